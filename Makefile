@@ -1,0 +1,45 @@
+# Every target makes what it needs: `make demo` and `make test` work in a bare clone.
+# Variables: PYTHON makes the environment; ARGS goes to pytest, as in `make test ARGS="-k gibbs"`.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+
+.PHONY: help demo test lint types docs doctest clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 18
+
+demo: $(VENV)/plot.installed ## train a restricted Boltzmann machine and plot it
+	$(PY) examples/demo.py
+
+test: $(VENV)/test.installed ## run the tests
+	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(PY) -m pytest -n 2 $(ARGS)
+
+lint: $(VENV)/test.installed ## check style and formatting
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(VENV)/test.installed ## check the types
+	$(PY) -m mypy
+
+docs: $(VENV)/docs.installed ## build the documentation, running every example
+	OMP_NUM_THREADS=1 $(PY) -m sphinx -W --keep-going -q docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+doctest: $(VENV)/test.installed ## run the examples of the docstrings
+	OMP_NUM_THREADS=1 $(PY) -m pytest --doctest-modules skebm $(ARGS)
+
+clean: ## remove what was built, but not the environment
+	rm -rf dist docs/_build docs/gallery docs/generated docs/sg_execution_times.rst
+	rm -rf .mypy_cache .pytest_cache .ruff_cache digits_rbm.png examples/digits_rbm.png
+
+$(PY):
+	@echo "--- creating $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp per extra: installs again only when the requirements have changed.
+$(VENV)/%.installed: pyproject.toml constraints.txt | $(PY)
+	@echo "--- installing skebm[$*] into $(VENV)"
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
+	@touch $@

@@ -1,0 +1,20 @@
+"""Energy-based models as scikit-learn estimators.
+
+One convention everywhere: p(x) = exp(-E(x)) / Z, so lower energy means more likely, and
+``score_samples`` is log p(x) in nats, higher = more likely.
+"""
+
+from skebm import base, energies, noise, objectives, partition, samplers
+from skebm.estimators import RBMEstimator
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "RBMEstimator",
+    "base",
+    "energies",
+    "noise",
+    "objectives",
+    "partition",
+    "samplers",
+]

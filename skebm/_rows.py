@@ -1,0 +1,161 @@
+"""Rows of a table as batches are cut from them, dense or sparse, on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from skebm.base import Batch
+
+
+class Rows(torch.utils.data.Dataset):
+    """Rows that batches are cut from: a tensor on the device, or CSR made dense by the batch.
+
+    Parameters
+    ----------
+    x : Tensor or CSR of shape (n, d)
+        A tensor on another device than `device` moves by the batch.
+    weight : Tensor of shape (n,) or None
+        Non-negative; scaled to mean 1.
+    convert : callable or None
+        Applied to the dense blocks of a CSR matrix.
+    """
+
+    def __init__(
+        self,
+        x: Tensor | sp.csr_array,
+        weight: Tensor | None = None,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        convert: Callable[[np.ndarray], np.ndarray] | None = None,
+    ):
+        self.x, self.convert, self.dtype, self.device = x, convert, dtype, device
+        self.weight = None if weight is None else (weight / weight.mean()).to(device, dtype)
+        self.n_columns = x.shape[1]
+
+    @classmethod
+    def of(
+        cls,
+        X: Any,
+        convert: Callable[[np.ndarray], np.ndarray],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        weight: np.ndarray | None = None,
+    ) -> Rows:
+        """Make rows of a validated array or CSR matrix, converted as dense blocks.
+
+        Dense data of more than a quarter of a GPU's free memory stay on the host.
+        """
+        w = None if weight is None else torch.as_tensor(weight)
+        if sp.issparse(X):
+            return cls(X.tocsr(), w, dtype=dtype, device=device, convert=convert)
+        x = torch.from_numpy(np.ascontiguousarray(convert(X))).to(dtype)
+        fits = True
+        if device.type == "cuda":
+            fits = x.numel() * x.element_size() <= torch.cuda.mem_get_info(device)[0] / 4
+        return cls(x.to(device) if fits else x, w, dtype=dtype, device=device)
+
+    def subset(self, index: Tensor) -> Rows:
+        """Rows of the given numbers, with their weights scaled anew."""
+        weight = None if self.weight is None else self.weight[index]
+        if weight is not None and not bool(weight.sum() > 0):
+            weight = None
+        kind = {"dtype": self.dtype, "device": self.device, "convert": self.convert}
+        if isinstance(self.x, Tensor):
+            return Rows(self.x[index.to(self.x.device)], weight, **kind)
+        return Rows(self.x[index.cpu().numpy()], weight, **kind)
+
+    def merged(self) -> Rows:
+        """Distinct rows weighted by how often they occur, where rows are short and binary."""
+        x = self.x
+        if not isinstance(x, Tensor) or x.shape[1] > 62 or not bool(((x == 0) | (x == 1)).all()):
+            return self
+        code = x.long() @ (1 << torch.arange(x.shape[1], device=x.device))
+        distinct, member = torch.unique(code, return_inverse=True)
+        first = torch.empty_like(distinct).scatter_(
+            0, member, torch.arange(len(x), device=x.device)
+        )
+        ones = torch.ones(len(x), dtype=torch.float64, device=x.device)
+        weight = ones if self.weight is None else self.weight.double()
+        total = torch.zeros(len(distinct), dtype=torch.float64, device=x.device)
+        total.index_add_(0, member, weight)
+        return Rows(x[first], total, dtype=self.dtype, device=self.device)
+
+    def __len__(self) -> int:
+        return self.x.shape[0]
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.block(index, index + 1)[0]
+
+    def _dense(self, X: Any) -> Tensor:
+        block = X.toarray() if self.convert is None else self.convert(X.toarray())
+        return torch.from_numpy(np.ascontiguousarray(block)).to(self.device, self.dtype)
+
+    def take(self, index: Tensor) -> Tensor:
+        """Rows of the given numbers, (len(index), d) on the device."""
+        x = self.x
+        if not isinstance(x, Tensor):
+            return self._dense(x[index.cpu().numpy()])
+        if x.device != self.device:
+            return x.index_select(0, index.to(x.device)).to(self.device)
+        return x.index_select(0, index)
+
+    def block(self, start: int, stop: int) -> Tensor:
+        """Rows number `start` to `stop - 1`."""
+        if isinstance(self.x, Tensor):
+            return self.x[start:stop].to(self.device)
+        return self._dense(self.x[start:stop])
+
+    def map(self, function: Callable[[Tensor], Tensor], size: int = 256) -> Tensor:
+        """Apply a row-wise function in zero-padded chunks of a fixed size, (n, ...) on the host.
+
+        The shape of a matrix product changes its rounding; a fixed one makes a row's result
+        independent of the rows beside it, bit for bit.
+        """
+        parts = []
+        with torch.no_grad():
+            for start in range(0, max(len(self), 1), size):
+                block = self.block(start, min(start + size, len(self)))
+                pad = block.new_zeros(size - len(block), self.n_columns)
+                parts.append(function(torch.cat([block, pad]))[: len(block)].cpu())
+        return torch.cat(parts)
+
+
+class Batches:
+    """Batches of device-resident rows, shuffled unless one batch holds them all."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        batch_size: int,
+        generator: torch.Generator | None,
+        subset: Tensor | None = None,
+    ):
+        self.rows, self.batch_size, self.generator = rows, batch_size, generator
+        self.subset = subset
+        self.n_rows = len(rows) if subset is None else len(subset)
+
+    def __len__(self) -> int:
+        return math.ceil(self.n_rows / self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        rows, n = self.rows, self.n_rows
+        if len(self) == 1 and self.subset is None:
+            yield Batch(rows.block(0, n), None, rows.weight)
+            return
+        order = torch.arange(n, device=rows.device)
+        if self.generator is not None:
+            order = torch.randperm(n, generator=self.generator, device=rows.device)
+        if self.subset is not None:
+            order = self.subset.to(rows.device)[order]
+        take, weight = rows.take, rows.weight
+        for index in order.split(self.batch_size):
+            yield Batch(take(index), None, None if weight is None else weight[index], index)

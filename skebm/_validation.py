@@ -1,0 +1,120 @@
+"""Input and randomness: arrays, frames and sparse matrices to tensors, seeds, devices.
+
+The only file that imports scikit-learn's private names; they give its exact error messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from sklearn.base import _fit_context as fit_context
+from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval, Options, StrOptions
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+__all__ = [
+    "Interval",
+    "MinMax",
+    "Options",
+    "StrOptions",
+    "check_is_fitted",
+    "check_random_state",
+    "check_weight",
+    "column_ranges",
+    "draw_seed",
+    "fit_context",
+    "resolve_device",
+    "threads",
+    "validate_data",
+]
+
+
+def draw_seed(random_state: Any) -> int:
+    """Turn a scikit-learn ``random_state`` into one integer seed."""
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+
+
+def resolve_device(device: str) -> torch.device:
+    """Turn ``"auto"`` or a device name into a device that is really there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+        torch.empty(0, device=resolved)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"device={device!r} cannot be used here ({reason}). "
+            'Pass device="auto", "cpu", or one that torch sees on this machine.'
+        ) from error
+    return resolved
+
+
+def check_weight(sample_weight: Any, X: Any) -> np.ndarray | None:
+    """Validate weights: finite, non-negative, not all zero; None stays None."""
+    if sample_weight is None:
+        return None
+    return _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+
+
+@contextlib.contextmanager
+def threads(work: float, at_least: float = 4e6) -> Iterator[None]:
+    """Use one thread where a step's multiplications are so few that a second one only hurts."""
+    before = torch.get_num_threads()
+    if work >= at_least or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class MinMax(NamedTuple):
+    """Scaling of the columns that leave [0, 1]: (x - low) / width on `columns`, then clipping."""
+
+    columns: np.ndarray
+    low: np.ndarray
+    width: np.ndarray
+
+    @classmethod
+    def fit(cls, low: np.ndarray, high: np.ndarray) -> MinMax:
+        """Take the columns of the given ranges that leave [0, 1]; a constant one maps to 0."""
+        columns = np.flatnonzero((low < 0) | (high > 1))
+        low, high = low[columns].astype(np.float64), high[columns].astype(np.float64)
+        with np.errstate(over="ignore"):
+            width = high - low
+        if not np.isfinite(width).all():
+            raise ValueError(
+                f"Columns {columns[~np.isfinite(width)].tolist()} span more than a float holds; "
+                "divide them by their largest absolute value first."
+            )
+        return cls(columns, low, np.where(width > 0, width, 1.0))
+
+    def apply(self, x: np.ndarray) -> np.ndarray:
+        """Scale and clip a dense block into [0, 1]; float64 in between."""
+        if len(self.columns):
+            x = x.copy()
+            x[:, self.columns] = (x[:, self.columns].astype(np.float64) - self.low) / self.width
+        return np.clip(x, 0, 1)
+
+    def invert(self, x: np.ndarray) -> np.ndarray:
+        """Go back to the units of the data."""
+        if len(self.columns):
+            x = x.copy()
+            x[:, self.columns] = x[:, self.columns] * self.width + self.low
+        return x
+
+
+def column_ranges(X: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Smallest and largest value of each column of an array or CSR matrix; NaN is passed over."""
+    if sp.issparse(X):
+        return X.min(axis=0).toarray().ravel(), X.max(axis=0).toarray().ravel()
+    # fmin and fmax pass over NaN without a warning for columns that hold nothing else.
+    return np.fmin.reduce(X, axis=0), np.fmax.reduce(X, axis=0)

@@ -1,0 +1,5 @@
+"""Energies: what E(x) is."""
+
+from skebm.energies.bipartite import BernoulliRBM, Moments, Tilted
+
+__all__ = ["BernoulliRBM", "Moments", "Tilted"]

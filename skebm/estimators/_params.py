@@ -1,0 +1,38 @@
+"""Hyper-parameters: ``net__`` names that live in one dict, and messages that say what to pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sklearn.base import BaseEstimator
+
+from skebm._engine import check_net_params
+
+
+class NetParams(BaseEstimator):
+    """Routes ``net__<name>`` to and from the dict ``net_params``, for clones and grid searches."""
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Get the parameters; with `deep` also those of the sampler and ``net__<name>``."""
+        params = super().get_params(deep)
+        net_params = params.get("net_params")
+        if deep and isinstance(net_params, dict):
+            params |= {f"net__{name}": value for name, value in net_params.items()}
+        return params
+
+    def set_params(self, **params: Any) -> Any:
+        """Set parameters by name, ``net__<name>`` and ``<object>__<name>`` included."""
+        net = {name[5:]: params.pop(name) for name in list(params) if name.startswith("net__")}
+        for name in params:
+            owner, _, rest = name.partition("__")
+            holder = params.get(owner, getattr(self, owner, None))
+            if rest and owner in self._get_param_names() and not hasattr(holder, "set_params"):
+                raise ValueError(
+                    f"{name} needs an object to be set on, but {owner}={holder!r}. "
+                    f"Pass one as {owner}= first."
+                )
+        super().set_params(**params)
+        if net:
+            check_net_params(net)
+            self.net_params = {**(self.net_params or {}), **net}
+        return self

@@ -1,0 +1,141 @@
+"""What ``"auto"`` means: the hyper-parameters of an RBM's training, resolved from the data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+
+from skebm._validation import Interval, Options, StrOptions
+from skebm.base import PartitionEstimator, Sampler
+
+# Enumerations up to this many terms (states times units of the other layer) are done every step.
+EXACT_LEARNING_COST = 1e7
+
+
+CONSTRAINTS: dict[str, list[Any]] = {
+    "n_components": [Interval(Integral, 1, None, closed="left")],
+    "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+    "batch_size": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+    "n_iter": [Interval(Integral, 0, None, closed="left"), StrOptions({"auto"})],
+    "verbose": ["verbose"],
+    "random_state": ["random_state"],
+    "learning": [StrOptions({"auto", "pcd", "cd", "exact"})],
+    "n_gibbs_steps": [Interval(Integral, 1, None, closed="left")],
+    "n_chains": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+    "centered": ["boolean"],
+    "learning_rate_decay": [StrOptions({"auto", "linear", "constant"})],
+    "momentum": [Interval(Real, 0, 1, closed="left")],
+    "l1": [Interval(Real, 0, None, closed="left")],
+    "l2": [Interval(Real, 0, None, closed="left")],
+    "sparsity_target": [Interval(Real, 0, 1, closed="neither"), None],
+    "sparsity_cost": [Interval(Real, 0, None, closed="left")],
+    "averaging": [Interval(Real, 0, 1, closed="left")],
+    "rescale": [StrOptions({"auto"}), Options(bool, {False})],
+    "early_stopping": ["boolean"],
+    "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
+    "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
+    "tol": [Interval(Real, 0, None, closed="left")],
+    "warm_start": ["boolean"],
+    "contamination": [Interval(Real, 0, 0.5, closed="right"), StrOptions({"auto"})],
+    "partition": [StrOptions({"auto"}), PartitionEstimator, None],
+    "sampler": [Sampler, None],
+    "max_restarts": [Interval(Integral, 0, None, closed="left")],
+    "device": [str],
+    "dtype": [StrOptions({"float32", "float64"})],
+    "net_params": [dict, None],
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Resolved hyper-parameters.
+
+    Attributes
+    ----------
+    learning : {"exact", "pcd", "cd"}
+    line_search : bool
+        Full-batch L-BFGS, where the likelihood is exact and nothing asks for steps of a given size.
+    learning_rate : float
+    batch_size, n_iter, n_chains : int
+    decay : bool
+        Whether the learning rate falls linearly to a hundredth.
+    """
+
+    learning: str
+    line_search: bool
+    learning_rate: float
+    batch_size: int
+    n_iter: int
+    n_chains: int
+    decay: bool
+
+    def net_kwargs(self, momentum: float) -> dict[str, Any]:
+        """Arguments of the engine."""
+        common = {"max_epochs": self.n_iter, "batch_size": self.batch_size}
+        if self.line_search:
+            return common | {
+                "optimizer": torch.optim.LBFGS,
+                "lr": 1.0,
+                "optimizer__max_iter": 1,
+                "optimizer__max_eval": 30,
+                "optimizer__history_size": 20,
+                "optimizer__tolerance_change": 0.0,
+                "optimizer__line_search_fn": "strong_wolfe",
+            }
+        sgd: dict[str, Any] = {"optimizer": torch.optim.SGD, "lr": self.learning_rate}
+        if momentum:
+            sgd["optimizer__momentum"] = momentum
+        return common | sgd | {"schedule": linear_decay if self.decay else None}
+
+
+def linear_decay(done: float) -> float:
+    """Factor of the learning rate after a fraction of the epochs: from 1 down to 0.01."""
+    return 1 - 0.99 * done
+
+
+def enumeration_cost(n_visible: int, n_hidden: int) -> float:
+    """States of the cheaper layer times units of the other."""
+    if min(n_visible, n_hidden) > 60:
+        return math.inf
+    return min(2.0**n_visible * n_hidden, 2.0**n_hidden * n_visible)
+
+
+def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> Settings:
+    """Resolve every ``"auto"`` of an estimator for a table of the given size.
+
+    An explicit learning rate, batch size or momentum asks for stochastic steps, also under the
+    exact rule; a stream (`partial_fit`) always takes them.
+    """
+    cost = enumeration_cost(n_visible, estimator.n_components)
+    learning = estimator.learning
+    if learning == "auto":
+        learning = "exact" if cost <= EXACT_LEARNING_COST else "pcd"
+    elif learning == "exact" and cost > EXACT_LEARNING_COST:
+        raise ValueError(
+            f'learning="exact" would visit {cost:.2g} terms at every step, more than '
+            f'{EXACT_LEARNING_COST:.0e}. Use learning="pcd", or fewer units.'
+        )
+    rate, size, n_iter = estimator.learning_rate, estimator.batch_size, estimator.n_iter
+    stochastic = rate != "auto" or size != "auto" or estimator.momentum or streaming
+    line_search = learning == "exact" and not stochastic
+    batch_size = size
+    if size == "auto":
+        batch_size = n_rows if line_search else 100
+    n_chains = batch_size if estimator.n_chains == "auto" else estimator.n_chains
+    if n_iter == "auto":
+        n_batches = math.ceil(n_rows / batch_size)
+        n_iter = 500 if line_search else min(200, max(10, math.ceil(10_000 / n_batches)))
+    decay = estimator.learning_rate_decay
+    return Settings(
+        learning=learning,
+        line_search=line_search,
+        learning_rate=0.05 if rate == "auto" else float(rate),
+        batch_size=batch_size,
+        n_iter=n_iter,
+        n_chains=n_chains,
+        decay=not streaming and (rate == "auto" if decay == "auto" else decay == "linear"),
+    )

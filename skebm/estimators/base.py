@@ -1,0 +1,383 @@
+"""The contract that every density estimator keeps, whatever its energy."""
+
+from __future__ import annotations
+
+import abc
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import DensityMixin, OutlierMixin
+from torch import Tensor
+
+from skebm._engine import EnergyNet, check_net_params
+from skebm._rows import Rows
+from skebm._validation import (
+    check_is_fitted,
+    check_random_state,
+    check_weight,
+    draw_seed,
+    fit_context,
+    resolve_device,
+    validate_data,
+)
+from skebm.base import Energy, LogPartition
+from skebm.estimators._params import NetParams
+
+# How many training rows are kept to start reverse annealing from.
+N_REFERENCE = 500
+
+
+class BaseEBM(OutlierMixin, DensityMixin, NetParams, abc.ABC):
+    """Density estimator made of an energy, an objective and the engine.
+
+    A subclass says how a table becomes rows of its domain (``_rows``), which energy and objective
+    are trained and how (``_new_net``, ``_initialise``), and how log Z is found
+    (``_estimate_log_partition``).
+    """
+
+    @abc.abstractmethod
+    def _rows(self, X: Any, *, weight: np.ndarray | None = None, reset: bool = False) -> Rows:
+        """Turn validated input into rows of the energy's domain; `reset` learns the scaling."""
+
+    @abc.abstractmethod
+    def _new_net(
+        self,
+        n_rows: int,
+        generator: torch.Generator,
+        *,
+        streaming: bool,
+        validation: Rows | None = None,
+    ) -> EnergyNet:
+        """Build an untrained net for a table of `n_rows`, or for a stream of them."""
+
+    @abc.abstractmethod
+    def _initialise(self, energy: Energy, rows: Rows) -> None:
+        """Set those initial parameters that the data tell."""
+
+    @abc.abstractmethod
+    def _estimate_log_partition(self) -> LogPartition:
+        """Compute log Z of the fitted energy."""
+
+    @abc.abstractmethod
+    def _proper_score(self, rows: Rows) -> Tensor:
+        """Proper scoring rule that needs no log Z, (n,), higher is better."""
+
+    # ---------------------------------------------------------------- fitting
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Fit the model to the rows of X.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            Training rows.
+        y : None
+            Not used; present by convention.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Non-negative weights; a row of weight 0 is as if it were not there.
+
+        Returns
+        -------
+        self : object
+        """
+        return self._fit(X, sample_weight, streaming=False)
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Make one pass over the rows of X, in mini-batches, going on from the present state.
+
+        Chains, offsets, momentum and the scaling of the columns persist between calls. The
+        threshold of `predict` becomes that of the rows given.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            Training rows, with the columns of the first call.
+        y : None
+            Not used; present by convention.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Non-negative weights.
+
+        Returns
+        -------
+        self : object
+        """
+        return self._fit(X, sample_weight, streaming=True)
+
+    def _fit(self, X: Any, sample_weight: Any, *, streaming: bool) -> Any:
+        check_net_params(self.net_params or {})
+        go_on = self.__sklearn_is_fitted__() and (streaming or self.warm_start)
+        X = self._validate(X, reset=not go_on, min_samples=1 if streaming else 2)
+        weight = check_weight(sample_weight, X)
+        if weight is not None:
+            X, weight = X[weight > 0], weight[weight > 0]
+        rows = self._rows(X, weight=weight, reset=not go_on)
+        if not go_on:
+            self.random_state_ = check_random_state(self.random_state)
+        net, train = (self.net_, rows) if go_on else (None, rows)
+        if net is None or not (streaming and net.streaming):
+            net, train = self._start(rows, net, streaming=streaming)
+        self.net_ = net.partial_fit(train)
+        net.report()
+        self._settle(rows)
+        return self
+
+    def _start(
+        self, rows: Rows, before: EnergyNet | None, *, streaming: bool
+    ) -> tuple[EnergyNet, Rows]:
+        """Build a net that goes on from another one, or starts at the data; and what it fits."""
+        generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
+        train, held_out = rows, None
+        if self.early_stopping and not streaming:
+            order = torch.randperm(len(rows), generator=generator, device=rows.device)
+            n_held = max(1, round(self.validation_fraction * len(rows)))
+            train, held_out = rows.subset(order[n_held:]), rows.subset(order[:n_held])
+        net = self._new_net(len(train), generator, streaming=streaming, validation=held_out)
+        net.initialize()
+        if before is None:
+            self._initialise(net.module_.energy, train)
+        else:
+            net.take_over(before)
+        return net, self._condense(train, net)
+
+    def _condense(self, rows: Rows, net: EnergyNet) -> Rows:
+        """Rows equivalent to those given but cheaper to train on; by default the same."""
+        return rows
+
+    def _settle(self, rows: Rows) -> None:
+        """Set what is learned besides the weights."""
+        self.history_ = self.net_.history.to_list()
+        self.n_iter_ = len(self.history_)
+        self.n_restarts_ = self.net_.n_restarts_
+        keep = torch.linspace(0, len(rows) - 1, min(len(rows), N_REFERENCE)).long()
+        self._reference = rows.take(keep.to(rows.device)).cpu().numpy()
+        share = 0.1 if self.contamination == "auto" else self.contamination
+        energy = rows.map(self.energy_).double().numpy()
+        weight = None if rows.weight is None else rows.weight.cpu().double().numpy()
+        self.threshold_ = _upper_quantile(energy, share, weight)
+        self._forget_log_partition()
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return "net_" in self.__dict__
+
+    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
+        return validate_data(
+            self,
+            X,
+            reset=reset,
+            dtype=[np.float64, np.float32],
+            accept_sparse="csr",
+            ensure_min_samples=min_samples,
+            **kwargs,
+        )
+
+    def _fitted_rows(self, X: Any) -> Rows:
+        check_is_fitted(self)
+        return self._rows(self._validate(X))
+
+    @property
+    def energy_(self) -> Energy:
+        """The trained energy, a torch module in ``eval`` mode."""
+        return self.net_.module_.energy.eval()
+
+    # ---------------------------------------------------------------- densities
+
+    def energy(self, X: Any) -> np.ndarray:
+        """Energy of each row, in nats: lower is more likely.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return self._fitted_rows(X).map(self.energy_).double().numpy()
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Log-likelihood of each row, log p(x) = -E(x) - log Z, in nats.
+
+        Exact when log Z is; with an estimated log Z off by the same unknown constant for all rows
+        (see `log_partition_bounds_`). With ``partition=None`` it is -E(x).
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        rows = self._fitted_rows(X)
+        self._warn_without_likelihood(rows)
+        return -rows.map(self.energy_).double().numpy() - self.log_partition_
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Mean log-likelihood of the rows in nats, by the largest credible log Z.
+
+        Exact when log Z is, pessimistic when it is estimated, so that a search never rewards bad
+        mixing. With ``partition=None`` a proper rule that needs no log Z.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+        y : None
+            Not used; present by convention.
+
+        Returns
+        -------
+        float
+        """
+        rows = self._fitted_rows(X)
+        if self.partition is None:
+            return float(self._proper_score(rows).double().mean())
+        self._warn_without_likelihood(rows)
+        mean = float(rows.map(self.energy_).double().mean())
+        return -mean - self._log_partition().pessimistic
+
+    def _warn_without_likelihood(self, rows: Rows) -> None:
+        """Warn where rows have an energy but no probability."""
+        inside = rows.map(self.energy_.domain.contains)
+        if not bool(inside.all()):
+            warnings.warn(
+                f"{int((~inside).sum())} of {len(rows)} rows are not binary. Taken as "
+                "probabilities, their value is a lower bound on the mean log-likelihood of their "
+                "random binarisations, not a likelihood of their own.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    # ---------------------------------------------------------------- log Z
+
+    def _forget_log_partition(self) -> None:
+        # A holder made in fit: filling it later leaves the estimator's __dict__ as it was.
+        self._holder: dict[str, LogPartition] = {}
+
+    def _log_partition(self) -> LogPartition:
+        check_is_fitted(self)
+        if self.partition is None:
+            nan = float("nan")
+            return LogPartition(0.0, nan, nan, nan, "heuristic", nan)
+        if "value" not in self._holder:
+            self._holder["value"] = self._estimate_log_partition()
+        return self._holder["value"]
+
+    @property
+    def log_partition_(self) -> float:
+        """log Z in nats, computed on first need; 0 with ``partition=None``."""
+        return self._log_partition().value
+
+    @property
+    def log_partition_std_(self) -> float:
+        """Standard error of `log_partition_`; 0 when exact."""
+        return self._log_partition().std_error
+
+    @property
+    def log_partition_bounds_(self) -> tuple[float, float]:
+        """Lower and upper end for log Z; `log_partition_kind_` says what they are worth."""
+        found = self._log_partition()
+        return found.lower, found.upper
+
+    @property
+    def log_partition_kind_(self) -> str:
+        """``"exact"``, ``"probabilistic"`` or ``"heuristic"``: the nature of the bounds."""
+        return self._log_partition().bound_kind
+
+    # ---------------------------------------------------------------- anomalies
+
+    @property
+    def offset_(self) -> float:
+        """Threshold of `predict` in the units of `score_samples`."""
+        return -self.threshold_ - self.log_partition_
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Log-likelihood above the threshold: negative for outliers. Needs no log Z.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        energy = self.energy(X)  # checks that the model is fitted
+        return self.threshold_ - energy
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Tell inliers (+1) from outliers (-1).
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return np.where(self.decision_function(X) >= 0, 1, -1)
+
+    # ---------------------------------------------------------------- persistence
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__().copy()
+        if "net_" in state:
+            # NumPy arrays instead of live torch objects: portable between devices and to skops.
+            state["net_"] = state["net_"].pack()
+            state["_skebm_version"] = _version()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        packed = state.pop("net_", None)
+        stored = state.pop("_skebm_version", None)
+        super().__setstate__(state)
+        if packed is None:
+            return
+        if stored != _version():
+            warnings.warn(
+                f"This model was stored by skebm {stored} and is loaded by {_version()}.",
+                UserWarning,
+                stacklevel=2,
+            )
+        generator = torch.Generator(self._device_at_hand())
+        self.net_ = self._new_net(packed["n_rows"], generator, streaming=packed["streaming"])
+        self.net_.initialize().unpack(packed)
+
+    def _device_at_hand(self) -> torch.device:
+        """The device asked for, or the CPU where a stored model finds it missing."""
+        try:
+            return resolve_device(self.device)
+        except ValueError:
+            warnings.warn(
+                f"device={self.device!r} is not available here; the model is loaded on the CPU.",
+                UserWarning,
+                stacklevel=3,
+            )
+            return torch.device("cpu")
+
+
+def _version() -> str:
+    try:
+        return version("skebm")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "unknown"
+
+
+def _upper_quantile(values: np.ndarray, share: float, weight: np.ndarray | None) -> float:
+    """Threshold with `share` of the weight above it, half-way between the values around it.
+
+    Repeating a row and doubling its weight give the same threshold.
+    """
+    order = np.argsort(-values, kind="stable")
+    values = values[order]
+    weight = np.ones(len(values)) if weight is None else weight[order]
+    above = np.cumsum(weight) <= share * weight.sum() * (1 + 1e-6)
+    k = int(above.sum())
+    if k == 0 or k == len(values):
+        return float(values[0])
+    return float((values[k - 1] + values[k]) / 2)

@@ -1,0 +1,477 @@
+"""Restricted Boltzmann machine as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
+from torch import Tensor
+
+from skebm._engine import EnergyNet
+from skebm._rows import Rows
+from skebm._validation import MinMax, check_is_fitted, column_ranges, resolve_device
+from skebm.base import Energy, LogPartition, Objective
+from skebm.energies import BernoulliRBM
+from skebm.estimators._rbm_methods import RBMMethods
+from skebm.estimators._rbm_settings import CONSTRAINTS, Settings, resolve
+from skebm.estimators.base import BaseEBM
+from skebm.noise import IndependentBernoulli
+from skebm.objectives import (
+    ContrastiveDivergence,
+    ContrastiveState,
+    ExactLikelihood,
+    Regulariser,
+    pseudo_log_likelihood,
+)
+from skebm.partition import AISBracket, Exact, log_z_cost
+from skebm.samplers import Gibbs
+
+
+class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RBMMethods, BaseEBM):
+    r"""Restricted Boltzmann machine with binary units: features, a density and anomaly scores.
+
+    .. math::
+        p(x) = \frac{1}{Z} \sum_h e^{-E(x, h)}, \qquad
+        E(x, h) = -b^\top x - c^\top h - h^\top W x .
+
+    A program written for :class:`sklearn.neural_network.BernoulliRBM` runs with the name changed;
+    a parameter given means what it means there. What is added: normalised log-likelihoods with an
+    error, exact learning where the states can be enumerated, centred gradients, sampling,
+    imputation, outlier labels, sample weights, a GPU.
+
+    Parameters
+    ----------
+    n_components : int, default=256
+        Number of hidden units, H.
+    learning_rate : float or "auto", default="auto"
+        Step size. ``"auto"``: 0.05 falling linearly to a hundredth of it; or, under the exact rule
+        with `batch_size` and `momentum` left alone, L-BFGS with a line search.
+    batch_size : int or "auto", default="auto"
+        Rows per step. ``"auto"``: 100, or all rows under L-BFGS.
+    n_iter : int or "auto", default="auto"
+        Passes over the data (L-BFGS iterations). ``"auto"``: 10,000 steps, but at least 10 and at
+        most 200 passes; up to 500 L-BFGS iterations, ended by `tol`.
+    verbose : int, default=0
+        1 shows a progress bar.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the weights, the shuffling and the chains; the global generators are not touched.
+    learning : {"auto", "pcd", "cd", "exact"}, default="auto"
+        Learning rule: persistent or restarted contrastive divergence, or the likelihood's own
+        gradient by enumeration, possible where states of the smaller layer times units of the
+        other are at most 1e7. ``"auto"`` is exact there and PCD elsewhere.
+    n_gibbs_steps : int, default=1
+        Gibbs steps of the chains for each batch (k of PCD-k and CD-k).
+    n_chains : int or "auto", default="auto"
+        Persistent chains; ``"auto"`` is the batch size.
+    centered : bool, default=True
+        Centre the units in the gradient of the stochastic rules. Same fixed points, better
+        conditioned, and the same for data with zeros and ones exchanged.
+    learning_rate_decay : {"auto", "linear", "constant"}, default="auto"
+        ``"auto"`` keeps a learning rate given as a number constant, as scikit-learn does.
+    momentum : float in [0, 1), default=0
+        Momentum of the stochastic rules.
+    l1, l2 : float, default=0
+        Penalties on the weights: l1 * sum of absolute values, l2 / 2 * sum of squares.
+    sparsity_target : float in (0, 1) or None, default=None
+        Mean activation that hidden units are pulled to; None for none.
+    sparsity_cost : float, default=0.1
+        Weight of that pull, a Kullback-Leibler divergence for each unit.
+    averaging : float in [0, 1), default=0
+        Decay per epoch of a moving average of the weights, which is what the model keeps; 0 keeps
+        the last weights.
+    rescale : {"auto", False}, default="auto"
+        What happens to columns that leave [0, 1] in `fit`: ``"auto"`` min-max scales them (the
+        scaling is stored, one warning names them, later values are clipped with a warning); False
+        raises.
+    early_stopping : bool, default=False
+        Stop when the score on held-out rows stagnates, and keep the best weights. The score is the
+        exact log-likelihood under the exact rule, the pseudo-likelihood otherwise.
+    validation_fraction : float in (0, 1), default=0.1
+        Share of the rows held out.
+    n_iter_no_change : int, default=10
+        Epochs without a gain of `tol` that end training (L-BFGS: also without early stopping).
+    tol : float, default=1e-4
+        Smallest gain, in nats, that counts.
+    warm_start : bool, default=False
+        Go on from the weights and chains of the previous `fit`.
+    contamination : float in (0, 0.5] or "auto", default="auto"
+        Share of the training rows that `predict` calls outliers; ``"auto"`` is 0.1.
+    partition : "auto", PartitionEstimator or None, default="auto"
+        How log Z is found, on first need. ``"auto"``: exactly where the enumeration has at most 1e9
+        terms, by :class:`skebm.partition.AISBracket` otherwise. None: not at all;
+        `score_samples` is then -F(x) and `score` the mean pseudo-likelihood.
+    sampler : Sampler or None, default=None
+        Kernel of the chains; None is :class:`skebm.samplers.Gibbs`.
+    max_restarts : int, default=10
+        How often a diverged training is rolled back, with half the learning rate, before
+        `FloatingPointError` is raised.
+    device : str, default="auto"
+        ``"auto"`` is a GPU where there is one.
+    dtype : {"float32", "float64"}, default="float32"
+        Precision of the computation; outputs of `transform` have that of X.
+    net_params : dict or None, default=None
+        Further arguments of the skorch net, also as ``net__<name>`` in `set_params` and searches:
+        optimizer, callbacks, train_split, ...
+
+    Attributes
+    ----------
+    components_ : ndarray of shape (n_components, n_features)
+        Weights W; read-only views, assign a whole array to change them. So are the biases.
+    intercept_hidden_, intercept_visible_ : ndarray of shape (n_components,) and (n_features,)
+        Biases c and b.
+    h_samples_ : ndarray of shape (n_chains, n_components)
+        Hidden units of the persistent chains.
+    log_partition_, log_partition_std_ : float
+        log Z in nats and its standard error, 0 when exact.
+    log_partition_bounds_ : tuple of float
+        Ends of the interval for log Z.
+    log_partition_kind_ : {"exact", "probabilistic", "heuristic"}
+        What the interval is worth.
+    offset_ : float
+        Threshold of `predict` in the units of `score_samples`.
+    history_ : list of dict
+        One for each epoch: losses, energy gap, reconstruction error, learning rate, seconds.
+    n_iter_, n_restarts_ : int
+        Epochs that ran, and roll-backs among them.
+    learning_, learning_rate_, batch_size_, n_chains_ : str, float, int, int
+        What ``"auto"`` became. `learning_rate_` is nan under L-BFGS.
+    scaling_ : MinMax
+        Columns that were scaled, their minima and widths.
+    sampler_, energy_, net_ : Sampler, BernoulliRBM, EnergyNet
+        The kernel, the energy as a torch module, and the skorch net.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
+
+    See Also
+    --------
+    sklearn.neural_network.BernoulliRBM : SML on one core, without a likelihood.
+
+    Notes
+    -----
+    Real values inside [0, 1] are taken as probabilities. They have a free energy but no
+    likelihood: F is concave, so `score_samples` of such a row is a lower bound on the mean
+    log-likelihood of its random binarisations.
+
+    References
+    ----------
+    Smolensky (1986), "Information processing in dynamical systems". Tieleman (2008), "Training
+    restricted Boltzmann machines using approximations to the likelihood gradient", ICML. Melchior,
+    Fischer and Wiskott (2016), "How to center deep Boltzmann machines", JMLR 17(99). Tomczak
+    (2022), "Deep Generative Modeling", section 6.5.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skebm import RBMEstimator
+    >>> X = np.array([[0, 0, 0], [0, 1, 1], [1, 0, 1], [1, 1, 1]])
+    >>> model = RBMEstimator(n_components=2, random_state=0).fit(X)
+    >>> model.transform(X).shape
+    (4, 2)
+    >>> bool(model.score(X) > -2.0)  # nats; the four rows alone would be -log 4 = -1.39
+    True
+    >>> model.sample(2, random_state=0).shape
+    (2, 3)
+    """
+
+    _parameter_constraints: dict = CONSTRAINTS
+
+    def __init__(
+        self,
+        n_components=256,
+        *,
+        learning_rate="auto",
+        batch_size="auto",
+        n_iter="auto",
+        verbose=0,
+        random_state=None,
+        learning="auto",
+        n_gibbs_steps=1,
+        n_chains="auto",
+        centered=True,
+        learning_rate_decay="auto",
+        momentum=0.0,
+        l1=0.0,
+        l2=0.0,
+        sparsity_target=None,
+        sparsity_cost=0.1,
+        averaging=0.0,
+        rescale="auto",
+        early_stopping=False,
+        validation_fraction=0.1,
+        n_iter_no_change=10,
+        tol=1e-4,
+        warm_start=False,
+        contamination="auto",
+        partition="auto",
+        sampler=None,
+        max_restarts=10,
+        device="auto",
+        dtype="float32",
+        net_params=None,
+    ):
+        self.n_components = n_components
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.n_iter = n_iter
+        self.verbose = verbose
+        self.random_state = random_state
+        self.learning = learning
+        self.n_gibbs_steps = n_gibbs_steps
+        self.n_chains = n_chains
+        self.centered = centered
+        self.learning_rate_decay = learning_rate_decay
+        self.momentum = momentum
+        self.l1 = l1
+        self.l2 = l2
+        self.sparsity_target = sparsity_target
+        self.sparsity_cost = sparsity_cost
+        self.averaging = averaging
+        self.rescale = rescale
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.tol = tol
+        self.warm_start = warm_start
+        self.contamination = contamination
+        self.partition = partition
+        self.sampler = sampler
+        self.max_restarts = max_restarts
+        self.device = device
+        self.dtype = dtype
+        self.net_params = net_params
+
+    # ---------------------------------------------------------------- hooks of the base class
+
+    def _rows(self, X: Any, *, weight: np.ndarray | None = None, reset: bool = False) -> Rows:
+        low, high = column_ranges(X)
+        if reset:
+            self.scaling_ = self._learn_scaling(low, high)
+        else:
+            self._warn_of_clipping(low, high)
+        return Rows.of(
+            X,
+            self.scaling_.apply,
+            dtype=getattr(torch, self.dtype),
+            device=self._device_at_hand() if not reset else resolve_device(self.device),
+            weight=weight,
+        )
+
+    def _learn_scaling(self, low: np.ndarray, high: np.ndarray) -> MinMax:
+        scaling = MinMax.fit(low, high)
+        if len(scaling.columns):
+            what = f"columns {self._names(scaling.columns)} leave [0, 1]"
+            if not self.rescale:
+                raise ValueError(
+                    f"X has {what}, and rescale=False. Binarise or scale them to [0, 1], or pass "
+                    'rescale="auto".'
+                )
+            warnings.warn(
+                f"RBMEstimator models values in [0, 1], but {what}: they are min-max scaled "
+                "(rescale=False raises instead).",
+                UserWarning,
+                stacklevel=2,
+            )
+        return scaling
+
+    def _warn_of_clipping(self, low: np.ndarray, high: np.ndarray) -> None:
+        floor, ceiling = np.zeros(len(low)), np.ones(len(low))
+        floor[self.scaling_.columns] = self.scaling_.low
+        ceiling[self.scaling_.columns] = self.scaling_.low + self.scaling_.width
+        slack = 1e-6 * (ceiling - floor)  # values stored in float32 are not outside
+        outside = np.flatnonzero((low < floor - slack) | (high > ceiling + slack))
+        if not len(outside):
+            return
+        what = f"columns {self._names(outside)} hold values outside the range of the training data"
+        if not self.rescale:
+            raise ValueError(f"X: {what} ([0, 1]), and rescale=False.")
+        warnings.warn(f"X: {what}; they are clipped to it.", UserWarning, stacklevel=2)
+
+    def _names(self, columns: np.ndarray) -> str:
+        """Names or numbers of columns for a message, the first ten."""
+        names = getattr(self, "feature_names_in_", None)
+        shown = [str(i) if names is None else repr(names[i]) for i in columns[:10].tolist()]
+        return ", ".join(shown) + (f" and {len(columns) - 10} more" if len(columns) > 10 else "")
+
+    def _new_net(
+        self,
+        n_rows: int,
+        generator: torch.Generator,
+        *,
+        streaming: bool,
+        validation: Rows | None = None,
+    ) -> EnergyNet:
+        settings = resolve(self, n_rows, self.n_features_in_, streaming=streaming)
+        self._settings = settings
+        self.sampler_ = Gibbs() if self.sampler is None else clone(self.sampler)
+        energy = BernoulliRBM(
+            self.n_features_in_,
+            self.n_components,
+            generator=generator,
+            dtype=getattr(torch, self.dtype),
+        )
+        stop_on = "valid_loss" if validation is not None else None
+        if settings.line_search and validation is None:
+            stop_on = "train_loss"
+        kwargs = settings.net_kwargs(self.momentum) | {
+            "device": generator.device,
+            "verbose": int(self.verbose),
+            **(self.net_params or {}),
+        }
+        return EnergyNet(
+            self._objective(energy, settings),
+            generator=generator,
+            averaging=0.0 if streaming else self.averaging,
+            max_restarts=self.max_restarts,
+            validation=validation,
+            stop_on=stop_on,
+            patience=self.n_iter_no_change,
+            tol=self.tol,
+            streaming=streaming,
+            n_rows=n_rows,
+            **kwargs,
+        )
+
+    def _objective(self, energy: BernoulliRBM, settings: Settings) -> Objective:
+        regulariser = Regulariser(self.l1, self.l2, self.sparsity_target, self.sparsity_cost)
+        if settings.learning == "exact":
+            centered = self.centered and not settings.line_search
+            return ExactLikelihood(energy, centered=centered, regulariser=regulariser)
+        return ContrastiveDivergence(
+            energy,
+            self.sampler_,
+            IndependentBernoulli(energy.visible_bias.detach()),
+            n_steps=self.n_gibbs_steps,
+            n_chains=settings.n_chains,
+            persistent=settings.learning == "pcd",
+            centered=self.centered,
+            regulariser=regulariser,
+        )
+
+    def _initialise(self, energy: Energy, rows: Rows) -> None:
+        """Visible biases at the log-odds of the data: the best model without hidden units."""
+        total = torch.zeros(rows.n_columns, dtype=torch.float64, device=rows.device)
+        for start in range(0, len(rows), 4096):
+            block = rows.block(start, start + 4096).double()
+            weight = None if rows.weight is None else rows.weight[start : start + 4096].double()
+            total += block.sum(0) if weight is None else weight @ block
+        marginals = IndependentBernoulli.of_counts(total, len(rows))
+        with torch.no_grad():
+            energy.visible_bias.copy_(marginals.logits)
+
+    def _condense(self, rows: Rows, net: EnergyNet) -> Rows:
+        """Merge duplicate rows where every step sees all of them."""
+        return rows.merged() if self._settings.line_search else rows
+
+    def _estimate_log_partition(self) -> LogPartition:
+        energy = self.energy_
+        method = self.partition
+        if method == "auto":
+            method = Exact() if log_z_cost(energy) <= Exact().max_cost else AISBracket()
+        like = energy.weight
+        x = torch.as_tensor(self._reference, dtype=like.dtype, device=like.device)
+        chain = self._chains()
+        if chain is not None:
+            x = torch.cat([x, chain])
+        x = (x > 0.5).to(x.dtype)
+        base = IndependentBernoulli.fit(x)
+        generator = torch.Generator(like.device).manual_seed(self.net_.seed_)
+        return clone(method).estimate(
+            energy, base=base, sampler=self.sampler_, x=x, generator=generator
+        )
+
+    def _chains(self) -> Tensor | None:
+        """Visible rows of the persistent chains, where there are any."""
+        state = self.net_.state_
+        if isinstance(state, ContrastiveState) and state.chain is not None:
+            return state.chain.x
+        return None
+
+    def _proper_score(self, rows: Rows) -> Tensor:
+        energy = self.energy_
+        return rows.map(lambda x: pseudo_log_likelihood(energy, x))
+
+    # ---------------------------------------------------------------- learned attributes
+
+    @property
+    def components_(self) -> np.ndarray:
+        """Weights W, (n_components, n_features)."""
+        return self._parameter("weight")
+
+    @components_.setter
+    def components_(self, value: Any) -> None:
+        self._set_parameter("weight", value)
+
+    @property
+    def intercept_hidden_(self) -> np.ndarray:
+        """Hidden biases c, (n_components,)."""
+        return self._parameter("hidden_bias")
+
+    @intercept_hidden_.setter
+    def intercept_hidden_(self, value: Any) -> None:
+        self._set_parameter("hidden_bias", value)
+
+    @property
+    def intercept_visible_(self) -> np.ndarray:
+        """Visible biases b, (n_features,)."""
+        return self._parameter("visible_bias")
+
+    @intercept_visible_.setter
+    def intercept_visible_(self, value: Any) -> None:
+        self._set_parameter("visible_bias", value)
+
+    @property
+    def h_samples_(self) -> np.ndarray:
+        """Hidden units of the persistent chains, (n_chains, n_components)."""
+        chain = self._chains()
+        if chain is None:
+            raise AttributeError("Only persistent chains (PCD) have h_samples_.")
+        return self.net_.state_.chain.aux.cpu().numpy()
+
+    def _parameter(self, name: str) -> np.ndarray:
+        if not self.__sklearn_is_fitted__():
+            raise AttributeError(f"{type(self).__name__} is not fitted: call fit first.")
+        value = getattr(self.energy_, name).detach().cpu().numpy()
+        value.flags.writeable = False
+        return value
+
+    def _set_parameter(self, name: str, value: Any) -> None:
+        check_is_fitted(self)
+        old = getattr(self.energy_, name)
+        new = torch.as_tensor(np.array(value), dtype=old.dtype, device=old.device)
+        if new.shape != old.shape:
+            raise ValueError(f"Expected an array of shape {tuple(old.shape)}, got {new.shape}.")
+        with torch.no_grad():
+            old.copy_(new)
+        self._forget_log_partition()
+
+    @property
+    def learning_(self) -> str:
+        """Learning rule that ``"auto"`` became."""
+        return self._settings.learning
+
+    @property
+    def learning_rate_(self) -> float:
+        """First learning rate; nan under L-BFGS."""
+        return float("nan") if self._settings.line_search else self._settings.learning_rate
+
+    @property
+    def batch_size_(self) -> int:
+        """Rows per step."""
+        return self._settings.batch_size
+
+    @property
+    def n_chains_(self) -> int:
+        """Persistent chains."""
+        return self._settings.n_chains
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.n_components
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags

@@ -1,0 +1,83 @@
+"""Tractable distributions: bases of energies and of annealing, starts of chains, NCE noise."""
+
+from __future__ import annotations
+
+import abc
+
+import torch
+from torch import Tensor
+
+from skebm.base import Binary, Domain
+
+
+class Noise(abc.ABC):
+    """A distribution that can be drawn from and whose log-probability is known exactly."""
+
+    domain: Domain
+
+    @abc.abstractmethod
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n independent rows."""
+
+    @abc.abstractmethod
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Normalised log-probability (density) of each row in nats, (n,); exact."""
+
+
+class IndependentBernoulli(Noise):
+    r"""Independent binary columns, :math:`q(x) = \prod_i \sigma(a_i)^{x_i} \sigma(-a_i)^{1-x_i}`.
+
+    Parameters
+    ----------
+    logits : Tensor of shape (d,)
+        Log-odds a of each column; zeros give the uniform distribution.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.noise import IndependentBernoulli
+    >>> q = IndependentBernoulli.fit(torch.tensor([[0.0, 1.0], [0.0, 0.0]]))
+    >>> q.mean
+    tensor([0.1667, 0.5000])
+    """
+
+    def __init__(self, logits: Tensor):
+        self.logits = logits
+        self.domain = Binary(tuple(logits.shape))
+
+    @classmethod
+    def fit(
+        cls, x: Tensor, weight: Tensor | None = None, pseudo_count: float = 1.0
+    ) -> IndependentBernoulli:
+        """Take the columns' means, each smoothed by `pseudo_count` rows of one half.
+
+        The smoothing keeps the log-odds of constant columns finite.
+        """
+        if weight is None:
+            return cls.of_counts(x.sum(0), x.shape[0], pseudo_count)
+        return cls.of_counts(weight @ x, float(weight.sum()), pseudo_count)
+
+    @classmethod
+    def of_counts(
+        cls, ones: Tensor, n_rows: float, pseudo_count: float = 1.0
+    ) -> IndependentBernoulli:
+        """Take the columns' sums over (a weight of) `n_rows` rows, smoothed as in :meth:`fit`."""
+        return cls(torch.logit((ones + pseudo_count / 2) / (n_rows + pseudo_count)))
+
+    @property
+    def mean(self) -> Tensor:
+        """Probability of a one in each column, (d,)."""
+        return self.logits.sigmoid()
+
+    @property
+    def log_normaliser(self) -> Tensor:
+        """log sum_x exp(a' x), a scalar."""
+        return torch.nn.functional.softplus(self.logits).sum()
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        a = self.logits
+        u = torch.rand(n, len(a), generator=generator, dtype=a.dtype, device=a.device)
+        return u.lt_(self.mean)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return x @ self.logits - self.log_normaliser

@@ -1,0 +1,15 @@
+"""Objectives: what is minimised."""
+
+from skebm.objectives.contrastive import ContrastiveDivergence, ContrastiveState
+from skebm.objectives.discrete import pseudo_log_likelihood
+from skebm.objectives.likelihood import ExactLikelihood
+from skebm.objectives.rbm_gradient import Offsets, Regulariser
+
+__all__ = [
+    "ContrastiveDivergence",
+    "ContrastiveState",
+    "ExactLikelihood",
+    "Offsets",
+    "Regulariser",
+    "pseudo_log_likelihood",
+]

@@ -1,0 +1,206 @@
+"""Contrastive objectives: push energy down at the data and up at samples of the model."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from skebm.base import Batch, ChainState, Loss, Objective, Sampler, weighted_mean
+from skebm.energies import BernoulliRBM
+from skebm.energies.bipartite import Bernoulli
+from skebm.noise import Noise
+from skebm.objectives.discrete import pseudo_log_likelihood
+from skebm.objectives.rbm_gradient import Offsets, Regulariser, write_gradient
+
+# No finite table supports log-odds of this size: a weight beyond it is a runaway.
+LARGEST_WEIGHT = 100.0
+
+
+class ContrastiveState(NamedTuple):
+    """Chains of the negative phase (None where they restart at the data) and running offsets."""
+
+    chain: ChainState | None
+    offsets: Offsets | None
+
+
+class ContrastiveDivergence(Objective):
+    r"""Contrastive divergence of a Bernoulli RBM, restarted at the data (CD) or persistent (PCD).
+
+    The likelihood's gradient is the mean of :math:`-\nabla F` over the data minus its mean over the
+    model; the latter is taken over chains advanced by `n_steps` of the sampler. Hidden means, not
+    samples, enter both phases. The estimate is biased: k-step CD by the distance of k steps from
+    the data to the model, PCD by how far the chains lag behind the parameters.
+
+    Parameters
+    ----------
+    energy : BernoulliRBM
+    sampler : Sampler
+        Kernel of the negative phase.
+    start_from : Noise
+        Where persistent chains start.
+    n_steps : int, default=1
+        Sampler steps for each batch, k.
+    n_chains : int, default=100
+        Number of persistent chains; unused by CD, whose chains are the rows of the batch.
+    persistent : bool, default=True
+        PCD if true, CD otherwise.
+    centered : bool, default=True
+        Centre visible and hidden units (a preconditioner: same fixed points).
+    offset_rate : float in [0, 1], default=0.01
+        Rate of the offsets' moving averages, per batch.
+    regulariser : Regulariser
+        Penalties.
+
+    References
+    ----------
+    Hinton (2002), "Training products of experts by minimizing contrastive divergence".
+    Tieleman (2008), "Training restricted Boltzmann machines using approximations to the likelihood
+    gradient". Melchior, Fischer and Wiskott (2016), JMLR 17(99).
+    """
+
+    energy: BernoulliRBM
+
+    def __init__(
+        self,
+        energy: BernoulliRBM,
+        sampler: Sampler,
+        start_from: Noise,
+        *,
+        n_steps: int = 1,
+        n_chains: int = 100,
+        persistent: bool = True,
+        centered: bool = True,
+        offset_rate: float = 0.01,
+        regulariser: Regulariser = Regulariser(),  # noqa: B008 - frozen
+    ):
+        super().__init__()
+        sampler.check(energy)
+        self.energy, self.sampler, self.start_from = energy, sampler, start_from
+        self.n_steps, self.n_chains, self.persistent = n_steps, n_chains, persistent
+        self.centered, self.offset_rate = centered, offset_rate
+        self.regulariser = regulariser
+
+    def start(self, x: Tensor, generator: torch.Generator) -> ContrastiveState:
+        """Chains drawn from the starting distribution, offsets at the means of the rows."""
+        chain = None
+        with torch.no_grad():
+            if self.persistent:
+                rows = self.start_from.sample(self.n_chains, generator)
+                chain = self.sampler.init(self.energy, rows)
+            if not self.centered:
+                return ContrastiveState(chain, None)
+            return ContrastiveState(chain, Offsets(x.mean(0), self.energy.hidden(x).mean.mean(0)))
+
+    def _negatives(self, x: Tensor, state: ContrastiveState, generator: Any) -> ChainState:
+        """Advance the chains by `n_steps`."""
+        chain = state.chain
+        if not self.persistent or chain is None:
+            chain = self.sampler.init(self.energy, x)
+        for _ in range(self.n_steps):
+            chain, _ = self.sampler.step(self.energy, chain, generator)
+        return chain
+
+    def forward(self, batch: Batch, state: ContrastiveState, generator: torch.Generator) -> Loss:
+        """Mean free energy of the data minus that of the chains, whose gradient is CD's."""
+        with torch.no_grad():
+            chain = self._negatives(batch.x, state, generator)
+        sign, share = _signs(batch, chain.x, self.persistent)
+        gap = -(sign @ self.energy(torch.cat([batch.x, chain.x])))
+        value = gap + self.regulariser.value(self.energy, batch.x, share)
+        return Loss(value, ContrastiveState(chain, state.offsets), {"energy_gap": gap.detach()})
+
+    def gradients(self, batch: Batch, state: ContrastiveState, generator: torch.Generator) -> Loss:
+        """Write the (centred) gradient from one matrix product over data and chains together."""
+        energy, x = self.energy, batch.x
+        chain = self._negatives(x, state, generator)
+        n = len(x)
+        rows = torch.cat([x, chain.x])  # (n + m, d)
+        h = energy.hidden(rows).mean  # (n + m, H)
+        sign, share = _signs(batch, chain.x, self.persistent)
+        offsets = state.offsets
+        if offsets is not None:
+            offsets = offsets.drift(x, h[:n], share, self.offset_rate)
+        weight = (h * sign[:, None]).t() @ rows
+        penalty = self.regulariser.gradient(energy.weight, x, h[:n], share)
+        write_gradient(energy, weight, sign @ rows, sign @ h, penalty, offsets)
+        if self.persistent:
+            # The hidden layer of the chains' next step is drawn from the means already at hand.
+            chain = chain._replace(aux=Bernoulli(h[n:]).sample(generator))
+        return Loss(None, ContrastiveState(chain if self.persistent else None, offsets))
+
+    def pack(self, state: ContrastiveState | None) -> dict[str, Tensor | None]:
+        """Chains with the hidden layer drawn for their next step, and offsets."""
+        chain, offsets = state or (None, None)
+        return {
+            "chain": chain.x if chain else None,
+            "hidden": chain.aux if chain else None,
+            "visible_offset": offsets.visible if offsets else None,
+            "hidden_offset": offsets.hidden if offsets else None,
+        }
+
+    def unpack(self, packed: dict[str, Tensor | None]) -> ContrastiveState | None:
+        """Rebuild the state; None, to start anew, where it is not one of this objective."""
+        x, mu, lam = packed["chain"], packed["visible_offset"], packed["hidden_offset"]
+        n_chains = 0 if x is None else len(x)
+        if n_chains != self.n_chains * self.persistent or (mu is None) == self.centered:
+            return None
+        chain = None if x is None else ChainState(x, aux=packed["hidden"])
+        return ContrastiveState(chain, None if mu is None or lam is None else Offsets(mu, lam))
+
+    @torch.no_grad()
+    def monitor(
+        self, batch: Batch, state: ContrastiveState, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Energy gap, squared reconstruction error, largest weight."""
+        energy, x = self.energy, batch.x
+        chain = state.chain if self.persistent else self._negatives(x, state, generator)
+        gap = energy(x).mean() - energy(chain.x).mean()
+        error = (x - energy.visible(energy.hidden(x).mean).mean).square().mean()
+        return {
+            "loss": gap,
+            "energy_gap": gap,
+            "reconstruction_error": error,
+            "largest_weight": energy.weight.abs().max(),
+        }
+
+    @torch.no_grad()
+    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+        """Minus the mean pseudo-log-likelihood: exact, deterministic, needs no log Z."""
+        return -weighted_mean(pseudo_log_likelihood(self.energy, batch.x), batch.weight)
+
+    def diverged(self, logs: dict[str, float]) -> str | None:
+        """Say when the data have become less likely than under a uniform distribution.
+
+        Samples of a discrete model have log p <= 0, so the mean log-likelihood of the data is at
+        most minus the energy gap: a gap above the logarithm of the number of states proves it.
+        """
+        limit = self.energy.domain.log_n_states + 1.0
+        if logs["energy_gap"] > limit:
+            return f"energy gap {logs['energy_gap']:.3g} above {limit:.3g} nats"
+        if logs["largest_weight"] > LARGEST_WEIGHT:
+            return f"largest weight {logs['largest_weight']:.3g}"
+        return super().diverged(logs)
+
+
+def _signs(batch: Batch, chain: Tensor, persistent: bool) -> tuple[Tensor, Tensor]:
+    """Signed weights of data and chain rows, whose sum over a statistic is model - data.
+
+    The n data rows count -weight / n (their negative, the share, is returned as well); persistent
+    chains share the batch's total weight, chains that started at the data have their row's.
+    """
+    if batch.weight is None:
+        return _plain_signs(len(batch.x), len(chain), chain.dtype, chain.device)
+    share = batch.weight / len(batch.x)
+    model = (share.sum() / len(chain)).expand(len(chain)) if persistent else share
+    return torch.cat([-share, model]), share
+
+
+@functools.lru_cache(maxsize=16)
+def _plain_signs(n: int, m: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Without weights they are the same for every batch of a size."""
+    sign = torch.full((n + m,), 1.0 / m, dtype=dtype, device=device)
+    sign[:n] = -1.0 / n
+    return sign, -sign[:n]

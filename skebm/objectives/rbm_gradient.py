@@ -1,0 +1,131 @@
+"""The gradient of a Bernoulli RBM written by hand: centring and penalties, shared by objectives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from skebm.energies import BernoulliRBM
+
+
+class Offsets(NamedTuple):
+    """Centres of the visible (d,) and hidden (H,) units, moving averages over the data."""
+
+    visible: Tensor
+    hidden: Tensor
+
+    def drift(self, x: Tensor, h: Tensor, pull: Tensor, rate: float) -> Offsets:
+        """Move towards the batch's weighted means; `pull` = weight / batch size, (n,)."""
+        return Offsets(
+            torch.addmv(self.visible, x.t(), pull, beta=1 - rate, alpha=rate),
+            torch.addmv(self.hidden, h.t(), pull, beta=1 - rate, alpha=rate),
+        )
+
+
+@dataclass(frozen=True)
+class Regulariser:
+    r"""Penalties added to the loss of an RBM.
+
+    .. math::
+        l_1 \lVert W \rVert_1 + \tfrac{l_2}{2} \lVert W \rVert^2
+        + \lambda \sum_j \mathrm{KL}(\rho \,\Vert\, \bar h_j)
+
+    with :math:`\bar h_j` the mean activation of hidden unit j over the batch.
+
+    Parameters
+    ----------
+    l1, l2 : float, default=0
+    sparsity_target : float in (0, 1) or None, default=None
+        :math:`\rho`; None switches the last term off.
+    sparsity_cost : float, default=0
+        :math:`\lambda`.
+
+    References
+    ----------
+    Hinton (2012), "A practical guide to training restricted Boltzmann machines", sections 10-11.
+    Lee, Ekanadham and Ng (2008), "Sparse deep belief net model for visual area V2".
+    """
+
+    l1: float = 0.0
+    l2: float = 0.0
+    sparsity_target: float | None = None
+    sparsity_cost: float = 0.0
+
+    def value(self, energy: BernoulliRBM, x: Tensor, share: Tensor) -> Tensor:
+        """Penalty, a differentiable scalar; `share` (n,) are the rows' weights, summing to 1."""
+        weight = energy.weight
+        value = self.l1 * weight.abs().sum() + 0.5 * self.l2 * weight.square().sum()
+        if self.sparsity_target is not None:
+            mean, target = _inside(share @ energy.hidden(x).mean), self.sparsity_target
+            entropy = torch.xlogy(torch.as_tensor(target), target) + torch.xlogy(
+                torch.as_tensor(1 - target), 1 - target
+            )
+            cross = target * mean.log() + (1 - target) * torch.log1p(-mean)
+            value = value + self.sparsity_cost * (entropy - cross).sum()
+        return value
+
+    def gradient(
+        self, weight: Tensor, x: Tensor, h: Tensor, share: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Gradient for the weights (H, d) and the hidden biases (H,), or None without penalties."""
+        if not (self.l1 or self.l2 or self.sparsity_target is not None):
+            return None
+        grad = self.l2 * weight + self.l1 * weight.sign()
+        if self.sparsity_target is None:
+            return grad, torch.zeros_like(grad[:, 0])
+        mean, target = _inside(share @ h), self.sparsity_target
+        slope = self.sparsity_cost * ((1 - target) / (1 - mean) - target / mean)  # (H,)
+        delta = share[:, None] * h * (1 - h) * slope  # (n, H): gradient of the hidden logits
+        return grad.addmm_(delta.t(), x), delta.sum(0)
+
+
+def _inside(p: Tensor) -> Tensor:
+    """Keep a mean activation off 0 and 1, where the Kullback-Leibler divergence is infinite."""
+    return p.clamp(1e-6, 1 - 1e-6)
+
+
+def write_gradient(
+    energy: BernoulliRBM,
+    weight: Tensor,
+    visible: Tensor,
+    hidden: Tensor,
+    penalty: tuple[Tensor, Tensor] | None,
+    offsets: Offsets | None,
+) -> None:
+    r"""Write ``.grad``, centred where there are offsets.
+
+    Centring is a linear map of the plain gradient :math:`(G, g_b, g_c)`, the one that gradient
+    descent on the parameters of :math:`(h - \lambda)^\top W (x - \mu)` induces:
+
+    .. math::
+        \tilde G = G - g_c \mu^\top - \lambda g_b^\top, \quad
+        \tilde g_b = g_b - \tilde G^\top \lambda, \quad \tilde g_c = g_c - \tilde G \mu.
+
+    Parameters
+    ----------
+    energy : BernoulliRBM
+    weight, visible, hidden : Tensor of shape (H, d), (d,) and (H,)
+        Plain gradient of the loss; overwritten.
+    penalty : tuple of Tensor or None
+        What :meth:`Regulariser.gradient` returned.
+    offsets : Offsets or None
+        None writes the plain gradient.
+
+    References
+    ----------
+    Melchior, Fischer and Wiskott (2016), "How to center deep Boltzmann machines", JMLR 17, alg. 1.
+    """
+    if penalty is not None:
+        weight += penalty[0]
+        hidden += penalty[1]
+    if offsets is not None:
+        left = torch.stack([hidden, offsets.hidden], 1)  # (H, 2)
+        weight.addmm_(left, torch.stack([offsets.visible, visible]), alpha=-1)
+        visible = torch.addmv(visible, weight.t(), offsets.hidden, alpha=-1)
+        hidden = torch.addmv(hidden, weight, offsets.visible, alpha=-1)
+    energy.weight.grad = weight.contiguous()  # L-BFGS flattens it
+    energy.visible_bias.grad = visible
+    energy.hidden_bias.grad = hidden

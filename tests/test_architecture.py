@@ -1,0 +1,288 @@
+"""The shape of the house: who may import whom, and how long a piece of code may be.
+
+Every rule is a function from sources ``{path in the package: source}`` to a list of violations. It
+parses, it imports nothing. Each is tested twice: skebm keeps it, and it catches who breaks it.
+"""
+
+import ast
+import graphlib
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = "skebm"
+ROOT = Path(__file__).parents[1] / PACKAGE
+
+# A module imports from rows above its own, and a folder within itself. The package's own
+# __init__.py stands below all rows: it may import everything, and nothing imports it.
+ROWS = (
+    ("domains",),  # L0, in the order in which its files build on each other
+    ("base",),
+    ("_validation",),
+    ("noise",),  # L1
+    ("energies", "samplers"),  # L2
+    ("objectives", "partition"),  # L3
+    ("_engine",),  # L4
+    ("estimators",),  # L5
+    ("metrics", "inspection"),  # L6
+)
+ROW = {name: number for number, names in enumerate(ROWS) for name in names}
+ROW[""] = len(ROWS)
+
+MAX_FILE_LINES = 400
+MAX_BODY_LINES = 45
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+# ------------------------------------------------------------------------------
+# Reading the sources
+# ------------------------------------------------------------------------------
+
+
+class Import(NamedTuple):
+    path: str  # file that imports
+    line: int
+    target: str  # absolute, with the imported name: "sklearn.base.clone"
+    module: str | None  # module of skebm that this is or comes from, if any
+    lazy: bool  # inside a function
+
+    def __str__(self):
+        return f"{self.path}:{self.line} imports {self.target}"
+
+
+def module_name(path):
+    """samplers/gibbs.py -> skebm.samplers.gibbs, samplers/__init__.py -> skebm.samplers."""
+    parts = (PACKAGE, *PurePosixPath(path).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def top_name(module):
+    """skebm.samplers.gibbs -> samplers, skebm -> ''."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+def targets(node, path):
+    """Absolute dotted names that an import statement asks for; none for another node."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    source = [node.module] if node.module else []
+    if node.level:
+        package = (PACKAGE, *PurePosixPath(path).parent.parts)
+        source = [*package[: len(package) - node.level + 1], *source]
+    return [".".join([*source, alias.name]) for alias in node.names]
+
+
+def imports(sources):
+    """Every name imported anywhere, under ``TYPE_CHECKING`` and inside functions too."""
+    modules = {module_name(path) for path in sources}
+
+    def module_of(target):  # "skebm.base.Energy" -> "skebm.base"
+        while target and target not in modules:
+            target = target.rpartition(".")[0]
+        return target or None
+
+    for path, source in sources.items():
+        tree = ast.parse(source)
+        functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+        lazy = {id(node) for function in functions for node in ast.walk(function)}
+        for node in ast.walk(tree):
+            for target in targets(node, path):
+                yield Import(path, node.lineno, target, module_of(target), id(node) in lazy)
+
+
+# ------------------------------------------------------------------------------
+# The rules
+# ------------------------------------------------------------------------------
+
+
+def layer_violations(sources):
+    unknown = [p for p in sources if top_name(module_name(p)) not in ROW]
+    found = [f"{path} belongs to no layer: give it a row in ROWS" for path in unknown]
+    for item in imports(sources):
+        if item.path in unknown or item.module is None:
+            continue
+        own, other = top_name(module_name(item.path)), top_name(item.module)
+        if other != own and ROW.get(other, -1) >= ROW[own]:
+            found.append(f"{item}, which is not in a layer above its own")
+    return found
+
+
+def import_cycles(sources):
+    graph = {module_name(path): set() for path in sources}
+    for item in imports(sources):
+        if item.module:
+            graph[module_name(item.path)].add(item.module)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return [" imports ".join(reversed(error.args[1]))]
+    return []
+
+
+def skorch_violations(sources):
+    found = [item for item in imports(sources) if item.target.split(".")[0] == "skorch"]
+    return [f"{item}, which only _engine.py may" for item in found if item.path != "_engine.py"]
+
+
+def private_sklearn_violations(sources):
+    def private(target):
+        library, *names = target.split(".")
+        return library == "sklearn" and any(
+            name.startswith("_") and not name.endswith("__") for name in names
+        )
+
+    found = [item for item in imports(sources) if private(item.target)]
+    return [
+        f"{item}, which only _validation.py may" for item in found if item.path != "_validation.py"
+    ]
+
+
+def matplotlib_violations(sources):
+    found = [item for item in imports(sources) if item.target.split(".")[0] == "matplotlib"]
+    return [f"{item}: move it into the function that plots" for item in found if not item.lazy]
+
+
+def body_lines(function):
+    """Lines from the first statement after the docstring to the last."""
+    body = function.body[ast.get_docstring(function) is not None :]
+    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
+
+
+def length_violations(sources):
+    found = []
+    for path, source in sources.items():
+        if (n := len(source.splitlines())) > MAX_FILE_LINES:
+            found.append(f"{path} has {n} lines, above {MAX_FILE_LINES}")
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, FUNCTIONS) and (n := body_lines(node)) > MAX_BODY_LINES:
+                found.append(
+                    f"{path}:{node.lineno} {node.name} has {n} lines, above {MAX_BODY_LINES}"
+                )
+    return found
+
+
+# ------------------------------------------------------------------------------
+# skebm keeps them
+# ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def package():
+    paths = sorted(ROOT.rglob("*.py"))
+    assert paths, f"no modules in {ROOT}"
+    return {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in paths}
+
+
+def test_imports_come_from_layers_above(package):
+    assert layer_violations(package) == []
+
+
+def test_imports_have_no_cycle(package):
+    assert import_cycles(package) == []
+
+
+def test_skorch_stays_in_the_engine(package):
+    assert skorch_violations(package) == []
+
+
+def test_private_sklearn_stays_in_validation(package):
+    assert private_sklearn_violations(package) == []
+
+
+def test_matplotlib_is_imported_when_plotting(package):
+    assert matplotlib_violations(package) == []
+
+
+def test_files_and_functions_are_short(package):
+    assert length_violations(package) == []
+
+
+# ------------------------------------------------------------------------------
+# They catch who breaks them, and nobody else
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("base.py", "from skebm._validation import check"),
+        ("noise.py", "from . import energies"),
+        ("noise.py", "def f():\n    import skebm.energies.rbm"),
+        ("samplers/gibbs.py", "from ..energies.rbm import BernoulliRBM"),
+        ("partition/exact.py", "from skebm import objectives"),
+        ("estimators/rbm.py", "from skebm import __version__"),
+        ("novel.py", ""),
+    ],
+)
+def test_a_wrong_layer_is_caught(path, source):
+    house = {
+        "__init__.py": "from skebm.energies import BernoulliRBM",
+        "_validation.py": "from skebm.base import Energy",
+        "base.py": "import torch",
+        "energies/__init__.py": "from .rbm import BernoulliRBM",
+        "energies/rbm.py": "from ..base import Energy\nfrom skebm import base, noise",
+        "noise.py": "",
+        "objectives/__init__.py": "",
+    }
+    assert layer_violations(house) == []
+    (violation,) = layer_violations(house | {path: source})
+    assert violation.startswith(path)
+
+
+def test_a_cycle_is_caught():
+    house = {
+        "samplers/__init__.py": "from skebm.samplers.gibbs import Gibbs",
+        "samplers/gibbs.py": "from .blocks import sweep",
+        "samplers/blocks.py": "import torch",
+    }
+    assert import_cycles(house) == []
+    (cycle,) = import_cycles(house | {"samplers/blocks.py": "def f():\n    from . import Gibbs"})
+    for name in ("skebm.samplers", "skebm.samplers.gibbs", "skebm.samplers.blocks"):
+        assert name in cycle.split(" imports ")
+
+
+def test_skorch_elsewhere_is_caught():
+    house = {
+        "_engine.py": "from skorch import NeuralNet",
+        "estimators/rbm.py": "import torch\ndef f():\n    import skorch.callbacks",
+    }
+    (violation,) = skorch_violations(house)
+    assert violation.startswith("estimators/rbm.py:3 imports skorch.callbacks")
+
+
+def test_a_private_sklearn_name_is_caught():
+    house = {
+        "_validation.py": "from sklearn.base import _fit_context",
+        "base.py": "from sklearn.base import BaseEstimator, _fit_context",
+        "noise.py": "import sklearn.utils._param_validation as p\nfrom sklearn import __version__",
+    }
+    assert [violation.split(", ")[0] for violation in private_sklearn_violations(house)] == [
+        "base.py:1 imports sklearn.base._fit_context",
+        "noise.py:1 imports sklearn.utils._param_validation",
+    ]
+
+
+def test_an_eager_matplotlib_is_caught():
+    house = {
+        "inspection.py": "class D:\n    def plot(self):\n        import matplotlib.pyplot as plt",
+        "metrics.py": "try:\n    from matplotlib import pyplot\nexcept ImportError:\n    pass",
+    }
+    (violation,) = matplotlib_violations(house)
+    assert violation.startswith("metrics.py:2 imports matplotlib.pyplot")
+
+
+def test_a_long_file_or_function_is_caught():
+    def function(n_lines):
+        return 'def f(x):\n    """One.\n\n    Two.\n    """\n' + "    x += 1\n" * n_lines
+
+    house = {"base.py": "x = 1\n" * MAX_FILE_LINES, "noise.py": function(MAX_BODY_LINES)}
+    assert length_violations(house) == []
+    house = {"base.py": "x = 1\n" * (MAX_FILE_LINES + 1), "noise.py": function(MAX_BODY_LINES + 1)}
+    assert length_violations(house) == [
+        f"base.py has {MAX_FILE_LINES + 1} lines, above {MAX_FILE_LINES}",
+        f"noise.py:1 f has {MAX_BODY_LINES + 1} lines, above {MAX_BODY_LINES}",
+    ]
