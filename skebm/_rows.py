@@ -68,7 +68,7 @@ class Rows(torch.utils.data.Dataset):
         weight = None if self.weight is None else self.weight[index]
         if weight is not None and not bool(weight.sum() > 0):
             weight = None
-        kind = {"dtype": self.dtype, "device": self.device, "convert": self.convert}
+        kind: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "convert": self.convert}
         if isinstance(self.x, Tensor):
             return Rows(self.x[index.to(self.x.device)], weight, **kind)
         return Rows(self.x[index.cpu().numpy()], weight, **kind)

@@ -20,6 +20,7 @@ ROWS = (
     ("domains",),  # L0, in the order in which its files build on each other
     ("base",),
     ("_validation",),
+    ("_rows", "_steps"),
     ("noise",),  # L1
     ("energies", "samplers"),  # L2
     ("objectives", "partition"),  # L3

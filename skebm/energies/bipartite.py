@@ -62,6 +62,9 @@ class BernoulliRBM(BipartiteEnergy):
     Tomczak (2022), "Deep Generative Modeling", eq. 6.37 (the free energy).
     """
 
+    domain: Binary
+    hidden_domain: Binary
+
     def __init__(
         self,
         n_visible: int,

@@ -12,6 +12,8 @@ from skebm._engine import check_net_params
 class NetParams(BaseEstimator):
     """Routes ``net__<name>`` to and from the dict ``net_params``, for clones and grid searches."""
 
+    net_params: dict[str, Any] | None
+
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Get the parameters; with `deep` also those of the sampler and ``net__<name>``."""
         params = super().get_params(deep)

@@ -128,12 +128,12 @@ def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> 
     n_chains = batch_size if estimator.n_chains == "auto" else estimator.n_chains
     if n_iter == "auto":
         n_batches = math.ceil(n_rows / batch_size)
-        n_iter = 500 if line_search else min(200, max(10, math.ceil(10_000 / n_batches)))
+        n_iter = 500 if line_search else min(500, max(10, math.ceil(10_000 / n_batches)))
     decay = estimator.learning_rate_decay
     return Settings(
         learning=learning,
         line_search=line_search,
-        learning_rate=0.05 if rate == "auto" else float(rate),
+        learning_rate=0.1 if rate == "auto" else float(rate),
         batch_size=batch_size,
         n_iter=n_iter,
         n_chains=n_chains,

@@ -23,7 +23,7 @@ from skebm._validation import (
     resolve_device,
     validate_data,
 )
-from skebm.base import Energy, LogPartition
+from skebm.base import LogPartition
 from skebm.estimators._params import NetParams
 
 # How many training rows are kept to start reverse annealing from.
@@ -37,6 +37,8 @@ class BaseEBM(OutlierMixin, DensityMixin, NetParams, abc.ABC):
     are trained and how (``_new_net``, ``_initialise``), and how log Z is found
     (``_estimate_log_partition``).
     """
+
+    net_: EnergyNet
 
     @abc.abstractmethod
     def _rows(self, X: Any, *, weight: np.ndarray | None = None, reset: bool = False) -> Rows:
@@ -54,7 +56,7 @@ class BaseEBM(OutlierMixin, DensityMixin, NetParams, abc.ABC):
         """Build an untrained net for a table of `n_rows`, or for a stream of them."""
 
     @abc.abstractmethod
-    def _initialise(self, energy: Energy, rows: Rows) -> None:
+    def _initialise(self, energy: Any, rows: Rows) -> None:
         """Set those initial parameters that the data tell."""
 
     @abc.abstractmethod
@@ -180,7 +182,7 @@ class BaseEBM(OutlierMixin, DensityMixin, NetParams, abc.ABC):
         return self._rows(self._validate(X))
 
     @property
-    def energy_(self) -> Energy:
+    def energy_(self) -> Any:
         """The trained energy, a torch module in ``eval`` mode."""
         return self.net_.module_.energy.eval()
 

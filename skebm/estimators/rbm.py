@@ -12,16 +12,16 @@ from torch import Tensor
 
 from skebm._engine import EnergyNet
 from skebm._rows import Rows
-from skebm._validation import MinMax, check_is_fitted, column_ranges, resolve_device
-from skebm.base import Energy, LogPartition, Objective
+from skebm._validation import MinMax, column_ranges, resolve_device
+from skebm.base import LogPartition, Objective
 from skebm.energies import BernoulliRBM
+from skebm.estimators._rbm_attributes import RBMAttributes
 from skebm.estimators._rbm_methods import RBMMethods
 from skebm.estimators._rbm_settings import CONSTRAINTS, Settings, resolve
 from skebm.estimators.base import BaseEBM
 from skebm.noise import IndependentBernoulli
 from skebm.objectives import (
     ContrastiveDivergence,
-    ContrastiveState,
     ExactLikelihood,
     Regulariser,
     pseudo_log_likelihood,
@@ -30,7 +30,9 @@ from skebm.partition import AISBracket, Exact, log_z_cost
 from skebm.samplers import Gibbs
 
 
-class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RBMMethods, BaseEBM):
+class RBMEstimator(
+    ClassNamePrefixFeaturesOutMixin, TransformerMixin, RBMAttributes, RBMMethods, BaseEBM
+):
     r"""Restricted Boltzmann machine with binary units: features, a density and anomaly scores.
 
     .. math::
@@ -47,13 +49,13 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RBMMethods
     n_components : int, default=256
         Number of hidden units, H.
     learning_rate : float or "auto", default="auto"
-        Step size. ``"auto"``: 0.05 falling linearly to a hundredth of it; or, under the exact rule
+        Step size. ``"auto"``: 0.1 falling linearly to a hundredth of it; or, under the exact rule
         with `batch_size` and `momentum` left alone, L-BFGS with a line search.
     batch_size : int or "auto", default="auto"
         Rows per step. ``"auto"``: 100, or all rows under L-BFGS.
     n_iter : int or "auto", default="auto"
         Passes over the data (L-BFGS iterations). ``"auto"``: 10,000 steps, but at least 10 and at
-        most 200 passes; up to 500 L-BFGS iterations, ended by `tol`.
+        most 500 passes; up to 500 L-BFGS iterations, ended by `tol`.
     verbose : int, default=0
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None
@@ -349,7 +351,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RBMMethods
             regulariser=regulariser,
         )
 
-    def _initialise(self, energy: Energy, rows: Rows) -> None:
+    def _initialise(self, energy: Any, rows: Rows) -> None:
         """Visible biases at the log-odds of the data: the best model without hidden units."""
         total = torch.zeros(rows.n_columns, dtype=torch.float64, device=rows.device)
         for start in range(0, len(rows), 4096):
@@ -365,7 +367,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RBMMethods
         return rows.merged() if self._settings.line_search else rows
 
     def _estimate_log_partition(self) -> LogPartition:
-        energy = self.energy_
+        energy: BernoulliRBM = self.energy_
         method = self.partition
         if method == "auto":
             method = Exact() if log_z_cost(energy) <= Exact().max_cost else AISBracket()
@@ -381,90 +383,9 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RBMMethods
             energy, base=base, sampler=self.sampler_, x=x, generator=generator
         )
 
-    def _chains(self) -> Tensor | None:
-        """Visible rows of the persistent chains, where there are any."""
-        state = self.net_.state_
-        if isinstance(state, ContrastiveState) and state.chain is not None:
-            return state.chain.x
-        return None
-
     def _proper_score(self, rows: Rows) -> Tensor:
         energy = self.energy_
         return rows.map(lambda x: pseudo_log_likelihood(energy, x))
-
-    # ---------------------------------------------------------------- learned attributes
-
-    @property
-    def components_(self) -> np.ndarray:
-        """Weights W, (n_components, n_features)."""
-        return self._parameter("weight")
-
-    @components_.setter
-    def components_(self, value: Any) -> None:
-        self._set_parameter("weight", value)
-
-    @property
-    def intercept_hidden_(self) -> np.ndarray:
-        """Hidden biases c, (n_components,)."""
-        return self._parameter("hidden_bias")
-
-    @intercept_hidden_.setter
-    def intercept_hidden_(self, value: Any) -> None:
-        self._set_parameter("hidden_bias", value)
-
-    @property
-    def intercept_visible_(self) -> np.ndarray:
-        """Visible biases b, (n_features,)."""
-        return self._parameter("visible_bias")
-
-    @intercept_visible_.setter
-    def intercept_visible_(self, value: Any) -> None:
-        self._set_parameter("visible_bias", value)
-
-    @property
-    def h_samples_(self) -> np.ndarray:
-        """Hidden units of the persistent chains, (n_chains, n_components)."""
-        chain = self._chains()
-        if chain is None:
-            raise AttributeError("Only persistent chains (PCD) have h_samples_.")
-        return self.net_.state_.chain.aux.cpu().numpy()
-
-    def _parameter(self, name: str) -> np.ndarray:
-        if not self.__sklearn_is_fitted__():
-            raise AttributeError(f"{type(self).__name__} is not fitted: call fit first.")
-        value = getattr(self.energy_, name).detach().cpu().numpy()
-        value.flags.writeable = False
-        return value
-
-    def _set_parameter(self, name: str, value: Any) -> None:
-        check_is_fitted(self)
-        old = getattr(self.energy_, name)
-        new = torch.as_tensor(np.array(value), dtype=old.dtype, device=old.device)
-        if new.shape != old.shape:
-            raise ValueError(f"Expected an array of shape {tuple(old.shape)}, got {new.shape}.")
-        with torch.no_grad():
-            old.copy_(new)
-        self._forget_log_partition()
-
-    @property
-    def learning_(self) -> str:
-        """Learning rule that ``"auto"`` became."""
-        return self._settings.learning
-
-    @property
-    def learning_rate_(self) -> float:
-        """First learning rate; nan under L-BFGS."""
-        return float("nan") if self._settings.line_search else self._settings.learning_rate
-
-    @property
-    def batch_size_(self) -> int:
-        """Rows per step."""
-        return self._settings.batch_size
-
-    @property
-    def n_chains_(self) -> int:
-        """Persistent chains."""
-        return self._settings.n_chains
 
     @property
     def _n_features_out(self) -> int:

@@ -13,10 +13,7 @@ from skebm.energies import BernoulliRBM
 from skebm.energies.bipartite import Bernoulli
 from skebm.noise import Noise
 from skebm.objectives.discrete import pseudo_log_likelihood
-from skebm.objectives.rbm_gradient import Offsets, Regulariser, write_gradient
-
-# No finite table supports log-odds of this size: a weight beyond it is a runaway.
-LARGEST_WEIGHT = 100.0
+from skebm.objectives.rbm_gradient import Offsets, Regulariser, runaway, write_gradient
 
 
 class ContrastiveState(NamedTuple):
@@ -96,11 +93,11 @@ class ContrastiveDivergence(Objective):
 
     def _negatives(self, x: Tensor, state: ContrastiveState, generator: Any) -> ChainState:
         """Advance the chains by `n_steps`."""
-        chain = state.chain
-        if not self.persistent or chain is None:
-            chain = self.sampler.init(self.energy, x)
+        chain, energy, step = state.chain, self.energy, self.sampler.step
+        if chain is None:
+            chain = self.sampler.init(energy, x)
         for _ in range(self.n_steps):
-            chain, _ = self.sampler.step(self.energy, chain, generator)
+            chain, _ = step(energy, chain, generator)
         return chain
 
     def forward(self, batch: Batch, state: ContrastiveState, generator: torch.Generator) -> Loss:
@@ -114,18 +111,20 @@ class ContrastiveDivergence(Objective):
 
     def gradients(self, batch: Batch, state: ContrastiveState, generator: torch.Generator) -> Loss:
         """Write the (centred) gradient from one matrix product over data and chains together."""
-        energy, x = self.energy, batch.x
+        energy, x, offsets = self.energy, batch.x, state.offsets
         chain = self._negatives(x, state, generator)
-        n = len(x)
+        n = x.shape[0]
         rows = torch.cat([x, chain.x])  # (n + m, d)
         h = energy.hidden(rows).mean  # (n + m, H)
         sign, share = _signs(batch, chain.x, self.persistent)
-        offsets = state.offsets
-        if offsets is not None:
+        if offsets is None:
+            weight = (h * sign[:, None]).t() @ rows
+        else:
             offsets = offsets.drift(x, h[:n], share, self.offset_rate)
-        weight = (h * sign[:, None]).t() @ rows
+            # Centred products: cheaper than centring their sum, and no cancellation.
+            weight = ((h - offsets.hidden) * sign[:, None]).t() @ (rows - offsets.visible)
         penalty = self.regulariser.gradient(energy.weight, x, h[:n], share)
-        write_gradient(energy, weight, sign @ rows, sign @ h, penalty, offsets)
+        write_gradient(energy, weight, sign @ rows, sign @ h, offsets, penalty)
         if self.persistent:
             # The hidden layer of the chains' next step is drawn from the means already at hand.
             chain = chain._replace(aux=Bernoulli(h[n:]).sample(generator))
@@ -156,8 +155,9 @@ class ContrastiveDivergence(Objective):
     ) -> dict[str, Tensor]:
         """Energy gap, squared reconstruction error, largest weight."""
         energy, x = self.energy, batch.x
-        chain = state.chain if self.persistent else self._negatives(x, state, generator)
-        gap = energy(x).mean() - energy(chain.x).mean()
+        chain = state.chain or self._negatives(x, state, generator)
+        level = energy(torch.cat([x, chain.x]))
+        gap = level[: len(x)].mean() - level[len(x) :].mean()
         error = (x - energy.visible(energy.hidden(x).mean).mean).square().mean()
         return {
             "loss": gap,
@@ -172,17 +172,8 @@ class ContrastiveDivergence(Objective):
         return -weighted_mean(pseudo_log_likelihood(self.energy, batch.x), batch.weight)
 
     def diverged(self, logs: dict[str, float]) -> str | None:
-        """Say when the data have become less likely than under a uniform distribution.
-
-        Samples of a discrete model have log p <= 0, so the mean log-likelihood of the data is at
-        most minus the energy gap: a gap above the logarithm of the number of states proves it.
-        """
-        limit = self.energy.domain.log_n_states + 1.0
-        if logs["energy_gap"] > limit:
-            return f"energy gap {logs['energy_gap']:.3g} above {limit:.3g} nats"
-        if logs["largest_weight"] > LARGEST_WEIGHT:
-            return f"largest weight {logs['largest_weight']:.3g}"
-        return super().diverged(logs)
+        """Judge by the energy gap, the largest weight and the size of a step."""
+        return runaway(logs, self.energy.domain, "energy_gap") or super().diverged(logs)
 
 
 def _signs(batch: Batch, chain: Tensor, persistent: bool) -> tuple[Tensor, Tensor]:
@@ -192,7 +183,8 @@ def _signs(batch: Batch, chain: Tensor, persistent: bool) -> tuple[Tensor, Tenso
     chains share the batch's total weight, chains that started at the data have their row's.
     """
     if batch.weight is None:
-        return _plain_signs(len(batch.x), len(chain), chain.dtype, chain.device)
+        # shape[0], not len(): a microsecond each, twenty times as slow.
+        return _plain_signs(batch.x.shape[0], chain.shape[0], chain.dtype, chain.device)
     share = batch.weight / len(batch.x)
     model = (share.sum() / len(chain)).expand(len(chain)) if persistent else share
     return torch.cat([-share, model]), share

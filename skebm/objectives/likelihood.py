@@ -9,8 +9,7 @@ from torch import Tensor
 
 from skebm.base import Batch, Loss, Objective, weighted_mean
 from skebm.energies import BernoulliRBM, Moments
-from skebm.objectives.contrastive import LARGEST_WEIGHT
-from skebm.objectives.rbm_gradient import Offsets, Regulariser, write_gradient
+from skebm.objectives.rbm_gradient import Offsets, Regulariser, center, runaway, write_gradient
 
 
 class LikelihoodState(NamedTuple):
@@ -94,7 +93,8 @@ class ExactLikelihood(Objective):
         weight = total * model.hx - (h * share[:, None]).t() @ x
         visible, hidden = total * model.x - share @ x, total * model.h - share @ h
         penalty = self.regulariser.gradient(energy.weight, x, h, share)
-        write_gradient(energy, weight, visible, hidden, penalty, offsets)
+        weight = center(weight, visible, hidden, offsets)
+        write_gradient(energy, weight, visible, hidden, offsets, penalty)
         return Loss(self._value(batch, model), LikelihoodState(offsets))
 
     def pack(self, state: LikelihoodState | None) -> dict[str, Tensor | None]:
@@ -124,13 +124,8 @@ class ExactLikelihood(Objective):
         return weighted_mean(self.energy(batch.x), batch.weight) + self._moments().log_z
 
     def diverged(self, logs: dict[str, float]) -> str | None:
-        """Say when the data have become less likely than under a uniform distribution."""
-        limit = self.energy.domain.log_n_states + 1.0
-        if logs["loss"] > limit:
-            return f"negative log-likelihood {logs['loss']:.3g} above {limit:.3g} nats"
-        if logs["largest_weight"] > LARGEST_WEIGHT:
-            return f"largest weight {logs['largest_weight']:.3g}"
-        return super().diverged(logs)
+        """Judge by the likelihood, the largest weight and the size of a step."""
+        return runaway(logs, self.energy.domain, "loss") or super().diverged(logs)
 
 
 def _share(batch: Batch) -> Tensor:

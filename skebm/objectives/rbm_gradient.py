@@ -8,7 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from skebm.base import Binary
 from skebm.energies import BernoulliRBM
+
+# No finite table supports log-odds of this size: a weight beyond it is a runaway.
+LARGEST_WEIGHT = 100.0
 
 
 class Offsets(NamedTuple):
@@ -87,45 +91,75 @@ def _inside(p: Tensor) -> Tensor:
     return p.clamp(1e-6, 1 - 1e-6)
 
 
+def center(weight: Tensor, visible: Tensor, hidden: Tensor, offsets: Offsets | None) -> Tensor:
+    r"""Turn a plain gradient for the weights, in place, into that of the centred weights.
+
+    :math:`\tilde G = G - g_c \mu^\top - \lambda g_b^\top`: what gradient descent on
+    :math:`(h - \lambda)^\top W (x - \mu)` induces. The same comes out of centred products.
+    """
+    if offsets is None:
+        return weight
+    left = torch.stack([hidden, offsets.hidden], 1)  # (H, 2)
+    return weight.addmm_(left, torch.stack([offsets.visible, visible]), alpha=-1)
+
+
 def write_gradient(
     energy: BernoulliRBM,
     weight: Tensor,
     visible: Tensor,
     hidden: Tensor,
-    penalty: tuple[Tensor, Tensor] | None,
     offsets: Offsets | None,
+    penalty: tuple[Tensor, Tensor] | None,
 ) -> None:
     r"""Write ``.grad``, centred where there are offsets.
 
-    Centring is a linear map of the plain gradient :math:`(G, g_b, g_c)`, the one that gradient
-    descent on the parameters of :math:`(h - \lambda)^\top W (x - \mu)` induces:
-
-    .. math::
-        \tilde G = G - g_c \mu^\top - \lambda g_b^\top, \quad
-        \tilde g_b = g_b - \tilde G^\top \lambda, \quad \tilde g_c = g_c - \tilde G \mu.
+    The biases follow the reparametrisation: :math:`\tilde g_b = g_b - \tilde G^\top \lambda` and
+    :math:`\tilde g_c = g_c - \tilde G \mu`.
 
     Parameters
     ----------
     energy : BernoulliRBM
-    weight, visible, hidden : Tensor of shape (H, d), (d,) and (H,)
-        Plain gradient of the loss; overwritten.
-    penalty : tuple of Tensor or None
-        What :meth:`Regulariser.gradient` returned.
+    weight : Tensor of shape (H, d)
+        Gradient for the weights, already centred; overwritten.
+    visible, hidden : Tensor of shape (d,) and (H,)
+        Plain gradients for the biases; overwritten.
     offsets : Offsets or None
         None writes the plain gradient.
+    penalty : tuple of Tensor or None
+        What :meth:`Regulariser.gradient` returned.
 
     References
     ----------
     Melchior, Fischer and Wiskott (2016), "How to center deep Boltzmann machines", JMLR 17, alg. 1.
     """
     if penalty is not None:
-        weight += penalty[0]
+        weight += center(penalty[0], torch.zeros_like(visible), penalty[1], offsets)
         hidden += penalty[1]
     if offsets is not None:
-        left = torch.stack([hidden, offsets.hidden], 1)  # (H, 2)
-        weight.addmm_(left, torch.stack([offsets.visible, visible]), alpha=-1)
         visible = torch.addmv(visible, weight.t(), offsets.hidden, alpha=-1)
         hidden = torch.addmv(hidden, weight, offsets.visible, alpha=-1)
     energy.weight.grad = weight.contiguous()  # L-BFGS flattens it
     energy.visible_bias.grad = visible
     energy.hidden_bias.grad = hidden
+
+
+def runaway(logs: dict[str, float], domain: Binary, loss: str) -> str | None:
+    """Why the training of a binary model has run away, or None.
+
+    Three signs. `loss`, the energy gap or the negative log-likelihood, above the logarithm of the
+    number of states: samples have log p <= 0, so the data are then less likely than under a
+    uniform distribution. A weight that no finite table supports. A single step that changes the
+    energies of rows against each other so much that chains cannot follow: on digits and MNIST
+    likelihoods fell below those of independent columns from 4 % of that logarithm on.
+    """
+    uniform = domain.log_n_states
+    if logs[loss] > uniform + 1:
+        name = loss.replace("_", " ")
+        return f"{name} {logs[loss]:.3g} nats, worse than a uniform distribution"
+    if logs["largest_weight"] > LARGEST_WEIGHT:
+        return f"largest weight {logs['largest_weight']:.3g}"
+    limit = max(1.0, 0.04 * uniform)
+    change = logs.get("energy_change", 0.0)
+    if change > limit:
+        return f"one step changed the rows' energies by {change:.3g} nats, more than {limit:.3g}"
+    return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -50,14 +52,13 @@ class Gibbs(Sampler):
 
     def step(
         self,
-        energy: Energy,
+        energy: Any,
         state: ChainState,
         generator: torch.Generator,
         beta: float = 1.0,
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
         """Draw h given x, then x given h."""
-        assert isinstance(energy, BipartiteEnergy)
         h = state.aux
         if h is None:
             h = energy.hidden(state.x, beta).sample(generator)

