@@ -26,28 +26,6 @@ CHECK_EVERY = 500
 # Rows whose energies tell how far a step goes.
 N_PROBE = 20
 
-NET_PARAMS = (
-    "optimizer",
-    "lr",
-    "max_epochs",
-    "batch_size",
-    "train_split",
-    "callbacks",
-    "verbose",
-)
-NET_PREFIXES = ("optimizer__", "callbacks__")
-
-
-def check_net_params(params: dict[str, Any]) -> None:
-    """Raise `ValueError` for a name that no net takes, with those it takes."""
-    for name in params:
-        if name not in NET_PARAMS and not name.startswith(NET_PREFIXES):
-            raise ValueError(
-                f"net_params has no {name!r}. It takes {', '.join(NET_PARAMS)}, and what starts "
-                f"with {' or '.join(NET_PREFIXES)}; the module, its loss, the batches and the "
-                "device are the estimator's own."
-            )
-
 
 class NoCriterion(nn.Module):
     """skorch wants a criterion; here the module is the loss."""
@@ -348,28 +326,37 @@ class EnergyNet(NeuralNet):
 
     def report(self) -> None:
         """Say in one warning each that training was rolled back or interrupted."""
+        notes = []
         if self.n_restarts_:
-            warnings.warn(
+            notes.append(
                 f"Training diverged and was rolled back {self.n_restarts_} times (first at "
-                f"{self.first_divergence_}); it went on with the learning rate multiplied by "
-                f"{self.lr_scale_:.3g}. Set learning_rate to about "
-                f"{self.lr * self.lr_scale_:.2g}.",
-                ConvergenceWarning,
-                stacklevel=4,
+                f"{self.first_divergence_}). Set learning_rate to about "
+                f"{self.lr * self.lr_scale_:.2g}, where it ended."
             )
         if self.interrupted_:
-            warnings.warn(
-                f"Training was interrupted in epoch {len(self.history)}; the model "
-                "keeps what it had learned until then and is usable.",
-                ConvergenceWarning,
-                stacklevel=4,
+            notes.append(
+                f"Training was interrupted in epoch {len(self.history)}; the model keeps what it "
+                "had learned until then and is usable."
             )
+        for note in notes:
+            warnings.warn(note, ConvergenceWarning, stacklevel=4)
 
     # ---------------------------------------------------------------- persistence
 
+    def fits(self, rows: Rows) -> bool:
+        """Whether rows are of this net's device and precision."""
+        like = next(self.module_.parameters())
+        return (like.device, like.dtype) == (rows.device, rows.dtype)
+
     def take_over(self, before: EnergyNet) -> None:
         """Go on from the weights of another net, and from its chains where they fit."""
-        self.module_.load_state_dict(before.module_.state_dict())
+        try:
+            self.module_.load_state_dict(before.module_.state_dict())
+        except RuntimeError as error:
+            raise ValueError(
+                "The previous weights have another shape: a warm start and partial_fit need the "
+                "architecture of the fit they go on from. Clone the estimator to start anew."
+            ) from error
         if type(before.module_) is type(self.module_):
             self.run_.state = self.module_.unpack(before.module_.pack(before.state_))
 

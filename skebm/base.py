@@ -250,8 +250,10 @@ class Batch(NamedTuple):
 
 
 def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean of (n,) values under non-negative weights."""
-    return values.mean() if weight is None else (weight @ values) / weight.sum()
+    """Mean of (n,) values under non-negative weights; 0 where all weights are."""
+    if weight is None:
+        return values.mean()
+    return (weight @ values) / weight.sum().clamp_min(torch.finfo(values.dtype).tiny)
 
 
 class Loss(NamedTuple):

@@ -52,15 +52,15 @@ class Domain(abc.ABC):
         return math.prod(self.row_shape)
 
     @property
+    @abc.abstractmethod
     def n_states(self) -> float:
-        """Number of states, ``inf`` for a continuous domain (or one beyond a float's range)."""
-        return math.exp(self.log_n_states) if self.log_n_states < 700 else math.inf
+        """Number of states, ``inf`` for a continuous domain or beyond a float's range."""
 
     def enumerate(
         self, chunk: int = 65536, *, dtype: torch.dtype = torch.float64, device: Any = "cpu"
     ) -> Iterator[Tensor]:
         """Yield all states in chunks of rows."""
-        total = round(self.n_states) if self.log_n_states < 62 * math.log(2) else None
+        total = round(self.n_states) if self.n_states < 2**62 else None
         if total is None:
             raise ValueError(f"{self} has too many states to enumerate.")
         for start in range(0, total, chunk):
@@ -86,6 +86,10 @@ class Real(Domain):
     @property
     def row_shape(self) -> tuple[int, ...]:
         return self.shape
+
+    @property
+    def n_states(self) -> float:
+        return math.inf
 
     @property
     def log_n_states(self) -> float:
@@ -129,6 +133,10 @@ class Binary(Domain):
         return self.shape
 
     @property
+    def n_states(self) -> float:
+        return 2.0**self.n_columns if self.n_columns < 1024 else math.inf
+
+    @property
     def log_n_states(self) -> float:
         return self.n_columns * math.log(2)
 
@@ -163,6 +171,10 @@ class Categorical(Domain):
     @property
     def row_shape(self) -> tuple[int, ...]:
         return (sum(self.groups),)
+
+    @property
+    def n_states(self) -> float:
+        return math.prod(float(k) for k in self.groups)
 
     @property
     def log_n_states(self) -> float:
@@ -225,6 +237,10 @@ class Mixed(Domain):
         return (sum(part.n_columns for part in self.parts),)
 
     @property
+    def n_states(self) -> float:
+        return math.prod(part.n_states for part in self.parts)
+
+    @property
     def log_n_states(self) -> float:
         return sum(part.log_n_states for part in self.parts)
 
@@ -258,3 +274,8 @@ class Mixed(Domain):
     def dequantise(self, x: Tensor, generator: torch.Generator) -> Tensor:
         blocks = zip(self.parts, self.split(x), strict=True)
         return torch.cat([part.dequantise(b, generator).flatten(1) for part, b in blocks], 1)
+
+
+def enumeration_cost(one: Domain, other: Domain) -> float:
+    """States of the cheaper layer times units of the other, the price of summing over both."""
+    return min(one.n_states * other.n_columns, other.n_states * one.n_columns)

@@ -290,8 +290,8 @@ class RBMDisplay:
                 ax.plot(epochs, values, color=colour, label=label, lw=1.2, marker=marker)
                 if name == "energy_gap":
                     self._smooth(ax, values)
-            if name != "reconstruction_error":
-                ax.legend(frameon=False, fontsize="small")
+            if name == "loss" or len(ax.get_legend_handles_labels()[1]) > 1:
+                ax.legend(edgecolor="none", fontsize="small")
             ax.set(title=title, xlabel="epoch", ylabel=unit)
             ax.locator_params("x", integer=True, nbins=6)
             ax.spines[["top", "right"]].set_visible(False)
@@ -341,13 +341,13 @@ class RBMDisplay:
     def _tiles(self, ax: Any, rows: np.ndarray, n_columns: int, style: dict[str, Any]) -> Any:
         """Draw every row as an image of its own, in a grid with a gap of a tenth."""
         assert self.image_shape is not None
-        height, width = self.image_shape
+        (height, width), rectangle = self.image_shape, _pyplot().Rectangle
         for k, row in enumerate(rows):
             top, left = 1.1 * height * (k // n_columns), 1.1 * width * (k % n_columns)
             extent = (left, left + width, top + height, top)
             image = ax.imshow(row.reshape(height, width), extent=extent, **style)
             frame = {"fill": False, "edgecolor": "0.8", "lw": 0.5}
-            ax.add_patch(_rectangle((left, top), width, height, **frame))
+            ax.add_patch(rectangle((left, top), width, height, **frame))
         n_lines = math.ceil(len(rows) / n_columns)
         ax.set_xlim(-0.05 * width, 1.1 * width * min(n_columns, len(rows)) - 0.05 * width)
         ax.set_ylim(1.1 * height * n_lines - 0.05 * height, -0.05 * height)
@@ -388,12 +388,6 @@ def _pyplot() -> Any:
             "RBMDisplay.plot needs matplotlib, which is not installed: pip install skebm[plot]"
         ) from error
     return plt
-
-
-def _rectangle(*args: Any, **kwargs: Any) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(*args, **kwargs)
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

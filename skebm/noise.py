@@ -55,14 +55,19 @@ class IndependentBernoulli(Noise):
         """
         if weight is None:
             return cls.of_counts(x.sum(0), x.shape[0], pseudo_count)
-        return cls.of_counts(weight @ x, float(weight.sum()), pseudo_count)
+        w = weight.double()
+        ones = w @ x.double()
+        return cls(cls.of_counts(ones, float(w.sum()), pseudo_count).logits.to(x.dtype))
 
     @classmethod
     def of_counts(
         cls, ones: Tensor, n_rows: float, pseudo_count: float = 1.0
     ) -> IndependentBernoulli:
         """Take the columns' sums over (a weight of) `n_rows` rows, smoothed as in :meth:`fit`."""
-        return cls(torch.logit((ones + pseudo_count / 2) / (n_rows + pseudo_count)))
+        half = pseudo_count / 2
+        # A difference of logarithms: a rounded mean of 1 would have infinite log-odds.
+        logits = torch.log(ones.double() + half) - torch.log(n_rows - ones.double() + half)
+        return cls(logits.to(ones.dtype))
 
     @property
     def mean(self) -> Tensor:

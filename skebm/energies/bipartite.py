@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from skebm.base import Binary, BipartiteEnergy, Conditional
+from skebm.domains import enumeration_cost
 
 
 class Bernoulli(Conditional):
@@ -121,14 +122,12 @@ class BernoulliRBM(BipartiteEnergy):
         return here - torch.stack(there, 1) - step * self.visible_bias
 
     def enumeration_cost(self) -> float:
-        """States of the cheaper side times units of the other: what :meth:`moments` visits."""
-        n_hidden, n_visible = self.weight.shape
-        return min(2.0**n_visible * n_hidden, 2.0**n_hidden * n_visible)
+        """States of the cheaper layer times units of the other: what :meth:`moments` visits."""
+        return enumeration_cost(self.domain, self.hidden_domain)
 
     def moments(self) -> Moments:
-        """Log Z and the model's expectations by enumeration of the cheaper side (Tomczak 6.41)."""
-        n_hidden, n_visible = self.weight.shape
-        if 2.0**n_visible * n_hidden <= 2.0**n_hidden * n_visible:
+        """Log Z and the model's expectations by enumeration of the cheaper layer (Tomczak 6.41)."""
+        if self.domain.n_states * self.hidden_domain.n_columns == self.enumeration_cost():
             return Moments(*_moments(self.domain, self.weight, self.visible_bias, self.hidden_bias))
         log_z, h, x, xh = _moments(
             self.hidden_domain, self.weight.t(), self.hidden_bias, self.visible_bias
@@ -146,12 +145,14 @@ def _moments(
     count = round(domain.n_states)
     states = domain.states(0, count, dtype=weight.dtype, device=weight.device)  # (S, d)
     field = torch.addmm(other_bias, states, weight.t())  # (S, H)
-    log_p = states @ bias + softplus(field).sum(1)
+    log_p = torch.addmv(softplus(field).sum(1), states, bias)
     # The normaliser is a sum of up to a million terms: float64.
     log_z = torch.logsumexp(log_p.double(), 0)
     p = (log_p.double() - log_z).exp().to(weight.dtype)
-    weighted = field.sigmoid() * p[:, None]  # p(s) E[o given s]
-    return log_z, p @ states, weighted.sum(0), weighted.t() @ states
+    # p(s) (s, 1): the products with E[o given s] and its mean from one multiplication.
+    weighted = p[:, None] * nn.functional.pad(states, (0, 1), value=1.0)
+    products = field.sigmoid().t() @ weighted
+    return log_z, p @ states, products[:, -1], products[:, :-1]
 
 
 class Tilted(BipartiteEnergy):

@@ -6,7 +6,27 @@ from typing import Any
 
 from sklearn.base import BaseEstimator
 
-from skebm._engine import check_net_params
+NET_PARAMS = (
+    "optimizer",
+    "lr",
+    "max_epochs",
+    "batch_size",
+    "train_split",
+    "callbacks",
+    "verbose",
+)
+NET_PREFIXES = ("optimizer__", "callbacks__")
+
+
+def check_net_params(params: dict[str, Any]) -> None:
+    """Raise `ValueError` for a name that no net takes, with those it takes."""
+    for name in params:
+        if name not in NET_PARAMS and not name.startswith(NET_PREFIXES):
+            raise ValueError(
+                f"net_params has no {name!r}. It takes {', '.join(NET_PARAMS)}, and what starts "
+                f"with {' or '.join(NET_PREFIXES)}; the module, its loss, the batches and the "
+                "device are the estimator's own."
+            )
 
 
 class NetParams(BaseEstimator):

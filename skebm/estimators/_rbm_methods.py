@@ -38,7 +38,7 @@ class RBMMethods(BaseEstimator):
         check_is_fitted(self)
         X = self._validate(X)
         energy = self.energy_
-        features = self._rows(X).map(lambda x: energy.hidden(x).mean)
+        features = self._rows_like_energy(X).map(lambda x: energy.hidden(x).mean)
         return features.numpy().astype(X.dtype, copy=False)
 
     def pseudo_likelihood(self, X: Any) -> np.ndarray:
@@ -159,7 +159,11 @@ class RBMMethods(BaseEstimator):
         """
         check_is_fitted(self)
         X = self._validate(X, ensure_all_finite="allow-nan")
-        rows, generator, energy = self._rows(X), self._generator(random_state), self.energy_
+        rows, generator, energy = (
+            self._rows_like_energy(X),
+            self._generator(random_state),
+            self.energy_,
+        )
         blocks = []
         for start in range(0, len(rows), BLOCK):
             x = rows.block(start, start + BLOCK)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from skebm._validation import Interval, Options, StrOptions
-from skebm.base import PartitionEstimator, Sampler
+from skebm.base import Binary, PartitionEstimator, Sampler
+from skebm.domains import enumeration_cost
 
 # Enumerations up to this many terms (states times units of the other layer) are done every step.
 EXACT_LEARNING_COST = 1e7
@@ -97,20 +98,13 @@ def linear_decay(done: float) -> float:
     return 1 - 0.99 * done
 
 
-def enumeration_cost(n_visible: int, n_hidden: int) -> float:
-    """States of the cheaper layer times units of the other."""
-    if min(n_visible, n_hidden) > 60:
-        return math.inf
-    return min(2.0**n_visible * n_hidden, 2.0**n_hidden * n_visible)
-
-
 def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> Settings:
     """Resolve every ``"auto"`` of an estimator for a table of the given size.
 
     An explicit learning rate, batch size or momentum asks for stochastic steps, also under the
     exact rule; a stream (`partial_fit`) always takes them.
     """
-    cost = enumeration_cost(n_visible, estimator.n_components)
+    cost = enumeration_cost(Binary((n_visible,)), Binary((estimator.n_components,)))
     learning = estimator.learning
     if learning == "auto":
         learning = "exact" if cost <= EXACT_LEARNING_COST else "pcd"

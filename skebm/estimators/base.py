@@ -12,7 +12,7 @@ import torch
 from sklearn.base import DensityMixin, OutlierMixin
 from torch import Tensor
 
-from skebm._engine import EnergyNet, check_net_params
+from skebm._engine import EnergyNet
 from skebm._rows import Rows
 from skebm._validation import (
     check_is_fitted,
@@ -24,7 +24,7 @@ from skebm._validation import (
     validate_data,
 )
 from skebm.base import LogPartition
-from skebm.estimators._params import NetParams
+from skebm.estimators._params import NetParams, check_net_params
 
 # How many training rows are kept to start reverse annealing from.
 N_REFERENCE = 500
@@ -41,7 +41,15 @@ class BaseEBM(OutlierMixin, DensityMixin, NetParams, abc.ABC):
     net_: EnergyNet
 
     @abc.abstractmethod
-    def _rows(self, X: Any, *, weight: np.ndarray | None = None, reset: bool = False) -> Rows:
+    def _rows(
+        self,
+        X: Any,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        weight: np.ndarray | None = None,
+        reset: bool = False,
+    ) -> Rows:
         """Turn validated input into rows of the energy's domain; `reset` learns the scaling."""
 
     @abc.abstractmethod
@@ -117,11 +125,12 @@ class BaseEBM(OutlierMixin, DensityMixin, NetParams, abc.ABC):
         weight = check_weight(sample_weight, X)
         if weight is not None:
             X, weight = X[weight > 0], weight[weight > 0]
-        rows = self._rows(X, weight=weight, reset=not go_on)
+        device, dtype = resolve_device(self.device), getattr(torch, self.dtype)
+        rows = self._rows(X, device=device, dtype=dtype, weight=weight, reset=not go_on)
         if not go_on:
             self.random_state_ = check_random_state(self.random_state)
         net, train = (self.net_, rows) if go_on else (None, rows)
-        if net is None or not (streaming and net.streaming):
+        if net is None or not (streaming and net.streaming and net.fits(rows)):
             net, train = self._start(rows, net, streaming=streaming)
         self.net_ = net.partial_fit(train)
         net.report()
@@ -179,7 +188,11 @@ class BaseEBM(OutlierMixin, DensityMixin, NetParams, abc.ABC):
 
     def _fitted_rows(self, X: Any) -> Rows:
         check_is_fitted(self)
-        return self._rows(self._validate(X))
+        return self._rows_like_energy(self._validate(X))
+
+    def _rows_like_energy(self, X: Any) -> Rows:
+        like = next(self.energy_.parameters())
+        return self._rows(X, device=like.device, dtype=like.dtype)
 
     @property
     def energy_(self) -> Any:
@@ -342,7 +355,7 @@ class BaseEBM(OutlierMixin, DensityMixin, NetParams, abc.ABC):
             return
         if stored != _version():
             warnings.warn(
-                f"This model was stored by skebm {stored} and is loaded by {_version()}.",
+                f"This model was stored by skebm {stored}, and this is {_version()}.",
                 UserWarning,
                 stacklevel=2,
             )

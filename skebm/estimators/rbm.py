@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skebm._engine import EnergyNet
 from skebm._rows import Rows
-from skebm._validation import MinMax, column_ranges, resolve_device
+from skebm._validation import MinMax, column_ranges
 from skebm.base import LogPartition, Objective
 from skebm.energies import BernoulliRBM
 from skebm.estimators._rbm_attributes import RBMAttributes
@@ -246,19 +246,21 @@ class RBMEstimator(
 
     # ---------------------------------------------------------------- hooks of the base class
 
-    def _rows(self, X: Any, *, weight: np.ndarray | None = None, reset: bool = False) -> Rows:
+    def _rows(
+        self,
+        X: Any,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        weight: np.ndarray | None = None,
+        reset: bool = False,
+    ) -> Rows:
         low, high = column_ranges(X)
         if reset:
             self.scaling_ = self._learn_scaling(low, high)
         else:
             self._warn_of_clipping(low, high)
-        return Rows.of(
-            X,
-            self.scaling_.apply,
-            dtype=getattr(torch, self.dtype),
-            device=self._device_at_hand() if not reset else resolve_device(self.device),
-            weight=weight,
-        )
+        return Rows.of(X, self.scaling_.apply, dtype=dtype, device=device, weight=weight)
 
     def _learn_scaling(self, low: np.ndarray, high: np.ndarray) -> MinMax:
         scaling = MinMax.fit(low, high)

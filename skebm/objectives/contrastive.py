@@ -157,8 +157,11 @@ class ContrastiveDivergence(Objective):
         energy, x = self.energy, batch.x
         chain = state.chain or self._negatives(x, state, generator)
         level = energy(torch.cat([x, chain.x]))
-        gap = level[: len(x)].mean() - level[len(x) :].mean()
-        error = (x - energy.visible(energy.hidden(x).mean).mean).square().mean()
+        # Chains that started at the data weigh what their row does.
+        model = weighted_mean(level[len(x) :], None if self.persistent else batch.weight)
+        gap = weighted_mean(level[: len(x)], batch.weight) - model
+        error = (x - energy.visible(energy.hidden(x).mean).mean).square().mean(1)
+        error = weighted_mean(error, batch.weight)
         return {
             "loss": gap,
             "energy_gap": gap,

@@ -106,16 +106,19 @@ class ExactLikelihood(Objective):
         }
 
     def unpack(self, packed: dict[str, Tensor | None]) -> LikelihoodState | None:
-        """Rebuild the state; without offsets it is made anew at the next batch."""
+        """Rebuild the state; None, to start anew, without offsets or without centring."""
         mu, lam = packed["visible_offset"], packed["hidden_offset"]
-        return None if mu is None or lam is None else LikelihoodState(Offsets(mu, lam))
+        if mu is None or lam is None or not self.centered:
+            return None
+        return LikelihoodState(Offsets(mu, lam))
 
     @torch.no_grad()
     def monitor(
         self, batch: Batch, state: LikelihoodState, generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Negative log-likelihood of the batch with its penalties, and the largest weight."""
-        loss = self._value(batch, self._moments())
+        """Mean negative log-likelihood of the batch plus penalties, and the largest weight."""
+        loss = weighted_mean(self.energy(batch.x) + self._moments().log_z, batch.weight)
+        loss = loss + self.regulariser.value(self.energy, batch.x, _share(batch))
         return {"loss": loss, "largest_weight": self.energy.weight.abs().max()}
 
     @torch.no_grad()

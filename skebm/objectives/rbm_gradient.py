@@ -59,11 +59,11 @@ class Regulariser:
     sparsity_cost: float = 0.0
 
     def value(self, energy: BernoulliRBM, x: Tensor, share: Tensor) -> Tensor:
-        """Penalty, a differentiable scalar; `share` (n,) are the rows' weights, summing to 1."""
+        """Penalty, a differentiable scalar; `share` (n,) are the rows' weights on any scale."""
         weight = energy.weight
         value = self.l1 * weight.abs().sum() + 0.5 * self.l2 * weight.square().sum()
         if self.sparsity_target is not None:
-            mean, target = _inside(share @ energy.hidden(x).mean), self.sparsity_target
+            mean, target = _inside(_unit(share) @ energy.hidden(x).mean), self.sparsity_target
             entropy = torch.xlogy(torch.as_tensor(target), target) + torch.xlogy(
                 torch.as_tensor(1 - target), 1 - target
             )
@@ -80,10 +80,16 @@ class Regulariser:
         grad = self.l2 * weight + self.l1 * weight.sign()
         if self.sparsity_target is None:
             return grad, torch.zeros_like(grad[:, 0])
+        share = _unit(share)
         mean, target = _inside(share @ h), self.sparsity_target
         slope = self.sparsity_cost * ((1 - target) / (1 - mean) - target / mean)  # (H,)
         delta = share[:, None] * h * (1 - h) * slope  # (n, H): gradient of the hidden logits
         return grad.addmm_(delta.t(), x), delta.sum(0)
+
+
+def _unit(share: Tensor) -> Tensor:
+    """Weights that sum to 1, or to 0 where all are 0."""
+    return share / share.sum().clamp_min(torch.finfo(share.dtype).tiny)
 
 
 def _inside(p: Tensor) -> Tensor:
