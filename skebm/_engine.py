@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 import warnings
 from collections.abc import Callable
@@ -17,7 +16,12 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from skebm._rows import Batches, Rows
-from skebm._steps import WeightAverage, copy_weights, plain_step, weights_of
+from skebm._steps import (
+    WeightAverage,
+    copy_weights,
+    plain_step,
+    weights_of,
+)
 from skebm._validation import threads
 from skebm.base import Batch, Loss, Objective
 
@@ -75,8 +79,6 @@ class EnergyNet(NeuralNet):
     patience, tol : int, float
     streaming : bool
         Whether the net serves `partial_fit`.
-    n_rows : int
-        Size of the table it was made for; stored with the net, to make it again.
     """
 
     history: Any
@@ -95,13 +97,12 @@ class EnergyNet(NeuralNet):
         patience: int = 10,
         tol: float = 1e-4,
         streaming: bool = False,
-        n_rows: int = 0,
         **kwargs: Any,
     ):
         self.generator, self.schedule, self.averaging = generator, schedule, averaging
         self.max_restarts, self.validation = max_restarts, validation
         self.stop_on, self.patience, self.tol = stop_on, patience, tol
-        self.streaming, self.n_rows = streaming, n_rows
+        self.streaming = streaming
         if validation is not None:
             kwargs.setdefault("train_split", predefined_split(validation))
         kwargs.setdefault("train_split", None)
@@ -112,7 +113,7 @@ class EnergyNet(NeuralNet):
     @property
     def _default_callbacks(self) -> list[tuple[str, Any]]:
         default: list[tuple[str, Any]] = []
-        if self.stop_on is not None:
+        if self.stop_on is not None and self.max_epochs:
             stopper = EarlyStopping(
                 self.stop_on,
                 patience=self.patience,
@@ -129,7 +130,6 @@ class EnergyNet(NeuralNet):
     def initialize(self) -> EnergyNet:
         super().initialize()
         self.run_, self.n_restarts_, self.lr_scale_ = Run(), 0, 1.0
-        self.interrupted_, self.first_divergence_ = False, ""
         self.average_ = WeightAverage(self.module_, self.averaging)
         self.seed_ = self.generator.initial_seed()
         return self
@@ -152,6 +152,7 @@ class EnergyNet(NeuralNet):
     # ---------------------------------------------------------------- epochs
 
     def fit_loop(self, X: Rows, y: Any = None, epochs: int | None = None, **kwargs: Any) -> Any:
+        self.interrupted_, self.first_divergence_, self.reported_ = False, "", self.n_restarts_
         with threads(self.module_.work(min(self.batch_size, len(X)))):
             return super().fit_loop(X, y, epochs, **kwargs)
 
@@ -187,6 +188,7 @@ class EnergyNet(NeuralNet):
             if logs is not None:
                 return logs
             self._roll_back(*good)
+            self._give_up_or_go_on()
 
     def _pass(self, iterator: Batches) -> dict[str, float] | None:
         """One epoch's batches; its last numbers, or None when they say that it diverged."""
@@ -209,7 +211,8 @@ class EnergyNet(NeuralNet):
                     logs = self._look(batch, before, self._probe(iterator))
                     reason = self.module_.diverged(logs)
                     if reason is not None:
-                        self._note_divergence(number, reason)
+                        where = f"epoch {len(self.history)}, batch {number}: {reason}"
+                        self.first_divergence_ = self.first_divergence_ or where
                         return None
         return logs
 
@@ -302,17 +305,6 @@ class EnergyNet(NeuralNet):
         for group in self.optimizer_.param_groups:
             group["lr"] = self.lr * self.lr_scale_ * self.schedule(done)
 
-    def _note_divergence(self, number: int, reason: str) -> None:
-        epoch = len(self.history)
-        where = f"epoch {epoch}, batch {number}: {reason}"
-        self.first_divergence_ = self.first_divergence_ or where
-        if self.n_restarts_ >= self.max_restarts:
-            raise FloatingPointError(
-                f"Training diverged at {where}, after {self.n_restarts_} restarts with a halved "
-                f"learning rate (last {self.optimizer_.param_groups[0]['lr']:.3g}). "
-                "Lower learning_rate, or check the scale of the data."
-            )
-
     def _roll_back(self, weights: list[Tensor], state: Any) -> None:
         """Return to the last good epoch with half the step, other noise and no momentum."""
         copy_weights(weights, weights_of(self.module_))
@@ -324,12 +316,22 @@ class EnergyNet(NeuralNet):
             group["lr"] /= 2
         self.generator.manual_seed((self.seed_ + self.n_restarts_) % 2**63)
 
+    def _give_up_or_go_on(self) -> None:
+        restarts = self.n_restarts_ - self.reported_
+        if restarts > self.max_restarts:
+            raise FloatingPointError(
+                f"Training diverged {restarts} times, first at {self.first_divergence_}; "
+                f"max_restarts={self.max_restarts}. Lower learning_rate (it was "
+                f"{2 * self.optimizer_.param_groups[0]['lr']:.3g} the last time)."
+            )
+
     def report(self) -> None:
         """Say in one warning each that training was rolled back or interrupted."""
         notes = []
-        if self.n_restarts_:
+        restarts = self.n_restarts_ - self.reported_
+        if restarts:
             notes.append(
-                f"Training diverged and was rolled back {self.n_restarts_} times (first at "
+                f"Training diverged and was rolled back {restarts} times (first at "
                 f"{self.first_divergence_}). Set learning_rate to about "
                 f"{self.lr * self.lr_scale_:.2g}, where it ended."
             )
@@ -354,54 +356,12 @@ class EnergyNet(NeuralNet):
             self.module_.load_state_dict(before.module_.state_dict())
         except RuntimeError as error:
             raise ValueError(
-                "The previous weights have another shape: a warm start and partial_fit need the "
-                "architecture of the fit they go on from. Clone the estimator to start anew."
+                "The previous weights have another shape: with warm_start or partial_fit, "
+                "n_components and the like must stay as they were. Clone the estimator to start "
+                "anew."
             ) from error
         if type(before.module_) is type(self.module_):
-            self.run_.state = self.module_.unpack(before.module_.pack(before.state_))
-
-    def pack(self) -> dict[str, Any]:
-        """Everything that training goes on from, as NumPy arrays and plain values."""
-        return {
-            "weights": {k: v.cpu().numpy() for k, v in self.module_.state_dict().items()},
-            "state": {
-                k: None if v is None else v.cpu().numpy()
-                for k, v in self.module_.pack(self.state_).items()
-            },
-            "momentum": [
-                None if buffer is None else buffer.cpu().numpy()
-                for buffer in (
-                    self.optimizer_.state.get(p, {}).get("momentum_buffer")
-                    for p in self.module_.parameters()
-                )
-            ],
-            "generator": self.generator.get_state().cpu().numpy(),
-            "seed": self.seed_,
-            "learning_rates": [group["lr"] for group in self.optimizer_.param_groups],
-            "lr_scale": self.lr_scale_,
-            "history": self.history.to_list(),
-            "n_restarts": self.n_restarts_,
-            "streaming": self.streaming,
-            "n_rows": self.n_rows,
-        }
-
-    def unpack(self, packed: dict[str, Any]) -> EnergyNet:
-        """Go back to a packed state, on this net's device."""
-        device = self.generator.device
-
-        def tensor(array: Any) -> Tensor | None:
-            return None if array is None else torch.as_tensor(copy.copy(array), device=device)
-
-        self.module_.load_state_dict({k: tensor(v) for k, v in packed["weights"].items()})
-        self.run_.state = self.module_.unpack({k: tensor(v) for k, v in packed["state"].items()})
-        for p, buffer in zip(self.module_.parameters(), packed["momentum"], strict=True):
-            if buffer is not None:
-                self.optimizer_.state[p]["momentum_buffer"] = tensor(buffer)
-        for group, lr in zip(self.optimizer_.param_groups, packed["learning_rates"], strict=True):
-            group["lr"] = lr
-        self.seed_, self.lr_scale_ = packed["seed"], packed["lr_scale"]
-        if device.type == "cpu" and len(packed["generator"]) == len(self.generator.get_state()):
-            self.generator.set_state(torch.as_tensor(packed["generator"]))
-        self.history = type(self.history)(packed["history"])
-        self.n_restarts_ = packed["n_restarts"]
-        return self
+            like = next(self.module_.parameters())
+            packed = before.module_.pack(before.state_)
+            moved = {k: None if v is None else v.to(like) for k, v in packed.items()}
+            self.run_.state = self.module_.unpack(moved)

@@ -22,7 +22,7 @@ class Rows(torch.utils.data.Dataset):
     x : Tensor or CSR of shape (n, d)
         A tensor on another device than `device` moves by the batch.
     weight : Tensor of shape (n,) or None
-        Non-negative; scaled to mean 1.
+        Non-negative; scaled to mean 1. `total_weight` is their sum before.
     convert : callable or None
         Applied to the dense blocks of a CSR matrix.
     """
@@ -38,6 +38,7 @@ class Rows(torch.utils.data.Dataset):
     ):
         self.x, self.convert, self.dtype, self.device = x, convert, dtype, device
         self.weight = None if weight is None else (weight / weight.mean()).to(device, dtype)
+        self.total_weight = float(x.shape[0]) if weight is None else float(weight.sum())
         self.n_columns = x.shape[1]
 
     @classmethod
@@ -64,10 +65,10 @@ class Rows(torch.utils.data.Dataset):
         return cls(x.to(device) if fits else x, w, dtype=dtype, device=device)
 
     def subset(self, index: Tensor) -> Rows:
-        """Rows of the given numbers, with their weights scaled anew."""
-        weight = None if self.weight is None else self.weight[index]
-        if weight is not None and not bool(weight.sum() > 0):
-            weight = None
+        """Rows of the given numbers, with their weights."""
+        weight = None
+        if self.weight is not None:
+            weight = self.weight[index].double() * (self.total_weight / len(self))
         kind: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "convert": self.convert}
         if isinstance(self.x, Tensor):
             return Rows(self.x[index.to(self.x.device)], weight, **kind)
@@ -75,8 +76,10 @@ class Rows(torch.utils.data.Dataset):
 
     def merged(self) -> Rows:
         """Distinct rows weighted by how often they occur, where rows are short and binary."""
-        x = self.x
-        if not isinstance(x, Tensor) or x.shape[1] > 62 or not bool(((x == 0) | (x == 1)).all()):
+        if self.n_columns > 62:
+            return self
+        x = self.block(0, len(self))
+        if not bool(((x == 0) | (x == 1)).all()):
             return self
         code = x.long() @ (1 << torch.arange(x.shape[1], device=x.device))
         distinct, member = torch.unique(code, return_inverse=True)
@@ -84,7 +87,9 @@ class Rows(torch.utils.data.Dataset):
             0, member, torch.arange(len(x), device=x.device)
         )
         ones = torch.ones(len(x), dtype=torch.float64, device=x.device)
-        weight = ones if self.weight is None else self.weight.double()
+        weight = ones
+        if self.weight is not None:
+            weight = self.weight.double() * (self.total_weight / len(self))
         total = torch.zeros(len(distinct), dtype=torch.float64, device=x.device)
         total.index_add_(0, member, weight)
         return Rows(x[first], total, dtype=self.dtype, device=self.device)
@@ -114,18 +119,21 @@ class Rows(torch.utils.data.Dataset):
             return self.x[start:stop].to(self.device)
         return self._dense(self.x[start:stop])
 
-    def map(self, function: Callable[[Tensor], Tensor], size: int = 256) -> Tensor:
-        """Apply a row-wise function in zero-padded chunks of a fixed size, (n, ...) on the host.
+    def map(
+        self, function: Callable[[Tensor], Tensor], width: int | None = None, size: int = 256
+    ) -> Tensor:
+        """Apply a row-wise function in chunks of a fixed shape, (n, ...) on the host.
 
-        The shape of a matrix product changes its rounding; a fixed one makes a row's result
-        independent of the rows beside it, bit for bit.
+        The shape of a matrix product changes its rounding; a fixed one, (`size`, `width`), filled
+        up with zeros, makes a row's result independent of the rows beside it, bit for bit.
         """
         parts = []
+        extra = 0 if width is None else width - self.n_columns
         with torch.no_grad():
             for start in range(0, max(len(self), 1), size):
                 block = self.block(start, min(start + size, len(self)))
-                pad = block.new_zeros(size - len(block), self.n_columns)
-                parts.append(function(torch.cat([block, pad]))[: len(block)].cpu())
+                full = torch.nn.functional.pad(block, (0, extra, 0, size - block.shape[0]))
+                parts.append(function(full)[: block.shape[0]].cpu())
         return torch.cat(parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
@@ -22,11 +23,25 @@ LAYOUT = ((("filters", "samples"), 4.2), (("reconstructions",), 2.6), (("trainin
 KINDS = ("all", "filters", "reconstructions", "samples", "training")
 WIDTH = 9.0
 
-WEIGHTS = "RdBu_r"  # both maps are safe for the colour-blind
-VALUES = "gray_r"
-NAVY, ORANGE = "#0b5394", "#d55e00"
+# The axes of the training: title, unit, and the label of each number that is drawn.
+CURVES = {
+    "loss": (
+        "Loss",
+        "nats per row",
+        {"train_loss": "training rows", "valid_loss": "held-out rows"},
+    ),
+    "energy_gap": ("Energy: data minus chains", "nats per row", {"energy_gap": "each epoch"}),
+    "reconstruction_error": (
+        "Reconstruction error",
+        "squared error per column",
+        {"reconstruction_error": "each epoch"},
+    ),
+}
+# Colours and maps that the colour-blind tell apart.
+NAVY, ORANGE, WEIGHTS, VALUES = "#0b5394", "#d55e00", "RdBu_r", "gray_r"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class RBMDisplay:
     """Filters, reconstructions, samples and training curves of a restricted Boltzmann machine.
 
@@ -90,31 +105,17 @@ class RBMDisplay:
     ``display.plot()`` draws it all, ``display.plot("filters")`` one part.
     """
 
-    figure_: Any
-    axes_: dict[str, Any]
-
-    def __init__(
-        self,
-        *,
-        filters: np.ndarray,
-        filter_index: np.ndarray,
-        n_components: int,
-        samples: np.ndarray,
-        history: dict[str, np.ndarray],
-        rows: np.ndarray | None = None,
-        reconstructions: np.ndarray | None = None,
-        image_shape: tuple[int, int] | None = None,
-        feature_names: np.ndarray | None = None,
-    ):
-        self.filters = filters
-        self.filter_index = filter_index
-        self.n_components = n_components
-        self.samples = samples
-        self.history = history
-        self.rows = rows
-        self.reconstructions = reconstructions
-        self.image_shape = image_shape
-        self.feature_names = feature_names
+    filters: np.ndarray
+    filter_index: np.ndarray
+    n_components: int
+    samples: np.ndarray
+    history: dict[str, np.ndarray]
+    rows: np.ndarray | None = None
+    reconstructions: np.ndarray | None = None
+    image_shape: tuple[int, int] | None = None
+    feature_names: np.ndarray | None = None
+    figure_: Any = field(init=False)
+    axes_: dict[str, Any] = field(init=False)
 
     @classmethod
     def from_estimator(
@@ -149,8 +150,7 @@ class RBMDisplay:
         -------
         RBMDisplay
         """
-        needed = ("transform", "reconstruct", "sample")
-        if not all(hasattr(type(estimator), name) for name in needed):
+        if not all(hasattr(type(estimator), name) for name in ("reconstruct", "sample")):
             raise TypeError(
                 f"RBMDisplay shows a fitted RBMEstimator, got {type(estimator).__name__}. "
                 "Of a pipeline or a search pass the step itself, as in pipeline[-1]."
@@ -166,10 +166,9 @@ class RBMDisplay:
             first = X.head(N_ROWS) if hasattr(X, "head") else X[:N_ROWS]
             reconstructions = estimator.reconstruct(first)
             rows = np.asarray(first.toarray() if hasattr(first, "toarray") else first, dtype=float)
+        samples = np.empty((0, weights.shape[1]))
         if n_samples:
             samples = estimator.sample(n_samples, random_state=random_state)
-        else:
-            samples = np.empty((0, weights.shape[1]))
         return cls(
             filters=weights[order],
             filter_index=order,
@@ -215,75 +214,54 @@ class RBMDisplay:
         """Names of the parts to draw, line by line, with each line's height."""
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, got {kind!r}.")
-        missing = {}
-        if self.rows is None:
-            missing["reconstructions"] = "pass X to from_estimator"
-        if not len(self.samples):
-            missing["samples"] = "pass a positive n_samples to from_estimator"
-        if not self._curves():
-            missing["training"] = "the model's history_ has no epochs"
-        if kind in missing:
+        missing = {
+            "reconstructions": self.rows is None and "pass X to from_estimator",
+            "samples": not len(self.samples) and "pass a positive n_samples to from_estimator",
+            "training": not self._curves() and "the model's history_ has no epochs",
+        }
+        if missing.get(kind):
             raise ValueError(f"There is no {kind} to draw: {missing[kind]}.")
-        layout = []
-        for names, height in LAYOUT:
-            shown = [name for name in names if kind in ("all", name) and name not in missing]
-            if shown:
-                layout.append((shown, height))
-        return layout
+        wanted = [name for name in KINDS[1:] if kind in ("all", name) and not missing.get(name)]
+        layout = [([n for n in names if n in wanted], height) for names, height in LAYOUT]
+        return [(names, height) for names, height in layout if names]
 
     # ---------------------------------------------------------------- the parts
 
     def _draw_filters(self, cell: Any) -> None:
         largest = float(np.abs(self.filters).max()) or 1.0
         style = {"cmap": WEIGHTS, "vmin": -largest, "vmax": largest}
-        ax = self._axes("filters", cell)
+        ax, n = self._axes("filters", cell), len(self.filters)
+        image = self._show(ax, [self.filters], math.ceil(math.sqrt(n)), style)
         if self.image_shape is None:
-            image = self._heat_maps(ax, [self.filters], style)
-            if len(self.filter_index) <= MAX_LABELS:
-                ax.set_yticks(np.arange(len(self.filter_index)) + 0.5, self.filter_index)
-                ax.tick_params("y", labelsize=7)
             ax.set_ylabel("hidden unit")
-        else:
-            n_columns = math.ceil(math.sqrt(len(self.filters)))
-            image = self._tiles(ax, self.filters, n_columns, style)
+            if n <= MAX_LABELS:
+                ax.set_yticks(np.arange(n) + 0.5, self.filter_index, fontsize="x-small")
         self.figure_.colorbar(image, ax=ax, label="weight (nats of log-odds)", shrink=0.8)
-        n = len(self.filters)
         ax.set_title(f"Filters: {n} of {self.n_components} hidden units,\nlargest norm first")
 
     def _draw_samples(self, cell: Any) -> None:
-        ax, style = self._axes("samples", cell), self._value_style()
+        ax, n = self._axes("samples", cell), len(self.samples)
+        image = self._show(ax, [self.samples], math.ceil(math.sqrt(n)), self._value_style())
         if self.image_shape is None:
-            image = self._heat_maps(ax, [self.samples], style)
             ax.set_ylabel("sample")
             self.figure_.colorbar(image, ax=ax, label="value", shrink=0.8)
-        else:
-            self._tiles(ax, self.samples, math.ceil(math.sqrt(len(self.samples))), style)
-        n = len(self.samples)
         ax.set_title(f"{n} sample{'s' * (n > 1)}\ndrawn from the model")
 
     def _draw_reconstructions(self, cell: Any) -> None:
-        assert self.rows is not None
-        assert self.reconstructions is not None
         ax, style = self._axes("reconstructions", cell), self._value_style()
-        both, n = [self.rows, self.reconstructions], len(self.rows)
-        if self.image_shape is None:
-            image = self._heat_maps(ax, both, style)
-            ticks = [n / 2, n / 2 + n * 1.1]
-        else:
-            image = self._tiles(ax, np.concatenate(both), n, style)
-            ticks = [0.5 * self.image_shape[0], 1.6 * self.image_shape[0]]
-        ax.set_yticks(ticks, ["data", "recon-\nstructed"])
+        both = [np.asarray(self.rows), np.asarray(self.reconstructions)]
+        n = len(both[0])
+        image = self._show(ax, both, n, style)
+        height = self.image_shape[0] if self.image_shape else n
+        ax.set_yticks([0.5 * height, 1.6 * height], ["data", "recon-\nstructed"])
         ax.tick_params("y", length=0)
         self.figure_.colorbar(image, ax=ax, label="value", shrink=0.6, aspect=12)
         ax.set_title(f"{n} row{'s' * (n > 1)} of data and mean-field reconstructions")
 
     def _draw_training(self, cell: Any) -> None:
         curves = self._curves()
-        for (name, lines), part in zip(
-            curves.items(), cell.subgridspec(1, len(curves)), strict=True
-        ):
-            ax = self._axes(name, part)
-            title, unit = CURVES[name]
+        for part, name in zip(cell.subgridspec(1, len(curves)), curves, strict=True):
+            ax, (title, unit, _), lines = self._axes(name, part), CURVES[name], curves[name]
             for (label, values), colour in zip(lines.items(), (NAVY, ORANGE), strict=False):
                 epochs = np.arange(1, len(values) + 1)
                 marker = "o" if len(values) == 1 else None
@@ -303,25 +281,19 @@ class RBMDisplay:
         span = len(values) // 20
         if span < 2:
             return
-        line.set(color="0.75", lw=0.8, label="each epoch")
+        line.set(color="0.75", lw=0.8)
         mean = np.convolve(values, np.ones(span) / span, "valid")
         middle = (span + 1) / 2 + np.arange(len(mean))
         ax.plot(middle, mean, color=NAVY, lw=1.8, label=f"mean of {span} epochs")
 
     def _curves(self) -> dict[str, dict[str, np.ndarray]]:
         """Lines of each training axes by their labels; only what the history has."""
-        have = self.history
-        loss = {"training rows": "train_loss", "held-out rows": "valid_loss"}
+        have = dict(self.history)
         if np.array_equal(have.get("train_loss", 0), have.get("energy_gap", 1), equal_nan=True):
-            del loss["training rows"]  # a contrastive loss is the energy gap
-        wanted = {
-            "loss": loss,
-            "energy_gap": {"each epoch": "energy_gap"},
-            "reconstruction_error": {"reconstruction error": "reconstruction_error"},
-        }
+            del have["train_loss"]  # a contrastive loss is the energy gap
         found = {
-            name: {label: have[key] for label, key in lines.items() if key in have}
-            for name, lines in wanted.items()
+            name: {label: have[key] for key, label in lines.items() if key in have}
+            for name, (_, _, lines) in CURVES.items()
         }
         return {name: lines for name, lines in found.items() if lines}
 
@@ -338,10 +310,12 @@ class RBMDisplay:
         low, high = min(a.min() for a in shown), max(a.max() for a in shown)
         return {"cmap": VALUES, "vmin": min(0.0, low), "vmax": max(1.0, high)}
 
-    def _tiles(self, ax: Any, rows: np.ndarray, n_columns: int, style: dict[str, Any]) -> Any:
+    def _show(self, ax: Any, tables: list[np.ndarray], n_columns: int, style: dict) -> Any:
         """Draw every row as an image of its own, in a grid with a gap of a tenth."""
-        assert self.image_shape is not None
+        if self.image_shape is None:
+            return self._heat_maps(ax, tables, style)
         (height, width), rectangle = self.image_shape, _pyplot().Rectangle
+        rows = np.concatenate(tables)
         for k, row in enumerate(rows):
             top, left = 1.1 * height * (k // n_columns), 1.1 * width * (k % n_columns)
             extent = (left, left + width, top + height, top)
@@ -349,13 +323,13 @@ class RBMDisplay:
             frame = {"fill": False, "edgecolor": "0.8", "lw": 0.5}
             ax.add_patch(rectangle((left, top), width, height, **frame))
         n_lines = math.ceil(len(rows) / n_columns)
-        ax.set_xlim(-0.05 * width, 1.1 * width * min(n_columns, len(rows)) - 0.05 * width)
-        ax.set_ylim(1.1 * height * n_lines - 0.05 * height, -0.05 * height)
+        ax.set_xlim(-0.05 * width, (1.1 * min(n_columns, len(rows)) - 0.05) * width)
+        ax.set_ylim((1.1 * n_lines - 0.05) * height, -0.05 * height)
         ax.set(xticks=[], yticks=[])
         ax.spines[:].set_visible(False)
         return image
 
-    def _heat_maps(self, ax: Any, tables: list[np.ndarray], style: dict[str, Any]) -> Any:
+    def _heat_maps(self, ax: Any, tables: list[np.ndarray], style: dict) -> Any:
         """Draw tables of rows by columns below each other."""
         top, (n_rows, width) = 0.0, tables[0].shape
         for table in tables:
@@ -364,20 +338,12 @@ class RBMDisplay:
             top += 1.1 * n_rows
         ax.set_ylim(top - 0.1 * n_rows, 0)
         ax.spines[:].set_visible(False)
-        ax.set_xlabel("column")
-        if self.feature_names is not None and width <= MAX_LABELS:
+        if self.feature_names is None or width > MAX_LABELS:
+            ax.set_xlabel("column")
+        else:
             names = [str(name) for name in self.feature_names]
             ax.set_xticks(np.arange(width) + 0.5, names, rotation=90, fontsize="x-small")
-            ax.set_xlabel("")
         return image
-
-
-# Title and unit of each training axes.
-CURVES = {
-    "loss": ("Loss", "nats per row"),
-    "energy_gap": ("Energy: data minus chains", "nats per row"),
-    "reconstruction_error": ("Reconstruction error", "squared error per column"),
-}
 
 
 def _pyplot() -> Any:

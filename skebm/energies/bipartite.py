@@ -121,6 +121,29 @@ class BernoulliRBM(BipartiteEnergy):
         ]
         return here - torch.stack(there, 1) - step * self.visible_bias
 
+    def padded(self, multiple: int = 16) -> BernoulliRBM:
+        """Copy with both layers filled up to a multiple by units that are never on.
+
+        At such shapes BLAS rounds every row of a product alike, wherever it stands.
+        """
+        n_hidden, n_visible = self.weight.shape
+        right, down = -n_visible % multiple, -n_hidden % multiple
+        if not right and not down:
+            return self
+        copy = object.__new__(BernoulliRBM)
+        nn.Module.__init__(copy)
+        copy.domain, copy.hidden_domain = (
+            Binary((n_visible + right,)),
+            Binary((n_hidden + down,)),
+        )
+        copy.weight = nn.Parameter(nn.functional.pad(self.weight, (0, right, 0, down)))
+        off = -1e4  # sigmoid and softplus are 0 there in every precision
+        copy.visible_bias = nn.Parameter(
+            nn.functional.pad(self.visible_bias, (0, right), value=off)
+        )
+        copy.hidden_bias = nn.Parameter(nn.functional.pad(self.hidden_bias, (0, down), value=off))
+        return copy.requires_grad_(False)
+
     def enumeration_cost(self) -> float:
         """States of the cheaper layer times units of the other: what :meth:`moments` visits."""
         return enumeration_cost(self.domain, self.hidden_domain)

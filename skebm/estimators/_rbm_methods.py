@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, TransformerMixin
 from torch import Tensor
 
 from skebm._validation import check_is_fitted, draw_seed
@@ -14,13 +14,12 @@ from skebm.base import BipartiteEnergy, Clamp
 from skebm.energies import Tilted
 from skebm.energies.bipartite import Bernoulli
 from skebm.estimators._rbm_settings import EXACT_LEARNING_COST
-from skebm.objectives import pseudo_log_likelihood
 
 # Rows that one Gibbs run holds in memory.
 BLOCK = 4096
 
 
-class RBMMethods(BaseEstimator):
+class RBMMethods(TransformerMixin, BaseEstimator):
     """Methods of a fitted RBM; mixed into its estimator."""
 
     def transform(self, X: Any) -> np.ndarray:
@@ -37,9 +36,9 @@ class RBMMethods(BaseEstimator):
         """
         check_is_fitted(self)
         X = self._validate(X)
-        energy = self.energy_
-        features = self._rows_like_energy(X).map(lambda x: energy.hidden(x).mean)
-        return features.numpy().astype(X.dtype, copy=False)
+        rows = self._rows_like_energy(X)
+        features = self._map(rows, lambda energy, x: energy.hidden(x).mean)
+        return features[:, : self._n_features_out].numpy().astype(X.dtype, copy=False)
 
     def pseudo_likelihood(self, X: Any) -> np.ndarray:
         """Pseudo-log-likelihood of each row, every bit, exact and deterministic.
@@ -59,9 +58,7 @@ class RBMMethods(BaseEstimator):
         ----------
         Besag (1975), "Statistical analysis of non-lattice data", The Statistician 24(3).
         """
-        energy = self.energy_
-        rows = self._fitted_rows(X)
-        return rows.map(lambda x: pseudo_log_likelihood(energy, x)).double().numpy()
+        return self._proper_score(self._fitted_rows(X)).double().numpy()
 
     def reconstruct(self, X: Any) -> np.ndarray:
         """Mean-field reconstruction: the mean of x given the mean of h given x.
@@ -75,8 +72,9 @@ class RBMMethods(BaseEstimator):
         ndarray of shape (n_samples, n_features)
             In the units of the data.
         """
-        rows, energy = self._fitted_rows(X), self.energy_
-        return self._to_units(rows.map(lambda x: energy.visible(energy.hidden(x).mean).mean))
+        rows = self._fitted_rows(X)
+        mean = self._map(rows, lambda energy, x: energy.visible(energy.hidden(x).mean).mean)
+        return self._to_units(mean[:, : self.n_features_in_])
 
     def gibbs(self, v: Any) -> np.ndarray:
         """One Gibbs step from v: h given v, then v given h. Each call draws anew.

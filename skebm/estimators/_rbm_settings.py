@@ -57,6 +57,8 @@ class Settings:
 
     Attributes
     ----------
+    n_visible, n_hidden : int
+    dtype : str
     learning : {"exact", "pcd", "cd"}
     line_search : bool
         Full-batch L-BFGS, where the likelihood is exact and nothing asks for steps of a given size.
@@ -66,6 +68,9 @@ class Settings:
         Whether the learning rate falls linearly to a hundredth.
     """
 
+    n_visible: int
+    n_hidden: int
+    dtype: str
     learning: str
     line_search: bool
     learning_rate: float
@@ -113,8 +118,17 @@ def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> 
             f'learning="exact" would visit {cost:.2g} terms at every step, more than '
             f'{EXACT_LEARNING_COST:.0e}. Use learning="pcd", or fewer units.'
         )
-    rate, size, n_iter = estimator.learning_rate, estimator.batch_size, estimator.n_iter
-    stochastic = rate != "auto" or size != "auto" or estimator.momentum or streaming
+    net = estimator.net_params or {}
+    rate = net.get("lr", estimator.learning_rate)
+    size = net.get("batch_size", estimator.batch_size)
+    n_iter = net.get("max_epochs", estimator.n_iter)
+    given = any(name.startswith("optimizer") for name in net)
+    if estimator.momentum and given:
+        raise ValueError(
+            "momentum is an argument of the default optimizer; with an optimizer in net_params "
+            "pass its arguments as optimizer__<name> there."
+        )
+    stochastic = rate != "auto" or size != "auto" or estimator.momentum or given or streaming
     line_search = learning == "exact" and not stochastic
     batch_size = size
     if size == "auto":
@@ -124,7 +138,12 @@ def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> 
         n_batches = math.ceil(n_rows / batch_size)
         n_iter = 500 if line_search else min(500, max(10, math.ceil(10_000 / n_batches)))
     decay = estimator.learning_rate_decay
+    if streaming:
+        n_iter = 1
     return Settings(
+        n_visible=n_visible,
+        n_hidden=estimator.n_components,
+        dtype=estimator.dtype,
         learning=learning,
         line_search=line_search,
         learning_rate=0.1 if rate == "auto" else float(rate),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import warnings
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,13 @@ from skebm._validation import (
 )
 from skebm.base import LogPartition
 from skebm.estimators._params import NetParams, check_net_params
+from skebm.estimators._storage import Storable
 
 # How many training rows are kept to start reverse annealing from.
 N_REFERENCE = 500
 
 
-class BaseEBM(OutlierMixin, DensityMixin, NetParams, abc.ABC):
+class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
     """Density estimator made of an energy, an objective and the engine.
 
     A subclass says how a table becomes rows of its domain (``_rows``), which energy and objective
@@ -53,15 +53,19 @@ class BaseEBM(OutlierMixin, DensityMixin, NetParams, abc.ABC):
         """Turn validated input into rows of the energy's domain; `reset` learns the scaling."""
 
     @abc.abstractmethod
+    def _resolve(self, n_rows: int, *, streaming: bool) -> Any:
+        """Hyper-parameters without ``"auto"``, for a table of `n_rows` or for a stream."""
+
+    @abc.abstractmethod
     def _new_net(
         self,
-        n_rows: int,
+        settings: Any,
         generator: torch.Generator,
         *,
         streaming: bool,
         validation: Rows | None = None,
     ) -> EnergyNet:
-        """Build an untrained net for a table of `n_rows`, or for a stream of them."""
+        """Build an untrained net from resolved settings."""
 
     @abc.abstractmethod
     def _initialise(self, energy: Any, rows: Rows) -> None:
@@ -125,7 +129,8 @@ class BaseEBM(OutlierMixin, DensityMixin, NetParams, abc.ABC):
         weight = check_weight(sample_weight, X)
         if weight is not None:
             X, weight = X[weight > 0], weight[weight > 0]
-        device, dtype = resolve_device(self.device), getattr(torch, self.dtype)
+        device = self._device_at_hand() if go_on else resolve_device(self.device)
+        dtype = getattr(torch, self.dtype)
         rows = self._rows(X, device=device, dtype=dtype, weight=weight, reset=not go_on)
         if not go_on:
             self.random_state_ = check_random_state(self.random_state)
@@ -147,15 +152,17 @@ class BaseEBM(OutlierMixin, DensityMixin, NetParams, abc.ABC):
             order = torch.randperm(len(rows), generator=generator, device=rows.device)
             n_held = max(1, round(self.validation_fraction * len(rows)))
             train, held_out = rows.subset(order[n_held:]), rows.subset(order[:n_held])
-        net = self._new_net(len(train), generator, streaming=streaming, validation=held_out)
+        settings = self._resolve(len(train), streaming=streaming)
+        net = self._new_net(settings, generator, streaming=streaming, validation=held_out)
         net.initialize()
         if before is None:
             self._initialise(net.module_.energy, train)
         else:
             net.take_over(before)
-        return net, self._condense(train, net)
+        self._settings = settings
+        return net, self._condense(train)
 
-    def _condense(self, rows: Rows, net: EnergyNet) -> Rows:
+    def _condense(self, rows: Rows) -> Rows:
         """Rows equivalent to those given but cheaper to train on; by default the same."""
         return rows
 
@@ -167,7 +174,7 @@ class BaseEBM(OutlierMixin, DensityMixin, NetParams, abc.ABC):
         keep = torch.linspace(0, len(rows) - 1, min(len(rows), N_REFERENCE)).long()
         self._reference = rows.take(keep.to(rows.device)).cpu().numpy()
         share = 0.1 if self.contamination == "auto" else self.contamination
-        energy = rows.map(self.energy_).double().numpy()
+        energy = self._energies(rows)
         weight = None if rows.weight is None else rows.weight.cpu().double().numpy()
         self.threshold_ = _upper_quantile(energy, share, weight)
         self._forget_log_partition()
@@ -199,6 +206,18 @@ class BaseEBM(OutlierMixin, DensityMixin, NetParams, abc.ABC):
         """The trained energy, a torch module in ``eval`` mode."""
         return self.net_.module_.energy.eval()
 
+    def _scoring_energy(self) -> Any:
+        """The energy in a form whose products round every row alike."""
+        return self.energy_
+
+    def _map(self, rows: Rows, function: Any) -> Tensor:
+        """Apply ``function(energy, x)`` to rows, each independent of the others."""
+        energy = self._scoring_energy()
+        return rows.map(lambda x: function(energy, x), energy.domain.n_columns)
+
+    def _energies(self, rows: Rows) -> np.ndarray:
+        return self._map(rows, lambda energy, x: energy(x)).double().numpy()
+
     # ---------------------------------------------------------------- densities
 
     def energy(self, X: Any) -> np.ndarray:
@@ -212,7 +231,7 @@ class BaseEBM(OutlierMixin, DensityMixin, NetParams, abc.ABC):
         -------
         ndarray of shape (n_samples,)
         """
-        return self._fitted_rows(X).map(self.energy_).double().numpy()
+        return self._energies(self._fitted_rows(X))
 
     def score_samples(self, X: Any) -> np.ndarray:
         """Log-likelihood of each row, log p(x) = -E(x) - log Z, in nats.
@@ -230,7 +249,7 @@ class BaseEBM(OutlierMixin, DensityMixin, NetParams, abc.ABC):
         """
         rows = self._fitted_rows(X)
         self._warn_without_likelihood(rows)
-        return -rows.map(self.energy_).double().numpy() - self.log_partition_
+        return -self._energies(rows) - self.log_partition_
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-likelihood of the rows in nats, by the largest credible log Z.
@@ -252,7 +271,7 @@ class BaseEBM(OutlierMixin, DensityMixin, NetParams, abc.ABC):
         if self.partition is None:
             return float(self._proper_score(rows).double().mean())
         self._warn_without_likelihood(rows)
-        mean = float(rows.map(self.energy_).double().mean())
+        mean = float(self._energies(rows).mean())
         return -mean - self._log_partition().pessimistic
 
     def _warn_without_likelihood(self, rows: Rows) -> None:
@@ -336,51 +355,6 @@ class BaseEBM(OutlierMixin, DensityMixin, NetParams, abc.ABC):
         ndarray of shape (n_samples,)
         """
         return np.where(self.decision_function(X) >= 0, 1, -1)
-
-    # ---------------------------------------------------------------- persistence
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__().copy()
-        if "net_" in state:
-            # NumPy arrays instead of live torch objects: portable between devices and to skops.
-            state["net_"] = state["net_"].pack()
-            state["_skebm_version"] = _version()
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        packed = state.pop("net_", None)
-        stored = state.pop("_skebm_version", None)
-        super().__setstate__(state)
-        if packed is None:
-            return
-        if stored != _version():
-            warnings.warn(
-                f"This model was stored by skebm {stored}, and this is {_version()}.",
-                UserWarning,
-                stacklevel=2,
-            )
-        generator = torch.Generator(self._device_at_hand())
-        self.net_ = self._new_net(packed["n_rows"], generator, streaming=packed["streaming"])
-        self.net_.initialize().unpack(packed)
-
-    def _device_at_hand(self) -> torch.device:
-        """The device asked for, or the CPU where a stored model finds it missing."""
-        try:
-            return resolve_device(self.device)
-        except ValueError:
-            warnings.warn(
-                f"device={self.device!r} is not available here; the model is loaded on the CPU.",
-                UserWarning,
-                stacklevel=3,
-            )
-            return torch.device("cpu")
-
-
-def _version() -> str:
-    try:
-        return version("skebm")
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        return "unknown"
 
 
 def _upper_quantile(values: np.ndarray, share: float, weight: np.ndarray | None) -> float:

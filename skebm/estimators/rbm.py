@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-import numpy as np
 import torch
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, clone
 from torch import Tensor
 
 from skebm._engine import EnergyNet
 from skebm._rows import Rows
-from skebm._validation import MinMax, column_ranges
 from skebm.base import LogPartition, Objective
 from skebm.energies import BernoulliRBM
 from skebm.estimators._rbm_attributes import RBMAttributes
 from skebm.estimators._rbm_methods import RBMMethods
 from skebm.estimators._rbm_settings import CONSTRAINTS, Settings, resolve
+from skebm.estimators._unit_interval import UnitInterval
 from skebm.estimators.base import BaseEBM
 from skebm.noise import IndependentBernoulli
 from skebm.objectives import (
@@ -31,7 +29,7 @@ from skebm.samplers import Gibbs
 
 
 class RBMEstimator(
-    ClassNamePrefixFeaturesOutMixin, TransformerMixin, RBMAttributes, RBMMethods, BaseEBM
+    ClassNamePrefixFeaturesOutMixin, UnitInterval, RBMAttributes, RBMMethods, BaseEBM
 ):
     r"""Restricted Boltzmann machine with binary units: features, a density and anomaly scores.
 
@@ -246,74 +244,23 @@ class RBMEstimator(
 
     # ---------------------------------------------------------------- hooks of the base class
 
-    def _rows(
-        self,
-        X: Any,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        weight: np.ndarray | None = None,
-        reset: bool = False,
-    ) -> Rows:
-        low, high = column_ranges(X)
-        if reset:
-            self.scaling_ = self._learn_scaling(low, high)
-        else:
-            self._warn_of_clipping(low, high)
-        return Rows.of(X, self.scaling_.apply, dtype=dtype, device=device, weight=weight)
-
-    def _learn_scaling(self, low: np.ndarray, high: np.ndarray) -> MinMax:
-        scaling = MinMax.fit(low, high)
-        if len(scaling.columns):
-            what = f"columns {self._names(scaling.columns)} leave [0, 1]"
-            if not self.rescale:
-                raise ValueError(
-                    f"X has {what}, and rescale=False. Binarise or scale them to [0, 1], or pass "
-                    'rescale="auto".'
-                )
-            warnings.warn(
-                f"RBMEstimator models values in [0, 1], but {what}: they are min-max scaled "
-                "(rescale=False raises instead).",
-                UserWarning,
-                stacklevel=2,
-            )
-        return scaling
-
-    def _warn_of_clipping(self, low: np.ndarray, high: np.ndarray) -> None:
-        floor, ceiling = np.zeros(len(low)), np.ones(len(low))
-        floor[self.scaling_.columns] = self.scaling_.low
-        ceiling[self.scaling_.columns] = self.scaling_.low + self.scaling_.width
-        slack = 1e-6 * (ceiling - floor)  # values stored in float32 are not outside
-        outside = np.flatnonzero((low < floor - slack) | (high > ceiling + slack))
-        if not len(outside):
-            return
-        what = f"columns {self._names(outside)} hold values outside the range of the training data"
-        if not self.rescale:
-            raise ValueError(f"X: {what} ([0, 1]), and rescale=False.")
-        warnings.warn(f"X: {what}; they are clipped to it.", UserWarning, stacklevel=2)
-
-    def _names(self, columns: np.ndarray) -> str:
-        """Names or numbers of columns for a message, the first ten."""
-        names = getattr(self, "feature_names_in_", None)
-        shown = [str(i) if names is None else repr(names[i]) for i in columns[:10].tolist()]
-        return ", ".join(shown) + (f" and {len(columns) - 10} more" if len(columns) > 10 else "")
+    def _resolve(self, n_rows: int, *, streaming: bool) -> Settings:
+        return resolve(self, n_rows, self.n_features_in_, streaming=streaming)
 
     def _new_net(
         self,
-        n_rows: int,
+        settings: Settings,
         generator: torch.Generator,
         *,
         streaming: bool,
         validation: Rows | None = None,
     ) -> EnergyNet:
-        settings = resolve(self, n_rows, self.n_features_in_, streaming=streaming)
-        self._settings = settings
         self.sampler_ = Gibbs() if self.sampler is None else clone(self.sampler)
         energy = BernoulliRBM(
-            self.n_features_in_,
-            self.n_components,
+            settings.n_visible,
+            settings.n_hidden,
             generator=generator,
-            dtype=getattr(torch, self.dtype),
+            dtype=getattr(torch, settings.dtype),
         )
         stop_on = "valid_loss" if validation is not None else None
         if settings.line_search and validation is None:
@@ -323,6 +270,8 @@ class RBMEstimator(
             "verbose": int(self.verbose),
             **(self.net_params or {}),
         }
+        if streaming:
+            kwargs["max_epochs"] = 1
         return EnergyNet(
             self._objective(energy, settings),
             generator=generator,
@@ -333,7 +282,6 @@ class RBMEstimator(
             patience=self.n_iter_no_change,
             tol=self.tol,
             streaming=streaming,
-            n_rows=n_rows,
             **kwargs,
         )
 
@@ -360,11 +308,12 @@ class RBMEstimator(
             block = rows.block(start, start + 4096).double()
             weight = None if rows.weight is None else rows.weight[start : start + 4096].double()
             total += block.sum(0) if weight is None else weight @ block
-        marginals = IndependentBernoulli.of_counts(total, len(rows))
+        mean = total / len(rows)  # weights have mean 1
+        marginals = IndependentBernoulli.of_counts(mean * rows.total_weight, rows.total_weight)
         with torch.no_grad():
             energy.visible_bias.copy_(marginals.logits)
 
-    def _condense(self, rows: Rows, net: EnergyNet) -> Rows:
+    def _condense(self, rows: Rows) -> Rows:
         """Merge duplicate rows where every step sees all of them."""
         return rows.merged() if self._settings.line_search else rows
 
@@ -386,12 +335,14 @@ class RBMEstimator(
         )
 
     def _proper_score(self, rows: Rows) -> Tensor:
-        energy = self.energy_
-        return rows.map(lambda x: pseudo_log_likelihood(energy, x))
+        return self._map(rows, pseudo_log_likelihood)
+
+    def _scoring_energy(self) -> BernoulliRBM:
+        return self.energy_.padded()
 
     @property
     def _n_features_out(self) -> int:
-        return self.n_components
+        return self._settings.n_hidden
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

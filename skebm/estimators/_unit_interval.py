@@ -1,0 +1,71 @@
+"""Tables whose columns are brought to [0, 1]."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+
+from skebm._rows import Rows
+from skebm._validation import MinMax, column_ranges
+
+
+class UnitInterval(BaseEstimator):
+    """Scales columns that leave [0, 1] (``rescale="auto"``) or refuses them (False)."""
+
+    rescale: Any
+
+    def _rows(
+        self,
+        X: Any,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        weight: np.ndarray | None = None,
+        reset: bool = False,
+    ) -> Rows:
+        low, high = column_ranges(X)
+        if reset:
+            self.scaling_ = self._learn_scaling(low, high)
+        else:
+            self._warn_of_clipping(low, high)
+        return Rows.of(X, self.scaling_.apply, dtype=dtype, device=device, weight=weight)
+
+    def _learn_scaling(self, low: np.ndarray, high: np.ndarray) -> MinMax:
+        scaling = MinMax.fit(low, high)
+        if len(scaling.columns):
+            what = f"columns {self._names(scaling.columns)} leave [0, 1]"
+            if not self.rescale:
+                raise ValueError(
+                    f"X has {what}, and rescale=False. Binarise or scale them to [0, 1], or pass "
+                    'rescale="auto".'
+                )
+            warnings.warn(
+                f"RBMEstimator models values in [0, 1], but {what}: they are min-max scaled "
+                "(rescale=False raises instead).",
+                UserWarning,
+                stacklevel=2,
+            )
+        return scaling
+
+    def _warn_of_clipping(self, low: np.ndarray, high: np.ndarray) -> None:
+        floor, ceiling = np.zeros(len(low)), np.ones(len(low))
+        floor[self.scaling_.columns] = self.scaling_.low
+        ceiling[self.scaling_.columns] = self.scaling_.low + self.scaling_.width
+        slack = 1e-6 * (ceiling - floor)  # values stored in float32 are not outside
+        outside = np.flatnonzero((low < floor - slack) | (high > ceiling + slack))
+        if not len(outside):
+            return
+        what = f"columns {self._names(outside)} hold values outside the range of the training data"
+        if not self.rescale:
+            raise ValueError(f"X: {what} ([0, 1]), and rescale=False.")
+        warnings.warn(f"X: {what}; they are clipped to it.", UserWarning, stacklevel=2)
+
+    def _names(self, columns: np.ndarray) -> str:
+        """Names or numbers of columns for a message, the first ten."""
+        names = getattr(self, "feature_names_in_", None)
+        shown = [str(i) if names is None else repr(names[i]) for i in columns[:10].tolist()]
+        return ", ".join(shown) + (f" and {len(columns) - 10} more" if len(columns) > 10 else "")
