@@ -62,7 +62,7 @@ def contestants(
     common = {"batch_size": batch, "learning_rate": 0.01, "random_state": 0}
 
     def skebm(k: int) -> Callable[[], object]:
-        model = RBMEstimator(n_hidden, n_iter=k, learning="pcd", **common)
+        model = RBMEstimator(n_hidden, n_iter=k, learning="pcd", centered=True, **common)
         return lambda: model.fit(X32)
 
     def sklearn(k: int, data: np.ndarray) -> Callable[[], object]:
@@ -111,7 +111,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     with threadpool_limits(args.threads):
-        rows = [measure(*size, batch, args.repeats) for size in SIZES if size[1] < args.max_hidden for batch in args.batches]
+        rows = [
+            measure(*size, batch, args.repeats)
+            for size in SIZES
+            if size[1] <= args.max_hidden
+            for batch in args.batches
+        ]
     print(machine())
     print(table(rows))
     write(args.json, {"rows": rows})

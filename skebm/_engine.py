@@ -27,8 +27,8 @@ from skebm.base import Batch, Loss, Objective
 
 # A look at the numbers costs a synchronisation: once for so many batches, and at an epoch's end.
 CHECK_EVERY = 500
-# Rows whose energies tell how far a step goes.
-N_PROBE = 20
+# Rows whose numbers are looked at.
+N_PROBE = 100
 
 
 class NoCriterion(nn.Module):
@@ -181,16 +181,23 @@ class EnergyNet(NeuralNet):
 
     def _train(self, iterator: Batches) -> dict[str, float]:
         """One epoch, repeated from the last good weights for as long as it diverges."""
+        probe = iterator.probe(N_PROBE)
+        with torch.no_grad():
+            if self.state_ is None:
+                self.run_.state = self.module_.start(probe, self.generator)
+            before = self._look(probe)
         while True:
             self._schedule()
             good = [w.clone() for w in weights_of(self.module_)], self.state_
-            logs = self._pass(iterator)
+            logs = self._pass(iterator, probe, before)
             if logs is not None:
                 return logs
             self._roll_back(*good)
             self._give_up_or_go_on()
 
-    def _pass(self, iterator: Batches) -> dict[str, float] | None:
+    def _pass(
+        self, iterator: Batches, probe: Batch, before: dict[str, float]
+    ) -> dict[str, float] | None:
         """One epoch's batches; its last numbers, or None when they say that it diverged."""
         update, last = self._update(), len(iterator)
         hooked = self._has_batch_callbacks()
@@ -198,38 +205,37 @@ class EnergyNet(NeuralNet):
         self.module_.train()
         with torch.no_grad():
             for number, batch in enumerate(iterator, 1):
-                if self.state_ is None:
-                    self.run_.state = self.module_.start(batch.x, self.generator)
                 if hooked:
                     self.notify("on_batch_begin", batch=batch, training=True)
                 look = number == last or number % CHECK_EVERY == 0
-                before = self._probe(iterator) if look else None
+                level = self._level(probe) if look else None
                 loss = update(batch)
                 if hooked:
                     self._record_batch(batch, loss)
                 if look:
-                    logs = self._look(batch, before, self._probe(iterator))
-                    reason = self.module_.diverged(logs)
+                    logs = self._look(probe, level)
+                    reason = self.module_.diverged(logs, before, len(probe.x))
                     if reason is not None:
                         where = f"epoch {len(self.history)}, batch {number}: {reason}"
                         self.first_divergence_ = self.first_divergence_ or where
                         return None
         return logs
 
-    def _probe(self, iterator: Batches) -> Tensor | None:
-        """Energies of a few fixed rows, before and after a step: how far one step goes.
+    def _level(self, probe: Batch) -> Tensor | None:
+        """Energies of the probe, before and after a step: how far one step goes.
 
-        A line search sees to that itself, and too few rows say nothing.
+        A line search sees to that itself, and a few rows say nothing.
         """
-        if isinstance(self.optimizer_, torch.optim.LBFGS) or iterator.n_rows < N_PROBE // 2:
+        if isinstance(self.optimizer_, torch.optim.LBFGS) or len(probe.x) < 10:
             return None
-        return self.module_.energy(iterator.rows.block(0, N_PROBE))
+        return self.module_.energy(probe.x[:20])
 
-    def _look(self, batch: Batch, before: Tensor | None, after: Tensor | None) -> dict[str, float]:
+    def _look(self, probe: Batch, level: Tensor | None = None) -> dict[str, float]:
         """Ask the monitor, with its own seeded generator: looking does not change training."""
-        logs = self.module_.monitor(batch, self.state_, self._side_generator())
-        if before is not None and after is not None:
-            logs["energy_change"] = (after - before).std()
+        logs = self.module_.monitor(probe, self.state_, self._side_generator())
+        after = self._level(probe)
+        if level is not None and after is not None:
+            logs["energy_change"] = (after - level).std()
         return {name: float(value) for name, value in logs.items()}
 
     def _side_generator(self) -> torch.Generator:

@@ -154,6 +154,25 @@ class Batches:
     def __len__(self) -> int:
         return math.ceil(self.n_rows / self.batch_size)
 
+    def probe(self, n: int) -> Batch:
+        """A few fixed rows that stand for all, spread evenly over their weight.
+
+        All rows, where one batch holds them.
+        """
+        rows = self.rows
+        if len(self) == 1 and self.subset is None:
+            return Batch(rows.block(0, self.n_rows), None, rows.weight)
+        index = torch.arange(self.n_rows, device=rows.device)
+        if self.subset is not None:
+            index = self.subset.to(rows.device)
+        n = min(n, self.n_rows)
+        share = torch.arange(n, dtype=torch.float64, device=rows.device).add_(0.5).div_(n)
+        if rows.weight is None:
+            return Batch(rows.take(index[(share * self.n_rows).long()]))
+        reached = rows.weight[index].double().cumsum(0)
+        place = torch.searchsorted(reached, share * reached[-1]).clamp_(max=self.n_rows - 1)
+        return Batch(rows.take(index[place]))
+
     def __iter__(self) -> Iterator[Batch]:
         rows, n = self.rows, self.n_rows
         if len(self) == 1 and self.subset is None:

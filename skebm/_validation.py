@@ -45,7 +45,7 @@ def resolve_device(device: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
-        torch.empty(0, device=resolved)
+        torch.Generator(resolved)
     except (RuntimeError, AssertionError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
@@ -77,32 +77,46 @@ def threads(work: float, at_least: float = 4e6) -> Iterator[None]:
 
 
 class MinMax(NamedTuple):
-    """Scaling of the columns that leave [0, 1]: (x - low) / width on `columns`, then clipping."""
+    """Scaling of the columns that leave [0, 1]: clipped to [low, high], then to [0, 1]."""
 
     columns: np.ndarray
     low: np.ndarray
-    width: np.ndarray
+    high: np.ndarray
 
     @classmethod
     def fit(cls, low: np.ndarray, high: np.ndarray) -> MinMax:
         """Take the columns of the given ranges that leave [0, 1]; a constant one maps to 0."""
         columns = np.flatnonzero((low < 0) | (high > 1))
-        low, high = low[columns].astype(np.float64), high[columns].astype(np.float64)
+        scaling = cls(columns, low[columns].astype(float), high[columns].astype(float))
         with np.errstate(over="ignore"):
-            width = high - low
-        if not np.isfinite(width).all():
+            wide = ~np.isfinite(scaling.high - scaling.low)
+        if wide.any():
             raise ValueError(
-                f"Columns {columns[~np.isfinite(width)].tolist()} span more than a float holds; "
+                f"Columns {columns[wide].tolist()} span more than a float holds; "
                 "divide them by their largest absolute value first."
             )
-        return cls(columns, low, np.where(width > 0, width, 1.0))
+        return scaling
+
+    @property
+    def width(self) -> np.ndarray:
+        """Width of each column's range, 1 where it is constant."""
+        return np.where(self.high > self.low, self.high - self.low, 1.0)
 
     def apply(self, x: np.ndarray) -> np.ndarray:
         """Scale and clip a dense block into [0, 1]; float64 in between."""
         if len(self.columns):
             x = x.copy()
-            x[:, self.columns] = (x[:, self.columns].astype(np.float64) - self.low) / self.width
+            inside = np.clip(x[:, self.columns].astype(float), self.low, self.high)
+            x[:, self.columns] = (inside - self.low) / self.width
         return np.clip(x, 0, 1)
+
+    def outside(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """Columns whose range leaves what was scaled, or [0, 1] where nothing was."""
+        floor, ceiling = np.zeros(len(low)), np.ones(len(low))
+        floor[self.columns], ceiling[self.columns] = self.low, self.high
+        # What float32 rounds off is not outside.
+        slack = 1e-6 * np.maximum(np.abs(floor), np.abs(ceiling))
+        return np.flatnonzero((low < floor - slack) | (high > ceiling + slack))
 
     def invert(self, x: np.ndarray) -> np.ndarray:
         """Go back to the units of the data."""

@@ -123,8 +123,8 @@ class BipartiteEnergy(Energy):
         """p(x given h), proportional to exp(-beta E(x, h) + field' x)."""
 
     @abc.abstractmethod
-    def hidden_energy(self, h: Tensor) -> Tensor:
-        """-log sum_x exp(-E(x, h)): the free energy of a hidden row, (n,)."""
+    def hidden_energy(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Tensor:
+        """-log sum_x exp(-beta E(x, h) + field' x): the free energy of a hidden row, (n,)."""
 
 
 # ------------------------------------------------------------------------------
@@ -283,8 +283,8 @@ class Objective(nn.Module, abc.ABC):
 
     energy: Energy
 
-    def start(self, x: Tensor, generator: torch.Generator) -> Any:
-        """State before the first batch, made from a batch of rows; None where there is none."""
+    def start(self, batch: Batch, generator: torch.Generator) -> Any:
+        """State before the first batch, made from rows that stand for all; None without one."""
         return None
 
     def work(self, n_rows: int) -> float:
@@ -326,8 +326,13 @@ class Objective(nn.Module, abc.ABC):
         """Rebuild a state that :meth:`pack` took apart."""
         return None
 
-    def diverged(self, logs: dict[str, float]) -> str | None:
-        """Why training has run away, judged by the monitor's numbers, or None."""
+    def diverged(
+        self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
+    ) -> str | None:
+        """Why training has run away, judged by the monitor's numbers on `n_rows`, or None.
+
+        `before` are the numbers before the epoch: to start badly is not to diverge.
+        """
         bad = [name for name, value in logs.items() if not math.isfinite(value)]
         return f"{', '.join(bad)} not finite" if bad else None
 

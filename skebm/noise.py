@@ -53,21 +53,11 @@ class IndependentBernoulli(Noise):
 
         The smoothing keeps the log-odds of constant columns finite.
         """
-        if weight is None:
-            return cls.of_counts(x.sum(0), x.shape[0], pseudo_count)
-        w = weight.double()
-        ones = w @ x.double()
-        return cls(cls.of_counts(ones, float(w.sum()), pseudo_count).logits.to(x.dtype))
-
-    @classmethod
-    def of_counts(
-        cls, ones: Tensor, n_rows: float, pseudo_count: float = 1.0
-    ) -> IndependentBernoulli:
-        """Take the columns' sums over (a weight of) `n_rows` rows, smoothed as in :meth:`fit`."""
+        n = x.shape[0] if weight is None else weight.double().sum()
+        ones = x.double().sum(0) if weight is None else weight.double() @ x.double()
         half = pseudo_count / 2
         # A difference of logarithms: a rounded mean of 1 would have infinite log-odds.
-        logits = torch.log(ones.double() + half) - torch.log(n_rows - ones.double() + half)
-        return cls(logits.to(ones.dtype))
+        return cls((torch.log(ones + half) - torch.log(n - ones + half)).to(x.dtype))
 
     @property
     def mean(self) -> Tensor:

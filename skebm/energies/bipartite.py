@@ -105,10 +105,12 @@ class BernoulliRBM(BipartiteEnergy):
             logits = logits + field
         return Bernoulli(logits.sigmoid_())
 
-    def hidden_energy(self, h: Tensor) -> Tensor:
-        """-log sum_x exp(-E(x, h)), (n,)."""
-        field = torch.addmm(self.visible_bias, h, self.weight)
-        return -(h @ self.hidden_bias) - softplus(field).sum(1)
+    def hidden_energy(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Tensor:
+        """-log sum_x exp(-beta E(x, h) + field' x), (n,)."""
+        logits = torch.addmm(self.visible_bias, h, self.weight, beta=beta, alpha=beta)
+        if field is not None:
+            logits = logits + field
+        return -beta * (h @ self.hidden_bias) - softplus(logits).sum(1)
 
     def flip_difference(self, x: Tensor) -> Tensor:
         """F(x with entry i set to 1 - x_i) - F(x), (n, d), for all i from one matrix product."""
@@ -211,6 +213,7 @@ class Tilted(BipartiteEnergy):
         own = beta * self.field
         return self.energy.visible(h, beta * self.beta, own if field is None else own + field)
 
-    def hidden_energy(self, h: Tensor) -> Tensor:
-        """Not available in closed form for every energy, and nothing here needs it."""
-        raise TypeError("A tilted energy has no closed-form hidden energy.")
+    def hidden_energy(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Tensor:
+        """Free energy of a hidden row with the field added, (n,)."""
+        own = beta * self.field
+        return self.energy.hidden_energy(h, beta * self.beta, own if field is None else own + field)

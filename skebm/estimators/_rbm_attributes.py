@@ -45,11 +45,16 @@ class RBMAttributes(BaseEstimator):
 
     @property
     def h_samples_(self) -> np.ndarray:
-        """Hidden units of the persistent chains, (n_chains, n_components)."""
-        chain = self._chains()
-        if chain is None:
-            raise AttributeError("Only persistent chains (PCD) have h_samples_.")
-        return self.net_.state_.chain.aux.cpu().numpy()
+        """Hidden units of the persistent chains, (n_chains, n_components).
+
+        The other rules keep no chains: then as many are drawn from the model, alike at every call.
+        """
+        if self._chains() is not None:
+            return self.net_.state_.chain.aux.cpu().numpy()
+        generator = torch.Generator(self.energy_.weight.device).manual_seed(self.net_.seed_)
+        x = self._draw(self.n_chains_, generator)
+        with torch.no_grad():
+            return self.energy_.hidden(x).sample(generator).cpu().numpy()
 
     def _parameter(self, name: str) -> np.ndarray:
         if not self.__sklearn_is_fitted__():
@@ -87,6 +92,11 @@ class RBMAttributes(BaseEstimator):
     def n_chains_(self) -> int:
         """Persistent chains."""
         return self._settings.n_chains
+
+    @property
+    def centered_(self) -> bool:
+        """Whether the gradient is centred."""
+        return self._settings.centered and not self._settings.line_search
 
     def _chains(self) -> Tensor | None:
         """Visible rows of the persistent chains, where there are any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -118,22 +119,25 @@ class RBMMethods(TransformerMixin, BaseEstimator):
             In the units of the data.
         """
         check_is_fitted(self)
-        if n_samples < 1:
-            raise ValueError(f"n_samples must be at least 1, got {n_samples}.")
-        generator, energy = self._generator(random_state), self.energy_
-        if energy.enumeration_cost() <= EXACT_LEARNING_COST:
-            with torch.no_grad():
-                return self._to_units(_exact_sample(energy, n_samples, generator))
-        start = self._chains()
-        if start is None:
-            start = torch.as_tensor(self._reference).to(energy.weight)
-        blocks = []
-        for done in range(0, n_samples, BLOCK):
-            n = min(BLOCK, n_samples - done)
-            pick = torch.randint(len(start), (n,), generator=generator, device=start.device)
-            state, _ = self.sampler_.run(energy, start[pick], n_steps, generator)
-            blocks.append(state.x.cpu())
-        return self._to_units(torch.cat(blocks))
+        _check_count("n_samples", n_samples)
+        _check_count("n_steps", n_steps)
+        return self._to_units(self._draw(n_samples, self._generator(random_state), n_steps))
+
+    def _draw(self, n: int, generator: torch.Generator, n_steps: int = 1000) -> Tensor:
+        """Binary rows of the model, exact where the states can be enumerated."""
+        energy = self.energy_
+        with torch.no_grad():
+            if energy.enumeration_cost() <= EXACT_LEARNING_COST:
+                return _exact_sample(energy, n, generator)
+            start = self._chains()
+            if start is None:
+                start = torch.as_tensor(self._reference).to(energy.weight)
+            blocks = []
+            for done in range(0, n, BLOCK):
+                size = (min(BLOCK, n - done),)
+                pick = torch.randint(len(start), size, generator=generator, device=start.device)
+                blocks.append(self.sampler_.run(energy, start[pick], n_steps, generator)[0].x)
+            return torch.cat(blocks)
 
     def impute(self, X: Any, random_state: Any = None, *, n_steps: int = 200) -> np.ndarray:
         """Fill NaN entries by a draw from the model given the entries that are known.
@@ -156,6 +160,7 @@ class RBMMethods(TransformerMixin, BaseEstimator):
             Known entries are returned as they are.
         """
         check_is_fitted(self)
+        _check_count("n_steps", n_steps)
         X = self._validate(X, ensure_all_finite="allow-nan")
         rows, generator, energy = (
             self._rows_like_energy(X),
@@ -202,6 +207,7 @@ class RBMMethods(TransformerMixin, BaseEstimator):
         """
         if not 0 < noise_level < 0.5:
             raise ValueError(f"noise_level must lie in (0, 0.5), got {noise_level}.")
+        _check_count("n_steps", n_steps)
         rows = self._fitted_rows(X)
         generator, energy = self._generator(random_state), self.energy_
         strength = float(np.log((1 - noise_level) / noise_level))
@@ -218,6 +224,11 @@ class RBMMethods(TransformerMixin, BaseEstimator):
 
     def _to_units(self, x: Tensor) -> np.ndarray:
         return self.scaling_.invert(x.detach().cpu().double().numpy())
+
+
+def _check_count(name: str, value: Any) -> None:
+    if not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name} must be at least 1 and an integer, got {value!r}.")
 
 
 def _exact_sample(energy: Any, n: int, generator: torch.Generator) -> Tensor:

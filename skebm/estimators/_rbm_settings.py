@@ -27,7 +27,7 @@ CONSTRAINTS: dict[str, list[Any]] = {
     "learning": [StrOptions({"auto", "pcd", "cd", "exact"})],
     "n_gibbs_steps": [Interval(Integral, 1, None, closed="left")],
     "n_chains": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-    "centered": ["boolean"],
+    "centered": ["boolean", StrOptions({"auto"})],
     "learning_rate_decay": [StrOptions({"auto", "linear", "constant"})],
     "momentum": [Interval(Real, 0, 1, closed="left")],
     "l1": [Interval(Real, 0, None, closed="left")],
@@ -64,6 +64,7 @@ class Settings:
         Full-batch L-BFGS, where the likelihood is exact and nothing asks for steps of a given size.
     learning_rate : float
     batch_size, n_iter, n_chains : int
+    centered : bool
     decay : bool
         Whether the learning rate falls linearly to a hundredth.
     """
@@ -77,6 +78,7 @@ class Settings:
     batch_size: int
     n_iter: int
     n_chains: int
+    centered: bool
     decay: bool
 
     def net_kwargs(self, momentum: float) -> dict[str, Any]:
@@ -101,6 +103,17 @@ class Settings:
 def linear_decay(done: float) -> float:
     """Factor of the learning rate after a fraction of the epochs: from 1 down to 0.01."""
     return 1 - 0.99 * done
+
+
+def _batch_size(n_rows: int, n_iter: int | str) -> int:
+    """100 rows, down to scikit-learn's 10 where few passes were asked for.
+
+    So that they make 2,000 steps if they can; a call of `partial_fit` should make ten.
+    """
+    if n_iter == "auto":
+        return 100
+    wanted = n_rows // 10 if n_iter == 0 else n_rows * int(n_iter) // 2000
+    return min(100, max(10, wanted))
 
 
 def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> Settings:
@@ -132,7 +145,7 @@ def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> 
     line_search = learning == "exact" and not stochastic
     batch_size = size
     if size == "auto":
-        batch_size = n_rows if line_search else 100
+        batch_size = n_rows if line_search else _batch_size(n_rows, 0 if streaming else n_iter)
     n_chains = batch_size if estimator.n_chains == "auto" else estimator.n_chains
     if n_iter == "auto":
         n_batches = math.ceil(n_rows / batch_size)
@@ -150,5 +163,6 @@ def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> 
         batch_size=batch_size,
         n_iter=n_iter,
         n_chains=n_chains,
+        centered=rate == "auto" if estimator.centered == "auto" else bool(estimator.centered),
         decay=not streaming and (rate == "auto" if decay == "auto" else decay == "linear"),
     )

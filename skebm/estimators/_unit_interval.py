@@ -52,11 +52,7 @@ class UnitInterval(BaseEstimator):
         return scaling
 
     def _warn_of_clipping(self, low: np.ndarray, high: np.ndarray) -> None:
-        floor, ceiling = np.zeros(len(low)), np.ones(len(low))
-        floor[self.scaling_.columns] = self.scaling_.low
-        ceiling[self.scaling_.columns] = self.scaling_.low + self.scaling_.width
-        slack = 1e-6 * (ceiling - floor)  # values stored in float32 are not outside
-        outside = np.flatnonzero((low < floor - slack) | (high > ceiling + slack))
+        outside = self.scaling_.outside(low, high)
         if not len(outside):
             return
         what = f"columns {self._names(outside)} hold values outside the range of the training data"

@@ -150,7 +150,9 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
         train, held_out = rows, None
         if self.early_stopping and not streaming:
             order = torch.randperm(len(rows), generator=generator, device=rows.device)
-            n_held = max(1, round(self.validation_fraction * len(rows)))
+            if len(rows) < 2:
+                raise ValueError("early_stopping needs two rows: validation_fraction takes one.")
+            n_held = min(len(rows) - 1, max(1, round(self.validation_fraction * len(rows))))
             train, held_out = rows.subset(order[n_held:]), rows.subset(order[:n_held])
         settings = self._resolve(len(train), streaming=streaming)
         net = self._new_net(settings, generator, streaming=streaming, validation=held_out)
@@ -175,7 +177,10 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
         self._reference = rows.take(keep.to(rows.device)).cpu().numpy()
         share = 0.1 if self.contamination == "auto" else self.contamination
         energy = self._energies(rows)
-        weight = None if rows.weight is None else rows.weight.cpu().double().numpy()
+        weight = np.ones(len(rows))
+        if rows.weight is not None:
+            weight = rows.weight.cpu().double().numpy()
+            weight = weight / weight.sum() * rows.total_weight
         self.threshold_ = _upper_quantile(energy, share, weight)
         self._forget_log_partition()
 
@@ -357,16 +362,15 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
         return np.where(self.decision_function(X) >= 0, 1, -1)
 
 
-def _upper_quantile(values: np.ndarray, share: float, weight: np.ndarray | None) -> float:
-    """Threshold with `share` of the weight above it, half-way between the values around it.
+def _upper_quantile(values: np.ndarray, share: float, weight: np.ndarray) -> float:
+    """Threshold with `share` of the weight above it, rounded to a whole row.
 
-    Repeating a row and doubling its weight give the same threshold.
+    Half-way between the values around it. A row of weight 2 is the same as the row twice.
     """
     order = np.argsort(-values, kind="stable")
-    values = values[order]
-    weight = np.ones(len(values)) if weight is None else weight[order]
-    above = np.cumsum(weight) <= share * weight.sum() * (1 + 1e-6)
-    k = int(above.sum())
-    if k == 0 or k == len(values):
+    values, reached = values[order], np.cumsum(weight[order])
+    k = np.floor(share * reached[-1] + 0.5 + 1e-9)  # the sum of weights is rounded
+    if k < 1:
         return float(values[0])
-    return float((values[k - 1] + values[k]) / 2)
+    around = np.searchsorted(reached, [k - 0.5, k + 0.5], side="right").clip(max=len(values) - 1)
+    return float(values[around].mean())

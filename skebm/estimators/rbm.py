@@ -27,6 +27,9 @@ from skebm.objectives import (
 from skebm.partition import AISBracket, Exact, log_z_cost
 from skebm.samplers import Gibbs
 
+# Share of a fair coin in the means that the visible biases start from.
+SHRINKAGE = 1e-3
+
 
 class RBMEstimator(
     ClassNamePrefixFeaturesOutMixin, UnitInterval, RBMAttributes, RBMMethods, BaseEBM
@@ -50,7 +53,8 @@ class RBMEstimator(
         Step size. ``"auto"``: 0.1 falling linearly to a hundredth of it; or, under the exact rule
         with `batch_size` and `momentum` left alone, L-BFGS with a line search.
     batch_size : int or "auto", default="auto"
-        Rows per step. ``"auto"``: 100, or all rows under L-BFGS.
+        Rows per step. ``"auto"``: 100, less (down to 10) where `n_iter` or `partial_fit` would make
+        few steps of it, or all rows under L-BFGS.
     n_iter : int or "auto", default="auto"
         Passes over the data (L-BFGS iterations). ``"auto"``: 10,000 steps, but at least 10 and at
         most 500 passes; up to 500 L-BFGS iterations, ended by `tol`.
@@ -66,9 +70,11 @@ class RBMEstimator(
         Gibbs steps of the chains for each batch (k of PCD-k and CD-k).
     n_chains : int or "auto", default="auto"
         Persistent chains; ``"auto"`` is the batch size.
-    centered : bool, default=True
-        Centre the units in the gradient of the stochastic rules. Same fixed points, better
-        conditioned, and the same for data with zeros and ones exchanged.
+    centered : bool or "auto", default="auto"
+        Centre the units in the gradient of the stochastic rules: same fixed points, and the same
+        for data with zeros and ones exchanged. ``"auto"`` centres unless `learning_rate` is a
+        number, whose meaning is that of the plain gradient: with scikit-learn's rates and few
+        passes, centred hidden units stay near one half and are poor features.
     learning_rate_decay : {"auto", "linear", "constant"}, default="auto"
         ``"auto"`` keeps a learning rate given as a number constant, as scikit-learn does.
     momentum : float in [0, 1), default=0
@@ -123,7 +129,7 @@ class RBMEstimator(
     intercept_hidden_, intercept_visible_ : ndarray of shape (n_components,) and (n_features,)
         Biases c and b.
     h_samples_ : ndarray of shape (n_chains, n_components)
-        Hidden units of the persistent chains.
+        Hidden units of the persistent chains; drawn from the model for the other rules.
     log_partition_, log_partition_std_ : float
         log Z in nats and its standard error, 0 when exact.
     log_partition_bounds_ : tuple of float
@@ -136,7 +142,7 @@ class RBMEstimator(
         One for each epoch: losses, energy gap, reconstruction error, learning rate, seconds.
     n_iter_, n_restarts_ : int
         Epochs that ran, and roll-backs among them.
-    learning_, learning_rate_, batch_size_, n_chains_ : str, float, int, int
+    learning_, learning_rate_, batch_size_, n_chains_, centered_ : str, float, int, int, bool
         What ``"auto"`` became. `learning_rate_` is nan under L-BFGS.
     scaling_ : MinMax
         Columns that were scaled, their minima and widths.
@@ -189,7 +195,7 @@ class RBMEstimator(
         learning="auto",
         n_gibbs_steps=1,
         n_chains="auto",
-        centered=True,
+        centered="auto",
         learning_rate_decay="auto",
         momentum=0.0,
         l1=0.0,
@@ -288,7 +294,7 @@ class RBMEstimator(
     def _objective(self, energy: BernoulliRBM, settings: Settings) -> Objective:
         regulariser = Regulariser(self.l1, self.l2, self.sparsity_target, self.sparsity_cost)
         if settings.learning == "exact":
-            centered = self.centered and not settings.line_search
+            centered = settings.centered and not settings.line_search
             return ExactLikelihood(energy, centered=centered, regulariser=regulariser)
         return ContrastiveDivergence(
             energy,
@@ -297,7 +303,7 @@ class RBMEstimator(
             n_steps=self.n_gibbs_steps,
             n_chains=settings.n_chains,
             persistent=settings.learning == "pcd",
-            centered=self.centered,
+            centered=settings.centered,
             regulariser=regulariser,
         )
 
@@ -308,10 +314,11 @@ class RBMEstimator(
             block = rows.block(start, start + 4096).double()
             weight = None if rows.weight is None else rows.weight[start : start + 4096].double()
             total += block.sum(0) if weight is None else weight @ block
-        mean = total / len(rows)  # weights have mean 1
-        marginals = IndependentBernoulli.of_counts(mean * rows.total_weight, rows.total_weight)
+        # Shrunk a little, so that constant columns stay finite; not by pseudo-counts, which would
+        # tell a row of weight 2 from the row twice, or weights of 2 from weights of 1.
+        mean = total / len(rows) * (1 - SHRINKAGE) + SHRINKAGE / 2  # weights have mean 1
         with torch.no_grad():
-            energy.visible_bias.copy_(marginals.logits)
+            energy.visible_bias.copy_(torch.logit(mean))
 
     def _condense(self, rows: Rows) -> Rows:
         """Merge duplicate rows where every step sees all of them."""

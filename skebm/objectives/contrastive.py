@@ -80,16 +80,15 @@ class ContrastiveDivergence(Objective):
         self.centered, self.offset_rate = centered, offset_rate
         self.regulariser = regulariser
 
-    def start(self, x: Tensor, generator: torch.Generator) -> ContrastiveState:
+    def start(self, batch: Batch, generator: torch.Generator) -> ContrastiveState:
         """Chains drawn from the starting distribution, offsets at the means of the rows."""
         chain = None
         with torch.no_grad():
             if self.persistent:
                 rows = self.start_from.sample(self.n_chains, generator)
                 chain = self.sampler.init(self.energy, rows)
-            if not self.centered:
-                return ContrastiveState(chain, None)
-            return ContrastiveState(chain, Offsets(x.mean(0), self.energy.hidden(x).mean.mean(0)))
+            offsets = Offsets.of(self.energy, batch) if self.centered else None
+        return ContrastiveState(chain, offsets)
 
     def _negatives(self, x: Tensor, state: ContrastiveState, generator: Any) -> ChainState:
         """Advance the chains by `n_steps`."""
@@ -174,9 +173,12 @@ class ContrastiveDivergence(Objective):
         """Minus the mean pseudo-log-likelihood: exact, deterministic, needs no log Z."""
         return -weighted_mean(pseudo_log_likelihood(self.energy, batch.x), batch.weight)
 
-    def diverged(self, logs: dict[str, float]) -> str | None:
+    def diverged(
+        self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
+    ) -> str | None:
         """Judge by the energy gap, the largest weight and the size of a step."""
-        return runaway(logs, self.energy.domain, "energy_gap") or super().diverged(logs)
+        why = runaway(logs, before, n_rows, self.energy.domain, "energy_gap")
+        return why or super().diverged(logs)
 
 
 def _signs(batch: Batch, chain: Tensor, persistent: bool) -> tuple[Tensor, Tensor]:

@@ -66,12 +66,10 @@ class ExactLikelihood(Objective):
             self._seen = [w.clone() for w in weights], self.energy.moments()
         return self._seen[1]
 
-    def start(self, x: Tensor, generator: torch.Generator) -> LikelihoodState:
+    def start(self, batch: Batch, generator: torch.Generator) -> LikelihoodState:
         """Offsets at the means of the rows."""
-        if not self.centered:
-            return LikelihoodState(None)
         with torch.no_grad():
-            return LikelihoodState(Offsets(x.mean(0), self.energy.hidden(x).mean.mean(0)))
+            return LikelihoodState(Offsets.of(self.energy, batch) if self.centered else None)
 
     def _value(self, batch: Batch, model: Moments) -> Tensor:
         share = _share(batch)
@@ -126,9 +124,12 @@ class ExactLikelihood(Objective):
         """Minus the mean log-likelihood, exact."""
         return weighted_mean(self.energy(batch.x), batch.weight) + self._moments().log_z
 
-    def diverged(self, logs: dict[str, float]) -> str | None:
+    def diverged(
+        self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
+    ) -> str | None:
         """Judge by the likelihood, the largest weight and the size of a step."""
-        return runaway(logs, self.energy.domain, "loss") or super().diverged(logs)
+        why = runaway(logs, before, n_rows, self.energy.domain, "loss")
+        return why or super().diverged(logs)
 
 
 def _share(batch: Batch) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from skebm.base import Binary
+from skebm.base import Batch, Binary
 from skebm.energies import BernoulliRBM
 
 # No finite table supports log-odds of this size: a weight beyond it is a runaway.
@@ -20,6 +21,13 @@ class Offsets(NamedTuple):
 
     visible: Tensor
     hidden: Tensor
+
+    @classmethod
+    def of(cls, energy: BernoulliRBM, batch: Batch) -> Offsets:
+        """Means of a batch."""
+        n, weight = len(batch.x), batch.weight
+        share = batch.x.new_full((n,), 1 / n) if weight is None else weight / weight.sum()
+        return cls(share @ batch.x, share @ energy.hidden(batch.x).mean)
 
     def drift(self, x: Tensor, h: Tensor, pull: Tensor, rate: float) -> Offsets:
         """Move towards the batch's weighted means; `pull` = weight / batch size, (n,)."""
@@ -149,22 +157,25 @@ def write_gradient(
     energy.hidden_bias.grad = hidden
 
 
-def runaway(logs: dict[str, float], domain: Binary, loss: str) -> str | None:
+def runaway(
+    logs: dict[str, float], before: dict[str, float] | None, n_rows: int, domain: Binary, loss: str
+) -> str | None:
     """Why the training of a binary model has run away, or None.
 
     Three signs. `loss`, the energy gap or the negative log-likelihood, above the logarithm of the
-    number of states: samples have log p <= 0, so the data are then less likely than under a
-    uniform distribution. A weight that no finite table supports. A single step that changes the
-    energies of rows against each other so much that chains cannot follow: on digits and MNIST
-    likelihoods fell below those of independent columns from 4 % of that logarithm on.
+    number of states, and risen: samples have log p <= 0, so the data are then less likely than
+    under a uniform distribution (under ten rows may just be rare ones). A weight that no finite
+    table supports. A single step that changes the energies of rows against each other so much that
+    chains cannot follow: on digits and MNIST likelihoods fell below those of independent columns
+    from 3 % of that logarithm on.
     """
-    uniform = domain.log_n_states
-    if logs[loss] > uniform + 1:
+    uniform, before = domain.log_n_states, before or {}
+    if n_rows >= 10 and logs[loss] > max(uniform + 1, before.get(loss, -math.inf)):
         name = loss.replace("_", " ")
         return f"{name} {logs[loss]:.3g} nats, worse than a uniform distribution"
-    if logs["largest_weight"] > LARGEST_WEIGHT:
+    if logs["largest_weight"] > max(LARGEST_WEIGHT, before.get("largest_weight", 0.0)):
         return f"largest weight {logs['largest_weight']:.3g}"
-    limit = max(1.0, 0.04 * uniform)
+    limit = max(1.0, 0.03 * uniform)
     change = logs.get("energy_change", 0.0)
     if change > limit:
         return f"one step changed the rows' energies by {change:.3g} nats, more than {limit:.3g}"

@@ -53,6 +53,8 @@ class _Path:
 
 def _betas(n: int) -> list[float]:
     """Inverse temperatures from 0 to 1, denser at both ends, where the path bends most."""
+    if n < 2:
+        raise ValueError(f"n_betas must be at least 2, the two ends of the path; got {n}.")
     t = torch.linspace(-4, 4, n, dtype=torch.float64).sigmoid()
     return ((t - t[0]) / (t[-1] - t[0])).tolist()
 
@@ -169,8 +171,8 @@ class ReverseAIS(PartitionEstimator):
         generator: torch.Generator | None = None,
     ) -> LogPartition:
         """Anneal the rows of `x` (n, d) from the model to the base."""
-        if x is None:
-            raise ValueError("ReverseAIS starts from model samples: pass them as x.")
+        if x is None or len(x) == 0:
+            raise ValueError("ReverseAIS starts from model samples: pass rows of them as x.")
         base, sampler, generator = _defaults(energy, base, sampler, generator)
         path, betas = _Path(energy, base), _betas(self.n_betas)[::-1]
         with torch.no_grad():
@@ -230,8 +232,10 @@ class AISBracket(PartitionEstimator):
         generator: torch.Generator | None = None,
     ) -> LogPartition:
         """Bracket log Z; `x` are rows near the model: data, training chains, or both stacked."""
-        if x is None:
-            raise ValueError("AISBracket needs rows to start its reverse runs from: pass x.")
+        if x is None or len(x) < 2:
+            raise ValueError(
+                "AISBracket needs two rows or more to start its reverse runs from: pass them as x."
+            )
         base, sampler, generator = _defaults(energy, base, sampler, generator)
         parts = {"base": base, "sampler": sampler, "generator": generator}
         forward = AIS(self.n_chains, self.n_betas, self.delta).estimate(energy, **parts)

@@ -72,7 +72,7 @@ class Exact(PartitionEstimator):
                 f"Exact log Z would visit {cost:.2g} terms, more than max_cost={self.max_cost:.2g}."
                 " Use AISBracket, or fewer units."
             )
-        like = next(energy.parameters())
+        like = next(energy.parameters(), torch.empty(0, dtype=torch.float64))
         other = max(cost / domain.n_states, domain.n_columns, 1)
         chunk = max(1, int(4e6 / other))  # 16 MB of float32 at a time
         total = torch.tensor(-math.inf, dtype=torch.float64, device=like.device)

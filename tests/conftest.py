@@ -1,0 +1,19 @@
+"""Fixtures shared by all tests."""
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def generator():
+    """The test's own random generator, seeded."""
+    return torch.Generator().manual_seed(20240229)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """One torch thread: the arrays here are small, and pytest-xdist shares the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,339 @@
+"""Every energy: rows do not see each other, gradients are gradients, conditionals are exact."""
+
+import copy
+
+import pytest
+import torch
+
+from skebm.base import Binary, BipartiteEnergy, Energy, Real
+from skebm.energies import BernoulliRBM, Tilted
+from tests.discovery import without_case
+from tests.oracle import (
+    DOUBLE,
+    P_FLOOR,
+    Enumerated,
+    bits,
+    chi_square,
+    count_states,
+    finite_difference,
+    joint_energy,
+    make_rbm,
+    seeded,
+)
+
+
+def field(n, seed=7):
+    return torch.randn(n, generator=seeded(seed), dtype=DOUBLE)
+
+
+# Small float64 energies of every class; both layers of a bipartite one can be enumerated.
+CASES = {
+    BernoulliRBM: {
+        "wide": lambda: make_rbm(5, 3),
+        "tall": lambda: make_rbm(3, 5),
+    },
+    Tilted: {
+        "tilted": lambda: Tilted(make_rbm(5, 3), field(5), beta=0.6),
+        "twice": lambda: Tilted(Tilted(make_rbm(3, 4), field(3), 0.6), field(3, seed=8), 1.7),
+    },
+}
+
+BUILDERS = {name: build for builders in CASES.values() for name, build in builders.items()}
+BIPARTITE = [
+    name for cls, builders in CASES.items() for name in builders if issubclass(cls, BipartiteEnergy)
+]
+BETAS = [1.0, 0.3, 2.5, 0.0]
+
+
+@pytest.fixture(params=BUILDERS)
+def energy(request):
+    return BUILDERS[request.param]()
+
+
+@pytest.fixture(params=BIPARTITE)
+def bipartite(request):
+    return BUILDERS[request.param]()
+
+
+def rows(energy, n=6, seed=0):
+    """Rows near the states of the domain; energies are functions of real arguments."""
+    x = energy.domain.uniform(n, seeded(seed), dtype=DOUBLE)
+    return x + 0.2 * torch.randn(x.shape, generator=seeded(seed), dtype=DOUBLE)
+
+
+def test_every_energy_has_a_case():
+    assert without_case(Energy, CASES) == []
+
+
+# ------------------------------------------------------------------------------
+# Every energy
+# ------------------------------------------------------------------------------
+
+
+def test_a_row_has_the_same_energy_alone(energy):
+    x = rows(energy)
+    together = energy(x)
+    assert together.shape == (len(x),)
+    alone = torch.cat([energy(row[None]) for row in x])
+    torch.testing.assert_close(together, alone)
+    torch.testing.assert_close(energy(x.flip(0)), together.flip(0))
+    assert len(together.unique()) == len(x)  # the rows do tell apart
+
+
+def test_no_rows_have_no_energies(energy):
+    assert energy(rows(energy)[:0]).shape == (0,)
+
+
+def test_gradient_equals_finite_differences(energy):
+    x = rows(energy)
+    value, grad = energy.value_and_grad(x)
+    torch.testing.assert_close(value, energy(x).detach())
+    expected = finite_difference(lambda moved: energy(moved).sum(), x)
+    torch.testing.assert_close(grad, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_gradient_works_under_no_grad(energy):
+    x = rows(energy)
+    outside = energy.value_and_grad(x)
+    with torch.no_grad():
+        inside = energy.value_and_grad(x)
+    for a, b in zip(outside, inside, strict=True):
+        assert torch.equal(a, b)
+        assert not b.requires_grad
+
+
+def test_gradient_leaves_parameters_and_rows_alone(energy):
+    x = rows(energy).requires_grad_(True)
+    marks = [torch.full_like(p, 3.0) for p in energy.parameters()]
+    before = [p.detach().clone() for p in energy.parameters()]
+    assert marks
+    for p, mark in zip(energy.parameters(), marks, strict=True):
+        p.grad = mark.clone()
+    energy.value_and_grad(x)
+    for p, mark, value in zip(energy.parameters(), marks, before, strict=True):
+        assert torch.equal(p.grad, mark)
+        assert torch.equal(p, value)
+        assert p.requires_grad
+    assert x.grad is None
+
+
+def test_every_parameter_matters(energy):
+    energy(rows(energy)).sum().backward()
+    for name, p in energy.named_parameters():
+        assert p.grad is not None, name
+        assert (p.grad != 0).any(), name
+
+
+# ------------------------------------------------------------------------------
+# Flips of binary rows
+# ------------------------------------------------------------------------------
+
+
+def test_flip_difference_equals_flipping(energy):
+    if not isinstance(energy.domain, Binary):
+        pytest.skip("only binary rows can be flipped")
+    x = torch.cat(list(energy.domain.enumerate()))
+    expected = torch.empty_like(x)
+    for n, row in enumerate(x):
+        for i in range(len(row)):
+            other = row.clone()
+            other[i] = 1 - other[i]
+            expected[n, i] = energy(other[None]) - energy(row[None])
+    torch.testing.assert_close(energy.flip_difference(x), expected)
+    torch.testing.assert_close(Energy.flip_difference(energy, x), expected)
+
+
+class Bowl(Energy):
+    """x' x on the reals."""
+
+    def __init__(self, domain):
+        super().__init__()
+        self.domain = domain
+
+    def forward(self, x, cond=None):
+        return x.square().sum(1)
+
+
+def test_real_rows_cannot_be_flipped():
+    with pytest.raises(ValueError, match="binary"):
+        Bowl(Real((2,))).flip_difference(torch.zeros(1, 2))
+
+
+# ------------------------------------------------------------------------------
+# Bipartite energies, against enumeration of the joint
+# ------------------------------------------------------------------------------
+
+
+def joint(energy, x, h, beta):
+    """-beta E(x, h), (n, m), with its own spelling of E."""
+    return -beta * joint_energy(energy, x, h)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_free_energy_sums_the_hidden_layer_out(bipartite, beta):
+    x, h = rows(bipartite), bits(bipartite.hidden_domain.n_columns)
+    expected = -joint(bipartite, x, h, beta).logsumexp(1)
+    torch.testing.assert_close(bipartite.free_energy(x, beta), expected)
+
+
+def test_free_energy_takes_many_betas_at_once(bipartite):
+    x, h = rows(bipartite), bits(bipartite.hidden_domain.n_columns)
+    betas = torch.tensor(BETAS, dtype=DOUBLE)[:, None]
+    expected = torch.stack([-joint(bipartite, x, h, beta).logsumexp(1) for beta in BETAS])
+    torch.testing.assert_close(bipartite.free_energy(x, betas), expected)
+
+
+def test_the_energy_is_the_free_energy(bipartite):
+    x = rows(bipartite)
+    expected = -joint(bipartite, x, bits(bipartite.hidden_domain.n_columns), 1.0).logsumexp(1)
+    torch.testing.assert_close(bipartite(x), expected)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_hidden_conditional_equals_enumeration(bipartite, beta):
+    x, h = rows(bipartite), bits(bipartite.hidden_domain.n_columns)
+    p = joint(bipartite, x, h, beta).softmax(1)  # (n, 2**H)
+    torch.testing.assert_close(bipartite.hidden(x, beta).mean, p @ h)
+
+
+@pytest.mark.parametrize("shape", [None, "shared", "one for each row"])
+@pytest.mark.parametrize("beta", BETAS)
+def test_visible_conditional_equals_enumeration(bipartite, beta, shape):
+    x, h = bits(bipartite.domain.n_columns), bits(bipartite.hidden_domain.n_columns)
+    tilt = {None: None, "shared": field(x.shape[1]), "one for each row": field(len(h))[:, None]}
+    tilt = tilt[shape]
+    if shape == "one for each row":
+        tilt = tilt * field(x.shape[1], seed=9)
+    log_p = joint(bipartite, x, h, beta).t()  # (2**H, 2**d)
+    if tilt is not None:
+        log_p = log_p + tilt.expand(len(h), -1) @ x.t()  # not scaled by beta
+    mean = bipartite.visible(h, beta, tilt).mean
+    torch.testing.assert_close(mean, log_p.softmax(1) @ x)
+
+
+def test_conditionals_default_to_beta_one(bipartite):
+    x = bits(bipartite.domain.n_columns)
+    h = bits(bipartite.hidden_domain.n_columns)
+    log_p = joint(bipartite, x, h, 1.0)
+    torch.testing.assert_close(bipartite.hidden(x).mean, log_p.softmax(1) @ h)
+    torch.testing.assert_close(bipartite.visible(h).mean, log_p.t().softmax(1) @ x)
+
+
+@pytest.mark.parametrize("layer", ["hidden", "visible"])
+def test_conditional_draws_follow_the_joint(bipartite, layer, generator):
+    """Units of one layer are independent given the other, with the right means."""
+    x, h = bits(bipartite.domain.n_columns), bits(bipartite.hidden_domain.n_columns)
+    log_p = joint(bipartite, x, h, 0.7)
+    row = 3
+    if layer == "hidden":
+        conditional = bipartite.hidden(x[row].expand(20_000, -1), 0.7)
+        p = log_p[row].softmax(0)
+    else:
+        conditional = bipartite.visible(h[row].expand(20_000, -1), 0.7)
+        p = log_p[:, row].softmax(0)
+    mean = conditional.mean.clone()
+    draws = conditional.sample(generator)
+    assert chi_square(count_states(draws), p) > P_FLOOR
+    assert torch.equal(conditional.mean, mean)  # drawing in place must not overwrite it
+
+
+def test_hidden_energy_sums_the_visible_layer_out(bipartite):
+    x, h = bits(bipartite.domain.n_columns), bits(bipartite.hidden_domain.n_columns)
+    expected = -joint(bipartite, x, h, 1.0).logsumexp(0)
+    torch.testing.assert_close(bipartite.hidden_energy(h), expected)
+
+
+# ------------------------------------------------------------------------------
+# BernoulliRBM
+# ------------------------------------------------------------------------------
+
+
+def test_rbm_starts_from_small_normal_weights_and_no_biases():
+    energy = BernoulliRBM(40, 30, generator=seeded(), scale=0.1, dtype=DOUBLE)
+    w = energy.weight.detach()
+    n = w.numel()
+    assert w.shape == (30, 40)
+    assert abs(float(w.mean())) < 5 * 0.1 / n**0.5
+    assert abs(float(w.std()) / 0.1 - 1) < 5 / (2 * n) ** 0.5
+    assert not energy.visible_bias.any()
+    assert not energy.hidden_bias.any()
+    again = BernoulliRBM(40, 30, generator=seeded(), scale=0.1, dtype=DOUBLE)
+    assert torch.equal(again.weight, energy.weight)
+    assert {p.dtype for p in energy.parameters()} == {DOUBLE}
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4)])
+def test_rbm_moments_equal_enumeration_of_either_side(shape):
+    energy = make_rbm(*shape)
+    exact, moments = Enumerated(energy), energy.moments()
+    torch.testing.assert_close(moments.log_z, exact.log_z)
+    torch.testing.assert_close(moments.x, exact.joint.sum(1) @ exact.x)
+    torch.testing.assert_close(moments.h, exact.joint.sum(0) @ exact.h)
+    torch.testing.assert_close(
+        moments.hx, torch.einsum("xh,xi,hj->ji", exact.joint, exact.x, exact.h)
+    )
+
+
+def test_rbm_log_z_differentiates_to_the_moments():
+    energy = make_rbm(4, 3)
+    log_z = energy.moments().log_z
+    grads = torch.autograd.grad(log_z, list(energy.parameters()))
+    moments = energy.moments()
+    for grad, (name, _) in zip(grads, energy.named_parameters(), strict=True):
+        expected = {"weight": moments.hx, "visible_bias": moments.x, "hidden_bias": moments.h}
+        torch.testing.assert_close(grad, expected[name])
+
+
+def test_rbm_moments_do_not_overflow():
+    """Log-weights in the hundreds: far beyond exp, also in float32."""
+    energy = make_rbm(6, 4, scale=60.0, bias=60.0)
+    exact = Enumerated(energy)
+    assert exact.log_z > 89  # exp(89) overflows float32
+    single = copy.deepcopy(energy).float()
+    for model, tolerance in ((energy, 1e-10), (single, 1e-4)):
+        moments = model.moments()
+        assert moments.log_z.item() == pytest.approx(exact.log_z.item(), rel=tolerance)
+        torch.testing.assert_close(moments.x.double(), exact.p @ exact.x, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(1100, 2), (2, 1100)])
+def test_rbm_with_one_small_layer_is_enumerated_from_it(shape):
+    """However wide the other layer: 2 to the power of 1,100 is beyond a float."""
+    energy = make_rbm(*shape, scale=0.1)
+    W, b, c = energy.weight, energy.visible_bias, energy.hidden_bias
+    if shape[0] > shape[1]:
+        W, b, c = W.t(), c, b
+    small = bits(2)  # states of the small layer, biases b; the sum over the other is a product
+    log_z = (small @ b + (small @ W.t() + c).exp().log1p().sum(1)).logsumexp(0)
+    assert energy.enumeration_cost() == 4 * 1100
+    torch.testing.assert_close(energy.moments().log_z, log_z)
+
+
+def test_rbm_enumeration_cost_names_the_cheaper_side():
+    assert make_rbm(3, 5).enumeration_cost() == 2**3 * 5
+    assert make_rbm(5, 3).enumeration_cost() == 2**3 * 5
+    assert make_rbm(4, 1).enumeration_cost() == 2**1 * 4
+
+
+# ------------------------------------------------------------------------------
+# Tilted
+# ------------------------------------------------------------------------------
+
+
+def test_tilted_takes_a_field_for_each_row():
+    inner, fields = make_rbm(4, 3), torch.stack([field(4, seed) for seed in range(6)])
+    x, h = bits(4)[:6], bits(3)[:6]
+    tilted = Tilted(inner, fields, beta=0.6)
+    each = [Tilted(inner, one, beta=0.6) for one in fields]
+    betas = torch.tensor([[0.5], [2.0]], dtype=DOUBLE)
+    for beta in (1.0, 0.4, betas):
+        alone = [one.free_energy(x[i, None], beta) for i, one in enumerate(each)]
+        torch.testing.assert_close(tilted.free_energy(x, beta), torch.cat(alone, -1))
+    alone = torch.cat([one.visible(h[i, None], 0.4).mean for i, one in enumerate(each)])
+    torch.testing.assert_close(tilted.visible(h, 0.4).mean, alone)
+
+
+def test_tilted_shares_the_parameters():
+    inner = make_rbm(4, 3)
+    tilted = Tilted(inner, field(4))
+    assert {id(p) for p in tilted.parameters()} == {id(p) for p in inner.parameters()}

@@ -1,0 +1,609 @@
+"""Every estimate of log Z: right on models that can be enumerated, and honest about its error."""
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+
+from skebm.base import Binary, Categorical, Energy, LogPartition, PartitionEstimator, Real
+from skebm.energies import BernoulliRBM, Tilted
+from skebm.noise import IndependentBernoulli
+from skebm.partition import AIS, AISBracket, Exact, ReverseAIS, log_z_cost
+from skebm.samplers import Gibbs
+from tests.discovery import without_case
+from tests.oracle import DOUBLE, Enumerated, bits, joint_energy, make_rbm, seeded
+
+D, H = 10, 8
+
+
+class Case(NamedTuple):
+    """An estimator, small; `make` takes its parameters."""
+
+    make: Callable[..., PartitionEstimator]
+    anneals: bool = True
+
+
+def small(cls, **defaults):
+    return lambda **kwargs: cls(**(defaults | kwargs))
+
+
+CASES = {
+    Exact: Case(Exact, anneals=False),
+    AIS: Case(small(AIS, n_chains=50, n_betas=60)),
+    ReverseAIS: Case(small(ReverseAIS, n_betas=60, exact_samples=True)),
+    AISBracket: Case(small(AISBracket, n_chains=50, n_betas=60, n_steps=20)),
+}
+ANNEALING = [cls for cls, case in CASES.items() if case.anneals]
+
+
+@pytest.fixture(params=CASES, ids=lambda cls: cls.__name__)
+def case(request):
+    return CASES[request.param]
+
+
+@pytest.fixture(scope="module")
+def energy():
+    """An RBM as it comes out of training; nothing may change it."""
+    return make_rbm(D, H)
+
+
+@pytest.fixture(scope="module")
+def target(energy):
+    with torch.no_grad():
+        return Enumerated(energy)
+
+
+def exact_rows(target, n=50, seed=1):
+    return target.draw(n, seeded(seed))
+
+
+def test_every_partition_estimator_has_a_case():
+    assert without_case(PartitionEstimator, CASES) == []
+
+
+# ------------------------------------------------------------------------------
+# All of them
+# ------------------------------------------------------------------------------
+
+
+def test_estimates_are_near_the_truth_and_well_formed(case, energy, target):
+    truth = target.log_z.item()
+    found = case.make().estimate(energy, x=exact_rows(target), generator=seeded())
+    assert isinstance(found, LogPartition)
+    assert all(type(number) is float for number in (*found[:4], found.ess))
+    assert abs(found.value - truth) <= max(4 * found.std_error, 1e-9)
+    assert found.std_error < 0.3
+    assert found.bound_kind in ("exact", "probabilistic", "heuristic")
+    assert not found.lower > found.value
+    assert not found.upper < found.value
+    assert found.ess > 1
+    assert found.pessimistic >= found.value
+
+
+def test_the_generator_is_the_only_randomness(case, energy, target):
+    def estimate(seed):
+        return case.make().estimate(energy, x=exact_rows(target), generator=seeded(seed))
+
+    before = torch.get_rng_state()
+    first = estimate(1)
+    torch.manual_seed(99)
+    second = estimate(1)
+    torch.set_rng_state(before)
+    other = estimate(2)
+    assert first == pytest.approx(second, abs=0, nan_ok=True)
+    assert (first.value != other.value) == case.anneals
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_without_a_generator_the_estimate_repeats(case, energy, target):
+    values = [case.make().estimate(energy, x=exact_rows(target)).value for _ in range(2)]
+    assert values[0] == values[1]
+
+
+def test_estimation_leaves_energy_rows_and_config_alone(case, target):
+    energy, x = make_rbm(D, H), exact_rows(target)
+    kept = x.clone(), [p.detach().clone() for p in energy.parameters()]
+    energy.weight.grad = torch.full_like(energy.weight, 3.0)
+    estimator = case.make()
+    before = dict(vars(estimator))
+    energy.train()
+    estimator.estimate(energy, x=x, generator=seeded())
+    assert torch.equal(x, kept[0])
+    for p, value in zip(energy.parameters(), kept[1], strict=True):
+        assert torch.equal(p, value)
+        assert p.requires_grad
+    assert torch.equal(energy.weight.grad, torch.full_like(energy.weight, 3.0))
+    assert energy.visible_bias.grad is None
+    assert energy.training
+    assert vars(estimator) == before
+
+
+@pytest.mark.parametrize("cls", CASES, ids=lambda cls: cls.__name__)
+def test_an_estimator_is_its_parameters(cls):
+    estimator = CASES[cls].make()
+    names = set(inspect.signature(cls.__init__).parameters) - {"self", "args", "kwargs"}
+    assert set(vars(estimator)) == names
+    assert clone(estimator).get_params() == estimator.get_params()
+
+
+def test_single_precision_energies_lose_little(case, target):
+    energy = make_rbm(D, H).float()
+    x = exact_rows(target).float()
+    found = case.make().estimate(energy, x=x, generator=seeded())
+    assert abs(found.value - target.log_z.item()) <= max(4 * found.std_error, 1e-4)
+
+
+def test_a_known_log_z_is_found_without_error(case):
+    """Without weights, from a base with the model's own biases, every path weight is the same."""
+    energy = make_rbm(6, 5, scale=0.0)
+    b, c = energy.visible_bias.detach(), energy.hidden_bias.detach()
+    base = IndependentBernoulli(b)
+    x = (torch.rand(20, 6, generator=seeded(), dtype=DOUBLE) < b.sigmoid()).to(DOUBLE)
+    found = case.make().estimate(energy, base=base, x=x, generator=seeded())
+    assert found.value == pytest.approx((b.exp().log1p().sum() + c.exp().log1p().sum()).item())
+    assert found.std_error < 1e-10
+    assert found.ess == math.inf or found.ess > 19.999
+
+
+def test_a_constant_shifts_log_z(case, energy, target):
+    """Twice as many hidden states of a unit without weights: log 2 more, whatever the method."""
+    wider = BernoulliRBM(D, H + 1, generator=seeded(), dtype=DOUBLE)
+    with torch.no_grad():
+        wider.weight.zero_()
+        wider.weight[:H] = energy.weight
+        wider.visible_bias.copy_(energy.visible_bias)
+        wider.hidden_bias[:H] = energy.hidden_bias
+    found = case.make().estimate(wider, x=exact_rows(target), generator=seeded())
+    truth = target.log_z.item() + math.log(2)
+    assert abs(found.value - truth) <= max(4 * found.std_error, 1e-9)
+
+
+# ------------------------------------------------------------------------------
+# LogPartition
+# ------------------------------------------------------------------------------
+
+
+def test_pessimism_takes_the_upper_end_or_two_standard_errors():
+    bounded = LogPartition(5.0, 0.1, 4.0, 5.7, "heuristic", 10.0)
+    assert bounded.pessimistic == 5.7
+    assert bounded._replace(upper=math.nan).pessimistic == pytest.approx(5.2)
+    assert LogPartition(5.0, 0.0, 5.0, 5.0, "exact", math.inf).pessimistic == 5.0
+
+
+# ------------------------------------------------------------------------------
+# Exact
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (6, 3), (5, 5), (1, 4), (4, 1)])
+def test_exact_equals_brute_force(shape):
+    energy = make_rbm(*shape)
+    found = Exact().estimate(energy)
+    truth = (-joint_energy(energy, bits(shape[0]), bits(shape[1]))).flatten().logsumexp(0)
+    assert found.value == pytest.approx(truth.item(), abs=1e-10)
+    assert found.lower == found.upper == found.value == found.pessimistic
+    assert (found.std_error, found.bound_kind, found.ess) == (0.0, "exact", math.inf)
+
+
+def test_exact_sums_chunks_of_states():
+    """More states than fit in a chunk, under known biases."""
+    energy = make_rbm(40, 17, scale=0.0, bias=2.0)
+    b, c = energy.visible_bias, energy.hidden_bias
+    truth = b.exp().log1p().sum() + c.exp().log1p().sum()
+    assert Exact().estimate(energy).value == pytest.approx(truth.item(), abs=1e-9)
+
+
+def test_exact_of_no_parameters_counts_the_states():
+    energy = make_rbm(7, 4, scale=0.0, bias=0.0)
+    assert Exact().estimate(energy).value == pytest.approx(11 * math.log(2), abs=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (6, 3)])
+def test_exact_refuses_what_costs_too_much(shape):
+    energy = make_rbm(*shape)
+    cost = 2**3 * 6  # states of the small layer times units of the other
+    assert log_z_cost(energy) == pytest.approx(cost)
+    assert Exact(max_cost=cost + 1).estimate(energy).std_error == 0
+    with pytest.raises(ValueError, match="max_cost"):
+        Exact(max_cost=cost - 1).estimate(energy)
+
+
+def test_exact_refuses_by_default_what_would_take_for_ever():
+    with pytest.raises(ValueError, match="max_cost"):
+        Exact().estimate(BernoulliRBM(2000, 60, generator=seeded()))
+
+
+@pytest.mark.parametrize("shape", [(1500, 3), (3, 1500)])
+def test_exact_takes_one_wide_layer(shape):
+    energy = make_rbm(*shape, scale=0.0)
+    truth = energy.visible_bias.exp().log1p().sum() + energy.hidden_bias.exp().log1p().sum()
+    assert Exact().estimate(energy).value == pytest.approx(truth.item())
+
+
+def test_exact_does_not_overflow():
+    energy = make_rbm(6, 4, scale=300.0, bias=300.0)
+    truth = Enumerated(energy).log_z.item()
+    assert truth > 710  # exp(710) overflows float64
+    assert Exact().estimate(energy).value == pytest.approx(truth)
+
+
+class Table(Energy):
+    """Linear in the row; log Z over a domain of groups is a sum of log-sum-exps."""
+
+    def __init__(self, domain, slope, *, trained=True):
+        super().__init__()
+        self.domain = domain
+        if trained:
+            self.slope = torch.nn.Parameter(slope)
+        else:
+            self.register_buffer("slope", slope)
+
+    def forward(self, x, cond=None):
+        return x @ self.slope
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_exact_takes_any_energy_that_can_be_enumerated(trained):
+    """Also one without parameters, such as a spin glass with given couplings."""
+    slope = torch.tensor([0.5, -1.0, 2.0, 0.3, 0.0], dtype=DOUBLE)
+    energy = Table(Categorical((3, 2)), slope, trained=trained)
+    truth = (-slope[:3]).logsumexp(0) + (-slope[3:]).logsumexp(0)
+    assert Exact().estimate(energy).value == pytest.approx(truth.item())
+
+
+def test_exact_refuses_a_continuous_domain():
+    with pytest.raises(ValueError, match="max_cost|too many states"):
+        Exact().estimate(Table(Real((2,)), torch.ones(2)))
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3)])
+def test_exact_takes_a_tilted_energy(shape):
+    """It can be enumerated from the visible side, whatever the hidden one costs."""
+    field = torch.randn(shape[0], generator=seeded(3), dtype=DOUBLE)
+    energy = Tilted(make_rbm(*shape), field, beta=0.6)
+    truth = Enumerated(energy).log_z.item()
+    assert Exact().estimate(energy).value == pytest.approx(truth)
+
+
+# ------------------------------------------------------------------------------
+# AIS
+# ------------------------------------------------------------------------------
+
+REPEATS = 60
+
+
+@pytest.fixture(scope="module")
+def forward_runs(energy):
+    return [CASES[AIS].make().estimate(energy, generator=seeded(s)) for s in range(REPEATS)]
+
+
+def z_scores(runs, truth):
+    return torch.tensor([(one.value - truth) / one.std_error for one in runs])
+
+
+def assert_calibrated(z):
+    """Both limits are over four standard errors of 60 repeats from where they should be."""
+    assert z.abs().max() < 5
+    assert abs(z.mean()) < 0.5
+    assert 0.6 < z.std() < 1.6
+
+
+def test_ais_knows_its_error(forward_runs, target):
+    assert_calibrated(z_scores(forward_runs, target.log_z.item()))
+
+
+def test_ais_is_unbiased_for_z(forward_runs, target):
+    ratio = torch.tensor([one.value - target.log_z.item() for one in forward_runs]).exp()
+    error = (ratio.std() / len(ratio) ** 0.5).item()
+    assert error < 0.05
+    assert abs(ratio.mean().item() - 1) < 4 * error
+
+
+def test_ais_effective_sample_size_is_that_of_its_weights(forward_runs):
+    """std_error**2 = (n / ess - 1) / (n - 1) ties the two."""
+    for one in forward_runs[:5]:
+        assert 1 <= one.ess <= 50
+        assert one.std_error**2 == pytest.approx((50 / one.ess - 1) / 49)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ais_holds_on_other_models_and_from_other_bases(seed):
+    energy = make_rbm(9, 7, seed=seed, scale=1.2)
+    truth = Enumerated(energy).log_z.item()
+    logits = torch.randn(9, generator=seeded(seed), dtype=DOUBLE)
+    for base in (None, IndependentBernoulli(logits)):
+        found = AIS(100, 100).estimate(energy, base=base, generator=seeded(seed))
+        assert abs(found.value - truth) < 4 * found.std_error
+        assert found.std_error < 0.3
+
+
+def test_ais_gets_better_with_more_temperatures(energy):
+    errors = [AIS(100, n).estimate(energy, generator=seeded()).std_error for n in (2, 10, 100)]
+    assert errors[0] > 1.5 * errors[1] > 2 * errors[2]
+
+
+@pytest.mark.parametrize("delta", [0.05, 0.2])
+def test_ais_lower_bound_fails_no_more_often_than_promised(delta):
+    """With so few chains and temperatures that the estimate itself is often above log Z."""
+    energy = make_rbm(8, 6, scale=1.5)
+    truth, n = Enumerated(energy).log_z.item(), 200
+    runs = [AIS(3, 8, delta).estimate(energy, generator=seeded(s)) for s in range(n)]
+    slack = 3 * (delta * (1 - delta) / n) ** 0.5
+    assert sum(one.lower > truth for one in runs) / n <= delta + slack
+    assert sum(one.value > truth for one in runs) / n > delta + slack  # the bound is needed
+    for one in runs:
+        assert math.isnan(one.upper)
+        assert one.bound_kind == "probabilistic"
+        assert one.lower == pytest.approx(one.value - math.log(1 / delta))
+
+
+class Noting(IndependentBernoulli):
+    """Remembers what it drew."""
+
+    def sample(self, n, generator):
+        self.drawn = super().sample(n, generator)
+        return self.drawn.clone()
+
+
+def base_of(d, seed=5):
+    return Noting(0.5 * torch.randn(d, generator=seeded(seed), dtype=DOUBLE))
+
+
+def importance(energy, base, x):
+    """log of exp(-F(x)) / q(x), with both spelled out."""
+    log_q = (x * base.logits - base.logits.exp().log1p()).sum(1)
+    return ((-joint_energy(energy, x, bits(H))).logsumexp(1) - log_q).detach()
+
+
+def test_ais_without_temperatures_in_between_is_importance_sampling(energy):
+    base = base_of(D)
+    found = AIS(40, 2).estimate(energy, base=base, generator=seeded())
+    log_w = importance(energy, base, base.drawn)
+    w = (log_w - log_w.max()).exp()
+    assert found.value == pytest.approx((log_w.logsumexp(0) - math.log(40)).item())
+    assert found.ess == pytest.approx((w.sum() ** 2 / (w**2).sum()).item())
+    assert found.std_error == pytest.approx((w.std() / w.mean() / 40**0.5).item())
+
+
+@pytest.mark.parametrize("cls", ANNEALING, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("n_betas", [0, 1])
+def test_a_path_has_two_ends(cls, n_betas, energy, target):
+    """One temperature is the base alone: its log Z is no estimate of the model's."""
+    with pytest.raises(ValueError, match="n_betas"):
+        CASES[cls].make(n_betas=n_betas).estimate(energy, x=exact_rows(target), generator=seeded())
+
+
+def test_one_chain_does_not_know_its_error(energy):
+    found = AIS(1, 20).estimate(energy, generator=seeded())
+    assert math.isfinite(found.value)
+    assert found.std_error == found.pessimistic == math.inf
+
+
+class Counting(Gibbs):
+    """Gibbs that counts its steps."""
+
+    steps = 0
+
+    def step(self, *args, **kwargs):
+        Counting.steps += 1
+        return super().step(*args, **kwargs)
+
+
+@pytest.mark.parametrize("cls", ANNEALING, ids=lambda cls: cls.__name__)
+def test_the_sampler_given_is_used(cls, energy, target):
+    Counting.steps = 0
+    found = (
+        CASES[cls]
+        .make()
+        .estimate(energy, sampler=Counting(), x=exact_rows(target), generator=seeded())
+    )
+    usual = CASES[cls].make().estimate(energy, x=exact_rows(target), generator=seeded())
+    assert Counting.steps >= 58  # one at every temperature between the ends
+    assert found.value == usual.value
+
+
+@pytest.mark.parametrize("cls", ANNEALING, ids=lambda cls: cls.__name__)
+def test_annealing_refuses_what_it_does_not_know(cls, energy, target):
+    estimator, x = CASES[cls].make(), exact_rows(target)
+    with pytest.raises(TypeError, match="bipartite"):
+        estimator.estimate(Table(Binary((D,)), torch.ones(D, dtype=DOUBLE)), x=x)
+    with pytest.raises(TypeError, match="IndependentBernoulli"):
+        estimator.estimate(energy, base="uniform", x=x)
+
+
+# ------------------------------------------------------------------------------
+# Reverse AIS
+# ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reverse_runs(energy, target):
+    make = CASES[ReverseAIS].make
+    return [
+        make().estimate(energy, x=exact_rows(target, seed=500 + s), generator=seeded(s))
+        for s in range(REPEATS)
+    ]
+
+
+def test_reverse_ais_from_exact_samples_knows_its_error(reverse_runs, target):
+    assert_calibrated(z_scores(reverse_runs, target.log_z.item()))
+
+
+def test_reverse_ais_from_exact_samples_is_unbiased_for_one_over_z(reverse_runs, target):
+    ratio = torch.tensor([target.log_z.item() - one.value for one in reverse_runs]).exp()
+    error = (ratio.std() / len(ratio) ** 0.5).item()
+    assert error < 0.05
+    assert abs(ratio.mean().item() - 1) < 4 * error
+
+
+@pytest.mark.parametrize("delta", [0.05, 0.2])
+def test_reverse_upper_bound_fails_no_more_often_than_promised(delta):
+    energy = make_rbm(8, 6, scale=1.5)
+    target, n = Enumerated(energy), 200
+    truth, estimator = target.log_z.item(), ReverseAIS(8, delta, exact_samples=True)
+    runs = [
+        estimator.estimate(energy, x=target.draw(3, seeded(500 + s)), generator=seeded(s))
+        for s in range(n)
+    ]
+    slack = 3 * (delta * (1 - delta) / n) ** 0.5
+    assert sum(one.upper < truth for one in runs) / n <= delta + slack
+    assert sum(one.value < truth for one in runs) / n > delta + slack  # the bound is needed
+    for one in runs:
+        assert math.isnan(one.lower)
+        assert one.upper == one.pessimistic == pytest.approx(one.value + math.log(1 / delta))
+
+
+def test_reverse_ais_without_temperatures_in_between_is_importance_sampling(energy, target):
+    base, x = base_of(D), exact_rows(target, 30)
+    found = ReverseAIS(2).estimate(energy, base=base, x=x, generator=seeded())
+    log_w = -importance(energy, base, x)
+    assert found.value == pytest.approx(math.log(30) - log_w.logsumexp(0).item())
+
+
+def test_reverse_ais_says_where_it_started(energy, target):
+    kinds = [
+        ReverseAIS(5, exact_samples=exact).estimate(energy, x=exact_rows(target)).bound_kind
+        for exact in (True, False)
+    ]
+    assert kinds == ["probabilistic", "heuristic"]
+
+
+def test_forward_and_reverse_enclose_the_truth(energy, target):
+    """On average, and by more the fewer the temperatures: the sandwich."""
+    truth, gaps = target.log_z.item(), []
+    for n_betas in (3, 30):
+        below, above = [], []
+        for s in range(20):
+            x = exact_rows(target, 20, seed=500 + s)
+            below.append(AIS(20, n_betas).estimate(energy, generator=seeded(s)).value)
+            above.append(ReverseAIS(n_betas).estimate(energy, x=x, generator=seeded(s)).value)
+        below, above = torch.tensor(below), torch.tensor(above)
+        assert below.mean() - 3 * below.std() / 20**0.5 < truth
+        assert above.mean() + 3 * above.std() / 20**0.5 > truth
+        gaps.append((above.mean() - below.mean()).item())
+    assert gaps[0] > gaps[1] + 0.05
+    assert gaps[0] > 0
+
+
+@pytest.mark.parametrize("cls", [ReverseAIS, AISBracket], ids=lambda cls: cls.__name__)
+def test_rows_to_start_from_are_required(cls, energy):
+    with pytest.raises(ValueError, match="x"):
+        cls().estimate(energy, generator=seeded())
+    with pytest.raises(ValueError, match=r"(?i)\bx\b|row|sample"):
+        CASES[cls].make().estimate(energy, x=torch.zeros(0, D, dtype=DOUBLE), generator=seeded())
+
+
+# ------------------------------------------------------------------------------
+# The bracket
+# ------------------------------------------------------------------------------
+
+
+def two_modes(d=10, gap=4.0):
+    """All zeros and all ones, few rows in between; the ones weigh exp(gap) times as much."""
+    energy = BernoulliRBM(d, 1, generator=seeded(), dtype=DOUBLE)
+    with torch.no_grad():
+        energy.weight.fill_(4.0)
+        energy.visible_bias.fill_(-2.0)
+        energy.hidden_bias.fill_(gap - 2.0 * d)  # softplus(2) - softplus(-2) = 2
+    return energy
+
+
+def quiet(energy, x, seed, **settings):
+    """A bracket, and the messages of its convergence warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = CASES[AISBracket].make(**settings).estimate(energy, x=x, generator=seeded(seed))
+    return found, [str(w.message) for w in caught if w.category is ConvergenceWarning]
+
+
+@pytest.mark.parametrize("model", [(10, 8, 0, 1.0), (7, 9, 1, 1.3), (9, 4, 2, 0.3)])
+def test_the_bracket_encloses_the_truth(model):
+    d, h, model_seed, scale = model
+    energy = make_rbm(d, h, seed=model_seed, scale=scale)
+    target = Enumerated(energy)
+    truth, missed, warned = target.log_z.item(), 0, 0
+    for seed in range(20):
+        found, messages = quiet(energy, target.draw(50, seeded(500 + seed)), seed)
+        missed += not found.lower <= truth <= found.upper
+        warned += bool(messages)
+        assert found.bound_kind == "heuristic"
+        assert found.upper == found.pessimistic
+    assert missed <= 1
+    assert warned <= 1  # from exact samples there is nothing to warn of
+
+
+def test_the_bracket_takes_value_and_lower_end_from_ais(energy, target):
+    """Same seed, same forward run: its numbers come out unchanged."""
+    found, _ = quiet(energy, exact_rows(target), seed=3)
+    forward = CASES[AIS].make().estimate(energy, generator=seeded(3))
+    assert found[:3] == forward[:3]
+    assert found.ess == forward.ess
+    assert found.upper >= forward.value + 2 * forward.std_error
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_bracket_warns_of_modes_it_has_not_explored(seed):
+    energy = two_modes()
+    wrong, right = torch.zeros(60, 10, dtype=DOUBLE), torch.ones(60, 10, dtype=DOUBLE)
+    stuck, crossed = quiet(energy, wrong, seed, n_steps=1)
+    assert any("crossed" in message for message in crossed)
+    assert stuck.upper >= stuck.value  # the forward run still counts
+    settings = {"n_chains": 100, "n_steps": 300}
+    _, moved = quiet(energy, wrong, seed, **settings)
+    assert any("depends on where it starts" in message for message in moved)
+    _, fine = quiet(energy, right, seed, **settings)
+    assert fine == []
+
+
+def test_the_upper_end_covers_a_mode_that_only_the_rows_know():
+    """Forward annealing does not find a hole of one row in twenty dimensions; the data lie in it.
+
+    The free rows weigh 2**20, the hole exp(5) times as much.
+    """
+    d = 20
+    energy = BernoulliRBM(d, 1, generator=seeded(), dtype=DOUBLE)
+    sign = 1.0 - 2.0 * (torch.arange(d, dtype=DOUBLE) % 2)
+    with torch.no_grad():
+        energy.weight.copy_(12 * sign[None])
+        energy.visible_bias.zero_()
+        energy.hidden_bias.fill_(5 + d * math.log(2) - 12 * d / 2)
+    truth = Exact().estimate(energy).value
+    rows = (sign > 0).to(DOUBLE).expand(50, -1)
+    found, _ = quiet(energy, rows, seed=0)
+    assert found.value + 10 * found.std_error < truth - 3  # missed, and sure of itself
+    assert found.upper > truth
+    assert found.pessimistic > truth
+
+
+def test_one_row_to_start_from_is_no_silent_bracket():
+    """A reverse run of one chain has no error to judge by: refuse it, or say so.
+
+    Here it starts in the mode that holds two per cent of the mass.
+    """
+    row = torch.zeros(1, 10, dtype=DOUBLE)
+    try:
+        found, messages = quiet(two_modes(), row, seed=0, n_steps=1)
+    except ValueError:
+        return
+    assert messages, f"no warning, upper = {found.upper}"
+
+
+def test_at_most_n_chains_rows_are_annealed_back(energy, target):
+    """Rows beyond are not wasted time; which ones are kept is drawn."""
+    seen = []
+
+    class Watching(Gibbs):
+        def step(self, energy, state, *args, **kwargs):
+            seen.append(len(state.x))
+            return super().step(energy, state, *args, **kwargs)
+
+    CASES[AISBracket].make(n_chains=30).estimate(
+        energy, sampler=Watching(), x=exact_rows(target, 300), generator=seeded()
+    )
+    assert max(seen) == 30

@@ -1,0 +1,127 @@
+"""Small models and their exact answers, by enumeration and written without skebm's formulas.
+
+E(x, h) is spelled out term by term, every sum runs over all states made by itertools, and nothing
+calls an energy's own methods: what the tests compare with shares no code with what they test.
+"""
+
+import itertools
+
+import scipy.stats
+import torch
+
+from skebm.energies import BernoulliRBM, Tilted
+
+DOUBLE = torch.float64
+
+# One false alarm in ten thousand, for a seed that is fixed anyway.
+P_FLOOR = 1e-4
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def make_rbm(n_visible, n_hidden, *, seed=0, scale=1.0, bias=0.5, dtype=DOUBLE):
+    """An RBM as it might come out of training: no bias is zero, no weight is small."""
+    generator = seeded(seed)
+    energy = BernoulliRBM(n_visible, n_hidden, generator=generator, scale=scale, dtype=dtype)
+    with torch.no_grad():
+        for p in (energy.visible_bias, energy.hidden_bias):
+            p.copy_(bias * torch.randn(p.shape, generator=generator, dtype=dtype))
+    return energy
+
+
+def bits(n):
+    """All rows of n bits, (2 ** n, n)."""
+    return torch.tensor(list(itertools.product((0.0, 1.0), repeat=n)), dtype=DOUBLE)
+
+
+def joint_energy(energy, x, h):
+    """E(x, h) for every pair of a visible row x and a hidden row h, (n, m)."""
+    if isinstance(energy, Tilted):
+        return energy.beta * joint_energy(energy.energy, x, h) - (x * energy.field).sum(1)[:, None]
+    W, b, c = energy.weight, energy.visible_bias, energy.hidden_bias
+    interaction = torch.einsum("mj,ji,ni->nm", h, W, x)
+    return -(x * b).sum(1)[:, None] - (h * c).sum(1)[None, :] - interaction
+
+
+class Enumerated:
+    """All states of a bipartite binary energy and their exact probabilities at `beta`.
+
+    The target of a sampler: knows how to draw from itself, and how surprising a sample is.
+    """
+
+    def __init__(self, energy, beta=1.0):
+        self.x = bits(energy.domain.n_columns)
+        self.h = bits(energy.hidden_domain.n_columns)
+        self.log_weight = -beta * joint_energy(energy, self.x, self.h)  # (2**d, 2**H)
+        self.log_z = self.log_weight.flatten().logsumexp(0)
+        self.joint = (self.log_weight - self.log_z).exp()
+        self.p = self.joint.sum(1)
+
+    def mean(self, values):
+        """Expectation of a function of x, given at all its states."""
+        return torch.tensordot(self.p, values, 1)
+
+    def draw(self, n, generator):
+        """Draw n independent rows, exactly."""
+        return self.x[self.draw_index(self.p, n, generator)]
+
+    def draw_pair(self, n, generator):
+        """Draw n independent rows with their hidden layers, exactly."""
+        number = self.draw_index(self.joint.flatten(), n, generator)
+        return self.x[number // len(self.h)], self.h[number % len(self.h)]
+
+    @staticmethod
+    def draw_index(p, n, generator):
+        return torch.multinomial(p.detach(), n, replacement=True, generator=generator)
+
+    def p_value(self, x):
+        """p-value of the chi-square test that rows x are independent draws."""
+        return chi_square(count_states(x), self.p)
+
+    def given(self, mask, value):
+        """Distribution over the states given that x equals `value` where `mask` is true."""
+        p = self.p * (self.x == value)[:, mask].all(1)
+        return p / p.sum()
+
+
+def count_states(x):
+    """How often each binary row occurs, in the order of :func:`bits`."""
+    place = 2 ** torch.arange(x.shape[1] - 1, -1, -1)
+    return torch.bincount(x.long() @ place, minlength=2 ** x.shape[1])
+
+
+def chi_square(counts, p):
+    """p-value of counts under probabilities p, states expected fewer than five times pooled."""
+    counts, expected = counts.to(DOUBLE), p.detach() * counts.sum()
+    if counts[expected == 0].any():
+        return 0.0
+    rare = expected < 5
+    counts = torch.cat([counts[~rare], counts[rare].sum()[None]])
+    expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
+    if expected[-1] < 5:  # too few even together: say nothing of them
+        keep = counts[:-1].sum() / expected[:-1].sum()
+        counts, expected = counts[:-1], expected[:-1] * keep
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return float(scipy.stats.chi2.sf(float(statistic), len(counts) - 1))
+
+
+def finite_difference(function, x, step=1e-5):
+    """Gradient of a scalar function at a tensor x by central differences."""
+    grad = torch.empty_like(x)
+    for i in range(x.numel()):
+        ends = []
+        for sign in (1, -1):
+            moved = x.detach().clone()
+            moved.view(-1)[i] += sign * step
+            ends.append(float(torch.as_tensor(function(moved)).detach()))
+        grad.view(-1)[i] = (ends[0] - ends[1]) / (2 * step)
+    return grad
+
+
+def mean_is(samples, truth):
+    """Largest |z| of the difference between the mean of i.i.d. rows and the truth."""
+    samples = samples.detach()
+    error = samples.std(0) / len(samples) ** 0.5
+    return float(((samples.mean(0) - truth).abs() / error.clamp(min=1e-12)).max())

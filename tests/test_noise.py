@@ -1,0 +1,107 @@
+"""Noise: log-probabilities that sum to one, draws that follow them, fits that count rightly."""
+
+import math
+
+import pytest
+import torch
+
+from skebm.noise import IndependentBernoulli, Noise
+from tests.discovery import without_case
+from tests.oracle import DOUBLE, P_FLOOR, bits, chi_square, count_states, seeded
+
+LOGITS = torch.tensor([-2.0, 0.0, 0.7, 1.5], dtype=DOUBLE)
+
+# An enumerable instance of every distribution.
+CASES = {
+    IndependentBernoulli: [
+        IndependentBernoulli(LOGITS),
+        IndependentBernoulli.fit(bits(3)[:5]),
+        IndependentBernoulli(torch.zeros(5, dtype=DOUBLE)),
+    ],
+}
+INSTANCES = [one for instances in CASES.values() for one in instances]
+
+
+def test_every_noise_has_a_case():
+    assert without_case(Noise, CASES) == []
+
+
+@pytest.mark.parametrize("noise", INSTANCES)
+def test_probabilities_sum_to_one(noise):
+    x = torch.cat(list(noise.domain.enumerate()))
+    assert noise.log_prob(x).shape == (len(x),)
+    assert float(noise.log_prob(x).exp().sum()) == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("noise", INSTANCES)
+def test_draws_follow_log_prob(noise, generator):
+    draws = noise.sample(20_000, generator)
+    assert draws.dtype == DOUBLE
+    assert noise.domain.contains(draws).all()
+    p = noise.log_prob(bits(noise.domain.n_columns)).exp()
+    assert chi_square(count_states(draws), p) > P_FLOOR
+
+
+@pytest.mark.parametrize("noise", INSTANCES)
+def test_draws_repeat_with_the_seed_and_leave_the_global_one(noise):
+    before = torch.get_rng_state()
+    assert torch.equal(noise.sample(50, seeded(1)), noise.sample(50, seeded(1)))
+    assert not torch.equal(noise.sample(50, seeded(1)), noise.sample(50, seeded(2)))
+    assert noise.sample(0, seeded(1)).shape == (0, noise.domain.n_columns)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# ------------------------------------------------------------------------------
+# IndependentBernoulli
+# ------------------------------------------------------------------------------
+
+
+def test_bernoulli_logits_are_log_odds():
+    q = IndependentBernoulli(LOGITS)
+    for i, a in enumerate(LOGITS.tolist()):
+        one = torch.zeros(1, 4, dtype=DOUBLE)
+        one[0, i] = 1
+        gain = q.log_prob(one) - q.log_prob(torch.zeros(1, 4, dtype=DOUBLE))
+        assert float(gain) == pytest.approx(a)
+        assert float(q.mean[i]) == pytest.approx(1 / (1 + math.exp(-a)))
+
+
+def test_bernoulli_normaliser_sums_over_all_states():
+    q = IndependentBernoulli(LOGITS)
+    total = (bits(4) * LOGITS).sum(1).exp().sum().log()
+    assert float(q.log_normaliser) == pytest.approx(float(total))
+
+
+@pytest.mark.parametrize("pseudo_count", [0.5, 1.0, 10.0])
+def test_a_fit_adds_rows_of_one_half(generator, pseudo_count):
+    x = torch.bernoulli(torch.full((20, 3), 0.3, dtype=DOUBLE), generator=generator)
+    q = IndependentBernoulli.fit(x, pseudo_count=pseudo_count)
+    half = torch.full((20, 3), 0.5, dtype=DOUBLE)  # weighs as much as the pseudo-count together
+    mean = (x.mean(0) * 20 + half.mean(0) * pseudo_count) / (20 + pseudo_count)
+    torch.testing.assert_close(q.mean, mean)
+
+
+def test_the_smoothing_vanishes_with_the_rows():
+    x = torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 1.0]], dtype=DOUBLE).repeat(5000, 1)
+    mean = IndependentBernoulli.fit(x).mean
+    torch.testing.assert_close(mean, x.mean(0), atol=1e-4, rtol=0)
+
+
+def test_weights_count_as_repeated_rows(generator):
+    x = torch.bernoulli(torch.full((6, 3), 0.5, dtype=DOUBLE), generator=generator)
+    weight = torch.tensor([0.0, 1.0, 2.0, 3.0, 1.0, 5.0], dtype=DOUBLE)
+    weighted = IndependentBernoulli.fit(x, weight)
+    repeated = IndependentBernoulli.fit(x.repeat_interleave(weight.long(), 0))
+    torch.testing.assert_close(weighted.logits, repeated.logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("weight", [None, 1.0, 0.0, 1e8])
+def test_constant_columns_stay_finite(dtype, weight):
+    """Also under weights so large that half a row is lost in rounding."""
+    x = torch.tensor([[0.0, 1.0]], dtype=dtype).repeat(3, 1)
+    q = IndependentBernoulli.fit(x, None if weight is None else torch.full((3,), weight).to(dtype))
+    assert torch.isfinite(q.logits).all()
+    assert torch.isfinite(q.log_prob(bits(2).to(dtype))).all()
+    if weight != 0:
+        assert q.logits[0] < 0 < q.logits[1]
