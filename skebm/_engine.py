@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import torch
@@ -153,6 +154,7 @@ class EnergyNet(NeuralNet):
 
     def fit_loop(self, X: Rows, y: Any = None, epochs: int | None = None, **kwargs: Any) -> Any:
         self.interrupted_, self.first_divergence_, self.reported_ = False, "", self.n_restarts_
+        self.changes_: list[float] = []
         with threads(self.module_.work(min(self.batch_size, len(X)))):
             return super().fit_loop(X, y, epochs, **kwargs)
 
@@ -214,7 +216,7 @@ class EnergyNet(NeuralNet):
                     self._record_batch(batch, loss)
                 if look:
                     logs = self._look(probe, level)
-                    reason = self.module_.diverged(logs, before, len(probe.x))
+                    reason = self.module_.diverged(self._smooth(logs), before, len(probe.x))
                     if reason is not None:
                         where = f"epoch {len(self.history)}, batch {number}: {reason}"
                         self.first_divergence_ = self.first_divergence_ or where
@@ -237,6 +239,18 @@ class EnergyNet(NeuralNet):
         if level is not None and after is not None:
             logs["energy_change"] = (after - level).std()
         return {name: float(value) for name, value in logs.items()}
+
+    def _smooth(self, logs: dict[str, float]) -> dict[str, float]:
+        """Judge steps by the median of the last five; a single one counts a fifth.
+
+        A short last batch makes a large step now and then, and the next ones mend it.
+        """
+        if "energy_change" not in logs:
+            return logs
+        self.changes_.append(logs["energy_change"])
+        recent = self.changes_[-5:]
+        usual = median(recent) if len(recent) > 2 else 0.0
+        return logs | {"energy_change": max(usual, logs["energy_change"] / 5)}
 
     def _side_generator(self) -> torch.Generator:
         return torch.Generator(self.generator.device).manual_seed(self.seed_)
@@ -318,6 +332,7 @@ class EnergyNet(NeuralNet):
         self.n_restarts_ += 1
         self.lr_scale_ /= 2
         self.optimizer_.state.clear()
+        self.changes_.clear()
         for group in self.optimizer_.param_groups:
             group["lr"] /= 2
         self.generator.manual_seed((self.seed_ + self.n_restarts_) % 2**63)

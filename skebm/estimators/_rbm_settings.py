@@ -27,7 +27,7 @@ CONSTRAINTS: dict[str, list[Any]] = {
     "learning": [StrOptions({"auto", "pcd", "cd", "exact"})],
     "n_gibbs_steps": [Interval(Integral, 1, None, closed="left")],
     "n_chains": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-    "centered": ["boolean", StrOptions({"auto"})],
+    "centered": ["boolean"],
     "learning_rate_decay": [StrOptions({"auto", "linear", "constant"})],
     "momentum": [Interval(Real, 0, 1, closed="left")],
     "l1": [Interval(Real, 0, None, closed="left")],
@@ -163,6 +163,6 @@ def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> 
         batch_size=batch_size,
         n_iter=n_iter,
         n_chains=n_chains,
-        centered=rate == "auto" if estimator.centered == "auto" else bool(estimator.centered),
+        centered=bool(estimator.centered),
         decay=not streaming and (rate == "auto" if decay == "auto" else decay == "linear"),
     )

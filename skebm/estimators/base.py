@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import DensityMixin, OutlierMixin
+from sklearn.base import DensityMixin, OutlierMixin, clone
 from torch import Tensor
 
 from skebm._engine import EnergyNet
@@ -22,7 +22,7 @@ from skebm._validation import (
     resolve_device,
     validate_data,
 )
-from skebm.base import LogPartition
+from skebm.base import LogPartition, PartitionEstimator
 from skebm.estimators._params import NetParams, check_net_params
 from skebm.estimators._storage import Storable
 
@@ -70,6 +70,10 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
     @abc.abstractmethod
     def _initialise(self, energy: Any, rows: Rows) -> None:
         """Set those initial parameters that the data tell."""
+
+    @abc.abstractmethod
+    def _choose_partition(self) -> PartitionEstimator:
+        """What ``partition="auto"`` means for the fitted energy."""
 
     @abc.abstractmethod
     def _estimate_log_partition(self) -> LogPartition:
@@ -242,7 +246,8 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
         """Log-likelihood of each row, log p(x) = -E(x) - log Z, in nats.
 
         Exact when log Z is; with an estimated log Z off by the same unknown constant for all rows
-        (see `log_partition_bounds_`). With ``partition=None`` it is -E(x).
+        (see `log_partition_bounds_`). With ``partition=None`` it is -E(x). To rank rows or to call
+        outliers, `decision_function` and `predict` do without log Z.
 
         Parameters
         ----------
@@ -305,6 +310,14 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
         if "value" not in self._holder:
             self._holder["value"] = self._estimate_log_partition()
         return self._holder["value"]
+
+    @property
+    def partition_(self) -> Any:
+        """How log Z is found: what ``partition="auto"`` chose, or a copy of what was given."""
+        check_is_fitted(self)
+        if self.partition is None:
+            return None
+        return self._choose_partition() if self.partition == "auto" else clone(self.partition)
 
     @property
     def log_partition_(self) -> float:

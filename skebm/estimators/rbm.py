@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skebm._engine import EnergyNet
 from skebm._rows import Rows
-from skebm.base import LogPartition, Objective
+from skebm.base import LogPartition, Objective, PartitionEstimator
 from skebm.energies import BernoulliRBM
 from skebm.estimators._rbm_attributes import RBMAttributes
 from skebm.estimators._rbm_methods import RBMMethods
@@ -29,6 +29,10 @@ from skebm.samplers import Gibbs
 
 # Share of a fair coin in the means that the visible biases start from.
 SHRINKAGE = 1e-3
+# Where hidden biases start: units on in a quarter of the rows. Under a centred gradient units that
+# start at one half stay there and are poor features (a classifier on shifted digits reads 82 % from
+# them, 88 % from these); likelihoods on nltcs, digits and MNIST are the same or better.
+HIDDEN_BIAS = -1.0
 
 
 class RBMEstimator(
@@ -70,11 +74,10 @@ class RBMEstimator(
         Gibbs steps of the chains for each batch (k of PCD-k and CD-k).
     n_chains : int or "auto", default="auto"
         Persistent chains; ``"auto"`` is the batch size.
-    centered : bool or "auto", default="auto"
-        Centre the units in the gradient of the stochastic rules: same fixed points, and the same
-        for data with zeros and ones exchanged. ``"auto"`` centres unless `learning_rate` is a
-        number, whose meaning is that of the plain gradient: with scikit-learn's rates and few
-        passes, centred hidden units stay near one half and are poor features.
+    centered : bool, default=True
+        Centre the units in the gradient of the stochastic rules: same fixed points, better
+        conditioned, and the same for data with zeros and ones exchanged. False is
+        scikit-learn's gradient.
     learning_rate_decay : {"auto", "linear", "constant"}, default="auto"
         ``"auto"`` keeps a learning rate given as a number constant, as scikit-learn does.
     momentum : float in [0, 1), default=0
@@ -104,7 +107,8 @@ class RBMEstimator(
     warm_start : bool, default=False
         Go on from the weights and chains of the previous `fit`.
     contamination : float in (0, 0.5] or "auto", default="auto"
-        Share of the training rows that `predict` calls outliers; ``"auto"`` is 0.1.
+        Share of the training rows that `predict` calls outliers; ``"auto"`` is 0.1. A model that
+        overfits calls a larger share of new rows so.
     partition : "auto", PartitionEstimator or None, default="auto"
         How log Z is found, on first need. ``"auto"``: exactly where the enumeration has at most 1e9
         terms, by :class:`skebm.partition.AISBracket` otherwise. None: not at all;
@@ -136,6 +140,8 @@ class RBMEstimator(
         Ends of the interval for log Z.
     log_partition_kind_ : {"exact", "probabilistic", "heuristic"}
         What the interval is worth.
+    partition_ : PartitionEstimator or None
+        How log Z is found.
     offset_ : float
         Threshold of `predict` in the units of `score_samples`.
     history_ : list of dict
@@ -195,7 +201,7 @@ class RBMEstimator(
         learning="auto",
         n_gibbs_steps=1,
         n_chains="auto",
-        centered="auto",
+        centered=True,
         learning_rate_decay="auto",
         momentum=0.0,
         l1=0.0,
@@ -308,7 +314,10 @@ class RBMEstimator(
         )
 
     def _initialise(self, energy: Any, rows: Rows) -> None:
-        """Visible biases at the log-odds of the data: the best model without hidden units."""
+        """Visible biases at the log-odds of the data: the best model without hidden units.
+
+        Hidden units start mostly off.
+        """
         total = torch.zeros(rows.n_columns, dtype=torch.float64, device=rows.device)
         for start in range(0, len(rows), 4096):
             block = rows.block(start, start + 4096).double()
@@ -319,6 +328,7 @@ class RBMEstimator(
         mean = total / len(rows) * (1 - SHRINKAGE) + SHRINKAGE / 2  # weights have mean 1
         with torch.no_grad():
             energy.visible_bias.copy_(torch.logit(mean))
+            energy.hidden_bias.fill_(HIDDEN_BIAS)
 
     def _condense(self, rows: Rows) -> Rows:
         """Merge duplicate rows where every step sees all of them."""
@@ -326,9 +336,6 @@ class RBMEstimator(
 
     def _estimate_log_partition(self) -> LogPartition:
         energy: BernoulliRBM = self.energy_
-        method = self.partition
-        if method == "auto":
-            method = Exact() if log_z_cost(energy) <= Exact().max_cost else AISBracket()
         like = energy.weight
         x = torch.as_tensor(self._reference, dtype=like.dtype, device=like.device)
         chain = self._chains()
@@ -337,9 +344,13 @@ class RBMEstimator(
         x = (x > 0.5).to(x.dtype)
         base = IndependentBernoulli.fit(x)
         generator = torch.Generator(like.device).manual_seed(self.net_.seed_)
-        return clone(method).estimate(
+        return self.partition_.estimate(
             energy, base=base, sampler=self.sampler_, x=x, generator=generator
         )
+
+    def _choose_partition(self) -> PartitionEstimator:
+        cheap = log_z_cost(self.energy_) <= Exact().max_cost
+        return Exact() if cheap else AISBracket()
 
     def _proper_score(self, rows: Rows) -> Tensor:
         return self._map(rows, pseudo_log_likelihood)

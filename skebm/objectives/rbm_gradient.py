@@ -25,8 +25,8 @@ class Offsets(NamedTuple):
     @classmethod
     def of(cls, energy: BernoulliRBM, batch: Batch) -> Offsets:
         """Means of a batch."""
-        n, weight = len(batch.x), batch.weight
-        share = batch.x.new_full((n,), 1 / n) if weight is None else weight / weight.sum()
+        weight = batch.x.new_ones(len(batch.x)) if batch.weight is None else batch.weight
+        share = _unit(weight)
         return cls(share @ batch.x, share @ energy.hidden(batch.x).mean)
 
     def drift(self, x: Tensor, h: Tensor, pull: Tensor, rate: float) -> Offsets:

@@ -237,10 +237,17 @@ def test_conditional_draws_follow_the_joint(bipartite, layer, generator):
     assert torch.equal(conditional.mean, mean)  # drawing in place must not overwrite it
 
 
-def test_hidden_energy_sums_the_visible_layer_out(bipartite):
+@pytest.mark.parametrize("tilt", [None, "field"])
+@pytest.mark.parametrize("beta", BETAS)
+def test_hidden_energy_sums_the_visible_layer_out(bipartite, beta, tilt):
     x, h = bits(bipartite.domain.n_columns), bits(bipartite.hidden_domain.n_columns)
-    expected = -joint(bipartite, x, h, 1.0).logsumexp(0)
-    torch.testing.assert_close(bipartite.hidden_energy(h), expected)
+    tilt = tilt and field(x.shape[1])
+    log_p = joint(bipartite, x, h, beta)
+    if tilt is not None:
+        log_p = log_p + (x @ tilt)[:, None]  # not scaled by beta
+    torch.testing.assert_close(bipartite.hidden_energy(h, beta, tilt), -log_p.logsumexp(0))
+    if beta == 1 and tilt is None:
+        torch.testing.assert_close(bipartite.hidden_energy(h), -log_p.logsumexp(0))
 
 
 # ------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from skebm.base import (
     Binary,
     ChainState,
     Energy,
+    Loss,
     Objective,
     Real,
     Sampler,
@@ -485,13 +486,13 @@ def test_exact_centring_descends_the_enumerated_likelihood(energy):
 def test_offsets_follow_the_means_of_the_data(case, energy, rate, kind):
     objective, x, w = case.make(energy, True, offset_rate=rate), data(), weights(kind)
     h = (-joint_energy(energy, x, bits(H))).softmax(1) @ bits(H)
-    fresh = objective.start(Batch(x), seeded(1)).offsets
-    torch.testing.assert_close(fresh.visible, x.mean(0))
-    torch.testing.assert_close(fresh.hidden, h.mean(0).detach())
+    share = torch.full((6,), 1 / 6, dtype=DOUBLE) if w is None else w / 6
+    fresh = objective.start(Batch(x, weight=w), seeded(1)).offsets
+    torch.testing.assert_close(fresh.visible, share @ x)
+    torch.testing.assert_close(fresh.hidden, (share @ h).detach())
     old = offset_state(objective, x)
     kept = [o.clone() for o in old.offsets]
     _, loss = gradient(objective, Batch(x, weight=w), old)
-    share = torch.full((6,), 1 / 6, dtype=DOUBLE) if w is None else w / 6
     for new, before, mean in zip(loss.state.offsets, kept, (share @ x, share @ h), strict=True):
         torch.testing.assert_close(new, ((1 - rate) * before + rate * mean).detach())
     for now, before in zip(old.offsets, kept, strict=True):
@@ -558,7 +559,7 @@ def test_persistent_chains_stay_exact_with_their_hidden_layer(name, centered, en
     """What a step leaves for the next one is a draw of p(x, h), not of x and of h."""
     target = Enumerated(energy)
     objective, x = ALL[name].make(energy, centered, n_chains=20_000), data()
-    state = equilibrium(objective, objective.start(x, seeded(1)), target, 20_000, 2)
+    state = equilibrium(objective, objective.start(Batch(x), seeded(1)), target, 20_000, 2)
     for seed in range(3):
         _, loss = gradient(objective, Batch(x), state, seed)
         state = loss.state
@@ -643,7 +644,7 @@ def test_a_batch_without_weight_does_not_pull(case, energy, centered):
     x = data()
     batch = Batch(x, weight=torch.zeros(6, dtype=DOUBLE))
     objective = case.make(energy, centered)
-    state = objective.start(Batch(x), seeded(1))
+    state = objective.start(batch, seeded(1))
     grads, loss = gradient(objective, batch, state)
     for grad in grads.values():
         torch.testing.assert_close(grad, torch.zeros_like(grad))
@@ -653,7 +654,7 @@ def test_a_batch_without_weight_does_not_pull(case, energy, centered):
     assert objective.diverged({name: float(value) for name, value in logs.items()}) is None
     assert torch.isfinite(objective.held_out(batch, loss.state, seeded(0)))
     sparse = case.make(energy, centered, regulariser=PENALTIES["sparsity"])
-    grads, _ = gradient(sparse, batch, sparse.start(Batch(x), seeded(1)))
+    grads, _ = gradient(sparse, batch, sparse.start(batch, seeded(1)))
     assert torch.isfinite(flat(grads)).all()
 
 
@@ -792,6 +793,9 @@ def test_the_monitor_sees_the_loss(case, energy):
     assert "loss" in logs
     if isinstance(objective, ExactLikelihood):
         assert logs["loss"] == pytest.approx(nll(energy, x).item())
+        penalised = look(case.make(energy, regulariser=PENALTIES["all"]), Batch(x), state)
+        penalty = penalty_formula(PENALTIES["all"], energy, x, None).item()
+        assert penalised["loss"] - logs["loss"] == pytest.approx(penalty, rel=1e-6)
         return
     rows = state.chain.x if objective.persistent else None
     if rows is None:
@@ -832,7 +836,7 @@ def test_rows_without_weight_do_not_show_in_the_monitor(name, energy):
 
 def test_the_monitor_weighs_chains_as_the_rows_they_started_from(energy):
     objective, x, w = cd(0)(energy), data(), weights("heavy")
-    logs = look(objective, Batch(x, weight=w), objective.start(x, seeded(1)))
+    logs = look(objective, Batch(x, weight=w), objective.start(Batch(x), seeded(1)))
     assert logs["energy_gap"] == pytest.approx(0, abs=1e-12)
 
 
@@ -843,6 +847,24 @@ def test_a_heavy_batch_is_no_divergence(case, energy, heaviness):
     batch = Batch(x, weight=torch.full((6,), heaviness, dtype=DOUBLE))
     state = later(objective, x)
     assert objective.diverged(look(objective, batch, state)) is None
+
+
+def test_to_start_badly_is_not_to_diverge(case, energy):
+    """Numbers no worse than before the epoch are no reason to take it back."""
+    x = torch.ones(6, D, dtype=DOUBLE)
+    with torch.no_grad():
+        energy.weight.fill_(-200.0)
+        energy.visible_bias.fill_(-5.0)
+    objective = case.make(energy)
+    state = objective.start(Batch(x), seeded(1))
+    if case.persistent:
+        state = with_chains(state, torch.zeros(N_CHAINS, D, dtype=DOUBLE))
+    logs = look(objective, Batch(x), state)
+    assert isinstance(objective.diverged(logs), str)
+    assert objective.diverged(logs, before=logs) is None
+    loss = "energy_gap" if "energy_gap" in logs else "loss"
+    for name in (loss, "largest_weight"):  # each alone, if it has risen
+        assert isinstance(objective.diverged(logs, logs | {name: logs[name] - 1}), str)
 
 
 def test_numbers_that_are_not_finite_are_a_divergence(case, energy):
@@ -919,6 +941,41 @@ class Unfit(Sampler):
 def test_an_unfit_sampler_is_refused_at_once(energy):
     with pytest.raises(TypeError, match="Unfit"):
         ContrastiveDivergence(energy, Unfit(), uniform(energy))
+
+
+# ------------------------------------------------------------------------------
+# What an objective that writes no more than forward() gets
+# ------------------------------------------------------------------------------
+
+
+class MeanEnergy(Objective):
+    """The mean energy of the batch."""
+
+    def __init__(self, energy):
+        super().__init__()
+        self.energy = energy
+
+    def forward(self, batch, state, generator):
+        value = weighted_mean(self.energy(batch.x), batch.weight)
+        return Loss(value, state, {"energy_gap": value.detach()})
+
+
+def test_a_plain_objective_is_differentiated(energy):
+    objective, x, w = MeanEnergy(energy), data(), weights("heavy")
+    batch, state = Batch(x, weight=w), objective.start(Batch(x), seeded())
+    expected = autograd(lambda e: -(w * log_weight(e, x)).sum() / w.sum(), energy)
+    for _ in range(2):  # the second does not add to the first
+        with torch.no_grad():
+            loss = objective.gradients(batch, state, seeded())
+        assert_same({name: p.grad for name, p in parameters(energy).items()}, expected)
+    assert objective.unpack(objective.pack(loss.state)) is None
+    logs = look(objective, batch, state)
+    value = -(w @ log_weight(energy, x) / w.sum()).item()
+    assert logs == pytest.approx({"loss": value, "energy_gap": value})
+    assert objective.held_out(batch, state, seeded()).item() == pytest.approx(value)
+    assert objective.diverged(logs) is None
+    assert "energy_gap" in objective.diverged(logs | {"energy_gap": float("nan")})
+    assert objective.work(20) == pytest.approx(2 * objective.work(10))
 
 
 # ------------------------------------------------------------------------------
