@@ -56,7 +56,7 @@ class KNeighboursDetector(NearestNeighbors):
         return -self.kneighbors(X)[0].mean(axis=1)
 
 
-rbm = RBMEstimator(n_components=64, n_iter=1000, random_state=0)
+rbm = RBMEstimator(n_components=64, n_iter=200, random_state=0)
 detectors = {
     "RBM": (rbm, bits),
     "isolation forest": (IsolationForest(n_estimators=300, random_state=0), grey),

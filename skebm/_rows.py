@@ -138,7 +138,10 @@ class Rows(torch.utils.data.Dataset):
 
 
 class Batches:
-    """Batches of device-resident rows, shuffled unless one batch holds them all."""
+    """Batches of device-resident rows, shuffled unless one batch holds them all.
+
+    As many as batches of `batch_size` rows would be, of even sizes.
+    """
 
     def __init__(
         self,
@@ -184,5 +187,6 @@ class Batches:
         if self.subset is not None:
             order = self.subset.to(rows.device)[order]
         take, weight = rows.take, rows.weight
-        for index in order.split(self.batch_size):
+        # Of even sizes: a last batch of one row would make a step as large as it is noisy.
+        for index in order.tensor_split(len(self)):
             yield Batch(take(index), None, None if weight is None else weight[index], index)

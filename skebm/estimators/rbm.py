@@ -57,8 +57,8 @@ class RBMEstimator(
         Step size. ``"auto"``: 0.1 falling linearly to a hundredth of it; or, under the exact rule
         with `batch_size` and `momentum` left alone, L-BFGS with a line search.
     batch_size : int or "auto", default="auto"
-        Rows per step. ``"auto"``: 100, less (down to 10) where `n_iter` or `partial_fit` would make
-        few steps of it, or all rows under L-BFGS.
+        Rows per step at most; batches are of even sizes. ``"auto"``: 100, less (down to 10) where
+        `n_iter` or `partial_fit` would make few steps of it, or all rows under L-BFGS.
     n_iter : int or "auto", default="auto"
         Passes over the data (L-BFGS iterations). ``"auto"``: 10,000 steps, but at least 10 and at
         most 500 passes; up to 500 L-BFGS iterations, ended by `tol`.
