@@ -155,6 +155,7 @@ class EnergyNet(NeuralNet):
     def fit_loop(self, X: Rows, y: Any = None, epochs: int | None = None, **kwargs: Any) -> Any:
         self.interrupted_, self.first_divergence_, self.reported_ = False, "", self.n_restarts_
         self.changes_: list[float] = []
+        self.logs_: dict[str, float] = {}
         with threads(self.module_.work(min(self.batch_size, len(X)))):
             return super().fit_loop(X, y, epochs, **kwargs)
 
@@ -175,9 +176,8 @@ class EnergyNet(NeuralNet):
             raise
         finally:
             self.average_.show()
-        self.history.record("train_loss", logs.pop("loss"))
         for name, value in logs.items():
-            self.history.record(name, value)
+            self.history.record("train_loss" if name == "loss" else name, value)
         self.history.record("lr", self.optimizer_.param_groups[0]["lr"])
         self.history.record("dur", time.perf_counter() - started)
 
@@ -187,12 +187,13 @@ class EnergyNet(NeuralNet):
         with torch.no_grad():
             if self.state_ is None:
                 self.run_.state = self.module_.start(probe, self.generator)
-            before = self._look(probe)
+            before = self.logs_ or self._look(probe)
         while True:
             self._schedule()
             good = [w.clone() for w in weights_of(self.module_)], self.state_
             logs = self._pass(iterator, probe, before)
             if logs is not None:
+                self.logs_ = logs
                 return logs
             self._roll_back(*good)
             self._give_up_or_go_on()

@@ -126,8 +126,9 @@ class ContrastiveDivergence(Objective):
         write_gradient(energy, weight, sign @ rows, sign @ h, offsets, penalty)
         if self.persistent:
             # The hidden layer of the chains' next step is drawn from the means already at hand.
-            chain = chain._replace(aux=Bernoulli(h[n:]).sample(generator))
-        return Loss(None, ContrastiveState(chain if self.persistent else None, offsets))
+            chain = ChainState(chain.x, aux=Bernoulli(h[n:]).sample(generator))
+            return Loss(None, ContrastiveState(chain, offsets))
+        return Loss(None, ContrastiveState(None, offsets))
 
     def pack(self, state: ContrastiveState | None) -> dict[str, Tensor | None]:
         """Chains with the hidden layer drawn for their next step, and offsets."""
