@@ -244,7 +244,7 @@ class EnergyNet(NeuralNet):
     def _smooth(self, logs: dict[str, float]) -> dict[str, float]:
         """Judge steps by the median of the last five; a single one counts a fifth.
 
-        A short last batch makes a large step now and then, and the next ones mend it.
+        A batch of odd rows makes a large step now and then, and the next ones mend it.
         """
         if "energy_change" not in logs:
             return logs
@@ -275,14 +275,21 @@ class EnergyNet(NeuralNet):
         if isinstance(optimizer, torch.optim.LBFGS):
             return self._line_search_update
         step, run = plain_step(optimizer) or optimizer.step, self.run_
+        hooked = self._has_batch_callbacks()
 
         def update(batch: Batch) -> Loss:
             loss = gradients(batch, run.state, generator)
             run.state = loss.state
+            if hooked:
+                self._notify_gradients(batch)
             step()
             return loss
 
         return update
+
+    def _notify_gradients(self, batch: Batch) -> None:
+        named = list(self.get_all_learnable_params())
+        self.notify("on_grad_computed", named_parameters=named, batch=batch, training=True)
 
     def _line_search_update(self, batch: Batch) -> Loss:
         """One optimizer step that evaluates the objective as often as it likes."""
@@ -296,6 +303,7 @@ class EnergyNet(NeuralNet):
                     f"{type(self.module_).__name__} has no value for a line search; "
                     "use an optimizer that needs the gradient alone."
                 )
+            self._notify_gradients(batch)
             seen["loss"] = loss
             return loss.value
 

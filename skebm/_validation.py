@@ -42,17 +42,16 @@ def draw_seed(random_state: Any) -> int:
 def resolve_device(device: str) -> torch.device:
     """Turn ``"auto"`` or a device name into a device that is really there."""
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        resolved = torch.device(device)
-        torch.Generator(resolved)
+        torch.Generator(torch.device(device))
     except (RuntimeError, AssertionError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
             f"device={device!r} cannot be used here ({reason}). "
             'Pass device="auto", "cpu", or one that torch sees on this machine.'
         ) from error
-    return resolved
+    return torch.empty(0, device=device).device  # with its index: "cuda" is not equal to "cuda:0"
 
 
 def check_weight(sample_weight: Any, X: Any) -> np.ndarray | None:

@@ -1024,6 +1024,20 @@ def test_sparsity_moves_the_activations(learning, target):
     assert distance(held) < 0.8 * distance(free)
 
 
+class Silence(Callback):
+    """Set every gradient to zero, as a callback that clips them would change them."""
+
+    def on_grad_computed(self, net, named_parameters, **kwargs):
+        for _, parameter in named_parameters:
+            parameter.grad.zero_()
+
+
+@each_case
+def test_a_callback_may_change_the_gradients(case):
+    still = fit(case, net_params={"callbacks": [Silence()]})
+    assert_array_equal(still.components_, fit(case, n_iter=0).components_)
+
+
 # ------------------------------------------------------------------------------
 # Interruptions
 # ------------------------------------------------------------------------------
