@@ -28,8 +28,6 @@ from skebm.base import Batch, Loss, Objective
 
 # A look at the numbers costs a synchronisation: once for so many batches, and at an epoch's end.
 CHECK_EVERY = 500
-# Rows whose numbers are looked at.
-N_PROBE = 100
 
 
 class NoCriterion(nn.Module):
@@ -183,7 +181,7 @@ class EnergyNet(NeuralNet):
 
     def _train(self, iterator: Batches) -> dict[str, float]:
         """One epoch, repeated from the last good weights for as long as it diverges."""
-        probe = iterator.probe(N_PROBE)
+        probe = iterator.probe
         with torch.no_grad():
             if self.state_ is None:
                 self.run_.state = self.module_.start(probe, self.generator)

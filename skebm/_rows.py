@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -106,12 +107,16 @@ class Rows(torch.utils.data.Dataset):
 
     def take(self, index: Tensor) -> Tensor:
         """Rows of the given numbers, (len(index), d) on the device."""
+        return self.taker()(index)
+
+    def taker(self) -> Callable[[Tensor], Tensor]:
+        """How rows are taken, decided once for many batches."""
         x = self.x
         if not isinstance(x, Tensor):
-            return self._dense(x[index.cpu().numpy()])
+            return lambda index: self._dense(x[index.cpu().numpy()])
         if x.device != self.device:
-            return x.index_select(0, index.to(x.device)).to(self.device)
-        return x.index_select(0, index)
+            return lambda index: x.index_select(0, index.to(x.device)).to(self.device)
+        return functools.partial(x.index_select, 0)
 
     def block(self, start: int, stop: int) -> Tensor:
         """Rows number `start` to `stop - 1`."""
@@ -137,6 +142,10 @@ class Rows(torch.utils.data.Dataset):
         return torch.cat(parts)
 
 
+# Rows whose numbers are looked at while training.
+N_PROBE = 100
+
+
 class Batches:
     """Batches of device-resident rows, shuffled unless one batch holds them all.
 
@@ -157,8 +166,9 @@ class Batches:
     def __len__(self) -> int:
         return math.ceil(self.n_rows / self.batch_size)
 
-    def probe(self, n: int) -> Batch:
-        """A few fixed rows that stand for all, spread evenly over their weight.
+    @functools.cached_property
+    def probe(self) -> Batch:
+        """A hundred fixed rows that stand for all, spread evenly over their weight.
 
         All rows, where one batch holds them.
         """
@@ -168,7 +178,7 @@ class Batches:
         index = torch.arange(self.n_rows, device=rows.device)
         if self.subset is not None:
             index = self.subset.to(rows.device)
-        n = min(n, self.n_rows)
+        n = min(N_PROBE, self.n_rows)
         share = torch.arange(n, dtype=torch.float64, device=rows.device).add_(0.5).div_(n)
         if rows.weight is None:
             return Batch(rows.take(index[(share * self.n_rows).long()]))
@@ -186,7 +196,7 @@ class Batches:
             order = torch.randperm(n, generator=self.generator, device=rows.device)
         if self.subset is not None:
             order = self.subset.to(rows.device)[order]
-        take, weight = rows.take, rows.weight
+        take, weight = rows.taker(), rows.weight
         # Of even sizes: a last batch of one row would make a step as large as it is noisy.
         for index in order.tensor_split(len(self)):
             yield Batch(take(index), None, None if weight is None else weight[index], index)

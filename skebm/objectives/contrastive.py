@@ -90,9 +90,11 @@ class ContrastiveDivergence(Objective):
             offsets = Offsets.of(self.energy, batch) if self.centered else None
         return ContrastiveState(chain, offsets)
 
-    def _negatives(self, x: Tensor, state: ContrastiveState, generator: Any) -> ChainState:
+    def _negatives(
+        self, energy: BernoulliRBM, x: Tensor, state: ContrastiveState, generator: Any
+    ) -> ChainState:
         """Advance the chains by `n_steps`."""
-        chain, energy, step = state.chain, self.energy, self.sampler.step
+        chain, step = state.chain, self.sampler.step
         if chain is None:
             chain = self.sampler.init(energy, x)
         for _ in range(self.n_steps):
@@ -102,7 +104,7 @@ class ContrastiveDivergence(Objective):
     def forward(self, batch: Batch, state: ContrastiveState, generator: torch.Generator) -> Loss:
         """Mean free energy of the data minus that of the chains, whose gradient is CD's."""
         with torch.no_grad():
-            chain = self._negatives(batch.x, state, generator)
+            chain = self._negatives(self.energy, batch.x, state, generator)
         sign, share = _signs(batch, chain.x, self.persistent)
         gap = -(sign @ self.energy(torch.cat([batch.x, chain.x])))
         value = gap + self.regulariser.value(self.energy, batch.x, share)
@@ -111,7 +113,7 @@ class ContrastiveDivergence(Objective):
     def gradients(self, batch: Batch, state: ContrastiveState, generator: torch.Generator) -> Loss:
         """Write the (centred) gradient from one matrix product over data and chains together."""
         energy, x, offsets = self.energy, batch.x, state.offsets
-        chain = self._negatives(x, state, generator)
+        chain = self._negatives(energy, x, state, generator)
         n = x.shape[0]
         rows = torch.cat([x, chain.x])  # (n + m, d)
         h = energy.hidden(rows).mean  # (n + m, H)
@@ -155,7 +157,7 @@ class ContrastiveDivergence(Objective):
     ) -> dict[str, Tensor]:
         """Energy gap, squared reconstruction error, largest weight."""
         energy, x = self.energy, batch.x
-        chain = state.chain or self._negatives(x, state, generator)
+        chain = state.chain or self._negatives(energy, x, state, generator)
         level = energy(torch.cat([x, chain.x]))
         # Chains that started at the data weigh what their row does.
         model = weighted_mean(level[len(x) :], None if self.persistent else batch.weight)
