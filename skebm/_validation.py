@@ -46,7 +46,9 @@ def resolve_device(device: str) -> torch.device:
     try:
         torch.Generator(torch.device(device))
     except (RuntimeError, AssertionError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).split(".")[0].splitlines()[0]
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            reason = "torch finds no CUDA device"
         raise ValueError(
             f"device={device!r} cannot be used here ({reason}). "
             'Pass device="auto", "cpu", or one that torch sees on this machine.'
@@ -58,7 +60,10 @@ def check_weight(sample_weight: Any, X: Any) -> np.ndarray | None:
     """Validate weights: finite, non-negative, not all zero; None stays None."""
     if sample_weight is None:
         return None
-    return _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    if not weight.any():  # older scikit-learn lets it pass
+        raise ValueError("Sample weights must contain at least one non-zero number.")
+    return weight
 
 
 @contextlib.contextmanager

@@ -177,7 +177,8 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
         self.history_ = self.net_.history.to_list()
         self.n_iter_ = len(self.history_)
         self.n_restarts_ = self.net_.n_restarts_
-        keep = torch.linspace(0, len(rows) - 1, min(len(rows), N_REFERENCE)).long()
+        n_reference = min(len(rows), N_REFERENCE, max(2, 1_000_000 // rows.n_columns))
+        keep = torch.linspace(0, len(rows) - 1, n_reference).long()
         self._reference = rows.take(keep.to(rows.device)).cpu().numpy()
         share = 0.1 if self.contamination == "auto" else self.contamination
         energy = self._energies(rows)

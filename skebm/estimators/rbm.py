@@ -319,9 +319,10 @@ class RBMEstimator(
         Hidden units start mostly off.
         """
         total = torch.zeros(rows.n_columns, dtype=torch.float64, device=rows.device)
-        for start in range(0, len(rows), 4096):
-            block = rows.block(start, start + 4096).double()
-            weight = None if rows.weight is None else rows.weight[start : start + 4096].double()
+        size = max(1, 2_000_000 // rows.n_columns)  # sparse rows become dense: 16 MB at a time
+        for start in range(0, len(rows), size):
+            block = rows.block(start, start + size).double()
+            weight = None if rows.weight is None else rows.weight[start : start + size].double()
             total += block.sum(0) if weight is None else weight @ block
         # Shrunk a little, so that constant columns stay finite; not by pseudo-counts, which would
         # tell a row of weight 2 from the row twice, or weights of 2 from weights of 1.
