@@ -65,11 +65,16 @@ class Rows(torch.utils.data.Dataset):
             fits = x.numel() * x.element_size() <= torch.cuda.mem_get_info(device)[0] / 4
         return cls(x.to(device) if fits else x, w, dtype=dtype, device=device)
 
+    @property
+    def counts(self) -> Tensor:
+        """How often each row counts: its weight as it was given, or 1; float64 (n,)."""
+        if self.weight is None:
+            return torch.ones(len(self), dtype=torch.float64, device=self.device)
+        return self.weight.double() * (self.total_weight / len(self))
+
     def subset(self, index: Tensor) -> Rows:
         """Rows of the given numbers, with their weights."""
-        weight = None
-        if self.weight is not None:
-            weight = self.weight[index].double() * (self.total_weight / len(self))
+        weight = None if self.weight is None else self.counts[index]
         kind: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "convert": self.convert}
         if isinstance(self.x, Tensor):
             return Rows(self.x[index.to(self.x.device)], weight, **kind)
@@ -87,12 +92,8 @@ class Rows(torch.utils.data.Dataset):
         first = torch.empty_like(distinct).scatter_(
             0, member, torch.arange(len(x), device=x.device)
         )
-        ones = torch.ones(len(x), dtype=torch.float64, device=x.device)
-        weight = ones
-        if self.weight is not None:
-            weight = self.weight.double() * (self.total_weight / len(self))
         total = torch.zeros(len(distinct), dtype=torch.float64, device=x.device)
-        total.index_add_(0, member, weight)
+        total.index_add_(0, member, self.counts)
         return Rows(x[first], total, dtype=self.dtype, device=self.device)
 
     def __len__(self) -> int:

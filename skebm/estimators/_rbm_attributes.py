@@ -96,7 +96,7 @@ class RBMAttributes(BaseEstimator):
     @property
     def centered_(self) -> bool:
         """Whether the gradient is centred."""
-        return self._settings.centered and not self._settings.line_search
+        return self._settings.centered
 
     def _chains(self) -> Tensor | None:
         """Visible rows of the persistent chains, where there are any."""

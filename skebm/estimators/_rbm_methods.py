@@ -15,6 +15,7 @@ from skebm.base import BipartiteEnergy, Clamp
 from skebm.energies import Tilted
 from skebm.energies.bipartite import Bernoulli
 from skebm.estimators._rbm_settings import EXACT_LEARNING_COST
+from skebm.partition import cheaper_side
 
 # Rows that one Gibbs run holds in memory.
 BLOCK = 4096
@@ -233,15 +234,13 @@ def _check_count(name: str, value: Any) -> None:
 
 def _exact_sample(energy: Any, n: int, generator: torch.Generator) -> Tensor:
     """Independent exact draws: a state of the cheaper layer by its probability, then the other."""
-    visible, hidden = energy.domain, energy.hidden_domain
-    by_visible = visible.n_states * hidden.n_columns <= hidden.n_states * visible.n_columns
-    domain, function = (visible, energy) if by_visible else (hidden, energy.hidden_energy)
+    _, domain, function = cheaper_side(energy)
     kind = {"dtype": energy.weight.dtype, "device": energy.weight.device}
     states = domain.states(0, round(domain.n_states), **kind)
     cumulative = torch.softmax(-function(states).double(), 0).cumsum(0)
     u = torch.rand(n, generator=generator, dtype=torch.float64, device=kind["device"])
     pick = torch.searchsorted(cumulative, u * cumulative[-1]).clamp_(max=len(states) - 1)
-    if by_visible:
+    if domain is energy.domain:
         return states[pick]
     return energy.visible(states[pick]).sample(generator)
 

@@ -65,6 +65,7 @@ class Settings:
     learning_rate : float
     batch_size, n_iter, n_chains : int
     centered : bool
+        Never under L-BFGS, which needs the gradient of the value.
     decay : bool
         Whether the learning rate falls linearly to a hundredth.
     """
@@ -163,6 +164,6 @@ def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> 
         batch_size=batch_size,
         n_iter=n_iter,
         n_chains=n_chains,
-        centered=bool(estimator.centered),
+        centered=bool(estimator.centered) and not line_search,
         decay=not streaming and (rate == "auto" if decay == "auto" else decay == "linear"),
     )

@@ -181,12 +181,8 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
         keep = torch.linspace(0, len(rows) - 1, n_reference).long()
         self._reference = rows.take(keep.to(rows.device)).cpu().numpy()
         share = 0.1 if self.contamination == "auto" else self.contamination
-        energy = self._energies(rows)
-        weight = np.ones(len(rows))
-        if rows.weight is not None:
-            weight = rows.weight.cpu().double().numpy()
-            weight = weight / weight.sum() * rows.total_weight
-        self.threshold_ = _upper_quantile(energy, share, weight)
+        counts = rows.counts.cpu().numpy()
+        self.threshold_ = _upper_quantile(self._energies(rows), share, counts)
         self._forget_log_partition()
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -259,8 +255,7 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
         ndarray of shape (n_samples,)
         """
         rows = self._fitted_rows(X)
-        self._warn_without_likelihood(rows)
-        return -self._energies(rows) - self.log_partition_
+        return -self._likely_energies(rows) - self.log_partition_
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-likelihood of the rows in nats, by the largest credible log Z.
@@ -281,21 +276,26 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
         rows = self._fitted_rows(X)
         if self.partition is None:
             return float(self._proper_score(rows).double().mean())
-        self._warn_without_likelihood(rows)
-        mean = float(self._energies(rows).mean())
+        mean = float(self._likely_energies(rows).mean())
         return -mean - self._log_partition().pessimistic
 
-    def _warn_without_likelihood(self, rows: Rows) -> None:
-        """Warn where rows have an energy but no probability."""
-        inside = rows.map(self.energy_.domain.contains)
-        if not bool(inside.all()):
+    def _likely_energies(self, rows: Rows) -> np.ndarray:
+        """Energies, with a warning where rows have an energy but no probability; one pass."""
+
+        def both(energy: Any, x: Tensor) -> Tensor:
+            value = energy(x)
+            return torch.stack([value, energy.domain.contains(x).to(value)], 1)
+
+        value, inside = self._map(rows, both).double().numpy().T
+        if not inside.all():
             warnings.warn(
-                f"{int((~inside).sum())} of {len(rows)} rows are not binary. Taken as "
+                f"{int((inside == 0).sum())} of {len(rows)} rows are not binary. Taken as "
                 "probabilities, their value is a lower bound on the mean log-likelihood of their "
                 "random binarisations, not a likelihood of their own.",
                 UserWarning,
                 stacklevel=3,
             )
+        return value
 
     # ---------------------------------------------------------------- log Z
 

@@ -149,7 +149,8 @@ class RBMEstimator(
     n_iter_, n_restarts_ : int
         Epochs that ran, and roll-backs among them.
     learning_, learning_rate_, batch_size_, n_chains_, centered_ : str, float, int, int, bool
-        What ``"auto"`` became. `learning_rate_` is nan under L-BFGS.
+        What ``"auto"`` became, and whether the gradient is centred. `learning_rate_` is nan under
+        L-BFGS, which never centres.
     scaling_ : MinMax
         Columns that were scaled, their minima and widths.
     sampler_, energy_, net_ : Sampler, BernoulliRBM, EnergyNet
@@ -300,8 +301,7 @@ class RBMEstimator(
     def _objective(self, energy: BernoulliRBM, settings: Settings) -> Objective:
         regulariser = Regulariser(self.l1, self.l2, self.sparsity_target, self.sparsity_cost)
         if settings.learning == "exact":
-            centered = settings.centered and not settings.line_search
-            return ExactLikelihood(energy, centered=centered, regulariser=regulariser)
+            return ExactLikelihood(energy, centered=settings.centered, regulariser=regulariser)
         return ContrastiveDivergence(
             energy,
             self.sampler_,

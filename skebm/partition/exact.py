@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,21 +12,30 @@ from torch import Tensor
 from skebm.base import BipartiteEnergy, Domain, Energy, LogPartition, PartitionEstimator, Sampler
 
 
+class Side(NamedTuple):
+    """A way to enumerate: terms visited, domain of the states, energy of a state."""
+
+    cost: float
+    domain: Domain
+    function: Callable[[Tensor], Tensor]
+
+
+def cheaper_side(energy: Energy) -> Side:
+    """The layer of a bipartite energy that costs less to enumerate; the rows of any other one."""
+    visible = energy.domain
+    if not isinstance(energy, BipartiteEnergy):
+        return Side(visible.n_states * visible.n_columns, visible, energy)
+    hidden = energy.hidden_domain
+    return min(
+        Side(visible.n_states * hidden.n_columns, visible, energy),
+        Side(hidden.n_states * visible.n_columns, hidden, energy.hidden_energy),
+        key=lambda side: side.cost,
+    )
+
+
 def log_z_cost(energy: Energy) -> float:
     """Terms that :class:`Exact` visits: states, times the units of the layer summed out."""
-    sides = _sides(energy)
-    return min(cost for cost, _, _ in sides)
-
-
-def _sides(energy: Energy) -> list[tuple[float, Domain, Callable[[Tensor], Tensor]]]:
-    """Ways to enumerate: (cost, domain of the states, energy of a state)."""
-    if not isinstance(energy, BipartiteEnergy):
-        return [(energy.domain.n_states * energy.domain.n_columns, energy.domain, energy)]
-    visible, hidden = energy.domain, energy.hidden_domain
-    return [
-        (visible.n_states * hidden.n_columns, visible, energy),
-        (hidden.n_states * visible.n_columns, hidden, energy.hidden_energy),
-    ]
+    return cheaper_side(energy).cost
 
 
 class Exact(PartitionEstimator):
@@ -66,7 +75,7 @@ class Exact(PartitionEstimator):
         generator: torch.Generator | None = None,
     ) -> LogPartition:
         """Sum over all states; needs nothing but the energy."""
-        cost, domain, function = min(_sides(energy), key=lambda side: side[0])
+        cost, domain, function = cheaper_side(energy)
         if cost > self.max_cost:
             raise ValueError(
                 f"Exact log Z would visit {cost:.2g} terms, more than max_cost={self.max_cost:.2g}."
