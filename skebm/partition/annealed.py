@@ -11,44 +11,15 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import (
-    BipartiteEnergy,
     ChainState,
     Energy,
     LogPartition,
     PartitionEstimator,
     Sampler,
 )
-from skebm.energies import Tilted
+from skebm.energies import AnnealingPath
 from skebm.noise import IndependentBernoulli
 from skebm.samplers import Gibbs
-
-
-class _Path:
-    r"""Unnormalised distributions from a product base to an RBM, :math:`\beta` from 0 to 1.
-
-    .. math:: p_\beta(x, h) \propto \exp\bigl(-\beta E(x, h) + (1 - \beta) a^\top x\bigr)
-
-    At 0 it is the base with free hidden units, whose log Z is H log 2 plus the base's.
-    """
-
-    def __init__(self, energy: Energy, base: Any):
-        if not isinstance(energy, BipartiteEnergy) or not isinstance(base, IndependentBernoulli):
-            raise TypeError(
-                "Annealing is implemented for bipartite binary energies with an "
-                f"IndependentBernoulli base, not for {type(energy).__name__} with "
-                f"{type(base).__name__}."
-            )
-        self.energy, self.logits = energy, base.logits
-        self.log_z0 = float(base.log_normaliser.double()) + energy.hidden_domain.log_n_states
-
-    def at(self, beta: float) -> Tilted:
-        return Tilted(self.energy, (1 - beta) * self.logits, beta)
-
-    def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
-        """log of the unnormalised marginal at `new` over that at `old`, (n,) in float64."""
-        betas = torch.tensor([[new], [old]], dtype=x.dtype, device=x.device)
-        free = self.energy.free_energy(x, betas).double()  # (2, n)
-        return free[1] - free[0] - (new - old) * (x @ self.logits).double()
 
 
 def _betas(n: int) -> list[float]:
@@ -118,7 +89,7 @@ class AIS(PartitionEstimator):
     ) -> LogPartition:
         """Anneal `n_chains` draws of `base` (default: uniform); `x` is not used."""
         base, sampler, generator = _defaults(energy, base, sampler, generator)
-        path, betas = _Path(energy, base), _betas(self.n_betas)
+        path, betas = AnnealingPath(energy, base), _betas(self.n_betas)
         with torch.no_grad():
             rows = base.sample(self.n_chains, generator)
             log_w = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
@@ -174,7 +145,7 @@ class ReverseAIS(PartitionEstimator):
         if x is None or len(x) == 0:
             raise ValueError("ReverseAIS starts from model samples: pass rows of them as x.")
         base, sampler, generator = _defaults(energy, base, sampler, generator)
-        path, betas = _Path(energy, base), _betas(self.n_betas)[::-1]
+        path, betas = AnnealingPath(energy, base), _betas(self.n_betas)[::-1]
         with torch.no_grad():
             log_w = torch.zeros(len(x), dtype=torch.float64, device=x.device)
             for old, new in zip(betas, betas[1:], strict=False):
