@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -96,6 +96,13 @@ class Conditional(abc.ABC):
     def sample(self, generator: torch.Generator) -> Tensor:
         """Draw one row from each of the n distributions, (n, d)."""
 
+    def given(self, clamp: Clamp) -> Conditional:
+        """The same distribution where some coordinates are known.
+
+        Factorised ones are what they were: what is known of a unit tells nothing of the others.
+        """
+        return self
+
 
 class BipartiteEnergy(Energy):
     """An energy E(x) = -log sum_h exp(-E(x, h)) whose joint has two conditionally simple layers.
@@ -105,6 +112,7 @@ class BipartiteEnergy(Energy):
     """
 
     hidden_domain: Domain
+    base: Any = None  # where annealing and tempering start; None: the uniform distribution
 
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:
         """Free energy of each row, (n,)."""
@@ -125,6 +133,10 @@ class BipartiteEnergy(Energy):
     @abc.abstractmethod
     def hidden_energy(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Tensor:
         """-log sum_x exp(-beta E(x, h) + field' x): the free energy of a hidden row, (n,)."""
+
+    @abc.abstractmethod
+    def annealed(self, beta: float) -> BipartiteEnergy:
+        """The distribution at `beta` on the way from the base, 0, to this energy, 1."""
 
 
 # ------------------------------------------------------------------------------
@@ -175,6 +187,11 @@ class Sampler(BaseEstimator, abc.ABC):
     """
 
     domains: ClassVar[tuple[type[Domain], ...]]
+
+    @property
+    def kernel(self) -> Sampler:
+        """A kernel that is exact from rows alone, whatever chains were before: for annealing."""
+        return self
 
     @abc.abstractmethod
     def init(self, energy: Energy, x: Tensor) -> ChainState:
@@ -357,6 +374,8 @@ class LogPartition(NamedTuple):
         Whether the interval is the value itself, holds with stated probability, or is a guess.
     ess : float
         Effective sample size of the weights; ``inf`` when exact.
+    parts : dict of str to (float, float)
+        The estimates that the interval was made of, each with its standard error.
     """
 
     value: float
@@ -365,6 +384,7 @@ class LogPartition(NamedTuple):
     upper: float
     bound_kind: str
     ess: float
+    parts: dict[str, tuple[float, float]] = {}
 
     @property
     def pessimistic(self) -> float:
@@ -382,7 +402,7 @@ class PartitionEstimator(BaseEstimator, abc.ABC):
         *,
         base: Any = None,
         sampler: Sampler | None = None,
-        x: Tensor | None = None,
+        x: Tensor | Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> LogPartition:
-        """Estimate log Z, accumulating in float64."""
+        """Estimate log Z, accumulating in float64; `x` are rows near the model, by origin."""

@@ -9,7 +9,8 @@ import itertools
 import scipy.stats
 import torch
 
-from skebm.energies import BernoulliRBM, Tilted
+from skebm.energies import BernoulliRBM, Corrected, Tilted
+from skebm.noise import ChowLiuTree
 
 DOUBLE = torch.float64
 
@@ -31,6 +32,18 @@ def make_rbm(n_visible, n_hidden, *, seed=0, scale=1.0, bias=0.5, dtype=DOUBLE):
     return energy
 
 
+def make_tree_rbm(n_visible, n_hidden, *, seed=0, **kwargs):
+    """An RBM on a Chow-Liu tree of rows whose columns depend on each other."""
+    generator = seeded(seed + 100)
+    rows = torch.rand(40, n_visible, generator=generator, dtype=DOUBLE) < 0.4
+    rows[:, 1:] |= rows[:, :-1] & (torch.rand(40, n_visible - 1, generator=generator) < 0.6)
+    plain = make_rbm(n_visible, n_hidden, seed=seed, **kwargs)
+    tree = ChowLiuTree.fit(rows.to(DOUBLE), share=0.05)
+    energy = BernoulliRBM(n_visible, n_hidden, generator=generator, dtype=DOUBLE, base=tree)
+    energy.load_state_dict(plain.state_dict())
+    return energy
+
+
 def bits(n):
     """All rows of n bits, (2 ** n, n)."""
     return torch.tensor(list(itertools.product((0.0, 1.0), repeat=n)), dtype=DOUBLE)
@@ -40,9 +53,16 @@ def joint_energy(energy, x, h):
     """E(x, h) for every pair of a visible row x and a hidden row h, (n, m)."""
     if isinstance(energy, Tilted):
         return energy.beta * joint_energy(energy.energy, x, h) - (x * energy.field).sum(1)[:, None]
+    if isinstance(energy, Corrected):
+        model = energy.energy
+        log_q = model.base.log_prob(x)[:, None]
+        return energy.beta * (joint_energy(model, x, h) + log_q) - log_q
     W, b, c = energy.weight, energy.visible_bias, energy.hidden_bias
     interaction = torch.einsum("mj,ji,ni->nm", h, W, x)
-    return -(x * b).sum(1)[:, None] - (h * c).sum(1)[None, :] - interaction
+    value = -(x * b).sum(1)[:, None] - (h * c).sum(1)[None, :] - interaction
+    if isinstance(energy.base, ChowLiuTree):  # itself tested against enumeration
+        value = value - energy.base.log_prob(x)[:, None]
+    return value
 
 
 class Enumerated:

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from skebm.noise import IndependentBernoulli, Noise
+from skebm.noise import ChowLiuTree, IndependentBernoulli, Noise
+from skebm.noise.blocks import BlockTree
 from tests.discovery import without_case
 from tests.oracle import DOUBLE, P_FLOOR, bits, chi_square, count_states, seeded
 
@@ -18,6 +19,8 @@ CASES = {
         IndependentBernoulli.fit(bits(3)[:5]),
         IndependentBernoulli(torch.zeros(5, dtype=DOUBLE)),
     ],
+    ChowLiuTree: [ChowLiuTree.fit(bits(4)[[0, 3, 3, 7, 8, 12, 15]], share=0.1)],
+    BlockTree: [BlockTree.fit(bits(5)[[0, 3, 9, 9, 18, 18, 31]], block_size=2, share=0.1)],
 }
 INSTANCES = [one for instances in CASES.values() for one in instances]
 

@@ -1,6 +1,6 @@
 """Energies: what E(x) is."""
 
-from skebm.energies.bipartite import BernoulliRBM, Moments, Tilted
+from skebm.energies.bipartite import BernoulliRBM, Corrected, Moments, Tilted
 from skebm.energies.path import AnnealingPath
 
-__all__ = ["AnnealingPath", "BernoulliRBM", "Moments", "Tilted"]
+__all__ = ["AnnealingPath", "BernoulliRBM", "Corrected", "Moments", "Tilted"]

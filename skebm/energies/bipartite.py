@@ -10,6 +10,7 @@ from torch.nn.functional import softplus
 
 from skebm.base import Binary, BipartiteEnergy, Conditional
 from skebm.domains import enumeration_cost
+from skebm.noise import IndependentBernoulli, Noise, Tilt
 
 
 class Bernoulli(Conditional):
@@ -50,6 +51,11 @@ class BernoulliRBM(BipartiteEnergy):
         Standard deviation of the initial weights.
     dtype : torch.dtype, default=torch.float32
         Precision of the parameters.
+    base : Noise or None, default=None
+        A distribution q with exact conditionals under unary fields, such as a Chow-Liu tree, that
+        the machine corrects: :math:`E(x, h) - \log q(x)`. Not trained. p(x given h) is then q with
+        the fields :math:`b + W^\top h`. Independent columns are but fields themselves: such a base
+        is where annealing and tempering start, and the visible biases hold it already.
 
     Attributes
     ----------
@@ -74,8 +80,15 @@ class BernoulliRBM(BipartiteEnergy):
         generator: torch.Generator,
         scale: float = 0.01,
         dtype: torch.dtype = torch.float32,
+        base: Noise | None = None,
     ):
         super().__init__()
+        if base is not None and base.domain.n_columns != n_visible:
+            raise ValueError(
+                f"The base has {base.domain.n_columns} columns and the energy {n_visible}."
+            )
+        self.base = base
+        self.structure = None if isinstance(base, IndependentBernoulli) else base
         self.domain = Binary((n_visible,))
         self.hidden_domain = Binary((n_hidden,))
         new: dict[str, Any] = {"dtype": dtype, "device": generator.device}
@@ -89,28 +102,69 @@ class BernoulliRBM(BipartiteEnergy):
 
     def free_energy(self, x: Tensor, beta: float | Tensor = 1.0) -> Tensor:
         """-log sum_h exp(-beta E(x, h)), (n,); a `beta` of shape (k, 1) gives (k, n)."""
+        value = self.correction(x, beta)
+        return value if self.structure is None else value - beta * self.log_structure(x)
+
+    def correction(self, x: Tensor, beta: float | Tensor = 1.0) -> Tensor:
+        """Free energy without the base's part: F in E(x) = -log q(x) + F(x)."""
         field = torch.addmm(self.hidden_bias, x, self.weight.t())  # (n, H)
         scaled = beta.unsqueeze(-1) * field if isinstance(beta, Tensor) else beta * field
         return -(beta * (x @ self.visible_bias)) - softplus(scaled).sum(-1)
+
+    def log_structure(self, x: Tensor) -> Tensor | float:
+        """log q(x), (n,), of rows that may be padded; 0 where the biases hold the base."""
+        q = self.structure
+        return 0.0 if q is None else q.log_prob(x[:, : q.domain.n_columns])
 
     def hidden(self, x: Tensor, beta: float = 1.0) -> Bernoulli:
         """p(h_j = 1 given x) = sigmoid(beta (c_j + W_j x)), mean of shape (n, H)."""
         field = torch.addmm(self.hidden_bias, x, self.weight.t(), beta=beta, alpha=beta)
         return Bernoulli(field.sigmoid_())
 
-    def visible(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Bernoulli:
-        """p(x_i = 1 given h) = sigmoid(beta (b_i + h W_i) + field_i), mean of shape (n, d)."""
-        logits = torch.addmm(self.visible_bias, h, self.weight, beta=beta, alpha=beta)
-        if field is not None:
-            logits = logits + field
-        return Bernoulli(logits.sigmoid_())
+    def visible(
+        self,
+        h: Tensor,
+        beta: float = 1.0,
+        field: Tensor | None = None,
+        power: float | None = None,
+    ) -> Conditional:
+        """p(x given h), proportional to q(x)^power exp(beta (b + W'h)'x + field' x), (n, d).
 
-    def hidden_energy(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Tensor:
-        """-log sum_x exp(-beta E(x, h) + field' x), (n,)."""
+        `power` is beta by default, as the base is part of the energy. Without a base the columns
+        are independent, with p(x_i = 1 given h) = sigmoid(beta (b_i + h W_i) + field_i).
+        """
+        logits = self._fields(h, beta, field)
+        if self.structure is None:
+            return Bernoulli(logits.sigmoid_())
+        return self._tilted(logits, beta if power is None else power)
+
+    def hidden_energy(
+        self,
+        h: Tensor,
+        beta: float = 1.0,
+        field: Tensor | None = None,
+        power: float | None = None,
+    ) -> Tensor:
+        """-log sum_x q(x)^power exp(-beta E(x, h) + field' x), (n,)."""
+        logits, own = self._fields(h, beta, field), -beta * (h @ self.hidden_bias)
+        if self.structure is None:
+            return own - softplus(logits).sum(1)
+        return own - self._tilted(logits, beta if power is None else power).log_normaliser
+
+    def _fields(self, h: Tensor, beta: float, field: Tensor | None) -> Tensor:
         logits = torch.addmm(self.visible_bias, h, self.weight, beta=beta, alpha=beta)
-        if field is not None:
-            logits = logits + field
-        return -beta * (h @ self.hidden_bias) - softplus(logits).sum(1)
+        return logits if field is None else logits + field
+
+    def _tilted(self, logits: Tensor, power: float) -> Tilt:
+        assert self.structure is not None
+        return self.structure.tilted(logits[:, : self.structure.domain.n_columns], power)
+
+    def annealed(self, beta: float) -> BipartiteEnergy:
+        """The model's correction of its base at `beta`: the base at 0, the model at 1."""
+        if self.structure is not None:
+            return Corrected(self, beta)
+        logits = torch.zeros_like(self.visible_bias) if self.base is None else self.base.logits
+        return Tilted(self, (1 - beta) * logits, beta)
 
     def flip_difference(self, x: Tensor) -> Tensor:
         """F(x with entry i set to 1 - x_i) - F(x), (n, d), for all i from one matrix product."""
@@ -121,7 +175,11 @@ class BernoulliRBM(BipartiteEnergy):
             softplus(torch.addcmul(field, step[:, i, None], self.weight[:, i])).sum(1)
             for i in range(x.shape[1])
         ]
-        return here - torch.stack(there, 1) - step * self.visible_bias
+        change = here - torch.stack(there, 1) - step * self.visible_bias
+        if self.structure is not None:
+            known = self.structure.domain.n_columns
+            change[:, :known] -= self.structure.flip_log_ratio(x[:, :known])
+        return change
 
     def padded(self, multiple: int = 16) -> BernoulliRBM:
         """Copy with both layers filled up to a multiple by units that are never on.
@@ -134,6 +192,7 @@ class BernoulliRBM(BipartiteEnergy):
             return self
         copy = object.__new__(BernoulliRBM)
         nn.Module.__init__(copy)
+        copy.base, copy.structure = self.base, self.structure
         copy.domain, copy.hidden_domain = (
             Binary((n_visible + right,)),
             Binary((n_hidden + down,)),
@@ -153,35 +212,46 @@ class BernoulliRBM(BipartiteEnergy):
     def moments(self) -> Moments:
         """Log Z and the model's expectations by enumeration of the cheaper layer (Tomczak 6.41)."""
         if self.domain.n_states * self.hidden_domain.n_columns == self.enumeration_cost():
-            return Moments(*_moments(self.domain, self.weight, self.visible_bias, self.hidden_bias))
-        log_z, h, x, xh = _moments(
-            self.hidden_domain, self.weight.t(), self.hidden_bias, self.visible_bias
-        )
-        return Moments(log_z, x, h, xh.t())
+            x = self._states(self.domain)
+            field = torch.addmm(self.hidden_bias, x, self.weight.t())  # (S, H)
+            log_p = torch.addmv(softplus(field).sum(1), x, self.visible_bias)
+            log_p = log_p + self.log_structure(x)
+            log_z, mean, other, products = _expectations(log_p, x, field.sigmoid())
+            return Moments(log_z, mean, other, products)
+        h = self._states(self.hidden_domain)
+        field = self._fields(h, 1.0, None)  # (S, d)
+        if self.structure is None:
+            log_sum, mean = softplus(field).sum(1), field.sigmoid()
+        else:
+            tilt = self._tilted(field, 1.0)
+            log_sum, mean = tilt.log_normaliser, tilt.mean
+        log_p = torch.addmv(log_sum, h, self.hidden_bias)
+        log_z, mean, other, products = _expectations(log_p, h, mean)
+        return Moments(log_z, other, mean, products.t())
+
+    def _states(self, domain: Binary) -> Tensor:
+        like = self.weight
+        return domain.states(0, round(domain.n_states), dtype=like.dtype, device=like.device)
 
 
-def _moments(
-    domain: Binary, weight: Tensor, bias: Tensor, other_bias: Tensor
+def _expectations(
+    log_p: Tensor, states: Tensor, other: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sum over all states s of one layer, the other layer o summed out in closed form.
+    """Sum over all states s (S, a) of one layer, given the other's means in each, (S, b).
 
     Returns log Z, E[s], E[o] and E[o s'].
     """
-    count = round(domain.n_states)
-    states = domain.states(0, count, dtype=weight.dtype, device=weight.device)  # (S, d)
-    field = torch.addmm(other_bias, states, weight.t())  # (S, H)
-    log_p = torch.addmv(softplus(field).sum(1), states, bias)
     # The normaliser is a sum of up to a million terms: float64.
     log_z = torch.logsumexp(log_p.double(), 0)
-    p = (log_p.double() - log_z).exp().to(weight.dtype)
+    p = (log_p.double() - log_z).exp().to(states.dtype)
     # p(s) (s, 1): the products with E[o given s] and its mean from one multiplication.
     weighted = p[:, None] * nn.functional.pad(states, (0, 1), value=1.0)
-    products = field.sigmoid().t() @ weighted
+    products = other.t() @ weighted
     return log_z, p @ states, products[:, -1], products[:, :-1]
 
 
 class Tilted(BipartiteEnergy):
-    """Another bipartite energy at inverse temperature `beta`, plus a unary term: beta E - field' x.
+    r"""A bipartite energy at inverse temperature `beta`, plus a unary term: beta E - field' x.
 
     The path of annealed importance sampling and the posterior of a noisy row are both of this form.
 
@@ -217,3 +287,46 @@ class Tilted(BipartiteEnergy):
         """Free energy of a hidden row with the field added, (n,)."""
         own = beta * self.field
         return self.energy.hidden_energy(h, beta * self.beta, own if field is None else own + field)
+
+    def annealed(self, beta: float) -> Tilted:
+        """Energy and field, both at `beta`."""
+        return Tilted(self.energy, beta * self.field, beta * self.beta)
+
+
+class Corrected(BipartiteEnergy):
+    r"""A machine whose correction of its base is tempered: beta E(x, h) - (1 - beta) log q(x).
+
+    The path from the base itself, at `beta` = 0, to the model, at 1.
+
+    Parameters
+    ----------
+    energy : BernoulliRBM
+        A machine with a base; its parameters are shared, not copied.
+    beta : float
+        Inverse temperature of the correction.
+    """
+
+    def __init__(self, energy: BernoulliRBM, beta: float):
+        super().__init__()
+        self.domain, self.hidden_domain = energy.domain, energy.hidden_domain
+        self.energy, self.beta = energy, beta
+
+    def free_energy(self, x: Tensor, beta: float | Tensor = 1.0) -> Tensor:
+        """Free energy, (n,)."""
+        return self.energy.correction(x, beta * self.beta) - beta * self.energy.log_structure(x)
+
+    def hidden(self, x: Tensor, beta: float = 1.0) -> Conditional:
+        """p(h given x): the base does not touch it."""
+        return self.energy.hidden(x, beta * self.beta)
+
+    def visible(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Conditional:
+        """p(x given h): the base with tempered fields."""
+        return self.energy.visible(h, beta * self.beta, field, power=beta)
+
+    def hidden_energy(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Tensor:
+        """Free energy of a hidden row, (n,)."""
+        return self.energy.hidden_energy(h, beta * self.beta, field, power=beta)
+
+    def annealed(self, beta: float) -> Corrected:
+        """A weaker correction of the same base."""
+        return Corrected(self.energy, beta * self.beta)

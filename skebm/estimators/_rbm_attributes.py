@@ -11,6 +11,7 @@ from torch import Tensor
 
 from skebm._validation import check_is_fitted
 from skebm.objectives import ContrastiveState
+from skebm.samplers import Gibbs
 
 
 class RBMAttributes(BaseEstimator):
@@ -47,12 +48,15 @@ class RBMAttributes(BaseEstimator):
     def h_samples_(self) -> np.ndarray:
         """Hidden units of the persistent chains, (n_chains, n_components).
 
-        The other rules keep no chains: then as many are drawn from the model, alike at every call.
+        Drawn alike at every call where the chains keep none, and with chains drawn from the model
+        where a rule has none.
         """
-        if self._chains() is not None:
-            return self.net_.state_.chain.aux.cpu().numpy()
+        x, state = self._chains(), self.net_.state_
+        if x is not None and type(self.sampler_) is Gibbs and state.chain.aux is not None:
+            return state.chain.aux.cpu().numpy()
         generator = torch.Generator(self.energy_.weight.device).manual_seed(self.net_.seed_)
-        x = self._draw(self.n_chains_, generator)
+        if x is None:
+            x = self._draw(self.n_chains_, generator)
         with torch.no_grad():
             return self.energy_.hidden(x).sample(generator).cpu().numpy()
 
@@ -97,6 +101,11 @@ class RBMAttributes(BaseEstimator):
     def centered_(self) -> bool:
         """Whether the gradient is centred."""
         return self._settings.centered
+
+    @property
+    def precondition_(self) -> float:
+        """Exponent of the variances that the gradient is divided by."""
+        return self._settings.precondition
 
     def _chains(self) -> Tensor | None:
         """Visible rows of the persistent chains, where there are any."""

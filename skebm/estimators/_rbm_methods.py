@@ -13,7 +13,6 @@ from torch import Tensor
 from skebm._validation import check_is_fitted, draw_seed
 from skebm.base import BipartiteEnergy, Clamp
 from skebm.energies import Tilted
-from skebm.energies.bipartite import Bernoulli
 from skebm.estimators._rbm_settings import EXACT_LEARNING_COST
 from skebm.partition import cheaper_side
 
@@ -172,8 +171,7 @@ class RBMMethods(TransformerMixin, BaseEstimator):
         for start in range(0, len(rows), BLOCK):
             x = rows.block(start, start + BLOCK)
             known = ~torch.isnan(x)
-            guess = torch.sigmoid(energy.visible_bias.detach()).expand_as(x)
-            guess = Bernoulli(guess).sample(generator)
+            guess = energy.base.sample(len(x), generator)
             clamp = Clamp(known, torch.nan_to_num(x))
             state, _ = self.sampler_.run(energy, guess, n_steps, generator, clamp=clamp)
             blocks.append(state.x.cpu())

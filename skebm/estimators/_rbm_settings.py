@@ -12,6 +12,7 @@ import torch
 from skebm._validation import Interval, Options, StrOptions
 from skebm.base import Binary, PartitionEstimator, Sampler
 from skebm.domains import enumeration_cost
+from skebm.noise import Noise
 
 # Enumerations up to this many terms (states times units of the other layer) are done every step.
 EXACT_LEARNING_COST = 1e7
@@ -27,7 +28,10 @@ CONSTRAINTS: dict[str, list[Any]] = {
     "learning": [StrOptions({"auto", "pcd", "cd", "exact"})],
     "n_gibbs_steps": [Interval(Integral, 1, None, closed="left")],
     "n_chains": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+    "base": [StrOptions({"independent", "chow-liu"}), Noise],
+    "reweight": ["boolean"],
     "centered": ["boolean"],
+    "precondition": [Interval(Real, 0, 1, closed="both"), StrOptions({"auto"})],
     "learning_rate_decay": [StrOptions({"auto", "linear", "constant"})],
     "momentum": [Interval(Real, 0, 1, closed="left")],
     "l1": [Interval(Real, 0, None, closed="left")],
@@ -66,6 +70,8 @@ class Settings:
     batch_size, n_iter, n_chains : int
     centered : bool
         Never under L-BFGS, which needs the gradient of the value.
+    precondition : float
+        Exponent of the units' variances; 0 leaves the gradient as it is.
     decay : bool
         Whether the learning rate falls linearly to a hundredth.
     """
@@ -80,6 +86,7 @@ class Settings:
     n_iter: int
     n_chains: int
     centered: bool
+    precondition: float
     decay: bool
 
     def net_kwargs(self, momentum: float) -> dict[str, Any]:
@@ -117,6 +124,18 @@ def _batch_size(n_rows: int, n_iter: int | str) -> int:
     return min(100, max(10, wanted))
 
 
+def _precondition(estimator: Any, learning: str, centered: bool, free: bool) -> float:
+    """Half the variances where nobody asked for steps of a given size; none without centring."""
+    if estimator.precondition == "auto":
+        return 0.5 if free and centered and learning != "exact" else 0.0
+    if estimator.precondition and (learning == "exact" or not centered):
+        raise ValueError(
+            f"precondition={estimator.precondition} scales the centred gradient of the "
+            'contrastive rules; here learning is "' + learning + f'" and centered {centered}.'
+        )
+    return float(estimator.precondition)
+
+
 def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> Settings:
     """Resolve every ``"auto"`` of an estimator for a table of the given size.
 
@@ -126,7 +145,13 @@ def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> 
     cost = enumeration_cost(Binary((n_visible,)), Binary((estimator.n_components,)))
     learning = estimator.learning
     if learning == "auto":
-        learning = "exact" if cost <= EXACT_LEARNING_COST else "pcd"
+        cheap = cost <= EXACT_LEARNING_COST and not estimator.reweight
+        learning = "exact" if cheap else "pcd"
+    elif learning != "pcd" and estimator.reweight:
+        raise ValueError(
+            f"reweight=True weighs persistent chains, and learning={learning!r} has none. Use "
+            'learning="pcd" (with warm_start too), or reweight=False.'
+        )
     elif learning == "exact" and cost > EXACT_LEARNING_COST:
         raise ValueError(
             f'learning="exact" would visit {cost:.2g} terms at every step, more than '
@@ -151,7 +176,7 @@ def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> 
     if n_iter == "auto":
         n_batches = math.ceil(n_rows / batch_size)
         n_iter = 500 if line_search else min(500, max(10, math.ceil(10_000 / n_batches)))
-    decay = estimator.learning_rate_decay
+    decay, centered = estimator.learning_rate_decay, bool(estimator.centered) and not line_search
     if streaming:
         n_iter = 1
     return Settings(
@@ -164,6 +189,7 @@ def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> 
         batch_size=batch_size,
         n_iter=n_iter,
         n_chains=n_chains,
-        centered=bool(estimator.centered) and not line_search,
+        centered=centered,
+        precondition=_precondition(estimator, learning, centered, rate == "auto"),
         decay=not streaming and (rate == "auto" if decay == "auto" else decay == "linear"),
     )

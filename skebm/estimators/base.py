@@ -158,6 +158,7 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
                 raise ValueError("early_stopping needs two rows: validation_fraction takes one.")
             n_held = min(len(rows) - 1, max(1, round(self.validation_fraction * len(rows))))
             train, held_out = rows.subset(order[n_held:]), rows.subset(order[:n_held])
+        self._prepare(train, going_on=before is not None)
         settings = self._resolve(len(train), streaming=streaming)
         net = self._new_net(settings, generator, streaming=streaming, validation=held_out)
         net.initialize()
@@ -167,6 +168,10 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
             net.take_over(before)
         self._settings = settings
         return net, self._condense(train)
+
+    def _prepare(self, rows: Rows, *, going_on: bool) -> None:
+        """Learn what the network is built on, such as its base; by default nothing."""
+        return
 
     def _condense(self, rows: Rows) -> Rows:
         """Rows equivalent to those given but cheaper to train on; by default the same."""
@@ -340,6 +345,11 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
     def log_partition_kind_(self) -> str:
         """``"exact"``, ``"probabilistic"`` or ``"heuristic"``: the nature of the bounds."""
         return self._log_partition().bound_kind
+
+    @property
+    def log_partition_parts_(self) -> dict[str, tuple[float, float]]:
+        """Estimates that the bounds were made of, each with its standard error; by name."""
+        return self._log_partition().parts
 
     # ---------------------------------------------------------------- anomalies
 

@@ -12,12 +12,12 @@ from skebm._engine import EnergyNet
 from skebm._rows import Rows
 from skebm.base import LogPartition, Objective, PartitionEstimator
 from skebm.energies import BernoulliRBM
+from skebm.estimators._bases import fit_base
 from skebm.estimators._rbm_attributes import RBMAttributes
 from skebm.estimators._rbm_methods import RBMMethods
 from skebm.estimators._rbm_settings import CONSTRAINTS, Settings, resolve
 from skebm.estimators._unit_interval import UnitInterval
 from skebm.estimators.base import BaseEBM
-from skebm.noise import IndependentBernoulli
 from skebm.objectives import (
     ContrastiveDivergence,
     ExactLikelihood,
@@ -27,8 +27,6 @@ from skebm.objectives import (
 from skebm.partition import AISBracket, Exact, log_z_cost
 from skebm.samplers import Gibbs
 
-# Share of a fair coin in the means that the visible biases start from.
-SHRINKAGE = 1e-3
 # Where hidden biases start: units on in a quarter of the rows. Under a centred gradient units that
 # start at one half stay there and are poor features (a classifier on shifted digits reads 82 % from
 # them, 88 % from these); likelihoods on nltcs, digits and MNIST are the same or better.
@@ -74,10 +72,25 @@ class RBMEstimator(
         Gibbs steps of the chains for each batch (k of PCD-k and CD-k).
     n_chains : int or "auto", default="auto"
         Persistent chains; ``"auto"`` is the batch size.
+    base : {"independent", "chow-liu"} or Noise, default="independent"
+        What the energy corrects, E(x) = -log q(x) + F(x); fitted first, not trained. Independent
+        columns are the usual machine, whose visible biases start at the log-odds of the data.
+        ``"chow-liu"`` is the most likely tree of pairwise dependences: hidden units are free for
+        what a tree cannot say, best on sparse and on tree-like data. Or any distribution of
+        :mod:`skebm.noise` with exact conditionals that gives every row of X a probability.
+    reweight : bool, default=False
+        Weigh persistent chains by Jarzynski's equality (:class:`skebm.objectives.Walkers`):
+        consistent gradients however slowly the chains mix, and a running log-likelihood in
+        `history_` that `early_stopping` uses. A step takes about 1.5 times as long; use several
+        hundred chains.
     centered : bool, default=True
         Centre the units in the gradient of the stochastic rules: same fixed points, better
         conditioned, and the same for data with zeros and ones exchanged. False is
         scikit-learn's gradient.
+    precondition : float in [0, 1] or "auto", default="auto"
+        Exponent of the units' variances, relative to a fair coin's, by which the centred gradient
+        of the contrastive rules is divided: rare units learn as fast as frequent ones. ``"auto"``
+        is 0.5, and 0 where `learning_rate` is given, as scikit-learn has it.
     learning_rate_decay : {"auto", "linear", "constant"}, default="auto"
         ``"auto"`` keeps a learning rate given as a number constant, as scikit-learn does.
     momentum : float in [0, 1), default=0
@@ -114,7 +127,8 @@ class RBMEstimator(
         terms, by :class:`skebm.partition.AISBracket` otherwise. None: not at all;
         `score_samples` is then -F(x) and `score` the mean pseudo-likelihood.
     sampler : Sampler or None, default=None
-        Kernel of the chains; None is :class:`skebm.samplers.Gibbs`.
+        Kernel of the chains; None is :class:`skebm.samplers.Gibbs`. Pass
+        :class:`skebm.samplers.ParallelTempering` where chains get stuck.
     max_restarts : int, default=10
         How often a diverged training is rolled back, with half the learning rate, before
         `FloatingPointError` is raised.
@@ -140,6 +154,8 @@ class RBMEstimator(
         Ends of the interval for log Z.
     log_partition_kind_ : {"exact", "probabilistic", "heuristic"}
         What the interval is worth.
+    log_partition_parts_ : dict of str to (float, float)
+        Estimates that the interval was made of, with their standard errors.
     partition_ : PartitionEstimator or None
         How log Z is found.
     offset_ : float
@@ -148,9 +164,12 @@ class RBMEstimator(
         One for each epoch: losses, energy gap, reconstruction error, learning rate, seconds.
     n_iter_, n_restarts_ : int
         Epochs that ran, and roll-backs among them.
-    learning_, learning_rate_, batch_size_, n_chains_, centered_ : str, float, int, int, bool
-        What ``"auto"`` became, and whether the gradient is centred. `learning_rate_` is nan under
-        L-BFGS, which never centres.
+    learning_, learning_rate_, batch_size_, n_chains_ : str, float, int, int
+        What ``"auto"`` became. `learning_rate_` is nan under L-BFGS.
+    centered_, precondition_ : bool, float
+        Whether the gradient is centred (never under L-BFGS), and its preconditioning.
+    base_ : Noise
+        The fitted base.
     scaling_ : MinMax
         Columns that were scaled, their minima and widths.
     sampler_, energy_, net_ : Sampler, BernoulliRBM, EnergyNet
@@ -202,7 +221,10 @@ class RBMEstimator(
         learning="auto",
         n_gibbs_steps=1,
         n_chains="auto",
+        base="independent",
+        reweight=False,
         centered=True,
+        precondition="auto",
         learning_rate_decay="auto",
         momentum=0.0,
         l1=0.0,
@@ -233,7 +255,10 @@ class RBMEstimator(
         self.learning = learning
         self.n_gibbs_steps = n_gibbs_steps
         self.n_chains = n_chains
+        self.base = base
+        self.reweight = reweight
         self.centered = centered
+        self.precondition = precondition
         self.learning_rate_decay = learning_rate_decay
         self.momentum = momentum
         self.l1 = l1
@@ -274,6 +299,7 @@ class RBMEstimator(
             settings.n_hidden,
             generator=generator,
             dtype=getattr(torch, settings.dtype),
+            base=self.base_.to(generator.device, getattr(torch, settings.dtype)),
         )
         stop_on = "valid_loss" if validation is not None else None
         if settings.line_search and validation is None:
@@ -305,30 +331,35 @@ class RBMEstimator(
         return ContrastiveDivergence(
             energy,
             self.sampler_,
-            IndependentBernoulli(energy.visible_bias.detach()),
+            energy.base,
             n_steps=self.n_gibbs_steps,
             n_chains=settings.n_chains,
             persistent=settings.learning == "pcd",
             centered=settings.centered,
+            precondition=settings.precondition,
+            reweight=self.reweight,
             regulariser=regulariser,
         )
 
+    def _prepare(self, rows: Rows, *, going_on: bool) -> None:
+        kind = self.base if isinstance(self.base, str) else type(self.base).__name__
+        if not going_on:
+            self.base_, self._base_kind = fit_base(self.base, rows), kind
+        elif kind != self._base_kind:
+            raise ValueError(
+                f"The weights correct the base of the first fit, {self._base_kind!r}, not "
+                f"{kind!r}: with warm_start or partial_fit base must stay. Clone the estimator to "
+                "start anew."
+            )
+
     def _initialise(self, energy: Any, rows: Rows) -> None:
-        """Visible biases at the log-odds of the data: the best model without hidden units.
+        """The base itself: its log-odds where columns are independent, nothing on top of others.
 
         Hidden units start mostly off.
         """
-        total = torch.zeros(rows.n_columns, dtype=torch.float64, device=rows.device)
-        size = max(1, 2_000_000 // rows.n_columns)  # sparse rows become dense: 16 MB at a time
-        for start in range(0, len(rows), size):
-            block = rows.block(start, start + size).double()
-            weight = None if rows.weight is None else rows.weight[start : start + size].double()
-            total += block.sum(0) if weight is None else weight @ block
-        # Shrunk a little, so that constant columns stay finite; not by pseudo-counts, which would
-        # tell a row of weight 2 from the row twice, or weights of 2 from weights of 1.
-        mean = total / len(rows) * (1 - SHRINKAGE) + SHRINKAGE / 2  # weights have mean 1
         with torch.no_grad():
-            energy.visible_bias.copy_(torch.logit(mean))
+            if energy.structure is None:
+                energy.visible_bias.copy_(energy.base.logits)
             energy.hidden_bias.fill_(HIDDEN_BIAS)
 
     def _condense(self, rows: Rows) -> Rows:
@@ -339,14 +370,13 @@ class RBMEstimator(
         energy: BernoulliRBM = self.energy_
         like = energy.weight
         x = torch.as_tensor(self._reference, dtype=like.dtype, device=like.device)
+        starts = {"data": (x > 0.5).to(x.dtype)}
         chain = self._chains()
         if chain is not None:
-            x = torch.cat([x, chain])
-        x = (x > 0.5).to(x.dtype)
-        base = IndependentBernoulli.fit(x)
+            starts["training chains"] = chain
         generator = torch.Generator(like.device).manual_seed(self.net_.seed_)
         return self.partition_.estimate(
-            energy, base=base, sampler=self.sampler_, x=x, generator=generator
+            energy, base=energy.base, sampler=self.sampler_, x=starts, generator=generator
         )
 
     def _choose_partition(self) -> PartitionEstimator:

@@ -4,6 +4,7 @@ from skebm.objectives.contrastive import ContrastiveDivergence, ContrastiveState
 from skebm.objectives.discrete import pseudo_log_likelihood
 from skebm.objectives.likelihood import ExactLikelihood
 from skebm.objectives.rbm_gradient import Offsets, Regulariser
+from skebm.objectives.walkers import Walkers
 
 __all__ = [
     "ContrastiveDivergence",
@@ -11,5 +12,6 @@ __all__ = [
     "ExactLikelihood",
     "Offsets",
     "Regulariser",
+    "Walkers",
     "pseudo_log_likelihood",
 ]

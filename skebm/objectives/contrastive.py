@@ -14,13 +14,16 @@ from skebm.energies.bipartite import Bernoulli
 from skebm.noise import Noise
 from skebm.objectives.discrete import pseudo_log_likelihood
 from skebm.objectives.rbm_gradient import Offsets, Regulariser, runaway, write_gradient
+from skebm.objectives.walkers import Walkers
+from skebm.samplers import Gibbs
 
 
 class ContrastiveState(NamedTuple):
-    """Chains of the negative phase (None where they restart at the data) and running offsets."""
+    """Chains of the negative phase (None where they restart at the data), offsets, weights."""
 
     chain: ChainState | None
     offsets: Offsets | None
+    walkers: Walkers | None = None
 
 
 class ContrastiveDivergence(Objective):
@@ -48,6 +51,12 @@ class ContrastiveDivergence(Objective):
         Centre visible and hidden units (a preconditioner: same fixed points).
     offset_rate : float in [0, 1], default=0.01
         Rate of the offsets' moving averages, per batch.
+    precondition : float, default=0
+        Exponent of the variances that the centred gradient is divided by; see
+        :class:`Preconditioner`.
+    reweight : bool, default=False
+        Weigh the persistent chains by Jarzynski's equality; see :class:`Walkers`. Not with a
+        sampler whose chains exchange rows.
     regulariser : Regulariser
         Penalties.
 
@@ -71,6 +80,8 @@ class ContrastiveDivergence(Objective):
         persistent: bool = True,
         centered: bool = True,
         offset_rate: float = 0.01,
+        precondition: float = 0.0,
+        reweight: bool = False,
         regulariser: Regulariser = Regulariser(),  # noqa: B008 - frozen
     ):
         super().__init__()
@@ -78,46 +89,59 @@ class ContrastiveDivergence(Objective):
         self.energy, self.sampler, self.start_from = energy, sampler, start_from
         self.n_steps, self.n_chains, self.persistent = n_steps, n_chains, persistent
         self.centered, self.offset_rate = centered, offset_rate
+        self.precondition, self.reweight = precondition, reweight
         self.regulariser = regulariser
+        if precondition and not centered:
+            raise ValueError("precondition takes the variances from the offsets: centre as well.")
+        if reweight and not (persistent and isinstance(sampler, Gibbs)):
+            raise ValueError(
+                "reweight follows persistent chains that keep to themselves: pass persistent=True "
+                "and a Gibbs sampler."
+            )
 
     def start(self, batch: Batch, generator: torch.Generator) -> ContrastiveState:
         """Chains drawn from the starting distribution, offsets at the means of the rows."""
-        chain = None
+        chain, walkers = None, None
         with torch.no_grad():
             if self.persistent:
                 rows = self.start_from.sample(self.n_chains, generator)
                 chain = self.sampler.init(self.energy, rows)
+                if self.reweight:
+                    walkers = Walkers.of(self.energy, rows, self.start_from)
             offsets = Offsets.of(self.energy, batch) if self.centered else None
-        return ContrastiveState(chain, offsets)
+        return ContrastiveState(chain, offsets, walkers)
 
     def _negatives(
         self, energy: BernoulliRBM, x: Tensor, state: ContrastiveState, generator: Any
-    ) -> ChainState:
+    ) -> tuple[ChainState, Walkers | None]:
         """Advance the chains by `n_steps`."""
-        chain, step = state.chain, self.sampler.step
+        chain, walkers, step = state.chain, state.walkers, self.sampler.step
         if chain is None:
             chain = self.sampler.init(energy, x)
+        if walkers is not None:
+            chain, walkers = walkers.follow(energy, chain, generator)
         for _ in range(self.n_steps):
             chain, _ = step(energy, chain, generator)
-        return chain
+        return chain, None if walkers is None else walkers.moved(energy, chain)
 
     def forward(self, batch: Batch, state: ContrastiveState, generator: torch.Generator) -> Loss:
         """Mean free energy of the data minus that of the chains, whose gradient is CD's."""
         with torch.no_grad():
-            chain = self._negatives(self.energy, batch.x, state, generator)
-        sign, share = _signs(batch, chain.x, self.persistent)
+            chain, walkers = self._negatives(self.energy, batch.x, state, generator)
+        sign, share = _signs(batch, chain.x, self.persistent, walkers)
         gap = -(sign @ self.energy(torch.cat([batch.x, chain.x])))
         value = gap + self.regulariser.value(self.energy, batch.x, share)
-        return Loss(value, ContrastiveState(chain, state.offsets), {"energy_gap": gap.detach()})
+        state = ContrastiveState(chain, state.offsets, walkers)
+        return Loss(value, state, {"energy_gap": gap.detach()})
 
     def gradients(self, batch: Batch, state: ContrastiveState, generator: torch.Generator) -> Loss:
         """Write the (centred) gradient from one matrix product over data and chains together."""
         energy, x, offsets = self.energy, batch.x, state.offsets
-        chain = self._negatives(energy, x, state, generator)
+        chain, walkers = self._negatives(energy, x, state, generator)
         n = x.shape[0]
         rows = torch.cat([x, chain.x])  # (n + m, d)
         h = energy.hidden(rows).mean  # (n + m, H)
-        sign, share = _signs(batch, chain.x, self.persistent)
+        sign, share = _signs(batch, chain.x, self.persistent, walkers)
         if offsets is None:
             weight = (h * sign[:, None]).t() @ rows
         else:
@@ -125,31 +149,41 @@ class ContrastiveDivergence(Objective):
             # Centred products: cheaper than centring their sum, and no cancellation.
             weight = ((h - offsets.hidden) * sign[:, None]).t() @ (rows - offsets.visible)
         penalty = self.regulariser.gradient(energy.weight, x, h[:n], share)
-        write_gradient(energy, weight, sign @ rows, sign @ h, offsets, penalty)
-        if self.persistent:
+        write_gradient(energy, weight, sign @ rows, sign @ h, offsets, penalty, self.precondition)
+        if not self.persistent:
+            return Loss(None, ContrastiveState(None, offsets))
+        if walkers is None and type(self.sampler) is Gibbs:
             # The hidden layer of the chains' next step is drawn from the means already at hand.
             chain = ChainState(chain.x, aux=Bernoulli(h[n:]).sample(generator))
-            return Loss(None, ContrastiveState(chain, offsets))
-        return Loss(None, ContrastiveState(None, offsets))
+        return Loss(None, ContrastiveState(chain, offsets, walkers))
 
     def pack(self, state: ContrastiveState | None) -> dict[str, Tensor | None]:
-        """Chains with the hidden layer drawn for their next step, and offsets."""
-        chain, offsets = state or (None, None)
+        """Chains with what the sampler keeps beside them, offsets, weights."""
+        chain, offsets, walkers = state or (None, None, None)
         return {
             "chain": chain.x if chain else None,
-            "hidden": chain.aux if chain else None,
+            "aux": chain.aux if chain else None,
             "visible_offset": offsets.visible if offsets else None,
             "hidden_offset": offsets.hidden if offsets else None,
+            "log_weight": walkers.log_weight if walkers else None,
+            "log_z": walkers.log_z if walkers else None,
+            "chain_energy": walkers.energy if walkers else None,
         }
 
     def unpack(self, packed: dict[str, Tensor | None]) -> ContrastiveState | None:
         """Rebuild the state; None, to start anew, where it is not one of this objective."""
         x, mu, lam = packed["chain"], packed["visible_offset"], packed["hidden_offset"]
+        log_weight, log_z, level = (packed[k] for k in ("log_weight", "log_z", "chain_energy"))
         n_chains = 0 if x is None else len(x)
         if n_chains != self.n_chains * self.persistent or (mu is None) == self.centered:
             return None
-        chain = None if x is None else ChainState(x, aux=packed["hidden"])
-        return ContrastiveState(chain, None if mu is None or lam is None else Offsets(mu, lam))
+        if (log_weight is None) == self.reweight:
+            return None
+        chain = None if x is None else ChainState(x, aux=packed["aux"])
+        offsets = None if mu is None or lam is None else Offsets(mu, lam)
+        if log_weight is None or log_z is None or level is None:
+            return ContrastiveState(chain, offsets)
+        return ContrastiveState(chain, offsets, Walkers(log_weight, log_z, level))
 
     @torch.no_grad()
     def monitor(
@@ -157,11 +191,17 @@ class ContrastiveDivergence(Objective):
     ) -> dict[str, Tensor]:
         """Energy gap, squared reconstruction error, largest weight."""
         energy, x = self.energy, batch.x
-        chain = state.chain or self._negatives(energy, x, state, generator)
+        chain = state.chain or self._negatives(energy, x, state, generator)[0]
         level = energy(torch.cat([x, chain.x]))
         # Chains that started at the data weigh what their row does.
-        model = weighted_mean(level[len(x) :], None if self.persistent else batch.weight)
-        gap = weighted_mean(level[: len(x)], batch.weight) - model
+        share = None if self.persistent else batch.weight
+        logs = {}
+        data = weighted_mean(level[: len(x)], batch.weight)
+        if state.walkers is not None:
+            share = state.walkers.share.to(level.dtype)
+            logs["log_partition"] = state.walkers.log_partition(energy, chain.x)
+            logs["log_likelihood"] = -data - logs["log_partition"]
+        gap = data - weighted_mean(level[len(x) :], share)
         error = (x - energy.visible(energy.hidden(x).mean).mean).square().mean(1)
         error = weighted_mean(error, batch.weight)
         return {
@@ -169,11 +209,18 @@ class ContrastiveDivergence(Objective):
             "energy_gap": gap,
             "reconstruction_error": error,
             "largest_weight": energy.weight.abs().max(),
+            **logs,
         }
 
     @torch.no_grad()
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
-        """Minus the mean pseudo-log-likelihood: exact, deterministic, needs no log Z."""
+        """Minus the mean pseudo-log-likelihood; minus the log-likelihood by reweighted chains.
+
+        The first is exact, the second too low on average, as log Z is.
+        """
+        if state is not None and state.walkers is not None:
+            log_z = state.walkers.log_partition(self.energy, state.chain.x)
+            return weighted_mean(self.energy(batch.x), batch.weight) + log_z
         return -weighted_mean(pseudo_log_likelihood(self.energy, batch.x), batch.weight)
 
     def diverged(
@@ -184,7 +231,9 @@ class ContrastiveDivergence(Objective):
         return why or super().diverged(logs)
 
 
-def _signs(batch: Batch, chain: Tensor, persistent: bool) -> tuple[Tensor, Tensor]:
+def _signs(
+    batch: Batch, chain: Tensor, persistent: bool, walkers: Walkers | None
+) -> tuple[Tensor, Tensor]:
     """Signed weights of data and chain rows, whose sum over a statistic is model - data.
 
     The n data rows count -weight / n (their negative, the share, is returned as well); persistent
@@ -192,9 +241,15 @@ def _signs(batch: Batch, chain: Tensor, persistent: bool) -> tuple[Tensor, Tenso
     """
     if batch.weight is None:
         # shape[0], not len(): a microsecond each, twenty times as slow.
-        return _plain_signs(batch.x.shape[0], chain.shape[0], chain.dtype, chain.device)
-    share = batch.weight / len(batch.x)
-    model = (share.sum() / len(chain)).expand(len(chain)) if persistent else share
+        sign, share = _plain_signs(batch.x.shape[0], chain.shape[0], chain.dtype, chain.device)
+        if walkers is None:
+            return sign, share
+    else:
+        share = batch.weight / len(batch.x)
+    if walkers is not None:
+        model = share.sum() * walkers.share.to(share.dtype)
+    else:
+        model = (share.sum() / len(chain)).expand(len(chain)) if persistent else share
     return torch.cat([-share, model]), share
 
 

@@ -124,6 +124,7 @@ def write_gradient(
     hidden: Tensor,
     offsets: Offsets | None,
     penalty: tuple[Tensor, Tensor] | None,
+    precondition: float = 0.0,
 ) -> None:
     r"""Write ``.grad``, centred where there are offsets.
 
@@ -141,6 +142,11 @@ def write_gradient(
         None writes the plain gradient.
     penalty : tuple of Tensor or None
         What :meth:`Regulariser.gradient` returned.
+    precondition : float, default=0
+        Exponent p: the centred gradients are divided by :math:`(4 v_j)^p (4 v_i)^p` and those of
+        the biases by :math:`(4 v_i)^p`, with :math:`v = \mu (1 - \mu)` the variance of a unit of
+        mean :math:`\mu`, its offset. Fair coins are left as they are; 1 is a diagonal natural
+        gradient, 1/2 the same without its noise at rare units.
 
     References
     ----------
@@ -149,12 +155,21 @@ def write_gradient(
     if penalty is not None:
         weight += center(penalty[0], torch.zeros_like(visible), penalty[1], offsets)
         hidden += penalty[1]
+    if precondition and offsets is not None:
+        rows, columns = (_spread(offset) ** -precondition for offset in offsets[::-1])
+        weight.mul_(columns).mul_(rows[:, None])
+        visible, hidden = visible * columns, hidden * rows
     if offsets is not None:
         visible = torch.addmv(visible, weight.t(), offsets.hidden, alpha=-1)
         hidden = torch.addmv(hidden, weight, offsets.visible, alpha=-1)
     energy.weight.grad = weight.contiguous()  # L-BFGS flattens it
     energy.visible_bias.grad = visible
     energy.hidden_bias.grad = hidden
+
+
+def _spread(mean: Tensor) -> Tensor:
+    """Variance of binary units over that of a fair coin, at least that of a mean of 1e-4."""
+    return (4 * mean * (1 - mean)).clamp_min(4e-4)
 
 
 def runaway(

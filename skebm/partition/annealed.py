@@ -4,39 +4,116 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skebm.base import (
-    ChainState,
-    Energy,
-    LogPartition,
-    PartitionEstimator,
-    Sampler,
-)
+from skebm.base import Energy, LogPartition, PartitionEstimator, Sampler
 from skebm.energies import AnnealingPath
-from skebm.noise import IndependentBernoulli
+from skebm.partition.schedule import anneal, constant_speed
 from skebm.samplers import Gibbs
 
-
-def _betas(n: int) -> list[float]:
-    """Inverse temperatures from 0 to 1, denser at both ends, where the path bends most."""
-    if n < 2:
-        raise ValueError(f"n_betas must be at least 2, the two ends of the path; got {n}.")
-    t = torch.linspace(-4, 4, n, dtype=torch.float64).sigmoid()
-    return ((t - t[0]) / (t[-1] - t[0])).tolist()
+# Heaviest tail assumed of the weights: the mean of a Pareto law of index 1 does not exist.
+MAX_TAIL = 1.0
 
 
-def _weights(log_w: Tensor) -> tuple[float, float, float]:
-    """log of the mean weight, its standard error (delta method) and the effective sample size."""
+class Weights(NamedTuple):
+    """Summary of n log weights: log of their mean, its standard error, effective sample size."""
+
+    log_mean: float
+    std_error: float
+    ess: float
+
+
+def summarise(log_w: Tensor) -> Weights:
+    r"""Mean of the weights with a standard error that allows for a tail not seen.
+
+    The delta method, s / sqrt(n) for weights of mean 1, is too small where few weights carry the
+    mean: those that would matter most were not drawn. To its square is added the second moment of
+    the weights expected once in n to 10 n draws, under a Pareto law through the largest one, m:
+
+    .. math:: \frac{s^2}{n} + \Bigl(\frac{m - 1}{n}\Bigr)^2 \int_{0.1}^1 u^{-2k} du,
+
+    with k Hill's estimate from the min(n / 5, 3 sqrt(n)) largest weights, at most 1.
+
+    References
+    ----------
+    Hill (1975), "A simple general approach to inference about the tail of a distribution". Vehtari,
+    Simpson, Gelman, Yao and Gabry (2024), "Pareto smoothed importance sampling", JMLR 25(72), for
+    the tail's size and k as a measure of trust.
+    """
+    if not bool(log_w.isfinite().all()):
+        raise FloatingPointError(
+            "Annealing met energies that are not finite; check the model's parameters for "
+            "infinities and NaN, or compute in float64."
+        )
     n = len(log_w)
     log_mean = float(torch.logsumexp(log_w, 0)) - math.log(n)
     w = (log_w - log_mean).exp()  # mean 1
-    std_error = float(w.std() / math.sqrt(n)) if n > 1 else math.inf
-    return log_mean, std_error, float(w.sum() ** 2 / w.square().sum())
+    ess = float(w.sum() ** 2 / w.square().sum())
+    if n == 1:
+        return Weights(log_mean, math.inf, ess)
+    if ess < min(2, n / 10):
+        warnings.warn(
+            f"One of {n} annealing runs carries almost all weight (effective sample size "
+            f"{ess:.2f}): log Z is known to within some nats at best. Use more n_betas.",
+            ConvergenceWarning,
+            stacklevel=4,  # the caller of `estimate`
+        )
+    n_tail = max(1, int(min(n / 5, 3 * math.sqrt(n))))
+    tail = log_w.topk(n_tail + 1).values
+    k = min(float((tail[:-1] - tail[-1]).mean()), MAX_TAIL)
+    power = 1 - 2 * k
+    unseen = (1 - 0.1**power) / power if abs(power) > 1e-6 else math.log(10)
+    excess = (float(w.max()) - 1) / n
+    return Weights(log_mean, math.sqrt(float(w.var()) / n + unseen * excess**2), ess)
+
+
+def forward(
+    path: AnnealingPath,
+    sampler: Sampler,
+    betas: Sequence[float],
+    n_chains: int,
+    delta: float,
+    generator: torch.Generator,
+) -> LogPartition:
+    """AIS over given inverse temperatures, 0 to 1."""
+    x = path.base.sample(n_chains, generator)
+    log_w = torch.zeros(n_chains, dtype=torch.float64, device=x.device)
+    for step in anneal(path, sampler, x, betas, generator):
+        log_w += step
+    log_mean, std_error, ess = summarise(log_w)
+    value = path.log_z0 + log_mean
+    return LogPartition(value, std_error, value + math.log(delta), math.nan, "probabilistic", ess)
+
+
+def backward(
+    path: AnnealingPath,
+    sampler: Sampler,
+    betas: Sequence[float],
+    x: Tensor,
+    delta: float,
+    generator: torch.Generator,
+) -> LogPartition:
+    """Reverse AIS from rows x over given inverse temperatures, 0 to 1: a guess."""
+    log_w = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+    for step in anneal(path, sampler, x, betas[::-1], generator):
+        log_w += step
+    log_mean, std_error, ess = summarise(log_w)
+    value = path.log_z0 - log_mean
+    return LogPartition(value, std_error, math.nan, value - math.log(delta), "heuristic", ess)
+
+
+def defaults(
+    energy: Energy, sampler: Sampler | None, generator: torch.Generator | None
+) -> tuple[Sampler, torch.Generator]:
+    """Block Gibbs and a generator of seed 0 where nothing was passed."""
+    if generator is None:
+        generator = torch.Generator(next(energy.parameters()).device).manual_seed(0)
+    return Gibbs() if sampler is None else sampler, generator
 
 
 class AIS(PartitionEstimator):
@@ -45,21 +122,28 @@ class AIS(PartitionEstimator):
     Direction: :math:`\hat Z` is unbiased, so :math:`\log \hat Z` is on average below log Z.
     ``lower`` = :math:`\log \hat Z - \log(1 / \delta)` is a lower bound that holds with probability
     at least :math:`1 - \delta` (Markov's inequality). There is no upper bound (``nan``): weights
-    that missed a mode look as good as any. Accumulates in float64.
+    that missed a mode look as good as any. ``std_error`` is the delta method's, enlarged by what
+    the tail of the weights promises; of a mode that no chain came near it knows nothing.
+    Accumulates in float64. Warns when one chain carries almost all weight.
+
+    A pilot run of at most a tenth of the cost places the temperatures where the path is long. Its
+    chains are not used again, so that the estimate is unbiased given the schedule.
 
     Parameters
     ----------
-    n_chains : int, default=200
+    n_chains : int, default=100
         Independent annealing runs.
-    n_betas : int, default=1000
-        Inverse temperatures of the path.
+    n_betas : int, default=2000
+        Inverse temperatures of the path. The error falls faster in these than in `n_chains`.
     delta : float, default=0.05
         Probability with which the bound may fail.
 
     References
     ----------
     Neal (2001), "Annealed importance sampling", Statistics and Computing 11(2). Salakhutdinov and
-    Murray (2008), "On the quantitative analysis of deep belief networks", ICML, section 4.
+    Murray (2008), "On the quantitative analysis of deep belief networks", ICML, section 4. Grosse,
+    Maddison and Salakhutdinov (2013), "Annealing between distributions by averaging moments",
+    NeurIPS, section 3 (the schedule).
 
     Examples
     --------
@@ -68,12 +152,12 @@ class AIS(PartitionEstimator):
     >>> from skebm.partition import AIS, Exact
     >>> generator = torch.Generator().manual_seed(0)
     >>> energy = BernoulliRBM(8, 4, generator=generator, scale=0.5)
-    >>> estimate = AIS().estimate(energy, generator=generator)
+    >>> estimate = AIS(n_betas=200).estimate(energy, generator=generator)
     >>> abs(estimate.value - Exact().estimate(energy).value) < 0.1
     True
     """
 
-    def __init__(self, n_chains: int = 200, n_betas: int = 1000, delta: float = 0.05):
+    def __init__(self, n_chains: int = 100, n_betas: int = 2000, delta: float = 0.05):
         self.n_chains = n_chains
         self.n_betas = n_betas
         self.delta = delta
@@ -84,23 +168,15 @@ class AIS(PartitionEstimator):
         *,
         base: Any = None,
         sampler: Sampler | None = None,
-        x: Tensor | None = None,
+        x: Tensor | Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> LogPartition:
-        """Anneal `n_chains` draws of `base` (default: uniform); `x` is not used."""
-        base, sampler, generator = _defaults(energy, base, sampler, generator)
-        path, betas = AnnealingPath(energy, base), _betas(self.n_betas)
+        """Anneal `n_chains` draws of `base` (default: the energy's, or uniform); `x` is unused."""
+        sampler, generator = defaults(energy, sampler, generator)
+        path = AnnealingPath(energy, base)
         with torch.no_grad():
-            rows = base.sample(self.n_chains, generator)
-            log_w = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
-            for old, new in zip(betas, betas[1:], strict=False):
-                log_w += path.log_ratio(rows, old, new)
-                if new < 1:
-                    rows = sampler.step(path.at(new), ChainState(rows), generator)[0].x
-        log_mean, std_error, ess = _weights(log_w)
-        value = path.log_z0 + log_mean
-        lower = value + math.log(self.delta)
-        return LogPartition(value, std_error, lower, math.nan, "probabilistic", ess)
+            betas = constant_speed(path, sampler, self.n_chains, self.n_betas, generator)
+            return forward(path, sampler, betas, self.n_chains, self.delta, generator)
 
 
 class ReverseAIS(PartitionEstimator):
@@ -109,11 +185,12 @@ class ReverseAIS(PartitionEstimator):
     Direction: from **exact** model samples :math:`1 / \hat Z` is unbiased, so :math:`\log \hat Z`
     is on average above log Z and ``upper`` = :math:`\log \hat Z + \log(1 / \delta)` holds with
     probability at least :math:`1 - \delta`. From data or training chains it is a guess that can
-    lie on either side; say which by `exact_samples`. There is no lower bound (``nan``).
+    lie on either side; say which by `exact_samples`. There is no lower bound (``nan``). The
+    schedule and ``std_error`` are made as by :class:`AIS`.
 
     Parameters
     ----------
-    n_betas : int, default=1000
+    n_betas : int, default=2000
         Inverse temperatures of the path.
     delta : float, default=0.05
         Probability with which the bound may fail, given exact samples.
@@ -125,9 +202,21 @@ class ReverseAIS(PartitionEstimator):
     Burda, Grosse and Salakhutdinov (2015), "Accurate and conservative estimates of MRF
     log-likelihood using reverse annealing", AISTATS. Grosse, Ghahramani and Adams (2015),
     "Sandwiching the marginal likelihood using bidirectional Monte Carlo".
+
+    Examples
+    --------
+    Without weights every row is an exact sample of the uniform distribution, and Z is known:
+
+    >>> import torch
+    >>> from skebm.energies import BernoulliRBM
+    >>> from skebm.partition import ReverseAIS
+    >>> energy = BernoulliRBM(4, 2, generator=torch.Generator().manual_seed(0), scale=0.0)
+    >>> estimate = ReverseAIS(50, exact_samples=True).estimate(energy, x=torch.eye(4))
+    >>> round(estimate.value, 4), estimate.bound_kind  # 6 log 2
+    (4.1589, 'probabilistic')
     """
 
-    def __init__(self, n_betas: int = 1000, delta: float = 0.05, exact_samples: bool = False):
+    def __init__(self, n_betas: int = 2000, delta: float = 0.05, exact_samples: bool = False):
         self.n_betas = n_betas
         self.delta = delta
         self.exact_samples = exact_samples
@@ -138,120 +227,17 @@ class ReverseAIS(PartitionEstimator):
         *,
         base: Any = None,
         sampler: Sampler | None = None,
-        x: Tensor | None = None,
+        x: Tensor | Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> LogPartition:
-        """Anneal the rows of `x` (n, d) from the model to the base."""
+        """Anneal the rows of `x` (n, d), or of several by name, from the model to the base."""
+        if isinstance(x, Mapping):
+            x = torch.cat(list(x.values()))
         if x is None or len(x) == 0:
             raise ValueError("ReverseAIS starts from model samples: pass rows of them as x.")
-        base, sampler, generator = _defaults(energy, base, sampler, generator)
-        path, betas = AnnealingPath(energy, base), _betas(self.n_betas)[::-1]
+        sampler, generator = defaults(energy, sampler, generator)
+        path = AnnealingPath(energy, base)
         with torch.no_grad():
-            log_w = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-            for old, new in zip(betas, betas[1:], strict=False):
-                # The reversal of the forward run: move at `old`, then weigh.
-                if old < 1:
-                    x = sampler.step(path.at(old), ChainState(x), generator)[0].x
-                log_w += path.log_ratio(x, old, new)
-        log_mean, std_error, ess = _weights(log_w)
-        value = path.log_z0 - log_mean
-        kind = "probabilistic" if self.exact_samples else "heuristic"
-        upper = value - math.log(self.delta)
-        return LogPartition(value, std_error, math.nan, upper, kind, ess)
-
-
-class AISBracket(PartitionEstimator):
-    r"""AIS from below and reverse AIS from several starts: the value with a pessimistic end.
-
-    ``value`` and ``std_error`` are those of AIS and ``lower`` its probabilistic bound. ``upper`` is
-    the largest credible log Z: the largest of the estimates, AIS and every reverse run, plus two of
-    its standard errors. Direction: heuristic, because the reverse runs start at rows that are not
-    exact samples. Warns when forward and reverse estimates cross, or when the reverse ones depend
-    on where they start: the chains have not mixed and no value is to be trusted.
-
-    Parameters
-    ----------
-    n_chains : int, default=200
-        Forward runs, and at most so many rows for each reverse run.
-    n_betas : int, default=1000
-        Inverse temperatures of the path.
-    n_steps : int, default=1000
-        Sampler steps from the rows of `x` for a second reverse start.
-    delta : float, default=0.05
-        Probability with which the lower bound may fail.
-
-    References
-    ----------
-    Burda, Grosse and Salakhutdinov (2015), AISTATS.
-    """
-
-    def __init__(
-        self, n_chains: int = 200, n_betas: int = 1000, n_steps: int = 1000, delta: float = 0.05
-    ):
-        self.n_chains = n_chains
-        self.n_betas = n_betas
-        self.n_steps = n_steps
-        self.delta = delta
-
-    def estimate(
-        self,
-        energy: Energy,
-        *,
-        base: Any = None,
-        sampler: Sampler | None = None,
-        x: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> LogPartition:
-        """Bracket log Z; `x` are rows near the model: data, training chains, or both stacked."""
-        if x is None or len(x) < 2:
-            raise ValueError(
-                "AISBracket needs two rows or more to start its reverse runs from: pass them as x."
-            )
-        base, sampler, generator = _defaults(energy, base, sampler, generator)
-        parts = {"base": base, "sampler": sampler, "generator": generator}
-        forward = AIS(self.n_chains, self.n_betas, self.delta).estimate(energy, **parts)
-        keep = torch.randperm(len(x), generator=generator, device=x.device)[: self.n_chains]
-        near = x[keep]
-        far = sampler.run(energy, near, self.n_steps, generator)[0].x
-        backward = ReverseAIS(self.n_betas, self.delta)
-        reverse = [backward.estimate(energy, x=start, **parts) for start in (near, far)]
-        _warn_unless_consistent(forward, reverse)
-        upper = max(one.value + 2 * one.std_error for one in (forward, *reverse))
-        return forward._replace(upper=upper, bound_kind="heuristic")
-
-
-def _warn_unless_consistent(forward: LogPartition, reverse: list[LogPartition]) -> None:
-    """Warn when estimates cross, or the reverse ones disagree by more than their noise."""
-    lowest = min(reverse, key=lambda one: one.value)
-    if lowest.value < forward.value - 3 * math.hypot(forward.std_error, lowest.std_error):
-        warnings.warn(
-            f"Forward AIS gives log Z = {forward.value:.2f} and reverse AIS {lowest.value:.2f}, "
-            "below it: the two have crossed, so the reverse chains do not start from samples of "
-            "the model. The likelihoods are not to be trusted; train with more Gibbs steps or a "
-            "smaller learning rate.",
-            ConvergenceWarning,
-            stacklevel=3,
-        )
-    near, far = reverse
-    if abs(near.value - far.value) > max(0.5, 3 * math.hypot(near.std_error, far.std_error)):
-        warnings.warn(
-            f"Reverse AIS depends on where it starts: log Z = {near.value:.2f} from the given rows "
-            f"and {far.value:.2f} after more sampler steps. The model's modes are not explored; "
-            "the pessimistic end of the bracket is the larger.",
-            ConvergenceWarning,
-            stacklevel=3,
-        )
-
-
-def _defaults(
-    energy: Energy, base: Any, sampler: Sampler | None, generator: torch.Generator | None
-) -> tuple[Any, Sampler, torch.Generator]:
-    """Uniform base, block Gibbs and a generator of seed 0 where nothing was passed."""
-    like = next(energy.parameters())
-    if base is None:
-        base = IndependentBernoulli(like.new_zeros(energy.domain.n_columns))
-    if sampler is None:
-        sampler = Gibbs()
-    if generator is None:
-        generator = torch.Generator(like.device).manual_seed(0)
-    return base, sampler, generator
+            betas = constant_speed(path, sampler, len(x), self.n_betas, generator)
+            found = backward(path, sampler, betas, x, self.delta, generator)
+        return found._replace(bound_kind="probabilistic") if self.exact_samples else found

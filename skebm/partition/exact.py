@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -71,7 +71,7 @@ class Exact(PartitionEstimator):
         *,
         base: Any = None,
         sampler: Sampler | None = None,
-        x: Tensor | None = None,
+        x: Tensor | Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> LogPartition:
         """Sum over all states; needs nothing but the energy."""

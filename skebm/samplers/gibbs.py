@@ -62,10 +62,10 @@ class Gibbs(Sampler):
         h = state.aux
         if h is None:
             h = energy.hidden(state.x, beta).sample(generator)
-        x = energy.visible(h, beta).sample(generator)
-        if clamp is not None:
-            x = clamp.apply(x)
-        return ChainState(x), ALWAYS
+        conditional = energy.visible(h, beta)
+        if clamp is None:
+            return ChainState(conditional.sample(generator)), ALWAYS
+        return ChainState(clamp.apply(conditional.given(clamp).sample(generator))), ALWAYS
 
 
 ALWAYS = StepInfo(1.0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from skebm.base import Binary, BipartiteEnergy, Energy, Real
-from skebm.energies import BernoulliRBM, Tilted
+from skebm.energies import BernoulliRBM, Corrected, Tilted
 from tests.discovery import without_case
 from tests.oracle import (
     DOUBLE,
@@ -18,6 +18,7 @@ from tests.oracle import (
     finite_difference,
     joint_energy,
     make_rbm,
+    make_tree_rbm,
     seeded,
 )
 
@@ -31,7 +32,10 @@ CASES = {
     BernoulliRBM: {
         "wide": lambda: make_rbm(5, 3),
         "tall": lambda: make_rbm(3, 5),
+        "tree": lambda: make_tree_rbm(5, 3),
+        "tall tree": lambda: make_tree_rbm(3, 5),
     },
+    Corrected: {"corrected": lambda: Corrected(make_tree_rbm(5, 3), beta=0.6)},
     Tilted: {
         "tilted": lambda: Tilted(make_rbm(5, 3), field(5), beta=0.6),
         "twice": lambda: Tilted(Tilted(make_rbm(3, 4), field(3), 0.6), field(3, seed=8), 1.7),

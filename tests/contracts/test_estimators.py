@@ -35,7 +35,7 @@ from skebm.base import PartitionEstimator
 from skebm.estimators.base import BaseEBM
 from skebm.objectives import ExactLikelihood
 from skebm.partition import AISBracket, Exact
-from skebm.samplers import Gibbs
+from skebm.samplers import Gibbs, ParallelTempering
 from tests.discovery import walk
 
 quick = {"n_components": 3, "n_iter": 5, "random_state": 0}
@@ -49,6 +49,10 @@ CASES = {
         "float64": RBMEstimator(**quick, learning="pcd", dtype="float64"),
         "early_stopping": RBMEstimator(**quick, learning="pcd", early_stopping=True),
         "no_partition": RBMEstimator(**quick, learning="pcd", partition=None),
+        "tree": RBMEstimator(**quick, learning="pcd", base="chow-liu"),
+        "exact_tree": RBMEstimator(**quick, base="chow-liu"),
+        "reweight": RBMEstimator(**quick, learning="pcd", reweight=True, early_stopping=True),
+        "tempering": RBMEstimator(**quick, learning="pcd", sampler=ParallelTempering(3)),
     }
 }
 
@@ -604,7 +608,11 @@ def test_warm_start_goes_on(case):
         warm_start=True, n_iter=10, learning_rate=0.1, batch_size=10, partition="auto"
     )
     scores = [short.fit(X_CLEAR).score(X_CLEAR) for _ in range(3)]
-    assert scores[2] > scores[0] + 0.5
+    if case.base == "independent":
+        assert scores[2] > scores[0] + 0.5
+    else:  # a tree says all there is to say about two switches before the first step
+        assert abs(scores[2] - scores[0]) < 0.05
+        assert scores[2] != scores[0]
     cold = clone(short).set_params(warm_start=False)
     assert cold.fit(X_CLEAR).score(X_CLEAR) == cold.fit(X_CLEAR).score(X_CLEAR) == scores[0]
 
@@ -762,7 +770,7 @@ def test_a_misspelt_net_parameter_is_answered_with_the_valid_ones(case, name):
 @each_case
 def test_a_part_that_was_not_given_cannot_be_configured(case):
     with pytest.raises(ValueError, match="sampler__steps.*sampler=None.*Pass one as sampler="):
-        clone(case).set_params(sampler__steps=3)
+        clone(case).set_params(sampler=None).set_params(sampler__steps=3)
     model = clone(case).set_params(partition=AISBracket(), partition__n_betas=7)
     assert model.partition.n_betas == 7
     with pytest.raises(ValueError, match="Invalid parameter"):

@@ -1,27 +1,36 @@
-"""Tractable distributions: bases of energies and of annealing, starts of chains, NCE noise."""
+"""Independent columns."""
 
 from __future__ import annotations
 
-import abc
+import functools
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
-from skebm.base import Binary, Domain
+from skebm.base import Binary
+from skebm.noise.base import Noise, Tilt
 
 
-class Noise(abc.ABC):
-    """A distribution that can be drawn from and whose log-probability is known exactly."""
+class IndependentTilt(Tilt):
+    """Independent columns of log-odds `logits` (n, d), relative to a normaliser."""
 
-    domain: Domain
+    def __init__(self, logits: Tensor, log_normaliser: Tensor):
+        self.logits, self.offset = logits, log_normaliser
 
-    @abc.abstractmethod
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n independent rows."""
+    @functools.cached_property
+    def mean(self) -> Tensor:  # type: ignore[override]
+        """Probability of a one, (n, d)."""
+        return self.logits.sigmoid()
 
-    @abc.abstractmethod
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Normalised log-probability (density) of each row in nats, (n,); exact."""
+    @property
+    def log_normaliser(self) -> Tensor:  # type: ignore[override]
+        """log of the sum over all x, (n,)."""
+        return softplus(self.logits).sum(1) - self.offset
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        p = self.mean
+        return torch.rand(p.shape, generator=generator, dtype=p.dtype, device=p.device).lt_(p)
 
 
 class IndependentBernoulli(Noise):
@@ -67,7 +76,7 @@ class IndependentBernoulli(Noise):
     @property
     def log_normaliser(self) -> Tensor:
         """log sum_x exp(a' x), a scalar."""
-        return torch.nn.functional.softplus(self.logits).sum()
+        return softplus(self.logits).sum()
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         a = self.logits
@@ -76,3 +85,7 @@ class IndependentBernoulli(Noise):
 
     def log_prob(self, x: Tensor) -> Tensor:
         return x @ self.logits - self.log_normaliser
+
+    def tilted(self, field: Tensor, power: float = 1.0) -> IndependentTilt:
+        """Independent columns again, of log-odds power * a + field."""
+        return IndependentTilt(power * self.logits + field, power * self.log_normaliser)

@@ -1,0 +1,79 @@
+"""What a tractable distribution is: samples, exact log-probabilities, exact tilts."""
+
+from __future__ import annotations
+
+import abc
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skebm.base import Conditional, Domain
+
+
+class Tilt(Conditional):
+    r"""Distributions proportional to :math:`q(x)^\gamma e^{f^\top x}`, one for each row of f.
+
+    Attributes
+    ----------
+    mean : Tensor of shape (n, d)
+        Exact.
+    log_normaliser : Tensor of shape (n,)
+        log of the sum over all x, exact.
+    """
+
+    log_normaliser: Tensor
+
+
+class Noise(abc.ABC):
+    """A distribution that can be drawn from and whose log-probability is known exactly.
+
+    Its tensors are attributes, which :meth:`to` moves and pickles hold as NumPy arrays.
+    """
+
+    domain: Domain
+
+    @abc.abstractmethod
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n independent rows."""
+
+    @abc.abstractmethod
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Normalised log-probability (density) of each row in nats, (n,); exact."""
+
+    def tilted(self, field: Tensor, power: float = 1.0) -> Tilt:
+        """Conditionals under unary fields, q(x)^power exp(field' x), for each row of (n, d)."""
+        raise TypeError(f"{type(self).__name__} has no exact conditionals under unary fields.")
+
+    def flip_log_ratio(self, x: Tensor) -> Tensor:
+        """log q(x with entry i set to 1 - x_i) - log q(x), (n, d), for flat binary rows.
+
+        Taken from the slope: log-probabilities of binary rows are linear in each entry.
+        """
+        with torch.enable_grad():
+            x = x.detach().requires_grad_(True)
+            (slope,) = torch.autograd.grad(self.log_prob(x).sum(), x)
+        return (1 - 2 * x.detach()) * slope
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> Any:
+        """A copy on a device, its real numbers in a precision."""
+        moved = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                real = dtype if value.is_floating_point() else value.dtype
+                setattr(moved, name, value.to(device, real))
+        return moved
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = copy.copy(self)
+        for name, value in vars(self).items():
+            setattr(copied, name, copy.deepcopy(value, memo))
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v.cpu().numpy() if isinstance(v, Tensor) else v for k, v in vars(self).items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, torch.as_tensor(value) if hasattr(value, "dtype") else value)

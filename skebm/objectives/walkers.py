@@ -1,0 +1,85 @@
+"""Weighted chains that follow a moving model: Jarzynski's equality along training."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from skebm.base import ChainState, Energy
+from skebm.noise import Noise
+
+# Effective share of the chains below which they are resampled.
+LEAST_ESS = 0.5
+
+
+class Walkers(NamedTuple):
+    r"""Importance weights of persistent chains, which make them samples of the present model.
+
+    When the parameters move from :math:`\theta` to :math:`\theta'` a chain at x gains the weight
+    :math:`\exp(E_\theta(x) - E_{\theta'}(x))`, then it moves by a kernel that leaves
+    :math:`p_{\theta'}` invariant. Weighted means over the chains are consistent for any number of
+    kernel steps, and the mean weight is an unbiased estimate of Z of the present model: its
+    logarithm is on average below log Z, and far below once the chains have missed a mode.
+
+    Attributes
+    ----------
+    log_weight : Tensor of shape (n_chains,), float64
+        Weights since the last resampling.
+    log_z : Tensor, scalar, float64
+        log Z that the resamplings have collected.
+    energy : Tensor of shape (n_chains,), float64
+        Energies of the chains' rows under the parameters they moved by.
+
+    References
+    ----------
+    Carbone, Hua, Coste and Vanden-Eijnden (2023), "Efficient training of energy-based models using
+    Jarzynski equality", NeurIPS, algorithm 1. Jarzynski (1997), Physical Review Letters 78.
+    """
+
+    log_weight: Tensor
+    log_z: Tensor
+    energy: Tensor
+
+    @classmethod
+    def of(cls, energy: Energy, x: Tensor, noise: Noise) -> Walkers:
+        """Weights of rows drawn from `noise`: importance sampling of the first model."""
+        level = energy(x).double()
+        return cls(-level - noise.log_prob(x).double(), level.new_zeros(()), level)
+
+    @property
+    def share(self) -> Tensor:
+        """Normalised weights, (n_chains,)."""
+        return self.log_weight.softmax(0)
+
+    def log_partition(self, energy: Energy, x: Tensor) -> Tensor:
+        """Estimate of log Z of `energy`, a model near the one that the chains x moved by."""
+        log_w = self.log_weight + self.energy - energy(x).double()
+        return self.log_z + log_w.logsumexp(0) - math.log(len(x))
+
+    def follow(
+        self, energy: Energy, chain: ChainState, generator: torch.Generator
+    ) -> tuple[ChainState, Walkers]:
+        """Weigh the chains under new parameters; resample them where few carry the weight.
+
+        Systematic resampling; without a decision on the host, so that a GPU need not wait.
+        """
+        level = energy(chain.x).double()
+        log_w = self.log_weight + self.energy - level
+        share, n = log_w.softmax(0), len(log_w)
+        poor = share.square().sum() * n * LEAST_ESS > 1
+        u = torch.rand((), generator=generator, dtype=share.dtype, device=share.device)
+        comb = (torch.arange(n, dtype=share.dtype, device=share.device) + u) / n
+        pick = torch.searchsorted(share.cumsum(0), comb).clamp_(max=n - 1)
+        pick = torch.where(poor, pick, torch.arange(n, device=pick.device))
+        gained = log_w.logsumexp(0) - math.log(n)
+        walkers = Walkers(
+            torch.where(poor, 0.0, log_w), self.log_z + torch.where(poor, gained, 0.0), level[pick]
+        )
+        return ChainState(chain.x[pick]), walkers
+
+    def moved(self, energy: Energy, chain: ChainState) -> Walkers:
+        """The same weights at the rows that the kernel has moved the chains to."""
+        return self._replace(energy=energy(chain.x).double())
