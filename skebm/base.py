@@ -41,9 +41,7 @@ __all__ = [
     "weighted_mean",
 ]
 
-# ------------------------------------------------------------------------------
-# Energy: what E(x) is
-# ------------------------------------------------------------------------------
+# ---- Energy: what E(x) is
 
 
 class Energy(nn.Module, abc.ABC):
@@ -139,9 +137,7 @@ class BipartiteEnergy(Energy):
         """The distribution at `beta` on the way from the base, 0, to this energy, 1."""
 
 
-# ------------------------------------------------------------------------------
-# Sampler: how x ~ exp(-E) is drawn
-# ------------------------------------------------------------------------------
+# ---- Sampler: how x ~ exp(-E) is drawn
 
 
 class Clamp(NamedTuple):
@@ -252,9 +248,7 @@ def sampling(energy: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-# ------------------------------------------------------------------------------
-# Objective: what is minimised
-# ------------------------------------------------------------------------------
+# ---- Objective: what is minimised
 
 
 class Batch(NamedTuple):
@@ -354,9 +348,7 @@ class Objective(nn.Module, abc.ABC):
         return f"{', '.join(bad)} not finite" if bad else None
 
 
-# ------------------------------------------------------------------------------
-# PartitionEstimator: what log Z is
-# ------------------------------------------------------------------------------
+# ---- PartitionEstimator: what log Z is
 
 
 class LogPartition(NamedTuple):

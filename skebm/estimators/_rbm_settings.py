@@ -28,7 +28,7 @@ CONSTRAINTS: dict[str, list[Any]] = {
     "learning": [StrOptions({"auto", "pcd", "cd", "exact"})],
     "n_gibbs_steps": [Interval(Integral, 1, None, closed="left")],
     "n_chains": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-    "base": [StrOptions({"independent", "chow-liu"}), Noise],
+    "base": [StrOptions({"independent", "chow-liu", "block-tree"}), Noise],
     "reweight": ["boolean"],
     "centered": ["boolean"],
     "precondition": [Interval(Real, 0, 1, closed="both"), StrOptions({"auto"})],
@@ -136,27 +136,32 @@ def _precondition(estimator: Any, learning: str, centered: bool, free: bool) -> 
     return float(estimator.precondition)
 
 
+def _rule(estimator: Any, n_visible: int) -> str:
+    """The learning rule: exact where that is cheap and nothing else is asked for."""
+    cost = enumeration_cost(Binary((n_visible,)), Binary((estimator.n_components,)))
+    learning = estimator.learning
+    if learning == "auto":
+        return "exact" if cost <= EXACT_LEARNING_COST and not estimator.reweight else "pcd"
+    if learning != "pcd" and estimator.reweight:
+        raise ValueError(
+            f"reweight=True weighs persistent chains, and learning={learning!r} has none. Use "
+            'learning="pcd" (with warm_start too), or reweight=False.'
+        )
+    if learning == "exact" and cost > EXACT_LEARNING_COST:
+        raise ValueError(
+            f'learning="exact" would visit {cost:.2g} terms at every step, more than '
+            f'{EXACT_LEARNING_COST:.0e}. Use learning="pcd", or fewer units.'
+        )
+    return learning
+
+
 def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> Settings:
     """Resolve every ``"auto"`` of an estimator for a table of the given size.
 
     An explicit learning rate, batch size or momentum asks for stochastic steps, also under the
     exact rule; a stream (`partial_fit`) always takes them.
     """
-    cost = enumeration_cost(Binary((n_visible,)), Binary((estimator.n_components,)))
-    learning = estimator.learning
-    if learning == "auto":
-        cheap = cost <= EXACT_LEARNING_COST and not estimator.reweight
-        learning = "exact" if cheap else "pcd"
-    elif learning != "pcd" and estimator.reweight:
-        raise ValueError(
-            f"reweight=True weighs persistent chains, and learning={learning!r} has none. Use "
-            'learning="pcd" (with warm_start too), or reweight=False.'
-        )
-    elif learning == "exact" and cost > EXACT_LEARNING_COST:
-        raise ValueError(
-            f'learning="exact" would visit {cost:.2g} terms at every step, more than '
-            f'{EXACT_LEARNING_COST:.0e}. Use learning="pcd", or fewer units.'
-        )
+    learning = _rule(estimator, n_visible)
     net = estimator.net_params or {}
     rate = net.get("lr", estimator.learning_rate)
     size = net.get("batch_size", estimator.batch_size)

@@ -12,7 +12,7 @@ from skebm._engine import EnergyNet
 from skebm._rows import Rows
 from skebm.base import LogPartition, Objective, PartitionEstimator
 from skebm.energies import BernoulliRBM
-from skebm.estimators._bases import fit_base
+from skebm.estimators._bases import check_base_stays, fit_base
 from skebm.estimators._rbm_attributes import RBMAttributes
 from skebm.estimators._rbm_methods import RBMMethods
 from skebm.estimators._rbm_settings import CONSTRAINTS, Settings, resolve
@@ -72,12 +72,13 @@ class RBMEstimator(
         Gibbs steps of the chains for each batch (k of PCD-k and CD-k).
     n_chains : int or "auto", default="auto"
         Persistent chains; ``"auto"`` is the batch size.
-    base : {"independent", "chow-liu"} or Noise, default="independent"
+    base : {"independent", "chow-liu", "block-tree"} or Noise, default="independent"
         What the energy corrects, E(x) = -log q(x) + F(x); fitted first, not trained. Independent
         columns are the usual machine, whose visible biases start at the log-odds of the data.
-        ``"chow-liu"`` is the most likely tree of pairwise dependences: hidden units are free for
-        what a tree cannot say, best on sparse and on tree-like data. Or any distribution of
-        :mod:`skebm.noise` with exact conditionals that gives every row of X a probability.
+        ``"chow-liu"`` is the most likely tree of pairwise dependences, ``"block-tree"`` one whose
+        nodes are up to three columns that belong together, as in one-hot codes: hidden units are
+        free for what a tree cannot say. Or any distribution of :mod:`skebm.noise` with exact
+        conditionals that gives every row of X a probability.
     reweight : bool, default=False
         Weigh persistent chains by Jarzynski's equality (:class:`skebm.objectives.Walkers`):
         consistent gradients however slowly the chains mix, and a running log-likelihood in
@@ -342,15 +343,10 @@ class RBMEstimator(
         )
 
     def _prepare(self, rows: Rows, *, going_on: bool) -> None:
-        kind = self.base if isinstance(self.base, str) else type(self.base).__name__
-        if not going_on:
-            self.base_, self._base_kind = fit_base(self.base, rows), kind
-        elif kind != self._base_kind:
-            raise ValueError(
-                f"The weights correct the base of the first fit, {self._base_kind!r}, not "
-                f"{kind!r}: with warm_start or partial_fit base must stay. Clone the estimator to "
-                "start anew."
-            )
+        if going_on:
+            check_base_stays(self.base, self.base_)
+        else:
+            self.base_ = fit_base(self.base, rows)
 
     def _initialise(self, energy: Any, rows: Rows) -> None:
         """The base itself: its log-odds where columns are independent, nothing on top of others.

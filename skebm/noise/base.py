@@ -65,6 +65,9 @@ class Noise(abc.ABC):
                 setattr(moved, name, value.to(device, real))
         return moved
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.domain.n_columns} columns)"
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = copy.copy(self)
         for name, value in vars(self).items():

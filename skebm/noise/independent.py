@@ -84,7 +84,8 @@ class IndependentBernoulli(Noise):
         return u.lt_(self.mean)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        return x @ self.logits - self.log_normaliser
+        # Not a product of matrices: a column that is never on has log-odds of minus infinity.
+        return torch.where(x > 0, x * self.logits, 0.0).sum(1) - self.log_normaliser
 
     def tilted(self, field: Tensor, power: float = 1.0) -> IndependentTilt:
         """Independent columns again, of log-odds power * a + field."""
