@@ -1,6 +1,9 @@
 """Noise: log-probabilities that sum to one, draws that follow them, fits that count rightly."""
 
+import copy
+import io
 import math
+import pickle
 
 import pytest
 import torch
@@ -108,3 +111,73 @@ def test_constant_columns_stay_finite(dtype, weight):
     assert torch.isfinite(q.log_prob(bits(2).to(dtype))).all()
     if weight != 0:
         assert q.logits[0] < 0 < q.logits[1]
+
+
+# ------------------------------------------------------------------------------
+# Tilts, moves and pickles of all
+# ------------------------------------------------------------------------------
+
+
+def enumerated(noise, field, power):
+    """Log-normaliser (n,) and mean (n, d) of a tilt by sums over all states."""
+    x = bits(noise.domain.n_columns)
+    log_weight = power * noise.log_prob(x) + field @ x.t()  # (n, states)
+    log_z = log_weight.logsumexp(1)
+    return log_z, (log_weight - log_z[:, None]).exp() @ x
+
+
+@pytest.mark.parametrize("power", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("noise", INSTANCES)
+def test_tilts_equal_enumeration(noise, power):
+    d = noise.domain.n_columns
+    field = 3 * torch.randn(7, d, generator=seeded(11), dtype=DOUBLE)
+    tilt = noise.tilted(field, power)
+    log_z, mean = enumerated(noise, field, power)
+    torch.testing.assert_close(tilt.log_normaliser, log_z)
+    torch.testing.assert_close(tilt.mean, mean)
+    draws = tilt.sample(seeded(1))
+    assert noise.domain.contains(draws).all()
+    assert draws.shape == field.shape
+    assert tilt.sample(seeded(1)).dtype == field.dtype
+    assert torch.equal(tilt.sample(seeded(1)), draws)
+
+
+class NoTensors(pickle.Pickler):
+    """Refuses to store a tensor."""
+
+    def reducer_override(self, value):
+        assert not isinstance(value, torch.Tensor)
+        return NotImplemented
+
+
+@pytest.mark.parametrize("noise", INSTANCES)
+def test_pickles_hold_arrays_and_bring_back_the_same(noise):
+    x = bits(noise.domain.n_columns)
+    noise.tilted(x).sample(seeded())  # whatever is cached stays out
+    buffer = io.BytesIO()
+    NoTensors(buffer).dump(noise)
+    back = pickle.loads(buffer.getvalue())
+    assert torch.equal(back.log_prob(x), noise.log_prob(x))
+    assert torch.equal(back.sample(20, seeded(1)), noise.sample(20, seeded(1)))
+
+
+@pytest.mark.parametrize("noise", INSTANCES)
+def test_moves_keep_the_distribution(noise):
+    x = bits(noise.domain.n_columns)
+    single = noise.to("cpu", torch.float32)
+    assert single.sample(3, seeded()).dtype == torch.float32
+    assert single.log_prob(x.float()).dtype == torch.float32
+    back = single.to("cpu", DOUBLE)
+    torch.testing.assert_close(back.log_prob(x), noise.log_prob(x), rtol=0, atol=1e-5)
+    assert back.sample(3, seeded()).dtype == DOUBLE
+    assert noise.sample(3, seeded()).dtype == DOUBLE
+
+
+@pytest.mark.parametrize("noise", INSTANCES)
+def test_copies_share_no_memory(noise):
+    x = bits(noise.domain.n_columns)
+    before, twin = noise.log_prob(x), copy.deepcopy(noise)
+    for value in vars(twin).values():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            value.zero_()
+    assert torch.equal(noise.log_prob(x), before)

@@ -199,6 +199,20 @@ def test_huge_fields_decide(scale, dtype):
     assert torch.equal(tilt.sample(seeded()), (field > 0).to(dtype))
 
 
+@pytest.mark.parametrize("power", [0.3, 1.0])
+def test_a_hub_of_many_columns_in_single_precision(power):
+    d = 800
+    logits = 6 * torch.randn(d, 2, generator=seeded(2), dtype=DOUBLE)
+    tree = ChowLiuTree(torch.tensor([-1] + [0] * (d - 1)), logits)
+    field = 10 * torch.randn(30, d, generator=seeded(3), dtype=DOUBLE)
+    exact = tree.tilted(field, power)
+    tilt = tree.to("cpu", torch.float32).tilted(field.float(), power)
+    torch.testing.assert_close(tilt.mean.double(), exact.mean, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        tilt.log_normaliser.double(), exact.log_normaliser, atol=0, rtol=1e-6
+    )
+
+
 @pytest.mark.parametrize("scale", [50.0, 1e4])
 def test_a_decided_neighbour_leaves_the_others_their_precision(scale):
     """What is certain of one column must not be paid for by the columns beside it."""
@@ -300,11 +314,13 @@ def test_what_is_known_stands_against_any_field(dtype):
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_fit_is_the_best_of_all_trees(seed):
-    x = correlated_rows(60, 4, seed)
-    best = max(likelihood_on(edges, x) for edges in spanning_trees(4))
-    assert len(list(spanning_trees(4))) == 16
+@pytest.mark.parametrize("d", [4, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_fit_is_the_best_of_all_trees(seed, d):
+    x = correlated_rows(60, d, seed)
+    trees = list(spanning_trees(d))
+    assert len({frozenset(map(frozenset, edges)) for edges in trees}) == d ** (d - 2)
+    best = max(likelihood_on(edges, x) for edges in trees)
     tree = ChowLiuTree.fit(x, share=1e-9)
     assert likelihood_on([tuple(e) for e in edges_of(tree)], x) == pytest.approx(best, abs=1e-9)
     assert float(tree.log_prob(x).mean()) == pytest.approx(best, abs=1e-6)
@@ -369,6 +385,11 @@ def test_constant_and_copied_columns_stay_finite(row, dtype):
     )
 
 
+def test_rows_without_weight_have_no_tree():
+    with pytest.raises(ValueError, match="row of positive weight"):
+        ChowLiuTree.fit(bits(3), torch.zeros(8))
+
+
 @pytest.mark.parametrize("rows", [torch.zeros(3, 6), bits(6)])
 def test_independent_columns_still_make_one_tree(rows):
     tree = ChowLiuTree.fit(rows)
@@ -396,8 +417,17 @@ def test_the_root_is_at_the_centre(d, depth):
 
 @pytest.mark.parametrize(
     "parent",
-    [[-1, -1, 0], [1, 2, 0], [-1, 2, 1], [-1, 1, 0], [-1, 0, 3], [0, 0, 1], []],
-    ids=["two roots", "no root", "cycle", "self", "out of range", "self at the top", "empty"],
+    [[-1, -1, 0], [1, 2, 0], [-1, 2, 1], [-1, 1, 0], [-1, 0, 3], [0, 0, 1], [-1, 0, -2], []],
+    ids=[
+        "two roots",
+        "no root",
+        "cycle",
+        "self",
+        "out of range",
+        "self at the top",
+        "below",
+        "empty",
+    ],
 )
 def test_what_is_no_tree_is_refused(parent):
     with pytest.raises(ValueError, match="parent"):

@@ -248,7 +248,7 @@ def test_exact_samples(n_hidden):
 
 @pytest.mark.parametrize("learning", ["exact", "pcd"])
 def test_samples_of_chains(learning, monkeypatch):
-    monkeypatch.setattr(_rbm_methods, "EXACT_LEARNING_COST", 0)
+    monkeypatch.setattr(_rbm_methods, "CHEAP_COST", 0)
     params = {"n_iter": 20, "l2": 0.05, "learning_rate": 0.1}
     model = RBMEstimator(3, learning=learning, random_state=0, **params).fit(SMALL)
     draws = model.sample(20_000, random_state=1, n_steps=100)

@@ -211,43 +211,60 @@ class BernoulliRBM(BipartiteEnergy):
 
     def moments(self) -> Moments:
         """Log Z and the model's expectations by enumeration of the cheaper layer (Tomczak 6.41)."""
-        if self.domain.n_states * self.hidden_domain.n_columns == self.enumeration_cost():
-            x = self._states(self.domain)
-            field = torch.addmm(self.hidden_bias, x, self.weight.t())  # (S, H)
-            log_p = torch.addmv(softplus(field).sum(1), x, self.visible_bias)
-            log_p = log_p + self.log_structure(x)
-            log_z, mean, other, products = _expectations(log_p, x, field.sigmoid())
+        like: dict[str, Any] = {"dtype": self.weight.dtype, "device": self.weight.device}
+        n_hidden, n_visible = self.weight.shape
+        if self.domain.n_states * n_hidden == self.enumeration_cost():
+            sums = _Sums(n_visible, n_hidden, **like)
+            for x in self.domain.enumerate(max(1, CHUNK // n_hidden), **like):
+                field = torch.addmm(self.hidden_bias, x, self.weight.t())  # (S, H)
+                log_p = torch.addmv(softplus(field).sum(1), x, self.visible_bias)
+                sums.add(log_p + self.log_structure(x), x, field.sigmoid())
+            log_z, mean, other, products = sums.expectations()
             return Moments(log_z, mean, other, products)
-        h = self._states(self.hidden_domain)
-        field = self._fields(h, 1.0, None)  # (S, d)
-        if self.structure is None:
-            log_sum, mean = softplus(field).sum(1), field.sigmoid()
-        else:
-            tilt = self._tilted(field, 1.0)
-            log_sum, mean = tilt.log_normaliser, tilt.mean
-        log_p = torch.addmv(log_sum, h, self.hidden_bias)
-        log_z, mean, other, products = _expectations(log_p, h, mean)
+        sums = _Sums(n_hidden, n_visible, **like)
+        for h in self.hidden_domain.enumerate(max(1, CHUNK // n_visible), **like):
+            field = self._fields(h, 1.0, None)  # (S, d)
+            if self.structure is None:
+                log_sum, means = softplus(field).sum(1), field.sigmoid()
+            else:
+                tilt = self._tilted(field, 1.0)
+                log_sum, means = tilt.log_normaliser, tilt.mean
+            sums.add(torch.addmv(log_sum, h, self.hidden_bias), h, means)
+        log_z, mean, other, products = sums.expectations()
         return Moments(log_z, other, mean, products.t())
 
-    def _states(self, domain: Binary) -> Tensor:
-        like = self.weight
-        return domain.states(0, round(domain.n_states), dtype=like.dtype, device=like.device)
+
+# Entries of the larger layer that an enumeration holds at a time: 16 MB of float32.
+CHUNK = 4_000_000
 
 
-def _expectations(
-    log_p: Tensor, states: Tensor, other: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sum over all states s (S, a) of one layer, given the other's means in each, (S, b).
+class _Sums:
+    """Sums over the states s (S, a) of one layer, given the other's means in each, (S, b).
 
-    Returns log Z, E[s], E[o] and E[o s'].
+    Relative to the largest log-probability so far; float64 across chunks.
     """
-    # The normaliser is a sum of up to a million terms: float64.
-    log_z = torch.logsumexp(log_p.double(), 0)
-    p = (log_p.double() - log_z).exp().to(states.dtype)
-    # p(s) (s, 1): the products with E[o given s] and its mean from one multiplication.
-    weighted = p[:, None] * nn.functional.pad(states, (0, 1), value=1.0)
-    products = other.t() @ weighted
-    return log_z, p @ states, products[:, -1], products[:, :-1]
+
+    def __init__(self, n_states: int, n_other: int, **like: Any):
+        self.dtype = like.pop("dtype")
+        like["dtype"] = torch.float64
+        self.largest = torch.full((), -torch.inf, **like)
+        self.total = torch.zeros(n_other + 1, n_states + 1, **like)
+
+    def add(self, log_p: Tensor, states: Tensor, other: Tensor) -> None:
+        """Take a chunk of states in."""
+        largest = torch.maximum(self.largest, log_p.detach().max())
+        p = (log_p.double() - largest).exp().to(states.dtype)
+        # (1, s) and (1, o): all means, products and the normaliser from one multiplication.
+        left = nn.functional.pad(other, (0, 1), value=1.0)
+        right = p[:, None] * nn.functional.pad(states, (0, 1), value=1.0)
+        self.total = self.total * (self.largest - largest).exp() + left.t() @ right
+        self.largest = largest
+
+    def expectations(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Log Z, E[s], E[o] and E[o s']."""
+        norm = self.total[-1, -1]
+        mean = (self.total / norm).to(self.dtype)
+        return norm.log() + self.largest, mean[-1, :-1], mean[:-1, -1], mean[:-1, :-1]
 
 
 class Tilted(BipartiteEnergy):

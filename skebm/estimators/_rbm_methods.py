@@ -13,7 +13,7 @@ from torch import Tensor
 from skebm._validation import check_is_fitted, draw_seed
 from skebm.base import BipartiteEnergy, Clamp
 from skebm.energies import Tilted
-from skebm.estimators._rbm_settings import EXACT_LEARNING_COST
+from skebm.estimators._rbm_settings import CHEAP_COST
 from skebm.partition import cheaper_side
 
 # Rows that one Gibbs run holds in memory.
@@ -127,7 +127,7 @@ class RBMMethods(TransformerMixin, BaseEstimator):
         """Binary rows of the model, exact where the states can be enumerated."""
         energy = self.energy_
         with torch.no_grad():
-            if energy.enumeration_cost() <= EXACT_LEARNING_COST:
+            if energy.enumeration_cost() <= CHEAP_COST:
                 return _exact_sample(energy, n, generator)
             start = self._chains()
             if start is None:

@@ -14,8 +14,9 @@ from skebm.base import Binary, PartitionEstimator, Sampler
 from skebm.domains import enumeration_cost
 from skebm.noise import Noise
 
-# Enumerations up to this many terms (states times units of the other layer) are done every step.
-EXACT_LEARNING_COST = 1e7
+# Terms of an enumeration (states times units of the other layer): what is visited at every step
+# without a second thought, and at most.
+CHEAP_COST, EXACT_LEARNING_COST = 1e7, 1e8
 
 
 CONSTRAINTS: dict[str, list[Any]] = {
@@ -136,12 +137,17 @@ def _precondition(estimator: Any, learning: str, centered: bool, free: bool) -> 
     return float(estimator.precondition)
 
 
-def _rule(estimator: Any, n_visible: int) -> str:
-    """The learning rule: exact where that is cheap and nothing else is asked for."""
-    cost = enumeration_cost(Binary((n_visible,)), Binary((estimator.n_components,)))
-    learning = estimator.learning
+def _rule(estimator: Any, n_rows: int, n_visible: int) -> str:
+    """The learning rule: exact where that is cheap and nothing else is asked for.
+
+    Cheap is also what costs no more than two passes over the rows, as a line search makes them.
+    """
+    shape = Binary((n_visible,)), Binary((estimator.n_components,))
+    cost, learning = enumeration_cost(*shape), estimator.learning
     if learning == "auto":
-        return "exact" if cost <= EXACT_LEARNING_COST and not estimator.reweight else "pcd"
+        passes = cost / (n_rows * max(n_visible, estimator.n_components))
+        cheap = cost <= CHEAP_COST or (cost <= EXACT_LEARNING_COST and passes <= 2)
+        return "exact" if cheap and not estimator.reweight else "pcd"
     if learning != "pcd" and estimator.reweight:
         raise ValueError(
             f"reweight=True weighs persistent chains, and learning={learning!r} has none. Use "
@@ -161,7 +167,7 @@ def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> 
     An explicit learning rate, batch size or momentum asks for stochastic steps, also under the
     exact rule; a stream (`partial_fit`) always takes them.
     """
-    learning = _rule(estimator, n_visible)
+    learning = _rule(estimator, n_rows, n_visible)
     net = estimator.net_params or {}
     rate = net.get("lr", estimator.learning_rate)
     size = net.get("batch_size", estimator.batch_size)

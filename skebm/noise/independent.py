@@ -87,6 +87,9 @@ class IndependentBernoulli(Noise):
         # Not a product of matrices: a column that is never on has log-odds of minus infinity.
         return torch.where(x > 0, x * self.logits, 0.0).sum(1) - self.log_normaliser
 
+    def flip_log_ratio(self, x: Tensor) -> Tensor:
+        return (1 - 2 * x) * self.logits
+
     def tilted(self, field: Tensor, power: float = 1.0) -> IndependentTilt:
         """Independent columns again, of log-odds power * a + field."""
         return IndependentTilt(power * self.logits + field, power * self.log_normaliser)

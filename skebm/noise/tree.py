@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +16,8 @@ from torch.nn.functional import softplus
 from skebm.base import Binary, Clamp
 from skebm.noise.base import Noise, Tilt
 
-# Log-odds of what is known for certain; finite, so that nothing becomes nan.
-CERTAIN = 1e4
+# A column whose log-odds exceed those of all tables by this much is decided: exp(-30) is 1e-13.
+DECIDED = 30.0
 
 
 class _Factors(NamedTuple):
@@ -81,7 +82,7 @@ class ChowLiuTree(Noise):
     >>> q.log_prob(x)  # the first two columns are copies: about log(1 / 4)
     tensor([-1.3863, -1.3863, -1.3863, -1.3863])
     >>> q.tilted(torch.tensor([[3.0, 0.0, 0.0]])).mean  # what favours one favours the other
-    tensor([[0.9525, 0.9525, 0.5000]])
+    tensor([[0.9526, 0.9525, 0.5000]])
     """
 
     def __init__(self, parent: Tensor, logits: Tensor):
@@ -107,6 +108,7 @@ class ChowLiuTree(Noise):
         self._above = torch.as_tensor(above, device=device)  # place of the parent, by place
         self._above_by_level = self._above.split(self._sizes)
         self._factors = self._powered(1.0)
+        self._largest = float(self.logits.abs().max())
 
     def _powered(self, power: float) -> _Factors:
         """Factors of q to a power."""
@@ -143,7 +145,9 @@ class ChowLiuTree(Noise):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> ChowLiuTree:
-        """Fit to E[x x'] (d, d), its diagonal the means E[x]; float64."""
+        """Fit to E[x x'] (d, d), its diagonal the means E[x], which are no squares; float64."""
+        if not torch.isfinite(second).all():
+            raise ValueError("The moments must be finite: is there a row of positive weight?")
         p11 = (1 - share) * second.double().cpu() + share / 4
         mean = (1 - share) * second.double().cpu().diagonal() + share / 2
         # With a column itself: of no use, but finite.
@@ -217,37 +221,75 @@ class TreeTilt(Tilt):
     """A tree under fields (n, d): belief propagation, which is exact on a tree.
 
     Inside, columns are rows (d, n) and stand by level.
+
+    Parameters
+    ----------
+    tree : ChowLiuTree
+    field : Tensor of shape (n, d)
+    power : float
+    known : Clamp or None, default=None
+        Columns that have known values.
+
+    Attributes
+    ----------
+    mean : Tensor of shape (n, d)
+    log_normaliser : Tensor of shape (n,)
+        log of the sum of q(x)^power exp(field' x) over the rows that agree with what is known.
     """
 
-    def __init__(self, tree: ChowLiuTree, field: Tensor, power: float):
-        self.tree, self.field, self.power = tree, field, power
+    def __init__(self, tree: ChowLiuTree, field: Tensor, power: float, known: Clamp | None = None):
+        self.tree, self.field, self.power, self.known = tree, field, power, known
+
+    def given(self, clamp: Clamp) -> TreeTilt:
+        """The same distributions where some columns are known; replaces what was."""
+        return TreeTilt(self.tree, self.field, self.power, clamp)
 
     @functools.cached_property
     def _factors(self) -> _Factors:
         return self.tree._factors if self.power == 1 else self.tree._powered(self.power)
 
     @functools.cached_property
+    def _evidence(self) -> Tensor | None:
+        """Log-odds of what is known, infinite, and 0 elsewhere; (d, n)."""
+        if self.known is None:
+            return None
+        decided = torch.where(self.known.value > 0.5, math.inf, -math.inf)
+        evidence = torch.where(self.known.mask, decided, 0.0).to(self.field.dtype)
+        return evidence.t().index_select(0, self.tree._order)
+
+    @functools.cached_property
     def _upward(self) -> Tensor:
         """Log-odds from below, (d, n): own fields and the messages of all children."""
-        tree, factors = self.tree, self._factors
+        tree, factors, evidence = self.tree, self._factors, self._evidence
         odds = self.field.t().contiguous().index_select(0, tree._order)
         off, on, shift = (
             part.split(tree._sizes) for part in (factors.off, factors.on, factors.shift)
         )
+        # Beyond this a message does not change, but the rounding of the two terms would show.
+        limit = DECIDED + self.power * tree._largest
         for level in range(tree.depth, 0, -1):
-            own = odds[tree._bounds[level] : tree._bounds[level + 1]]
-            message = softplus(on[level] + own).sub_(softplus(off[level] + own))
+            start, stop = tree._bounds[level : level + 2]
+            own = odds[start:stop].clone()  # autograd needs it as it is now
+            if evidence is not None:
+                own += evidence[start:stop]
+            own.clamp_(-limit, limit)
+            message = softplus(on[level] + own).sub_(softplus(own.add_(off[level])))
             odds.index_add_(0, tree._above_by_level[level], message.add_(shift[level]))
         return odds
 
     @property
     def log_normaliser(self) -> Tensor:  # type: ignore[override]
-        """log of the sum over all x, (n,)."""
-        return (self._factors.zero + softplus(self._factors.off + self._upward)).sum(0)
+        own = self._factors.off + self._upward
+        value = softplus(own)
+        if self._evidence is not None:
+            value = torch.where(self._evidence == 0, value, own * (self._evidence > 0))
+        return (self._factors.zero + value).sum(0)
 
     def _conditionals(self) -> tuple[Tensor, Tensor]:
         """Probabilities of a one given that the parent is 0 and 1, (d, n) each."""
         factors, odds = self._factors, self._upward
+        if self._evidence is not None:
+            odds = odds + self._evidence
         return (factors.off + odds).sigmoid_(), (factors.on + odds).sigmoid_()
 
     def sample(self, generator: torch.Generator) -> Tensor:
@@ -258,7 +300,6 @@ class TreeTilt(Tilt):
 
     @functools.cached_property
     def mean(self) -> Tensor:  # type: ignore[override]
-        """Marginal probability of a one, (n, d)."""
         tree = self.tree
         off, on = self._conditionals()
         p, bounds = off.clone(), tree._bounds
@@ -266,11 +307,6 @@ class TreeTilt(Tilt):
             above = p.index_select(0, tree._above[start:stop])
             p[start:stop] = torch.lerp(off[start:stop], on[start:stop], above)
         return p.index_select(0, tree._place).t().contiguous()
-
-    def given(self, clamp: Clamp) -> TreeTilt:
-        """The same where some columns are known: fields that leave no doubt."""
-        known = torch.where(clamp.mask, (2 * clamp.value - 1).sign() * CERTAIN, 0.0)
-        return TreeTilt(self.tree, self.field + known, self.power)
 
 
 def _information(p11: Tensor, p10: Tensor, p01: Tensor, p00: Tensor, mean: Tensor) -> np.ndarray:
@@ -313,11 +349,9 @@ def _walk(tree: sp.csr_array, root: int) -> tuple[np.ndarray, np.ndarray, int]:
 
 def _levels(parent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Columns by distance from the root, and the distances; refuses what is no tree."""
-    d, nodes = len(parent), np.arange(len(parent))
-    if (parent < 0).sum() != 1 or (parent >= d).any() or (parent == nodes).any():
-        raise ValueError(
-            "parent must name another column for each but one, the root, which has -1."
-        )
+    d = len(parent)
+    if (parent == -1).sum() != 1 or (parent < -1).any() or (parent >= d).any():
+        raise ValueError("parent must name a column for each but one, the root, which has -1.")
     level, at = np.zeros(d, dtype=np.int64), parent.copy()
     for _ in range(d):
         above = at >= 0
