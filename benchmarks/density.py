@@ -74,7 +74,7 @@ CANDIDATES: dict[str, list[dict]] = {
         candidate(TREE, 100, 6000, 0.001, learning_rate=0.1),
         candidate(PLAIN, 100, 6000, 0.001),
     ],
-    "mnist": [{"n_components": 16}],
+    "mnist": [candidate(PLAIN, 16, 20_000, learning="pcd")],
     "mnist500": [candidate(PLAIN, 500, 240_000, 0.001, learning_rate=0.05, n_chains=100)],
 }
 

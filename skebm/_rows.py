@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,9 @@ class Rows(torch.utils.data.Dataset):
         return torch.cat(parts)
 
 
+# Entries of the rows that are taken from a table at once.
+BLOCK = 2**16
+
 # Rows whose numbers are looked at while training.
 N_PROBE = 100
 
@@ -197,7 +201,14 @@ class Batches:
             order = torch.randperm(n, generator=self.generator, device=rows.device)
         if self.subset is not None:
             order = self.subset.to(rows.device)[order]
-        take, weight = rows.taker(), rows.weight
         # Of even sizes: a last batch of one row would make a step as large as it is noisy.
-        for index in order.tensor_split(len(self)):
-            yield Batch(take(index), None, None if weight is None else weight[index], index)
+        size, longer = divmod(n, len(self))
+        sizes = [size + 1] * longer + [size] * (len(self) - longer)
+        # Many small batches are taken at once, then cut: views cost less than copies of few rows.
+        together = max(1, BLOCK // ((size + 1) * rows.n_columns))
+        for first in range(0, len(sizes), together):
+            cut = sizes[first : first + together]
+            index, order = order.tensor_split([sum(cut)])
+            weight = repeat(None) if rows.weight is None else rows.weight[index].split(cut)
+            for x, w, i in zip(rows.take(index).split(cut), weight, index.split(cut), strict=False):
+                yield Batch(x, None, w, i)

@@ -21,8 +21,8 @@ class Bernoulli(Conditional):
 
     def sample(self, generator: torch.Generator) -> Tensor:
         p = self.mean
-        # In place: three times as fast as torch.bernoulli on a CPU.
-        return torch.rand(p.shape, generator=generator, dtype=p.dtype, device=p.device).lt_(p)
+        # In place: three times as fast as torch.bernoulli on a CPU, and torch.rand starts slower.
+        return torch.empty_like(p).uniform_(generator=generator).lt_(p)
 
 
 class Moments(NamedTuple):

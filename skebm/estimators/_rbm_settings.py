@@ -137,17 +137,12 @@ def _precondition(estimator: Any, learning: str, centered: bool, free: bool) -> 
     return float(estimator.precondition)
 
 
-def _rule(estimator: Any, n_rows: int, n_visible: int) -> str:
-    """The learning rule: exact where that is cheap and nothing else is asked for.
-
-    Cheap is also what costs no more than two passes over the rows, as a line search makes them.
-    """
-    shape = Binary((n_visible,)), Binary((estimator.n_components,))
-    cost, learning = enumeration_cost(*shape), estimator.learning
+def _rule(estimator: Any, n_visible: int) -> str:
+    """The learning rule: exact where that is cheap and nothing else is asked for."""
+    cost = enumeration_cost(Binary((n_visible,)), Binary((estimator.n_components,)))
+    learning = estimator.learning
     if learning == "auto":
-        passes = cost / (n_rows * max(n_visible, estimator.n_components))
-        cheap = cost <= CHEAP_COST or (cost <= EXACT_LEARNING_COST and passes <= 2)
-        return "exact" if cheap and not estimator.reweight else "pcd"
+        return "exact" if cost <= CHEAP_COST and not estimator.reweight else "pcd"
     if learning != "pcd" and estimator.reweight:
         raise ValueError(
             f"reweight=True weighs persistent chains, and learning={learning!r} has none. Use "
@@ -167,7 +162,7 @@ def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> 
     An explicit learning rate, batch size or momentum asks for stochastic steps, also under the
     exact rule; a stream (`partial_fit`) always takes them.
     """
-    learning = _rule(estimator, n_rows, n_visible)
+    learning = _rule(estimator, n_visible)
     net = estimator.net_params or {}
     rate = net.get("lr", estimator.learning_rate)
     size = net.get("batch_size", estimator.batch_size)

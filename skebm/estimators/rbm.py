@@ -67,8 +67,7 @@ class RBMEstimator(
     learning : {"auto", "pcd", "cd", "exact"}, default="auto"
         Learning rule: persistent or restarted contrastive divergence, or the likelihood's own
         gradient by enumeration, possible where states of the smaller layer times units of the
-        other are at most 1e8. ``"auto"`` is exact up to 1e7, or where that costs no more than two
-        passes over the rows, and PCD elsewhere.
+        other are at most 1e8. ``"auto"`` is exact up to 1e7 and PCD elsewhere.
     n_gibbs_steps : int, default=1
         Gibbs steps of the chains for each batch (k of PCD-k and CD-k).
     n_chains : int or "auto", default="auto"

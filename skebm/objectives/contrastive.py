@@ -13,7 +13,13 @@ from skebm.energies import BernoulliRBM
 from skebm.energies.bipartite import Bernoulli
 from skebm.noise import Noise
 from skebm.objectives.discrete import pseudo_log_likelihood
-from skebm.objectives.rbm_gradient import Offsets, Regulariser, runaway, write_gradient
+from skebm.objectives.rbm_gradient import (
+    Offsets,
+    Regulariser,
+    runaway,
+    signed_products,
+    write_gradient,
+)
 from skebm.objectives.walkers import Walkers
 from skebm.samplers import Gibbs
 
@@ -141,21 +147,28 @@ class ContrastiveDivergence(Objective):
         n = x.shape[0]
         rows = torch.cat([x, chain.x])  # (n + m, d)
         h = energy.hidden(rows).mean  # (n + m, H)
+        h_data = h[:n]
         sign, share = _signs(batch, chain.x, self.persistent, walkers)
-        if offsets is None:
-            weight = (h * sign[:, None]).t() @ rows
-        else:
-            offsets = offsets.drift(x, h[:n], share, self.offset_rate)
-            # Centred products: cheaper than centring their sum, and no cancellation.
-            weight = ((h - offsets.hidden) * sign[:, None]).t() @ (rows - offsets.visible)
-        penalty = self.regulariser.gradient(energy.weight, x, h[:n], share)
-        write_gradient(energy, weight, sign @ rows, sign @ h, offsets, penalty, self.precondition)
+        penalty = self.regulariser.gradient(energy, x, h_data, share)
+        kept = self._kept(chain, h[n:], walkers, generator)
+        if offsets is not None:
+            offsets = offsets.drift(x, h_data, share, self.offset_rate)
+        gradient = signed_products(sign, rows, h, offsets)  # overwrites rows and h
+        write_gradient(energy, gradient, penalty, offsets, self.precondition)
+        return Loss(None, ContrastiveState(kept, offsets, walkers))
+
+    def _kept(
+        self, chain: ChainState, h: Tensor, walkers: Walkers | None, generator: torch.Generator
+    ) -> ChainState | None:
+        """Chains for the next batch; the hidden layer of a Gibbs step is drawn from means at hand.
+
+        Not for reweighted ones, whose next step starts under the new parameters.
+        """
         if not self.persistent:
-            return Loss(None, ContrastiveState(None, offsets))
-        if walkers is None and type(self.sampler) is Gibbs:
-            # The hidden layer of the chains' next step is drawn from the means already at hand.
-            chain = ChainState(chain.x, aux=Bernoulli(h[n:]).sample(generator))
-        return Loss(None, ContrastiveState(chain, offsets, walkers))
+            return None
+        if walkers is not None or type(self.sampler) is not Gibbs:
+            return chain
+        return ChainState(chain.x, aux=Bernoulli(h).sample(generator))
 
     def pack(self, state: ContrastiveState | None) -> dict[str, Tensor | None]:
         """Chains with what the sampler keeps beside them, offsets, weights."""

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from skebm.base import Batch, Loss, Objective, weighted_mean
 from skebm.energies import BernoulliRBM, Moments
-from skebm.objectives.rbm_gradient import Offsets, Regulariser, center, runaway, write_gradient
+from skebm.objectives.rbm_gradient import (
+    Gradient,
+    Offsets,
+    Regulariser,
+    center,
+    runaway,
+    write_gradient,
+)
 
 
 class LikelihoodState(NamedTuple):
@@ -90,9 +97,9 @@ class ExactLikelihood(Objective):
             offsets = offsets.drift(x, h, share, self.offset_rate)
         weight = total * model.hx - (h * share[:, None]).t() @ x
         visible, hidden = total * model.x - share @ x, total * model.h - share @ h
-        penalty = self.regulariser.gradient(energy.weight, x, h, share)
-        weight = center(weight, visible, hidden, offsets)
-        write_gradient(energy, weight, visible, hidden, offsets, penalty)
+        penalty = self.regulariser.gradient(energy, x, h, share)
+        gradient = center(Gradient(weight, visible, hidden), offsets)
+        write_gradient(energy, gradient, penalty, offsets)
         return Loss(self._value(batch, model), LikelihoodState(offsets))
 
     def pack(self, state: LikelihoodState | None) -> dict[str, Tensor | None]:

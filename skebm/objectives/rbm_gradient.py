@@ -16,6 +16,14 @@ from skebm.energies import BernoulliRBM
 LARGEST_WEIGHT = 100.0
 
 
+class Gradient(NamedTuple):
+    """With respect to the weights (H, d), the visible (d,) and the hidden (H,) biases."""
+
+    weight: Tensor
+    visible: Tensor
+    hidden: Tensor
+
+
 class Offsets(NamedTuple):
     """Centres of the visible (d,) and hidden (H,) units, moving averages over the data."""
 
@@ -32,8 +40,7 @@ class Offsets(NamedTuple):
     def drift(self, x: Tensor, h: Tensor, pull: Tensor, rate: float) -> Offsets:
         """Move towards the batch's weighted means; `pull` = weight / batch size, (n,)."""
         return Offsets(
-            torch.addmv(self.visible, x.t(), pull, beta=1 - rate, alpha=rate),
-            torch.addmv(self.hidden, h.t(), pull, beta=1 - rate, alpha=rate),
+            (pull @ x).lerp_(self.visible, 1 - rate), (pull @ h).lerp_(self.hidden, 1 - rate)
         )
 
 
@@ -80,19 +87,21 @@ class Regulariser:
         return value
 
     def gradient(
-        self, weight: Tensor, x: Tensor, h: Tensor, share: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
-        """Gradient for the weights (H, d) and the hidden biases (H,), or None without penalties."""
+        self, energy: BernoulliRBM, x: Tensor, h: Tensor, share: Tensor
+    ) -> Gradient | None:
+        """Plain gradient of the penalties, or None without any."""
         if not (self.l1 or self.l2 or self.sparsity_target is not None):
             return None
+        weight = energy.weight
         grad = self.l2 * weight + self.l1 * weight.sign()
+        visible = torch.zeros_like(weight[0])
         if self.sparsity_target is None:
-            return grad, torch.zeros_like(grad[:, 0])
+            return Gradient(grad, visible, torch.zeros_like(weight[:, 0]))
         share = _unit(share)
         mean, target = _inside(share @ h), self.sparsity_target
         slope = self.sparsity_cost * ((1 - target) / (1 - mean) - target / mean)  # (H,)
         delta = share[:, None] * h * (1 - h) * slope  # (n, H): gradient of the hidden logits
-        return grad.addmm_(delta.t(), x), delta.sum(0)
+        return Gradient(grad.addmm_(delta.t(), x), visible, delta.sum(0))
 
 
 def _unit(share: Tensor) -> Tensor:
@@ -105,66 +114,82 @@ def _inside(p: Tensor) -> Tensor:
     return p.clamp(1e-6, 1 - 1e-6)
 
 
-def center(weight: Tensor, visible: Tensor, hidden: Tensor, offsets: Offsets | None) -> Tensor:
-    r"""Turn a plain gradient for the weights, in place, into that of the centred weights.
+def center(gradient: Gradient, offsets: Offsets | None) -> Gradient:
+    r"""Turn a plain gradient, in place, into that of the centred weights.
 
     :math:`\tilde G = G - g_c \mu^\top - \lambda g_b^\top`: what gradient descent on
-    :math:`(h - \lambda)^\top W (x - \mu)` induces. The same comes out of centred products.
-    """
-    if offsets is None:
-        return weight
-    left = torch.stack([hidden, offsets.hidden], 1)  # (H, 2)
-    return weight.addmm_(left, torch.stack([offsets.visible, visible]), alpha=-1)
-
-
-def write_gradient(
-    energy: BernoulliRBM,
-    weight: Tensor,
-    visible: Tensor,
-    hidden: Tensor,
-    offsets: Offsets | None,
-    penalty: tuple[Tensor, Tensor] | None,
-    precondition: float = 0.0,
-) -> None:
-    r"""Write ``.grad``, centred where there are offsets.
-
-    The biases follow the reparametrisation: :math:`\tilde g_b = g_b - \tilde G^\top \lambda` and
-    :math:`\tilde g_c = g_c - \tilde G \mu`.
-
-    Parameters
-    ----------
-    energy : BernoulliRBM
-    weight : Tensor of shape (H, d)
-        Gradient for the weights, already centred; overwritten.
-    visible, hidden : Tensor of shape (d,) and (H,)
-        Plain gradients for the biases; overwritten.
-    offsets : Offsets or None
-        None writes the plain gradient.
-    penalty : tuple of Tensor or None
-        What :meth:`Regulariser.gradient` returned.
-    precondition : float, default=0
-        Exponent p: the centred gradients are divided by :math:`(4 v_j)^p (4 v_i)^p` and those of
-        the biases by :math:`(4 v_i)^p`, with :math:`v = \mu (1 - \mu)` the variance of a unit of
-        mean :math:`\mu`, its offset. Fair coins are left as they are; 1 is a diagonal natural
-        gradient, 1/2 the same without its noise at rare units.
+    :math:`(h - \lambda)^\top W (x - \mu)` induces. The biases follow the reparametrisation:
+    :math:`\tilde g_b = g_b - \tilde G^\top \lambda` and :math:`\tilde g_c = g_c - \tilde G \mu`.
 
     References
     ----------
     Melchior, Fischer and Wiskott (2016), "How to center deep Boltzmann machines", JMLR 17, alg. 1.
     """
+    if offsets is None:
+        return gradient
+    weight, visible, hidden = gradient
+    left = torch.stack([hidden, offsets.hidden], 1)  # (H, 2)
+    weight.addmm_(left, torch.stack([offsets.visible, visible]), alpha=-1)
+    visible.addmv_(weight.t(), offsets.hidden, alpha=-1)
+    hidden.addmv_(weight, offsets.visible, alpha=-1)
+    return gradient
+
+
+def signed_products(sign: Tensor, rows: Tensor, h: Tensor, offsets: Offsets | None) -> Gradient:
+    """Sum of signs (n,) times products of hidden means (n, H) and rows (n, d), both overwritten.
+
+    The signs sum to 0. Centred where there are offsets, as by :func:`center`; to centre the factors
+    is cheaper than to centre their products, and does not cancel.
+    """
+    if offsets is None:
+        visible, hidden = sign @ rows, sign @ h
+        return Gradient(h.t().mul_(sign) @ rows, visible, hidden)
+    rows.sub_(offsets.visible)
+    left = h.sub_(offsets.hidden).t().mul_(sign)  # (H, n)
+    # Associated so that the vectors meet the n rows and not the H x d gradient.
+    visible = torch.addmv(sign, h, offsets.hidden, alpha=-1) @ rows
+    hidden = left @ (1 - rows @ offsets.visible)
+    return Gradient(left @ rows, visible, hidden)
+
+
+def write_gradient(
+    energy: BernoulliRBM,
+    gradient: Gradient,
+    penalty: Gradient | None,
+    offsets: Offsets | None,
+    power: float = 0.0,
+) -> None:
+    """Write ``.grad``: a gradient already centred, plus a plain one of penalties that is not.
+
+    Preconditioned by `power` where that is not 0.
+    """
     if penalty is not None:
-        weight += center(penalty[0], torch.zeros_like(visible), penalty[1], offsets)
-        hidden += penalty[1]
-    if precondition and offsets is not None:
-        rows, columns = (_spread(offset) ** -precondition for offset in offsets[::-1])
-        weight.mul_(columns).mul_(rows[:, None])
-        visible, hidden = visible * columns, hidden * rows
-    if offsets is not None:
-        visible = torch.addmv(visible, weight.t(), offsets.hidden, alpha=-1)
-        hidden = torch.addmv(hidden, weight, offsets.visible, alpha=-1)
-    energy.weight.grad = weight.contiguous()  # L-BFGS flattens it
-    energy.visible_bias.grad = visible
-    energy.hidden_bias.grad = hidden
+        for total, part in zip(gradient, center(penalty, offsets), strict=True):
+            total += part
+    if power and offsets is not None:
+        gradient = preconditioned(gradient, offsets, power)
+    energy.weight.grad = gradient.weight.contiguous()  # L-BFGS flattens it
+    energy.visible_bias.grad = gradient.visible
+    energy.hidden_bias.grad = gradient.hidden
+
+
+def preconditioned(gradient: Gradient, offsets: Offsets, power: float) -> Gradient:
+    r"""Divide a centred gradient by powers of the units' variances.
+
+    With :math:`v = \mu (1 - \mu)` the variance of a unit of mean :math:`\mu`, its offset, that of
+    the weights is divided by :math:`(4 v_j)^p (4 v_i)^p`, that of centred biases by
+    :math:`(4 v)^p`. Fair coins are left as they are; 1 is a diagonal natural gradient, 1/2 the same
+    with less of its noise at rare units.
+    """
+    weight, visible, hidden = gradient
+    mu, lam = offsets
+    columns, rows = _spread(mu) ** -power, _spread(lam) ** -power
+    visible = torch.addmv(visible, weight.t(), lam) * columns
+    hidden = torch.addmv(hidden, weight, mu) * rows
+    weight.mul_(columns).mul_(rows[:, None])
+    visible.addmv_(weight.t(), lam, alpha=-1)
+    hidden.addmv_(weight, mu, alpha=-1)
+    return Gradient(weight, visible, hidden)
 
 
 def _spread(mean: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from skebm.noise import IndependentBernoulli
 from skebm.objectives import (
     ContrastiveDivergence,
     ExactLikelihood,
+    Offsets,
     Regulariser,
     pseudo_log_likelihood,
 )
@@ -1043,3 +1044,38 @@ def test_pseudo_log_likelihood_takes_any_binary_energy():
     torch.testing.assert_close(pseudo_log_likelihood(energy, x), expected)
     with pytest.raises(ValueError, match="binary"):
         pseudo_log_likelihood(Pairs(Real((D,))), x)
+
+
+# ------------------------------------------------------------------------------
+# Preconditioning
+# ------------------------------------------------------------------------------
+
+
+def conditioned(energy, power, rows, mu):
+    """What PCD without moving chains writes, with visible offsets held at `mu`."""
+    objective = pcd(0)(energy, centered=True, precondition=power, offset_rate=0.0)
+    state = objective.start(Batch(rows), seeded(1))
+    state = state._replace(offsets=Offsets(mu, torch.full((H,), 0.5, dtype=DOUBLE)))
+    return gradient(objective, Batch(rows), state)[0]
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0])
+def test_fair_coins_are_not_preconditioned(energy, power):
+    half = torch.full((D,), 0.5, dtype=DOUBLE)
+    plain, scaled = (conditioned(energy, p, data(), half) for p in (0.0, power))
+    for name in plain:
+        torch.testing.assert_close(scaled[name], plain[name])
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0])
+def test_rare_columns_are_preconditioned_by_their_variance(energy, power):
+    """In the centred model's own coordinates: weights, and biases before they are shifted back."""
+    mu = torch.tensor([0.5, 0.1, 0.9, 0.01], dtype=DOUBLE)
+    lam = torch.full((H,), 0.5, dtype=DOUBLE)
+    plain, scaled = (conditioned(energy, p, data(), mu) for p in (0.0, power))
+    scale = (4 * mu * (1 - mu)) ** power
+    torch.testing.assert_close(scaled["weight"] * scale, plain["weight"])
+    centred = [g["visible_bias"] + lam @ g["weight"] for g in (scaled, plain)]
+    torch.testing.assert_close(centred[0] * scale, centred[1])
+    centred = [g["hidden_bias"] + g["weight"] @ mu for g in (scaled, plain)]
+    torch.testing.assert_close(centred[0], centred[1])
