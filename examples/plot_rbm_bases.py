@@ -58,8 +58,8 @@ for base in ("independent", "chow-liu", "block-tree"):
         )
 
 # %%
-# The tree alone is better than what 32 hidden units make of independent columns, and hidden units on
-# top of it find what no tree says.
+# The tree alone beats what 32 hidden units make of independent columns, and hidden units on top of
+# it find what no tree says.
 
 import matplotlib.pyplot as plt
 

@@ -258,6 +258,8 @@ def test_a_base_that_excludes_a_row_is_refused_with_the_row():
     rows[17, 2] = 1
     with pytest.raises(ValueError, match="probability zero to 1 rows of X, first to row 17"):
         RBMEstimator(**quick, base=IndependentBernoulli(logits)).fit(rows)
+    with pytest.raises(ValueError, match=r"infinite log-odds in columns \[2\]"):
+        RBMEstimator(**quick, base=IndependentBernoulli(logits)).fit(np.delete(rows, 17, axis=0))
 
 
 def test_a_base_without_conditionals_is_refused():

@@ -82,4 +82,7 @@ def _checked(base: Noise, rows: Rows) -> Noise:
             f"The base gives probability zero to {int(impossible.sum())} rows of X, first to row "
             f"{row}: no energy on top of it can repair that. Smooth the base."
         )
+    if isinstance(base, IndependentBernoulli) and not base.logits.isfinite().all():
+        columns = (~base.logits.isfinite()).nonzero().ravel().tolist()
+        raise ValueError(f"The base has infinite log-odds in columns {columns}: smooth them.")
     return base

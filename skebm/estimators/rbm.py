@@ -18,6 +18,7 @@ from skebm.estimators._rbm_methods import RBMMethods
 from skebm.estimators._rbm_settings import CONSTRAINTS, Settings, resolve
 from skebm.estimators._unit_interval import UnitInterval
 from skebm.estimators.base import BaseEBM
+from skebm.noise import Noise
 from skebm.objectives import (
     ContrastiveDivergence,
     ExactLikelihood,
@@ -52,8 +53,9 @@ class RBMEstimator(
     n_components : int, default=256
         Number of hidden units, H.
     learning_rate : float or "auto", default="auto"
-        Step size. ``"auto"``: 0.1 falling linearly to a hundredth of it; or, under the exact rule
-        with `batch_size` and `momentum` left alone, L-BFGS with a line search.
+        Step size. ``"auto"``: 0.1 (0.3 on a base other than independent columns) falling linearly
+        to a hundredth of it; or, under the exact rule with `batch_size` and `momentum` left alone,
+        L-BFGS with a line search.
     batch_size : int or "auto", default="auto"
         Rows per step at most; batches are of even sizes. ``"auto"``: 100, less (down to 10) where
         `n_iter` or `partial_fit` would make few steps of it, or all rows under L-BFGS.
@@ -209,6 +211,7 @@ class RBMEstimator(
     """
 
     _parameter_constraints: dict = CONSTRAINTS
+    base_: Noise
 
     def __init__(
         self,
