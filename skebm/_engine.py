@@ -42,7 +42,13 @@ class Progress(Callback):
 
     def on_epoch_end(self, net: Any, **kwargs: Any) -> None:
         row = net.history[-1]
-        shown = ("train_loss", "valid_loss", "energy_gap", "reconstruction_error")
+        shown = (
+            "train_loss",
+            "valid_loss",
+            "energy_gap",
+            "reconstruction_error",
+            "log_likelihood",
+        )
         numbers = {name: f"{row[name]:.4g}" for name in shown if name in row}
         self.bar_.set_postfix(numbers, refresh=False)  # update decides when to draw
         self.bar_.update()
@@ -175,6 +181,8 @@ class EnergyNet(NeuralNet):
             raise
         finally:
             self.average_.show()
+        if self.averaging:  # the numbers of the weights that are shown
+            logs = logs | self._look(iterator.probe)
         for name, value in logs.items():
             self.history.record("train_loss" if name == "loss" else name, value)
         self.history.record("lr", self.optimizer_.param_groups[0]["lr"])

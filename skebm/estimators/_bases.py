@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,8 @@ SHRINKAGE = 1e-3
 # Share of two fair coins in the tables of a tree's pairs: best or within 0.05 nats of it on the
 # validation parts of six DEBD sets of 1,600 to 29,000 rows.
 PAIR_SHRINKAGE = 1e-4
+# Binary rows that stand for a table of probabilities, at least.
+N_DRAWS = 20_000
 
 
 BY_NAME = {"independent": IndependentBernoulli, "chow-liu": ChowLiuTree, "block-tree": BlockTree}
@@ -29,6 +32,21 @@ def check_base_stays(base: Any, fitted: Noise) -> None:
             f"The weights correct the base of the first fit, {fitted}, and not base={base!r}: with "
             "warm_start and partial_fit it must stay. Clone the estimator to start anew."
         )
+    if isinstance(base, Noise) and not _same(base, fitted):
+        raise ValueError(
+            f"The weights correct the base of the first fit, and base={base!r} is another one: "
+            "with warm_start and partial_fit it must stay. Clone the estimator to start anew."
+        )
+
+
+def _same(base: Noise, fitted: Noise) -> bool:
+    """Whether two bases of a kind have the same arrays, up to the rounding of float32."""
+    ours, theirs = base.__getstate__(), fitted.__getstate__()
+    arrays = [k for k, value in ours.items() if isinstance(value, np.ndarray)]
+    return all(
+        ours[k].shape == theirs[k].shape and np.allclose(ours[k], theirs[k], rtol=1e-5)
+        for k in arrays
+    )
 
 
 def fit_base(base: Any, rows: Rows) -> Noise:
@@ -44,9 +62,20 @@ def fit_base(base: Any, rows: Rows) -> Noise:
         second.diagonal().copy_(_means(rows))  # of probabilities, not of their squares
         return ChowLiuTree.from_moments(second, PAIR_SHRINKAGE, rows.dtype, rows.device)
     if base == "block-tree":
-        return BlockTree.fit(rows.block(0, len(rows)), rows.counts)
+        return BlockTree.fit(*_binary(rows))
     mean = _means(rows) * (1 - SHRINKAGE) + SHRINKAGE / 2
     return IndependentBernoulli(torch.logit(mean).to(rows.dtype))
+
+
+def _binary(rows: Rows) -> tuple[Tensor, Tensor]:
+    """Rows and their counts; drawn where they are probabilities, alike at every call."""
+    x = rows.block(0, len(rows))
+    if torch.equal(x, x.round()):
+        return x, rows.counts
+    copies = -(-N_DRAWS // len(x))
+    x = x.repeat(copies, 1)
+    u = torch.empty_like(x).uniform_(generator=torch.Generator(x.device).manual_seed(0))
+    return (u < x).to(x.dtype), rows.counts.repeat(copies)
 
 
 def _means(rows: Rows) -> Tensor:
@@ -75,7 +104,10 @@ def _checked(base: Noise, rows: Rows) -> Noise:
             f"The base has {base.domain.n_columns} columns, but X has {rows.n_columns}."
         )
     base = copy.deepcopy(base).to(rows.device, rows.dtype)
-    impossible = ~torch.isfinite(rows.map(base.log_prob))
+    log_prob = rows.map(base.log_prob)
+    if log_prob.isnan().any():
+        raise ValueError("The base gives rows of X the probability NaN: has it finite parameters?")
+    impossible = ~log_prob.isfinite()
     if impossible.any():
         row = int(impossible.nonzero()[0, 0])
         raise ValueError(

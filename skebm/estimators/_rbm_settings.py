@@ -73,6 +73,8 @@ class Settings:
         Never under L-BFGS, which needs the gradient of the value.
     precondition : float
         Exponent of the units' variances; 0 leaves the gradient as it is.
+    reweight : bool
+        Whether the chains are weighed.
     decay : bool
         Whether the learning rate falls linearly to a hundredth.
     """
@@ -88,6 +90,7 @@ class Settings:
     n_chains: int
     centered: bool
     precondition: float
+    reweight: bool
     decay: bool
 
     def net_kwargs(self, momentum: float) -> dict[str, Any]:
@@ -132,7 +135,8 @@ def _precondition(estimator: Any, learning: str, centered: bool, free: bool) -> 
     if estimator.precondition and (learning == "exact" or not centered):
         raise ValueError(
             f"precondition={estimator.precondition} scales the centred gradient of the "
-            'contrastive rules; here learning is "' + learning + f'" and centered {centered}.'
+            f'contrastive rules; here learning is "{learning}" and centered '
+            f'{estimator.centered}. Use learning="pcd" and centered=True, or precondition="auto".'
         )
     return float(estimator.precondition)
 
@@ -156,6 +160,23 @@ def _rule(estimator: Any, n_visible: int) -> str:
     return learning
 
 
+def _check_sampler(estimator: Any, learning: str) -> None:
+    """Raise `ValueError` where replicas that exchange rows are of no use."""
+    sampler = estimator.sampler
+    if sampler is None or sampler.kernel is sampler:
+        return
+    if learning == "cd":
+        raise ValueError(
+            f'learning="cd" restarts its chains at every batch, before those of {sampler} have '
+            'spread out. Use learning="pcd", or sampler=None.'
+        )
+    if estimator.reweight:
+        raise ValueError(
+            f"reweight=True weighs chains that keep to themselves, and those of {sampler} exchange "
+            "rows. Use sampler=None, or reweight=False."
+        )
+
+
 def _learning_rate(base: Any) -> float:
     """What was best on the validation parts of eight DEBD sets, to within a factor of three.
 
@@ -172,6 +193,7 @@ def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> 
     exact rule; a stream (`partial_fit`) always takes them.
     """
     learning = _rule(estimator, n_visible)
+    _check_sampler(estimator, learning)
     net = estimator.net_params or {}
     rate = net.get("lr", estimator.learning_rate)
     size = net.get("batch_size", estimator.batch_size)
@@ -206,5 +228,6 @@ def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> 
         n_chains=n_chains,
         centered=centered,
         precondition=_precondition(estimator, learning, centered, rate == "auto"),
+        reweight=bool(estimator.reweight),
         decay=not streaming and (rate == "auto" if decay == "auto" else decay == "linear"),
     )

@@ -297,7 +297,6 @@ class RBMEstimator(
         streaming: bool,
         validation: Rows | None = None,
     ) -> EnergyNet:
-        self.sampler_ = Gibbs() if self.sampler is None else clone(self.sampler)
         energy = BernoulliRBM(
             settings.n_visible,
             settings.n_hidden,
@@ -341,11 +340,12 @@ class RBMEstimator(
             persistent=settings.learning == "pcd",
             centered=settings.centered,
             precondition=settings.precondition,
-            reweight=self.reweight,
+            reweight=settings.reweight,
             regulariser=regulariser,
         )
 
     def _prepare(self, rows: Rows, *, going_on: bool) -> None:
+        self.sampler_ = Gibbs() if self.sampler is None else clone(self.sampler)
         if going_on:
             check_base_stays(self.base, self.base_)
         else:
@@ -369,10 +369,10 @@ class RBMEstimator(
         energy: BernoulliRBM = self.energy_
         like = energy.weight
         x = torch.as_tensor(self._reference, dtype=like.dtype, device=like.device)
-        starts = {"data": (x > 0.5).to(x.dtype)}
+        starts = {"data": _two((x > 0.5).to(x.dtype))}
         chain = self._chains()
         if chain is not None:
-            starts["training chains"] = chain
+            starts["training chains"] = _two(chain)
         generator = torch.Generator(like.device).manual_seed(self.net_.seed_)
         return self.partition_.estimate(
             energy, base=energy.base, sampler=self.sampler_, x=starts, generator=generator
@@ -397,3 +397,8 @@ class RBMEstimator(
         tags.input_tags.sparse = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
+
+
+def _two(x: Tensor) -> Tensor:
+    """At least two rows: reverse runs need an error, also from a single one."""
+    return x if len(x) > 1 else x.expand(2, -1)

@@ -183,7 +183,9 @@ class BlockTree(Noise):
         return value.sum(1)
 
     def flip_log_ratio(self, x: Tensor) -> Tensor:
-        """log q(x with bit i flipped) - log q(x), (n, d), for binary rows."""
+        """log q(x with entry i set to 1 - x_i) - log q(x), (n, d)."""
+        if not torch.equal(x, x.round()):
+            return super().flip_log_ratio(x)
         pattern = self._patterns(x).t()  # (m, n)
         node = torch.arange(len(self.blocks), device=x.device)[:, None]
         above, child = pattern[self._up], node[1:]

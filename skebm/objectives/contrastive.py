@@ -99,6 +99,8 @@ class ContrastiveDivergence(Objective):
         self.regulariser = regulariser
         if precondition and not centered:
             raise ValueError("precondition takes the variances from the offsets: centre as well.")
+        if not persistent and sampler.kernel is not sampler:
+            raise ValueError(f"{sampler} is not exact from rows alone, where CD restarts it.")
         if reweight and not (persistent and isinstance(sampler, Gibbs)):
             raise ValueError(
                 "reweight follows persistent chains that keep to themselves: pass persistent=True "
@@ -113,7 +115,9 @@ class ContrastiveDivergence(Objective):
                 rows = self.start_from.sample(self.n_chains, generator)
                 chain = self.sampler.init(self.energy, rows)
                 if self.reweight:
-                    walkers = Walkers.of(self.energy, rows, self.start_from)
+                    chain, walkers = Walkers.start(
+                        self.energy, rows, self.start_from, self.sampler, generator
+                    )
             offsets = Offsets.of(self.energy, batch) if self.centered else None
         return ContrastiveState(chain, offsets, walkers)
 
@@ -192,11 +196,19 @@ class ContrastiveDivergence(Objective):
             return None
         if (log_weight is None) == self.reweight:
             return None
-        chain = None if x is None else ChainState(x, aux=packed["aux"])
+        chain = None if x is None else self._resumed(x, packed["aux"])
         offsets = None if mu is None or lam is None else Offsets(mu, lam)
         if log_weight is None or log_z is None or level is None:
             return ContrastiveState(chain, offsets)
         return ContrastiveState(chain, offsets, Walkers(log_weight, log_z, level))
+
+    def _resumed(self, x: Tensor, aux: Tensor | None) -> ChainState:
+        """Chains at x with what was kept beside them, where that is of this sampler."""
+        fresh = self.sampler.init(self.energy, x)
+        wanted = getattr(fresh.aux, "shape", None)
+        if type(self.sampler) is Gibbs:
+            wanted = (len(x), len(self.energy.hidden_bias))
+        return fresh if aux is None or aux.shape != wanted else fresh._replace(aux=aux)
 
     @torch.no_grad()
     def monitor(

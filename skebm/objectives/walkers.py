@@ -8,11 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skebm.base import ChainState, Energy
+from skebm.base import BipartiteEnergy, ChainState, Energy, Sampler
 from skebm.noise import Noise
 
 # Effective share of the chains below which they are resampled.
 LEAST_ESS = 0.5
+# Steps from the noise to a model that is far from it.
+START_STEPS = 1000
 
 
 class Walkers(NamedTuple):
@@ -49,10 +51,40 @@ class Walkers(NamedTuple):
         level = energy(x).double()
         return cls(-level - noise.log_prob(x).double(), level.new_zeros(()), level)
 
+    @classmethod
+    def start(
+        cls,
+        energy: BipartiteEnergy,
+        x: Tensor,
+        noise: Noise,
+        sampler: Sampler,
+        generator: torch.Generator,
+    ) -> tuple[ChainState, Walkers]:
+        """Chains and weights of rows x drawn from `noise`, the base of the energy.
+
+        Where few of them would carry the weight, as under a model trained before, the chains
+        follow the path from the base to the energy: annealed importance sampling.
+        """
+        chain, walkers = sampler.init(energy, x), cls.of(energy, x, noise)
+        if not walkers.poor:
+            return chain, walkers
+        walkers = cls.of(energy.annealed(0.0), x, noise)
+        for k in range(1, START_STEPS + 1):
+            rung = energy.annealed(k / START_STEPS)
+            chain, walkers = walkers.follow(rung, chain, generator)
+            chain, _ = sampler.step(rung, chain, generator)
+            walkers = walkers.moved(rung, chain)
+        return chain, walkers
+
     @property
     def share(self) -> Tensor:
         """Normalised weights, (n_chains,)."""
         return self.log_weight.softmax(0)
+
+    @property
+    def poor(self) -> Tensor:
+        """Whether few chains carry the weight."""
+        return self.share.square().sum() * len(self.log_weight) * LEAST_ESS > 1
 
     def log_partition(self, energy: Energy, x: Tensor) -> Tensor:
         """Estimate of log Z of `energy`, a model near the one that the chains x moved by."""

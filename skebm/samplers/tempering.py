@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -64,14 +65,20 @@ class ParallelTempering(Sampler):
 
     def check(self, energy: Energy) -> None:
         """Raise unless `sampler` takes the energy and there are temperatures to exchange."""
-        if self.n_temperatures < 2:
-            raise ValueError(f"n_temperatures must be at least 2, got {self.n_temperatures}.")
+        k, kernel = self.n_temperatures, self.kernel
+        if not isinstance(k, Integral) or k < 2:
+            raise ValueError(f"n_temperatures must be at least 2 and an integer, got {k!r}.")
+        if not isinstance(kernel, Sampler) or kernel.kernel is not kernel:
+            raise ValueError(
+                "The sampler of ParallelTempering moves each replica from its row alone, as Gibbs "
+                f"does, which {kernel!r} cannot. Use sampler=None."
+            )
         if not isinstance(energy, BipartiteEnergy):
             raise TypeError(
                 "ParallelTempering needs the path from a base that bipartite energies have; "
                 f"{type(energy).__name__} has none."
             )
-        self.kernel.check(energy)
+        kernel.check(energy)
 
     @property
     def kernel(self) -> Sampler:
