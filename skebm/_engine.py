@@ -42,13 +42,7 @@ class Progress(Callback):
 
     def on_epoch_end(self, net: Any, **kwargs: Any) -> None:
         row = net.history[-1]
-        shown = (
-            "train_loss",
-            "valid_loss",
-            "energy_gap",
-            "reconstruction_error",
-            "log_likelihood",
-        )
+        shown = ("train_loss", "valid_loss", "energy_gap", "reconstruction_error", "log_likelihood")
         numbers = {name: f"{row[name]:.4g}" for name in shown if name in row}
         self.bar_.set_postfix(numbers, refresh=False)  # update decides when to draw
         self.bar_.update()

@@ -91,7 +91,8 @@ class RBMMethods(TransformerMixin, BaseEstimator):
         """
         rows = self._fitted_rows(v)
         generator = self._generator(self.random_state_)
-        state, _ = self.sampler_.run(self.energy_, rows.block(0, len(rows)), 1, generator)
+        kernel = self.sampler_.kernel  # replicas that all start at v have nothing to exchange
+        state, _ = kernel.run(self.energy_, rows.block(0, len(rows)), 1, generator)
         if len(self.scaling_.columns):
             return self._to_units(state.x.cpu())
         return state.x.cpu().numpy().astype(bool)
@@ -223,6 +224,11 @@ class RBMMethods(TransformerMixin, BaseEstimator):
 
     def _to_units(self, x: Tensor) -> np.ndarray:
         return self.scaling_.invert(x.detach().cpu().double().numpy())
+
+
+def at_least_two(x: Tensor) -> Tensor:
+    """Rows, a single one twice: reverse annealing needs two for an error."""
+    return x if len(x) > 1 else x.expand(2, -1)
 
 
 def _check_count(name: str, value: Any) -> None:

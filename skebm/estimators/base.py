@@ -23,6 +23,7 @@ from skebm._validation import (
     validate_data,
 )
 from skebm.base import LogPartition, PartitionEstimator
+from skebm.estimators._attempt import all_or_nothing
 from skebm.estimators._params import NetParams, check_net_params
 from skebm.estimators._storage import Storable
 
@@ -126,6 +127,7 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
         """
         return self._fit(X, sample_weight, streaming=True)
 
+    @all_or_nothing
     def _fit(self, X: Any, sample_weight: Any, *, streaming: bool) -> Any:
         check_net_params(self.net_params or {})
         go_on = self.__sklearn_is_fitted__() and (streaming or self.warm_start)
@@ -179,15 +181,13 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
 
     def _settle(self, rows: Rows) -> None:
         """Set what is learned besides the weights."""
-        self.history_ = self.net_.history.to_list()
+        self.history_, self.n_restarts_ = self.net_.history.to_list(), self.net_.n_restarts_
         self.n_iter_ = len(self.history_)
-        self.n_restarts_ = self.net_.n_restarts_
         n_reference = min(len(rows), N_REFERENCE, max(2, 1_000_000 // rows.n_columns))
         keep = torch.linspace(0, len(rows) - 1, n_reference).long()
         self._reference = rows.take(keep.to(rows.device)).cpu().numpy()
         share = 0.1 if self.contamination == "auto" else self.contamination
-        counts = rows.counts.cpu().numpy()
-        self.threshold_ = _upper_quantile(self._energies(rows), share, counts)
+        self.threshold_ = _upper_quantile(self._energies(rows), share, rows.counts.cpu().numpy())
         self._forget_log_partition()
 
     def __sklearn_is_fitted__(self) -> bool:

@@ -14,7 +14,7 @@ from skebm.base import LogPartition, Objective, PartitionEstimator
 from skebm.energies import BernoulliRBM
 from skebm.estimators._bases import check_base_stays, fit_base
 from skebm.estimators._rbm_attributes import RBMAttributes
-from skebm.estimators._rbm_methods import RBMMethods
+from skebm.estimators._rbm_methods import RBMMethods, at_least_two
 from skebm.estimators._rbm_settings import CONSTRAINTS, Settings, resolve
 from skebm.estimators._unit_interval import UnitInterval
 from skebm.estimators.base import BaseEBM
@@ -369,10 +369,10 @@ class RBMEstimator(
         energy: BernoulliRBM = self.energy_
         like = energy.weight
         x = torch.as_tensor(self._reference, dtype=like.dtype, device=like.device)
-        starts = {"data": _two((x > 0.5).to(x.dtype))}
+        starts = {"data": at_least_two((x > 0.5).to(x.dtype))}
         chain = self._chains()
         if chain is not None:
-            starts["training chains"] = _two(chain)
+            starts["training chains"] = at_least_two(chain)
         generator = torch.Generator(like.device).manual_seed(self.net_.seed_)
         return self.partition_.estimate(
             energy, base=energy.base, sampler=self.sampler_, x=starts, generator=generator
@@ -397,8 +397,3 @@ class RBMEstimator(
         tags.input_tags.sparse = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
-
-
-def _two(x: Tensor) -> Tensor:
-    """At least two rows: reverse runs need an error, also from a single one."""
-    return x if len(x) > 1 else x.expand(2, -1)

@@ -148,7 +148,7 @@ def signed_products(sign: Tensor, rows: Tensor, h: Tensor, offsets: Offsets | No
     left = h.sub_(offsets.hidden).t().mul_(sign)  # (H, n)
     # Associated so that the vectors meet the n rows and not the H x d gradient.
     visible = torch.addmv(sign, h, offsets.hidden, alpha=-1) @ rows
-    hidden = left @ (1 - rows @ offsets.visible)
+    hidden = left @ torch.addmv(torch.ones_like(sign), rows, offsets.visible, alpha=-1)
     return Gradient(left @ rows, visible, hidden)
 
 
@@ -168,9 +168,10 @@ def write_gradient(
             total += part
     if power and offsets is not None:
         gradient = preconditioned(gradient, offsets, power)
-    energy.weight.grad = gradient.weight.contiguous()  # L-BFGS flattens it
-    energy.visible_bias.grad = gradient.visible
-    energy.hidden_bias.grad = gradient.hidden
+    weight, visible_bias, hidden_bias = energy.tensors
+    weight.grad = gradient.weight.contiguous()  # L-BFGS flattens it
+    visible_bias.grad = gradient.visible
+    hidden_bias.grad = gradient.hidden
 
 
 def preconditioned(gradient: Gradient, offsets: Offsets, power: float) -> Gradient:
