@@ -6,8 +6,9 @@ import json
 import platform
 import time
 from collections.abc import Callable
+from operator import truediv
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 
 import numpy as np
 import sklearn
@@ -36,20 +37,10 @@ def seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def paired(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Times of several contestants, taken in turn so that the machine's moods hit all alike."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run()
-    for _ in range(repeats):
-        for name, run in runs.items():
-            times[name].append(seconds(run))
-    return times
-
-
-def ratio(slow: list[float], fast: list[float]) -> float:
-    """Median of the paired ratios."""
-    return median(a / b for a, b in zip(slow, fast, strict=True))
+def spread(slow: list[float], fast: list[float]) -> str:
+    """Median of the paired ratios, with their quartiles."""
+    low, middle, high = quantiles(map(truediv, slow, fast), n=4, method="inclusive")
+    return f"{middle:.3g} ({low:.3g} to {high:.3g})"
 
 
 def table(rows: list[dict[str, object]]) -> str:

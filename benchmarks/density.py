@@ -6,7 +6,7 @@ PATH holds `debd/<set>.npz` with the published train, valid and test splits as p
 `published/debd_test_ll.csv`, and `images/binarized_mnist.npz` for the set `mnist` (784-16 with an
 exact log Z) and `mnist500`.
 
-Protocol: every candidate of a set (`CANDIDATES`: hidden units, base, penalty, passes; seed 0) is
+Protocol: every candidate of a set (`CANDIDATES`: hidden units, base, penalty, steps; seed 0 if not said) is
 fitted on `train`; of those with the same base the one with the best `score(valid)` is kept, and
 `test` is opened once for it. Mean
 log-likelihood in nats with its standard error over rows. With an estimated log Z all scores are by
@@ -40,10 +40,18 @@ def candidate(kind: dict, n_components: int, n_steps: int, l2: float = 0.0, **mo
 
 
 CANDIDATES: dict[str, list[dict]] = {
-    "nltcs": [{"n_components": h} for h in (16, 24, 32, 48)],
+    "nltcs": [{"n_components": h, "random_state": s} for h in (16, 24, 32) for s in (0, 1)],
     "jester": [candidate(PLAIN, 100, 40_000, 0.003), candidate(PLAIN, 150, 40_000, 0.003)],
-    "baudio": [candidate(PLAIN, 100, 40_000, 0.001), candidate(PLAIN, 100, 40_000, 0.003)],
-    "plants": [candidate(PLAIN, 100, 40_000), candidate(PLAIN, 150, 40_000, 0.0002)],
+    "baudio": [
+        candidate(PLAIN, 100, 40_000, 0.001),
+        candidate(PLAIN, 100, 40_000, 0.003),
+        candidate(PLAIN, 200, 40_000, 0.002),
+    ],
+    "plants": [
+        candidate(PLAIN, 100, 40_000),
+        candidate(PLAIN, 150, 40_000, 0.0002),
+        candidate(BLOCKS, 100, 20_000, 0.0002),
+    ],
     "accidents": [
         candidate(TREE, 200, 20_000, 0.0003),
         candidate(BLOCKS, 150, 15_000, 0.0003),
@@ -67,6 +75,7 @@ CANDIDATES: dict[str, list[dict]] = {
     ],
     "book": [
         candidate(TREE, 100, 12_000, 0.001, learning_rate=0.1),
+        candidate(TREE, 100, 16_000, 0.001),
         candidate(BLOCKS, 100, 10_000, 0.001, learning_rate=0.1),
         candidate(PLAIN, 100, 10_000, 0.001),
     ],
@@ -74,7 +83,11 @@ CANDIDATES: dict[str, list[dict]] = {
         candidate(TREE, 100, 6000, 0.001, learning_rate=0.1),
         candidate(PLAIN, 100, 6000, 0.001),
     ],
-    "mnist": [candidate(PLAIN, 16, 20_000, learning="pcd")],
+    "mnist": [
+        candidate(PLAIN, 16, 20_000),
+        candidate(PLAIN, 16, 100_000, n_chains=100),
+        candidate(PLAIN, 16, 100_000, n_chains=100, learning_rate=0.3),
+    ],
     "mnist500": [candidate(PLAIN, 500, 240_000, 0.001, learning_rate=0.05, n_chains=100)],
 }
 
@@ -101,7 +114,7 @@ def build(settings: dict, train: np.ndarray, share: float) -> RBMEstimator:
     if "n_steps" in settings:
         n_batches = -(-len(train) // settings["batch_size"])
         settings["n_iter"] = max(1, round(share * settings.pop("n_steps") / n_batches))
-    return RBMEstimator(random_state=0, **settings)
+    return RBMEstimator(**{"random_state": 0} | settings)
 
 
 def spread(model: RBMEstimator) -> float:

@@ -17,7 +17,8 @@ from skebm.noise import IndependentBernoulli, Noise
 # Terms of an enumeration (states times units of the other layer): what is visited at every step
 # without a second thought, and at most.
 CHEAP_COST, EXACT_LEARNING_COST = 1e7, 1e8
-
+# Weights of fewer chains say little of log Z.
+REWEIGHTED_CHAINS = 500
 
 CONSTRAINTS: dict[str, list[Any]] = {
     "n_components": [Interval(Integral, 1, None, closed="left")],
@@ -168,7 +169,7 @@ def _check_sampler(estimator: Any, learning: str) -> None:
     if learning == "cd":
         raise ValueError(
             f'learning="cd" restarts its chains at every batch, before those of {sampler} have '
-            'spread out. Use learning="pcd", or sampler=None.'
+            'spread out. Use learning="pcd" (with warm_start too), or sampler=None.'
         )
     if estimator.reweight:
         raise ValueError(
@@ -209,7 +210,9 @@ def resolve(estimator: Any, n_rows: int, n_visible: int, *, streaming: bool) -> 
     batch_size = size
     if size == "auto":
         batch_size = n_rows if line_search else _batch_size(n_rows, 0 if streaming else n_iter)
-    n_chains = batch_size if estimator.n_chains == "auto" else estimator.n_chains
+    n_chains = estimator.n_chains
+    if n_chains == "auto":
+        n_chains = max(batch_size, REWEIGHTED_CHAINS) if estimator.reweight else batch_size
     if n_iter == "auto":
         n_batches = math.ceil(n_rows / batch_size)
         n_iter = 500 if line_search else min(500, max(10, math.ceil(10_000 / n_batches)))

@@ -73,7 +73,7 @@ class RBMEstimator(
     n_gibbs_steps : int, default=1
         Gibbs steps of the chains for each batch (k of PCD-k and CD-k).
     n_chains : int or "auto", default="auto"
-        Persistent chains; ``"auto"`` is the batch size.
+        Persistent chains; ``"auto"`` is the batch size, and 500 or more under `reweight`.
     base : {"independent", "chow-liu", "block-tree"} or Noise, default="independent"
         What the energy corrects, E(x) = -log q(x) + F(x); fitted first, not trained. Independent
         columns are the usual machine, whose visible biases start at the log-odds of the data.
@@ -84,8 +84,8 @@ class RBMEstimator(
     reweight : bool, default=False
         Weigh persistent chains by Jarzynski's equality (:class:`skebm.objectives.Walkers`):
         consistent gradients however slowly the chains mix, and a running log-likelihood in
-        `history_` that `early_stopping` uses. A step takes about 1.5 times as long; use several
-        hundred chains.
+        `history_` that `early_stopping` uses. A step takes about 1.5 times as long. Where chains
+        cannot follow large steps the running value is too high by many nats: compare with `score`.
     centered : bool, default=True
         Centre the units in the gradient of the stochastic rules: same fixed points, better
         conditioned, and the same for data with zeros and ones exchanged. False is

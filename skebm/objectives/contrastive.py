@@ -23,6 +23,10 @@ from skebm.objectives.rbm_gradient import (
 from skebm.objectives.walkers import Walkers
 from skebm.samplers import Gibbs
 
+# Share of a fair coin in the first offsets: a column that is constant in the first rows of a stream
+# may wake up, and a variance next to zero would send it far away.
+START_SHRINKAGE = 0.01
+
 
 class ContrastiveState(NamedTuple):
     """Chains of the negative phase (None where they restart at the data), offsets, weights."""
@@ -108,7 +112,7 @@ class ContrastiveDivergence(Objective):
             )
 
     def start(self, batch: Batch, generator: torch.Generator) -> ContrastiveState:
-        """Chains drawn from the starting distribution, offsets at the means of the rows."""
+        """Chains drawn from the starting distribution, offsets near the means of the rows."""
         chain, walkers = None, None
         with torch.no_grad():
             if self.persistent:
@@ -119,6 +123,9 @@ class ContrastiveDivergence(Objective):
                         self.energy, rows, self.start_from, self.sampler, generator
                     )
             offsets = Offsets.of(self.energy, batch) if self.centered else None
+            if offsets is not None and self.precondition:
+                cautious = offsets.visible * (1 - START_SHRINKAGE) + START_SHRINKAGE / 2
+                offsets = offsets._replace(visible=cautious)
         return ContrastiveState(chain, offsets, walkers)
 
     def _negatives(
