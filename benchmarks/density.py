@@ -6,9 +6,9 @@ PATH holds `debd/<set>.npz` with the published train, valid and test splits as p
 `published/debd_test_ll.csv`, and `images/binarized_mnist.npz` for the set `mnist` (784-16 with an
 exact log Z) and `mnist500`.
 
-Protocol: every candidate of a set (`CANDIDATES`: hidden units, base, penalty, steps; seed 0 if not said) is
-fitted on `train`; of those with the same base the one with the best `score(valid)` is kept, and
-`test` is opened once for it. Mean
+Protocol: every candidate of a set (`CANDIDATES`: hidden units, base, penalty, steps; seed 0 where
+none is given) is fitted on `train`; of those with the same base the one with the best
+`score(valid)` is kept, and `test` is opened once for it. Mean
 log-likelihood in nats with its standard error over rows. With an estimated log Z all scores are by
 the pessimistic end of the bracket: the largest of forward AIS and reverse AIS from three starts
 (training rows, training chains, both after 1,000 Gibbs steps), plus two standard errors. `spread`
