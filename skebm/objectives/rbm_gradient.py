@@ -204,11 +204,11 @@ def runaway(
     """Why the training of a binary model has run away, or None.
 
     Three signs. `loss`, the energy gap or the negative log-likelihood, above the logarithm of the
-    number of states, and risen by a nat, which the noise of chains may not: samples have
-    log p <= 0, so the data are then less likely than under a uniform distribution (under ten rows
-    may just be rare ones). A weight that no finite table supports. A single step that changes the
-    energies of rows against each other so much that chains cannot follow: on digits and MNIST
-    likelihoods fell below those of independent columns from 3 % of that logarithm on.
+    number of states, and risen by a nat: samples have log p <= 0, so the data are then less likely
+    than under a uniform distribution (under ten rows may just be rare ones, and chains that move
+    change what a bad start looks like). A weight that no finite table supports. A single step that
+    changes the energies of rows against each other so much that chains cannot follow: on digits and
+    MNIST likelihoods fell below those of independent columns from 3 % of that logarithm on.
     """
     uniform, before = domain.log_n_states, before or {}
     if n_rows >= 10 and logs[loss] > max(uniform, before.get(loss, -math.inf)) + 1:

@@ -865,7 +865,7 @@ def test_to_start_badly_is_not_to_diverge(case, energy):
     assert objective.diverged(logs, before=logs) is None
     loss = "energy_gap" if "energy_gap" in logs else "loss"
     for name in (loss, "largest_weight"):  # each alone, if it has risen
-        assert isinstance(objective.diverged(logs, logs | {name: logs[name] - 1}), str)
+        assert isinstance(objective.diverged(logs, logs | {name: logs[name] - 2}), str)
 
 
 def test_numbers_that_are_not_finite_are_a_divergence(case, energy):
