@@ -14,6 +14,7 @@ numbers and the sigmoids, in float32. BLAS has as many threads as torch.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from statistics import median
 
@@ -133,13 +134,12 @@ def main() -> None:
     parser.add_argument("--json")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    rows = []
     with threadpool_limits(args.threads):
-        rows = [
-            measure(*size, batch, args.repeats)
-            for size, name in zip(SIZES, names, strict=True)
-            if name in args.sizes
-            for batch in args.batches
-        ]
+        for size, name in zip(SIZES, names, strict=True):
+            for batch in args.batches if name in args.sizes else ():
+                rows.append(measure(*size, batch, args.repeats))
+                print(*rows[-1].values(), sep=" | ", file=sys.stderr, flush=True)
     print(machine())
     print(table(rows))
     write(args.json, {"rows": rows})

@@ -134,14 +134,20 @@ class Rows(torch.utils.data.Dataset):
         The shape of a matrix product changes its rounding; a fixed one, (`size`, `width`), filled
         up with zeros, makes a row's result independent of the rows beside it, bit for bit.
         """
-        parts = []
         extra = 0 if width is None else width - self.n_columns
+        result: Tensor | None = None
         with torch.no_grad():
             for start in range(0, max(len(self), 1), size):
                 block = self.block(start, min(start + size, len(self)))
                 full = torch.nn.functional.pad(block, (0, extra, 0, size - block.shape[0]))
-                parts.append(function(full)[: block.shape[0]].cpu())
-        return torch.cat(parts)
+                part = function(full)[: block.shape[0]]
+                if result is None:
+                    # At once: small parts kept between large temporaries would pin the memory of
+                    # all of them, a third of a dense copy of the table.
+                    result = torch.empty(len(self), *part.shape[1:], dtype=part.dtype)
+                result[start : start + block.shape[0]] = part
+        assert result is not None
+        return result
 
 
 # Entries of the rows that are taken from a table at once.
