@@ -40,7 +40,7 @@ def candidate(kind: dict, n_components: int, n_steps: int, l2: float = 0.0, **mo
 
 
 CANDIDATES: dict[str, list[dict]] = {
-    "nltcs": [{"n_components": h, "random_state": s} for h in (16, 24, 32) for s in (0, 1)],
+    "nltcs": [{"n_components": h, "random_state": s} for h in (24, 32) for s in range(4)],
     "jester": [candidate(PLAIN, 100, 40_000, 0.003), candidate(PLAIN, 150, 40_000, 0.003)],
     "baudio": [
         candidate(PLAIN, 100, 40_000, 0.001),
