@@ -7,13 +7,12 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.sparse as sp
 import torch
-from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from skebm.base import Binary, Clamp
+from skebm.noise._spanning import best_tree
 from skebm.noise.base import Noise, Tilt
 
 # A column whose log-odds exceed those of all tables by this much is decided: exp(-30) is 1e-13.
@@ -154,7 +153,7 @@ class ChowLiuTree(Noise):
         p11.diagonal().copy_(mean * mean)
         p10, p01 = mean[:, None] - p11, mean[None, :] - p11
         p00 = 1 - mean[:, None] - mean[None, :] + p11
-        parent = torch.as_tensor(_best_tree(_information(p11, p10, p01, p00, mean)))
+        parent = torch.as_tensor(best_tree(_information(p11, p10, p01, p00, mean)))
         root, at = parent < 0, parent.clamp_min(0)
         me = torch.arange(len(parent))
         given_on = p11[at, me].log() - p10[at, me].log()
@@ -320,31 +319,6 @@ def _information(p11: Tensor, p10: Tensor, p01: Tensor, p00: Tensor, mean: Tenso
     ):
         total += p * (p.log() - left.log()[:, None] - right.log()[None, :])
     return total.numpy()
-
-
-def _best_tree(information: np.ndarray) -> np.ndarray:
-    """Parents in the spanning tree of the largest sum, rooted at its centre, -1 at the root."""
-    # Next to zero means no edge to SciPy, but what is independent must still be joined: one more
-    # nat for every pair changes no comparison.
-    cost = np.triu(-1 - np.maximum(information, 0), 1)
-    tree = minimum_spanning_tree(cost)
-    tree = tree + tree.T
-    _, _, far = _walk(tree, 0)
-    _, _, other = _walk(tree, far)
-    order, parent, _ = _walk(tree, far)
-    path = [other]
-    while path[-1] != far:
-        path.append(parent[path[-1]])
-    centre = path[len(path) // 2]
-    _, parent, _ = _walk(tree, centre)
-    return parent.astype(np.int64)
-
-
-def _walk(tree: sp.csr_array, root: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Breadth-first order, parents (-1 at the root), and the last column met: the farthest."""
-    order, parent = breadth_first_order(tree, root, directed=False)
-    parent = np.where(parent < 0, -1, parent)
-    return order, parent, int(order[-1])
 
 
 def _levels(parent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
