@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -17,11 +18,15 @@ def all_or_nothing(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def attempt(self: Any, *args: Any, **kwargs: Any) -> Any:
         before = vars(self).copy()
-        try:
-            return method(self, *args, **kwargs)
-        except BaseException:
-            vars(self).clear()
-            vars(self).update(before)
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(_give_back, self, before)
+            result = method(self, *args, **kwargs)
+            undo.pop_all()
+        return result
 
     return attempt
+
+
+def _give_back(owner: Any, attributes: dict[str, Any]) -> None:
+    vars(owner).clear()
+    vars(owner).update(attributes)

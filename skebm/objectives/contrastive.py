@@ -62,8 +62,8 @@ class ContrastiveDivergence(Objective):
     offset_rate : float in [0, 1], default=0.01
         Rate of the offsets' moving averages, per batch.
     precondition : float, default=0
-        Exponent of the variances that the centred gradient is divided by; see
-        :class:`Preconditioner`.
+        Exponent of the units' variances that the centred gradient is divided by: 1 is a diagonal
+        natural gradient, 1/2 the same with less of its noise at rare units.
     reweight : bool, default=False
         Weigh the persistent chains by Jarzynski's equality; see :class:`Walkers`. Not with a
         sampler whose chains exchange rows.
@@ -117,8 +117,9 @@ class ContrastiveDivergence(Objective):
         with torch.no_grad():
             if self.persistent:
                 rows = self.start_from.sample(self.n_chains, generator)
-                chain = self.sampler.init(self.energy, rows)
-                if self.reweight:
+                if not self.reweight:
+                    chain = self.sampler.init(self.energy, rows)
+                else:
                     chain, walkers = Walkers.start(
                         self.energy, rows, self.start_from, self.sampler, generator
                     )

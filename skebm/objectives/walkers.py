@@ -99,9 +99,8 @@ class Walkers(NamedTuple):
         Systematic resampling; without a decision on the host, so that a GPU need not wait.
         """
         level = energy(chain.x).double()
-        log_w = self.log_weight + self.energy - level
-        share, n = log_w.softmax(0), len(log_w)
-        poor = share.square().sum() * n * LEAST_ESS > 1
+        weighed = self._replace(log_weight=self.log_weight + self.energy - level, energy=level)
+        log_w, share, poor, n = weighed.log_weight, weighed.share, weighed.poor, len(level)
         u = torch.rand((), generator=generator, dtype=share.dtype, device=share.device)
         comb = (torch.arange(n, dtype=share.dtype, device=share.device) + u) / n
         pick = torch.searchsorted(share.cumsum(0), comb).clamp_(max=n - 1)
