@@ -6,15 +6,16 @@ Protocol: random binary rows, 30 % ones (the arithmetic does not depend on the d
 centred gradient on in skebm and in the bare loop; as many chains as rows in a batch, as in
 scikit-learn; skebm and the bare loop in float32, scikit-learn in float64 (what it does with float64
 input) and in float32. An epoch is the difference between fits of 1 + k and 1 passes, one after the
-other, so set-up cancels. Contestants take turns; medians of the paired ratios, quartiles in
-brackets. The floor is the time of what no RBM can leave out: three matrix products, the random
-numbers and the sigmoids, in float32. BLAS has as many threads as torch.
+other, so set-up cancels. Contestants take turns, with pauses; medians of the paired ratios,
+quartiles in brackets. The floor is the time of what no RBM can leave out: three matrix products,
+the random numbers and the sigmoids, in float32. BLAS has as many threads as torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
 from statistics import median
 
@@ -27,11 +28,13 @@ from benchmarks._common import machine, seconds, spread, table, write
 from skebm import RBMEstimator
 
 BATCHES = (10, 100, 500)
+# Seconds between contestants: threads of the last one's BLAS wait busily for a while.
+PAUSE = 0.2
 # (d, H): rows and epochs for each of the batch sizes.
 SIZES = {
     (64, 64): ((10_000, 5), (10_000, 20), (10_000, 30)),
-    (784, 256): ((2000, 2), (5000, 1), (5000, 2)),
-    (784, 1024): ((1000, 1), (5000, 1), (5000, 1)),
+    (784, 256): ((2000, 2), (5000, 4), (5000, 6)),
+    (784, 1024): ((1000, 2), (5000, 1), (5000, 2)),
 }
 
 
@@ -110,6 +113,7 @@ def measure(d: int, n_hidden: int, batch: int, repeats: int) -> dict[str, object
         run(1)
     for _ in range(repeats):
         for name, run in runs.items():
+            time.sleep(PAUSE)
             extra = seconds(lambda run=run: run(1 + k)) - seconds(lambda run=run: run(1))
             epoch[name].append(max(extra, 1e-9) / k)
     return {

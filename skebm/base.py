@@ -38,7 +38,6 @@ __all__ = [
     "Sampler",
     "StepInfo",
     "sampling",
-    "weighted_mean",
 ]
 
 # ---- Energy: what E(x) is
@@ -129,8 +128,14 @@ class BipartiteEnergy(Energy):
         """p(x given h), proportional to exp(-beta E(x, h) + field' x)."""
 
     @abc.abstractmethod
-    def hidden_energy(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Tensor:
-        """-log sum_x exp(-beta E(x, h) + field' x): the free energy of a hidden row, (n,)."""
+    def hidden_energy(
+        self,
+        h: Tensor,
+        beta: float = 1.0,
+        field: Tensor | None = None,
+        clamp: Clamp | None = None,
+    ) -> Tensor:
+        """-log sum_x exp(-beta E(x, h) + field' x) over x that agree with `clamp`, (n,)."""
 
     @abc.abstractmethod
     def annealed(self, beta: float) -> BipartiteEnergy:
@@ -258,13 +263,6 @@ class Batch(NamedTuple):
     y: Tensor | None = None
     weight: Tensor | None = None
     row_index: Tensor | None = None
-
-
-def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean of (n,) values under non-negative weights; 0 where all weights are."""
-    if weight is None:
-        return values.mean()
-    return (weight @ values) / weight.sum().clamp_min(torch.finfo(values.dtype).tiny)
 
 
 class Loss(NamedTuple):

@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 
+from skebm.base import Clamp
 from skebm.noise import ChowLiuTree, IndependentBernoulli, Noise
 from skebm.noise.blocks import BlockTree
 from tests.discovery import without_case
@@ -140,6 +141,19 @@ def test_tilts_equal_enumeration(noise, power):
     assert draws.shape == field.shape
     assert tilt.sample(seeded(1)).dtype == field.dtype
     assert torch.equal(tilt.sample(seeded(1)), draws)
+
+
+@pytest.mark.parametrize("noise", INSTANCES)
+def test_tilts_given_some_columns_sum_over_rows_that_agree(noise):
+    d = noise.domain.n_columns
+    field = 3 * torch.randn(7, d, generator=seeded(11), dtype=DOUBLE)
+    mask = torch.rand(7, d, generator=seeded(12)) < 0.5
+    clamp = Clamp(mask, noise.domain.uniform(7, seeded(13), dtype=DOUBLE))
+    x = bits(d)
+    agrees = ((x == clamp.value[:, None]) | ~clamp.mask[:, None]).all(-1)  # (n, states)
+    log_weight = (noise.log_prob(x) + field @ x.t()).masked_fill(~agrees, -torch.inf)
+    found = noise.tilted(field).given(clamp).log_normaliser
+    torch.testing.assert_close(found, log_weight.logsumexp(1))
 
 
 class NoTensors(pickle.Pickler):

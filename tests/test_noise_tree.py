@@ -1,6 +1,7 @@
 """Chow-Liu trees: all sums against enumeration, the best of all trees, messages that stay exact."""
 
 import copy
+import math
 import functools
 import heapq
 import itertools
@@ -339,6 +340,21 @@ def test_the_share_is_of_fair_coins():
     tree = ChowLiuTree.fit(x, share=0.2)
     p = 0.8 * count_states(x).to(DOUBLE) / 100 + 0.2 / 4
     torch.testing.assert_close(tree.log_prob(bits(2)).exp(), p)
+
+
+@pytest.mark.parametrize("shrinkage", [0.0, 0.3, 1.0])
+def test_shrinkage_is_a_share_of_independent_columns(shrinkage):
+    x = correlated_rows(100, 2)
+    tree = ChowLiuTree.fit(x, share=1e-12, shrinkage=shrinkage)
+    apart = (bits(2) * x.mean(0) + (1 - bits(2)) * (1 - x.mean(0))).prod(1)
+    p = (1 - shrinkage) * count_states(x).to(DOUBLE) / 100 + shrinkage * apart
+    torch.testing.assert_close(tree.log_prob(bits(2)).exp(), p)
+
+
+@pytest.mark.parametrize("shrinkage", [-0.1, 1.1, math.nan])
+def test_a_shrinkage_out_of_range_is_refused(shrinkage):
+    with pytest.raises(ValueError, match=r"shrinkage must be in \[0, 1\]"):
+        ChowLiuTree.fit(correlated_rows(10, 2), shrinkage=shrinkage)
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 7.3, 1e8])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from skebm.base import Binary, BipartiteEnergy, Conditional
+from skebm.base import Binary, BipartiteEnergy, Clamp, Conditional
 from skebm.domains import enumeration_cost
 from skebm.noise import IndependentBernoulli, Noise, Tilt
 
@@ -152,13 +152,20 @@ class BernoulliRBM(BipartiteEnergy):
         h: Tensor,
         beta: float = 1.0,
         field: Tensor | None = None,
+        clamp: Clamp | None = None,
         power: float | None = None,
     ) -> Tensor:
-        """-log sum_x q(x)^power exp(-beta E(x, h) + field' x), (n,)."""
+        """-log sum_x q(x)^power exp(-beta E(x, h) + field' x), x as clamped where it is, (n,)."""
         logits, own = self._fields(h, beta, field), -beta * (h @ self.hidden_bias)
         if self.structure is None:
-            return own - softplus(logits).sum(1)
-        return own - self._tilted(logits, beta if power is None else power).log_normaliser
+            terms = softplus(logits)
+            if clamp is not None:
+                terms = torch.where(clamp.mask, logits * clamp.value, terms)
+            return own - terms.sum(1)
+        tilt = self._tilted(logits, beta if power is None else power)
+        if clamp is not None:
+            tilt = tilt.given(clamp)
+        return own - tilt.log_normaliser
 
     def _fields(self, h: Tensor, beta: float, field: Tensor | None) -> Tensor:
         weight, bias, _ = self.tensors
@@ -312,10 +319,16 @@ class Tilted(BipartiteEnergy):
         own = beta * self.field
         return self.energy.visible(h, beta * self.beta, own if field is None else own + field)
 
-    def hidden_energy(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Tensor:
+    def hidden_energy(
+        self,
+        h: Tensor,
+        beta: float = 1.0,
+        field: Tensor | None = None,
+        clamp: Clamp | None = None,
+    ) -> Tensor:
         """Free energy of a hidden row with the field added, (n,)."""
-        own = beta * self.field
-        return self.energy.hidden_energy(h, beta * self.beta, own if field is None else own + field)
+        own = beta * self.field if field is None else beta * self.field + field
+        return self.energy.hidden_energy(h, beta * self.beta, own, clamp)
 
     def annealed(self, beta: float) -> Tilted:
         """Energy and field, both at `beta`."""
@@ -352,9 +365,15 @@ class Corrected(BipartiteEnergy):
         """p(x given h): the base with tempered fields."""
         return self.energy.visible(h, beta * self.beta, field, power=beta)
 
-    def hidden_energy(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Tensor:
+    def hidden_energy(
+        self,
+        h: Tensor,
+        beta: float = 1.0,
+        field: Tensor | None = None,
+        clamp: Clamp | None = None,
+    ) -> Tensor:
         """Free energy of a hidden row, (n,)."""
-        return self.energy.hidden_energy(h, beta * self.beta, field, power=beta)
+        return self.energy.hidden_energy(h, beta * self.beta, field, clamp, power=beta)
 
     def annealed(self, beta: float) -> Corrected:
         """A weaker correction of the same base."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skebm.base import Conditional, Domain
+from skebm.base import Clamp, Conditional, Domain
 
 
 class Tilt(Conditional):
@@ -24,6 +24,10 @@ class Tilt(Conditional):
     """
 
     log_normaliser: Tensor
+
+    @abc.abstractmethod
+    def given(self, clamp: Clamp) -> Tilt:
+        """The same where some columns are known: the sum is then over rows that agree."""
 
 
 class Noise(abc.ABC):

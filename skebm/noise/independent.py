@@ -8,15 +8,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from skebm.base import Binary
+from skebm.base import Binary, Clamp
 from skebm.noise.base import Noise, Tilt
 
 
 class IndependentTilt(Tilt):
     """Independent columns of log-odds `logits` (n, d), relative to a normaliser."""
 
-    def __init__(self, logits: Tensor, log_normaliser: Tensor):
-        self.logits, self.offset = logits, log_normaliser
+    def __init__(self, logits: Tensor, log_normaliser: Tensor, known: Clamp | None = None):
+        self.logits, self.offset, self.known = logits, log_normaliser, known
+
+    def given(self, clamp: Clamp) -> IndependentTilt:
+        """The other columns do not care."""
+        return IndependentTilt(self.logits, self.offset, clamp)
 
     @functools.cached_property
     def mean(self) -> Tensor:  # type: ignore[override]
@@ -25,8 +29,11 @@ class IndependentTilt(Tilt):
 
     @property
     def log_normaliser(self) -> Tensor:  # type: ignore[override]
-        """log of the sum over all x, (n,)."""
-        return softplus(self.logits).sum(1) - self.offset
+        """log of the sum over all x that agree with what is known, (n,)."""
+        terms = softplus(self.logits)
+        if self.known is not None:
+            terms = torch.where(self.known.mask, self.logits * self.known.value, terms)
+        return terms.sum(1) - self.offset
 
     def sample(self, generator: torch.Generator) -> Tensor:
         p = self.mean

@@ -118,7 +118,13 @@ class ChowLiuTree(Noise):
     # ---------------------------------------------------------------- fitting
 
     @classmethod
-    def fit(cls, x: Tensor, weight: Tensor | None = None, share: float = 1e-4) -> ChowLiuTree:
+    def fit(
+        cls,
+        x: Tensor,
+        weight: Tensor | None = None,
+        share: float = 1e-4,
+        shrinkage: float = 0.0,
+    ) -> ChowLiuTree:
         """Fit the most likely tree to binary rows.
 
         Parameters
@@ -129,12 +135,17 @@ class ChowLiuTree(Noise):
         share : float in (0, 1), default=1e-4
             Share of fair coins in the tables of pairs, which keeps probabilities positive. A
             share, not a count: weights act on any scale, and a row of weight 2 is the row twice.
+        shrinkage : float in [0, 1], default=0
+            Share of independent columns in the tables of pairs: the means stay, and covariances of
+            neighbours are multiplied by 1 - `shrinkage`. Where a machine corrects the tree, half
+            of them can be better than all: what pairs have in common on sparse topic-like tables
+            (book: -33.0 instead of -34.1 on the validation part) hidden units say better.
         """
         x, like = x.double(), x
         w = x.new_ones(len(x)) if weight is None else weight.double()
         second = (x * w[:, None]).t() @ x / w.sum()
         second.diagonal().copy_(w @ x / w.sum())
-        return cls.from_moments(second, share, like.dtype, like.device)
+        return cls.from_moments(second, share, like.dtype, like.device, shrinkage)
 
     @classmethod
     def from_moments(
@@ -143,12 +154,18 @@ class ChowLiuTree(Noise):
         share: float = 1e-4,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        shrinkage: float = 0.0,
     ) -> ChowLiuTree:
         """Fit to E[x x'] (d, d), its diagonal the means E[x], which are no squares; float64."""
         if not torch.isfinite(second).all():
             raise ValueError("The moments must be finite: is there a row of positive weight?")
-        p11 = (1 - share) * second.double().cpu() + share / 4
-        mean = (1 - share) * second.double().cpu().diagonal() + share / 2
+        if not 0 <= shrinkage <= 1:
+            raise ValueError(f"shrinkage must be in [0, 1], got {shrinkage!r}.")
+        second = second.double().cpu()
+        mean = second.diagonal()
+        p11 = torch.lerp(second, torch.outer(mean, mean), shrinkage)
+        p11 = (1 - share) * p11 + share / 4
+        mean = (1 - share) * mean + share / 2
         # With a column itself: of no use, but finite.
         p11.diagonal().copy_(mean * mean)
         p10, p01 = mean[:, None] - p11, mean[None, :] - p11

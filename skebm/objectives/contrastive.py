@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from skebm.base import Batch, ChainState, Loss, Objective, Sampler, weighted_mean
+from skebm.base import Batch, ChainState, Loss, Objective, Sampler
 from skebm.energies import BernoulliRBM
 from skebm.energies.bipartite import Bernoulli
 from skebm.noise import Noise
+from skebm.objectives._means import weighted_mean
 from skebm.objectives.discrete import pseudo_log_likelihood
 from skebm.objectives.rbm_gradient import (
     Offsets,

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from skebm.base import Batch, Loss, Objective, weighted_mean
+from skebm.base import Batch, Loss, Objective
 from skebm.energies import BernoulliRBM, Moments
+from skebm.objectives._means import weighted_mean
 from skebm.objectives.rbm_gradient import (
     Gradient,
     Offsets,

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from skebm.base import Binary, BipartiteEnergy, Energy, Real
+from skebm.base import Binary, BipartiteEnergy, Clamp, Energy, Real
 from skebm.energies import BernoulliRBM, Corrected, Tilted
 from tests.discovery import without_case
 from tests.oracle import (
@@ -252,6 +252,19 @@ def test_hidden_energy_sums_the_visible_layer_out(bipartite, beta, tilt):
     torch.testing.assert_close(bipartite.hidden_energy(h, beta, tilt), -log_p.logsumexp(0))
     if beta == 1 and tilt is None:
         torch.testing.assert_close(bipartite.hidden_energy(h), -log_p.logsumexp(0))
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_hidden_energy_sums_over_rows_that_agree_with_the_clamp(bipartite, beta):
+    """Each hidden row has known columns of its own."""
+    x, h = bits(bipartite.domain.n_columns), bits(bipartite.hidden_domain.n_columns)
+    generator, shape = seeded(7), (len(h), x.shape[1])
+    mask = torch.rand(shape, generator=generator) < 0.5
+    value = bipartite.domain.uniform(len(h), generator, dtype=DOUBLE)
+    agrees = ((x[:, None] == value) | ~mask).all(-1)  # (states of x, states of h)
+    log_p = joint(bipartite, x, h, beta).masked_fill(~agrees, -torch.inf)
+    found = bipartite.hidden_energy(h, beta, clamp=Clamp(mask, value))
+    torch.testing.assert_close(found, -log_p.logsumexp(0))
 
 
 # ------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from skebm.base import (
     Objective,
     Real,
     Sampler,
-    weighted_mean,
 )
 from skebm.noise import IndependentBernoulli
 from skebm.objectives import (
@@ -26,6 +25,7 @@ from skebm.objectives import (
     Regulariser,
     pseudo_log_likelihood,
 )
+from skebm.objectives._means import weighted_mean
 from skebm.samplers import Gibbs
 from tests.discovery import without_case
 from tests.oracle import (

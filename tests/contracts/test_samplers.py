@@ -52,6 +52,10 @@ CASES = {
         "Gibbs tall": Case(Gibbs(), lambda: make_rbm(3, 5, seed=1, scale=1.5), pair=True),
         "Gibbs tilted": Case(Gibbs(), tilted, pair=True),
         "Gibbs tree": Case(Gibbs(), lambda: make_tree_rbm(4, 3, scale=2.0), pair=True),
+        "Gibbs collapsed": Case(Gibbs(2), lambda: make_rbm(4, 3, scale=2.0), pair=True),
+        "Gibbs collapsed, all": Case(Gibbs(9), lambda: make_rbm(3, 5, seed=1, scale=1.5)),
+        "Gibbs collapsed, tilted": Case(Gibbs(2), tilted, pair=True),
+        "Gibbs collapsed, tree": Case(Gibbs(2), lambda: make_tree_rbm(4, 3, scale=2.0)),
     },
     ParallelTempering: {
         "PT": Case(ParallelTempering(3), lambda: make_rbm(4, 3, scale=2.0), replicas=True),
