@@ -349,6 +349,18 @@ def test_a_search_over_bases_and_temperatures():
     assert search.best_params_["base"] != "independent"
 
 
+def test_a_search_over_samplers_and_collapsed_units():
+    grid = [
+        {"base": NAMES, "sampler": [Gibbs()], "sampler__n_collapsed": [0, 2]},
+        {"base": NAMES, "sampler": [None, ParallelTempering(2, Gibbs(1))]},
+        {"reweight": [True], "sampler": [Gibbs(2)]},
+    ]
+    search = GridSearchCV(rbm(n_iter=2), grid, cv=2, error_score="raise").fit(X)
+    scores = search.cv_results_["mean_test_score"]
+    assert np.isfinite(scores).all()
+    assert len(set(scores)) == len(scores)
+
+
 def test_parameters_of_the_sampler():
     model = rbm().set_params(sampler=ParallelTempering(), sampler__n_temperatures=4).fit(X)
     assert model.sampler_.n_temperatures == 4

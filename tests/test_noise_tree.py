@@ -1,10 +1,10 @@
 """Chow-Liu trees: all sums against enumeration, the best of all trees, messages that stay exact."""
 
 import copy
-import math
 import functools
 import heapq
 import itertools
+import math
 import pickle
 
 import numpy as np

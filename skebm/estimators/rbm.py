@@ -130,8 +130,9 @@ class RBMEstimator(
         terms, by :class:`skebm.partition.AISBracket` otherwise. None: not at all;
         `score_samples` is then -F(x) and `score` the mean pseudo-likelihood.
     sampler : Sampler or None, default=None
-        Kernel of the chains; None is :class:`skebm.samplers.Gibbs`. Pass
-        :class:`skebm.samplers.ParallelTempering` where chains get stuck.
+        Kernel of the chains, also in annealing; None is :class:`skebm.samplers.Gibbs`. Where chains
+        get stuck pass ``Gibbs(n_collapsed=k)``, if the hidden units are few, or
+        :class:`skebm.samplers.ParallelTempering`.
     max_restarts : int, default=10
         How often a diverged training is rolled back, with half the learning rate, before
         `FloatingPointError` is raised.

@@ -1,6 +1,7 @@
 """Every sampler: what starts exact stays exact, and the same seed draws the same chain."""
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -514,3 +515,39 @@ def test_replicas_exchange_rows_but_lose_none():
 def test_one_temperature_is_no_ladder():
     with pytest.raises(ValueError, match="n_temperatures must be at least 2"):
         ParallelTempering(1).run(make_rbm(4, 3), torch.zeros(2, 4, dtype=DOUBLE), 1, seeded())
+
+
+@pytest.mark.parametrize("n", [-1, 0.5, "all", None, True])
+def test_unusable_numbers_of_collapsed_units(n):
+    with pytest.raises(ValueError, match="n_collapsed must be an integer of at least 0"):
+        Gibbs(n).run(make_rbm(4, 3), torch.zeros(2, 4, dtype=DOUBLE), 1, seeded())
+
+
+def held_by_columns():
+    """One hidden unit that forty columns hold in its place, on in half of all rows."""
+    energy = make_rbm(40, 1)
+    with torch.no_grad():
+        energy.weight.fill_(4.0)
+        energy.visible_bias.fill_(-2.0)
+        energy.hidden_bias.fill_(-40 * math.log((1 + math.exp(2.0)) / (1 + math.exp(-2.0))))
+    return energy
+
+
+def test_collapsed_units_leave_a_mode_that_blocks_do_not():
+    energy, start = held_by_columns(), torch.zeros(2000, 40, dtype=DOUBLE)
+    on = {
+        n: (Gibbs(n).run(energy, start, 5, seeded())[0].x.mean(1) > 0.5).double().mean()
+        for n in (0, 1)
+    }
+    assert on[0] == 0
+    assert abs(on[1] - 0.5) < 5 * 0.5 / 2000**0.5
+
+
+def test_collapsed_units_know_of_the_clamp():
+    """Ten columns that are known to be on decide for the mode."""
+    energy, start = held_by_columns(), torch.zeros(200, 40, dtype=DOUBLE)
+    mask = torch.zeros_like(start, dtype=torch.bool)
+    mask[:, :10] = True
+    clamp = Clamp(mask, torch.ones_like(start))
+    x = Gibbs(1).run(energy, start, 2, seeded(), clamp=clamp)[0].x
+    assert (x.mean(1) > 0.5).all()
