@@ -38,7 +38,7 @@ PLAIN = {"base": "independent", "learning_rate": 0.1} | STEPS
 TREE = {"base": "chow-liu", "learning_rate": 0.3} | STEPS
 BLOCKS = {"base": "block-tree", "learning_rate": 0.3} | STEPS
 # For a machine whose log Z the default budget knows to a nat only.
-WIDE = AISBracket(n_chains=200, n_betas=10_000)
+WIDE = AISBracket(n_chains=200, n_betas=20_000)
 
 
 def candidate(kind: dict, n_components: int, n_steps: int, l2: float = 0.0, **more) -> dict:
