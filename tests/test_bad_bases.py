@@ -352,7 +352,7 @@ def test_a_search_over_bases_and_temperatures():
 def test_a_search_over_samplers_and_collapsed_units():
     grid = [
         {"base": NAMES, "sampler": [Gibbs()], "sampler__n_collapsed": [0, 2]},
-        {"base": NAMES, "sampler": [None, ParallelTempering(2, Gibbs(1))]},
+        {"base": NAMES, "sampler": [ParallelTempering(2), ParallelTempering(2, Gibbs(1))]},
         {"reweight": [True], "sampler": [Gibbs(2)]},
     ]
     search = GridSearchCV(rbm(n_iter=2), grid, cv=2, error_score="raise").fit(X)
