@@ -36,6 +36,7 @@ CHAINS = {
     "cd": {"learning": "cd"},
     "reweighted": {"reweight": True},
     "tempered": {"learning": "pcd", "sampler": ParallelTempering(3)},
+    "collapsed": {"learning": "pcd", "sampler": Gibbs(2)},
 }
 each_base = pytest.mark.parametrize("base", BASES)
 each_name = pytest.mark.parametrize("base", NAMES)

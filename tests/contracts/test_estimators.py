@@ -53,6 +53,7 @@ CASES = {
         "exact_tree": RBMEstimator(**quick, base="chow-liu"),
         "reweight": RBMEstimator(**quick, learning="pcd", reweight=True, early_stopping=True),
         "tempering": RBMEstimator(**quick, learning="pcd", sampler=ParallelTempering(3)),
+        "collapsed": RBMEstimator(**quick, learning="pcd", sampler=Gibbs(2)),
     }
 }
 
