@@ -98,10 +98,9 @@ class Gibbs(Sampler):
         """Hidden units (n, H), some of them drawn given the others alone."""
         level = energy.hidden_energy(h, beta, clamp=clamp)
         units = torch.randperm(h.shape[1], generator=generator, device=h.device)
-        u = torch.rand(
-            self.n_collapsed, len(h), generator=generator, dtype=h.dtype, device=h.device
-        )
-        for unit, threshold in zip(units.unsqueeze(1), u, strict=False):
+        units = units[: self.n_collapsed].unsqueeze(1)
+        u = torch.rand(len(units), len(h), generator=generator, dtype=h.dtype, device=h.device)
+        for unit, threshold in zip(units, u, strict=True):
             other = h.index_add(1, unit, 1 - 2 * h.index_select(1, unit))
             there = energy.hidden_energy(other, beta, clamp=clamp)
             moves = threshold < (level - there).sigmoid()
