@@ -127,8 +127,8 @@ def build(settings: dict, train: np.ndarray, share: float) -> RBMEstimator:
         n_batches = -(-len(train) // settings["batch_size"])
         settings["n_iter"] = max(1, round(share * settings.pop("n_steps") / n_batches))
     if "shrinkage" in settings:
-        settings["base"] = ChowLiuTree.fit(torch.from_numpy(train), shrinkage=settings["shrinkage"])
-        del settings["shrinkage"]
+        shrinkage = settings.pop("shrinkage")
+        settings["base"] = ChowLiuTree.fit(torch.from_numpy(train), shrinkage=shrinkage)
     return RBMEstimator(**{"random_state": 0} | settings)
 
 

@@ -19,7 +19,7 @@ from skebm import RBMEstimator
 from skebm.noise import BlockTree, ChowLiuTree, IndependentBernoulli
 from skebm.partition import AISBracket, Exact
 from skebm.samplers import Gibbs, ParallelTempering
-from tests.test_bad_input import METHODS, assert_sound
+from tests.test_bad_input import METHODS, assert_sound, with_value
 from tests.test_bases import STATES, chain_rows
 
 X = chain_rows(n=60)
@@ -60,17 +60,11 @@ def quietly(function, *args, **kwargs):
 # ------------------------------------------------------------------------------
 
 
-def with_value(value):
-    bad = X.copy()
-    bad[3, 2] = value
-    return bad
-
-
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        pytest.param(with_value(np.nan), "NaN", id="nan"),
-        pytest.param(sp.csr_array(with_value(np.inf)), "infinity", id="inf"),
+        pytest.param(with_value(np.nan, X), "NaN", id="nan"),
+        pytest.param(sp.csr_array(with_value(np.inf, X)), "infinity", id="inf"),
         pytest.param(X[0], "1D array", id="1d"),
         pytest.param(X[:0], "0 sample", id="no rows"),
         pytest.param(X[:, :0], "0 feature", id="no columns"),

@@ -56,8 +56,8 @@ def assert_sound(model, X):
 # ------------------------------------------------------------------------------
 
 
-def with_value(value):
-    bad = X.copy()
+def with_value(value, table=X):
+    bad = table.copy()
     bad[3, 2] = value
     return bad
 

@@ -11,6 +11,7 @@ from torch.nn.functional import softplus
 from skebm.base import Binary, BipartiteEnergy, Clamp, Conditional
 from skebm.domains import enumeration_cost
 from skebm.noise import IndependentBernoulli, Noise, Tilt
+from skebm.noise.independent import log_sum
 
 
 class Bernoulli(Conditional):
@@ -158,10 +159,7 @@ class BernoulliRBM(BipartiteEnergy):
         """-log sum_x q(x)^power exp(-beta E(x, h) + field' x), x as clamped where it is, (n,)."""
         logits, own = self._fields(h, beta, field), -beta * (h @ self.hidden_bias)
         if self.structure is None:
-            terms = softplus(logits)
-            if clamp is not None:
-                terms = torch.where(clamp.mask, logits * clamp.value, terms)
-            return own - terms.sum(1)
+            return own - log_sum(logits, clamp)
         tilt = self._tilted(logits, beta if power is None else power)
         if clamp is not None:
             tilt = tilt.given(clamp)
@@ -316,8 +314,12 @@ class Tilted(BipartiteEnergy):
 
     def visible(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Conditional:
         """p(x given h) with the field added."""
+        return self.energy.visible(h, beta * self.beta, self._total(beta, field))
+
+    def _total(self, beta: float, field: Tensor | None) -> Tensor:
+        """The field at `beta`, and another one that is given."""
         own = beta * self.field
-        return self.energy.visible(h, beta * self.beta, own if field is None else own + field)
+        return own if field is None else own + field
 
     def hidden_energy(
         self,
@@ -327,8 +329,7 @@ class Tilted(BipartiteEnergy):
         clamp: Clamp | None = None,
     ) -> Tensor:
         """Free energy of a hidden row with the field added, (n,)."""
-        own = beta * self.field if field is None else beta * self.field + field
-        return self.energy.hidden_energy(h, beta * self.beta, own, clamp)
+        return self.energy.hidden_energy(h, beta * self.beta, self._total(beta, field), clamp)
 
     def annealed(self, beta: float) -> Tilted:
         """Energy and field, both at `beta`."""

@@ -12,6 +12,14 @@ from skebm.base import Binary, Clamp
 from skebm.noise.base import Noise, Tilt
 
 
+def log_sum(logits: Tensor, known: Clamp | None) -> Tensor:
+    """log of the sum of exp(logits' x) over the binary x that agree with what is known, (n,)."""
+    terms = softplus(logits)
+    if known is not None:
+        terms = torch.where(known.mask, logits * known.value, terms)
+    return terms.sum(1)
+
+
 class IndependentTilt(Tilt):
     """Independent columns of log-odds `logits` (n, d), relative to a normaliser."""
 
@@ -30,10 +38,7 @@ class IndependentTilt(Tilt):
     @property
     def log_normaliser(self) -> Tensor:  # type: ignore[override]
         """log of the sum over all x that agree with what is known, (n,)."""
-        terms = softplus(self.logits)
-        if self.known is not None:
-            terms = torch.where(self.known.mask, self.logits * self.known.value, terms)
-        return terms.sum(1) - self.offset
+        return log_sum(self.logits, self.known) - self.offset
 
     def sample(self, generator: torch.Generator) -> Tensor:
         p = self.mean
