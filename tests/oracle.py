@@ -65,19 +65,14 @@ def joint_energy(energy, x, h):
     return value
 
 
-class Enumerated:
-    """All states of a bipartite binary energy and their exact probabilities at `beta`.
+class Discrete:
+    """States (m, ...) with their unnormalised log-probabilities (m,).
 
     The target of a sampler: knows how to draw from itself, and how surprising a sample is.
     """
 
-    def __init__(self, energy, beta=1.0):
-        self.x = bits(energy.domain.n_columns)
-        self.h = bits(energy.hidden_domain.n_columns)
-        self.log_weight = -beta * joint_energy(energy, self.x, self.h)  # (2**d, 2**H)
-        self.log_z = self.log_weight.flatten().logsumexp(0)
-        self.joint = (self.log_weight - self.log_z).exp()
-        self.p = self.joint.sum(1)
+    def __init__(self, x, log_weight):
+        self.x, self.p = x, log_weight.detach().softmax(0)
 
     def mean(self, values):
         """Expectation of a function of x, given at all its states."""
@@ -87,23 +82,49 @@ class Enumerated:
         """Draw n independent rows, exactly."""
         return self.x[self.draw_index(self.p, n, generator)]
 
-    def draw_pair(self, n, generator):
-        """Draw n independent rows with their hidden layers, exactly."""
-        number = self.draw_index(self.joint.flatten(), n, generator)
-        return self.x[number // len(self.h)], self.h[number % len(self.h)]
-
     @staticmethod
     def draw_index(p, n, generator):
         return torch.multinomial(p.detach(), n, replacement=True, generator=generator)
 
+    @property
+    def rarest(self):
+        """The least probable state that is possible."""
+        return self.x[torch.where(self.p > 0, self.p, torch.inf).argmin()]
+
+    def counts(self, x):
+        """How often each state occurs among rows x."""
+        same = (x[:, None] == self.x).flatten(2).all(2)
+        assert same.any(1).all()  # every row is a state
+        return torch.bincount(same.long().argmax(1), minlength=len(self.x))
+
+    def distance(self, x):
+        """Total variation between the shares of the states among rows x and the truth."""
+        return float((self.counts(x) / len(x) - self.p).detach().abs().sum()) / 2
+
     def p_value(self, x):
         """p-value of the chi-square test that rows x are independent draws."""
-        return chi_square(count_states(x), self.p)
+        return chi_square(self.counts(x), self.p)
 
     def given(self, mask, value):
-        """Distribution over the states given that x equals `value` where `mask` is true."""
-        p = self.p * (self.x == value)[:, mask].all(1)
-        return p / p.sum()
+        """The states where x equals `value` at the mask."""
+        return Discrete(self.x, (self.p * (self.x == value)[:, mask].all(1)).log())
+
+
+class Enumerated(Discrete):
+    """All states of a bipartite binary energy and their exact probabilities at `beta`."""
+
+    def __init__(self, energy, beta=1.0):
+        self.x = bits(energy.domain.n_columns)
+        self.h = bits(energy.hidden_domain.n_columns)
+        self.log_weight = -beta * joint_energy(energy, self.x, self.h)  # (2**d, 2**H)
+        self.log_z = self.log_weight.flatten().logsumexp(0)
+        self.joint = (self.log_weight - self.log_z).exp()
+        self.p = self.joint.sum(1)
+
+    def draw_pair(self, n, generator):
+        """Draw n independent rows with their hidden layers, exactly."""
+        number = self.draw_index(self.joint.flatten(), n, generator)
+        return self.x[number // len(self.h)], self.h[number % len(self.h)]
 
 
 def count_states(x):

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1] / PACKAGE
 # __init__.py stands below all rows: it may import everything, and nothing imports it.
 ROWS = (
     ("domains",),  # L0, in the order in which its files build on each other
+    ("diagnostics",),
     ("base",),
     ("_validation",),
     ("_rows", "_steps"),

@@ -1,6 +1,15 @@
 """Energies: what E(x) is."""
 
 from skebm.energies.bipartite import BernoulliRBM, Corrected, Moments, Tilted
+from skebm.energies.pairwise import BoltzmannMachine, ising_grid
 from skebm.energies.path import AnnealingPath
 
-__all__ = ["AnnealingPath", "BernoulliRBM", "Corrected", "Moments", "Tilted"]
+__all__ = [
+    "AnnealingPath",
+    "BernoulliRBM",
+    "BoltzmannMachine",
+    "Corrected",
+    "Moments",
+    "Tilted",
+    "ising_grid",
+]

@@ -1,6 +1,27 @@
 """Samplers: how x ~ exp(-E) is drawn."""
 
+from skebm.samplers.chains import ChainPolicy, FromData, FromNoise, Persistent, ReplayBuffer
+from skebm.samplers.discrete import DiscreteLangevin, GibbsWithGradients
 from skebm.samplers.gibbs import Gibbs
+from skebm.samplers.hamiltonian import HMC
+from skebm.samplers.langevin import AnnealedLangevin, Langevin
+from skebm.samplers.mala import MALA
+from skebm.samplers.metropolis import MetropolisHastings
 from skebm.samplers.tempering import ParallelTempering
 
-__all__ = ["Gibbs", "ParallelTempering"]
+__all__ = [
+    "HMC",
+    "MALA",
+    "AnnealedLangevin",
+    "ChainPolicy",
+    "DiscreteLangevin",
+    "FromData",
+    "FromNoise",
+    "Gibbs",
+    "GibbsWithGradients",
+    "Langevin",
+    "MetropolisHastings",
+    "ParallelTempering",
+    "Persistent",
+    "ReplayBuffer",
+]

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from skebm.base import BipartiteEnergy, ChainState, Clamp, Domain, Energy, Sampler, StepInfo
+from skebm.base import (
+    BipartiteEnergy,
+    ChainState,
+    Clamp,
+    Domain,
+    Energy,
+    PairwiseEnergy,
+    Sampler,
+    StepInfo,
+)
+from skebm.base.sampler import whole_number
 
 
 class Gibbs(Sampler):
-    r"""Block Gibbs sampling of a bipartite energy: all hidden units, then all visible ones.
+    r"""Gibbs sampling of a bipartite or a pairwise binary energy, in blocks: exact.
 
-    Exact: :math:`h \sim p(h \mid x)`, :math:`x' \sim p(x \mid h)` leaves
+    **Bipartite**: :math:`h \sim p(h \mid x)`, :math:`x' \sim p(x \mid h)` leaves
     :math:`p(x) \propto \sum_h e^{-\beta E(x, h)}` invariant, and every draw is accepted. Clamped
     coordinates of x stay, and the others are drawn from their conditional given them.
 
@@ -27,10 +36,15 @@ class Gibbs(Sampler):
     ``state.aux`` may carry a hidden layer already drawn from p(h given x) at the same `beta`; the
     step then starts from it and saves a matrix product.
 
+    **Pairwise** (:class:`~skebm.base.PairwiseEnergy`, such as Ising grids): columns of a colour are
+    not coupled, so they are drawn at once given the others. A step is a sweep over all colours: two
+    blocks on a grid, one block a column where everything is coupled.
+
     Parameters
     ----------
     n_collapsed : int, default=0
-        Hidden units, drawn anew at every step, that are redrawn with x summed out; at most all.
+        Hidden units, drawn anew at every step, that are redrawn with x summed out; at most all. A
+        pairwise energy has none.
 
     References
     ----------
@@ -59,15 +73,15 @@ class Gibbs(Sampler):
         self.n_collapsed = n_collapsed
 
     def check(self, energy: Energy) -> None:
-        """Raise `TypeError` unless the energy is bipartite, `ValueError` for a wrong count."""
-        n = self.n_collapsed
-        if isinstance(n, bool) or not isinstance(n, Integral) or n < 0:
-            raise ValueError(f"n_collapsed must be an integer of at least 0, got {n!r}.")
-        if not isinstance(energy, BipartiteEnergy):
+        """Raise `TypeError` unless the energy has blocks, `ValueError` for a wrong count."""
+        whole_number("n_collapsed", self.n_collapsed, 0)
+        if not isinstance(energy, BipartiteEnergy | PairwiseEnergy):
             raise TypeError(
-                f"Gibbs needs the two conditionals of a bipartite energy; "
+                f"Gibbs needs the conditionals of a bipartite or a pairwise energy; "
                 f"{type(energy).__name__} has none."
             )
+        if self.n_collapsed and isinstance(energy, PairwiseEnergy):
+            raise ValueError("A pairwise energy has no hidden units: pass n_collapsed=0.")
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
         """Chains that stand at the rows of x (n, d)."""
@@ -81,7 +95,9 @@ class Gibbs(Sampler):
         beta: float = 1.0,
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
-        """Draw h given x, some of it again without x, then x given h."""
+        """Draw h given x, some of it again without x, then x given h; or each colour in turn."""
+        if isinstance(energy, PairwiseEnergy):
+            return ChainState(_swept(energy, state.x, generator, beta, clamp)), ALWAYS
         h = state.aux
         if h is None:
             h = energy.hidden(state.x, beta).sample(generator)
@@ -106,6 +122,24 @@ class Gibbs(Sampler):
             moves = threshold < (level - there).sigmoid()
             h, level = torch.where(moves[:, None], other, h), torch.where(moves, there, level)
         return h
+
+
+def _swept(
+    energy: PairwiseEnergy,
+    x: Tensor,
+    generator: torch.Generator,
+    beta: float,
+    clamp: Clamp | None,
+) -> Tensor:
+    """Rows (n, d) whose columns have been drawn given the others, a colour at a time."""
+    x = x.clone()
+    u = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device).logit()
+    for columns in energy.colours:
+        drawn = (u[:, columns] < beta * energy.logits(x, columns)).to(x.dtype)
+        if clamp is not None:
+            drawn = torch.where(clamp.mask[:, columns], x[:, columns], drawn)
+        x[:, columns] = drawn
+    return x
 
 
 ALWAYS = StepInfo(1.0)

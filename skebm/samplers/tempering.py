@@ -3,47 +3,52 @@
 from __future__ import annotations
 
 from numbers import Integral
+from numbers import Real as RealNumber
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from skebm.base import (
-    BipartiteEnergy,
-    ChainState,
-    Clamp,
-    Domain,
-    Energy,
-    Sampler,
-    StepInfo,
-)
+from skebm._validation import Interval
+from skebm.base import BipartiteEnergy, ChainState, Clamp, Domain, Energy, Sampler, StepInfo
+from skebm.samplers._moves import select
 from skebm.samplers.gibbs import Gibbs
+
+# Where the ladder of an energy without a base ends.
+DEFAULT_MAX_TEMPERATURE = 10.0
 
 
 class ParallelTempering(Sampler):
-    r"""Replica exchange along the path from an energy's base to the energy itself.
+    r"""Replica exchange around any sampler: exact where that is.
 
-    Each chain is a ladder of replicas at :math:`0 \le t_1 < \dots < t_K = 1`, replica k on
-    :math:`p_k \propto \exp(-E_{t_k})` with :math:`E_0` the base (the uniform distribution without
-    one) and :math:`E_1 = E`. A step moves every replica by `sampler`, then neighbours a and b
-    exchange their rows with probability
+    Each chain is a ladder of K replicas, replica k on :math:`p_k \propto \exp(-E_k)`, the last on
+    the energy itself. A step moves every replica by `sampler`, then neighbours a and b exchange
+    their rows with probability
     :math:`\min\bigl(1, \exp(E_a(x_a) + E_b(x_b) - E_a(x_b) - E_b(x_a))\bigr)`, first pairs (1, 2),
-    (3, 4), ..., then (2, 3), (4, 5), .... Exact: the product of all :math:`p_k` is invariant, and
-    so is the energy's own distribution. A step costs K times that of `sampler`, and more for the
-    exchange.
+    (3, 4), ..., then (2, 3), (4, 5), .... The product of all :math:`p_k` is invariant. A step costs
+    K times that of `sampler`, and more for the exchange.
+
+    There are two ladders. Along the *path* of a bipartite energy, :math:`E_k = E_{t_k}` with
+    :math:`t_k` evenly spaced from 0, the energy's base (the uniform distribution without one), to
+    1. Along *temperatures*, :math:`E_k = E / T_k` with :math:`T_k` in geometric progression from
+    `max_temperature` to 1 (E being that of both layers where there are two).
 
     Parameters
     ----------
     n_temperatures : int, default=8
-        Replicas K of each chain, 2 or more; evenly spaced from 0 to 1.
+        Replicas K of each chain, 2 or more.
     sampler : Sampler or None, default=None
-        Kernel of the replicas; None is :class:`Gibbs`.
+        Kernel of the replicas; None is :class:`Gibbs`. With ``adapt=True`` each replica finds its
+        own step.
+    max_temperature : float or None, default=None
+        Above 1. None is the path where the energy has one, and temperatures up to 10 elsewhere.
 
     References
     ----------
-    Desjardins, Courville, Bengio, Vincent and Delalleau (2010), "Tempered Markov chain Monte Carlo
-    for training of restricted Boltzmann machines", AISTATS. Cho, Raiko and Ilin (2010), "Parallel
-    tempering is efficient for learning restricted Boltzmann machines", IJCNN.
+    Swendsen and Wang (1986), "Replica Monte Carlo simulation of spin-glasses", PRL 57. Desjardins,
+    Courville, Bengio, Vincent and Delalleau (2010), "Tempered Markov chain Monte Carlo for training
+    of restricted Boltzmann machines", AISTATS. Cho, Raiko and Ilin (2010), "Parallel tempering is
+    efficient for learning restricted Boltzmann machines", IJCNN.
 
     Examples
     --------
@@ -53,18 +58,43 @@ class ParallelTempering(Sampler):
     >>> generator = torch.Generator().manual_seed(0)
     >>> energy = BernoulliRBM(6, 3, generator=generator)
     >>> state, info = ParallelTempering(4).run(energy, torch.zeros(5, 6), 10, generator)
-    >>> tuple(state.x.shape), tuple(state.aux.shape)
-    ((5, 6), (3, 5, 6))
+    >>> tuple(state.x.shape), len(state.aux)
+    ((5, 6), 4)
+
+    Two far modes, and chains that all start at one of them:
+
+    >>> from skebm.base import Energy, Real
+    >>> from skebm.samplers import MALA
+    >>> class Modes(Energy):
+    ...     domain = Real((1,))
+    ...
+    ...     def forward(self, x, cond=None):
+    ...         return -torch.logaddexp(-((x - 6) ** 2) / 2, -((x + 6) ** 2) / 2).squeeze(1)
+    >>> sampler = ParallelTempering(6, MALA(adapt=True), max_temperature=30.0)
+    >>> state, _ = sampler.run(Modes(), torch.full((400, 1), 6.0), 300, generator)
+    >>> round(float((state.x > 0).float().mean()), 1)
+    0.5
     """
 
     domains = (Domain,)
+    _parameter_constraints = {
+        "max_temperature": [Interval(RealNumber, 1, None, closed="neither"), None],
+    }
 
-    def __init__(self, n_temperatures: int = 8, sampler: Sampler | None = None):
+    def __init__(
+        self,
+        n_temperatures: int = 8,
+        sampler: Sampler | None = None,
+        *,
+        max_temperature: float | None = None,
+    ):
         self.n_temperatures = n_temperatures
         self.sampler = sampler
+        self.max_temperature = max_temperature
 
     def check(self, energy: Energy) -> None:
         """Raise unless `sampler` takes the energy and there are temperatures to exchange."""
+        super().check(energy)
         k, kernel = self.n_temperatures, self.kernel
         if not isinstance(k, Integral) or k < 2:
             raise ValueError(f"n_temperatures must be at least 2 and an integer, got {k!r}.")
@@ -73,21 +103,44 @@ class ParallelTempering(Sampler):
                 "The sampler of ParallelTempering moves each replica from its row alone, as Gibbs "
                 f"does, which {kernel!r} cannot. Use sampler=None."
             )
-        if not isinstance(energy, BipartiteEnergy):
+        try:
+            kernel.check(energy)
+        except TypeError as error:
             raise TypeError(
-                "ParallelTempering needs the path from a base that bipartite energies have; "
-                f"{type(energy).__name__} has none."
-            )
-        kernel.check(energy)
+                f"{error} Give ParallelTempering a sampler for it, such as MALA(adapt=True) on "
+                "real or GibbsWithGradients() on binary rows."
+            ) from error
 
     @property
     def kernel(self) -> Sampler:
         """That of the replicas: rows alone do not tell where the others stand."""
         return Gibbs() if self.sampler is None else self.sampler
 
+    @property
+    def exact(self) -> bool:
+        """Whether the kernel is."""
+        return self.kernel.exact
+
+    @property
+    def tunes(self) -> bool:
+        """Whether the kernel does."""
+        return self.kernel.tunes
+
     def init(self, energy: Energy, x: Tensor) -> ChainState:
-        """Chains whose replicas all stand at the rows of x; ``aux`` (K - 1, n, d), hot to cold."""
-        return ChainState(x, aux=x.expand(self.n_temperatures - 1, *x.shape).clone())
+        """Chains whose replicas all stand at the rows of x; ``aux`` has their states, hot first."""
+        kernel = self.kernel
+        return _ladder([kernel.init(rung, x) for rung, _ in self._rungs(energy)])
+
+    def refresh(self, energy: Energy, state: ChainState) -> ChainState:
+        """The same replicas under an energy that has changed."""
+        kernel, rungs = self.kernel, self._rungs(energy)
+        return _ladder(
+            [kernel.refresh(rung, one) for (rung, _), one in zip(rungs, state.aux, strict=True)]
+        )
+
+    def freeze(self, state: ChainState) -> ChainState:
+        """Replicas whose further steps are all alike."""
+        return _ladder([self.kernel.freeze(one) for one in state.aux])
 
     def step(
         self,
@@ -98,24 +151,47 @@ class ParallelTempering(Sampler):
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
         """Move every replica, then let neighbours exchange; acceptance is that of exchanges."""
-        kernel, last = self.kernel, self.n_temperatures - 1
-        ladder = [energy.annealed(k / last) for k in range(last)] + [energy]
-        rows = [
-            kernel.step(rung, kernel.init(rung, x), generator, beta, clamp)[0].x
-            for rung, x in zip(ladder, [*state.aux, state.x], strict=True)
+        kernel, rungs = self.kernel, self._rungs(energy)
+        states = [
+            kernel.step(rung, one, generator, beta * cold, clamp)[0]
+            for (rung, cold), one in zip(rungs, state.aux, strict=True)
         ]
-        accepted = []
+        rates = []
         for first in (0, 1):
-            for k in range(first, last, 2):
-                a, b = rows[k], rows[k + 1]
-                both = torch.cat([a, b])
-                hot, cold = (rung.free_energy(both, beta) for rung in ladder[k : k + 2])
-                gain = hot - cold  # (2n,)
-                log_accept = gain[: len(a)] - gain[len(a) :]
-                u = torch.rand(len(a), generator=generator, dtype=a.dtype, device=a.device)
-                swap = u.log() < log_accept
-                keep = swap.view(-1, *[1] * (a.dim() - 1))
-                rows[k], rows[k + 1] = torch.where(keep, b, a), torch.where(keep, a, b)
-                accepted.append(swap)
-        rate = torch.stack(accepted).to(state.x.dtype).mean()
-        return ChainState(rows[-1], aux=torch.stack(rows[:-1])), StepInfo(rate)
+            for k in range(first, len(rungs) - 1, 2):
+                a, b = states[k], states[k + 1]
+                gain = self._gain(rungs[k], rungs[k + 1], a, b, beta)
+                u = torch.rand(
+                    gain.shape, generator=generator, dtype=gain.dtype, device=gain.device
+                )
+                swap = u.log() < gain
+                states[k : k + 2] = select(swap, b, a), select(swap, a, b)
+                if a.energy is not None and rungs[k][0] is not rungs[k + 1][0]:
+                    for j in (k, k + 1):  # what they had cached was of the other rung
+                        states[j] = kernel.refresh(rungs[j][0], states[j])
+                rates.append(gain.clamp(max=0).exp().mean())
+        return _ladder(states), StepInfo(torch.stack(rates).mean())
+
+    def _rungs(self, energy: Any) -> list[tuple[Any, float]]:
+        """Energy and inverse temperature of each replica, hot first."""
+        last, top = self.n_temperatures - 1, self.max_temperature
+        if top is None and isinstance(energy, BipartiteEnergy):
+            return [(energy.annealed(k / last), 1.0) for k in range(last)] + [(energy, 1.0)]
+        top = DEFAULT_MAX_TEMPERATURE if top is None else top
+        return [(energy, top ** (k / last - 1)) for k in range(last + 1)]
+
+    def _gain(self, hot: Any, cold: Any, a: ChainState, b: ChainState, beta: float) -> Tensor:
+        """log of the exchange's ratio for replicas a at `hot` and b at `cold`, (n,)."""
+        if isinstance(cold[0], BipartiteEnergy):
+            both = torch.cat([a.x, b.x])
+            level = [rung.free_energy(both, beta * one) for rung, one in (hot, cold)]
+            change = level[0] - level[1]  # (2n,)
+            return change[: len(a.x)] - change[len(a.x) :]
+        level_a = hot[0](a.x) if a.energy is None else a.energy
+        level_b = cold[0](b.x) if b.energy is None else b.energy
+        return beta * (hot[1] - cold[1]) * (level_a - level_b)
+
+
+def _ladder(states: list[ChainState]) -> ChainState:
+    """The coldest replica, with all of them beside it."""
+    return states[-1]._replace(aux=tuple(states))

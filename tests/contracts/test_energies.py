@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from skebm.base import Binary, BipartiteEnergy, Clamp, Energy, Real
-from skebm.energies import BernoulliRBM, Corrected, Tilted
+from skebm.energies import BernoulliRBM, BoltzmannMachine, Corrected, Tilted, ising_grid
+from skebm.samplers._moves import AtBeta
 from tests.discovery import without_case
 from tests.oracle import (
     DOUBLE,
@@ -27,6 +28,12 @@ def field(n, seed=7):
     return torch.randn(n, generator=seeded(seed), dtype=DOUBLE)
 
 
+def make_boltzmann(d, seed=0):
+    """A machine with every pair coupled, from a matrix that is neither symmetric nor hollow."""
+    W = torch.randn(d, d, generator=seeded(seed), dtype=DOUBLE)
+    return BoltzmannMachine(W, field(d), offset=0.7)
+
+
 # Small float64 energies of every class; both layers of a bipartite one can be enumerated.
 CASES = {
     BernoulliRBM: {
@@ -35,6 +42,11 @@ CASES = {
         "tree": lambda: make_tree_rbm(5, 3),
         "tall tree": lambda: make_tree_rbm(3, 5),
     },
+    BoltzmannMachine: {
+        "dense": lambda: make_boltzmann(5),
+        "ring": lambda: ising_grid(1, 6, 0.6, -0.3, dtype=DOUBLE),
+    },
+    AtBeta: {"hot": lambda: AtBeta(make_rbm(5, 3), 0.6)},
     Corrected: {"corrected": lambda: Corrected(make_tree_rbm(5, 3), beta=0.6)},
     Tilted: {
         "tilted": lambda: Tilted(make_rbm(5, 3), field(5), beta=0.6),

@@ -10,8 +10,18 @@ import torch
 from sklearn.base import clone
 
 from skebm.base import Binary, ChainState, Clamp, Energy, Real, Sampler, StepInfo
-from skebm.energies import BernoulliRBM, Tilted
-from skebm.samplers import Gibbs, ParallelTempering
+from skebm.energies import BernoulliRBM, BoltzmannMachine, Tilted, ising_grid
+from skebm.samplers import (
+    HMC,
+    MALA,
+    AnnealedLangevin,
+    DiscreteLangevin,
+    Gibbs,
+    GibbsWithGradients,
+    Langevin,
+    MetropolisHastings,
+    ParallelTempering,
+)
 from tests.discovery import without_case
 from tests.oracle import (
     DOUBLE,
@@ -24,22 +34,37 @@ from tests.oracle import (
     make_tree_rbm,
     seeded,
 )
+from tests.targets import (
+    Blurred,
+    Box,
+    Discrete,
+    Line,
+    Normal,
+    OneHot,
+    Polynomial,
+    Quadratic,
+    Slopes,
+    Valley,
+    spelled_out,
+    two_modes,
+)
 
 N_CHAINS = 20_000
 
 
 class Case(NamedTuple):
-    """A sampler, an energy it draws from, and how to enumerate that energy at a beta.
+    """A sampler, an energy it draws from, and the exact answer for that energy at a beta.
 
     `pair` makes an exact draw of (x, aux) usable as a chain's state, where the sampler takes one.
-    `replicas` says that a chain is a ladder of replicas, all of which have to start exact.
+    `ladder` are the (energy, inverse temperature) of a chain's replicas, all of which have to start
+    exact.
     """
 
     sampler: Sampler
     energy: Callable[[], Energy]
     target: Callable[..., Any] = Enumerated
     pair: bool = False
-    replicas: bool = False
+    ladder: Callable[[Any], list[tuple[Any, float]]] | None = None
 
 
 def tilted():
@@ -47,30 +72,130 @@ def tilted():
     return Tilted(make_rbm(4, 3, scale=2.0), field, beta=0.7)
 
 
+def wide_rbm():
+    return make_rbm(4, 3, scale=2.0)
+
+
+def coupled():
+    """Five columns, some of which are coupled."""
+    J = torch.randn(5, 5, generator=seeded(8), dtype=DOUBLE)
+    J[torch.rand(5, 5, generator=seeded(9)) < 0.5] = 0
+    return BoltzmannMachine(2 * J, torch.linspace(-1, 1, 5, dtype=DOUBLE))
+
+
+def grid():
+    return ising_grid(2, 3, 0.4, 0.1, periodic=False).double()
+
+
+MEAN = torch.tensor([1.0, -2.0, 0.5], dtype=DOUBLE)
+COV = torch.tensor([[1.0, 0.6, 0.0], [0.6, 2.0, -0.3], [0.0, -0.3, 0.5]], dtype=DOUBLE)
+
+
+def gaussian():
+    return Quadratic(MEAN, COV)
+
+
+def normal(energy, beta=1.0):
+    return Normal(MEAN, COV, beta)
+
+
+def valley():
+    return Valley(two_modes)
+
+
+def line(energy, beta=1.0):
+    return Line(energy, -12, 12, beta)
+
+
+def path(k):
+    """Rungs of a bipartite energy between its base and itself."""
+    return lambda energy: [(energy.annealed(i / (k - 1)), 1.0) for i in range(k)]
+
+
+def hotter(k, top):
+    """Rungs of any energy, temperatures in geometric progression."""
+    return lambda energy: [(energy, top ** (i / (k - 1) - 1)) for i in range(k)]
+
+
+def on_real_rows(sampler, scaled=True):
+    """Cases of a sampler of the real line, of planes and of boxes."""
+    name = type(sampler).__name__
+    cases = {
+        name: Case(sampler, gaussian, normal),
+        f"{name} two modes": Case(sampler, valley, line),
+        f"{name} box": Case(sampler, Slopes, Box),
+    }
+    if scaled:
+        wide = clone(sampler).set_params(scale=[1.0, 1.5, 0.6])
+        cases[f"{name} scaled"] = Case(wide, gaussian, normal)
+    return cases
+
+
+def on_discrete_rows(sampler, name):
+    return {
+        name: Case(sampler, wide_rbm),
+        f"{name} cubic": Case(sampler, lambda: Polynomial(Binary((5,))), spelled_out),
+        f"{name} picture": Case(sampler, lambda: Polynomial(Binary((2, 2))), spelled_out),
+        f"{name} one-hot": Case(sampler, OneHot, spelled_out),
+    }
+
+
 CASES = {
     Gibbs: {
-        "Gibbs": Case(Gibbs(), lambda: make_rbm(4, 3, scale=2.0), pair=True),
+        "Gibbs": Case(Gibbs(), wide_rbm, pair=True),
         "Gibbs tall": Case(Gibbs(), lambda: make_rbm(3, 5, seed=1, scale=1.5), pair=True),
         "Gibbs tilted": Case(Gibbs(), tilted, pair=True),
         "Gibbs tree": Case(Gibbs(), lambda: make_tree_rbm(4, 3, scale=2.0), pair=True),
-        "Gibbs collapsed": Case(Gibbs(2), lambda: make_rbm(4, 3, scale=2.0), pair=True),
+        "Gibbs collapsed": Case(Gibbs(2), wide_rbm, pair=True),
         "Gibbs collapsed, all": Case(Gibbs(9), lambda: make_rbm(3, 5, seed=1, scale=1.5)),
         "Gibbs collapsed, tilted": Case(Gibbs(2), tilted, pair=True),
         "Gibbs collapsed, tree": Case(Gibbs(2), lambda: make_tree_rbm(4, 3, scale=2.0)),
+        "Gibbs pairwise": Case(Gibbs(), coupled, spelled_out),
+        "Gibbs grid": Case(Gibbs(), grid, spelled_out),
     },
     ParallelTempering: {
-        "PT": Case(ParallelTempering(3), lambda: make_rbm(4, 3, scale=2.0), replicas=True),
-        "PT two": Case(ParallelTempering(2), tilted, replicas=True),
+        "PT": Case(ParallelTempering(3), wide_rbm, ladder=path(3)),
+        "PT two": Case(ParallelTempering(2), tilted, ladder=path(2)),
         "PT tree": Case(
-            ParallelTempering(3), lambda: make_tree_rbm(4, 3, scale=2.0), replicas=True
+            ParallelTempering(3), lambda: make_tree_rbm(4, 3, scale=2.0), ladder=path(3)
+        ),
+        "PT hot": Case(ParallelTempering(3, max_temperature=4.0), wide_rbm, ladder=hotter(3, 4.0)),
+        "PT pairwise": Case(ParallelTempering(3), coupled, spelled_out, ladder=hotter(3, 10.0)),
+        "PT gradients": Case(ParallelTempering(3, GibbsWithGradients()), wide_rbm, ladder=path(3)),
+        "PT real": Case(
+            ParallelTempering(3, MALA(0.3), max_temperature=5.0),
+            valley,
+            line,
+            ladder=hotter(3, 5.0),
         ),
     },
+    GibbsWithGradients: on_discrete_rows(GibbsWithGradients(), "GWG"),
+    DiscreteLangevin: {
+        **on_discrete_rows(DiscreteLangevin(1.0), "DMALA"),
+        "DULA": Case(DiscreteLangevin(adjust=False), wide_rbm),
+    },
+    MetropolisHastings: on_real_rows(MetropolisHastings(1.0)),
+    MALA: on_real_rows(MALA(0.3)),
+    HMC: on_real_rows(HMC(0.4, 3)),
+    Langevin: {
+        **on_real_rows(Langevin(0.01)),
+        "Langevin decaying": Case(
+            Langevin(0.05, decay=0.5, clip_grad=5.0, bounds="clip"), Slopes, Box
+        ),
+    },
+    AnnealedLangevin: {"annealed": Case(AnnealedLangevin(0.01, n_levels=3), Blurred, line)},
 }
 ALL = {name: case for cases in CASES.values() for name, case in cases.items()}
+EXACT = [name for name, case in ALL.items() if case.sampler.exact]
 
 
 @pytest.fixture(params=ALL)
 def case(request):
+    return ALL[request.param]
+
+
+@pytest.fixture(params=EXACT)
+def exact(request):
     return ALL[request.param]
 
 
@@ -85,14 +210,15 @@ def test_every_sampler_has_a_case():
 # ------------------------------------------------------------------------------
 
 
-def stays(sampler, energy, target, n_steps, beta, replicas=False):
+def stays(case, n_steps, beta=1.0, sampler=None, n=N_CHAINS):
     """p-value that chains which start exact are exact after `n_steps`."""
-    generator = seeded(1)
-    state = sampler.init(energy, target.draw(N_CHAINS, generator))
-    if replicas:
-        n = len(state.aux)
-        hot = [Enumerated(energy.annealed(k / n), beta) for k in range(n)]
-        state = state._replace(aux=torch.stack([one.draw(N_CHAINS, generator) for one in hot]))
+    sampler, energy, generator = sampler or case.sampler, case.energy(), seeded(1)
+    target = case.target(energy, beta)
+    state = sampler.init(energy, target.draw(n, generator))
+    if case.ladder:
+        rungs = [(rung, case.target(rung, beta * cold)) for rung, cold in case.ladder(energy)]
+        states = [sampler.kernel.init(rung, t.draw(n, generator)) for rung, t in rungs]
+        state = states[-1]._replace(aux=tuple(states))
     return target.p_value(steps(sampler, energy, state, n_steps, seeded(2), beta).x)
 
 
@@ -105,30 +231,111 @@ def steps(sampler, energy, state, n_steps, generator, beta=1.0):
 
 @pytest.mark.parametrize("n_steps", [1, 10, 100])
 @pytest.mark.parametrize("beta", [1.0, 0.5])
-def test_exact_draws_stay_exact(case, beta, n_steps):
-    energy = case.energy()
-    target = case.target(energy, beta)
-    assert stays(case.sampler, energy, target, n_steps, beta, case.replicas) > P_FLOOR
+def test_exact_draws_stay_exact(exact, beta, n_steps):
+    assert stays(exact, n_steps, beta) > P_FLOOR
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.5])
-def test_chains_forget_where_they_started(case, beta):
-    energy = case.energy()
-    target = case.target(energy, beta)
-    rarest = target.x[target.p.argmin()]
-    state, _ = case.sampler.run(energy, rarest.expand(N_CHAINS, -1), 200, seeded(3), beta)
+def test_chains_forget_where_they_started(exact, beta):
+    energy = exact.energy()
+    target = exact.target(energy, beta)
+    if isinstance(target, Line) and not exact.ladder:
+        pytest.skip("a chain hardly ever crosses from one mode to the other")
+    start = target.rarest if isinstance(target, Discrete) else target.draw(1, seeded())[0]
+    x = start.expand(N_CHAINS, *start.shape)
+    state, _ = exact.sampler.run(energy, x, 200, seeded(3), beta)
     assert target.p_value(state.x) > P_FLOOR
 
 
 def test_chains_of_a_batch_are_independent(case):
     """Neighbouring chains share no random numbers: their sums do not correlate."""
     energy = case.energy()
-    x = case.target(energy, 1.0).draw(1, seeded(1)).expand(N_CHAINS, -1)
-    state, _ = case.sampler.run(energy, x, 5, seeded(2))
-    total = state.x.sum(1)
+    x = case.target(energy, 1.0).draw(1, seeded(1))
+    state, _ = case.sampler.run(energy, x.expand(N_CHAINS, *x.shape[1:]), 5, seeded(2))
+    rows = state.x.flatten(1)
+    total = rows @ torch.linspace(1, 2, rows.shape[1], dtype=DOUBLE)
     for lag in (1, 2, len(total) // 2):
         r = torch.corrcoef(torch.stack([total[lag:], total[:-lag]]))[0, 1]
         assert abs(float(r)) < 4.5 / len(total[lag:]) ** 0.5
+
+
+# ------------------------------------------------------------------------------
+# What is known to be biased, and what the check must catch
+# ------------------------------------------------------------------------------
+
+
+def test_samplers_with_a_known_bias_are_listed():
+    biased = {name for name, case in ALL.items() if not case.sampler.exact}
+    assert {type(ALL[name].sampler) for name in biased} == {
+        Langevin,  # unadjusted, of any noise
+        AnnealedLangevin,
+        DiscreteLangevin,  # without acceptance
+    }
+    assert "DULA" in biased
+    assert not biased & {"DMALA", "DMALA one-hot"}
+    assert not ParallelTempering(3, Langevin()).exact
+
+
+def excess_variance(sampler, n_steps):
+    """Variance of unit Gaussian chains that start exact, minus 1."""
+    energy = Quadratic(torch.zeros(1, dtype=DOUBLE), torch.ones(1, 1, dtype=DOUBLE))
+    x = torch.randn(40_000, 1, generator=seeded(1), dtype=DOUBLE)
+    state, _ = sampler.run(energy, x, n_steps, seeded(2))
+    return float(state.x.var()) - 1
+
+
+@pytest.mark.parametrize("h", [0.4, 0.1, 0.02])
+def test_the_bias_of_langevin_is_the_known_one(h):
+    """x' = (1 - h) x + sigma z has variance sigma^2 / (2h - h^2) in the end."""
+    n, error = int(8 / h), 5 * (2 / 40_000) ** 0.5
+    assert abs(excess_variance(Langevin(h), n) - (1 / (1 - h / 2) - 1)) < error
+    sigma = 0.5 * (2 * h) ** 0.5
+    expected = sigma**2 / (2 * h - h**2) - 1
+    assert abs(excess_variance(Langevin(h, noise_scale=sigma), n) - expected) < error
+
+
+def test_the_bias_of_langevin_vanishes_as_its_step_decays():
+    first = excess_variance(Langevin(0.4), 400)
+    last = excess_variance(Langevin(0.4, decay=0.9, decay_delay=2.0), 400)
+    assert first > 0.2
+    assert abs(last) < 0.05
+
+
+def test_the_bias_of_unadjusted_discrete_langevin_falls_with_its_step():
+    """Down to nothing, as the energy is linear in every bit."""
+    energy = coupled()
+    target, off = spelled_out(energy), []
+    for h, n in ((1.0, 50), (0.3, 200), (0.15, 2000)):
+        sampler = DiscreteLangevin(h, adjust=False)
+        x = sampler.run(energy, target.draw(N_CHAINS, seeded(1)), n, seeded(2))[0].x
+        off.append(target.distance(x))
+    assert off[0] > 2 * off[1] > 4 * off[2]
+
+
+def test_the_bias_of_annealed_langevin_falls_with_its_step():
+    """On N(1, 1 + level squared), with enough steps at the last level."""
+    off = []
+    for h in (0.8, 0.2):
+        ladder = AnnealedLangevin(h, sigma_max=2.0, sigma_min=1.0, n_levels=3)
+        x = torch.zeros(40_000, 1, dtype=DOUBLE)
+        state, _ = ladder.run(Blurred(), x, int(30 / h), seeded(2))
+        off.append(abs(float(state.x.var()) - 2))
+        assert abs(float(state.x.mean()) - 1) < 0.05
+    assert off[0] > 0.3
+    assert off[1] < 0.12
+
+
+def test_annealed_langevin_visits_its_levels_in_turn():
+    seen = []
+
+    class Noting(Blurred):
+        def forward(self, x, cond=None):
+            seen.append(float(cond[0]))
+            return super().forward(x, cond)
+
+    ladder = AnnealedLangevin(sigma_max=4.0, sigma_min=1.0, n_levels=3, n_steps_per_level=2)
+    ladder.run(Noting(), torch.zeros(2, 1, dtype=DOUBLE), 8, seeded())
+    assert seen == pytest.approx([4, 4, 2, 2, 1, 1, 1, 1])
 
 
 class Hot(Gibbs):
@@ -159,10 +366,62 @@ class Sticky(Gibbs):
 @pytest.mark.parametrize("biased", [Hot, Noisy, Sticky])
 @pytest.mark.parametrize("n_steps", [1, 10, 100])
 def test_the_check_catches_a_biased_kernel(biased, n_steps):
-    energy = make_rbm(4, 3, scale=2.0)
-    target = Enumerated(energy)
-    assert stays(Gibbs(), energy, target, n_steps, 1.0) > P_FLOOR
-    assert stays(biased(), energy, target, n_steps, 1.0) < P_FLOOR
+    case = ALL["Gibbs"]
+    assert stays(case, n_steps) > P_FLOOR
+    assert stays(case, n_steps, sampler=biased()) < P_FLOOR
+
+
+class AcceptsAlways(MALA):
+    """A broken accept rule."""
+
+    def step(self, energy, state, generator, beta=1.0, clamp=None):
+        moved = Langevin(self.step_size)
+        new, info = moved.step(energy, moved.init(energy, state.x), generator, beta, clamp)
+        return self.init(energy, new.x), info
+
+
+class ForgetsTheWayBack(MALA):
+    """A wrong proposal density: judges by energies alone, as if proposals were symmetric."""
+
+    def step(self, energy, state, generator, beta=1.0, clamp=None):
+        new, _ = AcceptsAlways(self.step_size).step(energy, state, generator, beta, clamp)
+        u = torch.rand(len(state.x), generator=generator, dtype=DOUBLE)
+        keep = u.log() > beta * (state.energy - new.energy)
+        x = torch.where(keep[:, None], state.x, new.x)
+        return self.init(energy, x), StepInfo(1.0)
+
+
+def stale(sampler_class, field):
+    """The sampler, with what its state caches at x never renewed."""
+
+    class Stale(sampler_class):
+        def step(self, energy, state, generator, beta=1.0, clamp=None):
+            new, info = super().step(energy, state, generator, beta, clamp)
+            return new._replace(**{field: getattr(state, field)}), info
+
+    return Stale
+
+
+BROKEN = {
+    "accepts always": ("MALA", AcceptsAlways(0.3)),
+    "wrong proposal density": ("MALA", ForgetsTheWayBack(0.3)),
+    "MALA with a stale gradient": ("MALA", stale(MALA, "grad")(0.3)),
+    "MALA with a stale energy": ("MALA", stale(MALA, "energy")(0.3)),
+    "HMC with a stale gradient": ("HMC", stale(HMC, "grad")(0.4, 3)),
+    "Metropolis with a stale energy": ("MH", stale(MetropolisHastings, "energy")(1.0)),
+    "GWG with a stale gradient": ("GWG", stale(GibbsWithGradients, "grad")()),
+    "DMALA with a stale gradient": ("DMALA", stale(DiscreteLangevin, "grad")(1.0)),
+    "DMALA that accepts always": ("DMALA", DiscreteLangevin(1.0, adjust=False)),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_check_catches_a_broken_rule(name):
+    """Ten steps from exact draws are enough."""
+    honest, broken = BROKEN[name]
+    case = ALL[honest if honest != "MH" else "MetropolisHastings"]
+    assert stays(case, 10) > P_FLOOR
+    assert stays(case, 10, sampler=broken) < P_FLOOR
 
 
 def test_a_hidden_layer_drawn_before_is_used(case):
@@ -196,38 +455,45 @@ def test_a_used_hidden_layer_is_not_used_again(case):
 # ------------------------------------------------------------------------------
 
 
+def halves(energy):
+    """Two sets of coordinates and values to hold them at, a row each."""
+    domain = energy.domain
+    column = torch.arange(domain.n_columns).view(domain.row_shape)
+    one, zero = (torch.full(domain.row_shape, v, dtype=DOUBLE) for v in (1.0, 0.0))
+    return [(column < 1, one), (column >= domain.n_columns - 2 + (column.numel() < 3), zero)]
+
+
 @pytest.mark.parametrize("beta", [1.0, 0.5])
 @pytest.mark.parametrize("start", ["exact", "elsewhere"])
-def test_free_coordinates_follow_their_conditional(case, beta, start):
+def test_free_coordinates_follow_their_conditional(exact, beta, start):
     """Two halves of the chains are clamped at different places and values."""
-    if case.replicas and start == "exact":
+    if exact.ladder and start == "exact":
         pytest.skip("only its coldest replicas would start exact")
-    energy = case.energy()
-    target, d = case.target(energy, beta), energy.domain.n_columns
-    first, last = torch.arange(d) < 1, torch.arange(d) >= d - 2
-    halves = [(first, torch.ones(d, dtype=DOUBLE)), (last, torch.zeros(d, dtype=DOUBLE))]
+    energy = exact.energy()
+    if energy.domain.n_columns == 1:
+        pytest.skip("nothing is left free")
+    target = exact.target(energy, beta)
     n, generator = N_CHAINS // 2, seeded(4)
-    x, masks, values = [], [], []
-    for mask, value in halves:
-        given = target.given(mask, value)
-        number = target.draw_index(given, n, generator)
-        x.append(target.x[number] if start == "exact" else (1 - value).expand(n, -1))
-        masks.append(mask.expand(n, -1))
-        values.append(value.expand(n, -1))
-    clamp = Clamp(torch.cat(masks), torch.cat(values))
+    given = [target.given(mask, value) for mask, value in halves(energy)]
+    masks = torch.cat([mask.expand(n, *mask.shape) for mask, _ in halves(energy)])
+    x = torch.cat([one.draw(n, generator) for one in given])
+    clamp = Clamp(masks, x.clone())
+    if start == "elsewhere":
+        x = torch.cat([x[:1].expand(n, *x.shape[1:]), x[-1:].expand(n, *x.shape[1:])])
     for n_steps in (1, 30) if start == "exact" else (200,):
-        state, _ = case.sampler.run(energy, torch.cat(x), n_steps, generator, beta, clamp)
-        assert torch.equal(state.x[clamp.mask], clamp.value[clamp.mask])
-        for part, (mask, value) in zip(state.x.split(n), halves, strict=True):
-            assert chi_square(count_states(part), target.given(mask, value)) > P_FLOOR
+        state, _ = exact.sampler.run(energy, x, n_steps, generator, beta, clamp)
+        assert torch.equal(state.x[masks], clamp.value[masks])
+        for part, one in zip(state.x.split(n), given, strict=True):
+            assert one.p_value(part) > P_FLOOR
 
 
 def test_clamped_coordinates_hold_at_every_step(case):
     energy = case.energy()
-    d = energy.domain.n_columns
-    mask = torch.rand(50, d, generator=seeded(5)) < 0.5
-    clamp = Clamp(mask, energy.domain.uniform(50, seeded(6), dtype=DOUBLE))
-    state = case.sampler.init(energy, clamp.apply(torch.zeros(50, d, dtype=DOUBLE)))
+    target = case.target(energy, 1.0)
+    value = target.draw(50, seeded(6))
+    mask = torch.rand(value.shape, generator=seeded(5)) < 0.5
+    clamp = Clamp(mask, value)
+    state = case.sampler.init(energy, value)
     generator = seeded(7)
     with torch.no_grad():
         for _ in range(20):
@@ -238,13 +504,12 @@ def test_clamped_coordinates_hold_at_every_step(case):
 
 def test_a_clamp_of_everything_and_of_nothing(case):
     energy = case.energy()
-    x = case.target(energy, 1.0).draw(100, seeded(1))
+    target = case.target(energy, 1.0)
+    x, other = target.draw(100, seeded(1)), target.draw(100, seeded(9))
     everything = Clamp(torch.ones_like(x, dtype=torch.bool), x)
-    state, _ = case.sampler.run(energy, 1 - x, 0, seeded(2), clamp=everything)
-    assert torch.equal(state.x, x)  # also before the first step
-    state, _ = case.sampler.run(energy, 1 - x, 3, seeded(2), clamp=everything)
+    state, _ = case.sampler.run(energy, other, 3, seeded(2), clamp=everything)
     assert torch.equal(state.x, x)
-    nothing = Clamp(torch.zeros_like(x, dtype=torch.bool), 1 - x)
+    nothing = Clamp(torch.zeros_like(x, dtype=torch.bool), other)
     state, _ = case.sampler.run(energy, x, 3, seeded(2), clamp=nothing)
     free, _ = case.sampler.run(energy, x, 3, seeded(2))
     assert torch.equal(state.x, free.x)
@@ -282,12 +547,13 @@ def test_runs_can_be_cut_in_two(case):
 @pytest.mark.parametrize("n", [0, 1, 2, 33])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_any_number_of_chains(case, n, dtype):
-    energy = case.energy().to(dtype)
+    energy = case.energy()
+    x = case.target(energy, 1.0).draw(33, seeded(1))[:n].to(dtype)
+    energy = energy.to(dtype)
     if isinstance(energy, Tilted):
         energy.field = energy.field.to(dtype)
-    if energy.base is not None:
+    if getattr(energy, "base", None) is not None:
         energy.base = energy.structure = energy.base.to("cpu", dtype)
-    x = energy.domain.uniform(n, seeded(1), dtype=dtype)
     kept = x.clone()
     state, info = case.sampler.run(energy, x, 3, seeded(2))
     assert state.x.shape == (n, *energy.domain.row_shape)
@@ -299,12 +565,38 @@ def test_any_number_of_chains(case, n, dtype):
         assert 0 <= float(info.acceptance) <= 1
 
 
-def test_no_steps_leave_the_chains_where_they_are(case):
+def test_a_step_leaves_the_state_before_it_alone(case):
     energy = case.energy()
-    x = case.target(energy, 1.0).draw(10, seeded(1))
-    state, info = case.sampler.run(energy, x, 0, seeded(2))
-    assert torch.equal(state.x, x)
-    assert 0 <= float(info.acceptance) <= 1
+    x = case.target(energy, 1.0).draw(20, seeded(1))
+    state = case.sampler.init(energy, x)
+    copies = [part.clone() for part in leaves(state)]
+    steps(case.sampler, energy, state, 3, seeded(2))
+    assert all(torch.equal(*pair) for pair in zip(leaves(state), copies, strict=True))
+
+
+def leaves(state):
+    """All tensors of a state."""
+    if isinstance(state, torch.Tensor):
+        return [state]
+    return [t for part in state for t in leaves(part)] if isinstance(state, tuple) else []
+
+
+def test_what_a_state_caches_is_of_its_rows(case):
+    """Also where the energy has changed meanwhile and the state is refreshed."""
+    energy = case.energy()
+    x = case.target(energy, 1.0).draw(50, seeded(1))
+    state = steps(case.sampler, energy, case.sampler.init(energy, x), 4, seeded(2))
+
+    def agrees(state, energy):
+        for cached, now in zip(state[1:3], energy.value_and_grad(state.x), strict=True):
+            assert cached is None or torch.allclose(cached, now, rtol=1e-12, atol=1e-12)
+
+    agrees(state, energy)
+    with torch.no_grad():
+        next(energy.parameters()).mul_(1.5)
+    fresh = case.sampler.refresh(energy, state)
+    agrees(fresh, energy)
+    assert torch.equal(fresh.x, state.x)
 
 
 def test_acceptance_is_a_mean_over_steps(case):
@@ -332,7 +624,7 @@ def watched(energy):
 
         return call
 
-    for name in ("forward", "hidden", "visible", "free_energy", "value_and_grad"):
+    for name in ("forward", "hidden", "visible", "free_energy", "value_and_grad", "logits"):
         if hasattr(energy, name):
             object.__setattr__(energy, name, note(getattr(energy, name)))
     return seen
@@ -344,11 +636,11 @@ def test_the_network_samples_in_eval_and_gets_its_modes_back(case, fails):
     energy.probe = torch.nn.Dropout()
     energy.train()
     energy.probe.eval()  # a frozen part in a network that trains
-    seen = watched(energy)
     modes = [module.training for module in energy.modules()]
     x = case.target(energy, 1.0).draw(5, seeded(1))
+    seen = watched(energy)
     if fails:
-        with pytest.raises(RuntimeError):
+        with pytest.raises(ValueError, match="Chains start at"):
             case.sampler.run(energy, x[:, :-1], 2, seeded(2))
     else:
         case.sampler.run(energy, x, 2, seeded(2))
@@ -392,7 +684,8 @@ def test_a_sampler_is_its_parameters(case):
 def test_a_sampler_clones(case):
     copy = clone(case.sampler)
     assert copy is not case.sampler
-    assert copy.get_params() == case.sampler.get_params()
+    assert repr(copy) == repr(case.sampler)
+    assert copy.get_params(False).keys() == case.sampler.get_params(False).keys()
     energy = case.energy()
     x = case.target(energy, 1.0).draw(50, seeded(1))
     runs = [s.run(energy, x, 3, seeded(2))[0].x for s in (case.sampler, copy)]
@@ -412,7 +705,17 @@ class Bowl(Energy):
 
 # Energies that a sampler must refuse.
 NO_CONDITIONALS = [Bowl(Real((3,))), Bowl(Binary((3,)))]
-UNSUITABLE = {Gibbs: NO_CONDITIONALS, ParallelTempering: NO_CONDITIONALS}
+UNSUITABLE = {
+    Gibbs: NO_CONDITIONALS,
+    ParallelTempering: NO_CONDITIONALS,
+    GibbsWithGradients: [Bowl(Real((3,)))],
+    DiscreteLangevin: [Bowl(Real((3,)))],
+    MetropolisHastings: [Bowl(Binary((3,)))],
+    MALA: [Bowl(Binary((3,)))],
+    HMC: [Bowl(Binary((3,)))],
+    Langevin: [Bowl(Binary((3,)))],
+    AnnealedLangevin: [Bowl(Binary((3,)))],
+}
 
 
 def test_every_sampler_names_what_it_refuses():
@@ -503,12 +806,14 @@ def test_replicas_exchange_rows_but_lose_none():
 
     energy, n = make_rbm(4, 3), 50
     sampler = ParallelTempering(4, Still())
-    ladder = energy.domain.uniform(4 * n, seeded(1), dtype=DOUBLE).view(4, n, 4)
-    state = steps(sampler, energy, ChainState(ladder[3], aux=ladder[:3]), 5, seeded(2))
-    after = torch.cat([state.aux, state.x[None]])
-    assert not torch.equal(after, ladder)
+    rows = energy.domain.uniform(4 * n, seeded(1), dtype=DOUBLE).view(4, n, 4)
+    state = ChainState(rows[3], aux=tuple(map(ChainState, rows)))
+    state = steps(sampler, energy, state, 5, seeded(2))
+    after = torch.stack([one.x for one in state.aux])
+    assert torch.equal(state.x, after[3])
+    assert not torch.equal(after, rows)
     place = 2 ** torch.arange(4)
-    before, after = (rows.long() @ place for rows in (ladder, after))
+    before, after = (ladder.long() @ place for ladder in (rows, after))
     assert torch.equal(before.sort(0).values, after.sort(0).values)
 
 

@@ -1,0 +1,37 @@
+r"""The vocabulary: what every part of skebm is, and what it may rely on.
+
+One convention holds everywhere: :math:`p(x) = \exp(-E(x)) / Z`, so lower energy means more likely.
+Configuration lives in constructor arguments, running state in named tuples that are passed through,
+randomness in one :class:`torch.Generator` that is passed as an argument.
+"""
+
+from skebm.base.energy import BipartiteEnergy, Clamp, Conditional, Energy, PairwiseEnergy
+from skebm.base.objective import Batch, Loss, Objective
+from skebm.base.partition import LogPartition, PartitionEstimator
+from skebm.base.sampler import ChainState, Sampler, SamplingError, StepInfo, sampling
+from skebm.base.trace import Trace
+from skebm.domains import Binary, Categorical, Domain, Mixed, Real
+
+__all__ = [
+    "Batch",
+    "Binary",
+    "BipartiteEnergy",
+    "Categorical",
+    "ChainState",
+    "Clamp",
+    "Conditional",
+    "Domain",
+    "Energy",
+    "LogPartition",
+    "Loss",
+    "Mixed",
+    "Objective",
+    "PairwiseEnergy",
+    "PartitionEstimator",
+    "Real",
+    "Sampler",
+    "SamplingError",
+    "StepInfo",
+    "Trace",
+    "sampling",
+]

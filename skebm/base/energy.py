@@ -1,0 +1,155 @@
+"""Energies: what E(x) is, and the conditionals that some of them have."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from skebm.domains import Binary, Domain
+
+
+class Clamp(NamedTuple):
+    """Coordinates held fixed while sampling: ``mask`` (n, ...) bool, ``value`` (n, ...)."""
+
+    mask: Tensor
+    value: Tensor
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Write the fixed coordinates into x."""
+        return torch.where(self.mask, self.value, x)
+
+
+class Energy(nn.Module, abc.ABC):
+    """A scalar function of a row, E(x), with the domain it is defined on.
+
+    An energy neither samples nor computes losses. Row i of a batch has the same energy as row i
+    alone.
+    """
+
+    domain: Domain
+
+    @abc.abstractmethod
+    def forward(self, x: Tensor, cond: Any = None) -> Tensor:
+        """Energy of each row, (n,); `cond` carries a noise level, a label or a history."""
+
+    def value_and_grad(self, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
+        """Energy (n,) and its gradient with respect to x, (n, ...); works under ``no_grad``.
+
+        Gradients of the parameters are left as they are. `ValueError` where the energies are not
+        one number a row, `TypeError` where they cannot be differentiated.
+        """
+        with torch.enable_grad():
+            x = x.detach().requires_grad_(True)
+            value = self(x, cond)
+            if value.shape != x.shape[:1]:
+                raise ValueError(
+                    f"{type(self).__name__} must return one energy a row, of shape "
+                    f"{tuple(x.shape[:1])}, but returned {tuple(value.shape)}."
+                )
+            grad = None
+            if value.requires_grad:
+                (grad,) = torch.autograd.grad(value.sum(), x, allow_unused=True)
+        if grad is None:
+            raise TypeError(
+                f"{type(self).__name__} is not differentiable with respect to x: its energies do "
+                "not come from x by differentiable torch operations. Use a sampler that needs no "
+                "gradient, such as MetropolisHastings or Gibbs."
+            )
+        return value.detach(), grad
+
+    def flip_difference(self, x: Tensor) -> Tensor:
+        """E(x with entry i set to 1 - x_i) - E(x), (n, d), for flat binary rows."""
+        if not isinstance(self.domain, Binary):
+            raise ValueError(f"Only binary rows can be flipped; this energy lives on {self.domain}")
+        here, columns = self(x), []
+        for i in range(x.shape[1]):
+            flipped = x.clone()
+            flipped[:, i] = 1 - x[:, i]
+            columns.append(self(flipped) - here)
+        return torch.stack(columns, 1)
+
+
+class Conditional(abc.ABC):
+    """A factorised (or otherwise tractable) distribution of one layer given the other.
+
+    Attributes
+    ----------
+    mean : Tensor of shape (n, d)
+    """
+
+    mean: Tensor
+
+    @abc.abstractmethod
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """Draw one row from each of the n distributions, (n, d)."""
+
+    def given(self, clamp: Clamp) -> Conditional:
+        """The same distribution where some coordinates are known.
+
+        Factorised ones are what they were: what is known of a unit tells nothing of the others.
+        """
+        return self
+
+
+class BipartiteEnergy(Energy):
+    """An energy E(x) = -log sum_h exp(-E(x, h)) whose joint has two conditionally simple layers.
+
+    ``forward`` is the free energy of a visible row. At inverse temperature `beta` the joint is
+    proportional to exp(-beta E(x, h)).
+    """
+
+    hidden_domain: Domain
+    base: Any = None  # where annealing and tempering start; None: the uniform distribution
+
+    def forward(self, x: Tensor, cond: Any = None) -> Tensor:
+        """Free energy of each row, (n,)."""
+        return self.free_energy(x)
+
+    @abc.abstractmethod
+    def free_energy(self, x: Tensor, beta: float | Tensor = 1.0) -> Tensor:
+        """-log sum_h exp(-beta E(x, h)), (n,); a `beta` of shape (k, 1) gives (k, n)."""
+
+    @abc.abstractmethod
+    def hidden(self, x: Tensor, beta: float = 1.0) -> Conditional:
+        """p(h given x) at inverse temperature `beta`."""
+
+    @abc.abstractmethod
+    def visible(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Conditional:
+        """p(x given h), proportional to exp(-beta E(x, h) + field' x)."""
+
+    @abc.abstractmethod
+    def hidden_energy(
+        self,
+        h: Tensor,
+        beta: float = 1.0,
+        field: Tensor | None = None,
+        clamp: Clamp | None = None,
+    ) -> Tensor:
+        """-log sum_x exp(-beta E(x, h) + field' x) over x that agree with `clamp`, (n,)."""
+
+    @abc.abstractmethod
+    def annealed(self, beta: float) -> BipartiteEnergy:
+        """The distribution at `beta` on the way from the base, 0, to this energy, 1."""
+
+
+class PairwiseEnergy(Energy):
+    """E(x) = -x'Jx / 2 - b'x on flat binary rows, J symmetric with an empty diagonal."""
+
+    bias: Tensor  # b, (d,)
+
+    @property
+    @abc.abstractmethod
+    def coupling(self) -> Tensor:
+        """J, (d, d)."""
+
+    @property
+    @abc.abstractmethod
+    def colours(self) -> tuple[Tensor, ...]:
+        """Groups of column numbers, no two of a group coupled, that hold each column once."""
+
+    @abc.abstractmethod
+    def logits(self, x: Tensor, columns: Tensor | None = None) -> Tensor:
+        """Log-odds of a one in each of `columns` (all by default) given the others, (n, k)."""

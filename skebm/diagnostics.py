@@ -1,0 +1,199 @@
+"""Diagnostics of Markov chains: by arviz_stats where it is installed, else by the same sums."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft
+from scipy.special import ndtri
+from scipy.stats import rankdata
+from torch import Tensor, bfloat16
+
+__all__ = ["effective_sample_size", "r_hat"]
+KINDS = ("bulk", "tail", "mean")
+TAILS = (0.05, 0.95)  # the paper's; arviz_stats has no default for arrays
+CHUNK = 2**20  # values looked at in one go: 8 MiB in double precision
+Floats = NDArray[np.float64]
+
+
+def effective_sample_size(draws: Tensor | np.ndarray, *, kind: str = "bulk") -> Floats:
+    """Number of independent draws that would estimate as well as these dependent ones.
+
+    Each chain is split in half, so that a drift within it counts as a difference between chains.
+    Draws that are better than independent ones count for at most n log10(n).
+
+    Parameters
+    ----------
+    draws : Tensor or ndarray of shape (n_draws, n_chains, ...)
+        Real, integer or boolean. At least four draws; an odd one in the middle is in no half.
+    kind : {"bulk", "tail", "mean"}, default="bulk"
+        What is to be estimated: the centre of the distribution, from the normal scores of the
+        ranks (ties get their average); the worse of the 5% and 95% quantiles; or the mean.
+
+    Returns
+    -------
+    ndarray of shape (...)
+        In draws, of all chains together. A column that never changes counts every draw.
+
+    References
+    ----------
+    Vehtari, A., Gelman, A., Simpson, D., Carpenter, B. and Bürkner, P.-C. (2021). Rank-
+    normalization, folding, and localization: an improved R-hat. Bayesian Analysis, 16(2), 667-718.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skebm.diagnostics import effective_sample_size
+    >>> draws = np.random.default_rng(0).normal(size=(1000, 4, 2))
+    >>> draws[1:, :, 1] += draws[:-1, :, 1]  # depends on the draw before
+    >>> effective_sample_size(draws).round(-3)
+    array([4000., 2000.])
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}.")
+    arviz_stats = _arviz_stats()
+
+    def statistic(x: Floats) -> Floats:
+        if kind == "mean":
+            # To one scale: arviz_stats takes any range below 1e-15 for a constant.
+            x = x / np.abs(x).max((1, 2), keepdims=True).clip(np.finfo(np.float64).tiny)
+        if arviz_stats is None:
+            return _ess(x, kind)
+        return arviz_stats.ess(x, method=kind, prob=TAILS if kind == "tail" else None)
+
+    return _by_column(statistic, draws, min_chains=1)
+
+
+def r_hat(draws: Tensor | np.ndarray) -> Floats:
+    """Spread of all chains relative to the spread within each: above 1.01 they disagree.
+
+    The larger of R-hat of the ranks, which sees chains in different places, and R-hat of the ranks
+    of distances from the median, which sees chains of different width. Each chain is split in half.
+
+    Parameters
+    ----------
+    draws : Tensor or ndarray of shape (n_draws, n_chains, ...)
+        Real, integer or boolean. At least four draws of at least two chains that started apart.
+
+    Returns
+    -------
+    ndarray of shape (...)
+        nan for a column that never changes: chains that are all stuck look like that, too.
+        Infinite, up to rounding, for chains that stand still in different places.
+
+    References
+    ----------
+    Vehtari, A., Gelman, A., Simpson, D., Carpenter, B. and Bürkner, P.-C. (2021). Rank-
+    normalization, folding, and localization: an improved R-hat. Bayesian Analysis, 16(2), 667-718.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skebm.diagnostics import r_hat
+    >>> draws = np.random.default_rng(0).normal(size=(1000, 4, 2))
+    >>> draws[:, 0, 1] += 2  # one chain elsewhere
+    >>> r_hat(draws).round(1)
+    array([1. , 1.3])
+    """
+    arviz_stats = _arviz_stats()
+
+    def statistic(x: Floats) -> Floats:
+        # Nothing within the chains to divide by is a documented answer, not an accident.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return _r_hat(x) if arviz_stats is None else arviz_stats.rhat(x, method="rank")
+
+    return _by_column(statistic, draws, min_chains=2)
+
+
+def _arviz_stats() -> Any:
+    # Not a caught ImportError: an installation that is broken should say so.
+    if importlib.util.find_spec("arviz_stats") is None:
+        return None
+    from arviz_stats.base import array_stats
+
+    return array_stats
+
+
+def _by_column(statistic: Callable[[Floats], Floats], draws: Any, min_chains: int) -> Floats:
+    """Apply a function of (n_columns, n_chains, n_draws) to a few columns at a time."""
+    if isinstance(draws, Tensor):
+        draws = draws.detach().cpu()
+        draws = (draws.float() if draws.dtype == bfloat16 else draws).numpy()  # numpy lacks it
+    draws = np.asarray(draws)
+    if draws.dtype.kind not in "biuf":
+        raise ValueError(f"draws must be real, integer or boolean; got {draws.dtype}.")
+    hint = "Draws are on the first axis and chains on the second, even if it is only one."
+    if draws.ndim < 2:
+        raise ValueError(f"draws need shape (n_draws, n_chains, ...); got {draws.shape}. {hint}")
+    (n_draws, n_chains), trailing = draws.shape[:2], draws.shape[2:]
+    if n_draws < 4:  # half of a chain needs two draws to have a variance
+        raise ValueError(f"Run for at least 4 draws of each chain; got {n_draws}. {hint}")
+    if n_chains < min_chains:
+        raise ValueError(f"Run at least {min_chains} chains; got {n_chains}. {hint}")
+    out = np.empty(trailing)
+    flat = out.reshape(-1)
+    columns = draws.reshape(n_draws, n_chains, flat.size)
+    step = max(1, CHUNK // (n_draws * n_chains))
+    for start in range(0, flat.size, step):
+        x = columns[..., start : start + step].transpose(2, 1, 0).astype(np.float64, order="C")
+        if not np.isfinite(x).all():
+            raise ValueError("draws contain NaN or infinity. Leave out the chains that diverged.")
+        flat[start : start + step] = statistic(x)
+    return out
+
+
+def _split(x: Floats) -> Floats:
+    half = x.shape[2] // 2
+    return np.concatenate([x[..., :half], x[..., -half:]], axis=1)
+
+
+def _normal_scores(x: Floats) -> Floats:
+    rank = rankdata(x.reshape(len(x), -1), axis=1)
+    return ndtri((rank - 3 / 8) / (rank.shape[1] + 1 / 4)).reshape(x.shape)
+
+
+def _r_hat(x: Floats) -> Floats:
+    x = _split(x)
+    folded = np.abs(x - np.median(x, axis=(1, 2), keepdims=True))
+    scores = (_normal_scores(x), _normal_scores(folded))
+    ratio = [z.mean(2).var(1, ddof=1) / z.var(2, ddof=1).mean(1) for z in scores]
+    # fmax: folded draws may be constant where draws are not, as in a balanced binary column.
+    return np.sqrt(np.fmax(*ratio) + 1 - 1 / x.shape[2])
+
+
+def _ess(x: Floats, kind: str) -> Floats:
+    if kind == "tail":
+        tails = np.quantile(x, TAILS, axis=(1, 2), keepdims=True)
+        return np.minimum(*(_ess((x <= q).astype(np.float64), "mean") for q in tails))
+    x = _normal_scores(_split(x)) if kind == "bulk" else _split(x)
+    n, total = x.shape[2], x.shape[1] * x.shape[2]
+    mean = x.mean(2, keepdims=True)
+    size = fft.next_fast_len(2 * n, real=True)  # padded, so that the end does not meet the start
+    spectrum = fft.rfft(x - mean, size)
+    # The mean over chains before going back: one inverse transform instead of one per chain.
+    covariance = fft.irfft((spectrum.real**2 + spectrum.imag**2).mean(1), size)[:, :n] / n
+    within = covariance[:, :1] * n / (n - 1)
+    variance = covariance[:, :1] + mean.var(1, ddof=1)
+    constant = np.ptp(x, axis=(1, 2)) < 1e-15  # up to rounding, as in arviz_stats
+    rho = 1 - (within - covariance) / np.where(constant[:, None], 1, variance)
+    rho[:, 0] = 1
+    time = np.maximum(_autocorrelation_time(rho), 1 / np.log10(total))
+    return np.where(constant, total, total / time)
+
+
+def _autocorrelation_time(rho: Floats) -> Floats:
+    """Sum of rho (n_columns, n) over the initial monotone positive sequence of Geyer (1992)."""
+    n_columns, n = rho.shape
+    pairs = rho[:, : n // 2 * 2].reshape(n_columns, -1, 2).sum(2)
+    kept = max((n - 1) // 2 - 1, 0)  # the last lags are averages of too few products
+    positive = np.logical_and.accumulate(pairs[:, :kept] > 0, axis=1)
+    monotone = np.minimum.accumulate(pairs[:, :kept], axis=1)
+    # Where the sequence ends, one more even lag, once: less biased for antithetic chains.
+    column, end = np.arange(n_columns), positive.sum(1)
+    even = rho[column, 2 * end]
+    even = np.where((even > 0) | (pairs[column, end] >= 0), even, 0)
+    return 2 * monotone.sum(1, where=positive) - 1 + even

@@ -1,0 +1,180 @@
+"""What samplers share: looking at an energy, accepting a proposal, staying inside a box."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skebm.base import BipartiteEnergy, ChainState, Clamp, Energy, SamplingError, StepInfo
+
+
+class AtBeta(Energy):
+    """The free energy of a bipartite energy whose joint is at inverse temperature `beta`."""
+
+    def __init__(self, energy: BipartiteEnergy, beta: float):
+        super().__init__()
+        self.energy, self.beta, self.domain = energy, beta, energy.domain
+
+    def forward(self, x: Tensor, cond: Any = None) -> Tensor:
+        """-log sum_h exp(-beta E(x, h)), (n,)."""
+        return self.energy.free_energy(x, self.beta)
+
+
+def tempers_joint(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a step that multiplies energies by beta mean what Gibbs means where there are two layers.
+
+    The marginal of exp(-beta E(x, h)) is not exp(-beta F(x)), F the free energy, so the state is
+    evaluated under that marginal, and again afterwards. A rare case: annealing and tempering go
+    along paths of energies at beta 1.
+    """
+
+    @functools.wraps(step)
+    def wrapped(
+        self: Any,
+        energy: Any,
+        state: ChainState,
+        generator: torch.Generator,
+        beta: float = 1.0,
+        clamp: Clamp | None = None,
+    ) -> tuple[ChainState, StepInfo]:
+        if beta == 1 or not isinstance(energy, BipartiteEnergy):
+            return step(self, energy, state, generator, beta, clamp)
+        marginal = AtBeta(energy, beta)
+        new, info = step(self, marginal, self.refresh(marginal, state), generator, 1.0, clamp)
+        return self.refresh(energy, new), info
+
+    return wrapped
+
+
+def evaluate(energy: Energy, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
+    """Energies (n,) and gradients (n, ...) at x, by :func:`numbered` energies."""
+    value, grad = energy.value_and_grad(x, cond)
+    return numbered(energy, x, value), grad
+
+
+def evaluate_energy(energy: Energy, x: Tensor) -> Tensor:
+    """Energies (n,) at x, by :func:`numbered`; no gradient is asked for."""
+    value = energy(x).detach()
+    if value.shape != x.shape[:1]:
+        raise ValueError(
+            f"{type(energy).__name__} must return one energy a row, of shape "
+            f"{tuple(x.shape[:1])}, but returned {tuple(value.shape)}."
+        )
+    return numbered(energy, x, value)
+
+
+def numbered(energy: Energy, x: Tensor, value: Tensor) -> Tensor:
+    """The energies, among which no nan is let pass: `SamplingError` instead.
+
+    Where a trajectory has run so far that powers of x overflow, inf - inf is no fault of the energy
+    but the mark of a step that is too large; such a row gets the energy inf, and is rejected. On an
+    accelerator a nan stays, poisons its chain and is found at the end of the run, because to look
+    at it here would make every step wait.
+    """
+    if not x.is_cuda and not math.isnan(float(value.sum())):
+        return value
+    lost = value.isnan()
+    limit = torch.finfo(x.dtype).max ** 0.25
+    far = ~(x.abs().flatten(1).amax(1) < limit)  # a nan is far as well
+    bad = lost & ~far
+    if not x.is_cuda and bad.any():
+        row = int(bad.nonzero()[0])
+        raise SamplingError(
+            f"{type(energy).__name__} is nan at {int(bad.sum())} of {len(x)} chains, first at "
+            f"chain {row}, where x = {_shown(x[row])}."
+        )
+    return torch.where(lost & far, math.inf, value)
+
+
+def _shown(row: Tensor) -> str:
+    values = ", ".join(f"{v:.4g}" for v in row.flatten()[:5].tolist())
+    return f"[{values}{', ...' if row.numel() > 5 else ''}]"
+
+
+def start(energy: Energy, x: Tensor, with_grad: bool = True) -> ChainState:
+    """State of chains that stand at x, where their energies have to be finite."""
+    value, grad = evaluate(energy, x) if with_grad else (evaluate_energy(energy, x), None)
+    if not x.is_cuda and not math.isfinite(float(value.sum())):
+        lost = ~value.isfinite()
+        if lost.any():
+            raise ValueError(
+                f"The energy is {float(value[lost][0])} at row {int(lost.nonzero()[0])}, where a "
+                f"chain was to start ({int(lost.sum())} of {len(x)} rows): start elsewhere."
+            )
+    return ChainState(x, value, grad)
+
+
+def metropolis(
+    log_ratio: Tensor, state: Any, proposal: Any, generator: torch.Generator
+) -> tuple[ChainState, Tensor]:
+    """Take each proposal with probability min(1, exp(log_ratio)); also return the mean of these.
+
+    A ratio that is nan comes of a proposal at infinite energy, which is rejected.
+    """
+    ratio = torch.where(proposal.energy == math.inf, -math.inf, log_ratio)
+    u = torch.rand(ratio.shape, generator=generator, dtype=ratio.dtype, device=ratio.device)
+    new: Any = select(u.log() < ratio, proposal, state)
+    if ratio.is_cuda:  # see `numbered`
+        level = torch.where(proposal.energy.isnan(), proposal.energy, new.energy)
+        new = new._replace(energy=level)
+    return new, ratio.clamp(max=0).exp().mean()
+
+
+def select(mask: Tensor, a: ChainState, b: ChainState) -> ChainState:
+    """Chains of `a` where the mask (n,) is true, of `b` elsewhere; aux is that of `b`."""
+
+    def pick(p: Any, q: Any) -> Any:
+        if p is None or q is None:
+            return None
+        return torch.where(mask.view(-1, *[1] * (p.dim() - 1)), p, q)
+
+    return ChainState(pick(a.x, b.x), pick(a.energy, b.energy), pick(a.grad, b.grad), b.aux)
+
+
+def standard_normal(like: Tensor, generator: torch.Generator, clamp: Clamp | None) -> Tensor:
+    """Gaussian noise of the shape of `like`, none where coordinates are clamped."""
+    z = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+    return free_part(z, clamp)
+
+
+def free_part(values: Tensor, clamp: Clamp | None) -> Tensor:
+    """The values with zeros where coordinates are clamped."""
+    return values if clamp is None else values.masked_fill(clamp.mask, 0)
+
+
+def bounded(domain: Any) -> bool:
+    """Whether real rows live in a box, at least on one side."""
+    return domain.lower is not None or domain.upper is not None
+
+
+def reject_outside(domain: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows pushed into the box, where the energy may be asked, and which had been outside (n,)."""
+    outside = ~((x >= _low(domain)) & (x <= _high(domain))).flatten(1).all(1)
+    return x.clamp(domain.lower, domain.upper), outside
+
+
+def fold(domain: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Reflect x at the walls of the box, as often as it takes; -1 where a velocity turns round."""
+    low, high = domain.lower, domain.upper
+    beyond = (x < _low(domain)) | (x > _high(domain))
+    if low is None or high is None:
+        folded, turned = 2 * (low if high is None else high) - x, beyond
+    else:
+        y = torch.remainder(x - low, 2 * (high - low))
+        turned = beyond & (y > high - low)
+        # Rounding may leave the box by a last digit.
+        folded = (low + torch.where(turned, 2 * (high - low) - y, y)).clamp(low, high)
+    return torch.where(beyond, folded, x), torch.where(turned, -1.0, 1.0).to(x.dtype)
+
+
+def _low(domain: Any) -> float:
+    return -math.inf if domain.lower is None else domain.lower
+
+
+def _high(domain: Any) -> float:
+    return math.inf if domain.upper is None else domain.upper

@@ -1,0 +1,162 @@
+"""Step sizes and scales: given, taken from the rows, or found during a warm-up."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skebm._validation import Interval, StrOptions
+from skebm.base import ChainState, Energy
+
+# Hoffman and Gelman (2014), section 3.2.1: how hard the average acceptance pulls, how many early
+# steps are damped, how fast early steps are forgotten.
+PULL, DAMPING, FORGETTING = 0.05, 10, 0.75
+# Moments of the rows are means over about the last third of the warm-up.
+MEMORY = 3
+# A search without a signal (nothing is ever rejected) stays within this factor of its start.
+REACH = 1e8
+
+STEP_CONSTRAINTS: dict[str, list[Any]] = {
+    "step_size": [Interval(Real, 0, None, closed="neither")],
+    "scale": [StrOptions({"auto"}), "array-like", None],
+}
+ADAPT_CONSTRAINTS: dict[str, list[Any]] = {
+    "adapt": ["boolean"],
+    "target_acceptance": [Interval(Real, 0, 1, closed="neither")],
+}
+
+
+class Search(NamedTuple):
+    """Running numbers of a warm-up: dual averaging of the step size, moments of the rows.
+
+    Attributes
+    ----------
+    first_log_step, log_step, error, n_steps : Tensor, scalar, float64
+        Where the search began, the weighted mean of the logarithms of the steps, the mean lack of
+        acceptance, the number of steps so far.
+    mean, variance : Tensor of the shape of a row, or None
+        Of the rows of all chains; None where the scale is not searched.
+    """
+
+    first_log_step: Tensor
+    log_step: Tensor
+    error: Tensor
+    n_steps: Tensor
+    mean: Tensor | None
+    variance: Tensor | None
+
+
+class Tuning(NamedTuple):
+    """What a chain uses instead of its sampler's parameters.
+
+    Attributes
+    ----------
+    step_size : Tensor, scalar
+    scale : Tensor of the shape of a row, or None
+    search : Search or None
+        None once frozen.
+    """
+
+    step_size: Tensor
+    scale: Tensor | None
+    search: Search | None
+
+    def frozen(self) -> Tuning:
+        """The settings that the search has found."""
+        if self.search is None:
+            return self
+        step = self.search.log_step.exp().to(self.step_size.dtype)
+        step = torch.where(self.search.n_steps > 0, step, self.step_size)
+        return Tuning(step, self.scale, None)
+
+
+def tuning(sampler: Any, energy: Energy, x: Tensor, scaled: bool = True) -> Tuning | None:
+    """Settings of chains that start at rows x; None where the parameters say all there is."""
+    adapt = getattr(sampler, "adapt", False)
+    scale = starting_scale(sampler.scale, energy, x, adapt) if scaled else None
+    if not adapt and scale is None:
+        return None
+    step = torch.as_tensor(float(sampler.step_size), dtype=x.dtype, device=x.device)
+    if not adapt:
+        return Tuning(step, scale, None)
+    log_step = step.double().log()
+    none = torch.zeros_like(log_step)
+    searched = scaled and isinstance(sampler.scale, str)
+    moments = (x.mean(0), scale.square()) if searched and scale is not None else (None, None)
+    return Tuning(step, scale, Search(log_step, none, none, none, *moments))
+
+
+def starting_scale(scale: Any, energy: Energy, x: Tensor, adapt: bool = False) -> Tensor | None:
+    """Standard deviation to expect of each entry of a row, None where all are alike.
+
+    One chain that adapts starts from ones.
+    """
+    if scale is None:
+        return None
+    if isinstance(scale, str):
+        if len(x) < 2 and adapt:
+            return x.new_ones(x.shape[1:])
+        if len(x) < 2:
+            raise ValueError(
+                'scale="auto" takes the standard deviations of the rows that chains start from, '
+                f"but there is {len(x)} row. Pass an array of them, or scale=None."
+            )
+        return _usable(x.var(0)).sqrt()
+    given = torch.as_tensor(np.asarray(scale, dtype=np.float64)).to(x)
+    shape = energy.domain.row_shape
+    if given.shape != shape or not (given.isfinite() & (given > 0)).all():
+        raise ValueError(
+            f"scale must hold a positive finite number for each entry of a row, of shape {shape}; "
+            f"got shape {tuple(given.shape)}, smallest {float(given.min()):.3g}."
+        )
+    return given
+
+
+def _usable(variance: Tensor) -> Tensor:
+    """Variances, 1 where a column does not vary."""
+    return torch.where(variance > 0, variance, 1)
+
+
+def settings(sampler: Any, state: ChainState) -> tuple[Any, Tensor | None]:
+    """Step size and scale of the next step."""
+    if state.aux is None:
+        return sampler.step_size, None
+    return state.aux.step_size, state.aux.scale
+
+
+def tuned(state: ChainState, acceptance: Tensor, target: float) -> ChainState:
+    """The state with the lesson of a step drawn, where it is still being tuned."""
+    if state.aux is None or state.aux.search is None or not len(state.x):
+        return state
+    aux: Tuning = state.aux
+    search: Any = aux.search
+    count = search.n_steps + 1
+    # Dual averaging.
+    rate = 1 / (count + DAMPING)
+    error = (1 - rate) * search.error + rate * (target - acceptance.double())
+    log_step = search.first_log_step + np.log(10) - count.sqrt() / PULL * error
+    reach = np.log(REACH)
+    log_step = log_step.clamp(search.first_log_step - reach, search.first_log_step + reach)
+    weight = count**-FORGETTING
+    mean_log_step = weight * log_step + (1 - weight) * search.log_step
+    # Moments with a memory that grows with the warm-up.
+    mean, variance, scale = search.mean, search.variance, aux.scale
+    if mean is not None:
+        share = (MEMORY / (count + MEMORY)).to(mean.dtype)
+        here = state.x.mean(0)
+        spread = state.x.var(0, correction=0)
+        off = here - mean
+        variance = (1 - share) * (variance + share * off.square()) + share * spread
+        mean = mean + share * off
+        scale = _usable(variance).sqrt()
+    new = Search(search.first_log_step, mean_log_step, error, count, mean, variance)
+    return state._replace(aux=Tuning(log_step.exp().to(aux.step_size.dtype), scale, new))
+
+
+def freeze(state: ChainState) -> ChainState:
+    """Chains whose settings stay as the search has left them."""
+    return state if state.aux is None else state._replace(aux=state.aux.frozen())

@@ -1,0 +1,281 @@
+"""Unadjusted Langevin samplers: drift down the gradient and diffuse."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral
+from numbers import Real as RealNumber
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skebm._validation import Interval, StrOptions
+from skebm.base import ChainState, Clamp, Energy, Real, Sampler, SamplingError, StepInfo
+from skebm.samplers._moves import bounded, evaluate, fold, tempers_joint
+from skebm.samplers._tuning import STEP_CONSTRAINTS, tuning
+
+
+class Langevin(Sampler):
+    r"""Unadjusted Langevin dynamics, of any step and any noise: fast, and biased by its step.
+
+    .. math:: x' = x - h\, s^2 \odot \mathrm{clip}(\beta \nabla E(x)) + \sigma\, s \odot z,
+        \qquad z \sim N(0, I)
+
+    With the default :math:`\sigma = \sqrt{2h}` its stationary distribution approaches
+    :math:`p \propto e^{-\beta E}` as h goes to 0 (the bias is of the order of h) or as h decays;
+    with another :math:`\sigma` it approaches :math:`p^{2h/\sigma^2}`, a temperature other than that
+    of the energy. Nothing is rejected: where a step is too large for the energy chains run off, and
+    that is a :class:`~skebm.base.SamplingError`. A step costs one gradient.
+
+    The usual parametrisations: score steps :math:`\epsilon` with noise :math:`\sqrt{2\epsilon}` are
+    ``Langevin(epsilon)``; half steps :math:`\lambda / 2` with noise of variance :math:`\lambda`
+    are ``Langevin(lambda / 2)``; a step :math:`\alpha` and a noise :math:`\sigma` chosen apart, as
+    in JEM, are ``Langevin(alpha, noise_scale=sigma)``.
+
+    Parameters
+    ----------
+    step_size : float, default=0.01
+        h > 0, in units of x squared (of none where `scale` is given).
+    noise_scale : float or None, default=None
+        :math:`\sigma \ge 0` in units of x; None is :math:`\sqrt{2h}`. 0 is gradient descent.
+    decay : float in [0, 1], default=0
+        :math:`\gamma` of the decreasing schedule [1]_: step t, from 0, takes
+        :math:`h (1 + t / b)^{-\gamma}`, and :math:`\sigma` shrinks with the root of it. Above one
+        half the bias vanishes with time.
+    decay_delay : float, default=10
+        b > 0: steps after which the decay sets in.
+    clip_grad : float or None, default=None
+        Largest absolute value of an entry of the gradient (times beta); what is beyond is clipped,
+        which keeps young networks from throwing chains away, and is one more bias.
+    bounds : {"reflect", "clip"}, default="reflect"
+        What happens at the walls of the energy's domain. Reflection has a bias that vanishes with
+        the step, clipping heaps chains up at the walls.
+    scale : None, "auto" or array-like of the shape of a row, default=None
+        s: the standard deviation to expect of each entry; ``"auto"`` takes it from the rows that
+        chains start from.
+
+    References
+    ----------
+    .. [1] Welling and Teh (2011), "Bayesian learning via stochastic gradient Langevin dynamics",
+       ICML, eq. 2 and 4.
+    .. [2] Roberts and Tweedie (1996), "Exponential convergence of Langevin distributions and their
+       discrete approximations", Bernoulli 2(4).
+    .. [3] Grathwohl et al. (2020), "Your classifier is secretly an energy based model", ICLR.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.base import Energy, Real
+    >>> from skebm.samplers import Langevin
+    >>> class Gaussian(Energy):
+    ...     domain = Real((2,))
+    ...
+    ...     def forward(self, x, cond=None):
+    ...         return x.square().sum(1) / 2
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> state, _ = Langevin(0.5).run(Gaussian(), torch.zeros(20_000, 2), 50, generator)
+    >>> state.x.var(0).round(decimals=1)  # 1 / (1 - h / 2) here: biased
+    tensor([1.3000, 1.3000])
+    """
+
+    domains = (Real,)
+    _parameter_constraints = STEP_CONSTRAINTS | {
+        "noise_scale": [Interval(RealNumber, 0, None, closed="left"), None],
+        "decay": [Interval(RealNumber, 0, 1, closed="both")],
+        "decay_delay": [Interval(RealNumber, 0, None, closed="neither")],
+        "clip_grad": [Interval(RealNumber, 0, None, closed="neither"), None],
+        "bounds": [StrOptions({"reflect", "clip"})],
+    }
+
+    def __init__(
+        self,
+        step_size: float = 0.01,
+        noise_scale: float | None = None,
+        *,
+        decay: float = 0.0,
+        decay_delay: float = 10.0,
+        clip_grad: float | None = None,
+        bounds: str = "reflect",
+        scale: Any = None,
+    ):
+        self.step_size = step_size
+        self.noise_scale = noise_scale
+        self.decay = decay
+        self.decay_delay = decay_delay
+        self.clip_grad = clip_grad
+        self.bounds = bounds
+        self.scale = scale
+
+    @property
+    def exact(self) -> bool:
+        """False: no step is ever rejected."""
+        return False
+
+    def init(self, energy: Energy, x: Tensor) -> ChainState:
+        """Chains that stand at the rows of x; ``aux`` is (steps taken, scale)."""
+        settled = tuning(self, energy, x)
+        return ChainState(x, aux=(0, None if settled is None else settled.scale))
+
+    @tempers_joint
+    def step(
+        self,
+        energy: Energy,
+        state: Any,
+        generator: torch.Generator,
+        beta: float = 1.0,
+        clamp: Clamp | None = None,
+    ) -> tuple[ChainState, StepInfo]:
+        """Drift and diffuse."""
+        count, s = state.aux
+        h, sigma = self.step_size, self.noise_scale
+        if sigma is None:
+            sigma = math.sqrt(2 * h)
+        if self.decay:
+            shrunk = (1 + count / self.decay_delay) ** -self.decay
+            h, sigma = h * shrunk, sigma * math.sqrt(shrunk)
+        _, grad = evaluate(energy, state.x)
+        if beta != 1:
+            grad = beta * grad
+        if self.clip_grad is not None:
+            grad = grad.clamp(-self.clip_grad, self.clip_grad)
+        x = diffused(energy, state.x, grad, h, sigma, s, generator, clamp, self.bounds)
+        return ChainState(x, aux=(count + 1, s)), UNADJUSTED
+
+
+class AnnealedLangevin(Sampler):
+    r"""Langevin dynamics down a ladder of noise levels, for energies that know the level.
+
+    Level i of a geometric ladder from `sigma_max` to `sigma_min` runs `n_steps_per_level` steps
+    of unadjusted Langevin dynamics on :math:`E(x, \sigma_i)`, the energy of data blurred by
+    Gaussian noise of that standard deviation, with step :math:`h_i = h \sigma_i^2`. Coarse levels
+    connect what fine ones keep apart. Biased: by the step, and by levels cut short. A chain that
+    has come to the last level stays there. A step costs one gradient.
+
+    The energy is called as ``energy(x, cond)`` with `cond` the level of each row, (n,).
+
+    Parameters
+    ----------
+    step_size : float, default=0.1
+        h > 0, in units of the squared noise level. (:math:`\epsilon` of [1]_ is
+        :math:`2 h \sigma_L^2`.)
+    sigma_max, sigma_min : float, default=1.0, 0.01
+        First and last level, in units of x.
+    n_levels : int, default=10
+        At least 2.
+    n_steps_per_level : int, default=10
+        All levels together take ``n_levels * n_steps_per_level`` steps.
+
+    References
+    ----------
+    .. [1] Song and Ermon (2019), "Generative modeling by estimating gradients of the data
+       distribution", NeurIPS, algorithm 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.base import Energy, Real
+    >>> from skebm.samplers import AnnealedLangevin
+    >>> class BlurredPoint(Energy):  # all data at 3
+    ...     domain = Real((1,))
+    ...
+    ...     def forward(self, x, cond=None):
+    ...         return ((x - 3) / cond[:, None]).square().sum(1) / 2
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> state, _ = AnnealedLangevin().run(BlurredPoint(), torch.zeros(4, 1), 100, generator)
+    >>> state.x.round(decimals=1).flatten()
+    tensor([3., 3., 3., 3.])
+    """
+
+    domains = (Real,)
+    _parameter_constraints = {
+        "step_size": [Interval(RealNumber, 0, None, closed="neither")],
+        "sigma_max": [Interval(RealNumber, 0, None, closed="neither")],
+        "sigma_min": [Interval(RealNumber, 0, None, closed="neither")],
+        "n_levels": [Interval(Integral, 2, None, closed="left")],
+        "n_steps_per_level": [Interval(Integral, 1, None, closed="left")],
+    }
+
+    def __init__(
+        self,
+        step_size: float = 0.1,
+        *,
+        sigma_max: float = 1.0,
+        sigma_min: float = 0.01,
+        n_levels: int = 10,
+        n_steps_per_level: int = 10,
+    ):
+        self.step_size = step_size
+        self.sigma_max = sigma_max
+        self.sigma_min = sigma_min
+        self.n_levels = n_levels
+        self.n_steps_per_level = n_steps_per_level
+
+    @property
+    def exact(self) -> bool:
+        """False: no step is ever rejected."""
+        return False
+
+    def check(self, energy: Energy) -> None:
+        """Raise unless the ladder leads downwards on real rows."""
+        super().check(energy)
+        if not self.sigma_min < self.sigma_max:
+            raise ValueError(
+                f"sigma_min={self.sigma_min!r} must be below sigma_max={self.sigma_max!r}."
+            )
+
+    def init(self, energy: Energy, x: Tensor) -> ChainState:
+        """Chains that stand at the rows of x; ``aux`` is the number of steps taken."""
+        return ChainState(x, aux=0)
+
+    @tempers_joint
+    def step(
+        self,
+        energy: Energy,
+        state: Any,
+        generator: torch.Generator,
+        beta: float = 1.0,
+        clamp: Clamp | None = None,
+    ) -> tuple[ChainState, StepInfo]:
+        """Drift and diffuse at the level that is due."""
+        level = min(state.aux // self.n_steps_per_level, self.n_levels - 1)
+        ratio = self.sigma_min / self.sigma_max
+        sigma = self.sigma_max * ratio ** (level / (self.n_levels - 1))
+        h = self.step_size * sigma**2
+        _, grad = evaluate(energy, state.x, state.x.new_full(state.x.shape[:1], sigma))
+        noise = math.sqrt(2 * h)
+        x = diffused(energy, state.x, beta * grad, h, noise, None, generator, clamp, "reflect")
+        return ChainState(x, aux=state.aux + 1), UNADJUSTED
+
+
+def diffused(
+    energy: Energy,
+    x: Tensor,
+    grad: Tensor,
+    h: float,
+    sigma: float,
+    s: Tensor | None,
+    generator: torch.Generator,
+    clamp: Clamp | None,
+    bounds: str,
+) -> Tensor:
+    """Rows after a drift by h and a diffusion by sigma; `SamplingError` where one runs off."""
+    noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+    if s is not None:
+        grad, noise = s.square() * grad, s * noise
+    domain: Any = energy.domain
+    new = noise.mul_(sigma).add_(x).sub_(grad, alpha=h)
+    if bounded(domain):
+        new = fold(domain, new)[0] if bounds == "reflect" else new.clamp(domain.lower, domain.upper)
+    if clamp is not None:
+        new = torch.where(clamp.mask, x, new)
+    if not x.is_cuda and not math.isfinite(float(new.sum())) and not new.isfinite().all():
+        lost = ~new.isfinite().flatten(1).all(1)
+        raise SamplingError(
+            f"{int(lost.sum())} of {len(x)} Langevin chains left the range of numbers. Take a "
+            "smaller step_size, or a sampler that rejects such steps, such as MALA."
+        )
+    return new
+
+
+UNADJUSTED = StepInfo(1.0)

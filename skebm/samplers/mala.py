@@ -1,0 +1,132 @@
+"""The Metropolis-adjusted Langevin algorithm."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skebm.base import ChainState, Clamp, Energy, Real, Sampler, StepInfo
+from skebm.samplers._moves import (
+    bounded,
+    evaluate,
+    free_part,
+    metropolis,
+    reject_outside,
+    standard_normal,
+    start,
+    tempers_joint,
+)
+from skebm.samplers._tuning import (
+    ADAPT_CONSTRAINTS,
+    STEP_CONSTRAINTS,
+    freeze,
+    settings,
+    tuned,
+    tuning,
+)
+
+
+class MALA(Sampler):
+    r"""Metropolis-adjusted Langevin algorithm: Langevin proposals, exact for any step.
+
+    Proposal :math:`x' = x - h s^2 \odot \beta \nabla E(x) + \sqrt{2h}\, s \odot z`, accepted by the
+    Metropolis-Hastings rule, the proposal being Gaussian in both directions. Proposals outside the
+    box of the energy's domain are rejected. A step costs one gradient.
+
+    Parameters
+    ----------
+    step_size : float, default=0.1
+        h > 0, in units of x squared (of none where `scale` is given).
+    adapt : bool, default=False
+        Tune the step to `target_acceptance` during the warm-up. While it lasts draws are biased.
+    target_acceptance : float in (0, 1), default=0.574
+        Best in many dimensions [2]_.
+    scale : None, "auto" or array-like of the shape of a row, default=None
+        s: the standard deviation to expect of each entry. ``"auto"`` takes it from the rows that
+        chains start from, and with `adapt` from the chains during the warm-up.
+
+    References
+    ----------
+    .. [1] Roberts and Tweedie (1996), "Exponential convergence of Langevin distributions and their
+       discrete approximations", Bernoulli 2(4).
+    .. [2] Roberts and Rosenthal (1998), "Optimal scaling of discrete approximations to Langevin
+       diffusions", JRSS B 60(1).
+    .. [3] Hoffman and Gelman (2014), "The No-U-Turn sampler", JMLR 15, section 3.2 (the tuning).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.base import Energy, Real
+    >>> from skebm.samplers import MALA
+    >>> class Gaussian(Energy):
+    ...     domain = Real((2,))
+    ...
+    ...     def forward(self, x, cond=None):
+    ...         return x.square().sum(1) / 2
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> x = torch.zeros(500, 2)
+    >>> state, info = MALA(adapt=True).run(Gaussian(), x, 100, generator, n_warmup=200)
+    >>> state.x.std(0).round(decimals=1), round(float(info.acceptance), 1)
+    (tensor([1., 1.]), 0.6)
+    """
+
+    domains = (Real,)
+    _parameter_constraints = STEP_CONSTRAINTS | ADAPT_CONSTRAINTS
+
+    def __init__(
+        self,
+        step_size: float = 0.1,
+        *,
+        adapt: bool = False,
+        target_acceptance: float = 0.574,
+        scale: Any = None,
+    ):
+        self.step_size = step_size
+        self.adapt = adapt
+        self.target_acceptance = target_acceptance
+        self.scale = scale
+
+    def init(self, energy: Energy, x: Tensor) -> ChainState:
+        """Chains that stand at the rows of x, with their energies and gradients."""
+        return start(energy, x)._replace(aux=tuning(self, energy, x))
+
+    @tempers_joint
+    def step(
+        self,
+        energy: Energy,
+        state: Any,
+        generator: torch.Generator,
+        beta: float = 1.0,
+        clamp: Clamp | None = None,
+    ) -> tuple[ChainState, StepInfo]:
+        """Propose, and accept or not."""
+        h, s = settings(self, state)
+        width = (2 * h) ** 0.5
+        # Half the drift in units of the noise, u: x' = x + width s (z - u), and back again the
+        # noise would be -(z - u - u').
+        u = _half_drift(state.grad, beta, width, s, clamp)
+        z = standard_normal(state.x, generator, clamp)
+        move = width * (z - u)
+        x, outside = state.x + (move if s is None else s * move), None
+        if bounded(energy.domain):
+            x, outside = reject_outside(energy.domain, x)
+        proposal = ChainState(x, *evaluate(energy, x))
+        back = z - u - _half_drift(proposal.grad, beta, width, s, clamp)
+        cost = (z.square() - back.square()).flatten(1).sum(1) / 2
+        ratio = beta * (state.energy - proposal.energy) + cost
+        if outside is not None:
+            ratio = ratio.masked_fill(outside, -math.inf)
+        new, acceptance = metropolis(ratio, state, proposal, generator)
+        return tuned(new, acceptance, self.target_acceptance), StepInfo(acceptance)
+
+    def freeze(self, state: ChainState) -> ChainState:
+        """Chains whose step size and scale stay as they are."""
+        return freeze(state)
+
+
+def _half_drift(grad: Any, beta: float, width: Any, s: Tensor | None, clamp: Any) -> Tensor:
+    drift = (beta * width / 2) * grad
+    return free_part(drift if s is None else s * drift, clamp)
