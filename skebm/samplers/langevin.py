@@ -264,7 +264,7 @@ def diffused(
     if s is not None:
         grad, noise = s.square() * grad, s * noise
     domain: Any = energy.domain
-    new = noise.mul_(sigma).add_(x).sub_(grad, alpha=h)
+    new = x.sub(grad, alpha=h).add_(noise, alpha=sigma)
     if bounded(domain):
         new = fold(domain, new)[0] if bounds == "reflect" else new.clamp(domain.lower, domain.upper)
     if clamp is not None:
