@@ -8,7 +8,8 @@ randomness in one :class:`torch.Generator` that is passed as an argument.
 from skebm.base.energy import BipartiteEnergy, Clamp, Conditional, Energy, PairwiseEnergy
 from skebm.base.objective import Batch, Loss, Objective
 from skebm.base.partition import LogPartition, PartitionEstimator
-from skebm.base.sampler import ChainState, Sampler, SamplingError, StepInfo, sampling
+from skebm.base.sampler import Sampler, sampling
+from skebm.base.state import ChainState, SamplingError, StepInfo
 from skebm.base.trace import Trace
 from skebm.domains import Binary, Categorical, Domain, Mixed, Real
 

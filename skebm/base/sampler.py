@@ -8,56 +8,20 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from numbers import Integral, Real
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
 from skebm.base.energy import Clamp, Energy
+from skebm.base.state import ChainState, SamplingError, StepInfo
 from skebm.base.trace import Recorder, Trace
 from skebm.domains import Domain
 from skebm.domains import Real as RealRows
 
 # Warm-up of a run whose length is not known beforehand.
 DEFAULT_WARMUP = 500
-
-
-class ChainState(NamedTuple):
-    """What the next step of a chain needs; a sampler leaves None what it does not need.
-
-    Attributes
-    ----------
-    x : Tensor of shape (n, ...)
-    energy : Tensor of shape (n,) or None
-    grad : Tensor of shape (n, ...) or None
-        Gradient of the energy with respect to x.
-    aux : object or None
-        Further state: a hidden layer already drawn at this x, a step size being tuned, replicas.
-    """
-
-    x: Tensor
-    energy: Tensor | None = None
-    grad: Tensor | None = None
-    aux: Any = None
-
-
-class StepInfo(NamedTuple):
-    """Diagnostics of a step: the mean acceptance in [0, 1] (a Gibbs step accepts always)."""
-
-    acceptance: float | Tensor
-
-
-class SamplingError(FloatingPointError):
-    """An energy that is not a number, met while sampling.
-
-    Attributes
-    ----------
-    state : ChainState or None
-        Where the chains stood before the step that failed; None when they had not started.
-    """
-
-    state: ChainState | None = None
 
 
 class Sampler(BaseEstimator, abc.ABC):

@@ -15,6 +15,7 @@ from skebm.base import BipartiteEnergy, Clamp
 from skebm.energies import Tilted
 from skebm.estimators._rbm_settings import CHEAP_COST
 from skebm.partition import cheaper_side
+from skebm.samplers import Gibbs
 
 # Rows that one Gibbs run holds in memory.
 BLOCK = 4096
@@ -91,11 +92,20 @@ class RBMMethods(TransformerMixin, BaseEstimator):
         """
         rows = self._fitted_rows(v)
         generator = self._generator(self.random_state_)
-        kernel = self.sampler_.kernel  # replicas that all start at v have nothing to exchange
-        state, _ = kernel.run(self.energy_, rows.block(0, len(rows)), 1, generator)
+        state, _ = self._blocks.run(self.energy_, rows.block(0, len(rows)), 1, generator)
         if len(self.scaling_.columns):
             return self._to_units(state.x.cpu())
         return state.x.cpu().numpy().astype(bool)
+
+    @property
+    def _blocks(self) -> Gibbs:
+        """What draws whole layers: rows of any other sampler would be one move from theirs.
+
+        Annealing goes by it too, whatever moves the chains of training: nothing else forgets faster
+        where there are two layers.
+        """
+        kernel = self.sampler_.kernel
+        return kernel if isinstance(kernel, Gibbs) else Gibbs()
 
     def sample(
         self, n_samples: int = 1, random_state: Any = None, *, n_steps: int = 1000

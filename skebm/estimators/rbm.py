@@ -131,7 +131,7 @@ class RBMEstimator(
         terms, by :class:`skebm.partition.AISBracket` otherwise. None: not at all;
         `score_samples` is then -F(x) and `score` the mean pseudo-likelihood.
     sampler : Sampler or None, default=None
-        Kernel of chains and annealing; None is :class:`skebm.samplers.Gibbs`. Where chains stick,
+        Of binary rows; None is :class:`skebm.samplers.Gibbs`. Where chains stick, try
         ``Gibbs(n_collapsed=k)`` for few units, or :class:`skebm.samplers.ParallelTempering`.
     max_restarts : int, default=10
         How often a diverged training is rolled back, with half the learning rate, before
@@ -376,7 +376,7 @@ class RBMEstimator(
             starts["training chains"] = at_least_two(chain)
         generator = torch.Generator(like.device).manual_seed(self.net_.seed_)
         return self.partition_.estimate(
-            energy, base=energy.base, sampler=self.sampler_, x=starts, generator=generator
+            energy, base=energy.base, sampler=self._blocks, x=starts, generator=generator
         )
 
     def _choose_partition(self) -> PartitionEstimator:

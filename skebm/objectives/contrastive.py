@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch, ChainState, Loss, Objective, Sampler
+from skebm.base.state import leaves, rebuilt
 from skebm.energies import BernoulliRBM
 from skebm.energies.bipartite import Bernoulli
 from skebm.noise import Noise
@@ -137,6 +138,8 @@ class ContrastiveDivergence(Objective):
         chain, walkers, step = state.chain, state.walkers, self.sampler.step
         if chain is None:
             chain = self.sampler.init(energy, x)
+        else:
+            chain = self.sampler.refresh(energy, chain)  # the parameters have moved
         if walkers is not None:
             chain, walkers = walkers.follow(energy, chain, generator)
         for _ in range(self.n_steps):
@@ -188,12 +191,12 @@ class ContrastiveDivergence(Objective):
         chain, offsets, walkers = state or (None, None, None)
         return {
             "chain": chain.x if chain else None,
-            "aux": chain.aux if chain else None,
             "visible_offset": offsets.visible if offsets else None,
             "hidden_offset": offsets.hidden if offsets else None,
             "log_weight": walkers.log_weight if walkers else None,
             "log_z": walkers.log_z if walkers else None,
             "chain_energy": walkers.energy if walkers else None,
+            **{f"aux_{i}": part for i, part in enumerate(leaves(chain.aux if chain else None))},
         }
 
     def unpack(self, packed: dict[str, Tensor | None]) -> ContrastiveState | None:
@@ -205,19 +208,25 @@ class ContrastiveDivergence(Objective):
             return None
         if (log_weight is None) == self.reweight:
             return None
-        chain = None if x is None else self._resumed(x, packed["aux"])
+        kept = [part for name, part in packed.items() if name.startswith("aux_")]
+        chain = None if x is None else self._resumed(x, kept)
         offsets = None if mu is None or lam is None else Offsets(mu, lam)
         if log_weight is None or log_z is None or level is None:
             return ContrastiveState(chain, offsets)
         return ContrastiveState(chain, offsets, Walkers(log_weight, log_z, level))
 
-    def _resumed(self, x: Tensor, aux: Tensor | None) -> ChainState:
+    def _resumed(self, x: Tensor, kept: list[Any]) -> ChainState:
         """Chains at x with what was kept beside them, where that is of this sampler."""
         fresh = self.sampler.init(self.energy, x)
-        wanted = getattr(fresh.aux, "shape", None)
-        if type(self.sampler) is Gibbs:
-            wanted = (len(x), len(self.energy.hidden_bias))
-        return fresh if aux is None or aux.shape != wanted else fresh._replace(aux=aux)
+        if type(self.sampler) is Gibbs:  # whose chains may or may not bring a hidden layer
+            fits = [len(part) for part in kept] == [len(x)] and kept[0].shape[1:] == (
+                len(self.energy.hidden_bias),
+            )
+            return fresh._replace(aux=kept[0]) if fits else fresh
+        try:
+            return fresh._replace(aux=rebuilt(fresh.aux, iter(kept)))
+        except ValueError:
+            return fresh
 
     @torch.no_grad()
     def monitor(

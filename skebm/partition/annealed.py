@@ -113,7 +113,13 @@ def defaults(
     """Block Gibbs and a generator of seed 0 where nothing was passed."""
     if generator is None:
         generator = torch.Generator(next(energy.parameters()).device).manual_seed(0)
-    return Gibbs() if sampler is None else sampler, generator
+    sampler = Gibbs() if sampler is None else sampler
+    if not sampler.kernel.exact:
+        raise ValueError(
+            f"Annealed importance sampling is unbiased only along exact kernels, and "
+            f"{sampler.kernel} is biased. Pass one that accepts or rejects its steps."
+        )
+    return sampler, generator
 
 
 class AIS(PartitionEstimator):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm.base import ChainState, Sampler
+from skebm.base import Sampler
 from skebm.energies import AnnealingPath
 
 # A pilot has half the chains and a fifth of the temperatures, so a tenth of the cost; beyond these
@@ -33,7 +33,8 @@ def anneal(
     for old, new in zip(betas, betas[1:], strict=False):
         yield path.log_ratio(x, old, new)
         if 0 < new < 1:
-            x = kernel.step(path.at(new), ChainState(x), generator)[0].x
+            rung = path.at(new)
+            x = kernel.step(rung, kernel.init(rung, x), generator)[0].x
 
 
 def constant_speed(
