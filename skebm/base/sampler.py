@@ -49,6 +49,11 @@ class Sampler(BaseEstimator, abc.ABC):
         """Whether steps change the settings of later steps until the chain is frozen."""
         return bool(getattr(self, "adapt", False))
 
+    @property
+    def starts_between(self) -> bool:
+        """Whether rows may start, and be clamped, between the states of a discrete domain."""
+        return False
+
     @abc.abstractmethod
     def init(self, energy: Energy, x: Tensor) -> ChainState:
         """State of chains that stand at the rows of x."""
@@ -227,7 +232,7 @@ class Sampler(BaseEstimator, abc.ABC):
         self.check(energy)
         whole_number("n_steps", n_steps, 1)
         rows = x.x if isinstance(x, ChainState) else x
-        check_start(energy, rows, generator, clamp)
+        check_start(energy, rows, generator, clamp, self.starts_between)
         betas = _schedule(beta, n_steps)
         if n_warmup is None:
             n_warmup = n_steps if self.tunes and not isinstance(x, ChainState) else 0
@@ -267,8 +272,14 @@ def whole_number(name: str, value: Any, least: int) -> None:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
 
 
-def check_start(energy: Energy, x: Tensor, generator: torch.Generator, clamp: Clamp | None) -> None:
-    """Raise `ValueError` where chains cannot start at rows x."""
+def check_start(
+    energy: Energy,
+    x: Tensor,
+    generator: torch.Generator,
+    clamp: Clamp | None,
+    between: bool = False,
+) -> None:
+    """Raise `ValueError` where chains cannot start at rows x; `between` asks for finite ones."""
     shape = energy.domain.row_shape
     if x.dim() == 0 or x.shape[1:] != shape or not x.is_floating_point():
         raise ValueError(
@@ -289,7 +300,7 @@ def check_start(energy: Energy, x: Tensor, generator: torch.Generator, clamp: Cl
                     f"{part.dtype} of shape {tuple(part.shape)}."
                 )
         x = clamp.apply(x)
-    if energy.domain == RealRows(shape) and math.isfinite(float(x.sum())):
+    if (between or energy.domain == RealRows(shape)) and math.isfinite(float(x.sum())):
         return  # in a tenth of the time
     inside = energy.domain.contains(x)
     if not inside.all():

@@ -142,7 +142,7 @@ class RBMMethods(TransformerMixin, BaseEstimator):
                 return _exact_sample(energy, n, generator)
             start = self._chains()
             if start is None:
-                start = torch.as_tensor(self._reference).to(energy.weight)
+                start = (torch.as_tensor(self._reference) > 0.5).to(energy.weight)
             blocks = []
             for done in range(0, n, BLOCK):
                 size = (min(BLOCK, n - done),)

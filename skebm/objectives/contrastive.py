@@ -137,7 +137,10 @@ class ContrastiveDivergence(Objective):
         """Advance the chains by `n_steps`."""
         chain, walkers, step = state.chain, state.walkers, self.sampler.step
         if chain is None:
-            chain = self.sampler.init(energy, x)
+            # Blocks may start from means of bits; what flips one bit needs bits.
+            between = self.sampler.starts_between
+            rows = x if between else torch.bernoulli(x, generator=generator)
+            chain = self.sampler.init(energy, rows)
         else:
             chain = self.sampler.refresh(energy, chain)  # the parameters have moved
         if walkers is not None:

@@ -39,7 +39,7 @@ class AISBracket(PartitionEstimator):
     n_betas : int, default=2000
         Inverse temperatures of the path.
     n_steps : int, default=1000
-        Sampler steps from the rows of `x` for a further reverse start.
+        Sampler steps from the rows of `x` for a further reverse start; 0 is none.
     delta : float, default=0.05
         Probability with which the lower bound may fail.
 
@@ -96,8 +96,9 @@ class AISBracket(PartitionEstimator):
             below = forward(path, sampler, betas, self.n_chains, self.delta, generator)
             starts = {name: self._some(rows, generator) for name, rows in given.items()}
             mixed = self._some(torch.cat(list(starts.values())), generator)
-            moved = sampler.run(energy, mixed, self.n_steps, generator)[0].x
-            starts[f"rows after {self.n_steps} sampler steps"] = moved
+            if self.n_steps:
+                moved = sampler.run(energy, mixed, self.n_steps, generator)[0].x
+                starts[f"rows after {self.n_steps} sampler steps"] = moved
             above = {
                 name: backward(path, sampler, betas, rows, self.delta, generator)
                 for name, rows in starts.items()

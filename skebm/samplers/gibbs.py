@@ -72,6 +72,11 @@ class Gibbs(Sampler):
     def __init__(self, n_collapsed: int = 0):
         self.n_collapsed = n_collapsed
 
+    @property
+    def starts_between(self) -> bool:
+        """True: what is free is drawn anew, and means of bits condition as well as bits do."""
+        return True
+
     def check(self, energy: Energy) -> None:
         """Raise `TypeError` unless the energy has blocks, `ValueError` for a wrong count."""
         whole_number("n_collapsed", self.n_collapsed, 0)

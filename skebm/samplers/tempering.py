@@ -126,6 +126,11 @@ class ParallelTempering(Sampler):
         """Whether the kernel does."""
         return self.kernel.tunes
 
+    @property
+    def starts_between(self) -> bool:
+        """Whether the kernel's rows do."""
+        return self.kernel.starts_between
+
     def init(self, energy: Energy, x: Tensor) -> ChainState:
         """Chains whose replicas all stand at the rows of x; ``aux`` has their states, hot first."""
         kernel = self.kernel
