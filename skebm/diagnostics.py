@@ -13,7 +13,7 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 from torch import Tensor, bfloat16
 
-__all__ = ["effective_sample_size", "r_hat"]
+__all__ = ["autocorrelation", "effective_sample_size", "r_hat"]
 KINDS = ("bulk", "tail", "mean")
 TAILS = (0.05, 0.95)  # the paper's; arviz_stats has no default for arrays
 CHUNK = 2**20  # values looked at in one go: 8 MiB in double precision
@@ -107,6 +107,47 @@ def r_hat(draws: Tensor | np.ndarray) -> Floats:
             return _r_hat(x) if arviz_stats is None else arviz_stats.rhat(x, method="rank")
 
     return _by_column(statistic, draws, min_chains=2)
+
+
+def autocorrelation(draws: Tensor | np.ndarray, n_lags: int) -> Floats:
+    """Correlation of each draw with the one `lag` draws earlier, for lags 0 to ``n_lags - 1``.
+
+    Means over all chains, about the mean and over the variance of all of them: chains that have not
+    mixed stay correlated at any lag.
+
+    Parameters
+    ----------
+    draws : Tensor or ndarray of shape (n_draws, n_chains, ...)
+        Real, integer or boolean.
+    n_lags : int
+        At most `n_draws`.
+
+    Returns
+    -------
+    ndarray of shape (n_lags, ...)
+        nan for a column that never changes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skebm.diagnostics import autocorrelation
+    >>> draws = np.random.default_rng(0).normal(size=(5000, 4))
+    >>> draws[1:] += draws[:-1]  # a moving average
+    >>> (autocorrelation(draws, 3) + 0.0).round(1)
+    array([1. , 0.5, 0. ])
+    """
+    if isinstance(draws, Tensor):
+        draws = draws.detach().cpu().double().numpy()
+    x = np.asarray(draws, dtype=np.float64)
+    if x.ndim < 2 or not 1 <= n_lags <= len(x):
+        raise ValueError(f"There are no {n_lags} lags in draws of shape {x.shape}.")
+    x = x - x.mean((0, 1))
+    size = fft.next_fast_len(2 * len(x), real=True)
+    spectrum = fft.rfft(x, size, axis=0)
+    together = fft.irfft((spectrum.real**2 + spectrum.imag**2).mean(1), size, axis=0)[:n_lags]
+    lag = np.arange(n_lags).reshape(-1, *[1] * (together.ndim - 1))
+    variance = x.var((0, 1))
+    return together / (len(x) - lag) / np.where(variance > 0, variance, np.nan)
 
 
 def _arviz_stats() -> Any:

@@ -12,7 +12,8 @@ from sklearn.neural_network import BernoulliRBM
 from sklearn.pipeline import make_pipeline
 
 from skebm import RBMEstimator
-from skebm.inspection import N_ROWS, RBMDisplay
+from skebm.inspection import RBMDisplay
+from skebm.inspection.rbm import N_ROWS
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")

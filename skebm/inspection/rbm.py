@@ -1,4 +1,4 @@
-"""Pictures of fitted models. Importing this needs no matplotlib; drawing does."""
+"""Pictures of restricted Boltzmann machines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from skebm._validation import check_is_fitted
-
-__all__ = ["RBMDisplay"]
+from skebm.inspection._drawing import NAVY, ORANGE, pyplot
 
 # Rows of X that are reconstructed: as many as fit side by side.
 N_ROWS = 10
@@ -37,8 +36,7 @@ CURVES = {
         {"reconstruction_error": "each epoch"},
     ),
 }
-# Colours and maps that the colour-blind tell apart.
-NAVY, ORANGE, WEIGHTS, VALUES = "#0b5394", "#d55e00", "RdBu_r", "gray_r"
+WEIGHTS, VALUES = "RdBu_r", "gray_r"  # maps that the colour-blind tell apart
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -198,7 +196,7 @@ class RBMDisplay:
             Itself, with `figure_` and `axes_` set.
         """
         layout = self._layout(kind)
-        plt = _pyplot()
+        plt = pyplot("RBMDisplay")
         heights = [height for _, height in layout]
         if figure is None:
             width = WIDTH if kind in ("all", "training", "reconstructions") else 5.0
@@ -314,7 +312,7 @@ class RBMDisplay:
         """Draw every row as an image of its own, in a grid with a gap of a tenth."""
         if self.image_shape is None:
             return self._heat_maps(ax, tables, style)
-        (height, width), rectangle = self.image_shape, _pyplot().Rectangle
+        (height, width), rectangle = self.image_shape, pyplot("RBMDisplay").Rectangle
         rows = np.concatenate(tables)
         for k, row in enumerate(rows):
             top, left = 1.1 * height * (k // n_columns), 1.1 * width * (k % n_columns)
@@ -344,16 +342,6 @@ class RBMDisplay:
             names = [str(name) for name in self.feature_names]
             ax.set_xticks(np.arange(width) + 0.5, names, rotation=90, fontsize="x-small")
         return image
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError(
-            "RBMDisplay.plot needs matplotlib, which is not installed: pip install skebm[plot]"
-        ) from error
-    return plt
 
 
 def _check_count(name: str, value: Any, least: int) -> None:
