@@ -187,17 +187,18 @@ def simple(
 
 @functools.lru_cache(maxsize=64)
 def _paths(method: str, name: str, chains: int, warmup: int) -> tuple[Any, Program]:
-    """HMC or NUTS: a compiled warm-up of every chain on its own, and the program after it."""
+    """HMC, of a dense mass too, or NUTS: a compiled warm-up of each chain, and what follows."""
     import blackjax
     import jax
 
     density = TARGETS[name].log_density
-    algorithm = getattr(blackjax, method)
+    algorithm = blackjax.nuts if method == "nuts" else blackjax.hmc
     inner = algorithm.build_kernel()
 
     @jax.jit
     def warm(keys: Any, x: Any, n_leapfrog: Any) -> Any:
-        more = {"num_integration_steps": n_leapfrog} if method == "hmc" else {}
+        more = {} if method == "nuts" else {"num_integration_steps": n_leapfrog}
+        more["is_mass_matrix_diagonal"] = method != "dense"
 
         def one(key: Any, row: Any) -> Any:
             search = blackjax.window_adaptation(
@@ -226,7 +227,7 @@ def paths(
     warm, program = _paths(method, target.name, len(x0), length.warmup)
     first, then = jax.random.split(jax.random.key(seed))
     states, parameters = warm(jax.random.split(first, len(x0)), x0, n_leapfrog)
-    if method == "hmc":
+    if method != "nuts":
         parameters = (*parameters, np.full(len(x0), n_leapfrog))
     return _drive(program, then, states, parameters, max(length.steps // CHUNK, 1))
 
@@ -325,7 +326,8 @@ def torchebm(
     seconds = time.perf_counter() - started
     z = z.transpose(0, 1).numpy()
     moved = (np.diff(z, axis=0) != 0).any(2).mean()
-    return Run(z * target.sd, model.asked, seconds, float(moved))
+    with np.errstate(over="ignore"):  # of chains that have run off
+        return Run(z * target.sd, model.asked, seconds, float(moved))
 
 
 SCALES: dict[str, torch.Tensor] = {}  # reference scales by target, hashable by identity

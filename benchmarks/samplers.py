@@ -26,10 +26,12 @@ best), HMC its number of leapfrog steps from 2, 3, 5, 10, 20, 40, 80, by ESS per
 third of the budget with seed 1000. For unadjusted Langevin only steps count whose variances are off
 by no more than 10 % and two standard errors. Then each runs once with seeds 0 to 4: median, range.
 
-skebm adapts step and, where it says auto, scale. Peers without adaptation get what a patient user
-would give them, and more: the exact standard deviations as scale or mass. So does skebm's Langevin.
-blackjax's HMC and NUTS run `window_adaptation` with a diagonal mass in every chain on its own, as
-its documentation does; dynamic HMC runs `chees_adaptation`, whose chains learn together.
+skebm adapts its step and, where it says auto or dense, its scale; the acceptance it aims at is
+chosen from 0.1, 0.15, 0.234, 0.4 (random walk), 0.3, 0.574, 0.8 (MALA) and 0.8, 0.95 (HMC), as
+others choose a step. Peers without adaptation get what a patient user would give them, and more:
+the exact standard deviations as scale or mass. So does skebm's Langevin. blackjax's HMC and NUTS run
+`window_adaptation` with a diagonal mass (or a dense one, where it says so) in every chain on its
+own, as its documentation does; dynamic HMC runs `chees_adaptation`, whose chains learn together.
 
 z: the largest |error of a mean or a second moment| in standard errors, over columns, all seeds
 together. Up to 3.5 is expected with 50 columns. Seconds: the kept phase, compiled before.
@@ -96,16 +98,21 @@ class Contestant(NamedTuple):
 
 def contestants() -> list[Contestant]:
     """All that can run here."""
-    auto, walk = {"adapt": True, "scale": "auto"}, MetropolisHastings
     grid: dict[str, list[Any]] = {"n_leapfrog": LEAPFROG}
-    entries = [
-        ("random walk", "scale=None", lambda target: walk(adapt=True), {}),
-        ("random walk", "scale=auto", lambda target: walk(**auto), {}),
-        ("MALA", "scale=None", lambda target: MALA(adapt=True), {}),
-        ("MALA", "scale=auto", lambda target: MALA(**auto), {}),
-        ("HMC", "scale=auto", lambda target, **more: HMC(**auto, **more), grid),
-        ("Langevin", "", lambda target, step: Langevin(step, scale=target.sd), {"step": STEPS}),
+    makers: list[tuple[str, Callable[..., Any], dict[str, list[Any]]]] = [
+        ("random walk", MetropolisHastings, {"target_acceptance": [0.1, 0.15, 0.234, 0.4]}),
+        ("MALA", MALA, {"target_acceptance": [0.3, 0.574, 0.8]}),
+        ("HMC", HMC, {"target_acceptance": [0.8, 0.95], **grid}),
     ]
+    entries = [
+        (method, f"scale={scale}", adapting(make, scale), settings)
+        for method, make, settings in makers
+        for scale in (None, "auto", "dense")
+        if method != "HMC" or scale
+    ]
+    entries.append(
+        ("Langevin", "", lambda target, step: Langevin(step, scale=target.sd), {"step": STEPS})
+    )
     found = [
         Contestant(method, f"skebm {how}".strip(), peers.ours(make), grid, paths=method == "HMC")
         for method, how, make, grid in entries
@@ -114,9 +121,9 @@ def contestants() -> list[Contestant]:
         for method, short in [("random walk", "rwm"), ("MALA", "mala"), ("Langevin", "sgld")]:
             run = named(peers.simple, short)
             found.append(Contestant(method, "blackjax", run, {"step": STEPS}))
-        run = named(peers.paths, "hmc")
         found += [
-            Contestant("HMC", "blackjax", run, {"n_leapfrog": LEAPFROG}, paths=True),
+            Contestant("HMC", "blackjax", named(peers.paths, "hmc"), grid, paths=True),
+            Contestant("HMC", "blackjax, dense", named(peers.paths, "dense"), grid, paths=True),
             Contestant("HMC", "blackjax, ChEES", peers.chees, {}, 20, paths=True),
             Contestant("NUTS", "blackjax", named(peers.paths, "nuts"), {}, 20, paths=True),
         ]
@@ -127,6 +134,11 @@ def contestants() -> list[Contestant]:
             Contestant("Langevin", "torchebm", named(peers.torchebm, "langevin"), {"step": STEPS}),
         ]
     return found
+
+
+def adapting(make: Callable[..., Any], scale: str | None) -> Callable[..., Any]:
+    """A sampler of skebm that tunes itself, for a target and settings."""
+    return lambda target, **settings: make(adapt=True, scale=scale, **settings)
 
 
 def named(run: Callable[..., Run], method: str) -> Callable[..., Run]:

@@ -21,6 +21,7 @@ from skebm.samplers import (
     MetropolisHastings,
     ParallelTempering,
 )
+from skebm.samplers._tuning import Dense
 from tests.oracle import DOUBLE, P_FLOOR, make_rbm, seeded
 from tests.targets import Line, Normal, Quadratic, Slopes, Valley, two_modes
 
@@ -175,6 +176,39 @@ def test_the_warm_up_finds_the_scale_of_each_column(sampler, n_chains):
     slack = 0.15 if n_chains > 1 else 0.5
     ratio = state.aux.scale / WIDE
     assert ((ratio / ratio.mean()).log().abs() < slack).all()
+
+
+@pytest.mark.parametrize("sampler", ADAPTIVE, ids=lambda s: type(s).__name__)
+def test_the_warm_up_finds_the_covariance(sampler):
+    """Two columns of correlation 0.99, and a third that is thirty times as wide."""
+    cov = torch.tensor([[1.0, 0.99, 0.0], [0.99, 1.0, 0.0], [0.0, 0.0, 900.0]], dtype=DOUBLE)
+    energy = Quadratic(torch.zeros(D, dtype=DOUBLE), cov)
+    sampler = clone(sampler).set_params(scale="dense")
+    state, _ = sampler.run(energy, normal_rows(50), 1, seeded(2), n_warmup=3000)
+    found = state.aux.scale.factor @ state.aux.scale.factor.T
+    assert torch.allclose(found / cov.diagonal().mean(), cov / cov.diagonal().mean(), atol=0.2)
+    assert float(found[0, 1] / (found[0, 0] * found[1, 1]).sqrt()) > 0.97
+    one, _ = sampler.run(energy, normal_rows(1), 1, seeded(2), n_warmup=100)  # a single chain
+    assert one.x.isfinite().all()
+
+
+def test_a_dense_scale_is_a_change_of_units():
+    """Chains of a correlated Gaussian move as those of an even one, turned."""
+    root = torch.tensor([[1.0, 0, 0], [0.9, 0.3, 0], [-5.0, 2.0, 7.0]], dtype=DOUBLE)
+    turned = Quadratic(torch.zeros(D, dtype=DOUBLE), root @ root.T)
+    x = normal_rows(20)
+    for sampler in (Langevin(0.1), MALA(0.3), HMC(0.3, 3), MetropolisHastings(0.8)):
+        state = clone(sampler).set_params(scale="dense").init(turned, x @ root.T)
+        scale = Dense(root)
+        aux = (0, scale) if isinstance(sampler, Langevin) else state.aux._replace(scale=scale)
+        start = state._replace(aux=aux)
+        got = sampler.run(turned, start, 5, seeded(5))[0].x
+        assert torch.allclose(got, moved(sampler, unit(), x, 5) @ root.T)
+
+
+def test_a_dense_scale_cannot_turn_walls():
+    with pytest.raises(ValueError, match='scale="dense" turns steps and cannot turn walls'):
+        MALA(scale="dense").run(Slopes(), torch.zeros(5, 2, dtype=DOUBLE), 1, seeded())
 
 
 def test_scales_are_those_of_the_rows_that_chains_start_from():

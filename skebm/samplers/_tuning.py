@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skebm._validation import Interval, StrOptions
-from skebm.base import ChainState, Energy
+from skebm.base import ChainState, Clamp, Energy
 
 # Hoffman and Gelman (2014), section 3.2.1: how hard the average acceptance pulls, how many early
 # steps are damped, how fast early steps are forgotten.
@@ -22,12 +22,38 @@ REACH = 1e8
 
 STEP_CONSTRAINTS: dict[str, list[Any]] = {
     "step_size": [Interval(Real, 0, None, closed="neither")],
-    "scale": [StrOptions({"auto"}), "array-like", None],
+    "scale": [StrOptions({"auto", "dense"}), "array-like", None],
 }
 ADAPT_CONSTRAINTS: dict[str, list[Any]] = {
     "adapt": ["boolean"],
     "target_acceptance": [Interval(Real, 0, 1, closed="neither")],
 }
+
+
+class Dense(NamedTuple):
+    """Scale of flat rows whose entries depend on each other.
+
+    Attributes
+    ----------
+    factor : Tensor of shape (d, d)
+        Lower Cholesky factor of the covariance to expect.
+    """
+
+    factor: Tensor
+
+
+def spread(s: Any, z: Tensor) -> Tensor:
+    """Independent unit moves z (n, ...) in the units of the rows."""
+    if s is None:
+        return z
+    return (z.flatten(1) @ s.factor.t()).view_as(z) if isinstance(s, Dense) else s * z
+
+
+def pulled(s: Any, grad: Tensor) -> Tensor:
+    """Gradients (n, ...) with respect to such moves: :func:`spread` transposed."""
+    if s is None:
+        return grad
+    return (grad.flatten(1) @ s.factor).view_as(grad) if isinstance(s, Dense) else s * grad
 
 
 class Search(NamedTuple):
@@ -39,7 +65,8 @@ class Search(NamedTuple):
         Where the search began, the weighted mean of the logarithms of the steps, the mean lack of
         acceptance, the number of steps so far.
     mean, variance : Tensor of the shape of a row, or None
-        Of the rows of all chains; None where the scale is not searched.
+        Of the rows of all chains, (d,) and covariance (d, d) where the scale is dense; None where
+        the scale is not searched.
     """
 
     first_log_step: Tensor
@@ -56,13 +83,13 @@ class Tuning(NamedTuple):
     Attributes
     ----------
     step_size : Tensor, scalar
-    scale : Tensor of the shape of a row, or None
+    scale : Tensor of the shape of a row, Dense or None
     search : Search or None
         None once frozen.
     """
 
     step_size: Tensor
-    scale: Tensor | None
+    scale: Tensor | Dense | None
     search: Search | None
 
     def frozen(self) -> Tuning:
@@ -86,26 +113,38 @@ def tuning(sampler: Any, energy: Energy, x: Tensor, scaled: bool = True) -> Tuni
     log_step = step.double().log()
     none = torch.zeros_like(log_step)
     searched = scaled and isinstance(sampler.scale, str)
-    moments = (x.mean(0), scale.square()) if searched and scale is not None else (None, None)
+    moments: Any = (None, None)
+    if searched and isinstance(scale, Dense):
+        moments = x.flatten(1).mean(0), scale.factor @ scale.factor.t()
+    elif searched and scale is not None:
+        moments = x.mean(0), scale.square()
     return Tuning(step, scale, Search(log_step, none, none, none, *moments))
 
 
-def starting_scale(scale: Any, energy: Energy, x: Tensor, adapt: bool = False) -> Tensor | None:
-    """Standard deviation to expect of each entry of a row, None where all are alike.
+def starting_scale(scale: Any, energy: Energy, x: Tensor, adapt: bool = False) -> Any:
+    """Standard deviation to expect of each entry of a row, or :class:`Dense`; None: all are alike.
 
     One chain that adapts starts from ones.
     """
     if scale is None:
         return None
     if isinstance(scale, str):
-        if len(x) < 2 and adapt:
-            return x.new_ones(x.shape[1:])
-        if len(x) < 2:
+        domain: Any = energy.domain
+        if scale == "dense" and (domain.lower is not None or domain.upper is not None):
             raise ValueError(
-                'scale="auto" takes the standard deviations of the rows that chains start from, '
-                f"but there is {len(x)} row. Pass an array of them, or scale=None."
+                f'scale="dense" turns steps and cannot turn walls: use scale="auto" on {domain}.'
             )
-        return _usable(x.var(0)).sqrt()
+        if len(x) < 2 and not adapt:
+            raise ValueError(
+                f'scale="{scale}" takes the standard deviations of the rows that chains start '
+                f"from, but there is {len(x)} row. Pass an array of them, or scale=None."
+            )
+        one = len(x) < 2
+        if scale == "dense":
+            flat = x.flatten(1)
+            cov = torch.eye(flat.shape[1]).to(x) if one else flat.t().cov()
+            return _factor(cov.view(flat.shape[1], -1), flat.mean(0), len(x))
+        return x.new_ones(x.shape[1:]) if one else _usable(x.var(0), x.mean(0)).sqrt()
     given = torch.as_tensor(np.asarray(scale, dtype=np.float64)).to(x)
     shape = energy.domain.row_shape
     if given.shape != shape or not (given.isfinite() & (given > 0)).all():
@@ -116,16 +155,31 @@ def starting_scale(scale: Any, energy: Energy, x: Tensor, adapt: bool = False) -
     return given
 
 
-def _usable(variance: Tensor) -> Tensor:
-    """Variances, 1 where a column does not vary."""
-    return torch.where(variance > 0, variance, 1)
+def _factor(cov: Tensor, mean: Tensor, n_rows: Any) -> Dense:
+    """Cholesky factor of a covariance of about `n_rows` rows, shrunk towards its diagonal."""
+    share = torch.as_tensor(len(cov) / (len(cov) + n_rows)).to(cov)
+    shrunk = ((1 - share) * cov).diagonal_scatter(_usable(cov.diagonal(), mean))
+    return Dense(torch.linalg.cholesky(shrunk))
 
 
-def settings(sampler: Any, state: ChainState) -> tuple[Any, Tensor | None]:
+def _usable(variance: Tensor, mean: Tensor) -> Tensor:
+    """Variances, 1 where a column does not vary by more than its rounding errors."""
+    least = (100 * torch.finfo(mean.dtype).eps * mean).square()
+    return torch.where(variance > least, variance, 1)
+
+
+def settings(sampler: Any, state: ChainState, clamp: Clamp | None = None) -> tuple[Any, Any]:
     """Step size and scale of the next step."""
     if state.aux is None:
         return sampler.step_size, None
-    return state.aux.step_size, state.aux.scale
+    return state.aux.step_size, upright(state.aux.scale, state.x, clamp)
+
+
+def upright(s: Any, x: Tensor, clamp: Clamp | None) -> Any:
+    """The scale; of a dense one just the diagonal where some entries may not move."""
+    if clamp is None or not isinstance(s, Dense):
+        return s
+    return s.factor.norm(dim=1).view(x.shape[1:])
 
 
 def tuned(state: ChainState, acceptance: Tensor, target: float) -> ChainState:
@@ -143,16 +197,19 @@ def tuned(state: ChainState, acceptance: Tensor, target: float) -> ChainState:
     log_step = log_step.clamp(search.first_log_step - reach, search.first_log_step + reach)
     weight = count**-FORGETTING
     mean_log_step = weight * log_step + (1 - weight) * search.log_step
-    # Moments with a memory that grows with the warm-up.
     mean, variance, scale = search.mean, search.variance, aux.scale
     if mean is not None:
+        # Moments with a memory that grows with the warm-up.
         share = (MEMORY / (count + MEMORY)).to(mean.dtype)
-        here = state.x.mean(0)
-        spread = state.x.var(0, correction=0)
-        off = here - mean
-        variance = (1 - share) * (variance + share * off.square()) + share * spread
+        here, dense = state.x, isinstance(scale, Dense)
+        here = here.flatten(1) if dense else here
+        off, around = here.mean(0) - mean, here - here.mean(0)
+        outer = off[:, None] * off if dense else off.square()
+        within = around.t() @ around / len(here) if dense else around.square().mean(0)
+        variance = (1 - share) * (variance + share * outer) + share * within
         mean = mean + share * off
-        scale = _usable(variance).sqrt()
+        n_rows = len(here) * (count + MEMORY) / MEMORY
+        scale = _factor(variance, mean, n_rows) if dense else _usable(variance, mean).sqrt()
     new = Search(search.first_log_step, mean_log_step, error, count, mean, variance)
     return state._replace(aux=Tuning(log_step.exp().to(aux.step_size.dtype), scale, new))
 

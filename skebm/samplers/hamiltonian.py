@@ -25,7 +25,9 @@ from skebm.samplers._tuning import (
     ADAPT_CONSTRAINTS,
     STEP_CONSTRAINTS,
     freeze,
+    pulled,
     settings,
+    spread,
     tuned,
     tuning,
 )
@@ -62,9 +64,10 @@ class HMC(Sampler):
     target_acceptance : float in (0, 1), default=0.8
         Higher than the 0.651 that is best for given path lengths in many dimensions [1]_: safer in
         narrow places.
-    scale : None, "auto" or array-like of the shape of a row, default=None
+    scale : None, "auto", "dense" or array-like of the shape of a row, default=None
         s: the standard deviation to expect of each entry. ``"auto"`` takes it from the rows that
-        chains start from, and with `adapt` from the chains during the warm-up.
+        chains start from, and with `adapt` from the chains during the warm-up. ``"dense"``
+        does the same with the covariance: for correlated columns, not inside walls.
 
     References
     ----------
@@ -130,25 +133,24 @@ class HMC(Sampler):
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
         """Glide, and accept or not."""
-        h, s = settings(self, state)
+        h, s = settings(self, state, clamp)
         x, level, grad = state.x, state.energy, state.grad
         u = torch.rand(
             len(x), *[1] * (x.dim() - 1), generator=generator, dtype=x.dtype, device=x.device
         )
         h = h * (1 + self.jitter * (2 * u - 1))
-        h = h if s is None else h * s  # epsilon s, (n, 1, ...) or (n, ...)
         p = standard_normal(x, generator, clamp)
         kinetic = p.square().flatten(1).sum(1) / 2
         walls = bounded(energy.domain)
-        p = p - (beta / 2) * h * free_part(grad, clamp)
+        p = p - (beta / 2) * h * free_part(pulled(s, grad), clamp)
         for k in range(self.n_leapfrog):
-            x = x + h * p
+            x = x + h * spread(s, p)
             if walls:
                 x, turn = fold(energy.domain, x)
                 p = p * turn
             level, grad = evaluate(energy, x)
             last = k == self.n_leapfrog - 1
-            p = p - (beta / 2 if last else beta) * h * free_part(grad, clamp)
+            p = p - (beta / 2 if last else beta) * h * free_part(pulled(s, grad), clamp)
         kinetic = kinetic - p.square().flatten(1).sum(1) / 2
         ratio = beta * (state.energy - level) + kinetic
         new, acceptance = metropolis(ratio, state, ChainState(x, level, grad), generator)

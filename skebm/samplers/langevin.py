@@ -13,7 +13,7 @@ from torch import Tensor
 from skebm._validation import Interval, StrOptions
 from skebm.base import ChainState, Clamp, Energy, Real, Sampler, SamplingError, StepInfo
 from skebm.samplers._moves import bounded, evaluate, fold, tempers_joint
-from skebm.samplers._tuning import STEP_CONSTRAINTS, tuning
+from skebm.samplers._tuning import STEP_CONSTRAINTS, pulled, spread, tuning, upright
 
 
 class Langevin(Sampler):
@@ -51,9 +51,9 @@ class Langevin(Sampler):
     bounds : {"reflect", "clip"}, default="reflect"
         What happens at the walls of the energy's domain. Reflection has a bias that vanishes with
         the step, clipping heaps chains up at the walls.
-    scale : None, "auto" or array-like of the shape of a row, default=None
+    scale : None, "auto", "dense" or array-like of the shape of a row, default=None
         s: the standard deviation to expect of each entry; ``"auto"`` takes it from the rows that
-        chains start from.
+        chains start from, ``"dense"`` their covariance (not inside walls).
 
     References
     ----------
@@ -254,7 +254,7 @@ def diffused(
     grad: Tensor,
     h: float,
     sigma: float,
-    s: Tensor | None,
+    s: Any,
     generator: torch.Generator,
     clamp: Clamp | None,
     bounds: str,
@@ -262,7 +262,8 @@ def diffused(
     """Rows after a drift by h and a diffusion by sigma; `SamplingError` where one runs off."""
     noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
     if s is not None:
-        grad, noise = s.square() * grad, s * noise
+        s = upright(s, x, clamp)
+        grad, noise = spread(s, pulled(s, grad)), spread(s, noise)
     domain: Any = energy.domain
     new = x.sub(grad, alpha=h).add_(noise, alpha=sigma)
     if bounded(domain):

@@ -23,7 +23,9 @@ from skebm.samplers._tuning import (
     ADAPT_CONSTRAINTS,
     STEP_CONSTRAINTS,
     freeze,
+    pulled,
     settings,
+    spread,
     tuned,
     tuning,
 )
@@ -44,9 +46,10 @@ class MALA(Sampler):
         Tune the step to `target_acceptance` during the warm-up. While it lasts draws are biased.
     target_acceptance : float in (0, 1), default=0.574
         Best in many dimensions [2]_.
-    scale : None, "auto" or array-like of the shape of a row, default=None
+    scale : None, "auto", "dense" or array-like of the shape of a row, default=None
         s: the standard deviation to expect of each entry. ``"auto"`` takes it from the rows that
-        chains start from, and with `adapt` from the chains during the warm-up.
+        chains start from, and with `adapt` from the chains during the warm-up. ``"dense"``
+        does the same with the covariance: for correlated columns, not inside walls.
 
     References
     ----------
@@ -103,14 +106,13 @@ class MALA(Sampler):
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
         """Propose, and accept or not."""
-        h, s = settings(self, state)
+        h, s = settings(self, state, clamp)
         width = (2 * h) ** 0.5
         # Half the drift in units of the noise, u: x' = x + width s (z - u), and back again the
         # noise would be -(z - u - u').
         u = _half_drift(state.grad, beta, width, s, clamp)
         z = standard_normal(state.x, generator, clamp)
-        move = width * (z - u)
-        x, outside = state.x + (move if s is None else s * move), None
+        x, outside = state.x + spread(s, width * (z - u)), None
         if bounded(energy.domain):
             x, outside = reject_outside(energy.domain, x)
         proposal = ChainState(x, *evaluate(energy, x))
@@ -127,6 +129,5 @@ class MALA(Sampler):
         return freeze(state)
 
 
-def _half_drift(grad: Any, beta: float, width: Any, s: Tensor | None, clamp: Any) -> Tensor:
-    drift = (beta * width / 2) * grad
-    return free_part(drift if s is None else s * drift, clamp)
+def _half_drift(grad: Any, beta: float, width: Any, s: Any, clamp: Any) -> Tensor:
+    return free_part(pulled(s, (beta * width / 2) * grad), clamp)

@@ -22,6 +22,7 @@ from skebm.samplers._tuning import (
     STEP_CONSTRAINTS,
     freeze,
     settings,
+    spread,
     tuned,
     tuning,
 )
@@ -43,9 +44,10 @@ class MetropolisHastings(Sampler):
         Tune the step to `target_acceptance` during the warm-up. While it lasts draws are biased.
     target_acceptance : float in (0, 1), default=0.234
         Best in many dimensions [2]_; 0.44 in one.
-    scale : None, "auto" or array-like of the shape of a row, default=None
+    scale : None, "auto", "dense" or array-like of the shape of a row, default=None
         :math:`s`: the standard deviation to expect of each entry. ``"auto"`` takes it from the rows
-        that chains start from, and with `adapt` from the chains during the warm-up.
+        that chains start from, and with `adapt` from the chains during the warm-up. ``"dense"``
+        does the same with the covariance: for correlated columns, not inside walls.
 
     References
     ----------
@@ -100,9 +102,9 @@ class MetropolisHastings(Sampler):
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
         """Propose, and accept or not."""
-        h, s = settings(self, state)
+        h, s = settings(self, state, clamp)
         z = standard_normal(state.x, generator, clamp)
-        x, outside = state.x + h * (z if s is None else s * z), None
+        x, outside = state.x + h * spread(s, z), None
         if bounded(energy.domain):
             x, outside = reject_outside(energy.domain, x)
         proposal = ChainState(x, evaluate_energy(energy, x))
