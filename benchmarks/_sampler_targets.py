@@ -187,7 +187,7 @@ def logistic(data: Path) -> Target:
     Moments and starts come by importance sampling, which needs no chain to be trusted: 200,000
     draws from a Student t with 8 degrees of freedom around the mode, weighted. They amount to
     more than 100,000 independent ones (asserted: a half), so moments are right to 0.4 % of a
-    standard deviation. A long run of HMC (64 chains x 20,000 draws) gave the same.
+    standard deviation.
     """
     table = np.load(data / "tabular" / "banknote.npz")
     X, y = np.asarray(table["X"], dtype=np.float64), table["y"]

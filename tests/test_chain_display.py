@@ -39,7 +39,7 @@ def test_it_holds_the_slowest_columns_and_what_they_are_worth(trace):
     assert np.array_equal(display.ess, effective_sample_size(x)[[1, 2]])
     assert np.array_equal(display.r_hat, r_hat(x)[[1, 2]])
     assert np.array_equal(display.energy, trace.energy.numpy())
-    assert display.thin == 2
+    assert np.array_equal(display.steps, np.arange(2, 402, 2))
 
 
 def test_it_draws_every_part(trace):

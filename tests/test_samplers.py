@@ -308,6 +308,7 @@ def test_a_trace_holds_every_kept_step():
     assert trace.energy.shape == (10, 6)
     assert trace.acceptance.shape == (10,)
     assert trace.n_steps == 30
+    assert trace.thin == 3
     assert trace.converged is None
     state, info = MALA(0.3).run(energy, x, 30, seeded(2))
     assert torch.equal(trace.x[-1], state.x)
@@ -328,8 +329,8 @@ def test_runs_end_when_chains_agree():
     trace = MALA(0.5).run_until(unit(), x, seeded(2), r_hat=1.05, max_steps=20_000)
     assert trace.converged
     assert trace.n_steps < 20_000
-    late = trace.x[len(trace.x) // 2 :]
-    assert abs(float(late.var()) - 1) < 0.3
+    assert abs(float(trace.x.var()) - 1) < 0.3  # the way there is left out
+    assert len(trace.x) * trace.thin <= trace.n_steps // 2 + trace.thin
 
 
 def test_runs_that_never_agree_end_with_their_budget():
@@ -357,7 +358,7 @@ def test_long_runs_are_thinned_not_forgotten():
     with pytest.warns(ConvergenceWarning):
         trace = MALA(1e-3).run_until(energy, x, seeded(2), max_steps=5000)
     assert trace.n_steps == 5000
-    assert 1000 <= len(trace.x) < 2000
+    assert 500 <= len(trace.x) <= 1000
     assert trace.acceptance.shape == (len(trace.x),)
 
 

@@ -193,8 +193,8 @@ class Sampler(BaseEstimator, abc.ABC):
         Returns
         -------
         Trace
-            With ``converged``. At most 2,000 draws are kept; further ones thin them. Where the
-            budget ended first, a `ConvergenceWarning` says what R-hat was reached.
+            The second half of the steps, and ``converged``. Draws are thinned to at most 1,000.
+            Where the budget ended first, a `ConvergenceWarning` says what R-hat was reached.
         """
         started = time.monotonic()
         whole_number("max_steps", max_steps, 100)
@@ -216,7 +216,7 @@ class Sampler(BaseEstimator, abc.ABC):
                 late = max_seconds is not None and time.monotonic() - started > max_seconds
                 if kept.agree(r_hat, final=late or kept.n_steps == max_steps) or late:
                     break
-        return kept.trace()
+        return kept.trace(late=True)
 
     def _walk(
         self,

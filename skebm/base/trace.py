@@ -28,6 +28,8 @@ class Trace(NamedTuple):
         After the last step, to go on from: :meth:`Sampler.run` takes it as `x`.
     n_steps : int
         Steps after the warm-up.
+    thin : int
+        Steps between draws.
     converged : bool or None
         What :meth:`Sampler.run_until` found; None where nobody asked.
     """
@@ -37,6 +39,7 @@ class Trace(NamedTuple):
     acceptance: Tensor
     state: Any
     n_steps: int
+    thin: int
     converged: bool | None = None
 
     def ess(self, kind: str = "bulk") -> NDArray[np.float64]:
@@ -79,10 +82,9 @@ class Recorder:
 
     def agree(self, target: float, final: bool) -> bool:
         """Whether R-hat of the second half is at most `target`; a final no is a warning."""
-        late = self._draws[len(self._draws) // 2 :]
-        x = torch.stack([draw[0] for draw in late]).flatten(2)
-        level = torch.stack([draw[1] for draw in late]).unsqueeze(2)
-        found = r_hat(torch.cat([x, level.to(x.dtype)], 2))
+        late = self.trace(late=True)
+        level = late.energy.unsqueeze(2).to(late.x.dtype)
+        found = r_hat(torch.cat([late.x.flatten(2), level], 2))
         # A column that never changes in any chain says nothing; if all are such, none has moved.
         largest = np.nan if np.isnan(found).all() else np.nanmax(found)
         self.converged = bool(largest <= target)
@@ -95,7 +97,8 @@ class Recorder:
             )
         return self.converged
 
-    def trace(self) -> Trace:
-        """What has been collected."""
-        x, level, rate = (torch.stack(part) for part in zip(*self._draws, strict=True))
-        return Trace(x, level, rate, self.state, self.n_steps, self.converged)
+    def trace(self, late: bool = False) -> Trace:
+        """What has been collected, or its second half."""
+        draws = self._draws[len(self._draws) // 2 :] if late else self._draws
+        x, level, rate = (torch.stack(part) for part in zip(*draws, strict=True))
+        return Trace(x, level, rate, self.state, self.n_steps, self.thin, self.converged)

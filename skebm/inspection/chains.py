@@ -38,8 +38,8 @@ class ChainDisplay:
         Effective sample size (bulk) and R-hat of these columns.
     energy_ess, energy_r_hat : float
         Those of the energy.
-    thin : int, default=1
-        Steps between draws.
+    steps : ndarray of shape (n_draws,)
+        Number of the step of each draw.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class ChainDisplay:
     r_hat: np.ndarray
     energy_ess: float
     energy_r_hat: float
-    thin: int = 1
+    steps: np.ndarray
     figure_: Any = field(default=None, init=False)
     axes_: dict[str, Any] = field(default_factory=dict, init=False)
 
@@ -112,7 +112,7 @@ class ChainDisplay:
             r_hat=r_hat(x[..., slowest]) if several else np.full(n_columns, np.nan),
             energy_ess=float(effective_sample_size(energy)),
             energy_r_hat=float(r_hat(energy)) if several else np.nan,
-            thin=max(1, trace.n_steps // len(x)),
+            steps=trace.n_steps - trace.thin * np.arange(len(x) - 1, -1, -1),
         )
 
     def plot(self, kind: str = "all", *, figure: Any = None) -> ChainDisplay:
@@ -165,21 +165,20 @@ class ChainDisplay:
         self._chains(ax, self.columns[..., i], name, self.ess[i], self.r_hat[i])
 
     def _chains(self, ax: Any, values: np.ndarray, name: str, ess: float, agree: float) -> None:
-        step = self.thin * np.arange(1, len(values) + 1)
-        ax.plot(step, values[:, :MAX_CHAINS], linewidth=0.7, alpha=0.8)
+        ax.plot(self.steps, values[:, :MAX_CHAINS], linewidth=0.7, alpha=0.8)
         worth = f"ESS {ess:.0f} of {values.size}"
         ax.set_title(f"{name}: {worth}" + ("" if np.isnan(agree) else f", R-hat {agree:.3f}"))
         ax.set_xlabel("step")
 
     def _draw_acceptance(self, ax: Any) -> None:
-        ax.plot(self.thin * np.arange(1, len(self.acceptance) + 1), self.acceptance, color=NAVY)
+        ax.plot(self.steps, self.acceptance, color=NAVY)
         ax.set_title(f"Acceptance: {self.acceptance.mean():.2f}")
         ax.set_ylim(-0.02, 1.02)
         ax.set_xlabel("step")
 
     def _draw_autocorrelation(self, ax: Any) -> None:
         n_lags = max(2, int(LAGS * len(self.energy)))
-        lags = self.thin * np.arange(n_lags)
+        lags = (self.steps[1] - self.steps[0]) * np.arange(n_lags)
         ax.plot(lags, autocorrelation(self.energy, n_lags), color=NAVY, label="energy")
         slow = autocorrelation(self.columns[..., 0], n_lags)
         ax.plot(lags, slow, color=ORANGE, label=self.column_names[0])
