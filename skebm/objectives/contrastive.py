@@ -222,9 +222,8 @@ class ContrastiveDivergence(Objective):
         """Chains at x with what was kept beside them, where that is of this sampler."""
         fresh = self.sampler.init(self.energy, x)
         if type(self.sampler) is Gibbs:  # whose chains may or may not bring a hidden layer
-            fits = [len(part) for part in kept] == [len(x)] and kept[0].shape[1:] == (
-                len(self.energy.hidden_bias),
-            )
+            layer = (len(x), len(self.energy.hidden_bias))
+            fits = [part.shape for part in kept] == [layer]
             return fresh._replace(aux=kept[0]) if fits else fresh
         try:
             return fresh._replace(aux=rebuilt(fresh.aux, iter(kept)))

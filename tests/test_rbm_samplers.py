@@ -1,0 +1,138 @@
+"""RBMEstimator with every sampler of binary rows: it learns, resumes, and is searched over."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import Binarizer
+
+from skebm import RBMEstimator
+from skebm.partition import AIS
+from skebm.samplers import (
+    MALA,
+    DiscreteLangevin,
+    Gibbs,
+    GibbsWithGradients,
+    ParallelTempering,
+)
+
+X = (np.random.default_rng(0).random((200, 6)) < 0.3).astype(float)
+X[:, 1::2] = np.where(np.random.default_rng(1).random((200, 3)) < 0.9, X[:, ::2], 1 - X[:, ::2])
+
+SAMPLERS = [
+    GibbsWithGradients(),
+    DiscreteLangevin(0.5),
+    DiscreteLangevin(adapt=True),
+    DiscreteLangevin(0.1, adjust=False),
+    ParallelTempering(3, GibbsWithGradients()),
+    ParallelTempering(3, max_temperature=3.0),
+]
+
+
+def rbm(**params):
+    settings = {"n_iter": 200, "learning": "pcd", "n_gibbs_steps": 3, "batch_size": 50}
+    settings["learning_rate"] = 0.3
+    return RBMEstimator(3, random_state=0, **(settings | params))
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return rbm().fit(X).score(X), rbm(n_iter=1, learning_rate=1e-9).fit(X).score(X)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_it_learns_what_gibbs_learns(sampler, reference):
+    gibbs, nothing = reference
+    found = rbm(sampler=sampler).fit(X).score(X)
+    assert gibbs > nothing + 0.3
+    # What is biased, and hardly moves, learns less.
+    assert found > (gibbs - 0.1 if sampler.exact else nothing + 0.2)
+
+
+@pytest.mark.parametrize("sampler", [*SAMPLERS, Gibbs()], ids=repr)
+def test_a_stored_fit_goes_on_bit_for_bit(sampler):
+    model = rbm(sampler=sampler, n_iter=3).fit(X)
+    other = pickle.loads(pickle.dumps(model))
+    for one in (model, other):
+        one.partial_fit(X[:80])
+    assert np.array_equal(model.score_samples(X), other.score_samples(X))
+    assert np.array_equal(model.components_, other.components_)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS[:4], ids=repr)
+def test_contrastive_divergence_restarts_any_of_them(sampler):
+    grey = np.clip(X * 0.9 + 0.05, 0, 1)  # probabilities: chains start at draws of them
+    for table in (X, grey):
+        assert np.isfinite(rbm(learning="cd", sampler=sampler, n_iter=5).fit(table).score(X))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_everything_else_works(sampler):
+    model = RBMEstimator(30, learning="pcd", n_iter=2, sampler=sampler, random_state=0)
+    wide = np.tile(X, 5)  # too wide to enumerate, so that chains are needed
+    model.set_params(partition=AIS(n_chains=20, n_betas=20)).fit(wide)
+    holes = wide[:4].copy()
+    holes[:, ::3] = np.nan
+    filled = model.impute(holes, 0, n_steps=20)
+    assert np.array_equal(filled[:, 1::3], wide[:4, 1::3])
+    assert set(np.unique(filled)) <= {0, 1}
+    draws = model.sample(5, 0, n_steps=20)
+    assert set(np.unique(draws)) <= {0, 1}
+    assert model.gibbs(wide[:3]).shape == (3, 30)
+    assert model.denoise(wide[:3], n_steps=20).shape == (3, 30)
+    assert np.isfinite(model.score_samples(wide)).all()
+    assert model.h_samples_.shape[1] == 30
+
+
+def test_class_and_step_are_searched_in_a_pipeline():
+    pipeline = Pipeline([("bits", Binarizer(threshold=0.5)), ("rbm", rbm(n_iter=5))])
+    grid = [
+        {"rbm__sampler": [Gibbs(), GibbsWithGradients()]},
+        {"rbm__sampler": [DiscreteLangevin()], "rbm__sampler__step_size": [0.1, 1.0]},
+    ]
+    search = GridSearchCV(pipeline, grid, cv=2).fit(X)
+    assert len(search.cv_results_["params"]) == 4
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    best = search.best_params_
+    assert type(search.best_estimator_["rbm"].sampler_) is type(best["rbm__sampler"])
+    first, second = search.cv_results_["mean_test_score"][2:]
+    assert first != second
+
+
+def test_a_step_reaches_the_sampler():
+    model = rbm(sampler=DiscreteLangevin(), n_iter=1).set_params(sampler__step_size=0.7).fit(X)
+    assert model.sampler_.step_size == 0.7
+    assert model.sampler_ is not model.sampler
+
+
+def test_samplers_of_real_rows_are_refused():
+    with pytest.raises(TypeError, match=r"MALA samples Real rows.*Binary"):
+        rbm(sampler=MALA()).fit(X)
+
+
+@pytest.mark.parametrize("step", [0, -1.0, "large"])
+def test_bad_steps_are_refused_before_training(step):
+    with pytest.raises(ValueError, match="'step_size' parameter of DiscreteLangevin"):
+        rbm(sampler=DiscreteLangevin(step)).fit(X)
+
+
+def test_another_sampler_on_a_warm_start():
+    model = rbm(sampler=GibbsWithGradients(), n_iter=2, warm_start=True).fit(X)
+    for sampler in (ParallelTempering(3), DiscreteLangevin(adapt=True), None, *SAMPLERS[:1]):
+        model.set_params(sampler=sampler).fit(X)
+        assert np.isfinite(model.score(X))
+
+
+def test_annealing_refuses_a_biased_kernel():
+    model = rbm(n_iter=1).fit(X)
+    with pytest.raises(ValueError, match="unbiased only along exact kernels"):
+        AIS(n_betas=10).estimate(model.energy_, sampler=DiscreteLangevin(adjust=False))
+    gradients = AIS(n_chains=500, n_betas=200).estimate(
+        model.energy_,
+        sampler=GibbsWithGradients(),
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert abs(gradients.value - model.log_partition_) < 5 * gradients.std_error + 1e-6
