@@ -77,8 +77,11 @@ class Sampler(BaseEstimator, abc.ABC):
         return self.init(energy, state.x)._replace(aux=state.aux)
 
     def freeze(self, state: ChainState) -> ChainState:
-        """The same chains, whose further steps are all alike: warm-up is over."""
-        return state
+        """The same chains, whose further steps are all alike: warm-up is over.
+
+        The ``aux`` of a sampler that tunes itself knows what it has found, ``aux.frozen()``.
+        """
+        return state._replace(aux=state.aux.frozen()) if self.tunes else state
 
     def check(self, energy: Energy) -> None:
         """Raise `TypeError` for an energy, `ValueError` for settings this cannot sample with."""

@@ -212,8 +212,3 @@ def tuned(state: ChainState, acceptance: Tensor, target: float) -> ChainState:
         scale = _factor(variance, mean, n_rows) if dense else _usable(variance, mean).sqrt()
     new = Search(search.first_log_step, mean_log_step, error, count, mean, variance)
     return state._replace(aux=Tuning(log_step.exp().to(aux.step_size.dtype), scale, new))
-
-
-def freeze(state: ChainState) -> ChainState:
-    """Chains whose settings stay as the search has left them."""
-    return state if state.aux is None else state._replace(aux=state.aux.frozen())

@@ -13,7 +13,7 @@ from torch import Tensor
 from skebm._validation import Interval
 from skebm.base import Binary, Categorical, ChainState, Clamp, Energy, Sampler, StepInfo
 from skebm.samplers._moves import evaluate, metropolis, start, tempers_joint
-from skebm.samplers._tuning import ADAPT_CONSTRAINTS, freeze, settings, tuned, tuning
+from skebm.samplers._tuning import ADAPT_CONSTRAINTS, settings, tuned, tuning
 
 
 class GibbsWithGradients(Sampler):
@@ -190,10 +190,6 @@ class DiscreteLangevin(Sampler):
         ratio = beta * (state.energy - proposal.energy) + cost
         new, acceptance = metropolis(ratio, state, proposal, generator)
         return tuned(new, acceptance, self.target_acceptance), StepInfo(acceptance)
-
-    def freeze(self, state: ChainState) -> ChainState:
-        """Chains whose step size stays as it is."""
-        return freeze(state)
 
     def _log_proposal(
         self, domain: Any, state: Any, beta: float, clamp: Clamp | None, h: Any

@@ -24,7 +24,6 @@ from skebm.samplers._moves import (
 from skebm.samplers._tuning import (
     ADAPT_CONSTRAINTS,
     STEP_CONSTRAINTS,
-    freeze,
     pulled,
     settings,
     spread,
@@ -155,7 +154,3 @@ class HMC(Sampler):
         ratio = beta * (state.energy - level) + kinetic
         new, acceptance = metropolis(ratio, state, ChainState(x, level, grad), generator)
         return tuned(new, acceptance, self.target_acceptance), StepInfo(acceptance)
-
-    def freeze(self, state: ChainState) -> ChainState:
-        """Chains whose step size and scale stay as they are."""
-        return freeze(state)

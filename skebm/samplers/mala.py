@@ -22,7 +22,6 @@ from skebm.samplers._moves import (
 from skebm.samplers._tuning import (
     ADAPT_CONSTRAINTS,
     STEP_CONSTRAINTS,
-    freeze,
     pulled,
     settings,
     spread,
@@ -123,10 +122,6 @@ class MALA(Sampler):
             ratio = ratio.masked_fill(outside, -math.inf)
         new, acceptance = metropolis(ratio, state, proposal, generator)
         return tuned(new, acceptance, self.target_acceptance), StepInfo(acceptance)
-
-    def freeze(self, state: ChainState) -> ChainState:
-        """Chains whose step size and scale stay as they are."""
-        return freeze(state)
 
 
 def _half_drift(grad: Any, beta: float, width: Any, s: Any, clamp: Any) -> Tensor:

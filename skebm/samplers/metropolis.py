@@ -20,7 +20,6 @@ from skebm.samplers._moves import (
 from skebm.samplers._tuning import (
     ADAPT_CONSTRAINTS,
     STEP_CONSTRAINTS,
-    freeze,
     settings,
     spread,
     tuned,
@@ -113,7 +112,3 @@ class MetropolisHastings(Sampler):
             ratio = ratio.masked_fill(outside, -torch.inf)
         new, acceptance = metropolis(ratio, state, proposal, generator)
         return tuned(new, acceptance, self.target_acceptance), StepInfo(acceptance)
-
-    def freeze(self, state: ChainState) -> ChainState:
-        """Chains whose step size and scale stay as they are."""
-        return freeze(state)
