@@ -30,8 +30,9 @@ skebm adapts its step and, where it says auto or dense, its scale; the acceptanc
 chosen from 0.1, 0.15, 0.234, 0.4 (random walk), 0.3, 0.574, 0.8 (MALA) and 0.8, 0.95 (HMC), as
 others choose a step. Peers without adaptation get what a patient user would give them, and more:
 the exact standard deviations as scale or mass. So does skebm's Langevin. blackjax's HMC and NUTS
-run `window_adaptation` with a diagonal mass (or a dense one, where it says so) in every chain on its
-own, as its documentation does; dynamic HMC runs `chees_adaptation`, whose chains learn together.
+run `window_adaptation` with a diagonal mass (or a dense one, where it says so) in every chain on
+its own, as its documentation does; dynamic HMC runs `chees_adaptation`, whose chains learn
+together.
 
 z: the largest |error of a mean or a second moment| in standard errors, over columns, all seeds
 together. Up to 3.5 is expected with 50 columns. Seconds: the kept phase, compiled before.

@@ -1,4 +1,4 @@
-"""The estimator on a GPU. Tables are small: whether it works, not how fast."""
+"""The estimator and the samplers on a GPU. Tables are small: whether it works, not how fast."""
 
 import pickle
 
@@ -8,6 +8,16 @@ import torch
 from sklearn.datasets import load_digits
 
 from skebm import RBMEstimator
+from skebm.base import Binary, Energy, Real, SamplingError
+from skebm.samplers import (
+    HMC,
+    MALA,
+    DiscreteLangevin,
+    GibbsWithGradients,
+    Langevin,
+    MetropolisHastings,
+    ParallelTempering,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,3 +44,54 @@ def test_a_stream_stays_on_the_gpu():
     assert model.partial_fit(X).net_ is net
     for filled in (model.impute(X), model.denoise(X), model.reconstruct(X), model.transform(X)):
         assert np.isfinite(filled).all()
+
+
+class Bowl(Energy):
+    """A parabola that is nan beyond a wall, where it is asked to be."""
+
+    def __init__(self, domain, wall=torch.inf):
+        super().__init__()
+        self.domain, self.wall = domain, wall
+
+    def forward(self, x, cond=None):
+        value = x.square().sum(1) / 2
+        return torch.where(x.amax(1) > self.wall, torch.nan, value)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        MetropolisHastings(adapt=True, scale="auto"),
+        Langevin(0.01),
+        MALA(adapt=True, scale="dense"),
+        HMC(adapt=True),
+        ParallelTempering(3, MALA(adapt=True)),
+        GibbsWithGradients(),
+        DiscreteLangevin(adapt=True),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_samplers_stay_on_the_gpu(sampler):
+    bits = isinstance(sampler, GibbsWithGradients | DiscreteLangevin)
+    energy = Bowl(Binary((4,)) if bits else Real((4,)))
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = (torch.randn(2000, 4, generator=generator, device="cuda") > 0).float()
+    state, info = sampler.run(energy, x, 300, generator)
+    assert state.x.device.type == "cuda"
+    assert 0 <= float(info.acceptance) <= 1
+    truth = torch.sigmoid(torch.tensor(-0.5)) if bits else torch.tensor(0.0)
+    assert abs(float(state.x.mean()) - float(truth)) < 0.05
+
+
+@pytest.mark.parametrize("sampler", [MALA(0.5), HMC(0.5, 3), Langevin(0.1)], ids=repr)
+def test_nan_is_found_at_the_end_of_a_run(sampler):
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = torch.zeros(500, 4, device="cuda")
+    with pytest.raises(SamplingError):
+        sampler.run(Bowl(Real((4,)), wall=1.0), x, 50, generator)
+
+
+def test_a_generator_of_the_cpu_is_refused():
+    x = torch.zeros(5, 4, device="cuda")
+    with pytest.raises(ValueError, match="The generator is on cpu, the chains are on cuda"):
+        MALA().run(Bowl(Real((4,))), x, 1, torch.Generator())

@@ -54,7 +54,11 @@ def tempers_joint(step: Callable[..., Any]) -> Callable[..., Any]:
 def evaluate(energy: Energy, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
     """Energies (n,) and gradients (n, ...) at x, by :func:`numbered` energies."""
     value, grad = energy.value_and_grad(x, cond)
-    return numbered(energy, x, value), grad
+    value = numbered(energy, x, value)
+    if x.is_cuda:  # what moves by its gradient alone is poisoned by it
+        lost = value.isnan().view(-1, *[1] * (x.dim() - 1))
+        grad = grad.masked_fill(lost, math.nan)
+    return value, grad
 
 
 def evaluate_energy(energy: Energy, x: Tensor) -> Tensor:
