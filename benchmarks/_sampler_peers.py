@@ -196,9 +196,10 @@ def _paths(method: str, name: str, chains: int, warmup: int) -> tuple[Any, Progr
     inner = algorithm.build_kernel()
 
     @jax.jit
-    def warm(keys: Any, x: Any, n_leapfrog: Any) -> Any:
+    def warm(keys: Any, x: Any, n_leapfrog: Any, target_acceptance: Any) -> Any:
         more = {} if method == "nuts" else {"num_integration_steps": n_leapfrog}
         more["is_mass_matrix_diagonal"] = method != "dense"
+        more["target_acceptance_rate"] = target_acceptance
 
         def one(key: Any, row: Any) -> Any:
             search = blackjax.window_adaptation(
@@ -219,14 +220,21 @@ def _paths(method: str, name: str, chains: int, warmup: int) -> tuple[Any, Progr
 
 
 def paths(
-    method: str, target: Target, x0: np.ndarray, length: Length, seed: int, n_leapfrog: int = 20
+    method: str,
+    target: Target,
+    x0: np.ndarray,
+    length: Length,
+    seed: int,
+    n_leapfrog: int = 20,
+    target_acceptance: float = 0.8,
 ) -> Run:
     """Blackjax's HMC or NUTS after its window adaptation (step and diagonal mass)."""
     import jax
 
     warm, program = _paths(method, target.name, len(x0), length.warmup)
     first, then = jax.random.split(jax.random.key(seed))
-    states, parameters = warm(jax.random.split(first, len(x0)), x0, n_leapfrog)
+    keys = jax.random.split(first, len(x0))
+    states, parameters = warm(keys, x0, n_leapfrog, target_acceptance)
     if method != "nuts":
         parameters = (*parameters, np.full(len(x0), n_leapfrog))
     return _drive(program, then, states, parameters, max(length.steps // CHUNK, 1))

@@ -26,13 +26,13 @@ best), HMC its number of leapfrog steps from 2, 3, 5, 10, 20, 40, 80, by ESS per
 third of the budget with seed 1000. For unadjusted Langevin only steps count whose variances are off
 by no more than 10 % and two standard errors. Then each runs once with seeds 0 to 4: median, range.
 
-skebm adapts its step and, where it says auto or dense, its scale; the acceptance it aims at is
-chosen from 0.1, 0.15, 0.234, 0.4 (random walk), 0.3, 0.574, 0.8 (MALA) and 0.8, 0.95 (HMC), as
-others choose a step. Peers without adaptation get what a patient user would give them, and more:
-the exact standard deviations as scale or mass. So does skebm's Langevin. blackjax's HMC and NUTS
-run `window_adaptation` with a diagonal mass (or a dense one, where it says so) in every chain on
-its own, as its documentation does; dynamic HMC runs `chees_adaptation`, whose chains learn
-together.
+skebm adapts its step and, where it says auto or dense, its scale. The acceptance that a warm-up
+aims at is chosen from 0.1, 0.15, 0.234, 0.4 (random walk), 0.3, 0.574, 0.8 (MALA) and 0.8, 0.85,
+0.9, 0.95 (HMC and NUTS, blackjax's too). Peers without adaptation get what a patient user would give
+them, and more: the exact standard deviations as scale or mass. So does skebm's Langevin.
+blackjax's HMC and NUTS run `window_adaptation` with a diagonal mass (or a dense one, where it says
+so) in every chain on its own, as its documentation does; dynamic HMC runs `chees_adaptation`, whose
+chains learn together.
 
 z: the largest |error of a mean or a second moment| in standard errors, over columns, all seeds
 together. Up to 3.5 is expected with 50 columns. Seconds: the kept phase, compiled before.
@@ -99,11 +99,12 @@ class Contestant(NamedTuple):
 
 def contestants() -> list[Contestant]:
     """All that can run here."""
-    grid: dict[str, list[Any]] = {"n_leapfrog": LEAPFROG}
+    aims = {"target_acceptance": [0.8, 0.85, 0.9, 0.95]}
+    grid: dict[str, list[Any]] = {"n_leapfrog": LEAPFROG, **aims}
     makers: list[tuple[str, Callable[..., Any], dict[str, list[Any]]]] = [
         ("random walk", MetropolisHastings, {"target_acceptance": [0.1, 0.15, 0.234, 0.4]}),
         ("MALA", MALA, {"target_acceptance": [0.3, 0.574, 0.8]}),
-        ("HMC", HMC, {"target_acceptance": [0.8, 0.95], **grid}),
+        ("HMC", HMC, grid),
     ]
     entries = [
         (method, f"scale={scale}", adapting(make, scale), settings)
@@ -126,7 +127,7 @@ def contestants() -> list[Contestant]:
             Contestant("HMC", "blackjax", named(peers.paths, "hmc"), grid, paths=True),
             Contestant("HMC", "blackjax, dense", named(peers.paths, "dense"), grid, paths=True),
             Contestant("HMC", "blackjax, ChEES", peers.chees, {}, 20, paths=True),
-            Contestant("NUTS", "blackjax", named(peers.paths, "nuts"), {}, 20, paths=True),
+            Contestant("NUTS", "blackjax", named(peers.paths, "nuts"), aims, 20, paths=True),
         ]
     if peers.have("torchebm"):
         grid = {"step": STEPS_OF_PATHS, "n_leapfrog": LEAPFROG}

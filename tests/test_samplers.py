@@ -397,10 +397,14 @@ class Banana(Energy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "sampler", [MetropolisHastings(1.5), MALA(0.3), HMC(0.4, 5)], ids=lambda s: type(s).__name__
+    "sampler", [MetropolisHastings(1.5), MALA(0.3), HMC(0.15, 6)], ids=lambda s: type(s).__name__
 )
 def test_a_hundred_thousand_steps_do_not_drift(sampler):
-    """Moments of both halves agree with the truth within five standard errors by their ESS."""
+    """Moments of both halves agree with the truth within five standard errors by their ESS.
+
+    Steps are small enough for the banana's tails: HMC of steps of 0.4 hardly ever enters them, and
+    no diagnostic of its draws can tell.
+    """
     cases = [
         (Valley(two_modes), torch.zeros(4, 1, dtype=DOUBLE), lambda x: x, [0.8]),
         (Valley(two_modes), torch.zeros(4, 1, dtype=DOUBLE), torch.square, [4.808]),
