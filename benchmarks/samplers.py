@@ -28,8 +28,8 @@ by no more than 10 % and two standard errors. Then each runs once with seeds 0 t
 
 skebm adapts its step and, where it says auto or dense, its scale. The acceptance that a warm-up
 aims at is chosen from 0.1, 0.15, 0.234, 0.4 (random walk), 0.3, 0.574, 0.8 (MALA) and 0.8, 0.85,
-0.9, 0.95 (HMC and NUTS, blackjax's too). Peers without adaptation get what a patient user would give
-them, and more: the exact standard deviations as scale or mass. So does skebm's Langevin.
+0.9, 0.95 (HMC and NUTS, blackjax's too). Peers without adaptation get what a patient user would
+give them, and more: the exact standard deviations as scale or mass. So does skebm's Langevin.
 blackjax's HMC and NUTS run `window_adaptation` with a diagonal mass (or a dense one, where it says
 so) in every chain on its own, as its documentation does; dynamic HMC runs `chees_adaptation`, whose
 chains learn together.

@@ -4,7 +4,7 @@ One convention everywhere: p(x) = exp(-E(x)) / Z, so lower energy means more lik
 ``score_samples`` is log p(x) in nats, higher = more likely.
 """
 
-from skebm import base, energies, noise, objectives, partition, samplers
+from skebm import base, diagnostics, energies, noise, objectives, partition, samplers
 from skebm.estimators import RBMEstimator
 
 __version__ = "0.1.0"
@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 __all__ = [
     "RBMEstimator",
     "base",
+    "diagnostics",
     "energies",
     "noise",
     "objectives",

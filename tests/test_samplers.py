@@ -664,6 +664,15 @@ def test_rows_of_a_wrong_shape_or_kind(x):
         MALA().run(unit(), x, 1, seeded())
 
 
+def test_arguments_of_a_wrong_type():
+    with pytest.raises(TypeError, match=r"not of ndarray: torch.as_tensor\(x\)"):
+        MALA().run(unit(), zeros().numpy(), 1, seeded())
+    with pytest.raises(TypeError, match="draw from a torch.Generator, not from 0"):
+        MALA().run(unit(), zeros(), 1, 0)
+    with pytest.raises(TypeError, match="Linear is no Energy: subclass skebm.base.Energy"):
+        MALA().run(torch.nn.Linear(3, 1), zeros(), 1, seeded())
+
+
 @pytest.mark.parametrize("beta", [-1.0, math.nan, math.inf, [1.0], [1.0, -2.0]])
 def test_temperatures_that_are_none(beta):
     with pytest.raises(ValueError, match="beta must be a finite number of at least 0"):

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import math
 import time
 from collections.abc import Iterator, Sequence
-from numbers import Integral, Real
 from typing import Any, ClassVar
 
 import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
+from skebm.base.checks import check_end, check_start, schedule, whole_number
 from skebm.base.energy import Clamp, Energy
 from skebm.base.state import ChainState, SamplingError, StepInfo
 from skebm.base.trace import Recorder, Trace
 from skebm.domains import Domain
-from skebm.domains import Real as RealRows
 
 # Warm-up of a run whose length is not known beforehand.
 DEFAULT_WARMUP = 500
@@ -86,6 +84,11 @@ class Sampler(BaseEstimator, abc.ABC):
     def check(self, energy: Energy) -> None:
         """Raise `TypeError` for an energy, `ValueError` for settings this cannot sample with."""
         self._validate_params()
+        if not isinstance(energy, Energy):
+            raise TypeError(
+                f"{type(energy).__name__} is no Energy: subclass skebm.base.Energy, with a domain "
+                "and a forward(x, cond=None) that returns one energy a row."
+            )
         if not isinstance(energy.domain, self.domains):
             names = " or ".join(domain.__name__ for domain in self.domains)
             raise TypeError(
@@ -130,7 +133,7 @@ class Sampler(BaseEstimator, abc.ABC):
             for last in walk:
                 acceptance = acceptance + last[1].acceptance
         state = last[0]
-        _check_end(state)
+        check_end(state)
         return state, StepInfo(acceptance / n_steps)
 
     def trace(
@@ -236,7 +239,7 @@ class Sampler(BaseEstimator, abc.ABC):
         whole_number("n_steps", n_steps, 1)
         rows = x.x if isinstance(x, ChainState) else x
         check_start(energy, rows, generator, clamp, self.starts_between)
-        betas = _schedule(beta, n_steps)
+        betas = schedule(beta, n_steps)
         if n_warmup is None:
             n_warmup = n_steps if self.tunes and not isinstance(x, ChainState) else 0
         whole_number("n_warmup", n_warmup, 0)
@@ -267,70 +270,6 @@ class Sampler(BaseEstimator, abc.ABC):
             error.state = state
             error.add_note(f"At step {number} of the run (warm-up is negative); see error.state.")
             raise
-
-
-def whole_number(name: str, value: Any, least: int) -> None:
-    """Raise `ValueError` unless `value` is an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
-
-
-def check_start(
-    energy: Energy,
-    x: Tensor,
-    generator: torch.Generator,
-    clamp: Clamp | None,
-    between: bool = False,
-) -> None:
-    """Raise `ValueError` where chains cannot start at rows x; `between` asks for finite ones."""
-    shape = energy.domain.row_shape
-    if x.dim() == 0 or x.shape[1:] != shape or not x.is_floating_point():
-        raise ValueError(
-            f"Chains start at floating-point rows of shape (n, {', '.join(map(str, shape))}), got "
-            f"{x.dtype} of shape {tuple(x.shape)}."
-        )
-    if generator.device.type != x.device.type:
-        raise ValueError(
-            f"The generator is on {generator.device}, the chains are on {x.device}: make it by "
-            f"torch.Generator({str(x.device)!r})."
-        )
-    if clamp is not None:
-        parts = ("mask", clamp.mask, torch.bool), ("value", clamp.value, x.dtype)
-        for name, part, kind in parts:
-            if part.shape != x.shape or part.dtype != kind:
-                raise ValueError(
-                    f"clamp.{name} must be {kind} of shape {tuple(x.shape)} like the chains, got "
-                    f"{part.dtype} of shape {tuple(part.shape)}."
-                )
-        x = clamp.apply(x)
-    if (between or energy.domain == RealRows(shape)) and math.isfinite(float(x.sum())):
-        return  # in a tenth of the time
-    inside = energy.domain.contains(x)
-    if not inside.all():
-        row = int((~inside).nonzero()[0])
-        raise ValueError(
-            f"Chains cannot start outside of {energy.domain}: row {row} is not in it "
-            f"({int((~inside).sum())} of {len(x)} rows are not)."
-        )
-
-
-def _check_end(state: ChainState) -> None:
-    """On an accelerator steps do not wait to be looked at, so the last state is."""
-    if state.x.is_cuda and not (
-        state.x.isfinite().all() and (state.energy is None or not state.energy.isnan().any())
-    ):
-        raise SamplingError("The energy was not a number at a step of this run.")
-
-
-def _schedule(beta: Any, n_steps: int) -> list[float]:
-    """Inverse temperature of each step."""
-    betas: list[Any] = [beta] * n_steps if isinstance(beta, Real) else [float(b) for b in beta]
-    if len(betas) != n_steps or not all(0 <= b < math.inf for b in betas):
-        raise ValueError(
-            f"beta must be a finite number of at least 0, or one for each of the {n_steps} steps; "
-            f"got {beta!r}."
-        )
-    return betas
 
 
 @contextlib.contextmanager

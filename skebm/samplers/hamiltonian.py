@@ -62,7 +62,8 @@ class HMC(Sampler):
         Tune the step to `target_acceptance` during the warm-up. While it lasts draws are biased.
     target_acceptance : float in (0, 1), default=0.8
         Higher than the 0.651 that is best for given path lengths in many dimensions [1]_: safer in
-        narrow places.
+        narrow places. On strongly curved energies 0.95: with steps that fit most places, chains
+        hardly ever enter the narrow ones, and stay long when they do.
     scale : None, "auto", "dense" or array-like of the shape of a row, default=None
         s: the standard deviation to expect of each entry. ``"auto"`` takes it from the rows that
         chains start from, and with `adapt` from the chains during the warm-up. ``"dense"``

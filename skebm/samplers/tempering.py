@@ -36,7 +36,8 @@ class ParallelTempering(Sampler):
     Parameters
     ----------
     n_temperatures : int, default=8
-        Replicas K of each chain, 2 or more.
+        Replicas K of each chain, 2 or more. Exchanges should succeed in a fifth of tries or more:
+        a few replicas do for tens of columns, 18 to 25 for machines on 784 pixels.
     sampler : Sampler or None, default=None
         Kernel of the replicas; None is :class:`Gibbs`. With ``adapt=True`` each replica finds its
         own step.

@@ -1,0 +1,87 @@
+"""What a run of chains can be asked for, and what it cannot."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skebm.base.energy import Clamp, Energy
+from skebm.base.state import ChainState, SamplingError
+from skebm.domains import Real as RealRows
+
+
+def whole_number(name: str, value: Any, least: int) -> None:
+    """Raise `ValueError` unless `value` is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+
+
+def check_start(
+    energy: Energy,
+    x: Tensor,
+    generator: torch.Generator,
+    clamp: Clamp | None,
+    between: bool = False,
+) -> None:
+    """Raise `ValueError` where chains cannot start at rows x; `between` asks for finite ones."""
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"Chains start at rows of a tensor, not of {type(x).__name__}: torch.as_tensor(x)."
+        )
+    if not hasattr(generator, "device"):
+        raise TypeError(
+            f"Chains draw from a torch.Generator, not from {generator!r}: "
+            "torch.Generator().manual_seed(0), on the device of the rows."
+        )
+    shape = energy.domain.row_shape
+    if x.dim() == 0 or x.shape[1:] != shape or not x.is_floating_point():
+        raise ValueError(
+            f"Chains start at floating-point rows of shape (n, {', '.join(map(str, shape))}), got "
+            f"{x.dtype} of shape {tuple(x.shape)}."
+        )
+    if generator.device.type != x.device.type:
+        raise ValueError(
+            f"The generator is on {generator.device}, the chains are on {x.device}: make it by "
+            f"torch.Generator({str(x.device)!r})."
+        )
+    if clamp is not None:
+        parts = ("mask", clamp.mask, torch.bool), ("value", clamp.value, x.dtype)
+        for name, part, kind in parts:
+            if part.shape != x.shape or part.dtype != kind:
+                raise ValueError(
+                    f"clamp.{name} must be {kind} of shape {tuple(x.shape)} like the chains, got "
+                    f"{part.dtype} of shape {tuple(part.shape)}."
+                )
+        x = clamp.apply(x)
+    if (between or energy.domain == RealRows(shape)) and math.isfinite(float(x.sum())):
+        return  # in a tenth of the time
+    inside = energy.domain.contains(x)
+    if not inside.all():
+        row = int((~inside).nonzero()[0])
+        raise ValueError(
+            f"Chains cannot start outside of {energy.domain}: row {row} is not in it "
+            f"({int((~inside).sum())} of {len(x)} rows are not)."
+        )
+
+
+def check_end(state: ChainState) -> None:
+    """On an accelerator steps do not wait to be looked at, so the last state is."""
+    if state.x.is_cuda and not (
+        state.x.isfinite().all() and (state.energy is None or not state.energy.isnan().any())
+    ):
+        raise SamplingError("The energy was not a number at a step of this run.")
+
+
+def schedule(beta: Any, n_steps: int) -> list[float]:
+    """Inverse temperature of each step."""
+    betas: list[Any] = [beta] * n_steps if isinstance(beta, Real) else [float(b) for b in beta]
+    if len(betas) != n_steps or not all(0 <= b < math.inf for b in betas):
+        raise ValueError(
+            f"beta must be a finite number of at least 0, or one for each of the {n_steps} steps; "
+            f"got {beta!r}."
+        )
+    return betas
