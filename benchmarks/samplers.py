@@ -1,6 +1,7 @@
 """Effective samples per gradient of the continuous samplers, against blackjax and torchebm.
 
     OMP_NUM_THREADS=1 python -m benchmarks.samplers --data PATH [--quick] [--json F]
+        [--methods METHOD ...]
     python -m benchmarks.samplers --speed [--threads 2]
 
 PATH is the folder of data sets; only `tabular/banknote.npz` is read.
@@ -112,9 +113,10 @@ def contestants() -> list[Contestant]:
         for scale in (None, "auto", "dense")
         if method != "HMC" or scale
     ]
-    entries.append(
-        ("Langevin", "", lambda target, step: Langevin(step, scale=target.sd), {"step": STEPS})
-    )
+    entries += [
+        ("Langevin", how, unadjusted(averaged), {"step": STEPS})
+        for how, averaged in (("", False), ("averaged", True))
+    ]
     found = [
         Contestant(method, f"skebm {how}".strip(), peers.ours(make), grid, paths=method == "HMC")
         for method, how, make, grid in entries
@@ -141,6 +143,11 @@ def contestants() -> list[Contestant]:
 def adapting(make: Callable[..., Any], scale: str | None) -> Callable[..., Any]:
     """A sampler of skebm that tunes itself, for a target and settings."""
     return lambda target, **settings: make(adapt=True, scale=scale, **settings)
+
+
+def unadjusted(averaged: bool) -> Callable[..., Any]:
+    """Langevin dynamics with the target's own scale."""
+    return lambda target, step: Langevin(step, averaged=averaged, scale=target.sd)
 
 
 def named(run: Callable[..., Run], method: str) -> Callable[..., Run]:
@@ -323,6 +330,7 @@ def main() -> None:
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--threads", type=int, default=1, help="of --speed")
     parser.add_argument("--json")
+    parser.add_argument("--methods", nargs="+", metavar="METHOD", help="only these")
     args = parser.parse_args()
     if args.speed:
         rows = speed(args.threads, 40 if args.quick else 300)
@@ -333,13 +341,13 @@ def main() -> None:
         parser.error("--data is required for the comparison of samplers")
     torch.set_num_threads(1)
     with threadpool_limits(1):
-        compare(args.data, args.quick, args.json)
+        compare(args.data, args.quick, args.json, args.methods)
 
 
-def compare(data: Path, quick: bool, json: str | None) -> None:
-    """All targets, all contestants."""
+def compare(data: Path, quick: bool, json: str | None, methods: list[str] | None) -> None:
+    """All targets, all contestants of the methods."""
     budget, seeds = (600, range(2)) if quick else (4000, range(5))
-    entrants = contestants()
+    entrants = [one for one in contestants() if not methods or one.method in methods]
     targets = [known.banana()]
     if not quick:
         targets = [known.gaussian(False), known.gaussian(True), *targets]

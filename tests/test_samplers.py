@@ -200,7 +200,7 @@ def test_a_dense_scale_is_a_change_of_units():
     for sampler in (Langevin(0.1), MALA(0.3), HMC(0.3, 3), MetropolisHastings(0.8)):
         state = clone(sampler).set_params(scale="dense").init(turned, x @ root.T)
         scale = Dense(root)
-        aux = (0, scale) if isinstance(sampler, Langevin) else state.aux._replace(scale=scale)
+        aux = (0, scale, None) if isinstance(sampler, Langevin) else state.aux._replace(scale=scale)
         start = state._replace(aux=aux)
         got = sampler.run(turned, start, 5, seeded(5))[0].x
         assert torch.allclose(got, moved(sampler, unit(), x, 5) @ root.T)

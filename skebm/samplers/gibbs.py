@@ -92,6 +92,10 @@ class Gibbs(Sampler):
         """Chains that stand at the rows of x (n, d)."""
         return ChainState(x)
 
+    def refresh(self, energy: Energy, state: ChainState) -> ChainState:
+        """The same chains: they hold nothing of the energy but a layer that was drawn from it."""
+        return state
+
     def step(
         self,
         energy: Any,

@@ -45,6 +45,9 @@ class Langevin(Sampler):
         half the bias vanishes with time.
     decay_delay : float, default=10
         b > 0: steps after which the decay sets in.
+    averaged : bool, default=False
+        Give each step the mean of its noise and that of the step before [4]_: as fast, and the bias
+        is of the order of h squared, none at all on Gaussians.
     clip_grad : float or None, default=None
         Largest absolute value of an entry of the gradient (times beta); what is beyond is clipped,
         which keeps young networks from throwing chains away, and is one more bias.
@@ -62,6 +65,8 @@ class Langevin(Sampler):
     .. [2] Roberts and Tweedie (1996), "Exponential convergence of Langevin distributions and their
        discrete approximations", Bernoulli 2(4).
     .. [3] Grathwohl et al. (2020), "Your classifier is secretly an energy based model", ICLR.
+    .. [4] Leimkuhler and Matthews (2013), "Rational construction of stochastic numerical methods
+       for molecular sampling", Applied Mathematics Research eXpress 2013(1).
 
     Examples
     --------
@@ -77,6 +82,10 @@ class Langevin(Sampler):
     >>> state, _ = Langevin(0.5).run(Gaussian(), torch.zeros(20_000, 2), 50, generator)
     >>> state.x.var(0).round(decimals=1)  # 1 / (1 - h / 2) here: biased
     tensor([1.3000, 1.3000])
+    >>> averaged = Langevin(0.5, averaged=True)
+    >>> state, _ = averaged.run(Gaussian(), torch.zeros(20_000, 2), 50, generator)
+    >>> state.x.var(0).round(decimals=1)
+    tensor([1., 1.])
     """
 
     domains = (Real,)
@@ -84,6 +93,7 @@ class Langevin(Sampler):
         "noise_scale": [Interval(RealNumber, 0, None, closed="left"), None],
         "decay": [Interval(RealNumber, 0, 1, closed="both")],
         "decay_delay": [Interval(RealNumber, 0, None, closed="neither")],
+        "averaged": ["boolean"],
         "clip_grad": [Interval(RealNumber, 0, None, closed="neither"), None],
         "bounds": [StrOptions({"reflect", "clip"})],
     }
@@ -95,6 +105,7 @@ class Langevin(Sampler):
         *,
         decay: float = 0.0,
         decay_delay: float = 10.0,
+        averaged: bool = False,
         clip_grad: float | None = None,
         bounds: str = "reflect",
         scale: Any = None,
@@ -103,6 +114,7 @@ class Langevin(Sampler):
         self.noise_scale = noise_scale
         self.decay = decay
         self.decay_delay = decay_delay
+        self.averaged = averaged
         self.clip_grad = clip_grad
         self.bounds = bounds
         self.scale = scale
@@ -113,9 +125,9 @@ class Langevin(Sampler):
         return False
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
-        """Chains that stand at the rows of x; ``aux`` is (steps taken, scale)."""
+        """Chains that stand at the rows of x; ``aux`` is (steps taken, scale, last noise)."""
         settled = tuning(self, energy, x)
-        return ChainState(x, aux=(0, None if settled is None else settled.scale))
+        return ChainState(x, aux=(0, None if settled is None else settled.scale, None))
 
     @tempers_joint
     def step(
@@ -127,7 +139,7 @@ class Langevin(Sampler):
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
         """Drift and diffuse."""
-        count, s = state.aux
+        count, s, before = state.aux
         h, sigma = self.step_size, self.noise_scale
         if sigma is None:
             sigma = math.sqrt(2 * h)
@@ -139,8 +151,11 @@ class Langevin(Sampler):
             grad = beta * grad
         if self.clip_grad is not None:
             grad = grad.clamp(-self.clip_grad, self.clip_grad)
-        x = diffused(energy, state.x, grad, h, sigma, s, generator, clamp, self.bounds)
-        return ChainState(x, aux=(count + 1, s)), UNADJUSTED
+        z = noise = _noise(state.x, generator)
+        if self.averaged:
+            noise = (z + (_noise(state.x, generator) if before is None else before)) / 2
+        x = diffused(energy, state.x, grad, h, sigma, s, noise, clamp, self.bounds)
+        return ChainState(x, aux=(count + 1, s, z if self.averaged else None)), UNADJUSTED
 
 
 class AnnealedLangevin(Sampler):
@@ -243,8 +258,9 @@ class AnnealedLangevin(Sampler):
         sigma = self.sigma_max * ratio ** (level / (self.n_levels - 1))
         h = self.step_size * sigma**2
         _, grad = evaluate(energy, state.x, state.x.new_full(state.x.shape[:1], sigma))
-        noise = math.sqrt(2 * h)
-        x = diffused(energy, state.x, beta * grad, h, noise, None, generator, clamp, "reflect")
+        z = _noise(state.x, generator)
+        sigma = math.sqrt(2 * h)
+        x = diffused(energy, state.x, beta * grad, h, sigma, None, z, clamp, "reflect")
         return ChainState(x, aux=state.aux + 1), UNADJUSTED
 
 
@@ -255,12 +271,11 @@ def diffused(
     h: float,
     sigma: float,
     s: Any,
-    generator: torch.Generator,
+    noise: Tensor,
     clamp: Clamp | None,
     bounds: str,
 ) -> Tensor:
     """Rows after a drift by h and a diffusion by sigma; `SamplingError` where one runs off."""
-    noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
     if s is not None:
         s = upright(s, x, clamp)
         grad, noise = spread(s, pulled(s, grad)), spread(s, noise)
@@ -277,6 +292,10 @@ def diffused(
             "smaller step_size, or a sampler that rejects such steps, such as MALA."
         )
     return new
+
+
+def _noise(x: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
 
 
 UNADJUSTED = StepInfo(1.0)

@@ -183,6 +183,7 @@ CASES = {
         "Langevin decaying": Case(
             Langevin(0.05, decay=0.5, clip_grad=5.0, bounds="clip"), Slopes, Box
         ),
+        "Langevin averaged": Case(Langevin(0.05, averaged=True), gaussian, normal),
     },
     AnnealedLangevin: {"annealed": Case(AnnealedLangevin(0.01, n_levels=3), Blurred, line)},
 }
@@ -295,6 +296,27 @@ def test_the_bias_of_langevin_is_the_known_one(h):
     sigma = 0.5 * (2 * h) ** 0.5
     expected = sigma**2 / (2 * h - h**2) - 1
     assert abs(excess_variance(Langevin(h, noise_scale=sigma), n) - expected) < error
+
+
+@pytest.mark.parametrize("h", [0.8, 0.3])
+def test_averaged_noise_has_no_bias_on_gaussians(h):
+    assert abs(excess_variance(Langevin(h, averaged=True), 30)) < 5 * (2 / 40_000) ** 0.5
+
+
+def test_averaged_noise_has_a_smaller_bias_elsewhere():
+    """Mean square under a density with exponential tails, against quadrature."""
+    energy = Valley(lambda x: 3 * (1 + x.square()).sqrt())
+    target = Line(energy, -15, 15)
+    x, truth = target.draw(100_000, seeded(1)), 0.5115
+
+    def off(h, averaged):
+        moved = Langevin(h, averaged=averaged).run(energy, x, int(6 / h), seeded(2))[0].x
+        return abs(float(moved.square().mean()) - truth)
+
+    grid = torch.from_numpy(target.grid)
+    assert abs(float((grid[1:].square() @ torch.from_numpy(target.cdf).diff())) - truth) < 1e-3
+    assert off(0.05, False) < off(0.2, False) / 3
+    assert off(0.2, True) < off(0.2, False) / 10
 
 
 def test_the_bias_of_langevin_vanishes_as_its_step_decays():
