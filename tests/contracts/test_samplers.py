@@ -314,7 +314,7 @@ def test_averaged_noise_has_a_smaller_bias_elsewhere():
         return abs(float(moved.square().mean()) - truth)
 
     grid = torch.from_numpy(target.grid)
-    assert abs(float((grid[1:].square() @ torch.from_numpy(target.cdf).diff())) - truth) < 1e-3
+    assert abs(float(grid[1:].square() @ torch.from_numpy(target.cdf).diff()) - truth) < 1e-3
     assert off(0.05, False) < off(0.2, False) / 3
     assert off(0.2, True) < off(0.2, False) / 10
 
