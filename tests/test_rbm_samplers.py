@@ -62,7 +62,21 @@ def test_a_stored_fit_goes_on_bit_for_bit(sampler):
     assert np.array_equal(model.components_, other.components_)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS[:4], ids=repr)
+def test_restarted_chains_have_nothing_to_adapt_to():
+    with pytest.raises(ValueError, match="tunes itself while its chains go on"):
+        rbm(learning="cd", sampler=DiscreteLangevin(adapt=True)).fit(X)
+
+
+def test_shorter_ladders_start_anew():
+    """The first replicas of a longer one are its hottest."""
+    model = rbm(sampler=ParallelTempering(6), n_iter=1, warm_start=True).fit(X)
+    objective = model.set_params(sampler=ParallelTempering(3)).fit(X).net_.module_
+    packed = rbm(sampler=ParallelTempering(6), n_iter=1).fit(X).net_
+    state = objective.unpack(packed.module_.pack(packed.state_))
+    assert all(torch.equal(one.x, state.chain.x) for one in state.chain.aux)
+
+
+@pytest.mark.parametrize("sampler", [SAMPLERS[0], SAMPLERS[1], SAMPLERS[3]], ids=repr)
 def test_contrastive_divergence_restarts_any_of_them(sampler):
     grey = np.clip(X * 0.9 + 0.05, 0, 1)  # probabilities: chains start at draws of them
     for table in (X, grey):

@@ -705,3 +705,121 @@ def test_tempering_says_which_samplers_there_are():
         ParallelTempering().run(unit(), zeros(), 1, seeded())
     with pytest.raises(ValueError, match="moves each replica from its row alone"):
         ParallelTempering(3, ParallelTempering(3)).run(make_rbm(3, 2), zeros(), 1, seeded())
+
+
+# ------------------------------------------------------------------------------
+# Rare draws and odd places
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", BY_GRADIENT, ids=lambda s: type(s).__name__)
+def test_a_gradient_that_is_nan_at_a_finite_energy_is_an_error(sampler):
+    """The trap of torch.where: values are finite, and the branch not taken spoils the gradient."""
+
+    def trap(energy, x):
+        y = 0.5 - x
+        return torch.where(y > 0, y * y.log(), 0.0).sum(1)
+
+    x = zeros()
+    x[2] = 1.0
+    energy = Given(trap, domain_for(sampler))
+    assert energy(x).isfinite().all()
+    with pytest.raises(SamplingError, match="The gradient of Given is nan at 1 of 4 chains"):
+        sampler.run(energy, x, 3, seeded())
+
+
+@pytest.fixture
+def all_zeros(monkeypatch):
+    """Uniform numbers are 0, as one in 2^24 is."""
+    rand = torch.rand
+
+    def zero(*size, **kwargs):
+        return rand(*size, **kwargs) * 0
+
+    monkeypatch.setattr(torch, "rand", zero)
+
+
+def test_a_uniform_number_of_zero_accepts_nothing_hopeless(all_zeros):
+    energy, x = unit(), zeros()
+    state, info = MetropolisHastings(1e3).run(energy, x, 20, seeded())
+    assert torch.equal(state.x, x)
+    assert float(info.acceptance) < 1e-6
+
+
+@pytest.mark.parametrize("adjust", [True, False])
+def test_a_uniform_number_of_zero_moves_nothing_that_is_clamped(all_zeros, adjust):
+    energy = make_rbm(D, 2)
+    x = torch.ones(4, D, dtype=DOUBLE)
+    clamp = Clamp(torch.ones_like(x, dtype=torch.bool), x)
+    sampler = DiscreteLangevin(adjust=adjust)
+    state, info = sampler.run(energy, x, 3, seeded(), clamp=clamp)
+    assert torch.equal(state.x, x)
+    assert float(info.acceptance) == 1
+
+
+def test_states_that_do_not_hold_the_clamp_are_refused():
+    for sampler, energy in (
+        (MALA(), unit()),
+        (ParallelTempering(3, MALA()), unit()),
+        (GibbsWithGradients(), make_rbm(D, 2)),
+    ):
+        state, _ = sampler.run(energy, zeros(), 2, seeded())
+        mask = torch.zeros_like(state.x, dtype=torch.bool)
+        mask[:, 0] = True
+        held = Clamp(mask, 1 - state.x.round().clamp(0, 1))
+        with pytest.raises(ValueError, match="does not hold the clamped values"):
+            sampler.run(energy, state, 2, seeded(), clamp=held)
+        on, _ = sampler.run(energy, state.x, 2, seeded(), clamp=held)
+        assert torch.equal(on.x[:, 0], held.value[:, 0])
+
+
+def test_a_wall_where_the_energy_is_nan_is_no_obstacle():
+    """x log x on the positive half line, whose own formula fails at 0."""
+    energy = Given(lambda e, x: (x * x.log() + x).sum(1), Real((D,), 0.0, None))
+    for sampler in (MetropolisHastings(0.5), MALA(0.1)):
+        state, _ = sampler.run(energy, zeros() + 0.3, 300, seeded())
+        assert (state.x > 0).all()
+
+
+def test_energies_may_be_whole_numbers():
+    energy = Given(lambda e, x: x.round().abs().long().sum(1), Real((D,)))
+    trace = MetropolisHastings(1.0).trace(energy, zeros(), 50, seeded())
+    _, info = MetropolisHastings(1.0).run(energy, zeros(), 50, seeded())
+    assert float(trace.acceptance.mean()) == pytest.approx(float(info.acceptance))
+    assert 0.2 < float(info.acceptance) < 1
+
+
+def test_annealed_chains_are_traced_at_their_level():
+    def blurred(energy, x):
+        raise AssertionError("asked without a level")
+
+    class Point(Given):
+        def forward(self, x, cond=None):
+            return (x / cond[:, None]).square().sum(1) / 2
+
+    ladder = AnnealedLangevin(n_levels=2, n_steps_per_level=3, sigma_max=1.0, sigma_min=0.1)
+    trace = ladder.trace(Point(blurred, Real((D,))), zeros() + 1, 6, seeded())
+    scale = torch.tensor([1.0, 1, 1, 0.1, 0.1, 0.1], dtype=DOUBLE)[:, None]
+    assert torch.allclose(trace.energy, trace.x.square().sum(2) / scale.square() / 2)
+    with pytest.raises(ValueError, match="moves each replica from its row alone"):
+        ParallelTempering(3, ladder).run(Point(blurred, Real((D,))), zeros(), 2, seeded())
+
+
+def test_a_budget_of_a_billion_steps_costs_nothing_before_they_are_taken():
+    with pytest.warns(ConvergenceWarning) as caught:
+        MALA(1e-9).run_until(unit(), normal_rows(4), seeded(), max_steps=10**9, max_seconds=0.0)
+    assert caught[0].filename == __file__  # the warning points here
+
+
+def test_other_odd_arguments():
+    with pytest.raises(TypeError, match="function is no Energy"):
+        MALA().run(lambda x: x.sum(1), zeros(), 1, seeded())
+    with pytest.raises(TypeError, match="clamp must be a skebm.base.Clamp"):
+        MALA().run(unit(), zeros(), 1, seeded(), clamp=(zeros() > 0, zeros()))
+    with pytest.raises(ValueError, match="n_draws must be an integer of at least 1"):
+        MALA().trace(unit(), zeros(), 0, seeded())
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="use no_grad"):
+        MALA().run(unit(), zeros(), 1, seeded())
+    with pytest.raises(ValueError, match=r"Chains cannot start outside of Binary.*row 1"):
+        Gibbs().run(make_rbm(D, 2), torch.tensor([[0.5] * D, [7.0] * D]).double(), 1, seeded())
+    MALA().run(unit(), zeros(), 2, seeded(), torch.tensor(0.5))

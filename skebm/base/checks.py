@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from skebm.base.energy import Clamp, Energy
 from skebm.base.state import ChainState, SamplingError
+from skebm.domains import Binary
 from skebm.domains import Real as RealRows
 
 
@@ -27,7 +29,7 @@ def check_start(
     clamp: Clamp | None,
     between: bool = False,
 ) -> None:
-    """Raise `ValueError` where chains cannot start at rows x; `between` asks for finite ones."""
+    """Raise `ValueError` where chains cannot start at rows x; `between` allows means of bits."""
     if not isinstance(x, Tensor):
         raise TypeError(
             f"Chains start at rows of a tensor, not of {type(x).__name__}: torch.as_tensor(x)."
@@ -48,6 +50,10 @@ def check_start(
             f"The generator is on {generator.device}, the chains are on {x.device}: make it by "
             f"torch.Generator({str(x.device)!r})."
         )
+    if clamp is not None and not isinstance(clamp, Clamp):
+        raise TypeError(
+            f"clamp must be a skebm.base.Clamp(mask, value), not {type(clamp).__name__}."
+        )
     if clamp is not None:
         parts = ("mask", clamp.mask, torch.bool), ("value", clamp.value, x.dtype)
         for name, part, kind in parts:
@@ -57,15 +63,30 @@ def check_start(
                     f"{part.dtype} of shape {tuple(part.shape)}."
                 )
         x = clamp.apply(x)
-    if (between or energy.domain == RealRows(shape)) and math.isfinite(float(x.sum())):
+    if energy.domain == RealRows(shape) and math.isfinite(float(x.sum())):
         return  # in a tenth of the time
-    inside = energy.domain.contains(x)
+    if between and isinstance(energy.domain, Binary):
+        inside = ((x >= 0) & (x <= 1)).flatten(1).all(1)
+    else:
+        inside = energy.domain.contains(x)
     if not inside.all():
         row = int((~inside).nonzero()[0])
         raise ValueError(
             f"Chains cannot start outside of {energy.domain}: row {row} is not in it "
             f"({int((~inside).sum())} of {len(x)} rows are not)."
         )
+
+
+def check_held(state: ChainState, clamp: Clamp | None) -> None:
+    """Raise `ValueError` where a state does not hold what is clamped; replicas too."""
+    kept = state.aux if isinstance(state.aux, tuple) else ()
+    replicas = [one for one in kept if isinstance(one, ChainState)]
+    for one in (state, *replicas):
+        if clamp is not None and not torch.equal(clamp.apply(one.x), one.x):
+            raise ValueError(
+                "The state to go on from does not hold the clamped values. Start from rows: pass "
+                "state.x instead."
+            )
 
 
 def check_end(state: ChainState) -> None:
@@ -76,10 +97,12 @@ def check_end(state: ChainState) -> None:
         raise SamplingError("The energy was not a number at a step of this run.")
 
 
-def schedule(beta: Any, n_steps: int) -> list[float]:
+def schedule(beta: Any, n_steps: int) -> Sequence[float]:
     """Inverse temperature of each step."""
-    betas: list[Any] = [beta] * n_steps if isinstance(beta, Real) else [float(b) for b in beta]
-    if len(betas) != n_steps or not all(0 <= b < math.inf for b in betas):
+    single = isinstance(beta, Real) or (isinstance(beta, Tensor) and beta.dim() == 0)
+    betas = [float(beta)] if single else [float(b) for b in beta]
+    right = single or len(betas) == n_steps
+    if not right or not all(0 <= b < math.inf for b in betas):
         raise ValueError(
             f"beta must be a finite number of at least 0, or one for each of the {n_steps} steps; "
             f"got {beta!r}."

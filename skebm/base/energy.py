@@ -41,6 +41,8 @@ class Energy(nn.Module, abc.ABC):
         Gradients of the parameters are left as they are. `ValueError` where the energies are not
         one number a row, `TypeError` where they cannot be differentiated.
         """
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("There are no gradients in torch.inference_mode(): use no_grad().")
         with torch.enable_grad():
             x = x.detach().requires_grad_(True)
             value = self(x, cond)

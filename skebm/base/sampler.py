@@ -12,7 +12,7 @@ import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
-from skebm.base.checks import check_end, check_start, schedule, whole_number
+from skebm.base.checks import check_end, check_held, check_start, schedule, whole_number
 from skebm.base.energy import Clamp, Energy
 from skebm.base.state import ChainState, SamplingError, StepInfo
 from skebm.base.trace import Recorder, Trace
@@ -81,6 +81,10 @@ class Sampler(BaseEstimator, abc.ABC):
         """
         return state._replace(aux=state.aux.frozen()) if self.tunes else state
 
+    def energies(self, energy: Energy, state: ChainState) -> Tensor:
+        """Energies of the chains (n,), for the record."""
+        return energy(state.x) if state.energy is None else state.energy
+
     def check(self, energy: Energy) -> None:
         """Raise `TypeError` for an energy, `ValueError` for settings this cannot sample with."""
         self._validate_params()
@@ -125,8 +129,10 @@ class Sampler(BaseEstimator, abc.ABC):
             Coordinates held fixed.
         n_warmup : int or None, default=None
             Steps before the others, in which a sampler with ``adapt=True`` tunes itself. None is
-            `n_steps` for such a sampler that starts from rows, and 0 for any other.
+            `n_steps` for such a sampler that starts from rows, and 0 for any other. A state that
+            is frozen stays so.
         """
+        self.check(energy)
         acceptance: float | Tensor = 0.0
         walk = self._walk(energy, x, n_steps, generator, beta, clamp, n_warmup)
         with sampling(energy), torch.no_grad():
@@ -155,12 +161,15 @@ class Sampler(BaseEstimator, abc.ABC):
         Trace
             Rows, energies and acceptance of each kept step; its ``ess()`` and ``r_hat()``.
         """
+        self.check(energy)
         whole_number("thin", thin, 1)
-        kept = Recorder(thin)
+        whole_number("n_draws", n_draws, 1)
+        kept = Recorder(self, thin)
         walk = self._walk(energy, x, n_draws * thin, generator, beta, clamp, n_warmup)
         with sampling(energy), torch.no_grad():
             for state, info in walk:
                 kept.add(energy, state, info)
+        check_end(state)
         return kept.trace()
 
     def run_until(
@@ -203,6 +212,7 @@ class Sampler(BaseEstimator, abc.ABC):
             Where the budget ended first, a `ConvergenceWarning` says what R-hat was reached.
         """
         started = time.monotonic()
+        self.check(energy)
         whole_number("max_steps", max_steps, 100)
         if not r_hat > 1:
             raise ValueError(f"r_hat must be above 1, got {r_hat!r}.")
@@ -211,7 +221,7 @@ class Sampler(BaseEstimator, abc.ABC):
         n_chains = len(x.x if isinstance(x, ChainState) else x)
         if n_chains < 2:
             raise ValueError("R-hat compares chains: start at least two, from different rows.")
-        kept, look = Recorder(1, room=2000), 100
+        kept, look = Recorder(self, 1, room=2000), 100
         walk = self._walk(energy, x, max_steps, generator, beta, clamp, n_warmup)
         with sampling(energy), torch.no_grad():
             for state, info in walk:
@@ -222,6 +232,7 @@ class Sampler(BaseEstimator, abc.ABC):
                 late = max_seconds is not None and time.monotonic() - started > max_seconds
                 if kept.agree(r_hat, final=late or kept.n_steps == max_steps) or late:
                     break
+        check_end(state)
         return kept.trace(late=True)
 
     def _walk(
@@ -235,7 +246,6 @@ class Sampler(BaseEstimator, abc.ABC):
         n_warmup: int | None,
     ) -> Iterator[tuple[ChainState, StepInfo]]:
         """States and diagnostics after each step that follows the warm-up."""
-        self.check(energy)
         whole_number("n_steps", n_steps, 1)
         rows = x.x if isinstance(x, ChainState) else x
         check_start(energy, rows, generator, clamp, self.starts_between)
@@ -245,12 +255,14 @@ class Sampler(BaseEstimator, abc.ABC):
         whole_number("n_warmup", n_warmup, 0)
         if isinstance(x, ChainState):
             state = x
+            check_held(state, clamp)
         else:
             state = self.init(energy, x if clamp is None else clamp.apply(x))
         for k in range(n_warmup):
             state, _ = self._guarded(energy, state, generator, betas[0], clamp, k - n_warmup)
         state = self.freeze(state)
-        for k, b in enumerate(betas):
+        for k in range(n_steps):
+            b = betas[k if len(betas) > 1 else 0]
             state, info = self._guarded(energy, state, generator, b, clamp, k)
             yield state, info
 

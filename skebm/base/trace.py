@@ -56,8 +56,8 @@ class Trace(NamedTuple):
 class Recorder:
     """Collects the steps of a run; with `room`, it thins what it has instead of growing on."""
 
-    def __init__(self, thin: int, room: int | None = None):
-        self.thin, self.room = thin, room
+    def __init__(self, sampler: Any, thin: int, room: int | None = None):
+        self.sampler, self.thin, self.room = sampler, thin, room
         self.n_steps = 0
         self.converged: bool | None = None
         self.state: Any = None
@@ -71,8 +71,8 @@ class Recorder:
         self._accepted = self._accepted + info.acceptance
         if self.n_steps % self.thin:
             return
-        level = energy(state.x) if state.energy is None else state.energy
-        rate = torch.as_tensor(self._accepted, dtype=level.dtype, device=level.device) / self.thin
+        level = self.sampler.energies(energy, state)
+        rate = torch.as_tensor(self._accepted).to(state.x) / self.thin
         self._draws.append((state.x, level, rate))
         self._accepted = 0.0
         if self.room is not None and len(self._draws) >= self.room:
@@ -93,7 +93,7 @@ class Recorder:
                 f"R-hat is {largest:.3g} after {self.n_steps} steps, above {target:g}: the chains "
                 "do not agree yet. Allow more steps, or tune the sampler.",
                 ConvergenceWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
         return self.converged
 

@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from torch import Tensor
 
 from skebm._validation import check_is_fitted, draw_seed
-from skebm.base import BipartiteEnergy, Clamp
+from skebm.base import BipartiteEnergy, Clamp, Sampler
 from skebm.energies import Tilted
 from skebm.estimators._rbm_settings import CHEAP_COST
 from skebm.partition import cheaper_side
@@ -99,13 +99,17 @@ class RBMMethods(TransformerMixin, BaseEstimator):
 
     @property
     def _blocks(self) -> Gibbs:
-        """What draws whole layers: rows of any other sampler would be one move from theirs.
+        """What draws whole layers, for annealing and :meth:`gibbs`, whatever trains the model.
 
-        Annealing goes by it too, whatever moves the chains of training: nothing else forgets faster
-        where there are two layers.
+        Nothing that moves single bits forgets as fast where there are two layers.
         """
         kernel = self.sampler_.kernel
         return kernel if isinstance(kernel, Gibbs) else Gibbs()
+
+    @property
+    def _layers(self) -> Sampler:
+        """What fills in and draws rows: the sampler, tempered or not, if it draws whole layers."""
+        return self.sampler_ if isinstance(self.sampler_.kernel, Gibbs) else Gibbs()
 
     def sample(
         self, n_samples: int = 1, random_state: Any = None, *, n_steps: int = 1000
@@ -147,7 +151,7 @@ class RBMMethods(TransformerMixin, BaseEstimator):
             for done in range(0, n, BLOCK):
                 size = (min(BLOCK, n - done),)
                 pick = torch.randint(len(start), size, generator=generator, device=start.device)
-                blocks.append(self.sampler_.run(energy, start[pick], n_steps, generator)[0].x)
+                blocks.append(self._layers.run(energy, start[pick], n_steps, generator)[0].x)
             return torch.cat(blocks)
 
     def impute(self, X: Any, random_state: Any = None, *, n_steps: int = 200) -> np.ndarray:
@@ -184,7 +188,7 @@ class RBMMethods(TransformerMixin, BaseEstimator):
             known = ~torch.isnan(x)
             guess = energy.base.sample(len(x), generator)
             clamp = Clamp(known, torch.nan_to_num(x))
-            state, _ = self.sampler_.run(energy, guess, n_steps, generator, clamp=clamp)
+            state, _ = self._layers.run(energy, guess, n_steps, generator, clamp=clamp)
             blocks.append(state.x.cpu())
         filled = self._to_units(torch.cat(blocks))
         X = X.toarray() if hasattr(X, "toarray") else X

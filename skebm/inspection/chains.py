@@ -112,7 +112,7 @@ class ChainDisplay:
             r_hat=r_hat(x[..., slowest]) if several else np.full(n_columns, np.nan),
             energy_ess=float(effective_sample_size(energy)),
             energy_r_hat=float(r_hat(energy)) if several else np.nan,
-            steps=trace.n_steps - trace.thin * np.arange(len(x) - 1, -1, -1),
+            steps=trace.thin * (trace.n_steps // trace.thin - np.arange(len(x) - 1, -1, -1)),
         )
 
     def plot(self, kind: str = "all", *, figure: Any = None) -> ChainDisplay:

@@ -107,6 +107,11 @@ class ContrastiveDivergence(Objective):
             raise ValueError("precondition takes the variances from the offsets: centre as well.")
         if not persistent and sampler.kernel is not sampler:
             raise ValueError(f"{sampler} is not exact from rows alone, where CD restarts it.")
+        if not persistent and sampler.tunes:
+            raise ValueError(
+                f"{sampler} tunes itself while its chains go on, and CD restarts them at every "
+                "batch. Pass a step_size with adapt=False, or go on with the chains (PCD)."
+            )
         if reweight and not (persistent and isinstance(sampler, Gibbs)):
             raise ValueError(
                 "reweight follows persistent chains that keep to themselves: pass persistent=True "
@@ -225,10 +230,12 @@ class ContrastiveDivergence(Objective):
             layer = (len(x), len(self.energy.hidden_bias))
             fits = [part.shape for part in kept] == [layer]
             return fresh._replace(aux=kept[0]) if fits else fresh
+        parts = iter(kept)
         try:
-            return fresh._replace(aux=rebuilt(fresh.aux, iter(kept)))
+            aux = rebuilt(fresh.aux, parts)
         except ValueError:
             return fresh
+        return fresh if next(parts, None) is not None else fresh._replace(aux=aux)
 
     @torch.no_grad()
     def monitor(

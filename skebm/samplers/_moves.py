@@ -52,12 +52,18 @@ def tempers_joint(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def evaluate(energy: Energy, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
-    """Energies (n,) and gradients (n, ...) at x, by :func:`numbered` energies."""
+    """Energies (n,) and gradients (n, ...) at x, by :func:`numbered` energies.
+
+    A gradient that is not finite where the energy is, is a `SamplingError` too.
+    """
     value, grad = energy.value_and_grad(x, cond)
     value = numbered(energy, x, value)
     if x.is_cuda:  # what moves by its gradient alone is poisoned by it
-        lost = value.isnan().view(-1, *[1] * (x.dim() - 1))
-        grad = grad.masked_fill(lost, math.nan)
+        return value, grad.masked_fill(_by_row(value.isnan(), x), math.nan)
+    if not math.isfinite(float(grad.sum())):
+        lost = ~grad.isfinite().flatten(1).all(1) & value.isfinite() & ~_far(x)
+        if lost.any():
+            raise SamplingError(_lost(f"The gradient of {type(energy).__name__}", lost, x))
     return value, grad
 
 
@@ -69,7 +75,7 @@ def evaluate_energy(energy: Energy, x: Tensor) -> Tensor:
             f"{type(energy).__name__} must return one energy a row, of shape "
             f"{tuple(x.shape[:1])}, but returned {tuple(value.shape)}."
         )
-    return numbered(energy, x, value)
+    return numbered(energy, x, value.to(x.dtype))
 
 
 def numbered(energy: Energy, x: Tensor, value: Tensor) -> Tensor:
@@ -82,17 +88,28 @@ def numbered(energy: Energy, x: Tensor, value: Tensor) -> Tensor:
     """
     if not x.is_cuda and not math.isnan(float(value.sum())):
         return value
-    lost = value.isnan()
-    limit = torch.finfo(x.dtype).max ** 0.25
-    far = ~(x.abs().flatten(1).amax(1) < limit)  # a nan is far as well
-    bad = lost & ~far
-    if not x.is_cuda and bad.any():
-        row = int(bad.nonzero()[0])
-        raise SamplingError(
-            f"{type(energy).__name__} is nan at {int(bad.sum())} of {len(x)} chains, first at "
-            f"chain {row}, where x = {_shown(x[row])}."
-        )
+    lost, far = value.isnan(), _far(x)
+    if not x.is_cuda and (lost & ~far).any():
+        raise SamplingError(_lost(type(energy).__name__, lost & ~far, x))
     return torch.where(lost & far, math.inf, value)
+
+
+def _far(x: Tensor) -> Tensor:
+    """Rows whose fourth powers overflow, (n,); a nan is far as well."""
+    return ~(x.abs().flatten(1).amax(1) < torch.finfo(x.dtype).max ** 0.25)
+
+
+def _lost(what: str, lost: Tensor, x: Tensor) -> str:
+    row = int(lost.nonzero()[0])
+    return (
+        f"{what} is nan at {int(lost.sum())} of {len(x)} chains, first at chain {row}, where "
+        f"x = {_shown(x[row])}."
+    )
+
+
+def _by_row(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask of rows (n,) in a shape that broadcasts over them."""
+    return mask.view(-1, *[1] * (like.dim() - 1))
 
 
 def _shown(row: Tensor) -> str:
@@ -118,15 +135,22 @@ def metropolis(
 ) -> tuple[ChainState, Tensor]:
     """Take each proposal with probability min(1, exp(log_ratio)); also return the mean of these.
 
-    A ratio that is nan comes of a proposal at infinite energy, which is rejected.
+    A ratio that is nan comes of a place far away, of infinite energy or gradient: rejected.
     """
-    ratio = torch.where(proposal.energy == math.inf, -math.inf, log_ratio)
-    u = torch.rand(ratio.shape, generator=generator, dtype=ratio.dtype, device=ratio.device)
-    new: Any = select(u.log() < ratio, proposal, state)
+    hopeless = (proposal.energy == math.inf) | log_ratio.isnan()
+    ratio = torch.where(hopeless, -math.inf, log_ratio)
+    new: Any = select(accepts(ratio, generator), proposal, state)
     if ratio.is_cuda:  # see `numbered`
         level = torch.where(proposal.energy.isnan(), proposal.energy, new.energy)
         new = new._replace(energy=level)
     return new, ratio.clamp(max=0).exp().mean()
+
+
+def accepts(log_ratio: Tensor, generator: torch.Generator) -> Tensor:
+    """True with probability min(1, exp(log_ratio)) each, (n,)."""
+    n, device = len(log_ratio), log_ratio.device
+    u = torch.rand(n, generator=generator, dtype=log_ratio.dtype, device=device)
+    return (1 - u).log() < log_ratio  # of u itself, which may be 0, all would be accepted
 
 
 def select(mask: Tensor, a: ChainState, b: ChainState) -> ChainState:
@@ -135,7 +159,7 @@ def select(mask: Tensor, a: ChainState, b: ChainState) -> ChainState:
     def pick(p: Any, q: Any) -> Any:
         if p is None or q is None:
             return None
-        return torch.where(mask.view(-1, *[1] * (p.dim() - 1)), p, q)
+        return torch.where(_by_row(mask, p), p, q)
 
     return ChainState(pick(a.x, b.x), pick(a.energy, b.energy), pick(a.grad, b.grad), b.aux)
 
@@ -156,10 +180,13 @@ def bounded(domain: Any) -> bool:
     return domain.lower is not None or domain.upper is not None
 
 
-def reject_outside(domain: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows pushed into the box, where the energy may be asked, and which had been outside (n,)."""
+def reject_outside(domain: Any, x: Tensor, instead: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows, those outside of the box replaced, and which those are, (n,).
+
+    There is no energy outside, and on the wall it may be infinite.
+    """
     outside = ~((x >= _low(domain)) & (x <= _high(domain))).flatten(1).all(1)
-    return x.clamp(domain.lower, domain.upper), outside
+    return torch.where(_by_row(outside, x), instead, x), outside
 
 
 def fold(domain: Any, x: Tensor) -> tuple[Tensor, Tensor]:

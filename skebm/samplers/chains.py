@@ -246,6 +246,8 @@ class ReplayBuffer(ChainPolicy):
     ) -> tuple[Tensor, Tensor]:
         """As many rows as the batch has, from different places."""
         n = len(x)
+        if n > len(pool):
+            raise ValueError(f"A batch of {n} rows needs a buffer of at least as many; {self}.")
         place = torch.randperm(len(pool), generator=generator, device=pool.device)[:n]
         rows = pool[place]
         # As many fresh rows as chains, so that no count has to come from the device first.

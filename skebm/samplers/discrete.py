@@ -177,8 +177,10 @@ class DiscreteLangevin(Sampler):
         domain: Any = energy.domain
         h, _ = settings(self, state)
         there = self._log_proposal(domain, state, beta, clamp, h)  # (n, columns, levels)
-        # The largest of logits with Gumbel noise is a draw of their softmax.
+        # The largest of logits with Gumbel noise is a draw of their softmax; not of u = 0, which
+        # would make all of them -inf, and move what is clamped.
         u = torch.rand(there.shape, generator=generator, dtype=there.dtype, device=there.device)
+        u = u.clamp_(min=torch.finfo(u.dtype).tiny)
         levels = (there - (-u.log()).log()).argmax(2, keepdim=True)
         x = _row(domain, levels.squeeze(2), state.x)
         proposal = ChainState(x, *evaluate(energy, x), state.aux)

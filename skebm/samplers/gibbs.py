@@ -142,7 +142,8 @@ def _swept(
 ) -> Tensor:
     """Rows (n, d) whose columns have been drawn given the others, a colour at a time."""
     x = x.clone()
-    u = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device).logit()
+    u = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+    u = u.clamp_(min=torch.finfo(u.dtype).eps / 2).logit()  # 0 would be below any log-odds
     for columns in energy.colours:
         drawn = (u[:, columns] < beta * energy.logits(x, columns)).to(x.dtype)
         if clamp is not None:

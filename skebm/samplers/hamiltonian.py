@@ -141,7 +141,7 @@ class HMC(Sampler):
         h = h * (1 + self.jitter * (2 * u - 1))
         p = standard_normal(x, generator, clamp)
         kinetic = p.square().flatten(1).sum(1) / 2
-        walls = bounded(energy.domain)
+        walls, lost = bounded(energy.domain), torch.zeros_like(level, dtype=torch.bool)
         p = p - (beta / 2) * h * free_part(pulled(s, grad), clamp)
         for k in range(self.n_leapfrog):
             x = x + h * spread(s, p)
@@ -149,9 +149,11 @@ class HMC(Sampler):
                 x, turn = fold(energy.domain, x)
                 p = p * turn
             level, grad = evaluate(energy, x)
+            lost = lost | level.isnan()  # on an accelerator, where evaluate does not raise
             last = k == self.n_leapfrog - 1
             p = p - (beta / 2 if last else beta) * h * free_part(pulled(s, grad), clamp)
         kinetic = kinetic - p.square().flatten(1).sum(1) / 2
+        level = level.masked_fill(lost, torch.nan)
         ratio = beta * (state.energy - level) + kinetic
         new, acceptance = metropolis(ratio, state, ChainState(x, level, grad), generator)
         return tuned(new, acceptance, self.target_acceptance), StepInfo(acceptance)

@@ -38,7 +38,8 @@ class Langevin(Sampler):
     step_size : float, default=0.01
         h > 0, in units of x squared (of none where `scale` is given).
     noise_scale : float or None, default=None
-        :math:`\sigma \ge 0` in units of x; None is :math:`\sqrt{2h}`. 0 is gradient descent.
+        :math:`\sigma \ge 0` in units of x (of `scale` where one is given); None is
+        :math:`\sqrt{2h}`, 0 is gradient descent.
     decay : float in [0, 1], default=0
         :math:`\gamma` of the decreasing schedule [1]_: step t, from 0, takes
         :math:`h (1 + t / b)^{-\gamma}`, and :math:`\sigma` shrinks with the root of it. Above one
@@ -253,15 +254,24 @@ class AnnealedLangevin(Sampler):
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
         """Drift and diffuse at the level that is due."""
-        level = min(state.aux // self.n_steps_per_level, self.n_levels - 1)
-        ratio = self.sigma_min / self.sigma_max
-        sigma = self.sigma_max * ratio ** (level / (self.n_levels - 1))
+        sigma = self._sigma(state.aux)
         h = self.step_size * sigma**2
         _, grad = evaluate(energy, state.x, state.x.new_full(state.x.shape[:1], sigma))
         z = _noise(state.x, generator)
         sigma = math.sqrt(2 * h)
         x = diffused(energy, state.x, beta * grad, h, sigma, None, z, clamp, "reflect")
         return ChainState(x, aux=state.aux + 1), UNADJUSTED
+
+    def energies(self, energy: Energy, state: ChainState) -> Tensor:
+        """Energies at the level of the last step, (n,)."""
+        sigma = self._sigma(max(state.aux - 1, 0))
+        return energy(state.x, state.x.new_full(state.x.shape[:1], sigma))
+
+    def _sigma(self, n_taken: int) -> float:
+        """Noise level of the step that follows `n_taken` others."""
+        level = min(n_taken // self.n_steps_per_level, self.n_levels - 1)
+        ratio = self.sigma_min / self.sigma_max
+        return self.sigma_max * ratio ** (level / (self.n_levels - 1))
 
 
 def diffused(

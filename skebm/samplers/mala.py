@@ -113,7 +113,7 @@ class MALA(Sampler):
         z = standard_normal(state.x, generator, clamp)
         x, outside = state.x + spread(s, width * (z - u)), None
         if bounded(energy.domain):
-            x, outside = reject_outside(energy.domain, x)
+            x, outside = reject_outside(energy.domain, x, state.x)
         proposal = ChainState(x, *evaluate(energy, x))
         back = z - u - _half_drift(proposal.grad, beta, width, s, clamp)
         cost = (z.square() - back.square()).flatten(1).sum(1) / 2

@@ -105,7 +105,7 @@ class MetropolisHastings(Sampler):
         z = standard_normal(state.x, generator, clamp)
         x, outside = state.x + h * spread(s, z), None
         if bounded(energy.domain):
-            x, outside = reject_outside(energy.domain, x)
+            x, outside = reject_outside(energy.domain, x, state.x)
         proposal = ChainState(x, evaluate_energy(energy, x))
         ratio = beta * (state.energy - proposal.energy)
         if outside is not None:

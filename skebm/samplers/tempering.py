@@ -11,8 +11,9 @@ from torch import Tensor
 
 from skebm._validation import Interval
 from skebm.base import BipartiteEnergy, ChainState, Clamp, Domain, Energy, Sampler, StepInfo
-from skebm.samplers._moves import select
+from skebm.samplers._moves import accepts, select
 from skebm.samplers.gibbs import Gibbs
+from skebm.samplers.langevin import AnnealedLangevin
 
 # Where the ladder of an energy without a base ends.
 DEFAULT_MAX_TEMPERATURE = 10.0
@@ -99,7 +100,8 @@ class ParallelTempering(Sampler):
         k, kernel = self.n_temperatures, self.kernel
         if not isinstance(k, Integral) or k < 2:
             raise ValueError(f"n_temperatures must be at least 2 and an integer, got {k!r}.")
-        if not isinstance(kernel, Sampler) or kernel.kernel is not kernel:
+        moves = isinstance(kernel, Sampler) and not isinstance(kernel, AnnealedLangevin)
+        if not moves or kernel.kernel is not kernel:
             raise ValueError(
                 "The sampler of ParallelTempering moves each replica from its row alone, as Gibbs "
                 f"does, which {kernel!r} cannot. Use sampler=None."
@@ -167,10 +169,7 @@ class ParallelTempering(Sampler):
             for k in range(first, len(rungs) - 1, 2):
                 a, b = states[k], states[k + 1]
                 gain = self._gain(rungs[k], rungs[k + 1], a, b, beta)
-                u = torch.rand(
-                    gain.shape, generator=generator, dtype=gain.dtype, device=gain.device
-                )
-                swap = u.log() < gain
+                swap = accepts(gain, generator)
                 states[k : k + 2] = select(swap, b, a), select(swap, a, b)
                 if a.energy is not None and rungs[k][0] is not rungs[k + 1][0]:
                     for j in (k, k + 1):  # what they had cached was of the other rung
