@@ -51,20 +51,28 @@ def tempers_joint(step: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def evaluate(energy: Energy, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
+def evaluate(
+    energy: Energy, x: Tensor, cond: Any = None, look: bool = True
+) -> tuple[Tensor, Tensor]:
     """Energies (n,) and gradients (n, ...) at x, by :func:`numbered` energies.
 
-    A gradient that is not finite where the energy is, is a `SamplingError` too.
+    A gradient that is not finite where the energy is, is a `SamplingError` too; who does not `look`
+    at it here looks at what comes of it.
     """
     value, grad = energy.value_and_grad(x, cond)
     value = numbered(energy, x, value)
     if x.is_cuda:  # what moves by its gradient alone is poisoned by it
         return value, grad.masked_fill(_by_row(value.isnan(), x), math.nan)
-    if not math.isfinite(float(grad.sum())):
-        lost = ~grad.isfinite().flatten(1).all(1) & value.isfinite() & ~_far(x)
-        if lost.any():
-            raise SamplingError(_lost(f"The gradient of {type(energy).__name__}", lost, x))
+    if look and not math.isfinite(float(grad.sum())):
+        check_gradient(energy, x, value, grad)
     return value, grad
+
+
+def check_gradient(energy: Energy, x: Tensor, value: Tensor, grad: Tensor) -> None:
+    """Raise `SamplingError` where a gradient is not finite and its energy is."""
+    lost = ~grad.isfinite().flatten(1).all(1) & value.isfinite() & ~_far(x)
+    if lost.any():
+        raise SamplingError(_lost(f"The gradient of {type(energy).__name__}", lost, x))
 
 
 def evaluate_energy(energy: Energy, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skebm._validation import Interval, StrOptions
 from skebm.base import ChainState, Clamp, Energy, Real, Sampler, SamplingError, StepInfo
-from skebm.samplers._moves import bounded, evaluate, fold, tempers_joint
+from skebm.samplers._moves import bounded, check_gradient, evaluate, fold, tempers_joint
 from skebm.samplers._tuning import STEP_CONSTRAINTS, pulled, spread, tuning, upright
 
 
@@ -147,15 +147,15 @@ class Langevin(Sampler):
         if self.decay:
             shrunk = (1 + count / self.decay_delay) ** -self.decay
             h, sigma = h * shrunk, sigma * math.sqrt(shrunk)
-        _, grad = evaluate(energy, state.x)
-        if beta != 1:
-            grad = beta * grad
+        value, slope = evaluate(energy, state.x, look=False)
+        grad = slope if beta == 1 else beta * slope
         if self.clip_grad is not None:
             grad = grad.clamp(-self.clip_grad, self.clip_grad)
         z = noise = _noise(state.x, generator)
         if self.averaged:
             noise = (z + (_noise(state.x, generator) if before is None else before)) / 2
-        x = diffused(energy, state.x, grad, h, sigma, s, noise, clamp, self.bounds)
+        x = diffused(energy.domain, state.x, grad, h, sigma, s, noise, clamp, self.bounds)
+        check_arrival(energy, state.x, value, slope, x)
         return ChainState(x, aux=(count + 1, s, z if self.averaged else None)), UNADJUSTED
 
 
@@ -256,10 +256,12 @@ class AnnealedLangevin(Sampler):
         """Drift and diffuse at the level that is due."""
         sigma = self._sigma(state.aux)
         h = self.step_size * sigma**2
-        _, grad = evaluate(energy, state.x, state.x.new_full(state.x.shape[:1], sigma))
+        level = state.x.new_full(state.x.shape[:1], sigma)
+        value, grad = evaluate(energy, state.x, level, look=False)
         z = _noise(state.x, generator)
         sigma = math.sqrt(2 * h)
-        x = diffused(energy, state.x, beta * grad, h, sigma, None, z, clamp, "reflect")
+        x = diffused(energy.domain, state.x, beta * grad, h, sigma, None, z, clamp, "reflect")
+        check_arrival(energy, state.x, value, grad, x)
         return ChainState(x, aux=state.aux + 1), UNADJUSTED
 
     def energies(self, energy: Energy, state: ChainState) -> Tensor:
@@ -275,7 +277,7 @@ class AnnealedLangevin(Sampler):
 
 
 def diffused(
-    energy: Energy,
+    domain: Any,
     x: Tensor,
     grad: Tensor,
     h: float,
@@ -285,23 +287,28 @@ def diffused(
     clamp: Clamp | None,
     bounds: str,
 ) -> Tensor:
-    """Rows after a drift by h and a diffusion by sigma; `SamplingError` where one runs off."""
+    """Rows after a drift by h and a diffusion by sigma."""
     if s is not None:
         s = upright(s, x, clamp)
         grad, noise = spread(s, pulled(s, grad)), spread(s, noise)
-    domain: Any = energy.domain
     new = x.sub(grad, alpha=h).add_(noise, alpha=sigma)
     if bounded(domain):
         new = fold(domain, new)[0] if bounds == "reflect" else new.clamp(domain.lower, domain.upper)
     if clamp is not None:
         new = torch.where(clamp.mask, x, new)
-    if not x.is_cuda and not math.isfinite(float(new.sum())) and not new.isfinite().all():
-        lost = ~new.isfinite().flatten(1).all(1)
-        raise SamplingError(
-            f"{int(lost.sum())} of {len(x)} Langevin chains left the range of numbers. Take a "
-            "smaller step_size, or a sampler that rejects such steps, such as MALA."
-        )
     return new
+
+
+def check_arrival(energy: Energy, x: Tensor, value: Tensor, grad: Tensor, new: Tensor) -> None:
+    """Raise `SamplingError` where chains have left x for nowhere."""
+    if x.is_cuda or math.isfinite(float(new.sum())) or new.isfinite().all():
+        return
+    check_gradient(energy, x, value, grad)
+    lost = ~new.isfinite().flatten(1).all(1)
+    raise SamplingError(
+        f"{int(lost.sum())} of {len(x)} Langevin chains left the range of numbers. Take a "
+        "smaller step_size, or a sampler that rejects such steps, such as MALA."
+    )
 
 
 def _noise(x: Tensor, generator: torch.Generator) -> Tensor:
