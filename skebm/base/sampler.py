@@ -288,8 +288,9 @@ class Sampler(BaseEstimator, abc.ABC):
 def sampling(energy: nn.Module) -> Iterator[None]:
     """Put a network in ``eval()`` mode and give every part of it its own mode back."""
     trained = [module for module in energy.modules() if module.training]
-    if trained:
-        energy.eval()
+    # Flag by flag, as they are set back: energy.eval() would take as long as a tenth of a step.
+    for module in trained:
+        module.training = False
     try:
         yield
     finally:
