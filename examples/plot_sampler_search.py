@@ -80,6 +80,6 @@ table = table[::-1]
 ax.errorbar(
     table["log-likelihood"], table["sampler"], xerr=table["std. error"], fmt="o", color="#0b5394"
 )
-ax.set(xlabel="log-likelihood of held-out digits, nats a row (three folds, standard error)")
+ax.set(xlabel="log-likelihood of held-out digits, nats a row")
 ax.grid(axis="x", color="0.9")
 plt.show()
