@@ -141,13 +141,12 @@ def autocorrelation(draws: Tensor | np.ndarray, n_lags: int) -> Floats:
     x = np.asarray(draws, dtype=np.float64)
     if x.ndim < 2 or not 1 <= n_lags <= len(x):
         raise ValueError(f"There are no {n_lags} lags in draws of shape {x.shape}.")
-    x = x - x.mean((0, 1))
-    size = fft.next_fast_len(2 * len(x), real=True)
-    spectrum = fft.rfft(x, size, axis=0)
-    together = fft.irfft((spectrum.real**2 + spectrum.imag**2).mean(1), size, axis=0)[:n_lags]
-    lag = np.arange(n_lags).reshape(-1, *[1] * (together.ndim - 1))
-    variance = x.var((0, 1))
-    return together / (len(x) - lag) / np.where(variance > 0, variance, np.nan)
+    columns = x.reshape(*x.shape[:2], -1).transpose(2, 1, 0)
+    columns = columns - columns.mean((1, 2), keepdims=True)
+    variance = columns.var((1, 2))[:, None]
+    products = _lagged_products(columns)[:, :n_lags] / (len(x) - np.arange(n_lags))
+    found = products / np.where(variance > 0, variance, np.nan)
+    return found.T.reshape(n_lags, *x.shape[2:])
 
 
 def _arviz_stats() -> Any:
@@ -213,10 +212,7 @@ def _ess(x: Floats, kind: str) -> Floats:
     x = _normal_scores(_split(x)) if kind == "bulk" else _split(x)
     n, total = x.shape[2], x.shape[1] * x.shape[2]
     mean = x.mean(2, keepdims=True)
-    size = fft.next_fast_len(2 * n, real=True)  # padded, so that the end does not meet the start
-    spectrum = fft.rfft(x - mean, size)
-    # The mean over chains before going back: one inverse transform instead of one per chain.
-    covariance = fft.irfft((spectrum.real**2 + spectrum.imag**2).mean(1), size)[:, :n] / n
+    covariance = _lagged_products(x - mean) / n
     within = covariance[:, :1] * n / (n - 1)
     variance = covariance[:, :1] + mean.var(1, ddof=1)
     constant = np.ptp(x, axis=(1, 2)) < 1e-15  # up to rounding, as in arviz_stats
@@ -224,6 +220,15 @@ def _ess(x: Floats, kind: str) -> Floats:
     rho[:, 0] = 1
     time = np.maximum(_autocorrelation_time(rho), 1 / np.log10(total))
     return np.where(constant, total, total / time)
+
+
+def _lagged_products(x: Floats) -> Floats:
+    """Sum over t of x[t] x[t + lag], the mean over chains: (columns, chains, n) -> (columns, n)."""
+    n = x.shape[2]
+    size = fft.next_fast_len(2 * n, real=True)  # padded, so that the end does not meet the start
+    spectrum = fft.rfft(x, size)
+    # The mean over chains before going back: one inverse transform instead of one per chain.
+    return fft.irfft((spectrum.real**2 + spectrum.imag**2).mean(1), size)[:, :n]
 
 
 def _autocorrelation_time(rho: Floats) -> Floats:

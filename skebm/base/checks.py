@@ -79,10 +79,12 @@ def check_start(
 
 def check_held(state: ChainState, clamp: Clamp | None) -> None:
     """Raise `ValueError` where a state does not hold what is clamped; replicas too."""
+    if clamp is None:
+        return
     kept = state.aux if isinstance(state.aux, tuple) else ()
     replicas = [one for one in kept if isinstance(one, ChainState)]
     for one in (state, *replicas):
-        if clamp is not None and not torch.equal(clamp.apply(one.x), one.x):
+        if not torch.equal(clamp.apply(one.x), one.x):
             raise ValueError(
                 "The state to go on from does not hold the clamped values. Start from rows: pass "
                 "state.x instead."

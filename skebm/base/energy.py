@@ -46,11 +46,7 @@ class Energy(nn.Module, abc.ABC):
         with torch.enable_grad():
             x = x.detach().requires_grad_(True)
             value = self(x, cond)
-            if value.shape != x.shape[:1]:
-                raise ValueError(
-                    f"{type(self).__name__} must return one energy a row, of shape "
-                    f"{tuple(x.shape[:1])}, but returned {tuple(value.shape)}."
-                )
+            check_shape(self, x, value)
             grad = None
             if value.requires_grad:
                 # Of ones, which spares the graph a sum.
@@ -74,6 +70,15 @@ class Energy(nn.Module, abc.ABC):
             flipped[:, i] = 1 - x[:, i]
             columns.append(self(flipped) - here)
         return torch.stack(columns, 1)
+
+
+def check_shape(energy: Energy, x: Tensor, value: Tensor) -> None:
+    """Raise `ValueError` unless there is one energy a row."""
+    if value.shape != x.shape[:1]:
+        raise ValueError(
+            f"{type(energy).__name__} must return one energy a row, of shape "
+            f"{tuple(x.shape[:1])}, but returned {tuple(value.shape)}."
+        )
 
 
 class Conditional(abc.ABC):

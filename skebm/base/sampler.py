@@ -216,8 +216,8 @@ class Sampler(BaseEstimator, abc.ABC):
         whole_number("max_steps", max_steps, 100)
         if not r_hat > 1:
             raise ValueError(f"r_hat must be above 1, got {r_hat!r}.")
-        if n_warmup is None and self.tunes:
-            n_warmup = None if isinstance(x, ChainState) else DEFAULT_WARMUP
+        if n_warmup is None and self.tunes and not isinstance(x, ChainState):
+            n_warmup = DEFAULT_WARMUP
         n_chains = len(x.x if isinstance(x, ChainState) else x)
         if n_chains < 2:
             raise ValueError("R-hat compares chains: start at least two, from different rows.")

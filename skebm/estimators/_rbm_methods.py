@@ -98,13 +98,12 @@ class RBMMethods(TransformerMixin, BaseEstimator):
         return state.x.cpu().numpy().astype(bool)
 
     @property
-    def _blocks(self) -> Gibbs:
+    def _blocks(self) -> Sampler:
         """What draws whole layers, for annealing and :meth:`gibbs`, whatever trains the model.
 
         Nothing that moves single bits forgets as fast where there are two layers.
         """
-        kernel = self.sampler_.kernel
-        return kernel if isinstance(kernel, Gibbs) else Gibbs()
+        return self._layers.kernel
 
     @property
     def _layers(self) -> Sampler:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import BipartiteEnergy, ChainState, Clamp, Energy, SamplingError, StepInfo
+from skebm.base.energy import check_shape
 
 
 class AtBeta(Energy):
@@ -29,8 +30,8 @@ def tempers_joint(step: Callable[..., Any]) -> Callable[..., Any]:
     """Let a step that multiplies energies by beta mean what Gibbs means where there are two layers.
 
     The marginal of exp(-beta E(x, h)) is not exp(-beta F(x)), F the free energy, so the state is
-    evaluated under that marginal, and again afterwards. A rare case: annealing and tempering go
-    along paths of energies at beta 1.
+    evaluated under that marginal, and again afterwards. Annealing and tempering along a path have
+    beta 1, where nothing is done twice.
     """
 
     @functools.wraps(step)
@@ -62,7 +63,7 @@ def evaluate(
     value, grad = energy.value_and_grad(x, cond)
     value = numbered(energy, x, value)
     if x.is_cuda:  # what moves by its gradient alone is poisoned by it
-        return value, grad.masked_fill(_by_row(value.isnan(), x), math.nan)
+        return value, grad.masked_fill(by_row(value.isnan(), x), math.nan)
     if look and not math.isfinite(float(grad.sum())):
         check_gradient(energy, x, value, grad)
     return value, grad
@@ -78,11 +79,7 @@ def check_gradient(energy: Energy, x: Tensor, value: Tensor, grad: Tensor) -> No
 def evaluate_energy(energy: Energy, x: Tensor) -> Tensor:
     """Energies (n,) at x, by :func:`numbered`; no gradient is asked for."""
     value = energy(x).detach()
-    if value.shape != x.shape[:1]:
-        raise ValueError(
-            f"{type(energy).__name__} must return one energy a row, of shape "
-            f"{tuple(x.shape[:1])}, but returned {tuple(value.shape)}."
-        )
+    check_shape(energy, x, value)
     return numbered(energy, x, value.to(x.dtype))
 
 
@@ -115,7 +112,7 @@ def _lost(what: str, lost: Tensor, x: Tensor) -> str:
     )
 
 
-def _by_row(mask: Tensor, like: Tensor) -> Tensor:
+def by_row(mask: Tensor, like: Tensor) -> Tensor:
     """A mask of rows (n,) in a shape that broadcasts over them."""
     return mask.view(-1, *[1] * (like.dim() - 1))
 
@@ -139,13 +136,20 @@ def start(energy: Energy, x: Tensor, with_grad: bool = True) -> ChainState:
 
 
 def metropolis(
-    log_ratio: Tensor, state: Any, proposal: Any, generator: torch.Generator
+    log_ratio: Tensor,
+    state: Any,
+    proposal: Any,
+    generator: torch.Generator,
+    outside: Tensor | None = None,
 ) -> tuple[ChainState, Tensor]:
     """Take each proposal with probability min(1, exp(log_ratio)); also return the mean of these.
 
-    A ratio that is nan comes of a place far away, of infinite energy or gradient: rejected.
+    Those `outside` (n,) are rejected, and so is a ratio that is nan: it comes of a place far away,
+    of infinite energy or gradient.
     """
     hopeless = (proposal.energy == math.inf) | log_ratio.isnan()
+    if outside is not None:
+        hopeless = hopeless | outside
     ratio = torch.where(hopeless, -math.inf, log_ratio)
     new: Any = select(accepts(ratio, generator), proposal, state)
     if ratio.is_cuda:  # see `numbered`
@@ -167,12 +171,12 @@ def select(mask: Tensor, a: ChainState, b: ChainState) -> ChainState:
     def pick(p: Any, q: Any) -> Any:
         if p is None or q is None:
             return None
-        return torch.where(_by_row(mask, p), p, q)
+        return torch.where(by_row(mask, p), p, q)
 
     return ChainState(pick(a.x, b.x), pick(a.energy, b.energy), pick(a.grad, b.grad), b.aux)
 
 
-def standard_normal(like: Tensor, generator: torch.Generator, clamp: Clamp | None) -> Tensor:
+def standard_normal(like: Tensor, generator: torch.Generator, clamp: Clamp | None = None) -> Tensor:
     """Gaussian noise of the shape of `like`, none where coordinates are clamped."""
     z = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
     return free_part(z, clamp)
@@ -188,13 +192,15 @@ def bounded(domain: Any) -> bool:
     return domain.lower is not None or domain.upper is not None
 
 
-def reject_outside(domain: Any, x: Tensor, instead: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows, those outside of the box replaced, and which those are, (n,).
+def reject_outside(domain: Any, x: Tensor, instead: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Rows, those outside of the box replaced, and which those are, (n,); None without a box.
 
     There is no energy outside, and on the wall it may be infinite.
     """
+    if not bounded(domain):
+        return x, None
     outside = ~((x >= _low(domain)) & (x <= _high(domain))).flatten(1).all(1)
-    return torch.where(_by_row(outside, x), instead, x), outside
+    return torch.where(by_row(outside, x), instead, x), outside
 
 
 def fold(domain: Any, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from skebm._validation import Interval, StrOptions
 from skebm.base import ChainState, Clamp, Energy
+from skebm.samplers._moves import bounded
 
 # Hoffman and Gelman (2014), section 3.2.1: how hard the average acceptance pulls, how many early
 # steps are damped, how fast early steps are forgotten.
@@ -129,10 +130,10 @@ def starting_scale(scale: Any, energy: Energy, x: Tensor, adapt: bool = False) -
     if scale is None:
         return None
     if isinstance(scale, str):
-        domain: Any = energy.domain
-        if scale == "dense" and (domain.lower is not None or domain.upper is not None):
+        if scale == "dense" and bounded(energy.domain):
             raise ValueError(
-                f'scale="dense" turns steps and cannot turn walls: use scale="auto" on {domain}.'
+                'scale="dense" turns steps and cannot turn walls: use scale="auto" on '
+                f"{energy.domain}."
             )
         if len(x) < 2 and not adapt:
             raise ValueError(
@@ -203,7 +204,8 @@ def tuned(state: ChainState, acceptance: Tensor, target: float) -> ChainState:
         share = (MEMORY / (count + MEMORY)).to(mean.dtype)
         here, dense = state.x, isinstance(scale, Dense)
         here = here.flatten(1) if dense else here
-        off, around = here.mean(0) - mean, here - here.mean(0)
+        middle = here.mean(0)
+        off, around = middle - mean, here - middle
         outer = off[:, None] * off if dense else off.square()
         within = around.t() @ around / len(here) if dense else around.square().mean(0)
         variance = (1 - share) * (variance + share * outer) + share * within

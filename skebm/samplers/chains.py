@@ -14,7 +14,7 @@ from torch import Tensor
 from skebm._validation import Interval
 from skebm.base import Domain, Energy, Real
 from skebm.noise import Noise
-from skebm.samplers._moves import bounded
+from skebm.samplers._moves import bounded, by_row, standard_normal
 
 
 class ChainPolicy(BaseEstimator, abc.ABC):
@@ -83,8 +83,7 @@ class FromData(ChainPolicy):
         if not self.noise_scale:
             return x, None
         domain: Any = energy.domain
-        z = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
-        rows = x + self.noise_scale * z
+        rows = x + self.noise_scale * standard_normal(x, generator)
         return (rows.clamp(domain.lower, domain.upper) if bounded(domain) else rows), None
 
 
@@ -235,10 +234,7 @@ class ReplayBuffer(ChainPolicy):
     def start(self, energy: Energy, x: Tensor, generator: torch.Generator) -> Tensor:
         """Noise."""
         self._validate_params()
-        if self.size < len(x):
-            raise ValueError(
-                f"A batch of {len(x)} rows needs a buffer of at least as many; size={self.size}."
-            )
+        self._check_room(len(x), self.size)
         return _noise_rows(energy.domain, self.noise, self.size, generator, x.dtype)
 
     def draw(
@@ -246,18 +242,24 @@ class ReplayBuffer(ChainPolicy):
     ) -> tuple[Tensor, Tensor]:
         """As many rows as the batch has, from different places."""
         n = len(x)
-        if n > len(pool):
-            raise ValueError(f"A batch of {n} rows needs a buffer of at least as many; {self}.")
+        self._check_room(n, len(pool))
         place = torch.randperm(len(pool), generator=generator, device=pool.device)[:n]
         rows = pool[place]
         # As many fresh rows as chains, so that no count has to come from the device first.
         fresh = _noise_rows(energy.domain, self.noise, n, generator, pool.dtype)
         anew = torch.rand(n, generator=generator, device=pool.device) < self.restart
-        return torch.where(anew.view(-1, *[1] * (rows.dim() - 1)), fresh, rows), place
+        return torch.where(by_row(anew, rows), fresh, rows), place
 
     def keep(self, pool: Any, place: Tensor | None, rows: Tensor) -> Tensor:
         """Write the rows back where they were read, in place: a copy of the buffer costs more."""
         return pool.index_copy_(0, place, rows)
+
+    @staticmethod
+    def _check_room(n: int, size: int) -> None:
+        if n > size:
+            raise ValueError(
+                f"A batch of {n} rows needs a buffer of at least as many; size={size}."
+            )
 
 
 def _noise_rows(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skebm._validation import Interval
 from skebm.base import Binary, Categorical, ChainState, Clamp, Energy, Sampler, StepInfo
-from skebm.samplers._moves import evaluate, metropolis, start, tempers_joint
+from skebm.samplers._moves import by_row, evaluate, metropolis, start, tempers_joint
 from skebm.samplers._tuning import ADAPT_CONSTRAINTS, settings, tuned, tuning
 
 
@@ -68,7 +68,7 @@ class GibbsWithGradients(Sampler):
         else:
             move = torch.zeros(0, 1, dtype=torch.int64, device=p.device)
         x, way_back = _changed(domain, state.x, move)
-        x = torch.where(stuck.view(-1, *[1] * (x.dim() - 1)), state.x, x)
+        x = torch.where(by_row(stuck, x), state.x, x)
         proposal = ChainState(x, *evaluate(energy, x))
         back = self._log_proposal(domain, proposal, beta, clamp)
         ratio = beta * (state.energy - proposal.energy)

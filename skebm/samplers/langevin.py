@@ -12,8 +12,15 @@ from torch import Tensor
 
 from skebm._validation import Interval, StrOptions
 from skebm.base import ChainState, Clamp, Energy, Real, Sampler, SamplingError, StepInfo
-from skebm.samplers._moves import bounded, check_gradient, evaluate, fold, tempers_joint
-from skebm.samplers._tuning import STEP_CONSTRAINTS, pulled, spread, tuning, upright
+from skebm.samplers._moves import (
+    bounded,
+    check_gradient,
+    evaluate,
+    fold,
+    standard_normal,
+    tempers_joint,
+)
+from skebm.samplers._tuning import STEP_CONSTRAINTS, pulled, spread, starting_scale, upright
 
 
 class Langevin(Sampler):
@@ -127,8 +134,7 @@ class Langevin(Sampler):
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
         """Chains that stand at the rows of x; ``aux`` is (steps taken, scale, last noise)."""
-        settled = tuning(self, energy, x)
-        return ChainState(x, aux=(0, None if settled is None else settled.scale, None))
+        return ChainState(x, aux=(0, starting_scale(self.scale, energy, x), None))
 
     @tempers_joint
     def step(
@@ -151,9 +157,9 @@ class Langevin(Sampler):
         grad = slope if beta == 1 else beta * slope
         if self.clip_grad is not None:
             grad = grad.clamp(-self.clip_grad, self.clip_grad)
-        z = noise = _noise(state.x, generator)
+        z = noise = standard_normal(state.x, generator)
         if self.averaged:
-            noise = (z + (_noise(state.x, generator) if before is None else before)) / 2
+            noise = (z + (standard_normal(state.x, generator) if before is None else before)) / 2
         x = diffused(energy.domain, state.x, grad, h, sigma, s, noise, clamp, self.bounds)
         check_arrival(energy, state.x, value, slope, x)
         return ChainState(x, aux=(count + 1, s, z if self.averaged else None)), UNADJUSTED
@@ -254,11 +260,11 @@ class AnnealedLangevin(Sampler):
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
         """Drift and diffuse at the level that is due."""
-        sigma = self._sigma(state.aux)
-        h = self.step_size * sigma**2
-        level = state.x.new_full(state.x.shape[:1], sigma)
-        value, grad = evaluate(energy, state.x, level, look=False)
-        z = _noise(state.x, generator)
+        level = self._sigma(state.aux)
+        h = self.step_size * level**2
+        cond = state.x.new_full(state.x.shape[:1], level)
+        value, grad = evaluate(energy, state.x, cond, look=False)
+        z = standard_normal(state.x, generator)
         sigma = math.sqrt(2 * h)
         x = diffused(energy.domain, state.x, beta * grad, h, sigma, None, z, clamp, "reflect")
         check_arrival(energy, state.x, value, grad, x)
@@ -309,10 +315,6 @@ def check_arrival(energy: Energy, x: Tensor, value: Tensor, grad: Tensor, new: T
         f"{int(lost.sum())} of {len(x)} Langevin chains left the range of numbers. Take a "
         "smaller step_size, or a sampler that rejects such steps, such as MALA."
     )
-
-
-def _noise(x: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
 
 
 UNADJUSTED = StepInfo(1.0)

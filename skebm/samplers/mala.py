@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from skebm.base import ChainState, Clamp, Energy, Real, Sampler, StepInfo
 from skebm.samplers._moves import (
-    bounded,
     evaluate,
     free_part,
     metropolis,
@@ -111,16 +109,12 @@ class MALA(Sampler):
         # noise would be -(z - u - u').
         u = _half_drift(state.grad, beta, width, s, clamp)
         z = standard_normal(state.x, generator, clamp)
-        x, outside = state.x + spread(s, width * (z - u)), None
-        if bounded(energy.domain):
-            x, outside = reject_outside(energy.domain, x, state.x)
+        x, outside = reject_outside(energy.domain, state.x + spread(s, width * (z - u)), state.x)
         proposal = ChainState(x, *evaluate(energy, x))
         back = z - u - _half_drift(proposal.grad, beta, width, s, clamp)
         cost = (z.square() - back.square()).flatten(1).sum(1) / 2
         ratio = beta * (state.energy - proposal.energy) + cost
-        if outside is not None:
-            ratio = ratio.masked_fill(outside, -math.inf)
-        new, acceptance = metropolis(ratio, state, proposal, generator)
+        new, acceptance = metropolis(ratio, state, proposal, generator, outside)
         return tuned(new, acceptance, self.target_acceptance), StepInfo(acceptance)
 
 

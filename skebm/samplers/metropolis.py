@@ -9,7 +9,6 @@ from torch import Tensor
 
 from skebm.base import ChainState, Clamp, Energy, Real, Sampler, StepInfo
 from skebm.samplers._moves import (
-    bounded,
     evaluate_energy,
     metropolis,
     reject_outside,
@@ -103,12 +102,8 @@ class MetropolisHastings(Sampler):
         """Propose, and accept or not."""
         h, s = settings(self, state, clamp)
         z = standard_normal(state.x, generator, clamp)
-        x, outside = state.x + h * spread(s, z), None
-        if bounded(energy.domain):
-            x, outside = reject_outside(energy.domain, x, state.x)
+        x, outside = reject_outside(energy.domain, state.x + h * spread(s, z), state.x)
         proposal = ChainState(x, evaluate_energy(energy, x))
         ratio = beta * (state.energy - proposal.energy)
-        if outside is not None:
-            ratio = ratio.masked_fill(outside, -torch.inf)
-        new, acceptance = metropolis(ratio, state, proposal, generator)
+        new, acceptance = metropolis(ratio, state, proposal, generator, outside)
         return tuned(new, acceptance, self.target_acceptance), StepInfo(acceptance)
