@@ -72,6 +72,15 @@ class Energy(nn.Module, abc.ABC):
         return torch.stack(columns, 1)
 
 
+def check_energy(energy: Any) -> None:
+    """Raise `TypeError` for what is no energy."""
+    if not isinstance(energy, Energy):
+        raise TypeError(
+            f"{type(energy).__name__} is no Energy: subclass skebm.base.Energy, with a domain "
+            "and a forward(x, cond=None) that returns one energy a row."
+        )
+
+
 def check_shape(energy: Energy, x: Tensor, value: Tensor) -> None:
     """Raise `ValueError` unless there is one energy a row."""
     if value.shape != x.shape[:1]:

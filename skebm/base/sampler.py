@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
 from skebm.base.checks import check_end, check_held, check_start, schedule, whole_number
-from skebm.base.energy import Clamp, Energy
+from skebm.base.energy import Clamp, Energy, check_energy
 from skebm.base.state import ChainState, SamplingError, StepInfo
 from skebm.base.trace import Recorder, Trace
 from skebm.domains import Domain
@@ -88,11 +88,7 @@ class Sampler(BaseEstimator, abc.ABC):
     def check(self, energy: Energy) -> None:
         """Raise `TypeError` for an energy, `ValueError` for settings this cannot sample with."""
         self._validate_params()
-        if not isinstance(energy, Energy):
-            raise TypeError(
-                f"{type(energy).__name__} is no Energy: subclass skebm.base.Energy, with a domain "
-                "and a forward(x, cond=None) that returns one energy a row."
-            )
+        check_energy(energy)
         if not isinstance(energy.domain, self.domains):
             names = " or ".join(domain.__name__ for domain in self.domains)
             raise TypeError(
