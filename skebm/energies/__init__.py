@@ -2,7 +2,7 @@
 
 from skebm.energies.bipartite import BernoulliRBM, Corrected, Moments, Tilted
 from skebm.energies.pairwise import BoltzmannMachine, ising_grid
-from skebm.energies.path import AnnealingPath
+from skebm.energies.path import AnnealingPath, annealing_path
 
 __all__ = [
     "AnnealingPath",
@@ -11,5 +11,6 @@ __all__ = [
     "Corrected",
     "Moments",
     "Tilted",
+    "annealing_path",
     "ising_grid",
 ]

@@ -114,7 +114,7 @@ class BernoulliRBM(BipartiteEnergy):
 
     def correction(self, x: Tensor, beta: float | Tensor = 1.0) -> Tensor:
         """Free energy without the base's part: F in E(x) = -log q(x) + F(x)."""
-        field = torch.addmm(self.hidden_bias, x, self.weight.t())  # (n, H)
+        field = self.hidden_field(x)  # (n, H)
         scaled = beta.unsqueeze(-1) * field if isinstance(beta, Tensor) else beta * field
         return -(beta * (x @ self.visible_bias)) - softplus(scaled).sum(-1)
 
@@ -125,11 +125,15 @@ class BernoulliRBM(BipartiteEnergy):
 
     def hidden(self, x: Tensor, beta: float = 1.0) -> Bernoulli:
         """p(h_j = 1 given x) = sigmoid(beta (c_j + W_j x)), mean of shape (n, H)."""
-        weight, _, bias = self.tensors
-        field = torch.addmm(bias, x, weight.t())
+        field = self.hidden_field(x)
         if beta != 1.0:
             field.mul_(beta)
         return Bernoulli(field.sigmoid_())
+
+    def hidden_field(self, x: Tensor) -> Tensor:
+        """c + W x, log-odds of the hidden units, (n, H)."""
+        weight, _, bias = self.tensors
+        return torch.addmm(bias, x, weight.t())
 
     def visible(
         self,
@@ -185,7 +189,7 @@ class BernoulliRBM(BipartiteEnergy):
 
     def flip_difference(self, x: Tensor) -> Tensor:
         """F(x with entry i set to 1 - x_i) - F(x), (n, d), for all i from one matrix product."""
-        field = torch.addmm(self.hidden_bias, x, self.weight.t())  # (n, H)
+        field = self.hidden_field(x)  # (n, H)
         step = 1 - 2 * x  # (n, d)
         here = softplus(field).sum(1, keepdim=True)
         there = [
@@ -233,7 +237,7 @@ class BernoulliRBM(BipartiteEnergy):
         if self.domain.n_states * n_hidden == self.enumeration_cost():
             sums = _Sums(n_visible, n_hidden, **like)
             for x in self.domain.enumerate(max(1, CHUNK // n_hidden), **like):
-                field = torch.addmm(self.hidden_bias, x, self.weight.t())  # (S, H)
+                field = self.hidden_field(x)  # (S, H)
                 log_p = torch.addmv(softplus(field).sum(1), x, self.visible_bias)
                 sums.add(log_p + self.log_structure(x), x, field.sigmoid())
             log_z, mean, other, products = sums.expectations()

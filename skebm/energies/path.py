@@ -2,57 +2,228 @@ r"""The path of distributions between a base that is known and the model."""
 
 from __future__ import annotations
 
-from typing import Any
+import abc
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from skebm.base import BipartiteEnergy, Energy
-from skebm.energies.bipartite import Tilted
-from skebm.noise import IndependentBernoulli
+from skebm.base import BipartiteEnergy, Energy, PairwiseEnergy
+from skebm.energies.bipartite import Bernoulli, BernoulliRBM, Tilted
+from skebm.noise import IndependentBernoulli, Noise
+
+# Ratios between 1/2 and 2 that single precision can multiply.
+GROUP = 100
 
 
-class AnnealingPath:
-    r"""Unnormalised distributions from a base q to an RBM, :math:`\beta` from 0 to 1.
+def annealing_path(energy: Energy, base: Noise) -> AnnealingPath:
+    """The path from `base` to `energy` that keeps what conditionals the energy has."""
+    structure = getattr(energy, "structure", None)
+    independent = isinstance(base, IndependentBernoulli)
+    if isinstance(energy, BipartiteEnergy) and (
+        base is structure if structure is not None else independent
+    ):
+        return BipartitePath(energy, base)
+    if isinstance(energy, PairwiseEnergy) and independent:
+        return PairwisePath(energy, base)
+    return GeometricPath(energy, base)
+
+
+class AnnealingPath(abc.ABC):
+    r"""Unnormalised distributions from a base, at :math:`\beta = 0`, to an energy, at 1.
+
+    Attributes
+    ----------
+    log_z0 : float
+        log of the normaliser at 0.
+    """
+
+    log_z0: float = 0.0
+
+    def __init__(self, energy: Energy, base: Any):
+        self.energy, self.base = energy, base
+
+    @abc.abstractmethod
+    def at(self, beta: float) -> Energy:
+        """The distribution at `beta`, as an energy of its own."""
+
+    @abc.abstractmethod
+    def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
+        """log of the unnormalised marginal at `new` over that at `old`, (n,) in float64."""
+
+    def hidden_layer(self, x: Tensor, beta: float, generator: torch.Generator) -> Tensor | None:
+        """A hidden layer drawn given x at `beta`, where the path has seen x already."""
+        return None
+
+
+class BipartitePath(AnnealingPath):
+    r"""From a base q to a bipartite binary energy, hidden units being free at 0.
 
     .. math:: p_\beta(x, h) \propto q(x)^{1 - \beta} \exp\bigl(-\beta E(x, h)\bigr)
 
-    At 0 it is the base with free hidden units, of known log Z. The base is the energy's own, or
-    uniform, unless one of independent columns is given for an energy without structure.
+    Independent columns enter without their normaliser, as fields. Any other base is a part of the
+    energy, and its correction is what is tempered.
     """
 
-    def __init__(self, energy: Energy, base: Any = None):
-        base = getattr(energy, "base", None) if base is None else base
-        if base is None:
-            base = IndependentBernoulli(
-                next(energy.parameters()).new_zeros(energy.domain.n_columns)
-            )
-        structure = getattr(energy, "structure", None)
-        fits = isinstance(base, IndependentBernoulli) if structure is None else base is structure
-        if not isinstance(energy, BipartiteEnergy) or not fits:
-            raise TypeError(
-                "Annealing is implemented for bipartite binary energies, from their own base or "
-                f"an IndependentBernoulli, not for {type(energy).__name__} from "
-                f"{type(base).__name__}."
-            )
-        self.energy, self.base, self.structured = energy, base, structure is not None
-        # A product base enters without its normaliser, as fields.
+    energy: Any
+
+    def __init__(self, energy: BipartiteEnergy, base: Any):
+        super().__init__(energy, base)
+        self.structured = not isinstance(base, IndependentBernoulli)
         self.log_z0 = energy.hidden_domain.log_n_states
-        if structure is None:
+        if not self.structured:
             self.log_z0 += float(base.log_normaliser.double())
+        self._seen: tuple[Any, Any] = None, None
 
     def at(self, beta: float) -> BipartiteEnergy:
-        """The distribution at `beta`, as an energy of its own."""
         if self.structured:
             return self.energy.annealed(beta)
         return Tilted(self.energy, (1 - beta) * self.base.logits, beta)
 
     def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
-        """log of the unnormalised marginal at `new` over that at `old`, (n,) in float64."""
-        betas = torch.tensor([[new], [old]], dtype=x.dtype, device=x.device)
-        if self.structured:
-            energy: Any = self.energy
-            change = energy.correction(x, betas).double()  # (2, n)
-            return change[1] - change[0]
-        free = self.energy.free_energy(x, betas).double()
-        return free[1] - free[0] - (new - old) * (x @ self.base.logits).double()
+        if not isinstance(self.energy, BernoulliRBM):
+            betas = torch.tensor([[new], [old]], dtype=x.dtype, device=x.device)
+            free = self.energy.free_energy(x, betas).double()
+            return free[1] - free[0] - (new - old) * (x @ self.base.logits).double()
+        _, unary, _ = self.energy.tensors
+        if not self.structured:
+            unary = unary - self.base.logits
+        field = self.energy.hidden_field(x)
+        self._seen = x, field
+        # softplus(z) = max(z, 0) - log sigmoid(|z|): no difference of large numbers, and one
+        # logarithm for many units.
+        size = field.abs()
+        change = (old * size).sigmoid_().div_((new * size).sigmoid_())
+        logs = torch.stack([part.prod(1) for part in change.split(GROUP, 1)]).log()
+        linear = torch.mv(x, unary).add_(field.clamp(min=0).sum(1))
+        return (new - old) * linear.double() + logs.double().sum(0)
+
+    def hidden_layer(self, x: Tensor, beta: float, generator: torch.Generator) -> Tensor | None:
+        seen, field = self._seen
+        if seen is not x:
+            return None
+        return Bernoulli((beta * field).sigmoid_()).sample(generator)
+
+
+class PairwisePath(AnnealingPath):
+    r"""From independent columns to a pairwise binary energy: fields and couplings grow together.
+
+    .. math:: p_\beta(x) \propto \exp\bigl((1 - \beta) a^\top x - \beta E(x)\bigr)
+    """
+
+    energy: Any
+
+    def __init__(self, energy: PairwiseEnergy, base: Any):
+        super().__init__(energy, base)
+        self.log_z0 = float(base.log_normaliser.double())
+
+    def at(self, beta: float) -> PairwiseEnergy:
+        return TiltedPairwise(self.energy, (1 - beta) * self.base.logits, beta)
+
+    def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
+        return (old - new) * (self.energy(x) + x @ self.base.logits).double()
+
+
+class TiltedPairwise(PairwiseEnergy):
+    """A pairwise energy at inverse temperature `beta`, plus a unary term: beta E - field' x."""
+
+    energy: Any
+
+    def __init__(self, energy: PairwiseEnergy, field: Tensor, beta: float):
+        super().__init__()
+        self.domain = energy.domain
+        self.energy, self.field, self.beta = energy, field, beta
+
+    @property
+    def bias(self) -> Tensor:  # type: ignore[override]
+        """Of the tempered energy, (d,)."""
+        return self.beta * self.energy.bias + self.field
+
+    @property
+    def coupling(self) -> Tensor:
+        """Of the tempered energy, (d, d)."""
+        return self.beta * self.energy.coupling
+
+    @property
+    def colours(self) -> tuple[Tensor, ...]:
+        """Those of the energy."""
+        return self.energy.colours
+
+    def logits(self, x: Tensor, columns: Tensor | None = None) -> Tensor:
+        field = self.field if columns is None else self.field[columns]
+        return self.beta * self.energy.logits(x, columns) + field
+
+    def forward(self, x: Tensor, cond: Any = None) -> Tensor:
+        return self.beta * self.energy(x) - x @ self.field
+
+
+class Parts(NamedTuple):
+    """Energy and log q of rows, with their gradients where those were asked for."""
+
+    energy: Tensor
+    log_q: Tensor
+    energy_grad: Tensor | None = None
+    log_q_grad: Tensor | None = None
+
+
+class GeometricPath(AnnealingPath):
+    r"""From any base q to any energy on the same rows.
+
+    .. math:: p_\beta(x) \propto q(x)^{1 - \beta} \exp\bigl(-\beta E(x)\bigr)
+
+    Energy and base are evaluated once for a row, whatever the temperatures they are asked at.
+    """
+
+    def __init__(self, energy: Energy, base: Any):
+        super().__init__(energy, base)
+        self._seen: tuple[Tensor | None, Any] = None, None
+
+    def at(self, beta: float) -> Energy:
+        return Geometric(self, beta)
+
+    def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
+        found = self.parts(x)
+        return (old - new) * (found.energy.double() + found.log_q.double())
+
+    def parts(self, x: Tensor, with_grad: bool = False) -> Parts:
+        """Energy and log q of rows, those seen last from memory."""
+        seen, found = self._seen
+        if seen is x and not (with_grad and found.energy_grad is None):
+            return found
+        if with_grad:
+            value, grad = self.energy.value_and_grad(x)
+            with torch.enable_grad():
+                at = x.detach().requires_grad_(True)
+                log_q = self.base.log_prob(at)
+                slope = torch.zeros_like(x)
+                if log_q.requires_grad:
+                    (slope,) = torch.autograd.grad(log_q.sum(), at)
+            found = Parts(value, log_q.detach(), grad, slope)
+        else:
+            found = Parts(self.energy(x).detach(), self.base.log_prob(x))
+        self._seen = x, found
+        return found
+
+
+class Geometric(Energy):
+    r"""One distribution of a :class:`GeometricPath`: :math:`\beta E(x) - (1 - \beta) \log q(x)`."""
+
+    def __init__(self, path: GeometricPath, beta: float):
+        super().__init__()
+        self.domain = path.energy.domain
+        self.energy = path.energy  # a submodule, so that its mode is kept
+        self.path, self.beta = path, beta
+
+    def forward(self, x: Tensor, cond: Any = None) -> Tensor:
+        if torch.is_grad_enabled() and x.requires_grad:
+            return self.beta * self.energy(x) - (1 - self.beta) * self.path.base.log_prob(x)
+        found = self.path.parts(x)
+        return self._mixed(found.energy, found.log_q)
+
+    def value_and_grad(self, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
+        found: Any = self.path.parts(x, with_grad=True)
+        value = self._mixed(found.energy, found.log_q)
+        return value, self._mixed(found.energy_grad, found.log_q_grad)
+
+    def _mixed(self, energy: Tensor, log_q: Tensor) -> Tensor:
+        return self.beta * energy - (1 - self.beta) * log_q

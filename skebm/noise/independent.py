@@ -97,7 +97,8 @@ class IndependentBernoulli(Noise):
 
     def log_prob(self, x: Tensor) -> Tensor:
         # Not a product of matrices: a column that is never on has log-odds of minus infinity.
-        return torch.where(x > 0, x * self.logits, 0.0).sum(1) - self.log_normaliser
+        never = self.logits.isinf() & (x == 0)
+        return torch.where(never, 0.0, x * self.logits).sum(1) - self.log_normaliser
 
     def flip_log_ratio(self, x: Tensor) -> Tensor:
         return (1 - 2 * x) * self.logits

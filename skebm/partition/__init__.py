@@ -1,7 +1,24 @@
 """Partition functions: what log Z is, and how well it is known."""
 
 from skebm.partition.annealed import AIS, ReverseAIS
+from skebm.partition.bethe import Bethe
 from skebm.partition.bracket import AISBracket
+from skebm.partition.bridge import BridgeSampling
 from skebm.partition.exact import Exact, cheaper_side, log_z_cost
+from skebm.partition.importance import ImportanceSampling
+from skebm.partition.perturb_and_map import PerturbAndMAP
+from skebm.partition.tree_reweighted import TreeReweighted
 
-__all__ = ["AIS", "AISBracket", "Exact", "ReverseAIS", "cheaper_side", "log_z_cost"]
+__all__ = [
+    "AIS",
+    "AISBracket",
+    "Bethe",
+    "BridgeSampling",
+    "Exact",
+    "ImportanceSampling",
+    "PerturbAndMAP",
+    "ReverseAIS",
+    "TreeReweighted",
+    "cheaper_side",
+    "log_z_cost",
+]

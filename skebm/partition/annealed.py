@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skebm.base import Energy, LogPartition, PartitionEstimator, Sampler
-from skebm.energies import AnnealingPath
-from skebm.partition.schedule import anneal, constant_speed
-from skebm.samplers import Gibbs
+from skebm.base import Energy, LogPartition, PartitionEstimator, Sampler, sampling
+from skebm.base.checks import whole_number
+from skebm.base.energy import check_energy
+from skebm.energies import AnnealingPath, annealing_path
+from skebm.partition.schedule import Schedule, adapted, anneal
+from skebm.partition.support import (
+    NO_UPPER,
+    check_base,
+    check_delta,
+    check_proper,
+    default_base,
+    default_sampler,
+    generator_for,
+    is_fitted,
+    like,
+    rows_of,
+)
 
 # Heaviest tail assumed of the weights: the mean of a Pareto law of index 1 does not exist.
 MAX_TAIL = 1.0
+# Effective draws below which the mean of weights is not trusted.
+FEW = 5
 
 
 class Weights(NamedTuple):
@@ -47,7 +62,7 @@ def summarise(log_w: Tensor) -> Weights:
     """
     if not bool(log_w.isfinite().all()):
         raise FloatingPointError(
-            "Annealing met energies that are not finite; check the model's parameters for "
+            "The weights met energies that are not finite: check the model's parameters for "
             "infinities and NaN, or compute in float64."
         )
     n = len(log_w)
@@ -56,12 +71,12 @@ def summarise(log_w: Tensor) -> Weights:
     ess = float(w.sum() ** 2 / w.square().sum())
     if n == 1:
         return Weights(log_mean, math.inf, ess)
-    if ess < min(2, n / 10):
+    if ess < min(FEW, n / 10):
         warnings.warn(
-            f"One of {n} annealing runs carries almost all weight (effective sample size "
-            f"{ess:.2f}): log Z is known to within some nats at best. Use more n_betas.",
+            f"Few of {n} draws carry almost all weight (effective sample size {ess:.2f}): log Z is "
+            "known to within some nats at best. Use AIS with more n_betas.",
             ConvergenceWarning,
-            stacklevel=4,  # the caller of `estimate`
+            stacklevel=5,  # the caller of `estimate`
         )
     n_tail = max(1, int(min(n / 5, 3 * math.sqrt(n))))
     tail = log_w.topk(n_tail + 1).values
@@ -72,54 +87,85 @@ def summarise(log_w: Tensor) -> Weights:
     return Weights(log_mean, math.sqrt(float(w.var()) / n + unseen * excess**2), ess)
 
 
-def forward(
-    path: AnnealingPath,
-    sampler: Sampler,
-    betas: Sequence[float],
+NO_LOWER = "no lower end: weights of model draws that all missed a mode look as good as any"
+
+
+class Plan(NamedTuple):
+    """What every annealing run of an estimate has in common."""
+
+    path: AnnealingPath
+    kernel: Sampler
+    schedule: Schedule
+    delta: float
+    generator: torch.Generator
+
+    def forward(self, n_chains: int) -> LogPartition:
+        """AIS from the base."""
+        x = self.path.base.sample(n_chains, self.generator)
+        log_mean, std_error, ess = self._weighed(x)
+        value = self.path.log_z0 + log_mean
+        lower = value + math.log(self.delta)
+        return LogPartition(
+            value,
+            std_error,
+            lower,
+            math.nan,
+            "probabilistic",
+            ess,
+            reason=NO_UPPER,
+        )
+
+    def backward(self, x: Tensor) -> LogPartition:
+        """Reverse AIS from rows x: a guess."""
+        log_mean, std_error, ess = self._weighed(x, backwards=True)
+        value = self.path.log_z0 - log_mean
+        upper = value - math.log(self.delta)
+        return LogPartition(value, std_error, math.nan, upper, "heuristic", ess, reason=NO_LOWER)
+
+    def _weighed(self, x: Tensor, backwards: bool = False) -> Weights:
+        log_w = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        for step in anneal(
+            self.path, self.kernel, x, self.schedule, self.generator, backwards=backwards
+        ):
+            log_w += step
+        return summarise(log_w)
+
+
+def plan(
+    estimator: Any,
+    energy: Energy,
+    base: Any,
+    sampler: Sampler | None,
+    x: Tensor | Mapping[str, Tensor] | None,
+    generator: torch.Generator | None,
     n_chains: int,
-    delta: float,
-    generator: torch.Generator,
-) -> LogPartition:
-    """AIS over given inverse temperatures, 0 to 1."""
-    x = path.base.sample(n_chains, generator)
-    log_w = torch.zeros(n_chains, dtype=torch.float64, device=x.device)
-    for step in anneal(path, sampler, x, betas, generator):
-        log_w += step
-    log_mean, std_error, ess = summarise(log_w)
-    value = path.log_z0 + log_mean
-    return LogPartition(value, std_error, value + math.log(delta), math.nan, "probabilistic", ess)
+) -> Plan:
+    """Fill in what was not passed, refuse what cannot be annealed, and place the temperatures.
 
-
-def backward(
-    path: AnnealingPath,
-    sampler: Sampler,
-    betas: Sequence[float],
-    x: Tensor,
-    delta: float,
-    generator: torch.Generator,
-) -> LogPartition:
-    """Reverse AIS from rows x over given inverse temperatures, 0 to 1: a guess."""
-    log_w = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-    for step in anneal(path, sampler, x, betas[::-1], generator):
-        log_w += step
-    log_mean, std_error, ess = summarise(log_w)
-    value = path.log_z0 - log_mean
-    return LogPartition(value, std_error, math.nan, value - math.log(delta), "heuristic", ess)
-
-
-def defaults(
-    energy: Energy, sampler: Sampler | None, generator: torch.Generator | None
-) -> tuple[Sampler, torch.Generator]:
-    """Block Gibbs and a generator of seed 0 where nothing was passed."""
-    if generator is None:
-        generator = torch.Generator(next(energy.parameters()).device).manual_seed(0)
-    sampler = Gibbs() if sampler is None else sampler
-    if not sampler.kernel.exact:
+    To be called without gradients, the energy in ``eval()`` mode.
+    """
+    estimator.check(energy)
+    check_delta(estimator.delta)
+    whole_number("n_betas", estimator.n_betas, 2)
+    whole_number("n_chains", n_chains, 1)
+    check_proper(energy)
+    kind = like(energy, rows_of(energy, x))
+    generator = generator_for(kind, generator)
+    base = default_base(energy, x) if base is None else base
+    check_base(energy, base, x)
+    if base is not getattr(energy, "base", None):
+        base = base.to(kind.device, kind.dtype)
+    path = annealing_path(energy, base)
+    middle = path.at(0.5)
+    kernel = (default_sampler(middle) if sampler is None else sampler).kernel
+    if not kernel.exact:
         raise ValueError(
             f"Annealed importance sampling is unbiased only along exact kernels, and "
-            f"{sampler.kernel} is biased. Pass one that accepts or rejects its steps."
+            f"{kernel} is biased. Pass one that accepts or rejects its steps."
         )
-    return sampler, generator
+    kernel.check(middle)
+    schedule = adapted(path, kernel, n_chains, estimator.n_betas, generator)
+    return Plan(path, kernel, schedule, estimator.delta, generator)
 
 
 class AIS(PartitionEstimator):
@@ -177,12 +223,11 @@ class AIS(PartitionEstimator):
         x: Tensor | Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> LogPartition:
-        """Anneal `n_chains` draws of `base` (default: the energy's, or uniform); `x` is unused."""
-        sampler, generator = defaults(energy, sampler, generator)
-        path = AnnealingPath(energy, base)
-        with torch.no_grad():
-            betas = constant_speed(path, sampler, self.n_chains, self.n_betas, generator)
-            return forward(path, sampler, betas, self.n_chains, self.delta, generator)
+        """Anneal `n_chains` draws of `base`; a normal base is fitted to rows `x` where given."""
+        check_energy(energy)
+        with sampling(energy), torch.no_grad():
+            run = plan(self, energy, base, sampler, x, generator, self.n_chains)
+            return run.forward(self.n_chains)
 
 
 class ReverseAIS(PartitionEstimator):
@@ -236,14 +281,16 @@ class ReverseAIS(PartitionEstimator):
         x: Tensor | Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> LogPartition:
-        """Anneal the rows of `x` (n, d), or of several by name, from the model to the base."""
-        if isinstance(x, Mapping):
-            x = torch.cat(list(x.values()))
-        if x is None or len(x) == 0:
+        """Anneal the rows of `x` (n, d), or of several by name, from the model to the base.
+
+        A normal base, where none is given, is fitted to half of them, and the others are annealed.
+        """
+        check_energy(energy)
+        rows = rows_of(energy, x)
+        if rows is None:
             raise ValueError("ReverseAIS starts from model samples: pass rows of them as x.")
-        sampler, generator = defaults(energy, sampler, generator)
-        path = AnnealingPath(energy, base)
-        with torch.no_grad():
-            betas = constant_speed(path, sampler, len(x), self.n_betas, generator)
-            found = backward(path, sampler, betas, x, self.delta, generator)
+        if is_fitted(energy, base) and len(rows) > 1:
+            base, rows = default_base(energy, rows[::2]), rows[1::2]
+        with sampling(energy), torch.no_grad():
+            found = plan(self, energy, base, sampler, x, generator, len(rows)).backward(rows)
         return found._replace(bound_kind="probabilistic") if self.exact_samples else found

@@ -11,10 +11,10 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skebm.base import Energy, LogPartition, PartitionEstimator, Sampler
-from skebm.energies import AnnealingPath
-from skebm.partition.annealed import backward, defaults, forward
-from skebm.partition.schedule import constant_speed
+from skebm.base import Energy, LogPartition, PartitionEstimator, Sampler, sampling
+from skebm.base.energy import check_energy
+from skebm.partition.annealed import plan
+from skebm.partition.support import rows_of
 
 GIVEN = "the given rows"
 
@@ -89,25 +89,24 @@ class AISBracket(PartitionEstimator):
             raise ValueError(
                 "AISBracket needs two rows or more to start a reverse run from: pass them as x."
             )
-        sampler, generator = defaults(energy, sampler, generator)
-        path = AnnealingPath(energy, base)
-        with torch.no_grad():
-            betas = constant_speed(path, sampler, self.n_chains, self.n_betas, generator)
-            below = forward(path, sampler, betas, self.n_chains, self.delta, generator)
+        check_energy(energy)
+        rows_of(energy, given)
+        with sampling(energy), torch.no_grad():
+            run = plan(self, energy, base, sampler, given, generator, self.n_chains)
+            generator = run.generator
+            below = run.forward(self.n_chains)
             starts = {name: self._some(rows, generator) for name, rows in given.items()}
             mixed = self._some(torch.cat(list(starts.values())), generator)
             if self.n_steps:
-                moved = sampler.run(energy, mixed, self.n_steps, generator)[0].x
+                moving = run.kernel if sampler is None else sampler
+                moved = moving.run(energy, mixed, self.n_steps, generator)[0].x
                 starts[f"rows after {self.n_steps} sampler steps"] = moved
-            above = {
-                name: backward(path, sampler, betas, rows, self.delta, generator)
-                for name, rows in starts.items()
-            }
+            above = {name: run.backward(rows) for name, rows in starts.items()}
         _warn_unless_consistent(below, above)
         upper = max(one.value + 2 * one.std_error for one in (below, *above.values()))
         found = {"AIS": below} | {f"reverse AIS from {name}": above[name] for name in above}
         parts = {name: (one.value, one.std_error) for name, one in found.items()}
-        return below._replace(upper=upper, bound_kind="heuristic", parts=parts)
+        return below._replace(upper=upper, bound_kind="heuristic", parts=parts, reason="")
 
     def _some(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """At most `n_chains` of the rows, drawn."""
@@ -119,23 +118,23 @@ def _warn_unless_consistent(forward: LogPartition, reverse: Mapping[str, LogPart
     by_value = sorted(reverse, key=lambda name: reverse[name].value)
     low, high = reverse[by_value[0]], reverse[by_value[-1]]
     said = f"forward AIS gives log Z = {forward.value:.2f} +- {forward.std_error:.2f}"
-    if low.value < forward.value - 3 * math.hypot(forward.std_error, low.std_error):
+    if low.value < forward.value - max(0.01, 3 * math.hypot(forward.std_error, low.std_error)):
         _warn(
             f"Forward and reverse annealing have crossed: {said}, reverse AIS from {by_value[0]} "
             f"{low.value:.2f} +- {low.std_error:.2f}, below it. Those rows are no samples of the "
-            "model. Train with more Gibbs steps or a smaller learning rate."
+            "model. Train with more sampler steps or a smaller learning rate."
         )
     if high.value - low.value > max(0.5, 3 * math.hypot(low.std_error, high.std_error)):
         values = ", ".join(f"{reverse[name].value:.2f} from {name}" for name in by_value)
         _warn(
             f"Reverse AIS depends on where it starts: log Z = {values}. The chains do not explore "
-            "the model's modes. Train with more Gibbs steps; report the pessimistic end."
+            "the model's modes. Train with more sampler steps; report the pessimistic end."
         )
     if high.value - forward.value > max(1.0, 3 * math.hypot(forward.std_error, high.std_error)):
         _warn(
             f"Forward annealing has missed modes: {said}, reverse AIS from {by_value[-1]} "
             f"{high.value:.2f} +- {high.std_error:.2f}, far above it. Use more n_betas and "
-            "n_chains; if they stay apart, train with more Gibbs steps."
+            "n_chains; if they stay apart, train with more sampler steps."
         )
 
 

@@ -13,12 +13,23 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from skebm.base import Binary, Categorical, Energy, LogPartition, PartitionEstimator, Real
-from skebm.energies import AnnealingPath, BernoulliRBM, Tilted
+from skebm.energies import BernoulliRBM, Tilted, annealing_path
 from skebm.noise import IndependentBernoulli
-from skebm.partition import AIS, AISBracket, Exact, ReverseAIS, log_z_cost
+from skebm.partition import (
+    AIS,
+    AISBracket,
+    Bethe,
+    BridgeSampling,
+    Exact,
+    ImportanceSampling,
+    PerturbAndMAP,
+    ReverseAIS,
+    TreeReweighted,
+    log_z_cost,
+)
 from skebm.partition.annealed import summarise
-from skebm.partition.schedule import anneal, constant_speed
-from skebm.samplers import Gibbs
+from skebm.partition.schedule import Schedule, adapted, anneal
+from skebm.samplers import MALA, Gibbs
 from tests.discovery import without_case
 from tests.oracle import DOUBLE, Enumerated, bits, joint_energy, make_rbm, seeded
 
@@ -29,7 +40,13 @@ class Case(NamedTuple):
     """An estimator, small; `make` takes its parameters."""
 
     make: Callable[..., PartitionEstimator]
-    anneals: bool = True
+    anneals: bool = False
+    samples: bool | None = True  # None: the generator is for starts that lead to the same
+    converges: bool = True  # to log Z, and not to a bound or an approximation of it
+
+    def error(self, found, least):
+        """How far an estimate for these small models may be off."""
+        return max(4 * found.std_error, least) if self.converges else 6.0
 
 
 def small(cls, **defaults):
@@ -37,10 +54,15 @@ def small(cls, **defaults):
 
 
 CASES = {
-    Exact: Case(Exact, anneals=False),
-    AIS: Case(small(AIS, n_chains=50, n_betas=60)),
-    ReverseAIS: Case(small(ReverseAIS, n_betas=60, exact_samples=True)),
-    AISBracket: Case(small(AISBracket, n_chains=50, n_betas=60, n_steps=20)),
+    Exact: Case(Exact, samples=False),
+    AIS: Case(small(AIS, n_chains=50, n_betas=60), anneals=True),
+    ReverseAIS: Case(small(ReverseAIS, n_betas=60, exact_samples=True), anneals=True),
+    AISBracket: Case(small(AISBracket, n_chains=50, n_betas=60, n_steps=20), anneals=True),
+    ImportanceSampling: Case(small(ImportanceSampling, n_samples=2000)),
+    BridgeSampling: Case(small(BridgeSampling, n_samples=500, n_steps=20)),
+    Bethe: Case(Bethe, samples=None, converges=False),
+    TreeReweighted: Case(TreeReweighted, samples=False, converges=False),
+    PerturbAndMAP: Case(PerturbAndMAP, converges=False),
 }
 ANNEALING = [cls for cls, case in CASES.items() if case.anneals]
 
@@ -80,13 +102,14 @@ def test_estimates_are_near_the_truth_and_well_formed(case, energy, target):
     found = case.make().estimate(energy, x=exact_rows(target), generator=seeded())
     assert isinstance(found, LogPartition)
     assert all(type(number) is float for number in (*found[:4], found.ess))
-    assert abs(found.value - truth) <= max(4 * found.std_error, 1e-9)
-    assert found.std_error < 0.3
+    assert abs(found.value - truth) <= case.error(found, 1e-9)
+    assert not found.std_error >= 0.6
     assert found.bound_kind in ("exact", "probabilistic", "heuristic")
-    assert not found.lower > found.value
-    assert not found.upper < found.value
-    assert found.ess > 1
-    assert found.pessimistic >= found.value
+    assert not found.lower > min(truth, found.value)
+    assert not found.upper < max(truth, found.value)
+    assert math.isnan(found.lower) + math.isnan(found.upper) <= bool(found.reason) * 2
+    assert not found.ess <= 1
+    assert not found.pessimistic < found.value
 
 
 def test_the_generator_is_the_only_randomness(case, energy, target):
@@ -99,9 +122,10 @@ def test_the_generator_is_the_only_randomness(case, energy, target):
     second = estimate(1)
     torch.set_rng_state(before)
     other = estimate(2)
-    assert first[:-1] == pytest.approx(second[:-1], abs=0, nan_ok=True)
+    assert first[:6] == pytest.approx(second[:6], abs=0, nan_ok=True)
     assert first.parts == second.parts
-    assert (first.value != other.value) == case.anneals
+    if case.samples is not None:
+        assert (first.value != other.value) == case.samples
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -140,7 +164,7 @@ def test_single_precision_energies_lose_little(case, target):
     energy = make_rbm(D, H).float()
     x = exact_rows(target).float()
     found = case.make().estimate(energy, x=x, generator=seeded())
-    assert abs(found.value - target.log_z.item()) <= max(4 * found.std_error, 1e-4)
+    assert abs(found.value - target.log_z.item()) <= case.error(found, 1e-4)
 
 
 def test_a_known_log_z_is_found_without_error(case):
@@ -150,7 +174,11 @@ def test_a_known_log_z_is_found_without_error(case):
     base = IndependentBernoulli(b)
     x = (torch.rand(20, 6, generator=seeded(), dtype=DOUBLE) < b.sigmoid()).to(DOUBLE)
     found = case.make().estimate(energy, base=base, x=x, generator=seeded())
-    assert found.value == pytest.approx((b.exp().log1p().sum() + c.exp().log1p().sum()).item())
+    truth = (b.exp().log1p().sum() + c.exp().log1p().sum()).item()
+    if case.make is PerturbAndMAP:  # a mean of noisy maxima even here
+        assert abs(found.value - truth) < 4 * found.std_error
+        return
+    assert found.value == pytest.approx(truth)
     assert found.std_error < 1e-10
     assert found.ess == math.inf or found.ess > 19.999
 
@@ -165,7 +193,7 @@ def test_a_constant_shifts_log_z(case, energy, target):
         wider.hidden_bias[:H] = energy.hidden_bias
     found = case.make().estimate(wider, x=exact_rows(target), generator=seeded())
     truth = target.log_z.item() + math.log(2)
-    assert abs(found.value - truth) <= max(4 * found.std_error, 1e-9)
+    assert abs(found.value - truth) <= case.error(found, 1e-9)
 
 
 # ------------------------------------------------------------------------------
@@ -350,9 +378,14 @@ def test_ais_lower_bound_fails_no_more_often_than_promised(delta):
 class Noting(IndependentBernoulli):
     """Remembers what it drew."""
 
+    def __init__(self, logits):
+        super().__init__(logits)
+        self.drawn = []  # shared by copies
+
     def sample(self, n, generator):
-        self.drawn = super().sample(n, generator)
-        return self.drawn.clone()
+        x = super().sample(n, generator)
+        self.drawn.append(x.clone())
+        return x
 
 
 def base_of(d, seed=5):
@@ -367,9 +400,10 @@ def importance(energy, base, x):
 
 def test_ais_without_temperatures_in_between_is_importance_sampling(energy):
     base = base_of(D)
-    with pytest.warns(ConvergenceWarning, match="carries almost all weight"):
+    with pytest.warns(ConvergenceWarning, match="carry almost all weight"):
         found = AIS(40, 2).estimate(energy, base=base, generator=seeded())
-    log_w = importance(energy, base, base.drawn)
+    (drawn,) = base.drawn
+    log_w = importance(energy, base, drawn)
     w = (log_w - log_w.max()).exp()
     assert found.value == pytest.approx((log_w.logsumexp(0) - math.log(40)).item())
     assert found.ess == pytest.approx((w.sum() ** 2 / (w**2).sum()).item())
@@ -487,9 +521,9 @@ def test_energies_that_are_not_finite_are_refused(cls, bad, target):
 
 
 def temperatures(energy, n_betas, n_chains=100):
-    path = AnnealingPath(energy, IndependentBernoulli(torch.zeros(D, dtype=DOUBLE)))
+    path = annealing_path(energy, IndependentBernoulli(torch.zeros(D, dtype=DOUBLE)))
     with torch.no_grad():
-        return path, constant_speed(path, Gibbs(), n_chains, n_betas, seeded())
+        return path, adapted(path, Gibbs(), n_chains, n_betas, seeded()).betas
 
 
 @pytest.mark.parametrize("n_betas", [2, 3, 19, 20, 100, 2000])
@@ -515,7 +549,7 @@ def test_temperatures_are_close_where_weights_spread():
     for cuts in (betas, even):
         x = path.base.sample(400, seeded(1))
         with torch.no_grad():
-            steps = torch.stack(list(anneal(path, Gibbs(), x, cuts, seeded(2))))
+            steps = torch.stack(list(anneal(path, Gibbs(), x, Schedule(cuts, [], []), seeded(2))))
         largest.append(steps.std(1).max())
         spread.append(steps.sum(0).var())
     assert largest[0] < 0.8 * largest[1]
@@ -561,8 +595,10 @@ def test_the_sampler_given_is_used(cls, energy, target):
 @pytest.mark.parametrize("cls", ANNEALING, ids=lambda cls: cls.__name__)
 def test_annealing_refuses_what_it_does_not_know(cls, energy, target):
     estimator, x = CASES[cls].make(), exact_rows(target)
-    with pytest.raises(TypeError, match="bipartite"):
-        estimator.estimate(Table(Binary((D,)), torch.ones(D, dtype=DOUBLE)), x=x)
+    with pytest.raises(TypeError, match="Gibbs needs"):
+        estimator.estimate(Table(Binary((D,)), torch.ones(D, dtype=DOUBLE)), sampler=Gibbs(), x=x)
+    with pytest.raises(TypeError, match="MALA samples Real rows"):
+        estimator.estimate(energy, sampler=MALA(), x=x)
     with pytest.raises(TypeError, match="IndependentBernoulli"):
         estimator.estimate(energy, base="uniform", x=x)
 
@@ -624,7 +660,7 @@ def test_reverse_ais_says_where_it_started(energy, target):
     assert kinds == ["probabilistic", "heuristic"]
 
 
-@pytest.mark.filterwarnings("ignore:.*carries almost all weight")
+@pytest.mark.filterwarnings("ignore:.*carry almost all weight")
 def test_forward_and_reverse_enclose_the_truth(energy, target):
     """On average, and by more the fewer the temperatures: the sandwich."""
     truth, n, gaps = target.log_z.item(), 150, []
@@ -753,7 +789,7 @@ def test_starts_by_name_are_told_apart():
 def test_a_tensor_is_one_start_without_a_name(cls, energy, target):
     rows, make = exact_rows(target), CASES[cls].make
     plain, named = (make().estimate(energy, x=x) for x in (rows, {"data": rows}))
-    assert plain[:-1] == pytest.approx(named[:-1], abs=0, nan_ok=True)
+    assert plain[:6] == pytest.approx(named[:6], abs=0, nan_ok=True)
     assert list(plain.parts.values()) == list(named.parts.values())
 
 

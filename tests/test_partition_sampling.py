@@ -1,0 +1,832 @@
+"""log Z by importance and by bridge sampling: right, honest about the error, loud if it cannot."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from arviz_stats.base import array_stats
+from sklearn.exceptions import ConvergenceWarning
+
+from skebm.base import Binary, Categorical, Energy, Mixed, Real
+from skebm.energies import BoltzmannMachine
+from skebm.noise import ChowLiuTree, Gaussian, IndependentBernoulli, Uniform
+from skebm.partition.bridge import BridgeSampling, bridge
+from skebm.partition.importance import ImportanceSampling, pareto_k
+from skebm.partition.support import (
+    check_base,
+    check_proper,
+    default_base,
+    default_sampler,
+    log_weights,
+)
+from skebm.samplers import HMC, MALA, Gibbs, GibbsWithGradients, Langevin
+from tests.oracle import DOUBLE, Enumerated, bits, make_rbm, make_tree_rbm, seeded
+from tests.targets import Normal, OneHot, Polynomial, Quadratic, Slopes, spelled_out
+
+REPEATS = 100
+
+
+class Of(Energy):
+    """Any function of the rows."""
+
+    def __init__(self, function, domain, dtype=DOUBLE):
+        super().__init__()
+        self.function, self.domain = function, domain
+        self.zero = torch.nn.Parameter(torch.zeros(1, dtype=dtype))
+
+    def forward(self, x, cond=None):
+        return self.function(x) + self.zero
+
+
+def z_scores(runs, truth):
+    return torch.tensor([(one.value - truth) / one.std_error for one in runs])
+
+
+def assert_calibrated(z):
+    assert z.abs().max() < 5
+    assert abs(z.mean()) < 0.5
+    assert 0.6 < z.std() < 1.6
+
+
+# ------------------------------------------------------------------------------
+# Models whose log Z is known
+# ------------------------------------------------------------------------------
+
+
+def normal(d=50):
+    generator = seeded(5)
+    factor = torch.randn(d, d, generator=generator, dtype=DOUBLE) / d**0.5
+    cov = factor @ factor.t() + 0.3 * torch.eye(d, dtype=DOUBLE)
+    return Normal(torch.randn(d, generator=generator, dtype=DOUBLE), cov)
+
+
+NORMAL = normal()
+NORMAL_ENERGY = Quadratic(NORMAL.mean, NORMAL.cov)
+NORMAL_LOG_Z = float(torch.logdet(2 * math.pi * NORMAL.cov)) / 2
+
+CENTRES = torch.tensor([[-3.0, 0.0], [2.0, 1.0], [0.0, -2.5]], dtype=DOUBLE)
+
+
+def hills(x):
+    """Three hills of different heights and widths in the plane."""
+    distance = (x[:, None] - CENTRES.to(x)).square().sum(2)
+    width, height = x.new_tensor([1.0, 0.5, 0.8]), x.new_tensor([0.0, 1.0, -0.5])
+    return -(height - distance / (2 * width.square())).logsumexp(1)
+
+
+def grid_log_z(energy, reach=12.0, n=1201):
+    """By quadrature over a square."""
+    at = torch.linspace(-reach, reach, n, dtype=DOUBLE)
+    with torch.no_grad():
+        total = (-energy(torch.cartesian_prod(at, at))).logsumexp(0)
+    return float(total) + 2 * math.log(2 * reach / (n - 1))
+
+
+HILLS = Of(hills, Real((2,)))
+HILLS_LOG_Z = grid_log_z(HILLS)
+HILLS_BASE = Gaussian(torch.zeros(2, dtype=DOUBLE), 3.0)
+
+
+def draw_hills(n, seed):
+    """Exact draws, by rejection from a normal distribution that covers them."""
+    x = HILLS_BASE.sample(40 * n, seeded(seed))
+    log_ratio = -hills(x) - HILLS_BASE.log_prob(x)
+    u = torch.rand(len(x), generator=seeded(seed + 10_000), dtype=DOUBLE)
+    kept = x[u.log() < log_ratio - 5.4]
+    assert log_ratio.max() < 5.4
+    assert len(kept) >= n
+    return kept[:n]
+
+
+@pytest.fixture(scope="module")
+def rbm():
+    return make_rbm(9, 6, scale=0.8)
+
+
+@pytest.fixture(scope="module")
+def states(rbm):
+    with torch.no_grad():
+        return Enumerated(rbm)
+
+
+def importance_runs(energy, n=REPEATS, n_samples=1000, **kwargs):
+    estimator = ImportanceSampling(n_samples)
+    return [estimator.estimate(energy, generator=seeded(s), **kwargs) for s in range(n)]
+
+
+def test_importance_knows_its_error_in_fifty_columns():
+    wide = Gaussian(NORMAL.mean, covariance=1.15 * NORMAL.cov)
+    runs = importance_runs(NORMAL_ENERGY, base=wide)
+    assert_calibrated(z_scores(runs, NORMAL_LOG_Z))
+    assert all(one.std_error < 0.05 for one in runs)
+
+
+def test_importance_fits_its_base_to_rows():
+    runs = [
+        ImportanceSampling(1000).estimate(
+            NORMAL_ENERGY, x=NORMAL.draw(2000, seeded(s + 1000)), generator=seeded(s)
+        )
+        for s in range(30)
+    ]
+    z = z_scores(runs, NORMAL_LOG_Z)
+    assert z.abs().max() < 4.5
+    assert all(one.std_error < 0.1 for one in runs)
+
+
+def test_importance_knows_its_error_on_hills():
+    assert_calibrated(z_scores(importance_runs(HILLS, base=HILLS_BASE), HILLS_LOG_Z))
+
+
+def test_importance_knows_its_error_on_bits(rbm, states):
+    truth = states.log_z.item()
+    assert_calibrated(z_scores(importance_runs(rbm), truth))
+    base = IndependentBernoulli(torch.linspace(-1, 1, 9, dtype=DOUBLE))
+    assert_calibrated(z_scores(importance_runs(rbm, base=base), truth))
+
+
+@pytest.mark.parametrize(
+    "energy",
+    [OneHot(), Polynomial(Binary((6,))), Polynomial(Binary((2, 3))), make_tree_rbm(6, 4)],
+    ids=["levels", "bits", "image", "tree"],
+)
+@pytest.mark.parametrize("cls", [ImportanceSampling, BridgeSampling])
+def test_any_discrete_energy_will_do(cls, energy):
+    every = torch.cat(list(energy.domain.enumerate(dtype=DOUBLE)))
+    with torch.no_grad():
+        truth = (-energy(every)).logsumexp(0).item()
+    estimator = cls(4000) if cls is ImportanceSampling else cls(1000, n_steps=200)
+    found = estimator.estimate(energy, generator=seeded(3))
+    assert abs(found.value - truth) < 4 * found.std_error < 0.5
+
+
+@pytest.mark.parametrize("cls", [ImportanceSampling, BridgeSampling])
+def test_boxes_and_half_lines_end_at_their_walls(cls):
+    """The energy is known outside as well, and must not count."""
+    kwargs = {} if cls is ImportanceSampling else {"n_steps": 100}
+    energy = Slopes()
+    slope = energy.slope.detach()
+    at = torch.linspace(-1, 2, 3001, dtype=DOUBLE)
+    truth = sum(
+        math.log(torch.trapezoid((-value).exp(), at))
+        for value in (slope[0] * at, slope[1] * at + at.square())
+    )
+    found = cls(1000, **kwargs).estimate(energy, generator=seeded())
+    assert abs(found.value - truth) < 4 * found.std_error < 0.5
+    half = Of(lambda x: (x - 1).square().sum(1), Real((2,), lower=1.0))
+    found = cls(2000, **kwargs).estimate(half, generator=seeded())
+    assert abs(found.value - math.log(math.pi / 4)) < 4 * found.std_error < 0.5
+
+
+# ------------------------------------------------------------------------------
+# Importance sampling
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # of so few draws
+def test_importance_is_unbiased_for_z():
+    runs = importance_runs(HILLS, 400, 50, base=HILLS_BASE)
+    ratio = torch.tensor([one.value - HILLS_LOG_Z for one in runs]).exp()
+    error = float(ratio.std()) / len(ratio) ** 0.5
+    assert error < 0.02
+    assert abs(float(ratio.mean()) - 1) < 4 * error
+
+
+@pytest.mark.parametrize("delta", [0.05, 0.3])
+def test_the_lower_bound_fails_no_more_often_than_promised(delta):
+    """From a base so far off that most estimates are far too small."""
+    base, n = Gaussian(torch.tensor([-2.0, -1.0], dtype=DOUBLE), 1.5), 300
+    estimator = ImportanceSampling(4, delta)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        runs = [estimator.estimate(HILLS, base=base, generator=seeded(s)) for s in range(n)]
+    slack = 3 * (delta * (1 - delta) / n) ** 0.5
+    assert sum(one.lower > HILLS_LOG_Z for one in runs) / n <= delta + slack
+    assert sum(one.value > HILLS_LOG_Z for one in runs) / n > 0.1  # the bound is needed
+    for one in runs:
+        assert one.lower == pytest.approx(one.value + math.log(delta))
+        assert one.bound_kind == "probabilistic"
+        assert math.isnan(one.upper)
+        assert "mode" in one.reason
+
+
+def test_the_model_as_its_own_base_leaves_no_error():
+    base = Gaussian(NORMAL.mean, covariance=NORMAL.cov)
+    found = ImportanceSampling(100).estimate(NORMAL_ENERGY, base=base)
+    assert found.value == pytest.approx(NORMAL_LOG_Z, abs=1e-9)
+    assert found.std_error < 1e-9
+    assert found.ess == pytest.approx(100)
+
+
+def test_importance_is_the_mean_of_its_weights_in_any_chunks():
+    x = HILLS_BASE.sample(64, seeded(1))
+    with torch.no_grad():
+        log_w = -HILLS(x) - HILLS_BASE.log_prob(x)
+    whole = ImportanceSampling(64).estimate(HILLS, base=HILLS_BASE, generator=seeded(1))
+    assert whole.value == pytest.approx(float(log_w.exp().mean().log()))
+    for chunk in (1, 7, 64):
+        parts = ImportanceSampling(64, chunk=chunk)
+        found = parts.estimate(HILLS, base=HILLS_BASE, generator=seeded(1))
+        assert abs(found.value - HILLS_LOG_Z) < 5 * found.std_error
+        torch.testing.assert_close(log_weights(HILLS, HILLS_BASE, x, chunk), log_w)
+
+
+def test_draws_where_the_energy_is_infinite_weigh_nothing():
+    def walled(x):
+        return torch.where(x[:, 0] > 0, x.square().sum(1) / 2, math.inf)
+
+    base = Gaussian(torch.zeros(2, dtype=DOUBLE), 1.0)
+    found = ImportanceSampling(2000).estimate(Of(walled, Real((2,))), base=base)
+    truth = math.log(math.pi)
+    assert abs(found.value - truth) < 4 * found.std_error
+    assert found.std_error == pytest.approx(2000**-0.5, rel=0.1)  # coins: s = 1 at mean 1
+    assert found.ess == pytest.approx(1000, rel=0.1)
+
+
+def test_a_narrow_base_warns_of_its_heavy_tail():
+    narrow = Gaussian(NORMAL.mean[:8], covariance=0.3 * NORMAL.cov[:8, :8])
+    energy = Quadratic(NORMAL.mean[:8], NORMAL.cov[:8, :8])
+    with pytest.warns(ConvergenceWarning, match="heavy tail.*Pareto") as caught:
+        ImportanceSampling(1000).estimate(energy, base=narrow)
+    assert caught[0].filename == __file__
+    wide = narrow.widened(5.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ImportanceSampling(1000).estimate(energy, base=wide)
+
+
+def test_few_draws_that_count_warn():
+    """Of few states, where the tail has no index."""
+    energy = make_rbm(10, 8, scale=60.0, bias=60.0)
+    with pytest.warns(ConvergenceWarning, match="carry the mean; Pareto index nan"):
+        found = ImportanceSampling(3000).estimate(energy, generator=seeded())
+    assert 1 < found.ess < 10
+
+
+@pytest.mark.parametrize("k", [0.2, 0.5, 0.9, 1.3])
+def test_the_pareto_index_is_that_of_the_tail(k):
+    u = torch.rand(20_000, generator=seeded(), dtype=DOUBLE)
+    assert pareto_k(-k * u.log()) == pytest.approx(k, abs=0.15)
+    log_w = -k * u[:1000].log() - 700  # of any size
+    _, truth = array_stats.psislw(-log_w.numpy())  # takes log-likelihoods
+    assert pareto_k(log_w) == pytest.approx(float(np.asarray(truth)), abs=0.02)
+
+
+def test_weights_without_a_tail_have_no_index():
+    assert pareto_k(torch.zeros(1000, dtype=DOUBLE)) == -math.inf
+    assert math.isnan(pareto_k(torch.randn(24, dtype=DOUBLE, generator=seeded())))
+    few = torch.tensor([0.0, 1.0, 2.0], dtype=DOUBLE).repeat(200)  # many weights are equal
+    assert pareto_k(few) < 0.7
+
+
+# ------------------------------------------------------------------------------
+# Bridge sampling
+# ------------------------------------------------------------------------------
+
+
+def bridge_runs(draw, energy, n=REPEATS, n_samples=300, **kwargs):
+    estimator = BridgeSampling(n_samples, exact_samples=True)
+    return [
+        estimator.estimate(energy, x=draw(n_samples, s + 1000), generator=seeded(s), **kwargs)
+        for s in range(n)
+    ]
+
+
+def draw_normal(n, seed):
+    return NORMAL.draw(n, seeded(seed))
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.15, 2.0])
+def test_bridge_knows_its_error_in_fifty_columns(factor):
+    """From bases that are too narrow or too wide for importance sampling."""
+    base = Gaussian(NORMAL.mean, covariance=factor * NORMAL.cov)
+    runs = bridge_runs(draw_normal, NORMAL_ENERGY, base=base)
+    assert_calibrated(z_scores(runs, NORMAL_LOG_Z))
+    assert all(one.std_error < 0.4 for one in runs)
+
+
+def test_bridge_fits_a_base_to_draws_that_it_does_not_use_again():
+    """Used twice, they would look too likely under the base, and log Z too small."""
+    runs = bridge_runs(draw_normal, NORMAL_ENERGY)
+    assert_calibrated(z_scores(runs, NORMAL_LOG_Z))
+    assert all(one.std_error < 0.4 for one in runs)
+
+
+def test_bridge_knows_its_error_on_hills():
+    runs = bridge_runs(draw_hills, HILLS, base=HILLS_BASE)
+    assert_calibrated(z_scores(runs, HILLS_LOG_Z))
+
+
+def test_bridge_knows_its_error_on_bits(rbm, states):
+    truth = states.log_z.item()
+    runs = bridge_runs(lambda n, s: states.draw(n, seeded(s)), rbm)
+    assert_calibrated(z_scores(runs, truth))
+    estimator = BridgeSampling(300, n_steps=30)
+    chains = [estimator.estimate(rbm, generator=seeded(s)) for s in range(50)]
+    assert_calibrated(z_scores(chains, truth))
+
+
+def test_bridge_runs_chains_from_rows_to_the_model():
+    """All start near the mean, none at a draw."""
+    start = {"one": NORMAL.mean[None], "other": NORMAL.mean[None] + 0.1}
+    sampler = HMC(0.3, n_leapfrog=5)
+    base = Gaussian(NORMAL.mean, covariance=1.15 * NORMAL.cov)
+    estimator = BridgeSampling(200, n_steps=25)
+    runs = [
+        estimator.estimate(NORMAL_ENERGY, base=base, sampler=sampler, x=start, generator=seeded(s))
+        for s in range(15)
+    ]
+    assert all(abs(z) < 4 for z in z_scores(runs, NORMAL_LOG_Z))
+    stuck = BridgeSampling(200, n_steps=1).estimate(
+        NORMAL_ENERGY, base=base, sampler=HMC(1e-4), x=start, generator=seeded()
+    )
+    assert abs(stuck.value - NORMAL_LOG_Z) > 1  # the steps were needed
+
+
+def test_bridge_needs_nothing_but_the_energy():
+    found = BridgeSampling(300, n_steps=40).estimate(Of(hills, Real((2,))), generator=seeded())
+    assert abs(found.value - HILLS_LOG_Z) < 4 * found.std_error < 0.4
+    assert math.isnan(found.lower)
+    assert math.isnan(found.upper)
+    assert found.bound_kind == "heuristic"
+    assert found.reason
+    assert found.pessimistic == pytest.approx(found.value + 2 * found.std_error)
+    assert 10 < found.ess <= 300
+
+
+@pytest.mark.parametrize("counts", [(50, 50), (20, 300), (300, 20)])
+def test_the_bridge_is_the_fixed_point_of_meng_and_wong(counts):
+    generator = seeded(2)
+    model, base = (
+        torch.randn(n, generator=generator, dtype=DOUBLE) + shift
+        for n, shift in zip(counts, (1.0, -1.0), strict=True)
+    )
+    s1, s2 = counts[0] / sum(counts), counts[1] / sum(counts)
+    r = 1.0
+    for _ in range(500):
+        above = (base.exp() / (s1 * base.exp() + s2 * r)).mean()
+        r = float(above / (1 / (s1 * model.exp() + s2 * r)).mean())
+    found = bridge(model, base)
+    assert found.value == pytest.approx(math.log(r), abs=1e-10)
+    f, g = base.exp() / (s1 * base.exp() + s2 * r), 1 / (s1 * model.exp() + s2 * r)
+    variance = sum(float(one.var() / one.mean() ** 2) / len(one) for one in (f, g))
+    assert found.std_error == pytest.approx(variance**0.5)
+    assert found.ess == pytest.approx(
+        min(float(one.sum() ** 2 / one.square().sum()) for one in (f, g))
+    )
+
+
+def test_the_bridge_is_solved_where_nothing_overlaps():
+    """Symmetric about 3, a thousand nats apart: every term underflows."""
+    model = torch.tensor([1003.0, 1004.0, 1005.0], dtype=DOUBLE)
+    base = 6 - model
+    assert bridge(model, base).value == pytest.approx(3.0)
+    assert bridge(model, base).ess < 2
+
+
+def test_a_base_that_is_the_model_makes_the_bridge_exact():
+    base = Gaussian(NORMAL.mean, covariance=NORMAL.cov)
+    (found,) = bridge_runs(draw_normal, NORMAL_ENERGY, 1, 50, base=base)
+    assert found.value == pytest.approx(NORMAL_LOG_Z, abs=1e-9)
+    assert found.std_error < 1e-9
+    assert found.ess == pytest.approx(50)
+
+
+def test_too_little_overlap_warns():
+    far = Gaussian(NORMAL.mean, covariance=6 * NORMAL.cov)
+    with pytest.warns(ConvergenceWarning, match="hardly overlap") as caught:
+        BridgeSampling(300, exact_samples=True).estimate(
+            NORMAL_ENERGY, base=far, x=draw_normal(300, 0)
+        )
+    assert caught[0].filename == __file__
+
+
+# ------------------------------------------------------------------------------
+# Both
+# ------------------------------------------------------------------------------
+
+BOTH = {"importance": ImportanceSampling(500), "bridge": BridgeSampling(200, n_steps=20)}
+
+
+@pytest.fixture(params=BOTH)
+def estimator(request):
+    return BOTH[request.param]
+
+
+def test_a_constant_shifts_log_z_and_a_unit_scales_it(estimator):
+    def estimate(function, unit):
+        base = Gaussian(torch.zeros(2, dtype=DOUBLE), 2.5 * unit)
+        energy = Of(function, Real((2,)))
+        return estimator.estimate(energy, base=base, sampler=MALA(0.1 * unit), generator=seeded())
+
+    plain = estimate(hills, 1.0)
+    higher = estimate(lambda x: hills(x) + 321.5, 1.0)
+    assert higher.value == pytest.approx(plain.value - 321.5, abs=1e-8)
+    assert higher.std_error == pytest.approx(plain.std_error)
+    # Powers of 2, which rounding does not see.
+    if isinstance(estimator, ImportanceSampling):
+        wider = estimate(lambda x: hills(x / 1024), 1024.0)
+        assert wider.value == pytest.approx(plain.value + 20 * math.log(2), abs=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # of so few draws
+def test_single_precision_loses_little(estimator):
+    energy = Of(hills, Real((2,)), torch.float32)
+    found = estimator.estimate(energy, base=HILLS_BASE, generator=seeded())  # a base in double
+    assert abs(found.value - HILLS_LOG_Z) < 4 * found.std_error < 1
+    again = estimator.estimate(energy, x=draw_hills(50, 1), generator=seeded())
+    assert abs(again.value - HILLS_LOG_Z) < 4 * again.std_error < 1
+
+
+def test_the_generator_is_the_only_randomness(estimator):
+    def value(seed):
+        return estimator.estimate(HILLS, base=HILLS_BASE, generator=seeded(seed)).value
+
+    before = torch.get_rng_state()
+    first = value(1)
+    torch.manual_seed(99)
+    second = value(1)
+    torch.set_rng_state(before)
+    assert first == second != value(2)
+    assert torch.equal(torch.get_rng_state(), before)
+    repeated = {estimator.estimate(HILLS, base=HILLS_BASE).value for _ in range(2)}
+    assert len(repeated) == 1
+
+
+def test_energy_rows_base_and_settings_stay_as_they_were(estimator):
+    network = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Dropout(0.5)).double()
+
+    def confined(x):
+        return network(x).tanh().sum(1) + x.square().sum(1) / 2
+
+    energy = Of(confined, Real((2,)))
+    energy.network = network
+    energy.train()
+    network[1].eval()
+    energy.zero.grad = torch.full_like(energy.zero, 3.0)
+    x = draw_hills(20, 0)
+    rows, params, base = x.clone(), dict(vars(estimator)), copy_of(HILLS_BASE)
+    estimator.estimate(energy, base=HILLS_BASE, x=x, generator=seeded())
+    assert energy.training
+    assert network.training
+    assert not network[1].training
+    assert energy.zero.grad == 3.0
+    assert all(p.grad is None and p.requires_grad for p in network.parameters())
+    assert torch.equal(x, rows)
+    assert vars(estimator) == params
+    assert all(torch.equal(vars(HILLS_BASE)[name], value) for name, value in base.items())
+
+
+def copy_of(noise):
+    return {k: v.clone() for k, v in vars(noise).items() if isinstance(v, torch.Tensor)}
+
+
+def test_dropout_is_off(estimator):
+    """In training mode energies would differ from call to call."""
+    drop = torch.nn.Dropout(0.5)
+    energy = Of(lambda x: drop(x).square().sum(1) / 2, Real((2,)))
+    energy.drop = drop
+    base = Gaussian(torch.zeros(2, dtype=DOUBLE), 1.0)
+    found = estimator.estimate(energy, base=base, generator=seeded())
+    assert found.value == pytest.approx(math.log(2 * math.pi), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"base": "uniform"}, TypeError, r"skebm\.noise\.Gaussian"),
+        ({"base": Gaussian(torch.zeros(3), 1.0)}, ValueError, r"shape \(3,\)"),
+        ({"base": Uniform(Real((2,), -9.0, 9.0))}, ValueError, "leaves out"),
+        ({"base": IndependentBernoulli(torch.zeros(2))}, ValueError, "leaves out"),
+        ({"x": torch.zeros(5, 3)}, ValueError, r"shape \(n, 2\)"),
+        ({"x": torch.zeros(2)}, ValueError, r"shape \(n, 2\)"),
+        ({"x": torch.zeros(0, 2)}, ValueError, "at least 1"),
+        ({"x": {"data": torch.zeros(0, 2)}}, ValueError, "data"),
+        ({"x": {}}, ValueError, "no rows"),
+        ({"x": np.zeros((5, 2))}, TypeError, "tensor"),
+        ({"x": torch.tensor([[0.0, 0.0], [math.nan, 0.0]])}, ValueError, "Row 1"),
+    ],
+)
+def test_bad_arguments_are_refused(estimator, kwargs, error, message):
+    with pytest.raises(error, match=message):
+        estimator.estimate(HILLS, **kwargs)
+
+
+def test_an_energy_that_is_not_a_number_is_an_error(estimator):
+    for domain in (Real((2,)), Real((2,), -1.0, 1.0), Binary((2,))):
+        energy = Of(lambda x: x.sum(1) * math.nan, domain)
+        with pytest.raises(FloatingPointError, match="nan"):
+            estimator.estimate(energy)
+
+
+def test_an_energy_of_the_wrong_shape_is_an_error(estimator):
+    for domain in (Real((2,)), Binary((2,))):
+        with pytest.raises(ValueError, match="one energy a row"):
+            estimator.estimate(Of(lambda x: x.square(), domain))
+
+
+def test_what_is_no_energy_is_refused(estimator):
+    with pytest.raises(TypeError, match="no Energy"):
+        estimator.estimate(torch.nn.Linear(2, 1))
+
+
+def test_improper_energies_are_refused_before_any_draw(estimator):
+    energy = Of(lambda x: x.sum(1), Real((2,)))
+    for call in (estimator.check, estimator.estimate):
+        with pytest.raises(ValueError, match="no finite integral"):
+            call(energy)
+    estimator.check(HILLS)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (ImportanceSampling(1), "n_samples"),
+        (ImportanceSampling(10.0), "n_samples"),
+        (ImportanceSampling(10, delta=0.0), "delta"),
+        (ImportanceSampling(10, delta=1.1), "delta"),
+        (ImportanceSampling(10, chunk=0), "chunk"),
+        (BridgeSampling(1), "n_samples"),
+        (BridgeSampling(10, n_steps=0), "n_steps"),
+        (BridgeSampling(10, exact_samples=True), "exact_samples"),
+    ],
+)
+def test_bad_settings_are_refused(bad, message):
+    with pytest.raises(ValueError, match=message):
+        bad.estimate(HILLS)
+
+
+def test_bridge_asks_for_a_sampler_of_the_model(rbm):
+    quick = BridgeSampling(10, n_steps=2)
+    with pytest.raises(ValueError, match="biased"):
+        quick.estimate(HILLS, sampler=Langevin(0.1))
+    with pytest.raises(TypeError, match="samples Binary or Categorical"):
+        quick.estimate(HILLS, sampler=GibbsWithGradients())
+    with pytest.raises(TypeError, match="samples Real"):
+        quick.estimate(rbm, sampler=HMC())
+
+
+def test_a_base_without_draws_near_the_model_is_refused():
+    ring = Of(lambda x: torch.where(x[:, 0].abs() > 50, x.square().sum(1), math.inf), Real((2,)))
+    base = Gaussian(torch.zeros(2, dtype=DOUBLE), 1.0)
+    with pytest.raises(ValueError, match="where the model has mass"):
+        ImportanceSampling(100).estimate(ring, base=base)
+    x = torch.tensor([[51.0, 0.0]], dtype=DOUBLE).repeat(4, 1)
+    with pytest.raises(ValueError, match="where the model has mass"):
+        BridgeSampling(100, exact_samples=True).estimate(ring, base=base, x=x)
+
+
+# ------------------------------------------------------------------------------
+# Is there a log Z?
+# ------------------------------------------------------------------------------
+
+
+def student(nu):
+    return lambda x: (nu + x.shape[1]) / 2 * torch.log1p(x.square().sum(1) / nu)
+
+
+def naive_mixture(x):
+    """Its logarithm is that of 0 far out."""
+    return -sum((-(x - m).square().sum(1) / 2).exp() for m in (-5.0, 7.0)).log()
+
+
+def funnel(x):
+    v, rest = x[:, 0], x[:, 1:]
+    return v.square() / 18 + rest.square().sum(1) / (2 * v.exp()) + rest.shape[1] * v / 2
+
+
+PROPER = {
+    "narrow": lambda x: 5e5 * x.square().sum(1),
+    "wide": lambda x: x.square().sum(1) / 2e8,
+    "far": lambda x: (x - 1e3).square().sum(1) / 2,
+    "narrow and far": lambda x: 5e5 * (x - 1e3).square().sum(1),
+    "student": student(3.0),
+    "heavy student": student(0.5),
+    "cauchy": student(1.0),
+    "cauchy columns": lambda x: x.square().log1p().sum(1),
+    "laplace": lambda x: x.abs().sum(1),
+    "mixture": lambda x: -torch.stack([-(x - m).square().sum(1) for m in (-5, 7)]).logsumexp(0),
+    "naive mixture": naive_mixture,
+    "quartic": lambda x: x.pow(4).sum(1),
+    "overflowing powers": lambda x: (x.pow(8) - x.pow(6)).sum(1),
+}
+PLANE = {
+    "banana": lambda x: x[:, 0] ** 2 / 8 + (x[:, 1] - x[:, 0] ** 2 / 2) ** 2,
+    "funnel": funnel,
+    "hills": hills,
+}
+
+
+def network(activation, d, seed):
+    generator = seeded(seed)
+
+    def weight(*shape):
+        return torch.randn(shape, generator=generator, dtype=DOUBLE) / shape[0] ** 0.5
+
+    first, second, last = weight(d, 64), weight(64, 64), weight(64)
+    return lambda x: activation(activation(x.to(DOUBLE) @ first) @ second) @ last
+
+
+def odd(f, x):
+    """Falls where it does not rise."""
+    return f(x) - f(-x)
+
+
+IMPROPER = {
+    "constant": lambda x: 0 * x.sum(1),
+    "linear": lambda x: x.sum(1),
+    "upside down": lambda x: -x.square().sum(1),
+    "falls at last": lambda x: (x.pow(6) - x.pow(8)).sum(1),
+    "waves": lambda x: x.sin().sum(1),
+    "slow": lambda x: 0.99 * x.shape[1] * x.square().sum(1).log1p() / 2,
+    "half": lambda x: x.relu().square().sum(1),
+    "kernels and a floor": lambda x: -((-x.square().sum(1)).exp() + 1e-30).log(),
+    "tanh": lambda x: network(torch.tanh, x.shape[1], 0)(x),
+    "relu": lambda x: odd(network(torch.relu, x.shape[1], 1), x),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("name", PROPER)
+def test_proper_energies_pass(name, dtype):
+    for shape in ((1,), (2,), (100,)):
+        for seed in range(5):
+            check_proper(Of(PROPER[name], Real(shape), dtype), seeded(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("name", PLANE)
+def test_proper_energies_of_the_plane_pass(name, dtype):
+    for seed in range(20):
+        check_proper(Of(PLANE[name], Real((2,)), dtype), seeded(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("name", IMPROPER)
+def test_improper_energies_are_refused(name, dtype):
+    for d in (2, 100):
+        energy = Of(IMPROPER[name], Real((d,)), dtype)
+        for seed in range(3):
+            with pytest.raises(ValueError, match=r"of 128 rays.*bounds.*base.*confinement"):
+                check_proper(energy, seeded(seed))
+        check_proper(Of(IMPROPER[name], Real((d,), -2.0, 2.0), dtype))
+
+
+@pytest.mark.parametrize("free", [0, 7])
+def test_an_energy_that_ignores_a_column_is_refused(free):
+    mask = torch.arange(30) != free
+    energy = Of(lambda x: x[:, mask].square().sum(1), Real((30,)))
+    with pytest.raises(ValueError, match="no finite integral"):
+        check_proper(energy)
+
+
+def test_a_network_is_proper_with_a_base():
+    f, q = network(torch.relu, 5, 1), Gaussian(torch.zeros(5, dtype=DOUBLE), 1.0)
+    check_proper(Of(lambda x: f(x) - q.log_prob(x), Real((5,))))
+    images = Of(lambda x: x.square().sum((1, 2, 3)), Real((2, 3, 3)))
+    check_proper(images)
+
+
+@pytest.mark.parametrize("bounds", [(0.0, None), (None, 0.0), (5.0, None)])
+def test_half_lines_are_probed_on_their_side(bounds):
+    towards = 1.0 if bounds[0] is not None else -1.0
+    check_proper(Of(lambda x: towards * x.sum(1), Real((3,), *bounds)))
+    with pytest.raises(ValueError, match="no finite integral"):
+        check_proper(Of(lambda x: -towards * x.sum(1), Real((3,), *bounds)))
+
+
+def test_of_mixed_rows_the_unbounded_part_decides():
+    domain = Mixed((Binary((3,)), Real((2,)), Real((2,), 0.0, 1.0)))
+    check_proper(Of(lambda x: x[:, 3:5].square().sum(1), domain))
+    with pytest.raises(ValueError, match="no finite integral"):
+        check_proper(Of(lambda x: x[:, :3].sum(1) + x[:, 5:].square().sum(1), domain))
+    check_proper(Of(lambda x: 0 * x.sum(1), Mixed((Binary((3,)), Real((2,), 0.0, 1.0)))))
+
+
+def test_a_probe_leaves_the_energy_and_the_global_generator():
+    energy = Of(hills, Real((2,))).train()
+    before = torch.get_rng_state()
+    check_proper(energy)
+    assert energy.training
+    assert energy.zero.grad is None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# ------------------------------------------------------------------------------
+# Bases and samplers
+# ------------------------------------------------------------------------------
+
+
+def test_the_base_of_the_energy_comes_first():
+    tree = make_tree_rbm(5, 3)
+    assert default_base(tree) is tree.base
+    assert isinstance(default_base(tree), ChowLiuTree)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize(
+    ("domain", "kind"),
+    [
+        (Binary((4,)), IndependentBernoulli),
+        (Binary((2, 2)), Uniform),
+        (Categorical((2, 3)), Uniform),
+        (Real((2, 2), 0.0, 1.0), Uniform),
+        (Mixed((Binary((2,)), Real((1,), 0.0, 1.0))), Uniform),
+        (Real((3,)), Gaussian),
+        (Real((2, 2), lower=4.0), Gaussian),
+    ],
+)
+def test_every_domain_has_a_base_that_covers_it(domain, kind, dtype):
+    energy = Of(lambda x: x.flatten(1).square().sum(1), domain, dtype)
+    base = default_base(energy)
+    assert type(base) is kind
+    assert base.sample(2, seeded()).dtype == dtype
+    check_base(energy, base)
+    x = base.sample(400, seeded())
+    assert domain.contains(x).any()
+    check_base(energy, base, x[domain.contains(x)])
+
+
+def test_only_mixed_rows_without_bounds_have_no_default():
+    energy = Of(lambda x: x.square().sum(1), Mixed((Binary((2,)), Real((1,)))))
+    with pytest.raises(ValueError, match="pass one"):
+        default_base(energy)
+    with pytest.raises(ValueError, match="pass one"):
+        default_sampler(energy)
+
+
+def test_a_base_fitted_to_rows_is_wider_than_they_are():
+    x = NORMAL.draw(100_000, seeded())
+    fitted = default_base(NORMAL_ENERGY, {"one": x[:50_000], "other": x[50_000:].float()})
+    torch.testing.assert_close(fitted.mean, NORMAL.mean, atol=0.03, rtol=0)
+    ratio = fitted.covariance.diagonal() / NORMAL.cov.diagonal()
+    torch.testing.assert_close(ratio, torch.full_like(ratio, 1 + 50**-0.5), atol=0.03, rtol=0)
+    image = default_base(Of(hills, Real((1, 2, 1))), x[:, :2].view(-1, 1, 2, 1))
+    assert image.domain == Real((1, 2, 1))
+    torch.testing.assert_close(
+        image.scale.flatten().square() / NORMAL.cov.diagonal()[:2],
+        torch.full((2,), 1.5, dtype=DOUBLE),
+        atol=0.03,
+        rtol=0,
+    )
+
+
+def test_bases_must_cover_what_the_energy_covers():
+    box = Of(lambda x: x.sum(1), Real((2,), -1.0, 1.0))
+    for good in (Uniform(Real((2,), -1.0, 1.0)), Uniform(Real((2,), -2.0, 1.0))):
+        check_base(box, good)
+    check_base(box, Gaussian(torch.zeros(2), 1.0))
+    for low, high in ((-1.0, 0.9), (-0.9, 1.0)):
+        with pytest.raises(ValueError, match="leaves out"):
+            check_base(box, Uniform(Real((2,), low, high)))
+    levels = OneHot((2, 3))
+    check_base(levels, Uniform(Categorical((2, 3))))
+    with pytest.raises(ValueError, match="leaves out"):
+        check_base(levels, Uniform(Categorical((3, 2))))
+    mixed = Of(lambda x: x.sum(1), Mixed((Binary((2,)), Real((1,), 0.0, 1.0))))
+    check_base(mixed, Uniform(Mixed((Binary((2,)), Real((1,), 0.0, 2.0)))))
+    for parts in ((Binary((2,)), Real((1,), 0.0, 0.5)), (Binary((1,)), Real((2,), 0.0, 1.0))):
+        with pytest.raises(ValueError, match="leaves out"):
+            check_base(mixed, Uniform(Mixed(parts)))
+
+
+def test_a_base_without_probability_where_the_model_has_some_is_refused(rbm):
+    never = torch.zeros(9, dtype=DOUBLE)
+    never[4] = -math.inf
+    base = IndependentBernoulli(never)
+    with pytest.raises(ValueError, match="uniform draw"):
+        check_base(rbm, base)
+    with pytest.raises(ValueError, match="no probability"):
+        ImportanceSampling(10).estimate(rbm, base=base)
+    x = torch.zeros(3, 9, dtype=DOUBLE)
+    x[2, 4] = 1
+    with pytest.raises(ValueError, match="row 2 of x"):
+        check_base(rbm, base, x)
+    # An energy that is infinite there as well has no mass there.
+    walled = Of(lambda x: torch.where(x[:, 4] > 0, math.inf, x.sum(1)), Binary((9,)))
+    check_base(walled, base)
+
+
+def test_default_samplers_are_exact_and_fit_the_energy(rbm):
+    pairs = BoltzmannMachine(torch.ones(4, 4))
+    kinds = {rbm: Gibbs, pairs: Gibbs, OneHot(): GibbsWithGradients, HILLS: HMC}
+    for energy, kind in kinds.items():
+        sampler = default_sampler(energy)
+        assert type(sampler) is kind
+        assert sampler.exact
+        sampler.check(energy)
+
+
+def test_targets_here_are_what_they_say():
+    """Draws by rejection follow the density: its three hills have the right masses."""
+    x = draw_hills(2000, 7)
+    nearest = (x[:, None] - CENTRES).square().sum(2).argmin(1).bincount() / len(x)
+    at = torch.linspace(-12, 12, 801, dtype=DOUBLE)
+    grid = torch.cartesian_prod(at, at)
+    p = (-hills(grid)).softmax(0)
+    where = (grid[:, None] - CENTRES).square().sum(2).argmin(1)
+    truth = torch.zeros(3, dtype=DOUBLE).index_add_(0, where, p)
+    assert (nearest - truth).abs().max() < 0.04
+    assert spelled_out(OneHot()).p.sum() == pytest.approx(1.0)
+    assert len(bits(3)) == 8
