@@ -156,7 +156,7 @@ def finite_difference(function, x, step=1e-5):
         for sign in (1, -1):
             moved = x.detach().clone()
             moved.view(-1)[i] += sign * step
-            ends.append(float(torch.as_tensor(function(moved)).detach()))
+            ends.append(float(torch.as_tensor(function(moved), dtype=DOUBLE).detach()))
         grad.view(-1)[i] = (ends[0] - ends[1]) / (2 * step)
     return grad
 

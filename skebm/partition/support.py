@@ -55,7 +55,7 @@ def generator_for(kind: Tensor, generator: torch.Generator | None) -> torch.Gene
 
 def check_delta(delta: Any) -> None:
     """Raise `ValueError` for what is no probability of failing."""
-    if not isinstance(delta, RealNumber) or not 0 < delta <= 1:
+    if not isinstance(delta, RealNumber) or not 0 < float(delta) <= 1:
         raise ValueError(f"delta must be in (0, 1], got {delta!r}.")
 
 
