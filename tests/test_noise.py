@@ -197,3 +197,16 @@ def test_copies_share_no_memory(noise):
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             value.zero_()
     assert torch.equal(noise.log_prob(x), before)
+
+
+def test_independent_columns_have_the_slope_of_their_log_odds_at_zeros_too():
+    """Samplers that follow gradients start there."""
+    x = torch.tensor([[0.0, 1.0, 0.0, 1.0]], dtype=DOUBLE, requires_grad=True)
+    (slope,) = torch.autograd.grad(IndependentBernoulli(LOGITS).log_prob(x).sum(), x)
+    torch.testing.assert_close(slope[0], LOGITS)
+
+
+def test_a_column_that_is_never_on_has_no_probability_of_it():
+    q = IndependentBernoulli(torch.tensor([-math.inf, 0.0], dtype=DOUBLE))
+    x = torch.tensor([[0.0, 1.0], [1.0, 1.0]], dtype=DOUBLE)
+    assert q.log_prob(x).exp().tolist() == [0.5, 0.0]

@@ -21,6 +21,7 @@ from skebm.partition.support import (
     check_base,
     check_delta,
     check_proper,
+    covers,
     default_base,
     default_sampler,
     generator_for,
@@ -153,6 +154,12 @@ def plan(
     generator = generator_for(kind, generator)
     base = default_base(energy, x) if base is None else base
     check_base(energy, base, x)
+    if not covers(energy.domain, base.domain):
+        raise ValueError(
+            f"Annealing starts at draws of the base, and some of {base!r} are outside "
+            f"{energy.domain}. Pass a base on that domain, or use ImportanceSampling or "
+            "BridgeSampling."
+        )
     if base is not getattr(energy, "base", None):
         base = base.to(kind.device, kind.dtype)
     path = annealing_path(energy, base)

@@ -17,6 +17,8 @@ from skebm.samplers import Gibbs
 # Pilots have a quarter of the chains (some, if there are so many), at this many temperatures.
 # Beyond the largest numbers of chains and steps nothing is learned that shows.
 N_RUNGS, MIN_CHAINS, MAX_CHAINS, MAX_STEPS = 10, 10, 50, 800
+# Share of the run's cost that the pilots take, together.
+PILOTS = 0.1
 # Fewer temperatures tell no more about the path than an even spacing.
 MIN_BETAS = 20
 # Steps by which a kernel tunes itself at each temperature of the first pilot.
@@ -114,7 +116,7 @@ def adapted(
     if n_betas == 2 or not (kernel.tunes or n_betas >= MIN_BETAS):
         return Schedule(even.tolist(), [], [])
     n = min(max(n_chains // 4, min(n_chains, MIN_CHAINS), 2), MAX_CHAINS)
-    room = max(min(n_betas * n_chains // (10 * n), MAX_STEPS), 2)
+    room = max(min(int(PILOTS * n_betas * n_chains / n), MAX_STEPS), 2)
     rungs = np.linspace(0, 1, min(N_RUNGS, room // 2) + 1)
     n_steps = TUNING_STEPS if kernel.tunes else 1
     length, known = _explore(path, kernel, n, rungs, n_steps, generator)

@@ -278,7 +278,7 @@ def check_base(energy: Energy, base: Any, x: Tensor | Mapping[str, Tensor] | Non
             f"The base draws rows of shape {base.domain.row_shape}, but the energy is defined on "
             f"rows of shape {shape}."
         )
-    if not _covers(base.domain, energy.domain):
+    if not covers(base.domain, energy.domain):
         raise ValueError(
             f"The base lives on {base.domain}, which leaves out a part of {energy.domain}, where "
             "the energy is defined. Pass a base on all of it."
@@ -292,7 +292,7 @@ def check_base(energy: Energy, base: Any, x: Tensor | Mapping[str, Tensor] | Non
         _check_support(energy, base, draws, "a state of its domain (uniform draw {})")
 
 
-def _covers(outer: Domain, inner: Domain) -> bool:
+def covers(outer: Domain, inner: Domain) -> bool:
     """Whether all rows of one domain are in the other, of the same kind."""
     if isinstance(outer, Real) and isinstance(inner, Real):
         below, above = ((-math.inf if one.lower is None else one.lower) for one in (outer, inner))
@@ -302,7 +302,7 @@ def _covers(outer: Domain, inner: Domain) -> bool:
         pairs = list(zip(outer.parts, inner.parts, strict=False))
         same = len(outer.parts) == len(inner.parts)
         return same and all(
-            one.row_shape == other.row_shape and _covers(one, other) for one, other in pairs
+            one.row_shape == other.row_shape and covers(one, other) for one, other in pairs
         )
     return outer == inner
 

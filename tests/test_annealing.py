@@ -1,0 +1,447 @@
+"""Annealing beyond block Gibbs: paths, schedules and kernels for any base and any energy."""
+
+import math
+
+import pytest
+import torch
+
+from skebm.base import Binary, Energy, Real
+from skebm.energies import (
+    AnnealingPath,
+    BernoulliRBM,
+    BoltzmannMachine,
+    Tilted,
+    annealing_path,
+    ising_grid,
+)
+from skebm.noise import ChowLiuTree, Gaussian, IndependentBernoulli, Uniform
+from skebm.partition import AIS, AISBracket, Exact, ReverseAIS
+from skebm.partition.schedule import Schedule, adapted, anneal
+from skebm.samplers import HMC, MALA, DiscreteLangevin, Gibbs, GibbsWithGradients, Langevin
+from tests.oracle import DOUBLE, bits, make_rbm, make_tree_rbm, seeded
+from tests.targets import Line, Normal, Quadratic, Valley, two_modes
+
+D = 6
+
+
+def logits(d=D, seed=1):
+    return torch.randn(d, generator=seeded(seed), dtype=DOUBLE)
+
+
+def machine(d=D, seed=0, strength=0.7):
+    W = strength * torch.randn(d, d, generator=seeded(seed), dtype=DOUBLE)
+    return BoltzmannMachine(W, torch.randn(d, generator=seeded(seed + 1), dtype=DOUBLE), offset=0.4)
+
+
+class Rugged(Energy):
+    """Differentiable, on bits, and without conditionals."""
+
+    def __init__(self, d=D):
+        super().__init__()
+        self.domain = Binary((d,))
+        self.weight = torch.nn.Parameter(torch.randn(3, d, generator=seeded(4), dtype=DOUBLE))
+
+    def forward(self, x, cond=None):
+        return (x @ self.weight.t()).tanh().square().sum(1) * 2 - x[:, 0] * x[:, 1]
+
+
+def normal(d, seed=0):
+    """A correlated normal energy, its exact log Z, and the distribution."""
+    A = torch.randn(d, d, generator=seeded(seed), dtype=DOUBLE)
+    cov = A @ A.t() / d + 0.1 * torch.eye(d, dtype=DOUBLE)
+    mean = torch.randn(d, generator=seeded(seed + 1), dtype=DOUBLE)
+    log_z = d / 2 * math.log(2 * math.pi) + float(torch.linalg.slogdet(cov)[1]) / 2
+    return Quadratic(mean, cov), log_z, Normal(mean, cov)
+
+
+# ------------------------------------------------------------------------------
+# Paths
+# ------------------------------------------------------------------------------
+
+tree_rbm = make_tree_rbm(D, 4)
+DISCRETE = {
+    "bipartite": (make_rbm(D, 4), IndependentBernoulli(logits())),
+    "many hidden units": (make_rbm(D, 230), IndependentBernoulli(logits())),
+    "tilted": (Tilted(make_rbm(D, 4), logits(seed=2), 0.7), IndependentBernoulli(logits())),
+    "structured": (tree_rbm, tree_rbm.base),
+    "bipartite, other base": (make_rbm(D, 4), tree_rbm.base),
+    "pairwise": (machine(), IndependentBernoulli(logits())),
+    "pairwise, other base": (machine(), tree_rbm.base),
+    "any": (Rugged(), IndependentBernoulli(logits())),
+    "any, uniform": (Rugged(), Uniform(Binary((D,)), DOUBLE)),
+}
+
+
+@pytest.mark.parametrize("name", DISCRETE)
+def test_a_path_leads_from_the_base_to_the_energy(name):
+    energy, base = DISCRETE[name]
+    path, x = annealing_path(energy, base), bits(D)
+    assert isinstance(path, AnnealingPath)
+    with torch.no_grad():
+        first, last = (-path.at(beta)(x) for beta in (0.0, 1.0))
+        # At 0 the marginal is the base, and log_z0 its normaliser.
+        torch.testing.assert_close(first.log_softmax(0), base.log_prob(x))
+        leap = path.log_ratio(x, 0.0, 1.0)
+        exact = (-energy(x)).logsumexp(0)
+        # Over exact draws of the base the mean weight is Z / Z0.
+        mean = (base.log_prob(x) + leap).logsumexp(0)
+        assert float(path.log_z0 + mean) == pytest.approx(float(exact), abs=1e-9)
+        torch.testing.assert_close(last.log_softmax(0), (-energy(x)).log_softmax(0))
+
+
+@pytest.mark.parametrize("name", DISCRETE)
+@pytest.mark.parametrize(("old", "new"), [(0.0, 0.3), (0.3, 0.9), (0.9, 0.31), (1.0, 0.2)])
+def test_log_ratios_are_differences_of_the_energies_on_the_path(name, old, new):
+    path, x = annealing_path(*DISCRETE[name]), bits(D)
+    with torch.no_grad():
+        expected = path.at(old)(x) - path.at(new)(x)
+        found = path.log_ratio(x, old, new)
+    assert found.dtype == DOUBLE
+    # The bases enter the energies with or without a normaliser.
+    torch.testing.assert_close(found - found[0], expected - expected[0], atol=1e-9, rtol=1e-9)
+
+
+def test_log_ratios_are_accurate_in_single_precision():
+    """Large fields, a small step: a difference of free energies would have no digit left."""
+    double = make_rbm(40, 300, scale=3.0)
+    x = (torch.rand(20, 40, generator=seeded(), dtype=DOUBLE) < 0.5).to(DOUBLE)
+    base = IndependentBernoulli(torch.zeros(40, dtype=DOUBLE))
+    with torch.no_grad():
+        exact = annealing_path(double, base).log_ratio(x, 0.5, 0.5001)
+        single = annealing_path(double.float(), base.to("cpu", torch.float32))
+        found = single.log_ratio(x.float(), 0.5, 0.5001)
+    assert exact.abs().min() > 0.01
+    torch.testing.assert_close(found, exact, atol=2e-6, rtol=1e-5)
+
+
+def test_a_path_forgets_rows_it_has_not_seen():
+    path = annealing_path(*DISCRETE["bipartite"])
+    x = bits(D)
+    with torch.no_grad():
+        path.log_ratio(x, 0.1, 0.2)
+        assert path.hidden_layer(x, 0.2, seeded()).shape == (len(x), 4)
+        assert path.hidden_layer(x.clone(), 0.2, seeded()) is None
+
+
+def test_a_hidden_layer_is_drawn_at_the_temperature_asked_for():
+    energy, base = DISCRETE["bipartite"]
+    path, x = annealing_path(energy, base), bits(D)[:1].expand(40_000, -1)
+    with torch.no_grad():
+        path.log_ratio(x, 0.1, 0.2)
+        drawn = path.hidden_layer(x, 0.6, seeded()).mean(0)
+        expected = path.at(0.6).hidden(x[:1]).mean[0]
+    assert (drawn - expected).abs().max() < 0.015
+    assert (drawn - energy.hidden(x[:1]).mean[0].detach()).abs().max() > 0.03
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+def test_geometric_gradients_are_those_of_the_mixture(beta):
+    energy, _, _ = normal(3)
+    base = Gaussian(torch.ones(3, dtype=DOUBLE), 2.0)
+    rung = annealing_path(energy, base).at(beta)
+    x = torch.randn(5, 3, generator=seeded(), dtype=DOUBLE)
+    value, grad = rung.value_and_grad(x)
+    at = x.clone().requires_grad_(True)
+    expected = beta * energy(at) - (1 - beta) * base.log_prob(at)
+    (slope,) = torch.autograd.grad(expected.sum(), at)
+    torch.testing.assert_close(value, expected.detach())
+    torch.testing.assert_close(grad, slope)
+    with torch.no_grad():
+        torch.testing.assert_close(rung(x.clone()), value)
+
+
+def test_rows_are_evaluated_once_for_all_temperatures():
+    calls = []
+
+    class Counted(Quadratic):
+        def forward(self, x, cond=None):
+            calls.append(len(x))
+            return super().forward(x)
+
+    energy = Counted(torch.zeros(2, dtype=DOUBLE), torch.eye(2, dtype=DOUBLE))
+    path = annealing_path(energy, Gaussian(torch.zeros(2, dtype=DOUBLE), 2.0))
+    x = torch.ones(4, 2, dtype=DOUBLE)
+    path.at(0.2).value_and_grad(x)
+    path.log_ratio(x, 0.2, 0.3)
+    path.at(0.3).value_and_grad(x)
+    assert calls == [4]
+    path.at(0.3).value_and_grad(x.clone())
+    assert calls == [4, 4]
+
+
+# ------------------------------------------------------------------------------
+# Estimates
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", [None, GibbsWithGradients(), DiscreteLangevin(adapt=True)])
+@pytest.mark.parametrize("name", DISCRETE)
+def test_ais_is_right_from_any_base_on_any_bits(name, sampler):
+    energy, base = DISCRETE[name]
+    truth = Exact(max_cost=1e12).estimate(energy).value
+    found = AIS(100, 60).estimate(energy, base=base, sampler=sampler, generator=seeded())
+    assert abs(found.value - truth) < 4 * found.std_error
+    assert found.std_error < 0.4
+    assert found.lower < truth
+
+
+@pytest.mark.parametrize("coupling", [0.2, 0.44, 0.7])
+def test_ais_on_an_ising_grid(coupling):
+    energy = ising_grid(4, 4, coupling, dtype=DOUBLE)
+    truth = Exact().estimate(energy).value
+    found = AIS(100, 200).estimate(energy, generator=seeded())
+    assert abs(found.value - truth) < max(4 * found.std_error, 0.01)
+    assert found.std_error < 0.1
+
+
+def test_ais_in_many_dimensions_knows_its_error():
+    energy, truth, _ = normal(10)
+    runs = [AIS(40, 60).estimate(energy, generator=seeded(s)) for s in range(40)]
+    z = torch.tensor([(one.value - truth) / one.std_error for one in runs])
+    assert abs(z.mean()) < 0.6
+    assert 0.5 < z.std() < 1.6
+    assert max(one.std_error for one in runs) < 0.8
+    assert sum(one.lower > truth for one in runs) <= 6  # of 40, where 2 are promised
+
+
+def test_reverse_ais_from_exact_draws_knows_its_error():
+    energy, truth, target = normal(4)
+    base = Gaussian(torch.zeros(4, dtype=DOUBLE), 1.5)
+    estimator = ReverseAIS(60, exact_samples=True)
+    runs = [
+        estimator.estimate(
+            energy, base=base, x=target.draw(40, seeded(90 + s)), generator=seeded(s)
+        )
+        for s in range(40)
+    ]
+    z = torch.tensor([(one.value - truth) / one.std_error for one in runs])
+    assert abs(z.mean()) < 0.6
+    assert 0.5 < z.std() < 1.6
+    assert {one.bound_kind for one in runs} == {"probabilistic"}
+    assert sum(one.upper < truth for one in runs) <= 6
+
+
+def test_a_base_that_is_fitted_to_rows_is_not_fitted_to_those_annealed():
+    """Half of the rows: with the same ones reverse AIS would be biased."""
+    energy, _, target = normal(3)
+    seen = []
+
+    class Watching(HMC):
+        def init(self, energy, x):
+            seen.append(len(x))
+            return super().init(energy, x)
+
+    ReverseAIS(30).estimate(
+        energy, x=target.draw(40, seeded()), sampler=Watching(0.3), generator=seeded()
+    )
+    assert seen[-1] == 20
+
+
+@pytest.mark.parametrize("sampler", [None, MALA(adapt=True, scale="auto"), HMC(0.3)])
+def test_separate_modes_and_walls(sampler):
+    open_line, walled = Valley(two_modes), Valley(two_modes, -4.0, 3.0)
+    exact = math.log(2 * math.pi) / 2  # a mixture times sqrt(2 pi)
+    line = Line(walled, -4.0, 3.0)
+    weight = (-walled(torch.from_numpy(line.grid)[:, None])).exp()
+    inside = math.log(float(torch.trapezoid(weight, torch.from_numpy(line.grid))))
+    for energy, truth in ((open_line, exact), (walled, inside)):
+        found = AIS(200, 60).estimate(energy, sampler=sampler, generator=seeded())
+        assert abs(found.value - truth) < 4 * found.std_error
+        assert found.std_error < 0.2
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_units_do_not_matter_where_there_are_rows(scale):
+    energy, truth, target = normal(3)
+    unit = Quadratic(energy.mean.detach() * scale, torch.linalg.inv(energy.precision) * scale**2)
+    rows = target.draw(200, seeded()) * scale
+    found = AIS(100, 60).estimate(unit, x=rows, generator=seeded())
+    assert abs(found.value - truth - 3 * math.log(scale)) < 4 * found.std_error
+    assert found.std_error < 0.2
+    bracket = AISBracket(50, 60, n_steps=20).estimate(unit, x=rows, generator=seeded())
+    assert bracket.lower < truth + 3 * math.log(scale) < bracket.upper
+
+
+def test_energies_are_in_eval_mode_and_get_theirs_back():
+    class Dropped(Quadratic):
+        def __init__(self):
+            super().__init__(torch.zeros(2, dtype=DOUBLE), torch.eye(2, dtype=DOUBLE))
+            self.drop = torch.nn.Dropout(0.5)
+
+        def forward(self, x, cond=None):
+            assert not self.training
+            return super().forward(x) + self.drop(x.square()).sum(1)
+
+    energy = Dropped().train()
+    found = AIS(100, 60).estimate(energy, generator=seeded())
+    assert abs(found.value - math.log(2 * math.pi / 3)) < 4 * found.std_error < 0.3
+    assert energy.training
+    assert energy.drop.training
+    assert energy.mean.grad is None
+
+
+# ------------------------------------------------------------------------------
+# Schedules
+# ------------------------------------------------------------------------------
+
+
+def test_kernels_find_steps_that_fit_each_temperature():
+    """From a wide base to a narrow model: steps must shrink, and those of the pilot are used."""
+    narrow = Quadratic(torch.zeros(3, dtype=DOUBLE), 1e-4 * torch.eye(3, dtype=DOUBLE))
+    path = annealing_path(narrow, Gaussian(torch.zeros(3, dtype=DOUBLE), 1.0))
+    kernel, used = MALA(adapt=True), []
+
+    class Watching(MALA):
+        def step(self, energy, state, *args, **kwargs):
+            used.append(float(state.aux.step_size))
+            new, info = super().step(energy, state, *args, **kwargs)
+            assert new.aux is state.aux  # no longer tuned
+            return new, info
+
+    with torch.no_grad():
+        schedule = adapted(path, kernel, 100, 400, seeded())
+        found = [float(one.step_size) for one in schedule.settings]
+        assert found[0] > 20 * found[-1]
+        assert all(one.search is None for one in schedule.settings)
+        x = path.base.sample(50, seeded(1))
+        list(anneal(path, Watching(adapt=True), x, schedule, seeded(2)))
+    assert set(used) <= set(found)
+    assert used[-1] == found[-1]
+
+
+def test_settings_are_those_found_next_above():
+    schedule = Schedule([0.0, 1.0], [0.2, 0.5, 0.9], ["a", "b", "c"])
+    assert [schedule.at(beta) for beta in (0.1, 0.2, 0.21, 0.6, 0.95)] == ["a", "a", "b", "c", "c"]
+    assert Schedule([0.0, 1.0], [], []).at(0.5) is None
+
+
+def test_temperatures_go_where_chains_lag():
+    """Two hidden units that visible ones hold in place: near 1 the chain remembers."""
+    energy = BernoulliRBM(12, 2, generator=seeded(), dtype=DOUBLE)
+    with torch.no_grad():
+        energy.weight[0], energy.weight[1] = 1.5, -1.5
+        energy.hidden_bias.copy_(torch.tensor([-9.0, 9.0]))
+    path = annealing_path(energy, IndependentBernoulli(torch.zeros(12, dtype=DOUBLE)))
+    with torch.no_grad():
+        sticky = adapted(path, Gibbs(), 200, 1000, seeded()).betas
+        free = adapted(path, Gibbs(n_collapsed=2), 200, 1000, seeded()).betas
+    late = [sum(beta > 0.7 for beta in betas) / 1000 for betas in (sticky, free)]
+    assert late[0] > 0.36
+    assert late[0] > late[1]
+
+
+def test_pilots_are_a_tenth_of_the_cost_whatever_the_budget():
+    for n_chains, n_betas in ((100, 100), (100, 1000), (20, 400), (400, 300)):
+        moved = []
+
+        class Counting(Gibbs):
+            def step(self, energy, state, *args, **kwargs):
+                moved.append(len(state.x))  # noqa: B023
+                return super().step(energy, state, *args, **kwargs)
+
+        path = annealing_path(*DISCRETE["bipartite"])
+        with torch.no_grad():
+            adapted(path, Counting(), n_chains, n_betas, seeded())
+        assert 0 < sum(moved) <= 0.1 * n_chains * n_betas
+
+
+# ------------------------------------------------------------------------------
+# What is refused
+# ------------------------------------------------------------------------------
+
+
+class Flat(Energy):
+    """Improper: the same everywhere."""
+
+    domain = Real((2,))
+
+    def forward(self, x, cond=None):
+        return 0 * x.sum(1)
+
+
+ROWS = torch.zeros(8, 2, dtype=DOUBLE)
+
+
+@pytest.mark.parametrize("make", [AIS, ReverseAIS, AISBracket])
+def test_improper_energies_are_refused_with_the_fix(make):
+    with pytest.raises(ValueError, match=r"no finite integral(.|\n)*base"):
+        make().estimate(Flat(), x=ROWS)
+
+
+@pytest.mark.parametrize("make", [AIS, ReverseAIS, AISBracket])
+def test_biased_kernels_and_foreign_ones_are_refused(make):
+    energy, _, target = normal(2)
+    rows = target.draw(8, seeded())
+    with pytest.raises(ValueError, match="biased"):
+        make().estimate(energy, x=rows, sampler=Langevin(0.1))
+    with pytest.raises(TypeError, match="samples Binary"):
+        make().estimate(energy, x=rows, sampler=GibbsWithGradients())
+    with pytest.raises(TypeError, match="Gibbs needs"):
+        make().estimate(energy, x=rows, sampler=Gibbs())
+
+
+@pytest.mark.parametrize(
+    ("domain", "base", "match"),
+    [
+        (Real((1,)), Uniform(Real((1,), -1.0, 1.0), DOUBLE), "leaves out"),
+        (Real((1,), -1.0, 1.0), Gaussian(torch.zeros(1, dtype=DOUBLE), 1.0), "outside"),
+        (Real((1,), 0.0), None, "outside"),
+        (Real((1,)), IndependentBernoulli(torch.zeros(1)), "leaves out"),
+        (Real((1,)), Gaussian(torch.zeros(2), 1.0), "shape"),
+    ],
+)
+def test_a_base_has_the_domain_of_the_energy(domain, base, match):
+    energy = Valley(lambda x: x.square())
+    energy.domain = domain
+    with pytest.raises(ValueError, match=match):
+        AIS().estimate(energy, base=base)
+
+
+def test_a_base_without_probability_where_the_rows_are_is_refused():
+    base = IndependentBernoulli(torch.tensor([0.0, -math.inf] + [0.0] * (D - 2), dtype=DOUBLE))
+    with pytest.raises(ValueError, match="no probability"):
+        AIS().estimate(make_rbm(D, 4), base=base)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"n_chains": 0}, "n_chains"),
+        ({"n_chains": 2.5}, "n_chains"),
+        ({"n_betas": 1}, "n_betas"),
+        ({"delta": 0.0}, "delta"),
+        ({"delta": 1.5}, "delta"),
+        ({"delta": "0.1"}, "delta"),
+    ],
+)
+@pytest.mark.parametrize("make", [AIS, AISBracket])
+def test_settings_are_checked(make, settings, match):
+    with pytest.raises(ValueError, match=match):
+        make(**settings).estimate(make_rbm(D, 4), x=bits(D))
+
+
+@pytest.mark.parametrize("x", [torch.zeros(3, D + 1), torch.full((3, D), 0.5), torch.zeros(0, D)])
+@pytest.mark.parametrize("make", [ReverseAIS, AISBracket])
+def test_rows_are_rows_of_the_energy(make, x):
+    with pytest.raises(ValueError, match=r"shape|not in|two rows"):
+        make().estimate(make_rbm(D, 4), x=x.to(DOUBLE))
+
+
+def test_what_is_no_energy_is_refused():
+    with pytest.raises(TypeError, match="no Energy"):
+        AIS().estimate(torch.nn.Linear(2, 1))
+
+
+def test_energies_that_are_nan_are_said_to_be():
+    energy, _, _ = normal(2)
+    energy.mean.data.fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="nan"):
+        AIS().estimate(energy)
+
+
+def test_chow_liu_bases_of_data_anneal_to_machines_without_one():
+    rows = (torch.rand(60, D, generator=seeded(), dtype=DOUBLE) < 0.4).to(DOUBLE)
+    base = ChowLiuTree.fit(rows, share=0.1)
+    energy = make_rbm(D, 4)
+    found = AIS(100, 60).estimate(energy, base=base, generator=seeded())
+    assert abs(found.value - Exact().estimate(energy).value) < 4 * found.std_error
