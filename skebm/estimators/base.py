@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
+import math
 import warnings
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import DensityMixin, OutlierMixin, clone
+from sklearn.base import DensityMixin, OutlierMixin
 from torch import Tensor
 
 from skebm._engine import EnergyNet
@@ -22,21 +23,21 @@ from skebm._validation import (
     resolve_device,
     validate_data,
 )
-from skebm.base import LogPartition, PartitionEstimator
 from skebm.estimators._attempt import all_or_nothing
 from skebm.estimators._params import NetParams, check_net_params
+from skebm.estimators._partition import Normalised
 from skebm.estimators._storage import Storable
 
 # How many training rows are kept to start reverse annealing from.
 N_REFERENCE = 500
 
 
-class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
+class BaseEBM(OutlierMixin, DensityMixin, Normalised, Storable, NetParams, abc.ABC):
     """Density estimator made of an energy, an objective and the engine.
 
     A subclass says how a table becomes rows of its domain (``_rows``), which energy and objective
-    are trained and how (``_new_net``, ``_initialise``), and how log Z is found
-    (``_estimate_log_partition``).
+    are trained and how (``_new_net``, ``_initialise``), and what log Z is found from
+    (``_partition_inputs``).
     """
 
     net_: EnergyNet
@@ -71,14 +72,6 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
     @abc.abstractmethod
     def _initialise(self, energy: Any, rows: Rows) -> None:
         """Set those initial parameters that the data tell."""
-
-    @abc.abstractmethod
-    def _choose_partition(self) -> PartitionEstimator:
-        """What ``partition="auto"`` means for the fitted energy."""
-
-    @abc.abstractmethod
-    def _estimate_log_partition(self) -> LogPartition:
-        """Compute log Z of the fitted energy."""
 
     @abc.abstractmethod
     def _proper_score(self, rows: Rows) -> Tensor:
@@ -266,7 +259,8 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
         """Mean log-likelihood of the rows in nats, by the largest credible log Z.
 
         Exact when log Z is, pessimistic when it is estimated, so that a search never rewards bad
-        mixing. With ``partition=None`` a proper rule that needs no log Z.
+        mixing; nan, with a warning, where the method knows no such end. With ``partition=None`` a
+        proper rule that needs no log Z.
 
         Parameters
         ----------
@@ -281,8 +275,14 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
         rows = self._fitted_rows(X)
         if self.partition is None:
             return float(self._proper_score(rows).double().mean())
-        mean = float(self._likely_energies(rows).mean())
-        return -mean - self._log_partition().pessimistic
+        found = self._log_partition()
+        if math.isnan(found.pessimistic):
+            warnings.warn(
+                f"score is nan, because log Z has no credible upper end: {found.reason}. Use "
+                'partition="auto", or score_samples for what the estimate says.',
+                stacklevel=2,
+            )
+        return -float(self._likely_energies(rows).mean()) - found.pessimistic
 
     def _likely_energies(self, rows: Rows) -> np.ndarray:
         """Energies, with a warning where rows have an energy but no probability; one pass."""
@@ -301,55 +301,6 @@ class BaseEBM(OutlierMixin, DensityMixin, Storable, NetParams, abc.ABC):
                 stacklevel=3,
             )
         return value
-
-    # ---------------------------------------------------------------- log Z
-
-    def _forget_log_partition(self) -> None:
-        # A holder made in fit: filling it later leaves the estimator's __dict__ as it was.
-        self._holder: dict[str, LogPartition] = {}
-
-    def _log_partition(self) -> LogPartition:
-        check_is_fitted(self)
-        if self.partition is None:
-            nan = float("nan")
-            return LogPartition(0.0, nan, nan, nan, "heuristic", nan)
-        if "value" not in self._holder:
-            self._holder["value"] = self._estimate_log_partition()
-        return self._holder["value"]
-
-    @property
-    def partition_(self) -> Any:
-        """How log Z is found: what ``partition="auto"`` chose, or a copy of what was given."""
-        check_is_fitted(self)
-        if self.partition is None:
-            return None
-        return self._choose_partition() if self.partition == "auto" else clone(self.partition)
-
-    @property
-    def log_partition_(self) -> float:
-        """log Z in nats, computed on first need; 0 with ``partition=None``."""
-        return self._log_partition().value
-
-    @property
-    def log_partition_std_(self) -> float:
-        """Standard error of `log_partition_`; 0 when exact."""
-        return self._log_partition().std_error
-
-    @property
-    def log_partition_bounds_(self) -> tuple[float, float]:
-        """Lower and upper end for log Z; `log_partition_kind_` says what they are worth."""
-        found = self._log_partition()
-        return found.lower, found.upper
-
-    @property
-    def log_partition_kind_(self) -> str:
-        """``"exact"``, ``"probabilistic"`` or ``"heuristic"``: the nature of the bounds."""
-        return self._log_partition().bound_kind
-
-    @property
-    def log_partition_parts_(self) -> dict[str, tuple[float, float]]:
-        """Estimates that the bounds were made of, each with its standard error; by name."""
-        return self._log_partition().parts
 
     # ---------------------------------------------------------------- anomalies
 

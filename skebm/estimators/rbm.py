@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skebm._engine import EnergyNet
 from skebm._rows import Rows
-from skebm.base import LogPartition, Objective, PartitionEstimator
+from skebm.base import Objective
 from skebm.energies import BernoulliRBM
 from skebm.estimators._bases import check_base_stays, fit_base
 from skebm.estimators._rbm_attributes import RBMAttributes
@@ -25,7 +25,6 @@ from skebm.objectives import (
     Regulariser,
     pseudo_log_likelihood,
 )
-from skebm.partition import AISBracket, Exact, log_z_cost
 from skebm.samplers import Gibbs
 
 # Where hidden biases start: units on in a quarter of the rows. Under a centred gradient units that
@@ -128,7 +127,8 @@ class RBMEstimator(
         overfits calls a larger share of new rows so.
     partition : "auto", PartitionEstimator or None, default="auto"
         How log Z is found, on first need. ``"auto"``: exactly where the enumeration has at most 1e9
-        terms, by :class:`skebm.partition.AISBracket` otherwise. None: not at all;
+        terms or the weights make no loops, by :class:`skebm.partition.AISBracket` otherwise (see
+        :func:`skebm.partition.choose`); `log_partition_method_` says why. None: not at all;
         `score_samples` is then -F(x) and `score` the mean pseudo-likelihood.
     sampler : Sampler or None, default=None
         Of binary rows; None is :class:`skebm.samplers.Gibbs`. Where chains stick, try
@@ -162,6 +162,8 @@ class RBMEstimator(
         Estimates that the interval was made of, with their standard errors.
     partition_ : PartitionEstimator or None
         How log Z is found.
+    log_partition_method_ : str
+        The same in words, with the reason for what ``"auto"`` chose.
     offset_ : float
         Threshold of `predict` in the units of `score_samples`.
     history_ : list of dict
@@ -366,7 +368,7 @@ class RBMEstimator(
         """Merge duplicate rows where every step sees all of them."""
         return rows.merged() if self._settings.line_search else rows
 
-    def _estimate_log_partition(self) -> LogPartition:
+    def _partition_inputs(self) -> dict[str, Any]:
         energy: BernoulliRBM = self.energy_
         like = energy.weight
         x = torch.as_tensor(self._reference, dtype=like.dtype, device=like.device)
@@ -375,13 +377,8 @@ class RBMEstimator(
         if chain is not None:
             starts["training chains"] = at_least_two(chain)
         generator = torch.Generator(like.device).manual_seed(self.net_.seed_)
-        return self.partition_.estimate(
-            energy, base=energy.base, sampler=self._blocks, x=starts, generator=generator
-        )
-
-    def _choose_partition(self) -> PartitionEstimator:
-        cheap = log_z_cost(self.energy_) <= Exact().max_cost
-        return Exact() if cheap else AISBracket()
+        start = {"base": energy.base, "sampler": self._blocks, "x": starts}
+        return start | {"generator": generator}
 
     def _proper_score(self, rows: Rows) -> Tensor:
         return self._map(rows, pseudo_log_likelihood)

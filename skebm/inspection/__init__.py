@@ -1,6 +1,7 @@
-"""Pictures of fitted models and of chains. Importing this needs no matplotlib; drawing does."""
+"""Pictures of fitted models, chains and log Z. Importing needs no matplotlib; drawing does."""
 
 from skebm.inspection.chains import ChainDisplay
+from skebm.inspection.partition import PartitionDisplay
 from skebm.inspection.rbm import RBMDisplay
 
-__all__ = ["ChainDisplay", "RBMDisplay"]
+__all__ = ["ChainDisplay", "PartitionDisplay", "RBMDisplay"]

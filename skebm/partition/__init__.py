@@ -4,6 +4,8 @@ from skebm.partition.annealed import AIS, ReverseAIS
 from skebm.partition.bethe import Bethe
 from skebm.partition.bracket import AISBracket
 from skebm.partition.bridge import BridgeSampling
+from skebm.partition.choice import Choice, choose
+from skebm.partition.comparison import compare
 from skebm.partition.exact import Exact, cheaper_side, log_z_cost
 from skebm.partition.importance import ImportanceSampling
 from skebm.partition.perturb_and_map import PerturbAndMAP
@@ -14,11 +16,14 @@ __all__ = [
     "AISBracket",
     "Bethe",
     "BridgeSampling",
+    "Choice",
     "Exact",
     "ImportanceSampling",
     "PerturbAndMAP",
     "ReverseAIS",
     "TreeReweighted",
     "cheaper_side",
+    "choose",
+    "compare",
     "log_z_cost",
 ]

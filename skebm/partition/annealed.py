@@ -72,13 +72,6 @@ def summarise(log_w: Tensor) -> Weights:
     ess = float(w.sum() ** 2 / w.square().sum())
     if n == 1:
         return Weights(log_mean, math.inf, ess)
-    if ess < min(FEW, n / 10):
-        warnings.warn(
-            f"Few of {n} draws carry almost all weight (effective sample size {ess:.2f}): log Z is "
-            "known to within some nats at best. Use AIS with more n_betas.",
-            ConvergenceWarning,
-            stacklevel=5,  # the caller of `estimate`
-        )
     n_tail = max(1, int(min(n / 5, 3 * math.sqrt(n))))
     tail = log_w.topk(n_tail + 1).values
     k = min(float((tail[:-1] - tail[-1]).mean()), MAX_TAIL)
@@ -129,7 +122,15 @@ class Plan(NamedTuple):
             self.path, self.kernel, x, self.schedule, self.generator, backwards=backwards
         ):
             log_w += step
-        return summarise(log_w)
+        found, n = summarise(log_w), len(log_w)
+        if n > 1 and found.ess < min(FEW, n / 10):
+            warnings.warn(
+                f"Few of {n} annealing runs carry almost all weight (effective sample size "
+                f"{found.ess:.2f}): log Z is known to within some nats at best. Use more n_betas.",
+                ConvergenceWarning,
+                stacklevel=4,  # the caller of `estimate`
+            )
+        return found
 
 
 def plan(

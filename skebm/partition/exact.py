@@ -65,6 +65,20 @@ class Exact(PartitionEstimator):
     def __init__(self, max_cost: float = 1e9):
         self.max_cost = max_cost
 
+    def check(self, energy: Energy) -> None:
+        """Raise `TypeError` for what is no energy, `ValueError` for one of too many states."""
+        super().check(energy)
+        cost, domain, _ = cheaper_side(energy)
+        if math.isinf(domain.log_n_states):
+            raise ValueError(
+                f"{domain} has too many states to sum over: use AISBracket, or AIS without rows."
+            )
+        if cost > self.max_cost:
+            raise ValueError(
+                f"Exact log Z would visit {cost:.2g} terms, more than max_cost={self.max_cost:.2g}."
+                " Use AISBracket, or fewer units."
+            )
+
     def estimate(
         self,
         energy: Energy,
@@ -75,12 +89,8 @@ class Exact(PartitionEstimator):
         generator: torch.Generator | None = None,
     ) -> LogPartition:
         """Sum over all states; needs nothing but the energy."""
+        self.check(energy)
         cost, domain, function = cheaper_side(energy)
-        if cost > self.max_cost:
-            raise ValueError(
-                f"Exact log Z would visit {cost:.2g} terms, more than max_cost={self.max_cost:.2g}."
-                " Use AISBracket, or fewer units."
-            )
         like = next(energy.parameters(), torch.empty(0, dtype=torch.float64))
         other = max(cost / domain.n_states, domain.n_columns, 1)
         chunk = max(1, int(4e6 / other))  # 16 MB of float32 at a time

@@ -34,7 +34,15 @@ from skebm._rows import Rows
 from skebm.base import PartitionEstimator
 from skebm.estimators.base import BaseEBM
 from skebm.objectives import ExactLikelihood
-from skebm.partition import AISBracket, Exact
+from skebm.partition import (
+    AIS,
+    AISBracket,
+    Bethe,
+    BridgeSampling,
+    Exact,
+    ImportanceSampling,
+    ReverseAIS,
+)
 from skebm.samplers import Gibbs, ParallelTempering
 from tests.discovery import walk
 
@@ -449,6 +457,42 @@ def test_score_with_an_estimated_log_z_is_pessimistic(case):
     assert model.score(X) == pytest.approx(-model.energy(X).mean() - upper, abs=1e-9)
     exact = Exact().estimate(model.energy_).value
     assert model.log_partition_ == pytest.approx(exact, abs=10 * model.log_partition_std_ + 1e-3)
+
+
+METHODS = {
+    AIS: AIS(50, 100),
+    ReverseAIS: ReverseAIS(100),
+    AISBracket: AISBracket(50, 100, 20),
+    BridgeSampling: BridgeSampling(n_steps=20),
+    ImportanceSampling: ImportanceSampling(n_samples=20_000),
+}
+
+
+@with_log_z
+@pytest.mark.parametrize("cls", list(walk(PartitionEstimator)), ids=lambda cls: cls.__name__)
+@pytest.mark.filterwarnings("ignore:score is nan")
+def test_every_method_of_log_z_is_a_parameter(case, cls):
+    model = fit(case, partition=METHODS.get(cls, cls()))
+    exact = Exact().estimate(model.energy_).value
+    found, (lower, upper) = model.log_partition_, model.log_partition_bounds_
+    if cls in METHODS:
+        assert found == pytest.approx(exact, abs=5 * model.log_partition_std_ + 1e-3)
+    else:
+        assert found == pytest.approx(exact, abs=4.0)
+    if model.log_partition_kind_ != "heuristic":
+        assert not lower > exact + 1e-4
+        assert not upper < exact - 1e-4
+    assert np.isfinite(model.score_samples(X)).all()
+    assert not model.score(X) > (-model.energy(X).mean() - exact) + 3 * model.log_partition_std_
+    assert model.log_partition_method_.startswith(f"as given: {cls.__name__}")
+
+
+def test_a_score_without_a_credible_log_z_is_nan_and_says_why():
+    """A machine with couplings of both signs has no bound by Bethe."""
+    model = RBMEstimator(**quick, partition=Bethe()).fit(X)
+    with pytest.warns(UserWarning, match="no credible upper end: couplings are frustrated"):
+        assert np.isnan(model.score(X))
+    assert np.isfinite(model.log_partition_)
 
 
 @each_case
