@@ -9,6 +9,7 @@ from sklearn.datasets import load_digits
 
 from skebm import RBMEstimator
 from skebm.base import Binary, Energy, Real, SamplingError
+from skebm.partition import compare
 from skebm.samplers import (
     HMC,
     MALA,
@@ -95,3 +96,14 @@ def test_a_generator_of_the_cpu_is_refused():
     x = torch.zeros(5, 4, device="cuda")
     with pytest.raises(ValueError, match="The generator is on cpu, the chains are on cuda"):
         MALA().run(Bowl(Real((4,))), x, 1, torch.Generator())
+
+
+def test_every_method_finds_the_log_z_of_a_model_on_the_gpu():
+    model = RBMEstimator(8, device="cuda", n_iter=20, random_state=0).fit(X)
+    frame = compare(model)
+    assert (frame["bound_kind"] != "not applicable").all()
+    exact = frame.loc["Exact", "value"]
+    for name in ("AIS", "ReverseAIS", "AISBracket"):
+        assert abs(frame.loc[name, "value"] - exact) < 5 * frame.loc[name, "std_error"] + 1e-3
+    assert not (frame["lower"] > exact + 1e-3).any()
+    assert not (frame["upper"] < exact - 1e-3).any()

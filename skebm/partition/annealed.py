@@ -11,16 +11,16 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skebm.base import Energy, LogPartition, PartitionEstimator, Sampler, sampling
+from skebm.base import Energy, LogPartition, Sampler, sampling
 from skebm.base.checks import whole_number
 from skebm.base.energy import check_energy
 from skebm.energies import AnnealingPath, annealing_path
 from skebm.partition.schedule import Schedule, adapted, anneal
 from skebm.partition.support import (
     NO_UPPER,
+    WeighingMethod,
     check_base,
     check_delta,
-    check_proper,
     covers,
     default_base,
     default_sampler,
@@ -150,7 +150,6 @@ def plan(
     check_delta(estimator.delta)
     whole_number("n_betas", estimator.n_betas, 2)
     whole_number("n_chains", n_chains, 1)
-    check_proper(energy)
     kind = like(energy, rows_of(energy, x))
     generator = generator_for(kind, generator)
     base = default_base(energy, x) if base is None else base
@@ -176,7 +175,7 @@ def plan(
     return Plan(path, kernel, schedule, estimator.delta, generator)
 
 
-class AIS(PartitionEstimator):
+class AIS(WeighingMethod):
     r"""Annealed importance sampling, from a base whose log Z is known to the model.
 
     Direction: :math:`\hat Z` is unbiased, so :math:`\log \hat Z` is on average below log Z.
@@ -238,7 +237,7 @@ class AIS(PartitionEstimator):
             return run.forward(self.n_chains)
 
 
-class ReverseAIS(PartitionEstimator):
+class ReverseAIS(WeighingMethod):
     r"""Annealing from samples of the model back to the base.
 
     Direction: from **exact** model samples :math:`1 / \hat Z` is unbiased, so :math:`\log \hat Z`

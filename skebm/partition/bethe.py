@@ -12,12 +12,12 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skebm.base import Energy, LogPartition, PartitionEstimator, Sampler
+from skebm.base import Energy, LogPartition, Sampler
 from skebm.partition._free_energy import climb, forest_log_z, free_energy, propagate
 from skebm.partition.graph import (
     FRUSTRATED,
     PairwiseGraph,
-    check_pairwise,
+    PairwiseMethod,
     exactly,
     pairwise_graph,
 )
@@ -25,7 +25,7 @@ from skebm.partition.graph import (
 ROUNDING = 1e-12  # allowance, relative to the sum of the terms' sizes
 
 
-class Bethe(PartitionEstimator):
+class Bethe(PairwiseMethod):
     r"""Bethe's approximation of log Z of pairwise binary models, by loopy belief propagation.
 
     The largest value found of the Bethe free energy, which counts each unit and each coupled pair
@@ -86,11 +86,6 @@ class Bethe(PartitionEstimator):
         self.max_iter = max_iter
         self.tol = tol
         self.n_starts = n_starts
-
-    def check(self, energy: Energy) -> None:
-        """Raise `TypeError` for an energy that is no pairwise one of binary units."""
-        super().check(energy)
-        check_pairwise(self, energy)
 
     def estimate(
         self,

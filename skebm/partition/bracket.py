@@ -11,15 +11,15 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skebm.base import Energy, LogPartition, PartitionEstimator, Sampler, sampling
+from skebm.base import Energy, LogPartition, Sampler, sampling
 from skebm.base.energy import check_energy
 from skebm.partition.annealed import plan
-from skebm.partition.support import rows_of
+from skebm.partition.support import WeighingMethod, rows_of
 
 GIVEN = "the given rows"
 
 
-class AISBracket(PartitionEstimator):
+class AISBracket(WeighingMethod):
     r"""AIS from below and reverse AIS from several starts: the value with a pessimistic end.
 
     ``value`` and ``std_error`` are those of AIS and ``lower`` its probabilistic bound. ``upper`` is

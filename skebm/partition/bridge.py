@@ -12,11 +12,11 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from skebm.base import Energy, LogPartition, PartitionEstimator, Sampler
+from skebm.base import Energy, LogPartition, Sampler
 from skebm.base.checks import whole_number
 from skebm.partition.support import (
+    WeighingMethod,
     check_base,
-    check_proper,
     default_base,
     default_sampler,
     generator_for,
@@ -73,7 +73,7 @@ def bridge(model: Tensor, base: Tensor) -> Bridge:
     return Bridge(middle, math.sqrt(variance), min(ess))
 
 
-class BridgeSampling(PartitionEstimator):
+class BridgeSampling(WeighingMethod):
     r"""The optimal bridge between draws of a base q and draws of the model.
 
     .. math:: \hat Z = \frac{n_q^{-1} \sum_{x \sim q} l(x) / \bigl(s_p l(x) + s_q \hat Z\bigr)}
@@ -135,11 +135,6 @@ class BridgeSampling(PartitionEstimator):
         self.n_samples = n_samples
         self.n_steps = n_steps
         self.exact_samples = exact_samples
-
-    def check(self, energy: Energy) -> None:
-        """Raise for what is no energy, and for one that has no log Z."""
-        super().check(energy)
-        check_proper(energy)
 
     def estimate(
         self,

@@ -13,7 +13,7 @@ import torch
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from skebm.base import Energy, LogPartition, PairwiseEnergy
+from skebm.base import Energy, LogPartition, PairwiseEnergy, PartitionEstimator
 from skebm.energies import BernoulliRBM, Corrected, Tilted
 from skebm.noise import ChowLiuTree, Noise
 
@@ -125,6 +125,15 @@ def exactly(value: float) -> LogPartition:
 # ------------------------------------------------------------------------------
 # From energies
 # ------------------------------------------------------------------------------
+
+
+class PairwiseMethod(PartitionEstimator):
+    """A way to log Z that takes pairwise models of binary units alone."""
+
+    def check(self, energy: Energy) -> None:
+        """Raise `TypeError` for an energy that is no pairwise one of binary units."""
+        super().check(energy)
+        check_pairwise(self, energy)
 
 
 def check_pairwise(method: Any, energy: Energy) -> None:

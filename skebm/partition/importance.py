@@ -11,14 +11,14 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skebm.base import Energy, LogPartition, PartitionEstimator, Sampler
+from skebm.base import Energy, LogPartition, Sampler
 from skebm.base.checks import whole_number
 from skebm.partition.annealed import summarise
 from skebm.partition.support import (
     NO_UPPER,
+    WeighingMethod,
     check_base,
     check_delta,
-    check_proper,
     default_base,
     generator_for,
     like,
@@ -28,8 +28,9 @@ from skebm.partition.support import (
 
 # Vehtari et al. (2024): beyond it sample sizes and standard errors promise more than they keep.
 MAX_PARETO_K = 0.7
-# Effective draws below which the mean of weights is not trusted either.
-FEW = 10
+# Effective draws below which the mean of weights is not trusted either: at 60 of 10,000, intervals
+# of two standard errors for a trained machine held log Z in 80 of 100 runs.
+FEW = 100
 
 
 def pareto_k(log_w: Tensor) -> float:
@@ -66,7 +67,7 @@ def pareto_k(log_w: Tensor) -> float:
     return (n_tail * found + 10 * 0.5) / (n_tail + 10)
 
 
-class ImportanceSampling(PartitionEstimator):
+class ImportanceSampling(WeighingMethod):
     r"""Importance sampling: the mean weight of draws from a base q that is known.
 
     .. math:: \hat Z = \frac1n \sum_{i=1}^n \frac{e^{-E(x_i)}}{q(x_i)}, \qquad x_i \sim q
@@ -77,10 +78,10 @@ class ImportanceSampling(PartitionEstimator):
     that missed a mode look as good as any. ``std_error`` is the delta method's, enlarged by what
     the tail of the weights promises. Accumulates in float64.
 
-    Warns where less than ten draws carry the mean, and where the tail of the weights is so heavy
-    (Pareto index above 0.7) that neither ``ess`` nor ``std_error`` can be trusted: the base is
-    narrower than the model, or far from it. For a few columns, or a base that was trained to be
-    near; the variance grows exponentially with the columns that q gets wrong.
+    Warns where less than a hundred draws (or a tenth of them) carry the mean, and where the tail of
+    the weights is so heavy (Pareto index above 0.7) that neither ``ess`` nor ``std_error`` can be
+    trusted: the base is narrower than the model, or far from it. For a few columns, or a base that
+    was trained to be near; the variance grows exponentially with the columns that q gets wrong.
 
     Parameters
     ----------
@@ -121,11 +122,6 @@ class ImportanceSampling(PartitionEstimator):
         self.n_samples = n_samples
         self.delta = delta
         self.chunk = chunk
-
-    def check(self, energy: Energy) -> None:
-        """Raise for what is no energy, and for one that has no log Z."""
-        super().check(energy)
-        check_proper(energy)
 
     def estimate(
         self,
@@ -169,7 +165,7 @@ class ImportanceSampling(PartitionEstimator):
         k, n = pareto_k(log_w), len(log_w)
         if k > MAX_PARETO_K or ess < min(FEW, n / 10):
             warnings.warn(
-                f"The weights have a heavy tail ({ess:.1f} of {n} draws carry the mean; Pareto "
+                f"The weights are uneven ({ess:.1f} of {n} draws carry the mean; Pareto "
                 f"index {k:.2f}, to be trusted up to {MAX_PARETO_K}): log Z may be far above this "
                 "estimate, and std_error too small. The base is narrower than the model, or far "
                 "from it: pass one that is wider, or rows x to fit it to, or use AIS or "

@@ -11,9 +11,9 @@ import torch
 from scipy.stats import t as student
 from torch import Tensor
 
-from skebm.base import Energy, LogPartition, PartitionEstimator, Sampler
+from skebm.base import Energy, LogPartition, Sampler
 from skebm.partition._min_cut import by_enumeration, by_min_cut, by_relaxation
-from skebm.partition.graph import PairwiseGraph, check_pairwise, pairwise_graph
+from skebm.partition.graph import PairwiseGraph, PairwiseMethod, pairwise_graph
 
 # States times perturbations that are enumerated: seconds.
 MAX_TERMS = 2.0**27
@@ -24,7 +24,7 @@ SOLVERS = {
 }
 
 
-class PerturbAndMAP(PartitionEstimator):
+class PerturbAndMAP(PairwiseMethod):
     r"""Upper bound on log Z of pairwise binary models from most probable rows under random fields.
 
     With i.i.d. Gumbel variables of mean zero, one for each unit and state,
@@ -85,11 +85,6 @@ class PerturbAndMAP(PartitionEstimator):
         self.n_samples = n_samples
         self.solver = solver
         self.delta = delta
-
-    def check(self, energy: Energy) -> None:
-        """Raise `TypeError` for an energy that is no pairwise one of binary units."""
-        super().check(energy)
-        check_pairwise(self, energy)
 
     def estimate(
         self,

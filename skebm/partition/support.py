@@ -18,6 +18,7 @@ from skebm.base import (
     Energy,
     Mixed,
     PairwiseEnergy,
+    PartitionEstimator,
     Real,
     Sampler,
     sampling,
@@ -94,6 +95,15 @@ def bounded(domain: Domain) -> bool:
 # ------------------------------------------------------------------------------
 # Is there a log Z?
 # ------------------------------------------------------------------------------
+
+
+class WeighingMethod(PartitionEstimator):
+    """A way to log Z by weights of draws: it gives a number even where there is no log Z."""
+
+    def check(self, energy: Energy) -> None:
+        """Raise for what is no energy, and for one that has no log Z."""
+        super().check(energy)
+        check_proper(energy)
 
 
 def check_proper(energy: Energy, generator: torch.Generator | None = None) -> None:

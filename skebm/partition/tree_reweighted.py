@@ -12,7 +12,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skebm.base import Energy, LogPartition, PartitionEstimator, Sampler
+from skebm.base import Energy, LogPartition, Sampler
 from skebm.partition._free_energy import climb, forest_log_z, free_energy, newton
 from skebm.partition._spanning_trees import (
     MAX_TEST,
@@ -20,7 +20,7 @@ from skebm.partition._spanning_trees import (
     excess,
     uniform_probabilities,
 )
-from skebm.partition.graph import PairwiseGraph, check_pairwise, exactly, pairwise_graph
+from skebm.partition.graph import PairwiseGraph, PairwiseMethod, exactly, pairwise_graph
 
 # Largest |J| / weight of an edge, from one stage to the next: Newton's steps cannot follow the free
 # energy where it bends within exp(-|J| / weight / 2), so it is smoothed until they can.
@@ -40,7 +40,7 @@ class Bound(NamedTuple):
     u: np.ndarray
 
 
-class TreeReweighted(PartitionEstimator):
+class TreeReweighted(PairwiseMethod):
     r"""Tree-reweighted upper bound on log Z of pairwise binary models.
 
     Each spanning tree of the model's graph bounds its entropy from above. Averaged over random
@@ -111,11 +111,6 @@ class TreeReweighted(PartitionEstimator):
         self.n_reweightings = n_reweightings
         self.max_iter = max_iter
         self.tol = tol
-
-    def check(self, energy: Energy) -> None:
-        """Raise `TypeError` for an energy that is no pairwise one of binary units."""
-        super().check(energy)
-        check_pairwise(self, energy)
 
     def estimate(
         self,
