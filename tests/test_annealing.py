@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from sklearn.exceptions import ConvergenceWarning
 
 from skebm.base import Binary, Energy, Real
 from skebm.energies import (
@@ -64,6 +65,7 @@ DISCRETE = {
     "many hidden units": (make_rbm(D, 230), IndependentBernoulli(logits())),
     "tilted": (Tilted(make_rbm(D, 4), logits(seed=2), 0.7), IndependentBernoulli(logits())),
     "structured": (tree_rbm, tree_rbm.base),
+    "structured, other base": (tree_rbm, IndependentBernoulli(logits())),
     "bipartite, other base": (make_rbm(D, 4), tree_rbm.base),
     "pairwise": (machine(), IndependentBernoulli(logits())),
     "pairwise, other base": (machine(), tree_rbm.base),
@@ -278,6 +280,58 @@ def test_energies_are_in_eval_mode_and_get_theirs_back():
     assert energy.training
     assert energy.drop.training
     assert energy.mean.grad is None
+
+
+def far_modes(d=12, gap=2.0):
+    """Rows of mostly zeros and, exp(gap) times as heavy, of ones; one hidden unit decides."""
+    energy = BernoulliRBM(d, 1, generator=seeded(), dtype=DOUBLE)
+    with torch.no_grad():
+        energy.weight.fill_(6.0)
+        energy.visible_bias.fill_(-3.0)
+        energy.hidden_bias.fill_(gap - 3.0 * d)
+    return energy
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_bracket_finds_the_mode_that_rows_and_base_are_far_from(seed):
+    energy = far_modes()
+    rows = (torch.rand(200, 12, generator=seeded(50 + seed), dtype=DOUBLE) < 0.05).to(DOUBLE)
+    base, truth = IndependentBernoulli.fit(rows), Exact().estimate(energy).value
+    bracket = AISBracket(100, 200, n_steps=20)
+    with pytest.warns(ConvergenceWarning, match="missed modes far from its base") as caught:
+        found = bracket.estimate(energy, base=base, x=rows, generator=seeded(seed))
+    assert caught[0].filename == __file__
+    plain = AIS(100, 200).estimate(energy, base=base, generator=seeded(seed))
+    assert plain.value < truth - 1.0  # missed, and unaware
+    assert plain.std_error < 0.2
+    assert abs(found.value - truth) < max(4 * found.std_error, 0.05)
+    assert found.lower < truth
+    assert found.upper >= found.value + 2 * found.std_error
+    assert found.parts["AIS"][0] == pytest.approx(plain.value)
+    assert found.lower == pytest.approx(found.value + math.log(0.05 / 2))
+
+
+def test_a_bracket_looks_further_on_real_rows_too():
+    """Two wells; rows and the base that is fitted to them sit in the shallow one."""
+
+    def wells(x):
+        shallow = math.log(0.3) - x.square() / 2
+        return -torch.logaddexp(shallow, math.log(0.7) - (x - 12).square() / 2)
+
+    rows = torch.randn(200, 1, generator=seeded(), dtype=DOUBLE)
+    truth = math.log(2 * math.pi) / 2
+    with pytest.warns(ConvergenceWarning, match="missed modes far from its base"):
+        found = AISBracket(100, 100, n_steps=5).estimate(Valley(wells), x=rows, generator=seeded())
+    assert found.parts["AIS"][0] < truth - 1.0
+    assert abs(found.value - truth) < 4 * found.std_error
+
+
+def test_a_bracket_whose_base_is_wide_runs_no_other():
+    energy, x = make_rbm(D, 4), bits(D)
+    for base, names in ((torch.zeros(D), False), (torch.ones(D), True)):
+        base = IndependentBernoulli(base.to(DOUBLE))
+        found = AISBracket(20, 40, n_steps=5).estimate(energy, base=base, x=x, generator=seeded())
+        assert ("AIS from a wider base" in found.parts) == names
 
 
 # ------------------------------------------------------------------------------

@@ -20,9 +20,7 @@ def annealing_path(energy: Energy, base: Noise) -> AnnealingPath:
     """The path from `base` to `energy` that keeps what conditionals the energy has."""
     structure = getattr(energy, "structure", None)
     independent = isinstance(base, IndependentBernoulli)
-    if isinstance(energy, BipartiteEnergy) and (
-        base is structure if structure is not None else independent
-    ):
+    if isinstance(energy, BipartiteEnergy) and (independent or base is structure is not None):
         return BipartitePath(energy, base)
     if isinstance(energy, PairwiseEnergy) and independent:
         return PairwisePath(energy, base)
@@ -61,22 +59,22 @@ class BipartitePath(AnnealingPath):
 
     .. math:: p_\beta(x, h) \propto q(x)^{1 - \beta} \exp\bigl(-\beta E(x, h)\bigr)
 
-    Independent columns enter without their normaliser, as fields. Any other base is a part of the
-    energy, and its correction is what is tempered.
+    Independent columns enter without their normaliser, as fields. A base that is a part of the
+    energy stays, and the energy's correction of it is what is tempered.
     """
 
     energy: Any
 
     def __init__(self, energy: BipartiteEnergy, base: Any):
         super().__init__(energy, base)
-        self.structured = not isinstance(base, IndependentBernoulli)
+        self.corrects = not isinstance(base, IndependentBernoulli)
         self.log_z0 = energy.hidden_domain.log_n_states
-        if not self.structured:
+        if not self.corrects:
             self.log_z0 += float(base.log_normaliser.double())
         self._seen: tuple[Any, Any] = None, None
 
     def at(self, beta: float) -> BipartiteEnergy:
-        if self.structured:
+        if self.corrects:
             return self.energy.annealed(beta)
         return Tilted(self.energy, (1 - beta) * self.base.logits, beta)
 
@@ -86,7 +84,7 @@ class BipartitePath(AnnealingPath):
             free = self.energy.free_energy(x, betas).double()
             return free[1] - free[0] - (new - old) * (x @ self.base.logits).double()
         _, unary, _ = self.energy.tensors
-        if not self.structured:
+        if not self.corrects:
             unary = unary - self.base.logits
         field = self.energy.hidden_field(x)
         self._seen = x, field
@@ -96,6 +94,8 @@ class BipartitePath(AnnealingPath):
         change = (old * size).sigmoid_().div_((new * size).sigmoid_())
         logs = torch.stack([part.prod(1) for part in change.split(GROUP, 1)]).log()
         linear = torch.mv(x, unary).add_(field.clamp(min=0).sum(1))
+        if not self.corrects:
+            linear = linear + self.energy.log_structure(x)
         return (new - old) * linear.double() + logs.double().sum(0)
 
     def hidden_layer(self, x: Tensor, beta: float, generator: torch.Generator) -> Tensor | None:

@@ -14,9 +14,10 @@ from torch import Tensor
 from skebm.base import Energy, LogPartition, Sampler, sampling
 from skebm.base.energy import check_energy
 from skebm.partition.annealed import plan
-from skebm.partition.support import WeighingMethod, rows_of
+from skebm.partition.support import WeighingMethod, rows_of, wide_base
 
 GIVEN = "the given rows"
+WIDE = "AIS from a wider base"
 
 
 class AISBracket(WeighingMethod):
@@ -26,11 +27,14 @@ class AISBracket(WeighingMethod):
     the largest credible log Z: the largest of the estimates, AIS and every reverse run, plus two of
     its standard errors. Direction: heuristic, because the reverse runs start at rows that are not
     exact samples. ``parts`` holds every estimate. All runs share one schedule, made as by
-    :class:`AIS`.
+    :class:`AIS`, but for a forward run from a wider base, uniform or ten times as wide, which finds
+    modes that neither the base nor the rows are near. Where it lies clearly above the other, its
+    value is the one that is returned, with a lower end that holds with the same probability.
 
     Warns when forward and reverse estimates cross, when the reverse ones depend on where they start
-    (the chains have not mixed), and when AIS lies far below the reverse runs (it missed modes).
-    Then no value is to be trusted, and the pessimistic end is the one to report.
+    (the chains have not mixed), and when AIS lies far below the reverse runs or the one from the
+    wider base (it missed modes). Then no value is to be trusted, and the pessimistic end is the one
+    to report. No warning is no proof: a mode that all of these runs miss leaves no trace.
 
     Parameters
     ----------
@@ -102,9 +106,17 @@ class AISBracket(WeighingMethod):
                 moved = moving.run(energy, mixed, self.n_steps, generator)[0].x
                 starts[f"rows after {self.n_steps} sampler steps"] = moved
             above = {name: run.backward(rows) for name, rows in starts.items()}
+            found = {"AIS": below} | {f"reverse AIS from {name}": above[name] for name in above}
+            wide = wide_base(energy, run.path.base)
+            if wide is not None:
+                wider = plan(self, energy, wide, sampler, given, generator, self.n_chains)
+                found[WIDE] = wider.forward(self.n_chains)
         _warn_unless_consistent(below, above)
-        upper = max(one.value + 2 * one.std_error for one in (below, *above.values()))
-        found = {"AIS": below} | {f"reverse AIS from {name}": above[name] for name in above}
+        if wide is not None and (gap := _missed(below, found[WIDE])):
+            _warn_of_far_modes(gap)
+            # Either of two bounds may have failed.
+            below = found[WIDE]._replace(lower=found[WIDE].lower - math.log(2))
+        upper = max(one.value + 2 * one.std_error for one in found.values())
         parts = {name: (one.value, one.std_error) for name, one in found.items()}
         return below._replace(upper=upper, bound_kind="heuristic", parts=parts, reason="")
 
@@ -136,6 +148,24 @@ def _warn_unless_consistent(forward: LogPartition, reverse: Mapping[str, LogPart
             f"{high.value:.2f} +- {high.std_error:.2f}, far above it. Use more n_betas and "
             "n_chains; if they stay apart, train with more sampler steps."
         )
+
+
+def _missed(forward: LogPartition, wide: LogPartition) -> str:
+    """What annealing from a wider base has found that lies above the usual one; or nothing."""
+    noise = 3 * math.hypot(forward.std_error, wide.std_error)
+    if not wide.value - forward.value > max(0.5, noise):
+        return ""
+    return (
+        f"log Z = {forward.value:.2f} +- {forward.std_error:.2f} from the base, {wide.value:.2f} "
+        f"+- {wide.std_error:.2f} from a wider one"
+    )
+
+
+def _warn_of_far_modes(gap: str) -> None:
+    _warn(
+        f"Annealing has missed modes far from its base: {gap}, which is taken. The rows and the "
+        "base are near a part of the model only. Train with more sampler steps, from wider starts."
+    )
 
 
 def _warn(message: str) -> None:

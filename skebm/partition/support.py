@@ -34,6 +34,7 @@ N_RAYS = 64
 RADII = (1e2, 1e4, 1e6, 1e8)
 # Why weights of base draws bound log Z from below alone.
 NO_UPPER = "no upper end: weights of draws that all missed a mode look as good as any"
+WIDER = 10.0  # times the standard deviations of a normal base
 # Uniform draws of a discrete domain, or of a box, at which a base is looked at.
 N_LOOKS = 256
 # Beyond so many columns a base that is fitted has independent ones.
@@ -264,6 +265,23 @@ def default_base(energy: Energy, x: Tensor | Mapping[str, Tensor] | None = None)
     d = domain.n_columns
     fitted = Gaussian.fit(rows, diagonal=len(domain.shape) != 1 or d > MAX_DENSE)
     return fitted.widened(1 + min(0.5, d**-0.5))
+
+
+def wide_base(energy: Energy, base: Noise) -> Noise | None:
+    """A base that reaches modes which `base` and rows near it may miss; None where there is none.
+
+    Uniform, or a normal distribution of ten times the standard deviations.
+    """
+    if not bounded(energy.domain):
+        return base.widened(WIDER**2) if isinstance(base, Gaussian) else None
+    if isinstance(base, Uniform):
+        return None
+    if isinstance(base, IndependentBernoulli):
+        return IndependentBernoulli(torch.zeros_like(base.logits)) if base.logits.any() else None
+    kind = like(energy)
+    if isinstance(energy.domain, Binary) and len(energy.domain.shape) == 1:
+        return IndependentBernoulli(kind.new_zeros(energy.domain.n_columns))
+    return Uniform(energy.domain, kind.dtype, kind.device)
 
 
 # ------------------------------------------------------------------------------

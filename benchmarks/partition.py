@@ -1,0 +1,489 @@
+r"""How far the estimates of log Z are off, whether they know it, and what they cost.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.partition --data PATH [--only TABLE] [--quick] [--json F]
+
+PATH holds `images/binarized_mnist.npz` and `debd/<set>.npz` with train parts as packed bits.
+Protocol: CPU, one thread, errors in nats, against exact answers. Seconds are of one estimate and of
+the CPU, but for *cost*: about the same where something else runs.
+
+- *calibration*: 100 estimates, seeds 0 to 99, of a normal distribution (50 columns, variances from
+  0.1 to 10 along random directions), of mixtures of two normal distributions in the plane (shares
+  0.3 and 0.7, scales 1 and 0.6; log Z checked by quadrature), in float64, and of
+  `RBMEstimator(20, random_state=0)` on nltcs, plants and jester (by enumeration), in float32. AIS
+  starts from the standard normal distribution (100 chains x 500) or the columns' means of the train
+  part (100 x 2,000, the default). "rows" are exact draws, fresh each time: 200 for reverse AIS,
+  half of which fit the base where it is normal, else 100; 1,000 for importance sampling of
+  continuous rows, to fit the base; 1,000 for bridge sampling, "chains" being 200 steps from
+  training rows instead. z = (estimate - exact) / std_error; coverage of +- 1.96; "wrong" are bounds
+  on the wrong side, 0.05 of them at most by promise.
+- *ising*: 10 x 10 spins, open boundaries, no field; couplings 0.1 to 0.6, or random ones (one
+  instance each), float64, against a transfer matrix. Default settings. The bracket and reverse AIS
+  get 100 rows, the ends of `ParallelTempering(16)` after 1,000 steps from coins (not counted). AIS:
+  means of seeds 0 to 9 and the worst of them; where that is off by more than 0.1, larger budgets
+  follow. Others: seed 0.
+- *random*: 100 models of 12 spins each, half of all pairs coupled, fields N(0, 1), couplings
+  N(0, 1) (their absolute values where attractive) times a scale between 0.1 and 2.
+- *schedule*: AIS(100, 1000), a tenth more for its pilots, against 1,100 evenly spaced temperatures
+  without them, 784-16 on MNIST (PCD, 20 passes) and jester (20 units), from the columns' means, 200
+  seeds from 10,000; ratio of mean squared errors with a bootstrap standard error.
+- *cost*: AIS(100, 1000) at 784-500 over its matrix products alone, in turn, paired ratios.
+- *warnings*: `AISBracket()` from 200 rows, on 25 models a group: which of its three warnings; how
+  many values are off by more than 0.5, how many upper ends are too low, and how many of each
+  silently. Bases of the rows' means (as estimators do), or normal ones fitted to them, and wide
+  ones. Good: rows are exact draws; 30-20 machines of N(0, scale) weights, scales 0.1 to 0.5, or by
+  PCD, five passes over 30 columns of plants; two normal distributions 6 to 20 apart (100 chains x
+  500, 200 steps). Bad: rows are exact draws of the lighter of two far modes alone (its share 0.05
+  to 0.4 in machines, 0.3 in the plane); or CD-1 with steps of 5 to 20 on two clusters, kept if the
+  training rows are less likely than under independent columns.
+
+`--quick`: a tenth of the repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+from benchmarks import _partition_models as models
+from benchmarks._common import machine, seconds, spread, table, write
+from benchmarks._partition_models import Suspect, Target, seeded
+from skebm.base import LogPartition
+from skebm.energies import BernoulliRBM, annealing_path
+from skebm.noise import IndependentBernoulli
+from skebm.partition import (
+    AIS,
+    AISBracket,
+    Bethe,
+    BridgeSampling,
+    Exact,
+    ImportanceSampling,
+    PerturbAndMAP,
+    ReverseAIS,
+    TreeReweighted,
+)
+from skebm.partition.annealed import Plan
+from skebm.partition.schedule import Schedule
+from skebm.samplers import Gibbs, ParallelTempering
+
+Rows = list[dict[str, object]]
+Run = Callable[[int], LogPartition]
+
+
+class Found(NamedTuple):
+    """An estimate, its seconds, and what was said."""
+
+    estimate: LogPartition
+    seconds: float
+    said: list[str]
+
+
+def attempt(run: Callable[[], LogPartition]) -> Found:
+    """Run with warnings collected."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConvergenceWarning)
+        started = time.process_time()
+        estimate = run()
+        spent = time.process_time() - started
+    said = [str(one.message) for one in caught if one.category is ConvergenceWarning]
+    return Found(estimate, spent, said)
+
+
+# ------------------------------------------------------------------------------
+# calibration
+# ------------------------------------------------------------------------------
+
+
+def methods(target: Target) -> dict[str, Run]:
+    """Estimates of a model as functions of a seed."""
+    common = {"energy": target.energy, "base": target.base}
+    trained = target.rows is not None
+
+    def run(method: Any, n_rows: int, seed: int, x: Tensor | None = None) -> LogPartition:
+        generator = seeded(seed)
+        x = target.draw(n_rows, generator) if n_rows else x
+        return method.estimate(**common, x=x, generator=generator)
+
+    n_betas = 2000 if trained else 500
+    reverse = ReverseAIS(n_betas, exact_samples=True)
+    found = {
+        f"AIS 100 x {n_betas}": partial(run, AIS(100, n_betas), 0),
+        "reverse AIS, rows": partial(run, reverse, 100 if trained else 200),
+        "importance" if trained else "importance, rows": partial(
+            run, ImportanceSampling(), 0 if trained else 1000
+        ),
+        "bridge, rows": partial(run, BridgeSampling(exact_samples=True), 1000),
+    }
+    if trained:
+        found["bridge, chains"] = partial(run, BridgeSampling(), 0, x=target.rows)
+    return found
+
+
+def calibration(data: Path, quick: bool) -> Rows:
+    """z-scores of repeated estimates."""
+    rows = []
+    targets: Iterable[Callable[[], Target]] = [
+        *(lambda one=one: one for one in models.continuous()),
+        *(partial(models.machine, data, name) for name in ("nltcs", "plants", "jester")),
+    ]
+    for make in targets:
+        target = make()
+        for name, run in methods(target).items():
+            found = [attempt(partial(run, seed)) for seed in range(10 if quick else 100)]
+            rows.append(calibrated(target, name, found))
+        print(table(rows[-len(methods(target)) :]), flush=True)
+    return rows
+
+
+def calibrated(target: Target, name: str, found: list[Found]) -> dict[str, object]:
+    """A line of the table."""
+    value, error, lower, upper = (
+        np.array([one.estimate[i] for one in found], dtype=float) for i in range(4)
+    )
+    off = value - target.exact
+    z = off / error
+    bounded = not np.isnan(np.r_[lower, upper]).all()
+    wrong = (lower > target.exact) | (upper < target.exact)
+    return {
+        "model": target.name,
+        "exact": f"{target.exact:.3f}",
+        "method": name,
+        "mean error": f"{off.mean():+.4f}",
+        "mean abs": f"{np.abs(off).mean():.4f}",
+        "mean std_error": f"{error.mean():.4f}",
+        "mean z": f"{z.mean():+.2f}",
+        "sd of z": f"{z.std(ddof=1):.2f}",
+        "coverage": f"{np.mean(np.abs(z) <= 1.96):.2f}",
+        "wrong": f"{wrong.mean():.2f}" if bounded else "",
+        "warned": f"{np.mean([bool(one.said) for one in found]):.2f}",
+        "s": float(np.mean([one.seconds for one in found])),
+    }
+
+
+# ------------------------------------------------------------------------------
+# ising
+# ------------------------------------------------------------------------------
+
+BUDGETS = ((100, 5000), (100, 10_000), (1000, 2000), (100, 20_000), (1000, 10_000))
+TARGET = 0.1
+
+
+def ising(data: Path, quick: bool) -> Rows:
+    """All methods on grids."""
+    models.check_transfer()
+    rows, more = [], []
+    n_seeds = 3 if quick else 10
+    for grid in models.grids():
+        energy, exact = grid.energy, grid.exact
+        coins = energy.domain.uniform(100, seeded(1), dtype=torch.float64)
+        chains = ParallelTempering(16)
+        state, _ = chains.run(energy, coins, 200 if quick else 1000, seeded(2))
+        single = {
+            "AISBracket": (AISBracket(), state.x),
+            "reverse AIS": (ReverseAIS(), state.x),
+            "importance": (ImportanceSampling(), None),
+            "bridge": (BridgeSampling(), None),
+            "Bethe": (Bethe(), None),
+            "TreeReweighted": (TreeReweighted(), None),
+            "PerturbAndMAP": (PerturbAndMAP(), None),
+        }
+        first = len(rows)
+        worst, line = repeated(AIS(), energy, exact, n_seeds)
+        rows.append({"model": grid.name, "exact": f"{exact:.3f}", "method": "AIS", **line})
+        for name, (method, x) in single.items():
+            estimate = partial(method.estimate, energy, x=x, generator=seeded(0))
+            line = errors(exact, [attempt(estimate)])
+            rows.append({"model": grid.name, "exact": f"{exact:.3f}", "method": name, **line})
+        print(table(rows[first:]), flush=True)
+        for n_chains, n_betas in BUDGETS[: 1 if quick else None]:
+            if worst <= TARGET:
+                break
+            worst, line = repeated(AIS(n_chains, n_betas), energy, exact, n_seeds)
+            name = f"AIS {n_chains} x {n_betas}"
+            more.append({"model": grid.name, "exact": f"{exact:.3f}", "method": name, **line})
+    if more:
+        print(table(more), flush=True)
+    return rows + more
+
+
+def repeated(method: AIS, energy: Any, exact: float, n: int) -> tuple[float, dict[str, object]]:
+    """The worst error of seeds 0 to n - 1, and a line."""
+    found = [attempt(partial(method.estimate, energy, generator=seeded(seed))) for seed in range(n)]
+    return max(abs(one.estimate.value - exact) for one in found), errors(exact, found)
+
+
+def errors(exact: float, found: list[Found]) -> dict[str, object]:
+    """Means, and the worst."""
+    value, error, lower, upper = np.array([one.estimate[:4] for one in found], dtype=float).T
+    off = value - exact
+    shown = {
+        "value - exact": off.mean(),
+        "worst": off[np.abs(off).argmax()],
+        "std_error": error.mean(),
+        "lower - exact": (lower - exact).max(),
+        "upper - exact": (upper - exact).min(),
+    }
+    return {
+        **{name: "" if math.isnan(one) else f"{one:+.4f}" for name, one in shown.items()},
+        "bound": found[0].estimate.bound_kind,
+        "warned": f"{np.mean([bool(one.said) for one in found]):.2f}",
+        "s": float(np.mean([one.seconds for one in found])),
+    }
+
+
+# ------------------------------------------------------------------------------
+# random
+# ------------------------------------------------------------------------------
+
+
+def random_models(data: Path, quick: bool) -> Rows:
+    """How far the bounds are, on small random models."""
+    rows = []
+    for method, attractive, side in (
+        (Bethe(), True, -1),
+        (Bethe(), False, 0),
+        (TreeReweighted(), True, 1),
+        (TreeReweighted(), False, 1),
+        (PerturbAndMAP(), True, 1),
+        (PerturbAndMAP(), False, 1),
+    ):
+        gaps, found = [], []
+        for seed in range(10 if quick else 100):
+            energy = models.random_spins(seed, attractive)
+            one = attempt(partial(method.estimate, energy, generator=seeded(seed)))
+            estimate, exact = one.estimate, Exact().estimate(energy).value
+            end = {-1: estimate.lower, 0: estimate.value, 1: estimate.upper}[side]
+            gaps.append(end - exact)
+            found.append(one)
+        gap = np.array(gaps)
+        rows.append(
+            {
+                "method": f"{type(method).__name__} {['value', 'upper', 'lower'][side]}",
+                "couplings": "attractive" if attractive else "random",
+                "mean gap": f"{gap.mean():+.4f}",
+                "median gap": f"{np.median(gap):+.4f}",
+                "smallest": f"{gap.min():+.4f}",
+                "largest": f"{gap.max():+.4f}",
+                "wrong side": int((side * gap < 0).sum()) if side else "",
+                "warned": sum(bool(one.said) for one in found),
+                "s": float(np.mean([one.seconds for one in found])),
+            }
+        )
+    print(table(rows), flush=True)
+    return rows
+
+
+# ------------------------------------------------------------------------------
+# schedule
+# ------------------------------------------------------------------------------
+
+
+def schedule(data: Path, quick: bool) -> Rows:
+    """The adapted schedule against an even one at equal cost."""
+    rows = []
+    seeds = range(10_000, 10_020 if quick else 10_200)
+    for name, n_hidden, settings in (
+        ("jester", 20, {}),
+        ("mnist", 16, {"learning": "pcd", "n_iter": 2 if quick else 20}),
+    ):
+        energy, x = models.trained(data, name, n_hidden, **settings)
+        base = IndependentBernoulli.fit(x)
+        path = annealing_path(energy, base)
+        exact = Exact().estimate(energy).value
+        even = Schedule(np.linspace(0, 1, 1100).tolist(), [], [])
+        ways: dict[str, Run] = {
+            "adapted, 1000": lambda seed, e=energy, b=base: AIS(100, 1000).estimate(
+                e, base=b, generator=seeded(seed)
+            ),
+            "even, 1100": lambda seed, p=path, s=even: along(p, s, seed),
+        }
+        found: dict[str, list[Found]] = {way: [] for way in ways}
+        for seed in seeds:
+            for way, run in ways.items():
+                found[way].append(attempt(partial(run, seed)))
+        off = {w: np.array([one.estimate.value - exact for one in f]) for w, f in found.items()}
+        ratio = mse_ratio(*off.values())
+        for way, error in off.items():
+            rows.append(
+                {
+                    "model": f"{name} {energy.domain.n_columns}-{n_hidden}",
+                    "schedule": way,
+                    "exact": f"{exact:.3f}",
+                    "rmse": f"{np.sqrt(np.mean(error**2)):.4f}",
+                    "mean error": f"{error.mean():+.4f}",
+                    "sd": f"{error.std(ddof=1):.4f}",
+                    "mse, adapted / even": ratio if way.startswith("adapted") else "",
+                    "s": float(np.mean([one.seconds for one in found[way]])),
+                }
+            )
+    print(table(rows), flush=True)
+    return rows
+
+
+@torch.no_grad()
+def along(path: Any, even: Schedule, seed: int) -> LogPartition:
+    """AIS along a schedule."""
+    return Plan(path, Gibbs(), even, 0.05, seeded(seed)).forward(100)
+
+
+def mse_ratio(first: np.ndarray, second: np.ndarray) -> str:
+    """Ratio of mean squares, with the standard deviation of 2,000 resamples."""
+    rng = np.random.default_rng(0)
+
+    def means(error: np.ndarray) -> np.ndarray:
+        return np.mean(rng.choice(error**2, (2000, len(error))), 1)
+
+    ratio = np.mean(first**2) / np.mean(second**2)
+    return f"{ratio:.2f} +- {np.std(means(first) / means(second)):.2f}"
+
+
+# ------------------------------------------------------------------------------
+# cost
+# ------------------------------------------------------------------------------
+
+
+def cost(data: Path, quick: bool) -> Rows:
+    """AIS against its matrix products."""
+    n_chains, n_betas = 100, 1000
+    energy = BernoulliRBM(784, 500, generator=seeded(0), scale=0.03)
+    W = energy.weight.detach()
+
+    def products(n: int, times: int) -> None:
+        x, h = torch.rand(n, 784), torch.rand(n, 500)
+        for _ in range(times):
+            torch.mm(x, W.t())
+            torch.mm(h, W)
+
+    def estimate() -> None:
+        AIS(n_chains, n_betas).estimate(energy, generator=seeded(0))
+
+    spent: dict[str, list[float]] = {"AIS": [], "products": [], "pilots' products": []}
+    for _ in range(3 if quick else 9):
+        spent["AIS"].append(seconds(estimate))
+        spent["products"].append(seconds(lambda: products(n_chains, n_betas - 1)))
+        # A quarter of the chains, 400 temperatures: a tenth of the cost.
+        spent["pilots' products"].append(seconds(lambda: products(n_chains // 4, 400)))
+    with_pilots = [a + b for a, b in zip(spent["products"], spent["pilots' products"], strict=True)]
+    rows: Rows = [
+        {
+            "model": "784-500",
+            "AIS, s": float(np.median(spent["AIS"])),
+            "products, s": float(np.median(spent["products"])),
+            "pilots' products, s": float(np.median(spent["pilots' products"])),
+            "AIS / products": spread(spent["AIS"], spent["products"]),
+            "AIS / products with the pilots'": spread(spent["AIS"], with_pilots),
+        }
+    ]
+    print(table(rows), flush=True)
+    return rows
+
+
+# ------------------------------------------------------------------------------
+# warnings
+# ------------------------------------------------------------------------------
+
+KINDS = {
+    "crossed": "have crossed",
+    "depends on start": "depends on where",
+    "missed modes": "missed modes",
+}
+
+
+def warned(data: Path, quick: bool) -> Rows:
+    """How often a bracket warns of good models and of bad ones."""
+    n = 5 if quick else 25
+    groups: dict[str, Iterable[Suspect]] = {
+        "good: random 30-20": models.random_machines(n),
+        "good: trained 30-20": models.trained_machines(data, n),
+        "bad: lighter mode 30-20": models.one_sided_machines(n),
+        "bad: CD-1, large steps 30-20": models.badly_trained(n),
+        "good: two modes, all rows": models.far_mixtures(n, one_sided=False),
+        "bad: two modes, rows of one": models.far_mixtures(n, one_sided=True),
+    }
+    rows = []
+    for name, group in groups.items():
+        first = len(rows)
+        discrete = "30-20" in name
+        suspects = list(group)
+        for base in ("rows' means", "uniform") if discrete else ("fitted", "N(0, 1)"):
+            found = [bracketed(one, base) for one in suspects]
+            rows.append({"models": name, "base": base, **rates(suspects, found)})
+        print(table(rows[first:]), flush=True)
+    return rows
+
+
+def bracketed(one: Suspect, base: str) -> Found:
+    """A bracket from the rows of a model."""
+    fitted: Any = None
+    if base == "rows' means":
+        fitted = IndependentBernoulli.fit(one.rows)
+    elif base == "N(0, 1)":
+        fitted = models.standard_normal(one.rows)
+    method = AISBracket() if base in ("rows' means", "uniform") else AISBracket(100, 500, 200)
+    return attempt(
+        partial(method.estimate, one.energy, base=fitted, x=one.rows, generator=seeded(0))
+    )
+
+
+def rates(suspects: list[Suspect], found: list[Found]) -> dict[str, object]:
+    """Shares of the models."""
+    off = np.array([f.estimate.value - s.exact for s, f in zip(suspects, found, strict=True)])
+    below = np.array([f.estimate.upper < s.exact for s, f in zip(suspects, found, strict=True)])
+    told = {
+        kind: np.array([any(text in said for said in one.said) for one in found])
+        for kind, text in KINDS.items()
+    }
+    any_of = np.any(list(told.values()), 0)
+    silent = below & ~any_of
+    return {
+        "n": len(found),
+        "warned": f"{any_of.mean():.2f}",
+        **{kind: f"{said.mean():.2f}" for kind, said in told.items()},
+        "mean abs error": float(np.abs(off).mean()),
+        "off by 0.5": f"{np.mean(np.abs(off) > 0.5):.2f}",
+        "off, silent": f"{np.mean((np.abs(off) > 0.5) & ~any_of):.2f}",
+        "upper < exact": f"{below.mean():.2f}",
+        "so, silent": f"{silent.mean():.2f}",
+        "s": float(np.mean([one.seconds for one in found])),
+    }
+
+
+TABLES: dict[str, Callable[[Path, bool], Rows]] = {
+    "calibration": calibration,
+    "ising": ising,
+    "random": random_models,
+    "schedule": schedule,
+    "cost": cost,
+    "warnings": warned,
+}
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", default=list(TABLES), choices=list(TABLES))
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print(machine())
+    found = {}
+    for name in args.only:
+        print(f"\n{name}\n", flush=True)
+        found[name] = TABLES[name](args.data, args.quick)
+    write(args.json, found)
+
+
+if __name__ == "__main__":
+    main()
