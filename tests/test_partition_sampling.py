@@ -13,14 +13,10 @@ from skebm.base import Binary, Categorical, Energy, Mixed, Real
 from skebm.energies import BoltzmannMachine
 from skebm.noise import ChowLiuTree, Gaussian, IndependentBernoulli, Uniform
 from skebm.partition.bridge import BridgeSampling, bridge
-from skebm.partition.importance import ImportanceSampling, pareto_k
-from skebm.partition.support import (
-    check_base,
-    check_proper,
-    default_base,
-    default_sampler,
-    log_weights,
-)
+from skebm.partition.importance import ImportanceSampling
+from skebm.partition.proper import check_proper
+from skebm.partition.support import check_base, default_base, default_sampler
+from skebm.partition.weights import log_weights, pareto_k
 from skebm.samplers import HMC, MALA, Gibbs, GibbsWithGradients, Langevin
 from tests.oracle import DOUBLE, Enumerated, bits, make_rbm, make_tree_rbm, seeded
 from tests.targets import Normal, OneHot, Polynomial, Quadratic, Slopes, spelled_out

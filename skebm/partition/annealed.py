@@ -15,10 +15,10 @@ from skebm.base import Energy, LogPartition, Sampler, sampling
 from skebm.base.checks import whole_number
 from skebm.base.energy import check_energy
 from skebm.energies import AnnealingPath, annealing_path
+from skebm.partition.proper import WeighingMethod
 from skebm.partition.schedule import Schedule, adapted, anneal
 from skebm.partition.support import (
     NO_UPPER,
-    WeighingMethod,
     check_base,
     check_delta,
     covers,
@@ -29,58 +29,10 @@ from skebm.partition.support import (
     like,
     rows_of,
 )
+from skebm.partition.weights import Weights, summarise
 
-# Heaviest tail assumed of the weights: the mean of a Pareto law of index 1 does not exist.
-MAX_TAIL = 1.0
 # Effective draws below which the mean of weights is not trusted.
 FEW = 5
-
-
-class Weights(NamedTuple):
-    """Summary of n log weights: log of their mean, its standard error, effective sample size."""
-
-    log_mean: float
-    std_error: float
-    ess: float
-
-
-def summarise(log_w: Tensor) -> Weights:
-    r"""Mean of the weights with a standard error that allows for a tail not seen.
-
-    The delta method, s / sqrt(n) for weights of mean 1, is too small where few weights carry the
-    mean: those that would matter most were not drawn. To its square is added the second moment of
-    the weights expected once in n to 10 n draws, under a Pareto law through the largest one, m:
-
-    .. math:: \frac{s^2}{n} + \Bigl(\frac{m - 1}{n}\Bigr)^2 \int_{0.1}^1 u^{-2k} du,
-
-    with k Hill's estimate from the min(n / 5, 3 sqrt(n)) largest weights, at most 1.
-
-    References
-    ----------
-    Hill (1975), "A simple general approach to inference about the tail of a distribution". Vehtari,
-    Simpson, Gelman, Yao and Gabry (2024), "Pareto smoothed importance sampling", JMLR 25(72), for
-    the tail's size and k as a measure of trust.
-    """
-    if not bool(log_w.isfinite().all()):
-        raise FloatingPointError(
-            "The weights met energies that are not finite: check the model's parameters for "
-            "infinities and NaN, or compute in float64."
-        )
-    n = len(log_w)
-    log_mean = float(torch.logsumexp(log_w, 0)) - math.log(n)
-    w = (log_w - log_mean).exp()  # mean 1
-    ess = float(w.sum() ** 2 / w.square().sum())
-    if n == 1:
-        return Weights(log_mean, math.inf, ess)
-    n_tail = max(1, int(min(n / 5, 3 * math.sqrt(n))))
-    tail = log_w.topk(n_tail + 1).values
-    k = min(float((tail[:-1] - tail[-1]).mean()), MAX_TAIL)
-    power = 1 - 2 * k
-    unseen = (1 - 0.1**power) / power if abs(power) > 1e-6 else math.log(10)
-    excess = (float(w.max()) - 1) / n
-    return Weights(log_mean, math.sqrt(float(w.var()) / n + unseen * excess**2), ess)
-
-
 NO_LOWER = "no lower end: weights of model draws that all missed a mode look as good as any"
 
 
@@ -185,8 +137,9 @@ class AIS(WeighingMethod):
     the tail of the weights promises; of a mode that no chain came near it knows nothing.
     Accumulates in float64. Warns when one chain carries almost all weight.
 
-    A pilot run of at most a tenth of the cost places the temperatures where the path is long. Its
-    chains are not used again, so that the estimate is unbiased given the schedule.
+    Pilots of a tenth of the cost place the temperatures closer together where annealing is hard,
+    and let a sampler with ``adapt=True`` find its settings at each. Their chains are not used
+    again, so that the estimate is unbiased given what they found.
 
     Parameters
     ----------
@@ -202,7 +155,8 @@ class AIS(WeighingMethod):
     Neal (2001), "Annealed importance sampling", Statistics and Computing 11(2). Salakhutdinov and
     Murray (2008), "On the quantitative analysis of deep belief networks", ICML, section 4. Grosse,
     Maddison and Salakhutdinov (2013), "Annealing between distributions by averaging moments",
-    NeurIPS, section 3 (the schedule).
+    NeurIPS, section 3, and Sivak and Crooks (2012), "Thermodynamic metrics and optimal paths", PRL
+    108 (the schedule).
 
     Examples
     --------
@@ -230,7 +184,12 @@ class AIS(WeighingMethod):
         x: Tensor | Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> LogPartition:
-        """Anneal `n_chains` draws of `base`; a normal base is fitted to rows `x` where given."""
+        """Anneal `n_chains` draws of `base`.
+
+        The default base is the energy's, or uniform, or on unbounded real rows a normal one: fitted
+        to `x`, or standard. The default `sampler` is Gibbs where there are blocks,
+        GibbsWithGradients on other discrete rows, and HMC that tunes itself on real ones.
+        """
         check_energy(energy)
         with sampling(energy), torch.no_grad():
             run = plan(self, energy, base, sampler, x, generator, self.n_chains)

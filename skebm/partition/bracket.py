@@ -14,7 +14,8 @@ from torch import Tensor
 from skebm.base import Energy, LogPartition, Sampler, sampling
 from skebm.base.energy import check_energy
 from skebm.partition.annealed import plan
-from skebm.partition.support import WeighingMethod, rows_of, wide_base
+from skebm.partition.proper import WeighingMethod
+from skebm.partition.support import rows_of, wide_base
 
 GIVEN = "the given rows"
 WIDE = "AIS from a wider base"

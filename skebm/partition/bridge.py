@@ -14,17 +14,17 @@ from torch.nn.functional import logsigmoid
 
 from skebm.base import Energy, LogPartition, Sampler
 from skebm.base.checks import whole_number
+from skebm.partition.proper import WeighingMethod
 from skebm.partition.support import (
-    WeighingMethod,
     check_base,
     default_base,
     default_sampler,
     generator_for,
     is_fitted,
     like,
-    log_weights,
     rows_of,
 )
+from skebm.partition.weights import log_weights
 
 # Rows that are held at a time.
 CHUNK = 4096

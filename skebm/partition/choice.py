@@ -16,7 +16,8 @@ from skebm.partition.bracket import AISBracket
 from skebm.partition.exact import Exact, cheaper_side
 from skebm.partition.graph import pairwise_graph
 from skebm.partition.importance import ImportanceSampling
-from skebm.partition.support import check_base, check_proper, rows_of
+from skebm.partition.proper import check_proper
+from skebm.partition.support import check_base, rows_of
 
 
 class Choice(NamedTuple):

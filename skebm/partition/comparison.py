@@ -23,7 +23,8 @@ from skebm.partition.choice import in_a_line
 from skebm.partition.exact import Exact
 from skebm.partition.importance import ImportanceSampling
 from skebm.partition.perturb_and_map import PerturbAndMAP
-from skebm.partition.support import check_base, check_proper, like, rows_of
+from skebm.partition.proper import check_proper
+from skebm.partition.support import check_base, like, rows_of
 from skebm.partition.tree_reweighted import TreeReweighted
 
 METHODS = (

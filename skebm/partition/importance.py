@@ -13,61 +13,23 @@ from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler
 from skebm.base.checks import whole_number
-from skebm.partition.annealed import summarise
+from skebm.partition.proper import WeighingMethod
 from skebm.partition.support import (
     NO_UPPER,
-    WeighingMethod,
     check_base,
     check_delta,
     default_base,
     generator_for,
     like,
-    log_weights,
     rows_of,
 )
+from skebm.partition.weights import log_weights, pareto_k, summarise
 
 # Vehtari et al. (2024): beyond it sample sizes and standard errors promise more than they keep.
 MAX_PARETO_K = 0.7
 # Effective draws below which the mean of weights is not trusted either: at 60 of 10,000, intervals
 # of two standard errors for a trained machine held log Z in 80 of 100 runs.
 FEW = 100
-SPACING = 1e-3  # standard deviation of what tells equal log weights apart
-
-
-def pareto_k(log_w: Tensor) -> float:
-    r"""Index k of the generalised Pareto law of the largest weights; they have about 1 / k moments.
-
-    The tail is the min(n / 5, 3 sqrt(n)) largest, and the fit has a weak prior at 1/2. Minus
-    infinity where all are the same; ``nan`` of less than 25 weights. Weights of states that come
-    again have no density to fit, so all are told apart by a thousandth.
-
-    References
-    ----------
-    Zhang and Stephens (2009), "A new and efficient estimation method for the generalized Pareto
-    distribution", Technometrics 51(3). Vehtari, Simpson, Gelman, Yao and Gabry (2024), "Pareto
-    smoothed importance sampling", JMLR 25(72), section 2 and appendix C (the prior).
-    """
-    n = len(log_w)
-    n_tail = int(min(n / 5, 3 * math.sqrt(n)))
-    if n_tail < 5:
-        return math.nan
-    largest = log_w.topk(n_tail + 1).values
-    if largest[0] - largest[-1] <= 1e-10:
-        return -math.inf
-    apart = torch.Generator(log_w.device).manual_seed(0)
-    noise = torch.randn(n, generator=apart, dtype=log_w.dtype, device=log_w.device)
-    top = (log_w + SPACING * noise).topk(n_tail + 1).values
-    top = (top - top[0]).exp()
-    x = (top[:-1] - top[-1]).flip(0)  # rising
-    quartile = x[int(n_tail / 4 + 0.5) - 1]
-    m = 30 + int(math.sqrt(n_tail))
-    grid = 1 - (m / (torch.arange(m, dtype=x.dtype, device=x.device) + 0.5)).sqrt()
-    theta = 1 / x[-1] + grid / (3 * quartile)
-    k = torch.log1p(-theta[:, None] * x).mean(1)
-    likelihood = n_tail * ((-theta / k).log() - k - 1)
-    best = (likelihood.softmax(0) * theta).sum()
-    found = float(torch.log1p(-best * x).mean())
-    return (n_tail * found + 10 * 0.5) / (n_tail + 10)
 
 
 class ImportanceSampling(WeighingMethod):

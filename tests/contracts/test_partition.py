@@ -27,8 +27,8 @@ from skebm.partition import (
     TreeReweighted,
     log_z_cost,
 )
-from skebm.partition.annealed import summarise
 from skebm.partition.schedule import Schedule, adapted, anneal
+from skebm.partition.weights import summarise
 from skebm.samplers import MALA, Gibbs
 from tests.discovery import without_case
 from tests.oracle import DOUBLE, Enumerated, bits, joint_energy, make_rbm, seeded
