@@ -215,7 +215,7 @@ class Geometric(Energy):
         self.path, self.beta = path, beta
 
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:
-        if torch.is_grad_enabled() and x.requires_grad:
+        if torch.is_grad_enabled():
             return self.beta * self.energy(x) - (1 - self.beta) * self.path.base.log_prob(x)
         found = self.path.parts(x)
         return self._mixed(found.energy, found.log_q)

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from skebm.base import Binary, BipartiteEnergy, Clamp, Energy, Real
-from skebm.energies import BernoulliRBM, BoltzmannMachine, Corrected, Tilted, ising_grid
+from skebm.energies import (
+    BernoulliRBM,
+    BoltzmannMachine,
+    Corrected,
+    Tilted,
+    annealing_path,
+    ising_grid,
+)
+from skebm.energies.path import Geometric, GeometricPath, TiltedPairwise
+from skebm.noise import Gaussian
 from skebm.samplers._moves import AtBeta
 from tests.discovery import without_case
 from tests.oracle import (
@@ -22,6 +31,7 @@ from tests.oracle import (
     make_tree_rbm,
     seeded,
 )
+from tests.targets import Quadratic
 
 
 def field(n, seed=7):
@@ -32,6 +42,13 @@ def make_boltzmann(d, seed=0):
     """A machine with every pair coupled, from a matrix that is neither symmetric nor hollow."""
     W = torch.randn(d, d, generator=seeded(seed), dtype=DOUBLE)
     return BoltzmannMachine(W, field(d), offset=0.7)
+
+
+def between(energy, base):
+    """Part of the way from a base that has nothing to do with the energy."""
+    path = annealing_path(energy, base)
+    assert isinstance(path, GeometricPath)
+    return path.at(0.6)
 
 
 # Small float64 energies of every class; both layers of a bipartite one can be enumerated.
@@ -45,6 +62,13 @@ CASES = {
     BoltzmannMachine: {
         "dense": lambda: make_boltzmann(5),
         "ring": lambda: ising_grid(1, 6, 0.6, -0.3, dtype=DOUBLE),
+    },
+    TiltedPairwise: {"tilted pairs": lambda: TiltedPairwise(make_boltzmann(5), field(5), 0.6)},
+    Geometric: {
+        "to a normal": lambda: between(
+            Quadratic(field(3), torch.eye(3, dtype=DOUBLE) + 0.5), Gaussian(field(3, 8), 2.0)
+        ),
+        "to bits": lambda: between(make_rbm(5, 3), make_tree_rbm(5, 3).base),
     },
     AtBeta: {"hot": lambda: AtBeta(make_rbm(5, 3), 0.6)},
     Corrected: {"corrected": lambda: Corrected(make_tree_rbm(5, 3), beta=0.6)},
@@ -73,6 +97,8 @@ def bipartite(request):
 
 def rows(energy, n=6, seed=0):
     """Rows near the states of the domain; energies are functions of real arguments."""
+    if isinstance(energy.domain, Real):
+        return 2 * torch.randn(n, *energy.domain.shape, generator=seeded(seed), dtype=DOUBLE)
     x = energy.domain.uniform(n, seeded(seed), dtype=DOUBLE)
     return x + 0.2 * torch.randn(x.shape, generator=seeded(seed), dtype=DOUBLE)
 
