@@ -78,7 +78,8 @@ class Plan(NamedTuple):
         if n > 1 and found.ess < min(FEW, n / 10):
             warnings.warn(
                 f"Few of {n} annealing runs carry almost all weight (effective sample size "
-                f"{found.ess:.2f}): log Z is known to within some nats at best. Use more n_betas.",
+                f"{found.ess:.2f}): log Z is known to within some nats at best. Use more n_betas, "
+                "or a base nearer to the model.",
                 ConvergenceWarning,
                 stacklevel=4,  # the caller of `estimate`
             )

@@ -68,8 +68,11 @@ def summarise(log_w: Tensor) -> Weights:
             "infinities and NaN, or compute in float64."
         )
     n = len(log_w)
-    log_mean = float(torch.logsumexp(log_w, 0)) - math.log(n)
-    w = (log_w - log_mean).exp()  # mean 1
+    # Relative to the largest: logarithms may be so large that log n is lost beside them.
+    relative = log_w - log_w.max()
+    log_mean = float(torch.logsumexp(relative, 0)) - math.log(n)
+    w = (relative - log_mean).exp()  # mean 1
+    log_mean += float(log_w.max())
     ess = float(w.sum() ** 2 / w.square().sum())
     if n == 1:
         return Weights(log_mean, math.inf, ess)

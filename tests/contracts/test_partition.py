@@ -466,6 +466,17 @@ def test_weights_that_are_equal_have_no_error():
     assert found == pytest.approx((700.0, 0.0, 50.0))
 
 
+def test_weights_of_any_size_have_the_same_error():
+    log_w = torch.randn(50, generator=seeded(), dtype=DOUBLE)
+    plain = summarise(log_w)
+    assert summarise(log_w + 1e6) == pytest.approx(
+        (plain.log_mean + 1e6, plain.std_error, plain.ess), rel=1e-6
+    )
+    huge = torch.tensor([-1e27, -2e27, -3e27, -4e27], dtype=DOUBLE)
+    assert summarise(huge).ess == 1.0
+    assert summarise(huge).std_error >= 1.0
+
+
 def test_light_tails_leave_the_delta_method_alone():
     log_w = 0.3 * torch.randn(2000, generator=seeded(), dtype=DOUBLE)
     assert summarise(log_w).std_error == pytest.approx(delta_method(log_w), rel=0.05)
