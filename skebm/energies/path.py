@@ -17,7 +17,31 @@ GROUP = 100
 
 
 def annealing_path(energy: Energy, base: Noise) -> AnnealingPath:
-    """The path from `base` to `energy` that keeps what conditionals the energy has."""
+    r"""The path from `base` to `energy` that keeps what conditionals the energy has.
+
+    Bipartite and pairwise energies stay what they are, so that :class:`skebm.samplers.Gibbs` takes
+    every distribution on the way, if they start from independent columns (or from the base that
+    they correct). Any other pair becomes :math:`\beta E(x) - (1 - \beta) \log q(x)`.
+
+    Parameters
+    ----------
+    energy : Energy
+    base : Noise
+        On rows of the same domain.
+
+    Returns
+    -------
+    AnnealingPath
+
+    Examples
+    --------
+    >>> from skebm.energies import annealing_path, ising_grid
+    >>> from skebm.noise import IndependentBernoulli
+    >>> import torch
+    >>> path = annealing_path(ising_grid(3, 3), IndependentBernoulli(torch.zeros(9)))
+    >>> path.at(0.5)(torch.ones(1, 9)).item()  # half of the energy of 18 pairs
+    -9.0
+    """
     structure = getattr(energy, "structure", None)
     independent = isinstance(base, IndependentBernoulli)
     if isinstance(energy, BipartiteEnergy) and (independent or base is structure is not None):
