@@ -103,10 +103,11 @@ def plan(
     check_delta(estimator.delta)
     whole_number("n_betas", estimator.n_betas, 2)
     whole_number("n_chains", n_chains, 1)
-    kind = like(energy, rows_of(energy, x))
-    generator = generator_for(kind, generator)
-    base = default_base(energy, x) if base is None else base
-    check_base(energy, base, x)
+    rows = rows_of(energy, x)
+    kind = like(energy, rows)
+    generator = generator_for(generator, kind.device)
+    base = default_base(energy, rows) if base is None else base
+    check_base(energy, base, rows)
     if not covers(energy.domain, base.domain):
         raise ValueError(
             f"Annealing starts at draws of the base, and some of {base!r} are outside "

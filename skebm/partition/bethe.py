@@ -21,6 +21,7 @@ from skebm.partition.graph import (
     exactly,
     pairwise_graph,
 )
+from skebm.partition.support import generator_for
 
 ROUNDING = 1e-12  # allowance, relative to the sum of the terms' sizes
 
@@ -138,8 +139,7 @@ class Bethe(PairwiseMethod):
         if signs is not None:
             fixed += [signs.astype(float), 1.0 - signs]
         yield from fixed[: self.n_starts]
-        if generator is None:
-            generator = torch.Generator().manual_seed(0)
+        generator = generator_for(generator)
         for _ in range(self.n_starts - len(fixed)):
             u = torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device)
             yield u.cpu().numpy()

@@ -15,7 +15,7 @@ from skebm.base import Energy, LogPartition, Sampler, sampling
 from skebm.base.energy import check_energy
 from skebm.partition.annealed import plan
 from skebm.partition.proper import WeighingMethod
-from skebm.partition.support import rows_of, wide_base
+from skebm.partition.support import wide_base
 
 GIVEN = "the given rows"
 WIDE = "AIS from a wider base"
@@ -95,7 +95,6 @@ class AISBracket(WeighingMethod):
                 "AISBracket needs two rows or more to start a reverse run from: pass them as x."
             )
         check_energy(energy)
-        rows_of(energy, given)
         with sampling(energy), torch.no_grad():
             run = plan(self, energy, base, sampler, given, generator, self.n_chains)
             generator = run.generator

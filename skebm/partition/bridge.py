@@ -156,7 +156,7 @@ class BridgeSampling(WeighingMethod):
         self.check(energy)
         rows = rows_of(energy, x)
         kind = like(energy, rows)
-        generator = generator_for(kind, generator)
+        generator = generator_for(generator, kind.device)
         first = default_base(energy) if base is None else base
         check_base(energy, first, rows)
         first = first.to(kind.device, kind.dtype)

@@ -106,11 +106,12 @@ class ImportanceSampling(WeighingMethod):
         whole_number("chunk", self.chunk, 1)
         check_delta(self.delta)
         self.check(energy)
-        base = default_base(energy, x) if base is None else base
-        check_base(energy, base, x)
-        kind = like(energy, rows_of(energy, x))
+        rows = rows_of(energy, x)
+        base = default_base(energy, rows) if base is None else base
+        check_base(energy, base, rows)
+        kind = like(energy, rows)
         base = base.to(kind.device, kind.dtype)
-        generator = generator_for(kind, generator)
+        generator = generator_for(generator, kind.device)
         found, left = [], self.n_samples
         while left:
             draws = base.sample(min(self.chunk, left), generator)

@@ -14,6 +14,7 @@ from torch import Tensor
 from skebm.base import Energy, LogPartition, Sampler
 from skebm.partition._min_cut import by_enumeration, by_min_cut, by_relaxation
 from skebm.partition.graph import PairwiseGraph, PairwiseMethod, pairwise_graph
+from skebm.partition.support import generator_for
 
 # States times perturbations that are enumerated: seconds.
 MAX_TERMS = 2.0**27
@@ -103,9 +104,7 @@ class PerturbAndMAP(PairwiseMethod):
             raise ValueError(f"delta must be in (0, 1), got {self.delta!r}.")
         graph = pairwise_graph(energy)
         solve = SOLVERS[self._solver(graph)]
-        if generator is None:
-            generator = torch.Generator().manual_seed(0)
-        gumbel = _gumbel((2, self.n_samples, graph.n_nodes), generator)
+        gumbel = _gumbel((2, self.n_samples, graph.n_nodes), generator_for(generator))
         # A unit's state 0 has the first one, its state 1 the second.
         maxima = gumbel[0].sum(1) + solve(graph, gumbel[1] - gumbel[0])
         value = float(maxima.mean())

@@ -51,7 +51,7 @@ def check_proper(energy: Energy, generator: torch.Generator | None = None) -> No
     if bounded(energy.domain):
         return
     kind = like(energy)
-    generator = generator_for(kind, generator)
+    generator = generator_for(generator, kind.device)
     origin, ray, needed = _rays(energy.domain, generator, kind)
     grows = torch.ones(len(ray), dtype=torch.bool, device=kind.device)
     with sampling(energy), torch.no_grad():

@@ -49,11 +49,9 @@ def row_energies(energy: Energy, x: Tensor) -> Tensor:
     return value.double()
 
 
-def generator_for(kind: Tensor, generator: torch.Generator | None) -> torch.Generator:
-    """The generator, or one of seed 0 on the device of a tensor, so that estimates repeat."""
-    if generator is None:
-        return torch.Generator(kind.device).manual_seed(0)
-    return generator
+def generator_for(generator: torch.Generator | None, device: Any = "cpu") -> torch.Generator:
+    """The generator, or one of seed 0 on a device, so that estimates repeat."""
+    return torch.Generator(device).manual_seed(0) if generator is None else generator
 
 
 def check_delta(delta: Any) -> None:
@@ -142,10 +140,8 @@ def default_base(energy: Energy, x: Tensor | Mapping[str, Tensor] | None = None)
         return base
     rows = rows_of(energy, x)
     domain, kind = energy.domain, like(energy, rows)
-    if isinstance(domain, Binary) and len(domain.shape) == 1:
-        return IndependentBernoulli(kind.new_zeros(domain.n_columns))
     if bounded(domain):
-        return Uniform(domain, kind.dtype, kind.device)
+        return _uniform(domain, kind)
     if not isinstance(domain, Real):
         raise ValueError(f"There is no base to choose by default for {domain}: pass one.")
     if rows is None:
@@ -164,14 +160,20 @@ def wide_base(energy: Energy, base: Noise) -> Noise | None:
     """
     if not bounded(energy.domain):
         return base.widened(WIDER**2) if isinstance(base, Gaussian) else None
-    if isinstance(base, Uniform):
+    if (
+        isinstance(base, Uniform)
+        or isinstance(base, IndependentBernoulli)
+        and not base.logits.any()
+    ):
         return None
-    if isinstance(base, IndependentBernoulli):
-        return IndependentBernoulli(torch.zeros_like(base.logits)) if base.logits.any() else None
-    kind = like(energy)
-    if isinstance(energy.domain, Binary) and len(energy.domain.shape) == 1:
-        return IndependentBernoulli(kind.new_zeros(energy.domain.n_columns))
-    return Uniform(energy.domain, kind.dtype, kind.device)
+    return _uniform(energy.domain, like(energy))
+
+
+def _uniform(domain: Domain, kind: Tensor) -> Noise:
+    """The uniform distribution, of independent columns on flat bits: blocks can anneal from it."""
+    if isinstance(domain, Binary) and len(domain.shape) == 1:
+        return IndependentBernoulli(kind.new_zeros(domain.n_columns))
+    return Uniform(domain, kind.dtype, kind.device)
 
 
 # ------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ def check_base(energy: Energy, base: Any, x: Tensor | Mapping[str, Tensor] | Non
     kind = like(energy, rows)
     _check_support(energy, base, rows, "row {} of x")
     if bounded(energy.domain):
-        generator = torch.Generator(kind.device).manual_seed(0)
+        generator = generator_for(None, kind.device)
         draws = energy.domain.uniform(N_LOOKS, generator, dtype=kind.dtype)
         _check_support(energy, base, draws, "a state of its domain (uniform draw {})")
 
