@@ -9,7 +9,17 @@ import pytest
 import torch
 
 from skebm.base import Clamp
-from skebm.noise import ChowLiuTree, Gaussian, IndependentBernoulli, Noise, Uniform
+from skebm.noise import (
+    Affine,
+    ChowLiuTree,
+    Gaussian,
+    GaussianMixture,
+    IndependentBernoulli,
+    KernelDensity,
+    Noise,
+    TruncatedGaussian,
+    Uniform,
+)
 from skebm.noise.blocks import BlockTree
 from tests.discovery import without_case
 from tests.oracle import DOUBLE, P_FLOOR, bits, chi_square, count_states, seeded
@@ -25,7 +35,12 @@ CASES = {
     ],
     ChowLiuTree: [ChowLiuTree.fit(bits(4)[[0, 3, 3, 7, 8, 12, 15]], share=0.1)],
     BlockTree: [BlockTree.fit(bits(5)[[0, 3, 9, 9, 18, 18, 31]], block_size=2, share=0.1)],
-    Gaussian: [],  # these two are of no use as flat bits: tests/test_noise_continuous.py
+    # Those on real rows have tests of their own, tests/test_noise_*.py.
+    Affine: [],
+    Gaussian: [],
+    GaussianMixture: [],
+    KernelDensity: [],
+    TruncatedGaussian: [],
     Uniform: [],
 }
 INSTANCES = [one for instances in CASES.values() for one in instances]

@@ -50,15 +50,44 @@ class Noise(abc.ABC):
         """Conditionals under unary fields, q(x)^power exp(field' x), for each row of (n, d)."""
         raise TypeError(f"{type(self).__name__} has no exact conditionals under unary fields.")
 
+    def slope(self, x: Tensor) -> Tensor:
+        """Gradient of :meth:`log_prob` with respect to x, of the shape of x.
+
+        It works under ``no_grad``. This default comes from autograd and is detached; where a
+        distribution has a closed form, that can be differentiated in turn.
+        """
+        with torch.enable_grad():
+            x = x.detach().requires_grad_(True)
+            value = self.log_prob(x)
+            if not value.requires_grad:  # constant wherever it is finite
+                return torch.zeros_like(x)
+            (slope,) = torch.autograd.grad(value.sum(), x)
+        return slope
+
+    def log_prob_and_slope(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`log_prob` and :meth:`slope`, cheaper together where they share work."""
+        return self.log_prob(x), self.slope(x)
+
+    def blurred(self, sigma: float | Tensor) -> Noise:
+        """The distribution of x + sigma z, z standard normal; `sigma` may be one for each entry."""
+        raise TypeError(
+            f"{type(self).__name__} has no closed form under added normal noise: use Gaussian, "
+            "GaussianMixture or KernelDensity."
+        )
+
+    def given(self, clamp: Clamp) -> Conditional:
+        """Exact conditionals of the other entries, for each row of what is known, (n, ...)."""
+        raise TypeError(
+            f"{type(self).__name__} has no exact conditionals given real entries: use Gaussian, "
+            "GaussianMixture, KernelDensity or TruncatedGaussian."
+        )
+
     def flip_log_ratio(self, x: Tensor) -> Tensor:
         """log q(x with entry i set to 1 - x_i) - log q(x), (n, d), for flat binary rows.
 
         Taken from the slope: log-probabilities of binary rows are linear in each entry.
         """
-        with torch.enable_grad():
-            x = x.detach().requires_grad_(True)
-            (slope,) = torch.autograd.grad(self.log_prob(x).sum(), x)
-        return (1 - 2 * x.detach()) * slope
+        return (1 - 2 * x.detach()) * self.slope(x)
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Any:
         """A copy on a device, its real numbers in a precision."""

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skebm.base import Real
+from skebm.base import Clamp, Real
+from skebm.noise._fitting import checked_weight, positive, usable_scale
+from skebm.noise._given import Given, IndependentGiven, MixtureGiven
 from skebm.noise.base import Noise
 
 # Least shrinkage that is chosen: columns that copy each other keep a thousandth of their own.
@@ -72,7 +74,7 @@ class Gaussian(Noise):
             raise ValueError("Pass either scale or covariance.")
         self.mean = mean.detach().clone()
         self.domain = Real(tuple(mean.shape))
-        self.scale = None if scale is None else _checked_scale(scale, self.mean)
+        self.scale = None if scale is None else positive(scale, self.mean, "scale")
         self.root = None if covariance is None else _cholesky(covariance, self.mean)
 
     # ---------------------------------------------------------------- fitting
@@ -105,7 +107,7 @@ class Gaussian(Noise):
         diagonal : bool, default=False
             Independent entries: variances alone, for rows of any shape.
         """
-        w = _checked_weight(x, weight)
+        w = checked_weight(x, weight)
         if not diagonal and x.dim() != 2:
             raise ValueError(
                 f"A covariance is one of flat rows, not of shape {tuple(x.shape[1:])}: pass "
@@ -114,7 +116,7 @@ class Gaussian(Noise):
         flat = x.detach().flatten(1).double()
         mean = w @ flat / w.sum()
         off = flat - mean
-        scale = _usable_scale(w @ off.square() / w.sum(), mean, x.dtype)
+        scale = usable_scale(w @ off.square() / w.sum(), mean, x.dtype)
         if diagonal:
             shape = x.shape[1:]
             return cls(mean.view(shape).to(x.dtype), scale.view(shape).to(x.dtype))
@@ -136,7 +138,36 @@ class Gaussian(Noise):
             wider.root = self.root * math.sqrt(factor)
         return wider
 
+    def blurred(self, sigma: float | Tensor) -> Gaussian:
+        r"""The normal distribution of x + sigma z: :math:`\sigma^2` is added to the variances.
+
+        Parameters
+        ----------
+        sigma : float or Tensor of the shape of a row
+            Standard deviation of what is added to each entry, non-negative.
+        """
+        noise = positive(sigma, self.mean, "sigma", zero=True).double()
+        if self.root is None:
+            assert self.scale is not None
+            return Gaussian(self.mean, torch.hypot(self.scale.double(), noise).to(self.mean))
+        _, _, covariance = self.components()
+        return Gaussian(self.mean, covariance=covariance[0] + noise.square().diag())
+
     # ---------------------------------------------------------------- the distribution
+
+    @property
+    def expectation(self) -> Tensor:
+        """The mean."""
+        return self.mean
+
+    def components(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-weight (1,), mean (1, d) and covariance (1, d, d) as of a mixture, in float64."""
+        mean = self.mean.double().flatten()[None]
+        if self.root is None:
+            covariance = self.covariance.double()
+        else:
+            covariance = self.root.double() @ self.root.double().t()
+        return mean.new_zeros(1), mean, covariance[None]
 
     @property
     def covariance(self) -> Tensor:
@@ -173,20 +204,17 @@ class Gaussian(Noise):
             z = torch.linalg.solve_triangular(self.root.to(x), z.t(), upper=False).t()
         return -z.square().flatten(1).sum(1) / 2 - self.log_normaliser
 
+    def slope(self, x: Tensor) -> Tensor:
+        """Gradient of the log-density, -covariance^-1 (x - mean)."""
+        off = self.mean.to(x) - x
+        if self.root is None:
+            assert self.scale is not None
+            return off / self.scale.to(x).square()
+        return torch.cholesky_solve(off.t(), self.root.to(x)).t()
 
-def _checked_scale(scale: Any, mean: Tensor) -> Tensor:
-    """A positive standard deviation of each entry; one number is that of all."""
-    if isinstance(scale, RealNumber):
-        scale = torch.full_like(mean, float(scale))
-    if not isinstance(scale, Tensor) or scale.shape != mean.shape:
-        shape = tuple(scale.shape) if isinstance(scale, Tensor) else type(scale).__name__
-        raise ValueError(
-            f"scale must be a number or a tensor of shape {tuple(mean.shape)} like mean, not "
-            f"{shape}."
-        )
-    if not (scale.isfinite() & (scale > 0)).all():
-        raise ValueError("scale must be positive and finite.")
-    return scale.detach().to(mean).clone()
+    def given(self, clamp: Clamp) -> Given:
+        """Exact conditionals of the other entries, for each row of what is known."""
+        return IndependentGiven(self, clamp) if self.root is None else MixtureGiven(self, clamp)
 
 
 def _cholesky(covariance: Tensor, mean: Tensor) -> Tensor:
@@ -212,32 +240,10 @@ def _cholesky(covariance: Tensor, mean: Tensor) -> Tensor:
     return root.to(mean)
 
 
-def _checked_weight(x: Any, weight: Tensor | None) -> Tensor:
-    """Weights in float64, ones where there are none; refuses rows that no fit can use."""
-    if not isinstance(x, Tensor) or x.dim() < 2 or len(x) == 0 or not x.is_floating_point():
-        raise ValueError("x must be floating-point rows, (n, ...) with n of at least 1.")
-    if not x.isfinite().all():
-        row = int((~x.isfinite().flatten(1).all(1)).nonzero()[0])
-        raise ValueError(f"x must be finite, but row {row} is not.")
-    if weight is None:
-        return x.new_ones(len(x), dtype=torch.float64)
-    if weight.shape != x.shape[:1] or not (weight.isfinite() & (weight >= 0)).all():
-        raise ValueError("weight must be one finite, non-negative number a row.")
-    if not weight.any():
-        raise ValueError("weight must hold a number above zero.")
-    return weight.detach().double()
-
-
 def _checked_share(shrinkage: Any) -> float:
     if not isinstance(shrinkage, RealNumber) or not 0 <= float(shrinkage) <= 1:
         raise ValueError(f'shrinkage must be "auto" or in [0, 1], got {shrinkage!r}.')
     return float(shrinkage)
-
-
-def _usable_scale(variance: Tensor, mean: Tensor, dtype: torch.dtype) -> Tensor:
-    """Standard deviations, 1 where a column does not vary by more than its rounding errors."""
-    least = (100 * torch.finfo(dtype).eps * mean).square()
-    return torch.where(variance > least, variance, 1.0).sqrt()
 
 
 def _ledoit_wolf(z: Tensor, w: Tensor, correlation: Tensor) -> float:

@@ -1,0 +1,90 @@
+"""What fits of continuous rows share: weights, scales, rows taken by the chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Real as RealNumber
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Most numbers that a chunk of rows makes at once: 32 MB in float64.
+CHUNK = 4_000_000
+
+
+def checked_weight(x: Any, weight: Tensor | None) -> Tensor:
+    """Weights in float64, ones where there are none; refuses rows that no fit can use."""
+    if not isinstance(x, Tensor) or x.dim() < 2 or len(x) == 0 or not x.is_floating_point():
+        raise ValueError("x must be floating-point rows, (n, ...) with n of at least 1.")
+    if not x.isfinite().all():
+        row = int((~x.isfinite().flatten(1).all(1)).nonzero()[0])
+        raise ValueError(f"x must be finite, but row {row} is not.")
+    if weight is None:
+        return x.new_ones(len(x), dtype=torch.float64)
+    if weight.shape != x.shape[:1] or not (weight.isfinite() & (weight >= 0)).all():
+        raise ValueError("weight must be one finite, non-negative number a row.")
+    if not weight.any():
+        raise ValueError("weight must hold a number above zero.")
+    return weight.detach().to(x.device).double()
+
+
+def live_rows(x: Any, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Flat rows and weights in float64, rows of weight zero left out."""
+    w = checked_weight(x, weight)
+    if x.dim() != 2:
+        raise ValueError(f"x must be flat rows, (n, d), not of shape {tuple(x.shape)}.")
+    return x.detach().double()[w > 0], w[w > 0]
+
+
+def usable_scale(variance: Tensor, mean: Tensor, dtype: torch.dtype) -> Tensor:
+    """Standard deviations, 1 where a column does not vary by more than its rounding errors."""
+    return torch.where(varies(variance, mean, dtype), variance, 1.0).sqrt()
+
+
+def varies(variance: Tensor, mean: Tensor, dtype: torch.dtype) -> Tensor:
+    """Which columns vary by more than their rounding errors."""
+    return variance > (100 * torch.finfo(dtype).eps * mean).square()
+
+
+def moments(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each column of weighted float64 rows."""
+    mean = w @ x / w.sum()
+    return mean, w @ (x - mean).square() / w.sum()
+
+
+def positive(value: Any, like: Tensor, name: str, zero: bool = False) -> Tensor:
+    """A positive number for each entry of `like`, in its precision; one number is that of all."""
+    if isinstance(value, RealNumber):
+        value = torch.full_like(like, float(value))
+    if not isinstance(value, Tensor) or value.shape not in (like.shape, ()):
+        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"{name} must be a number or a tensor of shape {tuple(like.shape)}, one for each "
+            f"entry of a row, not {shape}."
+        )
+    if not (value.isfinite() & ((value >= 0) if zero else (value > 0))).all():
+        raise ValueError(f"{name} must be {'non-negative' if zero else 'positive'} and finite.")
+    return value.detach().to(like).expand(like.shape).clone()
+
+
+def chunked(function: Callable[..., Any], x: Tensor, per_row: int) -> Any:
+    """function(x) row by row in chunks of at most `CHUNK` numbers; a tensor or a tuple of them."""
+    size = max(1, CHUNK // max(per_row, 1))
+    if len(x) <= size:
+        return function(x)
+    parts = [function(part) for part in x.split(size)]
+    if isinstance(parts[0], Tensor):
+        return torch.cat(parts)
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
+def pick(weight: Tensor, u: Tensor) -> Tensor:
+    """Indices by inverse CDF at u (n,) in [0, 1): of weights (K,), or of a row's own, (n, K)."""
+    reached = weight.cumsum(-1)
+    # To the right of equal sums, so that u = 0 selects nothing of weight zero.
+    if weight.dim() == 1:
+        found = torch.searchsorted(reached, u * reached[-1], right=True)
+    else:
+        found = torch.searchsorted(reached, u[:, None] * reached[:, -1:], right=True)[:, 0]
+    return found.clamp_(max=weight.shape[-1] - 1)

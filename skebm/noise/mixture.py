@@ -1,0 +1,298 @@
+"""Mixtures of normal distributions."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral
+from numbers import Real as RealNumber
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skebm.base import Clamp, Real
+from skebm.noise import _em
+from skebm.noise._fitting import (
+    checked_weight,
+    chunked,
+    live_rows,
+    moments,
+    pick,
+    positive,
+    usable_scale,
+    varies,
+)
+from skebm.noise._given import Given, MixtureGiven
+from skebm.noise.base import Noise
+
+
+class GaussianMixture(Noise):
+    r"""A mixture of normal distributions over flat rows.
+
+    .. math:: q(x) = \sum_{k=1}^{K} \pi_k \, N(x; \mu_k, \Sigma_k)
+
+    Parameters
+    ----------
+    weights : Tensor of shape (K,)
+        :math:`\pi`, positive; they sum to 1.
+    means : Tensor of shape (K, d)
+        :math:`\mu_k`, finite floating-point numbers; the mixture has their precision.
+    covariances : Tensor of shape (K, d, d)
+        :math:`\Sigma_k`, symmetric and positive definite.
+
+    Attributes
+    ----------
+    weights : Tensor of shape (K,)
+    means : Tensor of shape (K, d)
+        As given.
+    roots : Tensor of shape (K, d, d)
+        Lower Cholesky factors of the covariances.
+
+    References
+    ----------
+    Dempster, Laird and Rubin (1977), "Maximum likelihood from incomplete data via the EM
+    algorithm", JRSS B 39(1).
+
+    Fraley and Raftery (2007), "Bayesian regularization for normal mixture estimation and
+    model-based clustering", Journal of Classification 24(2) (the prior of a fit).
+
+    Arthur and Vassilvitskii (2007), "k-means++: the advantages of careful seeding", SODA (its
+    start).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.noise import GaussianMixture
+    >>> q = GaussianMixture(
+    ...     torch.tensor([0.25, 0.75]),
+    ...     torch.tensor([[-4.0], [4.0]]),
+    ...     torch.ones(2, 1, 1),
+    ... )
+    >>> q.log_prob(torch.tensor([[4.0]]))  # log(0.75 / sqrt(2 pi))
+    tensor([-1.2066])
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> found = GaussianMixture.fit(q.sample(2000, generator), n_components=2)
+    >>> found.means.round().sort(dim=0).values
+    tensor([[-4.],
+            [ 4.]])
+    """
+
+    def __init__(self, weights: Tensor, means: Tensor, covariances: Tensor):
+        weight = _checked(weights, means, covariances)
+        self.domain = Real((means.shape[1],))
+        self.means = means.detach().clone()
+        self.weights = weight.to(means)
+        mean = means.detach().double()
+        roots, whitening = _em.factors(_positive_definite(covariances.detach().double()))
+        # Around their centre, so that rounding does not grow with the distance from zero.
+        centre = weight.to(mean) @ mean
+        self.roots, self._centre = roots.to(means), centre.to(means)
+        shift = torch.matmul(whitening, (mean - self._centre)[..., None]).flatten()
+        level = weight.log().to(mean) - roots.diagonal(dim1=1, dim2=2).log().sum(1)
+        self._level = (level - mean.shape[1] / 2 * math.log(math.tau)).to(means)
+        # All inverse factors side by side, (d, K d): one product whitens rows for all components.
+        self._maps, self._shift = whitening.flatten(0, 1).t().contiguous().to(means), -shift
+        self._shift = self._shift.to(means)
+
+    # ---------------------------------------------------------------- fitting
+
+    @classmethod
+    def fit(
+        cls,
+        x: Tensor,
+        weight: Tensor | None = None,
+        n_components: int = 1,
+        *,
+        regularisation: float = 1e-3,
+        generator: torch.Generator | None = None,
+        n_init: int = 1,
+        max_iter: int = 200,
+        tol: float = 1e-4,
+    ) -> GaussianMixture:
+        r"""Maximise the likelihood of rows, penalised by a prior of the covariances, by EM.
+
+        .. math:: \hat\Sigma_k = \frac{S_k + \nu T}{n_k + \nu} + \epsilon D
+
+        with :math:`S_k` the scatter matrix of a component and :math:`n_k` its number of rows, D the
+        diagonal matrix of the columns' variances, and :math:`\nu = d + 2` rows of a prior, after
+        Fraley and Raftery. Its centre T is the covariance within the components, pooled, together
+        with two rows of :math:`D / K^{2/d}`: a component of few rows has about the shape of the
+        others. T is set at the start and once more on the way. Columns may have any units; one that
+        does not vary by more than rounding errors gets the variance 1.
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, d)
+            Finite rows.
+        weight : Tensor of shape (n,) or None, default=None
+            Non-negative, not all zero. A row of weight 2 is the row twice.
+        n_components : int >= 1, default=1
+            K; fewer come out where there are fewer distinct rows, or where some end up empty.
+        regularisation : float in [0, 1), default=1e-3
+            :math:`\epsilon`, the share of a column's variance that each component has at least.
+        generator : torch.Generator or None, default=None
+            Chooses the start, by k-means++; None is one of seed 0.
+        n_init : int >= 1, default=1
+            Starts, of which the one of the largest penalised likelihood is kept.
+        max_iter : int >= 1, default=200
+            Most steps under one T.
+        tol : float >= 0, default=1e-4
+            Ends when a step adds less than this to the objective a row, in nats.
+        """
+        _check_counts(n_components=n_components, n_init=n_init, max_iter=max_iter)
+        _check_share(regularisation, "regularisation", 1.0)
+        _check_share(tol, "tol", math.inf)
+        rows, w = live_rows(x, weight)
+        mean, variance = moments(rows, w)
+        live = varies(variance, mean, x.dtype)
+        scale = usable_scale(variance, mean, x.dtype)
+        z = torch.where(live, (rows - mean) / scale, 0.0)
+        ridge = torch.where(live, float(regularisation), 1.0)
+        if generator is None:
+            generator = torch.Generator(x.device).manual_seed(0)
+        best: _em.Found | None = None
+        for _ in range(n_init if n_components > 1 else 1):
+            u = torch.rand(
+                n_components, generator=generator, dtype=torch.float64, device=generator.device
+            )
+            found = _em.maximise(z, w, n_components, ridge, u.to(x.device), max_iter, tol)
+            if best is None or found.path[-1] > best.path[-1]:
+                best = found
+        assert best is not None
+        means = mean + best.means * scale
+        covariances = best.covariances * torch.outer(scale, scale)
+        # In float64 up to the end: single precision would lose what the prior has saved.
+        return cls(best.weights, means, covariances).to(x.device, x.dtype)
+
+    @property
+    def n_components(self) -> int:
+        """K."""
+        return len(self.weights)
+
+    @property
+    def n_parameters(self) -> int:
+        """Free numbers in the weights, the means and the covariances."""
+        n, d = self.means.shape
+        return n - 1 + n * d + n * d * (d + 1) // 2
+
+    def bic(self, x: Tensor, weight: Tensor | None = None) -> float:
+        """Bayesian information criterion on rows that it was fitted to; lower is better."""
+        w = checked_weight(x, weight)
+        log_likelihood = float(w @ self.log_prob(x).double())
+        return self.n_parameters * math.log(float(w.sum())) - 2 * log_likelihood
+
+    # ---------------------------------------------------------------- the distribution
+
+    @property
+    def covariances(self) -> Tensor:
+        """Covariances of the components, (K, d, d)."""
+        return self.roots @ self.roots.transpose(1, 2)
+
+    def components(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-weights (K,), means (K, d) and covariances (K, d, d), in float64."""
+        roots = self.roots.double()
+        return self.weights.double().log(), self.means.double(), roots @ roots.transpose(1, 2)
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        kind: dict[str, Any] = {
+            "generator": generator,
+            "device": generator.device,
+            "dtype": self.means.dtype,
+        }
+        k = pick(self.weights.double(), torch.rand(n, **kind).double())
+        x = torch.randn(n, self.means.shape[1], **kind)
+        for number in range(self.n_components):
+            rows = (k == number).nonzero()[:, 0]
+            x[rows] = self.means[number] + x[rows] @ self.roots[number].t()
+        return x
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return chunked(lambda rows: self._logits(rows)[1].logsumexp(1), x, self._maps.shape[1])
+
+    def slope(self, x: Tensor) -> Tensor:
+        """Gradient of the log-density: those of the components by their responsibilities."""
+        return self.log_prob_and_slope(x)[1]
+
+    def log_prob_and_slope(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-density (n,) and its gradient (n, d), at little more than the cost of one."""
+        return chunked(self._log_prob_and_slope, x, self._maps.shape[1])
+
+    def _logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Whitened rows (n, K, d), and the logarithms of the summands of the density, (n, K)."""
+        z = torch.addmm(self._shift.to(x), x - self._centre.to(x), self._maps.to(x))
+        z = z.view(len(x), *self.means.shape)
+        return z, torch.sub(self._level.to(x), z.square().sum(2), alpha=0.5)
+
+    def _log_prob_and_slope(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        z, logits = self._logits(x)
+        value = logits.logsumexp(1)
+        share = (logits - value[:, None]).exp()
+        return value, -(z * share[..., None]).flatten(1) @ self._maps.to(x).t()
+
+    def blurred(self, sigma: float | Tensor) -> GaussianMixture:
+        r"""The mixture of x + sigma z: :math:`\sigma^2` is added to all variances.
+
+        Parameters
+        ----------
+        sigma : float or Tensor of shape (d,)
+            Standard deviation of what is added to each column, non-negative.
+        """
+        noise = positive(sigma, self.means[0], "sigma", zero=True).double()
+        _, _, covariances = self.components()
+        return GaussianMixture(self.weights, self.means, covariances + noise.square().diag())
+
+    def given(self, clamp: Clamp) -> Given:
+        """Exact conditionals of the other entries, for each row of what is known."""
+        return MixtureGiven(self, clamp)
+
+    def __repr__(self) -> str:
+        return f"GaussianMixture({self.n_components} components, {self.means.shape[1]} columns)"
+
+
+def _checked(weights: Any, means: Any, covariances: Any) -> Tensor:
+    """The weights in float64, their sum exactly one; refuses what is no mixture."""
+    if not (isinstance(means, Tensor) and means.is_floating_point() and means.dim() == 2):
+        raise ValueError("means must be a floating-point tensor of shape (K, d).")
+    n, d = means.shape
+    if not (isinstance(weights, Tensor) and weights.shape == (n,) and n > 0):
+        raise ValueError("weights must be a tensor of shape (K,), one for each of the means.")
+    if not (isinstance(covariances, Tensor) and covariances.shape == (n, d, d)):
+        raise ValueError(f"covariances must be a tensor of shape (K, d, d), here {(n, d, d)}.")
+    if not means.isfinite().all():
+        raise ValueError("means must be finite.")
+    weight = weights.detach().double()
+    if not (weight > 0).all() or not abs(float(weight.sum()) - 1) < 1e-3:
+        raise ValueError(
+            "weights must be positive and sum to 1: divide them by their sum, and leave out "
+            "components of weight zero."
+        )
+    return weight / weight.sum()
+
+
+def _positive_definite(covariances: Tensor) -> Tensor:
+    size = covariances.abs().amax((1, 2), keepdim=True)
+    skew = (covariances - covariances.transpose(1, 2)).abs()
+    if not covariances.isfinite().all() or not (skew <= 1e-4 * size).all():
+        raise ValueError("covariances must be finite and symmetric.")
+    covariances = (covariances + covariances.transpose(1, 2)) / 2
+    roots, failed = torch.linalg.cholesky_ex(covariances)
+    # What rounding leaves of a column that others determine is no variance.
+    left = roots.diagonal(dim1=1, dim2=2).square() / covariances.diagonal(dim1=1, dim2=2)
+    bad = (failed != 0) | ~(left > 1e-13).all(1)
+    if bad.any():
+        raise ValueError(
+            f"covariances must be positive definite, but number {int(bad.nonzero()[0])} is not: "
+            "add to its diagonal."
+        )
+    return covariances
+
+
+def _check_counts(**counts: Any) -> None:
+    for name, value in counts.items():
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+
+
+def _check_share(value: Any, name: str, below: float) -> None:
+    if not isinstance(value, RealNumber) or not 0 <= float(value) < below:
+        raise ValueError(f"{name} must be a number in [0, {below:g}), got {value!r}.")
