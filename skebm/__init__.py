@@ -5,7 +5,12 @@ One convention everywhere: p(x) = exp(-E(x)) / Z, so lower energy means more lik
 """
 
 from skebm import base, diagnostics, energies, noise, objectives, partition, samplers
-from skebm.estimators import EnergyOutlierDetector, Explanation, RBMEstimator
+from skebm.estimators import (
+    EnergyOutlierDetector,
+    Explanation,
+    RBMEstimator,
+    ScoreMatchingDensity,
+)
 
 __version__ = "0.1.0"
 
@@ -13,6 +18,7 @@ __all__ = [
     "EnergyOutlierDetector",
     "Explanation",
     "RBMEstimator",
+    "ScoreMatchingDensity",
     "base",
     "diagnostics",
     "energies",

@@ -140,7 +140,9 @@ def hyvarinen(estimator: Any, X: Any) -> np.ndarray:
 
 
 def slopes(final: Any, X: Any) -> Slopes:
-    """Derivatives of log p in closed form, where there is one."""
+    """Derivatives of log p, where they are known."""
+    if hasattr(final, "_slopes"):  # a neural density of ours
+        return Slopes(*final._slopes(X))
     if isinstance(final, (GaussianMixture, BayesianGaussianMixture)):
         return _mixture_slopes(final, X)
     gaussian = isinstance(final, KernelDensity) and final.kernel == "gaussian"
@@ -148,8 +150,8 @@ def slopes(final: Any, X: Any) -> Slopes:
         return _kernel_slopes(final, X)
     raise TypeError(
         f"No derivatives of log p are known for {type(final).__name__}. They are for "
-        "GaussianMixture and for KernelDensity with a Gaussian kernel and Euclidean distances; the "
-        "first ones also for estimators with a method score_function."
+        "ScoreMatchingDensity, GaussianMixture and for KernelDensity with a Gaussian kernel and "
+        "Euclidean distances; the first ones also for estimators with a method score_function."
     )
 
 

@@ -1,16 +1,25 @@
 """Energies: what E(x) is."""
 
 from skebm.energies.bipartite import BernoulliRBM, Corrected, Moments, Tilted
+from skebm.energies.networks import MLP, Conv
+from skebm.energies.neural import NeuralEnergy, Spec, Whitening, build_network, whitening_of
 from skebm.energies.pairwise import BoltzmannMachine, ising_grid
 from skebm.energies.path import AnnealingPath, annealing_path
 
 __all__ = [
+    "MLP",
     "AnnealingPath",
     "BernoulliRBM",
     "BoltzmannMachine",
+    "Conv",
     "Corrected",
     "Moments",
+    "NeuralEnergy",
+    "Spec",
     "Tilted",
+    "Whitening",
     "annealing_path",
+    "build_network",
     "ising_grid",
+    "whitening_of",
 ]

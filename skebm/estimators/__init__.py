@@ -3,5 +3,6 @@
 from skebm.estimators._explain import Explanation
 from skebm.estimators.detector import EnergyOutlierDetector
 from skebm.estimators.rbm import RBMEstimator
+from skebm.estimators.score_matching import ScoreMatchingDensity
 
-__all__ = ["EnergyOutlierDetector", "Explanation", "RBMEstimator"]
+__all__ = ["EnergyOutlierDetector", "Explanation", "RBMEstimator", "ScoreMatchingDensity"]

@@ -10,7 +10,7 @@ import torch
 from sklearn.base import BaseEstimator, TransformerMixin
 from torch import Tensor
 
-from skebm._validation import check_is_fitted, draw_seed
+from skebm._validation import check_is_fitted
 from skebm.base import BipartiteEnergy, Clamp, Sampler
 from skebm.energies import Tilted
 from skebm.estimators._rbm_settings import CHEAP_COST
@@ -230,10 +230,6 @@ class RBMMethods(TransformerMixin, BaseEstimator):
             posterior = Tilted(energy, strength * (2 * x - 1))
             blocks.append(_posterior_mean(posterior, x, n_steps, generator).cpu())
         return self._to_units(torch.cat(blocks))
-
-    def _generator(self, random_state: Any) -> torch.Generator:
-        device = self.energy_.weight.device
-        return torch.Generator(device).manual_seed(draw_seed(random_state))
 
     def _to_units(self, x: Tensor) -> np.ndarray:
         return self.scaling_.invert(x.detach().cpu().double().numpy())

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
+from torch import Tensor
 
 from skebm._rows import Rows
 from skebm._validation import MinMax, column_ranges
@@ -59,6 +60,24 @@ class UnitInterval(BaseEstimator):
         if not self.rescale:
             raise ValueError(f"X: {what} ([0, 1]), and rescale=False.")
         warnings.warn(f"X: {what}; they are clipped to it.", UserWarning, stacklevel=2)
+
+    def _likely_energies(self, rows: Rows) -> np.ndarray:
+        """Energies, with a warning where rows have an energy but no probability; one pass."""
+
+        def both(energy: Any, x: Tensor) -> Tensor:
+            value = energy(x)
+            return torch.stack([value, energy.domain.contains(x).to(value)], 1)
+
+        value, inside = self._map(rows, both).double().numpy().T
+        if not inside.all():
+            warnings.warn(
+                f"{int((inside == 0).sum())} of {len(rows)} rows are not binary. Taken as "
+                "probabilities, their value is a lower bound on the mean log-likelihood of their "
+                "random binarisations, not a likelihood of their own.",
+                UserWarning,
+                stacklevel=3,
+            )
+        return value
 
     def _names(self, columns: np.ndarray) -> str:
         """Names or numbers of columns for a message, the first ten."""

@@ -223,6 +223,10 @@ class BaseEBM(OutlierMixin, DensityMixin, Normalised, Storable, NetParams, abc.A
     def _energies(self, rows: Rows) -> np.ndarray:
         return self._map(rows, lambda energy, x: energy(x)).double().numpy()
 
+    def _generator(self, random_state: Any) -> torch.Generator:
+        device = next(self.energy_.parameters()).device
+        return torch.Generator(device).manual_seed(draw_seed(random_state))
+
     # ---------------------------------------------------------------- densities
 
     def energy(self, X: Any) -> np.ndarray:
@@ -286,22 +290,8 @@ class BaseEBM(OutlierMixin, DensityMixin, Normalised, Storable, NetParams, abc.A
         return -float(self._likely_energies(rows).mean()) - found.pessimistic
 
     def _likely_energies(self, rows: Rows) -> np.ndarray:
-        """Energies, with a warning where rows have an energy but no probability; one pass."""
-
-        def both(energy: Any, x: Tensor) -> Tensor:
-            value = energy(x)
-            return torch.stack([value, energy.domain.contains(x).to(value)], 1)
-
-        value, inside = self._map(rows, both).double().numpy().T
-        if not inside.all():
-            warnings.warn(
-                f"{int((inside == 0).sum())} of {len(rows)} rows are not binary. Taken as "
-                "probabilities, their value is a lower bound on the mean log-likelihood of their "
-                "random binarisations, not a likelihood of their own.",
-                UserWarning,
-                stacklevel=3,
-            )
-        return value
+        """Energies of rows whose likelihood is asked for."""
+        return self._energies(rows)
 
     # ---------------------------------------------------------------- anomalies
 

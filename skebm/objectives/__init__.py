@@ -4,14 +4,26 @@ from skebm.objectives.contrastive import ContrastiveDivergence, ContrastiveState
 from skebm.objectives.discrete import pseudo_log_likelihood
 from skebm.objectives.likelihood import ExactLikelihood
 from skebm.objectives.rbm_gradient import Offsets, Regulariser
+from skebm.objectives.score_matching import (
+    DenoisingScoreMatching,
+    ExactScoreMatching,
+    MultiscaleScoreMatching,
+    SlicedScoreMatching,
+    wall_weight,
+)
 from skebm.objectives.walkers import Walkers
 
 __all__ = [
     "ContrastiveDivergence",
     "ContrastiveState",
+    "DenoisingScoreMatching",
     "ExactLikelihood",
+    "ExactScoreMatching",
+    "MultiscaleScoreMatching",
     "Offsets",
     "Regulariser",
+    "SlicedScoreMatching",
     "Walkers",
     "pseudo_log_likelihood",
+    "wall_weight",
 ]

@@ -6,9 +6,18 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from skebm.base import Binary, BipartiteEnergy, Domain, Energy, PartitionEstimator
+from skebm.base import (
+    Binary,
+    BipartiteEnergy,
+    Domain,
+    Energy,
+    PartitionEstimator,
+    Real,
+    sampling,
+)
 from skebm.noise import Noise
 from skebm.partition.annealed import AIS
 from skebm.partition.bethe import Bethe
@@ -17,7 +26,12 @@ from skebm.partition.exact import Exact, cheaper_side
 from skebm.partition.graph import pairwise_graph
 from skebm.partition.importance import ImportanceSampling
 from skebm.partition.proper import check_proper
-from skebm.partition.support import check_base, rows_of
+from skebm.partition.support import check_base, generator_for, like, rows_of
+from skebm.partition.weights import log_weights
+
+# Draws of a base that an energy corrects: to look whether it is near, and to weigh then.
+N_PROBES, N_DRAWS = 2000, 100_000
+LEAST_SHARE = 0.05
 
 
 class Choice(NamedTuple):
@@ -46,8 +60,10 @@ def choose(
     2. :class:`Bethe`, where pairs of binary units are coupled without loops: exact at any size;
     3. :class:`ImportanceSampling`, where the model was trained against a `noise`, which is then
        the ``base`` of the estimate;
-    4. :class:`AISBracket`, where there are two rows or more to start reverse annealing from;
-    5. :class:`AIS`.
+    4. :class:`ImportanceSampling` from the base that an energy of real rows corrects, where a
+       twentieth of its draws carries the mean weight;
+    5. :class:`AISBracket`, where there are two rows or more to start reverse annealing from;
+    6. :class:`AIS`.
 
     The first two are exact. For the direction of the others see there.
 
@@ -105,12 +121,31 @@ def choose(
         return Choice(ImportanceSampling(), f"{why_not}; draws of the {name} it was trained on")
     if base is not None:
         check_base(energy, base, x)
+    if near := _near(energy, base):
+        return Choice(ImportanceSampling(N_DRAWS), f"{why_not}; {near}")
     if rows is None:
         return Choice(AIS(), f"{why_not}; no rows to anneal back from")
     starts = x.values() if isinstance(x, Mapping) else [rows]
     if min(len(start) for start in starts) < 2:
         return Choice(AIS(), f"{why_not}; a single row is too little to anneal back from")
     return Choice(AISBracket(), f"{why_not}; {len(rows)} rows to anneal back from")
+
+
+def _near(energy: Energy, base: Noise | None) -> str:
+    """That the base an energy corrects is close to the model; nothing where it is not."""
+    own = getattr(energy, "base", None)
+    if own is None or not isinstance(energy.domain, Real) or base not in (None, own):
+        return ""
+    kind = like(energy)
+    own = own.to(kind.device, kind.dtype)
+    with sampling(energy), torch.no_grad():
+        draws = own.sample(N_PROBES, generator_for(None, kind.device))
+        log_w = log_weights(energy, own, draws, N_PROBES)
+    log_w = log_w - log_w.max()
+    share = float(log_w.exp().sum() ** 2 / (2 * log_w).exp().sum()) / N_PROBES
+    if not share >= LEAST_SHARE:
+        return ""
+    return f"{share:.0%} of the draws of {own!r}, which the energy corrects, carry the mean"
 
 
 def in_a_line(method: PartitionEstimator) -> str:

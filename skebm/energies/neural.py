@@ -1,0 +1,331 @@
+r"""Neural energies: a network that corrects a base which is known, E(x) = -log q(x) + f(x)."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from skebm.base import Energy, Real, sampling
+from skebm.energies.derivatives import (
+    Bends,
+    Slopes,
+    bend_of_slope,
+    bends_of,
+    gradient,
+    slopes_of,
+)
+from skebm.noise import Gaussian, GaussianMixture, KernelDensity, Noise
+
+
+class Whitening(NamedTuple):
+    """Rows whose entries are comparable: y = A (x - centre), A symmetric.
+
+    Attributes
+    ----------
+    centre : Tensor of shape (d,)
+    matrix : Tensor of shape (d, d)
+        A. Far out |y|^2 / 2 must stay below -log q of the base: then f >= -|y|^2 / 2 leaves every
+        model proper.
+    """
+
+    centre: Tensor
+    matrix: Tensor
+
+
+class Spec(NamedTuple):
+    """What a network is built for.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Shape of a row: ``(d,)``, or ``(C, H, W)`` of an image.
+    generator : torch.Generator
+        Source of the initial weights.
+    dtype : torch.dtype
+        Precision of the weights.
+    noise_levels : bool
+        Whether the network is called as ``network(x, log_sigma)``, with the logarithm of a noise
+        level for each row, (n,), or as ``network(x)``.
+    whitening : Whitening or None
+        How the base whitens rows; None where it does not say.
+    """
+
+    shape: tuple[int, ...]
+    generator: torch.Generator
+    dtype: torch.dtype = torch.float32
+    noise_levels: bool = False
+    whitening: Whitening | None = None
+
+
+# What is left of the precision of a base, so that a network cannot take all of it away.
+MARGIN = 0.95
+
+
+def whitening_of(base: Noise | None) -> Whitening | None:
+    """How a normal distribution, a mixture or kernels whiten rows; None for any other base.
+
+    By the covariance of the base as a whole, and so much less that no component is narrower.
+    """
+    if isinstance(base, KernelDensity):
+        share, means = base.weights.double(), base.centres.double()
+        share, covariances = share / share.sum(), base.bandwidth.double().square().diag()[None]
+    elif isinstance(base, GaussianMixture) or (
+        isinstance(base, Gaussian) and base.root is not None
+    ):
+        log_share, means, covariances = base.components()
+        share = log_share.exp()
+    else:
+        return None
+    centre = share @ means
+    between = ((means - centre) * share[:, None]).t() @ (means - centre)
+    within = covariances[0]
+    if len(covariances) > 1:
+        within = (share @ covariances.flatten(1)).view_as(within)
+    variances, axes = torch.linalg.eigh(within + between)
+    root = (axes * variances.rsqrt()) @ axes.t()
+    widest = torch.linalg.eigvalsh(root @ covariances @ root).max()
+    like = base.sample(1, torch.Generator(centre.device))
+    shrunk = root * (MARGIN / widest.clamp_min(1.0)).sqrt()
+    return Whitening(centre.to(like), shrunk.to(like))
+
+
+@contextlib.contextmanager
+def seeded(generator: torch.Generator) -> Iterator[None]:
+    """Let what draws from torch's global generator draw from another one, and leave it as it was.
+
+    Layers of torch initialise themselves from the global one.
+    """
+    draw = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    gpu = [generator.device] if generator.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpu):
+        # Not torch.manual_seed, which would seed the GPUs that are not forked, too.
+        torch.default_generator.manual_seed(draw)
+        if gpu:
+            with torch.cuda.device(generator.device):
+                torch.cuda.manual_seed(draw)
+        yield
+
+
+def build_network(network: Any, spec: Spec) -> nn.Module:
+    """Make the network that ``network=`` names, on the generator's device.
+
+    Parameters
+    ----------
+    network : object with ``build(spec)``, callable ``spec -> nn.Module``, or nn.Module
+        A module is copied with its weights.
+    spec : Spec
+
+    Returns
+    -------
+    nn.Module
+        From rows (n, ...) to one number a row, (n,).
+    """
+    if isinstance(network, type) and hasattr(network, "build"):
+        name = network.__name__
+        raise TypeError(f"network={name} is a class: pass an instance, network={name}().")
+    if isinstance(network, nn.Module):
+        built: Any = copy.deepcopy(network)
+    else:
+        make: Callable[[Spec], Any] = network.build if hasattr(network, "build") else network
+        with seeded(spec.generator):
+            built = make(spec)
+    if not isinstance(built, nn.Module):
+        raise TypeError(
+            f"network={network!r} built {type(built).__name__}, but must build a torch.nn.Module."
+        )
+    built = built.to(spec.generator.device, spec.dtype)
+    for n in (2, 1):
+        _check_output(built, spec, n)
+    return built
+
+
+def _check_output(network: nn.Module, spec: Spec, n: int) -> None:
+    """Raise `ValueError` unless the network gives one number for each of n rows."""
+    x = torch.zeros(n, *spec.shape, dtype=spec.dtype, device=spec.generator.device)
+    with sampling(network), torch.no_grad():
+        value = network(x, x.new_zeros(n)) if spec.noise_levels else network(x)
+    if not isinstance(value, Tensor) or value.shape != (n,):
+        found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"The network must return one number a row, of shape ({n},) for rows of shape "
+            f"{(n, *spec.shape)}, but returned {found}: end it with a layer of one unit and "
+            "squeeze(1) that."
+        )
+
+
+class NeuralEnergy(Energy):
+    r"""A network on top of a base, :math:`E(x) = -\log q(x) + f(x)`.
+
+    With f = 0 the model is the base, normalised. As long as f grows slower than
+    :math:`-\log q`, as networks of bounded slope do on top of normal distributions, the model is
+    proper whatever the weights.
+
+    With `noise_levels` the energy is one of noisy rows and of the level of the noise for each row,
+    in standard deviations, ``cond`` of shape (n,):
+
+    .. math:: E(x, \sigma) = -\log (q * N(0, \sigma^2 I))(x)
+        + \tfrac1\sigma f(x / \sqrt{1 + \sigma^2}, \log \sigma) ,
+
+    where q is a normal distribution. Scaled so, slopes of f are of order one at all levels [1]_.
+    Without ``cond`` it is the energy at the smallest one.
+
+    Parameters
+    ----------
+    network : nn.Module
+        From rows to one number a row, (n,).
+    domain : Real
+        Of flat rows.
+    base : Noise or None, default=None
+        q, normalised; None leaves it out.
+    image_shape : tuple of int or None, default=None
+        Shape in which the network sees rows.
+    noise_levels : tuple of float or None, default=None
+        Smallest and largest level.
+
+    References
+    ----------
+    .. [1] Karras, Aittala, Aila and Laine (2022), "Elucidating the design space of diffusion-based
+       generative models", NeurIPS, section 5.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.base import Real
+    >>> from skebm.energies import MLP, NeuralEnergy, Spec
+    >>> from skebm.noise import Gaussian
+    >>> network = MLP().build(Spec((2,), torch.Generator().manual_seed(0)))
+    >>> energy = NeuralEnergy(network, Real((2,)), Gaussian(torch.zeros(2), 1.0))
+    >>> energy(torch.zeros(3, 2)).shape
+    torch.Size([3])
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        domain: Real,
+        base: Noise | None = None,
+        *,
+        image_shape: tuple[int, ...] | None = None,
+        noise_levels: tuple[float, float] | None = None,
+    ):
+        super().__init__()
+        self.network, self.domain, self.base = network, domain, base
+        self.image_shape, self.noise_levels = image_shape, noise_levels
+        self.noisy_base: NoisyNormal | None = None
+        if noise_levels is not None and base is not None:
+            if not isinstance(base, Gaussian):
+                raise ValueError(
+                    f"Noise levels need a normal base, whose noisy rows are normal, not {base!r}."
+                )
+            self.noisy_base = NoisyNormal(base)
+
+    def forward(self, x: Tensor, cond: Any = None) -> Tensor:
+        if self.noise_levels is None:
+            value = self.network(self._seen(x))
+            return value if self.base is None else value - self.base.log_prob(x)
+        sigma, log_sigma, shrink = self._level(x, cond)
+        value = self.network(self._seen(x * shrink), log_sigma) / sigma
+        return value if self.noisy_base is None else value - self.noisy_base(x, sigma).value
+
+    def value_and_grad(self, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
+        if torch.is_inference_mode_enabled():
+            return super().value_and_grad(x, cond)
+        with torch.no_grad():
+            found = self.slopes(x, cond)
+        return found.value.detach(), found.slope.detach()
+
+    def slopes(self, x: Tensor, cond: Any = None) -> Slopes:
+        """Energy (n,) and its gradient (n, d), differentiable with respect to the weights."""
+        if self.noise_levels is None:
+            value, slope = slopes_of(self.network, self._seen(x))
+            slope = slope.reshape(x.shape)
+            if self.base is None:
+                return Slopes(value, slope)
+            return Slopes(value - self.base.log_prob(x), slope - self.base.slope(x))
+        sigma, log_sigma, shrink = self._level(x, cond)
+        value, slope = slopes_of(self.network, self._seen(x * shrink), log_sigma)
+        value, slope = value / sigma, slope.reshape(x.shape) * (shrink / sigma[:, None])
+        if self.noisy_base is None:
+            return Slopes(value, slope)
+        log_q, pull = self.noisy_base(x, sigma)
+        return Slopes(value - log_q, slope - pull)
+
+    def bends(self, x: Tensor, directions: Tensor) -> Bends:
+        """Gradient (n, d), and the sum of second derivatives along directions, (n,)."""
+        base: Any = self.base
+        if self.noise_levels is None:
+            slope, bend = bends_of(self.network, self._seen(x), directions)
+            slope = slope.reshape(x.shape)
+        else:
+            sigma, log_sigma, shrink = self._level(x, None)
+            slope, bend = bends_of(self.network, self._seen(x * shrink), directions, log_sigma)
+            slope = slope.reshape(x.shape) * (shrink / sigma[:, None])
+            bend = bend * shrink[:, 0].square() / sigma
+            base = self.noisy_base and self.noisy_base.at(self.noise_levels[0])
+        if base is None:
+            return Bends(slope, bend)
+        of_base = _bends_of_base(base, x, directions)
+        return Bends(slope - of_base.slope, bend - of_base.bend)
+
+    def _seen(self, x: Tensor) -> Tensor:
+        return x if self.image_shape is None else x.unflatten(1, self.image_shape)
+
+    def _level(self, x: Tensor, cond: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Levels (n,), their logarithms, and what rows are multiplied by, (n, 1)."""
+        assert self.noise_levels is not None
+        sigma = x.new_full(x.shape[:1], self.noise_levels[0]) if cond is None else cond
+        return sigma, sigma.log(), (1 + sigma.square()).rsqrt()[:, None]
+
+
+class NoisyNormal(nn.Module):
+    """A normal distribution blurred by noise of another level for each row."""
+
+    mean: Tensor
+    variances: Tensor
+    axes: Tensor
+
+    def __init__(self, base: Gaussian):
+        super().__init__()
+        mean = base.mean.flatten()
+        if base.root is None:
+            assert base.scale is not None
+            variances, axes = base.scale.flatten().square(), torch.eye(len(mean)).to(mean)
+        else:
+            root = base.root.double()
+            variances, axes = torch.linalg.eigh(root @ root.t())
+        self.register_buffer("mean", mean.clone(), persistent=False)
+        self.register_buffer("variances", variances.to(mean), persistent=False)
+        self.register_buffer("axes", axes.to(mean), persistent=False)
+
+    def forward(self, x: Tensor, sigma: Tensor) -> Slopes:
+        """Log-density of each row at its level, and its gradient."""
+        spread = self.variances + sigma[:, None].square()
+        along = (x - self.mean) @ self.axes
+        pull = along / spread
+        log_det = (2 * math.pi * spread).log().sum(1)
+        return Slopes(-((along * pull).sum(1) + log_det) / 2, -pull @ self.axes.t())
+
+    def at(self, sigma: float) -> Gaussian:
+        """The distribution at one level."""
+        spread = self.variances.double() + sigma**2
+        axes = self.axes.double()
+        found = Gaussian(self.mean.double(), covariance=(axes * spread) @ axes.t())
+        return found.to(self.mean.device, self.mean.dtype)
+
+
+def _bends_of_base(base: Noise, x: Tensor, directions: Tensor) -> Bends:
+    """Gradient of log q and its second derivatives along directions; without a graph."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_(True)
+        log_q = base.log_prob(x)
+        if not log_q.requires_grad:  # uniform
+            return Bends(torch.zeros_like(x), x.new_zeros(len(x)))
+        slope = gradient(log_q, x)
+        bend = bend_of_slope(slope, x, directions)
+    return Bends(slope.detach(), bend.detach())

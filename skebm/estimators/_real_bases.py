@@ -1,0 +1,137 @@
+"""Bases of real rows, and the noise that training adds to them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skebm._rows import Rows
+from skebm.base import Real
+from skebm.estimators._real_rows import Units
+from skebm.noise import Affine, Gaussian, GaussianMixture, KernelDensity, Noise, TruncatedGaussian
+
+# Components of a mixture: one for so many rows, up to a limit.
+ROWS_PER_COMPONENT, MOST_COMPONENTS = 100, 128
+# Beyond so many columns a normal base has independent ones.
+MAX_DENSE = 1000
+# A column with fewer distinct values than this share of the distinct rows is taken as discrete.
+DISTINCT = 0.5
+
+
+def fit_real_base(
+    base: Any, rows: Rows, units: Units, sigma: Tensor | None, seed: int
+) -> Noise | None:
+    """Fit the named base to rows, blurred by the noise of training; or check a given one."""
+    if base is None:
+        return None
+    if isinstance(base, Noise):
+        found = _given(base, rows, units)
+    else:
+        found = _fitted(base, rows, units.domain, seed)
+    blurs = type(found).blurred is not Noise.blurred
+    found = found.blurred(sigma) if sigma is not None and blurs else found
+    found = found.to(rows.device, rows.dtype)
+    _check_density(found, rows)
+    return found
+
+
+def _fitted(base: str, rows: Rows, domain: Real, seed: int) -> Noise:
+    x, counts = rows.block(0, len(rows)), rows.counts
+    walls = domain.lower is not None or domain.upper is not None
+    if walls:
+        if base not in ("auto", "gaussian"):
+            raise ValueError(
+                f'base={base!r} has mass beyond the walls of `bounds`. Use base="gaussian", whose '
+                "columns are truncated there, or a distribution on the same domain."
+            )
+        return TruncatedGaussian.fit(x, counts, domain.lower, domain.upper)
+    if base == "gaussian":
+        return Gaussian.fit(x, counts, diagonal=x.shape[1] > MAX_DENSE)
+    if base == "kernel":
+        return KernelDensity.fit(x, counts)
+    generator = torch.Generator(x.device).manual_seed(seed)
+    n_components = int(min(MOST_COMPONENTS, max(1, rows.total_weight // ROWS_PER_COMPONENT)))
+    return GaussianMixture.fit(x, counts, n_components, generator=generator)
+
+
+def _given(base: Noise, rows: Rows, units: Units) -> Noise:
+    """A distribution of the columns as they are, in the units of the energy."""
+    if base.domain.n_columns != rows.n_columns:
+        raise ValueError(
+            f"The base has {base.domain.n_columns} columns, but X has {rows.n_columns}."
+        )
+    kind: dict[str, Any] = {"dtype": rows.dtype, "device": rows.device}
+    base = base.to(rows.device, rows.dtype)
+    if (units.scale == 1).all() and (units.centre == 0).all():
+        return base
+    return Affine(base, torch.as_tensor(units.centre, **kind), torch.as_tensor(units.scale, **kind))
+
+
+def _check_density(base: Noise, rows: Rows) -> None:
+    lost = ~rows.map(base.log_prob).isfinite()
+    if lost.any():
+        row = int(lost.nonzero()[0, 0])
+        raise ValueError(
+            f"The base has no density at {int(lost.sum())} rows of X, first at row {row}: no "
+            "energy on top of it can repair that. Pass one that covers the data, or widen it."
+        )
+
+
+def training_noise(estimator: Any, rows: Rows) -> Tensor | None:
+    """Standard deviations of the noise added in training, (d,), in units of the energy, or None.
+
+    Denoising has a level; the others only where columns are discrete, as a spike on a value that
+    occurs again would have any slope.
+    """
+    x = rows.block(0, len(rows))
+    discrete, gaps = _discrete(x)
+    if estimator.objective == "denoising":
+        return _levels(estimator, rows, gaps)
+    if estimator.objective == "multiscale" or not discrete.any():
+        return None
+    columns = discrete.nonzero().flatten().tolist()
+    warnings.warn(
+        f"Columns {columns} hold few distinct values, on which score matching by second "
+        "derivatives is unbounded: normal noise of half the gap between values is added to them in "
+        'training. objective="denoising" needs none of this.',
+        UserWarning,
+        stacklevel=2,
+    )
+    return torch.where(discrete, gaps / 2, 0.0)
+
+
+def _discrete(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Which columns have few distinct values among the distinct rows, and their usual gaps.
+
+    Rows that are repeated count once: they may stand for weights.
+    """
+    n_rows = len(torch.unique(x, dim=0))
+    found, gaps = [], []
+    for column in x.t():
+        values = torch.unique(column)
+        found.append(len(values) < DISTINCT * n_rows and n_rows > 2)
+        gaps.append(values.diff().median() if len(values) > 1 else column.new_tensor(1.0))
+    return torch.tensor(found, device=x.device), torch.stack(gaps)
+
+
+def _levels(estimator: Any, rows: Rows, gaps: Tensor) -> Tensor:
+    sigma = estimator.sigma
+    x = rows.block(0, len(rows))
+    if not isinstance(sigma, str):
+        found = np.asarray(sigma, dtype=np.float64)
+        if found.ndim > 1 or (found.ndim == 1 and len(found) != rows.n_columns):
+            raise ValueError(
+                f"sigma must be a positive number, or one for each of {rows.n_columns} columns, "
+                f"got {sigma!r}."
+            )
+        if not (np.isfinite(found) & (found > 0)).all():
+            raise ValueError(f"sigma must be positive and finite, got {sigma!r}.")
+        return torch.as_tensor(found).to(x).expand(rows.n_columns).clone()
+    # Of distinct rows: those that occur twice would draw the bandwidth to zero.
+    kernels = KernelDensity.fit(torch.unique(x, dim=0))
+    factor = float((kernels.bandwidth / x.std(0).clamp_min(1e-6)).median()) if len(x) > 2 else 1.0
+    return x.new_full((rows.n_columns,), min(1.0, max(0.05, 0.75 * factor)))

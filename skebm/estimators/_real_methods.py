@@ -1,0 +1,298 @@
+"""What a fitted density of real rows does: slopes, samples, imputation, denoising."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real as RealNumber
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, clone
+from torch import Tensor
+
+from skebm._rows import Rows
+from skebm._validation import check_is_fitted
+from skebm.base import Clamp, Sampler
+from skebm.base.checks import whole_number
+from skebm.objectives import wall_weight
+from skebm.samplers import HMC, AnnealedLangevin
+
+# Rows that chains hold at a time.
+BLOCK = 4096
+# Draws of the base for each row that is wanted: those that the model likes are kept.
+N_PROPOSALS = 20
+# Second derivatives that are worked out at once.
+AT_ONCE = 32
+# Chains that tune a sampler together, at least.
+LEAST_CHAINS = 64
+
+
+class RealMethods(BaseEstimator):
+    """Methods of a fitted density of real rows; mixed into its estimator."""
+
+    energy_: Any
+    sampler: Any
+    units_: Any
+    row_shape_: tuple[int, ...]
+    _fitted_rows: Any
+    _rows_like_energy: Any
+    _map: Any
+    _validate: Any
+    _generator: Any
+    _to_units: Any
+    _trained_noise: Any
+    _reference: np.ndarray
+
+    def score_function(self, X: Any) -> np.ndarray:
+        r"""Gradient of log p with respect to the row, :math:`-\nabla E(x)`; needs no log Z.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of the shape of X
+            In nats per unit of each column. Zero beyond walls.
+        """
+        rows, domain = self._fitted_rows(X), self.units_.domain
+
+        def score(energy: Any, x: Tensor) -> Tensor:
+            return -energy.value_and_grad(x)[1] * domain.contains(x)[:, None]
+
+        found = self._map(rows, score).double().numpy() / self.units_.scale
+        return found.reshape(len(rows), *self.row_shape_)
+
+    def sample(
+        self,
+        n_samples: int = 1,
+        random_state: Any = None,
+        *,
+        given: Any = None,
+        n_steps: int = 100,
+    ) -> np.ndarray:
+        """Draw rows from the model, or from what it says of some columns given others.
+
+        Draws of the base are resampled by how much more likely the model finds them (so all modes
+        of the base get their share), then moved by `n_steps` of the sampler: approximate, exact as
+        both grow. Without a base chains start at training rows; a model of several noise levels
+        comes down these from normal noise.
+
+        Parameters
+        ----------
+        n_samples : int, default=1
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        given : array-like of shape (n_features,) or None, default=None
+            A row whose numbers are held, and whose NaN are drawn.
+        n_steps : int, default=100
+            Steps of the chains, after as many that tune the sampler.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            In the units of the data.
+        """
+        check_is_fitted(self)
+        whole_number("n_samples", n_samples, 1)
+        whole_number("n_steps", n_steps, 1)
+        generator, n = self._generator(random_state), max(n_samples, LEAST_CHAINS)
+        if given is None:
+            return self._to_units(self._draw(n, generator, n_steps)[:n_samples])
+        row = self._validate(np.asarray(given, dtype=float)[None], ensure_all_finite="allow-nan")
+        x = self._rows_like_energy(row).block(0, 1).expand(n, -1)
+        z = self._to_units(self._fill(x, generator, n_steps)[:n_samples])
+        return np.where(np.isnan(row), z, row)
+
+    def impute(self, X: Any, random_state: Any = None, *, n_steps: int = 100) -> np.ndarray:
+        """Fill NaN entries by a draw from the model given the entries that are known.
+
+        Draws of the base given the known entries are resampled by the model, then moved by the
+        sampler with the known entries clamped. The fill-ins of a row are one joint draw,
+        approximate as the chains are finite. A row of NaN alone is a sample of the model.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            NaN marks what is unknown.
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        n_steps : int, default=100
+            Steps of the chains, after as many that tune the sampler.
+
+        Returns
+        -------
+        ndarray of the shape of X
+            Known entries are returned as they are.
+        """
+        check_is_fitted(self)
+        whole_number("n_steps", n_steps, 1)
+        X = self._validate(X, ensure_all_finite="allow-nan")
+        filled, unknown = X.copy(), np.isnan(X)
+        some = np.flatnonzero(unknown.reshape(len(X), -1).any(1))
+        if len(some):
+            generator, rows = self._generator(random_state), self._rows_like_energy(X[some])
+            blocks = [
+                self._fill(rows.block(start, start + BLOCK), generator, n_steps)
+                for start in range(0, len(rows), BLOCK)
+            ]
+            filled[unknown] = self._to_units(torch.cat(blocks))[unknown[some]]
+        return filled
+
+    def denoise(self, X: Any, noise_level: float | None = None) -> np.ndarray:
+        r"""Posterior mean of the clean row, given that normal noise was added to it.
+
+        Tweedie's formula [1]_, :math:`x + \sigma^2 \nabla \log p_\sigma(x)` with the density of
+        noisy rows. A model that was trained at levels of noise knows that density: the formula is
+        then exact for the model. One trained by exact or sliced score matching knows the density of
+        clean rows, and the result holds to the first order in :math:`\sigma^2`.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+        noise_level : float or None, default=None
+            Standard deviation of the noise in standard deviations of each column (in units of X
+            with ``standardize=False``). None is the level of training (of several the smallest).
+
+        Returns
+        -------
+        ndarray of the shape of X
+
+        References
+        ----------
+        .. [1] Efron (2011), "Tweedie's formula and selection bias", JASA 106(496), equation 2.8.
+        """
+        rows = self._fitted_rows(X)
+        sigma = self._noise_of(noise_level)
+
+        def moved(energy: Any, x: Tensor) -> Tensor:
+            several = getattr(energy, "noise_levels", None) is not None
+            cond = sigma.to(x).expand(len(x)) if several else None
+            return x - sigma.to(x).square() * energy.value_and_grad(x, cond)[1]
+
+        return self._to_units(self._map(rows, moved))
+
+    # ---------------------------------------------------------------- without log Z
+
+    def _proper_score(self, rows: Rows) -> Tensor:
+        """Minus the Hyvärinen score in the units of X, inside walls with weights; (n,)."""
+        h, slope_of_h = (part.numpy() for part in self._walls(rows))
+        slope, bend = self._bends(rows)
+        turn = slope_of_h / self.units_.scale
+        return torch.as_tensor(bend - ((h * slope / 2 - turn) * slope).sum(1))
+
+    def _slopes(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Gradient and Laplacian of log p, for :mod:`skebm._densities`."""
+        slope, bend = self._bends(self._fitted_rows(X), weighted=False)
+        return -slope, -bend
+
+    def _walls(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Weights of entries near walls, (n, d), and their slopes."""
+        both = rows.map(lambda x: torch.stack(wall_weight(x, self.units_.domain), 2))
+        return both[:, :, 0].double(), both[:, :, 1].double()
+
+    def _bends(self, rows: Rows, weighted: bool = True) -> tuple[np.ndarray, np.ndarray]:
+        """Gradient of E (n, d) and the sum of its second derivatives (n,), in units of X."""
+        scale = torch.as_tensor(self.units_.scale)
+
+        def found(energy: Any, x: Tensor) -> Tensor:
+            h = wall_weight(x, energy.domain)[0] if weighted else torch.ones_like(x)
+            axes = (h.sqrt() / scale.to(x)).diag_embed()
+            parts = [energy.bends(x, some) for some in axes.split(AT_ONCE, 1)]
+            bend = torch.stack([part.bend for part in parts]).sum(0)
+            return torch.cat([parts[0].slope / scale.to(x), bend[:, None]], 1).detach()
+
+        both = self._map(rows, found).double().numpy()
+        return both[:, :-1], both[:, -1]
+
+    # ---------------------------------------------------------------- chains
+
+    @property
+    def sampler_(self) -> Sampler:
+        """What moves chains: a copy of `sampler`, or HMC that tunes itself."""
+        if self.sampler is not None:
+            return clone(self.sampler)
+        return HMC(n_leapfrog=5, adapt=True, scale="auto")
+
+    def _draw(self, n: int, generator: torch.Generator, n_steps: int) -> Tensor:
+        """Rows of the energy drawn from the model."""
+        blocks = []
+        for done in range(0, n, BLOCK):
+            size = min(BLOCK, n - done)
+            start = self._starts(size, generator)
+            blocks.append(self.sampler_.run(self.energy_, start, n_steps, generator)[0].x)
+        return torch.cat(blocks)
+
+    def _starts(self, n: int, generator: torch.Generator) -> Tensor:
+        energy = self.energy_
+        if energy.noise_levels is not None:
+            low, high = energy.noise_levels
+            like = next(energy.parameters())
+            kind = {"dtype": like.dtype, "device": like.device}
+            x = torch.randn(n, energy.domain.n_columns, generator=generator, **kind)
+            ladder = AnnealedLangevin(sigma_max=high, sigma_min=low, n_levels=20)
+            return ladder.run(energy, x * math.hypot(1, high), 200, generator)[0].x
+        if energy.base is None:
+            known = torch.as_tensor(self._reference).to(next(energy.parameters()))
+            pick = torch.randint(len(known), (n,), generator=generator, device=known.device)
+            return known[pick]
+        proposals = energy.base.sample(N_PROPOSALS * n, generator)
+        keep = _resample(self._log_weights(proposals)[None], n, generator)[0]
+        return proposals[keep]
+
+    def _fill(self, x: Tensor, generator: torch.Generator, n_steps: int) -> Tensor:
+        """Rows whose NaN are drawn given the other entries."""
+        energy, known = self.energy_, ~x.isnan()
+        clamp = Clamp(known, torch.nan_to_num(x))
+        start = self._fill_starts(clamp, generator)
+        return self.sampler_.run(energy, start, n_steps, generator, clamp=clamp)[0].x
+
+    def _fill_starts(self, clamp: Clamp, generator: torch.Generator) -> Tensor:
+        n, energy = len(clamp.mask), self.energy_
+        if energy.base is None or energy.noise_levels is not None:
+            return clamp.apply(self._starts(n, generator))
+        conditional = energy.base.given(clamp)
+        draws = torch.stack([conditional.sample(generator) for _ in range(N_PROPOSALS)], 1)
+        log_w = self._log_weights(draws.flatten(0, 1)).view(n, N_PROPOSALS)
+        return draws[torch.arange(n), _resample(log_w, 1, generator)[:, 0]]
+
+    def _log_weights(self, x: Tensor) -> Tensor:
+        """log of the model over the base, up to a constant, (n,) in float64."""
+        energy = self.energy_
+        with torch.no_grad():
+            parts = [-energy(p).double() - energy.base.log_prob(p).double() for p in x.split(BLOCK)]
+        return torch.cat(parts)
+
+    def _noise_of(self, noise_level: float | None) -> Tensor:
+        """Noise to take off, in units of the energy; `ValueError` for a level not learned."""
+        trained = self._trained_noise
+        if noise_level is None:
+            if trained is None:
+                raise ValueError(
+                    "This model was trained without noise: pass the level that the rows have as "
+                    "noise_level, in standard deviations of the columns."
+                )
+            return trained
+        if not (isinstance(noise_level, RealNumber) and 0 < float(noise_level) < math.inf):
+            raise ValueError(f"noise_level must be a positive number, got {noise_level!r}.")
+        levels = self.energy_.noise_levels
+        if levels is not None and not levels[0] <= noise_level <= levels[1]:
+            raise ValueError(
+                f"noise_level={noise_level} is outside the levels of training, {levels}."
+            )
+        if levels is None and trained is not None:
+            raise ValueError(
+                "This model knows one level of noise, that of its training: leave noise_level "
+                'away, or use objective="multiscale" for a choice of levels.'
+            )
+        return torch.tensor(float(noise_level), dtype=torch.float64)
+
+
+def _resample(log_w: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """Numbers of n draws for each row of log weights (m, k), by their weights, (m, n)."""
+    weight = (log_w - log_w.max(1, keepdim=True).values).exp()
+    cumulative = weight.cumsum(1)
+    u = torch.rand(len(log_w), n, generator=generator, dtype=log_w.dtype, device=log_w.device)
+    found = torch.searchsorted(cumulative, u * cumulative[:, -1:])
+    return found.clamp_max(log_w.shape[1] - 1)

@@ -1,0 +1,400 @@
+"""Pictures of densities over two columns."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from dataclasses import dataclass, field
+from statistics import mode
+from typing import Any
+
+import numpy as np
+
+from skebm import _densities as densities
+from skebm._validation import check_is_fitted, check_random_state, n_rows, take_rows
+from skebm.base import Real
+from skebm.base.checks import whole_number
+from skebm.estimators import _columns as tables
+from skebm.inspection._drawing import ORANGE, axes_of
+from skebm.inspection.explanations import short
+
+SIZE = (6.2, 4.9)  # inches
+SMALL = 9  # points
+# Room around the rows, as a share of their range.
+MARGIN = 0.15
+MAX_LETTERS = 60  # of the title
+RESPONSES = {"energy": "energy above the lowest", "log_density": "log density"}
+# From low energies to high ones, by lightness alone: the colour-blind see the same.
+LIKELY, UNLIKELY = np.array([247, 251, 255]) / 255, np.array([8, 64, 129]) / 255
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class EnergyDisplay:
+    """Contours of a density over two columns, with rows of data and samples of the model.
+
+    Make it with :meth:`from_estimator`, which computes everything; :meth:`plot` only draws.
+
+    Parameters
+    ----------
+    x, y : ndarray of shape (n_x,), (n_y,)
+        Values of the first and of the second column on the grid.
+    values : ndarray of shape (n_y, n_x)
+        Energy (up to a constant) or log density there; infinite where there is no density.
+    response : {"energy", "log_density"}, default="energy"
+        Which of them.
+    names : tuple of (str, str), default=("x0", "x1")
+        Names of the two columns.
+    data, samples : ndarray of shape (n_rows, 2) or None, default=None
+        Rows of data, and rows drawn from the model.
+    fixed : dict of str to object or None, default=None
+        Of a slice, the other columns and the values that they are held at.
+    conditional : bool, default=False
+        Whether `samples` are drawn given `fixed`; else they are projected, as `data` are.
+    unit : str, default="nats"
+        Unit of `values`.
+
+    Attributes
+    ----------
+    levels_ : ndarray
+        Levels of the contours last drawn.
+    figure_ : matplotlib.figure.Figure or matplotlib.figure.SubFigure
+        What :meth:`plot` last drew in.
+    ax_ : matplotlib.axes.Axes
+        Its axes.
+
+    See Also
+    --------
+    EnergyHistogramDisplay : Energies of rows, whatever their number of columns.
+
+    Notes
+    -----
+    A slice is the density of two columns given the others, up to a constant: not their marginal
+    density. Rows that are projected onto it differ in the other columns too, and may lie where the
+    slice is unlikely. Of a pipeline the density is that of what its last step sees.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn.mixture import GaussianMixture
+    >>> from skebm.inspection import EnergyDisplay
+    >>> X = load_iris(as_frame=True).data
+    >>> columns = ["petal length (cm)", "petal width (cm)"]
+    >>> density = GaussianMixture(3, random_state=0).fit(X[columns])
+    >>> display = EnergyDisplay.from_estimator(density, X[columns], n_samples=50, random_state=0)
+    >>> display.values.shape, display.data.shape, display.samples.shape
+    ((100, 100), (150, 2), (50, 2))
+
+    ``display.plot()`` draws it. Of more columns it shows two, the others held at their medians:
+
+    >>> density = GaussianMixture(3, random_state=0).fit(X)
+    >>> EnergyDisplay.from_estimator(density, X, columns=columns).fixed
+    {'sepal length (cm)': 5.8, 'sepal width (cm)': 3.0}
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    values: np.ndarray
+    response: str = "energy"
+    names: tuple[str, str] = ("x0", "x1")
+    data: np.ndarray | None = None
+    samples: np.ndarray | None = None
+    fixed: dict[str, Any] | None = None
+    conditional: bool = False
+    unit: str = "nats"
+    levels_: Any = field(default=None, init=False)
+    figure_: Any = field(default=None, init=False)
+    ax_: Any = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.response not in RESPONSES:
+            raise ValueError(f"response must be one of {list(RESPONSES)}, got {self.response!r}.")
+        self.values, shape = np.asarray(self.values, dtype=float), (len(self.y), len(self.x))
+        if self.values.shape != shape:
+            raise ValueError(f"values must be of shape {shape}, got {self.values.shape}.")
+        if lost := int(np.isnan(self.values).sum()):
+            raise ValueError(f"{lost} of the {self.values.size} values on the grid are nan.")
+        if not np.isfinite(self.values).any():
+            raise ValueError("The density is zero on the whole grid: choose other limits.")
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: Any,
+        X: Any = None,
+        *,
+        columns: Any = None,
+        n_samples: int = 0,
+        response: str = "energy",
+        grid_resolution: int = 100,
+        limits: Any = None,
+        given: Any = None,
+        random_state: Any = None,
+        ax: Any = None,
+    ) -> EnergyDisplay:
+        """Compute the density on a grid.
+
+        Parameters
+        ----------
+        estimator : fitted estimator
+            One of ours or anything else with ``score_samples``. A pipeline or search may end in it.
+        X : {array-like, sparse matrix, frame} of shape (n_rows, n_features) or None, default=None
+            Rows that are drawn as dots, and that say where to look.
+        columns : pair of int or str, or None, default=None
+            Numbers or names of the columns that are drawn; None for the two that there are.
+        n_samples : int, default=0
+            Rows to draw by the model's ``sample``; of a slice by our estimators' ``impute``, given
+            the columns that are held.
+        response : {"energy", "log_density"}, default="energy"
+            The energy of our estimators needs no log Z; that of others is minus
+            ``score_samples``. ``"log_density"`` is ``score_samples``.
+        grid_resolution : int, default=100
+            Points of the grid along each axis.
+        limits : ((float, float), (float, float)) or None, default=None
+            Lowest and highest value of either column. None is the range of X, else of the samples,
+            with some room.
+        given : array-like of shape (n_features,) or None, default=None
+            Row whose columns are held, but for the two that are drawn. None is the median of each
+            column of X (of an even number the lower one), the most frequent value of columns that
+            are no numbers.
+        random_state : int, RandomState instance or None, default=None
+            Seed of the samples; None draws from NumPy's global generator.
+        ax : matplotlib.axes.Axes or None, default=None
+            Axes to draw in at once; None leaves drawing to :meth:`plot`.
+
+        Returns
+        -------
+        EnergyDisplay
+        """
+        check_is_fitted(estimator)
+        whole_number("n_samples", n_samples, 0)
+        whole_number("grid_resolution", grid_resolution, 2)
+        if response == "log_density":
+            densities.check_normalised(estimator)
+        columns, row, shown = _plane(estimator, X, columns, given)
+        before, final = densities.last_step(estimator)
+        conditional = bool(shown["fixed"]) and not before and densities.is_energy_based(final)
+        samples = None
+        if n_samples:
+            unknown = _spread(row, columns, *np.full((2, n_samples), np.nan))
+            samples = _sample(estimator, unknown, conditional, random_state)[:, columns]
+        x, y = _axes(estimator, limits, samples if X is None else shown["data"], grid_resolution)
+        table = _spread(row, columns, *np.reshape(np.meshgrid(x, y), (2, -1)))
+        energy = response == "energy"
+        score = densities.relative_log_density if energy else densities.log_density
+        display = cls(
+            x=x,
+            y=y,
+            values=(1 - 2 * energy) * score(estimator, table).reshape(len(y), len(x)),
+            response=response,
+            samples=samples,
+            conditional=conditional,
+            unit="nats" if densities.scores_are_nats(estimator) else "score_samples",
+            **shown,
+        )
+        return display if ax is None else display.plot(ax)
+
+    def plot(self, ax: Any = None, *, levels: Any = 12) -> EnergyDisplay:
+        """Draw the contours, filled, and the rows.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes or None, default=None
+            None makes a new figure.
+        levels : int or array-like, default=12
+            Number of colours, or increasing levels between them. Those of a number are quantiles,
+            half by area and half by probability: neither a sharp peak nor far-away energies take
+            all colours. Grey is where there is no density.
+
+        Returns
+        -------
+        EnergyDisplay
+            Itself, with `figure_`, `ax_` and `levels_` set.
+        """
+        drawn, self.levels_, extend = self._layers(levels)
+        ax = axes_of("EnergyDisplay", ax, SIZE)
+        self.figure_, self.ax_ = ax.figure, ax
+        n_colours = len(self.levels_) - 1 + {"neither": 0, "both": 2}.get(extend, 1)
+        colours = LIKELY + np.linspace(0, 1, n_colours)[:, None] * (UNLIKELY - LIKELY)
+        style = {"colors": colours[:: 1 if self.response == "energy" else -1], "extend": extend}
+        filled = ax.contourf(self.x, self.y, drawn, self.levels_, **style)
+        ax.contour(self.x, self.y, drawn, self.levels_, colors="0.35", linewidths=0.4)
+        label = f"{RESPONSES[self.response]}, {self.unit}"
+        bar = self.figure_.colorbar(filled, ax=ax, ticks=self.levels_, label=label)
+        bar.ax.set_yticklabels([f"{level:.3g}" for level in self.levels_])
+        if np.ma.is_masked(drawn):
+            ax.set_facecolor("0.8")
+        self._draw_rows()
+        ax.set(xlim=self.x[[0, -1]], ylim=self.y[[0, -1]])
+        ax.set(xlabel=self.names[0], ylabel=self.names[1])
+        if held := self.fixed:
+            where = ", ".join(f"{name} = {short(held[name])}" for name in held)
+            if len(where) > MAX_LETTERS:
+                where = f"fixed values of {len(held)} other columns"
+            style = {"fontsize": SMALL + 1, "loc": "left", "pad": 22 if ax.get_legend() else 6}
+            ax.set_title(f"slice at {where}", **style)
+        return self
+
+    def _layers(self, levels: Any) -> tuple[Any, np.ndarray, str]:
+        """What to draw, its levels, and at which ends there is more."""
+        drawn, energy = np.ma.masked_invalid(self.values), self.response == "energy"
+        drawn = drawn - drawn.min() if energy else drawn
+        if np.ndim(levels):
+            chosen = np.asarray(levels, dtype=float)
+            if chosen.ndim != 1 or len(chosen) < 2 or not (np.diff(chosen) > 0).all():
+                raise ValueError(f"levels must be a number, or increasing numbers, got {levels!r}.")
+            return drawn, chosen, "both"
+        whole_number("levels", levels, 2)
+        highest = drawn.max()
+        depth = (drawn if energy else highest - drawn).compressed()
+        chosen = _quantiles(depth, levels, rounding=1e-6 * (1 + np.abs(self.values).min()))
+        extend = ("max" if energy else "min") if depth.max() > chosen[-1] else "neither"
+        return drawn, chosen if energy else (highest - chosen)[::-1], extend
+
+    def _draw_rows(self) -> None:
+        """Draw rows of data and of the model, and say how many there are."""
+        where = ", projected" if self.fixed else ""
+        drawn = " of the slice" if self.conditional else where
+        for rows, label, style in (
+            (self.data, f"row{{}} of X{where}", {"marker": "o", "s": 9, "color": "black"}),
+            (self.samples, f"sample{{}}{drawn}", {"marker": "^", "s": 20, "color": ORANGE}),
+        ):
+            if rows is None or not len(rows):
+                continue
+            low, high = (self.x[0], self.y[0]), (self.x[-1], self.y[-1])
+            inside = int(((rows >= low) & (rows <= high)).all(1).sum())
+            number = f"{len(rows)}" if inside == len(rows) else f"{inside} of {len(rows)}"
+            label = f"{number} " + label.format("s" * (len(rows) > 1))
+            edge = {"edgecolors": "white", "linewidths": 0.35, "zorder": 3}
+            self.ax_.scatter(rows[:, 0], rows[:, 1], label=label, **style, **edge)
+        if self.ax_.get_legend_handles_labels()[1]:
+            place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.1}
+            self.ax_.legend(ncols=2, frameon=False, fontsize=SMALL, handletextpad=0.1, **place)
+
+
+def _quantiles(depth: np.ndarray, n: int, rounding: float) -> np.ndarray:
+    """Levels from 0 that part energies into `n` kinds, alike in area and in probability."""
+    depth = np.sort(depth)
+    mass = np.exp(depth[0] - depth)
+    share = np.cumsum(mass / mass.sum() + 1 / len(depth)) / 2
+    found = depth[np.searchsorted(share, np.arange(1, n) / n).clip(max=len(depth) - 1)]
+    levels = np.unique([0.0, *(float(f"{level:.2g}") for level in found if level > rounding)])
+    return levels if len(levels) > 1 else np.array([0.0, max(1.0, depth[-1])])
+
+
+def _plane(estimator: Any, X: Any, columns: Any, given: Any) -> tuple[list[int], Any, dict]:
+    """Numbers of two columns, a row that holds the others, and what the display says of them."""
+    final, table = densities.last_step(estimator)[1], None
+    if len(getattr(final, "row_shape_", ())) > 1 or getattr(X, "ndim", 2) > 2:
+        raise ValueError("EnergyDisplay shows two columns of a table, not images.")
+    names: Any = getattr(estimator, "feature_names_in_", None)
+    if X is not None:
+        table = tables.as_table(X)
+        if not n_rows(table):
+            raise ValueError("X has no rows.")
+        same = names is not None and len(names) == table.shape[1]
+        names = names if same else tables.column_names(table)
+    elif names is None:
+        names = [f"x{k}" for k in range(estimator.n_features_in_)]
+    names = [str(name) for name in names]
+    pair = _check_columns(columns, names)
+    row, data = _row(table, given, len(names)), None
+    if table is not None:
+        data = np.column_stack([_numbers(table, k, names[k]) for k in pair])
+        data = data[~np.isnan(data).any(1)]
+    others = [k for k in range(len(names)) if k not in pair]
+    fixed = {names[k]: np.asarray(tables.column_of(row, k)).tolist()[0] for k in others}
+    shown = (names[pair[0]], names[pair[1]])
+    return pair, row, {"names": shown, "data": data, "fixed": fixed or None}
+
+
+def _check_columns(columns: Any, names: list[str]) -> list[int]:
+    """Numbers of the two columns to draw."""
+    d = len(names)
+    if d == 1:
+        raise ValueError("There is only one column, no plane: use EnergyHistogramDisplay.")
+    if columns is None and d > 2:
+        raise ValueError(
+            f"There are {d} columns: pass two of them as columns=(i, j), by number or name. A "
+            "slice is drawn, the others held at their medians or at the row `given`."
+        )
+    pair = (0, 1) if columns is None else tuple(columns)
+    found = [names.index(k) if k in names else k for k in pair]
+    if len(set(found)) != 2 or len(found) != 2 or not all(k in range(d) for k in found):
+        listed = ", ".join(map(repr, names[:20])) + ", ..." * (d > 20)
+        raise ValueError(f"columns must be two of {listed}, or of 0 to {d - 1}, got {columns!r}.")
+    return [int(k) for k in found]
+
+
+def _numbers(table: Any, k: int, name: str) -> np.ndarray:
+    try:
+        return np.asarray(tables.column_of(table, k), dtype=float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"Column {name!r} holds no numbers, so it is no axis.") from error
+
+
+def _row(table: Any, given: Any, d: int) -> Any:
+    """One row, of medians unless given, as a table of the kind of `table`."""
+    if given is not None:
+        values = np.ravel(np.asarray(given)).tolist()
+    elif table is not None:
+        values = [_middle(tables.known(tables.column_of(table, k))) for k in range(d)]
+    elif d == 2:
+        values = [0.0, 0.0]
+    else:
+        raise ValueError("Pass X, whose medians hold the other columns, or a row `given`.")
+    if len(values) != d:
+        raise ValueError(f"given must be a row of {d} columns, got {len(values)}.")
+    if not tables.is_frame(table):
+        return np.array([values], dtype=float)
+    row = take_rows(table, [0])
+    for k, value in enumerate(values):
+        kind = object if isinstance(value, str) else None
+        row = tables.with_column(row, k, np.array([[value]], dtype=kind), whole=True)
+    return row
+
+
+def _middle(values: np.ndarray) -> Any:
+    """Median, or what is most frequent where there is none."""
+    if values.dtype == object or not len(values):
+        return mode(values.tolist() or [np.nan])
+    return float(np.quantile(values, 0.5, method="lower"))
+
+
+def _spread(row: Any, columns: list[int], x: np.ndarray, y: np.ndarray) -> Any:
+    """Repeat the row with other values in the two columns."""
+    wide = tables.with_column(row, columns[0], x[None], whole=False)
+    return tables.with_column(wide, columns[1], y[:, None], whole=False)
+
+
+def _axes(estimator: Any, limits: Any, rows: Any, n: int) -> np.ndarray:
+    """Values of either column on the grid, (2, n)."""
+    if limits is None:
+        if rows is None or not len(rows):
+            raise ValueError("Pass X, limits or n_samples: they say where to look.")
+        final = densities.last_step(estimator)[1]
+        bounded = densities.is_energy_based(final) and not isinstance(final.energy_.domain, Real)
+        ends = np.stack([rows.min(0), rows.max(0)], 1)
+        width = np.ptp(ends, axis=1, keepdims=True)
+        limits = ends + np.where(width > 0, (0 if bounded else MARGIN) * width, 0.5) * [-1, 1]
+    ends = np.asarray(limits, dtype=float)
+    if ends.shape != (2, 2) or not np.isfinite(ends).all() or not (np.diff(ends) > 0).all():
+        raise ValueError(f"limits must be two pairs of finite low < high, got {limits!r}.")
+    return np.linspace(ends[:, 0], ends[:, 1], n).T
+
+
+def _sample(estimator: Any, unknown: Any, given: bool, random_state: Any) -> np.ndarray:
+    """Rows drawn from the model, `given` what is known of them or not."""
+    before, final = densities.last_step(estimator)
+    if given:
+        return np.asarray(final.impute(unknown, random_state=random_state))
+    if not hasattr(final, "sample"):
+        raise TypeError(f"{type(final).__name__} has no method sample: leave n_samples at 0.")
+    if "random_state" in inspect.signature(final.sample).parameters:
+        x = final.sample(len(unknown), random_state=random_state)
+    else:  # scikit-learn's mixtures draw by the seed that they were given
+        final = copy.copy(final)
+        final.random_state = check_random_state(random_state)
+        x, _ = final.sample(len(unknown))
+    for transformer in reversed(before):
+        x = transformer.inverse_transform(x)
+    return np.asarray(x)

@@ -1,0 +1,211 @@
+"""Pictures of how training went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from skebm._densities import last_step
+from skebm._validation import check_is_fitted
+from skebm.inspection._drawing import NAVY, ORANGE, pyplot
+from skebm.inspection.rbm import _columns
+
+PANEL = (6.4, 1.9)  # inches
+ROOM = 0.6  # for the title and the epochs
+
+# What shares the first axes: its label and its colour.
+LOSSES = {"train_loss": ("training rows", NAVY), "valid_loss": ("held-out rows", ORANGE)}
+# What the others are called; names of their own with spaces where they are not listed.
+LABELS = {
+    "energy_gap": "energy gap, nats",
+    "log_likelihood": "log-likelihood, nats",
+    "log_partition": "log Z, nats",
+    "lr": "learning rate",
+    "dur": "seconds",
+    "energy_change": "change of energies\nin a step, nats",
+}
+# Drawn only when they are asked for.
+ASIDE = ("dur", "energy_change", "largest_weight", "log_partition")
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class TrainingDisplay:
+    """Curves of training: losses, and below them what else was noted after each epoch.
+
+    Parameters
+    ----------
+    history : dict of str to ndarray of shape (n_epochs,)
+        Numbers of each epoch by name; nan where an epoch lacks one.
+    names : list of str or None, default=None
+        Which are drawn. None leaves out seconds, the change of energies in a step, the largest
+        weight, log Z, and a training loss that is the energy gap.
+    n_restarts : int, default=0
+        How often training was rolled back.
+    estimator_name : str, default="Training"
+        What was trained.
+
+    Attributes
+    ----------
+    best_epoch : int or None
+        The epoch, counted from 1, of the lowest ``valid_loss``; None where there is none.
+    figure_ : matplotlib.figure.Figure or matplotlib.figure.SubFigure
+        What :meth:`plot` last drew in.
+    axes_ : dict of str to matplotlib.axes.Axes
+        Its axes, ``"loss"`` and by the names of the numbers.
+
+    See Also
+    --------
+    RBMDisplay : A machine's weights and samples besides.
+
+    Notes
+    -----
+    Losses are those of the objective, minus the log-likelihood only where that is what is trained:
+    otherwise they compare epochs, not models.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from skebm import RBMEstimator
+    >>> from skebm.inspection import TrainingDisplay
+    >>> X = (load_digits().data > 7).astype(float)
+    >>> rbm = RBMEstimator(32, n_iter=3, early_stopping=True, random_state=0).fit(X)
+    >>> display = TrainingDisplay.from_estimator(rbm)
+    >>> display.names
+    ['valid_loss', 'energy_gap', 'reconstruction_error', 'lr']
+    >>> display.best_epoch
+    3
+
+    ``display.plot()`` draws it.
+    """
+
+    history: dict[str, np.ndarray]
+    names: list[str] | None = None
+    n_restarts: int = 0
+    estimator_name: str = "Training"
+    best_epoch: int | None = field(default=None, init=False)
+    figure_: Any = field(default=None, init=False)
+    axes_: dict[str, Any] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        known = [name for name in self.history if name != "epoch"]
+        if not known or not len(self.history[known[0]]):
+            raise ValueError("There are no epochs in the history, so there is nothing to draw.")
+        wanted = _usual(self.history) if self.names is None else list(self.names)
+        unknown = [name for name in wanted if name not in known]
+        if unknown or not wanted or isinstance(self.names, str):
+            raise ValueError(
+                f"names must be some of {', '.join(map(repr, known))}, got {self.names!r}."
+            )
+        first = [name for name in LOSSES if name in wanted]
+        self.names = first + [name for name in dict.fromkeys(wanted) if name not in LOSSES]
+        held_out = self.history.get("valid_loss")
+        if held_out is not None and not np.isnan(held_out).all():
+            self.best_epoch = int(np.nanargmin(held_out)) + 1
+
+    @classmethod
+    def from_estimator(
+        cls, estimator: Any, *, names: Any = None, ax: Any = None
+    ) -> TrainingDisplay:
+        """Take the numbers from a fitted estimator.
+
+        Parameters
+        ----------
+        estimator : fitted estimator
+            One of ours, with a ``history_``. A pipeline or search may end in it.
+        names : sequence of str or None, default=None
+            Which numbers are drawn; None for the usual ones.
+        ax : matplotlib.axes.Axes, array-like of them, or None, default=None
+            Axes to draw in at once; None leaves drawing to :meth:`plot`.
+
+        Returns
+        -------
+        TrainingDisplay
+        """
+        check_is_fitted(estimator)
+        _, final = last_step(estimator)
+        if not hasattr(final, "history_"):
+            raise TypeError(
+                f"{type(final).__name__} has no history_: TrainingDisplay shows estimators of "
+                "skebm that are trained in epochs."
+            )
+        if not final.history_:
+            raise ValueError(
+                f"history_ of {type(final).__name__} has no epochs, so there is nothing to draw: "
+                "fit it with a positive n_iter."
+            )
+        display = cls(
+            history=_columns(final.history_),
+            names=names,
+            n_restarts=final.n_restarts_,
+            estimator_name=type(final).__name__,
+        )
+        return display if ax is None else display.plot(ax)
+
+    def plot(self, ax: Any = None) -> TrainingDisplay:
+        """Draw the curves.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, array-like of them, or None, default=None
+            As many as there are panels: one for the losses, and one for each other name. None makes
+            a new figure.
+
+        Returns
+        -------
+        TrainingDisplay
+            Itself, with `figure_` and `axes_` set.
+        """
+        panels: dict[str, list[str]] = {}
+        for name in self.names or ():
+            panels.setdefault("loss" if name in LOSSES else name, []).append(name)
+        axes = self._new_axes(len(panels)) if ax is None else np.ravel(np.array(ax, dtype=object))
+        if len(axes) != len(panels):
+            raise ValueError(f"There are {len(panels)} panels: pass as many axes, not {len(axes)}.")
+        self.figure_, self.axes_ = axes[0].figure, dict(zip(panels, axes, strict=True))
+        for panel, names in panels.items():
+            self._draw(self.axes_[panel], panel, names)
+        axes[0].set_title(self._title(), fontsize="medium")
+        if ax is None:
+            for inner in axes[:-1]:
+                inner.set_xlabel("")
+        self.figure_.align_ylabels(list(axes))
+        return self
+
+    def _new_axes(self, n: int) -> Any:
+        size = (PANEL[0], n * PANEL[1] + ROOM)
+        figure = pyplot("TrainingDisplay").figure(figsize=size, layout="constrained")
+        return np.ravel(figure.subplots(n, 1, sharex=True))
+
+    def _draw(self, ax: Any, panel: str, names: list[str]) -> None:
+        for name in names:
+            label, colour = LOSSES.get(name, (name, NAVY))
+            values = self.history[name]
+            marker = "o" if len(values) == 1 else None
+            epochs = np.arange(1, len(values) + 1)
+            ax.plot(epochs, values, color=colour, label=label, lw=1.3, marker=marker)
+        if self.best_epoch is not None:
+            label = f"best: epoch {self.best_epoch}"
+            ax.axvline(self.best_epoch, color="0.4", lw=1, ls="--", zorder=0, label=label)
+        if panel == "energy_gap":
+            ax.axhline(0, color="0.4", lw=0.8, ls=":", zorder=0)
+        if panel == "loss":
+            ax.legend(frameon=False, fontsize="small")
+        ax.set(xlabel="epoch", ylabel=LABELS.get(panel, panel.replace("_", " ")))
+        ax.locator_params("x", integer=True)
+        ax.spines[["top", "right"]].set_visible(False)
+
+    def _title(self) -> str:
+        n, k = len(next(iter(self.history.values()))), self.n_restarts
+        title = f"{self.estimator_name}: {n} epoch{'s' * (n > 1)}"
+        return title + (f", rolled back {k} time{'s' * (k > 1)}" if k else "")
+
+
+def _usual(history: dict[str, np.ndarray]) -> list[str]:
+    """Names that are drawn unless others are asked for."""
+    names = [name for name in history if name != "epoch" and name not in ASIDE]
+    loss, gap = history.get("train_loss"), history.get("energy_gap")
+    if loss is not None and gap is not None and np.array_equal(loss, gap, equal_nan=True):
+        names.remove("train_loss")  # a contrastive loss is the energy gap
+    return names
