@@ -24,7 +24,7 @@ from skebm._steps import (
     weights_of,
 )
 from skebm._validation import threads
-from skebm.base import Batch, Loss, Objective
+from skebm.base import Batch, Loss, Objective, sampling
 
 # A look at the numbers costs a synchronisation: once for so many batches, and at an epoch's end.
 CHECK_EVERY = 500
@@ -232,7 +232,8 @@ class EnergyNet(NeuralNet):
         """
         if isinstance(self.optimizer_, torch.optim.LBFGS) or len(probe.x) < 10:
             return None
-        return self.module_.energy(probe.x[:20])
+        with sampling(self.module_.energy):
+            return self.module_.energy(probe.x[:20])
 
     def _look(self, probe: Batch, level: Tensor | None = None) -> dict[str, float]:
         """Ask the monitor, with its own seeded generator: looking does not change training."""

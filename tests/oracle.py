@@ -127,6 +127,22 @@ class Enumerated(Discrete):
         return self.x[number // len(self.h)], self.h[number % len(self.h)]
 
 
+def brute_pseudo_log_likelihood(energy, x):
+    """sum_i log p(x_i given the rest), the conditionals from the enumerated joint."""
+    d = x.shape[1]
+    target, place = Enumerated(energy), 2 ** torch.arange(d - 1, -1, -1)
+    total = []
+    for row in x:
+        log_p = 0.0
+        for i in range(d):
+            other = row.clone()
+            other[i] = 1 - other[i]
+            p, q = (target.p[int(r.long() @ place)] for r in (row, other))
+            log_p = log_p + (p / (p + q)).log()
+        total.append(log_p)
+    return torch.stack(total).detach()
+
+
 def count_states(x):
     """How often each binary row occurs, in the order of :func:`bits`."""
     place = 2 ** torch.arange(x.shape[1] - 1, -1, -1)

@@ -381,6 +381,39 @@ def test_one_component_is_shrunk_a_little():
     torch.testing.assert_close(more, 0.1 * x.var(0, correction=0).diag())
 
 
+@pytest.mark.parametrize("blur", [0.7, torch.tensor([0.2, 3.0, 1.0], dtype=DOUBLE)])
+def test_one_component_of_noisy_rows_is_blurred(blur):
+    x = rows(500)
+    plain = GaussianMixture.fit(x, prior_rows=0.0)
+    found = GaussianMixture.fit(x, prior_rows=0.0, blur=blur)
+    torch.testing.assert_close(found.covariances, plain.blurred(blur).covariances)
+
+
+def test_components_of_noisy_rows_find_their_place_under_the_noise():
+    """Two points with noise: nothing but the noise is left of the components."""
+    x = torch.tensor([[-3.0], [3.0]], dtype=DOUBLE).repeat(50, 1)
+    settings = {"regularisation": 0.0, "prior_rows": 0.0}
+    found = GaussianMixture.fit(x, n_components=2, blur=0.5, **settings)
+    torch.testing.assert_close(found.means.sort(0).values, x[:2])
+    torch.testing.assert_close(found.covariances.flatten(), torch.full((2,), 0.25, dtype=DOUBLE))
+
+
+def test_more_rows_of_a_prior_make_components_more_alike():
+    x = torch.cat([rows(60), 4 + 0.2 * rows(60, 1)])
+
+    def unlike(prior_rows):
+        found = GaussianMixture.fit(x, n_components=2, prior_rows=prior_rows).covariances
+        return float((found[0] - found[1]).norm())
+
+    assert unlike(1e4) < unlike(5.0) < unlike(0.0)
+
+
+@pytest.mark.parametrize("more", [{"blur": -1.0}, {"blur": torch.ones(2)}, {"prior_rows": -1.0}])
+def test_noise_and_priors_that_are_none_are_refused(more):
+    with pytest.raises(ValueError, match=next(iter(more))):
+        GaussianMixture.fit(rows(20), **more)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_steps_raise_the_penalised_likelihood(seed):
     z = rows(150, seed)

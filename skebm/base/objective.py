@@ -66,6 +66,9 @@ class Objective(nn.Module, abc.ABC):
         with torch.enable_grad():
             loss = self(batch, state, generator)
             loss.value.backward()
+        for p in self.parameters():  # those that the loss does not depend on, such as a last bias
+            if p.grad is None and p.requires_grad:
+                p.grad = torch.zeros_like(p)
         return loss
 
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:

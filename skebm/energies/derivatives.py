@@ -41,7 +41,7 @@ class Bends(NamedTuple):
 
 def slopes_of(network: Any, x: Tensor, *cond: Tensor) -> Slopes:
     """Value and gradient of a network, differentiable with respect to its weights."""
-    if hasattr(network, "slopes"):
+    if callable(getattr(network, "slopes", None)):
         return network.slopes(x, *cond)
     with torch.enable_grad():
         x = x.detach().requires_grad_(True)
@@ -51,7 +51,7 @@ def slopes_of(network: Any, x: Tensor, *cond: Tensor) -> Slopes:
 
 def bends_of(network: Any, x: Tensor, directions: Tensor, *cond: Tensor) -> Bends:
     """Gradient and bend of a network along directions, (k, d) or k for each row, (n, k, d)."""
-    if hasattr(network, "bends"):
+    if callable(getattr(network, "bends", None)):
         return network.bends(x, directions, *cond)
     with torch.enable_grad():
         x = x.detach().requires_grad_(True)

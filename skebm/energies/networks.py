@@ -45,7 +45,7 @@ class MLP(BaseEstimator):
         Add to each hidden layer the one before, where both have the same size.
     spectral_norm : bool, default=False
         Divide each matrix by its largest singular value [2]_: the slope of f (of o) is then bounded
-        by that of the activations, about 1.1 a layer.
+        by that of the activations, about 1.1 a layer (2.1 where `residual` adds to it).
     output : {"auto", "sum", "reconstruction"}, default="auto"
         Which f. ``"auto"`` reconstructs where the base says how to whiten rows, that is on normal
         distributions, mixtures and kernels; on tables the errors of a reconstruction learn faster

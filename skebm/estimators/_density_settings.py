@@ -18,11 +18,11 @@ from skebm.energies import MLP
 from skebm.noise import Noise
 
 # Optimizer steps of a fit, and passes at most and at least.
-N_STEPS = 1500
-FEWEST_PASSES, MOST_PASSES = 10, 1000
+N_STEPS = 1000
+FEWEST_PASSES, MOST_PASSES = 4, 1000
 BATCH = 128
 # Share of the passes in which the learning rate rises to what it is.
-WARM_UP = 0.03
+WARM_UP = 0.05
 
 OBJECTIVES = ("denoising", "exact", "sliced", "multiscale")
 # Smallest noise level of a multi-scale model, in standard deviations of the columns.
@@ -32,6 +32,8 @@ CONSTRAINTS: dict[str, list[Any]] = {
     "network": [HasMethods("build"), nn.Module, callable, None],
     "objective": [StrOptions(set(OBJECTIVES))],
     "base": [StrOptions({"auto", "gaussian", "mixture", "kernel"}), Noise, None],
+    "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+    "deconvolve": ["boolean"],
     "sigma": [
         Interval(RealNumber, 0, None, closed="neither"),
         StrOptions({"auto", "bandwidth", "kurtosis"}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,33 +16,62 @@ from skebm.noise import Affine, Gaussian, GaussianMixture, KernelDensity, Noise,
 
 # Components of a mixture: one for so many rows, up to a limit.
 ROWS_PER_COMPONENT, MOST_COMPONENTS = 100, 128
+# Starts of EM, of which the best is kept, where there are not many rows.
+N_STARTS, MANY_ROWS = 4, 5000
 # Beyond so many columns a normal base has independent ones.
 MAX_DENSE = 1000
 # A column with fewer distinct values than this share of the distinct rows is taken as discrete.
 DISTINCT = 0.5
 
 
-def fit_real_base(
-    base: Any, rows: Rows, units: Units, sigma: Tensor | None, seed: int
-) -> Noise | None:
-    """Fit the named base to rows, blurred by the noise of training; or check a given one."""
+class Bases(NamedTuple):
+    """What the network corrects in training, and what of it is left when that is over."""
+
+    noisy: Noise | None
+    clean: Noise | None
+
+
+def fit_real_bases(estimator: Any, rows: Rows, sigma: Tensor | None, seed: int) -> Bases:
+    """Fit the base that an estimator names to rows, with and without the noise of training."""
+    base, units, keeps_noise = estimator.base, estimator.units_, not estimator.deconvolve
     if base is None:
-        return None
+        return Bases(None, None)
+    noisy: Noise | None = None
     if isinstance(base, Noise):
-        found = _given(base, rows, units)
+        clean = _given(base, rows, units)
+    elif base == "auto" and estimator.objective == "multiscale":
+        clean = _fitted("gaussian", rows, units.domain)  # whose noisy rows are normal at all levels
+    elif base in ("auto", "mixture") and units.domain == Real(units.domain.shape):
+        # EM that knows of the noise places components at its scale.
+        blur = sigma if keeps_noise else None
+        clean = _mixture(rows, blur, seed, estimator.n_components)
+        noisy = None if blur is None else clean
     else:
-        found = _fitted(base, rows, units.domain, seed)
-    blurs = type(found).blurred is not Noise.blurred
-    found = found.blurred(sigma) if sigma is not None and blurs else found
-    found = found.to(rows.device, rows.dtype)
-    _check_density(found, rows)
+        clean = _fitted(base, rows, units.domain)
+    clean = clean.to(rows.device, rows.dtype)
+    if noisy is None and sigma is not None and type(clean).blurred is not Noise.blurred:
+        noisy = clean.blurred(sigma)
+    noisy = clean if noisy is None else noisy.to(rows.device, rows.dtype)
+    found = Bases(noisy, noisy if keeps_noise else clean)
+    _check_density(found.clean, rows)
     return found
 
 
-def _fitted(base: str, rows: Rows, domain: Real, seed: int) -> Noise:
+def _mixture(rows: Rows, sigma: Tensor | None, seed: int, n_components: Any) -> GaussianMixture:
+    """Components for every hundred rows; under noise they need no other regularisation."""
+    x, counts, total = rows.block(0, len(rows)), rows.counts, rows.total_weight
+    if n_components == "auto":
+        n_components = int(min(MOST_COMPONENTS, max(1, total // ROWS_PER_COMPONENT)))
+    more: dict[str, Any] = {"generator": torch.Generator(x.device).manual_seed(seed)}
+    if sigma is not None:
+        more |= {"regularisation": 1e-5, "blur": sigma, "prior_rows": 0.0}
+    n_init = N_STARTS if total <= MANY_ROWS else 1
+    return GaussianMixture.fit(x, counts, n_components, n_init=n_init, **more)
+
+
+def _fitted(base: str, rows: Rows, domain: Real) -> Noise:
     x, counts = rows.block(0, len(rows)), rows.counts
-    walls = domain.lower is not None or domain.upper is not None
-    if walls:
+    if domain.lower is not None or domain.upper is not None:
         if base not in ("auto", "gaussian"):
             raise ValueError(
                 f'base={base!r} has mass beyond the walls of `bounds`. Use base="gaussian", whose '
@@ -51,11 +80,7 @@ def _fitted(base: str, rows: Rows, domain: Real, seed: int) -> Noise:
         return TruncatedGaussian.fit(x, counts, domain.lower, domain.upper)
     if base == "gaussian":
         return Gaussian.fit(x, counts, diagonal=x.shape[1] > MAX_DENSE)
-    if base == "kernel":
-        return KernelDensity.fit(x, counts)
-    generator = torch.Generator(x.device).manual_seed(seed)
-    n_components = int(min(MOST_COMPONENTS, max(1, rows.total_weight // ROWS_PER_COMPONENT)))
-    return GaussianMixture.fit(x, counts, n_components, generator=generator)
+    return KernelDensity.fit(x, counts)
 
 
 def _given(base: Noise, rows: Rows, units: Units) -> Noise:
@@ -71,7 +96,7 @@ def _given(base: Noise, rows: Rows, units: Units) -> Noise:
     return Affine(base, torch.as_tensor(units.centre, **kind), torch.as_tensor(units.scale, **kind))
 
 
-def _check_density(base: Noise, rows: Rows) -> None:
+def _check_density(base: Any, rows: Rows) -> None:
     lost = ~rows.map(base.log_prob).isfinite()
     if lost.any():
         row = int(lost.nonzero()[0, 0])

@@ -32,6 +32,7 @@ class RealMethods(BaseEstimator):
     """Methods of a fitted density of real rows; mixed into its estimator."""
 
     energy_: Any
+    _noisy_energy: Any
     sampler: Any
     units_: Any
     row_shape_: tuple[int, ...]
@@ -171,7 +172,8 @@ class RealMethods(BaseEstimator):
             cond = sigma.to(x).expand(len(x)) if several else None
             return x - sigma.to(x).square() * energy.value_and_grad(x, cond)[1]
 
-        return self._to_units(self._map(rows, moved))
+        noisy = self._noisy_energy
+        return self._to_units(rows.map(lambda x: moved(noisy, x)))
 
     # ---------------------------------------------------------------- without log Z
 

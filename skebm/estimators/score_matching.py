@@ -20,7 +20,7 @@ from skebm.estimators._density_settings import (
     net_kwargs,
     resolve,
 )
-from skebm.estimators._real_bases import fit_real_base, training_noise
+from skebm.estimators._real_bases import fit_real_bases, training_noise
 from skebm.estimators._real_methods import RealMethods
 from skebm.estimators._real_rows import RealRows
 from skebm.estimators.base import BaseEBM
@@ -49,7 +49,9 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
         *,
         objective="denoising",
         base="auto",
+        n_components="auto",
         sigma="auto",
+        deconvolve=False,
         n_projections=1,
         projection="rademacher",
         bounds=None,
@@ -78,7 +80,9 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
         self.network = network
         self.objective = objective
         self.base = base
+        self.n_components = n_components
         self.sigma = sigma
+        self.deconvolve = deconvolve
         self.n_projections = n_projections
         self.projection = projection
         self.bounds = bounds
@@ -115,10 +119,7 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
         seed = draw_seed(self.random_state_)
         self._noise = training_noise(self, rows)
         self._levels = levels_of(self, rows.n_columns)
-        base = self.base
-        if base == "auto" and self._levels is not None:
-            base = "gaussian"  # whose noisy rows are normal at all levels
-        self.base_ = fit_real_base(base, rows, self.units_, self._noise, seed)
+        self._noisy_base, self.base_ = fit_real_bases(self, rows, self._noise, seed)
 
     def _new_net(
         self,
@@ -129,7 +130,8 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
         validation: Rows | None = None,
     ) -> EnergyNet:
         dtype = getattr(torch, settings.dtype)
-        base = None if self.base_ is None else self.base_.to(generator.device, dtype)
+        base = self._noisy_base
+        base = None if base is None else base.to(generator.device, dtype)
         several = self._levels is not None
         whitening = None if several or self._image_shape is not None else whitening_of(base)
         spec = Spec(self.row_shape_, generator, dtype, several, whitening)
@@ -174,6 +176,23 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
         x = torch.as_tensor(self._reference, dtype=like.dtype, device=like.device)
         generator = torch.Generator(like.device).manual_seed(self.net_.seed_)
         return {"base": energy.base, "sampler": self.sampler_, "x": x, "generator": generator}
+
+    @property
+    def energy_(self) -> NeuralEnergy:
+        """The trained energy, a torch module in ``eval`` mode; of standardised rows."""
+        trained = self._noisy_energy
+        if not self.deconvolve or self.base_ is None:
+            return trained
+        like = next(trained.parameters())
+        base = self.base_.to(like.device, like.dtype)
+        domain, shape = self.units_.domain, self._image_shape
+        clean = NeuralEnergy(trained.network, domain, base, image_shape=shape)
+        return clean.eval()
+
+    @property
+    def _noisy_energy(self) -> NeuralEnergy:
+        """The energy of rows with the noise of training."""
+        return self.net_.module_.energy.eval()
 
     @property
     def _trained_noise(self) -> Tensor | None:

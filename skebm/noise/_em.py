@@ -64,6 +64,7 @@ def maximise(
     u: Tensor,
     max_iter: int,
     tol: float,
+    prior_rows: float | None = None,
 ) -> Found:
     """Fit standardised rows z (n, d) of weights w (n,), started by the uniform numbers u.
 
@@ -78,7 +79,7 @@ def maximise(
     path: list[float] = []
     for last in range(N_PRIORS):
         count, means, scatter = statistics(z, w, share)
-        prior = make_prior(count, scatter, regularisation)
+        prior = make_prior(count, scatter, regularisation, prior_rows)
         before = -math.inf
         for _ in range(max_iter):
             covariances = prior.covariances(count, scatter)
@@ -98,12 +99,18 @@ def maximise(
     return Found(weights, means, covariances, path)
 
 
-def make_prior(count: Tensor, scatter: Tensor, ridge: Tensor) -> Prior:
+def make_prior(
+    count: Tensor, scatter: Tensor, ridge: Tensor, prior_rows: float | None = None
+) -> Prior:
+    """The prior that the clusters say, worth `prior_rows` rows (d + 2 by default)."""
     n_components, d = scatter.shape[:2]
+    rows = d + 2.0 if prior_rows is None else prior_rows
     centre = scatter.sum(0)
     # Constant columns have a ridge of one and no more: their scatter is zero.
-    centre.diagonal().add_(CENTRE_ROWS * n_components ** (-2 / d) * (ridge < 1))
-    return Prior(d + 2.0, centre / (count.sum() + CENTRE_ROWS), ridge)
+    centre.diagonal().add_(
+        CENTRE_ROWS * n_components ** (-2 / d) * (scatter.diagonal(dim1=1, dim2=2).sum(0) > 0)
+    )
+    return Prior(rows, centre / (count.sum() + CENTRE_ROWS), ridge)
 
 
 def statistics(z: Tensor, w: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -104,6 +104,8 @@ class GaussianMixture(Noise):
         n_components: int = 1,
         *,
         regularisation: float = 1e-3,
+        blur: Tensor | float = 0.0,
+        prior_rows: float | None = None,
         generator: torch.Generator | None = None,
         n_init: int = 1,
         max_iter: int = 200,
@@ -112,10 +114,11 @@ class GaussianMixture(Noise):
         r"""Maximise the likelihood of rows, penalised by a prior of the covariances, by EM.
 
         .. math:: \hat\Sigma_k = \frac{S_k + \nu T}{n_k + \nu} + \epsilon D
+            + \mathrm{diag}(\sigma^2)
 
         with :math:`S_k` the scatter matrix of a component and :math:`n_k` its number of rows, D the
-        diagonal matrix of the columns' variances, and :math:`\nu = d + 2` rows of a prior, after
-        Fraley and Raftery. Its centre T is the covariance within the components, pooled, together
+        diagonal matrix of the columns' variances, and :math:`\nu` rows of a prior, after Fraley and
+        Raftery. Its centre T is the covariance within the components, pooled, together
         with two rows of :math:`D / K^{2/d}`: a component of few rows has about the shape of the
         others. T is set at the start and once more on the way. Columns may have any units; one that
         does not vary by more than rounding errors gets the variance 1.
@@ -130,6 +133,12 @@ class GaussianMixture(Noise):
             K; fewer come out where there are fewer distinct rows, or where some end up empty.
         regularisation : float in [0, 1), default=1e-3
             :math:`\epsilon`, the share of a column's variance that each component has at least.
+        blur : Tensor of shape (d,) or float, default=0
+            :math:`\sigma`, standard deviations in units of x: the mixture is that of noisy rows,
+            which is not the same as :meth:`blurred` of the mixture of rows, as components find
+            their place at the scale of the noise.
+        prior_rows : float >= 0 or None, default=None
+            :math:`\nu`; None is d + 2.
         generator : torch.Generator or None, default=None
             Chooses the start, by k-means++; None is one of seed 0.
         n_init : int >= 1, default=1
@@ -142,12 +151,20 @@ class GaussianMixture(Noise):
         _check_counts(n_components=n_components, n_init=n_init, max_iter=max_iter)
         _check_share(regularisation, "regularisation", 1.0)
         _check_share(tol, "tol", math.inf)
+        _check_share(0.0 if prior_rows is None else prior_rows, "prior_rows", math.inf)
         rows, w = live_rows(x, weight)
+        blur = torch.as_tensor(blur)
+        if blur.shape not in ((), x.shape[1:]) or not (blur.isfinite() & (blur >= 0)).all():
+            raise ValueError(
+                f"blur must be a non-negative number, or one for each of {x.shape[1]} columns, got "
+                f"{blur.tolist()}."
+            )
         mean, variance = moments(rows, w)
         live = varies(variance, mean, x.dtype)
         scale = usable_scale(variance, mean, x.dtype)
         z = torch.where(live, (rows - mean) / scale, 0.0)
-        ridge = torch.where(live, float(regularisation), 1.0)
+        added = (blur.to(scale) / scale).square()
+        ridge = torch.where(live, float(regularisation), 1.0) + added
         if generator is None:
             generator = torch.Generator(x.device).manual_seed(0)
         best: _em.Found | None = None
@@ -155,7 +172,9 @@ class GaussianMixture(Noise):
             u = torch.rand(
                 n_components, generator=generator, dtype=torch.float64, device=generator.device
             )
-            found = _em.maximise(z, w, n_components, ridge, u.to(x.device), max_iter, tol)
+            found = _em.maximise(
+                z, w, n_components, ridge, u.to(x.device), max_iter, tol, prior_rows
+            )
             if best is None or found.path[-1] > best.path[-1]:
                 best = found
         assert best is not None

@@ -217,6 +217,8 @@ class SlicedScoreMatching(HyvarinenScore):
         jitter: Tensor | None = None,
     ):
         super().__init__(energy, jitter)
+        if projection not in ("rademacher", "gaussian"):
+            raise ValueError(f'projection must be "rademacher" or "gaussian", got {projection!r}.')
         self.n_projections, self.projection = n_projections, projection
 
     def directions(self, h: Tensor, generator: torch.Generator) -> Tensor:

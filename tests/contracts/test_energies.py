@@ -10,6 +10,7 @@ from skebm.energies import (
     BernoulliRBM,
     BoltzmannMachine,
     Corrected,
+    NeuralEnergy,
     Tilted,
     annealing_path,
     ising_grid,
@@ -18,6 +19,7 @@ from skebm.energies.path import Geometric, GeometricPath, TiltedPairwise
 from skebm.noise import Gaussian
 from skebm.samplers._moves import AtBeta
 from tests.discovery import without_case
+from tests.networks import NEURAL
 from tests.oracle import (
     DOUBLE,
     P_FLOOR,
@@ -76,6 +78,7 @@ CASES = {
         "tilted": lambda: Tilted(make_rbm(5, 3), field(5), beta=0.6),
         "twice": lambda: Tilted(Tilted(make_rbm(3, 4), field(3), 0.6), field(3, seed=8), 1.7),
     },
+    NeuralEnergy: NEURAL,
 }
 
 BUILDERS = {name: build for builders in CASES.values() for name, build in builders.items()}

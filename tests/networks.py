@@ -1,0 +1,110 @@
+"""Small float64 networks and energies of them, their weights random: as built they are zero."""
+
+import torch
+from torch import nn
+
+from skebm.base import Real
+from skebm.energies import MLP, Conv, NeuralEnergy, Spec, build_network
+from skebm.energies.neural import whitening_of
+from skebm.noise import Gaussian, GaussianMixture, TruncatedGaussian
+from tests.oracle import DOUBLE, seeded
+
+LEVELS = (0.3, 2.0)
+
+
+def randomise(network, seed=5):
+    """Give the parameters that start at zero normal weights."""
+    generator = seeded(seed)
+    with torch.no_grad():
+        for p in network.parameters():
+            if not p.any():
+                p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype))
+    return network
+
+
+def build(network, shape, *, levels=False, dtype=DOUBLE, seed=5, whitening=None):
+    """Build a network for rows of a shape, with the weights of the midst of training."""
+    spec = Spec(shape, seeded(seed), dtype, levels, whitening)
+    return randomise(build_network(network, spec), seed)
+
+
+class Plain(nn.Module):
+    """A network without derivatives of its own."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x, *cond):
+        return self.inner(x, *cond)
+
+
+def user_module(d, hidden=5, seed=6):
+    """What a user might pass: no configuration, no derivatives."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return nn.Sequential(
+            nn.Linear(d, hidden), nn.Tanh(), nn.Linear(hidden, 1, bias=False), nn.Flatten(0)
+        ).to(DOUBLE)
+
+
+def normal_base(d, seed=3):
+    g = seeded(seed)
+    root = torch.randn(d, d, generator=g, dtype=DOUBLE) + 2 * torch.eye(d, dtype=DOUBLE)
+    return Gaussian(torch.randn(d, generator=g, dtype=DOUBLE), covariance=root @ root.t())
+
+
+def mixture_base(d, seed=4):
+    g = seeded(seed)
+    means = 2 * torch.randn(3, d, generator=g, dtype=DOUBLE)
+    root = torch.randn(3, d, d, generator=g, dtype=DOUBLE)
+    covariances = root @ root.transpose(1, 2) + torch.eye(d, dtype=DOUBLE)
+    return GaussianMixture(torch.tensor([0.2, 0.5, 0.3], dtype=DOUBLE), means, covariances)
+
+
+def neural(
+    d=3, network=None, base="gaussian", lower=None, upper=None, reconstructs=False, **kwargs
+):
+    """A neural energy; `base` a distribution, None or "gaussian"."""
+    shape = kwargs.get("image_shape", (d,))
+    base = normal_base(d) if base == "gaussian" else base
+    whitening = whitening_of(base) if reconstructs else None
+    built = build(
+        network or MLP((6, 5)), shape, levels="noise_levels" in kwargs, whitening=whitening
+    )
+    return NeuralEnergy(built, Real((d,), lower, upper), base, **kwargs)
+
+
+def walled(d=3, lower=0.0, upper=None):
+    """A neural energy inside walls, on the base that estimators take there."""
+    base = TruncatedGaussian(torch.full((d,), 0.6, dtype=DOUBLE), 0.8, lower, upper)
+    return neural(d, base=base, lower=lower, upper=upper)
+
+
+# Energies of all kinds, in the mode in which they are evaluated.
+NEURAL = {
+    "perceptron": lambda: neural(),
+    "residual": lambda: neural(
+        4, MLP((4, 4, 3), "tanh", residual=True, spectral_norm=True), None
+    ).eval(),
+    "convolution": lambda: neural(12, Conv((3, 4), "softplus"), image_shape=(1, 3, 4)),
+    "normed convolution": lambda: neural(
+        18, Conv((3, 2), "gelu", spectral_norm=True), None, image_shape=(2, 3, 3)
+    ).eval(),
+    "levels": lambda: neural(noise_levels=LEVELS),
+    "levels alone": lambda: neural(base=None, noise_levels=LEVELS),
+    "levels of images": lambda: neural(
+        12,
+        Conv((3, 4)),
+        Gaussian(torch.ones(12, dtype=DOUBLE), 1.5),
+        image_shape=(1, 3, 4),
+        noise_levels=LEVELS,
+    ),
+    "module": lambda: neural(network=user_module(3)),
+    "module alone": lambda: neural(network=user_module(3), base=None),
+    "on a mixture": lambda: neural(base=mixture_base(3)),
+    "reconstruction": lambda: neural(base=mixture_base(3), reconstructs=True),
+    "normed reconstruction": lambda: neural(
+        3, MLP((3, 3), "tanh", residual=True, spectral_norm=True), reconstructs=True
+    ).eval(),
+}

@@ -1,0 +1,495 @@
+"""Networks: their derivatives against autograd, how they are built, what is refused."""
+
+import itertools
+
+import pytest
+import torch
+from sklearn.base import clone
+from torch import nn
+from torch.nn import functional as F
+
+from skebm.base import Real
+from skebm.energies import MLP, Conv, NeuralEnergy, Spec, build_network
+from skebm.energies._activations import ACTIVATIONS
+from skebm.energies.derivatives import bends_of, slopes_of
+from skebm.energies.neural import NoisyNormal, whitening_of
+from skebm.noise import Gaussian, TruncatedGaussian, Uniform
+from tests.networks import (
+    LEVELS,
+    NEURAL,
+    Plain,
+    build,
+    mixture_base,
+    neural,
+    normal_base,
+    user_module,
+    walled,
+)
+from tests.oracle import DOUBLE, finite_difference, seeded
+
+GRID = list(itertools.product(ACTIVATIONS, [False, True], [False, True], [False, True]))
+
+
+def normal(*shape, seed=1):
+    return torch.randn(shape, generator=seeded(seed), dtype=DOUBLE)
+
+
+def levels_of(n, seed=2):
+    low, high = LEVELS
+    return low + (high - low) * torch.rand(n, generator=seeded(seed), dtype=DOUBLE)
+
+
+def gradients(function, network):
+    """Gradients of a scalar with respect to the weights, zeros for those that it lacks."""
+    return torch.autograd.grad(
+        function(network), list(network.parameters()), materialize_grads=True, allow_unused=True
+    )
+
+
+def assert_all_close(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+# ------------------------------------------------------------------------------
+# Activations
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_know_their_derivatives(name):
+    of_torch = {"silu": F.silu, "softplus": F.softplus, "tanh": torch.tanh, "gelu": F.gelu}[name]
+    z = torch.linspace(-30, 30, 601, dtype=DOUBLE).requires_grad_(True)
+    value = of_torch(z)
+    (slope,) = torch.autograd.grad(value.sum(), z, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.sum(), z)
+    known = ACTIVATIONS[name]
+    torch.testing.assert_close(known.value(z), value)
+    # torch calls softplus a straight line from 20 on, which is off by 2e-9.
+    for found, expected in zip(known.triple(z), (value, slope, curvature), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-8, rtol=1e-7)
+    for found, expected in zip(known.pair(z), (value, slope), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-8, rtol=1e-7)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_pairs_can_be_differentiated(name):
+    assert torch.autograd.gradcheck(ACTIVATIONS[name].pair, normal(9).requires_grad_(True))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_a_second_derivative_of_pairs_is_right_or_refused(name):
+    """That of silu, which takes a short cut, would be wrong."""
+    z = normal(9).requires_grad_(True)
+    if name != "silu":
+        assert torch.autograd.gradgradcheck(ACTIVATIONS[name].pair, z)
+        return
+    mark = normal(9, seed=2).requires_grad_(True)
+    (grad,) = torch.autograd.grad((mark * ACTIVATIONS[name].pair(z)[1]).sum(), z, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_finite_far_out(name):
+    for dtype in (torch.float32, DOUBLE):
+        z = torch.tensor([-1e4, -200.0, 200.0, 1e4], dtype=dtype)
+        for part in (*ACTIVATIONS[name].triple(z), *ACTIVATIONS[name].pair(z)):
+            assert part.dtype == dtype
+            assert part.isfinite().all()
+
+
+# ------------------------------------------------------------------------------
+# Derivatives of networks
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("activation", "residual", "spectral_norm", "levels"), GRID)
+@pytest.mark.parametrize("reconstructs", [False, True])
+@pytest.mark.parametrize("own", ["of its own", "for all"])
+def test_perceptrons_know_their_derivatives(
+    activation, residual, spectral_norm, levels, own, reconstructs
+):
+    """Values, slopes, bends and how they change with the weights, as autograd has them.
+
+    The first layer is as wide as the rows: with `residual` it has a skip, too.
+    """
+    config = MLP((3, 3, 4), activation, residual, spectral_norm)
+    whitening = whitening_of(normal_base(3)) if reconstructs else None
+    network = build(config, (3,), levels=levels, whitening=whitening).eval()
+    plain, x = Plain(network), normal(5, 3)
+    cond = (levels_of(5).log(),) if levels else ()
+    directions = normal(5, 2, 3, seed=3) if own == "of its own" else normal(2, 3, seed=3)
+    found, expected = slopes_of(network, x, *cond), slopes_of(plain, x, *cond)
+    assert_all_close(found, expected)
+    torch.testing.assert_close(found.value, network(x, *cond))
+    bend = bends_of(network, x, directions, *cond)
+    assert_all_close(bend, bends_of(plain, x, directions, *cond))
+    torch.testing.assert_close(bend.slope, found.slope)
+    mark = normal(5, 3, seed=4)
+    for function in (
+        lambda f: (slopes_of(f, x, *cond).slope * mark).sum(),
+        lambda f: slopes_of(f, x, *cond).value.square().sum(),
+        lambda f: (bends_of(f, x, directions, *cond).slope * mark).square().sum(),
+        lambda f: bends_of(f, x, directions, *cond).bend.square().sum(),
+    ):
+        assert_all_close(gradients(function, network), gradients(function, plain))
+
+
+def hessians(function, x):
+    """Second derivatives of each row, (n, d, d), by finite differences of autograd's gradient."""
+    x = x.detach()
+
+    def grad(rows):
+        rows = rows.clone().requires_grad_(True)
+        return torch.autograd.grad(function(rows).sum(), rows)[0].detach()
+
+    found = torch.empty(*x.shape, x.shape[1], dtype=x.dtype)
+    for i, axis in enumerate(torch.eye(x.shape[1], dtype=x.dtype)):
+        found[..., i] = (grad(x + 1e-5 * axis) - grad(x - 1e-5 * axis)) / 2e-5
+    return found
+
+
+@pytest.mark.parametrize("name", [*NEURAL, "walled", "in a box"])
+@pytest.mark.parametrize("own", ["of its own", "for all"])
+def test_energies_bend_as_their_hessians(name, own):
+    special = {"walled": lambda: walled(lower=-9.0), "in a box": lambda: walled(3, -9.0, 9.0)}
+    energy = (NEURAL | special)[name]().eval()
+    x = normal(4, energy.domain.n_columns)
+    directions = normal(*((4,) if own == "of its own" else ()), 2, x.shape[1], seed=3)
+    found = energy.bends(x, directions)
+    v = directions.expand(4, 2, -1)
+    expected = torch.einsum("nki,nij,nkj->n", v, hessians(energy, x), v)
+    torch.testing.assert_close(found.bend, expected, rtol=1e-6, atol=1e-6)
+    value, slope = energy.slopes(x)
+    torch.testing.assert_close(found.slope, slope)
+    torch.testing.assert_close(value, energy(x))
+    assert slope.shape == x.shape
+
+
+@pytest.mark.parametrize("name", [name for name in NEURAL if "levels" in name])
+def test_slopes_at_each_level(name):
+    energy = NEURAL[name]()
+    x, sigma = normal(4, energy.domain.n_columns), levels_of(4)
+    expected = finite_difference(lambda rows: energy(rows, sigma).sum(), x)
+    torch.testing.assert_close(energy.slopes(x, sigma).slope, expected, rtol=1e-6, atol=1e-6)
+    value, grad = energy.value_and_grad(x, sigma)
+    torch.testing.assert_close(grad, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(value, energy(x, sigma).detach())
+    lowest = torch.full((4,), LEVELS[0], dtype=DOUBLE)
+    torch.testing.assert_close(energy(x), energy(x, lowest))
+    assert (energy(x, sigma) - energy(x)).abs().min() > 1e-3
+
+
+@pytest.mark.parametrize("name", NEURAL)
+def test_slopes_carry_the_weights(name):
+    """Gradients of a function of slopes, as central differences of it see them."""
+    energy = NEURAL[name]()
+    x = normal(3, energy.domain.n_columns)
+    mark = normal(*x.shape, seed=4)
+    p = next(energy.parameters())
+    (found,) = torch.autograd.grad((energy.slopes(x).slope * mark).sum(), p)
+
+    def at(value):
+        kept = p.detach().clone()
+        with torch.no_grad():
+            p.copy_(value)
+            out = (energy.slopes(x).slope * mark).sum().item()
+            p.copy_(kept)
+        return out
+
+    expected = finite_difference(at, p.detach())
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_derivatives_of_a_network_that_does_not_see_x():
+    class Constant(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.level = nn.Parameter(torch.ones((), dtype=DOUBLE))
+
+        def forward(self, x):
+            return self.level.expand(len(x))
+
+    x, base = normal(4, 3), normal_base(3)
+    value, slope = slopes_of(Constant(), x)
+    assert torch.equal(slope, torch.zeros_like(x))
+    assert value.tolist() == [1.0] * 4
+    assert not bends_of(Constant(), x, torch.eye(3, dtype=DOUBLE)).bend.any()
+    energy = NeuralEnergy(Constant(), Real((3,)), base)
+    torch.testing.assert_close(energy.slopes(x).slope, -base.slope(x))
+    bend = energy.bends(x, torch.eye(3, dtype=DOUBLE)).bend
+    torch.testing.assert_close(bend, base.covariance.inverse().trace().expand(4))
+
+
+def test_a_linear_network_does_not_bend():
+    linear = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)).to(DOUBLE)
+    slope, bend = bends_of(linear, normal(4, 3), torch.eye(3, dtype=DOUBLE))
+    torch.testing.assert_close(slope, linear[0].weight.expand(4, 3))
+    assert not bend.any()
+
+
+def test_a_network_cut_off_from_x_is_refused():
+    class Rounded(nn.Module):
+        def forward(self, x):
+            return x.detach().round().sum(1)
+
+    for look in (slopes_of, lambda f, x: bends_of(f, x, torch.eye(3, dtype=DOUBLE))):
+        with pytest.raises(TypeError, match="Rounded is not differentiable"):
+            look(Rounded(), normal(4, 3))
+
+
+def test_no_gradients_in_inference_mode():
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="inference_mode"):
+        neural().value_and_grad(normal(2, 3))
+
+
+def test_a_flat_base_leaves_the_network_alone():
+    box = Uniform(Real((3,), -9.0, 9.0), dtype=DOUBLE)
+    x, eye = normal(4, 3), torch.eye(3, dtype=DOUBLE)
+    on_box, alone = neural(base=box), neural(base=None)
+    assert_all_close(on_box.bends(x, eye), alone.bends(x, eye))
+    torch.testing.assert_close(on_box.slopes(x).slope, alone.slopes(x).slope)
+
+
+# ------------------------------------------------------------------------------
+# The base
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [MLP((5,)), MLP((5,), spectral_norm=True), Conv((2, 3))])
+@pytest.mark.parametrize("levels", [False, True])
+def test_the_model_starts_at_its_base(config, levels):
+    shape = (1, 2, 3) if isinstance(config, Conv) else (6,)
+    network = build_network(config, Spec(shape, seeded(), DOUBLE, levels))
+    base = normal_base(6)
+    energy = NeuralEnergy(
+        network,
+        Real((6,)),
+        base,
+        image_shape=shape if len(shape) > 1 else None,
+        noise_levels=LEVELS if levels else None,
+    )
+    x, sigma = normal(4, 6), levels_of(4) if levels else None
+    if levels:
+        expected = [base.blurred(float(s)).log_prob(row[None]) for s, row in zip(sigma, x)]  # noqa: B905
+        expected = -torch.cat(expected)
+    else:
+        expected = -base.log_prob(x)
+    torch.testing.assert_close(energy(x, sigma), expected)
+    for p in network.parameters():  # and leaves it at the first step
+        assert p.isfinite().all()
+    energy(x, sigma).sum().backward()
+    grads = {name: p.grad for name, p in network.named_parameters()}
+    assert grads["last"].isfinite().all()
+    assert grads["last"].any()
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_a_noisy_normal_is_the_blurred_one(dense):
+    base = normal_base(3) if dense else Gaussian(normal(3), normal(3, seed=2).abs() + 0.2)
+    noisy, x, sigma = NoisyNormal(base), normal(5, 3), levels_of(5)
+    value, slope = noisy(x, sigma)
+    for i, s in enumerate(sigma.tolist()):
+        blurred = base.blurred(s)
+        torch.testing.assert_close(value[i : i + 1], blurred.log_prob(x[i : i + 1]))
+        torch.testing.assert_close(slope[i : i + 1], blurred.slope(x[i : i + 1]))
+        torch.testing.assert_close(noisy.at(s).covariance, blurred.covariance)
+        torch.testing.assert_close(noisy.at(s).mean, blurred.mean)
+
+
+def test_noise_levels_need_a_normal_base():
+    for base in (mixture_base(3), TruncatedGaussian(torch.zeros(3), 1.0, 0.0)):
+        with pytest.raises(ValueError, match="normal base"):
+            neural(base=base, noise_levels=LEVELS)
+
+
+# ------------------------------------------------------------------------------
+# Building
+# ------------------------------------------------------------------------------
+
+CONFIGS = {
+    "perceptron": (MLP((5, 4)), (3,)),
+    "normed": (MLP((5, 4), spectral_norm=True), (3,)),
+    "convolution": (Conv((3, 4)), (1, 4, 4)),
+    "normed convolution": (Conv((3, 4), spectral_norm=True), (2, 4, 5)),
+    "callable": (lambda spec: nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), (3,)),
+}
+
+
+@pytest.mark.parametrize("levels", [False, True])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_generator_decides_on_the_weights(name, levels):
+    config, shape = CONFIGS[name]
+    if name == "callable" and levels:
+        pytest.skip("takes no levels")
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    generator = seeded(3)
+    one = build_network(config, Spec(shape, generator, torch.float32, levels))
+    two = build_network(config, Spec(shape, generator, torch.float32, levels))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1)
+    again = build_network(config, Spec(shape, seeded(3), torch.float32, levels))
+    tensors = [list(net.state_dict().values()) for net in (one, two, again)]
+    assert all(map(torch.equal, tensors[0], tensors[2]))
+    assert not all(map(torch.equal, tensors[0], tensors[1]))
+
+
+@pytest.mark.parametrize("config", [MLP((5,), spectral_norm=True), Conv((2,), spectral_norm=True)])
+def test_layers_built_alone_leave_the_global_generator_alone(config):
+    before = torch.get_rng_state()
+    shape = (3,) if isinstance(config, MLP) else (1, 4, 4)
+    network = config.build(Spec(shape, seeded()))
+    network(torch.zeros(2, *shape))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_networks_have_the_precision_asked_for(name, dtype):
+    config, shape = CONFIGS[name]
+    network = build_network(config, Spec(shape, seeded(), dtype))
+    assert {v.dtype for v in network.state_dict().values()} == {dtype}
+    assert network(torch.zeros(3, *shape, dtype=dtype)).dtype == dtype
+    assert network.training
+
+
+def test_a_module_is_copied_with_its_weights():
+    module = user_module(3)
+    kept = {name: value.clone() for name, value in module.state_dict().items()}
+    built = build_network(module, Spec((3,), seeded(), torch.float32))
+    assert built is not module
+    for name, value in built.state_dict().items():
+        torch.testing.assert_close(value, kept[name].float())
+        assert value.dtype == torch.float32
+    with torch.no_grad():
+        for p in built.parameters():
+            p.add_(1.0)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, kept[name])
+
+
+@pytest.mark.parametrize("levels", [False, True])
+def test_a_look_at_the_output_trains_nothing(levels):
+    """Running means and dropout masks belong to training."""
+
+    class Running(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.drop, self.last = nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 1)
+            self.frozen = nn.BatchNorm1d(3).eval()
+
+        def forward(self, x, *cond):
+            return self.last(self.drop(self.frozen(self.norm(x)))).squeeze(1)
+
+    before = torch.get_rng_state()
+    module = Running()
+    torch.set_rng_state(before)
+    built = build_network(module, Spec((3,), seeded(), noise_levels=levels))
+    assert torch.equal(torch.get_rng_state(), before)
+    for norm in (built.norm, built.frozen):
+        assert norm.num_batches_tracked == 0
+        assert not norm.running_mean.any()
+    assert built.training
+    assert built.norm.training
+    assert not built.frozen.training
+
+
+@pytest.mark.parametrize("spread", [1.0, 30.0])
+def test_spectral_norms_bound_the_slope(spread):
+    """Three layers of slope at most 1.1 each, and a last one of norm one."""
+    network = build(MLP((8, 8, 8), spectral_norm=True), (4,))
+    with torch.no_grad():
+        for p in network.parameters():
+            p.mul_(30.0)
+    for _ in range(20):  # training looks again and again, which sharpens the norms
+        network(normal(2, 4))
+    slope = slopes_of(network.eval(), spread * normal(200, 4)).slope
+    assert slope.norm(dim=1).max() < 1.1**3
+    assert slope.norm(dim=1).max() > 1e-3
+
+
+def test_a_convolution_sees_every_pixel():
+    network = build(Conv((3, 4, 2), spectral_norm=True), (2, 5, 7)).eval()
+    x = normal(3, 2, 5, 7)
+    assert (slopes_of(network, x).slope.abs().amax(0) > 0).all()
+    assert network(x).shape == (3,)
+
+
+def test_configurations_are_those_of_scikit_learn():
+    twin = clone(MLP((7,), "gelu", residual=True))
+    assert twin.get_params()["hidden_sizes"] == (7,)
+    assert clone(Conv((2,))).set_params(activation="tanh").activation == "tanh"
+    one = MLP(hidden_sizes=9).build(Spec((2,), seeded()))
+    assert [layer.out_features for layer in one.layers] == [9]
+
+
+# ------------------------------------------------------------------------------
+# What is refused
+# ------------------------------------------------------------------------------
+
+
+class Returns(nn.Module):
+    """A network that returns what a function makes of rows."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x, *cond):
+        return self.function(x)
+
+
+@pytest.mark.parametrize("levels", [False, True])
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        (lambda x: x[:, :1], r"\(2, 1\)"),
+        (lambda x: x, r"\(2, 3\)"),
+        (lambda x: x.sum(), r"\(\)"),
+        (lambda x: (x.sum(1), x), "tuple"),
+        (lambda x: 0.0, "float"),
+        (lambda x: x[:, :1].squeeze(), r"\(\)"),  # fails for one row alone
+    ],
+)
+def test_networks_return_one_number_a_row(function, found, levels):
+    with pytest.raises(ValueError, match=f"one number a row.*returned {found}"):
+        build_network(Returns(function), Spec((3,), seeded(), noise_levels=levels))
+
+
+def test_what_builds_no_module_is_refused():
+    with pytest.raises(TypeError, match="must build a torch.nn.Module"):
+        build_network(lambda spec: 3, Spec((3,), seeded()))
+
+
+def test_a_class_is_no_configuration():
+    with pytest.raises(TypeError, match=r"pass an instance, network=MLP\(\)"):
+        build_network(MLP, Spec((3,), seeded()))
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 4)])
+def test_convolutions_refuse_what_is_no_image(shape):
+    with pytest.raises(ValueError, match="Conv takes images"):
+        build_network(Conv(), Spec(shape, seeded()))
+
+
+def test_perceptrons_refuse_images():
+    with pytest.raises(ValueError, match=r"MLP takes flat rows.*\(n, 16\)"):
+        build_network(MLP(), Spec((1, 4, 4), seeded()))
+
+
+@pytest.mark.parametrize("config", [MLP, Conv])
+@pytest.mark.parametrize("activation", ["relu", "ReLU", None, nn.SiLU])
+def test_activations_without_second_derivatives_are_refused(config, activation):
+    shape = (3,) if config is MLP else (1, 4, 4)
+    with pytest.raises(ValueError, match="activation must be one of silu.*second derivatives"):
+        config(activation=activation).build(Spec(shape, seeded()))
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (8, 0), (8, -1), (8.0,), 0, "8"])
+@pytest.mark.parametrize("config", [MLP, Conv])
+def test_layers_have_units(config, sizes):
+    name, shape = ("hidden_sizes", (3,)) if config is MLP else ("channels", (1, 4, 4))
+    with pytest.raises(ValueError, match=f"{name} must be positive integers"):
+        config(sizes).build(Spec(shape, seeded()))
