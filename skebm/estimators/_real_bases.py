@@ -14,12 +14,15 @@ from skebm.base import Real
 from skebm.estimators._real_rows import Units
 from skebm.noise import Affine, Gaussian, GaussianMixture, KernelDensity, Noise, TruncatedGaussian
 
-# Components of a mixture: one for so many rows, up to a limit.
-ROWS_PER_COMPONENT, MOST_COMPONENTS = 100, 128
+# Components of a mixture: one for so many rows, up to a limit that falls with the columns, as the
+# price of a component grows with their square.
+ROWS_PER_COMPONENT = 100
 # Starts of EM, of which the best is kept, where there are not many rows.
 N_STARTS, MANY_ROWS = 4, 5000
 # Beyond so many columns a normal base has independent ones.
 MAX_DENSE = 1000
+# Noise that is chosen lies between, in standard deviations.
+LEVELS = (0.05, 1.0)
 # A column with fewer distinct values than this share of the distinct rows is taken as discrete.
 DISTINCT = 0.5
 
@@ -61,7 +64,8 @@ def _mixture(rows: Rows, sigma: Tensor | None, seed: int, n_components: Any) -> 
     """Components for every hundred rows; under noise they need no other regularisation."""
     x, counts, total = rows.block(0, len(rows)), rows.counts, rows.total_weight
     if n_components == "auto":
-        n_components = int(min(MOST_COMPONENTS, max(1, total // ROWS_PER_COMPONENT)))
+        most = min(128, max(40, 2000 // x.shape[1]))
+        n_components = int(min(most, max(1, total // ROWS_PER_COMPONENT)))
     more: dict[str, Any] = {"generator": torch.Generator(x.device).manual_seed(seed)}
     if sigma is not None:
         more |= {"regularisation": 1e-5, "blur": sigma, "prior_rows": 0.0}
@@ -156,7 +160,28 @@ def _levels(estimator: Any, rows: Rows, gaps: Tensor) -> Tensor:
         if not (np.isfinite(found) & (found > 0)).all():
             raise ValueError(f"sigma must be positive and finite, got {sigma!r}.")
         return torch.as_tensor(found).to(x).expand(rows.n_columns).clone()
+    if sigma == "kurtosis":
+        return _by_kurtosis(x)
+    if len(x) < 3:
+        return torch.ones_like(x[0])
     # Of distinct rows: those that occur twice would draw the bandwidth to zero.
-    kernels = KernelDensity.fit(torch.unique(x, dim=0))
-    factor = float((kernels.bandwidth / x.std(0).clamp_min(1e-6)).median()) if len(x) > 2 else 1.0
-    return x.new_full((rows.n_columns,), min(1.0, max(0.05, 0.75 * factor)))
+    width = KernelDensity.fit(torch.unique(x, dim=0)).bandwidth
+    if sigma == "auto":
+        spread = x.std(0, correction=0).clamp_min(1e-6)
+        factor = (0.75 * (width / spread).median()).clamp(*LEVELS)
+        width = torch.where(spread > 1e-6, factor * spread, factor)
+    return width
+
+
+def _by_kurtosis(x: Tensor) -> Tensor:
+    """Half a standard deviation, more in columns of heavy tails and less in those of light ones.
+
+    Kurtosis is that of the rows without the two hundredths at either end (Livernoche et al., 2026).
+    """
+    low, high = torch.quantile(x.double(), torch.tensor([0.02, 0.98]).to(x).double(), dim=0)
+    off = x.double().clamp(low, high)
+    off = off - off.mean(0)
+    variance = off.square().mean(0).clamp_min(1e-12)
+    kurtosis = off.pow(4).mean(0) / variance.square()
+    spread = x.std(0, correction=0).clamp_min(1e-6)
+    return (0.5 * (1 + 0.33 * (kurtosis - 3))).clamp(0.1, 3.0).to(x) * spread
