@@ -185,22 +185,28 @@ class Batches:
         """
         rows = self.rows
         if len(self) == 1 and self.subset is None:
-            return Batch(rows.block(0, self.n_rows), None, rows.weight)
+            return self._whole()
         index = torch.arange(self.n_rows, device=rows.device)
         if self.subset is not None:
             index = self.subset.to(rows.device)
         n = min(N_PROBE, self.n_rows)
         share = torch.arange(n, dtype=torch.float64, device=rows.device).add_(0.5).div_(n)
         if rows.weight is None:
-            return Batch(rows.take(index[(share * self.n_rows).long()]))
+            place = (share * self.n_rows).long()
+            return Batch(rows.take(index[place]), row_index=index[place])
         reached = rows.weight[index].double().cumsum(0)
         place = torch.searchsorted(reached, share * reached[-1]).clamp_(max=self.n_rows - 1)
-        return Batch(rows.take(index[place]))
+        return Batch(rows.take(index[place]), row_index=index[place])
+
+    def _whole(self) -> Batch:
+        rows = self.rows
+        index = torch.arange(self.n_rows, device=rows.device)
+        return Batch(rows.block(0, self.n_rows), None, rows.weight, index)
 
     def __iter__(self) -> Iterator[Batch]:
         rows, n = self.rows, self.n_rows
         if len(self) == 1 and self.subset is None:
-            yield Batch(rows.block(0, n), None, rows.weight)
+            yield self._whole()
             return
         order = torch.arange(n, device=rows.device)
         if self.generator is not None:

@@ -39,20 +39,20 @@ class Bends(NamedTuple):
     bend: Tensor
 
 
-def slopes_of(network: Any, x: Tensor, *cond: Tensor) -> Slopes:
+def slopes_of(network: Any, x: Tensor, *cond: Tensor, **more: Any) -> Slopes:
     """Value and gradient of a network, differentiable with respect to its weights."""
     if callable(getattr(network, "slopes", None)):
-        return network.slopes(x, *cond)
+        return network.slopes(x, *cond, **more)
     with torch.enable_grad():
         x = x.detach().requires_grad_(True)
         value = network(x, *cond)
         return Slopes(value, gradient(value, x, type(network).__name__))
 
 
-def bends_of(network: Any, x: Tensor, directions: Tensor, *cond: Tensor) -> Bends:
+def bends_of(network: Any, x: Tensor, directions: Tensor, *cond: Tensor, **more: Any) -> Bends:
     """Gradient and bend of a network along directions, (k, d) or k for each row, (n, k, d)."""
     if callable(getattr(network, "bends", None)):
-        return network.bends(x, directions, *cond)
+        return network.bends(x, directions, *cond, **more)
     with torch.enable_grad():
         x = x.detach().requires_grad_(True)
         slope = gradient(network(x, *cond), x, type(network).__name__)

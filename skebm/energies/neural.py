@@ -74,19 +74,18 @@ def whitening_of(base: Noise | None) -> Whitening | None:
     """
     if isinstance(base, KernelDensity):
         share, means = base.weights.double(), base.centres.double()
-        share, covariances = share / share.sum(), base.bandwidth.double().square().diag()[None]
+        covariances = base.kernel_covariances
+        portions = share.new_ones(1) if base.shares is None else base.shares.double()
     elif isinstance(base, GaussianMixture) or (
         isinstance(base, Gaussian) and base.root is not None
     ):
         log_share, means, covariances = base.components()
-        share = log_share.exp()
+        share = portions = log_share.exp()
     else:
         return None
     centre = share @ means
     between = ((means - centre) * share[:, None]).t() @ (means - centre)
-    within = covariances[0]
-    if len(covariances) > 1:
-        within = (share @ covariances.flatten(1)).view_as(within)
+    within = (portions @ covariances.flatten(1)).view_as(covariances[0])
     variances, axes = torch.linalg.eigh(within + between)
     root = (axes * variances.rsqrt()) @ axes.t()
     widest = torch.linalg.eigvalsh(root @ covariances @ root).max()
@@ -240,14 +239,19 @@ class NeuralEnergy(Energy):
             found = self.slopes(x, cond)
         return found.value.detach(), found.slope.detach()
 
-    def slopes(self, x: Tensor, cond: Any = None) -> Slopes:
-        """Energy (n,) and its gradient (n, d), differentiable with respect to the weights."""
+    def slopes(self, x: Tensor, cond: Any = None, without: Tensor | None = None) -> Slopes:
+        """Energy (n,) and its gradient (n, d), differentiable with respect to the weights.
+
+        `without` are the centres, (n,), that a base of kernels leaves out.
+        """
         if self.noise_levels is None:
             value, slope = slopes_of(self.network, self._seen(x))
             slope = slope.reshape(x.shape)
             if self.base is None:
                 return Slopes(value, slope)
-            return Slopes(value - self.base.log_prob(x), slope - self.base.slope(x))
+            more = {} if without is None else {"without": without}
+            log_q, pull = self.base.log_prob_and_slope(x, **more)
+            return Slopes(value - log_q, slope - pull)
         sigma, log_sigma, shrink = self._level(x, cond)
         value, slope = slopes_of(self.network, self._seen(x * shrink), log_sigma)
         value, slope = value / sigma, slope.reshape(x.shape) * (shrink / sigma[:, None])
@@ -256,7 +260,7 @@ class NeuralEnergy(Energy):
         log_q, pull = self.noisy_base(x, sigma)
         return Slopes(value - log_q, slope - pull)
 
-    def bends(self, x: Tensor, directions: Tensor) -> Bends:
+    def bends(self, x: Tensor, directions: Tensor, without: Tensor | None = None) -> Bends:
         """Gradient (n, d), and the sum of second derivatives along directions, (n,)."""
         base: Any = self.base
         if self.noise_levels is None:
@@ -270,7 +274,7 @@ class NeuralEnergy(Energy):
             base = self.noisy_base and self.noisy_base.at(self.noise_levels[0])
         if base is None:
             return Bends(slope, bend)
-        of_base = _bends_of_base(base, x, directions)
+        of_base = _bends_of_base(base, x, directions, without)
         return Bends(slope - of_base.slope, bend - of_base.bend)
 
     def _seen(self, x: Tensor) -> Tensor:
@@ -319,11 +323,11 @@ class NoisyNormal(nn.Module):
         return found.to(self.mean.device, self.mean.dtype)
 
 
-def _bends_of_base(base: Noise, x: Tensor, directions: Tensor) -> Bends:
+def _bends_of_base(base: Any, x: Tensor, directions: Tensor, without: Tensor | None) -> Bends:
     """Gradient of log q and its second derivatives along directions; without a graph."""
     with torch.enable_grad():
         x = x.detach().requires_grad_(True)
-        log_q = base.log_prob(x)
+        log_q = base.log_prob(x) if without is None else base.log_prob(x, without)
         if not log_q.requires_grad:  # uniform
             return Bends(torch.zeros_like(x), x.new_zeros(len(x)))
         slope = gradient(log_q, x)

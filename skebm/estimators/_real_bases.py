@@ -19,6 +19,8 @@ from skebm.noise import Affine, Gaussian, GaussianMixture, KernelDensity, Noise,
 ROWS_PER_COMPONENT = 100
 # Starts of EM, of which the best is kept, where there are not many rows.
 N_STARTS, MANY_ROWS = 4, 5000
+# Scales of a base of kernels.
+N_SCALES = 4
 # Beyond so many columns a normal base has independent ones.
 MAX_DENSE = 1000
 # Noise that is chosen lies between, in standard deviations.
@@ -84,7 +86,7 @@ def _fitted(base: str, rows: Rows, domain: Real) -> Noise:
         return TruncatedGaussian.fit(x, counts, domain.lower, domain.upper)
     if base == "gaussian":
         return Gaussian.fit(x, counts, diagonal=x.shape[1] > MAX_DENSE)
-    return KernelDensity.fit(x, counts)
+    return KernelDensity.fit(x, counts, n_scales=N_SCALES)
 
 
 def _given(base: Noise, rows: Rows, units: Units) -> Noise:
@@ -165,7 +167,7 @@ def _levels(estimator: Any, rows: Rows, gaps: Tensor) -> Tensor:
     if len(x) < 3:
         return torch.ones_like(x[0])
     # Of distinct rows: those that occur twice would draw the bandwidth to zero.
-    width = KernelDensity.fit(torch.unique(x, dim=0)).bandwidth
+    width: Tensor = KernelDensity.fit(torch.unique(x, dim=0)).bandwidth
     if sigma == "auto":
         spread = x.std(0, correction=0).clamp_min(1e-6)
         factor = (0.75 * (width / spread).median()).clamp(*LEVELS)

@@ -10,7 +10,6 @@ from torch import Tensor
 from skebm._engine import EnergyNet
 from skebm._rows import Rows
 from skebm._validation import check_is_fitted, draw_seed
-from skebm.base import Objective
 from skebm.energies import NeuralEnergy, Spec, build_network, whitening_of
 from skebm.estimators._density_settings import (
     CONSTRAINTS,
@@ -30,6 +29,7 @@ from skebm.objectives import (
     MultiscaleScoreMatching,
     SlicedScoreMatching,
 )
+from skebm.objectives.score_matching import ScoreMatching
 
 
 class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
@@ -268,7 +268,13 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
     def _resolve(self, n_rows: int, *, streaming: bool) -> Settings:
         return resolve(self, n_rows, streaming=streaming)
 
+    def _fit(self, X: Any, sample_weight: Any, *, streaming: bool) -> Any:
+        if self.__sklearn_is_fitted__():  # what comes now need not be the rows of the base
+            self.net_.module_.leaves_out = False
+        return super()._fit(X, sample_weight, streaming=streaming)
+
     def _prepare(self, rows: Rows, *, going_on: bool) -> None:
+        self._leaves_out = not going_on and self.base == "kernel" and len(rows) > 2
         if going_on:
             return
         seed = draw_seed(self.random_state_)
@@ -297,8 +303,10 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
             image_shape=self._image_shape,
             noise_levels=self._levels,
         )
+        objective = self._objective(energy)
+        objective.leaves_out = self._leaves_out
         return EnergyNet(
-            self._objective(energy),
+            objective,
             generator=generator,
             averaging=0.0 if streaming else self.averaging,
             max_restarts=self.max_restarts,
@@ -310,7 +318,7 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
             **net_kwargs(self, settings) | {"device": generator.device} | (self.net_params or {}),
         )
 
-    def _objective(self, energy: NeuralEnergy) -> Objective:
+    def _objective(self, energy: NeuralEnergy) -> ScoreMatching:
         noise: Any = self._noise
         if noise is not None:
             noise = noise.to(next(energy.parameters()))

@@ -21,12 +21,12 @@ PAIRS = 2**18
 TOLERANCE = 0.02
 
 
-def best_factor(z: Tensor, w: Tensor) -> float:
+def best_factor(z: Tensor, w: Tensor, max_rows: int | None = None) -> float:
     """Bandwidth, from the least to the largest of `FACTORS`, for standardised rows z (n, d).
 
     Rows are counted by their weights w (n,): one of weight 2 leaves a copy in place.
     """
-    index, count = left_out(w)
+    index, count = left_out(w, max_rows)
     usable = w.sum() - w[index].clamp(max=1) > 0
     index, count = index[usable], count[usable]
     if not len(index) or not z.shape[1]:  # a single row, or no column
@@ -41,12 +41,12 @@ def best_factor(z: Tensor, w: Tensor) -> float:
     return math.exp(_golden(score, math.log(low), math.log(high)))
 
 
-def left_out(w: Tensor) -> tuple[Tensor, Tensor]:
+def left_out(w: Tensor, max_rows: int | None = None) -> tuple[Tensor, Tensor]:
     """Rows to leave out and how often each: all, or some evenly spaced over the weights."""
-    total = float(w.sum())
-    if max(total, len(w)) <= MAX_ROWS:
+    total, n = float(w.sum()), MAX_ROWS if max_rows is None else max_rows
+    if max(total, len(w)) <= n:
         return torch.arange(len(w), device=w.device), w
-    place = (torch.arange(MAX_ROWS, dtype=w.dtype, device=w.device) + 0.5) * (total / MAX_ROWS)
+    place = (torch.arange(n, dtype=w.dtype, device=w.device) + 0.5) * (total / n)
     chosen = torch.searchsorted(w.cumsum(0), place, right=True).clamp_(max=len(w) - 1)
     index, count = chosen.unique_consecutive(return_counts=True)
     return index, count.to(w.dtype)

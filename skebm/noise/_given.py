@@ -144,3 +144,68 @@ class KernelGiven(Given):
             z = (self.clamp.value[rows].double() - origin) / h * known
             distance = known @ centres.square().t() - 2 * z @ centres.t()  # up to a constant
             yield (level - distance / 2).softmax(1)
+
+
+class ScalesGiven(Given):
+    """Kernel densities of several scales: kernels are weighed by the known entries.
+
+    In a scale the unknown entries have a regression on the known ones. Rows of which the same
+    entries are known are done together, in float64.
+    """
+
+    @functools.cached_property
+    def mean(self) -> Tensor:  # type: ignore[override]
+        mean = self.clamp.value.clone()
+        for rows, free, share, z, white, root in self._parts():
+            centres = self.noise.centres[:, free].double()
+            off = share.sum(2, keepdim=True) * z - torch.bmm(share, white)
+            shift = torch.bmm(off, root[:, z.shape[2] :, : z.shape[2]].mT)
+            found = share.sum(0) @ centres + shift.sum(0)
+            mean[rows[:, None], free] = found.to(mean.dtype)
+        return mean
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        x = self.clamp.value.clone()
+        kind: dict[str, Any] = {"generator": generator, "device": generator.device}
+        u = torch.rand(len(x), dtype=torch.float64, **kind).to(x.device)
+        noise = torch.randn(x.shape, dtype=torch.float64, **kind).to(x.device)
+        for rows, free, share, z, white, root in self._parts():
+            k, m = z.shape[2], share.shape[2]
+            chosen = pick(share.transpose(0, 1).flatten(1), u[rows])
+            scale, j = chosen // m, chosen % m
+            here = torch.arange(len(rows), device=x.device)
+            off = z[scale, here] - white[scale, j]
+            move = torch.cat([off, noise[rows[:, None], free]], 1)
+            step = torch.matmul(root[scale][:, k:], move[..., None])[..., 0]
+            centres = self.noise.centres[j[:, None], free].double()
+            x[rows[:, None], free] = (centres + step).to(x.dtype)
+        return x
+
+    def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]]:
+        """Some rows (n,) and their f unknown columns; shares of all kernels, (M, n, m), known
+        columns of rows (M, n, k) and of centres (M, m, k), whitened, and the factors (M, d, d) of
+        the known columns followed by the others.
+        """
+        q = self.noise
+        covariances, weight = q.kernel_covariances, q.weights.double()
+        origin = weight @ q.centres.double()
+        centres = q.centres.double() - origin
+        patterns, member = self.clamp.mask.unique(dim=0, return_inverse=True)
+        for number, known in enumerate(patterns):
+            if known.all():
+                continue
+            order = torch.cat([known.nonzero()[:, 0], (~known).nonzero()[:, 0]])
+            k = int(known.sum())
+            root = torch.linalg.cholesky(covariances[:, order][:, :, order])
+            top = root[:, :k, :k]
+            level = q.shares.double().log() - top.diagonal(dim1=1, dim2=2).log().sum(1)
+            white = torch.linalg.solve_triangular(top, centres[:, order[:k]].t(), upper=False).mT
+            height = level[:, None] + weight.log() - white.square().sum(2) / 2
+            rows = (member == number).nonzero()[:, 0]
+            for part in rows.split(max(1, CHUNK // (len(root) * len(centres)))):
+                value = self.clamp.value[part[:, None], order[:k]].double() - origin[order[:k]]
+                z = torch.linalg.solve_triangular(top, value.t(), upper=False).mT
+                logits = torch.baddbmm(height[:, None], z, white.mT)
+                logits -= z.square().sum(2, keepdim=True) / 2
+                share = logits.transpose(0, 1).flatten(1).softmax(1).view(len(part), len(root), -1)
+                yield part, order[k:], share.transpose(0, 1), z, white, root

@@ -27,16 +27,28 @@ class ScoreMatching(Objective, abc.ABC):
 
     A step goes over the network about six times: forward and back for the slope, and both of these
     back again.
+
+    Attributes
+    ----------
+    leaves_out : bool
+        Whether row i of the data is centre i of a base of kernels, to be left out where the base
+        is evaluated at that row or near it: the kernel on the row itself says nothing of new rows.
     """
 
     passes: int = 6
+    leaves_out: bool = False
 
     @abc.abstractmethod
-    def rowwise(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Loss of each row, (n,)."""
+    def rowwise(
+        self, x: Tensor, generator: torch.Generator, without: Tensor | None = None
+    ) -> Tensor:
+        """Loss of each row, (n,); `without` are the centres of the base to be left out, (n,)."""
+
+    def _left_out(self, batch: Batch) -> Tensor | None:
+        return batch.row_index if self.leaves_out else None
 
     def forward(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
-        value = self.rowwise(batch.x, generator)
+        value = self.rowwise(batch.x, generator, self._left_out(batch))
         if batch.weight is not None:
             value = batch.weight * value  # a heavy batch of a fit pulls harder
         return Loss(value.mean(), state)
@@ -45,7 +57,7 @@ class ScoreMatching(Objective, abc.ABC):
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
         """Mean loss of the batch; without a step of spectral norms."""
         with sampling(self):
-            value = self.rowwise(batch.x, generator)
+            value = self.rowwise(batch.x, generator, self._left_out(batch))
         return {"loss": weighted_mean(value, batch.weight).detach()}
 
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
@@ -85,11 +97,13 @@ class HyvarinenScore(ScoreMatching, abc.ABC):
     def directions(self, h: Tensor, generator: torch.Generator) -> Tensor:
         """Directions along which second derivatives sum up to the trace of diag(h) H."""
 
-    def rowwise(self, x: Tensor, generator: torch.Generator) -> Tensor:
+    def rowwise(
+        self, x: Tensor, generator: torch.Generator, without: Tensor | None = None
+    ) -> Tensor:
         if self.jitter is not None:
             x = x + self.jitter * _normal(x, generator)
         h, slope_of_h = wall_weight(x, self.energy.domain)
-        found = bends_of(self.energy, x, self.directions(h, generator))
+        found = bends_of(self.energy, x, self.directions(h, generator), **_leaving_out(without))
         slope = found.slope.flatten(1)
         if self._walls:
             half = (h * slope / 2 - slope_of_h) * slope
@@ -287,10 +301,14 @@ class DenoisingScoreMatching(ScoreMatching):
         self.sigma: Tensor
         self.register_buffer("sigma", sigma, persistent=False)
 
-    def rowwise(self, x: Tensor, generator: torch.Generator) -> Tensor:
+    def rowwise(
+        self, x: Tensor, generator: torch.Generator, without: Tensor | None = None
+    ) -> Tensor:
         noise = _normal(x, generator)
         off = self.sigma * noise
-        pull = self.sigma * slopes_of(self.energy, torch.cat([x + off, x - off])).slope
+        both = None if without is None else without.repeat(2)
+        found = slopes_of(self.energy, torch.cat([x + off, x - off]), **_leaving_out(both))
+        pull = self.sigma * found.slope
         there, back = pull.flatten(1).chunk(2)
         noise = noise.flatten(1)
         half = (there.square() + back.square()).sum(1) / 4
@@ -348,7 +366,11 @@ class MultiscaleScoreMatching(ScoreMatching):
             )
         self.energy, self.sigma_min, self.sigma_max = energy, sigma_min, sigma_max
 
-    def rowwise(self, x: Tensor, generator: torch.Generator) -> Tensor:
+    def rowwise(
+        self, x: Tensor, generator: torch.Generator, without: Tensor | None = None
+    ) -> Tensor:
+        if without is not None:
+            raise ValueError("Energies of several noise levels have no base of kernels.")
         n = len(x)
         u = torch.rand(n, generator=generator, dtype=x.dtype, device=x.device)
         u = (torch.randperm(n, generator=generator, device=x.device) + u) / n
@@ -362,6 +384,10 @@ class MultiscaleScoreMatching(ScoreMatching):
 
     def work(self, n_rows: int) -> float:
         return super().work(2 * n_rows)
+
+
+def _leaving_out(without: Tensor | None) -> dict[str, Tensor]:
+    return {} if without is None else {"without": without}
 
 
 def _normal(x: Tensor, generator: torch.Generator, shape: tuple[int, ...] | None = None) -> Tensor:

@@ -1,0 +1,209 @@
+"""Continuous densities: KL in the plane, held-out likelihood on wine; protocol in density.py."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.mixture import GaussianMixture
+from sklearn.model_selection import GridSearchCV, KFold
+from sklearn.neighbors import KernelDensity
+
+from benchmarks import _toys
+from skebm import ScoreMatchingDensity
+from skebm.energies import MLP
+
+N_SPLITS = 10
+N_TOY, N_TOY_VALID = 20_000, 2_000
+WINES = ("redwine", "whitewine", "redwine, distinct", "whitewine, distinct")
+
+# What of ours is tried: the best on the valid part is kept.
+TOY_CANDIDATES: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "sigma=0.02": {"sigma": 0.02},
+    "sigma=0.02, 8 components": {"sigma": 0.02, "n_components": 8},
+    "sigma=0.02, 32 components": {"sigma": 0.02, "n_components": 32},
+}
+SMALL = MLP(hidden_sizes=(64, 64), output="sum")
+ON_KERNELS: dict[str, Any] = {"base": "kernel", "deconvolve": True, "network": SMALL}
+WINE_CANDIDATES: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "mixture, deconvolved": {"deconvolve": True},
+    "kernels alone": ON_KERNELS | {"n_iter": 0},
+    "kernels, sigma=0.35": ON_KERNELS | {"sigma": 0.35, "weight_decay": 0.01},
+    "kernels, sigma=0.5": ON_KERNELS | {"sigma": 0.5, "weight_decay": 0.01},
+}
+
+
+def wine(data: Path, name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Train and test rows of a split: dequantised, permuted, whitened by the training rows."""
+    name, _, distinct = name.partition(", ")
+    X = np.load(data / "uci" / "wine.npz")[name][:, :-1]
+    X = np.unique(X, axis=0) if distinct else X
+    rng = np.random.default_rng(seed)
+    gap = np.array([np.median(np.diff(np.unique(column))) for column in X.T])
+    X = X + gap * (rng.uniform(size=X.shape) - 0.5)
+    X = X[rng.permutation(len(X))]
+    n = len(X) // 10
+    test, train = X[:n], X[n:]
+    mean, (w, axes) = train.mean(0), np.linalg.eigh(np.cov(train.T))
+    whiten = axes / np.sqrt(w)
+    return (train - mean) @ whiten, (test - mean) @ whiten
+
+
+# Each takes train and test rows and returns log-likelihoods of the test rows and what was chosen.
+def kernels(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, str]:
+    """One bandwidth, by five folds."""
+    grid = {"bandwidth": np.geomspace(0.15, 0.8, 10)}
+    folds = KFold(5, shuffle=True, random_state=0)
+    search = GridSearchCV(KernelDensity(leaf_size=len(train)), grid, cv=folds).fit(train)
+    return search.best_estimator_.score_samples(test), f"{search.best_params_['bandwidth']:.2f}"
+
+
+def mixture(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, str]:
+    """Components and covariances by BIC."""
+    models = [
+        GaussianMixture(k, covariance_type=kind, random_state=0, max_iter=200).fit(train)
+        for kind in ("full", "tied")
+        for k in (1, 2, 3, 4, 5, 6, 8, 10, 12)
+    ]
+    best = min(models, key=lambda model: model.bic(train))
+    return best.score_samples(test), f"{best.n_components} {best.covariance_type}"
+
+
+# The best on the valid parts of splits 0 and 1 of red wine and 0 of white, among 9 settings around.
+FLOW = {"transforms": 3, "hidden_features": (64, 64), "bins": 8}
+
+
+def spline_flow(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, str]:
+    """A neural spline flow, stopped by a tenth of the training rows."""
+    import zuko
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        flow = zuko.flows.NSF(train.shape[1], **FLOW)
+        rows = torch.as_tensor(train, dtype=torch.float32)
+        valid, rows = rows[: len(rows) // 10], rows[len(rows) // 10 :]
+        optimizer = torch.optim.AdamW(flow.parameters(), lr=1e-3, weight_decay=1.0)
+        best, state, since, began = -math.inf, flow.state_dict(), 0, time.monotonic()
+        epoch = 0
+        while epoch < 400 and since < 25 and time.monotonic() - began < 300:
+            epoch += 1
+            for index in torch.randperm(len(rows)).split(256):
+                loss = -flow().log_prob(rows[index]).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(flow.parameters(), 5.0)
+                optimizer.step()
+            with torch.no_grad():
+                found = float(flow().log_prob(valid).mean())
+            since = 0 if found > best else since + 1
+            if since == 0:
+                best, state = found, {k: v.clone() for k, v in flow.state_dict().items()}
+        flow.load_state_dict(state)
+        with torch.no_grad():
+            x = torch.as_tensor(test, dtype=torch.float32)
+            return flow().log_prob(x).double().numpy(), f"{epoch} epochs"
+
+
+def ours(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, str]:
+    """Of the candidates the best on a tenth of the training rows, fitted again to all of them."""
+    n = len(train) // 10
+    scores = {}
+    for name, settings in WINE_CANDIDATES.items():
+        model = ScoreMatchingDensity(random_state=0, **settings).fit(train[n:])
+        scores[name] = model.score(train[:n])
+    best = max(scores, key=scores.__getitem__)
+    model = ScoreMatchingDensity(random_state=0, **WINE_CANDIDATES[best]).fit(train)
+    # `score` takes the pessimistic end of log Z: so do the rows.
+    return model.score_samples(test) + model.score(test) - model.score_samples(test).mean(), best
+
+
+CONTENDERS: dict[str, Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, str]]] = {
+    "KDE": kernels,
+    "GMM, BIC": mixture,
+    "NSF": spline_flow,
+    "ours": ours,
+}
+
+
+def measure_wine(
+    data: Path, name: str, n_splits: int, contenders: list[str]
+) -> dict[str, list[float]]:
+    """Mean log-likelihood of the test rows for each contender and split."""
+    found: dict[str, list[float]] = {contender: [] for contender in contenders}
+    for split in range(n_splits):
+        train, test = wine(data, name, split)
+        for contender in contenders:
+            began = time.monotonic()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                values, what = CONTENDERS[contender](train, test)
+            found[contender].append(float(values.mean()))
+            print(
+                f"{name} {split}: {contender} {values.mean():.3f} ({what}), "
+                f"{time.monotonic() - began:.0f} s",
+                flush=True,
+            )
+    return found
+
+
+def mean_and_error(values: np.ndarray) -> str:
+    """Mean and its standard error over splits."""
+    error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return f"{values.mean():.2f} ({error:.2f})"
+
+
+def wine_rows(results: dict[str, dict[str, list[float]]]) -> list[dict[str, object]]:
+    """A line for each table of wine: means, and ours less each peer, paired."""
+    rows = []
+    for name, found in results.items():
+        values = {contender: np.array(one) for contender, one in found.items()}
+        row: dict[str, object] = {"set": name, "splits": len(next(iter(values.values())))}
+        row |= {contender: mean_and_error(one) for contender, one in values.items()}
+        if "ours" in values:
+            row |= {
+                f"ours - {peer}": mean_and_error(values["ours"] - one)
+                for peer, one in values.items()
+                if peer != "ours"
+            }
+        rows.append(row)
+    return rows
+
+
+def toy_row(name: str) -> dict[str, object]:
+    """KL of the candidate that is best on the valid part, and of the defaults."""
+    X = _toys.sample(name, N_TOY, 0)
+    train, valid = X[:-N_TOY_VALID], X[-N_TOY_VALID:]
+    best: tuple[float, str, float, float] | None = None
+    row: dict[str, object] = {"set": name, "target": _toys.TARGETS[name]}
+    for what, settings in TOY_CANDIDATES.items():
+        began = time.monotonic()
+        model = ScoreMatchingDensity(random_state=0, **settings).fit(train)
+        spent = time.monotonic() - began
+        score = model.score(valid)
+        kl = _toys.kl_divergence(name, lambda x, model=model: -model.energy(x))
+        print(f"{name}: {what}, valid {score:.4f}, KL {kl:.4f}, {spent:.1f} s", flush=True)
+        if what == "defaults":
+            row |= {"KL of the defaults": f"{kl:.4f}"}
+        if best is None or score > best[0]:
+            best = score, what, kl, spent
+    assert best is not None
+    return row | {"KL": f"{best[2]:.4f}", "chosen": best[1], "fit, s": f"{best[3]:.0f}"}
+
+
+def load_results(paths: list[str]) -> dict[str, dict[str, list[float]]]:
+    """Contenders of earlier runs on the same splits."""
+    merged: dict[str, dict[str, list[float]]] = {}
+    for path in paths:
+        for name, found in json.loads(Path(path).read_text())["wine"].items():
+            merged.setdefault(name, {}).update(found)
+    return merged
