@@ -36,7 +36,6 @@ SMALL = MLP(hidden_sizes=(64, 64), output="sum")
 ON_KERNELS: dict[str, Any] = {"base": "kernel", "deconvolve": True, "network": SMALL}
 WINE_CANDIDATES: dict[str, dict[str, Any]] = {
     "defaults": {},
-    "mixture, deconvolved": {"deconvolve": True},
     "kernels alone": ON_KERNELS | {"n_iter": 0},
     "kernels, sigma=0.35": ON_KERNELS | {"sigma": 0.35, "weight_decay": 0.01},
     "kernels, sigma=0.5": ON_KERNELS | {"sigma": 0.5, "weight_decay": 0.01},

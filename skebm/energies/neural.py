@@ -148,7 +148,13 @@ def _check_output(network: nn.Module, spec: Spec, n: int) -> None:
     """Raise `ValueError` unless the network gives one number for each of n rows."""
     x = torch.zeros(n, *spec.shape, dtype=spec.dtype, device=spec.generator.device)
     with sampling(network), torch.no_grad():
-        value = network(x, x.new_zeros(n)) if spec.noise_levels else network(x)
+        try:
+            value = network(x, x.new_zeros(n)) if spec.noise_levels else network(x)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(
+                f"The network does not take rows of shape {(n, *spec.shape)}"
+                f"{' and their noise levels' if spec.noise_levels else ''}: {error}"
+            ) from error
     if not isinstance(value, Tensor) or value.shape != (n,):
         found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.base import clone
 from torch import nn
 
 from skebm._validation import HasMethods, Interval, StrOptions
@@ -76,12 +77,19 @@ class Settings:
     batch_size, n_iter : int
     decay : bool
         Whether the learning rate falls along a cosine.
+    network : object
+        A copy: parameters that are set after a fit wait for the next one.
+    objective, n_projections, projection
     """
 
     dtype: str
     batch_size: int
     n_iter: int
     decay: bool
+    network: Any
+    objective: str
+    n_projections: int
+    projection: str
 
 
 def default_network(network: Any) -> Any:
@@ -97,6 +105,11 @@ def cosine_decay(done: float) -> float:
 
 def resolve(estimator: Any, n_rows: int, *, streaming: bool) -> Settings:
     """Resolve every ``"auto"`` of an estimator for a table of the given size."""
+    if estimator.objective in ("denoising", "multiscale") and estimator.bounds is not None:
+        raise ValueError(
+            f"objective={estimator.objective!r} adds noise, which leaves the walls of `bounds`: "
+            'use objective="exact" or "sliced", whose weights vanish there.'
+        )
     net = estimator.net_params or {}
     size = net.get("batch_size", estimator.batch_size)
     n_iter = net.get("max_epochs", estimator.n_iter)
@@ -108,7 +121,26 @@ def resolve(estimator: Any, n_rows: int, *, streaming: bool) -> Settings:
     if streaming:
         n_iter = 1
     decay = estimator.learning_rate_decay == "cosine" and not streaming
-    return Settings(estimator.dtype, int(size), int(n_iter), decay)
+    return Settings(
+        estimator.dtype,
+        int(size),
+        int(n_iter),
+        decay,
+        clone(default_network(estimator.network), safe=False),
+        estimator.objective,
+        estimator.n_projections,
+        estimator.projection,
+    )
+
+
+def check_objective_stays(before: str, now: str) -> None:
+    """Raise `ValueError` where warm weights would be trained for another density."""
+    clean = ("exact", "sliced")
+    if before != now and not (before in clean and now in clean):
+        raise ValueError(
+            f"The weights are those of objective={before!r}, on which warm_start and partial_fit "
+            f"go on, not of {now!r}: clone the estimator to start anew."
+        )
 
 
 def levels_of(estimator: Any, n_columns: int) -> tuple[float, float] | None:

@@ -17,6 +17,7 @@ from skebm.noise import Affine, Gaussian, GaussianMixture, KernelDensity, Noise,
 # Components of a mixture: one for so many rows, up to a limit that falls with the columns, as the
 # price of a component grows with their square.
 ROWS_PER_COMPONENT = 100
+LEAST_ROWS = 2.5
 # Starts of EM, of which the best is kept, where there are not many rows.
 N_STARTS, MANY_ROWS = 4, 5000
 # Scales of a base of kernels.
@@ -72,7 +73,13 @@ def _mixture(rows: Rows, sigma: Tensor | None, seed: int, n_components: Any) -> 
     if sigma is not None:
         more |= {"regularisation": 1e-5, "blur": sigma, "prior_rows": 0.0}
     n_init = N_STARTS if total <= MANY_ROWS else 1
-    return GaussianMixture.fit(x, counts, n_components, n_init=n_init, **more)
+    found = GaussianMixture.fit(x, counts, n_components, n_init=n_init, **more)
+    # A component of a row or two is where an outlier is, and would call it normal.
+    keep = found.weights * total > LEAST_ROWS
+    if keep.all() or not keep.any():
+        return found
+    weights = found.weights[keep] / found.weights[keep].sum()
+    return GaussianMixture(weights, found.means[keep], found.covariances[keep])
 
 
 def _fitted(base: str, rows: Rows, domain: Real) -> Noise:

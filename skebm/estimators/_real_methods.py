@@ -16,6 +16,7 @@ from skebm._validation import check_is_fitted
 from skebm.base import Clamp, Sampler
 from skebm.base.checks import whole_number
 from skebm.objectives import wall_weight
+from skebm.partition import Choice, choose
 from skebm.samplers import HMC, AnnealedLangevin
 
 # Rows that chains hold at a time.
@@ -44,6 +45,7 @@ class RealMethods(BaseEstimator):
     _to_units: Any
     _trained_noise: Any
     _reference: np.ndarray
+    _partition_inputs: Any
 
     def score_function(self, X: Any) -> np.ndarray:
         r"""Gradient of log p with respect to the row, :math:`-\nabla E(x)`; needs no log Z.
@@ -207,6 +209,11 @@ class RealMethods(BaseEstimator):
 
         both = self._map(rows, found).double().numpy()
         return both[:, :-1], both[:, -1]
+
+    def _choose_partition(self) -> Choice:
+        # Of one energy, as the base that is passed must be its own.
+        energy, inputs = self.energy_, self._partition_inputs()
+        return choose(energy, base=energy.base, x=inputs["x"])
 
     # ---------------------------------------------------------------- chains
 

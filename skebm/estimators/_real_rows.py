@@ -79,7 +79,7 @@ class RealRows(BaseEstimator):
         weight: np.ndarray | None = None,
         reset: bool = False,
     ) -> Rows:
-        X = X.reshape(len(X), -1)
+        X = np.ascontiguousarray(X.reshape(len(X), -1))  # its layout would change the rounding
         if reset:
             self.units_ = learn_units(X, weight, self.standardize, self.bounds)
             _warn_of_constants(X)
@@ -94,6 +94,15 @@ class RealRows(BaseEstimator):
 
         return self._map(rows, energies).double().numpy() + self.units_.log_volume
 
+    def _check_inside(self, rows: Rows) -> None:
+        """Raise `ValueError` for rows to train on that lie beyond the walls."""
+        outside = ~rows.map(self.units_.domain.contains)
+        if outside.any():
+            raise ValueError(
+                f"{int(outside.sum())} rows of X, first row {int(outside.nonzero()[0, 0])}, lie "
+                "outside `bounds`: drop them, or fit anew with wider ones."
+            )
+
     @property
     def _image_shape(self) -> tuple[int, ...] | None:
         """Shape of an image, or None for flat rows."""
@@ -102,8 +111,9 @@ class RealRows(BaseEstimator):
     def _to_units(self, z: torch.Tensor) -> np.ndarray:
         """Rows of the energy in the units and the shape of the data, (n, ...)."""
         domain = self.units_.domain
-        inside = z.detach().clamp(domain.lower, domain.upper) if self.bounds is not None else z
-        x = self.units_.invert(inside.detach().cpu().double().numpy())
+        low, high = domain.lower, domain.upper
+        inside = z.detach() if low is high is None else z.detach().clamp(low, high)
+        x = self.units_.invert(inside.cpu().double().numpy())
         return x.reshape(len(x), *self.row_shape_)
 
 
@@ -148,7 +158,7 @@ def check_bounds(X: np.ndarray, bounds: Any) -> tuple[np.ndarray | None, np.ndar
     for wall, sign, side in ((lower, 1, "below the lower"), (upper, -1, "above the upper")):
         if wall is None:
             continue
-        out = (sign * X < sign * wall).any(0)
+        out = (sign * X < sign * wall.astype(X.dtype)).any(0)
         if out.any():
             raise ValueError(
                 f"Columns {np.flatnonzero(out).tolist()} hold values {side} bound: widen `bounds`, "
@@ -160,7 +170,10 @@ def check_bounds(X: np.ndarray, bounds: Any) -> tuple[np.ndarray | None, np.ndar
 def _walls(wall: Any, d: int) -> np.ndarray | None:
     if wall is None:
         return None
-    found = np.asarray(wall, dtype=np.float64)
+    try:
+        found = np.asarray(wall, dtype=np.float64)
+    except (TypeError, ValueError):
+        found = np.full(d, np.nan)
     if found.ndim > 1 or (found.ndim == 1 and len(found) != d) or not np.isfinite(found).all():
         raise ValueError(
             f"A bound must be a finite number, or one for each of {d} columns, got {wall!r}. All "

@@ -132,6 +132,7 @@ class BaseEBM(OutlierMixin, DensityMixin, Normalised, Storable, NetParams, abc.A
         device = self._device_at_hand() if go_on else resolve_device(self.device)
         dtype = getattr(torch, self.dtype)
         rows = self._rows(X, device=device, dtype=dtype, weight=weight, reset=not go_on)
+        self._check_inside(rows)
         if not go_on:
             self.random_state_ = check_random_state(self.random_state)
         net, train = (self.net_, rows) if go_on else (None, rows)
@@ -164,6 +165,10 @@ class BaseEBM(OutlierMixin, DensityMixin, Normalised, Storable, NetParams, abc.A
             net.take_over(before)
         self._settings = settings
         return net, self._condense(train)
+
+    def _check_inside(self, rows: Rows) -> None:
+        """Refuse rows that training cannot take; by default none."""
+        return
 
     def _prepare(self, rows: Rows, *, going_on: bool) -> None:
         """Learn what the network is built on, such as its base; by default nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from skebm.energies import NeuralEnergy, Spec, build_network, whitening_of
 from skebm.estimators._density_settings import (
     CONSTRAINTS,
     Settings,
-    default_network,
+    check_objective_stays,
     levels_of,
     net_kwargs,
     resolve,
@@ -197,6 +198,7 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
 
     _parameter_constraints: dict = CONSTRAINTS
     _levels: tuple[float, float] | None
+    _noise: np.ndarray | None
 
     def __init__(
         self,
@@ -276,11 +278,13 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
     def _prepare(self, rows: Rows, *, going_on: bool) -> None:
         self._leaves_out = not going_on and self.base == "kernel" and len(rows) > 2
         if going_on:
+            check_objective_stays(self._settings.objective, self.objective)
             return
         seed = draw_seed(self.random_state_)
-        self._noise = training_noise(self, rows)
+        noise = training_noise(self, rows)
+        self._noise = None if noise is None else noise.cpu().numpy()
         self._levels = levels_of(self, rows.n_columns)
-        self._noisy_base, self.base_ = fit_real_bases(self, rows, self._noise, seed)
+        self._noisy_base, self.base_ = fit_real_bases(self, rows, noise, seed)
 
     def _new_net(
         self,
@@ -297,13 +301,13 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
         whitening = None if several or self._image_shape is not None else whitening_of(base)
         spec = Spec(self.row_shape_, generator, dtype, several, whitening)
         energy = NeuralEnergy(
-            build_network(default_network(self.network), spec),
+            build_network(settings.network, spec),
             self.units_.domain,
             base,
             image_shape=self._image_shape,
             noise_levels=self._levels,
         )
-        objective = self._objective(energy)
+        objective = self._objective(settings, energy)
         objective.leaves_out = self._leaves_out
         return EnergyNet(
             objective,
@@ -318,17 +322,17 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
             **net_kwargs(self, settings) | {"device": generator.device} | (self.net_params or {}),
         )
 
-    def _objective(self, energy: NeuralEnergy) -> ScoreMatching:
+    def _objective(self, settings: Settings, energy: NeuralEnergy) -> ScoreMatching:
         noise: Any = self._noise
         if noise is not None:
-            noise = noise.to(next(energy.parameters()))
-        if self.objective == "denoising":
+            noise = torch.as_tensor(noise).to(next(energy.parameters()))
+        if settings.objective == "denoising":
             return DenoisingScoreMatching(energy, noise)
         if self._levels is not None:
             return MultiscaleScoreMatching(energy, *self._levels)
-        if self.objective == "exact":
+        if settings.objective == "exact":
             return ExactScoreMatching(energy, noise)
-        return SlicedScoreMatching(energy, self.n_projections, self.projection, noise)
+        return SlicedScoreMatching(energy, settings.n_projections, settings.projection, noise)
 
     def _initialise(self, energy: Any, rows: Rows) -> None:
         """Networks start at zero, which is the base."""
@@ -346,7 +350,7 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
         check_is_fitted(self)
         if self._levels is not None:
             return self._levels
-        return None if self._noise is None else self._noise.cpu().double().numpy()
+        return None if self._noise is None else self._noise.astype(np.float64)
 
     @property
     def energy_(self) -> NeuralEnergy:
@@ -369,4 +373,6 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
     def _trained_noise(self) -> Tensor | None:
         if self._levels is not None:
             return torch.tensor(self._levels[0], dtype=torch.float64)
-        return self._noise if self.objective == "denoising" else None
+        if self._settings.objective != "denoising":
+            return None
+        return torch.as_tensor(self._noise)

@@ -64,6 +64,17 @@ class ScoreMatching(Objective, abc.ABC):
         looks = [self.rowwise(batch.x, generator).detach() for _ in range(self.n_looks)]
         return weighted_mean(torch.stack(looks).mean(0), batch.weight)
 
+    def diverged(
+        self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
+    ) -> str | None:
+        reason = super().diverged(logs, before, n_rows)
+        if reason or not before:
+            return reason
+        was, now = before["loss"], logs["loss"]
+        if now > was + 10 * (1 + abs(was)):
+            return f"the loss rose from {was:.3g} to {now:.3g}"
+        return None
+
     @property
     def n_looks(self) -> int:
         """How often held-out rows are looked at, each time with other noise."""

@@ -26,11 +26,18 @@ from skebm.partition.exact import Exact, cheaper_side
 from skebm.partition.graph import pairwise_graph
 from skebm.partition.importance import ImportanceSampling
 from skebm.partition.proper import check_proper
-from skebm.partition.support import check_base, generator_for, like, rows_of
+from skebm.partition.support import (
+    bounded,
+    check_base,
+    default_base,
+    generator_for,
+    like,
+    rows_of,
+)
 from skebm.partition.weights import log_weights
 
 # Draws of a base that an energy corrects: to look whether it is near, and to weigh then.
-N_PROBES, N_DRAWS = 2000, 100_000
+N_PROBES, LEAST_DRAWS, MOST_DRAWS = 2000, 20_000, 100_000
 LEAST_SHARE = 0.05
 
 
@@ -60,8 +67,8 @@ def choose(
     2. :class:`Bethe`, where pairs of binary units are coupled without loops: exact at any size;
     3. :class:`ImportanceSampling`, where the model was trained against a `noise`, which is then
        the ``base`` of the estimate;
-    4. :class:`ImportanceSampling` from the base that an energy of real rows corrects, where a
-       twentieth of its draws carries the mean weight;
+    4. :class:`ImportanceSampling` from the base that an energy of real rows corrects, or from the
+       uniform distribution over a box, where a twentieth of its draws carries the mean weight;
     5. :class:`AISBracket`, where there are two rows or more to start reverse annealing from;
     6. :class:`AIS`.
 
@@ -121,8 +128,11 @@ def choose(
         return Choice(ImportanceSampling(), f"{why_not}; draws of the {name} it was trained on")
     if base is not None:
         check_base(energy, base, x)
-    if near := _near(energy, base):
-        return Choice(ImportanceSampling(N_DRAWS), f"{why_not}; {near}")
+    share, near = _near(energy, base)
+    if share >= LEAST_SHARE:
+        # As many draws as bring the error to half a hundredth, within reason.
+        n = min(max(0.4 * MOST_DRAWS * (1 / share - 1), LEAST_DRAWS), MOST_DRAWS)
+        return Choice(ImportanceSampling(round(n / 1e4) * 10_000), f"{why_not}; {near}")
     if rows is None:
         return Choice(AIS(), f"{why_not}; no rows to anneal back from")
     starts = x.values() if isinstance(x, Mapping) else [rows]
@@ -131,11 +141,15 @@ def choose(
     return Choice(AISBracket(), f"{why_not}; {len(rows)} rows to anneal back from")
 
 
-def _near(energy: Energy, base: Noise | None) -> str:
-    """That the base an energy corrects is close to the model; nothing where it is not."""
+def _near(energy: Energy, base: Noise | None) -> tuple[float, str]:
+    """Share of draws of the base an energy corrects that carry the mean weight; in words, too."""
     own = getattr(energy, "base", None)
-    if own is None or not isinstance(energy.domain, Real) or base not in (None, own):
-        return ""
+    if not isinstance(energy.domain, Real) or base not in (None, own):
+        return 0.0, ""
+    if own is None:
+        if not bounded(energy.domain):
+            return 0.0, ""
+        own = default_base(energy)  # uniform
     kind = like(energy)
     own = own.to(kind.device, kind.dtype)
     with sampling(energy), torch.no_grad():
@@ -143,9 +157,7 @@ def _near(energy: Energy, base: Noise | None) -> str:
         log_w = log_weights(energy, own, draws, N_PROBES)
     log_w = log_w - log_w.max()
     share = float(log_w.exp().sum() ** 2 / (2 * log_w).exp().sum()) / N_PROBES
-    if not share >= LEAST_SHARE:
-        return ""
-    return f"{share:.0%} of the draws of {own!r}, which the energy corrects, carry the mean"
+    return share, f"{share:.0%} of the draws of {own!r}, its base, carry the mean"
 
 
 def in_a_line(method: PartitionEstimator) -> str:

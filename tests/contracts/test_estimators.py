@@ -1,7 +1,7 @@
 """The contract of every estimator: scikit-learn's own checks, then skebm's promises.
 
 Every concrete estimator of the package must have cases here: configured instances, one for each
-mode that it offers cheaply.
+mode that it offers cheaply. What one estimator alone promises is in its own file.
 """
 
 import copy
@@ -11,6 +11,8 @@ import pickle
 import random
 import re
 import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import joblib
 import numpy as np
@@ -20,33 +22,72 @@ import skops.io
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
-from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import Binarizer
-from sklearn.utils import estimator_checks
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils import estimator_checks, get_tags
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from skorch.callbacks import Callback
+from torch import nn
 
-from skebm import RBMEstimator
-from skebm._rows import Rows
-from skebm.base import PartitionEstimator
+from skebm import RBMEstimator, ScoreMatchingDensity
+from skebm.base import LogPartition, PartitionEstimator
+from skebm.energies import MLP
 from skebm.estimators.base import BaseEBM
-from skebm.objectives import ExactLikelihood
-from skebm.partition import (
-    AIS,
-    AISBracket,
-    Bethe,
-    BridgeSampling,
-    Exact,
-    ImportanceSampling,
-    ReverseAIS,
-)
-from skebm.samplers import Gibbs, ParallelTempering
+from skebm.partition import AISBracket, Exact, ImportanceSampling
+from skebm.samplers import HMC, Gibbs, ParallelTempering
 from tests.discovery import walk
 
+
+def binary_rows(n=60, d=6, seed=0, noise=0.15):
+    """Rows whose columns copy two hidden switches with noise: something to learn."""
+    rng = np.random.default_rng(seed)
+    switches = rng.integers(0, 2, (n, 2))
+    rows = switches[:, np.arange(d) % 2]
+    return np.where(rng.random((n, d)) < noise, 1 - rows, rows).astype(np.float64)
+
+
+def real_rows(n=60, d=6, seed=0):
+    """Rows of two clusters with columns that go together; multiples of 1/128, as float16 holds."""
+    rng = np.random.default_rng(seed)
+    common = rng.normal(size=(n, 1))
+    rows = 0.7 * common + 0.5 * rng.normal(size=(n, d)) + rng.choice([-1.0, 1.0], (n, 1))
+    return np.round(128 * rows) / 128
+
+
+class Tanh(nn.Sequential):
+    """What a user might pass as a network."""
+
+    def __init__(self, n_features):
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            super().__init__(
+                nn.Linear(n_features, 6), nn.Tanh(), nn.Linear(6, 1, bias=False), nn.Flatten(0)
+            )
+
+
+class AnyWidth:
+    """The same for any number of columns; its name has no address, which test ids would show."""
+
+    def __call__(self, spec):
+        return Tanh(spec.shape[0])
+
+    def __repr__(self):
+        return "tanh"
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+tanh = AnyWidth()
+
+
 quick = {"n_components": 3, "n_iter": 5, "random_state": 0}
+small = {"network": MLP((8,)), "sigma": 0.3, "n_iter": 3, "random_state": 0}
+probe = ImportanceSampling(500)
+walls = {"bounds": (-1000, 1000), "standardize": False}
+exact = small | {"objective": "exact", "batch_size": 10}
 
 CASES = {
     RBMEstimator: {
@@ -62,7 +103,116 @@ CASES = {
         "reweight": RBMEstimator(**quick, learning="pcd", reweight=True, early_stopping=True),
         "tempering": RBMEstimator(**quick, learning="pcd", sampler=ParallelTempering(3)),
         "collapsed": RBMEstimator(**quick, learning="pcd", sampler=Gibbs(2)),
-    }
+    },
+    ScoreMatchingDensity: {
+        "denoising": ScoreMatchingDensity(**small),
+        "exact": ScoreMatchingDensity(**exact),
+        "sliced": ScoreMatchingDensity(
+            **small, objective="sliced", base="gaussian", partition=probe
+        ),
+        "multiscale": ScoreMatchingDensity(
+            **small | {"sigma": (0.1, 2.0)}, objective="multiscale", partition=probe
+        ),
+        "kernel": ScoreMatchingDensity(**small, base="kernel", partition=probe),
+        "walls": ScoreMatchingDensity(**exact, **walls, partition=probe),
+        "no_base": ScoreMatchingDensity(
+            **exact,
+            **walls,
+            base=None,
+            partition=probe,
+        ),
+        "early_stopping": ScoreMatchingDensity(**small, early_stopping=True, partition=probe),
+        "no_partition": ScoreMatchingDensity(**small, partition=None),
+        "float64": ScoreMatchingDensity(**small, dtype="float64", base="mixture", partition=probe),
+        "module": ScoreMatchingDensity(**small | {"network": tanh}, partition=probe),
+    },
+}
+
+
+class Kind(NamedTuple):
+    """How the estimators differ, as far as a contract of all must know."""
+
+    rows: Callable  # of (n, d, seed)
+    rounding: float  # relative, by which what is said of a row may depend on those beside it
+    outputs: tuple[str, ...]  # methods of rows beside those of all estimators
+    short: dict[str, Any]  # arguments that make sampling short
+    numbers: tuple[Any, ...]  # types of the columns
+    sampler: Any
+    partition: Any
+    wider: dict[str, Any]  # another number of weights
+    searched: dict[str, list[Any]]
+    later: tuple[dict[str, Any], ...]  # parameters set after a fit
+    optimizers: tuple[dict[str, Any], ...]
+    going_on: tuple[dict[str, Any], ...]  # parameters changed at a warm start
+
+
+KINDS = {
+    RBMEstimator: Kind(
+        rows=binary_rows,
+        rounding=0,
+        outputs=("transform", "reconstruct", "pseudo_likelihood"),
+        short={},
+        numbers=(bool, int, np.uint8, np.float16, np.float32, np.float64, list),
+        sampler=Gibbs(),
+        partition=Exact(),
+        wider={"n_components": 4},
+        searched={"n_components": [2, 4]},
+        later=(
+            {"n_components": 5},
+            {"dtype": "float32"},
+            {"dtype": "float64"},
+            {"learning": "cd"},
+            {"learning": "pcd"},
+            {"n_chains": 3},
+            {"momentum": 0.5},
+            {"learning_rate": 0.3},
+            {"early_stopping": True},
+            {"averaging": 0.9},
+            {"verbose": 1},
+        ),
+        optimizers=(
+            {},
+            {"momentum": 0.9},
+            {"net_params": {"optimizer": torch.optim.Adam}},
+        ),
+        going_on=({"dtype": "float64"}, {"n_chains": 3}, {"learning": "cd"}, {"centered": False}),
+    ),
+    ScoreMatchingDensity: Kind(
+        rows=real_rows,
+        rounding=1e-4,  # products of few columns, which no padding evens out
+        outputs=("score_function",),
+        short={"n_steps": 5},
+        numbers=(np.float16, np.float32, np.float64, list),
+        sampler=HMC(),
+        partition=ImportanceSampling(),
+        wider={"network": MLP((9,))},
+        searched={"network__hidden_sizes": [(4,), (8,)]},
+        later=(
+            {"network": MLP((5, 5))},
+            {"dtype": "float32"},
+            {"dtype": "float64"},
+            {"objective": "exact"},
+            {"objective": "denoising"},
+            {"objective": "multiscale"},
+            {"base": None, "sigma": 0.7, "standardize": False},
+            {"bounds": (-50, 50)},
+            {"bounds": None, "n_projections": 3, "early_stopping": True, "averaging": 0.9},
+        ),
+        optimizers=(
+            {},
+            {"net_params": {"optimizer": torch.optim.RMSprop}},
+        ),
+        going_on=(
+            {"dtype": "float64"},
+            {"objective": "exact"},
+            {"objective": "denoising"},
+            {"objective": "sliced"},
+            {"objective": "multiscale"},
+            {"base": "gaussian"},
+            {"sigma": 0.7},
+            {"weight_decay": 0.1},
+        ),
+    ),
 }
 
 INSTANCES = [
@@ -74,39 +224,93 @@ each_case = pytest.mark.parametrize("case", INSTANCES)
 with_log_z = pytest.mark.parametrize(
     "case", [p for p in INSTANCES if p.values[0].partition is not None]
 )
-each_rule = pytest.mark.parametrize("learning", ["auto", "pcd", "cd", "exact"])
 
 
-def binary_rows(n=60, d=6, seed=0, noise=0.15):
-    """Rows whose columns copy two hidden switches with noise: something to learn."""
-    rng = np.random.default_rng(seed)
-    switches = rng.integers(0, 2, (n, 2))
-    rows = switches[:, np.arange(d) % 2]
-    return np.where(rng.random((n, d)) < noise, 1 - rows, rows).astype(np.float64)
+def each_case_and(field):
+    """Every case with each of what its kind lists."""
+
+    def name(value):
+        if "net_params" in value if isinstance(value, dict) else False:
+            return value["net_params"]["optimizer"].__name__
+        return getattr(value, "__name__", None) or "-".join(
+            f"{k}={getattr(v, '__name__', v)}" for k, v in value.items()
+        )
+
+    return pytest.mark.parametrize(
+        ("case", field),
+        [
+            pytest.param(p.values[0], value, id=f"{p.id}-{name(value) or 'default'}")
+            for p in INSTANCES
+            for value in getattr(kind(p.values[0]), field)
+        ],
+    )
 
 
-X = binary_rows()
-X_NEW = binary_rows(40, seed=1)
-X_CLEAR = binary_rows(400, 8, noise=0.05)  # learned within 40 passes at a learning rate of 0.1
+def kind(model):
+    return KINDS[type(model)]
+
+
+def data(model, n=60, d=6, seed=0):
+    return kind(model).rows(n, d, seed)
+
+
+def new_data(model):
+    return data(model, 40, seed=1)
 
 
 def fit(case, **params):
-    return clone(case).set_params(**params).fit(X)
+    return clone(case).set_params(**params).fit(data(case))
 
 
-def weights(model):
-    return [model.components_, model.intercept_hidden_, model.intercept_visible_]
+def net_weights(model):
+    """Everything that is trained, and what is stored with it, by name."""
+    return {name: w.numpy() for name, w in model.net_.module_.state_dict().items()}
 
 
 def assert_same_model(one, other):
-    for a, b in zip(weights(one), weights(other), strict=True):
-        assert_array_equal(a, b)
+    a, b = net_weights(one), net_weights(other)
+    assert a.keys() == b.keys()
+    for name in a:
+        assert_array_equal(a[name], b[name], err_msg=name)
 
 
-def independent_score(X):
-    """Mean log-likelihood of the columns' own frequencies: the best model without interactions."""
-    p = np.clip(X.mean(0), 1e-12, 1 - 1e-12)
-    return float((p * np.log(p) + (1 - p) * np.log1p(-p)).sum())
+def moved(one, other):
+    """How far apart the weights of two models are."""
+    a, b = net_weights(one), net_weights(other)
+    return max(np.abs(a[name] - b[name]).max() for name in a)
+
+
+def outputs(model, X):
+    """All that a model says of rows, without chance."""
+    names = ("energy", "score_samples", "decision_function", "predict", *kind(model).outputs)
+    return {name: getattr(model, name)(X) for name in names}
+
+
+def assert_same_outputs(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert_array_equal(one[name], other[name], err_msg=name)
+
+
+def draw(model, n=9, seed=0):
+    return model.sample(n, random_state=seed, **kind(model).short)
+
+
+def fill(model, X, seed=0):
+    return model.impute(X, random_state=seed, **kind(model).short)
+
+
+def holes(X):
+    """X with about every fourth number unknown."""
+    return np.where(np.random.default_rng(5).random(X.shape) < 0.25, np.nan, X)
+
+
+def clean(model, X):
+    """Noise taken off: by chance, by the level of training, or else by a given one."""
+    if isinstance(model, RBMEstimator):
+        return model.denoise(X, random_state=0)
+    trained = model.objective in ("denoising", "multiscale")
+    return model.denoise(X, None if trained else 0.3)
 
 
 # ------------------------------------------------------------------------------
@@ -115,19 +319,21 @@ def independent_score(X):
 
 
 def test_every_estimator_has_cases():
-    assert set(walk(BaseEBM)) == set(CASES)
+    assert set(walk(BaseEBM)) == set(CASES) == set(KINDS)
 
 
 def unequal_by_design(estimator):
     """Weights in mini-batches are not repeated rows; with one full batch they are (below)."""
     reason = "mini-batches and sampled negatives"
     name = "check_sample_weight_equivalence_on_{}_data"
-    return {name.format(kind): reason for kind in ("dense", "sparse")}
+    kinds = ("dense", "sparse") if get_tags(estimator).input_tags.sparse else ("dense",)
+    return {name.format(kind): reason for kind in kinds}
 
 
 @pytest.mark.filterwarnings("ignore:RBMEstimator models values in")
 @pytest.mark.filterwarnings("ignore:.*rows are not binary")
 @pytest.mark.filterwarnings("ignore:X. columns")
+@pytest.mark.filterwarnings("ignore:Columns .* (are constant|hold few distinct)")
 @parametrize_with_checks(
     [clone(p.values[0]) for p in INSTANCES],
     expected_failed_checks=unequal_by_design,
@@ -137,25 +343,33 @@ def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
 
+LEFT_OUT = [
+    "check_dataframe_column_names_consistency",
+    "check_n_features_in_after_fitting",
+    "check_param_validation",
+]
+LEFT_OUT_OF_TRANSFORMERS = [
+    "check_get_feature_names_out_error",
+    "check_set_output_transform",
+    "check_set_output_transform_pandas",
+    "check_set_output_transform_polars",
+    "check_global_output_transform_pandas",
+    "check_global_set_output_transform_polars",
+    "check_transformer_get_feature_names_out",
+    "check_transformer_get_feature_names_out_pandas",
+]
+
+
 @pytest.mark.filterwarnings("ignore:RBMEstimator models values in")
 @pytest.mark.filterwarnings("ignore:X. columns")
 @pytest.mark.parametrize(
-    "check",
+    ("case", "check"),
     [
-        "check_dataframe_column_names_consistency",
-        "check_get_feature_names_out_error",
-        "check_n_features_in_after_fitting",
-        "check_param_validation",
-        "check_set_output_transform",
-        "check_set_output_transform_pandas",
-        "check_set_output_transform_polars",
-        "check_global_output_transform_pandas",
-        "check_global_set_output_transform_polars",
-        "check_transformer_get_feature_names_out",
-        "check_transformer_get_feature_names_out_pandas",
+        pytest.param(p.values[0], check, id=f"{p.id}-{check}")
+        for p in INSTANCES
+        for check in LEFT_OUT + LEFT_OUT_OF_TRANSFORMERS * hasattr(p.values[0], "transform")
     ],
 )
-@each_case
 def test_checks_that_check_estimator_leaves_out(case, check):
     getattr(estimator_checks, check)(type(case).__name__, clone(case))
 
@@ -164,44 +378,49 @@ def test_checks_that_check_estimator_leaves_out(case, check):
 # Weights
 # ------------------------------------------------------------------------------
 
-WEIGHTED = [
-    pytest.param({"learning": "exact", "n_iter": 7}, id="exact-line-search"),
-    pytest.param(
-        {"learning": "exact", "n_iter": 7, "learning_rate": 0.1, "batch_size": 1000}, id="exact"
+
+machine = {"n_components": 3, "random_state": 0, "dtype": "float64"}
+chains = {"learning": "pcd", "n_iter": 7, "batch_size": 1000, "n_chains": 50}
+penalties = {"centered": False, "sparsity_target": 0.1, "l2": 0.01}
+full = small | {"objective": "exact", "n_iter": 7, "batch_size": 1000, "dtype": "float64"}
+
+# In one full batch a weight is a number of rows.
+WEIGHTED = {
+    "exact-line-search": RBMEstimator(**machine, learning="exact", n_iter=7),
+    "exact": RBMEstimator(
+        **machine, learning="exact", n_iter=7, learning_rate=0.1, batch_size=1000
     ),
-    pytest.param({"learning": "pcd", "n_iter": 7, "batch_size": 1000, "n_chains": 50}, id="pcd"),
-    pytest.param(
-        {
-            "learning": "pcd",
-            "n_iter": 7,
-            "batch_size": 1000,
-            "n_chains": 50,
-            "centered": False,
-            "sparsity_target": 0.1,
-            "l2": 0.01,
-        },
-        id="pcd-penalties",
-    ),
-]
+    "pcd": RBMEstimator(**machine, **chains),
+    "pcd-penalties": RBMEstimator(**machine, **chains, **penalties),
+    "score-gaussian": ScoreMatchingDensity(**full, base="gaussian"),
+    "score-mixture": ScoreMatchingDensity(**full, base="mixture"),
+    "score-kernel": ScoreMatchingDensity(**full, base="kernel"),
+    "score-walls": ScoreMatchingDensity(**full, bounds=(-9, None)),
+}
+each_weighted = pytest.mark.parametrize("model", WEIGHTED.values(), ids=WEIGHTED.keys())
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("params", WEIGHTED)
-def test_integer_weights_are_repeated_rows(params, sparse):
+@each_weighted
+def test_integer_weights_are_repeated_rows(model, sparse):
+    if sparse and not get_tags(model).input_tags.sparse:
+        pytest.skip("takes no sparse rows")
+    X, X_new = data(model), new_data(model)
     count = np.random.default_rng(3).integers(0, 5, len(X))
     shape = sp.csr_array if sparse else np.asarray
-    model = RBMEstimator(n_components=3, random_state=0, dtype="float64", **params)
     weighted = clone(model).fit(shape(X), sample_weight=count)
     repeated = clone(model).fit(shape(np.repeat(X, count, axis=0)))
-    assert_allclose(weighted.score_samples(X_NEW), repeated.score_samples(X_NEW), rtol=1e-7, atol=0)
+    assert_allclose(weighted.score_samples(X_new), repeated.score_samples(X_new), rtol=1e-7, atol=0)
     assert weighted.threshold_ == pytest.approx(repeated.threshold_, rel=1e-7)
-    assert_array_equal(weighted.predict(X_NEW), repeated.predict(X_NEW))
+    assert_array_equal(weighted.predict(X_new), repeated.predict(X_new))
 
 
-@pytest.mark.parametrize("params", WEIGHTED)
-def test_the_scale_of_weights_does_not_matter(params):
+@each_weighted
+def test_the_scale_of_weights_does_not_matter(model):
+    if getattr(model, "base", None) in ("gaussian", "mixture", "kernel"):
+        pytest.skip("a base that counts rows: weights are numbers of rows")
+    X = data(model)
     weight = np.random.default_rng(3).random(len(X))
-    model = RBMEstimator(n_components=3, random_state=0, dtype="float64", **params)
     one = clone(model).fit(X, sample_weight=weight)
     other = clone(model).fit(X, sample_weight=8 * weight)
     assert_allclose(one.score_samples(X), other.score_samples(X), rtol=1e-7, atol=0)
@@ -209,6 +428,7 @@ def test_the_scale_of_weights_does_not_matter(params):
 
 @each_case
 def test_rows_of_weight_zero_are_not_there(case):
+    X = data(case)
     weight = np.ones(len(X))
     weight[::3] = 0
     with_zeros = clone(case).fit(X, sample_weight=weight)
@@ -219,14 +439,14 @@ def test_rows_of_weight_zero_are_not_there(case):
 
 @each_case
 def test_equal_weights_are_no_weights(case):
-    weighted = fit(case, dtype="float64")
+    unweighted = fit(case, dtype="float64")
     case = clone(case).set_params(dtype="float64")
-    assert_allclose(
-        case.fit(X, sample_weight=np.full(len(X), 2.0)).components_,
-        weighted.components_,
-        rtol=1e-6,
-        atol=1e-9,
-    )
+    # Twice as many rows are more to go by for a base that counts them.
+    weight = 2.0 if kind(case).rows is binary_rows else 1.0
+    weighted = case.fit(data(case), sample_weight=np.full(60, weight))
+    expected = net_weights(unweighted)
+    for name, found in net_weights(weighted).items():
+        assert_allclose(found, expected[name], rtol=1e-6, atol=1e-9, err_msg=name)
 
 
 # ------------------------------------------------------------------------------
@@ -262,24 +482,21 @@ def test_every_parameter_is_validated_and_documented(case):
 
 @each_case
 def test_the_seed_decides_everything(case):
-    one, same, other = fit(case), fit(case), fit(case, random_state=1)
+    X, one, same, other = data(case), fit(case), fit(case), fit(case, random_state=1)
     assert_array_equal(one.score_samples(X), same.score_samples(X))
     assert not np.array_equal(one.score_samples(X), other.score_samples(X))
-    assert_array_equal(one.sample(20, random_state=3), same.sample(20, random_state=3))
-    assert not np.array_equal(one.sample(20, random_state=3), one.sample(20, random_state=4))
+    assert_array_equal(draw(one, 20, 3), draw(same, 20, 3))
+    assert not np.array_equal(draw(one, 20, 3), draw(one, 20, 4))
+    assert_array_equal(fill(one, holes(X), 3), fill(same, holes(X), 3))
+    assert not np.array_equal(fill(one, holes(X), 3), fill(one, holes(X), 4))
 
 
 @each_case
 def test_a_random_state_instance_is_consumed(case):
+    model = fit(case, random_state=np.random.RandomState(0))
+    assert_same_model(model, fit(case, random_state=np.random.RandomState(0)))
     state = np.random.RandomState(0)
-    one = clone(case).set_params(random_state=state).fit(X)
-    again = clone(case).set_params(random_state=np.random.RandomState(0)).fit(X)
-    assert_same_model(one, again)
-    model = fit(case)
-    state = np.random.RandomState(0)
-    assert not np.array_equal(
-        model.sample(20, random_state=state), model.sample(20, random_state=state)
-    )
+    assert not np.array_equal(draw(model, 20, state), draw(model, 20, state))
 
 
 @each_case
@@ -288,40 +505,25 @@ def test_global_generators_are_not_touched(case):
         name, keys, *rest = np.random.get_state()  # noqa: NPY002
         return random.getstate(), keys.tolist(), rest, torch.get_rng_state().tolist()
 
-    before = states()
+    before, X = states(), data(case)
     model = fit(case)
     model.partial_fit(X)
-    model.score_samples(X)
+    outputs(model, X)
     model.score(X)
-    model.predict(X)
-    model.sample(3, random_state=0)
-    model.impute(np.where(X == 1, np.nan, X), random_state=0)
-    model.denoise(X, random_state=0)
-    model.gibbs(X)
+    draw(model)
+    fill(model, holes(X))
+    clean(model, X)
     assert states() == before
-
-
-def test_annealing_does_not_touch_global_generators():
-    model = RBMEstimator(**quick, partition=AISBracket(20, 50, 10)).fit(X)
-    before = torch.get_rng_state()
-    np.random.seed(0)  # noqa: NPY002
-    expected = np.random.random()  # noqa: NPY002
-    np.random.seed(0)  # noqa: NPY002
-    model.score(X)
-    assert torch.equal(before, torch.get_rng_state())
-    assert np.random.random() == expected  # noqa: NPY002
 
 
 @each_case
 def test_without_a_seed_numpys_global_generator_decides(case):
     case = clone(case).set_params(random_state=None)
     np.random.seed(0)  # noqa: NPY002
-    one = clone(case).fit(X)
-    other = clone(case).fit(X)
+    one, other = fit(case), fit(case)
     np.random.seed(0)  # noqa: NPY002
-    same = clone(case).fit(X)
-    assert_same_model(one, same)
-    assert not np.array_equal(one.components_, other.components_)
+    assert_same_model(one, fit(case))
+    assert moved(one, other) > 0
 
 
 # ------------------------------------------------------------------------------
@@ -329,26 +531,38 @@ def test_without_a_seed_numpys_global_generator_decides(case):
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("d", [3, 6, 33, 64])
-@pytest.mark.parametrize("kind", [np.asarray, sp.csr_array], ids=["dense", "sparse"])
-@each_case
-def test_score_samples_of_a_row_does_not_depend_on_its_neighbours(case, kind, d):
-    rows = binary_rows(700, d)
-    model = clone(case).set_params(n_iter=1, n_components=5).fit(rows)
-    expected = model.score_samples(rows)
+SHAPES = [
+    pytest.param(p.values[0], as_rows, d, id=f"{p.id}-{as_rows.__name__}-{d}")
+    for p in INSTANCES
+    for as_rows in [np.asarray, sp.csr_array]
+    if as_rows is np.asarray or get_tags(p.values[0]).input_tags.sparse
+    for d in ([3, 6, 33, 64] if kind(p.values[0]).rounding == 0 else [3, 33])
+]
+
+
+@pytest.mark.parametrize(("case", "as_rows", "d"), SHAPES)
+def test_score_samples_of_a_row_does_not_depend_on_its_neighbours(case, as_rows, d):
+    rows = data(case, 700, d)
+    if "n_components" in case.get_params():
+        case = clone(case).set_params(n_components=5)
+    model = clone(case).set_params(n_iter=1).fit(rows)
+    expected = outputs(model, rows)
     rng = np.random.default_rng(0)
     for size in (1, 2, 3, 7, 255, 256, 257, 700):
         pick = rng.permutation(700)[:size]
-        assert_array_equal(model.score_samples(kind(rows[pick])), expected[pick])
-        assert_array_equal(model.energy(kind(rows[pick])), model.energy(rows)[pick])
-        assert_array_equal(model.transform(kind(rows[pick])), model.transform(rows)[pick])
+        for name, values in expected.items():
+            found, rounding = getattr(model, name)(as_rows(rows[pick])), kind(case).rounding
+            if name == "predict":
+                assert (found == values[pick]).mean() >= 1 - rounding
+            else:
+                assert_allclose(found, values[pick], rtol=rounding, atol=rounding, err_msg=name)
 
 
 @pytest.mark.parametrize("copies", [np.asfortranarray, lambda a: np.repeat(a, 2, 0)[::2]])
 @each_case
 def test_memory_layout_does_not_matter(case, copies):
-    model = fit(case)
-    assert_array_equal(model.score_samples(copies(X_NEW)), model.score_samples(X_NEW))
+    X, X_new, model = data(case), new_data(case), fit(case)
+    assert_same_outputs(outputs(model, copies(X_new)), outputs(model, X_new))
     assert_same_model(clone(case).fit(copies(X)), model)
 
 
@@ -357,25 +571,24 @@ class Refused(PartitionEstimator):
         raise RuntimeError("log Z was asked for")
 
 
-class Counted(Exact):
+class Counted(PartitionEstimator):
     calls = 0
 
-    def estimate(self, *args, **kwargs):
+    def estimate(self, energy, *, base=None, sampler=None, x=None, generator=None):
         type(self).calls += 1
-        return super().estimate(*args, **kwargs)
+        return LogPartition(1.5, 0.0, 1.5, 1.5, "exact", 1.5)
 
 
 @each_case
 def test_only_likelihoods_compute_log_z(case):
-    model = fit(case, partition=Refused())
+    X, model = data(case), fit(case, partition=Refused())
     model.partial_fit(X)
-    model.energy(X)
-    model.decision_function(X)
-    model.predict(X)
-    model.transform(X)
-    model.sample(2, random_state=0)
-    model.impute(X, random_state=0)
-    pickle.loads(pickle.dumps(model)).predict(X)
+    for name in ("energy", "decision_function", "predict", *kind(case).outputs):
+        getattr(model, name)(X)
+    draw(model, 2)
+    fill(model, holes(X))
+    clean(model, X)
+    by_pickle(model).predict(X)
     for ask in (lambda: model.score_samples(X), lambda: model.score(X), lambda: model.offset_):
         with pytest.raises(RuntimeError, match="log Z was asked for"):
             ask()
@@ -384,14 +597,14 @@ def test_only_likelihoods_compute_log_z(case):
 @each_case
 def test_log_z_is_computed_once_per_fit(case, monkeypatch):
     monkeypatch.setattr(Counted, "calls", 0)
-    model = fit(case, partition=Counted())
+    X, model = data(case), fit(case, partition=Counted())
     assert Counted.calls == 0
     for _ in range(2):
         model.score_samples(X)
         model.score(X)
         _ = model.offset_, model.log_partition_, model.log_partition_bounds_
     assert Counted.calls == 1
-    pickle.loads(pickle.dumps(model)).score(X)
+    by_pickle(model).score(X)
     assert Counted.calls == 1  # stored with the model
     model.fit(X).score(X)
     assert Counted.calls == 2
@@ -399,109 +612,49 @@ def test_log_z_is_computed_once_per_fit(case, monkeypatch):
     assert Counted.calls == 3
 
 
-@with_log_z
-@pytest.mark.parametrize("name", ["components_", "intercept_hidden_", "intercept_visible_"])
-def test_assigning_weights_forgets_log_z(case, name):
-    model = fit(case)
-    before = model.log_partition_
-    setattr(model, name, getattr(model, name) + 1)
-    assert model.log_partition_ > before + 0.1
-    exact = Exact().estimate(model.energy_).value
-    assert model.log_partition_ == pytest.approx(exact, abs=1e-9)
-
-
 @each_case
 def test_using_a_model_leaves_its_attributes_alone(case):
-    model = fit(case)
+    X, model = data(case), fit(case)
     before = dict(vars(model))
-    stored = joblib.hash([model.history_, model.threshold_, *weights(model)])
-    for method in ("score_samples", "score", "energy", "decision_function", "predict"):
-        getattr(model, method)(X)
-    for method in ("transform", "reconstruct", "pseudo_likelihood"):
-        getattr(model, method)(X)
-    model.sample(3)
-    model.impute(X)
-    model.denoise(X)
+    stored = joblib.hash([model.history_, model.threshold_, net_weights(model)])
+    outputs(model, X)
+    model.score(X)
+    draw(model, 3)
+    fill(model, holes(X))
+    clean(model, X)
     assert vars(model).keys() == before.keys()
     assert all(vars(model)[name] is value for name, value in before.items())
-    assert stored == joblib.hash([model.history_, model.threshold_, *weights(model)])
+    assert stored == joblib.hash([model.history_, model.threshold_, net_weights(model)])
 
 
 @each_case
 def test_decision_is_the_score_above_the_offset(case):
-    model = fit(case)
-    decision = model.decision_function(X_NEW)
-    assert_allclose(decision, model.score_samples(X_NEW) - model.offset_, rtol=0, atol=1e-9)
-    assert_array_equal(model.predict(X_NEW), np.where(decision >= 0, 1, -1))
+    X, X_new, model = data(case), new_data(case), fit(case)
+    decision = model.decision_function(X_new)
+    assert_allclose(decision, model.score_samples(X_new) - model.offset_, rtol=0, atol=1e-9)
+    assert_array_equal(model.predict(X_new), np.where(decision >= 0, 1, -1))
     assert 0 < (model.predict(X) == -1).sum() <= 0.1 * len(X) + 1
 
 
 @with_log_z
 def test_score_is_the_mean_log_likelihood(case):
-    model = fit(case)
-    assert model.log_partition_kind_ == "exact"
-    assert model.log_partition_std_ == 0
-    assert model.score(X_NEW) == pytest.approx(model.score_samples(X_NEW).mean(), abs=1e-9)
-    assert_allclose(
-        model.score_samples(X_NEW), -model.energy(X_NEW) - model.log_partition_, rtol=0, atol=1e-9
-    )
-
-
-@with_log_z
-def test_score_with_an_estimated_log_z_is_pessimistic(case):
-    model = fit(case, partition=AISBracket(n_chains=50, n_betas=100, n_steps=20))
-    lower, upper = model.log_partition_bounds_
-    assert model.log_partition_kind_ == "heuristic"
-    assert lower < model.log_partition_ < upper
-    assert model.score(X) < model.score_samples(X).mean()
-    assert model.score(X) == pytest.approx(-model.energy(X).mean() - upper, abs=1e-9)
-    exact = Exact().estimate(model.energy_).value
-    assert model.log_partition_ == pytest.approx(exact, abs=10 * model.log_partition_std_ + 1e-3)
-
-
-METHODS = {
-    AIS: AIS(50, 100),
-    ReverseAIS: ReverseAIS(100),
-    AISBracket: AISBracket(50, 100, 20),
-    BridgeSampling: BridgeSampling(n_steps=20),
-    ImportanceSampling: ImportanceSampling(n_samples=20_000),
-}
-
-
-@with_log_z
-@pytest.mark.parametrize("cls", list(walk(PartitionEstimator)), ids=lambda cls: cls.__name__)
-@pytest.mark.filterwarnings("ignore:score is nan")
-def test_every_method_of_log_z_is_a_parameter(case, cls):
-    model = fit(case, partition=METHODS.get(cls, cls()))
-    exact = Exact().estimate(model.energy_).value
-    found, (lower, upper) = model.log_partition_, model.log_partition_bounds_
-    if cls in METHODS:
-        assert found == pytest.approx(exact, abs=5 * model.log_partition_std_ + 1e-3)
-    else:
-        assert found == pytest.approx(exact, abs=4.0)
-    if model.log_partition_kind_ != "heuristic":
-        assert not lower > exact + 1e-4
-        assert not upper < exact - 1e-4
-    assert np.isfinite(model.score_samples(X)).all()
-    assert not model.score(X) > (-model.energy(X).mean() - exact) + 3 * model.log_partition_std_
-    assert model.log_partition_method_.startswith(f"as given: {cls.__name__}")
-
-
-def test_a_score_without_a_credible_log_z_is_nan_and_says_why():
-    """A machine with couplings of both signs has no bound by Bethe."""
-    model = RBMEstimator(**quick, partition=Bethe()).fit(X)
-    with pytest.warns(UserWarning, match="no credible upper end: couplings are frustrated"):
-        assert np.isnan(model.score(X))
-    assert np.isfinite(model.log_partition_)
+    """Or somewhat less, where log Z is estimated: by its largest credible value."""
+    X, model = new_data(case), fit(case)
+    log_z, (lower, upper) = model.log_partition_, model.log_partition_bounds_
+    assert_allclose(model.score_samples(X), -model.energy(X) - log_z, rtol=0, atol=1e-9)
+    assert lower <= log_z
+    assert not upper < log_z  # nan where there is none
+    assert model.score(X) <= model.score_samples(X).mean() + 1e-9
 
 
 @each_case
-def test_without_a_partition_the_score_is_a_pseudo_likelihood(case):
-    model = fit(case, partition=None)
+def test_without_a_partition_no_log_z_enters(case):
+    X, model = data(case), fit(case, partition=None)
     assert_array_equal(model.score_samples(X), -model.energy(X))
     assert model.log_partition_ == 0
-    assert model.score(X) == pytest.approx(model.pseudo_likelihood(X).mean(), abs=1e-9)
+    assert model.log_partition_method_ == "none"
     assert model.offset_ == -model.threshold_
+    assert np.isfinite(model.score(X))
 
 
 # ------------------------------------------------------------------------------
@@ -532,17 +685,23 @@ each_storage = pytest.mark.parametrize(
 )
 
 
+def skip_what_skops_asks_about(store, *values):
+    """A user's own functions and a torch optimizer are types that skops rightly asks about."""
+    if store is by_skops and any(value is tanh or isinstance(value, type) for value in values):
+        pytest.skip("skops asks about types of others")
+
+
 @each_storage
 @each_case
 def test_a_stored_model_is_the_same_model(case, store):
-    model = fit(case)
+    skip_what_skops_asks_about(store, *case.get_params().values())
+    X, model = new_data(case), fit(case)
     loaded = store(model)
     assert_same_model(model, loaded)
-    for method in ("score_samples", "decision_function", "predict", "transform"):
-        assert_array_equal(getattr(loaded, method)(X_NEW), getattr(model, method)(X_NEW))
-    assert loaded.score(X_NEW) == model.score(X_NEW)
-    assert_array_equal(loaded.sample(9, random_state=0), model.sample(9, random_state=0))
-    assert_array_equal(loaded.gibbs(X), model.gibbs(X))
+    assert_same_outputs(outputs(loaded, X), outputs(model, X))
+    assert loaded.score(X) == model.score(X)
+    assert_array_equal(draw(loaded), draw(model))
+    assert_array_equal(fill(loaded, holes(X)), fill(model, holes(X)))
     assert loaded.history_ == model.history_
     assert loaded.get_params().keys() == model.get_params().keys()
 
@@ -550,30 +709,23 @@ def test_a_stored_model_is_the_same_model(case, store):
 @each_storage
 @each_case
 def test_an_unfitted_model_is_stored(case, store):
+    skip_what_skops_asks_about(store, *case.get_params().values())
     loaded = store(clone(case))
     with pytest.raises(NotFittedError):
-        loaded.predict(X)
-    assert_same_model(loaded.fit(X), fit(case))
+        loaded.predict(data(case))
+    assert_same_model(loaded.fit(data(case)), fit(case))
 
 
-OPTIMIZERS = [
-    pytest.param({}, id="sgd"),
-    pytest.param({"momentum": 0.9}, id="momentum"),
-    pytest.param({"net_params": {"optimizer": torch.optim.Adam}}, id="adam"),
-]
-
-
-@pytest.mark.parametrize("params", OPTIMIZERS)
 @each_storage
-@each_case
-def test_a_stored_stream_goes_on_as_if_it_had_not_stopped(case, store, params):
-    if store is by_skops and "net_params" in params:
-        pytest.skip("a torch optimizer class is a type that skops rightly asks about")
-    model = clone(case).set_params(learning_rate=0.05, batch_size=7, **params)
-    model.partial_fit(X).partial_fit(X_NEW)
+@each_case_and("optimizers")
+def test_a_stored_stream_goes_on_as_if_it_had_not_stopped(case, store, optimizers):
+    model = clone(case).set_params(learning_rate=0.05, batch_size=7, **optimizers)
+    skip_what_skops_asks_about(store, *model.get_params().values())
+    X, X_new = data(case), new_data(case)
+    model.partial_fit(X).partial_fit(X_new)
     loaded = store(model)
     assert loaded.net_ is not model.net_
-    for rows in (X_NEW, X, X_NEW):
+    for rows in (X_new, X, X_new):
         assert_same_model(model.partial_fit(rows), loaded.partial_fit(rows))
     assert loaded.n_iter_ == model.n_iter_
 
@@ -581,16 +733,18 @@ def test_a_stored_stream_goes_on_as_if_it_had_not_stopped(case, store, params):
 @each_storage
 @each_case
 def test_a_stored_fit_is_the_start_of_the_same_stream(case, store):
-    model = fit(case)
+    skip_what_skops_asks_about(store, *case.get_params().values())
+    X, model = new_data(case), fit(case)
     loaded = store(model)
-    assert_same_model(model.partial_fit(X_NEW), loaded.partial_fit(X_NEW))
+    assert_same_model(model.partial_fit(X), loaded.partial_fit(X))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
 @pytest.mark.parametrize("store", [by_pickle, by_skops])
 @each_case
 def test_a_model_from_a_missing_device_is_loaded_on_the_cpu(case, store):
-    model = fit(case)
+    skip_what_skops_asks_about(store, *case.get_params().values())
+    X, model = data(case), fit(case)
     expected = model.score_samples(X)
     model.device = "cuda"
     with pytest.warns(UserWarning, match="cuda.*not available"):
@@ -598,7 +752,7 @@ def test_a_model_from_a_missing_device_is_loaded_on_the_cpu(case, store):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert_array_equal(loaded.score_samples(X), expected)
-        loaded.sample(2, random_state=0)
+        draw(loaded, 2)
         loaded.partial_fit(X)
     with pytest.raises(ValueError, match='cuda.*Pass device="auto"'):
         loaded.fit(X)
@@ -606,40 +760,22 @@ def test_a_model_from_a_missing_device_is_loaded_on_the_cpu(case, store):
 
 @each_case
 def test_a_clone_is_not_fitted(case):
-    model = clone(fit(case, net_params={"callbacks": []}, sampler=Gibbs()))
+    model = clone(fit(case, net_params={"callbacks": []}, sampler=kind(case).sampler))
     with pytest.raises(NotFittedError):
-        model.score_samples(X)
+        model.score_samples(data(case))
     assert not [name for name in vars(model) if name.endswith("_")]
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"n_components": 5},
-        {"dtype": "float32"},
-        {"dtype": "float64"},
-        {"learning": "cd"},
-        {"learning": "pcd"},
-        {"n_chains": 3},
-        {"momentum": 0.5},
-        {"learning_rate": 0.3},
-        {"early_stopping": True},
-        {"averaging": 0.9},
-        {"verbose": 1},
-    ],
-    ids=lambda params: "-".join(f"{k}={v}" for k, v in params.items()),
-)
-@each_case
-def test_a_parameter_set_after_fit_waits_for_the_next_fit(case, params):
+@each_case_and("later")
+def test_a_parameter_set_after_fit_waits_for_the_next_fit(case, later):
     """As with every scikit-learn estimator: the fitted model stays what it is."""
-    model = fit(case)
-    expected = model.score_samples(X_NEW), model.transform(X_NEW)
-    model.set_params(**params)
+    X, model = new_data(case), fit(case)
+    expected, drawn, filled = outputs(model, X), draw(model, 2), fill(model, holes(X))
+    model.set_params(**later)
     for same in (model, by_pickle(model)):
-        assert_array_equal(same.score_samples(X_NEW), expected[0])
-        assert_array_equal(same.transform(X_NEW), expected[1])
-        assert len(same.get_feature_names_out()) == 3
-        assert len(same.sample(2, random_state=0)) == 2
+        assert_same_outputs(outputs(same, X), expected)
+        assert_array_equal(draw(same, 2), drawn)
+        assert_array_equal(fill(same, holes(X)), filled)
 
 
 # ------------------------------------------------------------------------------
@@ -649,72 +785,59 @@ def test_a_parameter_set_after_fit_waits_for_the_next_fit(case, params):
 
 @each_case
 def test_warm_start_goes_on(case):
-    short = clone(case).set_params(
-        warm_start=True, n_iter=10, learning_rate=0.1, batch_size=10, partition="auto"
-    )
-    scores = [short.fit(X_CLEAR).score(X_CLEAR) for _ in range(3)]
-    if case.base == "independent":
-        assert scores[2] > scores[0] + 0.5
-    else:  # a tree says all there is to say about two switches before the first step
-        assert abs(scores[2] - scores[0]) < 0.05
-        assert scores[2] != scores[0]
-    cold = clone(short).set_params(warm_start=False)
-    assert cold.fit(X_CLEAR).score(X_CLEAR) == cold.fit(X_CLEAR).score(X_CLEAR) == scores[0]
-
-
-def test_warm_start_keeps_the_chains():
-    model = RBMEstimator(**quick, learning="pcd", warm_start=True, n_chains=8).fit(X)
-    before = model.h_samples_.copy()
-    model.set_params(n_iter=0).fit(X)
-    assert_array_equal(model.h_samples_, before)
+    X, model = data(case), clone(case).set_params(warm_start=True)
+    first = by_pickle(model.fit(X))
+    second = by_pickle(model.fit(X))
+    assert moved(first, second) > 0
+    assert_same_model(by_pickle(first).set_params(n_iter=0).fit(X), first)
+    cold = clone(model).set_params(warm_start=False)
+    for _ in range(2):
+        assert_same_model(cold.fit(X), first)
 
 
 @each_case
-def test_warm_start_with_other_hidden_units_is_refused(case):
-    model = fit(case, warm_start=True).set_params(n_components=4)
-    with pytest.raises(ValueError, match="n_components"):
-        model.fit(X)
+def test_warm_start_with_other_weights_is_refused(case):
+    model = fit(case, warm_start=True).set_params(**kind(case).wider)
+    with pytest.raises(ValueError, match="warm_start"):
+        model.fit(data(case))
 
 
-@pytest.mark.parametrize(
-    "params", [{"dtype": "float64"}, {"n_chains": 3}, {"learning": "cd"}, {"centered": False}]
-)
-@each_case
-def test_warm_start_with_other_settings_goes_on_or_says_why_not(case, params):
-    model = fit(case, warm_start=True).set_params(**params)
+@each_case_and("going_on")
+def test_warm_start_with_other_settings_goes_on_or_says_why_not(case, going_on):
+    model = fit(case, warm_start=True).set_params(**going_on)
     try:
-        model.fit(X)
+        model.fit(data(case))
     except ValueError as error:
         assert "warm_start" in str(error)  # noqa: PT017
     else:
-        assert np.isfinite(model.score(X))
+        assert np.isfinite(model.score(data(case)))
 
 
 @each_case
-def test_partial_fit_is_one_pass(case):
+def test_partial_fit_is_one_pass(case, monkeypatch):
     """One step of each batch: as many as there are batches."""
-    BatchCounter.calls = 0
+    monkeypatch.setattr(BatchCounter, "calls", 0)
     model = clone(case).set_params(batch_size=7, net_params={"callbacks": [BatchCounter()]})
-    model.partial_fit(X)
-    assert BatchCounter.calls == -(-len(X) // 7)
+    model.partial_fit(data(case))
+    assert BatchCounter.calls == -(-60 // 7)
     assert model.n_iter_ == 1
-    model.partial_fit(X[:7])
-    assert BatchCounter.calls == -(-len(X) // 7) + 1
+    model.partial_fit(data(case)[:7])
+    assert BatchCounter.calls == -(-60 // 7) + 1
     assert model.n_iter_ == 2
 
 
 @each_case
 def test_partial_fit_goes_on_from_fit(case):
     model = fit(case)
-    before = model.components_.copy()
-    model.partial_fit(X)
-    step = np.abs(model.components_ - before).max()
-    assert 0 < step < 0.5 * np.abs(before).max() + 0.2
+    before = by_pickle(model)
+    model.partial_fit(data(case))
+    largest = max(np.abs(w).max() for w in net_weights(before).values())
+    assert 0 < moved(model, before) < 0.5 * largest + 0.2
 
 
 @each_case
 def test_fit_forgets_the_stream(case):
-    model = clone(case).partial_fit(X_NEW).fit(X)
+    model = clone(case).partial_fit(new_data(case)).fit(data(case))
     assert_same_model(model, fit(case))
 
 
@@ -743,7 +866,7 @@ def test_callbacks_are_called(case, monkeypatch):
     monkeypatch.setattr(EpochCounter, "calls", 0)
     callbacks = [("batches", BatchCounter()), ("epochs", EpochCounter())]
     model = fit(case, net__callbacks=callbacks, learning_rate=0.01, batch_size=10)
-    n_train = len(X) - round(0.1 * len(X)) * case.early_stopping
+    n_train = 60 - round(0.1 * 60) * case.early_stopping
     assert EpochCounter.calls == model.n_iter_
     assert BatchCounter.calls == model.n_iter_ * -(-n_train // 10)
 
@@ -757,14 +880,15 @@ def test_watching_batches_does_not_change_training(case):
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.SGD])
 @each_case
 def test_the_optimizer_can_be_replaced(case, optimizer):
-    model = clone(case).set_params(net__optimizer=optimizer, net__lr=0.01)
+    model = clone(case).set_params(
+        net__optimizer=optimizer, net__lr=0.01, learning_rate_decay="constant"
+    )
     assert model.get_params()["net__optimizer"] is optimizer
     assert model.net_params == {"optimizer": optimizer, "lr": 0.01}
-    model.fit(X)
+    model.fit(data(case))
     assert type(model.net_.optimizer_) is optimizer
     assert model.history_[0]["lr"] == 0.01
-    assert model.learning_rate_ == 0.01
-    assert not np.array_equal(model.components_, fit(case).components_)
+    assert moved(model, fit(case)) > 0
 
 
 @each_case
@@ -775,9 +899,10 @@ def test_optimizer_arguments_reach_the_optimizer(case):
 
 @each_case
 def test_net_lr_is_the_learning_rate(case):
-    by_net = fit(case, net__lr=0.03, learning_rate_decay="constant")
-    by_name = fit(case, learning_rate=0.03)
+    case = clone(case).set_params(learning_rate_decay="constant")
+    by_net, by_name = fit(case, net__lr=0.03), fit(case, learning_rate=0.03)
     assert_same_model(by_net, by_name)
+    assert by_net.history_[0]["lr"] == by_net.history_[-1]["lr"] == 0.03
 
 
 @each_case
@@ -785,7 +910,7 @@ def test_net_batch_size_is_the_batch_size(case):
     by_net = fit(case, net__batch_size=10, learning_rate=0.03)
     by_name = fit(case, batch_size=10, learning_rate=0.03)
     assert_same_model(by_net, by_name)
-    assert by_net.batch_size_ == by_name.batch_size_ == 10
+    assert by_net.net_.batch_size == 10
 
 
 @each_case
@@ -807,9 +932,9 @@ def test_a_misspelt_net_parameter_is_answered_with_the_valid_ones(case, name):
     with pytest.raises(ValueError, match=valid):
         clone(case).set_params(**{f"net__{name}": 1})
     with pytest.raises(ValueError, match=valid):
-        clone(case).set_params(net_params={name: 1}).fit(X)
+        clone(case).set_params(net_params={name: 1}).fit(data(case))
     with pytest.raises(ValueError, match=valid):
-        clone(case).set_params(net_params={name: 1}).partial_fit(X)
+        clone(case).set_params(net_params={name: 1}).partial_fit(data(case))
 
 
 @each_case
@@ -819,31 +944,38 @@ def test_a_part_that_was_not_given_cannot_be_configured(case):
     model = clone(case).set_params(partition=AISBracket(), partition__n_betas=7)
     assert model.partition.n_betas == 7
     with pytest.raises(ValueError, match="Invalid parameter"):
-        clone(case).set_params(sampler=Gibbs(), sampler__steps=3)
-    with pytest.raises(ValueError, match="Invalid parameter 'n_component'"):
-        clone(case).set_params(n_component=3)
+        clone(case).set_params(sampler=kind(case).sampler, sampler__steps=3)
+    with pytest.raises(ValueError, match="Invalid parameter 'n_iters'"):
+        clone(case).set_params(n_iters=3)
 
 
 @each_case
 def test_given_parts_are_cloned(case):
-    sampler, partition = Gibbs(), Exact()
+    sampler, partition = clone(kind(case).sampler), clone(kind(case).partition)
     model = fit(case, sampler=sampler, partition=partition)
-    model.score(X)
+    model.score(data(case))
+    draw(model)
     assert model.sampler is sampler
     assert model.partition is partition
     assert model.sampler_ is not sampler
-    assert vars(sampler) == vars(Gibbs())
+    assert vars(sampler) == vars(kind(case).sampler)
+    assert vars(partition) == vars(kind(case).partition)
 
 
 @each_case
 def test_a_grid_search_in_a_pipeline(case):
+    if getattr(case, "network", None) is tanh:
+        case = clone(case).set_params(network=MLP((8,)))
     name = type(case).__name__.lower()
     case = clone(case).set_params(learning_rate_decay="constant")
-    grid = {f"{name}__n_components": [2, 4], f"{name}__net__lr": [0.001, 0.1]}
-    search = GridSearchCV(make_pipeline(Binarizer(), case), grid, cv=2, error_score="raise").fit(X)
+    (searched, values), *_ = kind(case).searched.items()
+    grid = {f"{name}__{searched}": values, f"{name}__net__lr": [0.001, 0.1]}
+    case.set_params(partition=clone(kind(case).partition))
+    pipeline = make_pipeline(FunctionTransformer(), case)
+    search = GridSearchCV(pipeline, grid, cv=2, error_score="raise").fit(data(case))
     assert set(search.best_params_) == set(grid)
     best = search.best_estimator_[-1]
-    assert best.components_.shape[0] == search.best_params_[f"{name}__n_components"]
+    assert best.get_params()[searched] == search.best_params_[f"{name}__{searched}"]
     assert best.history_[0]["lr"] == search.best_params_[f"{name}__net__lr"]
     assert len(np.unique(search.cv_results_["mean_test_score"])) == 4
     assert case.net_params is None
@@ -858,65 +990,59 @@ def test_a_grid_search_in_a_pipeline(case):
 @each_case
 def test_frames(case, library):
     frames = pytest.importorskip(library)
-    names = [f"bit {i}" for i in range(X.shape[1])]
+    X, names = data(case), [f"column {i}" for i in range(6)]
     frame = frames.DataFrame(dict(zip(names, X.T, strict=True)))
-    model = clone(case).set_output(transform=library)
-    out = model.fit_transform(frame)
-    assert_same_model(model, fit(case))
-    assert isinstance(out, frames.DataFrame)
-    assert isinstance(model.transform(frame), frames.DataFrame)
+    model, plain = clone(case).fit(frame), fit(case)
+    assert_same_model(model, plain)
     assert list(model.feature_names_in_) == names
-    prefix = type(case).__name__.lower()
-    assert (
-        list(out.columns)
-        == [f"{prefix}{i}" for i in range(3)]
-        == list(model.get_feature_names_out())
-    )
-    assert_array_equal(model.score_samples(frame), fit(case).score_samples(X))
+    expected = outputs(plain, X)
+    found = outputs(model, frame)
+    assert_same_outputs(found, expected)
+    assert model.score(frame) == plain.score(X)
+    missing = frames.DataFrame(dict(zip(names, holes(X).T, strict=True)))
+    assert_array_equal(fill(model, missing), fill(plain, holes(X)))
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(frame[names[::-1]])
 
 
-@pytest.mark.parametrize(
-    "kind", [sp.csr_array, sp.csr_matrix, sp.csc_array, sp.coo_array], ids=lambda k: k.__name__
-)
-@each_case
-def test_sparse_rows_are_the_same_rows(case, kind):
-    dense, sparse = fit(case), clone(case).fit(kind(X))
-    assert_allclose(sparse.components_, dense.components_, rtol=0, atol=1e-6)
-    for method in ("score_samples", "transform", "predict", "reconstruct", "pseudo_likelihood"):
-        assert_array_equal(getattr(dense, method)(kind(X)), getattr(dense, method)(X))
-    missing = X_NEW.copy()
-    missing[:, 2] = np.nan
-    assert_array_equal(
-        dense.impute(kind(missing), random_state=0), dense.impute(missing, random_state=0)
-    )
-    assert_array_equal(dense.denoise(kind(X), random_state=0), dense.denoise(X, random_state=0))
-    assert_same_model(clone(case).partial_fit(kind(X)), clone(case).partial_fit(X))
-
-
-@pytest.mark.parametrize("kind", [bool, int, np.uint8, np.float16, np.float32, np.float64, list])
-@each_case
-def test_every_kind_of_number_gives_the_same_model(case, kind):
-    rows = X.tolist() if kind is list else X.astype(kind)
-    model = clone(case).fit(rows)
-    assert_same_model(model, fit(case))
-    assert_array_equal(model.score_samples(rows), model.score_samples(X))
-    expected = np.float32 if kind is np.float32 else np.float64
-    assert model.transform(rows).dtype == expected
-    assert model.components_.dtype == model.dtype
+@each_case_and("numbers")
+def test_every_kind_of_number_gives_the_same_model(case, numbers):
+    X = data(case)
+    rows = X.tolist() if numbers is list else X.astype(numbers)
+    model, expected = clone(case).fit(rows), fit(case)
+    assert_same_model(model, expected)
+    assert model.threshold_ == expected.threshold_
+    assert_array_equal(model.score_samples(rows), expected.score_samples(X))
+    assert all(p.dtype == getattr(torch, model.dtype) for p in model.energy_.parameters())
     for method in ("score_samples", "energy", "decision_function"):
         assert getattr(model, method)(rows).dtype == np.float64
 
 
 @each_case
 def test_input_is_not_changed(case):
-    rows = np.where(X_NEW == 1, 3.0, X_NEW)
-    before = rows.copy()
+    rows = data(case)
+    unknown = holes(rows)
+    before = rows.copy(), unknown.copy()
     rows.setflags(write=False)
-    with pytest.warns(UserWarning, match="min-max scaled"):
-        model = clone(case).fit(rows)
-    for method in ("score_samples", "transform", "gibbs", "reconstruct", "impute", "denoise"):
-        getattr(model, method)(rows)
-    assert_array_equal(rows, before)
+    unknown.setflags(write=False)
+    model = clone(case).fit(rows).partial_fit(rows)
+    outputs(model, rows)
+    fill(model, rows)
+    fill(model, unknown)
+    clean(model, rows)
+    assert_array_equal(rows, before[0])
+    assert_array_equal(unknown, before[1])
+
+
+@each_case
+def test_known_entries_are_returned_as_they_are(case):
+    X, model = new_data(case), fit(case)
+    unknown = holes(X)
+    unknown[0], unknown[1] = X[0], np.nan
+    filled = fill(model, unknown)
+    assert_array_equal(filled[~np.isnan(unknown)], X[~np.isnan(unknown)])
+    assert np.isfinite(filled).all()
+    assert_array_equal(fill(model, X), X)
 
 
 # ------------------------------------------------------------------------------
@@ -926,9 +1052,9 @@ def test_input_is_not_changed(case):
 
 @each_case
 def test_a_silent_fit_prints_nothing(case, capfd):
-    model = fit(case, verbose=0).partial_fit(X)
-    model.score(X)
-    model.sample(3)
+    model = fit(case, verbose=0).partial_fit(data(case))
+    model.score(data(case))
+    draw(model, 3)
     assert capfd.readouterr() == ("", "")
 
 
@@ -958,125 +1084,6 @@ def test_the_history_has_a_dict_for_each_epoch(case):
     assert fit(case, n_iter=0).history_ == []
 
 
-@pytest.mark.parametrize("params", [{}, {"learning_rate": 0.3}, {"momentum": 0.9}])
-@each_rule
-def test_early_stopping_keeps_the_best_weights(learning, params):
-    rng = np.random.default_rng(0)
-    rows = (rng.random((60, 8)) < 0.5).astype(float)  # nothing to learn: it must overfit
-    model = RBMEstimator(
-        6,
-        learning=learning,
-        n_iter=400,
-        early_stopping=True,
-        validation_fraction=0.3,
-        random_state=0,
-        **params,
-    ).fit(rows)
-    assert model.n_iter_ < 400
-    losses = [row["valid_loss"] for row in model.history_]
-    held_out = model.net_.validation.block(0, len(rows)).numpy()
-    assert len(held_out) == 18
-    if model.learning_ == "exact":
-        loss = -model.score(held_out)
-    else:
-        loss = -model.pseudo_likelihood(held_out).mean()
-    assert min(losses) - 1e-5 <= loss <= min(losses) + model.tol + 1e-5
-    assert losses[-1] > min(losses)
-
-
-@each_rule
-def test_early_stopping_does_not_train_on_the_held_out_rows(learning):
-    seen = []
-
-    class Keep(Callback):
-        def on_batch_end(self, net, batch=None, training=True, **kwargs):
-            seen.extend(batch.x[:, :7].tolist())
-
-    number = (np.arange(50)[:, None] >> np.arange(6)) & 1  # each row says which it is
-    rows = np.hstack([np.ones((50, 1)), number])
-    model = RBMEstimator(**quick, learning=learning, early_stopping=True)
-    model.set_params(net_params={"callbacks": [Keep()]}).fit(rows)
-    validation = model.net_.validation
-    assert isinstance(validation, Rows)
-    held_out = set(map(tuple, validation.block(0, 50).tolist()))
-    seen = set(map(tuple, seen))
-    assert len(held_out) == 5
-    assert len(seen) == 45
-    assert not seen & held_out
-
-
-# ------------------------------------------------------------------------------
-# What hyper-parameters do
-# ------------------------------------------------------------------------------
-
-plain = {
-    "n_components": 4,
-    "random_state": 0,
-    "learning_rate": 0.1,
-    "n_iter": 40,
-    "batch_size": 10,
-}
-
-
-@each_rule
-def test_averaging_gives_other_finite_weights(learning):
-    last = RBMEstimator(**plain, learning=learning).fit(X_CLEAR)
-    mean = RBMEstimator(**plain, learning=learning, averaging=0.9).fit(X_CLEAR)
-    assert np.isfinite(mean.components_).all()
-    difference = np.abs(mean.components_ - last.components_).max()
-    assert 0 < difference < np.abs(last.components_).max()
-    assert mean.score(X_CLEAR) > independent_score(X_CLEAR) + 2
-
-
-def test_averaging_is_the_mean_of_the_epochs():
-    """The first epochs enter with equal weight, whatever the decay."""
-    seen = []
-
-    class Keep(Callback):
-        def on_epoch_end(self, net, **kwargs):
-            seen.append(net.module_.energy.weight.detach().clone())
-
-    kwargs = {"n_components": 4, "random_state": 0, "learning": "exact", "learning_rate": 0.1}
-    RBMEstimator(**kwargs, n_iter=5, net_params={"callbacks": [Keep()]}).fit(X)
-    mean = RBMEstimator(**kwargs, n_iter=5, averaging=0.99).fit(X)
-    assert_allclose(mean.components_, torch.stack(seen).mean(0), rtol=1e-4, atol=1e-6)
-
-
-@each_rule
-def test_momentum_is_faster(learning):
-    slow = {**plain, "learning_rate": 0.02, "n_iter": 30}
-    without = RBMEstimator(**slow, learning=learning).fit(X_CLEAR)
-    with_momentum = RBMEstimator(**slow, learning=learning, momentum=0.9).fit(X_CLEAR)
-    assert with_momentum.score(X_CLEAR) > without.score(X_CLEAR) + 0.1
-
-
-@pytest.mark.parametrize("line_search", [False, True])
-@each_rule
-def test_penalties_shrink_the_weights(learning, line_search):
-    if line_search and learning in ("pcd", "cd"):
-        pytest.skip("no line search without a likelihood")
-    params = {"n_components": 4, "random_state": 0} if line_search else plain
-    free = RBMEstimator(**params, learning=learning).fit(X_CLEAR).components_
-    l2 = RBMEstimator(**params, learning=learning, l2=0.02).fit(X_CLEAR).components_
-    l1 = RBMEstimator(**params, learning=learning, l1=0.02).fit(X_CLEAR).components_
-    assert 0 < np.linalg.norm(l2) < np.linalg.norm(free)
-    assert (np.abs(l1) < 0.02).sum() > (np.abs(free) < 0.02).sum()
-    assert np.abs(l1).sum() < np.abs(free).sum()
-
-
-@pytest.mark.parametrize("target", [0.1, 0.8])
-@each_rule
-def test_sparsity_moves_the_activations(learning, target):
-    free = RBMEstimator(**plain, learning=learning).fit(X_CLEAR)
-    sparse = {"sparsity_target": target, "sparsity_cost": 1.0}
-    held = RBMEstimator(**plain, **sparse, learning=learning).fit(X_CLEAR)
-
-    def distance(model):
-        return np.abs(model.transform(X_CLEAR).mean(0) - target).mean()
-
-    assert distance(held) < 0.8 * distance(free)
-
-
 class Silence(Callback):
     """Set every gradient to zero, as a callback that clips them would change them."""
 
@@ -1088,7 +1095,14 @@ class Silence(Callback):
 @each_case
 def test_a_callback_may_change_the_gradients(case):
     still = fit(case, net_params={"callbacks": [Silence()]})
-    assert_array_equal(still.components_, fit(case, n_iter=0).components_)
+    assert_same_model(still, fit(case, n_iter=0))
+
+
+@each_case
+def test_averaging_gives_other_finite_weights(case):
+    last, mean = fit(case), fit(case, averaging=0.9)
+    assert all(np.isfinite(w).all() for w in net_weights(mean).values())
+    assert moved(last, mean) > 0
 
 
 # ------------------------------------------------------------------------------
@@ -1112,68 +1126,34 @@ class Interrupt(Callback):
 
 
 def assert_usable(model):
-    assert all(np.isfinite(w).all() for w in weights(model))
+    X = data(model)
+    assert all(np.isfinite(w).all() for w in net_weights(model).values())
     assert np.isfinite(model.score(X))
-    assert model.score(X) > independent_score(X) - 0.1
     assert set(model.predict(X)) <= {-1, 1}
-    assert len(model.sample(3)) == 3
+    assert len(draw(model, 3)) == 3
     assert len(model.history_) == model.n_iter_
-    assert_array_equal(by_pickle(model).predict(X), model.predict(X))
-    before = model.components_.copy()
+    same = by_pickle(model)
+    assert_array_equal(same.predict(X), model.predict(X))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.set_params(net_params=None).partial_fit(X)
-    assert not np.array_equal(before, model.components_)
+    assert moved(same, model) > 0
 
 
 @pytest.mark.parametrize("after", [1, 4, 10])
 @pytest.mark.parametrize("averaging", [0.0, 0.9])
 @each_case
 def test_an_interrupted_fit_leaves_a_usable_model(case, after, averaging):
-    params = {"learning_rate": 0.01, "batch_size": 10, "averaging": averaging, "partition": "auto"}
+    params = {"learning_rate": 0.01, "batch_size": 10, "averaging": averaging}
     with pytest.warns(ConvergenceWarning, match="interrupted in epoch.*usable"):
         model = fit(case, net__callbacks=[Interrupt(after)], **params)
     assert model.n_iter_ <= 1 + after // 5
     assert_usable(model)
 
 
-@pytest.mark.parametrize("learning", ["pcd", "cd"])
-@pytest.mark.parametrize("after", [1, 8])
-def test_an_interrupted_sampler_leaves_a_usable_model(learning, after, monkeypatch):
-    step, calls = Gibbs.step, []
-
-    def interrupted(*args, **kwargs):
-        calls.append(0)
-        if len(calls) == after:
-            raise KeyboardInterrupt
-        return step(*args, **kwargs)
-
-    monkeypatch.setattr(Gibbs, "step", interrupted)
-    with pytest.warns(ConvergenceWarning, match="interrupted in epoch.*usable"):
-        model = RBMEstimator(**quick, learning=learning, batch_size=10).fit(X)
-    assert_usable(model)
-
-
-@pytest.mark.parametrize("after", [*range(1, 12), 25, 40])
-def test_an_interrupted_line_search_leaves_a_usable_model(after, monkeypatch):
-    """Ctrl-C lands at a trial point of the line search, which may be far off."""
-    gradients, calls = ExactLikelihood.gradients, []
-
-    def interrupted(*args, **kwargs):
-        calls.append(0)
-        if len(calls) == after:
-            raise KeyboardInterrupt
-        return gradients(*args, **kwargs)
-
-    monkeypatch.setattr(ExactLikelihood, "gradients", interrupted)
-    with pytest.warns(ConvergenceWarning, match="interrupted in epoch.*usable"):
-        model = RBMEstimator(n_components=4, n_iter=100, tol=0, random_state=0).fit(X)
-    assert_usable(model)
-
-
 @each_case
 def test_an_interruption_is_reported_once(case):
-    callback = Interrupt(3)
+    X, callback = data(case), Interrupt(3)
     model = clone(case).set_params(batch_size=10, net__callbacks=[callback])
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         model.partial_fit(X)
@@ -1187,63 +1167,6 @@ def test_an_interruption_is_reported_once(case):
 # Divergence
 # ------------------------------------------------------------------------------
 
-DIGITS = (load_digits().data > 8).astype(np.float32)
-
-
-def fit_or_say_why(model, X):
-    """Fitted model with its convergence warnings, or None after a FloatingPointError."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            model.fit(X)
-        except FloatingPointError as error:
-            assert re.search(r"epoch \d+, batch \d+", str(error))  # noqa: PT017
-            return None, []
-    return model, [str(w.message) for w in caught if w.category is ConvergenceWarning]
-
-
-@pytest.mark.parametrize("centered", [True, False])
-@pytest.mark.parametrize("learning", ["pcd", "cd", "exact"])
-def test_a_learning_rate_of_ten_does_not_pass_in_silence(learning, centered):
-    model = RBMEstimator(
-        10, learning=learning, learning_rate=10, n_iter=12, centered=centered, random_state=0
-    )
-    model, messages = fit_or_say_why(model, DIGITS)
-    if learning == "pcd":
-        assert model is None or messages
-    if model is None:
-        return
-    assert all(np.isfinite(w).all() for w in weights(model))
-    if messages:
-        assert "learning_rate" in messages[0]
-        assert model.n_restarts_ > 0
-    # Plain gradients couple weights and biases, so steps still large shake the biases about.
-    # A few passes with what is left of the rate are noisy: half a nat.
-    floor = independent_score(DIGITS) - 0.5 if centered else -64 * np.log(2)
-    assert model.score(DIGITS) > floor
-
-
-@pytest.mark.parametrize("learning", ["pcd", "exact"])
-def test_without_restarts_divergence_is_an_error(learning):
-    model = RBMEstimator(
-        10, learning=learning, learning_rate=100, n_iter=4, max_restarts=0, random_state=0
-    )
-    with pytest.raises(FloatingPointError, match=r"epoch \d+, batch \d+.*learning_rate"):
-        model.fit(DIGITS)
-    with pytest.raises(NotFittedError):
-        model.predict(DIGITS)
-
-
-@pytest.mark.parametrize("learning", ["pcd", "exact"])
-def test_a_stream_that_diverges_keeps_its_last_good_weights(learning):
-    model = RBMEstimator(10, learning=learning, batch_size=100, max_restarts=0, random_state=0)
-    before = model.partial_fit(DIGITS).score(DIGITS)
-    for group in model.net_.optimizer_.param_groups:
-        group["lr"] = 1e4
-    with pytest.raises(FloatingPointError, match=r"batch \d+"):
-        model.partial_fit(DIGITS)
-    assert model.score(DIGITS) == pytest.approx(before, abs=1e-9)
-
 
 class Poison(Callback):
     """Write NaN into the weights once, after a number of batches."""
@@ -1255,37 +1178,31 @@ class Poison(Callback):
         self.after -= bool(training)
         if self.after == 0:
             with torch.no_grad():
-                net.module_.energy.weight[0, 0] = np.nan
+                next(net.module_.energy.parameters()).view(-1)[0] = np.nan
 
 
 @pytest.mark.parametrize("averaging", [0.0, 0.9])
 @pytest.mark.parametrize("after", [1, 9, 12])
-@pytest.mark.parametrize("learning", ["pcd", "cd", "exact"])
-def test_nan_in_the_weights_is_rolled_back(learning, after, averaging):
-    model = RBMEstimator(
-        **quick,
-        learning=learning,
-        learning_rate=0.05,
-        batch_size=10,
-        averaging=averaging,
-        net_params={"callbacks": [Poison(after)]},
-    )
+@each_case
+def test_nan_in_the_weights_is_rolled_back(case, after, averaging):
+    poisoned = {
+        "learning_rate": 0.05,
+        "batch_size": 10,
+        "averaging": averaging,
+        "net_params": {"callbacks": [Poison(after)]},
+    }
     with pytest.warns(ConvergenceWarning, match="rolled back 1 times.*epoch.*batch"):
-        model.fit(X)
+        model = fit(case, **poisoned)
     assert model.n_restarts_ == 1
-    assert model.n_iter_ == 5
-    assert all(np.isfinite(w).all() for w in weights(model))
-    assert model.score(X) > independent_score(X) - 0.1
+    assert model.n_iter_ == case.n_iter
+    assert all(np.isfinite(w).all() for w in net_weights(model).values())
+    assert np.isfinite(model.score(data(case)))
 
 
-@pytest.mark.parametrize("learning", ["pcd", "exact"])
-def test_a_roll_back_in_a_stream_is_reported_once(learning):
-    model = RBMEstimator(
-        **quick,
-        learning=learning,
-        batch_size=10,
-        net_params={"callbacks": [Poison(2)]},
-    )
+@each_case
+def test_a_roll_back_in_a_stream_is_reported_once(case):
+    X = data(case)
+    model = clone(case).set_params(batch_size=10, net_params={"callbacks": [Poison(2)]})
     with pytest.warns(ConvergenceWarning, match="rolled back 1 times"):
         model.partial_fit(X)
     with warnings.catch_warnings():
@@ -1293,8 +1210,19 @@ def test_a_roll_back_in_a_stream_is_reported_once(learning):
         model.partial_fit(X)
 
 
-def test_the_guard_leaves_good_training_alone():
+@each_case
+def test_without_restarts_divergence_is_an_error(case):
+    model = clone(case).set_params(
+        batch_size=10, max_restarts=0, net_params={"callbacks": [Poison(2)]}
+    )
+    with pytest.raises(FloatingPointError, match=r"epoch \d+, batch \d+.*learning_rate"):
+        model.fit(data(case))
+    with pytest.raises(NotFittedError):
+        model.predict(data(case))
+
+
+@each_case
+def test_the_guard_leaves_good_training_alone(case):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = RBMEstimator(10, learning="pcd", n_iter=3, random_state=0).fit(DIGITS)
-    assert model.n_restarts_ == 0
+        assert fit(case).n_restarts_ == 0
