@@ -25,7 +25,8 @@ shuffled ones), as its time grows with their square; ECOD with its defaults, whe
 installed. `detector` is `EnergyOutlierDetector` with its defaults, whose settings (a component for
 every hundred rows, at most 40, 0.1 added to the variances) were chosen by the mean over these sets,
 seed 0; `--one-class` is a look at sets that had no part in that: a class of a classification set
-in `PATH/tabular` is normal, the others are anomalies, for each class. `RBM` is `RBMEstimator` with
+in `PATH/tabular` is normal, the others are anomalies, for each class. `score matching` is
+`ScoreMatchingDensity` with its defaults, chosen in the same way. `RBM` is `RBMEstimator` with
 its defaults on the standardised rows, whose columns it scales to [0, 1] by their range in training
 and clips beyond; `tree` has `base="chow-liu"`; `bins` has ten quantile bins (`even bins`: of equal
 width) a column as one-hot codes, 64 hidden units and a penalty of 20 / rows; `chosen` takes units

@@ -9,6 +9,7 @@ from torch import nn
 
 from skebm.base import Batch, Binary, Energy, Real
 from skebm.energies import MLP, NeuralEnergy
+from skebm.energies.derivatives import slopes_of
 from skebm.noise import TruncatedGaussian
 from skebm.objectives import (
     DenoisingScoreMatching,
@@ -375,7 +376,7 @@ def test_the_objective_is_a_weighted_distance_of_scores(walls, model, cls):
         return cls(energy)(Batch(x, weight=n * p), None, seeded()).value
 
     def distance(energy):
-        off = score_matching.slopes_of(energy, x).slope + data.slope(x)
+        off = slopes_of(energy, x).slope + data.slope(x)
         return (p * h * off[:, 0].square()).sum() / 2
 
     torch.testing.assert_close(value(energy) - value(truth), distance(energy), rtol=1e-6, atol=1e-7)

@@ -49,6 +49,13 @@ def slopes_of(network: Any, x: Tensor, *cond: Tensor, **more: Any) -> Slopes:
         return Slopes(value, gradient(value, x, type(network).__name__))
 
 
+def slope_of(network: Any, x: Tensor, *cond: Tensor, **more: Any) -> Tensor:
+    """The gradient alone, where that is less work."""
+    if callable(getattr(network, "slope", None)):
+        return network.slope(x, *cond, **more)
+    return slopes_of(network, x, *cond, **more).slope
+
+
 def bends_of(network: Any, x: Tensor, directions: Tensor, *cond: Tensor, **more: Any) -> Bends:
     """Gradient and bend of a network along directions, (k, d) or k for each row, (n, k, d)."""
     if callable(getattr(network, "bends", None)):

@@ -255,8 +255,10 @@ class NeuralEnergy(Energy):
             slope = slope.reshape(x.shape)
             if self.base is None:
                 return Slopes(value, slope)
-            more = {} if without is None else {"without": without}
-            log_q, pull = self.base.log_prob_and_slope(x, **more)
+            if without is None:
+                log_q, pull = self.base.log_prob_and_slope(x)
+            else:
+                log_q, pull = self._kernels.log_prob_and_slope(x, without)
             return Slopes(value - log_q, slope - pull)
         sigma, log_sigma, shrink = self._level(x, cond)
         value, slope = slopes_of(self.network, self._seen(x * shrink), log_sigma)
@@ -265,6 +267,20 @@ class NeuralEnergy(Energy):
             return Slopes(value, slope)
         log_q, pull = self.noisy_base(x, sigma)
         return Slopes(value - log_q, slope - pull)
+
+    def slope(self, x: Tensor, cond: Any = None, without: Tensor | None = None) -> Tensor:
+        """The gradient of :meth:`slopes` alone: the base need not be evaluated."""
+        if self.noise_levels is not None or self.base is None:
+            return self.slopes(x, cond).slope
+        pull = self.base.slope(x) if without is None else self._kernels.slope(x, without)
+        return slopes_of(self.network, self._seen(x)).slope.reshape(x.shape) - pull
+
+    @property
+    def _kernels(self) -> KernelDensity:
+        """The base, of which centres can be left out."""
+        if not isinstance(self.base, KernelDensity):
+            raise TypeError(f"Only a base of kernels has centres to leave out, not {self.base!r}.")
+        return self.base
 
     def bends(self, x: Tensor, directions: Tensor, without: Tensor | None = None) -> Bends:
         """Gradient (n, d), and the sum of second derivatives along directions, (n,)."""

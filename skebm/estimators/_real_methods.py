@@ -103,7 +103,12 @@ class RealMethods(BaseEstimator):
         generator, n = self._generator(random_state), max(n_samples, LEAST_CHAINS)
         if given is None:
             return self._to_units(self._draw(n, generator, n_steps)[:n_samples])
-        row = self._validate(np.asarray(given, dtype=float)[None], ensure_all_finite="allow-nan")
+        row = np.asarray(given, dtype=np.float64)[None]
+        if row.shape[1:] != self.row_shape_ or np.isinf(row).any():
+            raise ValueError(
+                f"given must be one row of shape {self.row_shape_} of finite numbers and NaN, got "
+                f"{given!r}."
+            )
         x = self._rows_like_energy(row).block(0, 1).expand(n, -1)
         z = self._to_units(self._fill(x, generator, n_steps)[:n_samples])
         return np.where(np.isnan(row), z, row)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch, Energy, Loss, Objective, Real, sampling
-from skebm.energies.derivatives import bends_of, slopes_of
+from skebm.energies.derivatives import bends_of, slope_of
 from skebm.objectives._means import weighted_mean
 
 # Distance from a wall, in units of x, from where on the weight of a column is constant.
@@ -318,8 +318,8 @@ class DenoisingScoreMatching(ScoreMatching):
         noise = _normal(x, generator)
         off = self.sigma * noise
         both = None if without is None else without.repeat(2)
-        found = slopes_of(self.energy, torch.cat([x + off, x - off]), **_leaving_out(both))
-        pull = self.sigma * found.slope
+        noisy = torch.cat([x + off, x - off])
+        pull = self.sigma * slope_of(self.energy, noisy, **_leaving_out(both))
         there, back = pull.flatten(1).chunk(2)
         noise = noise.flatten(1)
         half = (there.square() + back.square()).sum(1) / 4
@@ -388,8 +388,8 @@ class MultiscaleScoreMatching(ScoreMatching):
         level = self.sigma_min * (u * math.log(self.sigma_max / self.sigma_min)).exp()
         noise = _normal(x, generator).flatten(1)
         off = (level[:, None] * noise).reshape(x.shape)
-        found = slopes_of(self.energy, torch.cat([x + off, x - off]), level.repeat(2))
-        there, back = (level.repeat(2)[:, None] * found.slope.flatten(1)).chunk(2)
+        slope = slope_of(self.energy, torch.cat([x + off, x - off]), level.repeat(2))
+        there, back = (level.repeat(2)[:, None] * slope.flatten(1)).chunk(2)
         half = (there.square() + back.square()).sum(1) / 4
         return half - ((there - back) * noise).sum(1) / 2
 
