@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 from skebm.base import Real
-from skebm.energies import MLP, Conv, NeuralEnergy, Spec, build_network
-from skebm.energies.neural import whitening_of
+from skebm.energies import MLP, Conv, NeuralEnergy, Spec, build_network, whitening_of
 from skebm.noise import Gaussian, GaussianMixture, TruncatedGaussian
 from tests.oracle import DOUBLE, seeded
 

@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from skebm.base import Real
-from skebm.energies import MLP, Conv, NeuralEnergy, Spec, build_network
+from skebm.energies import MLP, Conv, NeuralEnergy, Spec, build_network, whitening_of
 from skebm.energies._activations import ACTIVATIONS
 from skebm.energies.derivatives import bends_of, slopes_of
-from skebm.energies.neural import NoisyNormal, whitening_of
+from skebm.energies.neural import NoisyNormal
 from skebm.noise import Gaussian, TruncatedGaussian, Uniform
 from tests.networks import (
     LEVELS,

@@ -2,9 +2,10 @@
 
 from skebm.energies.bipartite import BernoulliRBM, Corrected, Moments, Tilted
 from skebm.energies.networks import MLP, Conv
-from skebm.energies.neural import NeuralEnergy, Spec, Whitening, build_network, whitening_of
+from skebm.energies.neural import NeuralEnergy, Spec, build_network
 from skebm.energies.pairwise import BoltzmannMachine, ising_grid
 from skebm.energies.path import AnnealingPath, annealing_path
+from skebm.energies.whitening import Whitening, whitening_of
 
 __all__ = [
     "MLP",

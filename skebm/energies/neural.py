@@ -20,22 +20,8 @@ from skebm.energies.derivatives import (
     gradient,
     slopes_of,
 )
-from skebm.noise import Gaussian, GaussianMixture, KernelDensity, Noise
-
-
-class Whitening(NamedTuple):
-    """Rows whose entries are comparable: y = A (x - centre), A symmetric.
-
-    Attributes
-    ----------
-    centre : Tensor of shape (d,)
-    matrix : Tensor of shape (d, d)
-        A. Far out |y|^2 / 2 must stay below -log q of the base: then f >= -|y|^2 / 2 leaves every
-        model proper.
-    """
-
-    centre: Tensor
-    matrix: Tensor
+from skebm.energies.whitening import Whitening
+from skebm.noise import Gaussian, KernelDensity, Noise
 
 
 class Spec(NamedTuple):
@@ -61,37 +47,6 @@ class Spec(NamedTuple):
     dtype: torch.dtype = torch.float32
     noise_levels: bool = False
     whitening: Whitening | None = None
-
-
-# What is left of the precision of a base, so that a network cannot take all of it away.
-MARGIN = 0.95
-
-
-def whitening_of(base: Noise | None) -> Whitening | None:
-    """How a normal distribution, a mixture or kernels whiten rows; None for any other base.
-
-    By the covariance of the base as a whole, and so much less that no component is narrower.
-    """
-    if isinstance(base, KernelDensity):
-        share, means = base.weights.double(), base.centres.double()
-        covariances = base.kernel_covariances
-        portions = share.new_ones(1) if base.shares is None else base.shares.double()
-    elif isinstance(base, GaussianMixture) or (
-        isinstance(base, Gaussian) and base.root is not None
-    ):
-        log_share, means, covariances = base.components()
-        share = portions = log_share.exp()
-    else:
-        return None
-    centre = share @ means
-    between = ((means - centre) * share[:, None]).t() @ (means - centre)
-    within = (portions @ covariances.flatten(1)).view_as(covariances[0])
-    variances, axes = torch.linalg.eigh(within + between)
-    root = (axes * variances.rsqrt()) @ axes.t()
-    widest = torch.linalg.eigvalsh(root @ covariances @ root).max()
-    like = base.sample(1, torch.Generator(centre.device))
-    shrunk = root * (MARGIN / widest.clamp_min(1.0)).sqrt()
-    return Whitening(centre.to(like), shrunk.to(like))
 
 
 @contextlib.contextmanager

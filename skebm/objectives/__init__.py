@@ -1,13 +1,12 @@
 """Objectives: what is minimised."""
 
 from skebm.objectives.contrastive import ContrastiveDivergence, ContrastiveState
+from skebm.objectives.denoising import DenoisingScoreMatching, MultiscaleScoreMatching
 from skebm.objectives.discrete import pseudo_log_likelihood
 from skebm.objectives.likelihood import ExactLikelihood
 from skebm.objectives.rbm_gradient import Offsets, Regulariser
 from skebm.objectives.score_matching import (
-    DenoisingScoreMatching,
     ExactScoreMatching,
-    MultiscaleScoreMatching,
     SlicedScoreMatching,
     wall_weight,
 )

@@ -1,0 +1,137 @@
+"""Two columns of a table: which, what the others are held at, a grid over them, samples."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from statistics import mode
+from typing import Any
+
+import numpy as np
+
+from skebm import _densities as densities
+from skebm._validation import check_random_state, n_rows, take_rows
+from skebm.base import Real
+from skebm.estimators import _columns as tables
+
+# Room around the rows, as a share of their range.
+MARGIN = 0.15
+
+
+def plane(estimator: Any, X: Any, columns: Any, given: Any) -> tuple[list[int], Any, dict]:
+    """Numbers of two columns, a row that holds the others, and what the display says of them."""
+    final, table = densities.last_step(estimator)[1], None
+    if len(getattr(final, "row_shape_", ())) > 1 or getattr(X, "ndim", 2) > 2:
+        raise ValueError("EnergyDisplay shows two columns of a table, not images.")
+    names: Any = getattr(estimator, "feature_names_in_", None)
+    if X is not None:
+        table = tables.as_table(X)
+        if not n_rows(table):
+            raise ValueError("X has no rows.")
+        same = names is not None and len(names) == table.shape[1]
+        names = names if same else tables.column_names(table)
+    elif names is None:
+        names = [f"x{k}" for k in range(estimator.n_features_in_)]
+    names = [str(name) for name in names]
+    pair = _check_columns(columns, names)
+    row, data = _row(table, given, len(names)), None
+    if table is not None:
+        data = np.column_stack([_numbers(table, k, names[k]) for k in pair])
+        data = data[~np.isnan(data).any(1)]
+    others = [k for k in range(len(names)) if k not in pair]
+    fixed = {names[k]: np.asarray(tables.column_of(row, k)).tolist()[0] for k in others}
+    shown = (names[pair[0]], names[pair[1]])
+    return pair, row, {"names": shown, "data": data, "fixed": fixed or None}
+
+
+def _check_columns(columns: Any, names: list[str]) -> list[int]:
+    """Numbers of the two columns to draw."""
+    d = len(names)
+    if d == 1:
+        raise ValueError("There is only one column, no plane: use EnergyHistogramDisplay.")
+    if columns is None and d > 2:
+        raise ValueError(
+            f"There are {d} columns: pass two of them as columns=(i, j), by number or name. A "
+            "slice is drawn, the others held at their medians or at the row `given`."
+        )
+    pair = (0, 1) if columns is None else tuple(columns)
+    found = [names.index(k) if k in names else k for k in pair]
+    if len(set(found)) != 2 or len(found) != 2 or not all(k in range(d) for k in found):
+        listed = ", ".join(map(repr, names[:20])) + ", ..." * (d > 20)
+        raise ValueError(f"columns must be two of {listed}, or of 0 to {d - 1}, got {columns!r}.")
+    return [int(k) for k in found]
+
+
+def _numbers(table: Any, k: int, name: str) -> np.ndarray:
+    try:
+        return np.asarray(tables.column_of(table, k), dtype=float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"Column {name!r} holds no numbers, so it is no axis.") from error
+
+
+def _row(table: Any, given: Any, d: int) -> Any:
+    """One row, of medians unless given, as a table of the kind of `table`."""
+    if given is not None:
+        values = np.ravel(np.asarray(given)).tolist()
+    elif table is not None:
+        values = [_middle(tables.known(tables.column_of(table, k))) for k in range(d)]
+    elif d == 2:
+        values = [0.0, 0.0]
+    else:
+        raise ValueError("Pass X, whose medians hold the other columns, or a row `given`.")
+    if len(values) != d:
+        raise ValueError(f"given must be a row of {d} columns, got {len(values)}.")
+    if not tables.is_frame(table):
+        return np.array([values], dtype=float)
+    row = take_rows(table, [0])
+    for k, value in enumerate(values):
+        kind = object if isinstance(value, str) else None
+        row = tables.with_column(row, k, np.array([[value]], dtype=kind), whole=True)
+    return row
+
+
+def _middle(values: np.ndarray) -> Any:
+    """Median, or what is most frequent where there is none."""
+    if values.dtype == object or not len(values):
+        return mode(values.tolist() or [np.nan])
+    return float(np.quantile(values, 0.5, method="lower"))
+
+
+def spread(row: Any, columns: list[int], x: np.ndarray, y: np.ndarray) -> Any:
+    """Repeat the row with other values in the two columns."""
+    wide = tables.with_column(row, columns[0], x[None], whole=False)
+    return tables.with_column(wide, columns[1], y[:, None], whole=False)
+
+
+def grid_axes(estimator: Any, limits: Any, rows: Any, n: int) -> np.ndarray:
+    """Values of either column on the grid, (2, n)."""
+    if limits is None:
+        if rows is None or not len(rows):
+            raise ValueError("Pass X, limits or n_samples: they say where to look.")
+        final = densities.last_step(estimator)[1]
+        bounded = densities.is_energy_based(final) and not isinstance(final.energy_.domain, Real)
+        ends = np.stack([rows.min(0), rows.max(0)], 1)
+        width = np.ptp(ends, axis=1, keepdims=True)
+        limits = ends + np.where(width > 0, (0 if bounded else MARGIN) * width, 0.5) * [-1, 1]
+    ends = np.asarray(limits, dtype=float)
+    if ends.shape != (2, 2) or not np.isfinite(ends).all() or not (np.diff(ends) > 0).all():
+        raise ValueError(f"limits must be two pairs of finite low < high, got {limits!r}.")
+    return np.linspace(ends[:, 0], ends[:, 1], n).T
+
+
+def draw(estimator: Any, unknown: Any, given: bool, random_state: Any) -> np.ndarray:
+    """Rows drawn from the model, `given` what is known of them or not."""
+    before, final = densities.last_step(estimator)
+    if given:
+        return np.asarray(final.impute(unknown, random_state=random_state))
+    if not hasattr(final, "sample"):
+        raise TypeError(f"{type(final).__name__} has no method sample: leave n_samples at 0.")
+    if "random_state" in inspect.signature(final.sample).parameters:
+        x = final.sample(len(unknown), random_state=random_state)
+    else:  # scikit-learn's mixtures draw by the seed that they were given
+        final = copy.copy(final)
+        final.random_state = check_random_state(random_state)
+        x, _ = final.sample(len(unknown))
+    for transformer in reversed(before):
+        x = transformer.inverse_transform(x)
+    return np.asarray(x)
