@@ -20,8 +20,8 @@ class Whitening(NamedTuple):
     ----------
     centre : Tensor of shape (d,)
     matrix : Tensor of shape (d, d)
-        A. Far out |y|^2 / 2 must stay below -log q of the base: then f >= -|y|^2 / 2 leaves every
-        model proper.
+        A. Far out half the squared norm of y must stay below -log q of the base: an f that takes no
+        more than that away leaves every model proper.
     """
 
     centre: Tensor

@@ -66,8 +66,7 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
         then has a log Z inside walls on both sides only.
     n_components : int or "auto", default="auto"
         Of the mixture; ``"auto"`` is one for every hundred rows, at most 40 (128 for few columns).
-    sigma : float, array-like of shape (n_features,), "auto", "bandwidth" or "kurtosis", \
-            default="auto"
+    sigma : float, array-like, "auto", "bandwidth" or "kurtosis", default="auto"
         Standard deviation of the noise, in standard deviations of the columns (in units of X with
         ``standardize=False``), or one for each column. ``"auto"`` is 0.75 times the bandwidth of
         kernels on the rows that is most likely leaving one out, between 0.05 and 1; ``"bandwidth"``
