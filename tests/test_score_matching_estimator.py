@@ -423,9 +423,9 @@ def test_given_rows_that_are_no_good():
     model = known_normal()
     assert_array_equal(model.sample(3, 0, given=[1.0, 2.0], n_steps=2), [[1.0, 2.0]] * 3)
     assert model.sample(3, 0, given=[np.nan, np.nan], n_steps=2).shape == (3, 2)
-    with pytest.raises(ValueError, match="features"):
+    with pytest.raises(ValueError, match="one row of shape"):
         model.sample(3, 0, given=[1.0])
-    with pytest.raises(ValueError, match="infinity"):
+    with pytest.raises(ValueError, match="finite numbers"):
         model.sample(3, 0, given=[np.inf, np.nan])
     for wrong in ({"n_samples": 0}, {"n_samples": -1}, {"n_steps": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
