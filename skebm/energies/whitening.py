@@ -34,12 +34,14 @@ def whitening_of(base: Noise | None) -> Whitening | None:
     By the covariance of the base as a whole, and so much less that no component is narrower.
     """
     if isinstance(base, KernelDensity):
+        like = base.centres
         share, means = base.weights.double(), base.centres.double()
         covariances = base.kernel_covariances
         portions = share.new_ones(1) if base.shares is None else base.shares.double()
     elif isinstance(base, GaussianMixture) or (
         isinstance(base, Gaussian) and base.root is not None
     ):
+        like = base.mean if isinstance(base, Gaussian) else base.means
         log_share, means, covariances = base.components()
         share = portions = log_share.exp()
     else:
@@ -50,6 +52,5 @@ def whitening_of(base: Noise | None) -> Whitening | None:
     variances, axes = torch.linalg.eigh(within + between)
     root = (axes * variances.rsqrt()) @ axes.t()
     widest = torch.linalg.eigvalsh(root @ covariances @ root).max()
-    like = base.sample(1, torch.Generator(centre.device))
     shrunk = root * (MARGIN / widest.clamp_min(1.0)).sqrt()
     return Whitening(centre.to(like), shrunk.to(like))
