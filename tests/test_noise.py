@@ -15,6 +15,7 @@ from skebm.noise import (
     Gaussian,
     GaussianMixture,
     IndependentBernoulli,
+    IndependentCategorical,
     KernelDensity,
     Noise,
     TruncatedGaussian,
@@ -35,7 +36,8 @@ CASES = {
     ],
     ChowLiuTree: [ChowLiuTree.fit(bits(4)[[0, 3, 3, 7, 8, 12, 15]], share=0.1)],
     BlockTree: [BlockTree.fit(bits(5)[[0, 3, 9, 9, 18, 18, 31]], block_size=2, share=0.1)],
-    # Those on real rows have tests of their own, tests/test_noise_*.py.
+    # Those on one-hot and on real rows have tests of their own, tests/test_noise_*.py.
+    IndependentCategorical: [],
     Affine: [],
     Gaussian: [],
     GaussianMixture: [],

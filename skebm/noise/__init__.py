@@ -3,6 +3,7 @@
 from skebm.noise.affine import Affine
 from skebm.noise.base import Noise, Tilt
 from skebm.noise.blocks import BlockTree
+from skebm.noise.categorical import IndependentCategorical
 from skebm.noise.gaussian import Gaussian
 from skebm.noise.independent import IndependentBernoulli
 from skebm.noise.kernel import KernelDensity
@@ -18,6 +19,7 @@ __all__ = [
     "Gaussian",
     "GaussianMixture",
     "IndependentBernoulli",
+    "IndependentCategorical",
     "KernelDensity",
     "Noise",
     "Tilt",

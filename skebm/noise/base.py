@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 import copy
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from skebm.base import Clamp, Conditional, Domain
+from skebm.base import Binary, Clamp, Conditional, Domain
+from skebm.noise._given import Given
 
 
 class Tilt(Conditional):
@@ -54,15 +56,19 @@ class Noise(abc.ABC):
         """Gradient of :meth:`log_prob` with respect to x, of the shape of x.
 
         It works under ``no_grad``. This default comes from autograd and is detached; where a
-        distribution has a closed form, that can be differentiated in turn.
+        distribution has a closed form, that can be differentiated in turn. A distribution of binary
+        rows that looks them up in tables has the slope of its flips.
         """
         with torch.enable_grad():
-            x = x.detach().requires_grad_(True)
-            value = self.log_prob(x)
-            if not value.requires_grad:  # constant wherever it is finite
-                return torch.zeros_like(x)
-            (slope,) = torch.autograd.grad(value.sum(), x)
-        return slope
+            at = x.detach().requires_grad_(True)
+            value = self.log_prob(at)
+            if value.requires_grad:
+                (slope,) = torch.autograd.grad(value.sum(), at)
+                return slope
+        own_flips = type(self).flip_log_ratio is not Noise.flip_log_ratio
+        if isinstance(self.domain, Binary) and own_flips:
+            return (1 - 2 * x.detach()) * self.flip_log_ratio(x.detach())
+        return torch.zeros_like(x)  # constant wherever it is finite
 
     def log_prob_and_slope(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`log_prob` and :meth:`slope`, cheaper together where they share work."""
@@ -76,7 +82,12 @@ class Noise(abc.ABC):
         )
 
     def given(self, clamp: Clamp) -> Conditional:
-        """Exact conditionals of the other entries, for each row of what is known, (n, ...)."""
+        """Exact conditionals of the other entries, for each row of what is known, (n, ...).
+
+        This default is that of binary rows under fields that are zero.
+        """
+        if isinstance(self.domain, Binary) and type(self).tilted is not Noise.tilted:
+            return TiltedGiven(self, clamp)
         raise TypeError(
             f"{type(self).__name__} has no exact conditionals given real entries: use Gaussian, "
             "GaussianMixture, KernelDensity or TruncatedGaussian."
@@ -113,3 +124,24 @@ class Noise(abc.ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, torch.as_tensor(value) if hasattr(value, "dtype") else value)
+
+
+class TiltedGiven(Given):
+    """Binary rows of a distribution that has exact tilts: one of no field at all."""
+
+    def __init__(self, noise: Noise, clamp: Clamp):
+        super().__init__(noise, clamp)
+        if not noise.domain.contains(self.clamp.value).all():
+            raise ValueError("Known values of binary rows must be 0 or 1.")
+
+    @functools.cached_property
+    def _tilt(self) -> Tilt:
+        value = self.clamp.value
+        return self.noise.tilted(torch.zeros_like(value)).given(self.clamp)
+
+    @property
+    def mean(self) -> Tensor:  # type: ignore[override]
+        return self.clamp.apply(self._tilt.mean.to(self.clamp.value))
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        return self.clamp.apply(self._tilt.sample(generator).to(self.clamp.value))

@@ -169,7 +169,8 @@ class BlockTree(Noise):
         return BlockTilt(self, field, power)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        if torch.equal(x, x.round()):  # as below, where all weights but one are zero
+        followed = x.requires_grad and torch.is_grad_enabled()  # a table has no gradient
+        if not followed and torch.equal(x, x.round()):  # as below, all weights but one are zero
             pattern = self._patterns(x)
             node = torch.arange(len(self.blocks), device=x.device)
             return self.log_tables[node, pattern[:, self._up], pattern].sum(1)

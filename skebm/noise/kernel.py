@@ -124,7 +124,7 @@ class KernelDensity(Noise):
             self.bandwidth = positive(bandwidth, self.centres[0], "bandwidth")
             return
         share, covariances = _checked_scales(covariances, shares, centres.shape[1])
-        self.roots = torch.linalg.cholesky(covariances).to(centres)
+        self.roots = torch.linalg.cholesky(covariances).to(centres).contiguous()
         self.shares = share.to(centres)
 
     # ---------------------------------------------------------------- fitting
@@ -307,7 +307,7 @@ class KernelDensity(Noise):
             blurred.bandwidth = torch.hypot(self.bandwidth, noise)
         else:
             covariances = self.kernel_covariances + noise.double().square().diag()
-            blurred.roots = torch.linalg.cholesky(covariances).to(noise)
+            blurred.roots = torch.linalg.cholesky(covariances).to(noise).contiguous()
         return blurred
 
     def given(self, clamp: Clamp) -> Given:
