@@ -3,9 +3,17 @@
 import torch
 from torch import nn
 
-from skebm.base import Real
+from skebm.base import Binary, Categorical, Real
 from skebm.energies import MLP, Conv, NeuralEnergy, Spec, build_network, whitening_of
-from skebm.noise import Gaussian, GaussianMixture, TruncatedGaussian
+from skebm.noise import (
+    BlockTree,
+    ChowLiuTree,
+    Gaussian,
+    GaussianMixture,
+    IndependentBernoulli,
+    IndependentCategorical,
+    TruncatedGaussian,
+)
 from tests.oracle import DOUBLE, seeded
 
 LEVELS = (0.3, 2.0)
@@ -80,6 +88,36 @@ def walled(d=3, lower=0.0, upper=None):
     return neural(d, base=base, lower=lower, upper=upper)
 
 
+def correlated_bits(d, n=200, seed=7):
+    """Binary rows whose columns depend on the one before, each in its own measure."""
+    noise = torch.rand(n, d, generator=seeded(seed), dtype=DOUBLE)
+    x = (noise < torch.linspace(0.3, 0.6, d, dtype=DOUBLE)).to(DOUBLE)
+    x[:, 1:] = torch.where(noise[:, 1:] > 0.75, x[:, :-1], x[:, 1:])
+    return x
+
+
+BIT_BASES = {
+    "none": lambda d: None,
+    "independent": lambda d: IndependentBernoulli.fit(correlated_bits(d)),
+    "tree": lambda d: ChowLiuTree.fit(correlated_bits(d), share=0.05),
+    "blocks": lambda d: BlockTree.fit(correlated_bits(d), block_size=2, share=0.05),
+}
+
+
+def binary(base="tree", d=5, **kwargs):
+    """A neural energy of bits."""
+    config = MLP((6, 5), output="sum")
+    return NeuralEnergy(build(config, (d,)), Binary((d,)), BIT_BASES[base](d), **kwargs)
+
+
+def one_hot(groups=(3, 2, 4), base=False):
+    """A neural energy of one-hot columns."""
+    d = sum(groups)
+    logits = torch.randn(d, generator=seeded(8), dtype=DOUBLE)
+    noise = IndependentCategorical(logits, groups) if base else None
+    return NeuralEnergy(build(MLP((6, 5)), (d,)), Categorical(groups), noise)
+
+
 # Energies of all kinds, in the mode in which they are evaluated.
 NEURAL = {
     "perceptron": lambda: neural(),
@@ -89,6 +127,14 @@ NEURAL = {
     "convolution": lambda: neural(12, Conv((3, 4), "softplus"), image_shape=(1, 3, 4)),
     "normed convolution": lambda: neural(
         18, Conv((3, 2), "gelu", spectral_norm=True), None, image_shape=(2, 3, 3)
+    ).eval(),
+    "scales": lambda: neural(15, Conv((2, 3), n_scales=3), None, image_shape=(1, 3, 5)),
+    "levels of scales": lambda: neural(
+        12,
+        Conv((3, 4), spectral_norm=True, n_scales=2),
+        Gaussian(torch.ones(12, dtype=DOUBLE), 1.5),
+        image_shape=(1, 3, 4),
+        noise_levels=LEVELS,
     ).eval(),
     "levels": lambda: neural(noise_levels=LEVELS),
     "levels alone": lambda: neural(base=None, noise_levels=LEVELS),
@@ -102,6 +148,12 @@ NEURAL = {
     "module": lambda: neural(network=user_module(3)),
     "module alone": lambda: neural(network=user_module(3), base=None),
     "on a mixture": lambda: neural(base=mixture_base(3)),
+    "bits": lambda: binary("none"),
+    "bits on a tree": lambda: binary("tree"),
+    "bits on blocks": lambda: binary("blocks"),
+    "one-hot": lambda: one_hot(),
+    "one-hot on columns": lambda: one_hot(base=True),
+    "waves": lambda: neural(network=MLP((6, 5), n_frequencies=4, frequency_scale=1.5)),
     "reconstruction": lambda: neural(base=mixture_base(3), reconstructs=True),
     "normed reconstruction": lambda: neural(
         3, MLP((3, 3), "tanh", residual=True, spectral_norm=True), reconstructs=True

@@ -1,6 +1,8 @@
 """Networks: their derivatives against autograd, how they are built, what is refused."""
 
 import itertools
+import math
+import pickle
 
 import pytest
 import torch
@@ -8,11 +10,13 @@ from sklearn.base import clone
 from torch import nn
 from torch.nn import functional as F
 
+from skebm import ScoreMatchingDensity
 from skebm.base import Real
 from skebm.energies import MLP, Conv, NeuralEnergy, Spec, build_network, whitening_of
 from skebm.energies._activations import ACTIVATIONS
 from skebm.energies.derivatives import bends_of, slopes_of
 from skebm.energies.neural import NoisyNormal
+from skebm.energies.neural import seeded as seeded_globally
 from skebm.noise import Gaussian, TruncatedGaussian, Uniform
 from tests.networks import (
     LEVELS,
@@ -105,16 +109,19 @@ def test_activations_are_finite_far_out(name):
 
 
 @pytest.mark.parametrize(("activation", "residual", "spectral_norm", "levels"), GRID)
+@pytest.mark.parametrize("n_frequencies", [0, 2])
 @pytest.mark.parametrize("reconstructs", [False, True])
 @pytest.mark.parametrize("own", ["of its own", "for all"])
 def test_perceptrons_know_their_derivatives(
-    activation, residual, spectral_norm, levels, own, reconstructs
+    activation, residual, spectral_norm, levels, own, reconstructs, n_frequencies
 ):
     """Values, slopes, bends and how they change with the weights, as autograd has them.
 
-    The first layer is as wide as the rows: with `residual` it has a skip, too.
+    The first layer is as wide as the rows and waves of them: with `residual` it has a skip, too.
     """
-    config = MLP((3, 3, 4), activation, residual, spectral_norm)
+    width = 3 + 2 * n_frequencies
+    config = MLP((width, width, 4), activation, residual, spectral_norm)
+    config.set_params(n_frequencies=n_frequencies, frequency_scale=1.5)
     whitening = whitening_of(normal_base(3)) if reconstructs else None
     network = build(config, (3,), levels=levels, whitening=whitening).eval()
     plain, x = Plain(network), normal(5, 3)
@@ -257,7 +264,10 @@ def test_a_flat_base_leaves_the_network_alone():
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [MLP((5,)), MLP((5,), spectral_norm=True), Conv((2, 3))])
+@pytest.mark.parametrize(
+    "config",
+    [MLP((5,)), MLP((5,), spectral_norm=True), MLP((5,), n_frequencies=3), Conv((2, 3))],
+)
 @pytest.mark.parametrize("levels", [False, True])
 def test_the_model_starts_at_its_base(config, levels):
     shape = (1, 2, 3) if isinstance(config, Conv) else (6,)
@@ -311,8 +321,10 @@ def test_noise_levels_need_a_normal_base():
 CONFIGS = {
     "perceptron": (MLP((5, 4)), (3,)),
     "normed": (MLP((5, 4), spectral_norm=True), (3,)),
+    "waves": (MLP((5, 4), n_frequencies=3), (3,)),
     "convolution": (Conv((3, 4)), (1, 4, 4)),
     "normed convolution": (Conv((3, 4), spectral_norm=True), (2, 4, 5)),
+    "scales": (Conv((3, 4), n_scales=3), (2, 4, 5)),
     "callable": (lambda spec: nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), (3,)),
 }
 
@@ -336,7 +348,14 @@ def test_the_generator_decides_on_the_weights(name, levels):
     assert not all(map(torch.equal, tensors[0], tensors[1]))
 
 
-@pytest.mark.parametrize("config", [MLP((5,), spectral_norm=True), Conv((2,), spectral_norm=True)])
+@pytest.mark.parametrize(
+    "config",
+    [
+        MLP((5,), spectral_norm=True),
+        Conv((2,), spectral_norm=True),
+        Conv((2,), spectral_norm=True, n_scales=2),
+    ],
+)
 def test_layers_built_alone_leave_the_global_generator_alone(config):
     before = torch.get_rng_state()
     shape = (3,) if isinstance(config, MLP) else (1, 4, 4)
@@ -396,18 +415,95 @@ def test_a_look_at_the_output_trains_nothing(levels):
     assert not built.frozen.training
 
 
+@pytest.mark.parametrize("n_frequencies", [0, 1, 6])
 @pytest.mark.parametrize("spread", [1.0, 30.0])
-def test_spectral_norms_bound_the_slope(spread):
-    """Three layers of slope at most 1.1 each, and a last one of norm one."""
-    network = build(MLP((8, 8, 8), spectral_norm=True), (4,))
+def test_spectral_norms_bound_the_slope(spread, n_frequencies):
+    """Three layers of slope at most 1.1 each, and a last one of norm one; waves as they are."""
+    network = build(MLP((8, 8, 8), spectral_norm=True, n_frequencies=n_frequencies), (4,))
+    of_waves = 1.0
+    if n_frequencies:
+        norm = torch.linalg.matrix_norm(network.waves.frequencies, 2).item()
+        assert norm > 2.0
+        of_waves = math.hypot(1.0, norm)
     with torch.no_grad():
         for p in network.parameters():
             p.mul_(30.0)
     for _ in range(20):  # training looks again and again, which sharpens the norms
         network(normal(2, 4))
     slope = slopes_of(network.eval(), spread * normal(200, 4)).slope
-    assert slope.norm(dim=1).max() < 1.1**3
+    assert slope.norm(dim=1).max() < 1.1**3 * of_waves
     assert slope.norm(dim=1).max() > 1e-3
+
+
+def test_waves_have_the_same_slope_everywhere():
+    """The bound is that of the singular values of B, and it is reached at every row."""
+    waves = MLP(n_frequencies=5).build(Spec((3,), seeded(), DOUBLE)).waves
+    singular = torch.linalg.svdvals(waves.frequencies)
+    for row in 3 * normal(6, 3):
+        jacobian = torch.autograd.functional.jacobian(lambda x: waves(x[None])[0], row)
+        assert jacobian.shape == (13, 3)
+        torch.testing.assert_close(torch.linalg.svdvals(jacobian), (1 + singular.square()).sqrt())
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_products_of_waves_are_a_normal_kernel(scale):
+    """Rahimi and Recht 2007: their mean is exp(-scale^2 |x - y|^2 / 2), besides that of rows."""
+    n = 20_000
+    config = MLP((1,), n_frequencies=n, frequency_scale=scale)
+    waves = config.build(Spec((2,), seeded(), DOUBLE)).waves
+    x = normal(8, 2) / scale
+    found = (waves(x) @ waves(x).t() - x @ x.t()) / n
+    kernel = (-(scale**2) * torch.cdist(x, x).square() / 2).exp()
+    # The variance of the cosine of a normal phase.
+    error = ((1 - kernel.square()) ** 2 / (2 * n)).sqrt()
+    assert ((found - kernel).abs() < 4.5 * error + 1e-9).all()
+    assert kernel.min() < 0.2
+
+
+def test_waves_are_part_of_the_state():
+    """Weights alone would be those of a network that sees other waves."""
+    config = MLP((5,), n_frequencies=3)
+    one, two = build(config, (3,), seed=1), build(config, (3,), seed=2)
+    x, before = normal(4, 3), two(normal(4, 3))
+    assert "waves.frequencies" in one.state_dict()
+    assert not torch.equal(one.waves.frequencies, two.waves.frequencies)
+    two.load_state_dict(one.state_dict())
+    assert torch.equal(one(x), two(x))
+    assert not torch.equal(before, two(x))
+    assert torch.equal(one(x), pickle.loads(pickle.dumps(one))(x))
+    trained = {name for name, _ in one.named_parameters()}
+    assert trained == {"layers.0.weight", "layers.0.bias", "last"}
+
+
+def test_a_fitted_density_keeps_its_waves():
+    rows = normal(60, 2).numpy()
+    network = MLP((4,), n_frequencies=3)
+    model = ScoreMatchingDensity(network, n_iter=2, learning_rate=0.1, random_state=0).fit(rows)
+    again = pickle.loads(pickle.dumps(model))
+    frequencies = again.energy_.network.waves.frequencies
+    assert torch.equal(frequencies, model.energy_.network.waves.frequencies)
+    assert again.energy(rows).tolist() == model.energy(rows).tolist()
+    fewer = clone(model).set_params(network__n_frequencies=2).fit(rows)
+    assert fewer.energy_.network.waves.frequencies.shape == (2, 2)
+
+
+@pytest.mark.parametrize("spectral_norm", [False, True])
+def test_no_waves_and_no_draw_of_them(spectral_norm):
+    """The network of x alone is what it would be without the parameter."""
+    config, generator = MLP((5, 4), spectral_norm=spectral_norm), seeded(3)
+    assert config.n_frequencies == 0
+    network = config.build(Spec((3,), generator))
+    other = seeded(3)
+    with seeded_globally(other):  # the one draw that weights take
+        pass
+    assert torch.equal(generator.get_state(), other.get_state())
+    assert network.waves is None
+    assert network.layers[0].in_features == 3
+    names = {name for name in network.state_dict() if "weight" not in name}
+    assert names == {"last", "layers.0.bias", "layers.1.bias"}
+    twin = clone(config).set_params(frequency_scale=9.0).build(Spec((3,), seeded(3)))
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, twin.state_dict()[name])
 
 
 def test_a_convolution_sees_every_pixel():
@@ -417,9 +513,87 @@ def test_a_convolution_sees_every_pixel():
     assert network(x).shape == (3,)
 
 
+def block_means(x, size):
+    """Means of blocks of pixels and of what is left of them at the border, one at a time."""
+    return torch.stack(
+        [
+            torch.stack(
+                [
+                    x[:, :, i : i + size, j : j + size].mean((2, 3))
+                    for j in range(0, x.shape[3], size)
+                ],
+                2,
+            )
+            for i in range(0, x.shape[2], size)
+        ],
+        2,
+    )
+
+
+@pytest.mark.parametrize("levels", [False, True])
+@pytest.mark.parametrize("spectral_norm", [False, True])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (2, 5, 7), (3, 9, 1)], ids=str)
+def test_scales_are_networks_of_block_means(shape, spectral_norm, levels):
+    config = Conv((3, 4), spectral_norm=spectral_norm, n_scales=4)
+    network = build(config, shape, levels=levels).eval()
+    x, cond = normal(4, *shape), (levels_of(4).log(),) if levels else ()
+    expected = torch.zeros(4, dtype=DOUBLE)
+    for s, part in enumerate(network.scales):
+        value = part(block_means(x, 2**s), *cond)
+        assert value.unique().numel() == 4
+        expected += value
+    assert len(network.scales) == 4
+    torch.testing.assert_close(network(x, *cond), expected)
+    slope = slopes_of(network, x, *cond).slope
+    assert (slope.abs().amax(0) > 0).all()
+
+
+@pytest.mark.parametrize("levels", [False, True])
+@pytest.mark.parametrize("spectral_norm", [False, True])
+def test_the_first_scale_is_the_network_of_one(spectral_norm, levels):
+    """Of the same seed, layer by layer as torch starts them; one scale is no sum of scales."""
+    spec = Spec((2, 4, 5), seeded(), DOUBLE, levels)
+    one = Conv((3, 4), spectral_norm=spectral_norm, n_scales=1).build(spec)
+    spec = Spec((2, 4, 5), seeded(), DOUBLE, levels)
+    two = Conv((3, 4), spectral_norm=spectral_norm, n_scales=2).build(spec)
+    assert Conv().n_scales == 1
+    assert set(one.state_dict()) >= {"last"}
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, two.state_dict()[f"scales.0.{name}"])
+    x, cond = normal(4, 2, 4, 5), (levels_of(4).log(),) if levels else ()
+    assert not two(x, *cond).any()
+    if not spectral_norm and not levels:
+        with seeded_globally(seeded()):
+            first = nn.Conv2d(2, 3, 3, padding=1)
+        assert torch.equal(one.layers[0].weight, first.weight.double())
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (1, 2, 2), (3, 4, 4), (1, 5, 3), (1, 28, 28)], ids=str
+)
+def test_scales_end_at_one_pixel(shape):
+    sizes = [max(shape[1:])]
+    while sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // 2))
+    network = Conv((2,), n_scales=len(sizes)).build(Spec(shape, seeded()))
+    assert network(torch.zeros(3, *shape)).tolist() == [0.0] * 3
+    with pytest.raises(ValueError, match=rf"too many for images of shape \({shape[0]}, "):
+        Conv((2,), n_scales=len(sizes) + 1).build(Spec(shape, seeded()))
+
+
+@pytest.mark.parametrize("n_scales", [0, -1, 1.5, True, None, "2"])
+def test_a_number_of_scales_that_is_none_is_refused(n_scales):
+    with pytest.raises(ValueError, match="n_scales must be an integer"):
+        Conv((2,), n_scales=n_scales).build(Spec((1, 4, 4), seeded()))
+
+
 def test_configurations_are_those_of_scikit_learn():
     twin = clone(MLP((7,), "gelu", residual=True))
     assert twin.get_params()["hidden_sizes"] == (7,)
+    assert twin.get_params()["n_frequencies"] == 0
+    twin = clone(MLP(n_frequencies=6, frequency_scale=0.5))
+    assert twin.get_params()["n_frequencies"] == 6
+    assert twin.set_params(frequency_scale=3).build(Spec((2,), seeded())).waves.n_features == 14
     assert clone(Conv((2,))).set_params(activation="tanh").activation == "tanh"
     one = MLP(hidden_sizes=9).build(Spec((2,), seeded()))
     assert [layer.out_features for layer in one.layers] == [9]
@@ -493,3 +667,17 @@ def test_layers_have_units(config, sizes):
     name, shape = ("hidden_sizes", (3,)) if config is MLP else ("channels", (1, 4, 4))
     with pytest.raises(ValueError, match=f"{name} must be positive integers"):
         config(sizes).build(Spec(shape, seeded()))
+
+
+@pytest.mark.parametrize("n_frequencies", [-1, 1.5, True, None, "2"])
+def test_a_number_of_frequencies_that_is_none_is_refused(n_frequencies):
+    with pytest.raises(ValueError, match="n_frequencies must be an integer of at least 0"):
+        MLP(n_frequencies=n_frequencies).build(Spec((3,), seeded()))
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, math.inf, math.nan, True, None, "4", (1.0, 2.0)])
+@pytest.mark.parametrize("n_frequencies", [0, 2])
+def test_a_scale_of_frequencies_that_is_none_is_refused(scale, n_frequencies):
+    config = MLP(n_frequencies=n_frequencies, frequency_scale=scale)
+    with pytest.raises(ValueError, match="frequency_scale must be positive and finite, got"):
+        config.build(Spec((3,), seeded()))

@@ -60,6 +60,15 @@ class Energy(nn.Module, abc.ABC):
             )
         return value.detach(), grad
 
+    def trained(self, x: Tensor) -> Tensor:
+        """What of the energy of each row depends on the parameters, (n,): here all of it."""
+        return self(x)
+
+    def correction(self, x: Tensor) -> Tensor:
+        """Minus the log of what the model is to its base, unnormalised, (n,); all without one."""
+        base = getattr(self, "base", None)
+        return self(x) if base is None else self(x) + base.log_prob(x)
+
     def flip_difference(self, x: Tensor) -> Tensor:
         """E(x with entry i set to 1 - x_i) - E(x), (n, d), for flat binary rows."""
         if not isinstance(self.domain, Binary):

@@ -1,7 +1,8 @@
 """Energies: what E(x) is."""
 
 from skebm.energies.bipartite import BernoulliRBM, Corrected, Moments, Tilted
-from skebm.energies.networks import MLP, Conv
+from skebm.energies.convolution import Conv
+from skebm.energies.networks import MLP
 from skebm.energies.neural import NeuralEnergy, Spec, build_network
 from skebm.energies.pairwise import BoltzmannMachine, ising_grid
 from skebm.energies.path import AnnealingPath, annealing_path

@@ -1,11 +1,11 @@
-"""Networks by configuration: what ``network=`` takes in estimators."""
+"""Networks of rows by configuration: what ``network=`` takes in estimators."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
+from skebm.base.checks import whole_number
 from skebm.energies._activations import ACTIVATIONS
 from skebm.energies.derivatives import Bends, Slopes
 from skebm.energies.neural import Spec, seeded
@@ -35,6 +36,13 @@ class MLP(BaseEstimator):
     double backward, and second derivatives go forward through the layers [1]_, k directions for
     the price of k + 2 passes.
 
+    With `n_frequencies` :math:`a_0` is not x alone but waves of it as well [4]_,
+
+    .. math:: a_0 = (x, \sin(x B), \cos(x B)), \qquad B_{ij} \sim N(0, s^2),
+
+    B being drawn once and never trained: a network of x learns slow functions first and sharp edges
+    late, if at all; one of waves starts with functions that turn within 1 / s [5]_.
+
     Parameters
     ----------
     hidden_sizes : sequence of int, default=(128, 128)
@@ -45,11 +53,22 @@ class MLP(BaseEstimator):
         Add to each hidden layer the one before, where both have the same size.
     spectral_norm : bool, default=False
         Divide each matrix by its largest singular value [2]_: the slope of f (of o) is then bounded
-        by that of the activations, about 1.1 a layer (2.1 where `residual` adds to it).
+        by that of the activations, about 1.1 a layer (2.1 where `residual` adds to it), times
+        :math:`(1 + |B|^2)^{1/2}`, the slope of waves, with the largest singular value of B: about
+        :math:`s \, (d^{1/2} + n^{1/2})` for n frequencies of d columns.
     output : {"auto", "sum", "reconstruction"}, default="auto"
         Which f. ``"auto"`` reconstructs where the base says how to whiten rows, that is on normal
         distributions, mixtures and kernels; on tables the errors of a reconstruction learn faster
         and rank anomalies better.
+    n_frequencies : int >= 0, default=0
+        Columns of B; 0 shows the network x alone. For tables of few columns, two or three, whose
+        density has sharp edges that the base blurs: 64 then. With many columns no feasible number
+        covers the directions, and fast waves fit mostly noise.
+    frequency_scale : float > 0, default=4.0
+        s, standard deviation of the frequencies, in radians per unit of a row as the network sees
+        it: a standard deviation of standardised columns, the distance of walls on both sides. The
+        finer the waves, the more easily contrastive divergence digs holes at rows where the base
+        has next to no mass and no chain arrives; there smaller scales, 1 or 2, are safer.
 
     References
     ----------
@@ -59,6 +78,10 @@ class MLP(BaseEstimator):
        adversarial networks", ICLR.
     .. [3] Salimans and Ho (2021), "Should EBMs model the energy or the score?", ICLR workshop on
        energy based models (energies of the form of a squared error).
+    .. [4] Tancik et al. (2020), "Fourier features let networks learn high frequency functions in
+       low dimensional domains", NeurIPS, section 6.1 (Gaussian frequencies).
+    .. [5] Rahimi and Recht (2007), "Random features for large-scale kernel machines", NeurIPS,
+       section 3.
 
     Examples
     --------
@@ -67,6 +90,9 @@ class MLP(BaseEstimator):
     >>> network = MLP(hidden_sizes=(32,)).build(Spec((4,), torch.Generator().manual_seed(0)))
     >>> network(torch.zeros(5, 4))
     tensor([0., 0., 0., 0., 0.], grad_fn=<MvBackward0>)
+    >>> network = MLP((32,), n_frequencies=8).build(Spec((4,), torch.Generator().manual_seed(0)))
+    >>> network.layers[0].in_features  # 4 columns, 8 sines, 8 cosines
+    20
     """
 
     def __init__(
@@ -76,16 +102,20 @@ class MLP(BaseEstimator):
         residual: bool = False,
         spectral_norm: bool = False,
         output: str = "auto",
+        n_frequencies: int = 0,
+        frequency_scale: float = 4.0,
     ):
         self.hidden_sizes = hidden_sizes
         self.activation = activation
         self.residual = residual
         self.spectral_norm = spectral_norm
         self.output = output
+        self.n_frequencies = n_frequencies
+        self.frequency_scale = frequency_scale
 
     def build(self, spec: Spec) -> MLPNetwork:
         """Make the network for flat rows."""
-        sizes = _sizes("hidden_sizes", self.hidden_sizes)
+        sizes = sizes_of("hidden_sizes", self.hidden_sizes)
         if len(spec.shape) != 1:
             raise ValueError(
                 f"MLP takes flat rows, not rows of shape {spec.shape}: flatten them to "
@@ -102,20 +132,72 @@ class MLP(BaseEstimator):
             )
         if self.output == "sum":
             spec = spec._replace(whitening=None)
-        activation = _activation(self.activation)
+        activation = activation_of(self.activation)
+        waves = self._waves(spec)
         with seeded(spec.generator):
-            built = MLPNetwork(spec, sizes, activation, self.residual, self.spectral_norm)
+            built = MLPNetwork(spec, sizes, activation, self.residual, self.spectral_norm, waves)
         return built.to(spec.generator.device, spec.dtype)
+
+    def _waves(self, spec: Spec) -> Waves | None:
+        """What the network sees besides the row; None, and no draw, where that is nothing."""
+        scale = self.frequency_scale
+        whole_number("n_frequencies", self.n_frequencies, 0)
+        if isinstance(scale, bool) or not isinstance(scale, Real) or not 0 < scale < math.inf:
+            raise ValueError(f"frequency_scale must be positive and finite, got {scale!r}.")
+        if not self.n_frequencies:
+            return None
+        size, generator = (spec.shape[0], int(self.n_frequencies)), spec.generator
+        drawn = torch.randn(size, generator=generator, device=generator.device)
+        return Waves(float(scale) * drawn)
+
+
+class Waves(nn.Module):
+    """Rows and random Fourier features of them, (x, sin(x B), cos(x B)); B is not trained."""
+
+    frequencies: Tensor
+
+    def __init__(self, frequencies: Tensor):
+        super().__init__()
+        self.register_buffer("frequencies", frequencies)  # persistent: drawn but once
+        self.n_features = len(frequencies) + 2 * frequencies.shape[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        phase = x @ self.frequencies
+        return torch.cat([x, phase.sin(), phase.cos()], 1)
+
+    def _split(self, a: Tensor) -> tuple[Tensor, ...]:
+        d, n = self.frequencies.shape
+        return a.split([d, n, n], 1)
+
+    def back(self, g: Tensor, seen: Tensor) -> Tensor:
+        """Gradient with respect to x, from the one with respect to the features `seen`."""
+        (_, sin, cos), (to_x, to_sin, to_cos) = self._split(seen), self._split(g)
+        return to_x + (to_sin * cos - to_cos * sin) @ self.frequencies.t()
+
+    def ahead(self, seen: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """First derivatives along each direction, and the sum of the second ones."""
+        x, sin, cos = self._split(seen)
+        turned = directions @ self.frequencies
+        along = [directions.expand(len(x), -1, -1), cos[:, None] * turned, -sin[:, None] * turned]
+        speed = turned.square().sum(1)
+        return torch.cat(along, 2), torch.cat([torch.zeros_like(x), -sin * speed, -cos * speed], 1)
 
 
 class MLPNetwork(nn.Module):
     """The network of :class:`MLP`; ``network(x)`` or ``network(x, log_sigma)``."""
 
     def __init__(
-        self, spec: Spec, sizes: tuple[int, ...], activation: str, residual: bool, spectral: bool
+        self,
+        spec: Spec,
+        sizes: tuple[int, ...],
+        activation: str,
+        residual: bool,
+        spectral: bool,
+        waves: Waves | None = None,
     ):
         super().__init__()
-        inputs = (spec.shape[0], *sizes[:-1])
+        self.waves = waves
+        inputs = (spec.shape[0] if waves is None else waves.n_features, *sizes[:-1])
         layers = [nn.Linear(i, o) for i, o in zip(inputs, sizes, strict=True)]
         self.layers = nn.ModuleList(
             parametrizations.spectral_norm(layer) if spectral else layer for layer in layers
@@ -144,8 +226,11 @@ class MLPNetwork(nn.Module):
         shifts = repeat(0.0) if self.levels is None else self.levels(*log_sigma)
         return zip(self.layers, self.skips, shifts, strict=False)
 
+    def _seen(self, x: Tensor) -> Tensor:
+        return x if self.waves is None else self.waves(x)
+
     def forward(self, x: Tensor, *log_sigma: Tensor) -> Tensor:
-        value, a = ACTIVATIONS[self.activation].value, x
+        value, a = ACTIVATIONS[self.activation].value, self._seen(x)
         for layer, skip, shift in self._layers(log_sigma):
             z = layer(a) if self.levels is None else layer(a) + shift
             a = value(z) + a if skip else value(z)
@@ -160,7 +245,8 @@ class MLPNetwork(nn.Module):
 
     def slopes(self, x: Tensor, *log_sigma: Tensor) -> Slopes:
         """Value and gradient with respect to x: forward once, and back once."""
-        pair, a = ACTIVATIONS[self.activation].pair, x
+        pair = ACTIVATIONS[self.activation].pair
+        a = seen = self._seen(x)
         weights, bent = [], []
         for layer, skip, shift in self._layers(log_sigma):
             weight = layer.weight  # once: spectral norms are worked out at every look
@@ -171,34 +257,36 @@ class MLPNetwork(nn.Module):
             bent.append(slope)
         last = self._last()
         if not self.reconstructs:
-            return Slopes(a @ last, self._back(last, weights, bent))
+            return Slopes(a @ last, self._back(last, weights, bent, seen))
         o, y = self._pair(x, a)
-        back = self._back((o - y) @ last, weights, bent)
+        back = self._back((o - y) @ last, weights, bent, seen)
         return Slopes(((o / 2 - y) * o).sum(1), back - o @ self.whitener)
 
-    def _back(self, g: Tensor, weights: list[Tensor], bent: list[Tensor]) -> Tensor:
+    def _back(self, g: Tensor, weights: list[Tensor], bent: list[Tensor], seen: Tensor) -> Tensor:
         for weight, slope, skip in zip(weights[::-1], bent[::-1], self.skips[::-1], strict=True):
             below = (slope * g) @ weight
             g = below + g if skip else below
-        return g
+        return g if self.waves is None else self.waves.back(g, seen)
 
     def bends(self, x: Tensor, directions: Tensor, *log_sigma: Tensor) -> Bends:
         """Gradient, and the sum of second derivatives along directions, (k, d) or (n, k, d).
 
         First derivatives along each direction and the sum of the second ones go forward together.
         """
-        triple, a = ACTIVATIONS[self.activation].triple, x
-        weights: list[Tensor] = []
-        bent: list[Tensor] = []
+        triple = ACTIVATIONS[self.activation].triple
+        a = seen = self._seen(x)
+        weights, bent = list[Tensor](), list[Tensor]()
         directions = directions if directions.dim() == 3 else directions[None]
         along, second = directions, x.new_zeros(1)
+        if self.waves is not None:
+            along, second = self.waves.ahead(seen, directions)
         for layer, skip, shift in self._layers(log_sigma):
             weight = layer.weight
             z = F.linear(a, weight, layer.bias)
             out, slope, curvature = triple(z if self.levels is None else z + shift)
             moved = along @ weight.t()
             bend = curvature * moved.square().sum(1)
-            if weights:  # rows themselves do not bend
+            if weights or self.waves is not None:  # rows themselves do not bend
                 bend = bend + slope * (second @ weight.t())
             moved = moved * slope[:, None]
             if skip:
@@ -208,12 +296,12 @@ class MLPNetwork(nn.Module):
             bent.append(slope)
         last = self._last()
         if not self.reconstructs:
-            return Bends(self._back(last, weights, bent), second @ last)
+            return Bends(self._back(last, weights, bent, seen), second @ last)
         o, y = self._pair(x, a)
         o_moved, y_moved = along @ last.t(), directions @ self.whitener
         bend = ((o_moved - 2 * y_moved) * o_moved).sum((1, 2))
         bend = bend + ((o - y) * (second @ last.t())).sum(1)
-        back = self._back((o - y) @ last, weights, bent)
+        back = self._back((o - y) @ last, weights, bent, seen)
         return Bends(back - o @ self.whitener, bend)
 
 
@@ -225,84 +313,6 @@ def _initialise(layer: nn.Linear) -> None:
     with torch.no_grad():
         layer.weight.normal_(std=math.sqrt(2 / layer.in_features))
         layer.bias.uniform_(-1, 1)
-
-
-class Conv(BaseEstimator):
-    r"""Convolutional network of images ``(C, H, W)``, with one number at the end.
-
-    Layers of 3 x 3 filters; the first keeps the resolution, each later one halves it; then a
-    weighted sum of what is left. f starts at zero.
-
-    Parameters
-    ----------
-    channels : sequence of int, default=(32, 64, 64)
-        Channels of the layers, one layer at least.
-    activation : {"silu", "softplus", "tanh", "gelu"}, default="silu"
-    spectral_norm : bool, default=False
-        Divide the filters of each layer, as a matrix, by their largest singular value.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from skebm.energies import Conv, Spec
-    >>> network = Conv(channels=(8, 16)).build(Spec((1, 8, 8), torch.Generator().manual_seed(0)))
-    >>> network(torch.zeros(5, 1, 8, 8)).shape
-    torch.Size([5])
-    """
-
-    def __init__(
-        self,
-        channels: Sequence[int] = (32, 64, 64),
-        activation: str = "silu",
-        spectral_norm: bool = False,
-    ):
-        self.channels = channels
-        self.activation = activation
-        self.spectral_norm = spectral_norm
-
-    def build(self, spec: Spec) -> ConvNetwork:
-        """Make the network for images."""
-        channels = _sizes("channels", self.channels)
-        if len(spec.shape) != 3:
-            raise ValueError(
-                f"Conv takes images (n, C, H, W), not rows of shape {spec.shape}: reshape X, for "
-                "example X.reshape(-1, 1, 28, 28), or use network=MLP()."
-            )
-        activation = _activation(self.activation)
-        with seeded(spec.generator):
-            built = ConvNetwork(spec, channels, activation, self.spectral_norm)
-        return built.to(spec.generator.device, spec.dtype)
-
-
-class ConvNetwork(nn.Module):
-    """The network of :class:`Conv`; ``network(x)`` or ``network(x, log_sigma)``."""
-
-    def __init__(self, spec: Spec, channels: tuple[int, ...], activation: str, spectral: bool):
-        super().__init__()
-        inputs = (spec.shape[0], *channels[:-1])
-        layers = [
-            nn.Conv2d(i, o, 3, stride=1 if number == 0 else 2, padding=1)
-            for number, (i, o) in enumerate(zip(inputs, channels, strict=True))
-        ]
-        self.layers = nn.ModuleList(
-            parametrizations.spectral_norm(layer) if spectral else layer for layer in layers
-        )
-        height, width = spec.shape[1:]
-        for _ in channels[1:]:
-            height, width = -(-height // 2), -(-width // 2)
-        self.levels = LevelShifts(channels) if spec.noise_levels else None
-        self.last = nn.Parameter(torch.zeros(channels[-1] * height * width))
-        self.bounded, self.activation = spectral, activation
-
-    def forward(self, x: Tensor, *log_sigma: Tensor) -> Tensor:
-        value = ACTIVATIONS[self.activation].value
-        shifts: list[Any] = [0.0] * len(self.layers)
-        if self.levels is not None:
-            shifts = [shift[:, :, None, None] for shift in self.levels(*log_sigma)]
-        for layer, shift in zip(self.layers, shifts, strict=True):
-            x = value(layer(x) if self.levels is None else layer(x) + shift)
-        last = self.last / self.last.norm().clamp_min(1.0) if self.bounded else self.last
-        return x.flatten(1) @ last
 
 
 class LevelShifts(nn.Module):
@@ -319,7 +329,7 @@ class LevelShifts(nn.Module):
         return [layer(seen) for layer in self.layers]
 
 
-def _sizes(name: str, sizes: Any) -> tuple[int, ...]:
+def sizes_of(name: str, sizes: Any) -> tuple[int, ...]:
     """Sizes of layers; `ValueError` for what is none."""
     if isinstance(sizes, Integral):
         sizes = (sizes,)
@@ -329,7 +339,8 @@ def _sizes(name: str, sizes: Any) -> tuple[int, ...]:
     return tuple(int(s) for s in sizes)
 
 
-def _activation(name: Any) -> str:
+def activation_of(name: Any) -> str:
+    """Name of an activation; `ValueError` for what is none."""
     if name not in ACTIVATIONS:
         raise ValueError(
             f"activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}: score matching "

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from skebm.base import Energy, Real, sampling
+from skebm.base import Domain, Energy, sampling
 from skebm.energies.derivatives import (
     Bends,
     Slopes,
@@ -139,10 +139,11 @@ class NeuralEnergy(Energy):
     ----------
     network : nn.Module
         From rows to one number a row, (n,).
-    domain : Real
-        Of flat rows.
+    domain : Domain
+        Of flat rows: real, binary or one-hot ones. The network is a function of real numbers
+        everywhere, so that samplers for discrete rows can follow its gradient.
     base : Noise or None, default=None
-        q, normalised; None leaves it out.
+        q on the same domain, normalised; None leaves it out.
     image_shape : tuple of int or None, default=None
         Shape in which the network sees rows.
     noise_levels : tuple of float or None, default=None
@@ -168,7 +169,7 @@ class NeuralEnergy(Energy):
     def __init__(
         self,
         network: nn.Module,
-        domain: Real,
+        domain: Domain,
         base: Noise | None = None,
         *,
         image_shape: tuple[int, ...] | None = None,
@@ -192,6 +193,14 @@ class NeuralEnergy(Energy):
         sigma, log_sigma, shrink = self._level(x, cond)
         value = self.network(self._seen(x * shrink), log_sigma) / sigma
         return value if self.noisy_base is None else value - self.noisy_base(x, sigma).value
+
+    def trained(self, x: Tensor) -> Tensor:
+        """f(x), (n,), where there is one level of noise at most; the base is known."""
+        return self(x) if self.noise_levels is not None else self.network(self._seen(x))
+
+    def correction(self, x: Tensor) -> Tensor:
+        """f(x), (n,), likewise."""
+        return self.trained(x) if self.noise_levels is None else super().correction(x)
 
     def value_and_grad(self, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
         if torch.is_inference_mode_enabled():

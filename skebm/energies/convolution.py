@@ -1,0 +1,154 @@
+"""Networks of images by configuration: what ``network=`` takes in estimators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+import torch
+from sklearn.base import BaseEstimator
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+from skebm.energies._activations import ACTIVATIONS
+from skebm.energies.networks import LevelShifts, activation_of, sizes_of
+from skebm.energies.neural import Spec, seeded
+
+
+class Conv(BaseEstimator):
+    r"""Convolutional network of images ``(C, H, W)``, with one number at the end.
+
+    Layers of 3 x 3 filters; the first keeps the resolution, each later one halves it; then a
+    weighted sum of what is left. f starts at zero. With several scales it is the sum of as many
+    such networks [1]_,
+
+    .. math:: f(x) = \sum_{s=0}^{S-1} f_s(x_s) ,
+
+    :math:`x_s` being the image averaged over blocks of :math:`2^s \times 2^s` pixels (over what is
+    left of them at the lower and right border), where few filters see much of the picture.
+
+    Parameters
+    ----------
+    channels : sequence of int, default=(32, 64, 64)
+        Channels of the layers, one layer at least.
+    activation : {"silu", "softplus", "tanh", "gelu"}, default="silu"
+    spectral_norm : bool, default=False
+        Divide the filters of each layer, as a matrix, by their largest singular value.
+    n_scales : int >= 1, default=1
+        S. Each scale must be coarser than the one before: the last may be of one pixel, the one
+        before it not.
+
+    References
+    ----------
+    .. [1] Du, Li, Tenenbaum and Mordatch (2021), "Improved contrastive divergence training of
+       energy based models", ICML, section 3 (multi-scale generation).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.energies import Conv, Spec
+    >>> network = Conv(channels=(8, 16)).build(Spec((1, 8, 8), torch.Generator().manual_seed(0)))
+    >>> network(torch.zeros(5, 1, 8, 8)).shape
+    torch.Size([5])
+    >>> Conv(channels=(8, 16), n_scales=3)  # of 8 x 8, 4 x 4 and 2 x 2 pixels
+    Conv(channels=(8, 16), n_scales=3)
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int] = (32, 64, 64),
+        activation: str = "silu",
+        spectral_norm: bool = False,
+        n_scales: int = 1,
+    ):
+        self.channels = channels
+        self.activation = activation
+        self.spectral_norm = spectral_norm
+        self.n_scales = n_scales
+
+    def build(self, spec: Spec) -> ConvNetwork | MultiScaleNetwork:
+        """Make the network for images."""
+        channels = sizes_of("channels", self.channels)
+        if len(spec.shape) != 3:
+            raise ValueError(
+                f"Conv takes images (n, C, H, W), not rows of shape {spec.shape}: reshape X, for "
+                "example X.reshape(-1, 1, 28, 28), or use network=MLP()."
+            )
+        n_scales = _checked_scales(self.n_scales, spec.shape)
+        activation = activation_of(self.activation)
+        built: ConvNetwork | MultiScaleNetwork
+        with seeded(spec.generator):
+            scales = [
+                ConvNetwork(one, channels, activation, self.spectral_norm)
+                for one in (_averaged(spec, 2**s) for s in range(n_scales))
+            ]
+            built = scales[0] if n_scales == 1 else MultiScaleNetwork(scales)
+        return built.to(spec.generator.device, spec.dtype)
+
+
+class ConvNetwork(nn.Module):
+    """The network of :class:`Conv`; ``network(x)`` or ``network(x, log_sigma)``."""
+
+    def __init__(self, spec: Spec, channels: tuple[int, ...], activation: str, spectral: bool):
+        super().__init__()
+        inputs = (spec.shape[0], *channels[:-1])
+        layers = [
+            nn.Conv2d(i, o, 3, stride=1 if number == 0 else 2, padding=1)
+            for number, (i, o) in enumerate(zip(inputs, channels, strict=True))
+        ]
+        self.layers = nn.ModuleList(
+            parametrizations.spectral_norm(layer) if spectral else layer for layer in layers
+        )
+        height, width = spec.shape[1:]
+        for _ in channels[1:]:
+            height, width = -(-height // 2), -(-width // 2)
+        self.levels = LevelShifts(channels) if spec.noise_levels else None
+        self.last = nn.Parameter(torch.zeros(channels[-1] * height * width))
+        self.bounded, self.activation = spectral, activation
+
+    def forward(self, x: Tensor, *log_sigma: Tensor) -> Tensor:
+        value = ACTIVATIONS[self.activation].value
+        shifts: list[Any] = [0.0] * len(self.layers)
+        if self.levels is not None:
+            shifts = [shift[:, :, None, None] for shift in self.levels(*log_sigma)]
+        for layer, shift in zip(self.layers, shifts, strict=True):
+            x = value(layer(x) if self.levels is None else layer(x) + shift)
+        last = self.last / self.last.norm().clamp_min(1.0) if self.bounded else self.last
+        return x.flatten(1) @ last
+
+
+class MultiScaleNetwork(nn.Module):
+    """The network of :class:`Conv` with several scales: the sum of theirs, each halved again."""
+
+    def __init__(self, scales: Sequence[ConvNetwork]):
+        super().__init__()
+        self.scales = nn.ModuleList(scales)
+
+    def forward(self, x: Tensor, *log_sigma: Tensor) -> Tensor:
+        value = self.scales[0](x, *log_sigma)
+        for s, network in enumerate(self.scales[1:], 1):
+            value = value + network(F.avg_pool2d(x, 2**s, ceil_mode=True), *log_sigma)
+        return value
+
+
+def _averaged(spec: Spec, block: int) -> Spec:
+    """The same for images of which blocks have been averaged."""
+    channels, height, width = spec.shape
+    return spec._replace(shape=(channels, -(-height // block), -(-width // block)))
+
+
+def _checked_scales(n_scales: Any, shape: tuple[int, ...]) -> int:
+    """The number of scales; `ValueError` for what is none, or one of images too small for it."""
+    if not isinstance(n_scales, Integral) or isinstance(n_scales, bool) or n_scales < 1:
+        raise ValueError(f"n_scales must be an integer of at least 1, got {n_scales!r}.")
+    n_scales = int(n_scales)
+    most = 1 + (max(shape[1:]) - 1).bit_length()
+    if n_scales > most:
+        raise ValueError(
+            f"n_scales={n_scales} is too many for images of shape {tuple(shape)}: each scale has "
+            f"half the resolution of the one before, and number {most} has a single pixel. Use "
+            f"n_scales={most} or fewer."
+        )
+    return n_scales
