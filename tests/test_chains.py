@@ -146,8 +146,9 @@ def test_bad_policies():
     ):
         with pytest.raises(ValueError, match=name):
             policy.start(energy, data(), generator)
+    pool = ReplayBuffer(4).start(energy, data(), generator)
     with pytest.raises(ValueError, match="A batch of 8 rows needs a buffer of at least as many"):
-        ReplayBuffer(4).start(energy, data(), generator)
+        ReplayBuffer(4).draw(energy, pool, data(), generator)
     with pytest.raises(ValueError, match="Gaussian noise leaves"):
         FromData(0.1).start(make_rbm(2, 2), data(), generator)
     half = energy_on(Real((2,), 0.0, None))

@@ -71,3 +71,7 @@ class SamplingError(FloatingPointError):
     """
 
     state: ChainState | None = None
+
+
+class StartError(SamplingError, ValueError):
+    """An energy that is not finite where a chain was to start."""

@@ -1,5 +1,6 @@
 """Samplers: how x ~ exp(-E) is drawn."""
 
+from skebm.samplers.augmentation import Augmentation, Compose, Flip, Shift
 from skebm.samplers.chains import ChainPolicy, FromData, FromNoise, Persistent, ReplayBuffer
 from skebm.samplers.discrete import DiscreteLangevin, GibbsWithGradients
 from skebm.samplers.gibbs import Gibbs
@@ -13,8 +14,11 @@ __all__ = [
     "HMC",
     "MALA",
     "AnnealedLangevin",
+    "Augmentation",
     "ChainPolicy",
+    "Compose",
     "DiscreteLangevin",
+    "Flip",
     "FromData",
     "FromNoise",
     "Gibbs",
@@ -24,4 +28,5 @@ __all__ = [
     "ParallelTempering",
     "Persistent",
     "ReplayBuffer",
+    "Shift",
 ]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from skebm.base import BipartiteEnergy, ChainState, Clamp, Energy, SamplingError, StepInfo
 from skebm.base.energy import check_shape
+from skebm.base.state import StartError
 
 
 class AtBeta(Energy):
@@ -61,6 +62,8 @@ def evaluate(
     at it here looks at what comes of it.
     """
     value, grad = energy.value_and_grad(x, cond)
+    if not x.is_cuda and math.isfinite(float(value.sum()) + (float(grad.sum()) if look else 0.0)):
+        return value, grad
     value = numbered(energy, x, value)
     if x.is_cuda:  # what moves by its gradient alone is poisoned by it
         return value, grad.masked_fill(by_row(value.isnan(), x), math.nan)
@@ -128,7 +131,7 @@ def start(energy: Energy, x: Tensor, with_grad: bool = True) -> ChainState:
     if not x.is_cuda and not math.isfinite(float(value.sum())):
         lost = ~value.isfinite()
         if lost.any():
-            raise ValueError(
+            raise StartError(
                 f"The energy is {float(value[lost][0])} at row {int(lost.nonzero()[0])}, where a "
                 f"chain was to start ({int(lost.sum())} of {len(x)} rows): start elsewhere."
             )
@@ -147,15 +150,15 @@ def metropolis(
     Those `outside` (n,) are rejected, and so is a ratio that is nan: it comes of a place far away,
     of infinite energy or gradient.
     """
-    hopeless = (proposal.energy == math.inf) | log_ratio.isnan()
+    p = log_ratio.exp().nan_to_num_(0.0, posinf=1.0)
     if outside is not None:
-        hopeless = hopeless | outside
-    ratio = torch.where(hopeless, -math.inf, log_ratio)
-    new: Any = select(accepts(ratio, generator), proposal, state)
-    if ratio.is_cuda:  # see `numbered`
+        p = p.masked_fill(outside, 0)
+    u = torch.rand(len(p), generator=generator, dtype=p.dtype, device=p.device)
+    new: Any = select(u < p, proposal, state)
+    if p.is_cuda:  # see `numbered`
         level = torch.where(proposal.energy.isnan(), proposal.energy, new.energy)
         new = new._replace(energy=level)
-    return new, ratio.clamp(max=0).exp().mean()
+    return new, p.clamp_(max=1).mean()
 
 
 def accepts(log_ratio: Tensor, generator: torch.Generator) -> Tensor:

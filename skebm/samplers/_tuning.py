@@ -83,13 +83,13 @@ class Tuning(NamedTuple):
 
     Attributes
     ----------
-    step_size : Tensor, scalar
+    step_size : Tensor, scalar, or float
     scale : Tensor of the shape of a row, Dense or None
     search : Search or None
         None once frozen.
     """
 
-    step_size: Tensor
+    step_size: Any
     scale: Tensor | Dense | None
     search: Search | None
 
@@ -99,7 +99,8 @@ class Tuning(NamedTuple):
             return self
         step = self.search.log_step.exp().to(self.step_size.dtype)
         step = torch.where(self.search.n_steps > 0, step, self.step_size)
-        return Tuning(step, self.scale, None)
+        # A number is cheaper than a tensor, but has to be waited for on an accelerator.
+        return Tuning(step if step.is_cuda else step.item(), self.scale, None)
 
 
 def tuning(sampler: Any, energy: Energy, x: Tensor, scaled: bool = True) -> Tuning | None:

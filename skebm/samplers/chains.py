@@ -39,6 +39,10 @@ class ChainPolicy(BaseEstimator, abc.ABC):
         """Pool after the chains have moved on to `rows`; here there is none to keep."""
         return None
 
+    def fits(self, pool: Tensor | None, rows: Tensor | None) -> bool:
+        """Whether a pool, and rows that chains stood at, could be of this policy."""
+        return pool is None
+
 
 class FromData(ChainPolicy):
     r"""Chains start at the rows of the batch, as in contrastive divergence.
@@ -185,6 +189,10 @@ class Persistent(ChainPolicy):
         """Where the chains are now."""
         return rows
 
+    def fits(self, pool: Tensor | None, rows: Tensor | None) -> bool:
+        """Whether there are as many chains."""
+        return pool is None and rows is not None and self.n_chains in (None, len(rows))
+
 
 class ReplayBuffer(ChainPolicy):
     """Chains go on from rows of a large buffer, a few of which start anew at every batch.
@@ -234,7 +242,6 @@ class ReplayBuffer(ChainPolicy):
     def start(self, energy: Energy, x: Tensor, generator: torch.Generator) -> Tensor:
         """Noise."""
         self._validate_params()
-        self._check_room(len(x), self.size)
         return _noise_rows(energy.domain, self.noise, self.size, generator, x.dtype)
 
     def draw(
@@ -253,6 +260,10 @@ class ReplayBuffer(ChainPolicy):
     def keep(self, pool: Any, place: Tensor | None, rows: Tensor) -> Tensor:
         """Write the rows back where they were read, in place: a copy of the buffer costs more."""
         return pool.index_copy_(0, place, rows)
+
+    def fits(self, pool: Tensor | None, rows: Tensor | None) -> bool:
+        """Whether the buffer is of this size."""
+        return pool is not None and len(pool) == self.size
 
     @staticmethod
     def _check_room(n: int, size: int) -> None:

@@ -134,7 +134,8 @@ class Langevin(Sampler):
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
         """Chains that stand at the rows of x; ``aux`` is (steps taken, scale, last noise)."""
-        return ChainState(x, aux=(0, starting_scale(self.scale, energy, x), None))
+        last = torch.zeros_like(x) if self.averaged else None  # there is none before the first step
+        return ChainState(x, aux=(0, starting_scale(self.scale, energy, x), last))
 
     @tempers_joint
     def step(
@@ -159,7 +160,7 @@ class Langevin(Sampler):
             grad = grad.clamp(-self.clip_grad, self.clip_grad)
         z = noise = standard_normal(state.x, generator)
         if self.averaged:
-            noise = (z + (standard_normal(state.x, generator) if before is None else before)) / 2
+            noise = (z + (before if count else standard_normal(state.x, generator))) / 2
         x = diffused(energy.domain, state.x, grad, h, sigma, s, noise, clamp, self.bounds)
         check_arrival(energy, state.x, value, slope, x)
         return ChainState(x, aux=(count + 1, s, z if self.averaged else None)), UNADJUSTED

@@ -93,6 +93,10 @@ class MALA(Sampler):
         """Chains that stand at the rows of x, with their energies and gradients."""
         return start(energy, x)._replace(aux=tuning(self, energy, x))
 
+    def refresh(self, energy: Energy, state: ChainState) -> ChainState:
+        """The same chains, and what they are tuned to, under an energy that has changed."""
+        return start(energy, state.x)._replace(aux=state.aux)
+
     @tempers_joint
     def step(
         self,
