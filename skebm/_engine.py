@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 import torch
@@ -16,15 +16,18 @@ from skorch.helper import predefined_split
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from skebm._guard import Guard
 from skebm._rows import Batches, Rows
 from skebm._steps import (
+    Run,
     WeightAverage,
     copy_weights,
+    line_search,
     plain_step,
     weights_of,
 )
 from skebm._validation import threads
-from skebm.base import Batch, Loss, Objective, sampling
+from skebm.base import Batch, Loss, Objective, SamplingError, sampling
 
 # A look at the numbers costs a synchronisation: once for so many batches, and at an epoch's end.
 CHECK_EVERY = 500
@@ -49,12 +52,6 @@ class Progress(Callback):
 
     def on_train_end(self, net: Any, **kwargs: Any) -> None:
         self.bar_.close()
-
-
-class Run:
-    """What changes at every batch; apart, because setting an attribute of a net is slow."""
-
-    state: Any = None
 
 
 class EnergyNet(NeuralNet):
@@ -130,6 +127,7 @@ class EnergyNet(NeuralNet):
     def initialize(self) -> EnergyNet:
         super().initialize()
         self.run_, self.n_restarts_, self.lr_scale_ = Run(), 0, 1.0
+        self.withheld_: Rows | None = None
         self.average_ = WeightAverage(self.module_, self.averaging)
         self.seed_ = self.generator.initial_seed()
         return self
@@ -144,6 +142,10 @@ class EnergyNet(NeuralNet):
             rows, subset = dataset.dataset, torch.as_tensor(dataset.indices)
         return Batches(rows, self.batch_size, self.generator if training else None, subset)
 
+    def withhold(self, rows: Rows | None) -> None:
+        """Set rows that training does not see, by which it is watched."""
+        self.withheld_ = rows
+
     @property
     def state_(self) -> Any:
         """State of the objective: chains, offsets."""
@@ -152,11 +154,16 @@ class EnergyNet(NeuralNet):
     # ---------------------------------------------------------------- epochs
 
     def fit_loop(self, X: Rows, y: Any = None, epochs: int | None = None, **kwargs: Any) -> Any:
-        self.interrupted_, self.first_divergence_, self.reported_ = False, "", self.n_restarts_
-        self.changes_: list[float] = []
+        self.interrupted_, self.guard_, self.reported_ = False, Guard(), self.n_restarts_
         self.logs_: dict[str, float] = {}
+        self.returned_to_: int | None = None
         with threads(self.module_.work(min(self.batch_size, len(X)))):
-            return super().fit_loop(X, y, epochs, **kwargs)
+            super().fit_loop(X, y, epochs, **kwargs)
+        best = self.guard_.better(self.logs_)
+        if best is not None:
+            copy_weights(best.weights, weights_of(self.module_))
+            self.returned_to_ = best.epoch
+        return self
 
     def run_single_epoch(
         self, iterator: Any, training: bool, prefix: str, step_fn: Any, **fit_params: Any
@@ -176,7 +183,9 @@ class EnergyNet(NeuralNet):
         finally:
             self.average_.show()
         if self.averaging:  # the numbers of the weights that are shown
-            logs = logs | self._look(iterator.probe)
+            logs = self.logs_ = logs | self._look(self._probe(iterator))
+        if self.withheld_ is not None:
+            self.guard_.keep(logs, len(self.history), weights_of(self.module_))
         for name, value in logs.items():
             self.history.record("train_loss" if name == "loss" else name, value)
         self.history.record("lr", self.optimizer_.param_groups[0]["lr"])
@@ -184,20 +193,28 @@ class EnergyNet(NeuralNet):
 
     def _train(self, iterator: Batches) -> dict[str, float]:
         """One epoch, repeated from the last good weights for as long as it diverges."""
-        probe = iterator.probe
+        probe = self._probe(iterator)
         with torch.no_grad():
             if self.state_ is None:
                 self.run_.state = self.module_.start(probe, self.generator)
             before = self.logs_ or self._look(probe)
-        while True:
+            if self.withheld_ is not None and not self.logs_:
+                self.guard_.keep(before, 0, weights_of(self.module_))
+        for tries in itertools.count(1):
             self._schedule()
-            good = [w.clone() for w in weights_of(self.module_)], self.state_
+            good = [w.clone() for w in weights_of(self.module_)], self.module_.snapshot(self.state_)
             logs = self._pass(iterator, probe, before)
             if logs is not None:
                 self.logs_ = logs
                 return logs
-            self._roll_back(*good)
+            self._roll_back(*good, probe, tries)
             self._give_up_or_go_on()
+        raise AssertionError("unreachable")
+
+    def _probe(self, iterator: Batches) -> Batch:
+        """Rows whose numbers are looked at: those that are withheld, if there are any."""
+        rows = self.withheld_
+        return iterator.probe if rows is None else Batches(rows, len(rows), None).probe
 
     def _pass(
         self, iterator: Batches, probe: Batch, before: dict[str, float]
@@ -213,15 +230,18 @@ class EnergyNet(NeuralNet):
                     self.notify("on_batch_begin", batch=batch, training=True)
                 look = number == last or number % CHECK_EVERY == 0
                 level = self._level(probe) if look else None
-                loss = update(batch)
+                try:
+                    loss = update(batch)
+                except SamplingError as error:
+                    self.guard_.diverged(len(self.history), number, str(error))
+                    return None
                 if hooked:
                     self._record_batch(batch, loss)
                 if look:
                     logs = self._look(probe, level)
-                    reason = self.module_.diverged(self._smooth(logs), before, len(probe.x))
+                    reason = self.module_.diverged(self.guard_.smooth(logs), before, len(probe.x))
                     if reason is not None:
-                        where = f"epoch {len(self.history)}, batch {number}: {reason}"
-                        self.first_divergence_ = self.first_divergence_ or where
+                        self.guard_.diverged(len(self.history), number, reason)
                         return None
         return logs
 
@@ -243,18 +263,6 @@ class EnergyNet(NeuralNet):
             logs["energy_change"] = (after - level).std()
         return {name: float(value) for name, value in logs.items()}
 
-    def _smooth(self, logs: dict[str, float]) -> dict[str, float]:
-        """Judge steps by the median of the last five; a single one counts a fifth.
-
-        A batch of odd rows makes a large step now and then, and the next ones mend it.
-        """
-        if "energy_change" not in logs:
-            return logs
-        self.changes_.append(logs["energy_change"])
-        recent = self.changes_[-5:]
-        usual = median(recent) if len(recent) > 2 else 0.0
-        return logs | {"energy_change": max(usual, logs["energy_change"] / 5)}
-
     def _side_generator(self) -> torch.Generator:
         return torch.Generator(self.generator.device).manual_seed(self.seed_)
 
@@ -275,7 +283,9 @@ class EnergyNet(NeuralNet):
         """Compose gradients and optimizer step, with as little as possible between them."""
         gradients, generator, optimizer = self.module_.gradients, self.generator, self.optimizer_
         if isinstance(optimizer, torch.optim.LBFGS):
-            return self._line_search_update
+            return line_search(
+                self.module_, optimizer, self.run_, generator, self._notify_gradients
+            )
         step, run = plain_step(optimizer) or optimizer.step, self.run_
         hooked = self._has_batch_callbacks()
 
@@ -292,26 +302,6 @@ class EnergyNet(NeuralNet):
     def _notify_gradients(self, batch: Batch) -> None:
         named = list(self.get_all_learnable_params())
         self.notify("on_grad_computed", named_parameters=named, batch=batch, training=True)
-
-    def _line_search_update(self, batch: Batch) -> Loss:
-        """One optimizer step that evaluates the objective as often as it likes."""
-        seen: dict[str, Any] = {}
-
-        def closure() -> Tensor:
-            with torch.no_grad():
-                loss = self.module_.gradients(batch, self.state_, self.generator)
-            if loss.value is None:
-                raise TypeError(
-                    f"{type(self.module_).__name__} has no value for a line search; "
-                    "use an optimizer that needs the gradient alone."
-                )
-            self._notify_gradients(batch)
-            seen["loss"] = loss
-            return loss.value
-
-        self.optimizer_.step(closure)
-        self.run_.state = seen["loss"].state
-        return seen["loss"]
 
     def _has_batch_callbacks(self) -> bool:
         names = ("on_batch_begin", "on_batch_end", "on_grad_computed")
@@ -336,23 +326,27 @@ class EnergyNet(NeuralNet):
         for group in self.optimizer_.param_groups:
             group["lr"] = self.lr * self.lr_scale_ * self.schedule(done)
 
-    def _roll_back(self, weights: list[Tensor], state: Any) -> None:
-        """Return to the last good epoch with half the step, other noise and no momentum."""
+    def _roll_back(self, weights: list[Tensor], state: Any, probe: Batch, tries: int) -> None:
+        """Return to the last good epoch with half the step, other noise and no momentum.
+
+        Again and again, and it was not that good: return to the best one, where that is known.
+        """
+        best = self.guard_.best
+        weights = best.weights if best is not None and tries > 1 else weights
         copy_weights(weights, weights_of(self.module_))
-        self.run_.state = state
         self.n_restarts_ += 1
         self.lr_scale_ /= 2
         self.optimizer_.state.clear()
-        self.changes_.clear()
         for group in self.optimizer_.param_groups:
             group["lr"] /= 2
         self.generator.manual_seed((self.seed_ + self.n_restarts_) % 2**63)
+        self.run_.state = self.module_.rolled_back(state, probe, self.generator, tries)
 
     def _give_up_or_go_on(self) -> None:
         restarts = self.n_restarts_ - self.reported_
         if restarts > self.max_restarts:
             raise FloatingPointError(
-                f"Training diverged {restarts} times, first at {self.first_divergence_}; "
+                f"Training diverged {restarts} times, first at {self.guard_.first}; "
                 f"max_restarts={self.max_restarts}. Lower learning_rate (it was "
                 f"{2 * self.optimizer_.param_groups[0]['lr']:.3g} the last time)."
             )
@@ -364,8 +358,14 @@ class EnergyNet(NeuralNet):
         if restarts:
             notes.append(
                 f"Training diverged and was rolled back {restarts} times (first at "
-                f"{self.first_divergence_}). Set learning_rate to about "
-                f"{self.lr * self.lr_scale_:.2g}, where it ended."
+                f"{self.guard_.first}). Set learning_rate to about "
+                f"{self.lr * self.lr_scale_:.2g}{self.module_.advice(self.state_)}, where it ended."
+            )
+        if self.returned_to_ is not None:
+            notes.append(
+                f"The weights are those after epoch {self.returned_to_} of {len(self.history)}, by "
+                "which rows withheld from training were clearly more likely: later ones fit the "
+                "training rows alone. Lower learning_rate or n_iter, or raise weight_decay."
             )
         if self.interrupted_:
             notes.append(

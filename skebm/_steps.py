@@ -1,12 +1,21 @@
-"""Weights between steps: plain gradient descent without overhead, copies, moving averages."""
+"""Steps of an optimizer and what becomes of the weights: line searches, copies, averages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
+
+from skebm.base import Batch, Loss, Objective
+
+
+class Run:
+    """What changes at every batch; apart, because setting an attribute of a net is slow."""
+
+    state: Any = None
 
 
 def weights_of(module: nn.Module) -> list[Tensor]:
@@ -70,3 +79,34 @@ def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], None] | None:
         torch._foreach_add_(params, [p.grad for p in params], alpha=-group["lr"])
 
     return step
+
+
+def line_search(
+    module: Objective,
+    optimizer: torch.optim.Optimizer,
+    run: Run,
+    generator: torch.Generator,
+    notify: Callable[[Batch], None],
+) -> Callable[[Batch], Loss]:
+    """An update that evaluates the objective as often as the optimizer likes."""
+
+    def update(batch: Batch) -> Loss:
+        seen: dict[str, Any] = {}
+
+        def closure() -> Tensor:
+            with torch.no_grad():
+                loss = module.gradients(batch, run.state, generator)
+            if loss.value is None:
+                raise TypeError(
+                    f"{type(module).__name__} has no value for a line search; "
+                    "use an optimizer that needs the gradient alone."
+                )
+            notify(batch)
+            seen["loss"] = loss
+            return loss.value
+
+        optimizer.step(closure)  # type: ignore[arg-type]
+        run.state = seen["loss"].state
+        return seen["loss"]
+
+    return update

@@ -178,6 +178,8 @@ def same(a, b):
     """Whether two states hold the same numbers."""
     if a is None or b is None:
         return a is b
+    if isinstance(a, int | float) or isinstance(b, int | float):
+        return float(a) == float(b)
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))

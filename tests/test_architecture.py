@@ -21,7 +21,7 @@ ROWS = (
     ("diagnostics",),
     ("base",),
     ("_validation",),
-    ("_rows", "_steps"),
+    ("_bridge", "_guard", "_rows", "_steps"),
     ("noise",),  # L1
     ("energies", "samplers"),  # L2
     ("objectives", "partition"),  # L3

@@ -86,6 +86,23 @@ class Objective(nn.Module, abc.ABC):
         """
         return self(batch, state, generator).value.detach()
 
+    def snapshot(self, state: Any) -> Any:
+        """A state that later batches leave as it is; copies what they write in place, here none."""
+        return state
+
+    def rolled_back(
+        self, state: Any, batch: Batch, generator: torch.Generator, tries: int = 1
+    ) -> Any:
+        """State to go on from, more carefully, after training has gone back to it.
+
+        `tries` is how often in a row it has.
+        """
+        return state
+
+    def advice(self, state: Any) -> str:
+        """What to set besides the learning rate after roll-backs, to go behind it."""
+        return ""
+
     def pack(self, state: Any) -> dict[str, Tensor | None]:
         """Take the state apart into named tensors, for storage; overridden with :meth:`start`."""
         return {}

@@ -1,10 +1,14 @@
 """Objectives: what is minimised."""
 
+from skebm.objectives._sampled_state import SampledState
 from skebm.objectives.contrastive import ContrastiveDivergence, ContrastiveState
 from skebm.objectives.denoising import DenoisingScoreMatching, MultiscaleScoreMatching
+from skebm.objectives.discrepancy import EnergyDiscrepancy
 from skebm.objectives.discrete import pseudo_log_likelihood
 from skebm.objectives.likelihood import ExactLikelihood
 from skebm.objectives.rbm_gradient import Offsets, Regulariser
+from skebm.objectives.refinement import Refinement
+from skebm.objectives.sampled import SampledLikelihood
 from skebm.objectives.score_matching import (
     ExactScoreMatching,
     SlicedScoreMatching,
@@ -16,11 +20,15 @@ __all__ = [
     "ContrastiveDivergence",
     "ContrastiveState",
     "DenoisingScoreMatching",
+    "EnergyDiscrepancy",
     "ExactLikelihood",
     "ExactScoreMatching",
     "MultiscaleScoreMatching",
     "Offsets",
+    "Refinement",
     "Regulariser",
+    "SampledLikelihood",
+    "SampledState",
     "SlicedScoreMatching",
     "Walkers",
     "pseudo_log_likelihood",

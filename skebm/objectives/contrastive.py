@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from skebm.base import Batch, ChainState, Loss, Objective, Sampler
-from skebm.base.state import leaves, rebuilt
+from skebm.base.state import leaves
 from skebm.energies import BernoulliRBM
 from skebm.energies.bipartite import Bernoulli
 from skebm.noise import Noise
 from skebm.objectives._means import weighted_mean
+from skebm.objectives._phases import resumed, signs
 from skebm.objectives.discrete import pseudo_log_likelihood
 from skebm.objectives.rbm_gradient import (
     Offsets,
@@ -158,7 +158,7 @@ class ContrastiveDivergence(Objective):
         """Mean free energy of the data minus that of the chains, whose gradient is CD's."""
         with torch.no_grad():
             chain, walkers = self._negatives(self.energy, batch.x, state, generator)
-        sign, share = _signs(batch, chain.x, self.persistent, walkers)
+        sign, share = signs(batch, chain.x, self.persistent, walkers)
         gap = -(sign @ self.energy(torch.cat([batch.x, chain.x])))
         value = gap + self.regulariser.value(self.energy, batch.x, share)
         state = ContrastiveState(chain, state.offsets, walkers)
@@ -172,7 +172,7 @@ class ContrastiveDivergence(Objective):
         rows = torch.cat([x, chain.x])  # (n + m, d)
         h = energy.hidden(rows).mean  # (n + m, H)
         h_data = h[:n]
-        sign, share = _signs(batch, chain.x, self.persistent, walkers)
+        sign, share = signs(batch, chain.x, self.persistent, walkers)
         penalty = self.regulariser.gradient(energy, x, h_data, share)
         kept = self._kept(chain, h[n:], walkers, generator)
         if offsets is not None:
@@ -225,17 +225,12 @@ class ContrastiveDivergence(Objective):
 
     def _resumed(self, x: Tensor, kept: list[Any]) -> ChainState:
         """Chains at x with what was kept beside them, where that is of this sampler."""
-        fresh = self.sampler.init(self.energy, x)
         if type(self.sampler) is Gibbs:  # whose chains may or may not bring a hidden layer
+            fresh = self.sampler.init(self.energy, x)
             layer = (len(x), len(self.energy.hidden_bias))
             fits = [part.shape for part in kept] == [layer]
             return fresh._replace(aux=kept[0]) if fits else fresh
-        parts = iter(kept)
-        try:
-            aux = rebuilt(fresh.aux, parts)
-        except ValueError:
-            return fresh
-        return fresh if next(parts, None) is not None else fresh._replace(aux=aux)
+        return resumed(self.sampler, self.energy, x, kept)
 
     @torch.no_grad()
     def monitor(
@@ -281,33 +276,3 @@ class ContrastiveDivergence(Objective):
         """Judge by the energy gap, the largest weight and the size of a step."""
         why = runaway(logs, before, n_rows, self.energy.domain, "energy_gap")
         return why or super().diverged(logs)
-
-
-def _signs(
-    batch: Batch, chain: Tensor, persistent: bool, walkers: Walkers | None
-) -> tuple[Tensor, Tensor]:
-    """Signed weights of data and chain rows, whose sum over a statistic is model - data.
-
-    The n data rows count -weight / n (their negative, the share, is returned as well); persistent
-    chains share the batch's total weight, chains that started at the data have their row's.
-    """
-    if batch.weight is None:
-        # shape[0], not len(): a microsecond each, twenty times as slow.
-        sign, share = _plain_signs(batch.x.shape[0], chain.shape[0], chain.dtype, chain.device)
-        if walkers is None:
-            return sign, share
-    else:
-        share = batch.weight / len(batch.x)
-    if walkers is not None:
-        model = share.sum() * walkers.share.to(share.dtype)
-    else:
-        model = (share.sum() / len(chain)).expand(len(chain)) if persistent else share
-    return torch.cat([-share, model]), share
-
-
-@functools.lru_cache(maxsize=16)
-def _plain_signs(n: int, m: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Without weights they are the same for every batch of a size."""
-    sign = torch.full((n + m,), 1.0 / m, dtype=dtype, device=device)
-    sign[:n] = -1.0 / n
-    return sign, -sign[:n]

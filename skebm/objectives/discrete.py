@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from skebm.base import Energy
+from skebm.base import Categorical, Energy
 
 
 def pseudo_log_likelihood(energy: Energy, x: Tensor) -> Tensor:
-    r"""Pseudo-log-likelihood of binary rows, every bit, exact and deterministic.
+    r"""Pseudo-log-likelihood of binary or one-hot rows, every column, exact and deterministic.
 
-    .. math:: \sum_i \log p(x_i \mid x_{-i}) = \sum_i \log \sigma\bigl(E(\bar x^{(i)}) - E(x)\bigr)
+    .. math:: \sum_i \log p(x_i \mid x_{-i})
+        = -\sum_i \log \sum_k \exp\bigl(E(x) - E(x^{(i \to k)})\bigr)
 
-    with :math:`\bar x^{(i)}` the row whose entry i is replaced by 1 - x_i. It is neither a lower
-    nor an upper bound of log p(x).
+    with :math:`x^{(i \to k)}` the row whose column i has the level k, of 0 and 1 for a bit. It is
+    neither a lower nor an upper bound of log p(x). It takes an evaluation of the energy for each
+    other level of each column, d for d bits, unless the energy knows a cheaper way.
 
     Parameters
     ----------
     energy : Energy
-        An energy of flat binary rows.
+        An energy of flat binary rows, or of one-hot ones.
     x : Tensor of shape (n, d)
 
     Returns
@@ -30,5 +33,34 @@ def pseudo_log_likelihood(energy: Energy, x: Tensor) -> Tensor:
     References
     ----------
     Besag (1975), "Statistical analysis of non-lattice data", The Statistician 24(3).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.base import Categorical
+    >>> from skebm.energies import NeuralEnergy
+    >>> from skebm.objectives import pseudo_log_likelihood
+    >>> field = torch.nn.Sequential(torch.nn.Linear(5, 1), torch.nn.Flatten(0))
+    >>> _ = torch.nn.init.zeros_(field[0].weight)
+    >>> energy = NeuralEnergy(field, Categorical((3, 2)))  # as good as any other level
+    >>> pseudo_log_likelihood(energy, torch.tensor([[1.0, 0, 0, 0, 1]])).exp()
+    tensor([0.1667], grad_fn=<ExpBackward0>)
     """
+    if isinstance(energy.domain, Categorical):
+        return _of_levels(energy, x, energy.domain.groups)
     return logsigmoid(energy.flip_difference(x)).sum(1)
+
+
+def _of_levels(energy: Energy, x: Tensor, groups: tuple[int, ...]) -> Tensor:
+    """The same over one-hot columns: each is turned until it has had all of its levels."""
+    here, first = energy(x), 0
+    total = torch.zeros_like(here)
+    for k in groups:
+        column, gains = slice(first, first + k), [torch.zeros_like(here)]
+        for turn in range(1, k):
+            other = x.clone()
+            other[:, column] = x[:, column].roll(turn, 1)
+            gains.append(here - energy(other))
+        total = total - torch.stack(gains).logsumexp(0)
+        first += k
+    return total

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from skebm.base import BipartiteEnergy, ChainState, Energy, Sampler
+from skebm.energies import annealing_path
 from skebm.noise import Noise
+from skebm.samplers._tuning import Tuning
 
 # Effective share of the chains below which they are resampled.
 LEAST_ESS = 0.5
@@ -54,7 +56,7 @@ class Walkers(NamedTuple):
     @classmethod
     def start(
         cls,
-        energy: BipartiteEnergy,
+        energy: Energy,
         x: Tensor,
         noise: Noise,
         sampler: Sampler,
@@ -68,13 +70,15 @@ class Walkers(NamedTuple):
         chain, walkers = sampler.init(energy, x), cls.of(energy, x, noise)
         if not walkers.poor:
             return chain, walkers
-        walkers = cls.of(energy.annealed(0.0), x, noise)
+        both = isinstance(energy, BipartiteEnergy)
+        at: Any = energy.annealed if both else annealing_path(energy, noise).at
+        walkers = cls.of(at(0.0), x, noise)
         for k in range(1, START_STEPS + 1):
-            rung = energy.annealed(k / START_STEPS)
-            chain, walkers = walkers.follow(rung, chain, generator)
+            rung = at(k / START_STEPS)
+            chain, walkers = walkers.follow(rung, sampler.refresh(rung, chain), generator)
             chain, _ = sampler.step(rung, chain, generator)
             walkers = walkers.moved(rung, chain)
-        return chain, walkers
+        return sampler.refresh(energy, chain), walkers
 
     @property
     def share(self) -> Tensor:
@@ -96,21 +100,35 @@ class Walkers(NamedTuple):
     ) -> tuple[ChainState, Walkers]:
         """Weigh the chains under new parameters; resample them where few carry the weight.
 
-        Systematic resampling; without a decision on the host, so that a GPU need not wait.
+        Their state is one of the new energy, as :meth:`Sampler.refresh` makes it. Systematic
+        resampling; without a decision on the host, so that a GPU need not wait.
         """
-        level = energy(chain.x).double()
+        level = _levels(energy, chain)
         weighed = self._replace(log_weight=self.log_weight + self.energy - level, energy=level)
-        log_w, share, poor, n = weighed.log_weight, weighed.share, weighed.poor, len(level)
-        u = torch.rand((), generator=generator, dtype=share.dtype, device=share.device)
-        comb = (torch.arange(n, dtype=share.dtype, device=share.device) + u) / n
-        pick = torch.searchsorted(share.cumsum(0), comb).clamp_(max=n - 1)
+        log_w, poor, n = weighed.log_weight, weighed.poor, len(level)
+        pick = weighed.drawn(generator)
         pick = torch.where(poor, pick, torch.arange(n, device=pick.device))
         gained = log_w.logsumexp(0) - math.log(n)
         walkers = Walkers(
             torch.where(poor, 0.0, log_w), self.log_z + torch.where(poor, gained, 0.0), level[pick]
         )
-        return ChainState(chain.x[pick]), walkers
+        value, grad = (None if part is None else part[pick] for part in (chain.energy, chain.grad))
+        # What tunes a kernel is of all chains; a layer that was drawn was of its row.
+        aux = chain.aux if isinstance(chain.aux, Tuning) else None
+        return ChainState(chain.x[pick], value, grad, aux), walkers
+
+    def drawn(self, generator: torch.Generator) -> Tensor:
+        """Numbers of as many chains, drawn by their weights: systematic resampling, (n_chains,)."""
+        share, n = self.share, len(self.log_weight)
+        u = torch.rand((), generator=generator, dtype=share.dtype, device=share.device)
+        comb = (torch.arange(n, dtype=share.dtype, device=share.device) + u) / n
+        return torch.searchsorted(share.cumsum(0), comb).clamp_(max=n - 1)
 
     def moved(self, energy: Energy, chain: ChainState) -> Walkers:
         """The same weights at the rows that the kernel has moved the chains to."""
-        return self._replace(energy=energy(chain.x).double())
+        return self._replace(energy=_levels(energy, chain))
+
+
+def _levels(energy: Energy, chain: ChainState) -> Tensor:
+    """Energies of chains, which their state may know."""
+    return (energy(chain.x) if chain.energy is None else chain.energy).double()

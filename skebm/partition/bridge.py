@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
+from skebm._bridge import Bridge, bridge
 from skebm.base import Energy, LogPartition, Sampler
 from skebm.base.checks import whole_number
 from skebm.partition.proper import WeighingMethod
@@ -29,48 +29,6 @@ from skebm.partition.weights import log_weights
 # Rows that are held at a time.
 CHUNK = 4096
 NO_BOUNDS = "bridge sampling is consistent and bounds neither side"
-
-
-class Bridge(NamedTuple):
-    """log Z by the optimal bridge, its standard error, and what the draws are worth."""
-
-    value: float
-    std_error: float
-    ess: float
-
-
-def bridge(model: Tensor, base: Tensor) -> Bridge:
-    r"""The optimal bridge between log weights, -E - log q, of model and of base draws.
-
-    Meng and Wong's fixed point is the root r = log Z of
-
-    .. math:: \sum_{x \sim q} \sigma\bigl(l(x) - r + c\bigr)
-        = \sum_{x \sim p} \sigma\bigl(r - l(x) - c\bigr), \qquad c = \log(n_p / n_q),
-
-    with l the log weights. One side falls in r and the other rises, so that bisection finds it
-    whatever the overlap, where iterating the fixed point takes ever longer. The relative variance
-    is the sum of :math:`\mathrm{Var}(f) / (n\, \mathrm{E}[f]^2)` over the terms f of either side;
-    ``ess`` is the smaller :math:`(\sum f)^2 / \sum f^2`.
-    """
-    shift = math.log(len(model) / len(base))
-    pooled = torch.cat([model, base]) + shift
-    finite = pooled[pooled > -math.inf]
-    # At the ends one side is the larger for sure: its terms are near 1, those of the other near 0.
-    room = math.log(len(pooled)) + 1
-    low, high = float(finite.min()) - room, float(finite.max()) + room
-    while low < (middle := (low + high) / 2) < high:
-        down, up = logsigmoid(base + shift - middle), logsigmoid(middle - model - shift)
-        if float(down.logsumexp(0)) > float(up.logsumexp(0)):
-            low = middle
-        else:
-            high = middle
-    ess, variance = [], 0.0
-    for log_f in (down, up):
-        n = len(log_f)
-        f = (log_f - log_f.logsumexp(0) + math.log(n)).exp()  # mean 1
-        ess.append(float(f.sum().square() / f.square().sum()))
-        variance += float(f.var()) / n
-    return Bridge(middle, math.sqrt(variance), min(ess))
 
 
 class BridgeSampling(WeighingMethod):

@@ -16,10 +16,11 @@ from skebm.energies import (
     ising_grid,
 )
 from skebm.energies.path import Geometric, GeometricPath, TiltedPairwise
+from skebm.estimators._any_methods import Noisy
 from skebm.noise import Gaussian
 from skebm.samplers._moves import AtBeta
 from tests.discovery import without_case
-from tests.networks import NEURAL
+from tests.networks import NEURAL, binary, one_hot
 from tests.oracle import (
     DOUBLE,
     P_FLOOR,
@@ -79,6 +80,10 @@ CASES = {
         "twice": lambda: Tilted(Tilted(make_rbm(3, 4), field(3), 0.6), field(3, seed=8), 1.7),
     },
     NeuralEnergy: NEURAL,
+    Noisy: {
+        "given noisy bits": lambda: Noisy(binary("tree"), field(5)),
+        "given noisy one-hot columns": lambda: Noisy(one_hot(base=True), field(9)),
+    },
 }
 
 BUILDERS = {name: build for builders in CASES.values() for name, build in builders.items()}

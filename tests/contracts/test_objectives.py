@@ -12,14 +12,27 @@ from skebm.base import Batch, Loss, Objective
 from skebm.noise import TruncatedGaussian
 from skebm.objectives import (
     DenoisingScoreMatching,
+    EnergyDiscrepancy,
     ExactScoreMatching,
     MultiscaleScoreMatching,
+    Refinement,
+    SampledLikelihood,
     SlicedScoreMatching,
 )
 from skebm.objectives._means import weighted_mean
+from skebm.samplers import (
+    MALA,
+    FromData,
+    FromNoise,
+    GibbsWithGradients,
+    Langevin,
+    ParallelTempering,
+    Persistent,
+)
 from tests.discovery import without_case
-from tests.networks import LEVELS, NEURAL, neural, walled
+from tests.networks import LEVELS, NEURAL, binary, neural, one_hot, walled
 from tests.objectives import (
+    N_CHAINS,
     PENALTIES,
     RBM_CASES,
     D,
@@ -88,6 +101,48 @@ def inside(make, lower, upper, **kind):
     return Case(lambda: make(walled(3, lower, upper)), rows_inside(lower, upper), **kind)
 
 
+# A kernel that draws nothing: what is left is the arithmetic of weights and counts.
+DESCENT = Langevin(0.05, noise_scale=0.0)
+
+
+def sampled(sampler, policy=FromData, **settings):
+    """Sampled negatives of chains that start from the base of the energy, where there is one."""
+
+    def make(energy):
+        base = {} if policy is FromData else {"noise": energy.base}
+        count = {"n_chains": N_CHAINS} if policy is Persistent else {}
+        return SampledLikelihood(
+            energy, sampler, policy(**base, **count), **{"n_steps": 3} | settings
+        )
+
+    return make
+
+
+def gently(build):
+    """Models near their base, to which the rows do not look like a divergence."""
+
+    def make():
+        energy = build()
+        with torch.no_grad():
+            for p in energy.parameters():
+                p *= 0.4
+        return energy
+
+    return make
+
+
+def by_chains(make, build=neural, **kind):
+    return on_reals(make, gently(build), **kind)
+
+
+def on_bits(make, build=lambda: binary(d=D), **kind):
+    return Case(lambda: make(gently(build)()), data, **kind)
+
+
+def one_hot_rows(n=6):
+    return one_hot().domain.uniform(n, seeded(11), dtype=DOUBLE)
+
+
 JITTER = torch.tensor([0.3, 0.0, 0.1], dtype=DOUBLE)
 SIGMA = torch.tensor([0.3, 0.7, 1.1], dtype=DOUBLE)
 
@@ -121,6 +176,51 @@ CASES = {
         "multiscale": on_reals(lambda e: MultiscaleScoreMatching(e, *LEVELS), NEURAL["levels"]),
         "multiscale alone": on_reals(
             lambda e: MultiscaleScoreMatching(e, *LEVELS), NEURAL["levels alone"]
+        ),
+    },
+    EnergyDiscrepancy: {
+        "discrepancy": on_reals(lambda e: EnergyDiscrepancy(e, 0.5)),
+        "discrepancy by column": on_reals(lambda e: EnergyDiscrepancy(e, SIGMA, n_negatives=3)),
+        "discrepancy of a module": on_reals(
+            lambda e: EnergyDiscrepancy(e, 0.5, stabiliser=0.0), NEURAL["module alone"]
+        ),
+        "discrepancy on a mixture": on_reals(
+            lambda e: EnergyDiscrepancy(e, 0.5), NEURAL["on a mixture"]
+        ),
+        "discrepancy of bits": Case(lambda: EnergyDiscrepancy(make_rbm(D, H), 0.2), data),
+    },
+    # A replay buffer is written in place: see tests/test_sampled.py.
+    SampledLikelihood: {
+        "sampled from data": by_chains(sampled(MALA(0.3))),
+        "sampled from noise": by_chains(sampled(MALA(adapt=True, scale="auto"), FromNoise)),
+        "sampled by chains": by_chains(sampled(MALA(adapt=True, scale="dense"), Persistent)),
+        "sampled by chains downhill": by_chains(
+            sampled(DESCENT, Persistent, n_jumps=0, energy_l2=0.3), fixed=True
+        ),
+        "sampled by averaged chains": by_chains(sampled(Langevin(0.05, averaged=True), Persistent)),
+        "sampled by tempered chains": by_chains(
+            sampled(ParallelTempering(3, MALA(0.3)), Persistent)
+        ),
+        "sampled by weighed chains": by_chains(sampled(MALA(0.3), Persistent, reweight=True)),
+        "sampled for noisy rows": by_chains(sampled(MALA(0.3), Persistent, noise=SIGMA)),
+        "sampled in a box": Case(
+            lambda: sampled(Langevin(0.05), Persistent)(gently(lambda: walled(3, 0.0, 1.5))()),
+            rows_inside(0.0, 1.5),
+        ),
+        "sampled of a module": by_chains(sampled(MALA(0.3)), NEURAL["module alone"]),
+        "sampled and refined": by_chains(
+            sampled(Langevin(0.05), refinement=Refinement(0.7, 0.2)), penalised=True
+        ),
+        "sampled bits": on_bits(sampled(GibbsWithGradients())),
+        "sampled bits by chains": on_bits(sampled(GibbsWithGradients(), Persistent)),
+        "sampled bits by weighed chains": on_bits(
+            sampled(GibbsWithGradients(), Persistent, reweight=True)
+        ),
+        "sampled bits without a base": on_bits(
+            sampled(GibbsWithGradients(), Persistent), lambda: binary("none", D)
+        ),
+        "sampled one-hot": Case(
+            lambda: sampled(GibbsWithGradients())(one_hot(base=True)), one_hot_rows
         ),
     },
 }
