@@ -6,6 +6,7 @@ One convention everywhere: p(x) = exp(-E(x)) / Z, so lower energy means more lik
 
 from skebm import base, diagnostics, energies, noise, objectives, partition, samplers
 from skebm.estimators import (
+    ContrastiveDivergenceDensity,
     EnergyOutlierDetector,
     Explanation,
     RBMEstimator,
@@ -15,6 +16,7 @@ from skebm.estimators import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "ContrastiveDivergenceDensity",
     "EnergyOutlierDetector",
     "Explanation",
     "RBMEstimator",

@@ -1,8 +1,15 @@
 """Estimators: the scikit-learn surface."""
 
 from skebm.estimators._explain import Explanation
+from skebm.estimators.contrastive import ContrastiveDivergenceDensity
 from skebm.estimators.detector import EnergyOutlierDetector
 from skebm.estimators.rbm import RBMEstimator
 from skebm.estimators.score_matching import ScoreMatchingDensity
 
-__all__ = ["EnergyOutlierDetector", "Explanation", "RBMEstimator", "ScoreMatchingDensity"]
+__all__ = [
+    "ContrastiveDivergenceDensity",
+    "EnergyOutlierDetector",
+    "Explanation",
+    "RBMEstimator",
+    "ScoreMatchingDensity",
+]

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from numbers import Integral
 from numbers import Real as RealNumber
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,19 +29,10 @@ OBJECTIVES = ("denoising", "exact", "sliced", "multiscale")
 # Smallest noise level of a multi-scale model, in standard deviations of the columns.
 LEAST_LEVEL = 0.05
 
-CONSTRAINTS: dict[str, list[Any]] = {
+COMMON: dict[str, list[Any]] = {
     "network": [HasMethods("build"), nn.Module, callable, None],
-    "objective": [StrOptions(set(OBJECTIVES))],
-    "base": [StrOptions({"auto", "gaussian", "mixture", "kernel"}), Noise, None],
     "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
     "deconvolve": ["boolean"],
-    "sigma": [
-        Interval(RealNumber, 0, None, closed="neither"),
-        StrOptions({"auto", "bandwidth", "kurtosis"}),
-        "array-like",
-    ],
-    "n_projections": [Interval(Integral, 1, None, closed="left")],
-    "projection": [StrOptions({"rademacher", "gaussian"})],
     "bounds": ["array-like", tuple, None],
     "standardize": ["boolean"],
     "learning_rate": [Interval(RealNumber, 0, None, closed="neither")],
@@ -66,6 +57,18 @@ CONSTRAINTS: dict[str, list[Any]] = {
     "net_params": [dict, None],
 }
 
+SCORE_MATCHING = COMMON | {
+    "objective": [StrOptions(set(OBJECTIVES))],
+    "base": [StrOptions({"auto", "gaussian", "mixture", "kernel"}), Noise, None],
+    "sigma": [
+        Interval(RealNumber, 0, None, closed="neither"),
+        StrOptions({"auto", "bandwidth", "kurtosis"}),
+        "array-like",
+    ],
+    "n_projections": [Interval(Integral, 1, None, closed="left")],
+    "projection": [StrOptions({"rademacher", "gaussian"})],
+}
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -79,7 +82,8 @@ class Settings:
         Whether the learning rate falls along a cosine.
     network : object
         A copy: parameters that are set after a fit wait for the next one.
-    objective, n_projections, projection
+    rule : object
+        What is minimised, with the settings of that.
     """
 
     dtype: str
@@ -87,6 +91,12 @@ class Settings:
     n_iter: int
     decay: bool
     network: Any
+    rule: Any
+
+
+class MatchingRule(NamedTuple):
+    """What score matching minimises."""
+
     objective: str
     n_projections: int
     projection: str
@@ -103,13 +113,18 @@ def cosine_decay(done: float) -> float:
     return rise * (0.505 + 0.495 * math.cos(math.pi * done))
 
 
-def resolve(estimator: Any, n_rows: int, *, streaming: bool) -> Settings:
-    """Resolve every ``"auto"`` of an estimator for a table of the given size."""
+def matching_rule(estimator: Any) -> MatchingRule:
+    """What an estimator minimises; `ValueError` where that adds noise inside walls."""
     if estimator.objective in ("denoising", "multiscale") and estimator.bounds is not None:
         raise ValueError(
             f"objective={estimator.objective!r} adds noise, which leaves the walls of `bounds`: "
             'use objective="exact" or "sliced", whose weights vanish there.'
         )
+    return MatchingRule(estimator.objective, estimator.n_projections, estimator.projection)
+
+
+def resolve(estimator: Any, n_rows: int, rule: Any, *, streaming: bool) -> Settings:
+    """Resolve every ``"auto"`` of an estimator for a table of the given size."""
     net = estimator.net_params or {}
     size = net.get("batch_size", estimator.batch_size)
     n_iter = net.get("max_epochs", estimator.n_iter)
@@ -127,9 +142,7 @@ def resolve(estimator: Any, n_rows: int, *, streaming: bool) -> Settings:
         int(n_iter),
         decay,
         clone(default_network(estimator.network), safe=False),
-        estimator.objective,
-        estimator.n_projections,
-        estimator.projection,
+        rule,
     )
 
 

@@ -63,3 +63,25 @@ class NetParams(BaseEstimator):
             check_net_params(net)
             self.net_params = {**(self.net_params or {}), **net}
         return self
+
+
+class SamplerSteps(BaseEstimator):
+    """Routes ``sampler__n_steps``, a name that searches over samplers ask for, to `n_steps`.
+
+    Samplers are kernels of one step; how many are taken is for who takes them.
+    """
+
+    n_steps: int
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Get the parameters; with `deep` also those of objects, and ``sampler__n_steps``."""
+        params = super().get_params(deep)
+        return params | {"sampler__n_steps": self.n_steps} if deep else params
+
+    def set_params(self, **params: Any) -> Any:
+        """Set parameters by name; ``sampler__n_steps`` is `n_steps`."""
+        if "sampler__n_steps" in params:
+            steps = params.pop("sampler__n_steps")
+            if params.setdefault("n_steps", steps) != steps:
+                raise ValueError("n_steps and sampler__n_steps are the same: pass one of them.")
+        return super().set_params(**params)

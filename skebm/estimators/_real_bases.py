@@ -37,15 +37,20 @@ class Bases(NamedTuple):
     clean: Noise | None
 
 
-def fit_real_bases(estimator: Any, rows: Rows, sigma: Tensor | None, seed: int) -> Bases:
-    """Fit the base that an estimator names to rows, with and without the noise of training."""
+def fit_real_bases(
+    estimator: Any, rows: Rows, sigma: Tensor | None, seed: int, *, several: bool = False
+) -> Bases:
+    """Fit the base that an estimator names to rows, with and without the noise of training.
+
+    `several` levels of noise need a normal base.
+    """
     base, units, keeps_noise = estimator.base, estimator.units_, not estimator.deconvolve
     if base is None:
         return Bases(None, None)
     noisy: Noise | None = None
     if isinstance(base, Noise):
         clean = _given(base, rows, units)
-    elif base == "auto" and estimator.objective == "multiscale":
+    elif base == "auto" and several:
         clean = _fitted("gaussian", rows, units.domain)  # whose noisy rows are normal at all levels
     elif base in ("auto", "mixture") and units.domain == Real(units.domain.shape):
         # EM that knows of the noise places components at its scale.
@@ -119,17 +124,13 @@ def _check_density(base: Any, rows: Rows) -> None:
         )
 
 
-def training_noise(estimator: Any, rows: Rows) -> Tensor | None:
-    """Standard deviations of the noise added in training, (d,), in units of the energy, or None.
+def gap_noise(rows: Rows) -> Tensor | None:
+    """Noise for columns of few distinct values only, (d,), in units of the energy, or None.
 
-    Denoising has a level; the others only where columns are discrete, as a spike on a value that
-    occurs again would have any slope.
+    A spike on a value that occurs again would have any slope.
     """
-    x = rows.block(0, len(rows))
-    discrete, gaps = _discrete(x)
-    if estimator.objective == "denoising":
-        return _levels(estimator, rows, gaps)
-    if estimator.objective == "multiscale" or not discrete.any():
+    discrete, gaps = _discrete(rows.block(0, len(rows)))
+    if not discrete.any():
         return None
     columns = discrete.nonzero().flatten().tolist()
     warnings.warn(
@@ -156,8 +157,8 @@ def _discrete(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensor(found, device=x.device), torch.stack(gaps)
 
 
-def _levels(estimator: Any, rows: Rows, gaps: Tensor) -> Tensor:
-    sigma = estimator.sigma
+def noise_level(sigma: Any, rows: Rows) -> Tensor:
+    """Standard deviations of the noise that `sigma` asks for, (d,), in units of the energy."""
     x = rows.block(0, len(rows))
     if not isinstance(sigma, str):
         found = np.asarray(sigma, dtype=np.float64)

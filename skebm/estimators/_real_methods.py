@@ -79,8 +79,8 @@ class RealMethods(BaseEstimator):
 
         Draws of the base are resampled by how much more likely the model finds them (so all modes
         of the base get their share), then moved by `n_steps` of the sampler: approximate, exact as
-        both grow. Without a base chains start at training rows; a model of several noise levels
-        comes down these from normal noise.
+        both grow. Without a base chains start at rows that training knew; a model of several noise
+        levels comes down these from normal noise.
 
         Parameters
         ----------
@@ -137,6 +137,7 @@ class RealMethods(BaseEstimator):
         check_is_fitted(self)
         whole_number("n_steps", n_steps, 1)
         X = self._validate(X, ensure_all_finite="allow-nan")
+        self._rows_like_energy(X)  # that those without a hole are rows, too
         filled, unknown = X.copy(), np.isnan(X)
         some = np.flatnonzero(unknown.reshape(len(X), -1).any(1))
         if len(some):
@@ -248,12 +249,16 @@ class RealMethods(BaseEstimator):
             ladder = AnnealedLangevin(sigma_max=high, sigma_min=low, n_levels=20)
             return ladder.run(energy, x * math.hypot(1, high), 200, generator)[0].x
         if energy.base is None:
-            known = torch.as_tensor(self._reference).to(next(energy.parameters()))
+            known = self._known_rows().to(next(energy.parameters()))
             pick = torch.randint(len(known), (n,), generator=generator, device=known.device)
             return known[pick]
         proposals = energy.base.sample(N_PROPOSALS * n, generator)
         keep = _resample(self._log_weights(proposals)[None], n, generator)[0]
         return proposals[keep]
+
+    def _known_rows(self) -> Tensor:
+        """Rows from which chains may start."""
+        return torch.as_tensor(self._reference)
 
     def _fill(self, x: Tensor, generator: torch.Generator, n_steps: int) -> Tensor:
         """Rows whose NaN are drawn given the other entries."""

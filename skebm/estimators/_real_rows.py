@@ -11,17 +11,16 @@ from sklearn.base import BaseEstimator
 
 from skebm._rows import Rows
 from skebm._validation import validate_data
-from skebm.base import Real
+from skebm.base import Domain, Real
 from skebm.energies import MLP
 
 
 class Units(NamedTuple):
-    """How columns become those that the energy sees, (x - centre) / scale, and their walls."""
+    """How columns become those that the energy sees, (x - centre) / scale; what rows then are."""
 
     centre: np.ndarray
     scale: np.ndarray
-    lower: float | None = None
-    upper: float | None = None
+    domain: Domain
 
     def apply(self, x: np.ndarray) -> np.ndarray:
         """Units of the data to those of the energy; float64 in between."""
@@ -35,11 +34,6 @@ class Units(NamedTuple):
     def log_volume(self) -> float:
         """log of the volume, in the units of the data, of a unit cube of the energy's."""
         return float(np.log(self.scale).sum())
-
-    @property
-    def domain(self) -> Real:
-        """What rows of the energy are."""
-        return Real((len(self.scale),), self.lower, self.upper)
 
 
 class RealRows(BaseEstimator):
@@ -81,16 +75,24 @@ class RealRows(BaseEstimator):
     ) -> Rows:
         X = np.ascontiguousarray(X.reshape(len(X), -1))  # its layout would change the rounding
         if reset:
-            self.units_ = learn_units(X, weight, self.standardize, self.bounds)
-            _warn_of_constants(X)
+            self.units_ = self._learn_units(X, weight)
         return Rows.of(X, self.units_.apply, dtype=dtype, device=device, weight=weight)
+
+    def _learn_units(self, X: np.ndarray, weight: np.ndarray | None) -> Units:
+        """Scales, walls and kind of the columns."""
+        found = learn_units(X, weight, self.standardize, self.bounds)
+        _warn_of_constants(X)
+        return found
 
     def _energies(self, rows: Rows) -> np.ndarray:
         """Energies in the units of the data, infinite beyond walls."""
         domain = self.units_.domain
 
         def energies(energy: Any, x: torch.Tensor) -> torch.Tensor:
-            return energy(x).masked_fill(~domain.contains(x), torch.inf)
+            value = energy(x).masked_fill(~domain.contains(x), torch.inf)
+            # Where powers of x overflow, inf - inf is no fault of the energy.
+            far = x.abs().amax(1) > torch.finfo(x.dtype).max ** 0.25
+            return value.masked_fill(value.isnan() & far, torch.inf)
 
         return self._map(rows, energies).double().numpy() + self.units_.log_volume
 
@@ -98,9 +100,11 @@ class RealRows(BaseEstimator):
         """Raise `ValueError` for rows to train on that lie beyond the walls."""
         outside = ~rows.map(self.units_.domain.contains)
         if outside.any():
+            where = f"{int(outside.sum())} rows of X, first row {int(outside.nonzero()[0, 0])}, "
+            if self.bounds is None:
+                raise ValueError(f"{where}hold numbers too large to be computed with.")
             raise ValueError(
-                f"{int(outside.sum())} rows of X, first row {int(outside.nonzero()[0, 0])}, lie "
-                "outside `bounds`: drop them, or fit anew with wider ones."
+                f"{where}lie outside `bounds`: drop them, or fit anew with wider ones."
             )
 
     @property
@@ -111,7 +115,7 @@ class RealRows(BaseEstimator):
     def _to_units(self, z: torch.Tensor) -> np.ndarray:
         """Rows of the energy in the units and the shape of the data, (n, ...)."""
         domain = self.units_.domain
-        low, high = domain.lower, domain.upper
+        low, high = (domain.lower, domain.upper) if isinstance(domain, Real) else (None, None)
         inside = z.detach() if low is high is None else z.detach().clamp(low, high)
         x = self.units_.invert(inside.cpu().double().numpy())
         return x.reshape(len(x), *self.row_shape_)
@@ -135,15 +139,17 @@ def learn_units(X: np.ndarray, weight: np.ndarray | None, standardize: bool, bou
     flat = scale <= 100 * np.finfo(X.dtype).eps * np.abs(mean)
     scale = np.where(flat | (scale == 0), 1.0, scale)
     lower, upper = check_bounds(X, bounds)
+    shape = mean.shape
     if not standardize:
-        return Units(np.zeros_like(mean), np.ones_like(mean), *map(_one_wall, (lower, upper)))
+        walls = map(_one_wall, (lower, upper))
+        return Units(np.zeros_like(mean), np.ones_like(mean), Real(shape, *walls))
     if lower is not None and upper is not None:
-        return Units(lower, upper - lower, 0.0, 1.0)
+        return Units(lower, upper - lower, Real(shape, 0.0, 1.0))
     if lower is not None:
-        return Units(lower, scale, lower=0.0)
+        return Units(lower, scale, Real(shape, lower=0.0))
     if upper is not None:
-        return Units(upper, scale, upper=0.0)
-    return Units(mean, scale)
+        return Units(upper, scale, Real(shape, upper=0.0))
+    return Units(mean, scale, Real(shape))
 
 
 def check_bounds(X: np.ndarray, bounds: Any) -> tuple[np.ndarray | None, np.ndarray | None]:

@@ -159,6 +159,9 @@ class BaseEBM(OutlierMixin, DensityMixin, Normalised, Storable, NetParams, abc.A
         settings = self._resolve(len(train), streaming=streaming)
         net = self._new_net(settings, generator, streaming=streaming, validation=held_out)
         net.initialize()
+        if held_out is None and not streaming:
+            train, withheld = self._withhold(train, generator)
+            net.withhold(withheld)
         if before is None:
             self._initialise(net.module_.energy, train)
         else:
@@ -173,6 +176,10 @@ class BaseEBM(OutlierMixin, DensityMixin, Normalised, Storable, NetParams, abc.A
     def _prepare(self, rows: Rows, *, going_on: bool) -> None:
         """Learn what the network is built on, such as its base; by default nothing."""
         return
+
+    def _withhold(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
+        """Rows to train on, and others to watch training by; by default none."""
+        return rows, None
 
     def _condense(self, rows: Rows) -> Rows:
         """Rows equivalent to those given but cheaper to train on; by default the same."""

@@ -11,16 +11,17 @@ from torch import Tensor
 from skebm._engine import EnergyNet
 from skebm._rows import Rows
 from skebm._validation import check_is_fitted, draw_seed
-from skebm.energies import NeuralEnergy, Spec, build_network, whitening_of
+from skebm.energies import NeuralEnergy
 from skebm.estimators._density_settings import (
-    CONSTRAINTS,
+    SCORE_MATCHING,
     Settings,
     check_objective_stays,
     levels_of,
-    net_kwargs,
+    matching_rule,
     resolve,
 )
-from skebm.estimators._real_bases import fit_real_bases, training_noise
+from skebm.estimators._neural import Neural
+from skebm.estimators._real_bases import fit_real_bases, gap_noise, noise_level
 from skebm.estimators._real_methods import RealMethods
 from skebm.estimators._real_rows import RealRows
 from skebm.estimators.base import BaseEBM
@@ -33,7 +34,7 @@ from skebm.objectives import (
 from skebm.objectives.score_matching import ScoreMatching
 
 
-class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
+class ScoreMatchingDensity(Neural, RealRows, RealMethods, BaseEBM):
     r"""Neural density of continuous columns, from one fit and without sampling in training.
 
     .. math:: p(x) = \frac1Z q(x)\, e^{-f(x)} , \qquad E(x) = -\log q(x) + f(x)
@@ -195,7 +196,7 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
     (1, 2)
     """
 
-    _parameter_constraints: dict = CONSTRAINTS
+    _parameter_constraints: dict = SCORE_MATCHING
     _levels: tuple[float, float] | None
     _noise: np.ndarray | None
 
@@ -267,7 +268,7 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
     # ---------------------------------------------------------------- hooks of the base class
 
     def _resolve(self, n_rows: int, *, streaming: bool) -> Settings:
-        return resolve(self, n_rows, streaming=streaming)
+        return resolve(self, n_rows, matching_rule(self), streaming=streaming)
 
     def _fit(self, X: Any, sample_weight: Any, *, streaming: bool) -> Any:
         if self.__sklearn_is_fitted__():  # what comes now need not be the rows of the base
@@ -277,13 +278,18 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
     def _prepare(self, rows: Rows, *, going_on: bool) -> None:
         self._leaves_out = not going_on and self.base == "kernel" and len(rows) > 2
         if going_on:
-            check_objective_stays(self._settings.objective, self.objective)
+            check_objective_stays(self._settings.rule.objective, self.objective)
             return
         seed = draw_seed(self.random_state_)
-        noise = training_noise(self, rows)
+        noise = None
+        if self.objective == "denoising":
+            noise = noise_level(self.sigma, rows)
+        elif self.objective != "multiscale":
+            noise = gap_noise(rows)
         self._noise = None if noise is None else noise.cpu().numpy()
         self._levels = levels_of(self, rows.n_columns)
-        self._noisy_base, self.base_ = fit_real_bases(self, rows, noise, seed)
+        several = self._levels is not None
+        self._noisy_base, self.base_ = fit_real_bases(self, rows, noise, seed, several=several)
 
     def _new_net(
         self,
@@ -293,48 +299,25 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
         streaming: bool,
         validation: Rows | None = None,
     ) -> EnergyNet:
-        dtype = getattr(torch, settings.dtype)
-        base = self._noisy_base
-        base = None if base is None else base.to(generator.device, dtype)
-        several = self._levels is not None
-        whitening = None if several or self._image_shape is not None else whitening_of(base)
-        spec = Spec(self.row_shape_, generator, dtype, several, whitening)
-        energy = NeuralEnergy(
-            build_network(settings.network, spec),
-            self.units_.domain,
-            base,
-            image_shape=self._image_shape,
-            noise_levels=self._levels,
-        )
+        energy = self._new_energy(settings, generator, self._levels)
         objective = self._objective(settings, energy)
         objective.leaves_out = self._leaves_out
-        return EnergyNet(
-            objective,
-            generator=generator,
-            averaging=0.0 if streaming else self.averaging,
-            max_restarts=self.max_restarts,
-            validation=validation,
-            stop_on=None if validation is None else "valid_loss",
-            patience=self.n_iter_no_change,
-            tol=self.tol,
-            streaming=streaming,
-            **net_kwargs(self, settings) | {"device": generator.device} | (self.net_params or {}),
+        return self._net_of(
+            objective, settings, generator, streaming=streaming, validation=validation
         )
 
     def _objective(self, settings: Settings, energy: NeuralEnergy) -> ScoreMatching:
         noise: Any = self._noise
         if noise is not None:
             noise = torch.as_tensor(noise).to(next(energy.parameters()))
-        if settings.objective == "denoising":
+        rule = settings.rule
+        if rule.objective == "denoising":
             return DenoisingScoreMatching(energy, noise)
         if self._levels is not None:
             return MultiscaleScoreMatching(energy, *self._levels)
-        if settings.objective == "exact":
+        if rule.objective == "exact":
             return ExactScoreMatching(energy, noise)
-        return SlicedScoreMatching(energy, settings.n_projections, settings.projection, noise)
-
-    def _initialise(self, energy: Any, rows: Rows) -> None:
-        """Networks start at zero, which is the base."""
+        return SlicedScoreMatching(energy, rule.n_projections, rule.projection, noise)
 
     def _partition_inputs(self) -> dict[str, Any]:
         energy = self.energy_
@@ -352,26 +335,9 @@ class ScoreMatchingDensity(RealRows, RealMethods, BaseEBM):
         return None if self._noise is None else self._noise.astype(np.float64)
 
     @property
-    def energy_(self) -> NeuralEnergy:
-        """The trained energy, a torch module in ``eval`` mode; of standardised rows."""
-        trained = self._noisy_energy
-        if not self.deconvolve or self.base_ is None:
-            return trained
-        like = next(trained.parameters())
-        base = self.base_.to(like.device, like.dtype)
-        domain, shape = self.units_.domain, self._image_shape
-        clean = NeuralEnergy(trained.network, domain, base, image_shape=shape)
-        return clean.eval()
-
-    @property
-    def _noisy_energy(self) -> NeuralEnergy:
-        """The energy of rows with the noise of training."""
-        return self.net_.module_.energy.eval()
-
-    @property
     def _trained_noise(self) -> Tensor | None:
         if self._levels is not None:
             return torch.tensor(self._levels[0], dtype=torch.float64)
-        if self._settings.objective != "denoising":
+        if self._settings.rule.objective != "denoising":
             return None
         return torch.as_tensor(self._noise)

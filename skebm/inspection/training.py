@@ -20,6 +20,7 @@ LOSSES = {"train_loss": ("training rows", NAVY), "valid_loss": ("held-out rows",
 # What the others are called; names of their own with spaces where they are not listed.
 LABELS = {
     "energy_gap": "energy gap, nats",
+    "gain_over_base": "gain over the base,\nnats a row",
     "log_likelihood": "log-likelihood, nats",
     "log_partition": "log Z, nats",
     "lr": "learning rate",
@@ -27,7 +28,14 @@ LABELS = {
     "energy_change": "change of energies\nin a step, nats",
 }
 # Drawn only when they are asked for.
-ASIDE = ("dur", "energy_change", "largest_weight", "log_partition")
+ASIDE = (
+    "dur",
+    "energy_change",
+    "energy_spread",
+    "gain_error",
+    "largest_weight",
+    "log_partition",
+)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -1,0 +1,97 @@
+"""What estimators of a network on top of a base share: building it, training it, showing it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sklearn.base import BaseEstimator
+
+from skebm._engine import EnergyNet
+from skebm._rows import Rows
+from skebm.base import Objective
+from skebm.energies import NeuralEnergy, Spec, build_network, whitening_of
+from skebm.estimators._density_settings import Settings, net_kwargs
+from skebm.estimators._real_rows import Units
+from skebm.noise import Noise
+
+
+class Neural(BaseEstimator):
+    """Builds the energy and the net of an estimator; mixed into it."""
+
+    averaging: float
+    deconvolve: bool
+    max_restarts: int
+    n_iter_no_change: int
+    net_params: dict[str, Any] | None
+    tol: float
+    net_: EnergyNet
+    base_: Noise | None
+    units_: Units
+    row_shape_: tuple[int, ...]
+    _noisy_base: Noise | None
+    _image_shape: tuple[int, ...] | None
+
+    def _new_energy(
+        self,
+        settings: Settings,
+        generator: torch.Generator,
+        levels: tuple[float, float] | None = None,
+    ) -> NeuralEnergy:
+        """The network that settings ask for, on the base of noisy rows."""
+        dtype = getattr(torch, settings.dtype)
+        base = self._noisy_base
+        base = None if base is None else base.to(generator.device, dtype)
+        plain = levels is None and self._image_shape is None
+        whitening = whitening_of(base) if plain else None
+        spec = Spec(self.row_shape_, generator, dtype, levels is not None, whitening)
+        return NeuralEnergy(
+            build_network(settings.network, spec),
+            self.units_.domain,
+            base,
+            image_shape=self._image_shape,
+            noise_levels=levels,
+        )
+
+    def _net_of(
+        self,
+        objective: Objective,
+        settings: Settings,
+        generator: torch.Generator,
+        *,
+        streaming: bool,
+        validation: Rows | None,
+    ) -> EnergyNet:
+        """An untrained net of an objective."""
+        return EnergyNet(
+            objective,
+            generator=generator,
+            averaging=0.0 if streaming else self.averaging,
+            max_restarts=self.max_restarts,
+            validation=validation,
+            stop_on=None if validation is None else "valid_loss",
+            patience=self.n_iter_no_change,
+            tol=self.tol,
+            streaming=streaming,
+            **net_kwargs(self, settings) | {"device": generator.device} | (self.net_params or {}),
+        )
+
+    def _initialise(self, energy: Any, rows: Rows) -> None:
+        """Networks start at zero, which is the base."""
+
+    @property
+    def energy_(self) -> NeuralEnergy:
+        """The trained energy, a torch module in ``eval`` mode; of standardised rows."""
+        trained = self._noisy_energy
+        if not self.deconvolve or self.base_ is None:
+            return trained
+        like = next(trained.parameters())
+        base = self.base_.to(like.device, like.dtype)
+        domain, shape = self.units_.domain, self._image_shape
+        return NeuralEnergy(trained.network, domain, base, image_shape=shape).eval()
+
+    @property
+    def _noisy_energy(self) -> NeuralEnergy:
+        """The energy of rows with the noise of training."""
+        energy: Any = self.net_.module_.energy.eval()
+        return energy
