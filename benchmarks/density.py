@@ -37,6 +37,7 @@ from __future__ import annotations
 import argparse
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,16 +47,18 @@ from benchmarks._common import machine, seconds, table, write
 from benchmarks._continuous import (
     CONTENDERS,
     N_SPLITS,
+    TOY_CANDIDATES,
     WINES,
     load_results,
     measure_wine,
     toy_row,
     wine_rows,
 )
-from skebm import RBMEstimator
+from skebm import ContrastiveDivergenceDensity, RBMEstimator
+from skebm.energies import MLP
 from skebm.noise import ChowLiuTree
 from skebm.partition import AISBracket
-from skebm.samplers import Gibbs
+from skebm.samplers import Gibbs, GibbsWithGradients
 
 # Steps of a hundred rows with 500 chains; the step size falls linearly to a hundredth.
 STEPS = {"precondition": 0.5, "learning_rate_decay": "linear", "batch_size": 100, "n_chains": 500}
@@ -68,7 +71,7 @@ WIDE = AISBracket(n_chains=200, n_betas=20_000)
 
 def candidate(kind: dict, n_components: int, n_steps: int, l2: float = 0.0, **more) -> dict:
     """Arguments of an estimator, with the number of steps in the place of passes."""
-    return kind | {"n_components": n_components, "n_steps": n_steps, "l2": l2} | more
+    return kind | {"n_components": n_components, "fit_steps": n_steps, "l2": l2} | more
 
 
 CANDIDATES: dict[str, list[dict]] = {
@@ -128,6 +131,22 @@ CANDIDATES: dict[str, list[dict]] = {
     ],
 }
 
+# Networks by contrastive divergence on the tree, for the sets that RBMs were compared on.
+NETWORKS: dict[str, Any] = {
+    "estimator": ContrastiveDivergenceDensity,
+    "domain": "binary",
+    "network": MLP((256, 256)),
+    "batch_size": 200,
+    "init": "persistent",
+    "sampler": GibbsWithGradients(),
+    "n_steps": 20,
+}
+for name, n_steps in (("nltcs", 3000), ("jester", 3000), ("plants", 3000)):
+    CANDIDATES[name] += [
+        NETWORKS | {"base": "chow-liu", "fit_steps": n_steps, "weight_decay": decay}
+        for decay in (0.0, 0.1)
+    ]
+
 
 def load(data: Path, name: str) -> tuple[np.ndarray, ...]:
     """Train, valid and test rows of a set, float32."""
@@ -145,25 +164,27 @@ def published(data: Path, name: str) -> dict[str, str]:
     return rows.get(name, {"hclt_2021": "", "chow_liu_tree": ""})
 
 
-def build(settings: dict, train: np.ndarray, share: float) -> RBMEstimator:
+def build(settings: dict, train: np.ndarray, share: float) -> Any:
     """The estimator of a candidate, its steps turned into passes."""
     settings = dict(settings)
-    if "n_steps" in settings:
+    cls = settings.pop("estimator", RBMEstimator)
+    if "fit_steps" in settings:
         n_batches = -(-len(train) // settings["batch_size"])
-        settings["n_iter"] = max(1, round(share * settings.pop("n_steps") / n_batches))
+        settings["n_iter"] = max(1, round(share * settings.pop("fit_steps") / n_batches))
     if "shrinkage" in settings:
         shrinkage = settings.pop("shrinkage")
         settings["base"] = ChowLiuTree.fit(torch.from_numpy(train), shrinkage=shrinkage)
-    return RBMEstimator(**{"random_state": 0} | settings)
+    return cls(**{"random_state": 0} | settings)
 
 
 def describe(settings: dict) -> str:
     """What candidates of a set differ in."""
     names = {"n_components": "H", "l1": "l1", "l2": "l2", "shrinkage": "shrinkage"}
+    names |= {"weight_decay": "decay", "network": "f"}
     return " ".join(f"{names[k]}={v}" for k, v in settings.items() if k in names and v)
 
 
-def spread(model: RBMEstimator) -> float:
+def spread(model: Any) -> float:
     """Distance of the largest from the smallest estimate of log Z; 0 when exact."""
     values = [value for value, _ in model.log_partition_parts_.values()]
     return max(values) - min(values) if values else 0.0
@@ -177,6 +198,7 @@ def measure(
     best: dict[str, tuple] = {}
     for settings in CANDIDATES[name]:
         base = settings.get("base", "independent")
+        base = f"{base}, network" if "network" in settings else base
         if bases is not None and base not in bases:
             continue
         model = build(settings, train, share)
@@ -199,7 +221,7 @@ def row(
     score: float,
     total: float,
     spent: float,
-    model: RBMEstimator,
+    model: Any,
     what: str,
     test: np.ndarray,
 ) -> dict[str, object]:
@@ -223,7 +245,9 @@ def row(
 def continuous(args: argparse.Namespace) -> None:
     """Print the tables of continuous sets."""
     sets = args.sets or [*_toys.NAMES, *WINES]
-    toys = [toy_row(name) for name in sets if name in _toys.NAMES]
+    named = {cls.__name__: cls for cls in TOY_CANDIDATES}
+    classes = [named[name] for name in args.estimators]
+    toys = [toy_row(name, cls) for name in sets if name in _toys.NAMES for cls in classes]
     if toys:
         print(table(toys))
     wines = load_results(args.merge)
@@ -244,6 +268,8 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=[*CANDIDATES, *_toys.NAMES, *WINES])
     parser.add_argument("--continuous", action="store_true")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    names = [cls.__name__ for cls in TOY_CANDIDATES]
+    parser.add_argument("--estimators", nargs="+", choices=names, default=names)
     parser.add_argument("--merge", nargs="+", default=[], help="results on the same splits")
     parser.add_argument("--bases", nargs="+", help="candidates with these bases only")
     parser.add_argument("--quick", action="store_true", help="a tenth of the steps")
