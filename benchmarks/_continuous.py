@@ -28,7 +28,7 @@ WINES = ("redwine", "whitewine", "redwine, distinct", "whitewine, distinct")
 
 # What of ours is tried: the best on the valid part is kept.
 FOURIER: dict[str, Any] = {
-    "network": MLP(output="sum", n_frequencies=64, frequency_scale=4.0),
+    "network": MLP(output="sum", n_frequencies=64),
     "sigma": 0.02,
     "batch_size": 512,
     "n_steps": 2,

@@ -64,7 +64,7 @@ class MLP(BaseEstimator):
         Columns of B; 0 shows the network x alone. For tables of few columns, two or three, whose
         density has sharp edges that the base blurs: 64 then. With many columns no feasible number
         covers the directions, and fast waves fit mostly noise.
-    frequency_scale : float > 0, default=4.0
+    frequency_scale : float > 0, default=2.0
         s, standard deviation of the frequencies, in radians per unit of a row as the network sees
         it: a standard deviation of standardised columns, the distance of walls on both sides. The
         finer the waves, the more easily contrastive divergence digs holes at rows where the base
@@ -103,7 +103,7 @@ class MLP(BaseEstimator):
         spectral_norm: bool = False,
         output: str = "auto",
         n_frequencies: int = 0,
-        frequency_scale: float = 4.0,
+        frequency_scale: float = 2.0,
     ):
         self.hidden_sizes = hidden_sizes
         self.activation = activation

@@ -80,7 +80,7 @@ def why_diverged(
     if n_rows < 10:  # few rows may just be rare ones
         return None
     gap, limit = logs["energy_gap"], LARGEST_GAP * (1 + logs["energy_spread"])
-    if abs(gap) > max(limit, 2 * abs(before.get("energy_gap", 0.0))):
+    if abs(gap) > max(limit, abs(before.get("energy_gap", 0.0))):
         return f"energy gap {gap:.3g} nats"
     gain = logs.get("gain_over_base", 0.0)
     if gain < min(before.get("gain_over_base", 0.0), 0.0) + LEAST_GAIN:
