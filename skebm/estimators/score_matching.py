@@ -31,7 +31,7 @@ from skebm.objectives import (
     MultiscaleScoreMatching,
     SlicedScoreMatching,
 )
-from skebm.objectives.score_matching import ScoreMatching
+from skebm.objectives.rowwise import Rowwise
 
 
 class ScoreMatchingDensity(Neural, RealRows, RealMethods, BaseEBM):
@@ -306,7 +306,7 @@ class ScoreMatchingDensity(Neural, RealRows, RealMethods, BaseEBM):
             objective, settings, generator, streaming=streaming, validation=validation
         )
 
-    def _objective(self, settings: Settings, energy: NeuralEnergy) -> ScoreMatching:
+    def _objective(self, settings: Settings, energy: NeuralEnergy) -> Rowwise:
         noise: Any = self._noise
         if noise is not None:
             noise = torch.as_tensor(noise).to(next(energy.parameters()))

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from skebm.base import Energy, Real
 from skebm.energies.derivatives import slope_of
-from skebm.objectives.score_matching import ScoreMatching, leaving_out, normal_noise
+from skebm.objectives.rowwise import Rowwise
+from skebm.objectives.score_matching import leaving_out, normal_noise
 
 
-class DenoisingScoreMatching(ScoreMatching):
+class DenoisingScoreMatching(Rowwise):
     r"""Score matching to noisy copies of rows: the density of data blurred by noise.
 
     .. math:: J(\theta) = \mathbb E_{x, \epsilon}\, \tfrac12
@@ -84,7 +85,7 @@ class DenoisingScoreMatching(ScoreMatching):
         return super().work(2 * n_rows)
 
 
-class MultiscaleScoreMatching(ScoreMatching):
+class MultiscaleScoreMatching(Rowwise):
     r"""Denoising at all levels between two: an energy of rows and of how noisy they are.
 
     .. math:: J(\theta) = \mathbb E_{\log \sigma \sim U} \mathbb E_{x, \epsilon}\, \tfrac12

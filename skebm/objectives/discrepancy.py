@@ -3,23 +3,20 @@ r"""Energy discrepancy: tell a row from what a noisy copy of it might have been.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from skebm.base import Batch, Binary, Categorical, Domain, Energy, Loss, Objective, Real, sampling
+from skebm.base import Binary, Categorical, Domain, Energy, Real
 from skebm.base.checks import whole_number
-from skebm.objectives._means import weighted_mean
+from skebm.objectives.rowwise import Rowwise
 from skebm.objectives.score_matching import normal_noise
 
 # Draws of noise at which held-out rows are looked at: a look is then worth comparing.
 HELD_OUT_DRAWS = 8
-# Forward, and back for the rows of each layer and for its weights.
-PASSES = 3
 
 
-class EnergyDiscrepancy(Objective):
+class EnergyDiscrepancy(Rowwise):
     r"""Contrast of a row x with rows that its noisy copy y might as well have come from.
 
     .. math:: J(\theta) = \mathbb E_x \mathbb E_{y, x'} \log \Bigl( \frac wM
@@ -82,6 +79,8 @@ class EnergyDiscrepancy(Objective):
     True
     """
 
+    passes = 3  # forward, and back for the rows of each layer and for its weights
+
     def __init__(
         self,
         energy: Energy,
@@ -101,8 +100,12 @@ class EnergyDiscrepancy(Objective):
         scale = torch.as_tensor(scale, dtype=like.dtype, device=like.device)
         self.register_buffer("scale", _checked(scale, energy.domain), persistent=False)
 
-    def rowwise(self, x: Tensor, generator: torch.Generator) -> Tensor:
+    def rowwise(
+        self, x: Tensor, generator: torch.Generator, without: Tensor | None = None
+    ) -> Tensor:
         """Loss of each row, (n,)."""
+        if without is not None:
+            raise ValueError("Energy discrepancy leaves no centres of a base of kernels out.")
         n, m = len(x), self.n_negatives
         value = self.energy(torch.cat([x, *self._others(x, generator)]))
         gap = value[:n, None] - value[n:].view(-1, n, m)  # of each copy y
@@ -111,38 +114,14 @@ class EnergyDiscrepancy(Objective):
             gap = torch.cat([gap, stable], 2)
         return (gap.logsumexp(2) - math.log(m)).mean(0)
 
-    def forward(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
-        value = self.rowwise(batch.x, generator)
-        if batch.weight is not None:
-            value = batch.weight * value  # a heavy batch of a fit pulls harder
-        return Loss(value.mean(), state)
-
-    @torch.no_grad()
-    def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
-        """Mean loss of the batch; without a step of spectral norms."""
-        with sampling(self):
-            value = self.rowwise(batch.x, generator)
-        return {"loss": weighted_mean(value, batch.weight)}
-
-    @torch.no_grad()
-    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
-        looks = [self.rowwise(batch.x, generator) for _ in range(HELD_OUT_DRAWS)]
-        return weighted_mean(torch.stack(looks).mean(0), batch.weight)
-
-    def diverged(
-        self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
-    ) -> str | None:
-        reason = super().diverged(logs, before, n_rows)
-        if reason or not before:
-            return reason
-        was, now = before["loss"], logs["loss"]
-        if now > was + 10 * (1 + abs(was)):
-            return f"the loss rose from {was:.3g} to {now:.3g}"
-        return None
+    @property
+    def n_looks(self) -> int:
+        """Fewer than of score matching: a look has many copies."""
+        return HELD_OUT_DRAWS
 
     def work(self, n_rows: int) -> float:
         copies = 2 if isinstance(self.energy.domain, Real) else 1
-        return PASSES * super().work(n_rows * (1 + copies * self.n_negatives))
+        return super().work(n_rows * (1 + copies * self.n_negatives))
 
     def _others(self, x: Tensor, generator: torch.Generator) -> list[Tensor]:
         """Negatives of the noisy copies of rows: of a pair on either side, or of one copy."""
