@@ -21,7 +21,12 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import KBinsDiscretizer
 from sklearn.svm import OneClassSVM
 
-from skebm import EnergyOutlierDetector, RBMEstimator, ScoreMatchingDensity
+from skebm import (
+    ContrastiveDivergenceDensity,
+    EnergyOutlierDetector,
+    RBMEstimator,
+    ScoreMatchingDensity,
+)
 from skebm._densities import relative_log_density
 
 BANDWIDTHS = (0.2, 0.5, 0.7, 1.0, 2.0)
@@ -121,6 +126,9 @@ METHODS: dict[str, Method] = {
     "ECOD": Method(lambda X, s: peer("pyod.models.ecod", "ECOD"), outlyingness, needs="pyod"),
     "detector": Method(lambda X, s: EnergyOutlierDetector(random_state=s)),
     "score matching": Method(lambda X, s: ScoreMatchingDensity(random_state=s, device="cpu")),
+    "contrastive divergence": Method(
+        lambda X, s: ContrastiveDivergenceDensity(random_state=s, device="cpu")
+    ),
     "RBM": Method(lambda X, s: RBMEstimator(random_state=s, device="cpu")),
     "RBM, tree": Method(lambda X, s: RBMEstimator(base="chow-liu", random_state=s, device="cpu")),
     "RBM, bins": Method(lambda X, s: binned(small_rbm(X, s), "quantile", s)),

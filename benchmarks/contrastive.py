@@ -5,6 +5,7 @@
     python -m benchmarks.contrastive --long [--json F]
     python -m benchmarks.contrastive --robust --data PATH [--seeds N] [--settings S ...]
         [--json F]
+    python -m benchmarks.contrastive --samplers --data PATH [--json F]
     python -m benchmarks.contrastive --images PNG --data PATH [--json F]
 
 `--bias`: the expected gradient of the objective less that of the likelihood, in per cent of the
@@ -33,6 +34,9 @@ to 2,000, held out; defaults, and with a learning rate and an (unadjusted, Lange
 too large. Nats a held-out row above the base: mean over rows, log Z relative to the base by the
 mean of 50,000 draws of it where 5 % of them carry that, else by a bridge to the ends of 1,000
 chains of 500 steps. Roll-backs are counted.
+
+`--samplers`: the same rows of magic.gamma and fault, seeds 0 to 2, with other samplers and chains;
+nats a held-out row above the base as there, seconds of `fit`.
 
 `--images`: digits (8 x 8, scikit-learn, 1,500 rows) and MNIST (`PATH/images/mnist.npz`, the first
 10,000 rows, means of 2 x 2 pixels), pixels from -1 to 1, by a convolutional energy on a mixture,
@@ -63,7 +67,15 @@ from skebm.energies import MLP, Conv, NeuralEnergy, Spec, build_network
 from skebm.noise import Gaussian, IndependentBernoulli
 from skebm.objectives import SampledLikelihood
 from skebm.partition import BridgeSampling
-from skebm.samplers import HMC, MALA, FromData, FromNoise, GibbsWithGradients, Langevin
+from skebm.samplers import (
+    HMC,
+    MALA,
+    FromData,
+    FromNoise,
+    GibbsWithGradients,
+    Langevin,
+    MetropolisHastings,
+)
 
 N_ROWS, N_STEPS, N_ROUNDS = 128, 100, 7
 N_DRAWS, N_REPEATS = 2000, 200
@@ -327,17 +339,22 @@ def gain(model: ContrastiveDivergenceDensity, X: np.ndarray) -> tuple[float, flo
     return -float(f.mean()) - log_z, total
 
 
+def split(data: Path, name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A thousand normal rows to train on, and up to two thousand others."""
+    X, y = load(data, name)
+    order = np.random.default_rng(seed).permutation(np.flatnonzero(y == 0))
+    return X[order[:1000]], X[order[1000:3000]]
+
+
 def robust(data: Path, n_seeds: int, settings: list[str]) -> list[dict[str, object]]:
     """A line for each set and setting."""
     rows = []
     for setting in settings:
         arguments = SETTINGS[setting]
         for name in SETS:
-            X, y = load(data, name)
             gains, restarts, spent, finite = [], [], [], True
             for seed in range(n_seeds):
-                order = np.random.default_rng(seed).permutation(np.flatnonzero(y == 0))
-                train, test = X[order[:1000]], X[order[1000:3000]]
+                train, test = split(data, name, seed)
                 began = time.perf_counter()
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -348,7 +365,7 @@ def robust(data: Path, n_seeds: int, settings: list[str]) -> list[dict[str, obje
                     spent.append(time.perf_counter() - began)
                     gains.append(gain(model, test))
                 restarts.append(model.n_restarts_)
-                finite &= bool(np.isfinite(model.energy(X)).all())
+                finite &= bool(np.isfinite(model.energy(np.concatenate([train, test]))).all())
             worst = min(gains)
             row = {"set": name, "settings": setting, "fits": n_seeds, "finite": finite}
             row |= {"rolled back": f"{sum(restarts)} times in {sum(r > 0 for r in restarts)} fits"}
@@ -357,6 +374,52 @@ def robust(data: Path, n_seeds: int, settings: list[str]) -> list[dict[str, obje
             row |= {"fit, s": f"{statistics.median(spent):.1f}"}
             print(row, flush=True)
             rows.append(row)
+    return rows
+
+
+# ------------------------------------------------------------------------------
+# Samplers
+# ------------------------------------------------------------------------------
+
+CHAINS: dict[str, dict[str, object]] = {
+    "MALA, tuned (default)": {},
+    "one step": {"n_steps": 1},
+    "no jumps": {"n_jumps": 0},
+    "HMC, tuned, 2 steps of 5": {"sampler": HMC(adapt=True, scale="auto"), "n_steps": 2},
+    "Langevin 0.003": {"sampler": Langevin(0.003)},
+    "Langevin 0.01, averaged": {"sampler": Langevin(0.01, averaged=True)},
+    "Metropolis-Hastings, tuned": {"sampler": MetropolisHastings(adapt=True)},
+    "replay buffer": {"init": "replay"},
+    "from the data": {"init": "data"},
+    "from the base": {"init": "noise"},
+    "weighed chains": {"reweight": True},
+    "energy discrepancy": {"objective": "discrepancy"},
+}
+
+
+def samplers(data: Path) -> list[dict[str, object]]:
+    """A line for each way to the negatives."""
+    rows = []
+    for what, arguments in CHAINS.items():
+        row: dict[str, object] = {"negatives": what}
+        for name in ("22_magic.gamma", "12_fault"):
+            found, spent = [], []
+            for seed in range(3):
+                train, test = split(data, name, seed)
+                began = time.perf_counter()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    model = ContrastiveDivergenceDensity(
+                        random_state=seed, device="cpu", **arguments
+                    )
+                    model.fit(train)
+                    spent.append(time.perf_counter() - began)
+                    found.append(gain(model, test)[0])
+            error = statistics.stdev(found) / math.sqrt(len(found))
+            row |= {name: f"{statistics.mean(found):.2f} ({error:.2f})"}
+            row |= {f"{name.split('_')[1]}, s": f"{statistics.median(spent):.1f}"}
+        print(row, flush=True)
+        rows.append(row)
     return rows
 
 
@@ -415,7 +478,7 @@ def images(data: Path, path: str) -> list[dict[str, object]]:
 def main() -> None:
     """Print the tables that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for what in ("bias", "speed", "long", "robust"):
+    for what in ("bias", "speed", "long", "robust", "samplers"):
         parser.add_argument(f"--{what}", action="store_true")
     parser.add_argument("--images", metavar="PNG")
     parser.add_argument("--data", type=Path)
@@ -423,8 +486,8 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--json")
     args = parser.parse_args()
-    if (args.robust or args.images) and args.data is None:
-        parser.error("--robust and --images need --data")
+    if (args.robust or args.images or args.samplers) and args.data is None:
+        parser.error("--robust, --samplers and --images need --data")
     print(machine())
     result: dict[str, object] = {}
     if args.bias:
@@ -443,6 +506,9 @@ def main() -> None:
     if args.robust:
         result["robust"] = robust(args.data, args.seeds, args.settings)
         print(table(result["robust"]))
+    if args.samplers:
+        result["samplers"] = samplers(args.data)
+        print(table(result["samplers"]))
     if args.images:
         result["images"] = images(args.data, args.images)
         print(table(result["images"]))

@@ -16,7 +16,15 @@ import torch
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
 from skebm.base import Binary, Clamp, Real
-from skebm.noise import Gaussian, GaussianMixture, IndependentBernoulli, Noise, Uniform, _em
+from skebm.noise import (
+    Gaussian,
+    GaussianMixture,
+    IndependentBernoulli,
+    Noise,
+    Uniform,
+    _em,
+    mixture,
+)
 from tests.oracle import DOUBLE, P_FLOOR, finite_difference, mean_is, seeded
 from tests.test_noise import NoTensors
 
@@ -304,6 +312,13 @@ def test_conditional_means_equal_quadrature(name):
 @pytest.mark.parametrize(("name", "known"), [("plane", 0), ("space", 1), ("gaussian", 2)])
 def test_conditional_draws_are_exact(name, known, generator):
     assert_conditional_draws_are_exact(INSTANCES[name], known, generator)
+
+
+def test_draws_are_the_same_with_little_room(monkeypatch):
+    noise = make_mixture(5, 3)
+    expected = noise.sample(500, seeded(2))
+    monkeypatch.setattr(mixture, "ROOM", 0)
+    torch.testing.assert_close(noise.sample(500, seeded(2)), expected)
 
 
 def test_conditionals_of_a_gaussian_are_the_regression():

@@ -35,7 +35,8 @@ class ContrastiveDivergenceDensity(SamplerSteps, Neural, AnyRows, AnyMethods, Ba
     A base q is fitted first, and a network f that corrects it is trained along the gradient of the
     likelihood, whose second term is a mean over Markov chains that start at the base and go on from
     batch to batch. Real columns, bits or one-hot columns; any network; any sampler of such rows.
-    Training that runs away goes back to where it was well, with smaller steps and new chains.
+    Of 200 rows or more a tenth, at most 100, is not shown to the network: by these training is
+    watched. Where it runs away it goes back to where it was well, with smaller steps.
 
     Parameters
     ----------

@@ -47,8 +47,9 @@ class TrainingDisplay:
     history : dict of str to ndarray of shape (n_epochs,)
         Numbers of each epoch by name; nan where an epoch lacks one.
     names : list of str or None, default=None
-        Which are drawn. None leaves out seconds, the change of energies in a step, the largest
-        weight, log Z, and a training loss that is the energy gap.
+        Which are drawn. None leaves out seconds, the spread of energies and their change in a step,
+        the error of the gain over the base, the largest weight, log Z, and a training loss that is
+        the energy gap.
     n_restarts : int, default=0
         How often training was rolled back.
     estimator_name : str, default="Training"

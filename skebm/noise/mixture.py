@@ -25,6 +25,9 @@ from skebm.noise._fitting import (
 from skebm.noise._given import Given, MixtureGiven
 from skebm.noise.base import Noise
 
+# Entries of the roots that draws may gather at once.
+ROOM = 2_000_000
+
 
 class GaussianMixture(Noise):
     r"""A mixture of normal distributions over flat rows.
@@ -219,7 +222,10 @@ class GaussianMixture(Noise):
             "dtype": self.means.dtype,
         }
         k = pick(self.weights.double(), torch.rand(n, **kind).double())
-        x = torch.randn(n, self.means.shape[1], **kind)
+        d = self.means.shape[1]
+        x = torch.randn(n, d, **kind)
+        if n * d * d <= ROOM:  # a root for each row is faster than a search for the rows of each
+            return self.means[k] + (self.roots[k] @ x[:, :, None])[:, :, 0]
         for number in range(self.n_components):
             rows = (k == number).nonzero()[:, 0]
             x[rows] = self.means[number] + x[rows] @ self.roots[number].t()
