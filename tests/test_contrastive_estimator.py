@@ -523,8 +523,8 @@ def test_an_interrupted_fit_keeps_its_chains(params):
 
 
 @pytest.mark.parametrize("init", ["persistent", "replay"])
-def test_a_roll_back_starts_chains_anew_with_half_the_step(init):
-    """Those of the buffer, too."""
+def test_a_roll_back_keeps_chains_that_were_well_with_half_the_step(init):
+    """Those of the buffer, too; they hardly move here."""
     params = rooted | {"sampler": MALA(1e-8), "init": init, "buffer_size": 150, "batch_size": 20}
     good = density(**params).fit(X)
     model = density(**params, net_params={"callbacks": [Poison(6)]})
@@ -534,7 +534,8 @@ def test_a_roll_back_starts_chains_anew_with_half_the_step(init):
     assert state_of(model).halvings == 1
     assert model.net_.module_.kernel(1).step_size == 0.5e-8
     here, there = (s.pool if init == "replay" else s.chain.x for s in map(state_of, (model, good)))
-    assert (here - there).abs().max() > 1e-2
+    same = ((here - there).abs().amax(1) < 1e-2).float().mean()
+    assert same > (0.5 if init == "replay" else 0.99)  # restarts are drawn with another seed
 
 
 STEPS = {

@@ -237,7 +237,9 @@ def test_a_few_rows_may_just_be_rare_ones(name):
 
 
 def test_to_start_badly_is_not_to_diverge():
-    assert judged(energy_gap=30.0, before=HEALTHY | {"energy_gap": 25.0}) is None
+    assert judged(energy_gap=30.0, before=HEALTHY | {"energy_gap": 30.0}) is None
+    # One that grows slowly does not set its own limit.
+    assert "energy gap 30" in judged(energy_gap=30.0, before=HEALTHY | {"energy_gap": 25.0})
     assert judged(gain_over_base=-2.0, before=HEALTHY | {"gain_over_base": -2.0}) is None
 
 
