@@ -860,3 +860,12 @@ def test_a_mixture_is_a_base_in_the_units_of_the_data():
         model.score_samples(rows), modes.log_prob(torch.tensor(rows).float()), rtol=1e-5
     )
     assert np.isfinite(density(base=modes).fit(rows).score(rows))
+
+
+def test_a_base_that_is_far_away_is_no_place_to_start():
+    """A draw or two would carry all the weight, and every chain would start at these."""
+    model = density(**rooted).fit(X)
+    with torch.no_grad():
+        model.net_.module_.energy.network.last.fill_(100.0)
+    starts = model._starts(64, torch.Generator().manual_seed(0))
+    assert len(torch.unique(starts, dim=0)) > 20

@@ -23,6 +23,8 @@ from skebm.samplers import HMC, AnnealedLangevin
 BLOCK = 4096
 # Draws of the base for each row that is wanted: those that the model likes are kept.
 N_PROPOSALS = 20
+# Draws of the base that carry the weight, below which it is too far from the model to start at.
+FEWEST_CARRIERS = 10
 # Second derivatives that are worked out at once.
 AT_ONCE = 32
 # Chains that tune a sampler together, at least.
@@ -79,8 +81,8 @@ class RealMethods(BaseEstimator):
 
         Draws of the base are resampled by how much more likely the model finds them (so all modes
         of the base get their share), then moved by `n_steps` of the sampler: approximate, exact as
-        both grow. Without a base chains start at rows that training knew; a model of several noise
-        levels comes down these from normal noise.
+        both grow. Without a base, or far from it, chains start at rows that training knew; a model
+        of several noise levels comes down these from normal noise.
 
         Parameters
         ----------
@@ -248,13 +250,15 @@ class RealMethods(BaseEstimator):
             x = torch.randn(n, energy.domain.n_columns, generator=generator, **kind)
             ladder = AnnealedLangevin(sigma_max=high, sigma_min=low, n_levels=20)
             return ladder.run(energy, x * math.hypot(1, high), 200, generator)[0].x
-        if energy.base is None:
-            known = self._known_rows().to(next(energy.parameters()))
-            pick = torch.randint(len(known), (n,), generator=generator, device=known.device)
-            return known[pick]
-        proposals = energy.base.sample(N_PROPOSALS * n, generator)
-        keep = _resample(self._log_weights(proposals)[None], n, generator)[0]
-        return proposals[keep]
+        if energy.base is not None:
+            proposals = energy.base.sample(N_PROPOSALS * n, generator)
+            log_w = self._log_weights(proposals)
+            share = log_w.softmax(0)
+            if float(share.square().sum()) * FEWEST_CARRIERS < 1:
+                return proposals[_resample(log_w[None], n, generator)[0]]
+        known = self._known_rows().to(next(energy.parameters()))
+        pick = torch.randint(len(known), (n,), generator=generator, device=known.device)
+        return known[pick]
 
     def _known_rows(self) -> Tensor:
         """Rows from which chains may start."""
