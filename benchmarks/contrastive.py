@@ -349,6 +349,17 @@ def split(data: Path, name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return X[order[:1000]], X[order[1000:3000]]
 
 
+def judged(
+    train: np.ndarray, test: np.ndarray, seed: int, arguments: dict[str, object]
+) -> tuple[ContrastiveDivergenceDensity, float, tuple[float, float]]:
+    """A fitted model, the seconds that took, and what held-out rows gain over its base."""
+    model = ContrastiveDivergenceDensity(random_state=seed, device="cpu", **arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spent = seconds(lambda: model.fit(train))
+        return model, spent, gain(model, test)
+
+
 def robust(data: Path, n_seeds: int, settings: list[str]) -> list[dict[str, object]]:
     """A line for each set and setting."""
     rows = []
@@ -358,15 +369,9 @@ def robust(data: Path, n_seeds: int, settings: list[str]) -> list[dict[str, obje
             gains, restarts, spent, finite = [], [], [], True
             for seed in range(n_seeds):
                 train, test = split(data, name, seed)
-                began = time.perf_counter()
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    model = ContrastiveDivergenceDensity(
-                        random_state=seed, device="cpu", **arguments
-                    )
-                    model.fit(train)
-                    spent.append(time.perf_counter() - began)
-                    gains.append(gain(model, test))
+                model, seconds_, found = judged(train, test, seed, arguments)
+                spent.append(seconds_)
+                gains.append(found)
                 restarts.append(model.n_restarts_)
                 finite &= bool(np.isfinite(model.energy(np.concatenate([train, test]))).all())
             worst = min(gains)
@@ -409,15 +414,9 @@ def samplers(data: Path) -> list[dict[str, object]]:
             found, spent = [], []
             for seed in range(3):
                 train, test = split(data, name, seed)
-                began = time.perf_counter()
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    model = ContrastiveDivergenceDensity(
-                        random_state=seed, device="cpu", **arguments
-                    )
-                    model.fit(train)
-                    spent.append(time.perf_counter() - began)
-                    found.append(gain(model, test)[0])
+                _, seconds_, nats = judged(train, test, seed, arguments)
+                spent.append(seconds_)
+                found.append(nats[0])
             error = statistics.stdev(found) / math.sqrt(len(found))
             row |= {name: f"{statistics.mean(found):.2f} ({error:.2f})"}
             row |= {f"{name.split('_')[1]}, s": f"{statistics.median(spent):.1f}"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 import warnings
 from collections.abc import Callable
@@ -200,16 +199,17 @@ class EnergyNet(NeuralNet):
             before = self.logs_ or self._look(probe)
             if self.withheld_ is not None and not self.logs_:
                 self.guard_.keep(before, 0, weights_of(self.module_))
-        for tries in itertools.count(1):
+        tries = 0
+        while True:
             self._schedule()
             good = [w.clone() for w in weights_of(self.module_)], self.module_.snapshot(self.state_)
             logs = self._pass(iterator, probe, before)
             if logs is not None:
                 self.logs_ = logs
                 return logs
+            tries += 1
             self._roll_back(*good, probe, tries)
             self._give_up_or_go_on()
-        raise AssertionError("unreachable")
 
     def _probe(self, iterator: Batches) -> Batch:
         """Rows whose numbers are looked at: those that are withheld, if there are any."""

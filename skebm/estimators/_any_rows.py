@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-import torch
 
 from skebm._rows import Rows
 from skebm.base import Binary, Categorical, Domain, Real
@@ -38,23 +37,15 @@ class AnyRows(RealRows):
         return tags
 
     def _rows(
-        self,
-        X: Any,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        weight: np.ndarray | None = None,
-        reset: bool = False,
+        self, X: Any, *, weight: np.ndarray | None = None, reset: bool = False, **kind: Any
     ) -> Rows:
+        if not reset and self._discrete:
+            check_discrete(X, self.units_.domain)
         if not sp.issparse(X):
-            X = np.ascontiguousarray(X.reshape(len(X), -1))
+            return super()._rows(X, weight=weight, reset=reset, **kind)
         if reset:
             self.units_ = self._learn_units(X, weight)
-        elif self._discrete:
-            check_discrete(X, self.units_.domain)
-        if sp.issparse(X):
-            return Rows.of(X, lambda x: x, dtype=dtype, device=device, weight=weight)
-        return super()._rows(X, device=device, dtype=dtype, weight=weight)
+        return Rows.of(X, lambda x: x, weight=weight, **kind)
 
     @property
     def _discrete(self) -> bool:

@@ -19,7 +19,7 @@ LEAST_ACCEPTANCE = 0.01
 LARGEST_CHANGE = 3.0
 # Largest energy gap, in standard deviations of the rows' energies and a nat more.
 LARGEST_GAP = 10.0
-# Nats a row that a model may fall below its base, by the error of that estimate.
+# Nats a row that a model may fall below its base, as far as that is known.
 LEAST_GAIN = -0.5
 
 
