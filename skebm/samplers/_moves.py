@@ -153,7 +153,7 @@ def metropolis(
     p = log_ratio.exp().nan_to_num_(0.0, posinf=1.0)
     if outside is not None:
         p = p.masked_fill(outside, 0)
-    u = torch.rand(len(p), generator=generator, dtype=p.dtype, device=p.device)
+    u = torch.rand(p.shape, generator=generator, dtype=p.dtype, device=p.device)
     new: Any = select(u < p, proposal, state)
     if p.is_cuda:  # see `numbered`
         level = torch.where(proposal.energy.isnan(), proposal.energy, new.energy)

@@ -192,13 +192,12 @@ def tuned(state: ChainState, acceptance: Tensor, target: float) -> ChainState:
     search: Any = aux.search
     count = search.n_steps + 1
     # Dual averaging.
-    rate = 1 / (count + DAMPING)
-    error = (1 - rate) * search.error + rate * (target - acceptance.double())
-    log_step = search.first_log_step + np.log(10) - count.sqrt() / PULL * error
-    reach = np.log(REACH)
-    log_step = log_step.clamp(search.first_log_step - reach, search.first_log_step + reach)
-    weight = count**-FORGETTING
-    mean_log_step = weight * log_step + (1 - weight) * search.log_step
+    rate = (count + DAMPING).reciprocal()
+    error = search.error.lerp(target - acceptance.double(), rate)
+    reach = float(np.log(REACH))
+    moved = (np.log(10) - count.sqrt() * error / PULL).clamp(-reach, reach)
+    log_step = search.first_log_step + moved
+    mean_log_step = search.log_step.lerp(log_step, count**-FORGETTING)
     mean, variance, scale = search.mean, search.variance, aux.scale
     if mean is not None:
         # Moments with a memory that grows with the warm-up.
@@ -209,9 +208,11 @@ def tuned(state: ChainState, acceptance: Tensor, target: float) -> ChainState:
         off, around = middle - mean, here - middle
         outer = off[:, None] * off if dense else off.square()
         within = around.t() @ around / len(here) if dense else around.square().mean(0)
-        variance = (1 - share) * (variance + share * outer) + share * within
-        mean = mean + share * off
-        n_rows = len(here) * (count + MEMORY) / MEMORY
-        scale = _factor(variance, mean, n_rows) if dense else _usable(variance, mean).sqrt()
+        variance = variance.addcmul(share, outer).lerp(within, share)
+        mean = mean.lerp(middle, share)
+        if dense:
+            scale = _factor(variance, mean, len(here) * (count + MEMORY) / MEMORY)
+        else:
+            scale = _usable(variance, mean).sqrt()
     new = Search(search.first_log_step, mean_log_step, error, count, mean, variance)
     return state._replace(aux=Tuning(log_step.exp().to(aux.step_size.dtype), scale, new))
