@@ -15,6 +15,7 @@ from skebm._rows import Rows
 from skebm._validation import check_is_fitted
 from skebm.base import Clamp, Sampler
 from skebm.base.checks import whole_number
+from skebm.noise._fitting import pick
 from skebm.objectives import wall_weight
 from skebm.partition import Choice, choose
 from skebm.samplers import HMC, AnnealedLangevin
@@ -255,7 +256,7 @@ class RealMethods(BaseEstimator):
             log_w = self._log_weights(proposals)
             share = log_w.softmax(0)
             if float(share.square().sum()) * FEWEST_CARRIERS < 1:
-                return proposals[_resample(log_w[None], n, generator)[0]]
+                return proposals[_picked(share, n, generator)]
         known = self._known_rows().to(next(energy.parameters()))
         pick = torch.randint(len(known), (n,), generator=generator, device=known.device)
         return known[pick]
@@ -278,14 +279,13 @@ class RealMethods(BaseEstimator):
         conditional = energy.base.given(clamp)
         draws = torch.stack([conditional.sample(generator) for _ in range(N_PROPOSALS)], 1)
         log_w = self._log_weights(draws.flatten(0, 1)).view(n, N_PROPOSALS)
-        return draws[torch.arange(n), _resample(log_w, 1, generator)[:, 0]]
+        return draws[torch.arange(n), _picked(log_w.softmax(1), n, generator)]
 
     def _log_weights(self, x: Tensor) -> Tensor:
         """log of the model over the base, up to a constant, (n,) in float64."""
         energy = self.energy_
         with torch.no_grad():
-            parts = [-energy(p).double() - energy.base.log_prob(p).double() for p in x.split(BLOCK)]
-        return torch.cat(parts)
+            return torch.cat([-energy.correction(part).double() for part in x.split(BLOCK)])
 
     def _noise_of(self, noise_level: float | None) -> Tensor:
         """Noise to take off, in units of the energy; `ValueError` for a level not learned."""
@@ -312,10 +312,7 @@ class RealMethods(BaseEstimator):
         return torch.tensor(float(noise_level), dtype=torch.float64)
 
 
-def _resample(log_w: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """Numbers of n draws for each row of log weights (m, k), by their weights, (m, n)."""
-    weight = (log_w - log_w.max(1, keepdim=True).values).exp()
-    cumulative = weight.cumsum(1)
-    u = torch.rand(len(log_w), n, generator=generator, dtype=log_w.dtype, device=log_w.device)
-    found = torch.searchsorted(cumulative, u * cumulative[:, -1:])
-    return found.clamp_max(log_w.shape[1] - 1)
+def _picked(share: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """Numbers of n draws by their shares, (k,), or of one draw by each row's own, (n, k)."""
+    u = torch.rand(n, generator=generator, dtype=share.dtype, device=share.device)
+    return pick(share, u)

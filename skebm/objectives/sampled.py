@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch, ChainState, Energy, Loss, Objective, Real, Sampler, sampling
+from skebm.noise._fitting import pick
 from skebm.objectives._means import effective_count, weighted_mean, weighted_variance
 from skebm.objectives._phases import signs
 from skebm.objectives._sampled_checks import check_parts
@@ -162,7 +163,8 @@ class SampledLikelihood(Objective):
         weight = (-self.energy.correction(draws)).double().softmax(0)
         if not weight.isfinite().all():
             return rows
-        return draws[torch.multinomial(weight, len(rows), replacement=True, generator=generator)]
+        u = torch.rand(len(rows), generator=generator, dtype=weight.dtype, device=weight.device)
+        return draws[pick(weight, u)]
 
     def _tuned(self, kernel: Sampler, x: Tensor, generator: torch.Generator) -> ChainState:
         """Chains that have found a step: its first tries say nothing of the training."""
