@@ -242,6 +242,15 @@ def test_samples_and_fill_ins_are_those_of_a_known_model():
 FAR = Gaussian(torch.tensor([50.0, -50.0, 0.0]), 30.0)  # to be told from the data, but not lost
 
 
+def test_without_a_base_samples_start_in_the_replay_buffer():
+    inside = 1 / (1 + np.exp(-X))
+    walls = {"base": None, "bounds": (0, 1), "sigma": None, "standardize": False}
+    model = density(init="replay", buffer_size=150, sampler=MALA(1e-12), **walls).fit(inside)
+    run = model.net_.run_
+    run.state = run.state._replace(pool=torch.full_like(run.state.pool, 0.25))
+    assert_allclose(model.sample(5, random_state=0), 0.25, atol=1e-4)
+
+
 @pytest.mark.parametrize("init", ["persistent", "replay", "noise"])
 def test_chains_begin_at_the_base(init):
     model = density(init=init, base=FAR, **rooted, buffer_size=400, n_chains=400, batch_size=400)

@@ -125,7 +125,9 @@ class AnyMethods(RealMethods):
         return state.chain.x
 
     def _known_rows(self) -> Tensor:
-        chains = self._chains()
+        state, chains = self.net_.state_, self._chains()
+        if chains is None and state is not None:
+            chains = state.pool  # of a replay buffer
         return super()._known_rows() if chains is None else chains
 
     @property
