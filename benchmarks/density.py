@@ -27,7 +27,9 @@ held-out rows in these units. `KDE`: one bandwidth of ten by five folds. `GMM, B
 components, full or tied covariances. `NSF`: a neural spline flow of zuko, whose settings were
 chosen among nine on the valid parts of three splits, stopped by a tenth of the training rows, at
 most 300 seconds. `ours`: of four settings of `ScoreMatchingDensity` the best on a tenth of the
-training rows, fitted again to all of them; by the pessimistic end of log Z. A fifth of wine's rows
+training rows, fitted again to all of them; by the pessimistic end of log Z. `ours, CD`:
+`ContrastiveDivergenceDensity` with the same settings, on kernels with one step and ten jumps to
+draws of them. A fifth of wine's rows
 are copies of others, most of which have their copy in the other part: narrow kernels on the rows
 gain nats by them. So all is also measured on the `distinct` rows.
 """

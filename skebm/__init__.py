@@ -9,6 +9,7 @@ from skebm.estimators import (
     ContrastiveDivergenceDensity,
     EnergyOutlierDetector,
     Explanation,
+    NCEDensity,
     RBMEstimator,
     ScoreMatchingDensity,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "ContrastiveDivergenceDensity",
     "EnergyOutlierDetector",
     "Explanation",
+    "NCEDensity",
     "RBMEstimator",
     "ScoreMatchingDensity",
     "base",

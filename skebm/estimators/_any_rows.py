@@ -6,11 +6,15 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+import torch
+from torch import Tensor
 
 from skebm._rows import Rows
+from skebm._validation import check_is_fitted, draw_seed
 from skebm.base import Binary, Categorical, Domain, Real
 from skebm.estimators._bases import BY_NAME, fit_base
 from skebm.estimators._contrastive_settings import DISCRETE_BASES, REAL_BASES
+from skebm.estimators._real_bases import Bases, fit_real_bases, noise_level
 from skebm.estimators._real_rows import RealRows, Units
 from skebm.noise import IndependentCategorical, Noise
 
@@ -21,6 +25,10 @@ class AnyRows(RealRows):
     domain: Any
     sampler: Any
     sigma: Any
+    random_state_: Any
+    base_: Noise | None
+    _noisy_base: Noise | None
+    _noise: np.ndarray | None
 
     def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
         kwargs.setdefault("accept_sparse", "csr" if self._takes_sparse(reset) else False)
@@ -62,6 +70,41 @@ class AnyRows(RealRows):
                 raise ValueError(f"{name}={value!r} is for real columns, and X is {domain}.")
         n = X.shape[1]
         return Units(np.zeros(n), np.ones(n), domain)
+
+    def _learn_base(self, rows: Rows, base: Any, *, smooth: bool = True) -> None:
+        """Fit what the network corrects; `smooth` training adds noise to real rows."""
+        domain, noise = self.units_.domain, None
+        seed = draw_seed(self.random_state_)
+        check_base_kind(base, domain)
+        if isinstance(domain, Real):
+            noise = self._training_noise(rows, smooth)
+            found = fit_real_bases(self, base, rows, noise, seed)
+        else:
+            fitted = fit_discrete_base(base, rows, domain)
+            found = Bases(fitted, fitted)
+        self._noise = None if noise is None else noise.cpu().numpy()
+        self._noisy_base, self.base_ = found
+
+    def _training_noise(self, rows: Rows, smooth: bool) -> Tensor | None:
+        without = self.sigma is None or (isinstance(self.sigma, str) and self.sigma == "auto")
+        if self.bounds is None and smooth:
+            return None if self.sigma is None else noise_level(self.sigma, rows)
+        if without:
+            return None
+        raise ValueError(
+            f"sigma={self.sigma!r} is noise that leaves the walls of `bounds`, and that "
+            'objective="discrepancy" has of its own: use sigma=None.'
+        )
+
+    @property
+    def sigma_(self) -> np.ndarray | None:
+        """Noise of training, in the units of `sigma`."""
+        check_is_fitted(self)
+        return None if self._noise is None else self._noise.astype(np.float64)
+
+    @property
+    def _trained_noise(self) -> Tensor | None:
+        return None if self._noise is None else torch.as_tensor(self._noise)
 
     def _domain_of(self, X: Any) -> Domain:
         """What rows are."""
@@ -120,7 +163,9 @@ def fit_discrete_base(base: Any, rows: Rows, domain: Domain) -> Noise | None:
     if base in REAL_BASES:
         here = DISCRETE_BASES if isinstance(domain, Binary) else DISCRETE_BASES[:1]
         names = ", ".join(map(repr, here))
-        raise ValueError(f"base={base!r} is one of real columns; on {domain} use {names} or None.")
+        raise ValueError(
+            f"{base!r} is a distribution of real columns; on {domain} use {names} or None."
+        )
     if isinstance(base, Noise):
         if base.domain != domain:
             raise ValueError(f"The base is one of {base.domain}, and rows are {domain}.")
@@ -134,7 +179,9 @@ def fit_discrete_base(base: Any, rows: Rows, domain: Domain) -> Noise | None:
         return base
     if isinstance(domain, Categorical):
         if base not in ("auto", "independent"):
-            raise ValueError(f"base={base!r} is one of bits; on one-hot rows use 'independent'.")
+            raise ValueError(
+                f"{base!r} is a distribution of bits; on one-hot rows use 'independent'."
+            )
         x = rows.block(0, len(rows))
         return IndependentCategorical.fit(x, domain.groups, rows.counts)
     return fit_base("chow-liu" if base == "auto" else base, rows)
@@ -144,6 +191,6 @@ def check_base_kind(base: Any, domain: Domain) -> None:
     """Raise `ValueError` for the name of a discrete base where rows are real."""
     if isinstance(base, str) and base in BY_NAME and isinstance(domain, Real):
         names = ", ".join(map(repr, REAL_BASES))
-        raise ValueError(f"base={base!r} is one of bits; on real rows use {names} or None.")
+        raise ValueError(f"{base!r} is a distribution of bits; on real rows use {names} or None.")
     if isinstance(base, Noise) and isinstance(domain, Real) and not isinstance(base.domain, Real):
         raise ValueError(f"The base is one of {base.domain}, and rows are {domain}.")

@@ -15,6 +15,18 @@ from skebm.estimators._density_settings import Settings, net_kwargs
 from skebm.estimators._real_rows import Units
 from skebm.noise import Noise
 
+# Rows that the network is not trained on but watched by, and of how many.
+N_WITHHELD, FEWEST_ROWS = 100, 200
+
+
+def withheld(rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
+    """Rows to train on, and a tenth, at most a hundred, which only the base has seen."""
+    n = min(N_WITHHELD, len(rows) // 10)
+    if len(rows) < FEWEST_ROWS:
+        return rows, None
+    order = torch.randperm(len(rows), generator=generator, device=rows.device)
+    return rows.subset(order[n:]), rows.subset(order[:n])
+
 
 class Neural(BaseEstimator):
     """Builds the energy and the net of an estimator; mixed into it."""

@@ -38,13 +38,19 @@ class Bases(NamedTuple):
 
 
 def fit_real_bases(
-    estimator: Any, rows: Rows, sigma: Tensor | None, seed: int, *, several: bool = False
+    estimator: Any,
+    base: Any,
+    rows: Rows,
+    sigma: Tensor | None,
+    seed: int,
+    *,
+    several: bool = False,
 ) -> Bases:
-    """Fit the base that an estimator names to rows, with and without the noise of training.
+    """Fit the base that an estimator was given to rows, with and without the noise of training.
 
     `several` levels of noise need a normal base.
     """
-    base, units, keeps_noise = estimator.base, estimator.units_, not estimator.deconvolve
+    units, keeps_noise = estimator.units_, not estimator.deconvolve
     if base is None:
         return Bases(None, None)
     noisy: Noise | None = None
@@ -92,7 +98,7 @@ def _fitted(base: str, rows: Rows, domain: Real) -> Noise:
     if domain.lower is not None or domain.upper is not None:
         if base not in ("auto", "gaussian"):
             raise ValueError(
-                f'base={base!r} has mass beyond the walls of `bounds`. Use base="gaussian", whose '
+                f'{base!r} has mass beyond the walls of `bounds`. Use "gaussian", whose '
                 "columns are truncated there, or a distribution on the same domain."
             )
         return TruncatedGaussian.fit(x, counts, domain.lower, domain.upper)
@@ -111,6 +117,11 @@ def _given(base: Noise, rows: Rows, units: Units) -> Noise:
     base = base.to(rows.device, rows.dtype)
     if (units.scale == 1).all() and (units.centre == 0).all():
         return base
+    if any(getattr(base.domain, wall, None) is not None for wall in ("lower", "upper")):
+        raise ValueError(
+            f"{base!r} lives inside walls, and cannot be standardised with the columns: use "
+            "standardize=False, with its walls as bounds=."
+        )
     return Affine(base, torch.as_tensor(units.centre, **kind), torch.as_tensor(units.scale, **kind))
 
 

@@ -5,25 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from skebm._engine import EnergyNet
 from skebm._rows import Rows
-from skebm._validation import check_is_fitted, draw_seed
-from skebm.base import Real
 from skebm.estimators._any_methods import AnyMethods
-from skebm.estimators._any_rows import AnyRows, check_base_kind, fit_discrete_base
+from skebm.estimators._any_rows import AnyRows
 from skebm.estimators._contrastive_settings import CONTRASTIVE, objective_of, sampled_rule
 from skebm.estimators._density_settings import Settings, resolve
-from skebm.estimators._neural import Neural
+from skebm.estimators._neural import Neural, withheld
 from skebm.estimators._params import SamplerSteps
-from skebm.estimators._real_bases import Bases, fit_real_bases, noise_level
 from skebm.estimators.base import BaseEBM
-
-# Rows that the network is not trained on but watched by, and of how many.
-N_WITHHELD, FEWEST_ROWS = 100, 200
 
 
 class ContrastiveDivergenceDensity(SamplerSteps, Neural, AnyRows, AnyMethods, BaseEBM):
@@ -336,36 +328,10 @@ class ContrastiveDivergenceDensity(SamplerSteps, Neural, AnyRows, AnyMethods, Ba
         self._n_chains = None if chains is None else len(chains)
         if going_on:
             return
-        seed, domain = draw_seed(self.random_state_), self.units_.domain
-        check_base_kind(self.base, domain)
-        noise = None
-        if isinstance(domain, Real):
-            noise = self._training_noise(rows)
-            found = fit_real_bases(self, rows, noise, seed)
-        else:
-            base = fit_discrete_base(self.base, rows, domain)
-            found = Bases(base, base)
-        self._noise = None if noise is None else noise.cpu().numpy()
-        self._noisy_base, self.base_ = found
-
-    def _training_noise(self, rows: Rows) -> Tensor | None:
-        without = self.sigma is None or (isinstance(self.sigma, str) and self.sigma == "auto")
-        if self.bounds is None and self.objective == "likelihood":
-            return None if self.sigma is None else noise_level(self.sigma, rows)
-        if without:
-            return None
-        raise ValueError(
-            f"sigma={self.sigma!r} is noise that leaves the walls of `bounds`, and that "
-            'objective="discrepancy" has of its own: use sigma=None.'
-        )
+        self._learn_base(rows, self.base, smooth=self.objective == "likelihood")
 
     def _withhold(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
-        """A tenth of the rows, at most a hundred, which the base has seen and the network not."""
-        n = min(N_WITHHELD, len(rows) // 10)
-        if len(rows) < FEWEST_ROWS or self.objective != "likelihood":
-            return rows, None
-        order = torch.randperm(len(rows), generator=generator, device=rows.device)
-        return rows.subset(order[n:]), rows.subset(order[:n])
+        return withheld(rows, generator) if self.objective == "likelihood" else (rows, None)
 
     def _new_net(
         self,
@@ -383,13 +349,3 @@ class ContrastiveDivergenceDensity(SamplerSteps, Neural, AnyRows, AnyMethods, Ba
             streaming=streaming,
             validation=validation,
         )
-
-    @property
-    def sigma_(self) -> np.ndarray | None:
-        """Noise of training, in the units of `sigma`."""
-        check_is_fitted(self)
-        return None if self._noise is None else self._noise.astype(np.float64)
-
-    @property
-    def _trained_noise(self) -> Tensor | None:
-        return None if self._noise is None else torch.as_tensor(self._noise)

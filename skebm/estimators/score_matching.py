@@ -289,7 +289,9 @@ class ScoreMatchingDensity(Neural, RealRows, RealMethods, BaseEBM):
         self._noise = None if noise is None else noise.cpu().numpy()
         self._levels = levels_of(self, rows.n_columns)
         several = self._levels is not None
-        self._noisy_base, self.base_ = fit_real_bases(self, rows, noise, seed, several=several)
+        self._noisy_base, self.base_ = fit_real_bases(
+            self, self.base, rows, noise, seed, several=several
+        )
 
     def _new_net(
         self,

@@ -6,6 +6,7 @@ from skebm.objectives.denoising import DenoisingScoreMatching, MultiscaleScoreMa
 from skebm.objectives.discrepancy import EnergyDiscrepancy
 from skebm.objectives.discrete import pseudo_log_likelihood
 from skebm.objectives.likelihood import ExactLikelihood
+from skebm.objectives.noise_contrastive import NoiseContrastive
 from skebm.objectives.rbm_gradient import Offsets, Regulariser
 from skebm.objectives.refinement import Refinement
 from skebm.objectives.sampled import SampledLikelihood
@@ -24,6 +25,7 @@ __all__ = [
     "ExactLikelihood",
     "ExactScoreMatching",
     "MultiscaleScoreMatching",
+    "NoiseContrastive",
     "Offsets",
     "Refinement",
     "Regulariser",

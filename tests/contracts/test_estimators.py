@@ -31,7 +31,12 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from skorch.callbacks import Callback
 from torch import nn
 
-from skebm import ContrastiveDivergenceDensity, RBMEstimator, ScoreMatchingDensity
+from skebm import (
+    ContrastiveDivergenceDensity,
+    NCEDensity,
+    RBMEstimator,
+    ScoreMatchingDensity,
+)
 from skebm.base import Categorical, LogPartition, PartitionEstimator
 from skebm.energies import MLP
 from skebm.estimators.base import BaseEBM
@@ -105,7 +110,8 @@ probe = ImportanceSampling(500)
 walls = {"bounds": (-1000, 1000), "standardize": False}
 exact = small | {"objective": "exact", "batch_size": 10}
 chased = small | {"n_steps": 2}
-bits = {"network": MLP((8,)), "n_iter": 3, "n_steps": 2, "random_state": 0, "domain": "binary"}
+told = {"network": MLP((8,)), "n_iter": 3, "random_state": 0, "domain": "binary"}
+bits = told | {"n_steps": 2}
 levels = bits | {"domain": Categorical((3, 3))}
 
 CASES = {
@@ -183,6 +189,13 @@ CASES = {
             **levels, base=None, init="replay", buffer_size=128
         ),
     },
+    NCEDensity: {
+        "mixture": NCEDensity(**small),
+        "kernel": NCEDensity(**small, noise="kernel", early_stopping=True, partition=probe),
+        "ranking": NCEDensity(**small, form="ranking", noise_ratio=3, partition=probe),
+        "binary": NCEDensity(**told),
+        "one-hot": NCEDensity(**told | {"domain": Categorical((3, 3))}),
+    },
 }
 
 
@@ -201,6 +214,7 @@ class Kind(NamedTuple):
     later: tuple[dict[str, Any], ...]  # parameters set after a fit
     optimizers: tuple[dict[str, Any], ...]
     going_on: tuple[dict[str, Any], ...]  # parameters changed at a warm start
+    discrete: bool = False  # of an estimator that takes real rows as well
 
 
 KINDS = {
@@ -311,7 +325,29 @@ KINDS = {
         ),
     ),
 }
+KINDS[NCEDensity] = KINDS[ContrastiveDivergenceDensity]._replace(
+    later=(
+        {"network": MLP((5, 5))},
+        {"dtype": "float32"},
+        {"dtype": "float64"},
+        {"sampler": HMC(), "noise_ratio": 2.5},
+        {"form": "ranking"},
+        {"sigma": 0.7, "standardize": False},
+        {"bounds": (-50, 50)},
+        {"early_stopping": True, "averaging": 0.9},
+    ),
+    going_on=(
+        {"dtype": "float64"},
+        {"form": "ranking"},
+        {"noise_ratio": 3},
+        {"sampler": HMC()},
+        {"noise": "gaussian"},
+        {"sigma": 0.7},
+        {"weight_decay": 0.1},
+    ),
+)
 DISCRETE = KINDS[ContrastiveDivergenceDensity]._replace(
+    discrete=True,
     outputs=(),
     numbers=(bool, int, np.uint8, np.float16, np.float32, np.float64, list),
     sampler=GibbsWithGradients(),
@@ -338,7 +374,23 @@ DISCRETE = KINDS[ContrastiveDivergenceDensity]._replace(
         {"base": None},
     ),
 )
-BITS, ONE_HOT = DISCRETE._replace(rows=binary_rows), DISCRETE._replace(rows=one_hot_rows)
+TOLD = DISCRETE._replace(
+    later=(
+        {"network": MLP((5, 5))},
+        {"dtype": "float32"},
+        {"dtype": "float64"},
+        {"sampler": DiscreteLangevin(), "noise_ratio": 2.5},
+        {"form": "ranking"},
+        {"early_stopping": True, "averaging": 0.9},
+    ),
+    going_on=(
+        {"dtype": "float64"},
+        {"form": "ranking"},
+        {"noise_ratio": 3},
+        {"sampler": DiscreteLangevin()},
+        {"noise": "independent"},
+    ),
+)
 
 INSTANCES = [
     pytest.param(instance, id=f"{cls.__name__}-{name}")
@@ -374,17 +426,18 @@ def each_case_and(field):
 def kind(model):
     """What rows are decides, where an estimator takes several kinds."""
     domain = getattr(model, "domain", None)
+    discrete = TOLD if isinstance(model, NCEDensity) else DISCRETE
     if isinstance(domain, Categorical):
-        return ONE_HOT
-    return BITS if domain == "binary" else KINDS[type(model)]
+        return discrete._replace(rows=one_hot_rows)
+    return discrete._replace(rows=binary_rows) if domain == "binary" else KINDS[type(model)]
 
 
 def of_columns(case, d):
     """The case for rows of d columns, of which many are not enumerated."""
     case = clone(case)
-    if kind(case) is ONE_HOT:
+    if kind(case).rows is one_hot_rows:
         case.set_params(domain=Categorical((3,) * (d // 3)))
-    if kind(case) in (BITS, ONE_HOT) and d > 12 and case.partition is not None:
+    if kind(case).discrete and d > 12 and case.partition is not None:
         case.set_params(partition=probe)
     return case
 
@@ -441,7 +494,7 @@ def fill(model, X, seed=0):
 
 def holes(model, X):
     """X with about every fourth number unknown; of one-hot columns all levels or none."""
-    width = 3 if kind(model) is ONE_HOT else 1
+    width = 3 if kind(model).rows is one_hot_rows else 1
     unknown = np.random.default_rng(5).random((len(X), X.shape[1] // width)) < 0.25
     return np.where(np.repeat(unknown, width, axis=1), np.nan, X)
 
@@ -474,7 +527,7 @@ def unequal_by_design(estimator):
 
 # scikit-learn's checks fit real numbers. A neural energy of bits or of one-hot columns refuses
 # these by design, as it has no probability for them; all other contracts below it must keep.
-OF_ANY_NUMBERS = [p for p in INSTANCES if kind(p.values[0]) not in (BITS, ONE_HOT)]
+OF_ANY_NUMBERS = [p for p in INSTANCES if not kind(p.values[0]).discrete]
 
 
 @pytest.mark.filterwarnings("ignore:RBMEstimator models values in")
@@ -536,6 +589,9 @@ full = small | {"objective": "exact", "n_iter": 7, "batch_size": 1000, "dtype": 
 chased_full = chased | {"sigma": None, "n_iter": 7, "batch_size": 1000, "dtype": "float64"}
 chased_full |= {"n_chains": 50, "partition": probe}
 chased_bits = bits | {"n_iter": 7, "batch_size": 1000, "n_chains": 50, "dtype": "float64"}
+# One draw of the noise, however many rows there are.
+told_full = small | {"sigma": None, "n_iter": 7, "batch_size": 1000, "dtype": "float64"}
+told_full |= {"noise_ratio": 0.001, "partition": probe}
 
 # In one full batch a weight is a number of rows; where the copies of a row start chains of their
 # own, with init="noise", "replay" and, for samplers that draw anything, "data", only on average.
@@ -566,6 +622,10 @@ WEIGHTED = {
         sampler=Langevin(0.05, noise_scale=0.0),
         energy_l2=0.1,
     ),
+    "told-mixture": NCEDensity(**told_full, noise="mixture"),
+    "told-kernel": NCEDensity(**told_full, noise="kernel"),
+    "told-ranking": NCEDensity(**told_full, noise="gaussian", form="ranking"),
+    "told-binary": NCEDensity(**told_full | told | {"n_iter": 7, "sigma": "auto"}),
     "chains-binary": ContrastiveDivergenceDensity(**chased_bits),
     "chains-binary-no_base": ContrastiveDivergenceDensity(**chased_bits, base=None),
     "chains-one-hot": ContrastiveDivergenceDensity(**chased_bits | {"domain": Categorical((3, 3))}),
@@ -590,8 +650,9 @@ def test_integer_weights_are_repeated_rows(model, sparse):
 
 @each_weighted
 def test_the_scale_of_weights_does_not_matter(model):
-    counts_rows = getattr(model, "base", None) in ("gaussian", "mixture", "kernel")
-    if counts_rows or kind(model) is ONE_HOT:
+    base = getattr(model, "base", getattr(model, "noise", None))
+    counts_rows = base in ("gaussian", "mixture", "kernel")
+    if counts_rows or kind(model).rows is one_hot_rows:
         pytest.skip("a base that counts rows: weights are numbers of rows")
     X = data(model)
     weight = np.random.default_rng(3).random(len(X))

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch, Loss, Objective
-from skebm.noise import TruncatedGaussian
+from skebm.noise import Gaussian, TruncatedGaussian
 from skebm.objectives import (
     DenoisingScoreMatching,
     EnergyDiscrepancy,
     ExactScoreMatching,
     MultiscaleScoreMatching,
+    NoiseContrastive,
     Refinement,
     SampledLikelihood,
     SlicedScoreMatching,
@@ -47,6 +48,7 @@ from tests.objectives import (
     look,
     parameters,
     same,
+    uniform,
     weights,
 )
 from tests.oracle import DOUBLE, make_rbm, seeded
@@ -188,6 +190,24 @@ CASES = {
             lambda e: EnergyDiscrepancy(e, 0.5), NEURAL["on a mixture"]
         ),
         "discrepancy of bits": Case(lambda: EnergyDiscrepancy(make_rbm(D, H), 0.2), data),
+    },
+    NoiseContrastive: {
+        "noise contrastive": on_reals(lambda e: NoiseContrastive(e, e.base)),
+        "noise contrastive with noisy rows": on_reals(
+            lambda e: NoiseContrastive(e, e.base, noise_ratio=3.0, sigma=SIGMA)
+        ),
+        "noise contrastive ranked": on_reals(lambda e: NoiseContrastive(e, e.base, form="ranking")),
+        "noise contrastive of other noise": on_reals(
+            lambda e: NoiseContrastive(e, Gaussian(torch.zeros(3, dtype=DOUBLE), 2.0)),
+            NEURAL["on a mixture"],
+        ),
+        "noise contrastive of a module": on_reals(
+            lambda e: NoiseContrastive(e, Gaussian(torch.zeros(3, dtype=DOUBLE), 2.0)),
+            NEURAL["module alone"],
+        ),
+        "noise contrastive bits": Case(
+            lambda: NoiseContrastive(make_rbm(D, H), uniform(make_rbm(D, H))), data
+        ),
     },
     # A replay buffer is written in place: see tests/test_sampled.py.
     SampledLikelihood: {

@@ -1,0 +1,200 @@
+"""Noise contrastive estimation: learn a density by telling its rows from known noise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from skebm.base import Batch, Energy, Loss, Objective, sampling
+from skebm.noise import Noise
+from skebm.objectives._means import effective_count, weighted_mean, weighted_variance
+from skebm.objectives._watch import Watch
+from skebm.samplers._moves import standard_normal
+
+FORMS = ("logistic", "ranking")
+# Nats of log Z for a unit of the parameter: an optimizer that moves each parameter by as much gets
+# there as soon as the network does.
+SCALE = 10.0
+# Draws of the noise at which held-out rows are looked at, for each row.
+N_LOOKS = 16
+# A loss may rise so many times what it can be lowered by.
+LARGEST_RISE = 2.0
+
+
+class NoiseContrastive(Objective):
+    r"""Noise contrastive estimation: is a row one of the data or one of the noise?
+
+    With :math:`\nu` draws of the noise q for a row of the data, and
+    :math:`r(x) = -E(x) - c - \log q(x)` for the log of the density ratio that the model claims,
+
+    .. math:: J = \mathbb E_{data}\, \mathrm{softplus}(\log \nu - r(x))
+        + \nu\, \mathbb E_q\, \mathrm{softplus}(r(x) - \log \nu)
+
+    is the cross-entropy of the classifier whose posterior log-odds are :math:`r - \log \nu`. c is
+    learned with the energy and estimates log Z: where the energy can be the data's, J is least at
+    that, and c is its log Z [1]_. As :math:`\nu` grows the gradient becomes that of the likelihood.
+
+    ``form="ranking"`` picks the row among all draws of the batch, which leaves c out [2]_:
+
+    .. math:: J = -\mathbb E_{data} \log
+        \frac{e^{r(x)}}{e^{r(x)} + \sum_{j=1}^{m} e^{r(x'_j)}} , \qquad x'_j \sim q
+
+    Both have an expected gradient of zero at the data's density.
+
+    Parameters
+    ----------
+    energy : Energy
+        On the domain of the noise. Where the noise is the energy's own base, log q cancels, and
+        the classifier is the part of the energy that is trained.
+    noise : Noise
+        q, with a density wherever the data are.
+    noise_ratio : float > 0, default=1.0
+        :math:`\nu`. A batch of n rows gets :math:`\nu n` draws, rounded, one at least.
+    form : {"logistic", "ranking"}, default="logistic"
+    sigma : Tensor of shape (d,) or None, default=None
+        Standard deviation of normal noise that is added to real rows of the data, in units of x.
+
+    Attributes
+    ----------
+    log_partition : Tensor, scalar
+        c, in nats; 0 for ever where rows are ranked.
+
+    References
+    ----------
+    .. [1] Gutmann and Hyvarinen (2012), "Noise-contrastive estimation of unnormalized statistical
+       models, with applications to natural image statistics", JMLR 13, section 2.2.
+    .. [2] Ma and Collins (2018), "Noise contrastive estimation and negative sampling for
+       conditional models: consistency and statistical efficiency", EMNLP, section 3 (ranking).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.base import Batch, Real
+    >>> from skebm.energies import MLP, NeuralEnergy, Spec
+    >>> from skebm.noise import Gaussian
+    >>> from skebm.objectives import NoiseContrastive
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> noise = Gaussian(torch.zeros(2), 1.0)
+    >>> energy = NeuralEnergy(MLP().build(Spec((2,), generator)), Real((2,)), noise)
+    >>> objective = NoiseContrastive(energy, noise)
+    >>> loss = objective(Batch(torch.randn(20, 2, generator=generator)), None, generator)
+    >>> round(loss.value.item(), 4)  # 2 log 2: the energy starts as the noise
+    1.3863
+    """
+
+    def __init__(
+        self,
+        energy: Energy,
+        noise: Noise,
+        *,
+        noise_ratio: float = 1.0,
+        form: str = "logistic",
+        sigma: Tensor | None = None,
+    ):
+        super().__init__()
+        if not 0 < noise_ratio < math.inf:
+            raise ValueError(f"noise_ratio must be positive and finite, got {noise_ratio!r}.")
+        if form not in FORMS:
+            raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}.")
+        if noise.domain != energy.domain:
+            raise ValueError(f"The noise is one of {noise.domain}, the energy of {energy.domain}.")
+        self.energy, self.noise = energy, noise
+        self.noise_ratio, self.form = float(noise_ratio), form
+        self.sigma: Tensor | None
+        self.register_buffer("sigma", sigma, persistent=False)
+        like = next(iter(energy.parameters()), torch.empty(0))
+        self.shift: Tensor
+        if form == "logistic":
+            self.shift = nn.Parameter(like.new_zeros(()))
+        else:  # stored alike, so that weights of the one form go on with the other
+            self.register_buffer("shift", like.new_zeros(()))
+        self._watch = Watch(noise, energy.domain)
+
+    @property
+    def log_partition(self) -> Tensor:
+        """c."""
+        return SCALE * self.shift
+
+    def log_ratio(self, x: Tensor) -> Tensor:
+        """log of model over noise as the model has it, (n,)."""
+        if getattr(self.energy, "base", None) is self.noise:
+            return -self.energy.correction(x) - self.log_partition
+        return -self.energy(x) - self.noise.log_prob(x) - self.log_partition
+
+    def _pair(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Rows with the noise that is added to them, and draws of the noise."""
+        if self.sigma is not None:
+            x = x + self.sigma * standard_normal(x, generator)
+        m = max(1, round(self.noise_ratio * len(x)))
+        return x, self.noise.sample(m, generator).to(x)
+
+    def forward(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
+        """Cross-entropy of the batch and of fresh draws."""
+        with torch.no_grad():
+            x, other = self._pair(batch.x, generator)
+        ratio = self.log_ratio(torch.cat([x, other]))
+        value = self._entropy(ratio[: len(x)], ratio[len(x) :])
+        if batch.weight is not None:
+            value = batch.weight * value  # a heavy batch of a fit pulls harder
+        return Loss(value.mean(), state)
+
+    def _entropy(self, data: Tensor, noise: Tensor) -> Tensor:
+        """Loss of each row of the data, (n,), from log-ratios; all carry the noise's share."""
+        if self.form == "ranking":
+            return softplus(noise.logsumexp(0) - data)
+        prior = math.log(self.noise_ratio)
+        return softplus(prior - data) + self.noise_ratio * softplus(noise - prior).mean()
+
+    def work(self, n_rows: int) -> float:
+        """Forward, and back for rows of layers and for weights; of data and noise."""
+        return 3 * (1 + self.noise_ratio) * super().work(n_rows)
+
+    # ---------------------------------------------------------------- watching
+
+    @torch.no_grad()
+    def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
+        """Loss, share of rows and draws told right (a half of each), nats above the noise."""
+        with sampling(self.energy):
+            x, other = self._pair(batch.x, generator)
+            n, draws = len(x), self._watch.draws(x)
+            ratio = self.log_ratio(torch.cat([x, other, draws]))
+        data, noise, log_w = ratio.tensor_split([n, n + len(other)])
+        # Bayes' rule for as many rows as draws; of log Z no more than the draws know.
+        log_z = log_w.logsumexp(0) - math.log(len(log_w))
+        error = (log_w - log_z).exp().std() / math.sqrt(len(log_w))
+        right = weighted_mean((data > 0).to(x.dtype), batch.weight)
+        gain = data - log_z
+        spread = weighted_variance(gain, batch.weight) / effective_count(gain, batch.weight)
+        return {
+            "loss": weighted_mean(self._entropy(data, noise), batch.weight),
+            "accuracy": (right + (log_w < 0).to(x.dtype).mean()) / 2,
+            "gain_over_base": weighted_mean(gain, batch.weight),
+            "gain_error": (spread + error.square()).sqrt(),
+        }
+
+    @torch.no_grad()
+    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+        """Cross-entropy of held-out rows, over several draws."""
+        looks = []
+        with sampling(self.energy):
+            for _ in range(N_LOOKS):
+                x, other = self._pair(batch.x, generator)
+                ratio = self.log_ratio(torch.cat([x, other]))
+                looks.append(self._entropy(ratio[: len(x)], ratio[len(x) :]))
+        return weighted_mean(torch.stack(looks).mean(0), batch.weight)
+
+    def diverged(
+        self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
+    ) -> str | None:
+        """A loss far above that of not telling at all."""
+        reason = super().diverged(logs, before, n_rows)
+        if reason or not before:
+            return reason
+        start = before["loss"]
+        if logs["loss"] > start + LARGEST_RISE * max(1.0, start):
+            return f"the loss rose from {start:.3g} to {logs['loss']:.3g}"
+        return None

@@ -1,0 +1,223 @@
+"""NCEDensity: what is learned, which noise, what is refused."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from numpy.testing import assert_allclose
+from sklearn.datasets import make_moons
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import GridSearchCV
+
+from skebm import NCEDensity
+from skebm.base import Categorical, Real
+from skebm.energies import MLP
+from skebm.noise import ChowLiuTree, Gaussian, GaussianMixture, Uniform
+from tests.contracts.test_estimators import real_rows
+
+quick = {"network": MLP((16,)), "n_iter": 3, "random_state": 0}
+X, X_NEW = real_rows(100, 3), real_rows(40, 3, seed=1)
+BITS = (real_rows(200, 5) > 0).astype(float)
+
+
+def density(**params):
+    return NCEDensity(**quick | params)
+
+
+def normal(d, sd=1.0):
+    return Gaussian(torch.zeros(d, dtype=torch.float64), sd)
+
+
+# ------------------------------------------------------------------------------
+# What is learned
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", [1, 3])
+def test_a_normal_distribution_under_wider_noise(d):
+    """log p, the learned log Z and the one by importance sampling, against the closed form."""
+    rng = np.random.default_rng(0)
+    rows, new = rng.normal(size=(5000, d)), rng.normal(size=(500, d))
+    model = NCEDensity(noise=normal(d, 1.5**0.5), sigma=None, standardize=False, random_state=0)
+    model.fit(rows)
+    truth = scipy.stats.norm.logpdf(new).sum(1)
+    assert abs(np.mean(model.score_samples(new) - truth)) < 0.03
+    assert np.std(model.score_samples(new) - truth) < 0.2
+    assert abs(model.log_partition_learned_ - model.log_partition_) < 0.05
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "mixture", "kernel"])
+def test_it_is_better_than_its_noise(noise):
+    rows, _ = make_moons(1500, noise=0.1, random_state=0)
+    params = {"noise": noise, "random_state": 0, "n_components": 2, "early_stopping": True}
+    before = NCEDensity(**params, n_iter=0).fit(rows[:1000])
+    model = NCEDensity(**params).fit(rows[:1000])
+    gain = model.score(rows[1000:]) - before.score(rows[1000:])
+    assert gain > {"gaussian": 0.3, "mixture": 0.1, "kernel": -0.02}[noise]
+
+
+def test_bits_that_no_tree_knows():
+    """Parity: every pair of columns is independent."""
+    rng = np.random.default_rng(0)
+    three = rng.integers(0, 2, (3000, 3))
+    rows = np.c_[three, three.sum(1) % 2].astype(float)
+    model = NCEDensity(random_state=0).fit(rows[:2500])
+    assert model.log_partition_kind_ == "exact"
+    assert model.score(rows[2500:]) > 4 * np.log(0.5) + 0.5  # nats; log 2 is all there is
+
+
+@pytest.mark.parametrize("form", ["logistic", "ranking"])
+def test_both_forms_learn_the_same(form):
+    rows, _ = make_moons(1000, noise=0.1, random_state=0)
+    model = NCEDensity(noise="gaussian", form=form, noise_ratio=2, random_state=0).fit(rows[:800])
+    assert model.score(rows[800:]) > -1.55  # the normal distribution: -1.9
+    assert np.isnan(model.log_partition_learned_) == (form == "ranking")
+
+
+def test_before_training_it_is_the_noise():
+    model = density(n_iter=0, noise="gaussian", sigma=None).fit(X)
+    q = Gaussian.fit(torch.as_tensor(model.units_.apply(X)))
+    expected = q.log_prob(torch.as_tensor(model.units_.apply(X_NEW))).numpy()
+    assert_allclose(model.score_samples(X_NEW), expected - model.units_.log_volume, atol=1e-4)
+    assert model.log_partition_learned_ == 0
+
+
+def test_a_search_over_noise_and_ratio():
+    grid = {"noise": ["gaussian", "mixture"], "noise_ratio": [0.5, 2]}
+    search = GridSearchCV(density(), grid, cv=2, error_score="raise").fit(X)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+
+
+def test_more_draws_cost_no_state():
+    model = pickle.loads(pickle.dumps(density(noise_ratio=3).partial_fit(X)))
+    again = model.partial_fit(X)
+    assert len(again.history_) == 2
+    assert np.isfinite(again.score(X_NEW))
+
+
+# ------------------------------------------------------------------------------
+# Which noise
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        normal(3, 2.0),
+        GaussianMixture(
+            torch.tensor([0.5, 0.5]),
+            torch.tensor([[-1.0] * 3, [1.0] * 3]),
+            torch.eye(3).repeat(2, 1, 1),
+        ),
+    ],
+    ids=["normal", "mixture"],
+)
+def test_noise_of_a_user(noise):
+    """In units of X, whatever the energy's are."""
+    model = density(noise=noise, n_iter=0, sigma=None).fit(X)
+    expected = noise.log_prob(torch.as_tensor(X_NEW).to(noise.sample(1, torch.Generator()))).numpy()
+    assert_allclose(model.score_samples(X_NEW), expected, atol=1e-4)
+
+
+def test_noise_on_a_box():
+    inside = np.random.default_rng(0).beta(2, 5, (400, 2))
+    box = Uniform(Real((2,), 0.0, 1.0))
+    model = NCEDensity(noise=box, bounds=(0, 1), random_state=0).fit(inside[:300])
+    truth = scipy.stats.beta(2, 5).logpdf(inside[300:]).sum(1).mean()
+    assert model.score(inside[300:]) == pytest.approx(truth, abs=0.15)
+    assert model.score_samples([[1.5, 0.5]])[0] == -np.inf
+
+
+def test_noise_of_bits():
+    tree = ChowLiuTree.fit(torch.as_tensor(BITS))
+    assert np.isfinite(density(noise=tree).fit(BITS).score(BITS))
+    levels = np.eye(3)[np.random.default_rng(0).integers(0, 3, (60, 2))].reshape(60, 6)
+    one_hot = density(domain=Categorical((3, 3))).fit(levels)
+    assert one_hot.score(levels) == pytest.approx(-2 * np.log(3), abs=0.3)
+
+
+def test_images_of_a_convolution():
+    from skebm.energies import Conv
+
+    images = np.random.default_rng(0).normal(size=(40, 1, 4, 4))
+    model = density(network=Conv((4,)), noise="gaussian").fit(images)
+    assert model.sample(2, random_state=0, n_steps=5).shape == (2, 1, 4, 4)
+
+
+# ------------------------------------------------------------------------------
+# What is refused, what is announced
+# ------------------------------------------------------------------------------
+
+
+def test_noise_that_is_told_from_every_row():
+    far = normal(3, 1e4)
+    with pytest.warns(ConvergenceWarning, match="tells .* apart"):
+        NCEDensity(noise=far, sigma=None, random_state=0).fit(X)
+
+
+def test_noise_that_is_near_is_not_announced():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        NCEDensity(random_state=0).fit(X)
+
+
+@pytest.mark.parametrize(
+    ("noise", "message"),
+    [
+        (normal(2), "has 2 columns, but X has 3"),
+        ("chow-liu", "is a distribution of bits"),
+        (ChowLiuTree.fit(torch.as_tensor(BITS[:, :3])), "rows are"),
+        (Uniform(Real((3,), -0.5, 0.5)), "standardize=False"),
+    ],
+    ids=["columns", "kind", "domain", "walls"],
+)
+def test_noise_that_does_not_fit(noise, message):
+    with pytest.raises(ValueError, match=message):
+        density(noise=noise).fit(X)
+
+
+def test_noise_without_density_at_a_row():
+    with pytest.raises(ValueError, match="no density at"):
+        density(noise=Uniform(Real((3,), -0.5, 0.5)), standardize=False, sigma=None).fit(X)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"noise_ratio": 0},
+        {"noise_ratio": -1.0},
+        {"noise_ratio": float("nan")},
+        {"noise": None},
+        {"form": "softmax"},
+    ],
+    ids=repr,
+)
+def test_parameters_out_of_range(params):
+    with pytest.raises(ValueError, match=next(iter(params))):
+        density(**params).fit(X)
+
+
+@pytest.mark.parametrize("sigma", ["auto", None])
+def test_columns_that_say_the_same(sigma):
+    """On a line: noise in training, or a shrunk covariance, keeps the density finite."""
+    line = np.repeat(np.random.default_rng(0).normal(size=(200, 1)), 3, axis=1)
+    model = density(noise="gaussian", sigma=sigma).fit(line)
+    assert np.isfinite(model.score_samples(line)).all()
+    assert model.score_samples([[0.0, 0, 0]])[0] > model.score_samples([[3.0, -3, 0]])[0]
+
+
+def test_few_rows_and_one_column():
+    model = density().fit([[0.2], [1.4]])
+    assert np.isfinite(model.score([[0.5]]))
+    assert np.isfinite(density(noise_ratio=0.01).fit(X[:, :1]).score(X_NEW[:, :1]))
+
+
+def test_warm_starts_keep_what_was_learned():
+    model = density(warm_start=True, noise="gaussian").fit(X)
+    learned = model.log_partition_learned_
+    assert learned != 0
+    model.set_params(n_iter=0).fit(X)
+    assert model.log_partition_learned_ == learned
