@@ -253,12 +253,9 @@ def test_row_noise_is_added_to_the_data_alone():
     assert float(draws.std()) == pytest.approx(1.5, rel=0.05)
 
 
-def test_a_loss_that_runs_away_is_called():
-    objective = NoiseContrastive(Bell(), wide())
-    before = {"loss": 1.38}
-    assert objective.diverged({"loss": 1.9}, before) is None
-    assert "rose" in objective.diverged({"loss": 8.0}, before)
-    assert "not finite" in objective.diverged({"loss": math.nan}, before)
+def test_centres_of_kernels_are_not_left_out():
+    with pytest.raises(ValueError, match="leaves no centres"):
+        NoiseContrastive(Bell(), wide()).rowwise(torch.zeros(2, 1), seeded(0), torch.arange(2))
 
 
 @pytest.mark.parametrize("ratio", [0, -1.0, math.nan, math.inf])

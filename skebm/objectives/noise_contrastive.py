@@ -9,23 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from skebm.base import Batch, Energy, Loss, Objective, sampling
+from skebm.base import Batch, Energy, sampling
 from skebm.noise import Noise
 from skebm.objectives._means import effective_count, weighted_mean, weighted_variance
 from skebm.objectives._watch import Watch
+from skebm.objectives.rowwise import Rowwise
 from skebm.samplers._moves import standard_normal
 
 FORMS = ("logistic", "ranking")
 # Nats of log Z for a unit of the parameter: an optimizer that moves each parameter by as much gets
 # there as soon as the network does.
 SCALE = 10.0
-# Draws of the noise at which held-out rows are looked at, for each row.
-N_LOOKS = 16
-# A loss may rise so many times what it can be lowered by.
-LARGEST_RISE = 2.0
 
 
-class NoiseContrastive(Objective):
+class NoiseContrastive(Rowwise):
     r"""Noise contrastive estimation: is a row one of the data or one of the noise?
 
     With :math:`\nu` draws of the noise q for a row of the data, and
@@ -86,6 +83,8 @@ class NoiseContrastive(Objective):
     1.3863
     """
 
+    passes = 3  # forward, and back for the rows of each layer and for its weights
+
     def __init__(
         self,
         energy: Energy,
@@ -132,15 +131,16 @@ class NoiseContrastive(Objective):
         m = max(1, round(self.noise_ratio * len(x)))
         return x, self.noise.sample(m, generator).to(x)
 
-    def forward(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
-        """Cross-entropy of the batch and of fresh draws."""
+    def rowwise(
+        self, x: Tensor, generator: torch.Generator, without: Tensor | None = None
+    ) -> Tensor:
+        """Loss of each row, (n,), against fresh draws."""
+        if without is not None:
+            raise ValueError("Noise contrastive estimation leaves no centres of kernels out.")
         with torch.no_grad():
-            x, other = self._pair(batch.x, generator)
+            x, other = self._pair(x, generator)
         ratio = self.log_ratio(torch.cat([x, other]))
-        value = self._entropy(ratio[: len(x)], ratio[len(x) :])
-        if batch.weight is not None:
-            value = batch.weight * value  # a heavy batch of a fit pulls harder
-        return Loss(value.mean(), state)
+        return self._entropy(ratio[: len(x)], ratio[len(x) :])
 
     def _entropy(self, data: Tensor, noise: Tensor) -> Tensor:
         """Loss of each row of the data, (n,), from log-ratios; all carry the noise's share."""
@@ -150,10 +150,8 @@ class NoiseContrastive(Objective):
         return softplus(prior - data) + self.noise_ratio * softplus(noise - prior).mean()
 
     def work(self, n_rows: int) -> float:
-        """Forward, and back for rows of layers and for weights; of data and noise."""
-        return 3 * (1 + self.noise_ratio) * super().work(n_rows)
-
-    # ---------------------------------------------------------------- watching
+        """Of rows and draws."""
+        return (1 + self.noise_ratio) * super().work(n_rows)
 
     @torch.no_grad()
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
@@ -175,26 +173,3 @@ class NoiseContrastive(Objective):
             "gain_over_base": weighted_mean(gain, batch.weight),
             "gain_error": (spread + error.square()).sqrt(),
         }
-
-    @torch.no_grad()
-    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
-        """Cross-entropy of held-out rows, over several draws."""
-        looks = []
-        with sampling(self.energy):
-            for _ in range(N_LOOKS):
-                x, other = self._pair(batch.x, generator)
-                ratio = self.log_ratio(torch.cat([x, other]))
-                looks.append(self._entropy(ratio[: len(x)], ratio[len(x) :]))
-        return weighted_mean(torch.stack(looks).mean(0), batch.weight)
-
-    def diverged(
-        self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
-    ) -> str | None:
-        """A loss far above that of not telling at all."""
-        reason = super().diverged(logs, before, n_rows)
-        if reason or not before:
-            return reason
-        start = before["loss"]
-        if logs["loss"] > start + LARGEST_RISE * max(1.0, start):
-            return f"the loss rose from {start:.3g} to {logs['loss']:.3g}"
-        return None
