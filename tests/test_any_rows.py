@@ -256,14 +256,14 @@ IMPOSSIBLE = IndependentBernoulli(torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, -torch.
 @pytest.mark.parametrize(
     ("params", "base", "match"),
     [
-        (ON_BITS, "gaussian", "real columns.*'independent', 'chow-liu', 'block-tree' or None"),
+        (ON_BITS, "gaussian", "real columns.*'independent', 'chow-liu', 'block-tree'"),
         (ON_BITS, "mixture", "real columns"),
         (ON_BITS, "kernel", "real columns"),
         (ON_BITS, Gaussian(torch.zeros(6), 1.0), "Real.*rows are Binary"),
         (ON_BITS, IndependentCategorical(torch.zeros(6), (3, 3)), "Categorical.*Binary"),
         (ON_BITS, IndependentBernoulli(torch.zeros(5)), "Binary.*5.*Binary.*6"),
         (ON_BITS, IMPOSSIBLE, "no probability, first row"),
-        (ON_LEVELS, "gaussian", "real columns.*use 'independent' or None"),
+        (ON_LEVELS, "gaussian", "real columns.*use 'independent'"),
         (ON_LEVELS, "chow-liu", "bits.*'independent'"),
         (ON_LEVELS, "block-tree", "bits.*'independent'"),
         (ON_LEVELS, IndependentBernoulli(torch.zeros(6)), "Binary.*Categorical"),

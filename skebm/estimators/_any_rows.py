@@ -91,10 +91,10 @@ class AnyRows(RealRows):
             return None if self.sigma is None else noise_level(self.sigma, rows)
         if without:
             return None
-        raise ValueError(
-            f"sigma={self.sigma!r} is noise that leaves the walls of `bounds`, and that "
-            'objective="discrepancy" has of its own: use sigma=None.'
-        )
+        cause = "leaves the walls of `bounds`"
+        if self.bounds is None:
+            cause = 'objective="discrepancy" has of its own'
+        raise ValueError(f"sigma={self.sigma!r} is noise that {cause}: use sigma=None.")
 
     @property
     def sigma_(self) -> np.ndarray | None:
@@ -163,9 +163,7 @@ def fit_discrete_base(base: Any, rows: Rows, domain: Domain) -> Noise | None:
     if base in REAL_BASES:
         here = DISCRETE_BASES if isinstance(domain, Binary) else DISCRETE_BASES[:1]
         names = ", ".join(map(repr, here))
-        raise ValueError(
-            f"{base!r} is a distribution of real columns; on {domain} use {names} or None."
-        )
+        raise ValueError(f"{base!r} is a distribution of real columns; on {domain} use {names}.")
     if isinstance(base, Noise):
         if base.domain != domain:
             raise ValueError(f"The base is one of {base.domain}, and rows are {domain}.")
@@ -191,6 +189,6 @@ def check_base_kind(base: Any, domain: Domain) -> None:
     """Raise `ValueError` for the name of a discrete base where rows are real."""
     if isinstance(base, str) and base in BY_NAME and isinstance(domain, Real):
         names = ", ".join(map(repr, REAL_BASES))
-        raise ValueError(f"{base!r} is a distribution of bits; on real rows use {names} or None.")
+        raise ValueError(f"{base!r} is a distribution of bits; on real rows use {names}.")
     if isinstance(base, Noise) and isinstance(domain, Real) and not isinstance(base.domain, Real):
         raise ValueError(f"The base is one of {base.domain}, and rows are {domain}.")
