@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 import torch
@@ -43,16 +44,16 @@ class Neural(BaseEstimator):
     row_shape_: tuple[int, ...]
     _noisy_base: Noise | None
     _image_shape: tuple[int, ...] | None
+    _levels: tuple[float, float] | None = None  # of noise, where the energy knows of several
 
     def _new_energy(
         self,
         settings: Settings,
         generator: torch.Generator,
-        levels: tuple[float, float] | None = None,
     ) -> NeuralEnergy:
         """The network that settings ask for, on the base of noisy rows."""
         dtype = getattr(torch, settings.dtype)
-        base = self._noisy_base
+        base, levels = self._noisy_base, self._levels
         base = None if base is None else base.to(generator.device, dtype)
         plain = levels is None and self._image_shape is None
         whitening = whitening_of(base) if plain else None
@@ -65,18 +66,20 @@ class Neural(BaseEstimator):
             noise_levels=levels,
         )
 
-    def _net_of(
+    @abc.abstractmethod
+    def _objective(self, settings: Settings, energy: NeuralEnergy) -> Objective:
+        """What is minimised."""
+
+    def _new_net(
         self,
-        objective: Objective,
         settings: Settings,
         generator: torch.Generator,
         *,
         streaming: bool,
-        validation: Rows | None,
+        validation: Rows | None = None,
     ) -> EnergyNet:
-        """An untrained net of an objective."""
         return EnergyNet(
-            objective,
+            self._objective(settings, self._new_energy(settings, generator)),
             generator=generator,
             averaging=0.0 if streaming else self.averaging,
             max_restarts=self.max_restarts,

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from skebm._engine import EnergyNet
 from skebm._rows import Rows
+from skebm.base import Objective
+from skebm.energies import NeuralEnergy
 from skebm.estimators._any_methods import AnyMethods
 from skebm.estimators._any_rows import AnyRows
 from skebm.estimators._contrastive_settings import CONTRASTIVE, objective_of, sampled_rule
@@ -333,19 +334,5 @@ class ContrastiveDivergenceDensity(SamplerSteps, Neural, AnyRows, AnyMethods, Ba
     def _withhold(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
         return withheld(rows, generator) if self.objective == "likelihood" else (rows, None)
 
-    def _new_net(
-        self,
-        settings: Settings,
-        generator: torch.Generator,
-        *,
-        streaming: bool,
-        validation: Rows | None = None,
-    ) -> EnergyNet:
-        energy = self._new_energy(settings, generator)
-        return self._net_of(
-            objective_of(settings.rule, energy, self._noise),
-            settings,
-            generator,
-            streaming=streaming,
-            validation=validation,
-        )
+    def _objective(self, settings: Settings, energy: NeuralEnergy) -> Objective:
+        return objective_of(settings.rule, energy, self._noise)

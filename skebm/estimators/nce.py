@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from sklearn.exceptions import ConvergenceWarning
 
-from skebm._engine import EnergyNet
 from skebm._rows import Rows
 from skebm._validation import check_is_fitted
+from skebm.base import Objective
+from skebm.energies import NeuralEnergy
 from skebm.estimators._any_methods import AnyMethods
 from skebm.estimators._any_rows import AnyRows
 from skebm.estimators._density_settings import Settings, resolve
@@ -256,22 +257,8 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseEBM):
     def _withhold(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
         return withheld(rows, generator)
 
-    def _new_net(
-        self,
-        settings: Settings,
-        generator: torch.Generator,
-        *,
-        streaming: bool,
-        validation: Rows | None = None,
-    ) -> EnergyNet:
-        energy = self._new_energy(settings, generator)
-        return self._net_of(
-            contrast_of(settings.rule, energy, self._noise),
-            settings,
-            generator,
-            streaming=streaming,
-            validation=validation,
-        )
+    def _objective(self, settings: Settings, energy: NeuralEnergy) -> Objective:
+        return contrast_of(settings.rule, energy, self._noise)
 
     def _settle(self, rows: Rows) -> None:
         super()._settle(rows)

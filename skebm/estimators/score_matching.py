@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._engine import EnergyNet
 from skebm._rows import Rows
 from skebm._validation import check_is_fitted, draw_seed
 from skebm.energies import NeuralEnergy
@@ -293,22 +292,12 @@ class ScoreMatchingDensity(Neural, RealRows, RealMethods, BaseEBM):
             self, self.base, rows, noise, seed, several=several
         )
 
-    def _new_net(
-        self,
-        settings: Settings,
-        generator: torch.Generator,
-        *,
-        streaming: bool,
-        validation: Rows | None = None,
-    ) -> EnergyNet:
-        energy = self._new_energy(settings, generator, self._levels)
-        objective = self._objective(settings, energy)
-        objective.leaves_out = self._leaves_out
-        return self._net_of(
-            objective, settings, generator, streaming=streaming, validation=validation
-        )
-
     def _objective(self, settings: Settings, energy: NeuralEnergy) -> Rowwise:
+        objective = self._matching(settings, energy)
+        objective.leaves_out = self._leaves_out
+        return objective
+
+    def _matching(self, settings: Settings, energy: NeuralEnergy) -> Rowwise:
         noise: Any = self._noise
         if noise is not None:
             noise = torch.as_tensor(noise).to(next(energy.parameters()))

@@ -10,6 +10,7 @@ from torch import Tensor
 from skebm._bridge import bridge
 from skebm.base import Domain, Energy, Real
 from skebm.noise import Noise
+from skebm.objectives._means import effective_count, weighted_mean, weighted_variance
 
 # Draws of the base by which log Z is watched.
 N_DRAWS = 1000
@@ -55,15 +56,27 @@ class Watch:
         like = next(energy.parameters())
         draws = self.draws(like)
         if chains is None:
-            log_w = -energy.correction(draws).double()
-            log_mean = log_w.logsumexp(0) - math.log(len(log_w))
-            error = (log_w - log_mean).exp().std() / math.sqrt(len(log_w))
-            return log_mean, float(error)
+            return log_mean(-energy.correction(draws).double())
         log_w = -energy.correction(torch.cat([draws, chains])).double()
         if not log_w.isfinite().all():
             return log_w.sum(), math.inf  # not finite either
         found = bridge(log_w[len(draws) :].cpu(), log_w[: len(draws)].cpu())
         return log_w.new_tensor(found.value), found.std_error
+
+
+def log_mean(log_w: Tensor) -> tuple[Tensor, float]:
+    """Logarithm of the mean of weights, and its error as far as the draws know; low on average."""
+    value = log_w.logsumexp(0) - math.log(len(log_w))
+    return value, float((log_w - value).exp().std() / math.sqrt(len(log_w)))
+
+
+def gains(f: Tensor, log_z: Tensor, error: float, weight: Tensor | None) -> dict[str, Tensor]:
+    """Mean of -f - log Z over rows, nats above the base, with the error of both."""
+    spread = weighted_variance(f, weight) / effective_count(f, weight)
+    return {
+        "gain_over_base": -weighted_mean(f + log_z, weight),
+        "gain_error": (spread + error**2).sqrt(),
+    }
 
 
 def why_diverged(

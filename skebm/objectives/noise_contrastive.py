@@ -11,8 +11,8 @@ from torch.nn.functional import softplus
 
 from skebm.base import Batch, Energy, sampling
 from skebm.noise import Noise
-from skebm.objectives._means import effective_count, weighted_mean, weighted_variance
-from skebm.objectives._watch import Watch
+from skebm.objectives._means import weighted_mean
+from skebm.objectives._watch import Watch, gains, log_mean
 from skebm.objectives.rowwise import Rowwise
 from skebm.samplers._moves import standard_normal
 
@@ -161,15 +161,10 @@ class NoiseContrastive(Rowwise):
             n, draws = len(x), self._watch.draws(x)
             ratio = self.log_ratio(torch.cat([x, other, draws]))
         data, noise, log_w = ratio.tensor_split([n, n + len(other)])
-        # Bayes' rule for as many rows as draws; of log Z no more than the draws know.
-        log_z = log_w.logsumexp(0) - math.log(len(log_w))
-        error = (log_w - log_z).exp().std() / math.sqrt(len(log_w))
+        # Bayes' rule for as many rows as draws.
         right = weighted_mean((data > 0).to(x.dtype), batch.weight)
-        gain = data - log_z
-        spread = weighted_variance(gain, batch.weight) / effective_count(gain, batch.weight)
-        return {
+        logs = {
             "loss": weighted_mean(self._entropy(data, noise), batch.weight),
             "accuracy": (right + (log_w < 0).to(x.dtype).mean()) / 2,
-            "gain_over_base": weighted_mean(gain, batch.weight),
-            "gain_error": (spread + error.square()).sqrt(),
         }
+        return logs | gains(-data, *log_mean(log_w.double()), batch.weight)

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from skebm.base import Batch, ChainState, Energy, Loss, Objective, Real, Sampler, sampling
 from skebm.noise._fitting import pick
-from skebm.objectives._means import effective_count, weighted_mean, weighted_variance
+from skebm.objectives._means import weighted_mean, weighted_variance
 from skebm.objectives._phases import signs
 from skebm.objectives._sampled_checks import check_parts
 from skebm.objectives._sampled_state import SampledState, halved, packed, unpacked
-from skebm.objectives._watch import Watch, why_diverged
+from skebm.objectives._watch import Watch, gains, why_diverged
 from skebm.objectives.refinement import Refinement
 from skebm.objectives.walkers import Walkers
 from skebm.samplers import ChainPolicy, FromData, Persistent
@@ -299,9 +299,7 @@ class SampledLikelihood(Objective):
             if self._watch is not None:
                 f = energy.correction(x)
                 log_z, error = self._log_partition(state, generator)
-                noise = weighted_variance(f, batch.weight) / effective_count(f, batch.weight)
-                logs["gain_over_base"] = -weighted_mean(f + log_z, batch.weight)
-                logs["gain_error"] = (noise + error**2).sqrt()
+                logs |= gains(f, log_z, error, batch.weight)
         return logs
 
     def _log_partition(
