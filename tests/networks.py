@@ -4,7 +4,16 @@ import torch
 from torch import nn
 
 from skebm.base import Binary, Categorical, Real
-from skebm.energies import MLP, Conv, NeuralEnergy, Spec, build_network, whitening_of
+from skebm.energies import (
+    MLP,
+    Conv,
+    NeuralEnergy,
+    Spec,
+    Telescope,
+    build_network,
+    find_way,
+    whitening_of,
+)
 from skebm.noise import (
     BlockTree,
     ChowLiuTree,
@@ -82,6 +91,14 @@ def neural(
     return NeuralEnergy(built, Real((d,), lower, upper), base, **kwargs)
 
 
+def telescoped(d=3, n_bridges=3):
+    """A neural energy of several ratios, from narrow data to normal noise."""
+    noise = normal_base(d)
+    way = find_way(normal_base(d, 4).widened(0.01), noise, n_bridges)
+    networks = [build(MLP((4, 3)), (d,), seed=k) for k in range(n_bridges)]
+    return NeuralEnergy(Telescope(networks, way), Real((d,)), noise)
+
+
 def walled(d=3, lower=0.0, upper=None):
     """A neural energy inside walls, on the base that estimators take there."""
     base = TruncatedGaussian(torch.full((d,), 0.6, dtype=DOUBLE), 0.8, lower, upper)
@@ -148,6 +165,7 @@ NEURAL = {
     "module": lambda: neural(network=user_module(3)),
     "module alone": lambda: neural(network=user_module(3), base=None),
     "on a mixture": lambda: neural(base=mixture_base(3)),
+    "telescope": lambda: telescoped(),
     "bits": lambda: binary("none"),
     "bits on a tree": lambda: binary("tree"),
     "bits on blocks": lambda: binary("blocks"),

@@ -99,6 +99,94 @@ def test_more_draws_cost_no_state():
 
 
 # ------------------------------------------------------------------------------
+# The way to far noise
+# ------------------------------------------------------------------------------
+
+
+def on_a_plane(n, seed=0, d=8, sd=0.01):
+    """Rows near a plane, 22 nats from the standard normal distribution; their log-density."""
+    rng = np.random.default_rng(seed)
+    scale = np.r_[1.0, 1.0, np.full(d - 2, sd)]
+    axes = np.linalg.qr(np.random.default_rng(5).normal(size=(d, d)))[0]
+    z = rng.normal(size=(n, d))
+    return (z * scale) @ axes.T, scipy.stats.norm.logpdf(z).sum(1) - np.log(scale).sum()
+
+
+far = {"noise": normal(8), "sigma": None, "standardize": False, "random_state": 0}
+
+
+def test_bridges_lead_to_data_far_from_the_noise():
+    rows, _ = on_a_plane(4000)
+    new, truth = on_a_plane(1000, 1)
+    model = NCEDensity(**far, network=MLP((32,)), n_iter=10).fit(rows)
+    assert model.n_bridges_ == 8
+    assert abs(np.mean(model.score_samples(new) - truth)) < 0.1
+    assert abs(model.log_partition_learned_ - model.log_partition_) < 0.5
+    assert "GaussianMixture" in model.log_partition_method_
+    assert model.history_[-1]["accuracy"] < 0.95
+    assert "gain_over_base" not in model.history_[-1]
+    drawn = np.cov(model.sample(500, random_state=0, n_steps=20).T)
+    assert_allclose(np.linalg.eigvalsh(drawn)[:6], 1e-4, rtol=0.5)
+
+
+def test_one_classifier_of_data_far_from_the_noise_is_announced():
+    rows, _ = on_a_plane(1000)
+    with pytest.warns(ConvergenceWarning, match="n_bridges of at least"):
+        model = NCEDensity(**far, network=MLP((32,)), n_bridges=1, n_iter=100).fit(rows)
+    new, truth = on_a_plane(1000, 1)
+    assert np.mean(-model.energy(new) - truth) - model.log_partition_learned_ < -5
+
+
+def test_bridges_of_rows_that_are_not_normal():
+    """Two narrow clusters, of wide noise: one classifier is 3 nats off."""
+    rng = np.random.default_rng(0)
+    rows = rng.choice([-1.0, 1.0], (3000, 1)) + 0.05 * rng.normal(size=(3000, 3))
+    kind = {"noise": normal(3, 1.5), "sigma": None, "random_state": 0}
+    model = NCEDensity(**kind, learning_rate=1e-2).fit(rows[:2500])
+    assert model.n_bridges_ > 1
+    truth = np.log(0.5) - 3 * np.log(0.05 * (2 * np.pi * np.e) ** 0.5)
+    by_classifiers = -model.energy(rows[2500:]).mean() - model.log_partition_learned_
+    assert by_classifiers == pytest.approx(truth, abs=1)
+
+
+def test_noise_that_was_fitted_needs_no_bridges():
+    for noise in ("gaussian", "mixture", "kernel"):
+        assert density(noise=noise, n_iter=0).fit(X).n_bridges_ == 1
+
+
+def test_bridges_inside_walls():
+    inside = 0.5 + 0.01 * np.random.default_rng(0).normal(size=(1500, 4))
+    box = Uniform(Real((4,), 0.0, 1.0))
+    model = NCEDensity(noise=box, bounds=(0, 1), random_state=0, network=MLP((32,)))
+    model.fit(inside[:1000])
+    assert model.n_bridges_ > 3
+    truth = scipy.stats.norm(0.5, 0.01).logpdf(inside[1000:]).sum(1).mean()
+    assert model.score(inside[1000:]) == pytest.approx(truth, abs=0.2)
+
+
+def test_bridges_are_kept():
+    model = density(noise=normal(3, 8.0), n_bridges=3, warm_start=True).fit(X)
+    again = pickle.loads(pickle.dumps(model))
+    assert_allclose(again.score_samples(X), model.score_samples(X))
+    assert again.set_params(n_bridges=5).fit(X).n_bridges_ == 3  # those that the weights are of
+    assert model.partial_fit(X).n_bridges_ == 3
+
+
+def test_bridges_of_few_rows():
+    model = density(n_bridges=3, noise=normal(3, 100.0)).fit(X[:2])
+    assert np.isfinite(model.score_samples(X_NEW)).all()
+    assert density(n_bridges=2).fit(X[:, :1]).n_bridges_ == 2
+
+
+def test_bridges_that_are_not_offered():
+    with pytest.raises(ValueError, match="there are no bridges with rows"):
+        density(n_bridges=2).fit(BITS)
+    with pytest.raises(ValueError, match="there are no bridges with form"):
+        density(n_bridges=2, form="ranking").fit(X)
+    assert density(form="ranking", noise=normal(3, 100.0)).fit(X).n_bridges_ == 1
+
+
+# ------------------------------------------------------------------------------
 # Which noise
 # ------------------------------------------------------------------------------
 
@@ -117,7 +205,7 @@ def test_more_draws_cost_no_state():
 )
 def test_noise_of_a_user(noise):
     """In units of X, whatever the energy's are."""
-    model = density(noise=noise, n_iter=0, sigma=None).fit(X)
+    model = density(noise=noise, n_iter=0, sigma=None, n_bridges=1).fit(X)
     expected = noise.log_prob(torch.as_tensor(X_NEW).to(noise.sample(1, torch.Generator()))).numpy()
     assert_allclose(model.score_samples(X_NEW), expected, atol=1e-4)
 
@@ -153,9 +241,8 @@ def test_images_of_a_convolution():
 
 
 def test_noise_that_is_told_from_every_row():
-    far = normal(3, 1e4)
     with pytest.warns(ConvergenceWarning, match="tells .* apart"):
-        NCEDensity(noise=far, sigma=None, random_state=0).fit(X)
+        NCEDensity(noise=normal(3, 1e4), n_bridges=1, sigma=None, random_state=0).fit(X)
 
 
 def test_noise_that_is_near_is_not_announced():
@@ -192,6 +279,8 @@ def test_noise_without_density_at_a_row():
         {"noise_ratio": float("nan")},
         {"noise": None},
         {"form": "softmax"},
+        {"n_bridges": 0},
+        {"n_bridges": "many"},
     ],
     ids=repr,
 )

@@ -6,6 +6,7 @@ from skebm.energies.networks import MLP
 from skebm.energies.neural import NeuralEnergy, Spec, build_network
 from skebm.energies.pairwise import BoltzmannMachine, ising_grid
 from skebm.energies.path import AnnealingPath, annealing_path
+from skebm.energies.telescope import Telescope, Way, find_way
 from skebm.energies.whitening import Whitening, whitening_of
 
 __all__ = [
@@ -18,10 +19,13 @@ __all__ = [
     "Moments",
     "NeuralEnergy",
     "Spec",
+    "Telescope",
     "Tilted",
+    "Way",
     "Whitening",
     "annealing_path",
     "build_network",
+    "find_way",
     "ising_grid",
     "whitening_of",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from numbers import Real as RealNumber
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from skebm.estimators._density_settings import COMMON
 from skebm.objectives import NoiseContrastive
 
 # Rows and draws that are told right, beyond which a classifier has nothing more to learn.
-SATURATED = 0.99
+SATURATED = 0.97
 # Of fewer rows all may be told right by chance.
 FEWEST_ROWS = 20
 
@@ -26,6 +27,7 @@ NCE: dict[str, list[Any]] = {
 } | {
     "noise": [kind for kind in CONTRASTIVE["base"] if kind is not None],
     "noise_ratio": [Interval(RealNumber, 0, None, closed="neither")],
+    "n_bridges": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
     "form": [StrOptions({"logistic", "ranking"})],
     "domain": CONTRASTIVE["domain"],
     "sigma": CONTRASTIVE["sigma"],

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from sklearn.base import BaseEstimator
+from torch import nn
 
 from skebm._engine import EnergyNet
 from skebm._rows import Rows
@@ -59,12 +60,16 @@ class Neural(BaseEstimator):
         whitening = whitening_of(base) if plain else None
         spec = Spec(self.row_shape_, generator, dtype, levels is not None, whitening)
         return NeuralEnergy(
-            build_network(settings.network, spec),
+            self._network(settings, spec),
             self.units_.domain,
             base,
             image_shape=self._image_shape,
             noise_levels=levels,
         )
+
+    def _network(self, settings: Settings, spec: Spec) -> nn.Module:
+        """What is trained on top of the base."""
+        return build_network(settings.network, spec)
 
     @abc.abstractmethod
     def _objective(self, settings: Settings, energy: NeuralEnergy) -> Objective:

@@ -17,7 +17,6 @@ from skebm.base import Clamp, Sampler
 from skebm.base.checks import whole_number
 from skebm.noise._fitting import pick
 from skebm.objectives import wall_weight
-from skebm.partition import Choice, choose
 from skebm.samplers import HMC, AnnealedLangevin
 
 # Rows that chains hold at a time.
@@ -218,11 +217,6 @@ class RealMethods(BaseEstimator):
 
         both = self._map(rows, found).double().numpy()
         return both[:, :-1], both[:, -1]
-
-    def _choose_partition(self) -> Choice:
-        # Of one energy, as the base that is passed must be its own.
-        energy, inputs = self.energy_, self._partition_inputs()
-        return choose(energy, base=energy.base, x=inputs["x"])
 
     # ---------------------------------------------------------------- chains
 

@@ -9,15 +9,23 @@ from typing import Any
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
+from torch import nn
 
 from skebm._rows import Rows
-from skebm._validation import check_is_fitted
+from skebm._validation import check_is_fitted, draw_seed
 from skebm.base import Objective
-from skebm.energies import NeuralEnergy
+from skebm.energies import NeuralEnergy, Spec, Telescope, build_network
 from skebm.estimators._any_methods import AnyMethods
 from skebm.estimators._any_rows import AnyRows
+from skebm.estimators._bridges import approach_of
 from skebm.estimators._density_settings import Settings, resolve
-from skebm.estimators._nce_settings import FEWEST_ROWS, NCE, SATURATED, contrast_of, noise_rule
+from skebm.estimators._nce_settings import (
+    FEWEST_ROWS,
+    NCE,
+    SATURATED,
+    contrast_of,
+    noise_rule,
+)
 from skebm.estimators._neural import Neural, withheld
 from skebm.estimators.base import BaseEBM
 
@@ -34,7 +42,9 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseEBM):
     by-product of the training and as wrong as that is, and the worse, the better a bad fit looks.
 
     The nearer q is to the data, the better; where it is so far that every row is told from every
-    draw, beyond 20 nats or so, the classifier has nothing to learn from, and a warning says so.
+    draw, beyond 20 nats or so, one classifier has nothing to learn from, and a warning says so.
+    Then rows and draws are mixed to waymarks between data and noise, and `n_bridges` networks tell
+    each of these from the next [3]_.
 
     Of 200 rows or more a tenth, at most 100, is not shown to the network: by these training is
     watched.
@@ -55,6 +65,11 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseEBM):
         distribution of :mod:`skebm.noise`, of columns in their own units, is taken as it is.
     noise_ratio : float > 0, default=1
         :math:`\nu`, draws of the noise for each row.
+    n_bridges : int >= 1 or "auto", default="auto"
+        Networks on the way from the noise to the data, each of them one `network`; 1 is plain noise
+        contrastive estimation. For real rows. ``"auto"``: one for noise that is fitted to the rows,
+        else as many as are no more than 4 nats apart (symmetric divergence of normal distributions
+        with the moments of the waymarks).
     form : {"logistic", "ranking"}, default="logistic"
         ``"ranking"`` picks the row among all draws of a batch: log Z cancels, and is not learned.
     sampler : Sampler or None, default=None
@@ -120,6 +135,8 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseEBM):
 
     Attributes
     ----------
+    n_bridges_ : int
+        Networks on the way from the noise to the data.
     log_partition_learned_ : float
         log Z as the classifier has it, in nats; nan where rows were ranked.
     log_partition_, log_partition_std_ : float
@@ -146,8 +163,8 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseEBM):
         Shape of a row.
     history_ : list of dict
         One for each pass: ``train_loss``; ``accuracy``, the mean share of rows and of draws that
-        are told right; ``gain_over_base``, nats a row above the noise (an estimate); learning
-        rate, seconds.
+        are told right, of several bridges by the best; ``gain_over_base``, nats a row above the
+        noise (an estimate; not with several bridges); learning rate, seconds.
     n_iter_, n_restarts_ : int
         Passes that ran, and roll-backs among them.
     sampler_, energy_, net_ : Sampler, NeuralEnergy, EnergyNet
@@ -165,6 +182,7 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseEBM):
        models, with applications to natural image statistics", JMLR 13.
     .. [2] Ma and Collins (2018), "Noise contrastive estimation and negative sampling for
        conditional models: consistency and statistical efficiency", EMNLP (ranking).
+    .. [3] Rhodes, Xu and Gutmann (2020), "Telescoping density-ratio estimation", NeurIPS.
 
     Examples
     --------
@@ -187,6 +205,7 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseEBM):
         *,
         noise="auto",
         noise_ratio=1.0,
+        n_bridges="auto",
         form="logistic",
         sampler=None,
         domain="auto",
@@ -217,6 +236,7 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseEBM):
         self.network = network
         self.noise = noise
         self.noise_ratio = noise_ratio
+        self.n_bridges = n_bridges
         self.form = form
         self.sampler = sampler
         self.domain = domain
@@ -253,6 +273,22 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseEBM):
     def _prepare(self, rows: Rows, *, going_on: bool) -> None:
         if not going_on:
             self._learn_base(rows, self.noise)
+            self._approach = approach_of(self, rows, draw_seed(self.random_state_))
+
+    def _network(self, settings: Settings, spec: Spec) -> nn.Module:
+        if self._approach is None:
+            return super()._network(settings, spec)
+        way = self._approach.way
+        plain = spec._replace(whitening=None)  # which each waymark has of its own
+        networks = [build_network(settings.network, plain) for _ in range(way.n_bridges)]
+        return Telescope(networks, way)
+
+    def _partition_inputs(self) -> dict[str, Any]:
+        inputs = super()._partition_inputs()
+        if self._approach is not None:
+            like = next(self.energy_.parameters())
+            inputs["base"] = self._approach.nearby.to(like.device, like.dtype)
+        return inputs
 
     def _withhold(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
         return withheld(rows, generator)
@@ -264,14 +300,22 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseEBM):
         super()._settle(rows)
         last: dict[str, Any] = self.history_[-1] if self.history_ else {}
         if last.get("accuracy", 0.0) >= SATURATED and len(rows) >= FEWEST_ROWS:
+            n, real = self.n_bridges_, not self._discrete and self.form == "logistic"
+            apart = "rows and draws of the noise" if n == 1 else "neighbours on its way"
+            more = f" or n_bridges of at least {2 * n + 2}," if real else ""
             warnings.warn(
-                f"The network tells {last['accuracy']:.1%} of rows and draws of the noise apart, "
-                f"which are about {last['gain_over_base']:.0f} nats away from each other: so far "
-                "the classifier has little to learn from, and its densities are not to be "
-                "trusted. Choose noise nearer to the data.",
+                f"The network tells {last['accuracy']:.1%} of {apart} apart: so far from each "
+                "other they teach a classifier little, and its densities are not to be trusted. "
+                f"Choose noise nearer to the data,{more} or a larger sigma.",
                 ConvergenceWarning,
                 stacklevel=4,
             )
+
+    @property
+    def n_bridges_(self) -> int:
+        """Networks on the way from the noise to the data."""
+        check_is_fitted(self)
+        return 1 if self._approach is None else self._approach.way.n_bridges
 
     @property
     def log_partition_learned_(self) -> float:

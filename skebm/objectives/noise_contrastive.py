@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from skebm.base import Batch, Energy, sampling
+from skebm.energies import Telescope
 from skebm.noise import Noise
 from skebm.objectives._means import weighted_mean
 from skebm.objectives._watch import Watch, gains, log_mean
@@ -20,6 +21,21 @@ FORMS = ("logistic", "ranking")
 # Nats of log Z for a unit of the parameter: an optimizer that moves each parameter by as much gets
 # there as soon as the network does.
 SCALE = 10.0
+
+
+class Bridges(NamedTuple):
+    """What the classifiers of a telescope say of rows.
+
+    Attributes
+    ----------
+    loss : Tensor of shape (n,)
+        Mean over the bridges.
+    right : Tensor of shape (K, n)
+        Share that each tells right, of its waymarks at either end that the row is a part of.
+    """
+
+    loss: Tensor
+    right: Tensor
 
 
 class NoiseContrastive(Rowwise):
@@ -42,6 +58,11 @@ class NoiseContrastive(Rowwise):
 
     Both have an expected gradient of zero at the data's density.
 
+    Where the data are far from the noise, every row is told from every draw, and nothing is
+    learned. If the energy's network is a :class:`skebm.energies.Telescope`, rows and draws are
+    mixed to waymarks in between, each of which is told from the next by a classifier of its own;
+    J is the mean of their logistic losses, and c the sum of their constants [3]_.
+
     Parameters
     ----------
     energy : Energy
@@ -50,8 +71,10 @@ class NoiseContrastive(Rowwise):
     noise : Noise
         q, with a density wherever the data are.
     noise_ratio : float > 0, default=1.0
-        :math:`\nu`. A batch of n rows gets :math:`\nu n` draws, rounded, one at least.
+        :math:`\nu`. A batch of n rows gets :math:`\nu n` draws, rounded, one at least. On the way
+        to the data as many mixtures are made of them as are needed to use all, rows and draws.
     form : {"logistic", "ranking"}, default="logistic"
+        A telescope has logistic bridges only.
     sigma : Tensor of shape (d,) or None, default=None
         Standard deviation of normal noise that is added to real rows of the data, in units of x.
 
@@ -59,6 +82,8 @@ class NoiseContrastive(Rowwise):
     ----------
     log_partition : Tensor, scalar
         c, in nats; 0 for ever where rows are ranked.
+    telescope : Telescope or None
+        The network, if it is one.
 
     References
     ----------
@@ -66,6 +91,8 @@ class NoiseContrastive(Rowwise):
        models, with applications to natural image statistics", JMLR 13, section 2.2.
     .. [2] Ma and Collins (2018), "Noise contrastive estimation and negative sampling for
        conditional models: consistency and statistical efficiency", EMNLP, section 3 (ranking).
+    .. [3] Rhodes, Xu and Gutmann (2020), "Telescoping density-ratio estimation", NeurIPS,
+       section 3.
 
     Examples
     --------
@@ -106,17 +133,26 @@ class NoiseContrastive(Rowwise):
         self.sigma: Tensor | None
         self.register_buffer("sigma", sigma, persistent=False)
         like = next(iter(energy.parameters()), torch.empty(0))
+        if self.telescope is not None and form == "ranking":
+            raise ValueError('form="ranking" knows no bridges: use form="logistic".')
+        shift = like.new_zeros(() if self.telescope is None else self.telescope.n_bridges)
         self.shift: Tensor
         if form == "logistic":
-            self.shift = nn.Parameter(like.new_zeros(()))
+            self.shift = nn.Parameter(shift)
         else:  # stored alike, so that weights of the one form go on with the other
-            self.register_buffer("shift", like.new_zeros(()))
+            self.register_buffer("shift", shift)
         self._watch = Watch(noise, energy.domain)
+
+    @property
+    def telescope(self) -> Telescope | None:
+        """The network, if it is one."""
+        network = getattr(self.energy, "network", None)
+        return network if isinstance(network, Telescope) else None
 
     @property
     def log_partition(self) -> Tensor:
         """c."""
-        return SCALE * self.shift
+        return SCALE * self.shift.sum()
 
     def log_ratio(self, x: Tensor) -> Tensor:
         """log of model over noise as the model has it, (n,)."""
@@ -139,6 +175,8 @@ class NoiseContrastive(Rowwise):
             raise ValueError("Noise contrastive estimation leaves no centres of kernels out.")
         with torch.no_grad():
             x, other = self._pair(x, generator)
+        if self.telescope is not None:
+            return self._bridges(x, other).loss
         ratio = self.log_ratio(torch.cat([x, other]))
         return self._entropy(ratio[: len(x)], ratio[len(x) :])
 
@@ -149,15 +187,42 @@ class NoiseContrastive(Rowwise):
         prior = math.log(self.noise_ratio)
         return softplus(prior - data) + self.noise_ratio * softplus(noise - prior).mean()
 
+    def _bridges(self, x: Tensor, other: Tensor) -> Bridges:
+        """All classifiers of the telescope, at waymarks of rows and draws."""
+        telescope = self.telescope
+        assert telescope is not None
+        n, m = len(x), len(other)
+        copies = -(-m // n)  # of rows, so that no draw is left over
+        one, two = x.repeat(copies, 1), other[torch.arange(copies * n, device=x.device) % m]
+        here, loss, right = one, x.new_zeros(n), []
+        for k in range(telescope.n_bridges):
+            there = telescope.waymark(one, two, k + 1)
+            ratio = telescope.log_ratio(torch.cat([here, there]), k) - SCALE * self.shift[k]
+            near, far = ratio.view(2, copies, n)
+            loss = loss + (softplus(-near) + softplus(far)).mean(0)
+            told = (near > 0).to(x.dtype) + (far < 0).to(x.dtype)
+            right.append(told.mean(0) / 2)
+            here = there
+        return Bridges(loss / telescope.n_bridges, torch.stack(right))
+
     def work(self, n_rows: int) -> float:
         """Of rows and draws."""
         return (1 + self.noise_ratio) * super().work(n_rows)
 
     @torch.no_grad()
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
-        """Loss, share of rows and draws told right (a half of each), nats above the noise."""
+        """Loss, share of rows and draws told right (a half of each), nats above the noise.
+
+        Of a telescope that of the bridge that tells them best, and no nats: no draw of the noise is
+        near the model.
+        """
         with sampling(self.energy):
             x, other = self._pair(batch.x, generator)
+            if self.telescope is not None:
+                found = self._bridges(x, other)
+                hits = [weighted_mean(right, batch.weight) for right in found.right]
+                loss = weighted_mean(found.loss, batch.weight)
+                return {"loss": loss, "accuracy": torch.stack(hits).max()}
             n, draws = len(x), self._watch.draws(x)
             ratio = self.log_ratio(torch.cat([x, other, draws]))
         data, noise, log_w = ratio.tensor_split([n, n + len(other)])

@@ -67,8 +67,8 @@ def choose(
     2. :class:`Bethe`, where pairs of binary units are coupled without loops: exact at any size;
     3. :class:`ImportanceSampling`, where the model was trained against a `noise`, which is then
        the ``base`` of the estimate;
-    4. :class:`ImportanceSampling` from the base that an energy of real rows corrects, or from the
-       uniform distribution over a box, where a twentieth of its draws carries the mean weight;
+    4. :class:`ImportanceSampling` of real rows from `base`, else from the one that the energy
+       corrects or uniform over a box, where a twentieth of its draws carries the mean weight;
     5. :class:`AISBracket`, where there are two rows or more to start reverse annealing from;
     6. :class:`AIS`.
 
@@ -142,22 +142,22 @@ def choose(
 
 
 def _near(energy: Energy, base: Noise | None) -> tuple[float, str]:
-    """Share of draws of the base an energy corrects that carry the mean weight; in words, too."""
-    own = getattr(energy, "base", None)
-    if not isinstance(energy.domain, Real) or base not in (None, own):
+    """Share of draws of the base, or of the energy's own, that carry the mean weight; in words."""
+    if not isinstance(energy.domain, Real):
         return 0.0, ""
-    if own is None:
+    base = getattr(energy, "base", None) if base is None else base
+    if base is None:
         if not bounded(energy.domain):
             return 0.0, ""
-        own = default_base(energy)  # uniform
+        base = default_base(energy)  # uniform
     kind = like(energy)
-    own = own.to(kind.device, kind.dtype)
+    base = base.to(kind.device, kind.dtype)
     with sampling(energy), torch.no_grad():
-        draws = own.sample(N_PROBES, generator_for(None, kind.device))
-        log_w = log_weights(energy, own, draws, N_PROBES)
+        draws = base.sample(N_PROBES, generator_for(None, kind.device))
+        log_w = log_weights(energy, base, draws, N_PROBES)
     log_w = log_w - log_w.max()
     share = float(log_w.exp().sum() ** 2 / (2 * log_w).exp().sum()) / N_PROBES
-    return share, f"{share:.0%} of the draws of {own!r}, its base, carry the mean"
+    return share, f"{share:.0%} of the draws of {base!r} carry the mean"
 
 
 def in_a_line(method: PartitionEstimator) -> str:

@@ -192,6 +192,7 @@ CASES = {
     NCEDensity: {
         "mixture": NCEDensity(**small),
         "kernel": NCEDensity(**small, noise="kernel", early_stopping=True, partition=probe),
+        "bridges": NCEDensity(**small, noise="gaussian", n_bridges=2, partition=probe),
         "ranking": NCEDensity(**small, form="ranking", noise_ratio=3, partition=probe),
         "binary": NCEDensity(**told),
         "one-hot": NCEDensity(**told | {"domain": Categorical((3, 3))}),
@@ -624,6 +625,7 @@ WEIGHTED = {
     ),
     "told-mixture": NCEDensity(**told_full, noise="mixture"),
     "told-kernel": NCEDensity(**told_full, noise="kernel"),
+    "told-bridges": NCEDensity(**told_full, noise="gaussian", n_bridges=2),
     "told-ranking": NCEDensity(**told_full, noise="gaussian", form="ranking"),
     "told-binary": NCEDensity(**told_full | told | {"n_iter": 7, "sigma": "auto"}),
     "chains-binary": ContrastiveDivergenceDensity(**chased_bits),

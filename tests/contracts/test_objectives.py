@@ -205,6 +205,10 @@ CASES = {
             lambda e: NoiseContrastive(e, Gaussian(torch.zeros(3, dtype=DOUBLE), 2.0)),
             NEURAL["module alone"],
         ),
+        "noise contrastive by bridges": on_reals(
+            lambda e: NoiseContrastive(e, e.base, noise_ratio=2.0, sigma=SIGMA),
+            NEURAL["telescope"],
+        ),
         "noise contrastive bits": Case(
             lambda: NoiseContrastive(make_rbm(D, H), uniform(make_rbm(D, H))), data
         ),
