@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
+from skebm.base.seeding import seeded
 from skebm.energies._activations import ACTIVATIONS
 from skebm.energies.networks import LevelShifts, activation_of, sizes_of
-from skebm.energies.neural import Spec, seeded
+from skebm.energies.neural import Spec
 
 
 class Conv(BaseEstimator):

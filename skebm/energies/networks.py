@@ -15,9 +15,10 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from skebm.base.checks import whole_number
+from skebm.base.seeding import seeded
 from skebm.energies._activations import ACTIVATIONS
 from skebm.energies.derivatives import Bends, Slopes
-from skebm.energies.neural import Spec, seeded
+from skebm.energies.neural import Spec
 
 # Frequencies at which a network sees the logarithm of a noise level.
 LEVEL_FREQUENCIES = (0.5, 1.0, 2.0, 4.0)

@@ -2,16 +2,16 @@ r"""Neural energies: a network that corrects a base which is known, E(x) = -log 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from skebm.base import Domain, Energy, sampling
+from skebm.base.seeding import seeded
 from skebm.energies.derivatives import (
     Bends,
     Slopes,
@@ -47,23 +47,6 @@ class Spec(NamedTuple):
     dtype: torch.dtype = torch.float32
     noise_levels: bool = False
     whitening: Whitening | None = None
-
-
-@contextlib.contextmanager
-def seeded(generator: torch.Generator) -> Iterator[None]:
-    """Let what draws from torch's global generator draw from another one, and leave it as it was.
-
-    Layers of torch initialise themselves from the global one.
-    """
-    draw = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    gpu = [generator.device] if generator.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=gpu):
-        # Not torch.manual_seed, which would seed the GPUs that are not forked, too.
-        torch.default_generator.manual_seed(draw)
-        if gpu:
-            with torch.cuda.device(generator.device):
-                torch.cuda.manual_seed(draw)
-        yield
 
 
 def build_network(network: Any, spec: Spec) -> nn.Module:
