@@ -17,6 +17,7 @@ from skebm.estimators._contrastive_settings import DISCRETE_BASES, REAL_BASES
 from skebm.estimators._real_bases import Bases, fit_real_bases, noise_level
 from skebm.estimators._real_rows import RealRows, Units
 from skebm.noise import IndependentCategorical, Noise
+from skebm.noise._flow_fit import FLOWS
 
 
 class AnyRows(RealRows):
@@ -160,7 +161,7 @@ def fit_discrete_base(base: Any, rows: Rows, domain: Domain) -> Noise | None:
     """Fit the base of discrete rows that is named, or check the one that is given."""
     if base is None:
         return None
-    if base in REAL_BASES:
+    if base in (*REAL_BASES, *FLOWS):
         here = DISCRETE_BASES if isinstance(domain, Binary) else DISCRETE_BASES[:1]
         names = ", ".join(map(repr, here))
         raise ValueError(f"{base!r} is a distribution of real columns; on {domain} use {names}.")

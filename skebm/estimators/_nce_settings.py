@@ -13,8 +13,15 @@ from sklearn.base import clone
 from skebm._validation import Interval, StrOptions
 from skebm.base import Domain, Sampler
 from skebm.energies import NeuralEnergy
-from skebm.estimators._contrastive_settings import CONTRASTIVE, default_sampler
+from skebm.estimators._contrastive_settings import (
+    CONTRASTIVE,
+    DISCRETE_BASES,
+    REAL_BASES,
+    default_sampler,
+)
 from skebm.estimators._density_settings import COMMON
+from skebm.noise import Noise
+from skebm.noise._flow_fit import FLOWS
 from skebm.objectives import NoiseContrastive
 
 # Rows and draws that are told right, beyond which a classifier has nothing more to learn.
@@ -25,7 +32,7 @@ FEWEST_ROWS = 20
 NCE: dict[str, list[Any]] = {
     name: kinds for name, kinds in COMMON.items() if name != "deconvolve"
 } | {
-    "noise": [kind for kind in CONTRASTIVE["base"] if kind is not None],
+    "noise": [StrOptions({"auto", *REAL_BASES, *FLOWS, *DISCRETE_BASES}), Noise],
     "noise_ratio": [Interval(RealNumber, 0, None, closed="neither")],
     "n_bridges": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
     "form": [StrOptions({"logistic", "ranking"})],

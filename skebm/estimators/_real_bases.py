@@ -12,7 +12,16 @@ from torch import Tensor
 from skebm._rows import Rows
 from skebm.base import Real
 from skebm.estimators._real_rows import Units
-from skebm.noise import Affine, Gaussian, GaussianMixture, KernelDensity, Noise, TruncatedGaussian
+from skebm.noise import (
+    Affine,
+    Gaussian,
+    GaussianMixture,
+    KernelDensity,
+    Noise,
+    NormalizingFlow,
+    TruncatedGaussian,
+)
+from skebm.noise._flow_fit import FLOWS
 
 # Components of a mixture: one for so many rows, up to a limit that falls with the columns, as the
 # price of a component grows with their square.
@@ -63,10 +72,13 @@ def fit_real_bases(
         blur = sigma if keeps_noise else None
         clean = _mixture(rows, blur, seed, estimator.n_components)
         noisy = None if blur is None else clean
+    elif base in FLOWS and units.domain == Real(units.domain.shape):
+        # What the noise makes of a flow has no closed form: noisy rows are what it is fitted to.
+        noisy = clean = _flow(base, rows, sigma, seed)
     else:
         clean = _fitted(base, rows, units.domain)
     clean = clean.to(rows.device, rows.dtype)
-    if noisy is None and sigma is not None and type(clean).blurred is not Noise.blurred:
+    if noisy is None and sigma is not None and clean.has_blurred:
         noisy = clean.blurred(sigma)
     noisy = clean if noisy is None else noisy.to(rows.device, rows.dtype)
     found = Bases(noisy, noisy if keeps_noise else clean)
@@ -91,6 +103,13 @@ def _mixture(rows: Rows, sigma: Tensor | None, seed: int, n_components: Any) -> 
         return found
     weights = found.weights[keep] / found.weights[keep].sum()
     return GaussianMixture(weights, found.means[keep], found.covariances[keep])
+
+
+def _flow(base: str, rows: Rows, sigma: Tensor | None, seed: int) -> NormalizingFlow:
+    """A flow of noisy rows."""
+    x, generator = rows.block(0, len(rows)), torch.Generator(rows.device).manual_seed(seed)
+    blur = 0.0 if sigma is None else sigma
+    return NormalizingFlow.fit(x, rows.counts, base, blur=blur, generator=generator)
 
 
 def _fitted(base: str, rows: Rows, domain: Real) -> Noise:

@@ -268,7 +268,8 @@ class RealMethods(BaseEstimator):
 
     def _fill_starts(self, clamp: Clamp, generator: torch.Generator) -> Tensor:
         n, energy = len(clamp.mask), self.energy_
-        if energy.base is None or energy.noise_levels is not None:
+        exact = energy.base is not None and energy.base.has_given
+        if not exact or energy.noise_levels is not None:
             return clamp.apply(self._starts(n, generator))
         conditional = energy.base.given(clamp)
         draws = torch.stack([conditional.sample(generator) for _ in range(N_PROPOSALS)], 1)

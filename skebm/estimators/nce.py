@@ -59,7 +59,11 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseEBM):
     noise : str or Noise, default="auto"
         q, which is the base of the energy as well. Real columns: ``"gaussian"``: shrunk covariance,
         or columns truncated at `bounds`; ``"mixture"``: of `n_components` normal distributions;
-        ``"kernel"``: normal kernels of several scales on the rows. Bits: ``"independent"``,
+        ``"kernel"``: normal kernels of several scales on the rows; ``"nsf"``, ``"coupling"``,
+        ``"maf"``: normalizing flows of noisy rows (:class:`skebm.noise.NormalizingFlow`; they need
+        ``pip install "skebm[flows]"``, and `impute` has no exact conditionals of them to start
+        from), of which the first is the most accurate, the second draws fastest and the third is
+        fitted fastest. Bits: ``"independent"``,
         ``"chow-liu"``, ``"block-tree"``. One-hot: ``"independent"``. ``"auto"`` is the mixture (the
         normal distribution inside walls), the Chow-Liu tree and independent columns. A
         distribution of :mod:`skebm.noise`, of columns in their own units, is taken as it is.

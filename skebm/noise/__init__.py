@@ -4,6 +4,7 @@ from skebm.noise.affine import Affine
 from skebm.noise.base import Noise, Tilt
 from skebm.noise.blocks import BlockTree
 from skebm.noise.categorical import IndependentCategorical
+from skebm.noise.flow import NormalizingFlow
 from skebm.noise.gaussian import Gaussian
 from skebm.noise.independent import IndependentBernoulli
 from skebm.noise.kernel import KernelDensity
@@ -22,6 +23,7 @@ __all__ = [
     "IndependentCategorical",
     "KernelDensity",
     "Noise",
+    "NormalizingFlow",
     "Tilt",
     "TruncatedGaussian",
     "Uniform",

@@ -61,6 +61,14 @@ class Affine(Noise):
     def slope(self, x: Tensor) -> Tensor:
         return self.noise.slope(self._there(x)) * self.scale
 
+    @property
+    def has_blurred(self) -> bool:
+        return self.noise.has_blurred
+
+    @property
+    def has_given(self) -> bool:
+        return self.noise.has_given
+
     def blurred(self, sigma: Tensor | float) -> Affine:
         return Affine(self.noise.blurred(sigma * self.scale), self.centre, self.scale)
 

@@ -81,12 +81,26 @@ class Noise(abc.ABC):
             "GaussianMixture or KernelDensity."
         )
 
+    @property
+    def has_blurred(self) -> bool:
+        """Whether :meth:`blurred` has a closed form."""
+        return type(self).blurred is not Noise.blurred
+
+    @property
+    def has_given(self) -> bool:
+        """Whether :meth:`given` has exact conditionals."""
+        return type(self).given is not Noise.given or self._has_bits_given
+
+    @property
+    def _has_bits_given(self) -> bool:
+        return isinstance(self.domain, Binary) and type(self).tilted is not Noise.tilted
+
     def given(self, clamp: Clamp) -> Conditional:
         """Exact conditionals of the other entries, for each row of what is known, (n, ...).
 
         This default is that of binary rows under fields that are zero.
         """
-        if isinstance(self.domain, Binary) and type(self).tilted is not Noise.tilted:
+        if self._has_bits_given:
             return TiltedGiven(self, clamp)
         raise TypeError(
             f"{type(self).__name__} has no exact conditionals given real entries: use Gaussian, "
