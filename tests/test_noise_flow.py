@@ -110,7 +110,7 @@ def test_they_keep_the_contract(kind):
 def test_it_integrates_to_one(name):
     noise = INSTANCES[name]
     d = noise.domain.n_columns
-    z, cell = grid(-8.0, 8.0, {1: 20_001, 2: 501}[d], d)
+    z, cell = grid(-7.0, 7.0, {1: 20_001, 2: 401}[d], d)
     log_p = noise.log_prob(noise.centre + noise.scale * z)
     total = log_p.exp().sum() * cell * noise.scale.prod()
     assert float(total) == pytest.approx(1, abs=5e-3)
@@ -472,9 +472,9 @@ def test_an_estimator_on_a_flow(fitted):
     before = torch.get_rng_state()
     assert isinstance(fitted.base_, NormalizingFlow)
     assert np.isfinite(fitted.score(ROWS))
-    assert np.isfinite(fitted.sample(5, random_state=0, n_steps=5)).all()
+    assert np.isfinite(fitted.sample(5, random_state=0, n_steps=2)).all()
     holes = np.where([[True, False]], ROWS[:4], np.nan)
-    filled = fitted.impute(holes, random_state=0, n_steps=5)
+    filled = fitted.impute(holes, random_state=0, n_steps=2)
     np.testing.assert_array_equal(filled[:, 0], holes[:, 0])
     assert np.isfinite(filled).all()
     assert abs(fitted.log_partition_) < 1
@@ -497,7 +497,7 @@ def test_a_stored_estimator(fitted, store):
     again = store(fitted)
     np.testing.assert_array_equal(again.score_samples(ROWS), fitted.score_samples(ROWS))
     np.testing.assert_array_equal(
-        again.sample(2, random_state=0, n_steps=3), fitted.sample(2, random_state=0, n_steps=3)
+        again.sample(2, random_state=0, n_steps=1), fitted.sample(2, random_state=0, n_steps=1)
     )
 
 

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from skebm.noise._fitting import live_rows, moments, usable_scale, varies
+from skebm.noise._fitting import chunked, live_rows, moments, usable_scale, varies
 
 FLOWS = ("maf", "nsf", "coupling")
 
+# Numbers that a spline of eight bins makes of an entry of a row, for chunks of rows.
+PER_ENTRY = 200
 # Fewest rows of which some are held out; of fewer, steps that are taken.
 ENOUGH, FEW_STEPS = 50, 50
 # Held-out rows at least, with copies of other noise.
@@ -164,7 +166,8 @@ def train(flow: nn.Module, table: Table, plan: Plan, generator: torch.Generator)
         for group in optimizer.param_groups:
             group["lr"] = plan.learning_rate * _rate(step, n_steps)
         batch = next(batches)
-        loss = -_mean_log_prob(flow, *batch)
+        # Not divided by the weights of the batch, which would favour rows in light batches.
+        loss = -(batch[1] * flow().log_prob(batch[0])).mean()
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, CLIP)
@@ -194,18 +197,13 @@ def _rate(step: int, n_steps: int) -> float:
     return min(1.0, step / WARM_UP) * (LAST + (1 - LAST) * fall)
 
 
-def _mean_log_prob(flow: Any, z: Tensor, weight: Tensor) -> Tensor:
-    # Not divided by the weights of the batch, which would favour rows in light batches.
-    return (weight * flow().log_prob(z)).mean()
-
-
 def _held_out(flow: nn.Module, z: Tensor, weight: Tensor) -> float:
     """Mean log-likelihood of held-out rows."""
     flow.eval()
     with torch.no_grad():
-        found = _mean_log_prob(flow, z, weight)
+        value = chunked(lambda rows: flow().log_prob(rows), z, PER_ENTRY * z.shape[1])
     flow.train()
-    return float(found)
+    return float((weight * value).mean())
 
 
 def _split(table: Table, fraction: float, generator: torch.Generator) -> tuple[Table, Table | None]:

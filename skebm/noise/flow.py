@@ -13,10 +13,8 @@ from skebm.base import Real
 from skebm.base.seeding import seeded
 from skebm.noise import _flow_fit
 from skebm.noise._fitting import CHUNK, chunked, positive
+from skebm.noise._flow_fit import PER_ENTRY
 from skebm.noise.base import Noise
-
-# Numbers that a spline of eight bins makes of an entry of a row, for chunks of rows.
-PER_ENTRY = 200
 
 
 class NormalizingFlow(Noise):
@@ -161,7 +159,8 @@ class NormalizingFlow(Noise):
         flow : {"nsf", "maf", "coupling"} or nn.Module, default="nsf"
             ``"nsf"``: autoregressive rational-quadratic splines of eight bins; ``"maf"``:
             autoregressive affine maps; ``"coupling"``: splines of one half of the columns
-            given the other. These need zuko. A module is copied and trained from its weights.
+            given the other. These need zuko. A module is copied, and trained from its weights, all
+            of them.
         blur : Tensor of shape (d,) or float, default=0
             Standard deviation, in units of x, of normal noise that is drawn anew for every batch:
             the flow is then the distribution of noisy rows.
