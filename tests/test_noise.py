@@ -18,6 +18,7 @@ from skebm.noise import (
     IndependentCategorical,
     KernelDensity,
     Noise,
+    NormalizingFlow,
     TruncatedGaussian,
     Uniform,
 )
@@ -42,6 +43,7 @@ CASES = {
     Gaussian: [],
     GaussianMixture: [],
     KernelDensity: [],
+    NormalizingFlow: [],
     TruncatedGaussian: [],
     Uniform: [],
 }
