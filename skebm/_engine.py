@@ -131,6 +131,12 @@ class EnergyNet(NeuralNet):
         self.seed_ = self.generator.initial_seed()
         return self
 
+    def initialize_optimizer(self, *args: Any, **kwargs: Any) -> EnergyNet:
+        super().initialize_optimizer(*args, **kwargs)
+        for group in self.optimizer_.param_groups:
+            group["initial_lr"] = group["lr"]
+        return self
+
     def check_data(self, X: Any, y: Any = None) -> None:
         if not isinstance(X, Rows):
             raise TypeError("EnergyNet trains on Rows.")
@@ -187,7 +193,7 @@ class EnergyNet(NeuralNet):
             self.guard_.keep(logs, len(self.history), weights_of(self.module_))
         for name, value in logs.items():
             self.history.record("train_loss" if name == "loss" else name, value)
-        self.history.record("lr", self.optimizer_.param_groups[0]["lr"])
+        self.history.record("lr", self.optimizer_.param_groups[-1]["lr"])
         self.history.record("dur", time.perf_counter() - started)
 
     def _train(self, iterator: Batches) -> dict[str, float]:
@@ -324,7 +330,7 @@ class EnergyNet(NeuralNet):
             return
         done = (len(self.history) - 1) / max(self.max_epochs, 1)
         for group in self.optimizer_.param_groups:
-            group["lr"] = self.lr * self.lr_scale_ * self.schedule(done)
+            group["lr"] = group["initial_lr"] * self.lr_scale_ * self.schedule(done)
 
     def _roll_back(self, weights: list[Tensor], state: Any, probe: Batch, tries: int) -> None:
         """Return to the last good epoch with half the step, other noise and no momentum.
@@ -348,7 +354,7 @@ class EnergyNet(NeuralNet):
             raise FloatingPointError(
                 f"Training diverged {restarts} times, first at {self.guard_.first}; "
                 f"max_restarts={self.max_restarts}. Lower learning_rate (it was "
-                f"{2 * self.optimizer_.param_groups[0]['lr']:.3g} the last time)."
+                f"{2 * self.optimizer_.param_groups[-1]['lr']:.3g} the last time)."
             )
 
     def report(self) -> None:

@@ -3,6 +3,7 @@
 from skebm.estimators._explain import Explanation
 from skebm.estimators.contrastive import ContrastiveDivergenceDensity
 from skebm.estimators.detector import EnergyOutlierDetector
+from skebm.estimators.flow_contrastive import FlowContrastiveDensity
 from skebm.estimators.nce import NCEDensity
 from skebm.estimators.rbm import RBMEstimator
 from skebm.estimators.score_matching import ScoreMatchingDensity
@@ -11,6 +12,7 @@ __all__ = [
     "ContrastiveDivergenceDensity",
     "EnergyOutlierDetector",
     "Explanation",
+    "FlowContrastiveDensity",
     "NCEDensity",
     "RBMEstimator",
     "ScoreMatchingDensity",

@@ -93,8 +93,12 @@ class Neural(BaseEstimator):
             patience=self.n_iter_no_change,
             tol=self.tol,
             streaming=streaming,
-            **net_kwargs(self, settings) | {"device": generator.device} | (self.net_params or {}),
+            **self._net_kwargs(settings) | {"device": generator.device} | (self.net_params or {}),
         )
+
+    def _net_kwargs(self, settings: Settings) -> dict[str, Any]:
+        """Arguments of the engine."""
+        return net_kwargs(self, settings)
 
     def _initialise(self, energy: Any, rows: Rows) -> None:
         """Networks start at zero, which is the base."""

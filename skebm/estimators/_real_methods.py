@@ -15,6 +15,7 @@ from skebm._rows import Rows
 from skebm._validation import check_is_fitted
 from skebm.base import Clamp, Sampler
 from skebm.base.checks import whole_number
+from skebm.noise import Noise
 from skebm.noise._fitting import pick
 from skebm.objectives import wall_weight
 from skebm.samplers import HMC, AnnealedLangevin
@@ -245,9 +246,10 @@ class RealMethods(BaseEstimator):
             x = torch.randn(n, energy.domain.n_columns, generator=generator, **kind)
             ladder = AnnealedLangevin(sigma_max=high, sigma_min=low, n_levels=20)
             return ladder.run(energy, x * math.hypot(1, high), 200, generator)[0].x
-        if energy.base is not None:
-            proposals = energy.base.sample(N_PROPOSALS * n, generator)
-            log_w = self._log_weights(proposals)
+        proposal = self._proposal(energy)
+        if proposal is not None:
+            proposals = proposal.sample(N_PROPOSALS * n, generator)
+            log_w = _log_weights(energy, proposal, proposals)
             share = log_w.softmax(0)
             if float(share.square().sum()) * FEWEST_CARRIERS < 1:
                 return proposals[_picked(share, n, generator)]
@@ -273,14 +275,12 @@ class RealMethods(BaseEstimator):
             return clamp.apply(self._starts(n, generator))
         conditional = energy.base.given(clamp)
         draws = torch.stack([conditional.sample(generator) for _ in range(N_PROPOSALS)], 1)
-        log_w = self._log_weights(draws.flatten(0, 1)).view(n, N_PROPOSALS)
+        log_w = _log_weights(energy, energy.base, draws.flatten(0, 1)).view(n, N_PROPOSALS)
         return draws[torch.arange(n), _picked(log_w.softmax(1), n, generator)]
 
-    def _log_weights(self, x: Tensor) -> Tensor:
-        """log of the model over the base, up to a constant, (n,) in float64."""
-        energy = self.energy_
-        with torch.no_grad():
-            return torch.cat([-energy.correction(part).double() for part in x.split(BLOCK)])
+    def _proposal(self, energy: Any) -> Noise | None:
+        """What is resampled to the model: the base, which it corrects."""
+        return energy.base
 
     def _noise_of(self, noise_level: float | None) -> Tensor:
         """Noise to take off, in units of the energy; `ValueError` for a level not learned."""
@@ -305,6 +305,18 @@ class RealMethods(BaseEstimator):
                 'away, or use objective="multiscale" for a choice of levels.'
             )
         return torch.tensor(float(noise_level), dtype=torch.float64)
+
+
+def _log_weights(energy: Any, proposal: Noise, x: Tensor) -> Tensor:
+    """log of the model over a proposal, up to a constant, (n,) in float64."""
+
+    def log_weight(x: Tensor) -> Tensor:
+        if proposal is energy.base:
+            return -energy.correction(x).double()
+        return -energy(x).double() - proposal.log_prob(x).double()
+
+    with torch.no_grad():
+        return torch.cat([log_weight(part) for part in x.split(BLOCK)])
 
 
 def _picked(share: Tensor, n: int, generator: torch.Generator) -> Tensor:

@@ -28,6 +28,7 @@ from skebm.estimators._nce_settings import (
 )
 from skebm.estimators._neural import Neural, withheld
 from skebm.estimators.base import BaseEBM
+from skebm.noise import Noise
 
 
 class NCEDensity(Neural, AnyRows, AnyMethods, BaseEBM):
@@ -287,12 +288,15 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseEBM):
         networks = [build_network(settings.network, plain) for _ in range(way.n_bridges)]
         return Telescope(networks, way)
 
+    def _proposal(self, energy: NeuralEnergy) -> Noise | None:
+        """What log Z is weighed by and samples start from, where the noise is far."""
+        if self._approach is None:
+            return energy.base
+        like = next(energy.parameters())
+        return self._approach.nearby.to(like.device, like.dtype)
+
     def _partition_inputs(self) -> dict[str, Any]:
-        inputs = super()._partition_inputs()
-        if self._approach is not None:
-            like = next(self.energy_.parameters())
-            inputs["base"] = self._approach.nearby.to(like.device, like.dtype)
-        return inputs
+        return super()._partition_inputs() | {"base": self._proposal(self.energy_)}
 
     def _withhold(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
         return withheld(rows, generator)

@@ -288,6 +288,12 @@ class NormalizingFlow(Noise):
         moved.flow = copy.deepcopy(self.flow).to(device, dtype)
         return moved
 
+    def frozen(self) -> NormalizingFlow:
+        """A copy whose weights require no gradient."""
+        moved = self.to(self.centre.device, self.centre.dtype)
+        _frozen(moved.flow)
+        return moved
+
     def __copy__(self) -> NormalizingFlow:
         """Not by way of what is stored, which would build the flow anew."""
         twin = type(self).__new__(type(self))

@@ -5,6 +5,7 @@ from skebm.objectives.contrastive import ContrastiveDivergence, ContrastiveState
 from skebm.objectives.denoising import DenoisingScoreMatching, MultiscaleScoreMatching
 from skebm.objectives.discrepancy import EnergyDiscrepancy
 from skebm.objectives.discrete import pseudo_log_likelihood
+from skebm.objectives.flow_contrastive import FlowContrastive, FlowState
 from skebm.objectives.likelihood import ExactLikelihood
 from skebm.objectives.noise_contrastive import NoiseContrastive
 from skebm.objectives.rbm_gradient import Offsets, Regulariser
@@ -24,6 +25,8 @@ __all__ = [
     "EnergyDiscrepancy",
     "ExactLikelihood",
     "ExactScoreMatching",
+    "FlowContrastive",
+    "FlowState",
     "MultiscaleScoreMatching",
     "NoiseContrastive",
     "Offsets",

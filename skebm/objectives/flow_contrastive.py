@@ -1,0 +1,215 @@
+"""Flow contrastive estimation: an energy and a flow that teach each other."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from skebm.base import Batch, Loss, sampling
+from skebm.energies import NeuralEnergy
+from skebm.noise import NormalizingFlow
+from skebm.objectives._means import weighted_mean
+from skebm.objectives._watch import Watch, gains, log_mean
+from skebm.objectives.noise_contrastive import SCALE
+from skebm.objectives.rowwise import Rowwise
+from skebm.samplers._moves import standard_normal
+
+# Batches between two looks at how well rows and draws are told apart, as a look synchronises, and
+# how much of the share is that of the last batch.
+LOOK, RATE = 16, 0.1
+# Share told right, beyond which the flow has something to learn from the energy.
+FAIR = 0.52
+
+
+class FlowState(NamedTuple):
+    """Whose turn it is.
+
+    Attributes
+    ----------
+    told : Tensor, scalar
+        Moving average of the share of rows and draws that are told right.
+    n_batches : int
+    moves : bool
+        Whether the flow learns, too.
+    """
+
+    told: Tensor
+    n_batches: int
+    moves: bool
+
+
+class FlowContrastive(Rowwise):
+    r"""Flow contrastive estimation: noise contrastive, against a flow that learns not to be told.
+
+    With :math:`r(x) = -E(x) - c - \log q_\phi(x)` for the log of the density ratio,
+
+    .. math:: \min_{E, c} \max_\phi \; J = \mathbb E_{data}\, \mathrm{softplus}(-r(x))
+        + \mathbb E_{q_\phi}\, \mathrm{softplus}(r(x)) .
+
+    The energy and c, which estimates log Z, are those of noise contrastive estimation with as many
+    draws as rows, whatever the flow is; the flow descends the Jensen-Shannon divergence from the
+    data, as far as the energy knows it, by draws that are differentiated. One pass forth and back
+    gives the gradients of all. The flow rests while rows and draws are told no better than by
+    chance (52 %, looked at every 16 batches): a classifier that knows nothing has nothing to teach,
+    and what is left is the likelihood of the rows of training.
+
+    Parameters
+    ----------
+    energy : NeuralEnergy
+        Of real rows, on a base by which training is watched.
+    flow : NormalizingFlow
+        :math:`q_\phi`; a copy is trained.
+    sigma : Tensor of shape (d,) or None, default=None
+        Standard deviation of normal noise that is added to the rows, in units of x.
+
+    Attributes
+    ----------
+    noise : NormalizingFlow
+        The flow as it stands.
+    log_partition : Tensor, scalar
+        c, in nats.
+
+    References
+    ----------
+    Gao, Nijkamp, Kingma, Xu, Dai and Wu (2020), "Flow contrastive estimation of energy-based
+    models", CVPR, section 3.3.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.base import Batch, Real
+    >>> from skebm.energies import MLP, NeuralEnergy, Spec
+    >>> from skebm.noise import NormalizingFlow
+    >>> from skebm.objectives import FlowContrastive
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> x = torch.randn(200, 2, generator=generator)
+    >>> flow = NormalizingFlow.fit(x, flow="maf", n_steps=20)
+    >>> energy = NeuralEnergy(MLP().build(Spec((2,), generator)), Real((2,)), flow)
+    >>> objective = FlowContrastive(energy, flow)
+    >>> round(objective(Batch(x), None, generator).value.item(), 4)  # 2 log 2: nothing is told
+    1.3863
+    """
+
+    passes = 6  # of the network, forward and back, at rows and at draws
+
+    def __init__(self, energy: NeuralEnergy, flow: NormalizingFlow, *, sigma: Tensor | None = None):
+        super().__init__()
+        if not isinstance(flow, NormalizingFlow):
+            raise TypeError(f"flow must be a skebm.noise.NormalizingFlow, not {flow!r}.")
+        if flow.domain != energy.domain:
+            raise ValueError(f"The flow is one of {flow.domain}, the energy of {energy.domain}.")
+        if energy.base is None:
+            raise ValueError("The energy needs a base, whose draws training is watched by.")
+        like = next(energy.parameters())
+        self.energy, self.base = energy, energy.base
+        self.noise = flow.to(like.device, like.dtype)
+        self.flow = self.noise.flow.requires_grad_(True)
+        self.sigma: Tensor | None
+        self.register_buffer("sigma", sigma, persistent=False)
+        self.shift = nn.Parameter(like.new_zeros(()))
+        self._watch = Watch(self.base, energy.domain)
+
+    @property
+    def log_partition(self) -> Tensor:
+        """c."""
+        return SCALE * self.shift
+
+    def log_ratio(self, x: Tensor, log_q: Tensor) -> Tensor:
+        """log of model over flow as the model has it, (n,)."""
+        return -self.energy(x) - self.log_partition - log_q
+
+    def _noisy(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        return x if self.sigma is None else x + self.sigma * standard_normal(x, generator)
+
+    def _ratios(
+        self, x: Tensor, generator: torch.Generator, moves: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Log-ratios of noisy rows and of as many draws; the flow learns only if it `moves`."""
+        x = self._noisy(x, generator)
+        with torch.set_grad_enabled(moves and torch.is_grad_enabled()):
+            draws, log_q_draws = self.noise.rsample_and_log_prob(len(x), generator)
+            log_q = torch.cat([self.noise.log_prob(x), log_q_draws])
+        data, noise = self.log_ratio(torch.cat([x, draws]), log_q).chunk(2)
+        return data, noise
+
+    def rowwise(
+        self, x: Tensor, generator: torch.Generator, without: Tensor | None = None
+    ) -> Tensor:
+        """Loss of each row, (n,), against fresh draws."""
+        if without is not None:
+            raise ValueError("Flow contrastive estimation leaves no centres of kernels out.")
+        data, draws = self._ratios(x, generator)
+        return softplus(-data) + softplus(draws).mean()
+
+    def start(self, batch: Batch, generator: torch.Generator) -> FlowState:
+        return FlowState(batch.x.new_full((), 0.5), 0, True)
+
+    def gradients(self, batch: Batch, state: FlowState, generator: torch.Generator) -> Loss:
+        """Down for the energy and c, and up for the flow; None for a flow that rests."""
+        self.zero_grad()
+        with torch.enable_grad():
+            data, draws = self._ratios(batch.x, generator, state.moves)
+            loss = softplus(-data) + softplus(draws).mean()
+            value = (loss if batch.weight is None else batch.weight * loss).mean()
+            value.backward()
+        for p in self.flow.parameters():
+            p.grad = None if p.grad is None else -p.grad
+        for p in [*self.energy.parameters(), self.shift]:
+            if p.grad is None and p.requires_grad:
+                p.grad = torch.zeros_like(p)
+        return Loss(value.detach(), self._next(state, data, draws))
+
+    def _next(self, state: FlowState, data: Tensor, draws: Tensor) -> FlowState:
+        right = ((data > 0).to(data.dtype).mean() + (draws < 0).to(data.dtype).mean()) / 2
+        told, n_batches = torch.lerp(state.told, right, RATE), state.n_batches + 1
+        moves = bool(told > FAIR) if n_batches % LOOK == 0 else state.moves
+        return FlowState(told, n_batches, moves)
+
+    def pack(self, state: FlowState) -> dict[str, Tensor | None]:
+        if state is None:
+            return {}
+        return {
+            "told": state.told,
+            "n_batches": torch.tensor(state.n_batches),
+            "moves": torch.tensor(state.moves),
+        }
+
+    def unpack(self, packed: dict[str, Tensor | None]) -> FlowState | None:
+        told, n_batches, moves = (packed.get(name) for name in FlowState._fields)
+        if told is None or n_batches is None or moves is None:
+            return None
+        return FlowState(told, int(n_batches), bool(moves))
+
+    @torch.no_grad()
+    def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
+        """Loss, share told right, nats that energy and flow are above the base."""
+        with sampling(self):
+            x = self._noisy(batch.x, generator)
+            draws, log_q_draws = self.noise.rsample_and_log_prob(len(x), generator)
+            log_q = self.noise.log_prob(x)
+            data = self.log_ratio(x, log_q)
+            noise = self.log_ratio(draws, log_q_draws)
+            found = self._gains(x, batch.weight)
+            known = self.base.log_prob(x)
+        right = weighted_mean((data > 0).to(x.dtype), batch.weight)
+        logs = {
+            "loss": weighted_mean(softplus(-data), batch.weight) + softplus(noise).mean(),
+            "accuracy": (right + (noise < 0).to(x.dtype).mean()) / 2,
+            "flow_gain": weighted_mean(log_q - known, batch.weight),
+        }
+        return logs | found
+
+    def _gains(self, x: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
+        """Nats above the base, log Z by its draws."""
+        draws = self._watch.draws(x)
+        f = self.energy.correction(torch.cat([x, draws]))
+        return gains(f[: len(x)], *log_mean(-f[len(x) :].double()), weight)
+
+    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+        """Minus the nats above the base: the loss falls when the flow gets worse, too."""
+        with sampling(self):
+            found = self._gains(self._noisy(batch.x, generator), batch.weight)
+        return -found["gain_over_base"].detach()
