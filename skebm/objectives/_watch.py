@@ -67,7 +67,7 @@ class Watch:
 def log_mean(log_w: Tensor) -> tuple[Tensor, float]:
     """Logarithm of the mean of weights, and its error as far as the draws know; low on average."""
     value = log_w.logsumexp(0) - math.log(len(log_w))
-    return value, float((log_w - value).exp().std() / math.sqrt(len(log_w)))
+    return value, float((log_w - value).detach().exp().std() / math.sqrt(len(log_w)))
 
 
 def gains(f: Tensor, log_z: Tensor, error: float, weight: Tensor | None) -> dict[str, Tensor]:

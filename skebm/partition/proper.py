@@ -38,8 +38,9 @@ def check_proper(energy: Energy, generator: torch.Generator | None = None) -> No
     .. math:: E(o + 2 r u) - E(o + r u) > k \log 2, \qquad k = d \text{ or } 1,
 
     is asked of each, far out: at r of a hundred million, or at the last of 1e6, 1e4 and 1e2 where
-    E can be computed. A model that is improper in a narrow cone alone passes. Discrete domains and
-    boxes always pass.
+    E can be computed; or, as the energies of flows go up and down on their way, the same of
+    :math:`E(o + 2 r u) - E(o + r u / 100)` and log 200, or of r / 10000. A model that is improper
+    in a narrow cone alone passes. Discrete domains and boxes always pass.
 
     Parameters
     ----------
@@ -55,6 +56,7 @@ def check_proper(energy: Energy, generator: torch.Generator | None = None) -> No
     origin, ray, needed = _rays(energy.domain, generator, kind)
     grows = torch.ones(len(ray), dtype=torch.bool, device=kind.device)
     with sampling(energy), torch.no_grad():
+        before = [row_energies(energy, _at(energy.domain, origin + ray))]
         for radius in RADII:
             near = row_energies(energy, _at(energy.domain, origin + radius * ray))
             far = row_energies(energy, _at(energy.domain, origin + 2 * radius * ray))
@@ -66,7 +68,10 @@ def check_proper(energy: Energy, generator: torch.Generator | None = None) -> No
                 )
             # An infinite energy is as large as can be; where both are, the model has ended before.
             up = (far == math.inf) | (far - near > needed * math.log(2))
+            for back, value in enumerate(before[-2:][::-1], 1):
+                up |= far - value > needed * math.log(2 * RADII[0] ** back)
             grows = torch.where(lost, grows, up)
+            before.append(near)
     if not grows.all():
         raise ValueError(
             f"exp(-E) has no finite integral, so log Z does not exist: along {int((~grows).sum())} "

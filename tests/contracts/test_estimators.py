@@ -33,6 +33,7 @@ from torch import nn
 
 from skebm import (
     ContrastiveDivergenceDensity,
+    FlowContrastiveDensity,
     NCEDensity,
     RBMEstimator,
     ScoreMatchingDensity,
@@ -110,6 +111,7 @@ probe = ImportanceSampling(500)
 walls = {"bounds": (-1000, 1000), "standardize": False}
 exact = small | {"objective": "exact", "batch_size": 10}
 chased = small | {"n_steps": 2}
+flowing = small | {"flow": "maf", "n_flow_steps": 3}
 told = {"network": MLP((8,)), "n_iter": 3, "random_state": 0, "domain": "binary"}
 bits = told | {"n_steps": 2}
 levels = bits | {"domain": Categorical((3, 3))}
@@ -187,6 +189,12 @@ CASES = {
         "one-hot": ContrastiveDivergenceDensity(**levels),
         "one-hot-replay": ContrastiveDivergenceDensity(
             **levels, base=None, init="replay", buffer_size=128
+        ),
+    },
+    FlowContrastiveDensity: {
+        "maf": FlowContrastiveDensity(**flowing, partition=probe),
+        "float64": FlowContrastiveDensity(
+            **flowing, dtype="float64", early_stopping=True, partition=probe
         ),
     },
     NCEDensity: {
@@ -326,6 +334,25 @@ KINDS = {
         ),
     ),
 }
+KINDS[FlowContrastiveDensity] = KINDS[ScoreMatchingDensity]._replace(
+    sampler=MALA(),
+    later=(
+        {"network": MLP((5, 5))},
+        {"dtype": "float32"},
+        {"dtype": "float64"},
+        {"flow": "coupling", "flow_learning_rate": 0.01},
+        {"sampler": HMC(), "n_flow_steps": 5},
+        {"sigma": 0.7, "standardize": False},
+        {"early_stopping": True, "averaging": 0.9},
+    ),
+    going_on=(
+        {"dtype": "float64"},
+        {"flow_learning_rate": 0.01},
+        {"sampler": HMC()},
+        {"sigma": 0.7},
+        {"weight_decay": 0.1},
+    ),
+)
 KINDS[NCEDensity] = KINDS[ContrastiveDivergenceDensity]._replace(
     later=(
         {"network": MLP((5, 5))},
@@ -457,7 +484,7 @@ def fit(case, **params):
 
 def net_weights(model):
     """Everything that is trained, and what is stored with it, by name."""
-    return {name: w.numpy() for name, w in model.net_.module_.state_dict().items()}
+    return {name: w.double().numpy() for name, w in model.net_.module_.state_dict().items()}
 
 
 def assert_same_model(one, other):
@@ -622,6 +649,10 @@ WEIGHTED = {
         n_jumps=0,
         sampler=Langevin(0.05, noise_scale=0.0),
         energy_l2=0.1,
+    ),
+    "flow": FlowContrastiveDensity(
+        **flowing | {"sigma": None, "n_iter": 7, "batch_size": 1000, "dtype": "float64"},
+        partition=probe,
     ),
     "told-mixture": NCEDensity(**told_full, noise="mixture"),
     "told-kernel": NCEDensity(**told_full, noise="kernel"),

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch, Loss, Objective
-from skebm.noise import Gaussian, TruncatedGaussian
+from skebm.noise import Gaussian, NormalizingFlow, TruncatedGaussian
 from skebm.objectives import (
     DenoisingScoreMatching,
     EnergyDiscrepancy,
     ExactScoreMatching,
+    FlowContrastive,
     MultiscaleScoreMatching,
     NoiseContrastive,
     Refinement,
@@ -145,6 +146,11 @@ def one_hot_rows(n=6):
     return one_hot().domain.uniform(n, seeded(11), dtype=DOUBLE)
 
 
+def flow():
+    rows = 2 * torch.randn(40, 3, generator=seeded(3), dtype=DOUBLE)
+    return NormalizingFlow.fit(rows, flow="maf", n_steps=5, hidden_sizes=(8,))
+
+
 JITTER = torch.tensor([0.3, 0.0, 0.1], dtype=DOUBLE)
 SIGMA = torch.tensor([0.3, 0.7, 1.1], dtype=DOUBLE)
 
@@ -211,6 +217,12 @@ CASES = {
         ),
         "noise contrastive bits": Case(
             lambda: NoiseContrastive(make_rbm(D, H), uniform(make_rbm(D, H))), data
+        ),
+    },
+    FlowContrastive: {
+        "flow contrastive": on_reals(lambda e: FlowContrastive(e, flow())),
+        "flow contrastive with noisy rows": on_reals(
+            lambda e: FlowContrastive(e, flow(), sigma=SIGMA), NEURAL["on a mixture"]
         ),
     },
     # A replay buffer is written in place: see tests/test_sampled.py.
