@@ -24,6 +24,7 @@ from sklearn.svm import OneClassSVM
 from skebm import (
     ContrastiveDivergenceDensity,
     EnergyOutlierDetector,
+    NCEDensity,
     RBMEstimator,
     ScoreMatchingDensity,
 )
@@ -128,6 +129,10 @@ METHODS: dict[str, Method] = {
     "score matching": Method(lambda X, s: ScoreMatchingDensity(random_state=s, device="cpu")),
     "contrastive divergence": Method(
         lambda X, s: ContrastiveDivergenceDensity(random_state=s, device="cpu")
+    ),
+    "noise contrastive": Method(lambda X, s: NCEDensity(random_state=s, device="cpu")),
+    "noise contrastive, kernels": Method(
+        lambda X, s: NCEDensity(noise="kernel", early_stopping=True, random_state=s, device="cpu")
     ),
     "RBM": Method(lambda X, s: RBMEstimator(random_state=s, device="cpu")),
     "RBM, tree": Method(lambda X, s: RBMEstimator(base="chow-liu", random_state=s, device="cpu")),

@@ -19,7 +19,7 @@ from sklearn.model_selection import GridSearchCV, KFold
 from sklearn.neighbors import KernelDensity
 
 from benchmarks import _toys
-from skebm import ContrastiveDivergenceDensity, ScoreMatchingDensity
+from skebm import ContrastiveDivergenceDensity, NCEDensity, ScoreMatchingDensity
 from skebm.energies import MLP
 
 N_SPLITS = 10
@@ -31,9 +31,12 @@ FOURIER: dict[str, Any] = {
     "network": MLP(output="sum", n_frequencies=64),
     "sigma": 0.02,
     "batch_size": 512,
-    "n_steps": 2,
     "n_iter": 40,
 }
+# Two steps a batch of the chains, which go on from batch to batch.
+CHAINS = FOURIER | {"n_steps": 2}
+# Four draws for a row, and faster for longer.
+MORE_NOISE: dict[str, Any] = {"noise_ratio": 4, "learning_rate": 5e-3, "n_iter": 60}
 TOY_CANDIDATES: dict[type, dict[str, dict[str, Any]]] = {
     ScoreMatchingDensity: {
         "defaults": {},
@@ -44,8 +47,15 @@ TOY_CANDIDATES: dict[type, dict[str, dict[str, Any]]] = {
     ContrastiveDivergenceDensity: {
         "defaults": {},
         "sigma=0.02": {"sigma": 0.02},
+        "Fourier features": CHAINS,
+        "Fourier features, 8 components": CHAINS | {"n_components": 8},
+    },
+    NCEDensity: {
+        "defaults": {},
         "Fourier features": FOURIER,
         "Fourier features, 8 components": FOURIER | {"n_components": 8},
+        "8 components, more noise": FOURIER | MORE_NOISE | {"n_components": 8},
+        "32 components, more noise": FOURIER | MORE_NOISE | {"n_components": 32},
     },
 }
 SMALL = MLP(hidden_sizes=(64, 64), output="sum")

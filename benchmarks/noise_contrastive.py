@@ -1,0 +1,229 @@
+"""Telling data from noise: how good the log Z is that comes of it, and what a step costs.
+
+    python -m benchmarks.noise_contrastive --log-z [--seeds N] [--settings S ...] [--json F]
+    python -m benchmarks.noise_contrastive --speed [--json F]
+
+`--log-z`: 20,000 rows of a normal distribution of d columns, its mean standard normal and its
+covariance A A' / d + 0.1 (A of standard normal entries, all by the seed); noise is the normal
+distribution of the same mean with 1.5 times that covariance, passed as it is. Of the fitted energy
+the true log Z is found by 1,000,000 draws in float64, half of them from the noise, half from the
+distribution of the rows with the noise of training, weighed by the mean of both densities; its
+standard error is printed (the largest over seeds). `learned` is `log_partition_learned_` less the
+true one: the mean over seeds with its standard error, and the largest in absolute value.
+`importance` is the same for `log_partition_`, with `z` in units of the error that it states (and
+the true one's): its root mean square, 1 where stated errors are right. `gain` is what the model has
+above the noise in nats a row, and `possible` what the distribution of the rows has; means over
+seeds, rows of the fit with the noise of training. `SETTINGS` are the defaults and others.
+
+`--speed`: one pass of the default network (two layers of 128) over 200 batches of 10 columns, in
+microseconds a step. `engine` is an epoch of the net of `NCEDensity`, with the noise of training
+(0.3), the draws of the noise, shuffling and the look at its end; `bare` a classifier in torch: the
+same network, AdamW, binary cross-entropy, on slices of twice the rows, that is of the rows and of
+as many draws made before. Medians of 7 rounds in which contestants take turns; quartiles of the
+paired ratios. In the same rounds `drawing` is what draws of the noise for a batch take, and
+`noise of training` what is added to the rows, in per cent of a bare step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from benchmarks._common import machine, seconds, spread, table, write
+from skebm import NCEDensity
+from skebm.noise import Gaussian, Noise
+
+N_ROWS, N_DRAWS, N_CHUNK = 20_000, 1_000_000, 50_000
+DIMENSIONS = (2, 5, 10, 20)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+}
+
+N_STEPS, N_ROUNDS, N_COLUMNS, SIGMA = 200, 7, 10, 0.3
+
+
+# ------------------------------------------------------------------------------
+# log Z
+# ------------------------------------------------------------------------------
+
+
+def normal(d: int, seed: int) -> Gaussian:
+    """The distribution of the rows."""
+    rng = np.random.default_rng(seed)
+    A = rng.standard_normal((d, d))
+    covariance = torch.as_tensor(A @ A.T / d + 0.1 * np.eye(d))
+    return Gaussian(torch.as_tensor(rng.standard_normal(d)), covariance=covariance)
+
+
+def noisy(model: NCEDensity, truth: Gaussian) -> Gaussian:
+    """Distribution of standardised rows with the noise of training."""
+    centre, scale = (torch.as_tensor(one) for one in (model.units_.centre, model.units_.scale))
+    covariance = truth.covariance / torch.outer(scale, scale)
+    if model.sigma_ is not None:
+        covariance = covariance + torch.diag(torch.as_tensor(model.sigma_).square())
+    return Gaussian((truth.mean - centre) / scale, covariance=covariance)
+
+
+def true_log_z(model: NCEDensity, rows: Gaussian) -> tuple[float, float]:
+    """log Z of the fitted energy and its standard error, from the noise and the rows' own."""
+    energy, generator = copy.deepcopy(model.energy_).double(), torch.Generator().manual_seed(1)
+    base = model.base_.to(torch.device("cpu"), torch.float64)
+    parts = []
+    with torch.no_grad():
+        for _ in range(N_DRAWS // (2 * N_CHUNK)):
+            x = torch.cat([q.sample(N_CHUNK, generator) for q in (base, rows)])
+            log_q = base.log_prob(x)
+            log_mean = torch.logaddexp(log_q, rows.log_prob(x)) - math.log(2)
+            parts.append(log_q - energy.network(x) - log_mean)
+    log_w = torch.cat(parts)
+    value = float(log_w.logsumexp(0)) - math.log(len(log_w))
+    return value, float((log_w - value).exp().std()) / math.sqrt(len(log_w))
+
+
+def log_z(d: int, n_seeds: int, setting: str) -> dict[str, object]:
+    """A line: errors of both estimates over seeds."""
+    found: dict[str, list[float]] = {}
+    for seed in range(n_seeds):
+        truth = normal(d, seed)
+        X = truth.sample(N_ROWS, torch.Generator().manual_seed(seed)).numpy()
+        noise = truth.widened(1.5)
+        began = time.perf_counter()
+        model = NCEDensity(noise=noise, random_state=seed, device="cpu", **SETTINGS[setting])
+        model.fit(X)
+        spent = time.perf_counter() - began
+        rows = noisy(model, truth)
+        value, error = true_log_z(model, rows)
+        z = rows.sample(N_ROWS, torch.Generator().manual_seed(seed + 1000))
+        base = model.base_.to(torch.device("cpu"), torch.float64)
+        with torch.no_grad():
+            gain = float(-model.energy_.network(z.float()).double().mean()) - value
+        off = model.log_partition_ - value
+        one = {
+            "learned": model.log_partition_learned_ - value,
+            "importance": off,
+            "z": off / math.hypot(model.log_partition_std_, error),
+            "error": error,
+            "gain": gain,
+            "possible": float((rows.log_prob(z) - base.log_prob(z)).mean()),
+            "seconds": spent,
+        }
+        print(f"d={d}, {setting}, seed {seed}: {one}", flush=True)
+        for name, number in one.items():
+            found.setdefault(name, []).append(number)
+    mean = {name: statistics.mean(values) for name, values in found.items()}
+    return {
+        "d": d,
+        "settings": setting,
+        "seeds": n_seeds,
+        "learned": with_error(found["learned"]),
+        "largest": f"{max(map(abs, found['learned'])):.4f}",
+        "importance": with_error(found["importance"]),
+        "rms z": f"{math.sqrt(statistics.mean(z * z for z in found['z'])):.2f}",
+        "error of the truth": f"{max(found['error']):.4f}",
+        "gain": f"{mean['gain']:.3f}",
+        "possible": f"{mean['possible']:.3f}",
+        "fit, s": f"{statistics.median(found['seconds']):.1f}",
+    }
+
+
+def with_error(values: list[float]) -> str:
+    """Mean and standard error."""
+    return f"{statistics.mean(values):+.4f} ({statistics.stdev(values) / len(values) ** 0.5:.4f})"
+
+
+# ------------------------------------------------------------------------------
+# Cost
+# ------------------------------------------------------------------------------
+
+
+class Bare:
+    """A classifier of rows and draws, mixed beforehand."""
+
+    def __init__(self, model: NCEDensity, rows: Tensor, draws: Tensor, batch: int):
+        network: Any = model.energy_.network
+        self.network, self.size = copy.deepcopy(network).train(), 2 * batch
+        self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=1e-4, weight_decay=0.0)
+        order = torch.randperm(2 * len(rows), generator=torch.Generator().manual_seed(0))
+        self.x = torch.cat([rows, draws])[order].contiguous()
+        self.y = (order < len(rows)).float()
+
+    def epoch(self) -> None:
+        """Once over all."""
+        for x, y in zip(self.x.split(self.size), self.y.split(self.size), strict=True):
+            self.optimizer.zero_grad()
+            binary_cross_entropy_with_logits(-self.network(x), y).backward()
+            self.optimizer.step()
+
+
+def measure_step(noise: str, batch: int) -> dict[str, object]:
+    """Paired rounds of an epoch of the engine and of the bare classifier, and of its draws."""
+    X = np.random.default_rng(0).standard_normal((batch * N_STEPS, N_COLUMNS))
+    model = NCEDensity(
+        noise=noise, sigma=SIGMA, batch_size=batch, n_iter=1, random_state=0, device="cpu"
+    ).fit(X)
+    rows, generator = torch.as_tensor(X, dtype=torch.float32), torch.Generator().manual_seed(0)
+    base: Noise = model.energy_.base
+    bare = Bare(model, rows, base.sample(len(rows), generator), batch)
+    first = rows[:batch]
+    found: dict[str, list[float]] = {"engine": [], "bare": [], "drawing": [], "added": []}
+
+    def draw() -> None:
+        base.sample(batch, generator)
+
+    def add() -> Tensor:
+        return first + SIGMA * torch.empty_like(first).normal_(generator=generator)
+
+    def each(run: Any) -> float:
+        return seconds(lambda: [run() for _ in range(N_STEPS)])
+
+    for _ in range(N_ROUNDS):
+        model.partial_fit(X)
+        found["engine"].append(model.history_[-1]["dur"])
+        found["bare"].append(seconds(bare.epoch))
+        found["drawing"].append(each(draw))
+        found["added"].append(each(add))
+    middle = {name: statistics.median(values) for name, values in found.items()}
+    return {
+        "noise": noise,
+        "rows": batch,
+        "engine, us": round(middle["engine"] / N_STEPS * 1e6),
+        "bare, us": round(middle["bare"] / N_STEPS * 1e6),
+        "engine / bare": spread(found["engine"], found["bare"]),
+        "drawing": f"{middle['drawing'] / middle['bare']:.1%}",
+        "noise of training": f"{middle['added'] / middle['bare']:.1%}",
+    }
+
+
+def main() -> None:
+    """Print the tables that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--log-z", action="store_true")
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    print(machine())
+    result: dict[str, object] = {}
+    if args.log_z:
+        result["log_z"] = [log_z(d, args.seeds, s) for s in args.settings for d in DIMENSIONS]
+        print(table(result["log_z"]))
+    if args.speed:
+        result["steps"] = [
+            measure_step(noise, batch) for noise in ("gaussian", "mixture") for batch in (128, 512)
+        ]
+        print(table(result["steps"]))
+    write(args.json, result)
+
+
+if __name__ == "__main__":
+    main()
