@@ -73,6 +73,26 @@ CONTRASTIVE_CANDIDATES: dict[str, dict[str, Any]] = {
     for name, settings in WINE_CANDIDATES.items()
 }
 
+# Kernels stand on the rows, which are told from them by that: few passes, or none.
+NOISE_CANDIDATES: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "kernels alone": {"noise": "kernel", "sigma": None, "n_iter": 0},
+    "kernels, ten passes": {
+        "noise": "kernel",
+        "sigma": None,
+        "network": SMALL,
+        "n_iter": 10,
+        "noise_ratio": 4,
+        "weight_decay": 1.0,
+    },
+    "mixture, held out": {
+        "network": SMALL,
+        "sigma": None,
+        "early_stopping": True,
+        "noise_ratio": 4,
+    },
+}
+
 
 def wine(data: Path, name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Train and test rows of a split: dequantised, permuted, whitened by the training rows."""
@@ -166,6 +186,7 @@ CONTENDERS: dict[str, Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, str]]
     "NSF": spline_flow,
     "ours": functools.partial(chosen, ScoreMatchingDensity, WINE_CANDIDATES),
     "ours, CD": functools.partial(chosen, ContrastiveDivergenceDensity, CONTRASTIVE_CANDIDATES),
+    "ours, NCE": functools.partial(chosen, NCEDensity, NOISE_CANDIDATES),
 }
 
 
@@ -203,12 +224,13 @@ def wine_rows(results: dict[str, dict[str, list[float]]]) -> list[dict[str, obje
         values = {contender: np.array(one) for contender, one in found.items()}
         row: dict[str, object] = {"set": name, "splits": len(next(iter(values.values())))}
         row |= {contender: mean_and_error(one) for contender, one in values.items()}
-        if "ours" in values:
-            row |= {
-                f"ours - {peer}": mean_and_error(values["ours"] - one)
-                for peer, one in values.items()
-                if peer != "ours"
-            }
+        for own in ("ours", "ours, NCE"):
+            if own in values:
+                row |= {
+                    f"{own} - {peer}": mean_and_error(values[own] - one)
+                    for peer, one in values.items()
+                    if peer != own
+                }
         rows.append(row)
     return rows
 
