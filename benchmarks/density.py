@@ -11,12 +11,14 @@ exact log Z) and `mnist500`.
 
 Protocol: every candidate of a set (`CANDIDATES`: hidden units, base, penalty, steps; seed 0 where
 none is given) is fitted on `train`; of those with the same base the one with the best
-`score(valid)` is kept, and `test` is opened once for it. Mean
-log-likelihood in nats with its standard error over rows. With an estimated log Z all scores are by
-the pessimistic end of the bracket: the largest of forward AIS and reverse AIS from three starts
-(training rows, training chains, both after 1,000 Gibbs steps), plus two standard errors. `spread`
-is the distance between the largest and the smallest of these estimates. Threads as torch finds them
-(OMP_NUM_THREADS=1: one). Seconds are those of the chosen fit and of all fits.
+`score(valid)` is kept, and `test` is opened once for it. Mean log-likelihood in nats with its
+standard error over rows. With an estimated log Z all scores are by the pessimistic end of the
+bracket: the largest of forward AIS and reverse AIS from three starts (training rows, training
+chains, both after 1,000 Gibbs steps), plus two standard errors. `NCE`: networks of `NCEDensity`,
+whose log Z is found as `partition="auto"` does (importance sampling from the tree where that knows
+it, else the bracket). `spread` is the distance between the largest and the smallest of these
+estimates. Threads as torch finds them (OMP_NUM_THREADS=1: one). Seconds are those of the chosen fit
+and of all fits.
 
 Protocol of `--continuous`. In the plane (`benchmarks/_toys.py`: definitions with scale and noise):
 20,000 rows, seed 0, 2,000 of them to choose by `score` among four settings of
@@ -148,6 +150,23 @@ for name, n_steps in (("nltcs", 3000), ("jester", 3000), ("plants", 3000)):
     CANDIDATES[name] += [
         NETWORKS | {"base": "chow-liu", "fit_steps": n_steps, "weight_decay": decay}
         for decay in (0.0, 0.1)
+    ]
+# The same networks as classifiers, with more or less noise and decay.
+CLASSIFIERS: dict[str, Any] = {
+    "estimator": NCEDensity,
+    "domain": "binary",
+    "network": MLP((256, 256)),
+    "noise": "chow-liu",
+    "batch_size": 200,
+    "fit_steps": 3000,
+}
+for name, pairs in (
+    ("nltcs", ((1, 0.0), (4, 0.0))),
+    ("jester", ((4, 1.0), (10, 1.0), (10, 0.3))),
+    ("plants", ((1, 0.0), (4, 0.1), (10, 0.1))),
+):
+    CANDIDATES[name] += [
+        CLASSIFIERS | {"noise_ratio": ratio, "weight_decay": decay} for ratio, decay in pairs
     ]
 
 # What follows the name of the base in the table: candidates with the same are compared.
