@@ -163,7 +163,7 @@ CLASSIFIERS: dict[str, Any] = {
 for name, pairs in (
     ("nltcs", ((1, 0.0), (4, 0.0))),
     ("jester", ((4, 1.0), (10, 1.0), (10, 0.3))),
-    ("plants", ((1, 0.0), (4, 0.1), (10, 0.1))),
+    ("plants", ((4, 0.1), (10, 0.1))),
 ):
     CANDIDATES[name] += [
         CLASSIFIERS | {"noise_ratio": ratio, "weight_decay": decay} for ratio, decay in pairs
