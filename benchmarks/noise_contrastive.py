@@ -2,6 +2,8 @@
 
     python -m benchmarks.noise_contrastive --log-z [--seeds N] [--json F]
     python -m benchmarks.noise_contrastive --speed [--json F]
+    python -m benchmarks.noise_contrastive --chasm [--json F]
+    python -m benchmarks.noise_contrastive --flows [--sets NAME ...] [--json F]
 
 `--log-z`: 20,000 rows of a normal distribution of d columns, its mean standard normal and its
 covariance A A' / d + 0.1 (A of standard normal entries, all by the seed); noise is the normal
@@ -22,6 +24,18 @@ same network, AdamW, binary cross-entropy, on slices of twice the rows, that is 
 as many draws made before. Medians of 7 rounds in which contestants take turns; quartiles of the
 paired ratios. In the same rounds `drawing` is what draws of the noise for a batch take, and
 `noise of training` what is added to the rows, in per cent of a bare step.
+
+`--chasm`: 20,000 rows of 20 columns and a standard normal distribution as noise, 25, 50 and 100
+nats from them. `normal`: five axes of deviation 1 and fifteen so narrow, turned at random;
+`clusters`: four normal distributions of equal narrow deviations around centres from N(0, 0.8^2).
+Defaults, without noise of training, once with the bridges of ``n_bridges="auto"`` and once with one
+classifier; seed 0. On 2,000 new rows: `error`, mean of `score_samples` less the true log-density,
+and its standard deviation over rows; of one classifier log Z is the learned one. `warned`: whether
+`fit` said that rows and noise are too far apart.
+
+`--flows`: `FlowContrastiveDensity` on 18,000 rows of the sets in the plane (seed 0), with one
+setting for all (`FLOW`), settled before the sets were looked at: KL(truth, model) by quadrature of
+the energy, of its flow, and of the same flow by maximum likelihood, which it started from.
 """
 
 from __future__ import annotations
@@ -31,19 +45,32 @@ import copy
 import math
 import statistics
 import time
+import warnings
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import logsumexp
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from benchmarks import _toys
 from benchmarks._common import machine, seconds, spread, table, write
-from skebm import NCEDensity
+from skebm import FlowContrastiveDensity, NCEDensity
+from skebm.energies import MLP
 from skebm.noise import Gaussian, Noise
 
 N_ROWS, N_DRAWS, N_CHUNK = 20_000, 1_000_000, 50_000
 DIMENSIONS = (2, 5, 10, 20)
+
+N_CHASM, N_NEW, DISTANCES = 20_000, 2_000, (25, 50, 100)
+FLOW: dict[str, Any] = {
+    "network": MLP(n_frequencies=64),
+    "sigma": 0.02,
+    "batch_size": 512,
+    "n_iter": 30,
+    "learning_rate": 5e-3,
+}
 
 N_STEPS, N_ROUNDS, N_COLUMNS, SIGMA = 200, 7, 10, 0.3
 
@@ -198,11 +225,126 @@ def measure_step(noise: str, batch: int) -> dict[str, object]:
     }
 
 
+# ------------------------------------------------------------------------------
+# Far noise
+# ------------------------------------------------------------------------------
+
+
+def far_rows(kind: str, nats: float, d: int = 20) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows so many nats from N(0, 1), new ones, and the log-densities of these."""
+    rng = np.random.default_rng(0)
+    make = narrow_axes(rng, d) if kind == "normal" else clusters(rng, d)
+    low, high = 1e-8, 1.0
+    for _ in range(60):  # the deviation that is as far
+        sd = math.sqrt(low * high)
+        low, high = (sd, high) if make(sd)[2] > nats else (low, sd)
+    draw, log_prob, _ = make(sd)
+    rows, new = draw(N_CHASM), draw(N_NEW)
+    return rows, new, log_prob(new)
+
+
+def narrow_axes(rng: np.random.Generator, d: int) -> Any:
+    """Normal rows, most axes of which are narrow."""
+    axes = np.linalg.qr(rng.standard_normal((d, d)))[0]
+
+    def make(sd: float) -> Any:
+        scale = np.r_[np.ones(d // 4), np.full(d - d // 4, sd)]
+        log_det = np.log(scale).sum() + d / 2 * math.log(2 * math.pi)
+        return (
+            lambda n: rng.standard_normal((n, d)) * scale @ axes.T,
+            lambda x: -0.5 * np.square(x @ axes / scale).sum(1) - log_det,
+            float((-np.log(scale) - 0.5 + scale**2 / 2).sum()),
+        )
+
+    return make
+
+
+def clusters(rng: np.random.Generator, d: int, n_clusters: int = 4) -> Any:
+    """Rows of narrow clusters; their distance is that of 20,000 draws."""
+    centres = 0.8 * rng.standard_normal((n_clusters, d))
+    which, z = rng.integers(n_clusters, size=20_000), rng.standard_normal((20_000, d))
+
+    def make(sd: float) -> Any:
+        def log_prob(x: np.ndarray) -> np.ndarray:
+            squares = ((x[:, None] - centres) ** 2).sum(2) / sd**2
+            level = math.log(n_clusters) + d * math.log(sd) + d / 2 * math.log(2 * math.pi)
+            return logsumexp(-squares / 2, axis=1) - level
+
+        def draw(n: int) -> np.ndarray:
+            at = centres[rng.integers(n_clusters, size=n)]
+            return at + sd * rng.standard_normal((n, d))
+
+        x = centres[which] + sd * z
+        far = log_prob(x) + (x**2).sum(1) / 2 + d / 2 * math.log(2 * math.pi)
+        return draw, log_prob, float(far.mean())
+
+    return make
+
+
+def chasm(kind: str, nats: float, n_bridges: Any) -> dict[str, object]:
+    """A line of the table."""
+    rows, new, truth = far_rows(kind, nats)
+    noise = Gaussian(torch.zeros(rows.shape[1], dtype=torch.float64), 1.0)
+    model = NCEDensity(
+        noise=noise, n_bridges=n_bridges, sigma=None, standardize=False, random_state=0
+    )
+    began = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(rows)
+    spent = time.perf_counter() - began
+    error = -model.energy(new) - truth
+    error = error - (model.log_partition_learned_ if n_bridges == 1 else model.log_partition_)
+    return {
+        "rows": kind,
+        "KL": nats,
+        "bridges": model.n_bridges_,
+        "error": f"{error.mean():+.2f}",
+        "over rows": f"{error.std():.2f}",
+        "learned": f"{model.log_partition_learned_ - model.log_partition_:+.2f}"
+        if n_bridges != 1
+        else "",
+        "warned": any("apart" in str(w.message) for w in caught),
+        "fit, s": f"{spent:.0f}",
+    }
+
+
+# ------------------------------------------------------------------------------
+# Flows
+# ------------------------------------------------------------------------------
+
+
+def flows(name: str) -> dict[str, object]:
+    """A line of the table."""
+    rows = _toys.sample(name, 20_000, 0)[:18_000]
+    began = time.perf_counter()
+    model = FlowContrastiveDensity(random_state=0, **FLOW).fit(rows)
+    spent = time.perf_counter() - began
+    before = FlowContrastiveDensity(random_state=0, **FLOW | {"n_iter": 0}).fit(rows)
+
+    def by_flow(one: FlowContrastiveDensity) -> float:
+        def log_prob(x: np.ndarray) -> np.ndarray:
+            return one.flow_.log_prob(torch.as_tensor(x, dtype=torch.float32)).numpy()
+
+        return _toys.kl_divergence(name, log_prob)
+
+    return {
+        "set": name,
+        "KL of the energy": f"{_toys.kl_divergence(name, lambda x: -model.energy(x)):.4f}",
+        "of its flow": f"{by_flow(model):.4f}",
+        "of the flow by maximum likelihood": f"{by_flow(before):.4f}",
+        "fit, s": f"{spent:.0f}",
+    }
+
+
 def main() -> None:
     """Print the tables that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--log-z", action="store_true")
     parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--chasm", action="store_true")
+    parser.add_argument("--flows", action="store_true")
+    parser.add_argument("--sets", nargs="+", choices=_toys.NAMES, default=_toys.NAMES)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json")
     args = parser.parse_args()
@@ -216,6 +358,17 @@ def main() -> None:
             measure_step(noise, batch) for noise in ("gaussian", "mixture") for batch in (128, 512)
         ]
         print(table(result["steps"]))
+    if args.chasm:
+        result["chasm"] = [
+            chasm(kind, nats, n_bridges)
+            for kind in ("normal", "clusters")
+            for nats in DISTANCES
+            for n_bridges in ("auto", 1)
+        ]
+        print(table(result["chasm"]))
+    if args.flows:
+        result["flows"] = [flows(name) for name in args.sets]
+        print(table(result["flows"]))
     write(args.json, result)
 
 

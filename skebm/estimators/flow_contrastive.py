@@ -56,7 +56,7 @@ class FlowContrastiveDensity(Neural, RealRows, RealMethods, BaseEBM):
         copied, and trained from its weights.
     n_flow_steps : int >= 1, default=1000
         Steps of maximum likelihood that the flow takes first, at most.
-    flow_learning_rate : float > 0, default=2e-4
+    flow_learning_rate : float > 0, default=5e-4
         Of the flow against the energy.
     sampler : Sampler or None, default=None
         What moves samples; None is :class:`skebm.samplers.MALA`, tuned.
@@ -183,7 +183,7 @@ class FlowContrastiveDensity(Neural, RealRows, RealMethods, BaseEBM):
         *,
         flow="coupling",
         n_flow_steps=1000,
-        flow_learning_rate=2e-4,
+        flow_learning_rate=5e-4,
         sampler=None,
         sigma="auto",
         standardize=True,
