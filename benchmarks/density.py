@@ -33,9 +33,11 @@ splits, stopped by a tenth of the training rows, at most 300 seconds. `ours`: of
 pessimistic end of log Z. `ours, CD`: `ContrastiveDivergenceDensity` with the same settings, on
 kernels with one step and ten jumps to draws of them. `ours, NCE`: `NCEDensity`, of four settings in
 the same way, which were themselves settled on the valid parts of splits 0 and 1 of red wine.
-`ours, FCE`: `FlowContrastiveDensity` with an affine autoregressive flow and sigma 0.1, which of four
-was the best on the same parts; `its flow, ML`: the flow that it starts from. A fifth of wine's rows are copies of others, most of which have their copy in the other part: narrow
-kernels on the rows gain nats by them. So all is also measured on the `distinct` rows.
+`ours, FCE`:
+`FlowContrastiveDensity` with an affine autoregressive flow and sigma 0.1, of four settings the best
+on the same parts; `its flow, ML`: the flow that it starts from. A fifth of wine's rows are copies
+of others, most of which have their copy in the other part: narrow kernels on the rows gain nats by
+them. So all is also measured on the `distinct` rows.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch.distributions import Independent, Normal
 
 from skebm import FlowContrastiveDensity, NCEDensity
 from skebm.base import Batch, Real
-from skebm.energies import MLP, NeuralEnergy, Spec
+from skebm.energies import MLP, Confined, NeuralEnergy, Spec
 from skebm.noise import Gaussian, NormalizingFlow
 from skebm.objectives import FlowContrastive
 from skebm.objectives.flow_contrastive import LOOK, FlowState
@@ -187,6 +187,20 @@ def test_what_does_not_fit():
         contrast().rowwise(torch.zeros(2, 1), seeded(0), torch.arange(2))
 
 
+def test_beyond_the_rows_a_network_is_asked_nothing_new():
+    inner = MLP((4,)).build(Spec((3,), seeded(0), DOUBLE))
+    with torch.no_grad():
+        inner.last += 1
+    network = Confined(inner, 2.0)
+    x = torch.randn(9, 3, generator=seeded(1), dtype=DOUBLE)
+    x = x / x.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(network(x), inner(x))
+    torch.testing.assert_close(network(2 * x), inner(2 * x))
+    torch.testing.assert_close(network(1e6 * x), inner(2 * x))
+    with pytest.raises(ValueError, match="radius must be positive"):
+        Confined(inner, 0.0)
+
+
 # ------------------------------------------------------------------------------
 # The estimator
 # ------------------------------------------------------------------------------
@@ -256,10 +270,10 @@ def test_two_learning_rates():
         **quick, learning_rate=0.01, flow_learning_rate=0.003, learning_rate_decay="constant"
     )
     net = model.fit(X).net_
-    assert sorted(g["lr"] for g in net.optimizer_.param_groups) == [0.003, 0.01]
+    assert sorted(g["lr"] for g in net.optimizer_.param_groups) == [0.003, 0.01, 0.01]
     assert model.history_[-1]["lr"] == 0.01
     model.set_params(learning_rate_decay="cosine").fit(X)
-    slow, fast = (g["lr"] for g in model.net_.optimizer_.param_groups)
+    slow, _, fast = (g["lr"] for g in model.net_.optimizer_.param_groups)
     assert slow / fast == pytest.approx(0.3)
 
 

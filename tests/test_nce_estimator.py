@@ -85,6 +85,14 @@ def test_before_training_it_is_the_noise():
     assert model.log_partition_learned_ == 0
 
 
+def test_log_z_is_not_decayed():
+    """A network that decay holds at zero is the noise, shifted by what is not decayed."""
+    model = density(weight_decay=1e3, learning_rate=1e-3, n_iter=1).fit(X)
+    groups = {g["weight_decay"]: g["params"] for g in model.net_.optimizer_.param_groups}
+    assert [p.shape for p in groups[0.0]] == [()]
+    assert len(groups[1e3]) == len(list(model.energy_.parameters()))
+
+
 def test_a_search_over_noise_and_ratio():
     grid = {"noise": ["gaussian", "mixture"], "noise_ratio": [0.5, 2]}
     search = GridSearchCV(density(), grid, cv=2, error_score="raise").fit(X)

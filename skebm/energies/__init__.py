@@ -1,6 +1,7 @@
 """Energies: what E(x) is."""
 
 from skebm.energies.bipartite import BernoulliRBM, Corrected, Moments, Tilted
+from skebm.energies.confined import Confined
 from skebm.energies.convolution import Conv
 from skebm.energies.networks import MLP
 from skebm.energies.neural import NeuralEnergy, Spec, build_network
@@ -14,6 +15,7 @@ __all__ = [
     "AnnealingPath",
     "BernoulliRBM",
     "BoltzmannMachine",
+    "Confined",
     "Conv",
     "Corrected",
     "Moments",

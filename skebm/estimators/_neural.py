@@ -12,13 +12,17 @@ from torch import nn
 from skebm._engine import EnergyNet
 from skebm._rows import Rows
 from skebm.base import Objective
-from skebm.energies import NeuralEnergy, Spec, build_network, whitening_of
+from skebm.energies import Confined, NeuralEnergy, Spec, build_network, whitening_of
 from skebm.estimators._density_settings import Settings, net_kwargs
 from skebm.estimators._real_rows import Units
-from skebm.noise import Noise
+from skebm.noise import Affine, Noise, NormalizingFlow
 
 # Rows that the network is not trained on but watched by, and of how many.
 N_WITHHELD, FEWEST_ROWS = 100, 200
+
+# Share of the rows that a network on top of a flow reaches: the last ones are too rare among draws
+# of the flow to hold its value there down.
+REACH = 0.99
 
 
 def withheld(rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
@@ -45,6 +49,7 @@ class Neural(BaseEstimator):
     row_shape_: tuple[int, ...]
     _noisy_base: Noise | None
     _image_shape: tuple[int, ...] | None
+    _reach: float | None = None  # of the network, from the centre of the rows
     _levels: tuple[float, float] | None = None  # of noise, where the energy knows of several
 
     def _new_energy(
@@ -68,8 +73,17 @@ class Neural(BaseEstimator):
         )
 
     def _network(self, settings: Settings, spec: Spec) -> nn.Module:
-        """What is trained on top of the base."""
-        return build_network(settings.network, spec)
+        """What is trained on top of the base; on a flow, whose tails are heavy, within reach."""
+        network = build_network(settings.network, spec)
+        return network if self._reach is None else Confined(network, self._reach)
+
+    def _learn_reach(self, rows: Rows) -> None:
+        """How far most rows lie from the centre, where the base is a flow."""
+        base: Any = self._noisy_base
+        base = base.noise if isinstance(base, Affine) else base
+        norms = rows.map(lambda x: x.norm(dim=1)).sort().values
+        far = float(norms[int(REACH * (len(norms) - 1))])
+        self._reach = far if isinstance(base, NormalizingFlow) and far > 0 else None
 
     @abc.abstractmethod
     def _objective(self, settings: Settings, energy: NeuralEnergy) -> Objective:

@@ -78,7 +78,7 @@ class FlowContrastiveDensity(Neural, RealRows, RealMethods, BaseEBM):
     n_iter : int or "auto", default="auto"
         Passes over the data; ``"auto"`` makes about a thousand steps.
     weight_decay : float, default=0
-        Of AdamW, per step and relative to the learning rate.
+        Of AdamW on the network, per step and relative to the learning rate.
     averaging : float in [0, 1), default=0
         Decay per pass of a moving average of the weights, which is what the model keeps.
     early_stopping : bool, default=False
@@ -248,6 +248,7 @@ class FlowContrastiveDensity(Neural, RealRows, RealMethods, BaseEBM):
         self._noise = None if noise is None else noise.cpu().numpy()
         self.base_ = flow_of_rows(self, rows, noise, draw_seed(self.random_state_))
         self._noisy_base = self.base_
+        self._learn_reach(rows)
 
     def _withhold(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
         return withheld(rows, generator)
@@ -260,7 +261,10 @@ class FlowContrastiveDensity(Neural, RealRows, RealMethods, BaseEBM):
         )
 
     def _net_kwargs(self, settings: Settings) -> dict[str, Any]:
-        players = [("flow.*", {"lr": self.flow_learning_rate})]
+        players = [
+            ("flow.*", {"lr": self.flow_learning_rate, "weight_decay": 0.0}),
+            ("shift", {"weight_decay": 0.0}),  # log Z is no weight
+        ]
         return super()._net_kwargs(settings) | {"optimizer__param_groups": players}
 
     # ---------------------------------------------------------------- what was learned

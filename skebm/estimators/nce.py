@@ -104,7 +104,8 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseEBM):
     n_iter : int or "auto", default="auto"
         Passes over the data; ``"auto"`` makes about a thousand steps.
     weight_decay : float, default=0
-        Of AdamW, per step and relative to the learning rate.
+        Of AdamW, per step and relative to the learning rate. The learned log Z is not decayed, but
+        is that of a network which is: `log_partition_` is the one to go by.
     averaging : float in [0, 1), default=0
         Decay per pass of a moving average of the weights, which is what the model keeps.
     early_stopping : bool, default=False
@@ -278,6 +279,7 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseEBM):
     def _prepare(self, rows: Rows, *, going_on: bool) -> None:
         if not going_on:
             self._learn_base(rows, self.noise)
+            self._learn_reach(rows)
             self._approach = approach_of(self, rows, draw_seed(self.random_state_))
 
     def _network(self, settings: Settings, spec: Spec) -> nn.Module:
@@ -303,6 +305,12 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseEBM):
 
     def _objective(self, settings: Settings, energy: NeuralEnergy) -> Objective:
         return contrast_of(settings.rule, energy, self._noise)
+
+    def _net_kwargs(self, settings: Settings) -> dict[str, Any]:
+        known = super()._net_kwargs(settings)
+        if self.weight_decay:  # log Z is no weight
+            known["optimizer__param_groups"] = [("shift", {"weight_decay": 0.0})]
+        return known
 
     def _settle(self, rows: Rows) -> None:
         super()._settle(rows)

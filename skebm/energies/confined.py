@@ -1,0 +1,32 @@
+"""Networks that are asked nothing beyond what training has seen."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class Confined(nn.Module):
+    r"""A network that sees rows pulled back into a ball, :math:`x \min(1, R / |x|)`.
+
+    Beyond the ball it is constant along rays, so that a base with heavy tails keeps them: a network
+    that grows with the distance would multiply what little mass there is by any factor. Draws from
+    far out teach it at the rim.
+
+    Parameters
+    ----------
+    network : nn.Module
+        Of rows (n, ...) to (n,).
+    radius : float > 0
+        R, in units of x.
+    """
+
+    def __init__(self, network: nn.Module, radius: float):
+        super().__init__()
+        if not radius > 0:
+            raise ValueError(f"radius must be positive, got {radius!r}.")
+        self.network, self.radius = network, radius
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The network's values, (n,)."""
+        norm = x.flatten(1).norm(dim=1).clamp_min(self.radius)
+        return self.network(x * (self.radius / norm).view(-1, *(1,) * (x.dim() - 1)))
