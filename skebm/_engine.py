@@ -131,12 +131,6 @@ class EnergyNet(NeuralNet):
         self.seed_ = self.generator.initial_seed()
         return self
 
-    def initialize_optimizer(self, *args: Any, **kwargs: Any) -> EnergyNet:
-        super().initialize_optimizer(*args, **kwargs)
-        for group in self.optimizer_.param_groups:
-            group["initial_lr"] = group["lr"]
-        return self
-
     def check_data(self, X: Any, y: Any = None) -> None:
         if not isinstance(X, Rows):
             raise TypeError("EnergyNet trains on Rows.")
@@ -330,7 +324,8 @@ class EnergyNet(NeuralNet):
             return
         done = (len(self.history) - 1) / max(self.max_epochs, 1)
         for group in self.optimizer_.param_groups:
-            group["lr"] = group["initial_lr"] * self.lr_scale_ * self.schedule(done)
+            first = group.setdefault("initial_lr", group["lr"])
+            group["lr"] = first * self.lr_scale_ * self.schedule(done)
 
     def _roll_back(self, weights: list[Tensor], state: Any, probe: Batch, tries: int) -> None:
         """Return to the last good epoch with half the step, other noise and no momentum.
