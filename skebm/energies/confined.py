@@ -18,6 +18,15 @@ class Confined(nn.Module):
         Of rows (n, ...) to (n,).
     radius : float > 0
         R, in units of x.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.energies import Confined
+    >>> network = Confined(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Flatten(0)), 3.0)
+    >>> far = torch.tensor([[3.0, 0.0], [300.0, 0.0]])
+    >>> bool(network(far)[0] == network(far)[1])
+    True
     """
 
     def __init__(self, network: nn.Module, radius: float):

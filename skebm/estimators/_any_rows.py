@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-import torch
 from torch import Tensor
 
 from skebm._rows import Rows
-from skebm._validation import check_is_fitted, draw_seed
+from skebm._validation import draw_seed
 from skebm.base import Binary, Categorical, Domain, Real
 from skebm.estimators._bases import BY_NAME, fit_base
 from skebm.estimators._contrastive_settings import DISCRETE_BASES, REAL_BASES
@@ -96,16 +95,6 @@ class AnyRows(RealRows):
         if self.bounds is None:
             cause = 'objective="discrepancy" has of its own'
         raise ValueError(f"sigma={self.sigma!r} is noise that {cause}: use sigma=None.")
-
-    @property
-    def sigma_(self) -> np.ndarray | None:
-        """Noise of training, in the units of `sigma`."""
-        check_is_fitted(self)
-        return None if self._noise is None else self._noise.astype(np.float64)
-
-    @property
-    def _trained_noise(self) -> Tensor | None:
-        return None if self._noise is None else torch.as_tensor(self._noise)
 
     def _domain_of(self, X: Any) -> Domain:
         """What rows are."""

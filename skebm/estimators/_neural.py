@@ -5,12 +5,14 @@ from __future__ import annotations
 import abc
 from typing import Any
 
+import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from torch import nn
+from torch import Tensor, nn
 
 from skebm._engine import EnergyNet
 from skebm._rows import Rows
+from skebm._validation import check_is_fitted
 from skebm.base import Objective
 from skebm.energies import Confined, NeuralEnergy, Spec, build_network, whitening_of
 from skebm.estimators._density_settings import Settings, net_kwargs
@@ -48,6 +50,7 @@ class Neural(BaseEstimator):
     units_: Units
     row_shape_: tuple[int, ...]
     _noisy_base: Noise | None
+    _noise: np.ndarray | None  # of training
     _image_shape: tuple[int, ...] | None
     _reach: float | None = None  # of the network, from the centre of the rows
     _levels: tuple[float, float] | None = None  # of noise, where the energy knows of several
@@ -116,6 +119,16 @@ class Neural(BaseEstimator):
 
     def _initialise(self, energy: Any, rows: Rows) -> None:
         """Networks start at zero, which is the base."""
+
+    @property
+    def sigma_(self) -> np.ndarray | None:
+        """Noise of training, in the units of `sigma`."""
+        check_is_fitted(self)
+        return None if self._noise is None else self._noise.astype(np.float64)
+
+    @property
+    def _trained_noise(self) -> Tensor | None:
+        return None if self._noise is None else torch.as_tensor(self._noise)
 
     @property
     def energy_(self) -> NeuralEnergy:

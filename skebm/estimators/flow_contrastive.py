@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from sklearn.base import clone
-from torch import Tensor
 
 from skebm._rows import Rows
 from skebm._validation import check_is_fitted, draw_seed
@@ -289,16 +287,6 @@ class FlowContrastiveDensity(Neural, RealRows, RealMethods, BaseEBM):
         check_is_fitted(self)
         trained: Any = self.net_.module_
         return float(trained.log_partition.detach())
-
-    @property
-    def sigma_(self) -> np.ndarray | None:
-        """Noise of training, in the units of `sigma`."""
-        check_is_fitted(self)
-        return None if self._noise is None else self._noise.astype(np.float64)
-
-    @property
-    def _trained_noise(self) -> Tensor | None:
-        return None if self._noise is None else torch.as_tensor(self._noise)
 
     @property
     def sampler_(self) -> Sampler:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from skebm.noise._fitting import chunked, live_rows, moments, usable_scale, varies
+from skebm.noise._fitting import checked_blur, chunked, live_rows, moments, usable_scale, varies
 
 FLOWS = ("maf", "nsf", "coupling")
 
@@ -87,12 +87,7 @@ class Table(NamedTuple):
 def standardised(x: Any, weight: Tensor | None, blur: Any) -> Table:
     """Rows in units of their noisy standard deviations, in their own precision."""
     rows, w = live_rows(x, weight)
-    blur = torch.as_tensor(blur).to(rows)
-    if blur.shape not in ((), x.shape[1:]) or not (blur.isfinite() & (blur >= 0)).all():
-        raise ValueError(
-            f"blur must be a non-negative number, or one for each of {x.shape[1]} columns, got "
-            f"{blur.tolist()}."
-        )
+    blur = checked_blur(blur, rows)
     mean, variance = moments(rows, w)
     live = varies(variance, mean, x.dtype)
     variance = torch.where(live, variance, 0.0) + blur.square()

@@ -13,6 +13,7 @@ from torch import Tensor
 from skebm.base import Clamp, Real
 from skebm.noise import _em
 from skebm.noise._fitting import (
+    checked_blur,
     checked_weight,
     chunked,
     live_rows,
@@ -156,12 +157,7 @@ class GaussianMixture(Noise):
         _check_share(tol, "tol", math.inf)
         _check_share(0.0 if prior_rows is None else prior_rows, "prior_rows", math.inf)
         rows, w = live_rows(x, weight)
-        blur = torch.as_tensor(blur)
-        if blur.shape not in ((), x.shape[1:]) or not (blur.isfinite() & (blur >= 0)).all():
-            raise ValueError(
-                f"blur must be a non-negative number, or one for each of {x.shape[1]} columns, got "
-                f"{blur.tolist()}."
-            )
+        blur = checked_blur(blur, rows)
         mean, variance = moments(rows, w)
         live = varies(variance, mean, x.dtype)
         scale = usable_scale(variance, mean, x.dtype)
