@@ -289,6 +289,18 @@ def test_it_goes_on_where_it_was():
     assert_allclose(again.energy(X), model.energy(X))
 
 
+def test_weights_are_repeated_rows_but_for_the_draws():
+    """Which are as many as rows, and so others."""
+    count = np.random.default_rng(3).integers(0, 5, len(X))
+    params = quick | {"batch_size": 1000, "n_iter": 7, "sigma": None, "dtype": "float64"}
+    plain, weighted, repeated = (
+        FlowContrastiveDensity(**params, partition=None).fit(rows, sample_weight=weight)
+        for rows, weight in ((X, None), (X, count), (np.repeat(X, count, axis=0), None))
+    )
+    apart = np.abs(weighted.energy(X_NEW) - repeated.energy(X_NEW)).mean()
+    assert apart < np.abs(weighted.energy(X_NEW) - plain.energy(X_NEW)).mean() / 3
+
+
 def test_a_flow_of_a_user():
     from zuko.flows import NICE
 
