@@ -11,6 +11,7 @@ from skebm.base import Real
 from skebm.energies import Way, find_way
 from skebm.estimators._real_bases import MAX_DENSE
 from skebm.noise import Gaussian, GaussianMixture, Noise, TruncatedGaussian
+from skebm.objectives.noise_contrastive import NO_RANKS
 
 # Draws by which the moments of noise are known, and how much correlations are shrunk at least:
 # columns may be copies of each other.
@@ -44,9 +45,10 @@ def approach_of(estimator: Any, rows: Rows, seed: int) -> Approach | None:
     given = isinstance(estimator.noise, Noise)
     if n_bridges == 1 or (n_bridges == "auto" and not (possible and given)):
         return None
+    if estimator.form != "logistic":
+        raise ValueError(NO_RANKS)
     if not possible:
-        what = 'form="ranking"' if isinstance(domain, Real) else f"rows that are {domain}"
-        raise ValueError(f"n_bridges={n_bridges}: there are no bridges with {what}, use 1.")
+        raise ValueError(f"n_bridges={n_bridges}: there are no bridges of rows that are {domain}.")
     noise, sigma = estimator._noisy_base, estimator._trained_noise
     diagonal = estimator._image_shape is not None or rows.n_columns > MAX_DENSE
     # Less shrunk than a normal distribution that is to be a model: the way is along its narrow

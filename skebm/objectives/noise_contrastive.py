@@ -21,6 +21,7 @@ FORMS = ("logistic", "ranking")
 # Nats of log Z for a unit of the parameter: an optimizer that moves each parameter by as much gets
 # there as soon as the network does.
 SCALE = 10.0
+NO_RANKS = 'form="ranking" knows no bridges: use form="logistic", or n_bridges=1.'
 
 
 class Bridges(NamedTuple):
@@ -134,7 +135,7 @@ class NoiseContrastive(Rowwise):
         self.register_buffer("sigma", sigma, persistent=False)
         like = next(iter(energy.parameters()), torch.empty(0))
         if self.telescope is not None and form == "ranking":
-            raise ValueError('form="ranking" knows no bridges: use form="logistic".')
+            raise ValueError(NO_RANKS)
         shift = like.new_zeros(() if self.telescope is None else self.telescope.n_bridges)
         self.shift: Tensor
         if form == "logistic":

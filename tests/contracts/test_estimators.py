@@ -1161,7 +1161,7 @@ def test_the_optimizer_can_be_replaced(case, optimizer):
 @each_case
 def test_optimizer_arguments_reach_the_optimizer(case):
     model = fit(case, net__optimizer__weight_decay=0.01, net__lr=0.02)
-    assert model.net_.optimizer_.param_groups[0]["weight_decay"] == 0.01
+    assert model.net_.optimizer_.param_groups[-1]["weight_decay"] == 0.01
 
 
 @each_case
