@@ -18,16 +18,16 @@ from sklearn.datasets import make_moons
 from skebm import FlowContrastiveDensity
 from skebm.inspection import TrainingDisplay
 
-X, _ = make_moons(3000, noise=0.08, random_state=0)
+X, _ = make_moons(4000, noise=0.08, random_state=0)
 settings = {"flow": "maf", "sigma": 0.05, "flow_learning_rate": 1e-3, "random_state": 0}
-alone = FlowContrastiveDensity(**settings, n_iter=0).fit(X[:2000])
-both = FlowContrastiveDensity(**settings, n_iter=40).fit(X[:2000])
+alone = FlowContrastiveDensity(**settings, n_iter=0).fit(X[:3000])
+both = FlowContrastiveDensity(**settings, n_iter=30).fit(X[:3000])
 
-new = torch.as_tensor(X[2000:]).float()
+new = torch.as_tensor(X[3000:]).float()
 print("log-likelihood of new rows, nats a row")
 print(f"  the flow by maximum likelihood  {float(alone.flow_.log_prob(new).mean()):.3f}")
 print(f"  the flow after the game         {float(both.flow_.log_prob(new).mean()):.3f}")
-print(f"  the energy                      {both.score(X[2000:]):.3f}")
+print(f"  the energy                      {both.score(X[3000:]):.3f}")
 
 # %%
 # How many of the rows and of the draws are told right (half: by chance), and nats a row that energy
