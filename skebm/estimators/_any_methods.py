@@ -115,7 +115,7 @@ class AnyMethods(RealMethods):
         sampler = self.sampler_
         if not sampler.exact or sampler.kernel is not sampler:
             sampler = default_sampler(energy.domain)
-        return {"base": energy.base, "sampler": sampler, "x": x, "generator": generator}
+        return {"base": self._proposal(energy), "sampler": sampler, "x": x, "generator": generator}
 
     def _chains(self) -> Tensor | None:
         """Rows of the training chains, where those are the model's."""

@@ -74,7 +74,7 @@ def fit_real_bases(
         noisy = None if blur is None else clean
     elif base in FLOWS and units.domain == Real(units.domain.shape):
         # What the noise makes of a flow has no closed form: noisy rows are what it is fitted to.
-        noisy = clean = _flow(base, rows, sigma, seed)
+        noisy = clean = fit_flow(base, rows, sigma, seed)
     else:
         clean = _fitted(base, rows, units.domain)
     clean = clean.to(rows.device, rows.dtype)
@@ -105,11 +105,13 @@ def _mixture(rows: Rows, sigma: Tensor | None, seed: int, n_components: Any) -> 
     return GaussianMixture(weights, found.means[keep], found.covariances[keep])
 
 
-def _flow(base: str, rows: Rows, sigma: Tensor | None, seed: int) -> NormalizingFlow:
-    """A flow of noisy rows."""
+def fit_flow(
+    flow: Any, rows: Rows, sigma: Tensor | None, seed: int, **more: Any
+) -> NormalizingFlow:
+    """A flow of noisy rows, by maximum likelihood."""
     x, generator = rows.block(0, len(rows)), torch.Generator(rows.device).manual_seed(seed)
     blur = 0.0 if sigma is None else sigma
-    return NormalizingFlow.fit(x, rows.counts, base, blur=blur, generator=generator)
+    return NormalizingFlow.fit(x, rows.counts, flow, blur=blur, generator=generator, **more)
 
 
 def _fitted(base: str, rows: Rows, domain: Real) -> Noise:

@@ -48,7 +48,7 @@ class RealMethods(BaseEstimator):
     _to_units: Any
     _trained_noise: Any
     _reference: np.ndarray
-    _partition_inputs: Any
+    net_: Any
 
     def score_function(self, X: Any) -> np.ndarray:
         r"""Gradient of log p with respect to the row, :math:`-\nabla E(x)`; needs no log Z.
@@ -219,6 +219,18 @@ class RealMethods(BaseEstimator):
         both = self._map(rows, found).double().numpy()
         return both[:, :-1], both[:, -1]
 
+    def _partition_inputs(self) -> dict[str, Any]:
+        energy = self.energy_
+        like = next(energy.parameters())
+        x = torch.as_tensor(self._reference, dtype=like.dtype, device=like.device)
+        generator = torch.Generator(like.device).manual_seed(self.net_.seed_)
+        return {
+            "base": self._proposal(energy),
+            "sampler": self.sampler_,
+            "x": x,
+            "generator": generator,
+        }
+
     # ---------------------------------------------------------------- chains
 
     @property
@@ -279,7 +291,7 @@ class RealMethods(BaseEstimator):
         return draws[torch.arange(n), _picked(log_w.softmax(1), n, generator)]
 
     def _proposal(self, energy: Any) -> Noise | None:
-        """What is resampled to the model: the base, which it corrects."""
+        """What draws are weighed by the model: the base, which it corrects."""
         return energy.base
 
     def _noise_of(self, noise_level: float | None) -> Tensor:

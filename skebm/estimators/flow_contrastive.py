@@ -14,9 +14,9 @@ from skebm.base import Sampler
 from skebm.energies import NeuralEnergy
 from skebm.estimators._contrastive_settings import default_sampler
 from skebm.estimators._density_settings import Settings, resolve
-from skebm.estimators._flow_settings import FLOW_CONTRASTIVE, flow_of_rows
+from skebm.estimators._flow_settings import FLOW_CONTRASTIVE
 from skebm.estimators._neural import Neural, withheld
-from skebm.estimators._real_bases import noise_level
+from skebm.estimators._real_bases import fit_flow, noise_level
 from skebm.estimators._real_methods import RealMethods
 from skebm.estimators._real_rows import RealRows
 from skebm.estimators.base import BaseEBM
@@ -244,7 +244,8 @@ class FlowContrastiveDensity(Neural, RealRows, RealMethods, BaseEBM):
             return
         noise = None if self.sigma is None else noise_level(self.sigma, rows)
         self._noise = None if noise is None else noise.cpu().numpy()
-        self.base_ = flow_of_rows(self, rows, noise, draw_seed(self.random_state_))
+        seed, steps = draw_seed(self.random_state_), self.n_flow_steps
+        self.base_ = fit_flow(self.flow, rows, noise, seed, n_steps=steps)
         self._noisy_base = self.base_
         self._learn_reach(rows)
 
@@ -295,9 +296,3 @@ class FlowContrastiveDensity(Neural, RealRows, RealMethods, BaseEBM):
 
     def _proposal(self, energy: NeuralEnergy) -> Noise:
         return self._flow
-
-    def _partition_inputs(self) -> dict[str, Any]:
-        like = next(self.energy_.parameters())
-        x = torch.as_tensor(self._reference, dtype=like.dtype, device=like.device)
-        generator = torch.Generator(like.device).manual_seed(self.net_.seed_)
-        return {"base": self._flow, "sampler": self.sampler_, "x": x, "generator": generator}

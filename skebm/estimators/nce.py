@@ -297,9 +297,6 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseEBM):
         like = next(energy.parameters())
         return self._approach.nearby.to(like.device, like.dtype)
 
-    def _partition_inputs(self) -> dict[str, Any]:
-        return super()._partition_inputs() | {"base": self._proposal(self.energy_)}
-
     def _withhold(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
         return withheld(rows, generator)
 

@@ -310,13 +310,6 @@ class ScoreMatchingDensity(Neural, RealRows, RealMethods, BaseEBM):
             return ExactScoreMatching(energy, noise)
         return SlicedScoreMatching(energy, rule.n_projections, rule.projection, noise)
 
-    def _partition_inputs(self) -> dict[str, Any]:
-        energy = self.energy_
-        like = next(energy.parameters())
-        x = torch.as_tensor(self._reference, dtype=like.dtype, device=like.device)
-        generator = torch.Generator(like.device).manual_seed(self.net_.seed_)
-        return {"base": energy.base, "sampler": self.sampler_, "x": x, "generator": generator}
-
     @property
     def sigma_(self) -> Any:
         """Noise of training, in the units of `sigma`; of several levels the ends."""
