@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from skebm.base.numerics import softplus
+
 
 class Activation(NamedTuple):
     """An activation: its value, with its slope, and with slope and curvature."""
@@ -48,7 +50,7 @@ def _silu_triple(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _softplus_triple(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     share = torch.sigmoid(z)
-    return F.softplus(z), share, share * (1 - share)
+    return softplus(z), share, share * (1 - share)
 
 
 def _tanh_triple(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,7 +72,7 @@ def _of(value: Callable[[Tensor], Tensor], triple: Any) -> Activation:
 # Those without a second derivative, such as ReLU, have no Hessian to match.
 ACTIVATIONS = {
     "silu": Activation(F.silu, SiluPair.apply, _silu_triple),
-    "softplus": _of(F.softplus, _softplus_triple),
+    "softplus": _of(softplus, _softplus_triple),
     "tanh": _of(torch.tanh, _tanh_triple),
     "gelu": _of(F.gelu, _gelu_triple),
 }

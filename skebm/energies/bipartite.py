@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
 
 from skebm.base import Binary, BipartiteEnergy, Clamp, Conditional
+from skebm.base.numerics import softplus
 from skebm.domains import enumeration_cost
 from skebm.noise import IndependentBernoulli, Noise, Tilt
 from skebm.noise.independent import log_sum

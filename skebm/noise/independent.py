@@ -6,9 +6,9 @@ import functools
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from skebm.base import Binary, Clamp
+from skebm.base.numerics import softplus
 from skebm.noise.base import Noise, Tilt
 
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from skebm.base import Binary, Clamp
+from skebm.base.numerics import softplus
 from skebm.noise._spanning import best_tree
 from skebm.noise.base import Noise, Tilt
 

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
 
 from skebm.base import Batch, Loss, sampling
+from skebm.base.numerics import softplus
 from skebm.energies import NeuralEnergy
 from skebm.noise import NormalizingFlow
 from skebm.objectives._means import weighted_mean

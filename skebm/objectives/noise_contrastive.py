@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
 
 from skebm.base import Batch, Energy, sampling
+from skebm.base.numerics import softplus
 from skebm.energies import Telescope
 from skebm.noise import Noise
 from skebm.objectives._means import weighted_mean
