@@ -24,6 +24,7 @@ from sklearn.svm import OneClassSVM
 from skebm import (
     ContrastiveDivergenceDensity,
     EnergyOutlierDetector,
+    FlowContrastiveDensity,
     NCEDensity,
     RBMEstimator,
     ScoreMatchingDensity,
@@ -133,6 +134,9 @@ METHODS: dict[str, Method] = {
     "noise contrastive": Method(lambda X, s: NCEDensity(random_state=s, device="cpu")),
     "noise contrastive, kernels": Method(
         lambda X, s: NCEDensity(noise="kernel", early_stopping=True, random_state=s, device="cpu")
+    ),
+    "flow contrastive": Method(
+        lambda X, s: FlowContrastiveDensity(early_stopping=True, random_state=s, device="cpu")
     ),
     "RBM": Method(lambda X, s: RBMEstimator(random_state=s, device="cpu")),
     "RBM, tree": Method(lambda X, s: RBMEstimator(base="chow-liu", random_state=s, device="cpu")),

@@ -28,7 +28,8 @@ seed 0; `--one-class` is a look at sets that had no part in that: a class of a c
 in `PATH/tabular` is normal, the others are anomalies, for each class. `score matching` is
 `ScoreMatchingDensity` with its defaults, chosen in the same way; `contrastive divergence` and
 `noise contrastive` are those estimators with theirs; `kernels` has noise of kernels on the rows,
-and ends when rows that had no kernels gain nothing more. `RBM` is `RBMEstimator` with
+and ends when rows that had no kernels gain nothing more; `flow contrastive` is that estimator with
+its defaults, ended by held-out rows in the same way. `RBM` is `RBMEstimator` with
 its defaults on the standardised rows, whose columns it scales to [0, 1] by their range in training
 and clips beyond; `tree` has `base="chow-liu"`; `bins` has ten quantile bins (`even bins`: of equal
 width) a column as one-hot codes, 64 hidden units and a penalty of 20 / rows; `chosen` takes units

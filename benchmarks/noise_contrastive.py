@@ -21,7 +21,8 @@ distribution has; means over seeds. Settings are the defaults.
 microseconds a step. `engine` is an epoch of the net of `NCEDensity`, with the noise of training
 (0.3), the draws of the noise, shuffling and the look at its end; `bare` a classifier in torch: the
 same network, AdamW, binary cross-entropy, on slices of twice the rows, that is of the rows and of
-as many draws made before. Medians of 7 rounds in which contestants take turns; quartiles of the
+as many draws made before; `fused` is the same with the AdamW that the engine has, in one operation,
+instead of torch's default. Medians of 7 rounds in which contestants take turns; quartiles of the
 paired ratios. In the same rounds `drawing` is what draws of the noise for a batch take, and
 `noise of training` what is added to the rows, in per cent of a bare step.
 
@@ -170,10 +171,14 @@ def with_error(values: list[float]) -> str:
 class Bare:
     """A classifier of rows and draws, mixed beforehand."""
 
-    def __init__(self, model: NCEDensity, rows: Tensor, draws: Tensor, batch: int):
+    def __init__(
+        self, model: NCEDensity, rows: Tensor, draws: Tensor, batch: int, fused: bool | None
+    ):
         network: Any = model.energy_.network
         self.network, self.size = copy.deepcopy(network).train(), 2 * batch
-        self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=1e-4, weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(
+            self.network.parameters(), lr=1e-4, weight_decay=0.0, fused=True
+        )
         order = torch.randperm(2 * len(rows), generator=torch.Generator().manual_seed(0))
         self.x = torch.cat([rows, draws])[order].contiguous()
         self.y = (order < len(rows)).float()
@@ -194,9 +199,12 @@ def measure_step(noise: str, batch: int) -> dict[str, object]:
     ).fit(X)
     rows, generator = torch.as_tensor(X, dtype=torch.float32), torch.Generator().manual_seed(0)
     base: Noise = model.energy_.base
-    bare = Bare(model, rows, base.sample(len(rows), generator), batch)
+    draws = base.sample(len(rows), generator)
+    bare, fused = (Bare(model, rows, draws, batch, how) for how in (None, True))
     first = rows[:batch]
-    found: dict[str, list[float]] = {"engine": [], "bare": [], "drawing": [], "added": []}
+    found: dict[str, list[float]] = {
+        name: [] for name in ("engine", "bare", "fused", "drawing", "added")
+    }
 
     def draw() -> None:
         base.sample(batch, generator)
@@ -211,6 +219,7 @@ def measure_step(noise: str, batch: int) -> dict[str, object]:
         model.partial_fit(X)
         found["engine"].append(model.history_[-1]["dur"])
         found["bare"].append(seconds(bare.epoch))
+        found["fused"].append(seconds(fused.epoch))
         found["drawing"].append(each(draw))
         found["added"].append(each(add))
     middle = {name: statistics.median(values) for name, values in found.items()}
@@ -219,7 +228,9 @@ def measure_step(noise: str, batch: int) -> dict[str, object]:
         "rows": batch,
         "engine, us": round(middle["engine"] / N_STEPS * 1e6),
         "bare, us": round(middle["bare"] / N_STEPS * 1e6),
+        "fused, us": round(middle["fused"] / N_STEPS * 1e6),
         "engine / bare": spread(found["engine"], found["bare"]),
+        "engine / fused": spread(found["engine"], found["fused"]),
         "drawing": f"{middle['drawing'] / middle['bare']:.1%}",
         "noise of training": f"{middle['added'] / middle['bare']:.1%}",
     }

@@ -137,6 +137,33 @@ def test_where_the_noise_is_the_base_the_network_is_the_classifier(form):
     torch.testing.assert_close(flat(one), flat(other))
 
 
+@each_form
+@pytest.mark.parametrize("ratio", [0.4, 1.0, 3.0])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_gradient_is_that_of_the_loss(form, ratio, weighted):
+    energy = neural(base=Gaussian(torch.zeros(3, dtype=DOUBLE), 1.0))
+    objective = contrast(energy, energy.base, 0.8, form=form, noise_ratio=ratio)
+    x = torch.randn(7, 3, generator=seeded(1), dtype=DOUBLE)
+    batch = Batch(x, weight=torch.arange(7.0, dtype=DOUBLE) / 3 if weighted else None)
+    _, loss = gradient(objective, batch, None, 3)
+    found = [p.grad.clone() for p in objective.parameters()]
+    expected = objective(batch, None, seeded(3)).value
+    by_autograd = torch.autograd.grad(expected, list(objective.parameters()), allow_unused=True)
+    torch.testing.assert_close(loss.value, expected.detach())
+    for one, other in zip(found, by_autograd, strict=True):
+        torch.testing.assert_close(one, torch.zeros_like(one) if other is None else other)
+
+
+def test_a_network_that_is_frozen_still_learns_log_z():
+    energy = neural(base=Gaussian(torch.zeros(3, dtype=DOUBLE), 1.0)).requires_grad_(False)
+    objective = contrast(energy, energy.base, 0.8)
+    x = torch.randn(50, 3, generator=seeded(1), dtype=DOUBLE)
+    with torch.no_grad():
+        objective.gradients(Batch(x), None, seeded(3))
+    assert objective.shift.grad > 0  # c = 0.8 is too large where f is next to zero
+    assert all(p.grad is None for p in energy.parameters())
+
+
 # ------------------------------------------------------------------------------
 # The minimum
 # ------------------------------------------------------------------------------

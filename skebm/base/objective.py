@@ -38,6 +38,13 @@ class Loss(NamedTuple):
     logs: dict[str, Tensor] = {}
 
 
+def fill_missing(parameters: list[nn.Parameter]) -> None:
+    """Zero gradients where the loss does not depend on a parameter, such as a last bias."""
+    for p in parameters:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+
+
 class Objective(nn.Module, abc.ABC):
     """What is minimised; holds the energy (and so is the module that skorch trains).
 
@@ -62,14 +69,19 @@ class Objective(nn.Module, abc.ABC):
 
     def gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
         """Write ``.grad`` of every parameter, here by autograd. Called under ``no_grad``."""
-        self.zero_grad()
+        trained = self.cleared()
         with torch.enable_grad():
             loss = self(batch, state, generator)
             loss.value.backward()
-        for p in self.parameters():  # those that the loss does not depend on, such as a last bias
-            if p.grad is None and p.requires_grad:
-                p.grad = torch.zeros_like(p)
+        fill_missing(trained)
         return loss
+
+    def cleared(self) -> list[nn.Parameter]:
+        """Parameters that are trained, without the gradients that they had."""
+        trained = [p for p in self.parameters() if p.requires_grad]
+        for p in trained:
+            p.grad = None
+        return trained
 
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
         """Numbers that tell whether training works, at the end of an epoch; has no side effect.

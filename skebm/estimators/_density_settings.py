@@ -9,10 +9,10 @@ from numbers import Real as RealNumber
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from sklearn.base import clone
 from torch import nn
 
+from skebm._steps import adamw
 from skebm._validation import HasMethods, Interval, StrOptions
 from skebm.base import PartitionEstimator, Sampler
 from skebm.energies import MLP
@@ -183,7 +183,7 @@ def net_kwargs(estimator: Any, settings: Settings) -> dict[str, Any]:
     return {
         "max_epochs": settings.n_iter,
         "batch_size": settings.batch_size,
-        "optimizer": torch.optim.AdamW,
+        "optimizer": adamw,
         "optimizer__weight_decay": estimator.weight_decay,
         "lr": estimator.learning_rate,
         "schedule": cosine_decay if settings.decay else None,

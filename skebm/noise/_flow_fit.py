@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from skebm._steps import adamw
 from skebm.noise._fitting import checked_blur, chunked, live_rows, moments, usable_scale, varies
 
 FLOWS = ("maf", "nsf", "coupling")
@@ -154,7 +155,7 @@ def train(flow: nn.Module, table: Table, plan: Plan, generator: torch.Generator)
     parameters = list(flow.train().requires_grad_(True).parameters())
     decay = plan.weight_decay
     assert decay is not None
-    optimizer = torch.optim.AdamW(parameters, plan.learning_rate, weight_decay=decay)
+    optimizer = adamw(parameters, lr=plan.learning_rate, weight_decay=decay)
     batches = _batches(fit, plan.batch_size, generator)
     best, best_at, kept = -math.inf, 0, None
     for step in range(1, n_steps + 1):

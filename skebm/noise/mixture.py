@@ -221,7 +221,8 @@ class GaussianMixture(Noise):
         d = self.means.shape[1]
         x = torch.randn(n, d, **kind)
         if n * d * d <= ROOM:  # a root for each row is faster than a search for the rows of each
-            return self.means[k] + (self.roots[k] @ x[:, :, None])[:, :, 0]
+            means, roots = self.means.index_select(0, k), self.roots.index_select(0, k)
+            return torch.baddbmm(means[:, None], x[:, None], roots.mT)[:, 0]
         for number in range(self.n_components):
             rows = (k == number).nonzero()[:, 0]
             x[rows] = self.means[number] + x[rows] @ self.roots[number].t()

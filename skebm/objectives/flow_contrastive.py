@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from skebm.base import Batch, Loss, sampling
 from skebm.base.numerics import softplus
+from skebm.base.objective import fill_missing
 from skebm.energies import NeuralEnergy
 from skebm.noise import NormalizingFlow
 from skebm.objectives._means import weighted_mean
@@ -149,7 +150,7 @@ class FlowContrastive(Rowwise):
 
     def gradients(self, batch: Batch, state: FlowState, generator: torch.Generator) -> Loss:
         """Down for the energy and c, and up for the flow; None for a flow that rests."""
-        self.zero_grad()
+        self.cleared()
         with torch.enable_grad():
             data, draws = self._ratios(batch.x, generator, state.moves)
             loss = softplus(-data) + softplus(draws).mean()
@@ -157,9 +158,8 @@ class FlowContrastive(Rowwise):
             value.backward()
         for p in self.flow.parameters():
             p.grad = None if p.grad is None else -p.grad
-        for p in [*self.energy.parameters(), self.shift]:
-            if p.grad is None and p.requires_grad:
-                p.grad = torch.zeros_like(p)
+        players = [*self.energy.parameters(), self.shift]
+        fill_missing([p for p in players if p.requires_grad])
         return Loss(value.detach(), self._next(state, data, draws))
 
     def _next(self, state: FlowState, data: Tensor, draws: Tensor) -> FlowState:

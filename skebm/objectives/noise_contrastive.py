@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from skebm.base import Batch, Energy, sampling
+from skebm.base import Batch, Energy, Loss, sampling
 from skebm.base.numerics import softplus
+from skebm.base.objective import fill_missing
 from skebm.energies import Telescope
 from skebm.noise import Noise
 from skebm.objectives._means import weighted_mean
@@ -157,14 +158,18 @@ class NoiseContrastive(Rowwise):
 
     def log_ratio(self, x: Tensor) -> Tensor:
         """log of model over noise as the model has it, (n,)."""
+        return -self._tilt(x) - self.log_partition
+
+    def _tilt(self, x: Tensor) -> Tensor:
+        """Minus the same without log Z."""
         if getattr(self.energy, "base", None) is self.noise:
-            return -self.energy.correction(x) - self.log_partition
-        return -self.energy(x) - self.noise.log_prob(x) - self.log_partition
+            return self.energy.correction(x)
+        return self.energy(x) + self.noise.log_prob(x)
 
     def _pair(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Rows with the noise that is added to them, and draws of the noise."""
         if self.sigma is not None:
-            x = x + self.sigma * standard_normal(x, generator)
+            x = torch.addcmul(x, self.sigma, standard_normal(x, generator))
         m = max(1, round(self.noise_ratio * len(x)))
         return x, self.noise.sample(m, generator).to(x)
 
@@ -180,6 +185,35 @@ class NoiseContrastive(Rowwise):
             return self._bridges(x, other).loss
         ratio = self.log_ratio(torch.cat([x, other]))
         return self._entropy(ratio[: len(x)], ratio[len(x) :])
+
+    def gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
+        """Write the gradient; what the loss says of each row is known, and asks for no graph."""
+        if self.form == "ranking" or self.telescope is not None:
+            return super().gradients(batch, state, generator)
+        trained = self.cleared()
+        x, other = self._pair(batch.x, generator)
+        with torch.enable_grad():
+            f = self._tilt(torch.cat([x, other]))
+        n, m, weight = len(x), len(other), batch.weight
+        # Log-odds of the wrong answer: what log-ratios of rows are short of, and draws too high.
+        wrong = torch.add(f.detach(), self.shift, alpha=SCALE)
+        if self.noise_ratio != 1:
+            wrong += math.log(self.noise_ratio)
+        of_draws = wrong[n:].neg_()
+        share = wrong.new_full((n + m,), 1 / n)
+        if weight is None:
+            share[n:] = self.noise_ratio / m
+        else:
+            share[:n] *= weight
+            share[n:] = weight.mean() * (self.noise_ratio / m)
+        value = share @ softplus(wrong)
+        pull = wrong.sigmoid_().mul_(share)
+        of_draws.neg_()
+        if f.requires_grad:
+            f.backward(pull)
+        self.shift.grad = SCALE * pull.sum()
+        fill_missing(trained)
+        return Loss(value, state)
 
     def _entropy(self, data: Tensor, noise: Tensor) -> Tensor:
         """Loss of each row of the data, (n,), from log-ratios; all carry the noise's share."""
