@@ -35,6 +35,7 @@ sphinx_gallery_conf = {
     "run_stale_examples": True,
     "abort_on_example_error": True,
     "download_all_examples": False,
+    "parallel": 2,  # processes: an example takes one thread
     "show_signature": False,
 }
 

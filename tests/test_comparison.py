@@ -254,7 +254,7 @@ def test_rows_are_what_the_methods_say(grid):
         assert list(row[NUMBERS]) == pytest.approx(numbers, abs=0, nan_ok=True)
         assert row["bound_kind"] == found.bound_kind
         assert row["reason"] == found.reason
-        assert 0 < row["seconds"] < 60
+        assert row["seconds"] > 0
     assert all(frame[name].dtype == float for name in (*NUMBERS, "seconds"))
 
 
