@@ -25,6 +25,8 @@ class Rows(torch.utils.data.Dataset):
         A tensor on another device than `device` moves by the batch.
     weight : Tensor of shape (n,) or None
         Non-negative; scaled to mean 1. `total_weight` is their sum before.
+    y : Tensor of shape (n,) or None
+        Targets of the rows.
     convert : callable or None
         Applied to the dense blocks of a CSR matrix.
     """
@@ -34,6 +36,7 @@ class Rows(torch.utils.data.Dataset):
         x: Tensor | sp.csr_array,
         weight: Tensor | None = None,
         *,
+        y: Tensor | None = None,
         dtype: torch.dtype,
         device: torch.device,
         convert: Callable[[np.ndarray], np.ndarray] | None = None,
@@ -41,6 +44,7 @@ class Rows(torch.utils.data.Dataset):
         self.x, self.convert, self.dtype, self.device = x, convert, dtype, device
         self.weight = None if weight is None else (weight / weight.mean()).to(device, dtype)
         self.total_weight = float(x.shape[0]) if weight is None else float(weight.sum())
+        self.y = None if y is None else y.to(device)
         self.n_columns = x.shape[1]
 
     @classmethod
@@ -74,9 +78,10 @@ class Rows(torch.utils.data.Dataset):
         return self.weight.double() * (self.total_weight / len(self))
 
     def subset(self, index: Tensor) -> Rows:
-        """Rows of the given numbers, with their weights."""
+        """Rows of the given numbers, with their weights and targets."""
         weight = None if self.weight is None else self.counts[index]
         kind: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "convert": self.convert}
+        kind["y"] = None if self.y is None else self.y[index]
         if isinstance(self.x, Tensor):
             return Rows(self.x[index.to(self.x.device)], weight, **kind)
         return Rows(self.x[index.cpu().numpy()], weight, **kind)
@@ -192,16 +197,19 @@ class Batches:
         n = min(N_PROBE, self.n_rows)
         share = torch.arange(n, dtype=torch.float64, device=rows.device).add_(0.5).div_(n)
         if rows.weight is None:
-            place = (share * self.n_rows).long()
-            return Batch(rows.take(index[place]), row_index=index[place])
+            return self._probe_of(index[(share * self.n_rows).long()])
         reached = rows.weight[index].double().cumsum(0)
         place = torch.searchsorted(reached, share * reached[-1]).clamp_(max=self.n_rows - 1)
-        return Batch(rows.take(index[place]), row_index=index[place])
+        return self._probe_of(index[place])
+
+    def _probe_of(self, index: Tensor) -> Batch:
+        y = self.rows.y
+        return Batch(self.rows.take(index), None if y is None else y[index], row_index=index)
 
     def _whole(self) -> Batch:
         rows = self.rows
         index = torch.arange(self.n_rows, device=rows.device)
-        return Batch(rows.block(0, self.n_rows), None, rows.weight, index)
+        return Batch(rows.block(0, self.n_rows), rows.y, rows.weight, index)
 
     def __iter__(self) -> Iterator[Batch]:
         rows, n = self.rows, self.n_rows
@@ -222,5 +230,7 @@ class Batches:
             cut = sizes[first : first + together]
             index, order = order.tensor_split([sum(cut)])
             weight = repeat(None) if rows.weight is None else rows.weight[index].split(cut)
-            for x, w, i in zip(rows.take(index).split(cut), weight, index.split(cut), strict=False):
-                yield Batch(x, None, w, i)
+            target = repeat(None) if rows.y is None else rows.y[index].split(cut)
+            parts = zip(rows.take(index).split(cut), target, weight, index.split(cut), strict=False)
+            for x, y, w, i in parts:
+                yield Batch(x, y, w, i)

@@ -20,6 +20,8 @@ from sklearn.utils.validation import (
     _check_feature_names,
     _check_n_features,
     _check_sample_weight,
+    _check_y,
+    check_consistent_length,
     check_is_fitted,
     validate_data,
 )
@@ -34,6 +36,7 @@ __all__ = [
     "StrOptions",
     "check_columns",
     "check_is_fitted",
+    "check_labels",
     "check_random_state",
     "check_weight",
     "column_ranges",
@@ -98,6 +101,17 @@ def check_weight(sample_weight: Any, X: Any) -> np.ndarray | None:
     if not weight.any():  # older scikit-learn lets it pass
         raise ValueError("Sample weights must contain at least one non-zero number.")
     return weight
+
+
+def check_labels(estimator: Any, X: Any, y: Any) -> np.ndarray:
+    """Validate labels: one for each row, no column of them, none missing."""
+    if y is None:
+        raise ValueError(
+            f"{type(estimator).__name__} requires y to be passed, but the target y is None."
+        )
+    found: np.ndarray = _check_y(y, multi_output=False, y_numeric=False, estimator=estimator)
+    check_consistent_length(X, found)
+    return found
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from skebm.base import Binary, Categorical, Real
 from skebm.energies import (
     MLP,
     Conv,
+    Marginal,
     NeuralEnergy,
     Spec,
     Telescope,
@@ -38,9 +39,9 @@ def randomise(network, seed=5):
     return network
 
 
-def build(network, shape, *, levels=False, dtype=DOUBLE, seed=5, whitening=None):
+def build(network, shape, *, levels=False, dtype=DOUBLE, seed=5, whitening=None, n_classes=None):
     """Build a network for rows of a shape, with the weights of the midst of training."""
-    spec = Spec(shape, seeded(seed), dtype, levels, whitening)
+    spec = Spec(shape, seeded(seed), dtype, levels, whitening, n_classes)
     return randomise(build_network(network, spec), seed)
 
 
@@ -89,6 +90,14 @@ def neural(
         network or MLP((6, 5)), shape, levels="noise_levels" in kwargs, whitening=whitening
     )
     return NeuralEnergy(built, Real((d,), lower, upper), base, **kwargs)
+
+
+def classified(d=3, network=None, n_classes=4, base="gaussian", label=None, **kwargs):
+    """A neural energy of the logits of a classifier, or of one class."""
+    base = normal_base(d) if base == "gaussian" else base
+    shape = kwargs.get("image_shape", (d,))
+    logits = build(network or MLP((6, 5)), shape, n_classes=n_classes)
+    return NeuralEnergy(Marginal(logits, label), Real((d,)), base, **kwargs)
 
 
 def telescoped(d=3, n_bridges=3):
@@ -141,6 +150,9 @@ NEURAL = {
     "residual": lambda: neural(
         4, MLP((4, 4, 3), "tanh", residual=True, spectral_norm=True), None
     ).eval(),
+    "classes": lambda: classified(),
+    "a class": lambda: classified(network=MLP((5, 5), residual=True), label=2),
+    "classes of images": lambda: classified(12, Conv((3, 4)), image_shape=(1, 3, 4)),
     "convolution": lambda: neural(12, Conv((3, 4), "softplus"), image_shape=(1, 3, 4)),
     "normed convolution": lambda: neural(
         18, Conv((3, 2), "gelu", spectral_norm=True), None, image_shape=(2, 3, 3)

@@ -3,6 +3,7 @@
 from skebm.energies.bipartite import BernoulliRBM, Corrected, Moments, Tilted
 from skebm.energies.confined import Confined
 from skebm.energies.convolution import Conv
+from skebm.energies.joint import Marginal
 from skebm.energies.networks import MLP
 from skebm.energies.neural import NeuralEnergy, Spec, build_network
 from skebm.energies.pairwise import BoltzmannMachine, ising_grid
@@ -12,6 +13,7 @@ from skebm.energies.whitening import Whitening, whitening_of
 
 __all__ = [
     "MLP",
+    "Marginal",
     "AnnealingPath",
     "BernoulliRBM",
     "BoltzmannMachine",

@@ -28,7 +28,8 @@ class Conv(BaseEstimator):
     .. math:: f(x) = \sum_{s=0}^{S-1} f_s(x_s) ,
 
     :math:`x_s` being the image averaged over blocks of :math:`2^s \times 2^s` pixels (over what is
-    left of them at the lower and right border), where few filters see much of the picture.
+    left of them at the lower and right border), where few filters see much of the picture. A
+    classifier has a logit for each class in place of f.
 
     Parameters
     ----------
@@ -106,7 +107,10 @@ class ConvNetwork(nn.Module):
         for _ in channels[1:]:
             height, width = -(-height // 2), -(-width // 2)
         self.levels = LevelShifts(channels) if spec.noise_levels else None
-        self.last = nn.Parameter(torch.zeros(channels[-1] * height * width))
+        n_features = channels[-1] * height * width
+        classes = () if spec.n_classes is None else (spec.n_classes,)
+        self.last = nn.Parameter(torch.zeros(n_features, *classes))
+        self.bias = nn.Parameter(torch.zeros(classes)) if classes else 0.0
         self.bounded, self.activation = spectral, activation
 
     def forward(self, x: Tensor, *log_sigma: Tensor) -> Tensor:
@@ -117,7 +121,7 @@ class ConvNetwork(nn.Module):
         for layer, shift in zip(self.layers, shifts, strict=True):
             x = value(layer(x) if self.levels is None else layer(x) + shift)
         last = self.last / self.last.norm().clamp_min(1.0) if self.bounded else self.last
-        return x.flatten(1) @ last
+        return x.flatten(1) @ last + self.bias
 
 
 class MultiScaleNetwork(nn.Module):

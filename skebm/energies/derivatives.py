@@ -40,13 +40,19 @@ class Bends(NamedTuple):
 
 
 def slopes_of(network: Any, x: Tensor, *cond: Tensor, **more: Any) -> Slopes:
-    """Value and gradient of a network, differentiable with respect to its weights."""
+    """Value and gradient of a network, differentiable by its weights unless under ``no_grad``."""
     if callable(getattr(network, "slopes", None)):
         return network.slopes(x, *cond, **more)
+    return slopes_by_autograd(network, x, *cond)
+
+
+def slopes_by_autograd(network: Any, x: Tensor, *cond: Tensor) -> Slopes:
+    """The same of any module."""
+    graph = torch.is_grad_enabled()
     with torch.enable_grad():
         x = x.detach().requires_grad_(True)
         value = network(x, *cond)
-        return Slopes(value, gradient(value, x, type(network).__name__))
+        return Slopes(value, gradient(value, x, type(network).__name__, graph=graph))
 
 
 def slope_of(network: Any, x: Tensor, *cond: Tensor, **more: Any) -> Tensor:
@@ -78,12 +84,12 @@ def bend_of_slope(slope: Tensor, x: Tensor, directions: Tensor) -> Tensor:
     return total
 
 
-def gradient(value: Tensor, x: Tensor, name: str = "The network") -> Tensor:
-    """Gradient that has a graph of its own; zero where the value does not depend on x."""
+def gradient(value: Tensor, x: Tensor, name: str = "The network", *, graph: bool = True) -> Tensor:
+    """Gradient, with a `graph` of its own; zero where the value does not depend on x."""
     if not value.requires_grad:
         raise TypeError(
             f"{name} is not differentiable with respect to x: its values do not come from x by "
             "differentiable torch operations."
         )
-    (found,) = torch.autograd.grad(value.sum(), x, create_graph=True, allow_unused=True)
+    (found,) = torch.autograd.grad(value.sum(), x, create_graph=graph, allow_unused=True)
     return torch.zeros_like(x) if found is None else found

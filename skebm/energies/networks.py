@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from numbers import Integral, Real
 from typing import Any
@@ -19,6 +19,9 @@ from skebm.base.seeding import seeded
 from skebm.energies._activations import ACTIVATIONS
 from skebm.energies.derivatives import Bends, Slopes
 from skebm.energies.neural import Spec
+
+# A function of logits (n, K): its values (n,), and its slopes (n, K).
+Head = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 # Frequencies at which a network sees the logarithm of a noise level.
 LEVEL_FREQUENCIES = (0.5, 1.0, 2.0, 4.0)
@@ -43,6 +46,8 @@ class MLP(BaseEstimator):
 
     B being drawn once and never trained: a network of x learns slow functions first and sharp edges
     late, if at all; one of waves starts with functions that turn within 1 / s [5]_.
+
+    A classifier has logits in place of f, :math:`W a_L + b`.
 
     Parameters
     ----------
@@ -126,12 +131,17 @@ class MLP(BaseEstimator):
             raise ValueError(
                 f'output must be "auto", "sum" or "reconstruction", got {self.output!r}.'
             )
+        if self.output == "reconstruction" and spec.n_classes is not None:
+            raise ValueError(
+                'output="reconstruction" is one number a row, and a classifier needs a logit for '
+                'each class: use output="auto".'
+            )
         if self.output == "reconstruction" and spec.whitening is None:
             raise ValueError(
                 'output="reconstruction" needs a base that says how to whiten rows, and one level '
                 'of noise at most: a normal distribution, a mixture or kernels. Use output="sum".'
             )
-        if self.output == "sum":
+        if self.output == "sum" or spec.n_classes is not None:
             spec = spec._replace(whitening=None)
         activation = activation_of(self.activation)
         waves = self._waves(spec)
@@ -211,6 +221,10 @@ class MLPNetwork(nn.Module):
         self.centre: Tensor
         self.whitener: Tensor
         self.reconstructs = spec.whitening is not None
+        if spec.n_classes is not None:
+            self.last = nn.Parameter(torch.zeros(spec.n_classes, sizes[-1]))
+            self.bias = nn.Parameter(torch.zeros(spec.n_classes))
+            return
         if spec.whitening is None:
             self.last = nn.Parameter(torch.zeros(sizes[-1]))
             return
@@ -235,8 +249,10 @@ class MLPNetwork(nn.Module):
         for layer, skip, shift in self._layers(log_sigma):
             z = layer(a) if self.levels is None else layer(a) + shift
             a = value(z) + a if skip else value(z)
-        if not self.reconstructs:
+        if self.last.dim() == 1:
             return a @ self._last()
+        if not self.reconstructs:
+            return F.linear(a, self._last(), self.bias)
         o, y = self._pair(x, a)
         return ((o / 2 - y) * o).sum(1)
 
@@ -246,6 +262,25 @@ class MLPNetwork(nn.Module):
 
     def slopes(self, x: Tensor, *log_sigma: Tensor) -> Slopes:
         """Value and gradient with respect to x: forward once, and back once."""
+        seen, a, weights, bent = self._ahead(x, log_sigma)
+        last = self._last()
+        if not self.reconstructs:
+            return Slopes(a @ last, self._back(last, weights, bent, seen))
+        o, y = self._pair(x, a)
+        back = self._back((o - y) @ last, weights, bent, seen)
+        return Slopes(((o / 2 - y) * o).sum(1), back - o @ self.whitener)
+
+    def slopes_of_logits(self, x: Tensor, head: Head) -> Slopes:
+        """The same for a function of the logits, which gives its value and its slope there."""
+        seen, a, weights, bent = self._ahead(x, ())
+        last = self._last()
+        value, pull = head(F.linear(a, last, self.bias))
+        return Slopes(value, self._back(pull @ last, weights, bent, seen))
+
+    def _ahead(
+        self, x: Tensor, log_sigma: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+        """What the first and the last layer see, and weights and slopes of the way back."""
         pair = ACTIVATIONS[self.activation].pair
         a = seen = self._seen(x)
         weights, bent = [], []
@@ -256,12 +291,7 @@ class MLPNetwork(nn.Module):
             a = out + a if skip else out
             weights.append(weight)
             bent.append(slope)
-        last = self._last()
-        if not self.reconstructs:
-            return Slopes(a @ last, self._back(last, weights, bent, seen))
-        o, y = self._pair(x, a)
-        back = self._back((o - y) @ last, weights, bent, seen)
-        return Slopes(((o / 2 - y) * o).sum(1), back - o @ self.whitener)
+        return seen, a, weights, bent
 
     def _back(self, g: Tensor, weights: list[Tensor], bent: list[Tensor], seen: Tensor) -> Tensor:
         for weight, slope, skip in zip(weights[::-1], bent[::-1], self.skips[::-1], strict=True):

@@ -40,6 +40,9 @@ class Spec(NamedTuple):
         level for each row, (n,), or as ``network(x)``.
     whitening : Whitening or None
         How the base whitens rows; None where it does not say.
+    n_classes : int or None
+        Whether the network is to return one logit for each of so many classes, (n, n_classes),
+        instead of one number a row.
     """
 
     shape: tuple[int, ...]
@@ -47,6 +50,7 @@ class Spec(NamedTuple):
     dtype: torch.dtype = torch.float32
     noise_levels: bool = False
     whitening: Whitening | None = None
+    n_classes: int | None = None
 
 
 def build_network(network: Any, spec: Spec) -> nn.Module:
@@ -61,7 +65,7 @@ def build_network(network: Any, spec: Spec) -> nn.Module:
     Returns
     -------
     nn.Module
-        From rows (n, ...) to one number a row, (n,).
+        From rows (n, ...) to one number a row, (n,), or to logits, (n, n_classes).
     """
     if isinstance(network, type) and hasattr(network, "build"):
         name = network.__name__
@@ -83,7 +87,7 @@ def build_network(network: Any, spec: Spec) -> nn.Module:
 
 
 def _check_output(network: nn.Module, spec: Spec, n: int) -> None:
-    """Raise `ValueError` unless the network gives one number for each of n rows."""
+    """Raise `ValueError` unless the network gives one number, or logits, for each of n rows."""
     x = torch.zeros(n, *spec.shape, dtype=spec.dtype, device=spec.generator.device)
     with sampling(network), torch.no_grad():
         try:
@@ -93,8 +97,15 @@ def _check_output(network: nn.Module, spec: Spec, n: int) -> None:
                 f"The network does not take rows of shape {(n, *spec.shape)}"
                 f"{' and their noise levels' if spec.noise_levels else ''}: {error}"
             ) from error
-    if not isinstance(value, Tensor) or value.shape != (n,):
-        found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    if spec.n_classes is not None:
+        if found != (n, spec.n_classes):
+            raise ValueError(
+                f"The network must return logits, of shape {(n, spec.n_classes)} for {n} rows and "
+                f"{spec.n_classes} classes, but returned {found}: end it with a layer of "
+                f"{spec.n_classes} units."
+            )
+    elif found != (n,):
         raise ValueError(
             f"The network must return one number a row, of shape ({n},) for rows of shape "
             f"{(n, *spec.shape)}, but returned {found}: end it with a layer of one unit and "
@@ -171,15 +182,15 @@ class NeuralEnergy(Energy):
 
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:
         if self.noise_levels is None:
-            value = self.network(self._seen(x))
+            value = self.network(self.seen(x))
             return value if self.base is None else value - self.base.log_prob(x)
         sigma, log_sigma, shrink = self._level(x, cond)
-        value = self.network(self._seen(x * shrink), log_sigma) / sigma
+        value = self.network(self.seen(x * shrink), log_sigma) / sigma
         return value if self.noisy_base is None else value - self.noisy_base(x, sigma).value
 
     def trained(self, x: Tensor) -> Tensor:
         """f(x), (n,), where there is one level of noise at most; the base is known."""
-        return self(x) if self.noise_levels is not None else self.network(self._seen(x))
+        return self(x) if self.noise_levels is not None else self.network(self.seen(x))
 
     def correction(self, x: Tensor) -> Tensor:
         """f(x), (n,), likewise."""
@@ -198,7 +209,7 @@ class NeuralEnergy(Energy):
         `without` are the centres, (n,), that a base of kernels leaves out.
         """
         if self.noise_levels is None:
-            value, slope = slopes_of(self.network, self._seen(x))
+            value, slope = slopes_of(self.network, self.seen(x))
             slope = slope.reshape(x.shape)
             if self.base is None:
                 return Slopes(value, slope)
@@ -208,7 +219,7 @@ class NeuralEnergy(Energy):
                 log_q, pull = self._kernels.log_prob_and_slope(x, without)
             return Slopes(value - log_q, slope - pull)
         sigma, log_sigma, shrink = self._level(x, cond)
-        value, slope = slopes_of(self.network, self._seen(x * shrink), log_sigma)
+        value, slope = slopes_of(self.network, self.seen(x * shrink), log_sigma)
         value, slope = value / sigma, slope.reshape(x.shape) * (shrink / sigma[:, None])
         if self.noisy_base is None:
             return Slopes(value, slope)
@@ -220,7 +231,7 @@ class NeuralEnergy(Energy):
         if self.noise_levels is not None or self.base is None:
             return self.slopes(x, cond).slope
         pull = self.base.slope(x) if without is None else self._kernels.slope(x, without)
-        return slopes_of(self.network, self._seen(x)).slope.reshape(x.shape) - pull
+        return slopes_of(self.network, self.seen(x)).slope.reshape(x.shape) - pull
 
     @property
     def _kernels(self) -> KernelDensity:
@@ -233,11 +244,11 @@ class NeuralEnergy(Energy):
         """Gradient (n, d), and the sum of second derivatives along directions, (n,)."""
         base: Any = self.base
         if self.noise_levels is None:
-            slope, bend = bends_of(self.network, self._seen(x), directions)
+            slope, bend = bends_of(self.network, self.seen(x), directions)
             slope = slope.reshape(x.shape)
         else:
             sigma, log_sigma, shrink = self._level(x, None)
-            slope, bend = bends_of(self.network, self._seen(x * shrink), directions, log_sigma)
+            slope, bend = bends_of(self.network, self.seen(x * shrink), directions, log_sigma)
             slope = slope.reshape(x.shape) * (shrink / sigma[:, None])
             bend = bend * shrink[:, 0].square() / sigma
             base = self.noisy_base and self.noisy_base.at(self.noise_levels[0])
@@ -246,7 +257,8 @@ class NeuralEnergy(Energy):
         of_base = _bends_of_base(base, x, directions, without)
         return Bends(slope - of_base.slope, bend - of_base.bend)
 
-    def _seen(self, x: Tensor) -> Tensor:
+    def seen(self, x: Tensor) -> Tensor:
+        """Rows in the shape in which the network takes them."""
         return x if self.image_shape is None else x.unflatten(1, self.image_shape)
 
     def _level(self, x: Tensor, cond: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,6 +4,7 @@ from skebm.estimators._explain import Explanation
 from skebm.estimators.contrastive import ContrastiveDivergenceDensity
 from skebm.estimators.detector import EnergyOutlierDetector
 from skebm.estimators.flow_contrastive import FlowContrastiveDensity
+from skebm.estimators.jem import JEMClassifier
 from skebm.estimators.nce import NCEDensity
 from skebm.estimators.rbm import RBMEstimator
 from skebm.estimators.score_matching import ScoreMatchingDensity
@@ -13,6 +14,7 @@ __all__ = [
     "EnergyOutlierDetector",
     "Explanation",
     "FlowContrastiveDensity",
+    "JEMClassifier",
     "NCEDensity",
     "RBMEstimator",
     "ScoreMatchingDensity",

@@ -109,14 +109,7 @@ class SampledRule(NamedTuple):
 
 def sampled_rule(estimator: Any, domain: Domain, batch_size: int, n_batches: int) -> SampledRule:
     """Resolve what an estimator says of its negatives, for a fit of batches of a size."""
-    init = estimator.init
-    init = clone(init) if isinstance(init, ChainPolicy) else init
-    size = init.size if isinstance(init, ReplayBuffer) else estimator.buffer_size
-    if (init == "replay" or isinstance(init, ReplayBuffer)) and size < batch_size:
-        raise ValueError(
-            f"A replay buffer of {size} rows is smaller than a batch of {batch_size}, whose chains "
-            "start at different rows of it: raise buffer_size, or lower batch_size."
-        )
+    init = checked_init(estimator, batch_size)
     _check_discrepancy(estimator)
     weights = estimator.kl_weight, estimator.entropy_weight
     n_chains = batch_size if estimator.n_chains == "auto" else estimator.n_chains
@@ -137,6 +130,19 @@ def sampled_rule(estimator: Any, domain: Domain, batch_size: int, n_batches: int
         augmentation=estimator.augmentation,
         reweight=estimator.reweight,
     )
+
+
+def checked_init(estimator: Any, batch_size: int) -> Any:
+    """Where chains start, a copy; `ValueError` for a buffer that has no room for a batch."""
+    init = estimator.init
+    init = clone(init) if isinstance(init, ChainPolicy) else init
+    size = init.size if isinstance(init, ReplayBuffer) else estimator.buffer_size
+    if (init == "replay" or isinstance(init, ReplayBuffer)) and size < batch_size:
+        raise ValueError(
+            f"A replay buffer of {size} rows is smaller than a batch of {batch_size}, whose chains "
+            "start at different rows of it: raise buffer_size, or lower batch_size."
+        )
+    return init
 
 
 def _check_discrepancy(estimator: Any) -> None:
@@ -171,12 +177,12 @@ def objective_of(rule: SampledRule, energy: NeuralEnergy, noise: np.ndarray | No
         energy_l2=rule.energy_l2,
         clip_norm=rule.clip_norm,
         refinement=rule.refinement,
-        augmentation=_of_images(rule.augmentation, energy.image_shape),
+        augmentation=of_images(rule.augmentation, energy.image_shape),
         reweight=rule.reweight,
     )
 
 
-def _of_images(augmentation: Any, shape: tuple[int, ...] | None) -> Any:
+def of_images(augmentation: Any, shape: tuple[int, ...] | None) -> Any:
     """An augmentation of images as one of the flat rows that energies see."""
     if augmentation is None or shape is None:
         return augmentation

@@ -105,7 +105,7 @@ class RealMethods(BaseEstimator):
         whole_number("n_steps", n_steps, 1)
         generator, n = self._generator(random_state), max(n_samples, LEAST_CHAINS)
         if given is None:
-            return self._to_units(self._draw(n, generator, n_steps)[:n_samples])
+            return self._to_units(self._draw(self.energy_, n, generator, n_steps)[:n_samples])
         row = np.asarray(given, dtype=np.float64)[None]
         if row.shape[1:] != self.row_shape_ or np.isinf(row).any():
             raise ValueError(
@@ -113,7 +113,7 @@ class RealMethods(BaseEstimator):
                 f"{given!r}."
             )
         x = self._rows_like_energy(row).block(0, 1).expand(n, -1)
-        z = self._to_units(self._fill(x, generator, n_steps)[:n_samples])
+        z = self._to_units(self._fill(self.energy_, x, generator, n_steps)[:n_samples])
         return np.where(np.isnan(row), z, row)
 
     def impute(self, X: Any, random_state: Any = None, *, n_steps: int = 100) -> np.ndarray:
@@ -146,7 +146,7 @@ class RealMethods(BaseEstimator):
         if len(some):
             generator, rows = self._generator(random_state), self._rows_like_energy(X[some])
             blocks = [
-                self._fill(rows.block(start, start + BLOCK), generator, n_steps)
+                self._fill(self.energy_, rows.block(start, start + BLOCK), generator, n_steps)
                 for start in range(0, len(rows), BLOCK)
             ]
             filled[unknown] = self._to_units(torch.cat(blocks))[unknown[some]]
@@ -240,17 +240,16 @@ class RealMethods(BaseEstimator):
             return clone(self.sampler)
         return HMC(n_leapfrog=5, adapt=True, scale="auto")
 
-    def _draw(self, n: int, generator: torch.Generator, n_steps: int) -> Tensor:
-        """Rows of the energy drawn from the model."""
+    def _draw(self, energy: Any, n: int, generator: torch.Generator, n_steps: int) -> Tensor:
+        """Rows drawn from an energy of the model."""
         blocks = []
         for done in range(0, n, BLOCK):
             size = min(BLOCK, n - done)
-            start = self._starts(size, generator)
-            blocks.append(self.sampler_.run(self.energy_, start, n_steps, generator)[0].x)
+            start = self._starts(energy, size, generator)
+            blocks.append(self.sampler_.run(energy, start, n_steps, generator)[0].x)
         return torch.cat(blocks)
 
-    def _starts(self, n: int, generator: torch.Generator) -> Tensor:
-        energy = self.energy_
+    def _starts(self, energy: Any, n: int, generator: torch.Generator) -> Tensor:
         if energy.noise_levels is not None:
             low, high = energy.noise_levels
             like = next(energy.parameters())
@@ -266,25 +265,28 @@ class RealMethods(BaseEstimator):
             if float(share.square().sum()) * FEWEST_CARRIERS < 1:
                 return proposals[_picked(share, n, generator)]
         known = self._known_rows().to(next(energy.parameters()))
-        pick = torch.randint(len(known), (n,), generator=generator, device=known.device)
-        return known[pick]
+        return known[_picked(self._shares(energy, known), n, generator)]
+
+    def _shares(self, energy: Any, known: Tensor) -> Tensor:
+        """Shares of rows that training knew among the starts of chains, (n,)."""
+        return torch.ones(len(known), dtype=torch.float64, device=known.device)
 
     def _known_rows(self) -> Tensor:
         """Rows from which chains may start."""
         return torch.as_tensor(self._reference)
 
-    def _fill(self, x: Tensor, generator: torch.Generator, n_steps: int) -> Tensor:
+    def _fill(self, energy: Any, x: Tensor, generator: torch.Generator, n_steps: int) -> Tensor:
         """Rows whose NaN are drawn given the other entries."""
-        energy, known = self.energy_, ~x.isnan()
+        known = ~x.isnan()
         clamp = Clamp(known, torch.nan_to_num(x))
-        start = self._fill_starts(clamp, generator)
+        start = self._fill_starts(energy, clamp, generator)
         return self.sampler_.run(energy, start, n_steps, generator, clamp=clamp)[0].x
 
-    def _fill_starts(self, clamp: Clamp, generator: torch.Generator) -> Tensor:
-        n, energy = len(clamp.mask), self.energy_
+    def _fill_starts(self, energy: Any, clamp: Clamp, generator: torch.Generator) -> Tensor:
+        n = len(clamp.mask)
         exact = energy.base is not None and energy.base.has_given
         if not exact or energy.noise_levels is not None:
-            return clamp.apply(self._starts(n, generator))
+            return clamp.apply(self._starts(energy, n, generator))
         conditional = energy.base.given(clamp)
         draws = torch.stack([conditional.sample(generator) for _ in range(N_PROPOSALS)], 1)
         log_w = _log_weights(energy, energy.base, draws.flatten(0, 1)).view(n, N_PROPOSALS)

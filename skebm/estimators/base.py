@@ -1,4 +1,4 @@
-"""The contract that every density estimator keeps, whatever its energy."""
+"""The contract that every estimator keeps, whatever its energy, and that of densities."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from skebm.estimators._threshold import upper_quantile
 N_REFERENCE = 500
 
 
-class BaseEBM(OutlierMixin, DensityMixin, Normalised, Storable, NetParams, abc.ABC):
-    """Density estimator made of an energy, an objective and the engine.
+class BaseEBM(Normalised, Storable, NetParams, abc.ABC):
+    """Estimator made of an energy, an objective and the engine.
 
     A subclass says how a table becomes rows of its domain (``_rows``), which energy and objective
     are trained and how (``_new_net``, ``_initialise``), and what log Z is found from
@@ -74,64 +74,22 @@ class BaseEBM(OutlierMixin, DensityMixin, Normalised, Storable, NetParams, abc.A
     def _initialise(self, energy: Any, rows: Rows) -> None:
         """Set those initial parameters that the data tell."""
 
-    @abc.abstractmethod
-    def _proper_score(self, rows: Rows) -> Tensor:
-        """Proper scoring rule that needs no log Z, (n,), higher is better."""
-
     # ---------------------------------------------------------------- fitting
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Fit the model to the rows of X.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-            Training rows.
-        y : None
-            Not used; present by convention.
-        sample_weight : array-like of shape (n_samples,), default=None
-            Non-negative weights; a row of weight 0 is as if it were not there.
-
-        Returns
-        -------
-        self : object
-        """
-        return self._fit(X, sample_weight, streaming=False)
-
-    @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Make one pass over the rows of X, in mini-batches, going on from the present state.
-
-        Chains, offsets, momentum and the scaling of the columns persist between calls. The
-        threshold of `predict` becomes that of the rows given.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-            Training rows, with the columns of the first call.
-        y : None
-            Not used; present by convention.
-        sample_weight : array-like of shape (n_samples,), default=None
-            Non-negative weights.
-
-        Returns
-        -------
-        self : object
-        """
-        return self._fit(X, sample_weight, streaming=True)
-
     @all_or_nothing
-    def _fit(self, X: Any, sample_weight: Any, *, streaming: bool) -> Any:
+    def _fit(self, X: Any, sample_weight: Any, *, streaming: bool, y: Any = None) -> Any:
         check_net_params(self.net_params or {})
         go_on = self.__sklearn_is_fitted__() and (streaming or self.warm_start)
         X = self._validate(X, reset=not go_on, min_samples=1 if streaming else 2)
         weight = check_weight(sample_weight, X)
+        y = self._targets(X, y, going_on=go_on)
         if weight is not None:
-            X, weight = X[weight > 0], weight[weight > 0]
+            live = weight > 0
+            X, y, weight = X[live], None if y is None else y[live], weight[live]
         device = self._device_at_hand() if go_on else resolve_device(self.device)
         dtype = getattr(torch, self.dtype)
         rows = self._rows(X, device=device, dtype=dtype, weight=weight, reset=not go_on)
+        rows.y = None if y is None else torch.as_tensor(y, device=device)
         self._check_inside(rows)
         if not go_on:
             self.random_state_ = check_random_state(self.random_state)
@@ -169,6 +127,10 @@ class BaseEBM(OutlierMixin, DensityMixin, Normalised, Storable, NetParams, abc.A
         self._settings = settings
         return net, self._condense(train)
 
+    def _targets(self, X: Any, y: Any, *, going_on: bool) -> np.ndarray | None:
+        """Targets of the rows as numbers; of densities none."""
+        return None
+
     def _check_inside(self, rows: Rows) -> None:
         """Refuse rows that training cannot take; by default none."""
         return
@@ -192,8 +154,6 @@ class BaseEBM(OutlierMixin, DensityMixin, Normalised, Storable, NetParams, abc.A
         n_reference = min(len(rows), N_REFERENCE, max(2, 1_000_000 // rows.n_columns))
         keep = torch.linspace(0, len(rows) - 1, n_reference).long()
         self._reference = rows.take(keep.to(rows.device)).cpu().numpy()
-        share = 0.1 if self.contamination == "auto" else self.contamination
-        self.threshold_ = upper_quantile(self._energies(rows), share, rows.counts.cpu().numpy())
         self._forget_log_partition()
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -258,8 +218,8 @@ class BaseEBM(OutlierMixin, DensityMixin, Normalised, Storable, NetParams, abc.A
         """Log-likelihood of each row, log p(x) = -E(x) - log Z, in nats.
 
         Exact when log Z is; with an estimated log Z off by the same unknown constant for all rows
-        (see `log_partition_bounds_`). With ``partition=None`` it is -E(x). To rank rows or to call
-        outliers, `decision_function` and `predict` do without log Z.
+        (see `log_partition_bounds_`). With ``partition=None`` it is -E(x). To rank rows
+        :meth:`energy` does without log Z.
 
         Parameters
         ----------
@@ -271,6 +231,64 @@ class BaseEBM(OutlierMixin, DensityMixin, Normalised, Storable, NetParams, abc.A
         """
         rows = self._fitted_rows(X)
         return -self._likely_energies(rows) - self.log_partition_
+
+    def _likely_energies(self, rows: Rows) -> np.ndarray:
+        """Energies of rows whose likelihood is asked for."""
+        return self._energies(rows)
+
+
+class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
+    """Density estimator: fitted to rows alone, and a detector of outliers besides."""
+
+    @abc.abstractmethod
+    def _proper_score(self, rows: Rows) -> Tensor:
+        """Proper scoring rule that needs no log Z, (n,), higher is better."""
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Fit the model to the rows of X.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            Training rows.
+        y : None
+            Not used; present by convention.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Non-negative weights; a row of weight 0 is as if it were not there.
+
+        Returns
+        -------
+        self : object
+        """
+        return self._fit(X, sample_weight, streaming=False)
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Make one pass over the rows of X, in mini-batches, going on from the present state.
+
+        Chains, offsets, momentum and the scaling of the columns persist between calls. The
+        threshold of `predict` becomes that of the rows given.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            Training rows, with the columns of the first call.
+        y : None
+            Not used; present by convention.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Non-negative weights.
+
+        Returns
+        -------
+        self : object
+        """
+        return self._fit(X, sample_weight, streaming=True)
+
+    def _settle(self, rows: Rows) -> None:
+        super()._settle(rows)
+        share = 0.1 if self.contamination == "auto" else self.contamination
+        self.threshold_ = upper_quantile(self._energies(rows), share, rows.counts.cpu().numpy())
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-likelihood of the rows in nats, by the largest credible log Z.
@@ -300,10 +318,6 @@ class BaseEBM(OutlierMixin, DensityMixin, Normalised, Storable, NetParams, abc.A
                 stacklevel=2,
             )
         return -float(self._likely_energies(rows).mean()) - found.pessimistic
-
-    def _likely_energies(self, rows: Rows) -> np.ndarray:
-        """Energies of rows whose likelihood is asked for."""
-        return self._energies(rows)
 
     # ---------------------------------------------------------------- anomalies
 

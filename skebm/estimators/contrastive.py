@@ -16,10 +16,10 @@ from skebm.estimators._contrastive_settings import CONTRASTIVE, objective_of, sa
 from skebm.estimators._density_settings import Settings, resolve
 from skebm.estimators._neural import Neural, withheld
 from skebm.estimators._params import SamplerSteps
-from skebm.estimators.base import BaseEBM
+from skebm.estimators.base import BaseDensity
 
 
-class ContrastiveDivergenceDensity(SamplerSteps, Neural, AnyRows, AnyMethods, BaseEBM):
+class ContrastiveDivergenceDensity(SamplerSteps, Neural, AnyRows, AnyMethods, BaseDensity):
     r"""Neural density by maximum likelihood: energies fall at the data and rise at samples.
 
     .. math:: p(x) = \frac1Z q(x)\, e^{-f(x)} , \qquad

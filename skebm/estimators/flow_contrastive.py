@@ -19,12 +19,12 @@ from skebm.estimators._neural import Neural, withheld
 from skebm.estimators._real_bases import fit_flow, noise_level
 from skebm.estimators._real_methods import RealMethods
 from skebm.estimators._real_rows import RealRows
-from skebm.estimators.base import BaseEBM
+from skebm.estimators.base import BaseDensity
 from skebm.noise import Affine, Noise, NormalizingFlow
 from skebm.objectives import FlowContrastive
 
 
-class FlowContrastiveDensity(Neural, RealRows, RealMethods, BaseEBM):
+class FlowContrastiveDensity(Neural, RealRows, RealMethods, BaseDensity):
     r"""Neural density by flow contrastive estimation: an energy against a flow that learns, too.
 
     .. math:: \min_{E, \log Z} \max_\phi \;

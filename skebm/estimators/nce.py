@@ -27,11 +27,11 @@ from skebm.estimators._nce_settings import (
     noise_rule,
 )
 from skebm.estimators._neural import Neural, withheld
-from skebm.estimators.base import BaseEBM
+from skebm.estimators.base import BaseDensity
 from skebm.noise import Noise
 
 
-class NCEDensity(Neural, AnyRows, AnyMethods, BaseEBM):
+class NCEDensity(Neural, AnyRows, AnyMethods, BaseDensity):
     r"""Neural density by noise contrastive estimation: a classifier of data against known noise.
 
     .. math:: p(x) = \frac1Z q(x)\, e^{-f(x)} , \qquad

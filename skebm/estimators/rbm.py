@@ -17,7 +17,7 @@ from skebm.estimators._rbm_attributes import RBMAttributes
 from skebm.estimators._rbm_methods import RBMMethods, at_least_two
 from skebm.estimators._rbm_settings import CONSTRAINTS, Settings, resolve
 from skebm.estimators._unit_interval import UnitInterval
-from skebm.estimators.base import BaseEBM
+from skebm.estimators.base import BaseDensity
 from skebm.noise import Noise
 from skebm.objectives import (
     ContrastiveDivergence,
@@ -34,7 +34,7 @@ HIDDEN_BIAS = -1.0
 
 
 class RBMEstimator(
-    ClassNamePrefixFeaturesOutMixin, UnitInterval, RBMAttributes, RBMMethods, BaseEBM
+    ClassNamePrefixFeaturesOutMixin, UnitInterval, RBMAttributes, RBMMethods, BaseDensity
 ):
     r"""Restricted Boltzmann machine with binary units: features, a density and anomaly scores.
 

@@ -23,7 +23,7 @@ from skebm.estimators._neural import Neural
 from skebm.estimators._real_bases import fit_real_bases, gap_noise, noise_level
 from skebm.estimators._real_methods import RealMethods
 from skebm.estimators._real_rows import RealRows
-from skebm.estimators.base import BaseEBM
+from skebm.estimators.base import BaseDensity
 from skebm.objectives import (
     DenoisingScoreMatching,
     ExactScoreMatching,
@@ -33,7 +33,7 @@ from skebm.objectives import (
 from skebm.objectives.rowwise import Rowwise
 
 
-class ScoreMatchingDensity(Neural, RealRows, RealMethods, BaseEBM):
+class ScoreMatchingDensity(Neural, RealRows, RealMethods, BaseDensity):
     r"""Neural density of continuous columns, from one fit and without sampling in training.
 
     .. math:: p(x) = \frac1Z q(x)\, e^{-f(x)} , \qquad E(x) = -\log q(x) + f(x)

@@ -6,6 +6,7 @@ from skebm.objectives.denoising import DenoisingScoreMatching, MultiscaleScoreMa
 from skebm.objectives.discrepancy import EnergyDiscrepancy
 from skebm.objectives.discrete import pseudo_log_likelihood
 from skebm.objectives.flow_contrastive import FlowContrastive, FlowState
+from skebm.objectives.joint import JointLikelihood
 from skebm.objectives.likelihood import ExactLikelihood
 from skebm.objectives.noise_contrastive import NoiseContrastive
 from skebm.objectives.rbm_gradient import Offsets, Regulariser
@@ -27,6 +28,7 @@ __all__ = [
     "ExactScoreMatching",
     "FlowContrastive",
     "FlowState",
+    "JointLikelihood",
     "MultiscaleScoreMatching",
     "NoiseContrastive",
     "Offsets",

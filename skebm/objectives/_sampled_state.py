@@ -13,6 +13,7 @@ from skebm.base import ChainState, Energy, Sampler
 from skebm.base.state import leaves
 from skebm.objectives._phases import resumed
 from skebm.objectives.walkers import Walkers
+from skebm.samplers._tuning import Tuning
 
 
 class SampledState(NamedTuple):
@@ -87,3 +88,24 @@ def halved(sampler: Sampler, times: int) -> Sampler:
         if power is not None and value is not None:
             changed[name] = value * 0.5 ** (power * times)
     return clone(sampler).set_params(**changed)
+
+
+def walked(
+    kernel: Sampler, energy: Energy, chain: ChainState, n_steps: int, generator: torch.Generator
+) -> tuple[ChainState, Any]:
+    """Chains after `n_steps`, and the mean acceptance.
+
+    A kernel that tunes itself learns from the first step of a batch and keeps its settings for the
+    others: lessons cost as much as the steps of a small network.
+    """
+    step = kernel.step
+    chain, info = step(energy, chain, generator)
+    accepted, lessons = info.acceptance, None
+    if isinstance(chain.aux, Tuning):
+        lessons, chain = chain.aux, kernel.freeze(chain)
+    for _ in range(n_steps - 1):
+        chain, info = step(energy, chain, generator)
+        accepted = accepted + info.acceptance
+    if lessons is not None:
+        chain = chain._replace(aux=lessons)
+    return chain, accepted / n_steps

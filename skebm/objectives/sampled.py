@@ -12,13 +12,12 @@ from skebm.noise._fitting import pick
 from skebm.objectives._means import weighted_mean, weighted_variance
 from skebm.objectives._phases import signs
 from skebm.objectives._sampled_checks import check_parts
-from skebm.objectives._sampled_state import SampledState, halved, packed, unpacked
+from skebm.objectives._sampled_state import SampledState, halved, packed, unpacked, walked
 from skebm.objectives._watch import Watch, gains, why_diverged
 from skebm.objectives.refinement import Refinement
 from skebm.objectives.walkers import Walkers
 from skebm.samplers import ChainPolicy, FromData, Persistent
 from skebm.samplers._moves import accepts, by_row, standard_normal
-from skebm.samplers._tuning import Tuning
 
 # Noisy copies by which held-out rows are judged.
 N_LOOKS = 16
@@ -196,30 +195,12 @@ class SampledLikelihood(Objective):
             chain = kernel.init(energy, self._jumped(ChainState(rows), generator).x)
             if kernel.tunes and state.chain is not None:
                 chain = chain._replace(aux=state.chain.aux)
-        chain, accepted = self._walk(kernel, chain, generator)
+        chain, accepted = walked(kernel, energy, chain, self.n_steps, generator)
         if walkers is not None:
             walkers = walkers.moved(energy, chain)
         if place is not None:
             pool = self.chains.keep(pool, place, chain.x)
         return SampledState(pool, chain, walkers, accepted, state.n_batches + 1, state.halvings)
-
-    def _walk(self, kernel: Sampler, chain: Any, generator: torch.Generator) -> tuple[Any, Any]:
-        """Chains after `n_steps`, and the mean acceptance.
-
-        A kernel that tunes itself learns from the first step of a batch and keeps its settings
-        for the others: lessons cost as much as the steps of a small network.
-        """
-        energy, step = self.energy, kernel.step
-        chain, info = step(energy, chain, generator)
-        accepted, lessons = info.acceptance, None
-        if isinstance(chain.aux, Tuning):
-            lessons, chain = chain.aux, kernel.freeze(chain)
-        for _ in range(self.n_steps - 1):
-            chain, info = step(energy, chain, generator)
-            accepted = accepted + info.acceptance
-        if lessons is not None:
-            chain = chain._replace(aux=lessons)
-        return chain, accepted / self.n_steps
 
     def _jumped(self, chain: Any, generator: torch.Generator) -> ChainState:
         """Chains that were offered draws of the base, by the Metropolis-Hastings rule.
@@ -248,21 +229,39 @@ class SampledLikelihood(Objective):
 
     def forward(self, batch: Batch, state: SampledState, generator: torch.Generator) -> Loss:
         """Mean energy of the data minus that of the chains, with the penalties."""
-        with torch.no_grad(), sampling(self.energy):
-            x = self._noisy(batch.x, state.n_batches, generator)
-            state = self._negatives(x, state, generator)
+        x, state = self.phases(batch, state, generator)
         chain: Any = state.chain
-        apart = not isinstance(self.chains, FromData)  # else chains weigh what their row does
-        state = state if apart else state._replace(share=batch.weight)
-        sign, _ = signs(batch, chain.x, apart, state.walkers)
         f = self.energy.trained(torch.cat([x, chain.x]))
-        value = -(sign @ f)
-        if self.energy_l2:
-            value = value + self.energy_l2 * (sign.abs() @ f.square())
+        value = self.contrast(f, batch, state)
         if self.refinement is not None:
             kernel = self.kernel(state.halvings)
             value = value + self.refinement.value(self.energy, kernel, chain, generator)
         return Loss(value, state)
+
+    def phases(
+        self, batch: Batch, state: SampledState, generator: torch.Generator
+    ) -> tuple[Tensor, SampledState]:
+        """Rows with their noise, and the state after the chains have moved."""
+        with torch.no_grad(), sampling(self.energy):
+            x = self._noisy(batch.x, state.n_batches, generator)
+            state = self._negatives(x, state, generator)
+        if not self._apart:
+            state = state._replace(share=batch.weight)
+        return x, state
+
+    @property
+    def _apart(self) -> bool:
+        """Whether chains share the weight of a batch; else they weigh what their row does."""
+        return not isinstance(self.chains, FromData)
+
+    def contrast(self, f: Tensor, batch: Batch, state: SampledState) -> Tensor:
+        """Mean of f over the rows minus that over the chains, f being of both, with its penalty."""
+        chain: Any = state.chain
+        sign, _ = signs(batch, chain.x, self._apart, state.walkers)
+        value = -(sign @ f)
+        if self.energy_l2:
+            value = value + self.energy_l2 * (sign.abs() @ f.square())
+        return value
 
     def gradients(self, batch: Batch, state: SampledState, generator: torch.Generator) -> Loss:
         """Write the gradient, clipped."""

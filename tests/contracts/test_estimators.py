@@ -40,7 +40,7 @@ from skebm import (
 )
 from skebm.base import Categorical, LogPartition, PartitionEstimator
 from skebm.energies import MLP
-from skebm.estimators.base import BaseEBM
+from skebm.estimators.base import BaseDensity
 from skebm.partition import AISBracket, Exact, ImportanceSampling
 from skebm.samplers import (
     HMC,
@@ -563,7 +563,7 @@ def clean(model, X):
 
 
 def test_every_estimator_has_cases():
-    assert set(walk(BaseEBM)) == set(CASES) == set(KINDS)
+    assert set(walk(BaseDensity)) == set(CASES) == set(KINDS)
 
 
 def unequal_by_design(estimator):

@@ -15,6 +15,7 @@ from skebm.objectives import (
     EnergyDiscrepancy,
     ExactScoreMatching,
     FlowContrastive,
+    JointLikelihood,
     MultiscaleScoreMatching,
     NoiseContrastive,
     Refinement,
@@ -32,7 +33,7 @@ from skebm.samplers import (
     Persistent,
 )
 from tests.discovery import without_case
-from tests.networks import LEVELS, NEURAL, binary, neural, one_hot, walled
+from tests.networks import LEVELS, NEURAL, binary, classified, neural, one_hot, walled
 from tests.objectives import (
     N_CHAINS,
     PENALTIES,
@@ -117,6 +118,18 @@ def sampled(sampler, policy=FromData, **settings):
         return SampledLikelihood(
             energy, sampler, policy(**base, **count), **{"n_steps": 3} | settings
         )
+
+    return make
+
+
+def jointly(sampler, policy=FromData, **settings):
+    """The same of a classifier; rows without classes, those with them have tests of their own."""
+
+    def make(energy):
+        base = {} if policy is FromData else {"noise": energy.base}
+        count = {"n_chains": N_CHAINS} if policy is Persistent else {}
+        policy_of = policy(**base, **count)
+        return JointLikelihood(energy, sampler, policy_of, **{"n_steps": 3} | settings)
 
     return make
 
@@ -223,6 +236,16 @@ CASES = {
         "flow contrastive": on_reals(lambda e: FlowContrastive(e, flow())),
         "flow contrastive with noisy rows": on_reals(
             lambda e: FlowContrastive(e, flow(), sigma=SIGMA), NEURAL["on a mixture"]
+        ),
+    },
+    JointLikelihood: {
+        "joint": by_chains(jointly(MALA(0.3)), classified),
+        "joint by chains": by_chains(
+            jointly(MALA(0.3), Persistent, noise=SIGMA, generative_weight=0.3), classified
+        ),
+        "joint as one": by_chains(jointly(MALA(0.3), form="joint"), classified),
+        "joint penalised": by_chains(
+            jointly(DESCENT, Persistent, n_jumps=0, energy_l2=0.3), classified, fixed=True
         ),
     },
     # A replay buffer is written in place: see tests/test_sampled.py.

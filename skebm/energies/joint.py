@@ -1,0 +1,74 @@
+r"""Classifiers read as energies, E(x, y) = -log q(x) - logits_y(x) (Grathwohl et al. 2020)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skebm.energies.derivatives import Slopes, slopes_by_autograd
+
+
+class Marginal(nn.Module):
+    r"""The logits of a classifier as one number a row, what corrects the base of a density.
+
+    .. math:: f(x) = -\log \sum_y e^{\mathrm{logits}_y(x)}
+        \quad\text{or, of one class,}\quad f(x) = -\mathrm{logits}_y(x)
+
+    On top of a base q the former is the energy of :math:`p(x) = \sum_y p(x, y)` [1]_, the latter
+    that of :math:`p(x \mid y)`; adding to all logits a function of x alone changes both, and leaves
+    :math:`p(y \mid x)` as it is.
+
+    Parameters
+    ----------
+    classifier : nn.Module
+        From rows to logits, (n, K).
+    label : int or None, default=None
+        The class, by its place among the logits; None is the sum over all.
+
+    References
+    ----------
+    .. [1] Grathwohl et al. (2020), "Your classifier is secretly an energy based model and you
+       should treat it like one", ICLR, section 3, equations 4 to 6.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.energies import MLP, Marginal, Spec
+    >>> spec = Spec((2,), torch.Generator().manual_seed(0), n_classes=3)
+    >>> network = Marginal(MLP((8,)).build(spec))
+    >>> network.classifier(torch.zeros(5, 2)).shape
+    torch.Size([5, 3])
+    >>> -network(torch.zeros(5, 2))[0]  # log of the number of classes
+    tensor(1.0986, grad_fn=<NegBackward0>)
+    """
+
+    def __init__(self, classifier: nn.Module, label: int | None = None):
+        super().__init__()
+        self.classifier, self.label = classifier, label
+
+    def given(self, label: int) -> Marginal:
+        """Of one class; shares the classifier."""
+        return Marginal(self.classifier, label)
+
+    def of_logits(self, logits: Tensor) -> Tensor:
+        """f, (n,), where logits (n, K) are known."""
+        return -logits.logsumexp(1) if self.label is None else -logits[:, self.label]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.of_logits(self.classifier(x))
+
+    def slopes(self, x: Tensor) -> Slopes:
+        """Value and gradient with respect to x."""
+        known: Any = getattr(self.classifier, "slopes_of_logits", None)
+        if known is not None:
+            return known(x, self._head)
+        return slopes_by_autograd(self, x)
+
+    def _head(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        if self.label is None:
+            return self.of_logits(logits), -logits.softmax(1)
+        slope = torch.zeros_like(logits)
+        slope[:, self.label] = -1.0
+        return self.of_logits(logits), slope

@@ -1,0 +1,322 @@
+r"""Joint energy models: a classifier whose logits are a density as well."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from skebm.base import Batch, Loss, Objective, Sampler, sampling
+from skebm.base.objective import fill_missing
+from skebm.energies import Marginal, NeuralEnergy
+from skebm.noise._fitting import pick
+from skebm.objectives._means import weighted_mean
+from skebm.objectives.sampled import SampledLikelihood
+from skebm.samplers import ChainPolicy
+
+FORMS = ("factored", "joint")
+# Target of a row whose class is not known.
+UNKNOWN = -1
+
+
+class View(NamedTuple):
+    """What a batch is seen as: the rows of the cross-entropy, those of the likelihood, chains.
+
+    Attributes
+    ----------
+    seen : Tensor of shape (n, d)
+    x : Tensor of shape (n, d) or None
+        With the noise of training; None where no likelihood is asked for.
+    u : Tensor of shape (n_chains,) or None
+        Uniform numbers by which classes of the chains are drawn, where they are.
+    state : object
+    """
+
+    seen: Tensor
+    x: Tensor | None
+    u: Tensor | None
+    state: Any
+
+
+class JointLikelihood(Objective):
+    r"""Cross-entropy, and the likelihood of the rows by sampled negatives.
+
+    .. math:: L = -\mathbb E \log p(y \mid x) - \lambda\, \mathbb E \log p(x) , \qquad
+        p(x, y) = \tfrac1Z q(x)\, e^{\mathrm{logits}_y(x)}
+
+    The first term is exact. The gradient of the second is that of
+    :class:`SampledLikelihood`, of the energy
+    :math:`-\log q(x) - \log \sum_y e^{\mathrm{logits}_y(x)}`, with the bias of its chains. With
+    :math:`\lambda = 0` it is a classifier and no chain moves. With ``form="joint"`` the share
+    :math:`\lambda` of both is one term,
+
+    .. math:: L = -(1 - \lambda)\, \mathbb E \log p(y \mid x) - \lambda\, \mathbb E \log p(x, y) ,
+
+    whose gradient takes classes of the chains from :math:`p(y \mid x)`: the same expectation for
+    chains that are draws of the model, with more noise, and classes that are biased where chains
+    are [1]_.
+
+    Rows whose target is -1 are of no known class and count in p(x) alone; all do in a batch
+    without targets.
+
+    Parameters
+    ----------
+    energy : NeuralEnergy
+        Its network is a :class:`~skebm.energies.Marginal`.
+    sampler, chains, **generative
+        As of :class:`SampledLikelihood`, which has no `refinement` and no `reweight` here.
+    generative_weight : float, default=1
+        :math:`\lambda \ge 0`, at most 1 with ``form="joint"``.
+    form : {"factored", "joint"}, default="factored"
+    class_weight : Tensor of shape (K,) or None, default=None
+        Factors of the rows of each class in the cross-entropy.
+    augmentation : callable or None, default=None
+        ``augmentation(rows, generator)``, of the rows that the cross-entropy sees: those of the
+        likelihood stay as they are [2]_.
+    sharpness : float, default=0
+        :math:`\rho`, length of the step up the gradient at whose end the gradient is taken that
+        training follows [3]_; 0 takes it where the weights are. It costs a second pass.
+    clip_norm : float or None, default=None
+        Largest norm of a gradient.
+
+    References
+    ----------
+    .. [1] Grathwohl et al. (2020), "Your classifier is secretly an energy based model and you
+       should treat it like one", ICLR, section 4, equation 10.
+    .. [2] Yang, Su and Ji (2023), "Towards bridging the performance gaps of joint energy-based
+       models", CVPR, section 4 (SADA-JEM).
+    .. [3] Foret, Kleiner, Mobahi and Neyshabur (2021), "Sharpness-aware minimization for
+       efficiently improving generalization", ICLR, algorithm 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.base import Batch, Real
+    >>> from skebm.energies import MLP, Marginal, NeuralEnergy, Spec
+    >>> from skebm.noise import Gaussian
+    >>> from skebm.objectives import JointLikelihood
+    >>> from skebm.samplers import MALA, FromData
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> network = Marginal(MLP((16,)).build(Spec((2,), generator, n_classes=3)))
+    >>> energy = NeuralEnergy(network, Real((2,)), Gaussian(torch.zeros(2), 1.0))
+    >>> objective = JointLikelihood(energy, MALA(0.5), FromData())
+    >>> rows = torch.randn(20, 2, generator=generator)
+    >>> batch = Batch(rows, torch.randint(3, (20,), generator=generator))
+    >>> loss = objective(batch, objective.start(batch, generator), generator)
+    >>> round(loss.value.item(), 4)  # log 3: all classes and all rows are as likely
+    1.0986
+    """
+
+    def __init__(
+        self,
+        energy: NeuralEnergy,
+        sampler: Sampler,
+        chains: ChainPolicy,
+        *,
+        generative_weight: float = 1.0,
+        form: str = "factored",
+        class_weight: Tensor | None = None,
+        augmentation: Any = None,
+        sharpness: float = 0.0,
+        clip_norm: float | None = None,
+        **generative: Any,
+    ):
+        super().__init__()
+        if not isinstance(energy.network, Marginal):
+            raise TypeError(f"The energy's network must be a Marginal, got {energy.network!r}.")
+        if not 0 <= generative_weight < math.inf:
+            raise ValueError(
+                f"generative_weight must be a finite number from 0, got {generative_weight!r}."
+            )
+        if form not in FORMS:
+            raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}.")
+        if form == "joint" and generative_weight > 1:
+            raise ValueError(
+                f'generative_weight is the share of log p(x, y) with form="joint", 0 to 1, got '
+                f"{generative_weight!r}."
+            )
+        if "refinement" in generative or generative.get("reweight"):
+            raise ValueError("JointLikelihood takes neither `refinement` nor `reweight`.")
+        self.generative = SampledLikelihood(energy, sampler, chains, **generative)
+        self.generative_weight, self.form = generative_weight, form
+        self.augmentation, self.sharpness, self.clip_norm = augmentation, sharpness, clip_norm
+        self.class_weight: Tensor | None
+        self.register_buffer("class_weight", class_weight, persistent=False)
+
+    @property
+    def energy(self) -> NeuralEnergy:  # type: ignore[override]
+        """That of p(x)."""
+        energy: Any = self.generative.energy
+        return energy
+
+    @property
+    def persistent(self) -> bool:
+        """Whether chains go on from batch to batch."""
+        return self.generative.persistent
+
+    def kernel(self, halvings: int) -> Sampler:
+        """What moves chains, its step halved so many times."""
+        return self.generative.kernel(halvings)
+
+    # ---------------------------------------------------------------- the loss
+
+    def start(self, batch: Batch, generator: torch.Generator) -> Any:
+        return self.generative.start(batch, generator) if self.generative_weight else None
+
+    def forward(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
+        """Loss of a batch, after its chains have moved."""
+        view = self._view(batch, state, generator)
+        return Loss(self._value(view, batch), view.state)
+
+    def gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
+        """Write the gradient, at the weights or at the end of the step up the slope; clipped."""
+        view, trained = self._view(batch, state, generator), self.cleared()
+        value = self._pull(view, batch, trained)
+        if self.sharpness:
+            norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+            reach = self.sharpness / norm.clamp_min(1e-12)
+            before = [p.clone() for p in trained]
+            for p in trained:
+                assert p.grad is not None
+                p.add_(reach * p.grad)
+            self._pull(view, batch, self.cleared())
+            for p, old in zip(trained, before, strict=True):
+                p.copy_(old)
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(trained, self.clip_norm)
+        return Loss(value, view.state)
+
+    def _view(self, batch: Batch, state: Any, generator: torch.Generator) -> View:
+        """What is drawn for a batch."""
+        seen, x, u = batch.x, None, None
+        if self.augmentation is not None:
+            with torch.no_grad():
+                seen = self.augmentation(seen, generator)
+        if self.generative_weight:
+            x, state = self.generative.phases(batch, state, generator)
+            if self.form == "joint":
+                kind: dict[str, Any] = {"dtype": x.dtype, "device": x.device}
+                u = torch.rand(len(state.chain.x), generator=generator, **kind)
+        return View(seen, x, u, state)
+
+    def _pull(self, view: View, batch: Batch, trained: list[torch.nn.Parameter]) -> Tensor:
+        """Write the gradient at the present weights; the loss there."""
+        with torch.enable_grad():
+            value = self._value(view, batch)
+            value.backward()
+        fill_missing(trained)
+        return value.detach()
+
+    def _value(self, view: View, batch: Batch) -> Tensor:
+        """Loss, by one pass over the rows of all terms."""
+        network, weight = self._marginal, self.generative_weight
+        if view.x is None:
+            return self._cross_entropy(self._logits(view.seen), batch)
+        chain, n, m = view.state.chain.x, len(view.seen), len(view.x)
+        logits = self._logits(torch.cat([view.seen, view.x, chain]))
+        discriminative = self._cross_entropy(logits[:n], batch)
+        if view.u is None:
+            f = network.of_logits(logits[n:])
+            return discriminative + weight * self.generative.contrast(f, batch, view.state)
+        of_rows, of_chains = logits[n:].split([m, len(chain)])
+        f = torch.cat([self._of_targets(of_rows, batch.y), self._of_draws(of_chains, view.u)])
+        joint = self.generative.contrast(f, batch, view.state)
+        return (1 - weight) * discriminative + weight * joint
+
+    def _of_targets(self, logits: Tensor, y: Tensor | None) -> Tensor:
+        """Minus the logit of each row's class; of an unknown one, minus the sum over all."""
+        if y is None:
+            return self._marginal.of_logits(logits)
+        known = y != UNKNOWN
+        own = logits.gather(1, y.clamp_min(0)[:, None])[:, 0]
+        return torch.where(known, -own, self._marginal.of_logits(logits))
+
+    def _of_draws(self, logits: Tensor, u: Tensor) -> Tensor:
+        """Minus the logit of a class that is drawn for each row, by p(y | x)."""
+        drawn = pick(logits.detach().softmax(1), u)
+        return -logits.gather(1, drawn[:, None])[:, 0]
+
+    @property
+    def _marginal(self) -> Marginal:
+        network: Any = self.energy.network
+        return network
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return self._marginal.classifier(self.energy.seen(x))
+
+    def _cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Mean over rows, of which those of no known class count zero."""
+        if batch.y is None:
+            return 0 * logits.sum()
+        value = cross_entropy(logits, batch.y, reduction="none", ignore_index=UNKNOWN)
+        if self.class_weight is not None:
+            value = value * self.class_weight[batch.y.clamp_min(0)]
+        return (value if batch.weight is None else batch.weight * value).mean()
+
+    # ---------------------------------------------------------------- watching
+
+    @torch.no_grad()
+    def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
+        """Cross-entropy and accuracy of rows of known class; and those of the chains."""
+        with sampling(self.energy):
+            logits = self._logits(batch.x)
+            loss = self._cross_entropy(logits, batch)
+        logs = {"loss": loss, "cross_entropy": loss}
+        if batch.y is not None and bool((batch.y != UNKNOWN).any()):
+            known = batch.y != UNKNOWN
+            weight = None if batch.weight is None else batch.weight[known]
+            right = (logits.argmax(1) == batch.y)[known].to(logits.dtype)
+            logs["accuracy"] = weighted_mean(right, weight)
+        if not self.generative_weight:
+            return logs
+        found = self.generative.monitor(batch, state, generator)
+        loss = loss + self.generative_weight * found["loss"]
+        return found | logs | {"loss": loss}
+
+    @torch.no_grad()
+    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+        """Cross-entropy, and minus the weighted nats a row above the base."""
+        with sampling(self.energy):
+            value = self._cross_entropy(self._logits(batch.x), batch)
+        if self.generative_weight:
+            weight = self.generative_weight
+            value = value + weight * self.generative.held_out(batch, state, generator)
+        return value
+
+    def diverged(
+        self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
+    ) -> str | None:
+        """Judge by the chains; a classifier alone by what is not finite."""
+        if not self.generative_weight:
+            return super().diverged(logs, before, n_rows)
+        return self.generative.diverged(logs, before, n_rows)
+
+    def work(self, n_rows: int) -> float:
+        """Of the terms together."""
+        if not self.generative_weight:
+            return 3 * super().work(n_rows)
+        return self.generative.work(n_rows)
+
+    # ---------------------------------------------------------------- state
+
+    def snapshot(self, state: Any) -> Any:
+        return state if state is None else self.generative.snapshot(state)
+
+    def rolled_back(
+        self, state: Any, batch: Batch, generator: torch.Generator, tries: int = 1
+    ) -> Any:
+        if state is None:
+            return None
+        return self.generative.rolled_back(state, batch, generator, tries)
+
+    def advice(self, state: Any) -> str:
+        return "" if state is None else self.generative.advice(state)
+
+    def pack(self, state: Any) -> dict[str, Tensor | None]:
+        return self.generative.pack(state)
+
+    def unpack(self, packed: dict[str, Tensor | None]) -> Any:
+        return self.generative.unpack(packed) if packed else None

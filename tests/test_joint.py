@@ -1,0 +1,282 @@
+"""Joint energy models: classifier and density, against sums over all states."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from skebm.base import Batch, Binary, Real
+from skebm.energies import MLP, Marginal, NeuralEnergy
+from skebm.noise import Gaussian, IndependentBernoulli
+from skebm.objectives import JointLikelihood, SampledLikelihood
+from skebm.samplers import MALA, FromData, GibbsWithGradients, Langevin, Persistent
+from tests.networks import build, classified, neural
+from tests.objectives import autograd, flat, gradient
+from tests.oracle import DOUBLE, mean_is, seeded
+
+K, D = 3, 4
+SIEVE = 5
+
+
+def bits(d=D):
+    return torch.tensor(list(itertools.product((0.0, 1.0), repeat=d)), dtype=DOUBLE)
+
+
+def of_bits(seed=5):
+    """A joint energy of bits, whose sums are enumerated."""
+    logits = build(MLP((5,)), (D,), n_classes=K, seed=seed)
+    base = IndependentBernoulli(torch.linspace(-1, 1, D, dtype=DOUBLE))
+    return NeuralEnergy(Marginal(logits), Binary((D,)), base)
+
+
+def joint_table(energy):
+    """log p(x, y) of all states, (2^d, K), differentiable."""
+    x = bits()
+    level = energy.base.log_prob(x)[:, None] + energy.network.classifier(x)
+    return level - level.logsumexp((0, 1))
+
+
+def rows(n=9, d=3, seed=1):
+    return torch.randn(n, d, generator=seeded(seed), dtype=DOUBLE)
+
+
+def classes(n=9, k=4, seed=2):
+    return torch.randint(k, (n,), generator=seeded(seed))
+
+
+# ------------------------------------------------------------------------------
+# Densities of logits
+# ------------------------------------------------------------------------------
+
+
+def test_the_marginal_sums_over_classes():
+    energy, x = of_bits(), bits()
+    log_p = joint_table(energy)
+    level = -energy(x)
+    torch.testing.assert_close(level - level.logsumexp(0), log_p.logsumexp(1))
+    for k in range(K):
+        of_class = NeuralEnergy(energy.network.given(k), energy.domain, energy.base)
+        level = -of_class(x)
+        expected = log_p[:, k] - log_p[:, k].logsumexp(0)
+        torch.testing.assert_close(level - level.logsumexp(0), expected)
+
+
+def test_a_class_shares_the_classifier():
+    energy = of_bits()
+    assert energy.network.given(1).classifier is energy.network.classifier
+
+
+# ------------------------------------------------------------------------------
+# The loss
+# ------------------------------------------------------------------------------
+
+
+def test_without_a_generative_part_it_is_a_classifier():
+    energy, x, y = classified(), rows(), classes()
+    objective = JointLikelihood(energy, MALA(0.3), FromData(), generative_weight=0)
+    assert objective.start(Batch(x, y), seeded(0)) is None
+    found, loss = gradient(objective, Batch(x, y), None)
+    value = cross_entropy(energy.network.classifier(x), y)
+    torch.testing.assert_close(loss.value, value.detach())
+    expected = autograd(lambda _: cross_entropy(energy.network.classifier(x), y), energy)
+    torch.testing.assert_close(flat(found), flat(expected))
+
+
+@pytest.mark.parametrize("weight", [0.3, 1.0, 2.5])
+def test_the_factored_loss_is_the_sum_of_its_terms(weight):
+    energy, x, y = classified(), rows(), classes()
+    kind = {"n_steps": 2, "energy_l2": 0.1}
+    both = JointLikelihood(energy, MALA(0.3), FromData(), generative_weight=weight, **kind)
+    alone = SampledLikelihood(energy, MALA(0.3), FromData(), **kind)
+    state = both.start(Batch(x, y), seeded(0))
+    found, loss = gradient(both, Batch(x, y), state, 3)
+    generative, of_chains = gradient(alone, Batch(x), state, 3)
+    plain = autograd(lambda _: cross_entropy(energy.network.classifier(x), y), energy)
+    torch.testing.assert_close(flat(found), flat(plain) + weight * flat(generative))
+    value = cross_entropy(energy.network.classifier(x), y).detach() + weight * of_chains.value
+    torch.testing.assert_close(loss.value, value.detach())
+
+
+@pytest.mark.parametrize("form", ["factored", "joint"])
+def test_the_expected_gradient_is_that_of_the_joint_likelihood(form):
+    """Of chains that are draws of the model, and stay them: for either form the same mean."""
+    energy = of_bits()
+    x, y = bits()[[3, 7, 7, 12, 0]], torch.tensor([0, 1, 2, 2, 1])
+    place = torch.tensor([3, 7, 7, 12, 0])
+    expected = autograd(lambda _: -joint_table(energy)[place, y].mean(), energy)
+    with torch.no_grad():
+        p = joint_table(energy).logsumexp(1).exp()
+    policy = Persistent(40, energy.base)
+    objective = JointLikelihood(energy, GibbsWithGradients(), policy, form=form, n_steps=1)
+    state, found = objective.start(Batch(x, y), seeded(0)), []
+    for seed in range(400):
+        drawn = torch.multinomial(p, 40, replacement=True, generator=seeded(seed))
+        here = state._replace(chain=objective.kernel(0).init(energy, bits()[drawn]))
+        found.append(flat(gradient(objective, Batch(x, y), here, seed)[0]))
+    assert mean_is(torch.stack(found), flat(expected)) < SIEVE
+
+
+def test_the_expected_gradient_vanishes_at_the_truth():
+    energy = of_bits()
+    with torch.no_grad():
+        table = joint_table(energy).exp()
+    objective = JointLikelihood(energy, GibbsWithGradients(), FromData(), n_steps=2)
+    found = []
+    for seed in range(400):
+        drawn = torch.multinomial(table.flatten(), 40, replacement=True, generator=seeded(seed))
+        batch = Batch(bits()[drawn // K], drawn % K)
+        state = objective.start(batch, seeded(seed))
+        found.append(flat(gradient(objective, batch, state, 1000 + seed)[0]))
+    assert mean_is(torch.stack(found), torch.zeros(1, dtype=DOUBLE)) < SIEVE
+
+
+@pytest.mark.parametrize("form", ["factored", "joint"])
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_rows_of_unknown_class_count_in_the_density_alone(form, weight):
+    energy, x = classified(), rows()
+    y = torch.where(torch.arange(9) % 2 == 0, classes(), -1)
+    kind = {"n_steps": 1, "form": form, "generative_weight": weight}
+    objective = JointLikelihood(energy, Langevin(0.05, noise_scale=0.0), FromData(), **kind)
+    state = objective.start(Batch(x, y), seeded(0))
+    found, _ = gradient(objective, Batch(x, y), state, 3)
+    known = y >= 0
+
+    def cross_entropies(_):
+        logits = energy.network.classifier(x)
+        return cross_entropy(logits[known], y[known], reduction="sum") / 9
+
+    if weight == 0 or form == "factored":
+        others, _ = gradient(objective, Batch(x, torch.full_like(y, -1)), state, 3)
+        plain = autograd(cross_entropies, energy)
+        torch.testing.assert_close(flat(found), flat(others) + flat(plain))
+    else:
+        logits = energy.network.classifier(x)
+        one = objective._of_targets(logits, y)
+        assert torch.equal(one[known], -logits[known, y[known]])
+        torch.testing.assert_close(one[~known], -logits[~known].logsumexp(1))
+
+
+def test_weights_of_rows_and_of_classes():
+    energy, x, y = classified(), rows(), classes()
+    weight = torch.rand(9, generator=seeded(3), dtype=DOUBLE)
+    factor = torch.tensor([0.5, 2.0, 0.0, 1.0], dtype=DOUBLE)
+    kind = {"generative_weight": 0, "class_weight": factor}
+    objective = JointLikelihood(energy, MALA(0.3), FromData(), **kind)
+    loss = objective(Batch(x, y, weight), None, seeded(0))
+    each = cross_entropy(energy.network.classifier(x), y, reduction="none")
+    torch.testing.assert_close(loss.value, (weight * factor[y] * each).mean())
+
+
+def test_the_sharp_gradient_is_that_at_the_top_of_the_slope():
+    energy, x, y = classified(), rows(), classes()
+    plain = JointLikelihood(energy, MALA(0.3), FromData(), generative_weight=0)
+    sharp = JointLikelihood(energy, MALA(0.3), FromData(), generative_weight=0, sharpness=0.2)
+    before = [p.clone() for p in energy.parameters()]
+    found, loss = gradient(sharp, Batch(x, y), None)
+    assert all(map(torch.equal, before, energy.parameters()))
+    here, at_start = gradient(plain, Batch(x, y), None)
+    torch.testing.assert_close(loss.value, at_start.value)
+    with torch.no_grad():
+        for name, p in energy.named_parameters():
+            p += 0.2 * here[name] / flat(here).norm()
+    top, _ = gradient(plain, Batch(x, y), None)
+    torch.testing.assert_close(flat(found), flat(top))
+
+
+def test_gradients_are_clipped():
+    objective = JointLikelihood(
+        classified(), MALA(0.3), FromData(), generative_weight=0, clip_norm=0.01
+    )
+    found, _ = gradient(objective, Batch(rows(), classes()), None)
+    assert flat(found).norm() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_augmentation_is_for_the_cross_entropy_alone():
+    energy, x, y = classified(), rows(), classes()
+
+    def shifted(rows, generator):
+        return rows + 1
+
+    kind = {"n_steps": 1, "n_jumps": 0}
+    still = Langevin(1e-9, noise_scale=0.0)
+    objective = JointLikelihood(energy, still, FromData(), augmentation=shifted, **kind)
+    loss = objective(Batch(x, y), objective.start(Batch(x, y), seeded(0)), seeded(1))
+    expected = cross_entropy(energy.network.classifier(x + 1), y)
+    torch.testing.assert_close(loss.value, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_the_monitor_says_how_well_it_classifies():
+    energy, x, y = classified(), rows(), classes()
+    objective = JointLikelihood(energy, MALA(0.3), Persistent(9, energy.base), n_steps=1)
+    state = objective.start(Batch(x, y), seeded(0))
+    logs = objective.monitor(Batch(x, y), state, seeded(1))
+    logits = energy.network.classifier(x)
+    assert logs["accuracy"] == (logits.argmax(1) == y).to(DOUBLE).mean()
+    torch.testing.assert_close(logs["cross_entropy"], cross_entropy(logits, y).detach())
+    assert {"gain_over_base", "acceptance", "energy_gap"} <= logs.keys()
+    unknown = torch.full_like(y, -1)
+    assert "accuracy" not in objective.monitor(Batch(x, unknown), state, seeded(1))
+
+
+# ------------------------------------------------------------------------------
+# Mistakes
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ({"generative_weight": -0.1}, "generative_weight"),
+        ({"generative_weight": math.nan}, "generative_weight"),
+        ({"form": "both"}, "form must be one of"),
+        ({"form": "joint", "generative_weight": 1.5}, "share of log p"),
+        ({"reweight": True}, "neither `refinement` nor `reweight`"),
+    ],
+)
+def test_mistakes(kind, message):
+    with pytest.raises(ValueError, match=message):
+        JointLikelihood(classified(), MALA(0.3), FromData(), **kind)
+
+
+def test_an_energy_without_classes():
+    with pytest.raises(TypeError, match="Marginal"):
+        JointLikelihood(neural(), MALA(0.3), FromData())
+
+
+def test_a_sampler_of_another_domain():
+    with pytest.raises(TypeError, match="Binary"):
+        JointLikelihood(classified(), GibbsWithGradients(), FromData())
+
+
+def test_training_finds_classes_and_density():
+    """Two normal classes, whose logits and whose marginal are known."""
+    generator = seeded(0)
+    y = torch.randint(2, (4000,), generator=generator)
+    x = torch.randn(4000, 1, generator=generator, dtype=DOUBLE) + 2.0 * (2 * y[:, None] - 1)
+    base = Gaussian(torch.zeros(1, dtype=DOUBLE), 3.0)
+    energy = NeuralEnergy(Marginal(build(MLP((16,)), (1,), n_classes=2)), Real((1,)), base)
+    objective = JointLikelihood(energy, MALA(1.0), Persistent(200, base), n_steps=3)
+    optimizer = torch.optim.Adam(energy.parameters(), lr=0.02)
+    state = objective.start(Batch(x, y), generator)
+    for step in range(400):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.02 * (1 - step / 400)
+        pick = torch.randint(4000, (200,), generator=generator)
+        with torch.no_grad():
+            state = objective.gradients(Batch(x[pick], y[pick]), state, generator).state
+        optimizer.step()
+    grid = torch.linspace(-9, 9, 1801, dtype=DOUBLE)[:, None]
+    with torch.no_grad():
+        level = -energy(grid)
+        log_z = np.log(np.trapezoid(level.exp().numpy(), grid[:, 0].numpy()))
+        odds = energy.network.classifier(grid).diff(dim=1)[:, 0]
+    p = 0.5 * sum(torch.exp(-((grid[:, 0] - m) ** 2) / 2) / math.sqrt(2 * math.pi) for m in (-2, 2))
+    divergence = np.trapezoid((p * (p.log() - level + log_z)).numpy(), grid[:, 0].numpy())
+    assert 0 <= divergence < 0.02
+    truth = (4 * grid[:, 0]).sigmoid()
+    excess = binary_cross_entropy_with_logits(odds, truth, reduction="none")
+    excess = excess - binary_cross_entropy_with_logits(4 * grid[:, 0], truth, reduction="none")
+    assert np.trapezoid((p * excess).numpy(), grid[:, 0].numpy()) < 0.005  # nats
