@@ -876,5 +876,5 @@ def test_a_base_that_is_far_away_is_no_place_to_start():
     model = density(**rooted).fit(X)
     with torch.no_grad():
         model.net_.module_.energy.network.last.fill_(100.0)
-    starts = model._starts(64, torch.Generator().manual_seed(0))
+    starts = model._starts(model.energy_, 64, torch.Generator().manual_seed(0))
     assert len(torch.unique(starts, dim=0)) > 20

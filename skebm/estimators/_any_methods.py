@@ -15,7 +15,7 @@ from skebm._rows import Rows
 from skebm._validation import check_is_fitted
 from skebm.base import Categorical, Energy, Sampler
 from skebm.base.checks import whole_number
-from skebm.estimators._contrastive_settings import default_sampler
+from skebm.estimators._contrastive_settings import SampledRule, default_sampler
 from skebm.estimators._real_methods import RealMethods
 from skebm.objectives import pseudo_log_likelihood
 
@@ -26,6 +26,7 @@ BLOCK = 256
 class AnyMethods(RealMethods):
     """Methods of real rows, with those of discrete rows where they differ."""
 
+    n_chains: Any
     net_: Any
     _discrete: Any
     _settings: Any
@@ -123,6 +124,17 @@ class AnyMethods(RealMethods):
         if state is None or state.chain is None or not self.net_.module_.persistent:
             return None
         return state.chain.x
+
+    def _count_chains(self, going_on: bool) -> None:
+        """Remember how many chains there are: they go on, however many rows there are now."""
+        chains = self._chains() if going_on else None
+        self._n_chains = None if chains is None else len(chains)
+
+    def _with_chains(self, rule: SampledRule) -> SampledRule:
+        """The rule with as many chains as there are already, unless their number is asked for."""
+        if self.n_chains == "auto" and self._n_chains:
+            return rule._replace(n_chains=self._n_chains)
+        return rule
 
     def _known_rows(self) -> Tensor:
         state, chains = self.net_.state_, self._chains()

@@ -319,17 +319,12 @@ class ContrastiveDivergenceDensity(SamplerSteps, Neural, AnyRows, AnyMethods, Ba
         found = resolve(self, n_rows, None, streaming=streaming)
         n_batches = found.n_iter * math.ceil(n_rows / found.batch_size)
         rule = sampled_rule(self, self.units_.domain, min(found.batch_size, n_rows), n_batches)
-        if self.n_chains == "auto" and self._n_chains:
-            rule = rule._replace(n_chains=self._n_chains)
-        return replace(found, rule=rule)
+        return replace(found, rule=self._with_chains(rule))
 
     def _prepare(self, rows: Rows, *, going_on: bool) -> None:
-        # However many rows there are now, the chains that there are go on.
-        chains = self._chains() if going_on else None
-        self._n_chains = None if chains is None else len(chains)
-        if going_on:
-            return
-        self._learn_base(rows, self.base, smooth=self.objective == "likelihood")
+        self._count_chains(going_on)
+        if not going_on:
+            self._learn_base(rows, self.base, smooth=self.objective == "likelihood")
 
     def _withhold(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
         return withheld(rows, generator) if self.objective == "likelihood" else (rows, None)

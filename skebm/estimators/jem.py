@@ -333,13 +333,10 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
         found = resolve(self, n_rows, None, streaming=streaming)
         n_batches = found.n_iter * math.ceil(n_rows / found.batch_size)
         rule = joint_rule(self, self.units_.domain, min(found.batch_size, n_rows), n_batches)
-        if self.n_chains == "auto" and self._n_chains:
-            rule = rule._replace(sampled=rule.sampled._replace(n_chains=self._n_chains))
-        return replace(found, rule=rule)
+        return replace(found, rule=rule._replace(sampled=self._with_chains(rule.sampled)))
 
     def _prepare(self, rows: Rows, *, going_on: bool) -> None:
-        chains = self._chains() if going_on else None
-        self._n_chains = None if chains is None else len(chains)
+        self._count_chains(going_on)
         self._class_weight = class_weights(self.class_weight, self.classes_, rows)
         if not going_on:
             self._learn_base(rows, self.base)
