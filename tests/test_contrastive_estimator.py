@@ -1,6 +1,5 @@
 """ContrastiveDivergenceDensity on real rows: what is learned, where chains are, what goes wrong."""
 
-import pickle
 import warnings
 
 import numpy as np
@@ -37,6 +36,7 @@ from skebm.samplers import (
     Shift,
 )
 from tests.contracts.test_estimators import Interrupt, Poison, real_rows
+from tests.storage import by_pickle
 
 STRINGS = ("persistent", "replay", "data", "noise")
 each_init = pytest.mark.parametrize("init", STRINGS)
@@ -49,10 +49,6 @@ X, X_NEW = real_rows(100, 3), real_rows(40, 3, seed=1)
 
 def density(**params):
     return ContrastiveDivergenceDensity(**quick | params)
-
-
-def by_pickle(model):
-    return pickle.loads(pickle.dumps(model))
 
 
 def state_of(model):

@@ -10,7 +10,6 @@ import warnings
 import numpy as np
 import pytest
 import scipy.stats
-import skops.io
 import torch
 from sklearn.base import clone
 from sklearn.datasets import make_moons
@@ -22,6 +21,7 @@ from skebm.energies import MLP
 from skebm.noise import Affine, Gaussian, GaussianMixture, NormalizingFlow, _flow_fit
 from skebm.noise import flow as flow_module
 from tests.oracle import DOUBLE, P_FLOOR, finite_difference, mean_is, seeded
+from tests.storage import by_skops
 from tests.test_noise import NoTensors
 from tests.test_noise_mixture import assert_contract, grid
 
@@ -481,13 +481,6 @@ def test_an_estimator_on_a_flow(fitted):
     twin = clone(fitted).fit(ROWS)
     np.testing.assert_array_equal(twin.score_samples(ROWS), fitted.score_samples(ROWS))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def by_skops(model):
-    data = skops.io.dumps(model)
-    unknown = skops.io.get_untrusted_types(data=data)
-    assert all(name.startswith("skebm.") for name in unknown), unknown
-    return skops.io.loads(data, trusted=unknown)
 
 
 @pytest.mark.parametrize(

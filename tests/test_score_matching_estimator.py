@@ -1,17 +1,14 @@
 """ScoreMatchingDensity against densities that are known, and on tables that are no good."""
 
-import io
 import itertools
 import math
 import pickle
 import warnings
 
-import joblib
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
-import skops.io
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import logsumexp
@@ -30,6 +27,7 @@ from skebm.metrics import hyvarinen_score
 from skebm.noise import Gaussian, GaussianMixture, IndependentBernoulli, Uniform
 from skebm.partition import AIS, AISBracket, ImportanceSampling
 from skebm.samplers import MALA
+from tests.storage import by_joblib, by_skops
 
 OBJECTIVES = ("denoising", "exact", "sliced", "multiscale")
 each_objective = pytest.mark.parametrize("objective", OBJECTIVES)
@@ -1050,20 +1048,6 @@ def test_a_search_over_noise_and_networks():
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     without = GridSearchCV(density(partition=None), {"net__lr": [1e-3, 1e-2]}, cv=2).fit(X)
     assert np.isfinite(without.cv_results_["mean_test_score"]).all()
-
-
-def by_joblib(model):
-    file = io.BytesIO()
-    joblib.dump(model, file)
-    file.seek(0)
-    return joblib.load(file)
-
-
-def by_skops(model):
-    data = skops.io.dumps(model)
-    unknown = skops.io.get_untrusted_types(data=data)
-    assert all(name.startswith("skebm.") for name in unknown), unknown
-    return skops.io.loads(data, trusted=unknown)
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,12 @@
 
 import copy
 import inspect
-import io
-import pickle
 import random
 import re
 
-import joblib
 import numpy as np
 import pandas as pd
 import pytest
-import skops.io
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone, is_classifier
@@ -29,6 +25,7 @@ from skebm.estimators.base import BaseDensity, BaseEBM
 from skebm.partition import ImportanceSampling
 from skebm.samplers import MALA, Langevin
 from tests.discovery import walk
+from tests.storage import by_joblib, by_pickle, by_skops
 
 # A learning rate at which a few passes of a small network tell classes apart, as scikit-learn asks.
 small = {"network": MLP((16,)), "n_steps": 2, "n_iter": 20, "learning_rate": 0.02}
@@ -262,24 +259,6 @@ def test_using_a_model_leaves_it_alone(case):
 # ------------------------------------------------------------------------------
 # Storage, streams, the engine
 # ------------------------------------------------------------------------------
-
-
-def by_pickle(model):
-    return pickle.loads(pickle.dumps(model))
-
-
-def by_joblib(model):
-    file = io.BytesIO()
-    joblib.dump(model, file)
-    file.seek(0)
-    return joblib.load(file)
-
-
-def by_skops(model):
-    data = skops.io.dumps(model)
-    unknown = skops.io.get_untrusted_types(data=data)
-    assert all(name.startswith("skebm.") for name in unknown), unknown
-    return skops.io.loads(data, trusted=unknown)
 
 
 each_storage = pytest.mark.parametrize(

@@ -6,8 +6,6 @@ mode that it offers cheaply. What one estimator alone promises is in its own fil
 
 import copy
 import inspect
-import io
-import pickle
 import random
 import re
 import warnings
@@ -18,7 +16,6 @@ import joblib
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import skops.io
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
@@ -52,6 +49,7 @@ from skebm.samplers import (
     ParallelTempering,
 )
 from tests.discovery import walk
+from tests.storage import by_joblib, by_pickle, by_skops
 
 
 def binary_rows(n=60, d=6, seed=0, noise=0.15):
@@ -946,24 +944,6 @@ def test_without_a_partition_no_log_z_enters(case):
 # ------------------------------------------------------------------------------
 # Storage
 # ------------------------------------------------------------------------------
-
-
-def by_pickle(model):
-    return pickle.loads(pickle.dumps(model))
-
-
-def by_joblib(model):
-    file = io.BytesIO()
-    joblib.dump(model, file)
-    file.seek(0)
-    return joblib.load(file)
-
-
-def by_skops(model):
-    data = skops.io.dumps(model)
-    unknown = skops.io.get_untrusted_types(data=data)
-    assert all(name.startswith("skebm.") for name in unknown), unknown
-    return skops.io.loads(data, trusted=unknown)
 
 
 each_storage = pytest.mark.parametrize(
