@@ -187,6 +187,26 @@ def test_a_roll_back_does_not_leave_the_averaged_weights():
     assert torch.isfinite(weights(net.module_)).all()
 
 
+class Sizes(SampledLikelihood):
+    """Remembers the size of the weights that are judged, and of those they are compared with."""
+
+    def monitor(self, batch, state, generator):
+        return super().monitor(batch, state, generator) | {"size": weights(self).norm()}
+
+    def diverged(self, logs, before=None, n_rows=100):
+        self.judged = [*getattr(self, "judged", []), (before["size"], logs["size"])]
+        return super().diverged(logs, before, n_rows)
+
+
+def test_steps_are_judged_by_the_weights_that_step():
+    """Not by their average: where that is better, no step would ever be good enough."""
+    net = net_of(MALA(STEP), averaging=0.9, cls=Sizes)
+    net.fit(training_rows())
+    before, after = zip(*net.module_.judged, strict=True)
+    assert before[1:] == after[:-1]
+    assert net.history[-1]["size"] != after[-1]  # what is shown is the average
+
+
 # ------------------------------------------------------------------------------
 # Why: each reason by its numbers
 # ------------------------------------------------------------------------------
