@@ -429,6 +429,46 @@ def test_noise_and_priors_that_are_none_are_refused(more):
         GaussianMixture.fit(rows(20), **more)
 
 
+def test_labels_are_components():
+    g = seeded(3)
+    labels = torch.randint(3, (400,), generator=g) * 2 - 1
+    x = (
+        torch.randn(400, 2, generator=g, dtype=DOUBLE) * (2.0 + labels[:, None])
+        + 5.0 * labels[:, None]
+    )
+    found = GaussianMixture.from_labels(x, labels, regularisation=0.0, prior_rows=0.0)
+    for k, label in enumerate((-1, 1, 3)):
+        rows = x[labels == label]
+        torch.testing.assert_close(found.weights[k], torch.tensor(len(rows) / 400, dtype=DOUBLE))
+        torch.testing.assert_close(found.means[k], rows.mean(0))
+        root = found.roots[k]
+        torch.testing.assert_close(root @ root.t(), rows.t().cov(correction=0))
+
+
+def test_labels_count_by_their_rows():
+    x = torch.randn(60, 3, generator=seeded(4), dtype=DOUBLE)
+    labels = torch.arange(60) % 4
+    weight = torch.ones(60, dtype=DOUBLE)
+    weight[:10], weight[labels == 3] = 2.0, 0.0  # the last has no component
+    kept = labels < 3
+    twice = torch.cat([x[kept], x[:10][labels[:10] < 3]])
+    of_twice = torch.cat([labels[kept], labels[:10][labels[:10] < 3]])
+    found = GaussianMixture.from_labels(x, labels, weight, blur=0.3)
+    expected = GaussianMixture.from_labels(twice, of_twice, blur=0.3)
+    assert len(found.weights) == 3
+    torch.testing.assert_close(found.log_prob(x), expected.log_prob(x))
+
+
+def test_a_label_of_one_row_has_the_shape_of_the_others():
+    x = torch.randn(50, 2, generator=seeded(5), dtype=DOUBLE)
+    labels = (torch.arange(50) == 7).long()
+    found = GaussianMixture.from_labels(x, labels)
+    torch.testing.assert_close(found.means[1], x[7])
+    assert 0.2 < found.roots[1].det() / found.roots[0].det() < 5
+    with pytest.raises(ValueError, match="labels must be"):
+        GaussianMixture.from_labels(x, labels[:7])
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_steps_raise_the_penalised_likelihood(seed):
     z = rows(150, seed)

@@ -125,6 +125,10 @@ def _fitted(base: str, rows: Rows, domain: Real) -> Noise:
         return TruncatedGaussian.fit(x, counts, domain.lower, domain.upper)
     if base == "gaussian":
         return Gaussian.fit(x, counts, diagonal=x.shape[1] > MAX_DENSE)
+    if base == "classes":
+        assert rows.y is not None
+        known = rows.y >= 0
+        return GaussianMixture.from_labels(x[known], rows.y[known], counts[known])
     return KernelDensity.fit(x, counts, n_scales=N_SCALES)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from numbers import Integral
 from numbers import Real as RealNumber
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,30 @@ from skebm.noise.base import Noise
 
 # Entries of the roots that draws may gather at once.
 ROOM = 2_000_000
+
+
+class _Frame(NamedTuple):
+    """Rows as EM sees them: standardised, with what is added to the variances."""
+
+    z: Tensor
+    w: Tensor
+    mean: Tensor
+    scale: Tensor
+    ridge: Tensor
+
+    @classmethod
+    def of(
+        cls, x: Tensor, weight: Tensor | None, regularisation: float, blur: Tensor | float
+    ) -> _Frame:
+        rows, w = live_rows(x, weight)
+        blur = checked_blur(blur, rows)
+        mean, variance = moments(rows, w)
+        live = varies(variance, mean, x.dtype)
+        scale = usable_scale(variance, mean, x.dtype)
+        z = torch.where(live, (rows - mean) / scale, 0.0)
+        added = (blur.to(scale) / scale).square()
+        ridge = torch.where(live, float(regularisation), 1.0) + added
+        return cls(z, w, mean, scale, ridge)
 
 
 class GaussianMixture(Noise):
@@ -156,31 +180,67 @@ class GaussianMixture(Noise):
         _check_share(regularisation, "regularisation", 1.0)
         _check_share(tol, "tol", math.inf)
         _check_share(0.0 if prior_rows is None else prior_rows, "prior_rows", math.inf)
-        rows, w = live_rows(x, weight)
-        blur = checked_blur(blur, rows)
-        mean, variance = moments(rows, w)
-        live = varies(variance, mean, x.dtype)
-        scale = usable_scale(variance, mean, x.dtype)
-        z = torch.where(live, (rows - mean) / scale, 0.0)
-        added = (blur.to(scale) / scale).square()
-        ridge = torch.where(live, float(regularisation), 1.0) + added
+        frame = _Frame.of(x, weight, regularisation, blur)
         if generator is None:
             generator = torch.Generator(x.device).manual_seed(0)
         best: _em.Found | None = None
         for _ in range(n_init if n_components > 1 else 1):
             u = torch.rand(
                 n_components, generator=generator, dtype=torch.float64, device=generator.device
-            )
+            ).to(x.device)
             found = _em.maximise(
-                z, w, n_components, ridge, u.to(x.device), max_iter, tol, prior_rows
+                frame.z, frame.w, n_components, frame.ridge, u, max_iter, tol, prior_rows
             )
             if best is None or found.path[-1] > best.path[-1]:
                 best = found
         assert best is not None
-        means = mean + best.means * scale
-        covariances = best.covariances * torch.outer(scale, scale)
+        return cls._of(best.weights, best.means, best.covariances, frame, x)
+
+    @classmethod
+    def from_labels(
+        cls,
+        x: Tensor,
+        labels: Tensor,
+        weight: Tensor | None = None,
+        *,
+        regularisation: float = 1e-3,
+        blur: Tensor | float = 0.0,
+        prior_rows: float | None = None,
+    ) -> GaussianMixture:
+        r"""One component for the rows of each label, by the formula of :meth:`fit`.
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, d)
+            Finite rows.
+        labels : Tensor of shape (n,)
+            Of any integers; components are in their order.
+        weight, regularisation, blur, prior_rows
+            As of :meth:`fit`. Labels of no weight have no component.
+        """
+        _check_share(regularisation, "regularisation", 1.0)
+        _check_share(0.0 if prior_rows is None else prior_rows, "prior_rows", math.inf)
+        if labels.shape != x.shape[:1]:
+            raise ValueError(f"labels must be of shape ({len(x)},), got {tuple(labels.shape)}.")
+        if weight is not None:
+            kept = checked_weight(x, weight) > 0
+            x, labels, weight = x[kept], labels[kept], weight[kept]
+        frame = _Frame.of(x, weight, regularisation, blur)
+        place = labels.unique(return_inverse=True)[1]
+        share = torch.nn.functional.one_hot(place).double()
+        count, means, scatter = _em.statistics(frame.z, frame.w, share)
+        prior = _em.make_prior(count, scatter, frame.ridge, prior_rows)
+        return cls._of(count / count.sum(), means, prior.covariances(count, scatter), frame, x)
+
+    @classmethod
+    def _of(
+        cls, weights: Tensor, means: Tensor, covariances: Tensor, frame: _Frame, x: Tensor
+    ) -> GaussianMixture:
+        """Of standardised rows, in the units and the precision of x."""
+        means = frame.mean + means * frame.scale
+        covariances = covariances * torch.outer(frame.scale, frame.scale)
         # In float64 up to the end: single precision would lose what the prior has saved.
-        return cls(best.weights, means, covariances).to(x.device, x.dtype)
+        return cls(weights, means, covariances).to(x.device, x.dtype)
 
     @property
     def n_components(self) -> int:
