@@ -63,6 +63,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import _toys
+from benchmarks._bare import chain_steps
 from benchmarks._common import machine, seconds, spread, table, write
 from benchmarks.anomaly import load
 from skebm import ContrastiveDivergenceDensity
@@ -209,43 +210,16 @@ def bare_step(model: ContrastiveDivergenceDensity, rows: Tensor, k: int) -> Call
     objective = model.net_.module_
     network, base, sigma = objective.energy.network, objective.energy.base, objective.noise
     aux = model.net_.state_.chain.aux
-    h, scale = aux.step_size, aux.scale
+    walk = chain_steps(network, base, aux.step_size, aux.scale)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, weight_decay=0.0)
     chains = model.net_.state_.chain.x.clone()
     n = len(rows)
-
-    def look(x: Tensor) -> tuple[Tensor, Tensor]:
-        value, slope = network.slopes(x)
-        log_q, pull = base.log_prob_and_slope(x)
-        return value - log_q, slope - pull
-
-    def move(x: Tensor, value: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        z = torch.randn_like(x)
-        drift = scale * slope
-        new = x + scale * ((2 * h).sqrt() * z - h * drift)
-        new_value, new_slope = look(new)
-        # The way back, in units of the scale.
-        back = (x - new) / scale + h * scale * new_slope
-        log_ratio = value - new_value - (back.square().sum(1) / (4 * h) - z.square().sum(1) / 2)
-        taken = torch.rand(len(x)).log() < log_ratio
-        keep = taken[:, None]
-        return (
-            torch.where(keep, new, x),
-            torch.where(taken, new_value, value),
-            torch.where(keep, new_slope, slope),
-        )
 
     def step() -> None:
         nonlocal chains
         with torch.no_grad():
             x = rows + sigma * torch.randn_like(rows)
-            draws = base.sample(n, torch.default_generator)
-            before, after = network(torch.cat([chains, draws])).chunk(2)
-            taken = torch.rand(n).log() < before - after
-            chains = torch.where(taken[:, None], draws, chains)
-            value, slope = look(chains)
-            for _ in range(k):
-                chains, value, slope = move(chains, value, slope)
+            chains = walk(chains, k)
         optimizer.zero_grad()
         f = network(torch.cat([x, chains]))
         (f[:n].mean() - f[n:].mean()).backward()

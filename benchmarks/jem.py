@@ -1,0 +1,432 @@
+"""Joint energy models next to the same network by cross-entropy alone.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.jem PART --data PATH
+
+Contenders, all of one network (`MLP`, two layers of 128; `Conv` for MNIST) and one optimizer:
+
+- `JEM`: `JEMClassifier` with its defaults;
+- `plain`: ``generative_weight=0``, the same number of passes;
+- `plain, stopped`: the same, stopped by a tenth of the training rows;
+- `plain, noisy`: the same number of passes, on rows with the noise that `JEM` adds to them;
+- `JEM, sharp` (where 1,000 rows are tested): ``sharpness=0.1``.
+
+Settings of the classifier were chosen by cross-validation within the training rows of digits and
+phoneme (split 0 below), before rows of the tests were looked at.
+
+Parts:
+
+`classify`: digits (797 rows to train on, 1,000 to test), phoneme (4,000 and 1,404) and banknote
+(372 and 1,000), stratified splits of seeds 0 to 4; wheat seeds and sonar, 10 x 5 cross-validation
+(stratified, the same folds for all). Accuracy, mean negative log-likelihood, and where 1,000 rows
+are tested the debiased calibration error: the root of the mean squared difference between
+confidence and accuracy in 15 bins of equal numbers of rows, less what chance gives (Kumar, Liang
+and Ma 2019, definition 4.2), over the test rows of all splits together. Differences to `JEM` are
+paired by split; as splits share rows, their variance counts 1/n + test/train (Nadeau and Bengio,
+2003).
+
+`ood`: AUROC of usual rows against odd ones, by log p(x) of `JEM`, and by the largest probability of
+`JEM` and of `plain`; split 0 to 2. Odd are test rows each column of which is shuffled by itself;
+for digits also uniform noise, inverted images and images whose pixels are shuffled, each image by
+itself. Isolation forest and kNN (k = 5, standardised columns, mean distance) beside it.
+
+`few`: digits, 5, 10 and 20 labelled rows a class, all other training rows without labels; `plain`
+has the labelled ones alone. Ten draws of the labels, 1,000 rows to test.
+
+`robust`: digits and the four tables, seeds 0 to 19, defaults, a split for each: how many end
+finite and within two points of the median, the worst, roll-backs. Points hang on the split as well,
+so the same numbers of `plain` stand beside it.
+
+`weights`: what `generative_weight` costs: digits and phoneme, splits 0 to 2.
+
+`mnist`: 60,000 images of 28 x 28 and 10,000 to test, at most ten minutes of two cores a fit, pixels
+from -1 to 1; odd images are the 10,000 of KMNIST's test set.
+
+`cost`: seconds of an epoch against a bare loop of the same arithmetic, nine alternating rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from sklearn.ensemble import IsolationForest
+from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.model_selection import RepeatedStratifiedKFold, train_test_split
+from sklearn.neighbors import NearestNeighbors
+from sklearn.preprocessing import StandardScaler
+
+from benchmarks._bare import chain_steps
+from benchmarks._common import machine, seconds, spread, table, write
+from skebm import JEMClassifier
+from skebm.energies import Conv
+
+
+class Blur:
+    """Normal noise, as an augmentation."""
+
+    def __init__(self, sigma: np.ndarray):
+        self.sigma = torch.as_tensor(sigma, dtype=torch.float32)
+
+    def __call__(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return x + self.sigma * torch.randn(x.shape, generator=generator)
+
+
+TABLES = ("digits", "phoneme", "banknote", "wheat_seeds", "sonar")
+TESTED = {"digits": 1000, "phoneme": 1404, "banknote": 1000}
+N_SPLITS = 5
+PLAIN = {"generative_weight": 0.0}
+WEIGHTS = (0.01, 0.03, 0.1, 0.3, 1.0)
+N_BINS = 15
+MNIST: dict[str, Any] = {
+    "network": Conv((16, 32, 32)),
+    "base": "gaussian",
+    "sigma": 0.2,
+    "standardize": False,
+    "n_steps": 5,
+    "n_iter": 8,
+    "generative_weight": 0.01,
+    "partition": None,
+    "random_state": 0,
+}
+MNIST_METHODS: dict[str, dict[str, Any]] = {
+    "JEM": {},
+    "plain": PLAIN,
+    "plain, stopped": PLAIN | {"n_iter": 40, "early_stopping": True, "n_iter_no_change": 3},
+    "plain, noisy": PLAIN | {"augmentation": Blur(np.full(1, 0.2))},
+}
+
+
+def load(data: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rows, and classes from 0."""
+    if name == "digits":
+        return load_digits(return_X_y=True)
+    file = np.load(data / "tabular" / f"{name}.npz", allow_pickle=True)
+    return file["X"].astype(np.float64), np.unique(file["y"], return_inverse=True)[1]
+
+
+def splits(name: str, X: np.ndarray, y: np.ndarray, n: int | None = None) -> Iterator[Any]:
+    """Numbers of training and of test rows."""
+    if name in TESTED:
+        for seed in range(N_SPLITS if n is None else n):
+            rows = np.arange(len(X))
+            yield train_test_split(rows, test_size=TESTED[name], random_state=seed, stratify=y)
+        return
+    folds = RepeatedStratifiedKFold(n_splits=5, n_repeats=10, random_state=0).split(X, y)
+    for number, fold in enumerate(folds):
+        if n is None or number % 5 == 0 and number < 5 * n:
+            yield fold
+
+
+def jem(seed: int, **params: Any) -> JEMClassifier:
+    return JEMClassifier(partition=None, random_state=seed, **params)
+
+
+def fitted(model: JEMClassifier, X: np.ndarray, y: np.ndarray) -> JEMClassifier:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of constant pixels, and of roll-backs
+        return model.fit(X, y)
+
+
+def contenders(X: np.ndarray, y: np.ndarray, seed: int, sharp: bool) -> dict[str, JEMClassifier]:
+    """All, fitted to the same rows."""
+    found = {"JEM": fitted(jem(seed), X, y), "plain": fitted(jem(seed, **PLAIN), X, y)}
+    noisy = jem(seed, **PLAIN, augmentation=Blur(found["JEM"].sigma_))
+    found["plain, stopped"] = fitted(jem(seed, **PLAIN, early_stopping=True), X, y)
+    found["plain, noisy"] = fitted(noisy, X, y)
+    if sharp:
+        found["JEM, sharp"] = fitted(jem(seed, sharpness=0.1), X, y)
+    return found
+
+
+def calibration_error(p: np.ndarray, y: np.ndarray) -> float:
+    """Debiased, root mean square, of the confidence; 0 where chance alone explains more."""
+    order = np.argsort(p.max(1), kind="stable")
+    total = 0.0
+    for rows in np.array_split(order, N_BINS):
+        right, sure = p[rows].argmax(1) == y[rows], p[rows].max(1)
+        chance = right.mean() * (1 - right.mean()) / (len(rows) - 1)
+        total += len(rows) / len(y) * ((right.mean() - sure.mean()) ** 2 - chance)
+    return math.sqrt(max(total, 0.0))
+
+
+def difference(ours: np.ndarray, theirs: np.ndarray, share: float) -> str:
+    """Mean paired difference and its standard error, for splits that share rows."""
+    gap = ours - theirs
+    error = math.sqrt(gap.var(ddof=1) * (1 / len(gap) + share))
+    return f"{gap.mean():+.4f} ({error:.4f})"
+
+
+def classify(data: Path, names: tuple[str, ...]) -> list[dict[str, object]]:
+    rows = []
+    for name in names:
+        X, y = load(data, name)
+        scores: dict[str, list[tuple[float, float]]] = {}
+        told: dict[str, list[np.ndarray]] = {}
+        classes, share = [], 0.0
+        for seed, (train, test) in enumerate(splits(name, X, y)):
+            share = len(test) / len(train)
+            classes.append(y[test])
+            for method, model in contenders(X[train], y[train], seed, name in TESTED).items():
+                p = model.predict_proba(X[test])
+                found = (p.argmax(1) == y[test]).mean(), log_loss(y[test], p, labels=np.unique(y))
+                scores.setdefault(method, []).append(found)
+                told.setdefault(method, []).append(p)
+        ours = np.array(scores["JEM"])
+        for method, found in scores.items():
+            these = np.array(found)
+            row: dict[str, object] = {"table": name, "method": method}
+            for column, what in enumerate(("accuracy", "NLL")):
+                row[what] = f"{these[:, column].mean():.4f}"
+                row[f"JEM's {what} less its"] = (
+                    "" if method == "JEM" else difference(ours[:, column], these[:, column], share)
+                )
+            row["worst"] = f"{these[:, 0].min():.4f}, {these[:, 1].max():.3f}"
+            error = calibration_error(np.concatenate(told[method]), np.concatenate(classes))
+            row["calibration error"] = f"{error:.4f}" if name in TESTED else ""
+            rows.append(row)
+            print(row, flush=True)
+    return rows
+
+
+def odd_rows(name: str, X: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    found = {"columns shuffled": np.stack([rng.permutation(column) for column in X.T], 1)}
+    if name == "digits":
+        found["uniform noise"] = rng.uniform(0, 16, X.shape)
+        found["inverted"] = 16 - X
+        found["pixels shuffled"] = rng.permuted(X, axis=1)
+    return found
+
+
+def area(usual: np.ndarray, odd: np.ndarray) -> float:
+    known = np.repeat([1, 0], [len(usual), len(odd)])
+    return float(roc_auc_score(known, np.concatenate([usual, odd])))
+
+
+def ood(data: Path, names: tuple[str, ...]) -> list[dict[str, object]]:
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for name in names:
+        X, y = load(data, name)
+        for seed, (train, test) in enumerate(splits(name, X, y, 3)):
+            model, plain = fitted(jem(seed), X[train], y[train]), jem(seed, **PLAIN)
+            fitted(plain, X[train], y[train])
+            scaler = StandardScaler().fit(X[train])
+            near = NearestNeighbors(n_neighbors=5).fit(scaler.transform(X[train]))
+            scores: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+                "log p(x)": lambda x, m=model: -m.energy(x),
+                "JEM, max p": lambda x, m=model: m.predict_proba(x).max(1),
+                "plain, max p": lambda x, m=plain: m.predict_proba(x).max(1),
+                "IForest": IsolationForest(random_state=seed).fit(X[train]).score_samples,
+                "kNN": lambda x, s=scaler, n=near: -n.kneighbors(s.transform(x))[0].mean(1),
+            }
+            for kind, odd in odd_rows(name, X[test], np.random.default_rng(seed)).items():
+                areas = {how: area(score(X[test]), score(odd)) for how, score in scores.items()}
+                found.setdefault((name, kind), []).append(areas)
+    return [
+        {"table": name, "odd rows": kind}
+        | {how: f"{np.mean([row[how] for row in rows]):.3f}" for how in rows[0]}
+        for (name, kind), rows in found.items()
+    ]
+
+
+def few(data: Path, names: tuple[str, ...]) -> list[dict[str, object]]:
+    X, y = load(data, "digits")
+    rows = []
+    for n_labels in (5, 10, 20):
+        scores = []
+        for seed in range(10):
+            train, test = train_test_split(
+                np.arange(len(X)), test_size=1000, random_state=seed, stratify=y
+            )
+            rng = np.random.default_rng(seed)
+            of_class = [train[y[train] == label] for label in range(10)]
+            named = np.concatenate([rng.choice(some, n_labels, replace=False) for some in of_class])
+            labels = np.where(np.isin(train, named), y[train], -1)
+            models = (
+                fitted(jem(seed, unlabeled=-1), X[train], labels),
+                fitted(jem(seed, **PLAIN), X[named], y[named]),
+                fitted(jem(seed), X[named], y[named]),
+            )
+            scores.append([model.score(X[test], y[test]) for model in models])
+        ours, plain, labelled = np.array(scores).T
+        rows.append(
+            {
+                "labels a class": n_labels,
+                "JEM": f"{ours.mean():.4f}",
+                "JEM, labelled rows alone": f"{labelled.mean():.4f}",
+                "plain": f"{plain.mean():.4f}",
+                "JEM - plain": difference(ours, plain, 0.0),
+                "least difference": f"{(ours - plain).min():+.4f}",
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def robust(data: Path, names: tuple[str, ...]) -> list[dict[str, object]]:
+    rows = []
+    for name in names:
+        X, y = load(data, name)
+        test_size = TESTED.get(name, 0.2)
+        for method, params in (("JEM", {}), ("plain", PLAIN)):
+            scores, restarts, finite = [], 0, 0
+            for seed in range(20):
+                train, test = train_test_split(
+                    np.arange(len(X)), test_size=test_size, random_state=seed, stratify=y
+                )
+                model = fitted(jem(seed, **params), X[train], y[train])
+                scores.append(model.score(X[test], y[test]))
+                restarts += model.n_restarts_
+                finite += bool(np.isfinite(model.energy(X[test])).all())
+            found = np.array(scores)
+            near = int((found > np.median(found) - 0.02).sum())
+            rows.append(
+                {
+                    "table": name,
+                    "method": method,
+                    "finite": f"{finite} of 20",
+                    "within 2 points": f"{near} of 20",
+                    "median": f"{np.median(found):.4f}",
+                    "worst": f"{found.min():.4f}",
+                    "standard deviation": f"{found.std(ddof=1):.4f}",
+                    "roll-backs": restarts,
+                }
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def weights(data: Path, names: tuple[str, ...]) -> list[dict[str, object]]:
+    rows = []
+    for name in ("digits", "phoneme"):
+        X, y = load(data, name)
+        for weight in (0.0, *WEIGHTS):
+            found = []
+            for seed, (train, test) in enumerate(splits(name, X, y, 3)):
+                model = fitted(jem(seed, generative_weight=weight), X[train], y[train])
+                p = model.predict_proba(X[test])
+                odd = odd_rows(name, X[test], np.random.default_rng(seed))["columns shuffled"]
+                right = (p.argmax(1) == y[test]).mean()
+                separated = area(-model.energy(X[test]), -model.energy(odd))
+                found.append((right, log_loss(y[test], p), separated))
+            means = np.mean(found, 0)
+            columns = ("accuracy", "NLL", "AUROC by log p(x)")
+            row = {"table": name, "generative_weight": weight}
+            rows.append(row | {c: f"{m:.4f}" for c, m in zip(columns, means, strict=True)})
+            print(rows[-1], flush=True)
+    return rows
+
+
+def images(file: Path, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images (n, 1, 28, 28) from -1 to 1, and their classes."""
+    found = np.load(file)
+    return (found[x] / 127.5 - 1).astype(np.float32)[:, None], found[y]
+
+
+def mnist(data: Path, names: tuple[str, ...]) -> list[dict[str, object]]:
+    file = data / "images" / "mnist.npz"
+    X, y = images(file, "X_train", "y_train")
+    X_test, y_test = images(file, "X_test", "y_test")
+    odd = images(data / "images" / "kmnist_test.npz", "X", "y")[0]
+    rows = []
+    for method, params in MNIST_METHODS.items():
+        began = time.perf_counter()
+        model = fitted(JEMClassifier(**MNIST | params), X, y)
+        spent = time.perf_counter() - began
+        p, q = model.predict_proba(X_test), model.predict_proba(odd)
+        loss = -np.log(p[np.arange(len(p)), y_test])
+        rows.append(
+            {
+                "method": method,
+                "passes": model.n_iter_,
+                "fit, s": f"{spent:.0f}",
+                "accuracy": f"{(p.argmax(1) == y_test).mean():.4f}",
+                "NLL": f"{loss.mean():.4f} ({loss.std() / 100:.4f})",
+                "calibration error": f"{calibration_error(p, y_test):.4f}",
+                "KMNIST by log p(x)": f"{area(-model.energy(X_test), -model.energy(odd)):.4f}",
+                "KMNIST by max p": f"{area(p.max(1), q.max(1)):.4f}",
+                "roll-backs": model.n_restarts_,
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def bare_step(model: JEMClassifier, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
+    """The arithmetic of a batch, on the network of a fitted model."""
+    objective = model.net_.module_
+    generative, weight = objective.generative, objective.generative_weight
+    network: Any = objective.energy.network
+    aux, k = model.net_.state_.chain.aux, generative.n_steps
+    walk = chain_steps(network, objective.energy.base, aux.step_size, aux.scale)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, weight_decay=0.0)
+    chains, n = model.net_.state_.chain.x.clone(), len(x)
+
+    def step() -> None:
+        nonlocal chains
+        with torch.no_grad():
+            noisy = x + generative.noise * torch.randn_like(x)
+            chains = walk(chains, k)
+        optimizer.zero_grad()
+        logits = network.classifier(torch.cat([noisy, chains]))
+        f = -logits.logsumexp(1)
+        loss = torch.nn.functional.cross_entropy(logits[:n], y)
+        (loss + weight * (f[:n].mean() - f[n:].mean())).backward()
+        optimizer.step()
+
+    return step
+
+
+def cost(data: Path, names: tuple[str, ...]) -> list[dict[str, object]]:
+    rows, n_batches = [], 30
+    for d, k, n_classes in ((8, 5, 3), (8, 20, 3), (64, 5, 10), (64, 20, 10)):
+        X = np.random.default_rng(0).standard_normal((128 * n_batches, d))
+        y = np.arange(len(X)) % n_classes
+        model = jem(0, base="gaussian", sigma=0.3, n_steps=k, n_iter=1).fit(X, y)
+        batch = torch.as_tensor(X[:128], dtype=torch.float32), torch.as_tensor(y[:128])
+        step, engine, bare = bare_step(model, *batch), [], []
+        for _ in range(9):
+            model.partial_fit(X, y)
+            engine.append(model.history_[-1]["dur"])
+            bare.append(seconds(lambda step=step: [step() for _ in range(n_batches)]))
+        batch_us = f"{1e6 * float(np.median(engine)) / n_batches:.0f}"
+        row = {"columns": d, "steps": k, "classes": n_classes, "a batch, us": batch_us}
+        rows.append(row | {"engine / bare": spread(engine, bare)})
+    return rows
+
+
+PARTS = {
+    "classify": classify,
+    "ood": ood,
+    "few": few,
+    "robust": robust,
+    "weights": weights,
+    "mnist": mnist,
+    "cost": cost,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--tables", nargs="+", default=TABLES, choices=TABLES)
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    torch.set_num_threads(2 if args.part == "mnist" else 1)
+    began = time.perf_counter()
+    rows = PARTS[args.part](args.data, tuple(args.tables))
+    print(machine(), f"{time.perf_counter() - began:.0f} s")
+    print(table(rows))
+    write(args.out, {"part": args.part, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
