@@ -87,9 +87,13 @@ def test_rows_without_labels_help():
     rows, labels = make_blobs(300, centers=[[-3, 0], [3, 0]], cluster_std=0.5, random_state=0)
     shown = np.full(300, -1)
     shown[[np.flatnonzero(labels == 0)[0], np.flatnonzero(labels == 1)[0]]] = 0, 1
-    model = JEMClassifier(**small | {"n_iter": 40}, unlabeled=-1).fit(rows, shown)
+    model = JEMClassifier(**small | {"n_iter": 40}, generative_weight=1.0, unlabeled=-1)
+    model.fit(rows, shown)
     assert model.classes_.tolist() == [0, 1]
-    assert model.score(rows, labels) > 0.95
+    plain = JEMClassifier(**small | {"n_iter": 40}, generative_weight=0.0)
+    plain.fit(rows[shown >= 0], shown[shown >= 0])
+    assert model.score(rows, labels) > 0.9
+    assert model.score(rows, labels) > plain.score(rows, labels) + 0.2
     assert_array_equal(model.predict(rows[shown >= 0]), shown[shown >= 0])
 
 
@@ -142,6 +146,30 @@ def test_images_augmentation_and_a_replay_buffer():
     ).fit(images, labels)
     assert model.score(images, labels) > 0.95
     assert model.sample(3, y=1, random_state=0, n_steps=3).shape == (3, 1, 6, 6)
+
+
+def test_chains_of_classes_start_at_normal_distributions():
+    labels = np.where(np.arange(80) % 8 == 0, "none", Y)
+    model = JEMClassifier(**small | {"n_iter": 0}, base="classes", unlabeled="none").fit(X, labels)
+    base = model.base_
+    z = (X - model.units_.centre) / model.units_.scale
+    for k, label in enumerate(model.classes_):
+        assert_allclose(base.means[k], z[labels == label].mean(0), atol=1e-5)
+        assert base.weights[k] == pytest.approx((labels == label).sum() / 70)
+    trained = JEMClassifier(**small, base="classes").fit(X, Y)
+    assert np.isfinite(trained.score_samples(X)).all()
+
+
+def test_noise_is_for_both_terms_unless_told():
+    both, density = (
+        JEMClassifier(**small, classify_noisy=on).fit(X, Y).predict_proba(X) for on in (True, False)
+    )
+    assert not np.allclose(both, density)
+    plain = [
+        JEMClassifier(**small, generative_weight=0, classify_noisy=on).fit(X, Y).predict_proba(X)
+        for on in (True, False)
+    ]
+    assert_array_equal(*plain)
 
 
 def test_bits():
@@ -224,6 +252,9 @@ def test_networks_that_do_not_fit():
         ({"sharpness": -1.0}, "sharpness"),
         ({"init": "replay", "buffer_size": 5}, "replay buffer"),
         ({"n_steps": 0}, "n_steps"),
+        ({"classify_noisy": "always"}, "classify_noisy"),
+        ({"base": "classes", "bounds": (-99, 99), "sigma": None}, "mass beyond the walls"),
+        ({"base": "classes", "domain": "binary"}, "0 and 1"),
     ],
 )
 def test_settings_that_are_refused(params, match):

@@ -208,6 +208,47 @@ def test_augmentation_is_for_the_cross_entropy_alone():
     torch.testing.assert_close(loss.value, expected, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("form", ["factored", "joint"])
+def test_both_terms_see_the_same_noisy_rows(form):
+    energy, x, y = classified(), rows(), classes()
+    kind = {"n_steps": 1, "n_jumps": 0, "noise": torch.full((3,), 0.7, dtype=DOUBLE), "form": form}
+    # No chain moves, and half of the weight is that of what cancels.
+    kind |= {"generative_weight": 0.5 if form == "factored" else 1e-9}
+    still = Langevin(1e-9, noise_scale=0.0)
+    found = {}
+    for noisy in (True, False):
+        objective = JointLikelihood(energy, still, FromData(), noisy=noisy, **kind)
+        batch = Batch(x, y)
+        found[noisy] = objective(batch, objective.start(batch, seeded(0)), seeded(1))
+    seen = found[True].state.chain.x
+    assert (seen - x).norm() > 1
+    for noisy, rows_ in ((True, seen), (False, x)):
+        expected = cross_entropy(energy.network.classifier(rows_), y)
+        torch.testing.assert_close(found[noisy].value, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_augmentation_of_noisy_rows():
+    energy, x, y = classified(), rows(), classes()
+    kind = {"n_steps": 1, "n_jumps": 0, "noise": torch.full((3,), 0.7, dtype=DOUBLE)}
+    still = Langevin(1e-9, noise_scale=0.0)
+    objective = JointLikelihood(
+        energy, still, FromData(), augmentation=lambda rows, generator: rows + 1, **kind
+    )
+    loss = objective(Batch(x, y), objective.start(Batch(x, y), seeded(0)), seeded(1))
+    expected = cross_entropy(energy.network.classifier(loss.state.chain.x + 1), y)
+    torch.testing.assert_close(loss.value, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_nats_of_the_rows_may_be_paid_for_nats_of_the_classes():
+    objective = JointLikelihood(classified(), MALA(0.3), FromData(), generative_weight=0.1)
+    calm = {"loss": 0.0, "energy_gap": 0.1, "energy_spread": 1.0, "acceptance": 0.6}
+    before = calm | {"gain_over_base": 0.0, "cross_entropy": 1.0}
+    for fall, bought, lost in ((0.9, 0.05, False), (0.9, 0.03, True), (0.4, -0.5, False)):
+        logs = calm | {"gain_over_base": -fall, "cross_entropy": 1.0 - bought}
+        reason = objective.diverged(logs, before)
+        assert ("less likely than the base" in (reason or "")) == lost
+
+
 def test_the_monitor_says_how_well_it_classifies():
     energy, x, y = classified(), rows(), classes()
     objective = JointLikelihood(energy, MALA(0.3), Persistent(9, energy.base), n_steps=1)

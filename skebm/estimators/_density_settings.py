@@ -123,7 +123,9 @@ def matching_rule(estimator: Any) -> MatchingRule:
     return MatchingRule(estimator.objective, estimator.n_projections, estimator.projection)
 
 
-def resolve(estimator: Any, n_rows: int, rule: Any, *, streaming: bool) -> Settings:
+def resolve(
+    estimator: Any, n_rows: int, rule: Any, *, streaming: bool, most_passes: int = MOST_PASSES
+) -> Settings:
     """Resolve every ``"auto"`` of an estimator for a table of the given size."""
     net = estimator.net_params or {}
     size = net.get("batch_size", estimator.batch_size)
@@ -132,7 +134,7 @@ def resolve(estimator: Any, n_rows: int, rule: Any, *, streaming: bool) -> Setti
         size = min(BATCH, n_rows)
     if n_iter == "auto":
         passes = math.ceil(N_STEPS / math.ceil(n_rows / size))
-        n_iter = min(MOST_PASSES, max(FEWEST_PASSES, passes))
+        n_iter = min(most_passes, max(FEWEST_PASSES, passes))
     if streaming:
         n_iter = 1
     decay = estimator.learning_rate_decay == "cosine" and not streaming

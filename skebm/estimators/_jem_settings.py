@@ -15,11 +15,14 @@ from skebm.base import Domain, Sampler
 from skebm.energies import NeuralEnergy
 from skebm.estimators._contrastive_settings import (
     CONTRASTIVE,
+    DISCRETE_BASES,
+    REAL_BASES,
     SampledRule,
     checked_init,
     default_sampler,
     of_images,
 )
+from skebm.noise import Noise
 from skebm.objectives import JointLikelihood
 from skebm.objectives.joint import FORMS, UNKNOWN
 
@@ -37,9 +40,14 @@ JEM: dict[str, Any] = {k: v for k, v in CONTRASTIVE.items() if k not in UNUSED} 
     "objective": [StrOptions(set(FORMS))],
     "generative_weight": [Interval(RealNumber, 0, None, closed="left")],
     "sharpness": [Interval(RealNumber, 0, None, closed="left")],
+    "classify_noisy": ["boolean"],
     "class_weight": [dict, StrOptions({"balanced"}), None],
     "unlabeled": "no_validation",  # a label of any type
+    "base": [StrOptions({"auto", "classes", *REAL_BASES, *DISCRETE_BASES}), Noise, None],
 }
+
+# Passes of ``n_iter="auto"``; a classifier of few rows that goes on is sure where it should not be.
+MOST_PASSES = 100
 
 
 class JointRule(NamedTuple):
@@ -49,6 +57,8 @@ class JointRule(NamedTuple):
     ----------
     sampled : SampledRule
     form : str
+    noisy : bool
+        Whether the cross-entropy sees what the likelihood sees.
     generative_weight, sharpness : float
     class_weight : tuple of float or None
         Of each class, with the share of labelled rows made up for.
@@ -56,6 +66,7 @@ class JointRule(NamedTuple):
 
     sampled: SampledRule
     form: str
+    noisy: bool
     generative_weight: float
     sharpness: float
     class_weight: tuple[float, ...] | None
@@ -94,7 +105,12 @@ def joint_rule(estimator: Any, domain: Domain, batch_size: int, n_batches: int) 
         reweight=False,
     )
     return JointRule(
-        sampled, estimator.objective, weight, float(estimator.sharpness), estimator._class_weight
+        sampled,
+        estimator.objective,
+        estimator.classify_noisy,
+        weight,
+        float(estimator.sharpness),
+        estimator._class_weight,
     )
 
 
@@ -110,6 +126,7 @@ def joint_objective(
         sampled.policy(energy.base),
         generative_weight=rule.generative_weight,
         form=rule.form,
+        noisy=rule.noisy,
         class_weight=None if weight is None else like.new_tensor(weight),
         augmentation=of_images(sampled.augmentation, energy.image_shape),
         sharpness=rule.sharpness,

@@ -15,7 +15,13 @@ from skebm.energies import Marginal, NeuralEnergy, Spec, build_network
 from skebm.estimators._any_rows import AnyRows
 from skebm.estimators._density_settings import Settings, resolve
 from skebm.estimators._jem_methods import JEMMethods
-from skebm.estimators._jem_settings import JEM, class_weights, joint_objective, joint_rule
+from skebm.estimators._jem_settings import (
+    JEM,
+    MOST_PASSES,
+    class_weights,
+    joint_objective,
+    joint_rule,
+)
 from skebm.estimators._labels import Labelled, Labels
 from skebm.estimators._neural import Neural
 from skebm.estimators._params import SamplerSteps
@@ -46,9 +52,10 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
         ``"factored"``: exact cross-entropy, and `generative_weight` times the sampled
         :math:`-\log p(x)`. ``"joint"``: the share `generative_weight` of both is
         :math:`-\log p(x, y)`, sampled as one, with classes drawn for the chains.
-    generative_weight : float, default=1
+    generative_weight : float, default=0.1
         :math:`\lambda \ge 0`. 0 is a plain classifier: no chain moves. 1 is maximum likelihood of
-        rows and labels together.
+        rows and labels together, in which :math:`\log p(x)`, a sum over columns, outweighs the
+        labels.
     sampler : Sampler or None, default=None
         What moves the chains, in training and for samples. None is :class:`skebm.samplers.MALA`,
         tuned, and :class:`~skebm.samplers.GibbsWithGradients` on discrete rows. The step and the
@@ -70,6 +77,10 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
         The label of rows whose class is not known: they count in p(x) alone. None: there are none.
     class_weight : dict, "balanced" or None, default=None
         Factors of the classes in the cross-entropy; p(x) is that of the rows as they are.
+    classify_noisy : bool, default=True
+        Whether the cross-entropy sees rows with the noise of p(x), `sigma`, so that one density of
+        noisy rows and their classes is learned, as in [1]_; False: as they are, as they always are
+        with ``generative_weight=0``.
     augmentation : callable or None, default=None
         ``augmentation(rows, generator)``, of standardised rows or of images (n, C, H, W), for the
         cross-entropy alone [2]_. :class:`skebm.samplers.Shift` and the like.
@@ -78,12 +89,13 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
     domain : {"auto", "real", "binary"} or Domain, default="auto"
         What rows are; as of :class:`ContrastiveDivergenceDensity`.
     base : str, Noise or None, default="auto"
-        q; as of :class:`ContrastiveDivergenceDensity`.
+        q; as of :class:`ContrastiveDivergenceDensity`, or ``"classes"``: a normal distribution for
+        the labelled rows of each class, where chains then start [4]_.
     n_components : int or "auto", default="auto"
         Of a mixture; ``"auto"`` is one for every hundred rows, at most 40 (128 for few columns).
     sigma : float, array-like, "auto", "bandwidth" or None, default="auto"
-        Noise of the rows in p(x), in standard deviations of the columns; the cross-entropy sees
-        them as they are. As of :class:`ContrastiveDivergenceDensity`.
+        Noise of the rows in p(x), in standard deviations of the columns. As of
+        :class:`ContrastiveDivergenceDensity`.
     sigma_anneal : float, default=1
         Factor of the noise at first; it falls to 1 over the first half of the passes.
     energy_l2 : float, default=0
@@ -101,7 +113,8 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
     batch_size : int or "auto", default="auto"
         Rows per step at most; ``"auto"`` is 128.
     n_iter : int or "auto", default="auto"
-        Passes over the data; ``"auto"`` makes about a thousand steps.
+        Passes over the data; ``"auto"`` makes about a thousand steps, in at most 100 passes: more
+        of them make a classifier of a small table surer of itself than it should be.
     weight_decay : float, default=0
         Of AdamW, per step and relative to the learning rate.
     averaging : float in [0, 1), default=0
@@ -205,7 +218,7 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
         network=None,
         *,
         objective="factored",
-        generative_weight=1.0,
+        generative_weight=0.1,
         sampler=None,
         init="persistent",
         n_steps=10,
@@ -214,6 +227,7 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
         buffer_size=10_000,
         unlabeled=None,
         class_weight=None,
+        classify_noisy=True,
         augmentation=None,
         sharpness=0.0,
         domain="auto",
@@ -255,6 +269,7 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
         self.buffer_size = buffer_size
         self.unlabeled = unlabeled
         self.class_weight = class_weight
+        self.classify_noisy = classify_noisy
         self.augmentation = augmentation
         self.sharpness = sharpness
         self.domain = domain
@@ -330,7 +345,7 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
         return self._fit(X, sample_weight, streaming=True, y=Labels(y, classes))
 
     def _resolve(self, n_rows: int, *, streaming: bool) -> Settings:
-        found = resolve(self, n_rows, None, streaming=streaming)
+        found = resolve(self, n_rows, None, streaming=streaming, most_passes=MOST_PASSES)
         n_batches = found.n_iter * math.ceil(n_rows / found.batch_size)
         rule = joint_rule(self, self.units_.domain, min(found.batch_size, n_rows), n_batches)
         return replace(found, rule=rule._replace(sampled=self._with_chains(rule.sampled)))

@@ -27,7 +27,8 @@ class View(NamedTuple):
 
     Attributes
     ----------
-    seen : Tensor of shape (n, d)
+    seen : Tensor of shape (n, d) or None
+        None where they are those of the likelihood.
     x : Tensor of shape (n, d) or None
         With the noise of training; None where no likelihood is asked for.
     u : Tensor of shape (n_chains,) or None
@@ -35,7 +36,7 @@ class View(NamedTuple):
     state : object
     """
 
-    seen: Tensor
+    seen: Tensor | None
     x: Tensor | None
     u: Tensor | None
     state: Any
@@ -73,6 +74,10 @@ class JointLikelihood(Objective):
     form : {"factored", "joint"}, default="factored"
     class_weight : Tensor of shape (K,) or None, default=None
         Factors of the rows of each class in the cross-entropy.
+    noisy : bool, default=True
+        Whether the cross-entropy sees the rows with their noise, as the likelihood does: what is
+        learned is then one density of noisy rows and their classes. Else as they are; always so
+        with :math:`\lambda = 0`.
     augmentation : callable or None, default=None
         ``augmentation(rows, generator)``, of the rows that the cross-entropy sees: those of the
         likelihood stay as they are [2]_.
@@ -119,6 +124,7 @@ class JointLikelihood(Objective):
         generative_weight: float = 1.0,
         form: str = "factored",
         class_weight: Tensor | None = None,
+        noisy: bool = True,
         augmentation: Any = None,
         sharpness: float = 0.0,
         clip_norm: float | None = None,
@@ -141,7 +147,7 @@ class JointLikelihood(Objective):
         if "refinement" in generative or generative.get("reweight"):
             raise ValueError("JointLikelihood takes neither `refinement` nor `reweight`.")
         self.generative = SampledLikelihood(energy, sampler, chains, **generative)
-        self.generative_weight, self.form = generative_weight, form
+        self.generative_weight, self.form, self.noisy = generative_weight, form, noisy
         self.augmentation, self.sharpness, self.clip_norm = augmentation, sharpness, clip_norm
         self.class_weight: Tensor | None
         self.register_buffer("class_weight", class_weight, persistent=False)
@@ -191,15 +197,18 @@ class JointLikelihood(Objective):
 
     def _view(self, batch: Batch, state: Any, generator: torch.Generator) -> View:
         """What is drawn for a batch."""
-        seen, x, u = batch.x, None, None
-        if self.augmentation is not None:
-            with torch.no_grad():
-                seen = self.augmentation(seen, generator)
+        seen: Tensor | None = batch.x
+        x, u = None, None
         if self.generative_weight:
             x, state = self.generative.phases(batch, state, generator)
             if self.form == "joint":
                 kind: dict[str, Any] = {"dtype": x.dtype, "device": x.device}
                 u = torch.rand(len(state.chain.x), generator=generator, **kind)
+            if self.noisy or self.generative.noise is None:
+                seen = None if self.augmentation is None else x
+        if self.augmentation is not None:
+            with torch.no_grad():
+                seen = self.augmentation(seen, generator)
         return View(seen, x, u, state)
 
     def _pull(self, view: View, batch: Batch, trained: list[torch.nn.Parameter]) -> Tensor:
@@ -214,14 +223,18 @@ class JointLikelihood(Objective):
         """Loss, by one pass over the rows of all terms."""
         network, weight = self._marginal, self.generative_weight
         if view.x is None:
+            assert view.seen is not None
             return self._cross_entropy(self._logits(view.seen), batch)
-        chain, n, m = view.state.chain.x, len(view.seen), len(view.x)
-        logits = self._logits(torch.cat([view.seen, view.x, chain]))
-        discriminative = self._cross_entropy(logits[:n], batch)
+        chain, n = view.state.chain.x, len(view.x)
+        parts = [view.x, chain] if view.seen is None else [view.x, chain, view.seen]
+        logits = self._logits(torch.cat(parts))
+        both = logits[: n + len(chain)]
+        seen = logits[:n] if view.seen is None else logits[len(both) :]
+        discriminative = self._cross_entropy(seen, batch)
         if view.u is None:
-            f = network.of_logits(logits[n:])
+            f = network.of_logits(both)
             return discriminative + weight * self.generative.contrast(f, batch, view.state)
-        of_rows, of_chains = logits[n:].split([m, len(chain)])
+        of_rows, of_chains = both.split([n, len(chain)])
         f = torch.cat([self._of_targets(of_rows, batch.y), self._of_draws(of_chains, view.u)])
         joint = self.generative.contrast(f, batch, view.state)
         return (1 - weight) * discriminative + weight * joint
@@ -289,9 +302,16 @@ class JointLikelihood(Objective):
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
-        """Judge by the chains; a classifier alone by what is not finite."""
+        """Judge by the chains; a classifier alone by what is not finite.
+
+        Nats that p(x) loses while p(y | x) gains as many, as they are weighed, are no loss.
+        """
         if not self.generative_weight:
             return super().diverged(logs, before, n_rows)
+        if before and "gain_over_base" in logs:
+            bought = (before["cross_entropy"] - logs["cross_entropy"]) / self.generative_weight
+            gain = logs["gain_over_base"] + max(0.0, bought)
+            logs = logs | {"gain_over_base": gain}
         return self.generative.diverged(logs, before, n_rows)
 
     def work(self, n_rows: int) -> float:
