@@ -52,7 +52,7 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
         ``"factored"``: exact cross-entropy, and `generative_weight` times the sampled
         :math:`-\log p(x)`. ``"joint"``: the share `generative_weight` of both is
         :math:`-\log p(x, y)`, sampled as one, with classes drawn for the chains.
-    generative_weight : float, default=0.1
+    generative_weight : float, default=0.03
         :math:`\lambda \ge 0`. 0 is a plain classifier: no chain moves. 1 is maximum likelihood of
         rows and labels together, in which :math:`\log p(x)`, a sum over columns, outweighs the
         labels.
@@ -218,7 +218,7 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
         network=None,
         *,
         objective="factored",
-        generative_weight=0.1,
+        generative_weight=0.03,
         sampler=None,
         init="persistent",
         n_steps=10,
