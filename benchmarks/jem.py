@@ -32,9 +32,9 @@ itself. Isolation forest and kNN (k = 5, standardised columns, mean distance) be
 `few`: digits, 5, 10 and 20 labelled rows a class, all other training rows without labels; `plain`
 has the labelled ones alone. Ten draws of the labels, 1,000 rows to test.
 
-`robust`: digits and the four tables, seeds 0 to 19, defaults, a split for each: how many end
-finite and within two points of the median, the worst, roll-backs. Points hang on the split as well,
-so the same numbers of `plain` stand beside it.
+`robust`: digits and the four tables, seeds 0 to 19, defaults: how many end finite and within two
+points of the median, the worst, roll-backs. A split for each seed; of wheat seeds and sonar, where
+a row of the test is worth more than two points, split 0 for all. `plain` stands beside it.
 
 `weights`: what `generative_weight` costs: digits and phoneme, splits 0 to 2.
 
@@ -278,8 +278,9 @@ def robust(data: Path, names: tuple[str, ...]) -> list[dict[str, object]]:
         for method, params in (("JEM", {}), ("plain", PLAIN)):
             scores, restarts, finite = [], 0, 0
             for seed in range(20):
+                split = seed if name in TESTED else 0
                 train, test = train_test_split(
-                    np.arange(len(X)), test_size=test_size, random_state=seed, stratify=y
+                    np.arange(len(X)), test_size=test_size, random_state=split, stratify=y
                 )
                 model = fitted(jem(seed, **params), X[train], y[train])
                 scores.append(model.score(X[test], y[test]))
