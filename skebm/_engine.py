@@ -154,13 +154,11 @@ class EnergyNet(NeuralNet):
 
     def fit_loop(self, X: Rows, y: Any = None, epochs: int | None = None, **kwargs: Any) -> Any:
         self.interrupted_, self.guard_, self.reported_ = False, Guard(), self.n_restarts_
-        # Numbers of the weights that step, and of those that are shown.
-        self.logs_: dict[str, float] = {}
-        self.shown_: dict[str, float] = {}
+        self.logs_: dict[str, float] = {}  # of the weights that step
         self.returned_to_: int | None = None
         with threads(self.module_.work(min(self.batch_size, len(X)))):
             super().fit_loop(X, y, epochs, **kwargs)
-        best = self.guard_.better(self.shown_)
+        best = self.guard_.better()
         if best is not None:
             copy_weights(best.weights, weights_of(self.module_))
             self.returned_to_ = best.epoch
@@ -183,9 +181,8 @@ class EnergyNet(NeuralNet):
             raise
         finally:
             self.average_.show()
-        if self.averaging:
-            logs = logs | self._look(self._probe(iterator))
-        self.shown_ = logs
+        logs = logs | (self._look(self._probe(iterator)) if self.averaging else {})
+        self.guard_.shown = logs
         if self.withheld_ is not None:
             self.guard_.keep(logs, len(self.history), weights_of(self.module_))
         for name, value in logs.items():

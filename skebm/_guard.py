@@ -26,11 +26,14 @@ class Guard:
     ----------
     first : str
         Where training ran away first, and why; empty if it did not.
+    shown : dict
+        Numbers of the weights that are shown, which are an average of those that step, or these.
     """
 
     def __init__(self) -> None:
         self.first = ""
         self.best: Best | None = None
+        self.shown: dict[str, float] = {}
         self._changes: list[float] = []
 
     def diverged(self, epoch: int, batch: int, reason: str) -> None:
@@ -58,8 +61,9 @@ class Guard:
         if self.best is None or gain > self.best.gain:
             self.best = Best(gain, epoch, [w.clone() for w in weights])
 
-    def better(self, logs: dict[str, float]) -> Best | None:
+    def better(self) -> Best | None:
         """What was better than the last weights, by more than two standard errors."""
+        logs = self.shown
         if self.best is None or "gain_over_base" not in logs:
             return None
         far = self.best.gain - logs["gain_over_base"] > max(2 * logs["gain_error"], LEAST_LOSS)
