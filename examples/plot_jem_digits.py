@@ -34,8 +34,8 @@ for name, model in models.items():
 # %%
 # Reliability
 # -----------
-# The 250 images that a model is least sure of, in ten groups: the share that is named rightly against
-# the mean probability. Below the line, it is surer than it may be.
+# The 250 images that a model is least sure of, in ten groups: the share that is named rightly
+# against the mean probability. Below the line, it is surer than it may be.
 
 import matplotlib.pyplot as plt
 
