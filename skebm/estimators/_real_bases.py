@@ -22,6 +22,7 @@ from skebm.noise import (
     TruncatedGaussian,
 )
 from skebm.noise._flow_fit import FLOWS
+from skebm.objectives.joint import UNKNOWN
 
 # Components of a mixture: one for so many rows, up to a limit that falls with the columns, as the
 # price of a component grows with their square.
@@ -127,7 +128,7 @@ def _fitted(base: str, rows: Rows, domain: Real) -> Noise:
         return Gaussian.fit(x, counts, diagonal=x.shape[1] > MAX_DENSE)
     if base == "classes":
         assert rows.y is not None
-        known = rows.y >= 0
+        known = rows.y != UNKNOWN
         return GaussianMixture.from_labels(x[known], rows.y[known], counts[known])
     return KernelDensity.fit(x, counts, n_scales=N_SCALES)
 
