@@ -172,6 +172,15 @@ def test_noise_is_for_both_terms_unless_told():
     assert_array_equal(*plain)
 
 
+@pytest.mark.parametrize(("n_columns", "weight"), [(2, 0.03), (33, 0.03), (100, 0.01)])
+def test_the_weight_of_a_density_of_many_columns_is_small(n_columns, weight):
+    rows = np.random.default_rng(0).standard_normal((20, n_columns))
+    labels = np.arange(20) % 2
+    found = JEMClassifier(MLP((4,)), base="gaussian", n_iter=1, n_steps=1).fit(rows, labels)
+    assert found.generative_weight_ == pytest.approx(weight)
+    assert found.set_params(generative_weight=0.5).fit(rows, labels).generative_weight_ == 0.5
+
+
 def test_bits():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 200)

@@ -38,7 +38,7 @@ UNUSED = (
 
 JEM: dict[str, Any] = {k: v for k, v in CONTRASTIVE.items() if k not in UNUSED} | {
     "objective": [StrOptions(set(FORMS))],
-    "generative_weight": [Interval(RealNumber, 0, None, closed="left")],
+    "generative_weight": [Interval(RealNumber, 0, None, closed="left"), StrOptions({"auto"})],
     "sharpness": [Interval(RealNumber, 0, None, closed="left")],
     "classify_noisy": ["boolean"],
     "class_weight": [dict, StrOptions({"balanced"}), None],
@@ -48,6 +48,9 @@ JEM: dict[str, Any] = {k: v for k, v in CONTRASTIVE.items() if k not in UNUSED} 
 
 # Passes of ``n_iter="auto"``; a classifier of few rows that goes on is sure where it should not be.
 MOST_PASSES = 100
+# Weight of log p(x) at most. As that is a sum over columns, of many it is their mean: the sum would
+# outweigh a cross-entropy that is nearly nothing.
+MOST_WEIGHT = 0.03
 
 
 class JointRule(NamedTuple):
@@ -77,14 +80,21 @@ class JointRule(NamedTuple):
         return self.sampled.sampler
 
 
-def joint_rule(estimator: Any, domain: Domain, batch_size: int, n_batches: int) -> JointRule:
-    """Resolve what a classifier says of its terms, for a fit of batches of a size."""
+def weight_of(estimator: Any, n_columns: int) -> float:
+    """Weight of log p(x) that a classifier asks for, of rows of so many columns."""
+    if estimator.generative_weight == "auto":
+        return min(MOST_WEIGHT, 1 / n_columns)
     weight = float(estimator.generative_weight)
     if estimator.objective == "joint" and weight > 1:
         raise ValueError(
             f'generative_weight is the share of log p(x, y) with objective="joint", 0 to 1, got '
             f"{weight}."
         )
+    return weight
+
+
+def joint_rule(estimator: Any, domain: Domain, batch_size: int, n_batches: int) -> JointRule:
+    """Resolve what a classifier says of its terms, for a fit of batches of a size."""
     sampler = estimator.sampler
     n_chains = batch_size if estimator.n_chains == "auto" else estimator.n_chains
     sampled = SampledRule(
@@ -108,7 +118,7 @@ def joint_rule(estimator: Any, domain: Domain, batch_size: int, n_batches: int) 
         sampled,
         estimator.objective,
         estimator.classify_noisy,
-        weight,
+        estimator.generative_weight_,
         float(estimator.sharpness),
         estimator._class_weight,
     )

@@ -21,6 +21,7 @@ from skebm.estimators._jem_settings import (
     class_weights,
     joint_objective,
     joint_rule,
+    weight_of,
 )
 from skebm.estimators._labels import Labelled, Labels
 from skebm.estimators._neural import Neural
@@ -52,10 +53,10 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
         ``"factored"``: exact cross-entropy, and `generative_weight` times the sampled
         :math:`-\log p(x)`. ``"joint"``: the share `generative_weight` of both is
         :math:`-\log p(x, y)`, sampled as one, with classes drawn for the chains.
-    generative_weight : float, default=0.03
+    generative_weight : float or "auto", default="auto"
         :math:`\lambda \ge 0`. 0 is a plain classifier: no chain moves. 1 is maximum likelihood of
         rows and labels together, in which :math:`\log p(x)`, a sum over columns, outweighs the
-        labels.
+        labels. ``"auto"`` is 0.03, or 1 over the number of columns where these are more than 33.
     sampler : Sampler or None, default=None
         What moves the chains, in training and for samples. None is :class:`skebm.samplers.MALA`,
         tuned, and :class:`~skebm.samplers.GibbsWithGradients` on discrete rows. The step and the
@@ -149,6 +150,8 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
     ----------
     classes_ : ndarray of shape (n_classes,)
         Labels, sorted.
+    generative_weight_ : float
+        :math:`\lambda`.
     sigma_ : ndarray of shape (n_features,) or None
         Noise of training in the units of `sigma`.
     base_ : Noise or None
@@ -218,7 +221,7 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
         network=None,
         *,
         objective="factored",
-        generative_weight=0.03,
+        generative_weight="auto",
         sampler=None,
         init="persistent",
         n_steps=10,
@@ -352,6 +355,7 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
 
     def _prepare(self, rows: Rows, *, going_on: bool) -> None:
         self._count_chains(going_on)
+        self.generative_weight_ = weight_of(self, rows.n_columns)
         self._class_weight = class_weights(self.class_weight, self.classes_, rows)
         if not going_on:
             self._learn_base(rows, self.base)

@@ -15,6 +15,9 @@ from skebm.objectives._phases import resumed
 from skebm.objectives.walkers import Walkers
 from skebm.samplers._tuning import Tuning
 
+# Batches for each lesson of a kernel that tunes itself.
+LESSONS = 4
+
 
 class SampledState(NamedTuple):
     """Where chains stand and what is remembered of them.
@@ -91,19 +94,24 @@ def halved(sampler: Sampler, times: int) -> Sampler:
 
 
 def walked(
-    kernel: Sampler, energy: Energy, chain: ChainState, n_steps: int, generator: torch.Generator
+    kernel: Sampler,
+    energy: Energy,
+    chain: ChainState,
+    n_steps: int,
+    generator: torch.Generator,
+    n_batches: int,
 ) -> tuple[ChainState, Any]:
     """Chains after `n_steps`, and the mean acceptance.
 
-    A kernel that tunes itself learns from the first step of a batch and keeps its settings for the
-    others: lessons cost as much as the steps of a small network.
+    A kernel that tunes itself learns from the first step of every fourth batch and keeps its
+    settings for all others: a lesson costs as much as a step of a small network.
     """
     step = kernel.step
-    chain, info = step(energy, chain, generator)
-    accepted, lessons = info.acceptance, None
-    if isinstance(chain.aux, Tuning):
-        lessons, chain = chain.aux, kernel.freeze(chain)
-    for _ in range(n_steps - 1):
+    lessons, accepted = None, 0.0
+    for number in range(n_steps):
+        learns = number == 0 and n_batches % LESSONS == 0
+        if not learns and lessons is None and isinstance(chain.aux, Tuning):
+            lessons, chain = chain.aux, kernel.freeze(chain)
         chain, info = step(energy, chain, generator)
         accepted = accepted + info.acceptance
     if lessons is not None:

@@ -195,7 +195,7 @@ class SampledLikelihood(Objective):
             chain = kernel.init(energy, self._jumped(ChainState(rows), generator).x)
             if kernel.tunes and state.chain is not None:
                 chain = chain._replace(aux=state.chain.aux)
-        chain, accepted = walked(kernel, energy, chain, self.n_steps, generator)
+        chain, accepted = walked(kernel, energy, chain, self.n_steps, generator, state.n_batches)
         if walkers is not None:
             walkers = walkers.moved(energy, chain)
         if place is not None:
