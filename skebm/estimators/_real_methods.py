@@ -287,10 +287,12 @@ class RealMethods(BaseEstimator):
         exact = energy.base is not None and energy.base.has_given
         if not exact or energy.noise_levels is not None:
             return clamp.apply(self._starts(energy, n, generator))
-        conditional = energy.base.given(clamp)
-        draws = torch.stack([conditional.sample(generator) for _ in range(N_PROPOSALS)], 1)
-        log_w = _log_weights(energy, energy.base, draws.flatten(0, 1)).view(n, N_PROPOSALS)
-        return draws[torch.arange(n), _picked(log_w.softmax(1), n, generator)]
+        # All of a row at once: what depends on which entries are known is then done once.
+        repeated = Clamp(*(part.repeat_interleave(N_PROPOSALS, 0) for part in clamp))
+        draws = energy.base.given(repeated).sample(generator)
+        log_w = _log_weights(energy, energy.base, draws).view(n, N_PROPOSALS)
+        picked = _picked(log_w.softmax(1), n, generator)
+        return draws.unflatten(0, (n, N_PROPOSALS))[torch.arange(n), picked]
 
     def _proposal(self, energy: Any) -> Noise | None:
         """What draws are weighed by the model: the base, which it corrects."""
