@@ -1106,3 +1106,18 @@ def test_diverging_steps_do_not_pass_in_silence():
     assert messages
     assert "learning_rate" in messages[0]
     assert np.isfinite(model.energy(X)).all()
+
+
+def test_a_mixture_of_many_columns_has_few_components(monkeypatch):
+    """EM costs rows times components times squared columns."""
+    rows = np.random.default_rng(0).standard_normal((400, 5))
+
+    def count():
+        model = ScoreMatchingDensity(n_iter=0, partition=None, random_state=0).fit(rows)
+        return len(model.base_.weights)
+
+    assert count() == 4  # one for every hundred rows
+    monkeypatch.setattr("skebm.estimators._real_bases.MOST_WORK", 2.5 * 400 * 5**2)
+    assert count() == 2
+    monkeypatch.setattr("skebm.estimators._real_bases.MOST_WORK", 1.0)
+    assert count() == 1

@@ -28,6 +28,8 @@ from skebm.objectives.joint import UNKNOWN
 # price of a component grows with their square.
 ROWS_PER_COMPONENT = 100
 LEAST_ROWS = 2.5
+# Multiplications of a round of EM: rows, times components, times squared columns.
+MOST_WORK = 2.5e10
 # Starts of EM, of which the best is kept, where there are not many rows.
 N_STARTS, MANY_ROWS = 4, 5000
 # Scales of a base of kernels.
@@ -88,11 +90,11 @@ def fit_real_bases(
 
 
 def _mixture(rows: Rows, sigma: Tensor | None, seed: int, n_components: Any) -> GaussianMixture:
-    """Components for every hundred rows; under noise they need no other regularisation."""
+    """A component for every hundred rows, where EM is not too long; noise regularises them."""
     x, counts, total = rows.block(0, len(rows)), rows.counts, rows.total_weight
     if n_components == "auto":
-        most = min(128, max(40, 2000 // x.shape[1]))
-        n_components = int(min(most, max(1, total // ROWS_PER_COMPONENT)))
+        most = min(128, max(40, 2000 // x.shape[1]), total // ROWS_PER_COMPONENT)
+        n_components = int(max(1, min(most, MOST_WORK // (len(x) * x.shape[1] ** 2))))
     more: dict[str, Any] = {"generator": torch.Generator(x.device).manual_seed(seed)}
     if sigma is not None:
         more |= {"regularisation": 1e-5, "blur": sigma, "prior_rows": 0.0}

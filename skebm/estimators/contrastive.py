@@ -71,7 +71,8 @@ class ContrastiveDivergenceDensity(SamplerSteps, Neural, AnyRows, AnyMethods, Ba
         columns in their own units, is taken as it is. None leaves q out: for discrete rows and
         inside walls on both sides.
     n_components : int or "auto", default="auto"
-        Of the mixture; ``"auto"`` is one for every hundred rows, at most 40 (128 for few columns).
+        Of the mixture; ``"auto"`` is one for every hundred rows, at most 40 (128 for few columns),
+        and fewer where EM would take long (one for 60,000 images of 28 x 28).
     sigma : float, array-like, "auto", "bandwidth" or None, default="auto"
         Standard deviation of the noise that real rows get in training, in standard deviations of
         the columns (in units of X with ``standardize=False``), or one for each column: the model is

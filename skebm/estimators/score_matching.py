@@ -65,7 +65,8 @@ class ScoreMatchingDensity(Neural, RealRows, RealMethods, BaseDensity):
         :mod:`skebm.noise`, of columns in their own units, is taken as it is. None leaves q out: p
         then has a log Z inside walls on both sides only.
     n_components : int or "auto", default="auto"
-        Of the mixture; ``"auto"`` is one for every hundred rows, at most 40 (128 for few columns).
+        Of the mixture; ``"auto"`` is one for every hundred rows, at most 40 (128 for few columns),
+        and fewer where EM would take long (one for 60,000 images of 28 x 28).
     sigma : float, array-like, "auto", "bandwidth" or "kurtosis", default="auto"
         Standard deviation of the noise, in standard deviations of the columns (in units of X with
         ``standardize=False``), or one for each column. ``"auto"`` is 0.75 times the bandwidth of

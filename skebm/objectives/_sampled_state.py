@@ -107,7 +107,8 @@ def walked(
     settings for all others: a lesson costs as much as a step of a small network.
     """
     step = kernel.step
-    lessons, accepted = None, 0.0
+    lessons: Tuning | None = None
+    accepted: Any = 0.0
     for number in range(n_steps):
         learns = number == 0 and n_batches % LESSONS == 0
         if not learns and lessons is None and isinstance(chain.aux, Tuning):
