@@ -19,12 +19,10 @@ Parts:
 `classify`: digits (797 rows to train on, 1,000 to test), phoneme (4,000 and 1,404) and banknote
 (372 and 1,000), stratified splits of seeds 0 to 4; wheat seeds and sonar, 10 x 5 cross-validation
 (stratified, the same folds for all). Accuracy, mean negative log-likelihood, and where 1,000 rows
-are tested the debiased calibration error: the root of the mean squared difference between
-confidence and accuracy in 15 bins of equal numbers of rows, less what chance gives (Kumar, Liang
-and Ma 2019, definition 4.2), over the test rows of all splits together; its standard error by draws
-of these rows. Differences to `JEM` are
-paired by split; as splits share rows, their variance counts 1/n + test/train (Nadeau and Bengio,
-2003).
+are tested the debiased calibration error of the confidence, `expected_calibration_error` with
+``norm="l2"``, over the test rows of all splits together; its standard error by draws of these rows.
+Differences to `JEM` are paired by split; as splits share rows, their variance counts 1/n +
+test/train (Nadeau and Bengio, 2003).
 
 `ood`: AUROC of usual rows against odd ones, by log p(x) of `JEM`, and by the largest probability of
 `JEM` and of `plain`; split 0 to 2. Odd are test rows each column of which is shuffled by itself;
@@ -72,6 +70,7 @@ from torch import nn
 from benchmarks._bare import chain_steps
 from benchmarks._common import machine, seconds, spread, table, write
 from skebm import JEMClassifier
+from skebm.metrics import expected_calibration_error
 
 
 class Blur:
@@ -103,7 +102,6 @@ TESTED = {"digits": 1000, "phoneme": 1404, "banknote": 1000}
 N_SPLITS = 5
 PLAIN = {"generative_weight": 0.0}
 WEIGHTS = (0.01, 0.03, 0.1, 0.3, 1.0)
-N_BINS = 15
 MNIST: dict[str, Any] = {
     "base": "gaussian",
     "sigma": 0.2,
@@ -164,23 +162,15 @@ def contenders(X: np.ndarray, y: np.ndarray, seed: int, sharp: bool) -> dict[str
     return found
 
 
-def calibration_error(p: np.ndarray, y: np.ndarray) -> float:
-    """Debiased, root mean square, of the confidence; 0 where chance alone explains more."""
-    order = np.argsort(p.max(1), kind="stable")
-    total = 0.0
-    for rows in np.array_split(order, N_BINS):
-        right, sure = p[rows].argmax(1) == y[rows], p[rows].max(1)
-        chance = right.mean() * (1 - right.mean()) / (len(rows) - 1)
-        total += len(rows) / len(y) * ((right.mean() - sure.mean()) ** 2 - chance)
-    return math.sqrt(max(total, 0.0))
-
-
 def calibration(p: np.ndarray, y: np.ndarray) -> str:
     """The error, and its standard error by 200 draws of the rows."""
     rng = np.random.default_rng(0)
-    drawn = (rng.integers(len(y), size=len(y)) for _ in range(200))
-    spread_of = np.std([calibration_error(p[rows], y[rows]) for rows in drawn])
-    return f"{calibration_error(p, y):.4f} ({spread_of:.4f})"
+
+    def error(rows: np.ndarray) -> float:
+        return expected_calibration_error(y[rows], p[rows], norm="l2", labels=range(p.shape[1]))
+
+    drawn = [error(rng.integers(len(y), size=len(y))) for _ in range(200)]
+    return f"{error(np.arange(len(y))):.4f} ({np.std(drawn):.4f})"
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray, share: float) -> str:

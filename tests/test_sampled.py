@@ -867,6 +867,25 @@ def assert_goes_on(objective, batch):
     assert end.n_batches == 6
 
 
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize("policy", ["data", "persistent"])
+def test_a_sampler_learns_at_every_fourth_batch(policy, n_steps):
+    """It has learned before training; what it has learned by then is what it uses in between."""
+    energy, batch = neural(3), Batch(normal(6, 3))
+    objective = SampledLikelihood(
+        energy, SAMPLERS["tuned MALA"], POLICIES[policy](energy.base), n_steps=n_steps
+    )
+    state = objective.start(batch, seeded(1))
+    count = int(state.chain.aux.search.n_steps)
+    assert count > 20
+    for number in range(9):
+        step = state.chain.aux.search.log_step
+        state = train(objective, batch, state, 1)
+        search = state.chain.aux.search
+        assert int(search.n_steps) == count + 1 + number // 4
+        assert (search.log_step == step) == (number % 4 > 0)
+
+
 @pytest.mark.parametrize("name", STORED)
 def test_training_goes_on_from_a_stored_state(name, fewer_rungs):
     assert_goes_on(stored_case(name), Batch(normal(6, 3)))
