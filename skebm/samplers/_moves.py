@@ -61,7 +61,13 @@ def evaluate(
     A gradient that is not finite where the energy is, is a `SamplingError` too; who does not `look`
     at it here looks at what comes of it.
     """
-    value, grad = energy.value_and_grad(x, cond)
+    return checked(energy, x, *energy.value_and_grad(x, cond), look)
+
+
+def checked(
+    energy: Energy, x: Tensor, value: Tensor, grad: Tensor, look: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Energies and gradients that were found at x, likewise."""
     if not x.is_cuda and math.isfinite(float(value.sum()) + (float(grad.sum()) if look else 0.0)):
         return value, grad
     value = numbered(energy, x, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from skebm.base import ChainState, Clamp, Energy, Real, Sampler, StepInfo
 from skebm.samplers._moves import (
+    checked,
     evaluate,
     free_part,
     metropolis,
@@ -114,13 +116,25 @@ class MALA(Sampler):
         u = _half_drift(state.grad, beta, width, s, clamp)
         z = standard_normal(state.x, generator, clamp)
         x, outside = reject_outside(energy.domain, state.x + spread(s, width * (z - u)), state.x)
-        proposal = ChainState(x, *evaluate(energy, x))
-        both = u + _half_drift(proposal.grad, beta, width, s, clamp)
-        # (z^2 - (z - u - u')^2) / 2, in the fewest operations: small steps are mostly overhead.
-        cost = (both * torch.sub(z, both, alpha=0.5)).flatten(1).sum(1)
-        ratio = torch.add(cost, state.energy - proposal.energy, alpha=beta)
+        found = evaluate(energy, x) if x.is_cuda else energy.value_and_grad(x)
+        proposal = ChainState(x, *found)
+        ratio = _log_ratio(state, proposal, u, z, beta, width, s, clamp)
+        # What is not finite in a proposal shows here: one look at the end instead of two at once.
+        if not x.is_cuda and not math.isfinite(float(ratio.sum())):
+            proposal = ChainState(x, *checked(energy, x, *found))
+            ratio = _log_ratio(state, proposal, u, z, beta, width, s, clamp)
         new, acceptance = metropolis(ratio, state, proposal, generator, outside)
         return tuned(new, acceptance, self.target_acceptance), StepInfo(acceptance)
+
+
+def _log_ratio(
+    state: Any, proposal: Any, u: Tensor, z: Tensor, beta: float, width: Any, s: Any, clamp: Any
+) -> Tensor:
+    """Logarithm of the Metropolis-Hastings ratio, (n,); u is half the drift at the state."""
+    both = u + _half_drift(proposal.grad, beta, width, s, clamp)
+    # (z^2 - (z - u - u')^2) / 2, in the fewest operations: small steps are mostly overhead.
+    cost = (both * torch.sub(z, both, alpha=0.5)).flatten(1).sum(1)
+    return torch.add(cost, state.energy - proposal.energy, alpha=beta)
 
 
 def _half_drift(grad: Any, beta: float, width: Any, s: Any, clamp: Any) -> Tensor:
