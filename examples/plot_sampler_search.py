@@ -29,7 +29,7 @@ rbm = RBMEstimator(
     16,
     learning="pcd",
     n_gibbs_steps=5,
-    n_iter=20,
+    n_iter=10,
     learning_rate=0.05,
     batch_size=50,
     random_state=0,
