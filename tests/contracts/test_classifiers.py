@@ -28,7 +28,7 @@ from tests.discovery import walk
 from tests.storage import by_joblib, by_pickle, by_skops
 
 # A learning rate at which a few passes of a small network tell classes apart, as scikit-learn asks.
-small = {"network": MLP((16,)), "n_steps": 2, "n_iter": 20, "learning_rate": 0.02}
+small = {"network": MLP((16,)), "n_steps": 2, "n_iter": 12, "learning_rate": 0.03}
 small |= {"sigma": 0.3, "random_state": 0}
 
 CASES = {
