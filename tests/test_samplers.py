@@ -172,7 +172,7 @@ def test_discrete_langevin_finds_its_acceptance():
 def test_the_warm_up_finds_the_scale_of_each_column(sampler, n_chains):
     sampler = clone(sampler).set_params(scale="auto")
     x = torch.full((n_chains, D), 0.1, dtype=DOUBLE)
-    state, _ = sampler.run(uneven(), x, 1, seeded(2), n_warmup=2000)
+    state, _ = sampler.run(uneven(), x, 1, seeded(2), n_warmup=1200)
     slack = 0.15 if n_chains > 1 else 0.5
     ratio = state.aux.scale / WIDE
     assert ((ratio / ratio.mean()).log().abs() < slack).all()
@@ -184,7 +184,7 @@ def test_the_warm_up_finds_the_covariance(sampler):
     cov = torch.tensor([[1.0, 0.99, 0.0], [0.99, 1.0, 0.0], [0.0, 0.0, 900.0]], dtype=DOUBLE)
     energy = Quadratic(torch.zeros(D, dtype=DOUBLE), cov)
     sampler = clone(sampler).set_params(scale="dense")
-    state, _ = sampler.run(energy, normal_rows(50), 1, seeded(2), n_warmup=3000)
+    state, _ = sampler.run(energy, normal_rows(50), 1, seeded(2), n_warmup=1500)
     found = state.aux.scale.factor @ state.aux.scale.factor.T
     assert torch.allclose(found / cov.diagonal().mean(), cov / cov.diagonal().mean(), atol=0.2)
     assert float(found[0, 1] / (found[0, 0] * found[1, 1]).sqrt()) > 0.97
