@@ -180,11 +180,6 @@ def difference(ours: np.ndarray, theirs: np.ndarray, share: float) -> str:
     return f"{gap.mean():+.4f} ({error:.4f})"
 
 
-def of_mean(values: np.ndarray) -> list[str]:
-    """Means of each line over test rows, with their standard errors."""
-    return [f"{row.mean():+.4f} ({row.std(ddof=1) / math.sqrt(len(row)):.4f})" for row in values]
-
-
 def classify(data: Path, names: tuple[str, ...]) -> list[dict[str, object]]:
     rows = []
     for name in names:
@@ -367,7 +362,8 @@ def mnist(data: Path, names: tuple[str, ...]) -> list[dict[str, object]]:
         spent = time.perf_counter() - began
         p, q = model.predict_proba(X_test), model.predict_proba(odd)
         told.append(np.stack([p.argmax(1) == y_test, -np.log(p[np.arange(len(p)), y_test])]))
-        better, less = of_mean(told[0] - told[-1]) if rows else ("", "")
+        pairs = zip(told[0], told[-1], strict=True)
+        better, less = [difference(*pair, 0.0) if rows else "" for pair in pairs]
         rows.append(
             {
                 "method": method,

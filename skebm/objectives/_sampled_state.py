@@ -106,12 +106,11 @@ def walked(
     A kernel that tunes itself learns from the first step of every fourth batch and keeps its
     settings for all others: a lesson costs as much as a step of a small network.
     """
-    step = kernel.step
+    step, n_lessons = kernel.step, int(n_batches % LESSONS == 0)
     lessons: Tuning | None = None
     accepted: Any = 0.0
     for number in range(n_steps):
-        learns = number == 0 and n_batches % LESSONS == 0
-        if not learns and lessons is None and isinstance(chain.aux, Tuning):
+        if number == n_lessons and isinstance(chain.aux, Tuning):
             lessons, chain = chain.aux, kernel.freeze(chain)
         chain, info = step(energy, chain, generator)
         accepted = accepted + info.acceptance
