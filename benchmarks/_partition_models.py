@@ -15,8 +15,8 @@ from torch import Tensor
 from benchmarks.log_z import load
 from skebm import RBMEstimator
 from skebm.base import Energy, Real
+from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import BernoulliRBM, BoltzmannMachine, ising_grid
-from skebm.noise import Gaussian, IndependentBernoulli
 from skebm.partition import Exact, cheaper_side
 
 DOUBLE = torch.float64

@@ -68,8 +68,8 @@ from benchmarks._common import machine, seconds, spread, table, write
 from benchmarks.anomaly import load
 from skebm import ContrastiveDivergenceDensity
 from skebm.base import Batch, Binary, Energy, Real
+from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import MLP, Conv, NeuralEnergy, Spec, build_network
-from skebm.noise import Gaussian, IndependentBernoulli
 from skebm.objectives import SampledLikelihood
 from skebm.partition import BridgeSampling
 from skebm.samplers import (

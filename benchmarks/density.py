@@ -65,8 +65,8 @@ from benchmarks._continuous import (
     wine_rows,
 )
 from skebm import ContrastiveDivergenceDensity, NCEDensity, RBMEstimator
+from skebm.distributions import ChowLiuTree
 from skebm.energies import MLP
-from skebm.noise import ChowLiuTree
 from skebm.partition import AISBracket
 from skebm.samplers import Gibbs, GibbsWithGradients
 

@@ -24,7 +24,7 @@ import torch
 from benchmarks._common import machine, seconds, table, write
 from skebm import RBMEstimator
 from skebm.base import Energy
-from skebm.noise import IndependentBernoulli
+from skebm.distributions import IndependentBernoulli
 from skebm.partition import AIS, Exact
 from skebm.samplers import Gibbs
 

@@ -58,8 +58,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from benchmarks import _toys
 from benchmarks._common import machine, seconds, spread, table, write
 from skebm import FlowContrastiveDensity, NCEDensity
+from skebm.distributions import Gaussian, Noise
 from skebm.energies import MLP
-from skebm.noise import Gaussian, Noise
 
 N_ROWS, N_DRAWS, N_CHUNK = 20_000, 1_000_000, 50_000
 DIMENSIONS = (2, 5, 10, 20)

@@ -59,8 +59,8 @@ from benchmarks import _partition_models as models
 from benchmarks._common import machine, seconds, spread, table, write
 from benchmarks._partition_models import Suspect, Target, seeded
 from skebm.base import LogPartition
+from skebm.distributions import IndependentBernoulli
 from skebm.energies import BernoulliRBM, annealing_path
-from skebm.noise import IndependentBernoulli
 from skebm.partition import (
     AIS,
     AISBracket,
@@ -72,8 +72,7 @@ from skebm.partition import (
     ReverseAIS,
     TreeReweighted,
 )
-from skebm.partition.annealed import Plan
-from skebm.partition.schedule import Schedule
+from skebm.partition.annealed import Plan, Schedule
 from skebm.samplers import Gibbs, ParallelTempering
 
 Rows = list[dict[str, object]]

@@ -25,7 +25,7 @@ from torch import nn
 
 from skebm import JEMClassifier
 from skebm.base import Real
-from skebm.noise import Uniform
+from skebm.distributions import Uniform
 from skebm.samplers import FromNoise, Langevin
 
 

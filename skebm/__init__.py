@@ -4,7 +4,7 @@ One convention everywhere: p(x) = exp(-E(x)) / Z, so lower energy means more lik
 ``score_samples`` is log p(x) in nats, higher = more likely.
 """
 
-from skebm import base, diagnostics, energies, noise, objectives, partition, samplers
+from skebm import base, diagnostics, distributions, energies, objectives, partition, samplers
 from skebm.estimators import (
     ContrastiveDivergenceDensity,
     EnergyOutlierDetector,
@@ -30,7 +30,7 @@ __all__ = [
     "base",
     "diagnostics",
     "energies",
-    "noise",
+    "distributions",
     "objectives",
     "partition",
     "samplers",

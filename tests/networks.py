@@ -4,6 +4,15 @@ import torch
 from torch import nn
 
 from skebm.base import Binary, Categorical, Real
+from skebm.distributions import (
+    BlockTree,
+    ChowLiuTree,
+    Gaussian,
+    GaussianMixture,
+    IndependentBernoulli,
+    IndependentCategorical,
+    TruncatedGaussian,
+)
 from skebm.energies import (
     MLP,
     Conv,
@@ -14,15 +23,6 @@ from skebm.energies import (
     build_network,
     find_way,
     whitening_of,
-)
-from skebm.noise import (
-    BlockTree,
-    ChowLiuTree,
-    Gaussian,
-    GaussianMixture,
-    IndependentBernoulli,
-    IndependentCategorical,
-    TruncatedGaussian,
 )
 from tests.oracle import DOUBLE, seeded
 

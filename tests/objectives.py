@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from skebm.base import Batch, ChainState, Objective
-from skebm.noise import IndependentBernoulli
+from skebm.distributions import IndependentBernoulli
 from skebm.objectives import ContrastiveDivergence, ExactLikelihood, Regulariser
 from skebm.samplers import Gibbs
 from tests.oracle import DOUBLE, bits, joint_energy, seeded

@@ -9,8 +9,8 @@ import itertools
 import scipy.stats
 import torch
 
+from skebm.distributions import ChowLiuTree
 from skebm.energies import BernoulliRBM, Corrected, Tilted
-from skebm.noise import ChowLiuTree
 
 DOUBLE = torch.float64
 

@@ -7,6 +7,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 
 from skebm.base import Binary, Energy, Real
+from skebm.distributions import ChowLiuTree, Gaussian, IndependentBernoulli, Uniform
 from skebm.energies import (
     AnnealingPath,
     BernoulliRBM,
@@ -15,9 +16,8 @@ from skebm.energies import (
     annealing_path,
     ising_grid,
 )
-from skebm.noise import ChowLiuTree, Gaussian, IndependentBernoulli, Uniform
 from skebm.partition import AIS, AISBracket, Exact, ReverseAIS
-from skebm.partition.schedule import Schedule, adapted, anneal
+from skebm.partition.annealed import Schedule, adapted, anneal
 from skebm.samplers import HMC, MALA, DiscreteLangevin, Gibbs, GibbsWithGradients, Langevin
 from tests.oracle import DOUBLE, bits, make_rbm, make_tree_rbm, seeded
 from tests.targets import Line, Normal, Quadratic, Valley, two_modes

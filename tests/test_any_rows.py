@@ -14,13 +14,13 @@ from torch import nn
 
 from skebm import ContrastiveDivergenceDensity
 from skebm.base import Binary, Categorical, Mixed, Real
-from skebm.energies import MLP
-from skebm.noise import (
+from skebm.distributions import (
     ChowLiuTree,
     Gaussian,
     IndependentBernoulli,
     IndependentCategorical,
 )
+from skebm.energies import MLP
 from skebm.samplers import HMC, MALA, DiscreteLangevin, Gibbs, GibbsWithGradients, ParallelTempering
 from tests.contracts.test_estimators import binary_rows, one_hot_rows, real_rows
 from tests.oracle import Discrete

@@ -16,7 +16,7 @@ from sklearn.model_selection import GridSearchCV
 from skorch.callbacks import Callback
 
 from skebm import RBMEstimator
-from skebm.noise import BlockTree, ChowLiuTree, IndependentBernoulli
+from skebm.distributions import BlockTree, ChowLiuTree, IndependentBernoulli
 from skebm.partition import AISBracket, Exact
 from skebm.samplers import Gibbs, ParallelTempering
 from tests.test_bad_input import METHODS, assert_sound, with_value

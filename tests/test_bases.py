@@ -9,7 +9,7 @@ import torch
 
 from skebm import RBMEstimator
 from skebm.base import Batch, Clamp
-from skebm.noise import BlockTree, ChowLiuTree, IndependentBernoulli, Noise
+from skebm.distributions import BlockTree, ChowLiuTree, IndependentBernoulli, Noise
 from skebm.objectives import ExactLikelihood
 from skebm.partition import AIS, Exact
 from skebm.samplers import Gibbs, ParallelTempering

@@ -5,7 +5,7 @@ import torch
 from sklearn.base import clone
 
 from skebm.base import Binary, Categorical, Real
-from skebm.noise import IndependentBernoulli
+from skebm.distributions import IndependentBernoulli
 from skebm.samplers import ChainPolicy, FromData, FromNoise, Langevin, Persistent, ReplayBuffer
 from tests.discovery import walk
 from tests.oracle import DOUBLE, P_FLOOR, make_rbm, seeded

@@ -14,10 +14,10 @@ from sklearn.pipeline import make_pipeline
 
 from skebm import RBMEstimator
 from skebm.base import Binary, Categorical, Energy, Mixed, PartitionEstimator, Real
+from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import BernoulliRBM, ising_grid
 from skebm.inspection import PartitionDisplay
 from skebm.inspection.partition import BEYOND, ESTIMATE, EXACT, MAX_REASON, PLAIN, WARNED
-from skebm.noise import Gaussian, IndependentBernoulli
 from skebm.partition import (
     AIS,
     AISBracket,

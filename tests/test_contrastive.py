@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from skebm.base import Batch, Real, Sampler
-from skebm.noise import IndependentBernoulli
+from skebm.distributions import IndependentBernoulli
 from skebm.objectives import ContrastiveDivergence, ExactLikelihood, Offsets
 from skebm.samplers import Gibbs
 from tests.objectives import (

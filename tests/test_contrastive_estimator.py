@@ -17,9 +17,9 @@ from sklearn.preprocessing import StandardScaler
 
 from skebm import ContrastiveDivergenceDensity, ScoreMatchingDensity
 from skebm.base import Real
+from skebm.distributions import Gaussian, GaussianMixture, Uniform
 from skebm.energies import MLP, Conv
 from skebm.inspection import EnergyDisplay, TrainingDisplay
-from skebm.noise import Gaussian, GaussianMixture, Uniform
 from skebm.partition import ImportanceSampling
 from skebm.samplers import (
     HMC,

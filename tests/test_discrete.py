@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from skebm.base import Binary, Categorical, Energy, Real
+from skebm.distributions import IndependentCategorical
 from skebm.energies import NeuralEnergy
-from skebm.noise import IndependentCategorical
 from skebm.objectives import pseudo_log_likelihood
 from tests.networks import one_hot
 from tests.oracle import DOUBLE, Enumerated, bits, brute_pseudo_log_likelihood, make_rbm, seeded

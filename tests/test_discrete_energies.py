@@ -9,7 +9,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 
 from skebm.base import Clamp
-from skebm.noise import Noise, Uniform
+from skebm.distributions import Noise, Uniform
 from skebm.partition import AIS, AISBracket, Exact
 from skebm.samplers import DiscreteLangevin, GibbsWithGradients
 from tests.networks import BIT_BASES, binary, one_hot

@@ -15,8 +15,8 @@ from torch.distributions import Independent, Normal
 
 from skebm import FlowContrastiveDensity, NCEDensity
 from skebm.base import Batch, Real
+from skebm.distributions import Gaussian, NormalizingFlow
 from skebm.energies import MLP, Confined, NeuralEnergy, Spec
-from skebm.noise import Gaussian, NormalizingFlow
 from skebm.objectives import FlowContrastive
 from skebm.objectives.flow_contrastive import LOOK, FlowState
 from tests.contracts.test_estimators import real_rows
@@ -181,7 +181,7 @@ def test_what_does_not_fit():
         FlowContrastive(NeuralEnergy(network, Real((2,)), flow), flow)
     with pytest.raises(ValueError, match="needs a base"):
         FlowContrastive(NeuralEnergy(Flat(), Real((1,))), flow)
-    with pytest.raises(TypeError, match="must be a skebm.noise.NormalizingFlow"):
+    with pytest.raises(TypeError, match="must be a skebm.distributions.NormalizingFlow"):
         FlowContrastive(NeuralEnergy(Flat(), Real((1,)), flow), Shift())
     with pytest.raises(ValueError, match="leaves no centres"):
         contrast().rowwise(torch.zeros(2, 1), seeded(0), torch.arange(2))

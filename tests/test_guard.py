@@ -10,12 +10,12 @@ from sklearn.exceptions import ConvergenceWarning
 from skorch.callbacks import Callback
 
 from skebm import ContrastiveDivergenceDensity
-from skebm._engine import EnergyNet
-from skebm._rows import Rows
 from skebm.base import SamplingError
 from skebm.energies import MLP
 from skebm.objectives import SampledLikelihood
 from skebm.samplers import MALA, FromData, GibbsWithGradients, Langevin, Persistent, ReplayBuffer
+from skebm.training.engine import EnergyNet
+from skebm.training.rows import Rows
 from tests.networks import binary, neural
 from tests.objectives import same
 from tests.oracle import DOUBLE, seeded

@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from skebm.base import Batch, Binary, Real
+from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import MLP, Marginal, NeuralEnergy
-from skebm.noise import Gaussian, IndependentBernoulli
 from skebm.objectives import JointLikelihood, SampledLikelihood
 from skebm.samplers import MALA, FromData, GibbsWithGradients, Langevin, Persistent
 from tests.networks import build, classified, neural

@@ -14,8 +14,8 @@ from sklearn.model_selection import GridSearchCV
 
 from skebm import NCEDensity
 from skebm.base import Categorical, Real
+from skebm.distributions import ChowLiuTree, Gaussian, GaussianMixture, Uniform
 from skebm.energies import MLP
-from skebm.noise import ChowLiuTree, Gaussian, GaussianMixture, Uniform
 from tests.contracts.test_estimators import real_rows
 
 quick = {"network": MLP((16,)), "n_iter": 3, "random_state": 0}

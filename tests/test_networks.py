@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from skebm import ScoreMatchingDensity
 from skebm.base import Real
-from skebm.base.seeding import seeded as seeded_globally
+from skebm.base.torchtools import seeded as seeded_globally
+from skebm.distributions import Gaussian, TruncatedGaussian, Uniform
 from skebm.energies import MLP, Conv, NeuralEnergy, Spec, build_network, whitening_of
-from skebm.energies._activations import ACTIVATIONS
 from skebm.energies.derivatives import bends_of, slopes_of
+from skebm.energies.networks import ACTIVATIONS
 from skebm.energies.neural import NoisyNormal
-from skebm.noise import Gaussian, TruncatedGaussian, Uniform
 from tests.networks import (
     LEVELS,
     NEURAL,

@@ -10,8 +10,8 @@ from numpy import log1p
 from torch import nn
 
 from skebm.base import Batch, Energy, Real
+from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import MLP, NeuralEnergy, Spec
-from skebm.noise import Gaussian, IndependentBernoulli
 from skebm.objectives import NoiseContrastive
 from tests.networks import neural
 from tests.objectives import autograd, flat, gradient

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from skebm.base.numerics import softplus
+from skebm.base.torchtools import softplus
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

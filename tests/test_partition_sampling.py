@@ -10,13 +10,11 @@ from arviz_stats.base import array_stats
 from sklearn.exceptions import ConvergenceWarning
 
 from skebm.base import Binary, Categorical, Energy, Mixed, Real
+from skebm.distributions import ChowLiuTree, Gaussian, IndependentBernoulli, Uniform
 from skebm.energies import BoltzmannMachine
-from skebm.noise import ChowLiuTree, Gaussian, IndependentBernoulli, Uniform
 from skebm.partition.bridge import BridgeSampling, bridge
-from skebm.partition.importance import ImportanceSampling
-from skebm.partition.proper import check_proper
-from skebm.partition.support import check_base, default_base, default_sampler
-from skebm.partition.weights import log_weights, pareto_k
+from skebm.partition.checks import check_base, check_proper, default_base, default_sampler
+from skebm.partition.importance import ImportanceSampling, log_weights, pareto_k
 from skebm.samplers import HMC, MALA, Gibbs, GibbsWithGradients, Langevin
 from tests.oracle import DOUBLE, Enumerated, bits, make_rbm, make_tree_rbm, seeded
 from tests.targets import Normal, OneHot, Polynomial, Quadratic, Slopes, spelled_out

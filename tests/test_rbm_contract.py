@@ -17,7 +17,6 @@ from sklearn.preprocessing import Binarizer
 from skorch.callbacks import Callback
 
 from skebm import RBMEstimator
-from skebm._rows import Rows
 from skebm.base import PartitionEstimator
 from skebm.objectives import ExactLikelihood
 from skebm.partition import (
@@ -30,6 +29,7 @@ from skebm.partition import (
     ReverseAIS,
 )
 from skebm.samplers import Gibbs
+from skebm.training.rows import Rows
 from tests.contracts.test_estimators import (
     CASES,
     Interrupt,

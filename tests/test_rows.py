@@ -4,7 +4,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from skebm._rows import BLOCK, Batches, Rows
+from skebm.training.rows import BLOCK, Batches, Rows
 
 
 @pytest.mark.parametrize("sparse", [False, True])

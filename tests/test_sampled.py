@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from skebm.base import Batch, ChainState, Energy, Real
+from skebm.distributions import Gaussian, GaussianMixture
 from skebm.energies import MLP, Conv, NeuralEnergy
-from skebm.noise import Gaussian, GaussianMixture
 from skebm.objectives import Refinement, SampledLikelihood, SampledState, walkers
 from skebm.samplers import (
     HMC,

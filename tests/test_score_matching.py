@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from skebm.base import Batch, Binary, Energy, Real
+from skebm.distributions import TruncatedGaussian
 from skebm.energies import MLP, NeuralEnergy
 from skebm.energies.derivatives import slopes_of
-from skebm.noise import TruncatedGaussian
 from skebm.objectives import (
     DenoisingScoreMatching,
     ExactScoreMatching,

@@ -22,9 +22,9 @@ from torch import nn
 
 from skebm import EnergyOutlierDetector, ScoreMatchingDensity
 from skebm.base import Real
+from skebm.distributions import Gaussian, GaussianMixture, IndependentBernoulli, Uniform
 from skebm.energies import MLP, Conv
 from skebm.metrics import hyvarinen_score
-from skebm.noise import Gaussian, GaussianMixture, IndependentBernoulli, Uniform
 from skebm.partition import AIS, AISBracket, ImportanceSampling
 from skebm.samplers import MALA
 from tests.storage import by_joblib, by_skops

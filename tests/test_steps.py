@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from skebm._steps import adamw
+from skebm.training.steps import adamw
 
 DECAY = {"lr": 0.01, "weight_decay": 0.1}
 

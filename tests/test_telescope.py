@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import softplus
 
 from skebm.base import Batch, Real
+from skebm.distributions import Gaussian
 from skebm.energies import MLP, NeuralEnergy, Spec, Telescope, build_network, find_way
-from skebm.noise import Gaussian
 from skebm.objectives import NoiseContrastive
 from tests.networks import build, normal_base
 from tests.objectives import flat, gradient

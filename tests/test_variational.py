@@ -13,14 +13,12 @@ from sklearn.exceptions import ConvergenceWarning
 
 import skebm.partition.tree_reweighted as trw_module
 from skebm.base import Binary, Energy
+from skebm.distributions import BlockTree, ChowLiuTree, IndependentBernoulli
 from skebm.energies import BernoulliRBM, BoltzmannMachine, Corrected, Tilted, ising_grid
-from skebm.noise import BlockTree, ChowLiuTree, IndependentBernoulli
 from skebm.partition import Exact
-from skebm.partition._free_energy import curvature, free_energy
-from skebm.partition._min_cut import by_enumeration, by_min_cut, by_relaxation
 from skebm.partition.bethe import Bethe
-from skebm.partition.graph import PairwiseGraph, pairwise_graph
-from skebm.partition.perturb_and_map import PerturbAndMAP
+from skebm.partition.graph import PairwiseGraph, curvature, free_energy, pairwise_graph
+from skebm.partition.perturb_and_map import PerturbAndMAP, by_enumeration, by_min_cut, by_relaxation
 from skebm.partition.tree_reweighted import TreeReweighted
 from tests.oracle import (
     DOUBLE,

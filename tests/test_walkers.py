@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from skebm.base import Batch, ChainState
-from skebm.noise import IndependentBernoulli
+from skebm.distributions import IndependentBernoulli
 from skebm.objectives import ContrastiveDivergence, Walkers
 from skebm.samplers import Gibbs, ParallelTempering
 from tests.oracle import DOUBLE, Enumerated, make_rbm, seeded

@@ -1,15 +1,13 @@
 """Energies: what E(x) is."""
 
 from skebm.energies.bipartite import BernoulliRBM, Corrected, Moments, Tilted
-from skebm.energies.confined import Confined
 from skebm.energies.convolution import Conv
 from skebm.energies.joint import Marginal
-from skebm.energies.networks import MLP
-from skebm.energies.neural import NeuralEnergy, Spec, build_network
+from skebm.energies.networks import MLP, Confined
+from skebm.energies.neural import NeuralEnergy, Spec, Whitening, build_network, whitening_of
 from skebm.energies.pairwise import BoltzmannMachine, ising_grid
 from skebm.energies.path import AnnealingPath, annealing_path
 from skebm.energies.telescope import Telescope, Way, find_way
-from skebm.energies.whitening import Whitening, whitening_of
 
 __all__ = [
     "MLP",

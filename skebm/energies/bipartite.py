@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from skebm.base import Binary, BipartiteEnergy, Clamp, Conditional
-from skebm.base.numerics import softplus
+from skebm.base.torchtools import softplus
+from skebm.distributions import IndependentBernoulli, Noise, Tilt
+from skebm.distributions.independent import log_sum
 from skebm.domains import enumeration_cost
-from skebm.noise import IndependentBernoulli, Noise, Tilt
-from skebm.noise.independent import log_sum
 
 
 class Bernoulli(Conditional):

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from skebm.base.seeding import seeded
-from skebm.energies._activations import ACTIVATIONS
-from skebm.energies.networks import LevelShifts, activation_of, sizes_of
+from skebm.base.torchtools import seeded
+from skebm.energies.networks import ACTIVATIONS, LevelShifts, activation_of, sizes_of
 from skebm.energies.neural import Spec
 
 

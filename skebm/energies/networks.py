@@ -6,19 +6,84 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from skebm.base.checks import whole_number
-from skebm.base.seeding import seeded
-from skebm.energies._activations import ACTIVATIONS
+from skebm.base.torchtools import seeded, softplus
 from skebm.energies.derivatives import Bends, Slopes
 from skebm.energies.neural import Spec
+
+
+class Activation(NamedTuple):
+    """An activation: its value, with its slope, and with slope and curvature."""
+
+    value: Callable[[Tensor], Tensor]
+    pair: Callable[[Tensor], tuple[Tensor, Tensor]]
+    triple: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+class SiluPair(torch.autograd.Function):
+    """z sigmoid(z) and its slope; both ways in a handful of operations."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> tuple[Tensor, Tensor]:
+        share = torch.sigmoid(z)
+        value = z * share
+        slope = (1 + z - value).mul_(share)
+        ctx.save_for_backward(share, slope)
+        return value, slope
+
+    @staticmethod
+    @once_differentiable  # a second time would take `share` for a constant, and be wrong
+    def backward(ctx: Any, from_value: Tensor, from_slope: Tensor) -> Tensor:
+        share, slope = ctx.saved_tensors
+        curvature = (share + slope).addcmul_(share, slope, value=-2)
+        return (from_value * slope).addcmul_(from_slope, curvature)
+
+
+def _silu_triple(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    share = torch.sigmoid(z)
+    value = z * share
+    slope = share * (1 + z - value)
+    return value, slope, share + slope - 2 * share * slope
+
+
+def _softplus_triple(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    share = torch.sigmoid(z)
+    return softplus(z), share, share * (1 - share)
+
+
+def _tanh_triple(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    value = torch.tanh(z)
+    slope = 1 - value.square()
+    return value, slope, -2 * value * slope
+
+
+def _gelu_triple(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    share = torch.special.ndtr(z)
+    density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+    return z * share, share + z * density, density * (2 - z.square())
+
+
+def _of(value: Callable[[Tensor], Tensor], triple: Any) -> Activation:
+    return Activation(value, lambda z: triple(z)[:2], triple)
+
+
+# Those without a second derivative, such as ReLU, have no Hessian to match.
+ACTIVATIONS = {
+    "silu": Activation(F.silu, SiluPair.apply, _silu_triple),
+    "softplus": _of(softplus, _softplus_triple),
+    "tanh": _of(torch.tanh, _tanh_triple),
+    "gelu": _of(F.gelu, _gelu_triple),
+}
+
 
 # A function of logits (n, K): its values (n,), and its slopes (n, K).
 Head = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -378,3 +443,39 @@ def activation_of(name: Any) -> str:
             "needs second derivatives, which ReLU and its like do not have."
         )
     return name
+
+
+class Confined(nn.Module):
+    r"""A network that sees rows pulled back into a ball, :math:`x \min(1, R / |x|)`.
+
+    Beyond the ball it is constant along rays, so that a base with heavy tails keeps them: a network
+    that grows with the distance would multiply what little mass there is by any factor. Draws from
+    far out teach it at the rim.
+
+    Parameters
+    ----------
+    network : nn.Module
+        Of rows (n, ...) to (n,).
+    radius : float > 0
+        R, in units of x.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.energies import Confined
+    >>> network = Confined(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Flatten(0)), 3.0)
+    >>> far = torch.tensor([[3.0, 0.0], [300.0, 0.0]])
+    >>> bool(network(far)[0] == network(far)[1])
+    True
+    """
+
+    def __init__(self, network: nn.Module, radius: float):
+        super().__init__()
+        if not radius > 0:
+            raise ValueError(f"radius must be positive, got {radius!r}.")
+        self.network, self.radius = network, radius
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The network's values, (n,)."""
+        norm = x.flatten(1).norm(dim=1).clamp_min(self.radius)
+        return self.network(x * (self.radius / norm).view(-1, *(1,) * (x.dim() - 1)))

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from skebm.base import Domain, Energy, sampling
-from skebm.base.seeding import seeded
+from skebm.base.torchtools import seeded
+from skebm.distributions import Gaussian, GaussianMixture, KernelDensity, Noise
 from skebm.energies.derivatives import (
     Bends,
     Slopes,
@@ -20,8 +21,52 @@ from skebm.energies.derivatives import (
     gradient,
     slopes_of,
 )
-from skebm.energies.whitening import Whitening
-from skebm.noise import Gaussian, KernelDensity, Noise
+
+# What is left of the precision of a base, so that a network cannot take all of it away.
+MARGIN = 0.95
+
+
+class Whitening(NamedTuple):
+    """Rows whose entries are comparable: y = A (x - centre), A symmetric.
+
+    Attributes
+    ----------
+    centre : Tensor of shape (d,)
+    matrix : Tensor of shape (d, d)
+        A. Far out half the squared norm of y must stay below -log q of the base: an f that takes no
+        more than that away leaves every model proper.
+    """
+
+    centre: Tensor
+    matrix: Tensor
+
+
+def whitening_of(base: Noise | None) -> Whitening | None:
+    """How a normal distribution, a mixture or kernels whiten rows; None for any other base.
+
+    By the covariance of the base as a whole, and so much less that no component is narrower.
+    """
+    if isinstance(base, KernelDensity):
+        like = base.centres
+        share, means = base.weights.double(), base.centres.double()
+        covariances = base.kernel_covariances
+        portions = share.new_ones(1) if base.shares is None else base.shares.double()
+    elif isinstance(base, GaussianMixture) or (
+        isinstance(base, Gaussian) and base.root is not None
+    ):
+        like = base.mean if isinstance(base, Gaussian) else base.means
+        log_share, means, covariances = base.components()
+        share = portions = log_share.exp()
+    else:
+        return None
+    centre = share @ means
+    between = ((means - centre) * share[:, None]).t() @ (means - centre)
+    within = (portions @ covariances.flatten(1)).view_as(covariances[0])
+    variances, axes = torch.linalg.eigh(within + between)
+    root = (axes * variances.rsqrt()) @ axes.t()
+    widest = torch.linalg.eigvalsh(root @ covariances @ root).max()
+    shrunk = root * (MARGIN / widest.clamp_min(1.0)).sqrt()
+    return Whitening(centre.to(like), shrunk.to(like))
 
 
 class Spec(NamedTuple):
@@ -153,7 +198,7 @@ class NeuralEnergy(Energy):
     >>> import torch
     >>> from skebm.base import Real
     >>> from skebm.energies import MLP, NeuralEnergy, Spec
-    >>> from skebm.noise import Gaussian
+    >>> from skebm.distributions import Gaussian
     >>> network = MLP().build(Spec((2,), torch.Generator().manual_seed(0)))
     >>> energy = NeuralEnergy(network, Real((2,)), Gaussian(torch.zeros(2), 1.0))
     >>> energy(torch.zeros(3, 2)).shape

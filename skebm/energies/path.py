@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from skebm.base import BipartiteEnergy, Energy, PairwiseEnergy
+from skebm.distributions import IndependentBernoulli, Noise
 from skebm.energies.bipartite import Bernoulli, BernoulliRBM, Tilted
-from skebm.noise import IndependentBernoulli, Noise
 
 # Ratios between 1/2 and 2 that single precision can multiply.
 GROUP = 100
@@ -36,7 +36,7 @@ def annealing_path(energy: Energy, base: Noise) -> AnnealingPath:
     Examples
     --------
     >>> from skebm.energies import annealing_path, ising_grid
-    >>> from skebm.noise import IndependentBernoulli
+    >>> from skebm.distributions import IndependentBernoulli
     >>> import torch
     >>> path = annealing_path(ising_grid(3, 3), IndependentBernoulli(torch.zeros(9)))
     >>> path.at(0.5)(torch.ones(1, 9)).item()  # half of the energy of 18 pairs

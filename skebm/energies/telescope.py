@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skebm.noise import Gaussian
+from skebm.distributions import Gaussian
 
 # Ratios of noise to data at which the way is looked at, in powers of e; narrower data than that
 # part of the noise are a point to single precision.
@@ -74,7 +74,7 @@ def find_way(data: Gaussian, noise: Gaussian, n_bridges: int | str, convex: bool
     --------
     >>> import torch
     >>> from skebm.energies import find_way
-    >>> from skebm.noise import Gaussian
+    >>> from skebm.distributions import Gaussian
     >>> way = find_way(Gaussian(torch.zeros(8), 0.05), Gaussian(torch.zeros(8), 1.0), "auto")
     >>> way.n_bridges  # (sqrt(2 * 8) * log 20) / 2, rounded up
     6
@@ -149,7 +149,7 @@ class Telescope(nn.Module):
     >>> import torch
     >>> from skebm.base import Real
     >>> from skebm.energies import MLP, NeuralEnergy, Spec, Telescope, find_way
-    >>> from skebm.noise import Gaussian
+    >>> from skebm.distributions import Gaussian
     >>> data, noise = Gaussian(torch.zeros(2), 0.1), Gaussian(torch.zeros(2), 1.0)
     >>> generator = torch.Generator().manual_seed(0)
     >>> networks = [MLP((8,)).build(Spec((2,), generator)) for _ in range(3)]

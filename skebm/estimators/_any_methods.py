@@ -11,13 +11,13 @@ import torch
 from sklearn.base import clone
 from torch import Tensor
 
-from skebm._rows import Rows
 from skebm._validation import check_is_fitted
 from skebm.base import Categorical, Energy, Sampler
 from skebm.base.checks import whole_number
 from skebm.estimators._contrastive_settings import SampledRule, default_sampler
 from skebm.estimators._real_methods import RealMethods
 from skebm.objectives import pseudo_log_likelihood
+from skebm.training.rows import Rows
 
 # Rows whose chains are averaged at a time: all their draws are held.
 BLOCK = 256

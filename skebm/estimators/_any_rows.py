@@ -8,15 +8,15 @@ import numpy as np
 import scipy.sparse as sp
 from torch import Tensor
 
-from skebm._rows import Rows
 from skebm._validation import draw_seed
 from skebm.base import Binary, Categorical, Domain, Real
+from skebm.distributions import IndependentCategorical, Noise
+from skebm.distributions.flow import FLOWS
 from skebm.estimators._bases import BY_NAME, fit_base
 from skebm.estimators._contrastive_settings import DISCRETE_BASES, REAL_BASES
 from skebm.estimators._real_bases import Bases, fit_real_bases, noise_level
 from skebm.estimators._real_rows import RealRows, Units
-from skebm.noise import IndependentCategorical, Noise
-from skebm.noise._flow_fit import FLOWS
+from skebm.training.rows import Rows
 
 
 class AnyRows(RealRows):

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._rows import Rows
-from skebm.noise import BlockTree, ChowLiuTree, IndependentBernoulli, Noise
+from skebm.distributions import BlockTree, ChowLiuTree, IndependentBernoulli, Noise
+from skebm.training.rows import Rows
 
 # Share of a fair coin in the means that independent columns have.
 SHRINKAGE = 1e-3

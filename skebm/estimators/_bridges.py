@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from skebm._rows import Rows
 from skebm.base import Real
+from skebm.distributions import Gaussian, GaussianMixture, Noise, TruncatedGaussian
 from skebm.energies import Way, find_way
 from skebm.estimators._real_bases import MAX_DENSE
-from skebm.noise import Gaussian, GaussianMixture, Noise, TruncatedGaussian
 from skebm.objectives.noise_contrastive import NO_RANKS
+from skebm.training.rows import Rows
 
 # Draws by which the moments of noise are known, and how much correlations are shrunk at least:
 # columns may be copies of each other.

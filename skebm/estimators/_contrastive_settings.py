@@ -12,9 +12,9 @@ from sklearn.base import clone
 
 from skebm._validation import Interval, StrOptions
 from skebm.base import Domain, Objective, Real, Sampler
+from skebm.distributions import Noise
 from skebm.energies import NeuralEnergy
 from skebm.estimators._density_settings import COMMON
-from skebm.noise import Noise
 from skebm.objectives import EnergyDiscrepancy, Refinement, SampledLikelihood
 from skebm.samplers import (
     MALA,

@@ -12,11 +12,11 @@ import numpy as np
 from sklearn.base import clone
 from torch import nn
 
-from skebm._steps import adamw
 from skebm._validation import HasMethods, Interval, StrOptions
 from skebm.base import PartitionEstimator, Sampler
+from skebm.distributions import Noise
 from skebm.energies import MLP
-from skebm.noise import Noise
+from skebm.training.steps import adamw
 
 # Optimizer steps of a fit, and passes at most and at least.
 N_STEPS = 1000

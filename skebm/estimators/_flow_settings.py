@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from skebm._validation import Interval, StrOptions
+from skebm.distributions.flow import FLOWS
 from skebm.estimators._contrastive_settings import CONTRASTIVE
 from skebm.estimators._density_settings import COMMON
-from skebm.noise._flow_fit import FLOWS
 
 NOT_OFFERED = ("deconvolve", "bounds", "n_components")
 

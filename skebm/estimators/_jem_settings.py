@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from sklearn.base import clone
 
-from skebm._rows import Rows
 from skebm._validation import Interval, StrOptions
 from skebm.base import Domain, Sampler
+from skebm.distributions import Noise
 from skebm.energies import NeuralEnergy
 from skebm.estimators._contrastive_settings import (
     CONTRASTIVE,
@@ -22,9 +22,9 @@ from skebm.estimators._contrastive_settings import (
     default_sampler,
     of_images,
 )
-from skebm.noise import Noise
 from skebm.objectives import JointLikelihood
 from skebm.objectives.joint import FORMS, UNKNOWN
+from skebm.training.rows import Rows
 
 UNUSED = (
     "perturbation",

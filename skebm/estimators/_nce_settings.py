@@ -12,6 +12,8 @@ from sklearn.base import clone
 
 from skebm._validation import Interval, StrOptions
 from skebm.base import Domain, Sampler
+from skebm.distributions import Noise
+from skebm.distributions.flow import FLOWS
 from skebm.energies import NeuralEnergy
 from skebm.estimators._contrastive_settings import (
     CONTRASTIVE,
@@ -20,8 +22,6 @@ from skebm.estimators._contrastive_settings import (
     default_sampler,
 )
 from skebm.estimators._density_settings import COMMON
-from skebm.noise import Noise
-from skebm.noise._flow_fit import FLOWS
 from skebm.objectives import NoiseContrastive
 
 # Rows and draws that are told right, beyond which a classifier has nothing more to learn.

@@ -10,14 +10,14 @@ import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
-from skebm._engine import EnergyNet
-from skebm._rows import Rows
 from skebm._validation import check_is_fitted
 from skebm.base import Objective
+from skebm.distributions import Affine, Noise, NormalizingFlow
 from skebm.energies import Confined, NeuralEnergy, Spec, build_network, whitening_of
 from skebm.estimators._density_settings import Settings, net_kwargs
 from skebm.estimators._real_rows import Units
-from skebm.noise import Affine, Noise, NormalizingFlow
+from skebm.training.engine import EnergyNet
+from skebm.training.rows import Rows
 
 # Rows that the network is not trained on but watched by, and of how many.
 N_WITHHELD, FEWEST_ROWS = 100, 200

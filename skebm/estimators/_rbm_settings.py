@@ -11,8 +11,8 @@ import torch
 
 from skebm._validation import Interval, Options, StrOptions
 from skebm.base import Binary, PartitionEstimator, Sampler
+from skebm.distributions import IndependentBernoulli, Noise
 from skebm.domains import enumeration_cost
-from skebm.noise import IndependentBernoulli, Noise
 
 # Terms of an enumeration (states times units of the other layer): what is visited at every step
 # without a second thought, and at most.

@@ -9,10 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._rows import Rows
 from skebm.base import Real
-from skebm.estimators._real_rows import Units
-from skebm.noise import (
+from skebm.distributions import (
     Affine,
     Gaussian,
     GaussianMixture,
@@ -21,8 +19,10 @@ from skebm.noise import (
     NormalizingFlow,
     TruncatedGaussian,
 )
-from skebm.noise._flow_fit import FLOWS
+from skebm.distributions.flow import FLOWS
+from skebm.estimators._real_rows import Units
 from skebm.objectives.joint import UNKNOWN
+from skebm.training.rows import Rows
 
 # Components of a mixture: one for so many rows, up to a limit that falls with the columns, as the
 # price of a component grows with their square.

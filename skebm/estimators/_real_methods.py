@@ -11,14 +11,14 @@ import torch
 from sklearn.base import BaseEstimator, clone
 from torch import Tensor
 
-from skebm._rows import Rows
 from skebm._validation import check_is_fitted
 from skebm.base import Clamp, Sampler
 from skebm.base.checks import whole_number
-from skebm.noise import Noise
-from skebm.noise._fitting import pick
+from skebm.distributions import Noise
+from skebm.distributions._fitting import pick
 from skebm.objectives import wall_weight
 from skebm.samplers import HMC, AnnealedLangevin
+from skebm.training.rows import Rows
 
 # Rows that chains hold at a time.
 BLOCK = 4096

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 
-from skebm._rows import Rows
 from skebm._validation import validate_data
 from skebm.base import Domain, Real
 from skebm.energies import MLP
+from skebm.training.rows import Rows
 
 
 class Units(NamedTuple):

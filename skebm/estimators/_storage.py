@@ -11,8 +11,8 @@ import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor
 
-from skebm._engine import EnergyNet
 from skebm._validation import resolve_device
+from skebm.training.engine import EnergyNet
 
 
 class Storable(BaseEstimator):

@@ -10,8 +10,8 @@ import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor
 
-from skebm._rows import Rows
 from skebm._validation import MinMax, column_ranges
+from skebm.training.rows import Rows
 
 
 class UnitInterval(BaseEstimator):

@@ -12,8 +12,6 @@ import torch
 from sklearn.base import DensityMixin, OutlierMixin
 from torch import Tensor
 
-from skebm._engine import EnergyNet
-from skebm._rows import Rows
 from skebm._validation import (
     check_is_fitted,
     check_random_state,
@@ -28,6 +26,8 @@ from skebm.estimators._params import NetParams, check_net_params
 from skebm.estimators._partition import Normalised
 from skebm.estimators._storage import Storable
 from skebm.estimators._threshold import upper_quantile
+from skebm.training.engine import EnergyNet
+from skebm.training.rows import Rows
 
 # How many training rows are kept to start reverse annealing from.
 N_REFERENCE = 500

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from skebm._rows import Rows
 from skebm.base import Objective
 from skebm.energies import NeuralEnergy
 from skebm.estimators._any_methods import AnyMethods
@@ -17,6 +16,7 @@ from skebm.estimators._density_settings import Settings, resolve
 from skebm.estimators._neural import Neural, withheld
 from skebm.estimators._params import SamplerSteps
 from skebm.estimators.base import BaseDensity
+from skebm.training.rows import Rows
 
 
 class ContrastiveDivergenceDensity(SamplerSteps, Neural, AnyRows, AnyMethods, BaseDensity):
@@ -67,7 +67,7 @@ class ContrastiveDivergenceDensity(SamplerSteps, Neural, AnyRows, AnyMethods, Ba
         ``"mixture"``: of `n_components` normal distributions; ``"kernel"``: normal kernels of
         several scales on the rows. Bits: ``"independent"``, ``"chow-liu"``, ``"block-tree"``.
         One-hot: ``"independent"``. ``"auto"`` is the mixture (the normal distribution inside
-        walls), the Chow-Liu tree and independent columns. A distribution of :mod:`skebm.noise`, of
+        walls), the Chow-Liu tree and independent columns. A distribution of :mod:`skebm.distributions`, of
         columns in their own units, is taken as it is. None leaves q out: for discrete rows and
         inside walls on both sides.
     n_components : int or "auto", default="auto"

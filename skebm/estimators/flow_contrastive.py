@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from sklearn.base import clone
 
-from skebm._rows import Rows
 from skebm._validation import check_is_fitted, draw_seed
 from skebm.base import Sampler
+from skebm.distributions import Affine, Noise, NormalizingFlow
 from skebm.energies import NeuralEnergy
 from skebm.estimators._contrastive_settings import default_sampler
 from skebm.estimators._density_settings import Settings, resolve
@@ -20,8 +20,8 @@ from skebm.estimators._real_bases import fit_flow, noise_level
 from skebm.estimators._real_methods import RealMethods
 from skebm.estimators._real_rows import RealRows
 from skebm.estimators.base import BaseDensity
-from skebm.noise import Affine, Noise, NormalizingFlow
 from skebm.objectives import FlowContrastive
+from skebm.training.rows import Rows
 
 
 class FlowContrastiveDensity(Neural, RealRows, RealMethods, BaseDensity):
@@ -49,7 +49,7 @@ class FlowContrastiveDensity(Neural, RealRows, RealMethods, BaseDensity):
         :class:`skebm.energies.Spec`; a module is copied, weights and all. Rows (n, ...) in, one
         number a row (n,) out.
     flow : {"coupling", "nsf", "maf"} or nn.Module, default="coupling"
-        See :meth:`skebm.noise.NormalizingFlow.fit`. Draws are made at every step, for which
+        See :meth:`skebm.distributions.NormalizingFlow.fit`. Draws are made at every step, for which
         autoregressive flows (``"nsf"``, ``"maf"``) need a pass for every column. A flow of zuko is
         copied, and trained from its weights.
     n_flow_steps : int >= 1, default=1000

@@ -9,7 +9,6 @@ from typing import Any
 from sklearn.base import ClassifierMixin
 from torch import nn
 
-from skebm._rows import Rows
 from skebm._validation import fit_context
 from skebm.energies import Marginal, NeuralEnergy, Spec, build_network
 from skebm.estimators._any_rows import AnyRows
@@ -28,6 +27,7 @@ from skebm.estimators._neural import Neural
 from skebm.estimators._params import SamplerSteps
 from skebm.estimators.base import BaseEBM
 from skebm.objectives import JointLikelihood
+from skebm.training.rows import Rows
 
 
 class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JEMMethods, BaseEBM):

@@ -11,9 +11,9 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import nn
 
-from skebm._rows import Rows
 from skebm._validation import check_is_fitted, draw_seed
 from skebm.base import Objective
+from skebm.distributions import Noise
 from skebm.energies import NeuralEnergy, Spec, Telescope, build_network
 from skebm.estimators._any_methods import AnyMethods
 from skebm.estimators._any_rows import AnyRows
@@ -28,7 +28,7 @@ from skebm.estimators._nce_settings import (
 )
 from skebm.estimators._neural import Neural, withheld
 from skebm.estimators.base import BaseDensity
-from skebm.noise import Noise
+from skebm.training.rows import Rows
 
 
 class NCEDensity(Neural, AnyRows, AnyMethods, BaseDensity):
@@ -61,13 +61,13 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseDensity):
         q, which is the base of the energy as well. Real columns: ``"gaussian"``: shrunk covariance,
         or columns truncated at `bounds`; ``"mixture"``: of `n_components` normal distributions;
         ``"kernel"``: normal kernels of several scales on the rows; ``"nsf"``, ``"coupling"``,
-        ``"maf"``: normalizing flows of noisy rows (:class:`skebm.noise.NormalizingFlow`; they need
+        ``"maf"``: normalizing flows of noisy rows (:class:`skebm.distributions.NormalizingFlow`; they need
         ``pip install "skebm[flows]"``, and `impute` has no exact conditionals of them to start
         from), of which the first is the most accurate, the second draws fastest and the third is
         fitted fastest. Bits: ``"independent"``,
         ``"chow-liu"``, ``"block-tree"``. One-hot: ``"independent"``. ``"auto"`` is the mixture (the
         normal distribution inside walls), the Chow-Liu tree and independent columns. A
-        distribution of :mod:`skebm.noise`, of columns in their own units, is taken as it is.
+        distribution of :mod:`skebm.distributions`, of columns in their own units, is taken as it is.
     noise_ratio : float > 0, default=1
         :math:`\nu`, draws of the noise for each row.
     n_bridges : int >= 1 or "auto", default="auto"

@@ -8,9 +8,8 @@ import torch
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, clone
 from torch import Tensor
 
-from skebm._engine import EnergyNet
-from skebm._rows import Rows
 from skebm.base import Objective
+from skebm.distributions import Noise
 from skebm.energies import BernoulliRBM
 from skebm.estimators._bases import check_base_stays, fit_base
 from skebm.estimators._rbm_attributes import RBMAttributes
@@ -18,7 +17,6 @@ from skebm.estimators._rbm_methods import RBMMethods, at_least_two
 from skebm.estimators._rbm_settings import CONSTRAINTS, Settings, resolve
 from skebm.estimators._unit_interval import UnitInterval
 from skebm.estimators.base import BaseDensity
-from skebm.noise import Noise
 from skebm.objectives import (
     ContrastiveDivergence,
     ExactLikelihood,
@@ -26,6 +24,8 @@ from skebm.objectives import (
     pseudo_log_likelihood,
 )
 from skebm.samplers import Gibbs
+from skebm.training.engine import EnergyNet
+from skebm.training.rows import Rows
 
 # Where hidden biases start: units on in a quarter of the rows. Under a centred gradient units that
 # start at one half stay there and are poor features (a classifier on shifted digits reads 82 % from
@@ -78,7 +78,7 @@ class RBMEstimator(
         columns are the usual machine, whose visible biases start at the log-odds of the data.
         ``"chow-liu"`` is the most likely tree of pairwise dependences, ``"block-tree"`` one whose
         nodes are up to three columns that belong together, as in one-hot codes: hidden units are
-        free for what a tree cannot say. Or any distribution of :mod:`skebm.noise` with exact
+        free for what a tree cannot say. Or any distribution of :mod:`skebm.distributions` with exact
         conditionals that gives every row of X a probability.
     reweight : bool, default=False
         Weigh persistent chains by Jarzynski's equality (:class:`skebm.objectives.Walkers`):

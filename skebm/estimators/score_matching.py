@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._rows import Rows
 from skebm._validation import check_is_fitted, draw_seed
 from skebm.energies import NeuralEnergy
 from skebm.estimators._density_settings import (
@@ -30,7 +29,8 @@ from skebm.objectives import (
     MultiscaleScoreMatching,
     SlicedScoreMatching,
 )
-from skebm.objectives.rowwise import Rowwise
+from skebm.objectives.score_matching import Rowwise
+from skebm.training.rows import Rows
 
 
 class ScoreMatchingDensity(Neural, RealRows, RealMethods, BaseDensity):
@@ -62,7 +62,7 @@ class ScoreMatchingDensity(Neural, RealRows, RealMethods, BaseDensity):
         `n_components` normal distributions; ``"kernel"``: normal kernels of several scales on the
         rows, learned leaving one out (rows left out in training, too). ``"auto"`` is the mixture,
         and the normal distribution inside walls or for several levels. A distribution of
-        :mod:`skebm.noise`, of columns in their own units, is taken as it is. None leaves q out: p
+        :mod:`skebm.distributions`, of columns in their own units, is taken as it is. None leaves q out: p
         then has a log Z inside walls on both sides only.
     n_components : int or "auto", default="auto"
         Of the mixture; ``"auto"`` is one for every hundred rows, at most 40 (128 for few columns),

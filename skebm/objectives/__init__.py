@@ -2,18 +2,19 @@
 
 from skebm.objectives._sampled_state import SampledState
 from skebm.objectives.contrastive import ContrastiveDivergence, ContrastiveState
-from skebm.objectives.denoising import DenoisingScoreMatching, MultiscaleScoreMatching
 from skebm.objectives.discrepancy import EnergyDiscrepancy
-from skebm.objectives.discrete import pseudo_log_likelihood
 from skebm.objectives.flow_contrastive import FlowContrastive, FlowState
 from skebm.objectives.joint import JointLikelihood
 from skebm.objectives.likelihood import ExactLikelihood
 from skebm.objectives.noise_contrastive import NoiseContrastive
+from skebm.objectives.pseudo_likelihood import pseudo_log_likelihood
 from skebm.objectives.rbm_gradient import Offsets, Regulariser
 from skebm.objectives.refinement import Refinement
 from skebm.objectives.sampled import SampledLikelihood
 from skebm.objectives.score_matching import (
+    DenoisingScoreMatching,
     ExactScoreMatching,
+    MultiscaleScoreMatching,
     SlicedScoreMatching,
     wall_weight,
 )

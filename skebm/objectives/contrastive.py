@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch, ChainState, Loss, Objective, Sampler
+from skebm.base.objective import weighted_mean
 from skebm.base.state import leaves
+from skebm.distributions import Noise
 from skebm.energies import BernoulliRBM
 from skebm.energies.bipartite import Bernoulli
-from skebm.noise import Noise
-from skebm.objectives._means import weighted_mean
 from skebm.objectives._phases import resumed, signs
-from skebm.objectives.discrete import pseudo_log_likelihood
+from skebm.objectives.pseudo_likelihood import pseudo_log_likelihood
 from skebm.objectives.rbm_gradient import (
     Offsets,
     Regulariser,

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from skebm.base import Binary, Categorical, Domain, Energy, Real
 from skebm.base.checks import whole_number
-from skebm.objectives.rowwise import Rowwise
-from skebm.objectives.score_matching import normal_noise
+from skebm.objectives.score_matching import Rowwise, normal_noise
 
 # Draws of noise at which held-out rows are looked at: a look is then worth comparing.
 HELD_OUT_DRAWS = 8
@@ -68,7 +67,7 @@ class EnergyDiscrepancy(Rowwise):
     >>> import torch
     >>> from skebm.base import Batch, Real
     >>> from skebm.energies import MLP, NeuralEnergy, Spec
-    >>> from skebm.noise import Gaussian
+    >>> from skebm.distributions import Gaussian
     >>> from skebm.objectives import EnergyDiscrepancy
     >>> generator = torch.Generator().manual_seed(0)
     >>> network = MLP().build(Spec((3,), generator))

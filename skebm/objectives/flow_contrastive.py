@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from skebm.base import Batch, Loss, sampling
-from skebm.base.numerics import softplus
-from skebm.base.objective import fill_missing
+from skebm.base.objective import fill_missing, weighted_mean
+from skebm.base.torchtools import softplus
+from skebm.distributions import NormalizingFlow
 from skebm.energies import NeuralEnergy
-from skebm.noise import NormalizingFlow
-from skebm.objectives._means import weighted_mean
-from skebm.objectives._watch import Watch, gains, log_mean
+from skebm.objectives.monitor import Watch, gains, log_mean
 from skebm.objectives.noise_contrastive import SCALE
-from skebm.objectives.rowwise import Rowwise
+from skebm.objectives.score_matching import Rowwise
 from skebm.samplers._moves import standard_normal
 
 # Batches between two looks at how well rows and draws are told apart, as a look synchronises, and
@@ -83,7 +82,7 @@ class FlowContrastive(Rowwise):
     >>> import torch
     >>> from skebm.base import Batch, Real
     >>> from skebm.energies import MLP, NeuralEnergy, Spec
-    >>> from skebm.noise import NormalizingFlow
+    >>> from skebm.distributions import NormalizingFlow
     >>> from skebm.objectives import FlowContrastive
     >>> generator = torch.Generator().manual_seed(0)
     >>> x = torch.randn(200, 2, generator=generator)
@@ -99,7 +98,7 @@ class FlowContrastive(Rowwise):
     def __init__(self, energy: NeuralEnergy, flow: NormalizingFlow, *, sigma: Tensor | None = None):
         super().__init__()
         if not isinstance(flow, NormalizingFlow):
-            raise TypeError(f"flow must be a skebm.noise.NormalizingFlow, not {flow!r}.")
+            raise TypeError(f"flow must be a skebm.distributions.NormalizingFlow, not {flow!r}.")
         if flow.domain != energy.domain:
             raise ValueError(f"The flow is one of {flow.domain}, the energy of {energy.domain}.")
         if energy.base is None:

@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from skebm.base import Batch, Loss, Objective, Sampler, sampling
-from skebm.base.objective import fill_missing
+from skebm.base.objective import fill_missing, weighted_mean
+from skebm.distributions._fitting import pick
 from skebm.energies import Marginal, NeuralEnergy
-from skebm.noise._fitting import pick
-from skebm.objectives._means import weighted_mean
 from skebm.objectives.sampled import SampledLikelihood
 from skebm.samplers import ChainPolicy
 
@@ -101,7 +100,7 @@ class JointLikelihood(Objective):
     >>> import torch
     >>> from skebm.base import Batch, Real
     >>> from skebm.energies import MLP, Marginal, NeuralEnergy, Spec
-    >>> from skebm.noise import Gaussian
+    >>> from skebm.distributions import Gaussian
     >>> from skebm.objectives import JointLikelihood
     >>> from skebm.samplers import MALA, FromData
     >>> generator = torch.Generator().manual_seed(0)

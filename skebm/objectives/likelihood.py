@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch, Loss, Objective
+from skebm.base.objective import weighted_mean
 from skebm.energies import BernoulliRBM, Moments
-from skebm.objectives._means import weighted_mean
 from skebm.objectives.rbm_gradient import (
     Gradient,
     Offsets,

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from skebm.base import Batch, Energy, Loss, sampling
-from skebm.base.numerics import softplus
-from skebm.base.objective import fill_missing
+from skebm.base.objective import fill_missing, weighted_mean
+from skebm.base.torchtools import softplus
+from skebm.distributions import Noise
 from skebm.energies import Telescope
-from skebm.noise import Noise
-from skebm.objectives._means import weighted_mean
-from skebm.objectives._watch import Watch, gains, log_mean
-from skebm.objectives.rowwise import Rowwise
+from skebm.objectives.monitor import Watch, gains, log_mean
+from skebm.objectives.score_matching import Rowwise
 from skebm.samplers._moves import standard_normal
 
 FORMS = ("logistic", "ranking")
@@ -101,7 +100,7 @@ class NoiseContrastive(Rowwise):
     >>> import torch
     >>> from skebm.base import Batch, Real
     >>> from skebm.energies import MLP, NeuralEnergy, Spec
-    >>> from skebm.noise import Gaussian
+    >>> from skebm.distributions import Gaussian
     >>> from skebm.objectives import NoiseContrastive
     >>> generator = torch.Generator().manual_seed(0)
     >>> noise = Gaussian(torch.zeros(2), 1.0)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch, ChainState, Energy, Loss, Objective, Real, Sampler, sampling
-from skebm.noise._fitting import pick
-from skebm.objectives._means import weighted_mean, weighted_variance
+from skebm.base.objective import weighted_mean, weighted_variance
+from skebm.distributions._fitting import pick
 from skebm.objectives._phases import signs
 from skebm.objectives._sampled_checks import check_parts
 from skebm.objectives._sampled_state import SampledState, halved, packed, unpacked, walked
-from skebm.objectives._watch import Watch, gains, why_diverged
+from skebm.objectives.monitor import Watch, gains, why_diverged
 from skebm.objectives.refinement import Refinement
 from skebm.objectives.walkers import Walkers
 from skebm.samplers import ChainPolicy, FromData, Persistent
@@ -82,7 +82,7 @@ class SampledLikelihood(Objective):
     >>> import torch
     >>> from skebm.base import Batch, Real
     >>> from skebm.energies import MLP, NeuralEnergy, Spec
-    >>> from skebm.noise import Gaussian
+    >>> from skebm.distributions import Gaussian
     >>> from skebm.objectives import SampledLikelihood
     >>> from skebm.samplers import MALA, FromData
     >>> generator = torch.Generator().manual_seed(0)

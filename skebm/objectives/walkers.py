@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from skebm.base import BipartiteEnergy, ChainState, Energy, Sampler
+from skebm.distributions import Noise
 from skebm.energies import annealing_path
-from skebm.noise import Noise
 from skebm.samplers._tuning import Tuning
 
 # Effective share of the chains below which they are resampled.

@@ -13,15 +13,18 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler
-from skebm.partition._free_energy import climb, forest_log_z, free_energy, propagate
+from skebm.partition.checks import generator_for
 from skebm.partition.graph import (
     FRUSTRATED,
     PairwiseGraph,
     PairwiseMethod,
+    climb,
     exactly,
+    forest_log_z,
+    free_energy,
     pairwise_graph,
+    propagate,
 )
-from skebm.partition.support import generator_for
 
 ROUNDING = 1e-12  # allowance, relative to the sum of the terms' sizes
 

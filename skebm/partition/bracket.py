@@ -14,8 +14,7 @@ from torch import Tensor
 from skebm.base import Energy, LogPartition, Sampler, sampling
 from skebm.base.energy import check_energy
 from skebm.partition.annealed import plan
-from skebm.partition.proper import WeighingMethod
-from skebm.partition.support import wide_base
+from skebm.partition.checks import WeighingMethod, wide_base
 
 GIVEN = "the given rows"
 WIDE = "AIS from a wider base"

@@ -11,11 +11,11 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skebm._bridge import Bridge, bridge
 from skebm.base import Energy, LogPartition, Sampler
+from skebm.base.bridge import Bridge, bridge
 from skebm.base.checks import whole_number
-from skebm.partition.proper import WeighingMethod
-from skebm.partition.support import (
+from skebm.partition.checks import (
+    WeighingMethod,
     check_base,
     default_base,
     default_sampler,
@@ -24,7 +24,7 @@ from skebm.partition.support import (
     like,
     rows_of,
 )
-from skebm.partition.weights import log_weights
+from skebm.partition.importance import log_weights
 
 # Rows that are held at a time.
 CHUNK = 4096

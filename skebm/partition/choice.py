@@ -18,23 +18,22 @@ from skebm.base import (
     Real,
     sampling,
 )
-from skebm.noise import Noise
+from skebm.distributions import Noise
 from skebm.partition.annealed import AIS
 from skebm.partition.bethe import Bethe
 from skebm.partition.bracket import AISBracket
-from skebm.partition.exact import Exact, cheaper_side
-from skebm.partition.graph import pairwise_graph
-from skebm.partition.importance import ImportanceSampling
-from skebm.partition.proper import check_proper
-from skebm.partition.support import (
+from skebm.partition.checks import (
     bounded,
     check_base,
+    check_proper,
     default_base,
     generator_for,
     like,
     rows_of,
 )
-from skebm.partition.weights import log_weights
+from skebm.partition.exact import Exact, cheaper_side
+from skebm.partition.graph import pairwise_graph
+from skebm.partition.importance import ImportanceSampling, log_weights
 
 # Draws of a base that an energy corrects: to look whether it is near, and to weigh then.
 N_PROBES, LEAST_DRAWS, MOST_DRAWS = 2000, 20_000, 100_000

@@ -19,12 +19,11 @@ from skebm.partition.annealed import AIS, ReverseAIS
 from skebm.partition.bethe import Bethe
 from skebm.partition.bracket import AISBracket
 from skebm.partition.bridge import BridgeSampling
+from skebm.partition.checks import check_base, check_proper, like, rows_of
 from skebm.partition.choice import in_a_line
 from skebm.partition.exact import Exact
 from skebm.partition.importance import ImportanceSampling
 from skebm.partition.perturb_and_map import PerturbAndMAP
-from skebm.partition.proper import check_proper
-from skebm.partition.support import check_base, like, rows_of
 from skebm.partition.tree_reweighted import TreeReweighted
 
 METHODS = (

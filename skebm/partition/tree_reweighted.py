@@ -8,19 +8,75 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 import torch
+from scipy.sparse.csgraph import minimum_spanning_tree
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler
-from skebm.partition._free_energy import climb, forest_log_z, free_energy, newton
-from skebm.partition._spanning_trees import (
-    MAX_TEST,
-    best_forest,
-    excess,
-    uniform_probabilities,
+from skebm.partition.graph import (
+    PairwiseGraph,
+    PairwiseMethod,
+    climb,
+    exactly,
+    forest_log_z,
+    free_energy,
+    newton,
+    pairwise_graph,
 )
-from skebm.partition.graph import PairwiseGraph, PairwiseMethod, exactly, pairwise_graph
+from skebm.partition.perturb_and_map import Cut
+
+# Units times edges beyond which the test of given probabilities would take minutes.
+MAX_TEST = 3e6
+
+
+def uniform_probabilities(graph: PairwiseGraph) -> np.ndarray:
+    """Probability of each edge in a uniformly random spanning forest, (m,).
+
+    Kirchhoff's theorem: the edge's effective resistance where each edge is one of 1 ohm, from the
+    graph's Laplacian, a dense matrix here.
+    """
+    (i, j), n = graph.edges, graph.n_nodes
+    laplacian = np.zeros((n, n))
+    laplacian[i, j] = laplacian[j, i] = -1
+    np.fill_diagonal(laplacian, -laplacian.sum(1))
+    # A rank one term for each component makes it regular and leaves differences as they are.
+    same = graph.components[:, None] == graph.components
+    inverse = np.linalg.inv(laplacian + same / same.sum(1))
+    own = inverse.diagonal()
+    return np.clip(own[i] + own[j] - 2 * inverse[i, j], 1 / max(graph.n_edges, 1), 1.0)
+
+
+def best_forest(graph: PairwiseGraph, weight: np.ndarray) -> np.ndarray:
+    """The spanning forest of the largest weight, (m,) of zeros and ones."""
+    (i, j), n = graph.edges, graph.n_nodes
+    cost = weight.max() + 1 - weight  # of at least 1, as SciPy takes zero for no edge
+    chosen = minimum_spanning_tree(sp.csr_array((cost, (i, j)), shape=(n, n))).tocoo()
+    taken = np.isin(i * np.int64(n) + j, chosen.row * np.int64(n) + chosen.col)
+    return taken.astype(float)
+
+
+def excess(graph: PairwiseGraph, rho: np.ndarray) -> tuple[float, np.ndarray]:
+    r"""By how much rho (m,) exceeds what random forests can have, and the units where it does.
+
+    Probabilities of edges are those of a random forest just where every set S of units has
+    :math:`\rho(E[S]) \le |S| - 1` (Edmonds, 1971, "Matroids and the greedy algorithm"). For each
+    unit, one minimum cut finds the worst set that holds it. The excess is at least the true one.
+    """
+    n = graph.n_nodes
+    # rho(E[S]) - |S| = h'x - sum rho |x_i - x_j| / 2 for the indicator x of S
+    fields = graph.sums(rho, rho) / 2 - 1
+    cut = Cut(n, graph.edges, rho / 2)
+    worst, where = 0.0, np.zeros(n, dtype=bool)
+    for root in range(n):
+        forced = fields.copy()
+        forced[root] += n  # more than it can cost
+        value, inside = cut.best(forced)
+        if value - n + 1 > worst:
+            worst, where = value - n + 1, inside
+    return worst, where
+
 
 # Largest |J| / weight of an edge, from one stage to the next: Newton's steps cannot follow the free
 # energy where it bends within exp(-|J| / weight / 2), so it is smoothed until they can.

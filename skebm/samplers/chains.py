@@ -13,7 +13,7 @@ from torch import Tensor
 
 from skebm._validation import Interval
 from skebm.base import Domain, Energy, Real
-from skebm.noise import Noise
+from skebm.distributions import Noise
 from skebm.samplers._moves import bounded, by_row, standard_normal
 
 

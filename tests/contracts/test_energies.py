@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from skebm.base import Binary, BipartiteEnergy, Clamp, Energy, Real
+from skebm.distributions import Gaussian
 from skebm.energies import (
     BernoulliRBM,
     BoltzmannMachine,
@@ -17,7 +18,6 @@ from skebm.energies import (
 )
 from skebm.energies.path import Geometric, GeometricPath, TiltedPairwise
 from skebm.estimators._any_methods import Noisy
-from skebm.noise import Gaussian
 from skebm.samplers._moves import AtBeta
 from tests.discovery import without_case
 from tests.networks import NEURAL, binary, one_hot

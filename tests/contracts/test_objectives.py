@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch, Loss, Objective
-from skebm.noise import Gaussian, NormalizingFlow, TruncatedGaussian
+from skebm.base.objective import weighted_mean
+from skebm.distributions import Gaussian, NormalizingFlow, TruncatedGaussian
 from skebm.objectives import (
     DenoisingScoreMatching,
     EnergyDiscrepancy,
@@ -22,7 +23,6 @@ from skebm.objectives import (
     SampledLikelihood,
     SlicedScoreMatching,
 )
-from skebm.objectives._means import weighted_mean
 from skebm.samplers import (
     MALA,
     FromData,

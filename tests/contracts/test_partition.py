@@ -13,8 +13,8 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from skebm.base import Binary, Categorical, Energy, LogPartition, PartitionEstimator, Real
+from skebm.distributions import IndependentBernoulli
 from skebm.energies import BernoulliRBM, Tilted, annealing_path
-from skebm.noise import IndependentBernoulli
 from skebm.partition import (
     AIS,
     AISBracket,
@@ -27,8 +27,8 @@ from skebm.partition import (
     TreeReweighted,
     log_z_cost,
 )
-from skebm.partition.schedule import Schedule, adapted, anneal
-from skebm.partition.weights import summarise
+from skebm.partition.annealed import Schedule, adapted, anneal
+from skebm.partition.importance import summarise
 from skebm.samplers import MALA, Gibbs
 from tests.discovery import without_case
 from tests.oracle import DOUBLE, Enumerated, bits, joint_energy, make_rbm, seeded

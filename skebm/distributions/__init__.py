@@ -1,0 +1,29 @@
+"""Tractable distributions: bases of energies and of annealing, starts of chains, NCE noise."""
+
+from skebm.distributions.affine import Affine
+from skebm.distributions.base import Noise, Tilt
+from skebm.distributions.blocks import BlockTree
+from skebm.distributions.flow import NormalizingFlow
+from skebm.distributions.gaussian import Gaussian
+from skebm.distributions.independent import IndependentBernoulli, IndependentCategorical
+from skebm.distributions.kernel import KernelDensity
+from skebm.distributions.mixture import GaussianMixture
+from skebm.distributions.tree import ChowLiuTree
+from skebm.distributions.truncated import TruncatedGaussian
+from skebm.distributions.uniform import Uniform
+
+__all__ = [
+    "Affine",
+    "BlockTree",
+    "ChowLiuTree",
+    "Gaussian",
+    "GaussianMixture",
+    "IndependentBernoulli",
+    "IndependentCategorical",
+    "KernelDensity",
+    "Noise",
+    "NormalizingFlow",
+    "Tilt",
+    "TruncatedGaussian",
+    "Uniform",
+]

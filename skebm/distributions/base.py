@@ -1,0 +1,161 @@
+"""What a tractable distribution is: samples, exact log-probabilities, exact tilts."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skebm.base import Binary, Clamp, Conditional, Domain
+from skebm.distributions.conditionals import Given
+
+
+class Tilt(Conditional):
+    r"""Distributions proportional to :math:`q(x)^\gamma e^{f^\top x}`, one for each row of f.
+
+    Attributes
+    ----------
+    mean : Tensor of shape (n, d)
+        Exact.
+    log_normaliser : Tensor of shape (n,)
+        log of the sum over all x, exact.
+    """
+
+    log_normaliser: Tensor
+
+    @abc.abstractmethod
+    def given(self, clamp: Clamp) -> Tilt:
+        """The same where some columns are known: the sum is then over rows that agree."""
+
+
+class Noise(abc.ABC):
+    """A distribution that can be drawn from and whose log-probability is known exactly.
+
+    Its tensors are attributes, which :meth:`to` moves and pickles hold as NumPy arrays.
+    """
+
+    domain: Domain
+
+    @abc.abstractmethod
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n independent rows."""
+
+    @abc.abstractmethod
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Normalised log-probability (density) of each row in nats, (n,); exact."""
+
+    def tilted(self, field: Tensor, power: float = 1.0) -> Tilt:
+        """Conditionals under unary fields, q(x)^power exp(field' x), for each row of (n, d)."""
+        raise TypeError(f"{type(self).__name__} has no exact conditionals under unary fields.")
+
+    def slope(self, x: Tensor) -> Tensor:
+        """Gradient of :meth:`log_prob` with respect to x, of the shape of x.
+
+        It works under ``no_grad``. This default comes from autograd and is detached; where a
+        distribution has a closed form, that can be differentiated in turn. A distribution of binary
+        rows that looks them up in tables has the slope of its flips.
+        """
+        with torch.enable_grad():
+            at = x.detach().requires_grad_(True)
+            value = self.log_prob(at)
+            if value.requires_grad:
+                (slope,) = torch.autograd.grad(value.sum(), at)
+                return slope
+        own_flips = type(self).flip_log_ratio is not Noise.flip_log_ratio
+        if isinstance(self.domain, Binary) and own_flips:
+            return (1 - 2 * x.detach()) * self.flip_log_ratio(x.detach())
+        return torch.zeros_like(x)  # constant wherever it is finite
+
+    def log_prob_and_slope(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`log_prob` and :meth:`slope`, cheaper together where they share work."""
+        return self.log_prob(x), self.slope(x)
+
+    def blurred(self, sigma: float | Tensor) -> Noise:
+        """The distribution of x + sigma z, z standard normal; `sigma` may be one for each entry."""
+        raise TypeError(
+            f"{type(self).__name__} has no closed form under added normal noise: use Gaussian, "
+            "GaussianMixture or KernelDensity."
+        )
+
+    @property
+    def has_blurred(self) -> bool:
+        """Whether :meth:`blurred` has a closed form."""
+        return type(self).blurred is not Noise.blurred
+
+    @property
+    def has_given(self) -> bool:
+        """Whether :meth:`given` has exact conditionals."""
+        return type(self).given is not Noise.given or self._has_bits_given
+
+    @property
+    def _has_bits_given(self) -> bool:
+        return isinstance(self.domain, Binary) and type(self).tilted is not Noise.tilted
+
+    def given(self, clamp: Clamp) -> Conditional:
+        """Exact conditionals of the other entries, for each row of what is known, (n, ...).
+
+        This default is that of binary rows under fields that are zero.
+        """
+        if self._has_bits_given:
+            return TiltedGiven(self, clamp)
+        raise TypeError(
+            f"{type(self).__name__} has no exact conditionals given real entries: use Gaussian, "
+            "GaussianMixture, KernelDensity or TruncatedGaussian."
+        )
+
+    def flip_log_ratio(self, x: Tensor) -> Tensor:
+        """log q(x with entry i set to 1 - x_i) - log q(x), (n, d), for flat binary rows.
+
+        Taken from the slope: log-probabilities of binary rows are linear in each entry.
+        """
+        return (1 - 2 * x.detach()) * self.slope(x)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> Any:
+        """A copy on a device, its real numbers in a precision."""
+        moved = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                real = dtype if value.is_floating_point() else value.dtype
+                setattr(moved, name, value.to(device, real))
+        return moved
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.domain.n_columns} columns)"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = copy.copy(self)
+        for name, value in vars(self).items():
+            setattr(copied, name, copy.deepcopy(value, memo))
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v.cpu().numpy() if isinstance(v, Tensor) else v for k, v in vars(self).items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, torch.as_tensor(value) if hasattr(value, "dtype") else value)
+
+
+class TiltedGiven(Given):
+    """Binary rows of a distribution that has exact tilts: one of no field at all."""
+
+    def __init__(self, noise: Noise, clamp: Clamp):
+        super().__init__(noise, clamp)
+        if not noise.domain.contains(self.clamp.value).all():
+            raise ValueError("Known values of binary rows must be 0 or 1.")
+
+    @functools.cached_property
+    def _tilt(self) -> Tilt:
+        value = self.clamp.value
+        return self.noise.tilted(torch.zeros_like(value)).given(self.clamp)
+
+    @property
+    def mean(self) -> Tensor:  # type: ignore[override]
+        return self.clamp.apply(self._tilt.mean.to(self.clamp.value))
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        return self.clamp.apply(self._tilt.sample(generator).to(self.clamp.value))

@@ -1,0 +1,258 @@
+"""Normal distributions."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real as RealNumber
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skebm.base import Clamp, Real
+from skebm.distributions._fitting import checked_weight, positive, usable_scale
+from skebm.distributions.base import Noise
+from skebm.distributions.conditionals import Given, IndependentGiven, MixtureGiven
+
+# Least shrinkage that is chosen: columns that copy each other keep a thousandth of their own.
+LEAST_SHRINKAGE = 1e-3
+
+
+class Gaussian(Noise):
+    r"""The normal distribution :math:`N(\mu, \Sigma)`, of independent entries or of flat rows.
+
+    .. math:: \log q(x) = -\tfrac12 (x - \mu)^\top \Sigma^{-1} (x - \mu)
+        - \tfrac12 \log\det(2 \pi \Sigma)
+
+    Parameters
+    ----------
+    mean : Tensor of the shape of a row
+        :math:`\mu`, finite floating-point numbers.
+    scale : Tensor of the shape of a row, float or None, default=None
+        Standard deviation of each entry, positive; the entries are independent.
+    covariance : Tensor of shape (d, d) or None, default=None
+        :math:`\Sigma`, symmetric and positive definite, for flat rows. Pass one of the two.
+
+    Attributes
+    ----------
+    mean : Tensor of the shape of a row
+    scale : Tensor of the shape of a row, or None
+        As given.
+    root : Tensor of shape (d, d), or None
+        Lower Cholesky factor of the covariance, where one was given.
+
+    References
+    ----------
+    Ledoit and Wolf (2004), "A well-conditioned estimator for large-dimensional covariance
+    matrices", Journal of Multivariate Analysis 88(2), section 3.3 (the shrinkage of a fit).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.distributions import Gaussian
+    >>> q = Gaussian(torch.zeros(2), scale=2.0)
+    >>> q.log_prob(torch.zeros(1, 2))  # -2 log(2 sqrt(2 pi))
+    tensor([-3.2242])
+    >>> x = torch.randn(500, 2, generator=torch.Generator().manual_seed(0)).cumsum(1)
+    >>> Gaussian.fit(x).covariance.round()
+    tensor([[1., 1.],
+            [1., 2.]])
+    """
+
+    def __init__(
+        self,
+        mean: Tensor,
+        scale: Tensor | float | None = None,
+        *,
+        covariance: Tensor | None = None,
+    ):
+        if not (isinstance(mean, Tensor) and mean.is_floating_point() and mean.dim() > 0):
+            raise ValueError("mean must be a floating-point tensor of the shape of a row.")
+        if not mean.isfinite().all():
+            raise ValueError("mean must be finite.")
+        if (scale is None) == (covariance is None):
+            raise ValueError("Pass either scale or covariance.")
+        self.mean = mean.detach().clone()
+        self.domain = Real(tuple(mean.shape))
+        self.scale = None if scale is None else positive(scale, self.mean, "scale")
+        self.root = None if covariance is None else _cholesky(covariance, self.mean)
+
+    # ---------------------------------------------------------------- fitting
+
+    @classmethod
+    def fit(
+        cls,
+        x: Tensor,
+        weight: Tensor | None = None,
+        shrinkage: float | str = "auto",
+        diagonal: bool = False,
+    ) -> Gaussian:
+        r"""Take the mean of rows and their covariance, its correlations shrunk.
+
+        .. math:: \hat\Sigma = D^{1/2} \bigl((1 - s) R + s I\bigr) D^{1/2}
+
+        with D the variances, which stay, and R the correlations: columns may have any units. A
+        column that does not vary by more than rounding errors gets the variance 1. All moments are
+        those of the rows (divided by the total weight), in float64.
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, ...)
+            Finite rows; flat ones unless `diagonal`.
+        weight : Tensor of shape (n,) or None, default=None
+            Non-negative, not all zero. A row of weight 2 is the row twice.
+        shrinkage : float in [0, 1] or "auto", default="auto"
+            s. ``"auto"`` is the estimate of Ledoit and Wolf for the standardised columns, and at
+            least 0.001, so that columns may be copies of each other.
+        diagonal : bool, default=False
+            Independent entries: variances alone, for rows of any shape.
+        """
+        w = checked_weight(x, weight)
+        if not diagonal and x.dim() != 2:
+            raise ValueError(
+                f"A covariance is one of flat rows, not of shape {tuple(x.shape[1:])}: pass "
+                "diagonal=True."
+            )
+        flat = x.detach().flatten(1).double()
+        mean = w @ flat / w.sum()
+        off = flat - mean
+        scale = usable_scale(w @ off.square() / w.sum(), mean, x.dtype)
+        if diagonal:
+            shape = x.shape[1:]
+            return cls(mean.view(shape).to(x.dtype), scale.view(shape).to(x.dtype))
+        z = off / scale
+        correlation = (z * w[:, None]).t() @ z / w.sum()
+        s = _ledoit_wolf(z, w, correlation) if shrinkage == "auto" else _checked_share(shrinkage)
+        correlation = (1 - s) * correlation
+        correlation.diagonal().fill_(1.0)
+        # In float64 up to the end: single precision would lose what shrinkage has saved.
+        found = cls(mean, covariance=correlation * torch.outer(scale, scale))
+        return found.to(x.device, x.dtype)
+
+    def widened(self, factor: float) -> Gaussian:
+        """The same with all variances and covariances times `factor`."""
+        wider = self.to(self.mean.device, self.mean.dtype)
+        if self.scale is not None:
+            wider.scale = self.scale * math.sqrt(factor)
+        if self.root is not None:
+            wider.root = self.root * math.sqrt(factor)
+        return wider
+
+    def blurred(self, sigma: float | Tensor) -> Gaussian:
+        r"""The normal distribution of x + sigma z: :math:`\sigma^2` is added to the variances.
+
+        Parameters
+        ----------
+        sigma : float or Tensor of the shape of a row
+            Standard deviation of what is added to each entry, non-negative.
+        """
+        noise = positive(sigma, self.mean, "sigma", zero=True).double()
+        if self.root is None:
+            assert self.scale is not None
+            return Gaussian(self.mean, torch.hypot(self.scale.double(), noise).to(self.mean))
+        _, _, covariance = self.components()
+        return Gaussian(self.mean, covariance=covariance[0] + noise.square().diag())
+
+    # ---------------------------------------------------------------- the distribution
+
+    @property
+    def expectation(self) -> Tensor:
+        """The mean."""
+        return self.mean
+
+    def components(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-weight (1,), mean (1, d) and covariance (1, d, d) as of a mixture, in float64."""
+        mean = self.mean.double().flatten()[None]
+        if self.root is None:
+            covariance = self.covariance.double()
+        else:
+            covariance = self.root.double() @ self.root.double().t()
+        return mean.new_zeros(1), mean, covariance[None]
+
+    @property
+    def covariance(self) -> Tensor:
+        """Covariance of the flattened rows, (d, d)."""
+        if self.root is not None:
+            return self.root @ self.root.t()
+        assert self.scale is not None
+        return self.scale.flatten().square().diag()
+
+    @property
+    def log_normaliser(self) -> float:
+        """log det(2 pi covariance) / 2, in float64."""
+        spread = self.scale if self.root is None else self.root.diagonal()
+        assert spread is not None
+        d = self.mean.numel()
+        return float(spread.double().log().sum()) + d / 2 * math.log(2 * math.pi)
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        like = self.mean
+        z = torch.randn(
+            n, *like.shape, generator=generator, dtype=like.dtype, device=generator.device
+        )
+        if self.root is not None:
+            return like + z @ self.root.t()
+        assert self.scale is not None
+        return like + z * self.scale
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        z = x - self.mean.to(x)
+        if self.root is None:
+            assert self.scale is not None
+            z = z / self.scale.to(x)
+        else:
+            z = torch.linalg.solve_triangular(self.root.to(x), z.t(), upper=False).t()
+        return -z.square().flatten(1).sum(1) / 2 - self.log_normaliser
+
+    def slope(self, x: Tensor) -> Tensor:
+        """Gradient of the log-density, -covariance^-1 (x - mean)."""
+        off = self.mean.to(x) - x
+        if self.root is None:
+            assert self.scale is not None
+            return off / self.scale.to(x).square()
+        return torch.cholesky_solve(off.t(), self.root.to(x)).t()
+
+    def given(self, clamp: Clamp) -> Given:
+        """Exact conditionals of the other entries, for each row of what is known."""
+        return IndependentGiven(self, clamp) if self.root is None else MixtureGiven(self, clamp)
+
+
+def _cholesky(covariance: Tensor, mean: Tensor) -> Tensor:
+    d = mean.numel()
+    if mean.dim() != 1 or covariance.shape != (d, d):
+        raise ValueError(
+            "covariance must be of shape (d, d) for a mean of shape (d,), not "
+            f"{tuple(covariance.shape)} for {tuple(mean.shape)}; rows that are not flat take scale."
+        )
+    covariance = covariance.detach().double()
+    if not covariance.isfinite().all() or not torch.allclose(
+        covariance, covariance.t(), rtol=1e-4, atol=1e-5 * float(covariance.abs().max())
+    ):
+        raise ValueError("covariance must be finite and symmetric.")
+    root, failed = torch.linalg.cholesky_ex((covariance + covariance.t()) / 2)
+    # What rounding leaves of a column that others determine is no variance.
+    left = root.diagonal().square() / covariance.diagonal()
+    if failed or not (left > 1e-13).all():
+        raise ValueError(
+            "covariance must be positive definite: some columns are combinations of others. "
+            "Add to its diagonal; Gaussian.fit does it by `shrinkage`."
+        )
+    return root.to(mean)
+
+
+def _checked_share(shrinkage: Any) -> float:
+    if not isinstance(shrinkage, RealNumber) or not 0 <= float(shrinkage) <= 1:
+        raise ValueError(f'shrinkage must be "auto" or in [0, 1], got {shrinkage!r}.')
+    return float(shrinkage)
+
+
+def _ledoit_wolf(z: Tensor, w: Tensor, correlation: Tensor) -> float:
+    """Share of the identity that brings the correlations of standardised rows nearest the true."""
+    n, live = w.sum(), correlation.diagonal() > 0.5  # constant columns correlate with nothing
+    z, correlation = z[:, live], correlation[live][:, live]
+    squared = correlation.square().sum()
+    distance = squared - len(correlation)  # from the identity
+    noise = (w @ z.square().sum(1).square() / n - squared) / n
+    if distance <= 0:
+        return LEAST_SHRINKAGE
+    return float((noise / distance).clamp(LEAST_SHRINKAGE, 1.0))

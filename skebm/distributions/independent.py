@@ -1,0 +1,256 @@
+"""Independent columns."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from skebm.base import Binary, Categorical, Clamp
+from skebm.base.torchtools import softplus
+from skebm.distributions.base import Noise, Tilt
+from skebm.distributions.conditionals import Given
+
+
+def log_sum(logits: Tensor, known: Clamp | None) -> Tensor:
+    """log of the sum of exp(logits' x) over the binary x that agree with what is known, (n,)."""
+    terms = softplus(logits)
+    if known is not None:
+        terms = torch.where(known.mask, logits * known.value, terms)
+    return terms.sum(1)
+
+
+class IndependentTilt(Tilt):
+    """Independent columns of log-odds `logits` (n, d), relative to a normaliser."""
+
+    def __init__(self, logits: Tensor, log_normaliser: Tensor, known: Clamp | None = None):
+        self.logits, self.offset, self.known = logits, log_normaliser, known
+
+    def given(self, clamp: Clamp) -> IndependentTilt:
+        """The other columns do not care."""
+        return IndependentTilt(self.logits, self.offset, clamp)
+
+    @functools.cached_property
+    def mean(self) -> Tensor:  # type: ignore[override]
+        """Probability of a one, (n, d)."""
+        return self.logits.sigmoid()
+
+    @property
+    def log_normaliser(self) -> Tensor:  # type: ignore[override]
+        """log of the sum over all x that agree with what is known, (n,)."""
+        return log_sum(self.logits, self.known) - self.offset
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        p = self.mean
+        return torch.rand(p.shape, generator=generator, dtype=p.dtype, device=p.device).lt_(p)
+
+
+class IndependentBernoulli(Noise):
+    r"""Independent binary columns, :math:`q(x) = \prod_i \sigma(a_i)^{x_i} \sigma(-a_i)^{1-x_i}`.
+
+    Parameters
+    ----------
+    logits : Tensor of shape (d,)
+        Log-odds a of each column; zeros give the uniform distribution.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.distributions import IndependentBernoulli
+    >>> q = IndependentBernoulli.fit(torch.tensor([[0.0, 1.0], [0.0, 0.0]]))
+    >>> q.mean
+    tensor([0.1667, 0.5000])
+    """
+
+    def __init__(self, logits: Tensor):
+        self.logits = logits
+        self.domain = Binary(tuple(logits.shape))
+
+    @classmethod
+    def fit(
+        cls, x: Tensor, weight: Tensor | None = None, pseudo_count: float = 1.0
+    ) -> IndependentBernoulli:
+        """Take the columns' means, each smoothed by `pseudo_count` rows of one half.
+
+        The smoothing keeps the log-odds of constant columns finite.
+        """
+        n = x.shape[0] if weight is None else weight.double().sum()
+        ones = x.double().sum(0) if weight is None else weight.double() @ x.double()
+        half = pseudo_count / 2
+        # A difference of logarithms: a rounded mean of 1 would have infinite log-odds.
+        return cls((torch.log(ones + half) - torch.log(n - ones + half)).to(x.dtype))
+
+    @property
+    def mean(self) -> Tensor:
+        """Probability of a one in each column, (d,)."""
+        return self.logits.sigmoid()
+
+    @property
+    def log_normaliser(self) -> Tensor:
+        """log sum_x exp(a' x), a scalar."""
+        return softplus(self.logits).sum()
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        a = self.logits
+        u = torch.rand(n, len(a), generator=generator, dtype=a.dtype, device=a.device)
+        return u.lt_(self.mean)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        # Not a product of matrices: a column that is never on has log-odds of minus infinity.
+        never = self.logits.isinf() & (x == 0)
+        return torch.where(never, 0.0, x * self.logits).sum(1) - self.log_normaliser
+
+    def flip_log_ratio(self, x: Tensor) -> Tensor:
+        return (1 - 2 * x) * self.logits
+
+    def tilted(self, field: Tensor, power: float = 1.0) -> IndependentTilt:
+        """Independent columns again, of log-odds power * a + field."""
+        return IndependentTilt(power * self.logits + field, power * self.log_normaliser)
+
+
+class IndependentCategorical(Noise):
+    r"""Independent one-hot columns of given shares.
+
+    .. math:: q(x) = \prod_i \prod_k \mathrm{softmax}(a_i)_k^{x_{ik}}
+
+    Parameters
+    ----------
+    logits : Tensor of shape (sum(groups),)
+        a, of the levels of all columns one after the other; within a column only their differences
+        count. A level of minus infinity never occurs.
+    groups : sequence of int
+        Number of levels of each column.
+
+    Attributes
+    ----------
+    logits : Tensor of shape (sum(groups),)
+        Shifted so that they are log-probabilities.
+    mean : Tensor of shape (sum(groups),)
+        Probability of each level.
+
+    Examples
+    --------
+    Three colours in two sizes; one pseudo-count is shared by the levels of a column:
+
+    >>> import torch
+    >>> from skebm.distributions import IndependentCategorical
+    >>> x = torch.tensor([[1.0, 0, 0, 1, 0], [0, 0, 1, 1, 0]])
+    >>> IndependentCategorical.fit(x, (3, 2)).mean
+    tensor([0.4444, 0.1111, 0.4444, 0.8333, 0.1667])
+    """
+
+    domain: Categorical
+
+    def __init__(self, logits: Tensor, groups: Sequence[int]):
+        groups = tuple(int(k) for k in groups)
+        if not groups or min(groups) < 1:
+            raise ValueError(f"groups must hold a positive number of levels each, got {groups}.")
+        if logits.shape != (sum(groups),):
+            raise ValueError(
+                f"logits must be of shape ({sum(groups)},), one for each level of the groups "
+                f"{groups}, not {tuple(logits.shape)}."
+            )
+        self.domain = Categorical(groups)
+        self.logits = by_column(logits[None], groups)[0]
+        if self.logits.isnan().any():  # also of infinite ones, or of no possible level
+            raise ValueError(
+                "logits must be numbers below infinity, and each column needs a level above minus "
+                "infinity."
+            )
+
+    @classmethod
+    def fit(
+        cls,
+        x: Tensor,
+        groups: Sequence[int],
+        weight: Tensor | None = None,
+        pseudo_count: float = 1.0,
+    ) -> IndependentCategorical:
+        """Take the shares of the levels, smoothed by `pseudo_count` rows of equal shares.
+
+        The smoothing keeps the logits of levels that do not occur finite.
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, sum(groups))
+            One-hot columns side by side.
+        groups : sequence of int
+            Number of levels of each column.
+        weight : Tensor of shape (n,) or None, default=None
+            A row of weight 2 counts as two rows.
+        pseudo_count : float, default=1.0
+            In rows.
+        """
+        counts = x.double().sum(0) if weight is None else weight.double() @ x.double()
+        levels = counts.new_tensor([k for k in groups for _ in range(k)])
+        if levels.shape != counts.shape:
+            raise ValueError(
+                f"The groups {tuple(groups)} have {len(levels)} levels, but rows of x have "
+                f"{len(counts)} entries."
+            )
+        return cls((counts + pseudo_count / levels).log().to(x.dtype), groups)
+
+    @property
+    def mean(self) -> Tensor:
+        """Probability of each level, (sum(groups),)."""
+        return self.logits.exp()
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        return draw(self.logits.expand(n, -1), self.domain.groups, generator)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        # Not a product of matrices, nor of minus infinity and 0.
+        never = self.logits.isinf() & (x == 0)
+        return torch.where(never, 0.0, x * self.logits).sum(1)
+
+    def given(self, clamp: Clamp) -> CategoricalGiven:
+        """Exact conditionals; a level that is known to be 0 leaves its share to the others."""
+        return CategoricalGiven(self, clamp)
+
+
+class CategoricalGiven(Given):
+    """One-hot columns of which some levels are known to be on or off."""
+
+    def __init__(self, noise: IndependentCategorical, clamp: Clamp):
+        super().__init__(noise, clamp)
+        mask, value = self.clamp
+        groups = noise.domain.groups
+        on, off = mask & (value == 1), mask & (value == 0)
+        if not (on | off | ~mask).all():
+            raise ValueError("Known values of one-hot rows must be 0 or 1.")
+        # What is known to be on may well have been impossible.
+        logits = noise.logits.to(value).masked_fill(off, -math.inf).masked_fill(on, 0.0)
+        settled = torch.cat(
+            [part.any(1, keepdim=True).expand_as(part) for part in on.split(groups, 1)], 1
+        )
+        self._logits = by_column(logits.masked_fill(settled & ~on, -math.inf), groups)
+        several = torch.stack([part.sum(1) > 1 for part in on.split(groups, 1)], 1)
+        if several.any() or self._logits.isnan().any():
+            raise ValueError(
+                "What is known of a one-hot column must leave it one level: two are known to be 1, "
+                "or all that are possible to be 0."
+            )
+
+    @property
+    def mean(self) -> Tensor:  # type: ignore[override]
+        return self._logits.exp()
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        return draw(self._logits, self.noise.domain.groups, generator)
+
+
+def by_column(logits: Tensor, groups: tuple[int, ...]) -> Tensor:
+    """Log-probabilities of the levels of each column, (n, d); nan where none is possible."""
+    return torch.cat([part.log_softmax(1) for part in logits.split(groups, 1)], 1)
+
+
+def draw(logits: Tensor, groups: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """One-hot rows of independent columns with log-probabilities (n, d)."""
+    u = torch.rand(logits.shape, generator=generator, dtype=logits.dtype, device=logits.device)
+    # The largest of logits with Gumbel noise is a draw; of u = 0 it would be minus infinity.
+    noisy = logits - (-u.clamp_(min=torch.finfo(u.dtype).tiny).log()).log()
+    levels = torch.stack([part.argmax(1) for part in noisy.split(groups, 1)], 1)
+    return Categorical(groups).one_hot(levels, logits.dtype)

@@ -1,0 +1,347 @@
+"""Normal distributions on intervals."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real as RealNumber
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.special import log_ndtr
+
+from skebm.base import Clamp, Real
+from skebm.distributions._fitting import live_rows, moments, positive, usable_scale, varies
+from skebm.distributions.base import Noise
+from skebm.distributions.conditionals import Given, IndependentGiven
+
+LOG_ROOT = math.log(math.tau) / 2  # log sqrt(2 pi)
+
+# Intervals that a density is this flat over are integrated by the middle.
+NARROW = 1e-2
+
+# Nodes of the quadrature, and how many nats below its largest value a density is zero.
+N_NODES, DEPTH = 128, 40.0
+
+MAX_STEPS = 100
+
+
+def log_mass(a: Tensor, b: Tensor) -> Tensor:
+    r"""log(Phi(b) - Phi(a)) for a < b, either of which may be infinite."""
+    flip = a > -b
+    low, high = torch.where(flip, -b, a), torch.where(flip, -a, b)  # more to the left
+    top, bottom = log_ndtr(high), log_ndtr(low)
+    wide = top + torch.log(-torch.expm1(bottom - top))
+    # The difference of nearly equal ones has few digits: phi in the middle, to fourth order.
+    width, middle = b - a, (a + b) / 2
+    narrow = width * middle.abs().clamp(min=1) < NARROW
+    middle, width = torch.where(narrow, middle, 0.0), torch.where(narrow, width, 1.0)
+    curved = torch.log1p((middle.square() - 1) * width.square() / 24)
+    flat = width.log() + curved - middle.square() / 2 - LOG_ROOT
+    return torch.where(narrow, flat, wide)
+
+
+def inverse_log_ndtr(y: Tensor) -> Tensor:
+    """z of log Phi(z) = y, for y < 0."""
+    largest = 1 - torch.finfo(y.dtype).eps / 2
+    near = torch.special.ndtri(y.exp().clamp(max=largest))
+    # Where exp(y) is lost: from the leading term of log Phi, by Newton's method.
+    far = y < -500
+    goal = torch.where(far, y, -600.0)
+    z = -(-2 * goal - (-4 * math.pi * goal).log()).sqrt()
+    for _ in range(4):
+        value = log_ndtr(z)
+        z = z - (value - goal) * (value + z.square() / 2 + LOG_ROOT).exp()
+    return torch.where(far, z, near)
+
+
+def expectation(a: Tensor, b: Tensor) -> Tensor:
+    """Mean of a standard normal variable between a and b."""
+    return quadrature(torch.zeros_like(a), torch.ones_like(a), a, b)[1]
+
+
+def quadrature(
+    tilt: Tensor, precision: Tensor, low: Tensor, high: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Integral of exp(tilt y - precision y^2 / 2) over [low, high], by Gauss-Legendre.
+
+    All are (d,). Returns its logarithm (d,), the mean of y (d,), and the covariance matrix of
+    (y, -y^2 / 2), (d, 2, 2). The moments are sums of positive terms: nothing cancels where the
+    mean before the restriction is far outside.
+    """
+    mode = torch.clamp(tilt / precision, low, high)
+    slope = (tilt - precision * mode).abs()  # not zero only at an end
+    reach = 2 * DEPTH / (slope + (slope.square() + 2 * DEPTH * precision).sqrt())
+    start, stop = torch.maximum(low, mode - reach), torch.minimum(high, mode + reach)
+    node, node_weight = (tilt.new_tensor(v) for v in np.polynomial.legendre.leggauss(N_NODES))
+    # From the mode: far out, y itself has not the digits.
+    middle, half = ((start - mode) + (stop - mode)) / 2, (stop - start) / 2
+    t = middle[:, None] + half[:, None] * node
+    slope = tilt - precision * mode
+    height = slope[:, None] * t - precision[:, None] * t.square() / 2
+    p = height.exp() * node_weight * half[:, None]
+    total = p.sum(1)
+    p = p / total[:, None]
+    mean = (p * t).sum(1)
+    off = t - mean[:, None]
+    # -y^2 / 2 about its value at the mean of y.
+    bend = -off * (t + mean[:, None] + 2 * mode[:, None]) / 2
+    bend = bend - (p * bend).sum(1, keepdim=True)
+    mixed = (p * off * bend).sum(1)
+    spread = torch.stack([(p * off.square()).sum(1), mixed, mixed, (p * bend.square()).sum(1)], 1)
+    log_total = total.log() + tilt * mode - precision * mode.square() / 2
+    return log_total, mode + mean, spread.view(-1, 2, 2)
+
+
+def maximise(low: Tensor, high: Tensor, largest_scale: float) -> tuple[Tensor, Tensor]:
+    """Likeliest tilt and precision for columns of mean 0 and variance 1 on [low, high], (d,).
+
+    The negative log-likelihood a row, F = log integral exp(t y - p y^2 / 2) + p / 2, is convex in
+    (t, p). Newton steps, halved until F falls, with p from 1 / largest_scale^2 to 1: a restriction
+    makes a normal distribution no wider.
+    """
+    theta = torch.stack([torch.zeros_like(low), torch.ones_like(low)], 1)
+    least = largest_scale**-2
+    value, gradient, hessian = _objective(theta, low, high)
+    for _ in range(MAX_STEPS):
+        # At a bound that the gradient pushes against, the tilt alone is free.
+        stuck = (theta[:, 1] <= least) & (gradient[:, 1] > 0)
+        stuck |= (theta[:, 1] >= 1) & (gradient[:, 1] < 0)
+        step = _newton(gradient, hessian, stuck)
+        decrease = -(gradient * step).sum(1)
+        active = decrease > 1e-14
+        if not active.any():
+            break
+        size = torch.where(active, 1.0, 0.0).to(theta)
+        for _ in range(60):
+            trial = theta + size[:, None] * step
+            trial[:, 1].clamp_(least, 1.0)
+            new = _objective(trial, low, high)
+            worse = active & ~(new[0] <= value + 1e-13 * (1 + value.abs()))
+            if not worse.any():
+                break
+            size = torch.where(worse, size / 2, size)
+        theta, (value, gradient, hessian) = trial, new
+    return theta[:, 0], theta[:, 1]
+
+
+def _objective(theta: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    tilt, precision = theta.unbind(1)
+    log_total, mean, hessian = quadrature(tilt, precision, low, high)
+    square = hessian[:, 0, 0] + mean.square()
+    return log_total + precision / 2, torch.stack([mean, (1 - square) / 2], 1), hessian
+
+
+def _newton(gradient: Tensor, hessian: Tensor, stuck: Tensor) -> Tensor:
+    a, b, c = hessian[:, 0, 0], hessian[:, 0, 1], hessian[:, 1, 1]
+    b = torch.where(stuck, 0.0, b)
+    # A covariance matrix; what rounding makes of its determinant must stay positive.
+    determinant = (a * c - b.square()).clamp_min(1e-12 * a * c)
+    tilt = -(c * gradient[:, 0] - b * gradient[:, 1]) / determinant
+    precision = -(a * gradient[:, 1] - b * gradient[:, 0]) / determinant
+    return torch.stack(
+        [torch.where(stuck, -gradient[:, 0] / a, tilt), torch.where(stuck, 0.0, precision)], 1
+    )
+
+
+LARGEST_SCALE = 30.0
+
+
+class TruncatedGaussian(Noise):
+    r"""Independent columns, each a normal distribution restricted to an interval.
+
+    .. math:: \log q(x) = \sum_i \log N(x_i; \mu_i, \sigma_i^2)
+        - \log\bigl(\Phi(\tfrac{u_i - \mu_i}{\sigma_i}) - \Phi(\tfrac{l_i - \mu_i}{\sigma_i})\bigr)
+
+    inside of all intervals, and minus infinity outside.
+
+    Parameters
+    ----------
+    mean : Tensor of shape (d,)
+        :math:`\mu`, finite floating-point numbers: the mean before the restriction, inside of the
+        interval or outside.
+    scale : Tensor of shape (d,) or float
+        :math:`\sigma`, the standard deviation before the restriction, positive.
+    lower, upper : float, Tensor of shape (d,) or None, default=None
+        l and u; None and infinite ones do not bound a column.
+
+    Attributes
+    ----------
+    mean : Tensor of shape (d,)
+    scale : Tensor of shape (d,)
+        As given.
+    lower, upper : Tensor of shape (d,)
+        Infinite where there is no bound; always float64.
+    domain : Real
+        With the bounds, where all columns share them; else the smallest box that has one pair of
+        bounds and holds all intervals.
+
+    References
+    ----------
+    Cohen (1950), "Estimating the mean and variance of normal populations from singly truncated and
+    doubly truncated samples", Annals of Mathematical Statistics 21(4).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.distributions import TruncatedGaussian
+    >>> q = TruncatedGaussian(torch.zeros(1), 1.0, lower=0.0)
+    >>> q.log_prob(torch.tensor([[0.0], [-1.0]]))  # log(2 / sqrt(2 pi)), nothing below the bound
+    tensor([-0.2258,    -inf])
+    >>> q.expectation  # sqrt(2 / pi)
+    tensor([0.7979])
+    >>> x = q.sample(20000, torch.Generator().manual_seed(0))
+    >>> TruncatedGaussian.fit(x, lower=0.0).scale.round(decimals=1)
+    tensor([1.])
+    """
+
+    def __init__(
+        self,
+        mean: Tensor,
+        scale: Tensor | float,
+        lower: Tensor | float | None = None,
+        upper: Tensor | float | None = None,
+    ):
+        if not (isinstance(mean, Tensor) and mean.is_floating_point() and mean.dim() == 1):
+            raise ValueError("mean must be a floating-point tensor of shape (d,).")
+        if not mean.isfinite().all():
+            raise ValueError("mean must be finite.")
+        self.mean = mean.detach().clone()
+        self.scale = positive(scale, self.mean, "scale")
+        self.lower, self.upper = _bounds(lower, upper, self.mean)
+        self.domain = _box(self.lower, self.upper)
+        # Around the likeliest point of the interval: the squares of far means cancel before they
+        # are rounded.
+        self._mode = torch.clamp(self.mean.double(), self.lower, self.upper)
+        z, a, b = self._standardised(self._mode)
+        level = -z.square() / 2 - log_mass(a, b) - self.scale.double().log()
+        self._at_mode = z.to(mean)
+        self._level = (level - math.log(math.tau) / 2).to(mean)
+
+    def _standardised(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x and the bounds from the mean in standard deviations, in float64."""
+        mean, scale = self.mean.double(), self.scale.double()
+        return (x - mean) / scale, (self.lower - mean) / scale, (self.upper - mean) / scale
+
+    # ---------------------------------------------------------------- fitting
+
+    @classmethod
+    def fit(
+        cls,
+        x: Tensor,
+        weight: Tensor | None = None,
+        lower: Tensor | float | None = None,
+        upper: Tensor | float | None = None,
+    ) -> TruncatedGaussian:
+        r"""Maximise the likelihood of rows, column by column.
+
+        In :math:`\mu / \sigma^2` and :math:`1 / \sigma^2` the log-likelihood is concave, and
+        Newton's method finds its maximum. :math:`\sigma` is at most 30 standard deviations of the
+        column: a column that falls off exponentially or slower, or that prefers its ends, would
+        have an infinite one, with a mean infinitely far outside. One that does not vary by more
+        than rounding errors gets its value as the mean and a standard deviation of 1.
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, d)
+            Finite rows within the bounds.
+        weight : Tensor of shape (n,) or None, default=None
+            Non-negative, not all zero. A row of weight 2 is the row twice.
+        lower, upper : float, Tensor of shape (d,) or None, default=None
+            The bounds, as of the class.
+        """
+        rows, w = live_rows(x, weight)
+        low, high = _bounds(lower, upper, rows[0])
+        outside = ((x < low.to(x.dtype)) | (x > high.to(x.dtype))).any(1)
+        if outside.any():
+            raise ValueError(
+                f"x must be within the bounds, but row {int(outside.nonzero()[0])} is not: clip "
+                "the rows or widen the bounds."
+            )
+        mean, variance = moments(rows, w)
+        scale = usable_scale(variance, mean, x.dtype)
+        live = varies(variance, mean, x.dtype)
+        a, b = (low - mean) / scale, (high - mean) / scale
+        tilt, precision = maximise(a[live], b[live], LARGEST_SCALE)
+        mean[live] += scale[live] * tilt / precision
+        scale[live] /= precision.sqrt()
+        return cls(mean.to(x.dtype), scale.to(x.dtype), low, high)
+
+    # ---------------------------------------------------------------- the distribution
+
+    @property
+    def expectation(self) -> Tensor:
+        """Mean of the distribution, after the restriction, (d,)."""
+        _, a, b = self._standardised(self._mode)
+        found = self.mean.double() + self.scale.double() * expectation(a, b)
+        return torch.clamp(found, self.lower, self.upper).to(self.mean)
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        kind: dict[str, Any] = {"generator": generator, "device": generator.device}
+        u = torch.rand(n, len(self.mean), dtype=torch.float64, **kind).to(self.mean.device)
+        _, a, b = self._standardised(self._mode)
+        # Mirrored where most of it is above the mean: Phi has digits in its lower tail alone.
+        flip = a > -b
+        a, b = torch.where(flip, -b, a), torch.where(flip, -a, b)
+        z = inverse_log_ndtr(
+            torch.logaddexp(log_ndtr(a), u.clamp_min(1e-300).log() + log_mass(a, b))
+        )
+        x = self.mean.double() + self.scale.double() * torch.where(flip, -z, z)
+        x = torch.clamp(x, self.lower, self.upper).to(self.mean.dtype)
+        return torch.clamp(x, self.lower.to(x.dtype), self.upper.to(x.dtype))
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        t = (x - self._mode.to(x)) / self.scale.to(x)
+        value = (self._level.to(x) - t * (t / 2 + self._at_mode.to(x))).sum(1)
+        return value.masked_fill(~self._inside(x), -math.inf)
+
+    def slope(self, x: Tensor) -> Tensor:
+        """Gradient of the log-density, (mean - x) / scale^2; zero outside of the bounds."""
+        slope = (self.mean.to(x) - x) / self.scale.to(x).square()
+        return slope * self._inside(x)[:, None]
+
+    def _inside(self, x: Tensor) -> Tensor:
+        # In the precision of x, which a bound may have been rounded to.
+        return ((x >= self.lower.to(x)) & (x <= self.upper.to(x))).all(1)
+
+    def given(self, clamp: Clamp) -> Given:
+        """The other columns do not care for what is known: draws with that written in."""
+        return IndependentGiven(self, clamp)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> TruncatedGaussian:
+        """A copy on a device, in a precision; the bounds stay what they are."""
+        moved = super().to(device, dtype)
+        moved.lower, moved.upper = self.lower.to(device), self.upper.to(device)
+        moved._mode = self._mode.to(device)
+        return moved
+
+
+def _bounds(lower: Any, upper: Any, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Bounds of each column in float64, infinite where there are none."""
+    found = []
+    for name, value, none in (("lower", lower, -math.inf), ("upper", upper, math.inf)):
+        value = none if value is None else value
+        if isinstance(value, RealNumber):
+            value = torch.full_like(like, float(value), dtype=torch.float64)
+        if not isinstance(value, Tensor) or value.shape != like.shape or value.isnan().any():
+            raise ValueError(
+                f"{name} must be None, a number or a tensor of shape {tuple(like.shape)}, one "
+                "for each column, and not NaN."
+            )
+        found.append(value.detach().to(like.device, torch.float64).clone())
+    low, high = found
+    if not (low < high).all():
+        raise ValueError("lower must be below upper in each column.")
+    if (low == math.inf).any() or (high == -math.inf).any():
+        raise ValueError("lower must be below infinity, and upper above minus infinity.")
+    return low, high
+
+
+def _box(lower: Tensor, upper: Tensor) -> Real:
+    low, high = float(lower.min()), float(upper.max())
+    return Real(
+        tuple(lower.shape),
+        low if math.isfinite(low) else None,
+        high if math.isfinite(high) else None,
+    )

@@ -1,0 +1,400 @@
+"""The training engine: one skorch net whose module is the objective. Alone in importing skorch."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from skorch import NeuralNet
+from skorch.callbacks import Callback, EarlyStopping
+from skorch.helper import predefined_split
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from skebm._validation import threads
+from skebm.base import Batch, Loss, Objective, SamplingError, sampling
+from skebm.training.guard import Guard
+from skebm.training.rows import Batches, Rows
+from skebm.training.steps import (
+    Run,
+    WeightAverage,
+    copy_weights,
+    line_search,
+    plain_step,
+    weights_of,
+)
+
+# A look at the numbers costs a synchronisation: once for so many batches, and at an epoch's end.
+CHECK_EVERY = 500
+
+
+class NoCriterion(nn.Module):
+    """skorch wants a criterion; here the module is the loss."""
+
+
+class Progress(Callback):
+    """One bar for the whole fit, with the numbers that tell whether it works."""
+
+    def on_train_begin(self, net: Any, **kwargs: Any) -> None:
+        self.bar_ = tqdm(total=net.max_epochs, unit="epoch", desc=type(net.module_.energy).__name__)
+
+    def on_epoch_end(self, net: Any, **kwargs: Any) -> None:
+        row = net.history[-1]
+        shown = ("train_loss", "valid_loss", "energy_gap", "reconstruction_error", "log_likelihood")
+        numbers = {name: f"{row[name]:.4g}" for name in shown if name in row}
+        self.bar_.set_postfix(numbers, refresh=False)  # update decides when to draw
+        self.bar_.update()
+
+    def on_train_end(self, net: Any, **kwargs: Any) -> None:
+        self.bar_.close()
+
+
+class EnergyNet(NeuralNet):
+    """skorch net that trains an objective on rows that stay on the device.
+
+    Parameters
+    ----------
+    module : Objective
+        What is minimised; holds the energy.
+    generator : torch.Generator
+        The only source of randomness.
+    schedule : callable or None
+        Factor of the learning rate as a function of the fraction of epochs done.
+    averaging : float in [0, 1)
+        Decay per epoch of the weights' moving average; 0 keeps the last weights.
+    max_restarts : int
+        How often a diverged training is rolled back before it is given up.
+    validation : Rows or None
+        Held-out rows.
+    stop_on : {"train_loss", "valid_loss"} or None
+        Loss whose stagnation, no gain of `tol` in `patience` epochs, ends training.
+    patience, tol : int, float
+    streaming : bool
+        Whether the net serves `partial_fit`.
+    """
+
+    history: Any
+
+    def __init__(
+        self,
+        module: Objective,
+        criterion: Any = NoCriterion,
+        *,
+        generator: torch.Generator,
+        schedule: Callable[[float], float] | None = None,
+        averaging: float = 0.0,
+        max_restarts: int = 10,
+        validation: Rows | None = None,
+        stop_on: str | None = None,
+        patience: int = 10,
+        tol: float = 1e-4,
+        streaming: bool = False,
+        **kwargs: Any,
+    ):
+        self.generator, self.schedule, self.averaging = generator, schedule, averaging
+        self.max_restarts, self.validation = max_restarts, validation
+        self.stop_on, self.patience, self.tol = stop_on, patience, tol
+        self.streaming = streaming
+        if validation is not None:
+            kwargs.setdefault("train_split", predefined_split(validation))
+        kwargs.setdefault("train_split", None)
+        super().__init__(module, criterion, **kwargs)
+
+    # ---------------------------------------------------------------- what skorch builds
+
+    @property
+    def _default_callbacks(self) -> list[tuple[str, Any]]:
+        default: list[tuple[str, Any]] = []
+        if self.stop_on is not None and self.max_epochs:
+            stopper = EarlyStopping(
+                self.stop_on,
+                patience=self.patience,
+                threshold=self.tol,
+                threshold_mode="abs",
+                load_best=self.stop_on == "valid_loss",
+                sink=lambda message: None,
+            )
+            default.append(("early_stopping", stopper))
+        if self.verbose:
+            default.append(("progress", Progress()))
+        return default
+
+    def initialize(self) -> EnergyNet:
+        super().initialize()
+        self.run_, self.n_restarts_, self.lr_scale_ = Run(), 0, 1.0
+        self.withheld_: Rows | None = None
+        self.average_ = WeightAverage(self.module_, self.averaging)
+        self.seed_ = self.generator.initial_seed()
+        return self
+
+    def check_data(self, X: Any, y: Any = None) -> None:
+        if not isinstance(X, Rows):
+            raise TypeError("EnergyNet trains on Rows.")
+
+    def get_iterator(self, dataset: Any, training: bool = False) -> Batches:
+        rows, subset = dataset, None
+        if isinstance(dataset, torch.utils.data.Subset):
+            rows, subset = dataset.dataset, torch.as_tensor(dataset.indices)
+        return Batches(rows, self.batch_size, self.generator if training else None, subset)
+
+    def withhold(self, rows: Rows | None) -> None:
+        """Set rows that training does not see, by which it is watched."""
+        self.withheld_ = rows
+
+    @property
+    def state_(self) -> Any:
+        """State of the objective: chains, offsets."""
+        return self.run_.state
+
+    # ---------------------------------------------------------------- epochs
+
+    def fit_loop(self, X: Rows, y: Any = None, epochs: int | None = None, **kwargs: Any) -> Any:
+        self.interrupted_, self.guard_, self.reported_ = False, Guard(), self.n_restarts_
+        self.logs_: dict[str, float] = {}  # of the weights that step
+        self.returned_to_: int | None = None
+        with threads(self.module_.work(min(self.batch_size, len(X)))):
+            super().fit_loop(X, y, epochs, **kwargs)
+        best = self.guard_.better()
+        if best is not None:
+            copy_weights(best.weights, weights_of(self.module_))
+            self.returned_to_ = best.epoch
+        return self
+
+    def run_single_epoch(
+        self, iterator: Any, training: bool, prefix: str, step_fn: Any, **fit_params: Any
+    ) -> None:
+        if iterator is None:
+            return
+        if not training:
+            self._validate(iterator)
+            return
+        started = time.perf_counter()
+        self.average_.resume()
+        try:
+            logs = self._train(iterator)
+        except KeyboardInterrupt:
+            self.interrupted_ = True
+            raise
+        finally:
+            self.average_.show()
+        logs = logs | (self._look(self._probe(iterator)) if self.averaging else {})
+        self.guard_.shown = logs
+        if self.withheld_ is not None:
+            self.guard_.keep(logs, len(self.history), weights_of(self.module_))
+        for name, value in logs.items():
+            self.history.record("train_loss" if name == "loss" else name, value)
+        self.history.record("lr", self.optimizer_.param_groups[-1]["lr"])
+        self.history.record("dur", time.perf_counter() - started)
+
+    def _train(self, iterator: Batches) -> dict[str, float]:
+        """One epoch, repeated from the last good weights for as long as it diverges."""
+        probe = self._probe(iterator)
+        with torch.no_grad():
+            if self.state_ is None:
+                self.run_.state = self.module_.start(probe, self.generator)
+            before = self.logs_ or self._look(probe)
+            if self.withheld_ is not None and not self.logs_:
+                self.guard_.keep(before, 0, weights_of(self.module_))
+        tries = 0
+        while True:
+            self._schedule()
+            good = [w.clone() for w in weights_of(self.module_)], self.module_.snapshot(self.state_)
+            logs = self._pass(iterator, probe, before)
+            if logs is not None:
+                self.logs_ = logs
+                return logs
+            tries += 1
+            self._roll_back(*good, probe, tries)
+            self._give_up_or_go_on()
+
+    def _probe(self, iterator: Batches) -> Batch:
+        """Rows whose numbers are looked at: those that are withheld, if there are any."""
+        rows = self.withheld_
+        return iterator.probe if rows is None else Batches(rows, len(rows), None).probe
+
+    def _pass(
+        self, iterator: Batches, probe: Batch, before: dict[str, float]
+    ) -> dict[str, float] | None:
+        """One epoch's batches; its last numbers, or None when they say that it diverged."""
+        update, last = self._update(), len(iterator)
+        hooked = self._has_batch_callbacks()
+        logs: dict[str, float] = {}
+        self.module_.train()
+        with torch.no_grad():
+            for number, batch in enumerate(iterator, 1):
+                if hooked:
+                    self.notify("on_batch_begin", batch=batch, training=True)
+                look = number == last or number % CHECK_EVERY == 0
+                level = self._level(probe) if look else None
+                try:
+                    loss = update(batch)
+                except SamplingError as error:
+                    self.guard_.diverged(len(self.history), number, str(error))
+                    return None
+                if hooked:
+                    self._record_batch(batch, loss)
+                if look:
+                    logs = self._look(probe, level)
+                    reason = self.module_.diverged(self.guard_.smooth(logs), before, len(probe.x))
+                    if reason is not None:
+                        self.guard_.diverged(len(self.history), number, reason)
+                        return None
+        return logs
+
+    def _level(self, probe: Batch) -> Tensor | None:
+        """Energies of the probe, before and after a step: how far one step goes.
+
+        A line search sees to that itself, and a few rows say nothing.
+        """
+        if isinstance(self.optimizer_, torch.optim.LBFGS) or len(probe.x) < 10:
+            return None
+        with sampling(self.module_.energy):
+            return self.module_.energy(probe.x[:20])
+
+    def _look(self, probe: Batch, level: Tensor | None = None) -> dict[str, float]:
+        """Ask the monitor, with its own seeded generator: looking does not change training."""
+        logs = self.module_.monitor(probe, self.state_, self._side_generator())
+        after = self._level(probe)
+        if level is not None and after is not None:
+            logs["energy_change"] = (after - level).std()
+        return {name: float(value) for name, value in logs.items()}
+
+    def _side_generator(self) -> torch.Generator:
+        return torch.Generator(self.generator.device).manual_seed(self.seed_)
+
+    def _validate(self, iterator: Batches) -> None:
+        self.module_.eval()
+        total, count = 0.0, 0.0
+        with torch.no_grad():
+            generator = self._side_generator()
+            for batch in iterator:
+                n = len(batch.x) if batch.weight is None else float(batch.weight.sum())
+                total += n * float(self.module_.held_out(batch, self.state_, generator))
+                count += n
+        self.history.record("valid_loss", total / count)
+
+    # ---------------------------------------------------------------- steps
+
+    def _update(self) -> Callable[[Batch], Loss]:
+        """Compose gradients and optimizer step, with as little as possible between them."""
+        gradients, generator, optimizer = self.module_.gradients, self.generator, self.optimizer_
+        if isinstance(optimizer, torch.optim.LBFGS):
+            return line_search(
+                self.module_, optimizer, self.run_, generator, self._notify_gradients
+            )
+        step, run = plain_step(optimizer) or optimizer.step, self.run_
+        hooked = self._has_batch_callbacks()
+
+        def update(batch: Batch) -> Loss:
+            loss = gradients(batch, run.state, generator)
+            run.state = loss.state
+            if hooked:
+                self._notify_gradients(batch)
+            step()
+            return loss
+
+        return update
+
+    def _notify_gradients(self, batch: Batch) -> None:
+        named = list(self.get_all_learnable_params())
+        self.notify("on_grad_computed", named_parameters=named, batch=batch, training=True)
+
+    def _has_batch_callbacks(self) -> bool:
+        names = ("on_batch_begin", "on_batch_end", "on_grad_computed")
+        return any(
+            getattr(type(callback), name) is not getattr(Callback, name)
+            for _, callback in self.callbacks_
+            for name in names
+        )
+
+    def _record_batch(self, batch: Batch, loss: Loss) -> None:
+        self.history.record_batch("train_batch_size", len(batch.x))
+        if loss.value is not None:
+            self.history.record_batch("train_loss", float(loss.value))
+        self.notify("on_batch_end", batch=batch, training=True, loss=loss.value, y_pred=None)
+
+    # ---------------------------------------------------------------- guard, schedule
+
+    def _schedule(self) -> None:
+        if self.schedule is None:
+            return
+        done = (len(self.history) - 1) / max(self.max_epochs, 1)
+        for group in self.optimizer_.param_groups:
+            first = group.setdefault("initial_lr", group["lr"])
+            group["lr"] = first * self.lr_scale_ * self.schedule(done)
+
+    def _roll_back(self, weights: list[Tensor], state: Any, probe: Batch, tries: int) -> None:
+        """Return to the last good epoch with half the step, other noise and no momentum.
+
+        Again and again, and it was not that good: return to the best one, where that is known.
+        """
+        best = self.guard_.best
+        weights = best.weights if best is not None and tries > 1 else weights
+        copy_weights(weights, weights_of(self.module_))
+        self.n_restarts_ += 1
+        self.lr_scale_ /= 2
+        self.optimizer_.state.clear()
+        for group in self.optimizer_.param_groups:
+            group["lr"] /= 2
+        self.generator.manual_seed((self.seed_ + self.n_restarts_) % 2**63)
+        self.run_.state = self.module_.rolled_back(state, probe, self.generator, tries)
+
+    def _give_up_or_go_on(self) -> None:
+        restarts = self.n_restarts_ - self.reported_
+        if restarts > self.max_restarts:
+            raise FloatingPointError(
+                f"Training diverged {restarts} times, first at {self.guard_.first}; "
+                f"max_restarts={self.max_restarts}. Lower learning_rate (it was "
+                f"{2 * self.optimizer_.param_groups[-1]['lr']:.3g} the last time)."
+            )
+
+    def report(self) -> None:
+        """Say in one warning each that training was rolled back or interrupted."""
+        notes = []
+        restarts = self.n_restarts_ - self.reported_
+        if restarts:
+            notes.append(
+                f"Training diverged and was rolled back {restarts} times (first at "
+                f"{self.guard_.first}). Set learning_rate to about "
+                f"{self.lr * self.lr_scale_:.2g}{self.module_.advice(self.state_)}, where it ended."
+            )
+        if self.returned_to_ is not None:
+            notes.append(
+                f"The weights are those after epoch {self.returned_to_} of {len(self.history)}, by "
+                "which rows withheld from training were clearly more likely: later ones fit the "
+                "training rows alone. Lower learning_rate or n_iter, or raise weight_decay."
+            )
+        if self.interrupted_:
+            notes.append(
+                f"Training was interrupted in epoch {len(self.history)}; the model keeps what it "
+                "had learned until then and is usable."
+            )
+        for note in notes:
+            warnings.warn(note, ConvergenceWarning, stacklevel=4)
+
+    # ---------------------------------------------------------------- persistence
+
+    def fits(self, rows: Rows) -> bool:
+        """Whether rows are of this net's device and precision."""
+        like = next(self.module_.parameters())
+        return (like.device, like.dtype) == (rows.device, rows.dtype)
+
+    def take_over(self, before: EnergyNet) -> None:
+        """Go on from the weights of another net, and from its chains where they fit."""
+        try:
+            self.module_.load_state_dict(before.module_.state_dict())
+        except RuntimeError as error:
+            raise ValueError(
+                "The previous weights have another shape: with warm_start or partial_fit, "
+                "n_components and the like must stay as they were. Clone the estimator to start "
+                "anew."
+            ) from error
+        if type(before.module_) is type(self.module_):
+            like = next(self.module_.parameters())
+            packed = before.module_.pack(before.state_)
+            moved = {k: None if v is None else v.to(like) for k, v in packed.items()}
+            self.run_.state = self.module_.unpack(moved)
