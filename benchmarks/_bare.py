@@ -16,8 +16,8 @@ def chain_steps(
     h = step_size
 
     def look(x: Tensor) -> tuple[Tensor, Tensor]:
-        value, slope = network.slopes(x)
-        log_q, pull = base.log_prob_and_slope(x)
+        value, slope = network.value_and_input_grad(x)
+        log_q, pull = base.log_prob_and_score(x)
         return value - log_q, slope - pull
 
     def move(x: Tensor, value: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:

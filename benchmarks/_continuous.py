@@ -72,7 +72,7 @@ WINE_CANDIDATES: dict[str, dict[str, Any]] = {
     "kernels, sigma=0.5": ON_KERNELS | {"sigma": 0.5, "weight_decay": 0.01},
 }
 # The same; on kernels, which are near the model, chains go by draws of them instead of steps.
-JUMPS: dict[str, Any] = {"n_steps": 1, "n_jumps": 10}
+JUMPS: dict[str, Any] = {"n_steps": 1, "n_independence_steps": 10}
 CONTRASTIVE_CANDIDATES: dict[str, dict[str, Any]] = {
     name: settings if name == "defaults" else settings | JUMPS
     for name, settings in WINE_CANDIDATES.items()

@@ -67,7 +67,7 @@ class Mixture(Energy):
         log_norm = mean.shape[1] / 2 * math.log(2 * math.pi) + torch.linalg.det(root).abs().log()
         self.register_buffer("height", share.log() - log_norm + log_z)
         self.register_buffer("mean", mean)
-        self.register_buffer("root", root)
+        self.register_buffer("scale_tril", root)
         whiten = torch.linalg.inv(root)
         self.register_buffer("whiten", whiten.flatten(0, 1).t().contiguous())  # (d, k d)
         self.register_buffer("shift", -torch.einsum("kij,kj->ki", whiten, mean).flatten())
@@ -81,7 +81,7 @@ class Mixture(Energy):
         """Exact rows."""
         k = torch.multinomial(self.share, n, replacement=True, generator=generator)
         z = torch.randn(n, self.mean.shape[1], generator=generator, dtype=DOUBLE)
-        return self.mean[k] + torch.einsum("nij,nj->ni", self.root[k], z)
+        return self.mean[k] + torch.einsum("nij,nj->ni", self.scale_tril[k], z)
 
 
 def rotated_gaussian() -> Target:

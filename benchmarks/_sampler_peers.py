@@ -69,7 +69,7 @@ def ours(make: Callable[..., Any]) -> Callable[..., Run]:
         sampler, energy = make(target, **settings), Counted(target.energy)
         generator = torch.Generator().manual_seed(seed)
         state: Any = torch.from_numpy(x0)
-        if sampler.tunes:
+        if sampler.adapts:
             state, _ = sampler.run(energy, state, 1, generator, n_warmup=length.warmup)
         energy.gradients = energy.values = 0
         kept, started = length.steps // length.thin, time.perf_counter()

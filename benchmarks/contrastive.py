@@ -166,7 +166,7 @@ def bias(energy: Normal | Bits, sampler: object, start: str, k: int) -> dict[str
     """A line: the expected gradient of k steps from somewhere against the likelihood's own."""
     generator = torch.Generator().manual_seed(k)
     policy = FromNoise(energy.base) if start == "noise" else FromData()
-    objective = SampledLikelihood(energy, sampler, policy, n_steps=k, n_jumps=0)
+    objective = SampledLikelihood(energy, sampler, policy, n_steps=k, n_independence_steps=0)
     off = []
     for _ in range(N_REPEATS):
         x = energy.data(N_DRAWS, generator)
@@ -373,7 +373,7 @@ def robust(
 CHAINS: dict[str, dict[str, object]] = {
     "MALA, tuned (default)": {},
     "one step": {"n_steps": 1},
-    "no jumps": {"n_jumps": 0},
+    "no jumps": {"n_independence_steps": 0},
     "HMC, tuned, 2 steps of 5": {"sampler": HMC(adapt=True, scale="auto"), "n_steps": 2},
     "Langevin 0.003": {"sampler": Langevin(0.003)},
     "Langevin 0.01, averaged": {"sampler": Langevin(0.01, averaged=True)},

@@ -185,7 +185,7 @@ def classify(data: Path, names: tuple[str, ...]) -> list[dict[str, object]]:
     for name in names:
         X, y = load(data, name)
         scores: dict[str, list[tuple[float, float]]] = {}
-        told: dict[str, list[np.ndarray]] = {}
+        discriminated: dict[str, list[np.ndarray]] = {}
         classes, share = [], 0.0
         for seed, (train, test) in enumerate(splits(name, X, y)):
             share = len(test) / len(train)
@@ -194,7 +194,7 @@ def classify(data: Path, names: tuple[str, ...]) -> list[dict[str, object]]:
                 p = model.predict_proba(X[test])
                 found = (p.argmax(1) == y[test]).mean(), log_loss(y[test], p, labels=np.unique(y))
                 scores.setdefault(method, []).append(found)
-                told.setdefault(method, []).append(p)
+                discriminated.setdefault(method, []).append(p)
         ours = np.array(scores["JEM"])
         for method, found in scores.items():
             these = np.array(found)
@@ -205,7 +205,7 @@ def classify(data: Path, names: tuple[str, ...]) -> list[dict[str, object]]:
                     "" if method == "JEM" else difference(ours[:, column], these[:, column], share)
                 )
             row["worst"] = f"{these[:, 0].min():.4f}, {these[:, 1].max():.3f}"
-            together = np.concatenate(told[method]), np.concatenate(classes)
+            together = np.concatenate(discriminated[method]), np.concatenate(classes)
             row["calibration error"] = calibration(*together) if name in TESTED else ""
             rows.append(row)
             print(row, flush=True)
@@ -353,7 +353,7 @@ def mnist(data: Path, names: tuple[str, ...]) -> list[dict[str, object]]:
     X_test, y_test = images(file, "X_test", "y_test")
     odd = images(data / "images" / "kmnist_test.npz", "X", "y")[0]
     rows: list[dict[str, object]] = []
-    told: list[np.ndarray] = []
+    discriminated: list[np.ndarray] = []
     torch.manual_seed(0)
     network = Small()  # copied by each fit
     for method, params in MNIST_METHODS.items():
@@ -361,17 +361,19 @@ def mnist(data: Path, names: tuple[str, ...]) -> list[dict[str, object]]:
         model = fitted(JEMClassifier(network, **MNIST | params), X, y)
         spent = time.perf_counter() - began
         p, q = model.predict_proba(X_test), model.predict_proba(odd)
-        told.append(np.stack([p.argmax(1) == y_test, -np.log(p[np.arange(len(p)), y_test])]))
-        pairs = zip(told[0], told[-1], strict=True)
+        discriminated.append(
+            np.stack([p.argmax(1) == y_test, -np.log(p[np.arange(len(p)), y_test])])
+        )
+        pairs = zip(discriminated[0], discriminated[-1], strict=True)
         better, less = [difference(*pair, 0.0) if rows else "" for pair in pairs]
         rows.append(
             {
                 "method": method,
                 "passes": model.n_iter_,
                 "fit, s": f"{spent:.0f}",
-                "accuracy": f"{told[-1][0].mean():.4f}",
+                "accuracy": f"{discriminated[-1][0].mean():.4f}",
                 "JEM's accuracy less its": better,
-                "NLL": f"{told[-1][1].mean():.4f}",
+                "NLL": f"{discriminated[-1][1].mean():.4f}",
                 "JEM's NLL less its": less,
                 "calibration error": calibration(p, y_test),
                 "KMNIST by log p(x)": f"{area(-model.energy(X_test), -model.energy(odd)):.4f}",

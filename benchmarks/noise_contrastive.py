@@ -58,7 +58,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from benchmarks import _toys
 from benchmarks._common import machine, seconds, spread, table, write
 from skebm import FlowContrastiveDensity, NCEDensity
-from skebm.distributions import Gaussian, Noise
+from skebm.distributions import Distribution, Gaussian
 from skebm.energies import MLP
 
 N_ROWS, N_DRAWS, N_CHUNK = 20_000, 1_000_000, 50_000
@@ -198,7 +198,7 @@ def measure_step(noise: str, batch: int) -> dict[str, object]:
         noise=noise, sigma=SIGMA, batch_size=batch, n_iter=1, random_state=0, device="cpu"
     ).fit(X)
     rows, generator = torch.as_tensor(X, dtype=torch.float32), torch.Generator().manual_seed(0)
-    base: Noise = model.energy_.base
+    base: Distribution = model.energy_.base
     draws = base.sample(len(rows), generator)
     bare, fused = (Bare(model, rows, draws, batch, how) for how in (None, True))
     first = rows[:batch]

@@ -438,16 +438,16 @@ def rates(suspects: list[Suspect], found: list[Found]) -> dict[str, object]:
     """Shares of the models."""
     off = np.array([f.estimate.value - s.exact for s, f in zip(suspects, found, strict=True)])
     below = np.array([f.estimate.upper < s.exact for s, f in zip(suspects, found, strict=True)])
-    told = {
+    discriminated = {
         kind: np.array([any(text in said for said in one.said) for one in found])
         for kind, text in KINDS.items()
     }
-    any_of = np.any(list(told.values()), 0)
+    any_of = np.any(list(discriminated.values()), 0)
     silent = below & ~any_of
     return {
         "n": len(found),
         "warned": f"{any_of.mean():.2f}",
-        **{kind: f"{said.mean():.2f}" for kind, said in told.items()},
+        **{kind: f"{said.mean():.2f}" for kind, said in discriminated.items()},
         "mean abs error": float(np.abs(off).mean()),
         "off by 0.5": f"{np.mean(np.abs(off) > 0.5):.2f}",
         "off, silent": f"{np.mean((np.abs(off) > 0.5) & ~any_of):.2f}",

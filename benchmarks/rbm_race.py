@@ -92,7 +92,7 @@ class Peer(sklearn.neural_network.BernoulliRBM):
             self.track_.keep(self.components_, self.intercept_visible_, self.intercept_hidden_)
 
 
-class Watch(Callback):
+class LogPartitionMonitor(Callback):
     """The same for skebm."""
 
     def __init__(self, track: Track):
@@ -165,7 +165,7 @@ def run_peer(train: np.ndarray, x: torch.Tensor, settings: dict, epochs: int, ev
 def run_skebm(train: np.ndarray, x: torch.Tensor, more: dict[str, Any]) -> Curve:
     """One fit of skebm."""
     track = Track()
-    watch = {"callbacks": [Watch(track)]}
+    watch = {"callbacks": [LogPartitionMonitor(track)]}
     model = RBMEstimator(H, random_state=0, device="cpu", net_params=watch, **more)
     track.started = time.perf_counter()
     model.fit(train)

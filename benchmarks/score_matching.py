@@ -32,7 +32,7 @@ from benchmarks.anomaly import load
 from skebm import ScoreMatchingDensity
 from skebm.base import Batch
 from skebm.energies import MLP, NeuralEnergy
-from skebm.energies.derivatives import bend_of_slope, gradient
+from skebm.energies.derivatives import autograd_grad, second_derivative_of_grad
 from skebm.objectives import ExactScoreMatching
 
 SHAPES = ((2, (128, 128)), (11, (128, 128)), (30, (128, 128)), (30, (256, 256)))
@@ -62,7 +62,7 @@ def denoising(energy: NeuralEnergy, x: Tensor, sigma: Tensor, slope: Callable) -
 
 def explicit(energy: NeuralEnergy, x: Tensor) -> Tensor:
     """Gradient as the network works it out itself."""
-    return energy.network.slopes(x).slope - energy.base.slope(x)
+    return energy.network.value_and_input_grad(x).grad - energy.base.score(x)
 
 
 def twice(energy: NeuralEnergy, x: Tensor) -> Tensor:
@@ -127,8 +127,8 @@ def measure_trace(d: int, sizes: tuple[int, ...]) -> dict[str, object]:
     def naive() -> None:
         objective.zero_grad()
         at = x.clone().requires_grad_(True)
-        slope = gradient(energy(at), at)
-        bend = bend_of_slope(slope, at, torch.eye(d))
+        slope = autograd_grad(energy(at), at)
+        bend = second_derivative_of_grad(slope, at, torch.eye(d))
         (slope.square().sum(1) / 2 - bend).mean().backward()
 
     pairs = [

@@ -32,15 +32,15 @@ from skebm.samplers import (
 )
 
 
-def valley_and_island(x, blur=0.0):
+def valley_and_island(x, sigma=0.0):
     """-log of a mixture: a bent valley, and a third of the mass on an island to the right."""
     a, b = x[..., 0], x[..., 1]
-    width = 0.35 + blur
-    valley = (a / (1.5 + blur)).square() / 2 + ((b - 0.6 * a.square() + 1) / width).square() / 2
-    island = ((a - 3.5).square() + (b + 1.5).square()) / (2 * (0.4 + blur) ** 2)
+    width = 0.35 + sigma
+    valley = (a / (1.5 + sigma)).square() / 2 + ((b - 0.6 * a.square() + 1) / width).square() / 2
+    island = ((a - 3.5).square() + (b + 1.5).square()) / (2 * (0.4 + sigma) ** 2)
     return -torch.logaddexp(
-        np.log(2 / 3) - valley - torch.log(torch.as_tensor((1.5 + blur) * width)),
-        np.log(1 / 3) - island - 2 * torch.log(torch.as_tensor(0.4 + blur)),
+        np.log(2 / 3) - valley - torch.log(torch.as_tensor((1.5 + sigma) * width)),
+        np.log(1 / 3) - island - 2 * torch.log(torch.as_tensor(0.4 + sigma)),
     )
 
 

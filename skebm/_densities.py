@@ -113,7 +113,7 @@ def pessimistic_log_likelihood(estimator: Any, X: Any) -> float:
 # ------------------------------------------------------------------------------
 
 
-class Slopes(NamedTuple):
+class ScoreAndLaplacian(NamedTuple):
     """First and second derivatives of log p with respect to a row."""
 
     score: np.ndarray  # grad log p, (n, d)
@@ -126,7 +126,7 @@ def score_function(estimator: Any, X: Any) -> np.ndarray:
     X = transformed(before, X)
     if hasattr(final, "score_function"):
         return np.asarray(final.score_function(X))
-    return slopes(final, X).score
+    return score_and_laplacian(final, X).score
 
 
 def hyvarinen(estimator: Any, X: Any) -> np.ndarray:
@@ -135,19 +135,19 @@ def hyvarinen(estimator: Any, X: Any) -> np.ndarray:
     In units of the row that the last step sees (Hyvärinen 2005, equation 4).
     """
     before, final = last_step(estimator)
-    found = slopes(final, transformed(before, X))
+    found = score_and_laplacian(final, transformed(before, X))
     return found.laplacian + np.square(found.score).sum(1) / 2
 
 
-def slopes(final: Any, X: Any) -> Slopes:
+def score_and_laplacian(final: Any, X: Any) -> ScoreAndLaplacian:
     """Derivatives of log p, where they are known."""
     if hasattr(final, "_slopes"):  # a neural density of ours
-        return Slopes(*final._slopes(X))
+        return ScoreAndLaplacian(*final._score_and_laplacian(X))
     if isinstance(final, (GaussianMixture, BayesianGaussianMixture)):
-        return _mixture_slopes(final, X)
+        return _mixture_scores(final, X)
     gaussian = isinstance(final, KernelDensity) and final.kernel == "gaussian"
     if gaussian and final.metric == "euclidean":
-        return _kernel_slopes(final, X)
+        return _kernel_scores(final, X)
     raise TypeError(
         f"No derivatives of log p are known for {type(final).__name__}. They are for "
         "ScoreMatchingDensity, GaussianMixture and for KernelDensity with a Gaussian kernel and "
@@ -155,7 +155,7 @@ def slopes(final: Any, X: Any) -> Slopes:
     )
 
 
-def _mixture_slopes(mixture: Any, X: Any) -> Slopes:
+def _mixture_scores(mixture: Any, X: Any) -> ScoreAndLaplacian:
     """Mean over components of their slopes, by responsibility."""
     share = mixture.predict_proba(X)
     X = np.asarray(X, dtype=float)
@@ -164,7 +164,7 @@ def _mixture_slopes(mixture: Any, X: Any) -> Slopes:
         slope = -((X - mixture.means_[k]) @ factor) @ factor.T
         score += share[:, k, None] * slope
         spread += share[:, k] * (np.square(slope).sum(1) - np.square(factor).sum())
-    return Slopes(score, spread - np.square(score).sum(1))
+    return ScoreAndLaplacian(score, spread - np.square(score).sum(1))
 
 
 def _precision_factors(mixture: Any) -> Iterator[np.ndarray]:
@@ -180,7 +180,7 @@ def _precision_factors(mixture: Any) -> Iterator[np.ndarray]:
             yield np.diag(np.broadcast_to(factors[k], n_features))
 
 
-def _kernel_slopes(density: Any, X: Any) -> Slopes:
+def _kernel_scores(density: Any, X: Any) -> ScoreAndLaplacian:
     """Slopes of a mixture with a Gaussian at each training row."""
     check_is_fitted(density)
     X = validate_data(density, X, dtype=np.float64, reset=False)
@@ -204,4 +204,4 @@ def _kernel_slopes(density: Any, X: Any) -> Slopes:
         score[part] = (share @ centres - x) / width
         spread = (share * distance).sum(1) / width**2 - X.shape[1] / width
         laplacian[part] = spread - np.square(score[part]).sum(1)
-    return Slopes(score, laplacian)
+    return ScoreAndLaplacian(score, laplacian)

@@ -15,13 +15,13 @@ from skebm.distributions import (
 )
 from skebm.energies import (
     MLP,
+    ClassMarginal,
     Conv,
-    Marginal,
     NeuralEnergy,
     Spec,
     Telescope,
     build_network,
-    find_way,
+    fit_waymarks,
     whitening_of,
 )
 from tests.oracle import DOUBLE, seeded
@@ -97,13 +97,13 @@ def classified(d=3, network=None, n_classes=4, base="gaussian", label=None, **kw
     base = normal_base(d) if base == "gaussian" else base
     shape = kwargs.get("image_shape", (d,))
     logits = build(network or MLP((6, 5)), shape, n_classes=n_classes)
-    return NeuralEnergy(Marginal(logits, label), Real((d,)), base, **kwargs)
+    return NeuralEnergy(ClassMarginal(logits, label), Real((d,)), base, **kwargs)
 
 
 def telescoped(d=3, n_bridges=3):
     """A neural energy of several ratios, from narrow data to normal noise."""
     noise = normal_base(d)
-    way = find_way(normal_base(d, 4).widened(0.01), noise, n_bridges)
+    way = fit_waymarks(normal_base(d, 4).widened(0.01), noise, n_bridges)
     networks = [build(MLP((4, 3)), (d,), seed=k) for k in range(n_bridges)]
     return NeuralEnergy(Telescope(networks, way), Real((d,)), noise)
 

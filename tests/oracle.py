@@ -10,7 +10,7 @@ import scipy.stats
 import torch
 
 from skebm.distributions import ChowLiuTree
-from skebm.energies import BernoulliRBM, Corrected, Tilted
+from skebm.energies import BernoulliRBM, TemperedCorrection, Tilted
 
 DOUBLE = torch.float64
 
@@ -53,7 +53,7 @@ def joint_energy(energy, x, h):
     """E(x, h) for every pair of a visible row x and a hidden row h, (n, m)."""
     if isinstance(energy, Tilted):
         return energy.beta * joint_energy(energy.energy, x, h) - (x * energy.field).sum(1)[:, None]
-    if isinstance(energy, Corrected):
+    if isinstance(energy, TemperedCorrection):
         model = energy.energy
         log_q = model.base.log_prob(x)[:, None]
         return energy.beta * (joint_energy(model, x, h) + log_q) - log_q

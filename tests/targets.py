@@ -19,15 +19,15 @@ class Normal:
 
     def __init__(self, mean, cov, beta=1.0):
         self.mean, self.cov = mean, cov / beta
-        self.root = torch.linalg.cholesky(self.cov)
+        self.scale_tril = torch.linalg.cholesky(self.cov)
 
     def draw(self, n, generator):
         z = torch.randn(n, len(self.mean), generator=generator, dtype=DOUBLE)
-        return self.mean + z @ self.root.T
+        return self.mean + z @ self.scale_tril.T
 
     def p_value(self, x):
         """Whitened columns and their squared length, the least of the p-values corrected."""
-        z = torch.linalg.solve_triangular(self.root, (x - self.mean).T, upper=False)
+        z = torch.linalg.solve_triangular(self.scale_tril, (x - self.mean).T, upper=False)
         tests = [scipy.stats.kstest(column.numpy(), "norm").pvalue for column in z]
         length = z.square().sum(0).numpy()
         tests.append(scipy.stats.kstest(length, scipy.stats.chi2(len(z)).cdf).pvalue)

@@ -9,7 +9,7 @@ import torch
 
 from skebm import RBMEstimator
 from skebm.base import Batch, Clamp
-from skebm.distributions import BlockTree, ChowLiuTree, IndependentBernoulli, Noise
+from skebm.distributions import BlockTree, ChowLiuTree, Distribution, IndependentBernoulli
 from skebm.objectives import ExactLikelihood
 from skebm.partition import AIS, Exact
 from skebm.samplers import Gibbs, ParallelTempering
@@ -232,7 +232,7 @@ def test_a_stored_model_keeps_its_base(base):
 # ------------------------------------------------------------------------------
 
 
-class Uniform(Noise):
+class Uniform(Distribution):
     """Has no conditionals."""
 
     def __init__(self, d):

@@ -42,7 +42,7 @@ STRINGS = ("persistent", "replay", "data", "noise")
 each_init = pytest.mark.parametrize("init", STRINGS)
 quick = {"network": MLP((16,)), "n_iter": 3, "n_steps": 3, "random_state": 0, "base": "gaussian"}
 # Steps by which nothing moves, and offers of the base left out: chains stay where they began.
-rooted = {"sampler": MALA(1e-12), "n_jumps": 0, "sigma": None, "standardize": False}
+rooted = {"sampler": MALA(1e-12), "n_independence_steps": 0, "sigma": None, "standardize": False}
 
 X, X_NEW = real_rows(100, 3), real_rows(40, 3, seed=1)
 
@@ -270,12 +270,12 @@ def test_the_number_of_chains():
 
 
 def test_offers_of_the_base_are_taken():
-    """All of them as long as the model is the base; none are made with n_jumps=0."""
+    """All of them as long as the model is the base; none are made with n_independence_steps=0."""
     params = rooted | {"network": MLP((4,)), "learning_rate": 1e-8}
     still = density(**params, n_iter=1).fit(X)
     later = density(**params, n_iter=4).fit(X)
     assert_allclose(state_of(still).chain.x, state_of(later).chain.x, atol=1e-4)
-    params["n_jumps"] = 1
+    params["n_independence_steps"] = 1
     one, other = density(**params, n_iter=1).fit(X), density(**params, n_iter=2).fit(X)
     apart = (state_of(one).chain.x - state_of(other).chain.x).abs()
     assert (apart > 1e-4).all()
@@ -472,11 +472,11 @@ def test_another_policy_starts_other_chains(first, later):
     assert_same_training(by_pickle(model).partial_fit(X), model.partial_fit(X))
 
 
-@pytest.mark.parametrize("n_jumps", [0, 1, 3])
-def test_weights_are_those_of_the_parameters_alone(n_jumps):
+@pytest.mark.parametrize("n_independence_steps", [0, 1, 3])
+def test_weights_are_those_of_the_parameters_alone(n_independence_steps):
     """Rows that move, by steps or to draws of the base, do not change what they weigh."""
     params = {"sampler": MALA(0.2), "learning_rate": 1e-9, "n_iter": 50, "n_chains": 200}
-    model = density(**params, reweight=True, n_jumps=n_jumps).fit(X)
+    model = density(**params, reweight=True, n_independence_steps=n_independence_steps).fit(X)
     walkers = state_of(model).walkers
     assert_allclose(walkers.log_weight, 0, atol=1e-4)
     assert float(walkers.log_z) == pytest.approx(0, abs=1e-4)
@@ -563,11 +563,11 @@ def test_steps_that_are_much_too_large(name, learning_rate):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = density(**params).fit(X)
-    told = [str(w.message) for w in caught if "rolled back" in str(w.message)]
-    assert bool(told) == (model.n_restarts_ > 0)
-    if told:
-        assert f"rolled back {model.n_restarts_} times" in told[0]
-        assert "learning_rate" in told[0]
+    discriminated = [str(w.message) for w in caught if "rolled back" in str(w.message)]
+    assert bool(discriminated) == (model.n_restarts_ > 0)
+    if discriminated:
+        assert f"rolled back {model.n_restarts_} times" in discriminated[0]
+        assert "learning_rate" in discriminated[0]
     assert np.isfinite(model.energy(X)).all()
     if "langevin" not in name:  # which says itself that its steps are too large
         assert np.isfinite(model.sample(20, random_state=0)).all()
@@ -785,7 +785,7 @@ def test_huge_values():
         ({"augmentation": Shift(1), "init": "data"}, "images"),
         ({"augmentation": Shift(1)}, "Persistent chains|images"),
         ({"n_steps": 0}, "n_steps"),
-        ({"n_jumps": -1}, "n_jumps"),
+        ({"n_independence_steps": -1}, "n_independence_steps"),
         ({"n_chains": 0}, "n_chains"),
         ({"clip_norm": 0}, "clip_norm"),
         ({"energy_l2": -1.0}, "energy_l2"),

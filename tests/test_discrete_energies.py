@@ -9,7 +9,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 
 from skebm.base import Clamp
-from skebm.distributions import Noise, Uniform
+from skebm.distributions import Distribution, Uniform
 from skebm.partition import AIS, AISBracket, Exact
 from skebm.samplers import DiscreteLangevin, GibbsWithGradients
 from tests.networks import BIT_BASES, binary, one_hot
@@ -202,7 +202,7 @@ def test_distributions_without_tilts_still_refuse():
 
 
 def test_bases_that_look_states_up_have_the_slope_of_their_flips():
-    class Table(Noise):
+    class Table(Distribution):
         """No gradient at all, and flips of its own."""
 
         def __init__(self, inner):
@@ -218,4 +218,4 @@ def test_bases_that_look_states_up_have_the_slope_of_their_flips():
             return self.inner.flip_log_ratio(x)
 
     tree = BIT_BASES["tree"](5)
-    torch.testing.assert_close(Table(tree).slope(bits(5)), tree.slope(bits(5)))
+    torch.testing.assert_close(Table(tree).score(bits(5)), tree.score(bits(5)))

@@ -12,12 +12,12 @@ from skebm.base import Clamp
 from skebm.distributions import (
     Affine,
     ChowLiuTree,
+    Distribution,
     Gaussian,
     GaussianMixture,
     IndependentBernoulli,
     IndependentCategorical,
     KernelDensity,
-    Noise,
     NormalizingFlow,
     TruncatedGaussian,
     Uniform,
@@ -51,7 +51,7 @@ INSTANCES = [one for instances in CASES.values() for one in instances]
 
 
 def test_every_noise_has_a_case():
-    assert without_case(Noise, CASES) == []
+    assert without_case(Distribution, CASES) == []
 
 
 @pytest.mark.parametrize("noise", INSTANCES)

@@ -47,7 +47,7 @@ def test_slope_is_the_gradient(pair):
     _, moved = pair
     z = standardised(ROWS).requires_grad_(True)
     (expected,) = torch.autograd.grad(moved.log_prob(z).sum(), z)
-    torch.testing.assert_close(moved.slope(z), expected)
+    torch.testing.assert_close(moved.score(z), expected)
 
 
 def test_samples_are_those_of_the_noise(pair):
@@ -59,10 +59,10 @@ def test_samples_are_those_of_the_noise(pair):
 def test_noise_is_added_in_the_new_units(pair):
     noise, moved = pair
     z, sigma = standardised(ROWS), torch.tensor([0.3, 0.1, 1.0], dtype=DOUBLE)
-    expected = noise.blurred(sigma * SCALE).log_prob(ROWS) + SCALE.log().sum()
-    torch.testing.assert_close(moved.blurred(sigma).log_prob(z), expected)
-    even = moved.blurred(0.3).log_prob(z)
-    torch.testing.assert_close(even, moved.blurred(torch.full((3,), 0.3).to(z)).log_prob(z))
+    expected = noise.convolved(sigma * SCALE).log_prob(ROWS) + SCALE.log().sum()
+    torch.testing.assert_close(moved.convolved(sigma).log_prob(z), expected)
+    even = moved.convolved(0.3).log_prob(z)
+    torch.testing.assert_close(even, moved.convolved(torch.full((3,), 0.3).to(z)).log_prob(z))
 
 
 def test_conditionals_are_those_of_the_noise(pair):

@@ -71,7 +71,7 @@ def test_draws_repeat_with_the_seed_and_leave_the_global_one():
 
 def test_slopes_are_differences_of_levels():
     q = make()
-    slope = q.slope(STATES)
+    slope = q.score(STATES)
     for i in range(3):  # levels of the first column
         one = torch.zeros(N, dtype=DOUBLE)
         one[[i, 3, 4, 6]] = 1

@@ -15,7 +15,7 @@ from skebm.base import Binary, Categorical, Mixed, Real
 from skebm.distributions import Gaussian, Uniform
 from tests.oracle import DOUBLE, P_FLOOR, chi_square, finite_difference, seeded
 from tests.targets import Normal
-from tests.test_noise import NoTensors
+from tests.test_distributions import NoTensors
 
 MEAN = torch.tensor([1.0, -2.0, 0.5], dtype=DOUBLE)
 ROOT = torch.tensor([[2.0, 0, 0], [0.7, 0.4, 0], [-1.0, 0.3, 0.9]], dtype=DOUBLE)

@@ -22,8 +22,8 @@ from skebm.distributions import flow as flow_module
 from skebm.energies import MLP
 from tests.oracle import DOUBLE, P_FLOOR, finite_difference, mean_is, seeded
 from tests.storage import by_skops
-from tests.test_noise import NoTensors
-from tests.test_noise_mixture import assert_contract, grid
+from tests.test_distributions import NoTensors
+from tests.test_distributions_mixture import assert_contract, grid
 
 zuko = pytest.importorskip("zuko")
 
@@ -142,7 +142,7 @@ def test_units_are_a_change_of_variables(noise):
     both = Affine(noise, noise.centre, noise.scale)
     torch.testing.assert_close(both.log_prob(z), plain.log_prob(z))
     assert not both.has_given
-    assert not both.has_blurred
+    assert not both.has_convolved
 
 
 def test_draws_with_their_densities_are_those_of_sample(noise):
@@ -162,7 +162,7 @@ def test_weights_get_gradients_when_somebody_asks(name):
     missing = [k for k, p in noise.flow.named_parameters() if p.grad is None or not p.grad.any()]
     assert not missing
     noise.flow.zero_grad()
-    noise.log_prob_and_slope(x.detach())[0].mean().backward()
+    noise.log_prob_and_score(x.detach())[0].mean().backward()
     by_slope = [p.grad.clone() for p in noise.flow.parameters()]
     noise.flow.zero_grad()
     noise.log_prob(x.detach()).mean().backward()
@@ -174,11 +174,11 @@ def test_weights_get_gradients_when_somebody_asks(name):
 def test_large_tables_go_in_chunks(monkeypatch):
     noise = INSTANCES["nsf"]
     x = noise.sample(100, seeded())
-    value, slope = noise.log_prob_and_slope(x)
+    value, slope = noise.log_prob_and_score(x)
     monkeypatch.setattr("skebm.distributions._fitting.CHUNK", 400 * 30)
-    for found in (noise.log_prob(x), noise.log_prob_and_slope(x)[0]):
+    for found in (noise.log_prob(x), noise.log_prob_and_score(x)[0]):
         torch.testing.assert_close(found, value)
-    torch.testing.assert_close(noise.slope(x), slope)
+    torch.testing.assert_close(noise.score(x), slope)
     monkeypatch.setattr(flow_module, "CHUNK", 400 * 30)
     draws = noise.sample(100, seeded())
     assert len(draws) == len(torch.unique(draws, dim=0)) == 100
@@ -188,7 +188,7 @@ def test_slopes_are_finite_differences_far_out():
     noise = INSTANCES["coupling"]
     x = noise.centre + noise.scale * torch.tensor([[30.0, -4.9, 0.0], [1e3, 7.0, -8.0]])
     numeric = finite_difference(lambda rows: noise.log_prob(rows).sum(), x.to(DOUBLE))
-    torch.testing.assert_close(noise.slope(x.to(DOUBLE)), numeric, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(noise.score(x.to(DOUBLE)), numeric, rtol=1e-4, atol=1e-4)
 
 
 # ------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_fits_repeat_with_the_generator_and_leave_torch_alone():
     before = torch.get_rng_state()
 
     def fitted(seed):
-        return NormalizingFlow.fit(x, flow="maf", n_steps=5, blur=0.1, generator=seeded(seed))
+        return NormalizingFlow.fit(x, flow="maf", n_steps=5, sigma=0.1, generator=seeded(seed))
 
     one, two, other = (fitted(seed).log_prob(x) for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
@@ -282,7 +282,7 @@ def test_weight_zero_is_no_row_and_weights_have_no_unit():
 
 def test_blur_is_the_noise_of_rows():
     x = torch.cat([torch.full((200, 1), 7.0), torch.randn(200, 1, generator=seeded())], 1)
-    noise = NormalizingFlow.fit(x, flow="maf", blur=torch.tensor([0.3, 2.0]), n_steps=60)
+    noise = NormalizingFlow.fit(x, flow="maf", sigma=torch.tensor([0.3, 2.0]), n_steps=60)
     spread = noise.sample(4000, seeded()).std(0)
     assert float(spread[0]) == pytest.approx(0.3, rel=0.15)
     assert float(spread[1]) == pytest.approx(math.hypot(1, 2), rel=0.15)
@@ -437,7 +437,7 @@ def test_what_has_no_closed_form_says_so():
     with pytest.raises(TypeError, match="no exact conditionals given real"):
         noise.given(Clamp(torch.tensor([[True, False]]), torch.zeros(1, 2)))
     with pytest.raises(TypeError, match="no closed form under added normal noise"):
-        noise.blurred(0.1)
+        noise.convolved(0.1)
     assert GaussianMixture.fit(torch.randn(9, 2)).has_given
 
 

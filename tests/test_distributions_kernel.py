@@ -11,7 +11,7 @@ from sklearn.neighbors import KernelDensity as SklearnKernelDensity
 from skebm.base import Clamp, Real
 from skebm.distributions import GaussianMixture, KernelDensity, _bandwidth, _scales
 from tests.oracle import DOUBLE, P_FLOOR, finite_difference, mean_is, seeded
-from tests.test_noise_mixture import (
+from tests.test_distributions_mixture import (
     assert_conditional_draws_are_exact,
     assert_conditionals_equal_quadrature,
     assert_contract,
@@ -83,9 +83,9 @@ def test_all_keep_the_contract(name):
 def test_densities_and_slopes_are_those_of_the_mixture(name):
     noise = INSTANCES[name]
     x = 3 * torch.randn(50, noise.centres.shape[1], generator=seeded(), dtype=DOUBLE)
-    value, slope = as_mixture(noise).log_prob_and_slope(x)
+    value, slope = as_mixture(noise).log_prob_and_score(x)
     torch.testing.assert_close(noise.log_prob(x), value, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(noise.slope(x), slope, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(noise.score(x), slope, rtol=1e-7, atol=1e-9)
 
 
 def test_densities_are_those_of_sklearn():
@@ -126,7 +126,7 @@ def test_one_diagonal_scale_is_a_bandwidth():
     )
     x = noise.sample(20, seeded(1))
     torch.testing.assert_close(same.log_prob(x), noise.log_prob(x))
-    torch.testing.assert_close(same.slope(x), noise.slope(x))
+    torch.testing.assert_close(same.score(x), noise.score(x))
     torch.testing.assert_close(same.covariances, noise.covariances)
     assert noise.kernel_covariances.shape == (1, 3, 3)
     assert same.bandwidth is None
@@ -150,18 +150,18 @@ def test_a_centre_may_be_left_out_of_each_row(n_scales, dtype, monkeypatch):
     monkeypatch.setattr("skebm.distributions._fitting.CHUNK", 35)
     noise, without = kernels(COUNTS), torch.tensor([3, 0, 1, 4, 2, 2])
     x = centres[without] + 0.1 * torch.randn(6, 2, generator=seeded()).to(dtype)
-    value, slope = noise.log_prob_and_slope(x, without)
+    value, slope = noise.log_prob_and_score(x, without)
     for i, j in enumerate(without.tolist()):
         fewer = COUNTS.clone()
         fewer[j] = (fewer[j] - 1).clamp(min=0)
-        truth = kernels(fewer).log_prob_and_slope(x[[i]])
+        truth = kernels(fewer).log_prob_and_score(x[[i]])
         torch.testing.assert_close(value[[i]], truth[0], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(slope[[i]], truth[1], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(noise.log_prob(x, without), value)
-    torch.testing.assert_close(noise.slope(x, without.int()), slope)
-    blurred = noise.blurred(0.3).log_prob(x, without)
-    fewer = kernels(COUNTS - torch.nn.functional.one_hot(torch.tensor(3), 5)).blurred(0.3)
-    torch.testing.assert_close(blurred[:1], fewer.log_prob(x[:1]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(noise.score(x, without.int()), slope)
+    convolved = noise.convolved(0.3).log_prob(x, without)
+    fewer = kernels(COUNTS - torch.nn.functional.one_hot(torch.tensor(3), 5)).convolved(0.3)
+    torch.testing.assert_close(convolved[:1], fewer.log_prob(x[:1]), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["space", "several space"])
@@ -170,10 +170,10 @@ def test_slopes_without_a_centre_are_gradients(name):
     without = torch.arange(10)
     x = (noise.centres[:10] + 0.05).requires_grad_(True)
     (grad,) = torch.autograd.grad(noise.log_prob(x, without).sum(), x)
-    slope = noise.slope(x, without)
+    slope = noise.score(x, without)
     torch.testing.assert_close(slope, grad)
     (bend,) = torch.autograd.grad(slope.sum(), x)
-    numeric = finite_difference(lambda at: noise.slope(at, without).sum(), x.detach())
+    numeric = finite_difference(lambda at: noise.score(at, without).sum(), x.detach())
     torch.testing.assert_close(bend, numeric, rtol=1e-5, atol=1e-5)
 
 
@@ -190,7 +190,7 @@ def test_slopes_without_a_centre_are_gradients(name):
 )
 def test_bad_numbers_of_centres_are_refused(without, message):
     noise = INSTANCES["space"]
-    for function in (noise.log_prob, noise.slope, noise.log_prob_and_slope):
+    for function in (noise.log_prob, noise.score, noise.log_prob_and_score):
         with pytest.raises(ValueError, match=message):
             function(noise.centres[:3], without)
 
@@ -208,10 +208,10 @@ def test_the_only_centre_cannot_be_left_out():
 def test_large_batches_are_cut(name, monkeypatch):
     noise = INSTANCES[name]
     x = noise.sample(100, seeded())
-    value, slope = noise.log_prob_and_slope(x)
+    value, slope = noise.log_prob_and_score(x)
     monkeypatch.setattr("skebm.distributions._fitting.CHUNK", 30 * 7)
     torch.testing.assert_close(noise.log_prob(x), value)
-    torch.testing.assert_close(noise.slope(x), slope)
+    torch.testing.assert_close(noise.score(x), slope)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
@@ -226,7 +226,7 @@ def test_far_centres_and_rows_keep_their_digits(dtype):
     torch.testing.assert_close(noise.log_prob(x).double(), truth, rtol=1e-5, atol=1e-3)
     far = torch.full((1, 2), 1e15, dtype=dtype)
     assert noise.log_prob(far).isfinite().all()
-    assert noise.slope(far).isfinite().all()
+    assert noise.score(far).isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["line", "space", "several line", "several space"])
@@ -262,8 +262,8 @@ def test_centres_of_no_weight_are_left_out():
 def test_blurs_are_those_of_the_mixture(name, sigma):
     noise = INSTANCES[name]
     x = 3 * torch.randn(20, 3, generator=seeded(), dtype=DOUBLE)
-    truth = as_mixture(noise).blurred(sigma).log_prob(x)
-    torch.testing.assert_close(noise.blurred(sigma).log_prob(x), truth)
+    truth = as_mixture(noise).convolved(sigma).log_prob(x)
+    torch.testing.assert_close(noise.convolved(sigma).log_prob(x), truth)
 
 
 @pytest.mark.parametrize(
@@ -408,10 +408,10 @@ HARD = {
 def test_hard_rows_give_finite_scales(name, dtype):
     x = HARD[name][0].to(dtype)
     found = KernelDensity.fit(x, n_scales=3)
-    assert found.roots.dtype == dtype
+    assert found.scale_tril.dtype == dtype
     assert (torch.linalg.eigvalsh(found.kernel_covariances) > 0).all()
     assert found.log_prob(x).isfinite().all()
-    assert found.slope(x).isfinite().all()
+    assert found.score(x).isfinite().all()
     assert found.sample(50, seeded()).isfinite().all()
     assert found.shares.sum().item() == pytest.approx(1)
 
@@ -424,7 +424,7 @@ def test_hard_rows_give_finite_densities(name, dtype):
     found = KernelDensity.fit(x)
     assert found.bandwidth.dtype == dtype
     assert found.log_prob(x).isfinite().all()
-    assert found.slope(x).isfinite().all()
+    assert found.score(x).isfinite().all()
     assert found.sample(50, seeded()).isfinite().all()
     if factor is not None:
         spread = x.double().std(0, correction=0)

@@ -17,16 +17,16 @@ from torch.distributions import Categorical, MixtureSameFamily, MultivariateNorm
 
 from skebm.base import Binary, Clamp, Real
 from skebm.distributions import (
+    Distribution,
     Gaussian,
     GaussianMixture,
     IndependentBernoulli,
-    Noise,
     Uniform,
     _em,
     mixture,
 )
 from tests.oracle import DOUBLE, P_FLOOR, finite_difference, mean_is, seeded
-from tests.test_noise import NoTensors
+from tests.test_distributions import NoTensors
 
 
 def make_mixture(n_components, d, seed=0, spread=2.0):
@@ -73,12 +73,12 @@ def assert_contract(noise):
     assert torch.equal(noise.sample(20, seeded(1)), x)
     assert noise.sample(0, seeded()).shape == (0, *noise.domain.row_shape)
     assert noise.log_prob(x[:0]).shape == (0,)
-    assert noise.slope(x[:0]).shape == (0, *noise.domain.row_shape)
+    assert noise.score(x[:0]).shape == (0, *noise.domain.row_shape)
     assert torch.equal(torch.get_rng_state(), before)
     assert_slopes(noise, x)
     assert_copies(noise, x)
     for dtype in (torch.float32, DOUBLE):
-        for found in (noise.log_prob(x.to(dtype)), noise.slope(x.to(dtype))):
+        for found in (noise.log_prob(x.to(dtype)), noise.score(x.to(dtype))):
             assert found.dtype == dtype
         torch.testing.assert_close(
             noise.log_prob(x.to(dtype)).to(DOUBLE), noise.log_prob(x), rtol=1e-4, atol=1e-3
@@ -86,23 +86,23 @@ def assert_contract(noise):
 
 
 def assert_slopes(noise, x):
-    value, slope = noise.log_prob(x), noise.slope(x)
+    value, slope = noise.log_prob(x), noise.score(x)
     alone = torch.cat([noise.log_prob(row[None]) for row in x])
     torch.testing.assert_close(value, alone, rtol=1e-10, atol=1e-10)
     y = x.clone().requires_grad_(True)
     (grad,) = torch.autograd.grad(noise.log_prob(y).sum(), y)
     torch.testing.assert_close(slope, grad)
-    torch.testing.assert_close(Noise.slope(noise, x), grad)  # the default
+    torch.testing.assert_close(Distribution.score(noise, x), grad)  # the default
     numeric = finite_difference(lambda rows: noise.log_prob(rows).sum(), x)
     torch.testing.assert_close(slope, numeric, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
-        both = noise.log_prob_and_slope(x)
-        assert torch.equal(Noise.slope(noise, y), grad)
+        both = noise.log_prob_and_score(x)
+        assert torch.equal(Distribution.score(noise, y), grad)
     torch.testing.assert_close(both[0], value)
     torch.testing.assert_close(both[1], slope)
     # A slope in closed form can be differentiated: here the sum of second derivatives.
-    (bend,) = torch.autograd.grad(noise.slope(y).sum(), y)
-    numeric = finite_difference(lambda rows: noise.slope(rows).sum(), x)
+    (bend,) = torch.autograd.grad(noise.score(y).sum(), y)
+    numeric = finite_difference(lambda rows: noise.score(rows).sum(), x)
     torch.testing.assert_close(bend, numeric, rtol=1e-5, atol=1e-5)
 
 
@@ -139,15 +139,15 @@ def test_all_keep_the_contract(noise):
 
 def test_slopes_of_what_is_flat_are_zero():
     noise = Uniform(Real((2,), 0.0, 1.0), DOUBLE)
-    assert not noise.slope(noise.sample(5, seeded())).any()
+    assert not noise.score(noise.sample(5, seeded())).any()
     bits = IndependentBernoulli(torch.tensor([0.3, -1.0]))
-    torch.testing.assert_close(bits.slope(torch.zeros(1, 2)), bits.logits[None])
+    torch.testing.assert_close(bits.score(torch.zeros(1, 2)), bits.logits[None])
 
 
 def test_what_is_not_possible_says_so():
     noise = Uniform(Binary((2,)))
     with pytest.raises(TypeError, match="added normal noise: use Gaussian"):
-        noise.blurred(1.0)
+        noise.convolved(1.0)
     with pytest.raises(TypeError, match="conditionals given real entries"):
         noise.given(Clamp(torch.ones(1, 2, dtype=torch.bool), torch.ones(1, 2)))
 
@@ -185,16 +185,16 @@ def test_far_rows_and_narrow_components_keep_their_digits():
     )
     far = torch.full((1, 2), 1e15)
     assert noise.log_prob(far).isfinite().all()
-    assert noise.slope(far).isfinite().all()
+    assert noise.score(far).isfinite().all()
 
 
 def test_large_batches_are_cut(monkeypatch):
     noise = INSTANCES["space"]
     x = noise.sample(100, seeded())
-    value, slope = noise.log_prob_and_slope(x)
+    value, slope = noise.log_prob_and_score(x)
     monkeypatch.setattr("skebm.distributions._fitting.CHUNK", 15 * 7)
     torch.testing.assert_close(noise.log_prob(x), value)
-    torch.testing.assert_close(noise.log_prob_and_slope(x)[1], slope)
+    torch.testing.assert_close(noise.log_prob_and_score(x)[1], slope)
 
 
 @pytest.mark.parametrize("name", ["line", "plane", "space"])
@@ -233,7 +233,7 @@ def test_blurs_are_convolutions(name, generator):
         z = torch.special.ndtri(u)[:, None]
     else:
         z = torch.randn(200_000, d, generator=generator, dtype=DOUBLE)
-    for row, found in zip(x, noise.blurred(sigma).log_prob(x).exp(), strict=True):
+    for row, found in zip(x, noise.convolved(sigma).log_prob(x).exp(), strict=True):
         values = noise.log_prob(row - sigma * z).exp()
         error = 1e-4 * float(found) if d == 1 else 4.5 * float(values.std()) / 200_000**0.5
         assert float(values.mean()) == pytest.approx(float(found), abs=error)
@@ -241,14 +241,14 @@ def test_blurs_are_convolutions(name, generator):
 
 def test_blurs_add_up(noise):
     x = noise.sample(5, seeded(1))
-    once, twice = noise.blurred(0.5), noise.blurred(0.3).blurred(0.4)
+    once, twice = noise.convolved(0.5), noise.convolved(0.3).convolved(0.4)
     torch.testing.assert_close(once.log_prob(x), twice.log_prob(x))
-    torch.testing.assert_close(noise.blurred(0).log_prob(x), noise.log_prob(x))
+    torch.testing.assert_close(noise.convolved(0).log_prob(x), noise.log_prob(x))
     assert type(once) is type(noise)
     with pytest.raises(ValueError, match="sigma must be non-negative"):
-        noise.blurred(-1.0)
+        noise.convolved(-1.0)
     with pytest.raises(ValueError, match="one for each entry"):
-        noise.blurred(torch.ones(7))
+        noise.convolved(torch.ones(7))
 
 
 # ------------------------------------------------------------------------------
@@ -400,15 +400,15 @@ def test_one_component_is_shrunk_a_little():
 def test_one_component_of_noisy_rows_is_blurred(blur):
     x = rows(500)
     plain = GaussianMixture.fit(x, prior_rows=0.0)
-    found = GaussianMixture.fit(x, prior_rows=0.0, blur=blur)
-    torch.testing.assert_close(found.covariances, plain.blurred(blur).covariances)
+    found = GaussianMixture.fit(x, prior_rows=0.0, sigma=blur)
+    torch.testing.assert_close(found.covariances, plain.convolved(blur).covariances)
 
 
 def test_components_of_noisy_rows_find_their_place_under_the_noise():
     """Two points with noise: nothing but the noise is left of the components."""
     x = torch.tensor([[-3.0], [3.0]], dtype=DOUBLE).repeat(50, 1)
     settings = {"regularisation": 0.0, "prior_rows": 0.0}
-    found = GaussianMixture.fit(x, n_components=2, blur=0.5, **settings)
+    found = GaussianMixture.fit(x, n_components=2, sigma=0.5, **settings)
     torch.testing.assert_close(found.means.sort(0).values, x[:2])
     torch.testing.assert_close(found.covariances.flatten(), torch.full((2,), 0.25, dtype=DOUBLE))
 
@@ -441,7 +441,7 @@ def test_labels_are_components():
         rows = x[labels == label]
         torch.testing.assert_close(found.weights[k], torch.tensor(len(rows) / 400, dtype=DOUBLE))
         torch.testing.assert_close(found.means[k], rows.mean(0))
-        root = found.roots[k]
+        root = found.scale_tril[k]
         torch.testing.assert_close(root @ root.t(), rows.t().cov(correction=0))
 
 
@@ -453,8 +453,8 @@ def test_labels_count_by_their_rows():
     kept = labels < 3
     twice = torch.cat([x[kept], x[:10][labels[:10] < 3]])
     of_twice = torch.cat([labels[kept], labels[:10][labels[:10] < 3]])
-    found = GaussianMixture.from_labels(x, labels, weight, blur=0.3)
-    expected = GaussianMixture.from_labels(twice, of_twice, blur=0.3)
+    found = GaussianMixture.from_labels(x, labels, weight, sigma=0.3)
+    expected = GaussianMixture.from_labels(twice, of_twice, sigma=0.3)
     assert len(found.weights) == 3
     torch.testing.assert_close(found.log_prob(x), expected.log_prob(x))
 
@@ -464,7 +464,7 @@ def test_a_label_of_one_row_has_the_shape_of_the_others():
     labels = (torch.arange(50) == 7).long()
     found = GaussianMixture.from_labels(x, labels)
     torch.testing.assert_close(found.means[1], x[7])
-    assert 0.2 < found.roots[1].det() / found.roots[0].det() < 5
+    assert 0.2 < found.scale_tril[1].det() / found.scale_tril[0].det() < 5
     with pytest.raises(ValueError, match="labels must be"):
         GaussianMixture.from_labels(x, labels[:7])
 
@@ -553,7 +553,7 @@ def test_hard_rows_give_finite_densities(name, n_components, dtype):
     assert found.means.dtype == dtype
     assert found.n_components <= min(n_components, len(x.unique(dim=0)))
     assert found.log_prob(x).isfinite().all()
-    assert found.slope(x).isfinite().all()
+    assert found.score(x).isfinite().all()
     assert found.sample(50, seeded()).isfinite().all()
     if name == "constant":
         torch.testing.assert_close(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from skebm.base import Clamp
-from skebm.distributions import ChowLiuTree, IndependentBernoulli, Noise
+from skebm.distributions import ChowLiuTree, Distribution, IndependentBernoulli
 from tests.oracle import DOUBLE, P_FLOOR, bits, chi_square, count_states, seeded
 
 # Parents, not sorted by level; the root anywhere.
@@ -485,7 +485,7 @@ def test_another_precision_is_a_copy(name):
 
 
 def test_noise_without_conditionals_says_so():
-    class Opaque(Noise):
+    class Opaque(Distribution):
         def sample(self, n, generator):
             return torch.zeros(n, 1)
 

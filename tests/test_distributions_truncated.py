@@ -13,7 +13,7 @@ import torch
 from skebm.base import Clamp, Real
 from skebm.distributions import Gaussian, TruncatedGaussian, _truncation
 from tests.oracle import DOUBLE, P_FLOOR, mean_is, seeded
-from tests.test_noise_mixture import assert_contract, grid
+from tests.test_distributions_mixture import assert_contract, grid
 
 INF = math.inf
 LOWER = torch.tensor([-1.0, 0.0, -INF, -INF, 0.0], dtype=DOUBLE)
@@ -80,7 +80,7 @@ def test_without_bounds_it_is_a_gaussian():
     x = torch.randn(20, 5, generator=seeded(), dtype=DOUBLE)
     truth = Gaussian(MEAN, SCALE)
     torch.testing.assert_close(INSTANCES["free"].log_prob(x), truth.log_prob(x))
-    torch.testing.assert_close(INSTANCES["free"].slope(x), truth.slope(x))
+    torch.testing.assert_close(INSTANCES["free"].score(x), truth.score(x))
 
 
 @pytest.mark.parametrize("name", ["own bounds", "box"])
@@ -90,7 +90,7 @@ def test_outside_there_is_no_probability(name):
     x[1, 0], x[2, 0] = noise.lower[0] - 1e-9, noise.upper[0] + 1
     assert noise.log_prob(x).isfinite().tolist() == [True, False, False]
     assert noise.log_prob(x)[1] == -INF
-    assert noise.slope(x).any(1).tolist() == [True, False, False]
+    assert noise.score(x).any(1).tolist() == [True, False, False]
     ends = torch.stack([noise.lower, noise.upper]).clamp(-9, 9)
     assert noise.log_prob(ends).isfinite().all()
 
@@ -178,7 +178,7 @@ def test_known_columns_are_written_in(generator):
     assert torch.equal(given.mean[:, 1], x[:, 1])
     torch.testing.assert_close(given.mean[7, [0, 2, 3, 4]], noise.expectation[[0, 2, 3, 4]])
     with pytest.raises(TypeError, match="added normal noise"):
-        noise.blurred(1.0)
+        noise.convolved(1.0)
 
 
 # ------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_hard_rows_give_finite_densities(x, dtype):
     x = x.to(dtype)
     found = TruncatedGaussian.fit(x, lower=0.0)
     assert found.log_prob(x).isfinite().all()
-    assert found.slope(x).isfinite().all()
+    assert found.score(x).isfinite().all()
     draws = found.sample(50, seeded())
     assert found.domain.contains(draws).all()
     assert found.expectation.isfinite().all()

@@ -147,20 +147,20 @@ def test_a_flow_that_is_not_told_rests():
         objective.gradients(batch(100, 99), state, generator)
     assert objective.flow.mean.grad is None
     assert objective.energy.network.slope.grad is not None
-    told = contrast(Flat(-3.0))
+    discriminated = contrast(Flat(-3.0))
     state = objective.start(batch(10, 0), generator)
     with torch.no_grad():
         for seed in range(LOOK):
-            state = told.gradients(batch(100, seed, 3.0), state, generator).state
+            state = discriminated.gradients(batch(100, seed, 3.0), state, generator).state
     assert state.moves
-    assert state.told > 0.65
+    assert state.discriminated > 0.65
 
 
 def test_states_are_packed():
     objective = contrast()
     state = FlowState(torch.tensor(0.6), 17, False)
     again = objective.unpack(objective.pack(state))
-    assert (float(again.told), *again[1:]) == (float(state.told), 17, False)
+    assert (float(again.discriminated), *again[1:]) == (float(state.discriminated), 17, False)
     assert objective.unpack(objective.pack(None)) is None
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from skebm.base import Batch, Binary, Real
 from skebm.distributions import Gaussian, IndependentBernoulli
-from skebm.energies import MLP, Marginal, NeuralEnergy
+from skebm.energies import MLP, ClassMarginal, NeuralEnergy
 from skebm.objectives import JointLikelihood, SampledLikelihood
 from skebm.samplers import MALA, FromData, GibbsWithGradients, Langevin, Persistent
 from tests.networks import build, classified, neural
@@ -29,7 +29,7 @@ def of_bits(seed=5):
     """A joint energy of bits, whose sums are enumerated."""
     logits = build(MLP((5,)), (D,), n_classes=K, seed=seed)
     base = IndependentBernoulli(torch.linspace(-1, 1, D, dtype=DOUBLE))
-    return NeuralEnergy(Marginal(logits), Binary((D,)), base)
+    return NeuralEnergy(ClassMarginal(logits), Binary((D,)), base)
 
 
 def joint_table(energy):
@@ -200,7 +200,7 @@ def test_augmentation_is_for_the_cross_entropy_alone():
     def shifted(rows, generator):
         return rows + 1
 
-    kind = {"n_steps": 1, "n_jumps": 0}
+    kind = {"n_steps": 1, "n_independence_steps": 0}
     still = Langevin(1e-9, noise_scale=0.0)
     objective = JointLikelihood(energy, still, FromData(), augmentation=shifted, **kind)
     loss = objective(Batch(x, y), objective.start(Batch(x, y), seeded(0)), seeded(1))
@@ -211,7 +211,12 @@ def test_augmentation_is_for_the_cross_entropy_alone():
 @pytest.mark.parametrize("form", ["factored", "joint"])
 def test_both_terms_see_the_same_noisy_rows(form):
     energy, x, y = classified(), rows(), classes()
-    kind = {"n_steps": 1, "n_jumps": 0, "noise": torch.full((3,), 0.7, dtype=DOUBLE), "form": form}
+    kind = {
+        "n_steps": 1,
+        "n_independence_steps": 0,
+        "noise": torch.full((3,), 0.7, dtype=DOUBLE),
+        "form": form,
+    }
     # No chain moves, and half of the weight is that of what cancels.
     kind |= {"generative_weight": 0.5 if form == "factored" else 1e-9}
     still = Langevin(1e-9, noise_scale=0.0)
@@ -229,7 +234,7 @@ def test_both_terms_see_the_same_noisy_rows(form):
 
 def test_augmentation_of_noisy_rows():
     energy, x, y = classified(), rows(), classes()
-    kind = {"n_steps": 1, "n_jumps": 0, "noise": torch.full((3,), 0.7, dtype=DOUBLE)}
+    kind = {"n_steps": 1, "n_independence_steps": 0, "noise": torch.full((3,), 0.7, dtype=DOUBLE)}
     still = Langevin(1e-9, noise_scale=0.0)
     objective = JointLikelihood(
         energy, still, FromData(), augmentation=lambda rows, generator: rows + 1, **kind
@@ -283,7 +288,7 @@ def test_mistakes(kind, message):
 
 
 def test_an_energy_without_classes():
-    with pytest.raises(TypeError, match="Marginal"):
+    with pytest.raises(TypeError, match="ClassMarginal"):
         JointLikelihood(neural(), MALA(0.3), FromData())
 
 
@@ -298,7 +303,7 @@ def test_training_finds_classes_and_density():
     y = torch.randint(2, (4000,), generator=generator)
     x = torch.randn(4000, 1, generator=generator, dtype=DOUBLE) + 2.0 * (2 * y[:, None] - 1)
     base = Gaussian(torch.zeros(1, dtype=DOUBLE), 3.0)
-    energy = NeuralEnergy(Marginal(build(MLP((16,)), (1,), n_classes=2)), Real((1,)), base)
+    energy = NeuralEnergy(ClassMarginal(build(MLP((16,)), (1,), n_classes=2)), Real((1,)), base)
     objective = JointLikelihood(energy, MALA(1.0), Persistent(200, base), n_steps=3)
     optimizer = torch.optim.Adam(energy.parameters(), lr=0.02)
     state = objective.start(Batch(x, y), generator)

@@ -15,7 +15,7 @@ from skebm.base import Real
 from skebm.base.torchtools import seeded as seeded_globally
 from skebm.distributions import Gaussian, TruncatedGaussian, Uniform
 from skebm.energies import MLP, Conv, NeuralEnergy, Spec, build_network, whitening_of
-from skebm.energies.derivatives import bends_of, slopes_of
+from skebm.energies.derivatives import second_derivatives_of, value_and_input_grad_of
 from skebm.energies.networks import ACTIVATIONS
 from skebm.energies.neural import NoisyNormal
 from tests.networks import (
@@ -131,18 +131,21 @@ def test_perceptrons_know_their_derivatives(
     plain, x = Plain(network), normal(5, 3)
     cond = (levels_of(5).log(),) if levels else ()
     directions = normal(5, 2, 3, seed=3) if own == "of its own" else normal(2, 3, seed=3)
-    found, expected = slopes_of(network, x, *cond), slopes_of(plain, x, *cond)
+    found, expected = (
+        value_and_input_grad_of(network, x, *cond),
+        value_and_input_grad_of(plain, x, *cond),
+    )
     assert_all_close(found, expected)
     torch.testing.assert_close(found.value, network(x, *cond))
-    bend = bends_of(network, x, directions, *cond)
-    assert_all_close(bend, bends_of(plain, x, directions, *cond))
-    torch.testing.assert_close(bend.slope, found.slope)
+    bend = second_derivatives_of(network, x, directions, *cond)
+    assert_all_close(bend, second_derivatives_of(plain, x, directions, *cond))
+    torch.testing.assert_close(bend.grad, found.score)
     mark = normal(5, 3, seed=4)
     for function in (
-        lambda f: (slopes_of(f, x, *cond).slope * mark).sum(),
-        lambda f: slopes_of(f, x, *cond).value.square().sum(),
-        lambda f: (bends_of(f, x, directions, *cond).slope * mark).square().sum(),
-        lambda f: bends_of(f, x, directions, *cond).bend.square().sum(),
+        lambda f: (value_and_input_grad_of(f, x, *cond).grad * mark).sum(),
+        lambda f: value_and_input_grad_of(f, x, *cond).value.square().sum(),
+        lambda f: (second_derivatives_of(f, x, directions, *cond).grad * mark).square().sum(),
+        lambda f: second_derivatives_of(f, x, directions, *cond).second_derivative.square().sum(),
     ):
         assert_all_close(gradients(function, network), gradients(function, plain))
 
@@ -168,12 +171,12 @@ def test_energies_bend_as_their_hessians(name, own):
     energy = (NEURAL | special)[name]().eval()
     x = normal(4, energy.domain.n_columns)
     directions = normal(*((4,) if own == "of its own" else ()), 2, x.shape[1], seed=3)
-    found = energy.bends(x, directions)
+    found = energy.second_derivatives(x, directions)
     v = directions.expand(4, 2, -1)
     expected = torch.einsum("nki,nij,nkj->n", v, hessians(energy, x), v)
-    torch.testing.assert_close(found.bend, expected, rtol=1e-6, atol=1e-6)
-    value, slope = energy.slopes(x)
-    torch.testing.assert_close(found.slope, slope)
+    torch.testing.assert_close(found.second_derivative, expected, rtol=1e-6, atol=1e-6)
+    value, slope = energy.value_and_input_grad(x)
+    torch.testing.assert_close(found.score, slope)
     torch.testing.assert_close(value, energy(x))
     assert slope.shape == x.shape
 
@@ -183,7 +186,9 @@ def test_slopes_at_each_level(name):
     energy = NEURAL[name]()
     x, sigma = normal(4, energy.domain.n_columns), levels_of(4)
     expected = finite_difference(lambda rows: energy(rows, sigma).sum(), x)
-    torch.testing.assert_close(energy.slopes(x, sigma).slope, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        energy.value_and_input_grad(x, sigma).grad, expected, rtol=1e-6, atol=1e-6
+    )
     value, grad = energy.value_and_grad(x, sigma)
     torch.testing.assert_close(grad, expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(value, energy(x, sigma).detach())
@@ -199,13 +204,13 @@ def test_slopes_carry_the_weights(name):
     x = normal(3, energy.domain.n_columns)
     mark = normal(*x.shape, seed=4)
     p = next(energy.parameters())
-    (found,) = torch.autograd.grad((energy.slopes(x).slope * mark).sum(), p)
+    (found,) = torch.autograd.grad((energy.value_and_input_grad(x).grad * mark).sum(), p)
 
     def at(value):
         kept = p.detach().clone()
         with torch.no_grad():
             p.copy_(value)
-            out = (energy.slopes(x).slope * mark).sum().item()
+            out = (energy.value_and_input_grad(x).grad * mark).sum().item()
             p.copy_(kept)
         return out
 
@@ -223,19 +228,21 @@ def test_derivatives_of_a_network_that_does_not_see_x():
             return self.level.expand(len(x))
 
     x, base = normal(4, 3), normal_base(3)
-    value, slope = slopes_of(Constant(), x)
+    value, slope = value_and_input_grad_of(Constant(), x)
     assert torch.equal(slope, torch.zeros_like(x))
     assert value.tolist() == [1.0] * 4
-    assert not bends_of(Constant(), x, torch.eye(3, dtype=DOUBLE)).bend.any()
+    assert not second_derivatives_of(
+        Constant(), x, torch.eye(3, dtype=DOUBLE)
+    ).second_derivative.any()
     energy = NeuralEnergy(Constant(), Real((3,)), base)
-    torch.testing.assert_close(energy.slopes(x).slope, -base.slope(x))
-    bend = energy.bends(x, torch.eye(3, dtype=DOUBLE)).bend
+    torch.testing.assert_close(energy.value_and_input_grad(x).grad, -base.score(x))
+    bend = energy.second_derivatives(x, torch.eye(3, dtype=DOUBLE)).second_derivative
     torch.testing.assert_close(bend, base.covariance.inverse().trace().expand(4))
 
 
 def test_a_linear_network_does_not_bend():
     linear = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)).to(DOUBLE)
-    slope, bend = bends_of(linear, normal(4, 3), torch.eye(3, dtype=DOUBLE))
+    slope, bend = second_derivatives_of(linear, normal(4, 3), torch.eye(3, dtype=DOUBLE))
     torch.testing.assert_close(slope, linear[0].weight.expand(4, 3))
     assert not bend.any()
 
@@ -245,7 +252,10 @@ def test_a_network_cut_off_from_x_is_refused():
         def forward(self, x):
             return x.detach().round().sum(1)
 
-    for look in (slopes_of, lambda f, x: bends_of(f, x, torch.eye(3, dtype=DOUBLE))):
+    for look in (
+        value_and_input_grad_of,
+        lambda f, x: second_derivatives_of(f, x, torch.eye(3, dtype=DOUBLE)),
+    ):
         with pytest.raises(TypeError, match="Rounded is not differentiable"):
             look(Rounded(), normal(4, 3))
 
@@ -259,8 +269,10 @@ def test_a_flat_base_leaves_the_network_alone():
     box = Uniform(Real((3,), -9.0, 9.0), dtype=DOUBLE)
     x, eye = normal(4, 3), torch.eye(3, dtype=DOUBLE)
     on_box, alone = neural(base=box), neural(base=None)
-    assert_all_close(on_box.bends(x, eye), alone.bends(x, eye))
-    torch.testing.assert_close(on_box.slopes(x).slope, alone.slopes(x).slope)
+    assert_all_close(on_box.second_derivatives(x, eye), alone.second_derivatives(x, eye))
+    torch.testing.assert_close(
+        on_box.value_and_input_grad(x).grad, alone.value_and_input_grad(x).grad
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -286,7 +298,7 @@ def test_the_model_starts_at_its_base(config, levels):
     )
     x, sigma = normal(4, 6), levels_of(4) if levels else None
     if levels:
-        expected = [base.blurred(float(s)).log_prob(row[None]) for s, row in zip(sigma, x)]  # noqa: B905
+        expected = [base.convolved(float(s)).log_prob(row[None]) for s, row in zip(sigma, x)]  # noqa: B905
         expected = -torch.cat(expected)
     else:
         expected = -base.log_prob(x)
@@ -305,11 +317,11 @@ def test_a_noisy_normal_is_the_blurred_one(dense):
     noisy, x, sigma = NoisyNormal(base), normal(5, 3), levels_of(5)
     value, slope = noisy(x, sigma)
     for i, s in enumerate(sigma.tolist()):
-        blurred = base.blurred(s)
-        torch.testing.assert_close(value[i : i + 1], blurred.log_prob(x[i : i + 1]))
-        torch.testing.assert_close(slope[i : i + 1], blurred.slope(x[i : i + 1]))
-        torch.testing.assert_close(noisy.at(s).covariance, blurred.covariance)
-        torch.testing.assert_close(noisy.at(s).mean, blurred.mean)
+        convolved = base.convolved(s)
+        torch.testing.assert_close(value[i : i + 1], convolved.log_prob(x[i : i + 1]))
+        torch.testing.assert_close(slope[i : i + 1], convolved.score(x[i : i + 1]))
+        torch.testing.assert_close(noisy.at(s).covariance, convolved.covariance)
+        torch.testing.assert_close(noisy.at(s).mean, convolved.mean)
 
 
 def test_noise_levels_need_a_normal_base():
@@ -434,7 +446,7 @@ def test_spectral_norms_bound_the_slope(spread, n_frequencies):
             p.mul_(30.0)
     for _ in range(20):  # training looks again and again, which sharpens the norms
         network(normal(2, 4))
-    slope = slopes_of(network.eval(), spread * normal(200, 4)).slope
+    slope = value_and_input_grad_of(network.eval(), spread * normal(200, 4)).grad
     assert slope.norm(dim=1).max() < 1.1**3 * of_waves
     assert slope.norm(dim=1).max() > 1e-3
 
@@ -513,7 +525,7 @@ def test_no_waves_and_no_draw_of_them(spectral_norm):
 def test_a_convolution_sees_every_pixel():
     network = build(Conv((3, 4, 2), spectral_norm=True), (2, 5, 7)).eval()
     x = normal(3, 2, 5, 7)
-    assert (slopes_of(network, x).slope.abs().amax(0) > 0).all()
+    assert (value_and_input_grad_of(network, x).grad.abs().amax(0) > 0).all()
     assert network(x).shape == (3,)
 
 
@@ -548,7 +560,7 @@ def test_scales_are_networks_of_block_means(shape, spectral_norm, levels):
         expected += value
     assert len(network.scales) == 4
     torch.testing.assert_close(network(x, *cond), expected)
-    slope = slopes_of(network, x, *cond).slope
+    slope = value_and_input_grad_of(network, x, *cond).grad
     assert (slope.abs().amax(0) > 0).all()
 
 

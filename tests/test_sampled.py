@@ -112,13 +112,17 @@ def train(objective, batch, state, n_batches, first=0, rate=0.05):
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n_jumps", [0, 2])
+@pytest.mark.parametrize("n_independence_steps", [0, 2])
 @pytest.mark.parametrize("base", ["independent", "tree"])
-def test_chains_that_are_draws_give_the_gradient_of_bits(base, n_jumps):
+def test_chains_that_are_draws_give_the_gradient_of_bits(base, n_independence_steps):
     energy = binary(base, D)
     exact, x = Enumeration(energy), some_bits()
     objective = SampledLikelihood(
-        energy, GibbsWithGradients(), Persistent(200), n_steps=3, n_jumps=n_jumps
+        energy,
+        GibbsWithGradients(),
+        Persistent(200),
+        n_steps=3,
+        n_independence_steps=n_independence_steps,
     )
 
     def state(seed):
@@ -165,7 +169,7 @@ def test_the_bias_of_contrastive_divergence_falls_with_its_steps():
     batch, bias = Batch(x.repeat(500, 1)), []
     for n_steps in (1, 3, 9, 50):
         objective = SampledLikelihood(
-            energy, GibbsWithGradients(), FromData(), n_steps=n_steps, n_jumps=0
+            energy, GibbsWithGradients(), FromData(), n_steps=n_steps, n_independence_steps=0
         )
         found = gradients(objective, batch, objective.start(batch, seeded()), 8)
         bias.append(float((found.mean(0) - exact.gradient(x)).norm()))
@@ -178,7 +182,9 @@ def test_the_bias_of_contrastive_divergence_falls_with_its_steps():
     def rows(seed):
         return Batch(exact.target.draw(500, seeded(1000 + seed)))
 
-    one = SampledLikelihood(energy, GibbsWithGradients(), FromData(), n_steps=1, n_jumps=0)
+    one = SampledLikelihood(
+        energy, GibbsWithGradients(), FromData(), n_steps=1, n_independence_steps=0
+    )
     found = gradients(one, rows, one.start(batch, seeded()), 100)
     assert mean_is(found, 0) < SIEVE
 
@@ -208,14 +214,17 @@ def reweighted(energy, n_chains=300, **settings):
         energy,
         GibbsWithGradients(),
         Persistent(n_chains, energy.base),
-        **{"n_steps": 1, "n_jumps": 0, "reweight": True} | settings,
+        **{"n_steps": 1, "n_independence_steps": 0, "reweight": True} | settings,
     )
 
 
-@pytest.mark.parametrize("n_jumps", [0, 1])
-def test_weights_make_draws_of_the_base_draws_of_the_model(n_jumps, fewer_rungs):
+@pytest.mark.parametrize("n_independence_steps", [0, 1])
+def test_weights_make_draws_of_the_base_draws_of_the_model(n_independence_steps, fewer_rungs):
     energy, x = far_model(), some_bits()
-    exact, objective = Enumeration(energy), reweighted(far_model(), n_jumps=n_jumps)
+    exact, objective = (
+        Enumeration(energy),
+        reweighted(far_model(), n_independence_steps=n_independence_steps),
+    )
     energy = exact.energy = objective.energy
     start = objective.chains.start(energy, x, seeded())
     assert walkers.Walkers.of(energy, start, energy.base).poor  # draws alone would not do
@@ -231,12 +240,12 @@ def test_weights_make_draws_of_the_base_draws_of_the_model(n_jumps, fewer_rungs)
     assert mean_is(found, exact.gradient(x)) < SIEVE + 1  # of 25: a heavier tail
 
 
-@pytest.mark.parametrize("n_jumps", [0, 2])
-def test_weights_follow_a_model_that_moves(n_jumps):
+@pytest.mark.parametrize("n_independence_steps", [0, 2])
+def test_weights_follow_a_model_that_moves(n_independence_steps):
     """The path of the parameters does not depend on the chains, and so Z is unbiased."""
     energy, x = binary("tree", D), some_bits()
     goal = [p.detach().clone() for p in energy.parameters()]
-    objective = reweighted(energy, n_chains=100, n_jumps=n_jumps)
+    objective = reweighted(energy, n_chains=100, n_independence_steps=n_independence_steps)
 
     def move(share):
         with torch.no_grad():
@@ -264,7 +273,7 @@ def test_weights_follow_a_model_that_moves(n_jumps):
 def test_weighted_chains_of_a_standing_model_gain_no_weight():
     """Kernels and jumps leave the model invariant: they are no work done."""
     energy, x = binary("tree", D), some_bits()
-    objective = reweighted(energy, n_jumps=3, n_steps=2)
+    objective = reweighted(energy, n_independence_steps=3, n_steps=2)
     exact = Enumeration(energy)
     level = torch.full((50,), -math.log(50), dtype=DOUBLE)
     with torch.no_grad():
@@ -356,7 +365,9 @@ def test_a_row_of_weight_two_is_two_rows_where_nothing_is_drawn():
     energy = neural(3)
     x, w = normal(4, 3), torch.tensor([1, 3, 0, 2])
     few, many = Batch(x, weight=w / w.to(DOUBLE).mean()), Batch(x.repeat_interleave(w, 0))
-    objective = SampledLikelihood(energy, Langevin(0.05, 0.0), FromData(), n_jumps=0, energy_l2=0.3)
+    objective = SampledLikelihood(
+        energy, Langevin(0.05, 0.0), FromData(), n_independence_steps=0, energy_l2=0.3
+    )
     state = objective.start(few, seeded())
     found = [flat(gradient(objective, batch, state)[0]) for batch in (few, many)]
     torch.testing.assert_close(*found)
@@ -365,7 +376,7 @@ def test_a_row_of_weight_two_is_two_rows_where_nothing_is_drawn():
 @pytest.mark.parametrize("policy", [FromData(), Persistent(7)], ids=["data", "persistent"])
 def test_a_short_batch_counts_for_itself(policy):
     energy = neural(3)
-    objective = SampledLikelihood(energy, Langevin(0.05, 0.0), policy, n_jumps=0)
+    objective = SampledLikelihood(energy, Langevin(0.05, 0.0), policy, n_independence_steps=0)
     x = normal(3, 3)
     state = objective.start(Batch(x), seeded())
     found = [flat(gradient(objective, Batch(x.repeat(n, 1)), state)[0]) for n in (1, 4)]
@@ -381,7 +392,9 @@ def test_a_short_batch_counts_for_itself(policy):
 def test_jumps_leave_the_model_as_it_is(base):
     energy = binary(base, D)
     target, n = spelled_out(energy), 20_000
-    objective = SampledLikelihood(energy, GibbsWithGradients(), Persistent(n), n_steps=1, n_jumps=3)
+    objective = SampledLikelihood(
+        energy, GibbsWithGradients(), Persistent(n), n_steps=1, n_independence_steps=3
+    )
     rows = target.draw(n, seeded(1))
     state = objective(Batch(some_bits()), standing(objective, rows), seeded(2)).state
     changed = (state.chain.x != rows).sum(1)
@@ -407,8 +420,10 @@ def test_jumps_find_the_masses_of_far_modes(policy):
     energy = NeuralEnergy(Tilt(), Real((2,)), base)
     rows = means[1] + normal(4000, 2)
     share = 1 / (1 + math.exp(-0.8))  # of the mode on the left
-    for n_jumps, expected in ((0, 0.0), (25, share)):
-        objective = SampledLikelihood(energy, MALA(0.3), policy, n_steps=5, n_jumps=n_jumps)
+    for n_independence_steps, expected in ((0, 0.0), (25, share)):
+        objective = SampledLikelihood(
+            energy, MALA(0.3), policy, n_steps=5, n_independence_steps=n_independence_steps
+        )
         state = standing(objective, rows)
         chain = objective(Batch(rows), state, seeded(3)).state.chain
         left = float((chain.x[:, 0] < 0).double().mean())
@@ -419,7 +434,9 @@ def test_jumps_know_the_base_of_a_machine():
     """Its energy holds -log q as well, all of it counting as trained."""
     energy = make_tree_rbm(5, 3)
     target, n = spelled_out(energy), 20_000
-    objective = SampledLikelihood(energy, GibbsWithGradients(), Persistent(n), n_steps=1, n_jumps=3)
+    objective = SampledLikelihood(
+        energy, GibbsWithGradients(), Persistent(n), n_steps=1, n_independence_steps=3
+    )
     rows = target.draw(n, seeded(1))
     state = objective(Batch(bits(5)), standing(objective, rows), seeded(2)).state
     assert target.p_value(state.chain.x) > P_FLOOR
@@ -1054,7 +1071,12 @@ def test_rows_on_which_chains_start_are_augmented():
         return rows + 100.0
 
     objective = SampledLikelihood(
-        energy, Langevin(1e-12, 0.0), FromData(), n_jumps=0, n_steps=1, augmentation=shifted
+        energy,
+        Langevin(1e-12, 0.0),
+        FromData(),
+        n_independence_steps=0,
+        n_steps=1,
+        augmentation=shifted,
     )
     state = gradient(objective, batch, objective.start(batch, seeded()))[1].state
     torch.testing.assert_close(state.chain.x, batch.x + 100)

@@ -790,7 +790,7 @@ def test_energies_may_be_whole_numbers():
 
 
 def test_annealed_chains_are_traced_at_their_level():
-    def blurred(energy, x):
+    def convolved(energy, x):
         raise AssertionError("asked without a level")
 
     class Point(Given):
@@ -798,11 +798,11 @@ def test_annealed_chains_are_traced_at_their_level():
             return (x / cond[:, None]).square().sum(1) / 2
 
     ladder = AnnealedLangevin(n_levels=2, n_steps_per_level=3, sigma_max=1.0, sigma_min=0.1)
-    trace = ladder.trace(Point(blurred, Real((D,))), zeros() + 1, 6, seeded())
+    trace = ladder.trace(Point(convolved, Real((D,))), zeros() + 1, 6, seeded())
     scale = torch.tensor([1.0, 1, 1, 0.1, 0.1, 0.1], dtype=DOUBLE)[:, None]
     assert torch.allclose(trace.energy, trace.x.square().sum(2) / scale.square() / 2)
     with pytest.raises(ValueError, match="moves each replica from its row alone"):
-        ParallelTempering(3, ladder).run(Point(blurred, Real((D,))), zeros(), 2, seeded())
+        ParallelTempering(3, ladder).run(Point(convolved, Real((D,))), zeros(), 2, seeded())
 
 
 def test_a_budget_of_a_billion_steps_costs_nothing_before_they_are_taken():

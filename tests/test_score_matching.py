@@ -10,14 +10,14 @@ from torch import nn
 from skebm.base import Batch, Binary, Energy, Real
 from skebm.distributions import TruncatedGaussian
 from skebm.energies import MLP, NeuralEnergy
-from skebm.energies.derivatives import slopes_of
+from skebm.energies.derivatives import value_and_input_grad_of
 from skebm.objectives import (
     DenoisingScoreMatching,
     ExactScoreMatching,
     MultiscaleScoreMatching,
     SlicedScoreMatching,
+    boundary_weight,
     score_matching,
-    wall_weight,
 )
 from tests.networks import LEVELS, build, neural, walled
 from tests.objectives import autograd, flat, gradient
@@ -207,7 +207,7 @@ def test_jitter_blurs_the_data():
 # ------------------------------------------------------------------------------
 
 
-def blurred(x, sigma):
+def convolved(x, sigma):
     """tr(s L (S + s) L) / 2 - tr(s L), s the variances of the noise."""
 
     def value(energy):
@@ -221,7 +221,7 @@ def blurred(x, sigma):
 def test_denoising_has_its_closed_form_in_expectation(sigma):
     energy, x, sigma = bowl(3), rows(3, 10), torch.tensor(sigma, dtype=DOUBLE)
     samples = replicates(DenoisingScoreMatching(energy, sigma), x, times=100)
-    assert_mean(samples, closed_form(blurred(x, sigma), energy))
+    assert_mean(samples, closed_form(convolved(x, sigma), energy))
 
 
 @pytest.mark.parametrize("sigma", [0.3, [0.2, 1.0, 0.6]])
@@ -248,7 +248,7 @@ def test_pairs_do_not_drown_in_their_noise():
     energy, x = neural(), rows(3, 1).expand(2000, 3)
 
     def alone(sigma, noise):
-        slope = energy.slopes(x + sigma * noise).slope
+        slope = energy.value_and_input_grad(x + sigma * noise).grad
         return sigma * slope.square().sum(1) / 2 - (slope * noise).sum(1)  # over sigma
 
     paired, unpaired = {}, {}
@@ -376,7 +376,7 @@ def test_the_objective_is_a_weighted_distance_of_scores(walls, model, cls):
         return cls(energy)(Batch(x, weight=n * p), None, seeded()).value
 
     def distance(energy):
-        off = slopes_of(energy, x).slope + data.slope(x)
+        off = value_and_input_grad_of(energy, x).grad + data.score(x)
         return (p * h * off[:, 0].square()).sum() / 2
 
     torch.testing.assert_close(value(energy) - value(truth), distance(energy), rtol=1e-6, atol=1e-7)
@@ -414,7 +414,7 @@ def test_without_walls_in_mind_the_truth_is_no_fixed_point(walls, mistake, monke
     if mistake == "no weights":
         energy.domain = Real((3,))
     else:
-        right = wall_weight
+        right = boundary_weight
         monkeypatch.setattr(
             score_matching, "wall_weight", lambda x, domain: (right(x, domain)[0], 0 * x)
         )
@@ -424,14 +424,14 @@ def test_without_walls_in_mind_the_truth_is_no_fixed_point(walls, mistake, monke
 def test_weights_vanish_at_walls_and_beyond(walls):
     lower, upper = walls
     x = torch.linspace(-3.02, 5.03, 400, dtype=DOUBLE)[:, None]
-    h, slope = wall_weight(x, Real((1,), lower, upper))
+    h, slope = boundary_weight(x, Real((1,), lower, upper))
     expected = torch.ones_like(x)
     if lower is not None:
         expected = torch.minimum(expected, x - lower)
     if upper is not None:
         expected = torch.minimum(expected, upper - x)
     torch.testing.assert_close(h, expected.clamp_min(0))
-    numeric = finite_difference(lambda y: wall_weight(y, Real((1,), lower, upper))[0].sum(), x)
+    numeric = finite_difference(lambda y: boundary_weight(y, Real((1,), lower, upper))[0].sum(), x)
     torch.testing.assert_close(slope, numeric, atol=1e-6, rtol=0)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from skebm.training.steps import adamw
+from skebm.base.torchtools import adamw
 
 DECAY = {"lr": 0.01, "weight_decay": 0.1}
 

@@ -10,7 +10,7 @@ from torch.nn.functional import softplus
 
 from skebm.base import Batch, Real
 from skebm.distributions import Gaussian
-from skebm.energies import MLP, NeuralEnergy, Spec, Telescope, build_network, find_way
+from skebm.energies import MLP, NeuralEnergy, Spec, Telescope, build_network, fit_waymarks
 from skebm.objectives import NoiseContrastive
 from tests.networks import build, normal_base
 from tests.objectives import flat, gradient
@@ -48,7 +48,7 @@ def marks(way):
 @pytest.mark.parametrize("convex", [False, True])
 def test_steps_are_of_equal_length(convex):
     data, noise = normal_base(4, 1).to("cpu", DOUBLE), normal_base(4, 2).widened(400.0)
-    way = find_way(data, noise, 12, convex=convex)
+    way = fit_waymarks(data, noise, 12, convex=convex)
     lengths = [divergence(a, b) ** 0.5 for a, b in zip(marks(way), marks(way)[1:], strict=False)]
     assert max(lengths) < 1.2 * min(lengths)
 
@@ -56,17 +56,17 @@ def test_steps_are_of_equal_length(convex):
 @pytest.mark.parametrize("sd", [1e-3, 0.2, 30.0])
 def test_as_many_steps_as_the_way_is_long(sd):
     """Independent columns whose deviation goes from sd to 1: sqrt(2 d) |log sd|."""
-    way = find_way(normal(6, sd), normal(6), "auto")
+    way = fit_waymarks(normal(6, sd), normal(6), "auto")
     assert way.n_bridges == math.ceil(12**0.5 * abs(math.log(sd)) / 2)
 
 
 def test_noise_near_the_data_needs_one_step():
-    assert find_way(normal(20), normal(20, 1.5**0.5), "auto").n_bridges == 1
+    assert fit_waymarks(normal(20), normal(20, 1.5**0.5), "auto").n_bridges == 1
 
 
 def test_whiteners_are_those_of_the_mixed_rows():
     data, noise = normal_base(3, 1), normal_base(3, 2)
-    way = find_way(data, noise, 4)
+    way = fit_waymarks(data, noise, 4)
     one, two = data.sample(200_000, seeded(0)), noise.sample(200_000, seeded(1))
     for (a, b), centre, whitener in zip(*way, strict=True):
         y = (a * one.numpy() + b * two.numpy() - centre) @ whitener
@@ -75,16 +75,16 @@ def test_whiteners_are_those_of_the_mixed_rows():
 
 
 def test_it_leads_from_the_data_to_the_noise():
-    way = find_way(normal(2, 0.1), normal(2), 3)
+    way = fit_waymarks(normal(2, 0.1), normal(2), 3)
     np.testing.assert_array_equal(way.shares[[0, -1]], np.eye(2))
     np.testing.assert_allclose((way.shares**2).sum(1), 1)
-    inside = find_way(normal(2, 0.1, 0.5), normal(2, 0.3, 0.5), 3, convex=True)
+    inside = fit_waymarks(normal(2, 0.1, 0.5), normal(2, 0.3, 0.5), 3, convex=True)
     np.testing.assert_array_equal(inside.shares[[0, -1]], np.eye(2))
     np.testing.assert_allclose(inside.shares.sum(1), 1)
 
 
 def test_where_moments_tell_no_difference_it_turns_evenly():
-    way = find_way(normal(2), normal(2), 4)
+    way = fit_waymarks(normal(2), normal(2), 4)
     np.testing.assert_allclose(np.arctan2(*way.shares.T[::-1]), np.linspace(0, np.pi / 2, 5))
 
 
@@ -94,7 +94,7 @@ def test_where_moments_tell_no_difference_it_turns_evenly():
 
 
 def telescope(data, noise, n_bridges, network=build):
-    way = find_way(data, noise, n_bridges)
+    way = fit_waymarks(data, noise, n_bridges)
     shape = (data.domain.n_columns,)
     return Telescope([network(MLP((6, 5)), shape, seed=k) for k in range(n_bridges)], way)
 
@@ -118,7 +118,7 @@ def test_it_is_the_sum_of_its_ratios():
 
 
 def test_images_are_seen_as_images():
-    way = find_way(normal(12, 0.1), normal(12), 2)
+    way = fit_waymarks(normal(12, 0.1), normal(12), 2)
 
     class Seen(torch.nn.Linear):
         def forward(self, x):
@@ -132,7 +132,7 @@ def test_images_are_seen_as_images():
 
 def test_a_network_for_each_bridge():
     with pytest.raises(ValueError, match="need as many networks"):
-        Telescope([torch.nn.Linear(2, 1)], find_way(normal(2, 0.1), normal(2), 3))
+        Telescope([torch.nn.Linear(2, 1)], fit_waymarks(normal(2, 0.1), normal(2), 3))
 
 
 # ------------------------------------------------------------------------------
@@ -150,9 +150,11 @@ def narrow(n_bridges, mean=0.0):
 def test_each_bridge_is_a_classifier_of_neighbours():
     objective = narrow(3, 0.2)
     truth = 0.0
-    for a, b in zip(marks(find_way(normal(1, 0.05, 0.2), normal(1), 3)), range(1, 4), strict=False):
-        b = marks(find_way(normal(1, 0.05, 0.2), normal(1), 3))[b]
-        p, q = (scipy.stats.norm(float(m.mean), float(m.root)) for m in (a, b))
+    for a, b in zip(
+        marks(fit_waymarks(normal(1, 0.05, 0.2), normal(1), 3)), range(1, 4), strict=False
+    ):
+        b = marks(fit_waymarks(normal(1, 0.05, 0.2), normal(1), 3))[b]
+        p, q = (scipy.stats.norm(float(m.mean), float(m.scale_tril)) for m in (a, b))
         grid = np.linspace(-8, 8, 200_001)
         odds = p.logpdf(grid) - q.logpdf(grid)
         loss = p.pdf(grid) * np.logaddexp(0, -odds) + q.pdf(grid) * np.logaddexp(0, odds)

@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 import skebm.partition.tree_reweighted as trw_module
 from skebm.base import Binary, Energy
 from skebm.distributions import BlockTree, ChowLiuTree, IndependentBernoulli
-from skebm.energies import BernoulliRBM, BoltzmannMachine, Corrected, Tilted, ising_grid
+from skebm.energies import BernoulliRBM, BoltzmannMachine, TemperedCorrection, Tilted, ising_grid
 from skebm.partition import Exact
 from skebm.partition.bethe import Bethe
 from skebm.partition.graph import PairwiseGraph, curvature, free_energy, pairwise_graph
@@ -92,7 +92,7 @@ def independent(n=5):
         make_rbm(4, 3),
         make_tree_rbm(4, 3),
         Tilted(make_tree_rbm(4, 3), torch.tensor([1.0, -2.0, 0.3, 0.0], dtype=DOUBLE), 0.3),
-        Corrected(make_tree_rbm(4, 3), 0.4),
+        TemperedCorrection(make_tree_rbm(4, 3), 0.4),
         make_tree_rbm(4, 3).annealed(0.0),
         make_rbm(4, 3, scale=0.0),
     ],

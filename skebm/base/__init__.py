@@ -5,13 +5,13 @@ Configuration lives in constructor arguments, running state in named tuples that
 randomness in one :class:`torch.Generator` that is passed as an argument.
 """
 
+from skebm.base.domains import Binary, Categorical, Domain, Mixed, Real
 from skebm.base.energy import BipartiteEnergy, Clamp, Conditional, Energy, PairwiseEnergy
 from skebm.base.objective import Batch, Loss, Objective
 from skebm.base.partition import LogPartition, PartitionEstimator
 from skebm.base.sampler import Sampler, sampling
 from skebm.base.state import ChainState, SamplingError, StepInfo
 from skebm.base.trace import Trace
-from skebm.domains import Binary, Categorical, Domain, Mixed, Real
 
 __all__ = [
     "Batch",

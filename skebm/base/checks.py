@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skebm.base.domains import Binary
+from skebm.base.domains import Real as RealRows
 from skebm.base.energy import Clamp, Energy
 from skebm.base.state import ChainState, SamplingError
-from skebm.domains import Binary
-from skebm.domains import Real as RealRows
 
 
 def whole_number(name: str, value: Any, least: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from skebm.domains import Binary, Domain
+from skebm.base.domains import Binary, Domain
 
 
 class Clamp(NamedTuple):

@@ -13,10 +13,10 @@ from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
 from skebm.base.checks import check_end, check_held, check_start, schedule, whole_number
+from skebm.base.domains import Domain
 from skebm.base.energy import Clamp, Energy, check_energy
 from skebm.base.state import ChainState, SamplingError, StepInfo
 from skebm.base.trace import Recorder, Trace
-from skebm.domains import Domain
 
 # Warm-up of a run whose length is not known beforehand.
 DEFAULT_WARMUP = 500
@@ -43,12 +43,12 @@ class Sampler(BaseEstimator, abc.ABC):
         return self
 
     @property
-    def tunes(self) -> bool:
+    def adapts(self) -> bool:
         """Whether steps change the settings of later steps until the chain is frozen."""
         return bool(getattr(self, "adapt", False))
 
     @property
-    def starts_between(self) -> bool:
+    def accepts_relaxed_rows(self) -> bool:
         """Whether rows may start, and be clamped, between the states of a discrete domain."""
         return False
 
@@ -77,9 +77,9 @@ class Sampler(BaseEstimator, abc.ABC):
     def freeze(self, state: ChainState) -> ChainState:
         """The same chains, whose further steps are all alike: warm-up is over.
 
-        The ``aux`` of a sampler that tunes itself knows what it has found, ``aux.frozen()``.
+        The ``aux`` of a sampler that adapts itself knows what it has found, ``aux.frozen()``.
         """
-        return state._replace(aux=state.aux.frozen()) if self.tunes else state
+        return state._replace(aux=state.aux.frozen()) if self.adapts else state
 
     def energies(self, energy: Energy, state: ChainState) -> Tensor:
         """Energies of the chains (n,), for the record."""
@@ -212,7 +212,7 @@ class Sampler(BaseEstimator, abc.ABC):
         whole_number("max_steps", max_steps, 100)
         if not r_hat > 1:
             raise ValueError(f"r_hat must be above 1, got {r_hat!r}.")
-        if n_warmup is None and self.tunes and not isinstance(x, ChainState):
+        if n_warmup is None and self.adapts and not isinstance(x, ChainState):
             n_warmup = DEFAULT_WARMUP
         n_chains = len(x.x if isinstance(x, ChainState) else x)
         if n_chains < 2:
@@ -244,10 +244,10 @@ class Sampler(BaseEstimator, abc.ABC):
         """States and diagnostics after each step that follows the warm-up."""
         whole_number("n_steps", n_steps, 1)
         rows = x.x if isinstance(x, ChainState) else x
-        check_start(energy, rows, generator, clamp, self.starts_between)
+        check_start(energy, rows, generator, clamp, self.accepts_relaxed_rows)
         betas = schedule(beta, n_steps)
         if n_warmup is None:
-            n_warmup = n_steps if self.tunes and not isinstance(x, ChainState) else 0
+            n_warmup = n_steps if self.adapts and not isinstance(x, ChainState) else 0
         whole_number("n_warmup", n_warmup, 0)
         if isinstance(x, ChainState):
             state = x

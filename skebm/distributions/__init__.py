@@ -1,7 +1,7 @@
 """Tractable distributions: bases of energies and of annealing, starts of chains, NCE noise."""
 
 from skebm.distributions.affine import Affine
-from skebm.distributions.base import Noise, Tilt
+from skebm.distributions.base import Distribution, Tilt
 from skebm.distributions.blocks import BlockTree
 from skebm.distributions.flow import NormalizingFlow
 from skebm.distributions.gaussian import Gaussian
@@ -21,7 +21,7 @@ __all__ = [
     "IndependentBernoulli",
     "IndependentCategorical",
     "KernelDensity",
-    "Noise",
+    "Distribution",
     "NormalizingFlow",
     "Tilt",
     "TruncatedGaussian",

@@ -79,9 +79,9 @@ def chunked(function: Callable[..., Any], x: Tensor, per_row: int) -> Any:
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
-def checked_blur(blur: Tensor | float, rows: Tensor) -> Tensor:
+def checked_sigma(sigma: Tensor | float, rows: Tensor) -> Tensor:
     """Standard deviations of what is added to rows (n, d), of their kind; refuses what is none."""
-    found = torch.as_tensor(blur).to(rows)
+    found = torch.as_tensor(sigma).to(rows)
     if found.shape not in ((), rows.shape[1:]) or not (found.isfinite() & (found >= 0)).all():
         raise ValueError(
             f"blur must be a non-negative number, or one for each of {rows.shape[1]} columns, got "

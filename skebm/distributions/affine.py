@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 
 from skebm.base import Clamp, Conditional, Real
-from skebm.distributions.base import Noise
+from skebm.distributions.base import Distribution
 from skebm.distributions.truncated import TruncatedGaussian
 from skebm.distributions.uniform import Uniform
 
 
-class Affine(Noise):
+class Affine(Distribution):
     r"""A distribution of real rows after a change of units, :math:`z = (x - c) / s` with x from q.
 
     .. math:: \log q_z(z) = \log q(s \odot z + c) + \textstyle\sum_i \log s_i
 
     Parameters
     ----------
-    noise : Noise
+    noise : Distribution
         q, on unbounded real rows.
     centre, scale : Tensor of shape (d,)
         c and s > 0.
@@ -33,7 +33,7 @@ class Affine(Noise):
     tensor([-0.9189])
     """
 
-    def __init__(self, noise: Noise, centre: Tensor, scale: Tensor):
+    def __init__(self, noise: Distribution, centre: Tensor, scale: Tensor):
         if not isinstance(noise.domain, Real):
             raise TypeError(f"Units are those of real rows, not of {noise.domain}.")
         if isinstance(noise, TruncatedGaussian | Uniform) or noise.domain != Real(
@@ -58,19 +58,19 @@ class Affine(Noise):
     def log_prob(self, x: Tensor) -> Tensor:
         return self.noise.log_prob(self._there(x)) + self.scale.log().sum()
 
-    def slope(self, x: Tensor) -> Tensor:
-        return self.noise.slope(self._there(x)) * self.scale
+    def score(self, x: Tensor) -> Tensor:
+        return self.noise.score(self._there(x)) * self.scale
 
     @property
-    def has_blurred(self) -> bool:
-        return self.noise.has_blurred
+    def has_convolved(self) -> bool:
+        return self.noise.has_convolved
 
     @property
     def has_given(self) -> bool:
         return self.noise.has_given
 
-    def blurred(self, sigma: Tensor | float) -> Affine:
-        return Affine(self.noise.blurred(sigma * self.scale), self.centre, self.scale)
+    def convolved(self, sigma: Tensor | float) -> Affine:
+        return Affine(self.noise.convolved(sigma * self.scale), self.centre, self.scale)
 
     def given(self, clamp: Clamp) -> Conditional:
         value = torch.where(clamp.mask, self._there(clamp.value), 0)

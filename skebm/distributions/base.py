@@ -32,7 +32,7 @@ class Tilt(Conditional):
         """The same where some columns are known: the sum is then over rows that agree."""
 
 
-class Noise(abc.ABC):
+class Distribution(abc.ABC):
     """A distribution that can be drawn from and whose log-probability is known exactly.
 
     Its tensors are attributes, which :meth:`to` moves and pickles hold as NumPy arrays.
@@ -52,7 +52,7 @@ class Noise(abc.ABC):
         """Conditionals under unary fields, q(x)^power exp(field' x), for each row of (n, d)."""
         raise TypeError(f"{type(self).__name__} has no exact conditionals under unary fields.")
 
-    def slope(self, x: Tensor) -> Tensor:
+    def score(self, x: Tensor) -> Tensor:
         """Gradient of :meth:`log_prob` with respect to x, of the shape of x.
 
         It works under ``no_grad``. This default comes from autograd and is detached; where a
@@ -63,18 +63,18 @@ class Noise(abc.ABC):
             at = x.detach().requires_grad_(True)
             value = self.log_prob(at)
             if value.requires_grad:
-                (slope,) = torch.autograd.grad(value.sum(), at)
-                return slope
-        own_flips = type(self).flip_log_ratio is not Noise.flip_log_ratio
+                (score,) = torch.autograd.grad(value.sum(), at)
+                return score
+        own_flips = type(self).flip_log_ratio is not Distribution.flip_log_ratio
         if isinstance(self.domain, Binary) and own_flips:
             return (1 - 2 * x.detach()) * self.flip_log_ratio(x.detach())
         return torch.zeros_like(x)  # constant wherever it is finite
 
-    def log_prob_and_slope(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """:meth:`log_prob` and :meth:`slope`, cheaper together where they share work."""
-        return self.log_prob(x), self.slope(x)
+    def log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`log_prob` and :meth:`score`, cheaper together where they share work."""
+        return self.log_prob(x), self.score(x)
 
-    def blurred(self, sigma: float | Tensor) -> Noise:
+    def convolved(self, sigma: float | Tensor) -> Distribution:
         """The distribution of x + sigma z, z standard normal; `sigma` may be one for each entry."""
         raise TypeError(
             f"{type(self).__name__} has no closed form under added normal noise: use Gaussian, "
@@ -82,18 +82,18 @@ class Noise(abc.ABC):
         )
 
     @property
-    def has_blurred(self) -> bool:
-        """Whether :meth:`blurred` has a closed form."""
-        return type(self).blurred is not Noise.blurred
+    def has_convolved(self) -> bool:
+        """Whether :meth:`convolved` has a closed form."""
+        return type(self).convolved is not Distribution.convolved
 
     @property
     def has_given(self) -> bool:
         """Whether :meth:`given` has exact conditionals."""
-        return type(self).given is not Noise.given or self._has_bits_given
+        return type(self).given is not Distribution.given or self._has_bits_given
 
     @property
     def _has_bits_given(self) -> bool:
-        return isinstance(self.domain, Binary) and type(self).tilted is not Noise.tilted
+        return isinstance(self.domain, Binary) and type(self).tilted is not Distribution.tilted
 
     def given(self, clamp: Clamp) -> Conditional:
         """Exact conditionals of the other entries, for each row of what is known, (n, ...).
@@ -112,7 +112,7 @@ class Noise(abc.ABC):
 
         Taken from the slope: log-probabilities of binary rows are linear in each entry.
         """
-        return (1 - 2 * x.detach()) * self.slope(x)
+        return (1 - 2 * x.detach()) * self.score(x)
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Any:
         """A copy on a device, its real numbers in a precision."""
@@ -143,7 +143,7 @@ class Noise(abc.ABC):
 class TiltedGiven(Given):
     """Binary rows of a distribution that has exact tilts: one of no field at all."""
 
-    def __init__(self, noise: Noise, clamp: Clamp):
+    def __init__(self, noise: Distribution, clamp: Clamp):
         super().__init__(noise, clamp)
         if not noise.domain.contains(self.clamp.value).all():
             raise ValueError("Known values of binary rows must be 0 or 1.")

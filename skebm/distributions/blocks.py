@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import Binary, Clamp
-from skebm.distributions.base import Noise, Tilt
+from skebm.distributions.base import Distribution, Tilt
 from skebm.distributions.tree import best_tree
 
 # Shares and prices, in nats a row, are the best compromise on the validation parts of seven DEBD
@@ -263,7 +263,7 @@ def _independent(p: Tensor, n_columns: int) -> Tensor:
     return result
 
 
-class BlockTree(Noise):
+class BlockTree(Distribution):
     r"""A tree over blocks of binary columns, each node with all patterns of its columns.
 
     .. math:: q(x) = q_r(x_{B_r}) \prod_{u \ne r} q_u\bigl(x_{B_u} \mid x_{B_{\pi(u)}}\bigr)

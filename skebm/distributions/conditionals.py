@@ -18,7 +18,7 @@ class Given(Conditional):
 
     Parameters
     ----------
-    noise : Noise
+    noise : Distribution
     clamp : Clamp
         Which entries are known, (n, ...), and their values; the other values are not looked at.
 

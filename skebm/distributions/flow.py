@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from skebm.base import Real
-from skebm.base.torchtools import seeded
+from skebm.base.torchtools import adamw, seeded
 from skebm.distributions._fitting import (
     CHUNK,
-    checked_blur,
+    checked_sigma,
     chunked,
     live_rows,
     moments,
@@ -24,8 +24,7 @@ from skebm.distributions._fitting import (
     usable_scale,
     varies,
 )
-from skebm.distributions.base import Noise
-from skebm.training.steps import adamw
+from skebm.distributions.base import Distribution
 
 FLOWS = ("maf", "nsf", "coupling")
 
@@ -98,16 +97,16 @@ class Table(NamedTuple):
 # ------------------------------------------------------------------------------
 
 
-def standardised(x: Any, weight: Tensor | None, blur: Any) -> Table:
+def standardised(x: Any, weight: Tensor | None, sigma: Any) -> Table:
     """Rows in units of their noisy standard deviations, in their own precision."""
     rows, w = live_rows(x, weight)
-    blur = checked_blur(blur, rows)
+    sigma = checked_sigma(sigma, rows)
     mean, variance = moments(rows, w)
     live = varies(variance, mean, x.dtype)
-    variance = torch.where(live, variance, 0.0) + blur.square()
+    variance = torch.where(live, variance, 0.0) + sigma.square()
     scale = usable_scale(variance, mean, x.dtype)
     # A flow would become a spike where neither rows nor noise vary.
-    noise = torch.where(varies(variance, mean, x.dtype), blur / scale, 1.0)
+    noise = torch.where(varies(variance, mean, x.dtype), sigma / scale, 1.0)
     z = torch.where(live, (rows - mean) / scale, 0.0)
     return Table(*(t.to(x.dtype) for t in (z, w / w.mean(), noise, mean, scale)))
 
@@ -247,7 +246,7 @@ def _batches(
             yield table.noisy(table.z[rows], generator), table.weight[rows]
 
 
-class NormalizingFlow(Noise):
+class NormalizingFlow(Distribution):
     r"""The distribution of a row that a flow makes of normal draws, in the units of the columns.
 
     .. math:: x = c + s \odot z, \qquad
@@ -356,7 +355,7 @@ class NormalizingFlow(Noise):
         weight: Tensor | None = None,
         flow: str | nn.Module = "nsf",
         *,
-        blur: Tensor | float = 0.0,
+        sigma: Tensor | float = 0.0,
         transforms: int | None = None,
         hidden_sizes: tuple[int, ...] = (64, 64),
         learning_rate: float = 5e-3,
@@ -425,7 +424,7 @@ class NormalizingFlow(Noise):
         plan = Plan(
             learning_rate, weight_decay, batch_size, n_steps, n_steps_no_change, validation_fraction
         )
-        table = standardised(x, weight, blur)
+        table = standardised(x, weight, sigma)
         plan = plan.resolved(len(table.z))
         if generator is None:
             generator = torch.Generator(x.device).manual_seed(0)
@@ -471,17 +470,17 @@ class NormalizingFlow(Noise):
     def log_prob(self, x: Tensor) -> Tensor:
         return self._chunked(self._log_prob, x)
 
-    def slope(self, x: Tensor) -> Tensor:
+    def score(self, x: Tensor) -> Tensor:
         """Gradient of :meth:`log_prob` with respect to x, of the shape of x."""
-        return self.log_prob_and_slope(x)[1]
+        return self.log_prob_and_score(x)[1]
 
-    def log_prob_and_slope(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Log-density (n,) and its gradient (n, d), by one pass forth and back.
 
         They work under ``no_grad``, and can be differentiated where x or weights of the flow
         require a gradient.
         """
-        return self._chunked(self._log_prob_and_slope, x)
+        return self._chunked(self._log_prob_and_score, x)
 
     def _log_prob(self, x: Tensor) -> Tensor:
         if not len(x):  # torch cannot reshape what is empty
@@ -491,14 +490,14 @@ class NormalizingFlow(Noise):
         value = _distribution(self.flow).log_prob(z.to(self.centre))
         return value.to(x) - self.scale.to(x).log().sum()
 
-    def _log_prob_and_slope(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
         wanted = x.requires_grad or any(p.requires_grad for p in self.flow.parameters())
         keep = torch.is_grad_enabled() and wanted
         with torch.enable_grad():
             at = x if keep and x.requires_grad else x.detach().requires_grad_(True)
             value = self._log_prob(at)
-            (slope,) = torch.autograd.grad(value.sum(), at, create_graph=keep)
-        return (value if keep else value.detach()), slope
+            (score,) = torch.autograd.grad(value.sum(), at, create_graph=keep)
+        return (value if keep else value.detach()), score
 
     def _chunked(self, function: Callable[..., Any], x: Tensor) -> Any:
         return chunked(function, x, PER_ENTRY * self.domain.n_columns)

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from skebm.base import Clamp, Real
 from skebm.distributions._fitting import checked_weight, positive, usable_scale
-from skebm.distributions.base import Noise
+from skebm.distributions.base import Distribution
 from skebm.distributions.conditionals import Given, IndependentGiven, MixtureGiven
 
 # Least shrinkage that is chosen: columns that copy each other keep a thousandth of their own.
 LEAST_SHRINKAGE = 1e-3
 
 
-class Gaussian(Noise):
+class Gaussian(Distribution):
     r"""The normal distribution :math:`N(\mu, \Sigma)`, of independent entries or of flat rows.
 
     .. math:: \log q(x) = -\tfrac12 (x - \mu)^\top \Sigma^{-1} (x - \mu)
@@ -75,7 +75,7 @@ class Gaussian(Noise):
         self.mean = mean.detach().clone()
         self.domain = Real(tuple(mean.shape))
         self.scale = None if scale is None else positive(scale, self.mean, "scale")
-        self.root = None if covariance is None else _cholesky(covariance, self.mean)
+        self.scale_tril = None if covariance is None else _cholesky(covariance, self.mean)
 
     # ---------------------------------------------------------------- fitting
 
@@ -134,11 +134,11 @@ class Gaussian(Noise):
         wider = self.to(self.mean.device, self.mean.dtype)
         if self.scale is not None:
             wider.scale = self.scale * math.sqrt(factor)
-        if self.root is not None:
-            wider.root = self.root * math.sqrt(factor)
+        if self.scale_tril is not None:
+            wider.scale_tril = self.scale_tril * math.sqrt(factor)
         return wider
 
-    def blurred(self, sigma: float | Tensor) -> Gaussian:
+    def convolved(self, sigma: float | Tensor) -> Gaussian:
         r"""The normal distribution of x + sigma z: :math:`\sigma^2` is added to the variances.
 
         Parameters
@@ -147,7 +147,7 @@ class Gaussian(Noise):
             Standard deviation of what is added to each entry, non-negative.
         """
         noise = positive(sigma, self.mean, "sigma", zero=True).double()
-        if self.root is None:
+        if self.scale_tril is None:
             assert self.scale is not None
             return Gaussian(self.mean, torch.hypot(self.scale.double(), noise).to(self.mean))
         _, _, covariance = self.components()
@@ -163,24 +163,24 @@ class Gaussian(Noise):
     def components(self) -> tuple[Tensor, Tensor, Tensor]:
         """Log-weight (1,), mean (1, d) and covariance (1, d, d) as of a mixture, in float64."""
         mean = self.mean.double().flatten()[None]
-        if self.root is None:
+        if self.scale_tril is None:
             covariance = self.covariance.double()
         else:
-            covariance = self.root.double() @ self.root.double().t()
+            covariance = self.scale_tril.double() @ self.scale_tril.double().t()
         return mean.new_zeros(1), mean, covariance[None]
 
     @property
     def covariance(self) -> Tensor:
         """Covariance of the flattened rows, (d, d)."""
-        if self.root is not None:
-            return self.root @ self.root.t()
+        if self.scale_tril is not None:
+            return self.scale_tril @ self.scale_tril.t()
         assert self.scale is not None
         return self.scale.flatten().square().diag()
 
     @property
     def log_normaliser(self) -> float:
         """log det(2 pi covariance) / 2, in float64."""
-        spread = self.scale if self.root is None else self.root.diagonal()
+        spread = self.scale if self.scale_tril is None else self.scale_tril.diagonal()
         assert spread is not None
         d = self.mean.numel()
         return float(spread.double().log().sum()) + d / 2 * math.log(2 * math.pi)
@@ -190,31 +190,33 @@ class Gaussian(Noise):
         z = torch.randn(
             n, *like.shape, generator=generator, dtype=like.dtype, device=generator.device
         )
-        if self.root is not None:
-            return like + z @ self.root.t()
+        if self.scale_tril is not None:
+            return like + z @ self.scale_tril.t()
         assert self.scale is not None
         return like + z * self.scale
 
     def log_prob(self, x: Tensor) -> Tensor:
         z = x - self.mean.to(x)
-        if self.root is None:
+        if self.scale_tril is None:
             assert self.scale is not None
             z = z / self.scale.to(x)
         else:
-            z = torch.linalg.solve_triangular(self.root.to(x), z.t(), upper=False).t()
+            z = torch.linalg.solve_triangular(self.scale_tril.to(x), z.t(), upper=False).t()
         return -z.square().flatten(1).sum(1) / 2 - self.log_normaliser
 
-    def slope(self, x: Tensor) -> Tensor:
+    def score(self, x: Tensor) -> Tensor:
         """Gradient of the log-density, -covariance^-1 (x - mean)."""
         off = self.mean.to(x) - x
-        if self.root is None:
+        if self.scale_tril is None:
             assert self.scale is not None
             return off / self.scale.to(x).square()
-        return torch.cholesky_solve(off.t(), self.root.to(x)).t()
+        return torch.cholesky_solve(off.t(), self.scale_tril.to(x)).t()
 
     def given(self, clamp: Clamp) -> Given:
         """Exact conditionals of the other entries, for each row of what is known."""
-        return IndependentGiven(self, clamp) if self.root is None else MixtureGiven(self, clamp)
+        return (
+            IndependentGiven(self, clamp) if self.scale_tril is None else MixtureGiven(self, clamp)
+        )
 
 
 def _cholesky(covariance: Tensor, mean: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from skebm.base import Binary, Categorical, Clamp
 from skebm.base.torchtools import softplus
-from skebm.distributions.base import Noise, Tilt
+from skebm.distributions.base import Distribution, Tilt
 from skebm.distributions.conditionals import Given
 
 
@@ -48,7 +48,7 @@ class IndependentTilt(Tilt):
         return torch.rand(p.shape, generator=generator, dtype=p.dtype, device=p.device).lt_(p)
 
 
-class IndependentBernoulli(Noise):
+class IndependentBernoulli(Distribution):
     r"""Independent binary columns, :math:`q(x) = \prod_i \sigma(a_i)^{x_i} \sigma(-a_i)^{1-x_i}`.
 
     Parameters
@@ -111,7 +111,7 @@ class IndependentBernoulli(Noise):
         return IndependentTilt(power * self.logits + field, power * self.log_normaliser)
 
 
-class IndependentCategorical(Noise):
+class IndependentCategorical(Distribution):
     r"""Independent one-hot columns of given shares.
 
     .. math:: q(x) = \prod_i \prod_k \mathrm{softmax}(a_i)_k^{x_{ik}}

@@ -14,7 +14,7 @@ from torch import Tensor
 from skebm.base import Clamp, Real
 from skebm.distributions import _fitting
 from skebm.distributions._fitting import live_rows, moments, pick, positive, varies
-from skebm.distributions.base import Noise
+from skebm.distributions.base import Distribution
 from skebm.distributions.conditionals import Given, KernelGiven, ScalesGiven
 from skebm.distributions.gaussian import _ledoit_wolf
 from skebm.distributions.mixture import _positive_definite
@@ -88,16 +88,16 @@ def prepare(centres: Tensor, weight: Tensor, maps: Tensor, log_share: Tensor) ->
     return found._replace(right=right.transpose(1, 2))
 
 
-def inverses(roots: Tensor) -> Tensor:
+def inverses(scale_tril: Tensor) -> Tensor:
     """Inverses of lower triangular matrices, (M, d, d)."""
-    identity = torch.eye(roots.shape[1], dtype=roots.dtype, device=roots.device)
-    return torch.linalg.solve_triangular(roots, identity.expand_as(roots), upper=False)
+    identity = torch.eye(scale_tril.shape[1], dtype=scale_tril.dtype, device=scale_tril.device)
+    return torch.linalg.solve_triangular(scale_tril, identity.expand_as(scale_tril), upper=False)
 
 
 def evaluate(
     kernels: Kernels,
     x: Tensor,
-    slope: bool,
+    score: bool,
     without: Tensor | None = None,
     stays: Tensor | None = None,
     rest: Tensor | None = None,
@@ -117,22 +117,22 @@ def evaluate(
             at = torch.arange(len(rows), device=rows.device)
             logits[:, at, out] = logits[:, at, out] + stays[out]
             logits -= rest[out][:, None]
-        found = _sums(kernels, here, logits, slope)
+        found = _sums(kernels, here, logits, score)
         parts.append(tuple(part.to(x.dtype) for part in found))
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
-def _sums(kernels: Kernels, rows: Tensor, logits: Tensor, slope: bool) -> tuple[Tensor, ...]:
+def _sums(kernels: Kernels, rows: Tensor, logits: Tensor, score: bool) -> tuple[Tensor, ...]:
     top = logits.detach().amax(2).amax(0)
     share = logits.sub_(top[:, None]).exp_()
-    if not slope:
+    if not score:
         return (top + share.sum(2).sum(0).log(),)
     centres = torch.nn.functional.pad(kernels.centres, (0, 1), value=1.0)
     sums = torch.mm(share.flatten(0, 1), centres).view(*share.shape[:2], rows.shape[1] + 1)
     count = sums[..., -1:]
     total = count.sum(0)
-    slopes = kernels.precisions(sums[..., :-1] - count * rows) / total
-    return top + total[:, 0].log(), slopes
+    scores = kernels.precisions(sums[..., :-1] - count * rows) / total
+    return top + total[:, 0].log(), scores
 
 
 # ------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ def _golden(function: Callable[[float], float], low: float, high: float) -> floa
     return (low + high) / 2
 
 
-class KernelDensity(Noise):
+class KernelDensity(Distribution):
     r"""A normal density around each of some rows, of one bandwidth a column or of several scales.
 
     .. math:: q(x) = \sum_j w_j \prod_i N(x_i; c_{ji}, h_i^2)
@@ -461,13 +461,13 @@ class KernelDensity(Noise):
         self.counts = weight[weight > 0].to(centres)
         self.weights = (weight / weight.sum())[weight > 0].to(centres)
         self.bandwidth: Any = None  # a tensor, or of several scales:
-        self.roots: Tensor | None = None
+        self.scale_tril: Tensor | None = None
         self.shares: Tensor | None = None
         if covariances is None:
             self.bandwidth = positive(bandwidth, self.centres[0], "bandwidth")
             return
         share, covariances = _checked_scales(covariances, shares, centres.shape[1])
-        self.roots = torch.linalg.cholesky(covariances).to(centres).contiguous()
+        self.scale_tril = torch.linalg.cholesky(covariances).to(centres).contiguous()
         self.shares = share.to(centres)
 
     # ---------------------------------------------------------------- fitting
@@ -551,10 +551,10 @@ class KernelDensity(Noise):
     @property
     def kernel_covariances(self) -> Tensor:
         """The same in float64."""
-        if self.roots is None:
+        if self.scale_tril is None:
             return self.bandwidth.double().square().diag()[None]
-        roots = self.roots.double()
-        return roots @ roots.transpose(1, 2)
+        scale_tril = self.scale_tril.double()
+        return scale_tril @ scale_tril.transpose(1, 2)
 
     def scaled_centres(self) -> tuple[Tensor, Tensor, Tensor]:
         """(centres - origin) / bandwidth, the origin and the bandwidth, in float64."""
@@ -568,12 +568,12 @@ class KernelDensity(Noise):
         centres = self.centres[pick(self.weights.double(), u)]
         z = torch.randn(n, self.centres.shape[1], dtype=self.centres.dtype, **kind)
         z = z.to(centres.device)
-        if self.roots is None:
+        if self.scale_tril is None:
             return centres + z * self.bandwidth
         assert self.shares is not None
         v = torch.rand(n, dtype=torch.float64, **kind).to(self.weights.device)
         scale = pick(self.shares.double(), v)
-        for m, root in enumerate(self.roots):
+        for m, root in enumerate(self.scale_tril):
             rows = (scale == m).nonzero()[:, 0]
             centres[rows] += z[rows] @ root.t()
         return centres
@@ -589,38 +589,38 @@ class KernelDensity(Noise):
             from less, and all are divided by their sum. A centre of weight 2 stays with 1. For
             rows that are centres, or noisy copies of such.
         """
-        return self._evaluate(x, without, slope=False)[0]
+        return self._evaluate(x, without, score=False)[0]
 
-    def slope(self, x: Tensor, without: Tensor | None = None) -> Tensor:
+    def score(self, x: Tensor, without: Tensor | None = None) -> Tensor:
         """Gradient of the log-density, sum_m S_m^-1 (share of m) (mean of its centres - x).
 
         Shares and means are those of the kernels at x; `without` is as in :meth:`log_prob`.
         """
-        return self._evaluate(x, without, slope=True)[1]
+        return self._evaluate(x, without, score=True)[1]
 
-    def log_prob_and_slope(self, x: Tensor, without: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def log_prob_and_score(self, x: Tensor, without: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-density (n,) and its gradient (n, d), at little more than the cost of one.
 
         `without` is as in :meth:`log_prob`.
         """
-        value, slope = self._evaluate(x, without, slope=True)
-        return value, slope
+        value, score = self._evaluate(x, without, score=True)
+        return value, score
 
-    def _evaluate(self, x: Tensor, without: Tensor | None, slope: bool) -> tuple[Tensor, ...]:
+    def _evaluate(self, x: Tensor, without: Tensor | None, score: bool) -> tuple[Tensor, ...]:
         weights = self.weights.double()
-        if self.roots is None:
+        if self.scale_tril is None:
             maps, log_share = self.bandwidth.double().reciprocal(), weights.new_zeros(1)
         else:
             assert self.shares is not None
-            maps, log_share = inverses(self.roots.double()), self.shares.double().log()
+            maps, log_share = inverses(self.scale_tril.double()), self.shares.double().log()
         kernels = prepare(self.centres.double(), weights, maps, log_share)
         if without is None:
-            return evaluate(kernels, x, slope)
+            return evaluate(kernels, x, score)
         self._check_without(x, without)
         counts = self.counts.double()
         stays = ((counts - 1).clamp(min=0) / counts).log()
         rest = (1 - counts.clamp(max=1) / counts.sum()).log()
-        return evaluate(kernels, x, slope, without.long(), stays, rest)
+        return evaluate(kernels, x, score, without.long(), stays, rest)
 
     def _check_without(self, x: Tensor, without: Any) -> None:
         if (
@@ -636,7 +636,7 @@ class KernelDensity(Noise):
         if len(self.counts) == 1 and float(self.counts[0]) <= 1:
             raise ValueError("without leaves nothing: the only centre has a weight of one or less.")
 
-    def blurred(self, sigma: float | Tensor) -> KernelDensity:
+    def convolved(self, sigma: float | Tensor) -> KernelDensity:
         r"""The density of x + sigma z: :math:`\sigma^2` is added to all variances.
 
         Parameters
@@ -645,20 +645,20 @@ class KernelDensity(Noise):
             Standard deviation of what is added to each column, non-negative.
         """
         noise = positive(sigma, self.centres[0], "sigma", zero=True)
-        blurred = copy.copy(self)
+        convolved = copy.copy(self)
         if self.bandwidth is not None:
-            blurred.bandwidth = torch.hypot(self.bandwidth, noise)
+            convolved.bandwidth = torch.hypot(self.bandwidth, noise)
         else:
             covariances = self.kernel_covariances + noise.double().square().diag()
-            blurred.roots = torch.linalg.cholesky(covariances).to(noise).contiguous()
-        return blurred
+            convolved.scale_tril = torch.linalg.cholesky(covariances).to(noise).contiguous()
+        return convolved
 
     def given(self, clamp: Clamp) -> Given:
         """Exact conditionals of the other entries, for each row of what is known."""
-        return KernelGiven(self, clamp) if self.roots is None else ScalesGiven(self, clamp)
+        return KernelGiven(self, clamp) if self.scale_tril is None else ScalesGiven(self, clamp)
 
     def __repr__(self) -> str:
-        scales = "" if self.roots is None else f", {len(self.roots)} scales"
+        scales = "" if self.scale_tril is None else f", {len(self.scale_tril)} scales"
         n, d = self.centres.shape
         return f"KernelDensity({n} centres, {d} columns{scales})"
 

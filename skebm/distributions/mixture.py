@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skebm.base import Clamp, Real
 from skebm.distributions._fitting import (
-    checked_blur,
+    checked_sigma,
     checked_weight,
     chunked,
     live_rows,
@@ -22,7 +22,7 @@ from skebm.distributions._fitting import (
     usable_scale,
     varies,
 )
-from skebm.distributions.base import Noise
+from skebm.distributions.base import Distribution
 from skebm.distributions.conditionals import Given, MixtureGiven
 
 LLOYD_STEPS = 5
@@ -50,9 +50,9 @@ class Prior(NamedTuple):
         total = scatter + self.rows * self.centre
         return total / (count + self.rows)[:, None, None] + self.ridge.diag()
 
-    def log_density(self, roots: Tensor, whitening: Tensor) -> float:
+    def log_density(self, scale_tril: Tensor, whitening: Tensor) -> float:
         """log-density at covariances of such Cholesky factors, up to a constant."""
-        log_det = 2 * roots.diagonal(dim1=1, dim2=2).log().sum()
+        log_det = 2 * scale_tril.diagonal(dim1=1, dim2=2).log().sum()
         trace = (whitening @ self.centre * whitening).sum()
         return -self.rows / 2 * float(log_det + trace)
 
@@ -138,18 +138,24 @@ def statistics(z: Tensor, w: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Ten
 
 def factors(covariances: Tensor) -> tuple[Tensor, Tensor]:
     """Lower Cholesky factors and their inverses, (K, d, d)."""
-    roots = torch.linalg.cholesky(covariances)
-    identity = torch.eye(roots.shape[1], dtype=roots.dtype, device=roots.device)
-    return roots, torch.linalg.solve_triangular(roots, identity.expand_as(roots), upper=False)
+    scale_tril = torch.linalg.cholesky(covariances)
+    identity = torch.eye(scale_tril.shape[1], dtype=scale_tril.dtype, device=scale_tril.device)
+    return scale_tril, torch.linalg.solve_triangular(
+        scale_tril, identity.expand_as(scale_tril), upper=False
+    )
 
 
 def expectation(
     z: Tensor, w: Tensor, weights: Tensor, means: Tensor, covariances: Tensor, prior: Prior
 ) -> tuple[Tensor, float, float]:
     """Responsibilities (n, K), the log-likelihood, and the log-density of the prior."""
-    roots, whitening = factors(covariances)
+    scale_tril, whitening = factors(covariances)
     d = z.shape[1]
-    level = weights.log() - roots.diagonal(dim1=1, dim2=2).log().sum(1) - d / 2 * math.log(math.tau)
+    level = (
+        weights.log()
+        - scale_tril.diagonal(dim1=1, dim2=2).log().sum(1)
+        - d / 2 * math.log(math.tau)
+    )
     maps = whitening.flatten(0, 1).t().contiguous()  # (d, K d)
     shift = torch.matmul(whitening, means[..., None]).flatten()
 
@@ -160,7 +166,7 @@ def expectation(
     log_share = chunked(logits, z, maps.shape[1])
     total = log_share.logsumexp(1)
     share = log_share.sub_(total[:, None]).exp_()
-    return share, float(w @ total), prior.log_density(roots, whitening)
+    return share, float(w @ total), prior.log_density(scale_tril, whitening)
 
 
 def clusters(z: Tensor, w: Tensor, n_clusters: int, u: Tensor) -> Tensor:
@@ -210,20 +216,20 @@ class _Frame(NamedTuple):
 
     @classmethod
     def of(
-        cls, x: Tensor, weight: Tensor | None, regularisation: float, blur: Tensor | float
+        cls, x: Tensor, weight: Tensor | None, regularisation: float, sigma: Tensor | float
     ) -> _Frame:
         rows, w = live_rows(x, weight)
-        blur = checked_blur(blur, rows)
+        sigma = checked_sigma(sigma, rows)
         mean, variance = moments(rows, w)
         live = varies(variance, mean, x.dtype)
         scale = usable_scale(variance, mean, x.dtype)
         z = torch.where(live, (rows - mean) / scale, 0.0)
-        added = (blur.to(scale) / scale).square()
+        added = (sigma.to(scale) / scale).square()
         ridge = torch.where(live, float(regularisation), 1.0) + added
         return cls(z, w, mean, scale, ridge)
 
 
-class GaussianMixture(Noise):
+class GaussianMixture(Distribution):
     r"""A mixture of normal distributions over flat rows.
 
     .. math:: q(x) = \sum_{k=1}^{K} \pi_k \, N(x; \mu_k, \Sigma_k)
@@ -280,12 +286,12 @@ class GaussianMixture(Noise):
         self.means = means.detach().clone()
         self.weights = weight.to(means)
         mean = means.detach().double()
-        roots, whitening = factors(_positive_definite(covariances.detach().double()))
+        scale_tril, whitening = factors(_positive_definite(covariances.detach().double()))
         # Around their centre, so that rounding does not grow with the distance from zero.
         centre = weight.to(mean) @ mean
-        self.roots, self._centre = roots.to(means), centre.to(means)
+        self.scale_tril, self._centre = scale_tril.to(means), centre.to(means)
         shift = torch.matmul(whitening, (mean - self._centre)[..., None]).flatten()
-        level = weight.log().to(mean) - roots.diagonal(dim1=1, dim2=2).log().sum(1)
+        level = weight.log().to(mean) - scale_tril.diagonal(dim1=1, dim2=2).log().sum(1)
         self._level = (level - mean.shape[1] / 2 * math.log(math.tau)).to(means)
         # All inverse factors side by side, (d, K d): one product whitens rows for all components.
         self._maps, self._shift = whitening.flatten(0, 1).t().contiguous().to(means), -shift
@@ -301,7 +307,7 @@ class GaussianMixture(Noise):
         n_components: int = 1,
         *,
         regularisation: float = 1e-3,
-        blur: Tensor | float = 0.0,
+        sigma: Tensor | float = 0.0,
         prior_rows: float | None = None,
         generator: torch.Generator | None = None,
         n_init: int = 1,
@@ -332,7 +338,7 @@ class GaussianMixture(Noise):
             :math:`\epsilon`, the share of a column's variance that each component has at least.
         blur : Tensor of shape (d,) or float, default=0
             :math:`\sigma`, standard deviations in units of x: the mixture is that of noisy rows,
-            which is not the same as :meth:`blurred` of the mixture of rows, as components find
+            which is not the same as :meth:`convolved` of the mixture of rows, as components find
             their place at the scale of the noise.
         prior_rows : float >= 0 or None, default=None
             :math:`\nu`; None is d + 2.
@@ -349,7 +355,7 @@ class GaussianMixture(Noise):
         _check_share(regularisation, "regularisation", 1.0)
         _check_share(tol, "tol", math.inf)
         _check_share(0.0 if prior_rows is None else prior_rows, "prior_rows", math.inf)
-        frame = _Frame.of(x, weight, regularisation, blur)
+        frame = _Frame.of(x, weight, regularisation, sigma)
         if generator is None:
             generator = torch.Generator(x.device).manual_seed(0)
         best: Found | None = None
@@ -373,7 +379,7 @@ class GaussianMixture(Noise):
         weight: Tensor | None = None,
         *,
         regularisation: float = 1e-3,
-        blur: Tensor | float = 0.0,
+        sigma: Tensor | float = 0.0,
         prior_rows: float | None = None,
     ) -> GaussianMixture:
         r"""One component for the rows of each label, by the formula of :meth:`fit`.
@@ -394,7 +400,7 @@ class GaussianMixture(Noise):
         if weight is not None:
             kept = checked_weight(x, weight) > 0
             x, labels, weight = x[kept], labels[kept], weight[kept]
-        frame = _Frame.of(x, weight, regularisation, blur)
+        frame = _Frame.of(x, weight, regularisation, sigma)
         place = labels.unique(return_inverse=True)[1]
         share = torch.nn.functional.one_hot(place).double()
         count, means, scatter = statistics(frame.z, frame.w, share)
@@ -433,12 +439,16 @@ class GaussianMixture(Noise):
     @property
     def covariances(self) -> Tensor:
         """Covariances of the components, (K, d, d)."""
-        return self.roots @ self.roots.transpose(1, 2)
+        return self.scale_tril @ self.scale_tril.transpose(1, 2)
 
     def components(self) -> tuple[Tensor, Tensor, Tensor]:
         """Log-weights (K,), means (K, d) and covariances (K, d, d), in float64."""
-        roots = self.roots.double()
-        return self.weights.double().log(), self.means.double(), roots @ roots.transpose(1, 2)
+        scale_tril = self.scale_tril.double()
+        return (
+            self.weights.double().log(),
+            self.means.double(),
+            scale_tril @ scale_tril.transpose(1, 2),
+        )
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         kind: dict[str, Any] = {
@@ -450,23 +460,23 @@ class GaussianMixture(Noise):
         d = self.means.shape[1]
         x = torch.randn(n, d, **kind)
         if n * d * d <= ROOM:  # a root for each row is faster than a search for the rows of each
-            means, roots = self.means.index_select(0, k), self.roots.index_select(0, k)
-            return torch.baddbmm(means[:, None], x[:, None], roots.mT)[:, 0]
+            means, scale_tril = self.means.index_select(0, k), self.scale_tril.index_select(0, k)
+            return torch.baddbmm(means[:, None], x[:, None], scale_tril.mT)[:, 0]
         for number in range(self.n_components):
             rows = (k == number).nonzero()[:, 0]
-            x[rows] = self.means[number] + x[rows] @ self.roots[number].t()
+            x[rows] = self.means[number] + x[rows] @ self.scale_tril[number].t()
         return x
 
     def log_prob(self, x: Tensor) -> Tensor:
         return chunked(lambda rows: self._logits(rows)[1].logsumexp(1), x, self._maps.shape[1])
 
-    def slope(self, x: Tensor) -> Tensor:
+    def score(self, x: Tensor) -> Tensor:
         """Gradient of the log-density: those of the components by their responsibilities."""
-        return self.log_prob_and_slope(x)[1]
+        return self.log_prob_and_score(x)[1]
 
-    def log_prob_and_slope(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Log-density (n,) and its gradient (n, d), at little more than the cost of one."""
-        return chunked(self._log_prob_and_slope, x, self._maps.shape[1])
+        return chunked(self._log_prob_and_score, x, self._maps.shape[1])
 
     def _logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Whitened rows (n, K, d), and the logarithms of the summands of the density, (n, K)."""
@@ -474,13 +484,13 @@ class GaussianMixture(Noise):
         z = z.view(len(x), *self.means.shape)
         return z, torch.sub(self._level.to(x), z.square().sum(2), alpha=0.5)
 
-    def _log_prob_and_slope(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
         z, logits = self._logits(x)
         value = logits.logsumexp(1)
         share = (logits - value[:, None]).exp()
         return value, -(z * share[..., None]).flatten(1) @ self._maps.to(x).t()
 
-    def blurred(self, sigma: float | Tensor) -> GaussianMixture:
+    def convolved(self, sigma: float | Tensor) -> GaussianMixture:
         r"""The mixture of x + sigma z: :math:`\sigma^2` is added to all variances.
 
         Parameters
@@ -526,9 +536,9 @@ def _positive_definite(covariances: Tensor) -> Tensor:
     if not covariances.isfinite().all() or not (skew <= 1e-4 * size).all():
         raise ValueError("covariances must be finite and symmetric.")
     covariances = (covariances + covariances.transpose(1, 2)) / 2
-    roots, failed = torch.linalg.cholesky_ex(covariances)
+    scale_tril, failed = torch.linalg.cholesky_ex(covariances)
     # What rounding leaves of a column that others determine is no variance.
-    left = roots.diagonal(dim1=1, dim2=2).square() / covariances.diagonal(dim1=1, dim2=2)
+    left = scale_tril.diagonal(dim1=1, dim2=2).square() / covariances.diagonal(dim1=1, dim2=2)
     bad = (failed != 0) | ~(left > 1e-13).all(1)
     if bad.any():
         raise ValueError(

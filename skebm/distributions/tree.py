@@ -14,7 +14,7 @@ from torch import Tensor
 
 from skebm.base import Binary, Clamp
 from skebm.base.torchtools import softplus
-from skebm.distributions.base import Noise, Tilt
+from skebm.distributions.base import Distribution, Tilt
 
 
 def best_tree(information: np.ndarray) -> np.ndarray:
@@ -57,7 +57,7 @@ class _Factors(NamedTuple):
     shift: Tensor  # what is to be added to that given that it is 1
 
 
-class ChowLiuTree(Noise):
+class ChowLiuTree(Distribution):
     r"""Binary columns on a tree, :math:`q(x) = \prod_i q(x_i \mid x_{\mathrm{parent}(i)})`.
 
     Of all trees, :meth:`fit` takes the one of the largest likelihood: the spanning tree of the

@@ -13,7 +13,7 @@ from torch.special import log_ndtr
 
 from skebm.base import Clamp, Real
 from skebm.distributions._fitting import live_rows, moments, positive, usable_scale, varies
-from skebm.distributions.base import Noise
+from skebm.distributions.base import Distribution
 from skebm.distributions.conditionals import Given, IndependentGiven
 
 LOG_ROOT = math.log(math.tau) / 2  # log sqrt(2 pi)
@@ -148,7 +148,7 @@ def _newton(gradient: Tensor, hessian: Tensor, stuck: Tensor) -> Tensor:
 LARGEST_SCALE = 30.0
 
 
-class TruncatedGaussian(Noise):
+class TruncatedGaussian(Distribution):
     r"""Independent columns, each a normal distribution restricted to an interval.
 
     .. math:: \log q(x) = \sum_i \log N(x_i; \mu_i, \sigma_i^2)
@@ -296,7 +296,7 @@ class TruncatedGaussian(Noise):
         value = (self._level.to(x) - t * (t / 2 + self._at_mode.to(x))).sum(1)
         return value.masked_fill(~self._inside(x), -math.inf)
 
-    def slope(self, x: Tensor) -> Tensor:
+    def score(self, x: Tensor) -> Tensor:
         """Gradient of the log-density, (mean - x) / scale^2; zero outside of the bounds."""
         slope = (self.mean.to(x) - x) / self.scale.to(x).square()
         return slope * self._inside(x)[:, None]

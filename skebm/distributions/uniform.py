@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from skebm.base import Domain, Mixed, Real
-from skebm.distributions.base import Noise
+from skebm.distributions.base import Distribution
 
 
-class Uniform(Noise):
+class Uniform(Distribution):
     """The uniform distribution over a bounded domain; outside of it log q is minus infinity.
 
     Parameters

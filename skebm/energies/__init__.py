@@ -1,33 +1,33 @@
 """Energies: what E(x) is."""
 
-from skebm.energies.bipartite import BernoulliRBM, Corrected, Moments, Tilted
+from skebm.energies.bipartite import BernoulliRBM, Moments, TemperedCorrection, Tilted
 from skebm.energies.convolution import Conv
-from skebm.energies.joint import Marginal
+from skebm.energies.joint import ClassMarginal
 from skebm.energies.networks import MLP, Confined
 from skebm.energies.neural import NeuralEnergy, Spec, Whitening, build_network, whitening_of
 from skebm.energies.pairwise import BoltzmannMachine, ising_grid
 from skebm.energies.path import AnnealingPath, annealing_path
-from skebm.energies.telescope import Telescope, Way, find_way
+from skebm.energies.telescope import Telescope, Waymarks, fit_waymarks
 
 __all__ = [
     "MLP",
-    "Marginal",
+    "ClassMarginal",
     "AnnealingPath",
     "BernoulliRBM",
     "BoltzmannMachine",
     "Confined",
     "Conv",
-    "Corrected",
+    "TemperedCorrection",
     "Moments",
     "NeuralEnergy",
     "Spec",
     "Telescope",
     "Tilted",
-    "Way",
+    "Waymarks",
     "Whitening",
     "annealing_path",
     "build_network",
-    "find_way",
+    "fit_waymarks",
     "ising_grid",
     "whitening_of",
 ]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from skebm.base import Binary, BipartiteEnergy, Clamp, Conditional
+from skebm.base.domains import enumeration_cost
 from skebm.base.torchtools import softplus
-from skebm.distributions import IndependentBernoulli, Noise, Tilt
+from skebm.distributions import Distribution, IndependentBernoulli, Tilt
 from skebm.distributions.independent import log_sum
-from skebm.domains import enumeration_cost
 
 
 class Bernoulli(Conditional):
@@ -52,7 +52,7 @@ class BernoulliRBM(BipartiteEnergy):
         Standard deviation of the initial weights.
     dtype : torch.dtype, default=torch.float32
         Precision of the parameters.
-    base : Noise or None, default=None
+    base : Distribution or None, default=None
         A distribution q with exact conditionals under unary fields, such as a Chow-Liu tree, that
         the machine corrects: :math:`E(x, h) - \log q(x)`. Not trained. p(x given h) is then q with
         the fields :math:`b + W^\top h`. Independent columns are but fields themselves: such a base
@@ -81,7 +81,7 @@ class BernoulliRBM(BipartiteEnergy):
         generator: torch.Generator,
         scale: float = 0.01,
         dtype: torch.dtype = torch.float32,
-        base: Noise | None = None,
+        base: Distribution | None = None,
     ):
         super().__init__()
         if base is not None and base.domain.n_columns != n_visible:
@@ -183,7 +183,7 @@ class BernoulliRBM(BipartiteEnergy):
     def annealed(self, beta: float) -> BipartiteEnergy:
         """The model's correction of its base at `beta`: the base at 0, the model at 1."""
         if self.structure is not None:
-            return Corrected(self, beta)
+            return TemperedCorrection(self, beta)
         logits = torch.zeros_like(self.visible_bias) if self.base is None else self.base.logits
         return Tilted(self, (1 - beta) * logits, beta)
 
@@ -340,7 +340,7 @@ class Tilted(BipartiteEnergy):
         return Tilted(self.energy, beta * self.field, beta * self.beta)
 
 
-class Corrected(BipartiteEnergy):
+class TemperedCorrection(BipartiteEnergy):
     r"""A machine whose correction of its base is tempered: beta E(x, h) - (1 - beta) log q(x).
 
     The path from the base itself, at `beta` = 0, to the model, at 1.
@@ -380,6 +380,6 @@ class Corrected(BipartiteEnergy):
         """Free energy of a hidden row, (n,)."""
         return self.energy.hidden_energy(h, beta * self.beta, field, clamp, power=beta)
 
-    def annealed(self, beta: float) -> Corrected:
+    def annealed(self, beta: float) -> TemperedCorrection:
         """A weaker correction of the same base."""
-        return Corrected(self.energy, beta * self.beta)
+        return TemperedCorrection(self.energy, beta * self.beta)

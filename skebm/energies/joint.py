@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skebm.energies.derivatives import Slopes, slopes_by_autograd
+from skebm.energies.derivatives import ValueAndInputGrad, value_and_input_grad_by_autograd
 
 
-class Marginal(nn.Module):
+class ClassMarginal(nn.Module):
     r"""The logits of a classifier as one number a row, what corrects the base of a density.
 
     .. math:: f(x) = -\log \sum_y e^{\mathrm{logits}_y(x)}
@@ -48,9 +48,9 @@ class Marginal(nn.Module):
         super().__init__()
         self.classifier, self.label = classifier, label
 
-    def given(self, label: int) -> Marginal:
+    def given(self, label: int) -> ClassMarginal:
         """Of one class; shares the classifier."""
-        return Marginal(self.classifier, label)
+        return ClassMarginal(self.classifier, label)
 
     def of_logits(self, logits: Tensor) -> Tensor:
         """f, (n,), where logits (n, K) are known."""
@@ -59,12 +59,12 @@ class Marginal(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.of_logits(self.classifier(x))
 
-    def slopes(self, x: Tensor) -> Slopes:
+    def value_and_input_grad(self, x: Tensor) -> ValueAndInputGrad:
         """Value and gradient with respect to x."""
-        known: Any = getattr(self.classifier, "slopes_of_logits", None)
+        known: Any = getattr(self.classifier, "grad_of_logits", None)
         if known is not None:
             return known(x, self._head)
-        return slopes_by_autograd(self, x)
+        return value_and_input_grad_by_autograd(self, x)
 
     def _head(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         if self.label is None:

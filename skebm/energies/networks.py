@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations
 
 from skebm.base.checks import whole_number
 from skebm.base.torchtools import seeded, softplus
-from skebm.energies.derivatives import Bends, Slopes
+from skebm.energies.derivatives import DirectionalDerivatives, ValueAndInputGrad
 from skebm.energies.neural import Spec
 
 
@@ -42,10 +42,10 @@ class SiluPair(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable  # a second time would take `share` for a constant, and be wrong
-    def backward(ctx: Any, from_value: Tensor, from_slope: Tensor) -> Tensor:
+    def backward(ctx: Any, from_value: Tensor, from_derivative: Tensor) -> Tensor:
         share, slope = ctx.saved_tensors
         curvature = (share + slope).addcmul_(share, slope, value=-2)
-        return (from_value * slope).addcmul_(from_slope, curvature)
+        return (from_value * slope).addcmul_(from_derivative, curvature)
 
 
 def _silu_triple(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -325,22 +325,22 @@ class MLPNetwork(nn.Module):
         """The reconstruction, and the whitened row that it is one of."""
         return F.linear(a, self._last(), self.bias), (x - self.centre) @ self.whitener
 
-    def slopes(self, x: Tensor, *log_sigma: Tensor) -> Slopes:
+    def value_and_input_grad(self, x: Tensor, *log_sigma: Tensor) -> ValueAndInputGrad:
         """Value and gradient with respect to x: forward once, and back once."""
         seen, a, weights, bent = self._ahead(x, log_sigma)
         last = self._last()
         if not self.reconstructs:
-            return Slopes(a @ last, self._back(last, weights, bent, seen))
+            return ValueAndInputGrad(a @ last, self._back(last, weights, bent, seen))
         o, y = self._pair(x, a)
         back = self._back((o - y) @ last, weights, bent, seen)
-        return Slopes(((o / 2 - y) * o).sum(1), back - o @ self.whitener)
+        return ValueAndInputGrad(((o / 2 - y) * o).sum(1), back - o @ self.whitener)
 
-    def slopes_of_logits(self, x: Tensor, head: Head) -> Slopes:
+    def grad_of_logits(self, x: Tensor, head: Head) -> ValueAndInputGrad:
         """The same for a function of the logits, which gives its value and its slope there."""
         seen, a, weights, bent = self._ahead(x, ())
         last = self._last()
         value, pull = head(F.linear(a, last, self.bias))
-        return Slopes(value, self._back(pull @ last, weights, bent, seen))
+        return ValueAndInputGrad(value, self._back(pull @ last, weights, bent, seen))
 
     def _ahead(
         self, x: Tensor, log_sigma: tuple[Tensor, ...]
@@ -364,7 +364,9 @@ class MLPNetwork(nn.Module):
             g = below + g if skip else below
         return g if self.waves is None else self.waves.back(g, seen)
 
-    def bends(self, x: Tensor, directions: Tensor, *log_sigma: Tensor) -> Bends:
+    def second_derivatives(
+        self, x: Tensor, directions: Tensor, *log_sigma: Tensor
+    ) -> DirectionalDerivatives:
         """Gradient, and the sum of second derivatives along directions, (k, d) or (n, k, d).
 
         First derivatives along each direction and the sum of the second ones go forward together.
@@ -381,24 +383,24 @@ class MLPNetwork(nn.Module):
             z = F.linear(a, weight, layer.bias)
             out, slope, curvature = triple(z if self.levels is None else z + shift)
             moved = along @ weight.t()
-            bend = curvature * moved.square().sum(1)
+            second_derivative = curvature * moved.square().sum(1)
             if weights or self.waves is not None:  # rows themselves do not bend
-                bend = bend + slope * (second @ weight.t())
+                second_derivative = second_derivative + slope * (second @ weight.t())
             moved = moved * slope[:, None]
             if skip:
-                out, moved, bend = out + a, moved + along, bend + second
-            a, along, second = out, moved, bend
+                out, moved, second_derivative = out + a, moved + along, second_derivative + second
+            a, along, second = out, moved, second_derivative
             weights.append(weight)
             bent.append(slope)
         last = self._last()
         if not self.reconstructs:
-            return Bends(self._back(last, weights, bent, seen), second @ last)
+            return DirectionalDerivatives(self._back(last, weights, bent, seen), second @ last)
         o, y = self._pair(x, a)
         o_moved, y_moved = along @ last.t(), directions @ self.whitener
-        bend = ((o_moved - 2 * y_moved) * o_moved).sum((1, 2))
-        bend = bend + ((o - y) * (second @ last.t())).sum(1)
+        second_derivative = ((o_moved - 2 * y_moved) * o_moved).sum((1, 2))
+        second_derivative = second_derivative + ((o - y) * (second @ last.t())).sum(1)
         back = self._back((o - y) @ last, weights, bent, seen)
-        return Bends(back - o @ self.whitener, bend)
+        return DirectionalDerivatives(back - o @ self.whitener, second_derivative)
 
 
 def _initialise(layer: nn.Linear) -> None:

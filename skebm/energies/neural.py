@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from skebm.base import Domain, Energy, sampling
 from skebm.base.torchtools import seeded
-from skebm.distributions import Gaussian, GaussianMixture, KernelDensity, Noise
+from skebm.distributions import Distribution, Gaussian, GaussianMixture, KernelDensity
 from skebm.energies.derivatives import (
-    Bends,
-    Slopes,
-    bend_of_slope,
-    bends_of,
-    gradient,
-    slopes_of,
+    DirectionalDerivatives,
+    ValueAndInputGrad,
+    autograd_grad,
+    second_derivative_of_grad,
+    second_derivatives_of,
+    value_and_input_grad_of,
 )
 
 # What is left of the precision of a base, so that a network cannot take all of it away.
@@ -41,7 +41,7 @@ class Whitening(NamedTuple):
     matrix: Tensor
 
 
-def whitening_of(base: Noise | None) -> Whitening | None:
+def whitening_of(base: Distribution | None) -> Whitening | None:
     """How a normal distribution, a mixture or kernels whiten rows; None for any other base.
 
     By the covariance of the base as a whole, and so much less that no component is narrower.
@@ -52,7 +52,7 @@ def whitening_of(base: Noise | None) -> Whitening | None:
         covariances = base.kernel_covariances
         portions = share.new_ones(1) if base.shares is None else base.shares.double()
     elif isinstance(base, GaussianMixture) or (
-        isinstance(base, Gaussian) and base.root is not None
+        isinstance(base, Gaussian) and base.scale_tril is not None
     ):
         like = base.mean if isinstance(base, Gaussian) else base.means
         log_share, means, covariances = base.components()
@@ -181,7 +181,7 @@ class NeuralEnergy(Energy):
     domain : Domain
         Of flat rows: real, binary or one-hot ones. The network is a function of real numbers
         everywhere, so that samplers for discrete rows can follow its gradient.
-    base : Noise or None, default=None
+    base : Distribution or None, default=None
         q on the same domain, normalised; None leaves it out.
     image_shape : tuple of int or None, default=None
         Shape in which the network sees rows.
@@ -209,7 +209,7 @@ class NeuralEnergy(Energy):
         self,
         network: nn.Module,
         domain: Domain,
-        base: Noise | None = None,
+        base: Distribution | None = None,
         *,
         image_shape: tuple[int, ...] | None = None,
         noise_levels: tuple[float, float] | None = None,
@@ -245,38 +245,40 @@ class NeuralEnergy(Energy):
         if torch.is_inference_mode_enabled():
             return super().value_and_grad(x, cond)
         with torch.no_grad():
-            found = self.slopes(x, cond)
-        return found.value.detach(), found.slope.detach()
+            found = self.value_and_input_grad(x, cond)
+        return found.value.detach(), found.grad.detach()
 
-    def slopes(self, x: Tensor, cond: Any = None, without: Tensor | None = None) -> Slopes:
+    def value_and_input_grad(
+        self, x: Tensor, cond: Any = None, without: Tensor | None = None
+    ) -> ValueAndInputGrad:
         """Energy (n,) and its gradient (n, d), differentiable with respect to the weights.
 
         `without` are the centres, (n,), that a base of kernels leaves out.
         """
         if self.noise_levels is None:
-            value, slope = slopes_of(self.network, self.seen(x))
+            value, slope = value_and_input_grad_of(self.network, self.seen(x))
             slope = slope.reshape(x.shape)
             if self.base is None:
-                return Slopes(value, slope)
+                return ValueAndInputGrad(value, slope)
             if without is None:
-                log_q, pull = self.base.log_prob_and_slope(x)
+                log_q, pull = self.base.log_prob_and_score(x)
             else:
-                log_q, pull = self._kernels.log_prob_and_slope(x, without)
-            return Slopes(value - log_q, slope - pull)
+                log_q, pull = self._kernels.log_prob_and_score(x, without)
+            return ValueAndInputGrad(value - log_q, slope - pull)
         sigma, log_sigma, shrink = self._level(x, cond)
-        value, slope = slopes_of(self.network, self.seen(x * shrink), log_sigma)
+        value, slope = value_and_input_grad_of(self.network, self.seen(x * shrink), log_sigma)
         value, slope = value / sigma, slope.reshape(x.shape) * (shrink / sigma[:, None])
         if self.noisy_base is None:
-            return Slopes(value, slope)
+            return ValueAndInputGrad(value, slope)
         log_q, pull = self.noisy_base(x, sigma)
-        return Slopes(value - log_q, slope - pull)
+        return ValueAndInputGrad(value - log_q, slope - pull)
 
-    def slope(self, x: Tensor, cond: Any = None, without: Tensor | None = None) -> Tensor:
+    def input_grad(self, x: Tensor, cond: Any = None, without: Tensor | None = None) -> Tensor:
         """The gradient of :meth:`slopes` alone: the base need not be evaluated."""
         if self.noise_levels is not None or self.base is None:
-            return self.slopes(x, cond).slope
-        pull = self.base.slope(x) if without is None else self._kernels.slope(x, without)
-        return slopes_of(self.network, self.seen(x)).slope.reshape(x.shape) - pull
+            return self.value_and_input_grad(x, cond).grad
+        pull = self.base.score(x) if without is None else self._kernels.score(x, without)
+        return value_and_input_grad_of(self.network, self.seen(x)).grad.reshape(x.shape) - pull
 
     @property
     def _kernels(self) -> KernelDensity:
@@ -285,22 +287,28 @@ class NeuralEnergy(Energy):
             raise TypeError(f"Only a base of kernels has centres to leave out, not {self.base!r}.")
         return self.base
 
-    def bends(self, x: Tensor, directions: Tensor, without: Tensor | None = None) -> Bends:
+    def second_derivatives(
+        self, x: Tensor, directions: Tensor, without: Tensor | None = None
+    ) -> DirectionalDerivatives:
         """Gradient (n, d), and the sum of second derivatives along directions, (n,)."""
         base: Any = self.base
         if self.noise_levels is None:
-            slope, bend = bends_of(self.network, self.seen(x), directions)
+            slope, second_derivative = second_derivatives_of(self.network, self.seen(x), directions)
             slope = slope.reshape(x.shape)
         else:
             sigma, log_sigma, shrink = self._level(x, None)
-            slope, bend = bends_of(self.network, self.seen(x * shrink), directions, log_sigma)
+            slope, second_derivative = second_derivatives_of(
+                self.network, self.seen(x * shrink), directions, log_sigma
+            )
             slope = slope.reshape(x.shape) * (shrink / sigma[:, None])
-            bend = bend * shrink[:, 0].square() / sigma
+            second_derivative = second_derivative * shrink[:, 0].square() / sigma
             base = self.noisy_base and self.noisy_base.at(self.noise_levels[0])
         if base is None:
-            return Bends(slope, bend)
-        of_base = _bends_of_base(base, x, directions, without)
-        return Bends(slope - of_base.slope, bend - of_base.bend)
+            return DirectionalDerivatives(slope, second_derivative)
+        of_base = _second_derivatives_of_base(base, x, directions, without)
+        return DirectionalDerivatives(
+            slope - of_base.grad, second_derivative - of_base.second_derivative
+        )
 
     def seen(self, x: Tensor) -> Tensor:
         """Rows in the shape in which the network takes them."""
@@ -323,23 +331,23 @@ class NoisyNormal(nn.Module):
     def __init__(self, base: Gaussian):
         super().__init__()
         mean = base.mean.flatten()
-        if base.root is None:
+        if base.scale_tril is None:
             assert base.scale is not None
             variances, axes = base.scale.flatten().square(), torch.eye(len(mean)).to(mean)
         else:
-            root = base.root.double()
+            root = base.scale_tril.double()
             variances, axes = torch.linalg.eigh(root @ root.t())
         self.register_buffer("mean", mean.clone(), persistent=False)
         self.register_buffer("variances", variances.to(mean), persistent=False)
         self.register_buffer("axes", axes.to(mean), persistent=False)
 
-    def forward(self, x: Tensor, sigma: Tensor) -> Slopes:
+    def forward(self, x: Tensor, sigma: Tensor) -> ValueAndInputGrad:
         """Log-density of each row at its level, and its gradient."""
         spread = self.variances + sigma[:, None].square()
         along = (x - self.mean) @ self.axes
         pull = along / spread
         log_det = (2 * math.pi * spread).log().sum(1)
-        return Slopes(-((along * pull).sum(1) + log_det) / 2, -pull @ self.axes.t())
+        return ValueAndInputGrad(-((along * pull).sum(1) + log_det) / 2, -pull @ self.axes.t())
 
     def at(self, sigma: float) -> Gaussian:
         """The distribution at one level."""
@@ -349,13 +357,15 @@ class NoisyNormal(nn.Module):
         return found.to(self.mean.device, self.mean.dtype)
 
 
-def _bends_of_base(base: Any, x: Tensor, directions: Tensor, without: Tensor | None) -> Bends:
+def _second_derivatives_of_base(
+    base: Any, x: Tensor, directions: Tensor, without: Tensor | None
+) -> DirectionalDerivatives:
     """Gradient of log q and its second derivatives along directions; without a graph."""
     with torch.enable_grad():
         x = x.detach().requires_grad_(True)
         log_q = base.log_prob(x) if without is None else base.log_prob(x, without)
         if not log_q.requires_grad:  # uniform
-            return Bends(torch.zeros_like(x), x.new_zeros(len(x)))
-        slope = gradient(log_q, x)
-        bend = bend_of_slope(slope, x, directions)
-    return Bends(slope.detach(), bend.detach())
+            return DirectionalDerivatives(torch.zeros_like(x), x.new_zeros(len(x)))
+        slope = autograd_grad(log_q, x)
+        second_derivative = second_derivative_of_grad(slope, x, directions)
+    return DirectionalDerivatives(slope.detach(), second_derivative.detach())

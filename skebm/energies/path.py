@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from skebm.base import BipartiteEnergy, Energy, PairwiseEnergy
-from skebm.distributions import IndependentBernoulli, Noise
+from skebm.distributions import Distribution, IndependentBernoulli
 from skebm.energies.bipartite import Bernoulli, BernoulliRBM, Tilted
 
 # Ratios between 1/2 and 2 that single precision can multiply.
 GROUP = 100
 
 
-def annealing_path(energy: Energy, base: Noise) -> AnnealingPath:
+def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
     r"""The path from `base` to `energy` that keeps what conditionals the energy has.
 
     Bipartite and pairwise energies stay what they are, so that :class:`skebm.samplers.Gibbs` takes
@@ -26,7 +26,7 @@ def annealing_path(energy: Energy, base: Noise) -> AnnealingPath:
     Parameters
     ----------
     energy : Energy
-    base : Noise
+    base : Distribution
         On rows of the same domain.
 
     Returns

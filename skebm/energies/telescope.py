@@ -1,4 +1,4 @@
-"""A density ratio in steps: from noise to data by way of distributions near each other."""
+"""A density ratio in steps: from noise to data through waymarks, distributions near each other."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 from skebm.distributions import Gaussian
 
-# Ratios of noise to data at which the way is looked at, in powers of e; narrower data than that
+# Ratios of noise to data for which waymarks are computed, in powers of e; narrower data than that
 # part of the noise are a point to single precision.
-FARTHEST, N_LOOKS = 15.0, 1501
+FARTHEST, N_COPIES = 15.0, 1501
 # Length of a step, at most: the square of it is the symmetric divergence in nats, and a classifier
-# of two distributions 4 nats apart (2 either way) is right five times out of six.
+# of two distributions 4 nats apart (2 in either direction) is right five times out of six.
 LONGEST = 2.0
-# Length of a radian of the way at least.
+# Length of a radian of the path, at least.
 LEAST_TURN = 0.1
 
 
-class Way(NamedTuple):
-    r"""Distributions on the way from data to noise, :math:`x_k = a_k x_0 + b_k x_1`.
+class Waymarks(NamedTuple):
+    r"""Distributions between data and noise, :math:`x_k = a_k x_0 + b_k x_1`.
 
     Attributes
     ----------
@@ -45,11 +45,13 @@ class Way(NamedTuple):
         return len(self.shares) - 1
 
 
-def find_way(data: Gaussian, noise: Gaussian, n_bridges: int | str, convex: bool = False) -> Way:
+def fit_waymarks(
+    data: Gaussian, noise: Gaussian, n_bridges: int | str, convex: bool = False
+) -> Waymarks:
     r"""Waymarks between data and noise of the given moments, at equal distances.
 
     Distances are those of the normal distributions with the moments of the waymarks: the square
-    root of their symmetric Kullback-Leibler divergence, added up along the way.
+    root of their symmetric Kullback-Leibler divergence, added up along the path.
 
     Parameters
     ----------
@@ -73,17 +75,19 @@ def find_way(data: Gaussian, noise: Gaussian, n_bridges: int | str, convex: bool
     Examples
     --------
     >>> import torch
-    >>> from skebm.energies import find_way
+    >>> from skebm.energies import fit_waymarks
     >>> from skebm.distributions import Gaussian
-    >>> way = find_way(Gaussian(torch.zeros(8), 0.05), Gaussian(torch.zeros(8), 1.0), "auto")
-    >>> way.n_bridges  # (sqrt(2 * 8) * log 20) / 2, rounded up
+    >>> waymarks = fit_waymarks(
+    ...     Gaussian(torch.zeros(8), 0.05), Gaussian(torch.zeros(8), 1.0), "auto"
+    ... )
+    >>> waymarks.n_bridges  # (sqrt(2 * 8) * log 20) / 2, rounded up
     6
     """
     ends = [
         (mean[0], covariance[0]) for _, mean, covariance in (data.components(), noise.components())
     ]
     (m0, c0), (m1, c1) = ends
-    angle = torch.linspace(-FARTHEST, FARTHEST, N_LOOKS, dtype=torch.float64).exp().atan()
+    angle = torch.linspace(-FARTHEST, FARTHEST, N_COPIES, dtype=torch.float64).exp().atan()
     angle = torch.cat([angle.new_zeros(1), angle, angle.new_full((1,), math.pi / 2)]).to(m0)
     step = _steps(_shares(angle, convex), *ends).sqrt()
     if n_bridges == "auto":
@@ -97,7 +101,7 @@ def find_way(data: Gaussian, noise: Gaussian, n_bridges: int | str, convex: bool
     a, b = shares.t()[..., None]
     variances, axes = torch.linalg.eigh(a[..., None] ** 2 * c0 + b[..., None] ** 2 * c1)
     whiteners = (axes * variances.rsqrt()[:, None]) @ axes.mT
-    return Way(*(part.cpu().numpy() for part in (shares, a * m0 + b * m1, whiteners)))
+    return Waymarks(*(part.cpu().numpy() for part in (shares, a * m0 + b * m1, whiteners)))
 
 
 def _shares(angle: Tensor, convex: bool) -> Tensor:
@@ -138,7 +142,7 @@ class Telescope(nn.Module):
     ----------
     networks : sequence of nn.Module
         :math:`u_k`, of rows of order one, (n, ...) to (n,).
-    way : Way
+    waymarks : Waymarks
 
     References
     ----------
@@ -148,12 +152,12 @@ class Telescope(nn.Module):
     --------
     >>> import torch
     >>> from skebm.base import Real
-    >>> from skebm.energies import MLP, NeuralEnergy, Spec, Telescope, find_way
+    >>> from skebm.energies import MLP, NeuralEnergy, Spec, Telescope, fit_waymarks
     >>> from skebm.distributions import Gaussian
     >>> data, noise = Gaussian(torch.zeros(2), 0.1), Gaussian(torch.zeros(2), 1.0)
     >>> generator = torch.Generator().manual_seed(0)
     >>> networks = [MLP((8,)).build(Spec((2,), generator)) for _ in range(3)]
-    >>> energy = NeuralEnergy(Telescope(networks, find_way(data, noise, 3)), Real((2,)), noise)
+    >>> energy = NeuralEnergy(Telescope(networks, fit_waymarks(data, noise, 3)), Real((2,)), noise)
     >>> x = data.sample(5, generator)
     >>> torch.allclose(-energy(x), data.log_prob(x), atol=1e-4)  # before it is trained
     True
@@ -164,13 +168,15 @@ class Telescope(nn.Module):
     whiteners: Tensor
     levels: Tensor
 
-    def __init__(self, networks: Sequence[nn.Module], way: Way):
+    def __init__(self, networks: Sequence[nn.Module], waymarks: Waymarks):
         super().__init__()
-        if len(networks) != way.n_bridges:
-            raise ValueError(f"{way.n_bridges} bridges need as many networks, not {len(networks)}.")
+        if len(networks) != waymarks.n_bridges:
+            raise ValueError(
+                f"{waymarks.n_bridges} bridges need as many networks, not {len(networks)}."
+            )
         self.networks = nn.ModuleList(networks)
         like = next(self.networks.parameters())
-        parts = {name: torch.as_tensor(getattr(way, name)) for name in Way._fields}
+        parts = {name: torch.as_tensor(getattr(waymarks, name)) for name in Waymarks._fields}
         # log det W, the part of log g that does not depend on x.
         parts["levels"] = torch.linalg.slogdet(parts["whiteners"]).logabsdet
         for name, value in parts.items():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skebm._validation import draw_seed
 from skebm.base import Binary, Categorical, Domain, Real
-from skebm.distributions import IndependentCategorical, Noise
+from skebm.distributions import Distribution, IndependentCategorical
 from skebm.distributions.flow import FLOWS
 from skebm.estimators._bases import BY_NAME, fit_base
 from skebm.estimators._contrastive_settings import DISCRETE_BASES, REAL_BASES
@@ -26,8 +26,8 @@ class AnyRows(RealRows):
     sampler: Any
     sigma: Any
     random_state_: Any
-    base_: Noise | None
-    _noisy_base: Noise | None
+    base_: Distribution | None
+    _noisy_base: Distribution | None
     _noise: np.ndarray | None
 
     def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
@@ -146,7 +146,7 @@ def check_discrete(X: Any, domain: Domain) -> None:
             )
 
 
-def fit_discrete_base(base: Any, rows: Rows, domain: Domain) -> Noise | None:
+def fit_discrete_base(base: Any, rows: Rows, domain: Domain) -> Distribution | None:
     """Fit the base of discrete rows that is named, or check the one that is given."""
     if base is None:
         return None
@@ -154,7 +154,7 @@ def fit_discrete_base(base: Any, rows: Rows, domain: Domain) -> Noise | None:
         here = DISCRETE_BASES if isinstance(domain, Binary) else DISCRETE_BASES[:1]
         names = ", ".join(map(repr, here))
         raise ValueError(f"{base!r} is a distribution of real columns; on {domain} use {names}.")
-    if isinstance(base, Noise):
+    if isinstance(base, Distribution):
         if base.domain != domain:
             raise ValueError(f"The base is one of {base.domain}, and rows are {domain}.")
         base = base.to(rows.device, rows.dtype)
@@ -180,5 +180,9 @@ def check_base_kind(base: Any, domain: Domain) -> None:
     if isinstance(base, str) and base in BY_NAME and isinstance(domain, Real):
         names = ", ".join(map(repr, REAL_BASES))
         raise ValueError(f"{base!r} is a distribution of bits; on real rows use {names}.")
-    if isinstance(base, Noise) and isinstance(domain, Real) and not isinstance(base.domain, Real):
+    if (
+        isinstance(base, Distribution)
+        and isinstance(domain, Real)
+        and not isinstance(base.domain, Real)
+    ):
         raise ValueError(f"The base is one of {base.domain}, and rows are {domain}.")

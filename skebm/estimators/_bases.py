@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm.distributions import BlockTree, ChowLiuTree, IndependentBernoulli, Noise
+from skebm.distributions import BlockTree, ChowLiuTree, Distribution, IndependentBernoulli
 from skebm.training.rows import Rows
 
 # Share of a fair coin in the means that independent columns have.
@@ -24,7 +24,7 @@ N_DRAWS = 20_000
 BY_NAME = {"independent": IndependentBernoulli, "chow-liu": ChowLiuTree, "block-tree": BlockTree}
 
 
-def check_base_stays(base: Any, fitted: Noise) -> None:
+def check_base_stays(base: Any, fitted: Distribution) -> None:
     """Raise `ValueError` where a fit that goes on asks for another kind of base."""
     kind = BY_NAME[base] if isinstance(base, str) else type(base)
     if kind is not type(fitted):
@@ -32,14 +32,14 @@ def check_base_stays(base: Any, fitted: Noise) -> None:
             f"The weights correct the base of the first fit, {fitted}, and not base={base!r}: with "
             "warm_start and partial_fit it must stay. Clone the estimator to start anew."
         )
-    if isinstance(base, Noise) and not _same(base, fitted):
+    if isinstance(base, Distribution) and not _same(base, fitted):
         raise ValueError(
             f"The weights correct the base of the first fit, and base={base!r} is another one: "
             "with warm_start and partial_fit it must stay. Clone the estimator to start anew."
         )
 
 
-def _same(base: Noise, fitted: Noise) -> bool:
+def _same(base: Distribution, fitted: Distribution) -> bool:
     """Whether two bases of a kind have the same arrays, up to the rounding of float32."""
     ours, theirs = base.__getstate__(), fitted.__getstate__()
     arrays = [k for k, value in ours.items() if isinstance(value, np.ndarray)]
@@ -49,13 +49,13 @@ def _same(base: Noise, fitted: Noise) -> bool:
     )
 
 
-def fit_base(base: Any, rows: Rows) -> Noise:
+def fit_base(base: Any, rows: Rows) -> Distribution:
     """Fit the named base to the rows, or check that a given one covers them.
 
     Means are shrunk by a fixed share, so that constant columns stay finite; not by pseudo-counts,
     which would tell a row of weight 2 from the row twice, or weights of 2 from weights of 1.
     """
-    if isinstance(base, Noise):
+    if isinstance(base, Distribution):
         return _checked(base, rows)
     if base == "chow-liu":
         second = _accumulate(rows, lambda x, weight: (x * weight[:, None]).t() @ x)
@@ -92,9 +92,9 @@ def _accumulate(rows: Rows, statistic: Any) -> Tensor:
     return total / counts.sum()
 
 
-def _checked(base: Noise, rows: Rows) -> Noise:
+def _checked(base: Distribution, rows: Rows) -> Distribution:
     """A copy of a given base on the rows' device, or `ValueError` naming what does not fit."""
-    if type(base).tilted is Noise.tilted:
+    if type(base).tilted is Distribution.tilted:
         raise ValueError(
             f"base={base!r} has no exact conditionals under unary fields, which block Gibbs "
             "sampling needs. Use a Chow-Liu tree or independent columns."

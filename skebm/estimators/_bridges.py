@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 
 from skebm.base import Real
-from skebm.distributions import Gaussian, GaussianMixture, Noise, TruncatedGaussian
-from skebm.energies import Way, find_way
+from skebm.distributions import Distribution, Gaussian, GaussianMixture, TruncatedGaussian
+from skebm.energies import Waymarks, fit_waymarks
 from skebm.estimators._real_bases import MAX_DENSE
 from skebm.objectives.noise_contrastive import NO_RANKS
 from skebm.training.rows import Rows
@@ -25,14 +25,14 @@ class Approach(NamedTuple):
 
     Attributes
     ----------
-    way : Way
+    way : Waymarks
         Waymarks.
-    nearby : Noise
+    nearby : Distribution
         A distribution of the rows, from which log Z is estimated: no draw of the noise is there.
     """
 
-    way: Way
-    nearby: Noise
+    way: Waymarks
+    nearby: Distribution
 
 
 def approach_of(estimator: Any, rows: Rows, seed: int) -> Approach | None:
@@ -42,7 +42,7 @@ def approach_of(estimator: Any, rows: Rows, seed: int) -> Approach | None:
     """
     n_bridges, domain = estimator.n_bridges, estimator.units_.domain
     possible = isinstance(domain, Real) and estimator.form == "logistic"
-    given = isinstance(estimator.noise, Noise)
+    given = isinstance(estimator.noise, Distribution)
     if n_bridges == 1 or (n_bridges == "auto" and not (possible and given)):
         return None
     if estimator.form != "logistic":
@@ -58,22 +58,22 @@ def approach_of(estimator: Any, rows: Rows, seed: int) -> Approach | None:
     data = Gaussian.fit(rows.block(0, len(rows)), rows.counts, **kind)
     if sigma is not None:
         sigma = sigma.to(rows.device, rows.dtype)
-        data = data.blurred(sigma)
+        data = data.convolved(sigma)
     if not isinstance(noise, Gaussian):
         generator = torch.Generator(rows.device).manual_seed(seed)
         noise = Gaussian.fit(noise.sample(N_DRAWS, generator), **kind)
     unbounded = domain == Real(domain.shape)
-    way = find_way(data, noise, n_bridges, convex=not unbounded)
+    way = fit_waymarks(data, noise, n_bridges, convex=not unbounded)
     if way.n_bridges == 1:
         return None
     if not unbounded:
         x = rows.block(0, len(rows))
         return Approach(way, TruncatedGaussian.fit(x, rows.counts, domain.lower, domain.upper))
     nearby = data if diagonal else _mixture(rows, way, seed)
-    return Approach(way, nearby if diagonal or sigma is None else nearby.blurred(sigma))
+    return Approach(way, nearby if diagonal or sigma is None else nearby.convolved(sigma))
 
 
-def _mixture(rows: Rows, way: Way, seed: int) -> GaussianMixture:
+def _mixture(rows: Rows, way: Waymarks, seed: int) -> GaussianMixture:
     """A mixture of as many components as the rows bear, by the information criterion.
 
     Fitted to whitened rows, so that narrow axes are not lost in what regularises it.

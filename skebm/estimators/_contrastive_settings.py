@@ -12,7 +12,7 @@ from sklearn.base import clone
 
 from skebm._validation import Interval, StrOptions
 from skebm.base import Domain, Objective, Real, Sampler
-from skebm.distributions import Noise
+from skebm.distributions import Distribution
 from skebm.energies import NeuralEnergy
 from skebm.estimators._density_settings import COMMON
 from skebm.objectives import EnergyDiscrepancy, Refinement, SampledLikelihood
@@ -36,11 +36,11 @@ CONTRASTIVE: dict[str, list[Any]] = COMMON | {
     "perturbation": [Interval(RealNumber, 0, None, closed="neither")],
     "n_negatives": [Interval(Integral, 1, None, closed="left")],
     "n_steps": [Interval(Integral, 1, None, closed="left")],
-    "n_jumps": [Interval(Integral, 0, None, closed="left")],
+    "n_independence_steps": [Interval(Integral, 0, None, closed="left")],
     "n_chains": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
     "buffer_size": [Interval(Integral, 1, None, closed="left")],
     "reweight": ["boolean"],
-    "base": [StrOptions({"auto", *REAL_BASES, *DISCRETE_BASES}), Noise, None],
+    "base": [StrOptions({"auto", *REAL_BASES, *DISCRETE_BASES}), Distribution, None],
     "sigma": [
         Interval(RealNumber, 0, None, closed="neither"),
         StrOptions({"auto", "bandwidth"}),
@@ -68,7 +68,7 @@ class SampledRule(NamedTuple):
     perturbation, n_negatives : float, int
     sampler : Sampler
     init : str or ChainPolicy
-    n_chains, buffer_size, n_steps, n_jumps : int
+    n_chains, buffer_size, n_steps, n_independence_steps : int
     anneal : tuple of (float, int)
         Factor of the noise at first, and batches until it is 1.
     energy_l2 : float
@@ -86,7 +86,7 @@ class SampledRule(NamedTuple):
     n_chains: int
     buffer_size: int
     n_steps: int
-    n_jumps: int
+    n_independence_steps: int
     anneal: tuple[float, int]
     energy_l2: float
     clip_norm: float | None
@@ -94,7 +94,7 @@ class SampledRule(NamedTuple):
     augmentation: Any
     reweight: bool
 
-    def policy(self, base: Noise | None) -> ChainPolicy:
+    def policy(self, base: Distribution | None) -> ChainPolicy:
         """Where chains start, from noise that is the base."""
         if isinstance(self.init, ChainPolicy):
             return self.init
@@ -122,7 +122,7 @@ def sampled_rule(estimator: Any, domain: Domain, batch_size: int, n_batches: int
         n_chains=int(n_chains),
         buffer_size=estimator.buffer_size,
         n_steps=estimator.n_steps,
-        n_jumps=estimator.n_jumps,
+        n_independence_steps=estimator.n_independence_steps,
         anneal=(estimator.sigma_anneal, n_batches // 2),
         energy_l2=estimator.energy_l2,
         clip_norm=estimator.clip_norm,
@@ -171,7 +171,7 @@ def objective_of(rule: SampledRule, energy: NeuralEnergy, noise: np.ndarray | No
         rule.sampler,
         rule.policy(energy.base),
         n_steps=rule.n_steps,
-        n_jumps=rule.n_jumps,
+        n_independence_steps=rule.n_independence_steps,
         noise=None if noise is None else torch.as_tensor(noise).to(like),
         anneal=rule.anneal,
         energy_l2=rule.energy_l2,

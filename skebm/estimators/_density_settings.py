@@ -14,9 +14,9 @@ from torch import nn
 
 from skebm._validation import HasMethods, Interval, StrOptions
 from skebm.base import PartitionEstimator, Sampler
-from skebm.distributions import Noise
+from skebm.base.torchtools import adamw
+from skebm.distributions import Distribution
 from skebm.energies import MLP
-from skebm.training.steps import adamw
 
 # Optimizer steps of a fit, and passes at most and at least.
 N_STEPS = 1000
@@ -59,7 +59,7 @@ COMMON: dict[str, list[Any]] = {
 
 SCORE_MATCHING = COMMON | {
     "objective": [StrOptions(set(OBJECTIVES))],
-    "base": [StrOptions({"auto", "gaussian", "mixture", "kernel"}), Noise, None],
+    "base": [StrOptions({"auto", "gaussian", "mixture", "kernel"}), Distribution, None],
     "sigma": [
         Interval(RealNumber, 0, None, closed="neither"),
         StrOptions({"auto", "bandwidth", "kurtosis"}),

@@ -11,7 +11,7 @@ from sklearn.base import clone
 
 from skebm._validation import Interval, StrOptions
 from skebm.base import Domain, Sampler
-from skebm.distributions import Noise
+from skebm.distributions import Distribution
 from skebm.energies import NeuralEnergy
 from skebm.estimators._contrastive_settings import (
     CONTRASTIVE,
@@ -43,7 +43,7 @@ JEM: dict[str, Any] = {k: v for k, v in CONTRASTIVE.items() if k not in UNUSED} 
     "classify_noisy": ["boolean"],
     "class_weight": [dict, StrOptions({"balanced"}), None],
     "unlabeled": "no_validation",  # a label of any type
-    "base": [StrOptions({"auto", "classes", *REAL_BASES, *DISCRETE_BASES}), Noise, None],
+    "base": [StrOptions({"auto", "classes", *REAL_BASES, *DISCRETE_BASES}), Distribution, None],
 }
 
 # Passes of ``n_iter="auto"``; a classifier of few rows that goes on is sure where it should not be.
@@ -106,7 +106,7 @@ def joint_rule(estimator: Any, domain: Domain, batch_size: int, n_batches: int) 
         n_chains=int(n_chains),
         buffer_size=estimator.buffer_size,
         n_steps=estimator.n_steps,
-        n_jumps=estimator.n_jumps,
+        n_independence_steps=estimator.n_independence_steps,
         anneal=(estimator.sigma_anneal, n_batches // 2),
         energy_l2=estimator.energy_l2,
         clip_norm=estimator.clip_norm,
@@ -142,7 +142,7 @@ def joint_objective(
         sharpness=rule.sharpness,
         clip_norm=sampled.clip_norm,
         n_steps=sampled.n_steps,
-        n_jumps=sampled.n_jumps,
+        n_independence_steps=sampled.n_independence_steps,
         noise=None if noise is None else torch.as_tensor(noise).to(like),
         anneal=sampled.anneal,
         energy_l2=sampled.energy_l2,

@@ -12,7 +12,7 @@ from sklearn.base import clone
 
 from skebm._validation import Interval, StrOptions
 from skebm.base import Domain, Sampler
-from skebm.distributions import Noise
+from skebm.distributions import Distribution
 from skebm.distributions.flow import FLOWS
 from skebm.energies import NeuralEnergy
 from skebm.estimators._contrastive_settings import (
@@ -32,7 +32,7 @@ FEWEST_ROWS = 20
 NCE: dict[str, list[Any]] = {
     name: kinds for name, kinds in COMMON.items() if name != "deconvolve"
 } | {
-    "noise": [StrOptions({"auto", *REAL_BASES, *FLOWS, *DISCRETE_BASES}), Noise],
+    "noise": [StrOptions({"auto", *REAL_BASES, *FLOWS, *DISCRETE_BASES}), Distribution],
     "noise_ratio": [Interval(RealNumber, 0, None, closed="neither")],
     "n_bridges": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
     "form": [StrOptions({"logistic", "ranking"})],

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from skebm._validation import check_is_fitted
 from skebm.base import Objective
-from skebm.distributions import Affine, Noise, NormalizingFlow
+from skebm.distributions import Affine, Distribution, NormalizingFlow
 from skebm.energies import Confined, NeuralEnergy, Spec, build_network, whitening_of
 from skebm.estimators._density_settings import Settings, net_kwargs
 from skebm.estimators._real_rows import Units
@@ -46,10 +46,10 @@ class Neural(BaseEstimator):
     net_params: dict[str, Any] | None
     tol: float
     net_: EnergyNet
-    base_: Noise | None
+    base_: Distribution | None
     units_: Units
     row_shape_: tuple[int, ...]
-    _noisy_base: Noise | None
+    _noisy_base: Distribution | None
     _noise: np.ndarray | None  # of training
     _image_shape: tuple[int, ...] | None
     _reach: float | None = None  # of the network, from the centre of the rows

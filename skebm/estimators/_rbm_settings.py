@@ -11,8 +11,8 @@ import torch
 
 from skebm._validation import Interval, Options, StrOptions
 from skebm.base import Binary, PartitionEstimator, Sampler
-from skebm.distributions import IndependentBernoulli, Noise
-from skebm.domains import enumeration_cost
+from skebm.base.domains import enumeration_cost
+from skebm.distributions import Distribution, IndependentBernoulli
 
 # Terms of an enumeration (states times units of the other layer): what is visited at every step
 # without a second thought, and at most.
@@ -30,7 +30,7 @@ CONSTRAINTS: dict[str, list[Any]] = {
     "learning": [StrOptions({"auto", "pcd", "cd", "exact"})],
     "n_gibbs_steps": [Interval(Integral, 1, None, closed="left")],
     "n_chains": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-    "base": [StrOptions({"independent", "chow-liu", "block-tree"}), Noise],
+    "base": [StrOptions({"independent", "chow-liu", "block-tree"}), Distribution],
     "reweight": ["boolean"],
     "centered": ["boolean"],
     "precondition": [Interval(Real, 0, 1, closed="both"), StrOptions({"auto"})],

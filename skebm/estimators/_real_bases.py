@@ -12,10 +12,10 @@ from torch import Tensor
 from skebm.base import Real
 from skebm.distributions import (
     Affine,
+    Distribution,
     Gaussian,
     GaussianMixture,
     KernelDensity,
-    Noise,
     NormalizingFlow,
     TruncatedGaussian,
 )
@@ -45,8 +45,8 @@ DISTINCT = 0.5
 class Bases(NamedTuple):
     """What the network corrects in training, and what of it is left when that is over."""
 
-    noisy: Noise | None
-    clean: Noise | None
+    noisy: Distribution | None
+    clean: Distribution | None
 
 
 def fit_real_bases(
@@ -65,8 +65,8 @@ def fit_real_bases(
     units, keeps_noise = estimator.units_, not estimator.deconvolve
     if base is None:
         return Bases(None, None)
-    noisy: Noise | None = None
-    if isinstance(base, Noise):
+    noisy: Distribution | None = None
+    if isinstance(base, Distribution):
         clean = _given(base, rows, units)
     elif base == "auto" and several:
         clean = _fitted("gaussian", rows, units.domain)  # whose noisy rows are normal at all levels
@@ -81,8 +81,8 @@ def fit_real_bases(
     else:
         clean = _fitted(base, rows, units.domain)
     clean = clean.to(rows.device, rows.dtype)
-    if noisy is None and sigma is not None and clean.has_blurred:
-        noisy = clean.blurred(sigma)
+    if noisy is None and sigma is not None and clean.has_convolved:
+        noisy = clean.convolved(sigma)
     noisy = clean if noisy is None else noisy.to(rows.device, rows.dtype)
     found = Bases(noisy, noisy if keeps_noise else clean)
     _check_density(found.clean, rows)
@@ -114,10 +114,10 @@ def fit_flow(
     """A flow of noisy rows, by maximum likelihood."""
     x, generator = rows.block(0, len(rows)), torch.Generator(rows.device).manual_seed(seed)
     blur = 0.0 if sigma is None else sigma
-    return NormalizingFlow.fit(x, rows.counts, flow, blur=blur, generator=generator, **more)
+    return NormalizingFlow.fit(x, rows.counts, flow, sigma=blur, generator=generator, **more)
 
 
-def _fitted(base: str, rows: Rows, domain: Real) -> Noise:
+def _fitted(base: str, rows: Rows, domain: Real) -> Distribution:
     x, counts = rows.block(0, len(rows)), rows.counts
     if domain.lower is not None or domain.upper is not None:
         if base not in ("auto", "gaussian"):
@@ -135,7 +135,7 @@ def _fitted(base: str, rows: Rows, domain: Real) -> Noise:
     return KernelDensity.fit(x, counts, n_scales=N_SCALES)
 
 
-def _given(base: Noise, rows: Rows, units: Units) -> Noise:
+def _given(base: Distribution, rows: Rows, units: Units) -> Distribution:
     """A distribution of the columns as they are, in the units of the energy."""
     if base.domain.n_columns != rows.n_columns:
         raise ValueError(

@@ -14,9 +14,9 @@ from torch import Tensor
 from skebm._validation import check_is_fitted
 from skebm.base import Clamp, Sampler
 from skebm.base.checks import whole_number
-from skebm.distributions import Noise
+from skebm.distributions import Distribution
 from skebm.distributions._fitting import pick
-from skebm.objectives import wall_weight
+from skebm.objectives import boundary_weight
 from skebm.samplers import HMC, AnnealedLangevin
 from skebm.training.rows import Rows
 
@@ -190,19 +190,19 @@ class RealMethods(BaseEstimator):
 
     def _proper_score(self, rows: Rows) -> Tensor:
         """Minus the Hyvärinen score in the units of X, inside walls with weights; (n,)."""
-        h, slope_of_h = (part.numpy() for part in self._walls(rows))
-        slope, bend = self._bends(rows)
+        h, slope_of_h = (part.numpy() for part in self._boundary(rows))
+        slope, second_derivative = self._bends(rows)
         turn = slope_of_h / self.units_.scale
-        return torch.as_tensor(bend - ((h * slope / 2 - turn) * slope).sum(1))
+        return torch.as_tensor(second_derivative - ((h * slope / 2 - turn) * slope).sum(1))
 
-    def _slopes(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _score_and_laplacian(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Gradient and Laplacian of log p, for :mod:`skebm._densities`."""
-        slope, bend = self._bends(self._fitted_rows(X), weighted=False)
-        return -slope, -bend
+        slope, second_derivative = self._bends(self._fitted_rows(X), weighted=False)
+        return -slope, -second_derivative
 
-    def _walls(self, rows: Rows) -> tuple[Tensor, Tensor]:
+    def _boundary(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Weights of entries near walls, (n, d), and their slopes."""
-        both = rows.map(lambda x: torch.stack(wall_weight(x, self.units_.domain), 2))
+        both = rows.map(lambda x: torch.stack(boundary_weight(x, self.units_.domain), 2))
         return both[:, :, 0].double(), both[:, :, 1].double()
 
     def _bends(self, rows: Rows, weighted: bool = True) -> tuple[np.ndarray, np.ndarray]:
@@ -210,11 +210,11 @@ class RealMethods(BaseEstimator):
         scale = torch.as_tensor(self.units_.scale)
 
         def found(energy: Any, x: Tensor) -> Tensor:
-            h = wall_weight(x, energy.domain)[0] if weighted else torch.ones_like(x)
+            h = boundary_weight(x, energy.domain)[0] if weighted else torch.ones_like(x)
             axes = (h.sqrt() / scale.to(x)).diag_embed()
-            parts = [energy.bends(x, some) for some in axes.split(AT_ONCE, 1)]
-            bend = torch.stack([part.bend for part in parts]).sum(0)
-            return torch.cat([parts[0].slope / scale.to(x), bend[:, None]], 1).detach()
+            parts = [energy.second_derivatives(x, some) for some in axes.split(AT_ONCE, 1)]
+            second_derivative = torch.stack([part.second_derivative for part in parts]).sum(0)
+            return torch.cat([parts[0].grad / scale.to(x), second_derivative[:, None]], 1).detach()
 
         both = self._map(rows, found).double().numpy()
         return both[:, :-1], both[:, -1]
@@ -294,7 +294,7 @@ class RealMethods(BaseEstimator):
         picked = _picked(log_w.softmax(1), n, generator)
         return draws.unflatten(0, (n, N_PROPOSALS))[torch.arange(n), picked]
 
-    def _proposal(self, energy: Any) -> Noise | None:
+    def _proposal(self, energy: Any) -> Distribution | None:
         """What draws are weighed by the model: the base, which it corrects."""
         return energy.base
 
@@ -323,7 +323,7 @@ class RealMethods(BaseEstimator):
         return torch.tensor(float(noise_level), dtype=torch.float64)
 
 
-def _log_weights(energy: Any, proposal: Noise, x: Tensor) -> Tensor:
+def _log_weights(energy: Any, proposal: Distribution, x: Tensor) -> Tensor:
     """log of the model over a proposal, up to a constant, (n,) in float64."""
 
     def log_weight(x: Tensor) -> Tensor:

@@ -158,7 +158,7 @@ def check_bounds(X: np.ndarray, bounds: Any) -> tuple[np.ndarray | None, np.ndar
         return None, None
     if len(bounds) != 2:
         raise ValueError(f"bounds must be a pair (lower, upper), got {bounds!r}.")
-    lower, upper = (_walls(wall, X.shape[1]) for wall in bounds)
+    lower, upper = (_boundary(wall, X.shape[1]) for wall in bounds)
     if lower is not None and upper is not None and not (lower < upper).all():
         raise ValueError("The lower bounds must be below the upper ones.")
     for wall, sign, side in ((lower, 1, "below the lower"), (upper, -1, "above the upper")):
@@ -173,7 +173,7 @@ def check_bounds(X: np.ndarray, bounds: Any) -> tuple[np.ndarray | None, np.ndar
     return lower, upper
 
 
-def _walls(wall: Any, d: int) -> np.ndarray | None:
+def _boundary(wall: Any, d: int) -> np.ndarray | None:
     if wall is None:
         return None
     try:

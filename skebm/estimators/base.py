@@ -119,11 +119,11 @@ class BaseEBM(Normalised, Storable, NetParams, abc.ABC):
         net.initialize()
         if held_out is None and not streaming:
             train, withheld = self._withhold(train, generator)
-            net.withhold(withheld)
+            net.hold_out(withheld)
         if before is None:
             self._initialise(net.module_.energy, train)
         else:
-            net.take_over(before)
+            net.load_state(before)
         self._settings = settings
         return net, self._condense(train)
 

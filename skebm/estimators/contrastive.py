@@ -52,7 +52,7 @@ class ContrastiveDivergenceDensity(SamplerSteps, Neural, AnyRows, AnyMethods, Ba
         begin.
     n_steps : int, default=10
         Sampler steps for each batch. A search can call it ``sampler__n_steps``.
-    n_jumps : int, default=1
+    n_independence_steps : int, default=1
         How often at each batch chains are offered a draw of the base, by the Metropolis-Hastings
         rule: exact, and they travel between modes that short steps do not connect [6]_.
     n_chains : int or "auto", default="auto"
@@ -62,7 +62,7 @@ class ContrastiveDivergenceDensity(SamplerSteps, Neural, AnyRows, AnyMethods, Ba
     domain : {"auto", "real", "binary"} or Domain, default="auto"
         What rows are. ``"auto"`` is what the sampler takes; where that is open, bits if all entries
         of the first rows are 0 or 1. ``skebm.base.Categorical(groups)`` are one-hot columns.
-    base : str, Noise or None, default="auto"
+    base : str, Distribution or None, default="auto"
         q. Real columns: ``"gaussian"``: shrunk covariance, or columns truncated at `bounds`;
         ``"mixture"``: of `n_components` normal distributions; ``"kernel"``: normal kernels of
         several scales on the rows. Bits: ``"independent"``, ``"chow-liu"``, ``"block-tree"``.
@@ -154,7 +154,7 @@ class ContrastiveDivergenceDensity(SamplerSteps, Neural, AnyRows, AnyMethods, Ba
     ----------
     sigma_ : ndarray of shape (n_features,) or None
         Noise of training in the units of `sigma`.
-    base_ : Noise or None
+    base_ : Distribution or None
         The fitted base, of standardised rows and with the noise.
     units_ : Units
         Centres and scales of the columns.
@@ -231,7 +231,7 @@ class ContrastiveDivergenceDensity(SamplerSteps, Neural, AnyRows, AnyMethods, Ba
         objective="likelihood",
         init="persistent",
         n_steps=10,
-        n_jumps=1,
+        n_independence_steps=1,
         n_chains="auto",
         buffer_size=10_000,
         domain="auto",
@@ -275,7 +275,7 @@ class ContrastiveDivergenceDensity(SamplerSteps, Neural, AnyRows, AnyMethods, Ba
         self.objective = objective
         self.init = init
         self.n_steps = n_steps
-        self.n_jumps = n_jumps
+        self.n_independence_steps = n_independence_steps
         self.n_chains = n_chains
         self.buffer_size = buffer_size
         self.domain = domain

@@ -10,7 +10,7 @@ from sklearn.base import clone
 
 from skebm._validation import check_is_fitted, draw_seed
 from skebm.base import Sampler
-from skebm.distributions import Affine, Noise, NormalizingFlow
+from skebm.distributions import Affine, Distribution, NormalizingFlow
 from skebm.energies import NeuralEnergy
 from skebm.estimators._contrastive_settings import default_sampler
 from skebm.estimators._density_settings import Settings, resolve
@@ -112,7 +112,7 @@ class FlowContrastiveDensity(Neural, RealRows, RealMethods, BaseDensity):
 
     Attributes
     ----------
-    flow_ : Noise
+    flow_ : Distribution
         The trained flow, a distribution of rows in the units of X: ``flow_.log_prob(tensor)``,
         ``flow_.sample(n, generator)``; also as ``noise=`` of :class:`NCEDensity`.
     base_ : NormalizingFlow
@@ -294,5 +294,5 @@ class FlowContrastiveDensity(Neural, RealRows, RealMethods, BaseDensity):
         """What moves samples: a copy of what `fit` was given, or MALA, which tunes itself."""
         return clone(self._settings.rule)
 
-    def _proposal(self, energy: NeuralEnergy) -> Noise:
+    def _proposal(self, energy: NeuralEnergy) -> Distribution:
         return self._flow

@@ -10,7 +10,7 @@ from sklearn.base import ClassifierMixin
 from torch import nn
 
 from skebm._validation import fit_context
-from skebm.energies import Marginal, NeuralEnergy, Spec, build_network
+from skebm.energies import ClassMarginal, NeuralEnergy, Spec, build_network
 from skebm.estimators._any_rows import AnyRows
 from skebm.estimators._density_settings import Settings, resolve
 from skebm.estimators._jem_methods import JEMMethods
@@ -68,7 +68,7 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
         also where the first two begin.
     n_steps : int, default=10
         Sampler steps for each batch. A search can call it ``sampler__n_steps``.
-    n_jumps : int, default=1
+    n_independence_steps : int, default=1
         How often at each batch chains are offered a draw of the base.
     n_chains : int or "auto", default="auto"
         Persistent chains; ``"auto"`` is the batch size.
@@ -89,7 +89,7 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
         Length of the step up the gradient at whose end the gradient is taken [3]_; 0 is none.
     domain : {"auto", "real", "binary"} or Domain, default="auto"
         What rows are; as of :class:`ContrastiveDivergenceDensity`.
-    base : str, Noise or None, default="auto"
+    base : str, Distribution or None, default="auto"
         q; as of :class:`ContrastiveDivergenceDensity`, or ``"classes"``: a normal distribution for
         the labelled rows of each class, where chains then start [4]_.
     n_components : int or "auto", default="auto"
@@ -155,7 +155,7 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
         :math:`\lambda`.
     sigma_ : ndarray of shape (n_features,) or None
         Noise of training in the units of `sigma`.
-    base_ : Noise or None
+    base_ : Distribution or None
         The fitted base, of standardised rows and with the noise.
     units_ : Units
         Centres and scales of the columns.
@@ -226,7 +226,7 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
         sampler=None,
         init="persistent",
         n_steps=10,
-        n_jumps=1,
+        n_independence_steps=1,
         n_chains="auto",
         buffer_size=10_000,
         unlabeled=None,
@@ -268,7 +268,7 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
         self.sampler = sampler
         self.init = init
         self.n_steps = n_steps
-        self.n_jumps = n_jumps
+        self.n_independence_steps = n_independence_steps
         self.n_chains = n_chains
         self.buffer_size = buffer_size
         self.unlabeled = unlabeled
@@ -363,7 +363,7 @@ class JEMClassifier(ClassifierMixin, Labelled, SamplerSteps, Neural, AnyRows, JE
 
     def _network(self, settings: Settings, spec: Spec) -> nn.Module:
         spec = spec._replace(n_classes=len(self.classes_), whitening=None)
-        return Marginal(build_network(settings.network, spec))
+        return ClassMarginal(build_network(settings.network, spec))
 
     def _objective(self, settings: Settings, energy: NeuralEnergy) -> JointLikelihood:
         return joint_objective(settings.rule, energy, self._noise)

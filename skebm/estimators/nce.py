@@ -13,7 +13,7 @@ from torch import nn
 
 from skebm._validation import check_is_fitted, draw_seed
 from skebm.base import Objective
-from skebm.distributions import Noise
+from skebm.distributions import Distribution
 from skebm.energies import NeuralEnergy, Spec, Telescope, build_network
 from skebm.estimators._any_methods import AnyMethods
 from skebm.estimators._any_rows import AnyRows
@@ -57,7 +57,7 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseDensity):
         searched over where one is passed. :class:`skebm.energies.Conv` takes images (n, C, H, W).
         A callable makes a module from a :class:`skebm.energies.Spec`; a module is copied, weights
         and all. Rows (n, ...) in, one number a row (n,) out.
-    noise : str or Noise, default="auto"
+    noise : str or Distribution, default="auto"
         q, which is the base of the energy as well. Real columns: ``"gaussian"``: shrunk covariance,
         or columns truncated at `bounds`; ``"mixture"``: of `n_components` normal distributions;
         ``"kernel"``: normal kernels of several scales on the rows; ``"nsf"``, ``"coupling"``,
@@ -162,7 +162,7 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseDensity):
         Threshold of `predict` in the units of `score_samples`.
     sigma_ : ndarray of shape (n_features,) or None
         Noise that was added in training, in the units of `sigma`.
-    base_ : Noise
+    base_ : Distribution
         The fitted q, of standardised rows.
     units_ : Units
         Centres and scales of the columns.
@@ -291,7 +291,7 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseDensity):
         networks = [build_network(settings.network, plain) for _ in range(way.n_bridges)]
         return Telescope(networks, way)
 
-    def _proposal(self, energy: NeuralEnergy) -> Noise | None:
+    def _proposal(self, energy: NeuralEnergy) -> Distribution | None:
         """What log Z is weighed by and samples start from, where the noise is far."""
         if self._approach is None:
             return energy.base

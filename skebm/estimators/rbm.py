@@ -9,7 +9,7 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, clone
 from torch import Tensor
 
 from skebm.base import Objective
-from skebm.distributions import Noise
+from skebm.distributions import Distribution
 from skebm.energies import BernoulliRBM
 from skebm.estimators._bases import check_base_stays, fit_base
 from skebm.estimators._rbm_attributes import RBMAttributes
@@ -73,7 +73,7 @@ class RBMEstimator(
         Gibbs steps of the chains for each batch (k of PCD-k and CD-k).
     n_chains : int or "auto", default="auto"
         Persistent chains; ``"auto"`` is the batch size, and 500 or more under `reweight`.
-    base : {"independent", "chow-liu", "block-tree"} or Noise, default="independent"
+    base : {"independent", "chow-liu", "block-tree"} or Distribution, default="independent"
         What the energy corrects, E(x) = -log q(x) + F(x); fitted first, not trained. Independent
         columns are the usual machine, whose visible biases start at the log-odds of the data.
         ``"chow-liu"`` is the most likely tree of pairwise dependences, ``"block-tree"`` one whose
@@ -174,7 +174,7 @@ class RBMEstimator(
         What ``"auto"`` became. `learning_rate_` is nan under L-BFGS.
     centered_, precondition_ : bool, float
         Whether the gradient is centred (never under L-BFGS), and its preconditioning.
-    base_ : Noise
+    base_ : Distribution
         The fitted base.
     scaling_ : MinMax
         Columns that were scaled, their minima and widths.
@@ -214,7 +214,7 @@ class RBMEstimator(
     """
 
     _parameter_constraints: dict = CONSTRAINTS
-    base_: Noise
+    base_: Distribution
 
     def __init__(
         self,

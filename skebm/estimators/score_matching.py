@@ -52,12 +52,12 @@ class ScoreMatchingDensity(Neural, RealRows, RealMethods, BaseDensity):
         and all. Rows (n, ...) in, one number a row (n,) out, twice differentiable for the
         objectives with second derivatives.
     objective : {"denoising", "exact", "sliced", "multiscale"}, default="denoising"
-        ``"denoising"``: the density of rows blurred by noise of level `sigma`, whose score is
+        ``"denoising"``: the density of rows convolved by noise of level `sigma`, whose score is
         known; the cheapest, and bounded on any data. ``"exact"``: the trace of the Hessian, for up
         to about 64 columns; ``"sliced"``: an unbiased estimate of it along random directions.
         ``"multiscale"``: an energy of rows and of the level of noise, for images and for samples
         that come down the levels; its density at the smallest level is known less well.
-    base : {"auto", "gaussian", "mixture", "kernel"}, Noise or None, default="auto"
+    base : {"auto", "gaussian", "mixture", "kernel"}, Distribution or None, default="auto"
         q. ``"gaussian"``: shrunk covariance, or columns truncated at `bounds`; ``"mixture"``: of
         `n_components` normal distributions; ``"kernel"``: normal kernels of several scales on the
         rows, learned leaving one out (rows left out in training, too). ``"auto"`` is the mixture,
@@ -137,7 +137,7 @@ class ScoreMatchingDensity(Neural, RealRows, RealMethods, BaseDensity):
     ----------
     sigma_ : ndarray of shape (n_features,), tuple of float or None
         Noise of training in the units of `sigma`; smallest and largest of several levels.
-    base_ : Noise or None
+    base_ : Distribution or None
         The fitted base, of standardised rows and with the noise.
     units_ : Units
         Centres and scales of the columns.

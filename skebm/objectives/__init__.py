@@ -16,7 +16,7 @@ from skebm.objectives.score_matching import (
     ExactScoreMatching,
     MultiscaleScoreMatching,
     SlicedScoreMatching,
-    wall_weight,
+    boundary_weight,
 )
 from skebm.objectives.walkers import Walkers
 
@@ -40,5 +40,5 @@ __all__ = [
     "SlicedScoreMatching",
     "Walkers",
     "pseudo_log_likelihood",
-    "wall_weight",
+    "boundary_weight",
 ]

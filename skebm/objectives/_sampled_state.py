@@ -16,7 +16,7 @@ from skebm.objectives.walkers import Walkers
 from skebm.samplers._tuning import Tuning
 
 # Batches for each lesson of a kernel that tunes itself.
-LESSONS = 4
+ADAPT_EVERY = 4
 
 
 class SampledState(NamedTuple):
@@ -106,14 +106,14 @@ def walked(
     A kernel that tunes itself learns from the first step of every fourth batch and keeps its
     settings for all others: a lesson costs as much as a step of a small network.
     """
-    step, n_lessons = kernel.step, int(n_batches % LESSONS == 0)
-    lessons: Tuning | None = None
+    step, n_adapting = kernel.step, int(n_batches % ADAPT_EVERY == 0)
+    adapting: Tuning | None = None
     accepted: Any = 0.0
     for number in range(n_steps):
-        if number == n_lessons and isinstance(chain.aux, Tuning):
-            lessons, chain = chain.aux, kernel.freeze(chain)
+        if number == n_adapting and isinstance(chain.aux, Tuning):
+            adapting, chain = chain.aux, kernel.freeze(chain)
         chain, info = step(energy, chain, generator)
         accepted = accepted + info.acceptance
-    if lessons is not None:
-        chain = chain._replace(aux=lessons)
+    if adapting is not None:
+        chain = chain._replace(aux=adapting)
     return chain, accepted / n_steps

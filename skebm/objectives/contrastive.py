@@ -10,7 +10,7 @@ from torch import Tensor
 from skebm.base import Batch, ChainState, Loss, Objective, Sampler
 from skebm.base.objective import weighted_mean
 from skebm.base.state import leaves
-from skebm.distributions import Noise
+from skebm.distributions import Distribution
 from skebm.energies import BernoulliRBM
 from skebm.energies.bipartite import Bernoulli
 from skebm.objectives._phases import resumed, signs
@@ -51,7 +51,7 @@ class ContrastiveDivergence(Objective):
     energy : BernoulliRBM
     sampler : Sampler
         Kernel of the negative phase.
-    start_from : Noise
+    start_from : Distribution
         Where persistent chains start.
     n_steps : int, default=1
         Sampler steps for each batch, k.
@@ -85,7 +85,7 @@ class ContrastiveDivergence(Objective):
         self,
         energy: BernoulliRBM,
         sampler: Sampler,
-        start_from: Noise,
+        start_from: Distribution,
         *,
         n_steps: int = 1,
         n_chains: int = 100,
@@ -107,7 +107,7 @@ class ContrastiveDivergence(Objective):
             raise ValueError("precondition takes the variances from the offsets: centre as well.")
         if not persistent and sampler.kernel is not sampler:
             raise ValueError(f"{sampler} is not exact from rows alone, where CD restarts it.")
-        if not persistent and sampler.tunes:
+        if not persistent and sampler.adapts:
             raise ValueError(
                 f"{sampler} tunes itself while its chains go on, and CD restarts them at every "
                 "batch. Pass a step_size with adapt=False, or go on with the chains (PCD)."
@@ -143,7 +143,7 @@ class ContrastiveDivergence(Objective):
         chain, walkers, step = state.chain, state.walkers, self.sampler.step
         if chain is None:
             # Blocks may start from means of bits; what flips one bit needs bits.
-            between = self.sampler.starts_between
+            between = self.sampler.accepts_relaxed_rows
             rows = x if between else torch.bernoulli(x, generator=generator)
             chain = self.sampler.init(energy, rows)
         else:

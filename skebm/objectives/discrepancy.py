@@ -114,7 +114,7 @@ class EnergyDiscrepancy(Rowwise):
         return (gap.logsumexp(2) - math.log(m)).mean(0)
 
     @property
-    def n_looks(self) -> int:
+    def n_copies(self) -> int:
         """Fewer than of score matching: a look has many copies."""
         return HELD_OUT_DRAWS
 

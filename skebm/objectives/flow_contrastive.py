@@ -12,7 +12,7 @@ from skebm.base.objective import fill_missing, weighted_mean
 from skebm.base.torchtools import softplus
 from skebm.distributions import NormalizingFlow
 from skebm.energies import NeuralEnergy
-from skebm.objectives.monitor import Watch, gains, log_mean
+from skebm.objectives.monitor import LogPartitionMonitor, gains, log_mean
 from skebm.objectives.noise_contrastive import SCALE
 from skebm.objectives.score_matching import Rowwise
 from skebm.samplers._moves import standard_normal
@@ -36,7 +36,7 @@ class FlowState(NamedTuple):
         Whether the flow learns, too.
     """
 
-    told: Tensor
+    discriminated: Tensor
     n_batches: int
     moves: bool
 
@@ -110,7 +110,7 @@ class FlowContrastive(Rowwise):
         self.sigma: Tensor | None
         self.register_buffer("sigma", sigma, persistent=False)
         self.shift = nn.Parameter(like.new_zeros(()))
-        self._watch = Watch(self.base, energy.domain)
+        self._log_partition_monitor = LogPartitionMonitor(self.base, energy.domain)
 
     @property
     def log_partition(self) -> Tensor:
@@ -163,24 +163,24 @@ class FlowContrastive(Rowwise):
 
     def _next(self, state: FlowState, data: Tensor, draws: Tensor) -> FlowState:
         right = ((data > 0).to(data.dtype).mean() + (draws < 0).to(data.dtype).mean()) / 2
-        told, n_batches = torch.lerp(state.told, right, RATE), state.n_batches + 1
-        moves = bool(told > FAIR) if n_batches % LOOK == 0 else state.moves
-        return FlowState(told, n_batches, moves)
+        discriminated, n_batches = torch.lerp(state.discriminated, right, RATE), state.n_batches + 1
+        moves = bool(discriminated > FAIR) if n_batches % LOOK == 0 else state.moves
+        return FlowState(discriminated, n_batches, moves)
 
     def pack(self, state: FlowState) -> dict[str, Tensor | None]:
         if state is None:
             return {}
         return {
-            "told": state.told,
+            "told": state.discriminated,
             "n_batches": torch.tensor(state.n_batches),
             "moves": torch.tensor(state.moves),
         }
 
     def unpack(self, packed: dict[str, Tensor | None]) -> FlowState | None:
-        told, n_batches, moves = (packed.get(name) for name in FlowState._fields)
-        if told is None or n_batches is None or moves is None:
+        discriminated, n_batches, moves = (packed.get(name) for name in FlowState._fields)
+        if discriminated is None or n_batches is None or moves is None:
             return None
-        return FlowState(told, int(n_batches), bool(moves))
+        return FlowState(discriminated, int(n_batches), bool(moves))
 
     @torch.no_grad()
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
@@ -203,7 +203,7 @@ class FlowContrastive(Rowwise):
 
     def _gains(self, x: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
         """Nats above the base, log Z by its draws."""
-        draws = self._watch.draws(x)
+        draws = self._log_partition_monitor.draws(x)
         f = self.energy.correction(torch.cat([x, draws]))
         return gains(f[: len(x)], *log_mean(-f[len(x) :].double()), weight)
 

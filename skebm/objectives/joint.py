@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from skebm.base import Batch, Loss, Objective, Sampler, sampling
 from skebm.base.objective import fill_missing, weighted_mean
 from skebm.distributions._fitting import pick
-from skebm.energies import Marginal, NeuralEnergy
+from skebm.energies import ClassMarginal, NeuralEnergy
 from skebm.objectives.sampled import SampledLikelihood
 from skebm.samplers import ChainPolicy
 
@@ -65,7 +65,7 @@ class JointLikelihood(Objective):
     Parameters
     ----------
     energy : NeuralEnergy
-        Its network is a :class:`~skebm.energies.Marginal`.
+        Its network is a :class:`~skebm.energies.ClassMarginal`.
     sampler, chains, **generative
         As of :class:`SampledLikelihood`, which has no `refinement` and no `reweight` here.
     generative_weight : float, default=1
@@ -130,7 +130,7 @@ class JointLikelihood(Objective):
         **generative: Any,
     ):
         super().__init__()
-        if not isinstance(energy.network, Marginal):
+        if not isinstance(energy.network, ClassMarginal):
             raise TypeError(f"The energy's network must be a Marginal, got {energy.network!r}.")
         if not 0 <= generative_weight < math.inf:
             raise ValueError(
@@ -220,7 +220,7 @@ class JointLikelihood(Objective):
 
     def _value(self, view: View, batch: Batch) -> Tensor:
         """Loss, by one pass over the rows of all terms."""
-        network, weight = self._marginal, self.generative_weight
+        network, weight = self._class_marginal, self.generative_weight
         if view.x is None:
             assert view.seen is not None
             return self._cross_entropy(self._logits(view.seen), batch)
@@ -241,10 +241,10 @@ class JointLikelihood(Objective):
     def _of_targets(self, logits: Tensor, y: Tensor | None) -> Tensor:
         """Minus the logit of each row's class; of an unknown one, minus the sum over all."""
         if y is None:
-            return self._marginal.of_logits(logits)
+            return self._class_marginal.of_logits(logits)
         known = y != UNKNOWN
         own = logits.gather(1, y.clamp_min(0)[:, None])[:, 0]
-        return torch.where(known, -own, self._marginal.of_logits(logits))
+        return torch.where(known, -own, self._class_marginal.of_logits(logits))
 
     def _of_draws(self, logits: Tensor, u: Tensor) -> Tensor:
         """Minus the logit of a class that is drawn for each row, by p(y | x)."""
@@ -252,12 +252,12 @@ class JointLikelihood(Objective):
         return -logits.gather(1, drawn[:, None])[:, 0]
 
     @property
-    def _marginal(self) -> Marginal:
+    def _class_marginal(self) -> ClassMarginal:
         network: Any = self.energy.network
         return network
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self._marginal.classifier(self.energy.seen(x))
+        return self._class_marginal.classifier(self.energy.seen(x))
 
     def _cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
         """Mean over rows, of which those of no known class count zero."""

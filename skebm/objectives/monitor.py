@@ -10,7 +10,7 @@ from torch import Tensor
 from skebm.base import Domain, Energy, Real
 from skebm.base.bridge import bridge
 from skebm.base.objective import effective_count, weighted_mean, weighted_variance
-from skebm.distributions import Noise
+from skebm.distributions import Distribution
 
 # Draws of the base by which log Z is watched.
 N_DRAWS = 1000
@@ -24,15 +24,15 @@ LARGEST_GAP = 10.0
 LEAST_GAIN = -0.5
 
 
-class Watch:
+class LogPartitionMonitor:
     """Draws of the base that an energy corrects, or of a box, which log Z is estimated from."""
 
-    def __init__(self, base: Noise | None, domain: Domain):
+    def __init__(self, base: Distribution | None, domain: Domain):
         self.base, self.domain = base, domain
         self._draws: Tensor | None = None
 
     @classmethod
-    def of(cls, energy: Energy) -> Watch | None:
+    def of(cls, energy: Energy) -> LogPartitionMonitor | None:
         """None where there is nothing to draw from."""
         base, domain = getattr(energy, "base", None), energy.domain
         endless = isinstance(domain, Real) and None in (domain.lower, domain.upper)

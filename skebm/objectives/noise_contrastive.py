@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from skebm.base import Batch, Energy, Loss, sampling
 from skebm.base.objective import fill_missing, weighted_mean
 from skebm.base.torchtools import softplus
-from skebm.distributions import Noise
+from skebm.distributions import Distribution
 from skebm.energies import Telescope
-from skebm.objectives.monitor import Watch, gains, log_mean
+from skebm.objectives.monitor import LogPartitionMonitor, gains, log_mean
 from skebm.objectives.score_matching import Rowwise
 from skebm.samplers._moves import standard_normal
 
@@ -69,7 +69,7 @@ class NoiseContrastive(Rowwise):
     energy : Energy
         On the domain of the noise. Where the noise is the energy's own base, log q cancels, and
         the classifier is the part of the energy that is trained.
-    noise : Noise
+    noise : Distribution
         q, with a density wherever the data are.
     noise_ratio : float > 0, default=1.0
         :math:`\nu`. A batch of n rows gets :math:`\nu n` draws, rounded, one at least. On the way
@@ -116,7 +116,7 @@ class NoiseContrastive(Rowwise):
     def __init__(
         self,
         energy: Energy,
-        noise: Noise,
+        noise: Distribution,
         *,
         noise_ratio: float = 1.0,
         form: str = "logistic",
@@ -142,7 +142,7 @@ class NoiseContrastive(Rowwise):
             self.shift = nn.Parameter(shift)
         else:  # stored alike, so that weights of the one form go on with the other
             self.register_buffer("shift", shift)
-        self._watch = Watch(noise, energy.domain)
+        self._log_partition_monitor = LogPartitionMonitor(noise, energy.domain)
 
     @property
     def telescope(self) -> Telescope | None:
@@ -234,8 +234,8 @@ class NoiseContrastive(Rowwise):
             ratio = telescope.log_ratio(torch.cat([here, there]), k) - SCALE * self.shift[k]
             near, far = ratio.view(2, copies, n)
             loss = loss + (softplus(-near) + softplus(far)).mean(0)
-            told = (near > 0).to(x.dtype) + (far < 0).to(x.dtype)
-            right.append(told.mean(0) / 2)
+            discriminated = (near > 0).to(x.dtype) + (far < 0).to(x.dtype)
+            right.append(discriminated.mean(0) / 2)
             here = there
         return Bridges(loss / telescope.n_bridges, torch.stack(right))
 
@@ -257,7 +257,7 @@ class NoiseContrastive(Rowwise):
                 hits = [weighted_mean(right, batch.weight) for right in found.right]
                 loss = weighted_mean(found.loss, batch.weight)
                 return {"loss": loss, "accuracy": torch.stack(hits).max()}
-            n, draws = len(x), self._watch.draws(x)
+            n, draws = len(x), self._log_partition_monitor.draws(x)
             ratio = self.log_ratio(torch.cat([x, other, draws]))
         data, noise, log_w = ratio.tensor_split([n, n + len(other)])
         # Bayes' rule for as many rows as draws.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import ChainState, Energy, Real, Sampler
-from skebm.energies.derivatives import slopes_of
+from skebm.energies.derivatives import value_and_input_grad_of
 from skebm.samplers import MALA, Langevin
 from skebm.samplers._moves import standard_normal
 from skebm.samplers._tuning import settings
@@ -62,7 +62,7 @@ class Refinement(NamedTuple):
             h, scale = settings(kernel, chain)
             sigma, bounds = float(2 * torch.as_tensor(h)) ** 0.5, "reflect"
         z = standard_normal(x, generator)
-        slope = slopes_of(energy, x).slope
+        slope = value_and_input_grad_of(energy, x).grad
         moved = diffused(energy.domain, x, slope, float(h), sigma, scale, z, None, bounds)
         with torch.no_grad():
             _, pull = energy.value_and_grad(moved.detach())

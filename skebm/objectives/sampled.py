@@ -13,14 +13,14 @@ from skebm.distributions._fitting import pick
 from skebm.objectives._phases import signs
 from skebm.objectives._sampled_checks import check_parts
 from skebm.objectives._sampled_state import SampledState, halved, packed, unpacked, walked
-from skebm.objectives.monitor import Watch, gains, why_diverged
+from skebm.objectives.monitor import LogPartitionMonitor, gains, why_diverged
 from skebm.objectives.refinement import Refinement
 from skebm.objectives.walkers import Walkers
 from skebm.samplers import ChainPolicy, FromData, Persistent
 from skebm.samplers._moves import accepts, by_row, standard_normal
 
 # Noisy copies by which held-out rows are judged.
-N_LOOKS = 16
+N_COPIES = 16
 # Steps by which a sampler tunes itself before training.
 WARM_UP = 50
 # Draws of the base for each chain that starts anew under a model that has moved away from it.
@@ -48,7 +48,7 @@ class SampledLikelihood(Objective):
         ``ReplayBuffer``.
     n_steps : int, default=10
         Sampler steps for each batch, k.
-    n_jumps : int, default=1
+    n_independence_steps : int, default=1
         How often chains are offered a draw of the energy's base, before the steps [3]_.
     noise : Tensor of shape (d,) or None, default=None
         Standard deviation of normal noise added to real rows of the data, in units of x.
@@ -102,7 +102,7 @@ class SampledLikelihood(Objective):
         chains: ChainPolicy,
         *,
         n_steps: int = 10,
-        n_jumps: int = 1,
+        n_independence_steps: int = 1,
         noise: Tensor | None = None,
         anneal: tuple[float, int] = (1.0, 0),
         energy_l2: float = 0.0,
@@ -114,7 +114,11 @@ class SampledLikelihood(Objective):
         super().__init__()
         sampler.check(energy)
         self.energy, self.sampler, self.chains = energy, sampler, chains
-        self.n_steps, self.n_jumps, self.energy_l2 = n_steps, n_jumps, energy_l2
+        self.n_steps, self.n_independence_steps, self.energy_l2 = (
+            n_steps,
+            n_independence_steps,
+            energy_l2,
+        )
         self.anneal = anneal
         self.clip_norm, self.refinement, self.reweight = clip_norm, refinement, reweight
         self.augmentation = augmentation
@@ -123,7 +127,7 @@ class SampledLikelihood(Objective):
         self.persistent = isinstance(chains, Persistent)
         check_parts(self)
         self._kernels = {0: sampler}
-        self._watch = Watch.of(energy)
+        self._log_partition_monitor = LogPartitionMonitor.of(energy)
 
     # ---------------------------------------------------------------- chains
 
@@ -140,7 +144,7 @@ class SampledLikelihood(Objective):
                 pool = self._likely(pool, generator)
             kernel, walkers = self.kernel(halvings), None
             if not self.persistent:
-                chain = self._tuned(kernel, x, generator) if kernel.tunes else None
+                chain = self._tuned(kernel, x, generator) if kernel.adapts else None
                 return SampledState(pool, chain, None, 1.0, n_batches, halvings)
             if self.reweight:
                 chain, walkers = Walkers.start(
@@ -148,7 +152,7 @@ class SampledLikelihood(Objective):
                 )
             else:
                 chain = kernel.init(self.energy, pool)
-            if kernel.tunes:
+            if kernel.adapts:
                 tuned = self._tuned(kernel, chain.x, generator)
                 chain = kernel.refresh(self.energy, chain._replace(aux=tuned.aux))
         return SampledState(None, chain, walkers, 1.0, n_batches, halvings)
@@ -187,13 +191,13 @@ class SampledLikelihood(Objective):
             if walkers is not None:  # weighed where they stood, before anything moves them
                 chain = kernel.refresh(energy, chain)
                 chain, walkers = walkers.follow(energy, chain, generator)
-            chain = kernel.refresh(energy, self._jumped(chain, generator))
+            chain = kernel.refresh(energy, self._independence_steps(chain, generator))
         else:
             rows, place = self.chains.draw(energy, pool, x, generator)
             if self.augmentation is not None:
                 rows = self.augmentation(rows, generator)
-            chain = kernel.init(energy, self._jumped(ChainState(rows), generator).x)
-            if kernel.tunes and state.chain is not None:
+            chain = kernel.init(energy, self._independence_steps(ChainState(rows), generator).x)
+            if kernel.adapts and state.chain is not None:
                 chain = chain._replace(aux=state.chain.aux)
         chain, accepted = walked(kernel, energy, chain, self.n_steps, generator, state.n_batches)
         if walkers is not None:
@@ -202,7 +206,7 @@ class SampledLikelihood(Objective):
             pool = self.chains.keep(pool, place, chain.x)
         return SampledState(pool, chain, walkers, accepted, state.n_batches + 1, state.halvings)
 
-    def _jumped(self, chain: Any, generator: torch.Generator) -> ChainState:
+    def _independence_steps(self, chain: Any, generator: torch.Generator) -> ChainState:
         """Chains that were offered draws of the base, by the Metropolis-Hastings rule.
 
         Between modes that no short steps connect; the better the nearer the base is to the model.
@@ -210,7 +214,7 @@ class SampledLikelihood(Objective):
         base: Any = getattr(self.energy, "base", None)
         if base is None or self.sampler.kernel is not self.sampler:  # replicas jump by themselves
             return chain
-        for _ in range(self.n_jumps):
+        for _ in range(self.n_independence_steps):
             draws = base.sample(len(chain.x), generator).to(chain.x)
             before, after = self.energy.correction(torch.cat([chain.x, draws])).chunk(2)
             taken = accepts(before - after, generator)
@@ -295,7 +299,7 @@ class SampledLikelihood(Objective):
             logs = {"loss": gap, "energy_gap": gap, "energy_spread": spread}
             if state.chain is not None:
                 logs["acceptance"] = torch.as_tensor(state.acceptance)
-            if self._watch is not None:
+            if self._log_partition_monitor is not None:
                 f = energy.correction(x)
                 log_z, error = self._log_partition(state, generator)
                 logs |= gains(f, log_z, error, batch.weight)
@@ -309,13 +313,13 @@ class SampledLikelihood(Objective):
         Not that of reweighted chains: weights shrink where the parameters move because of the very
         chains that they belong to, and theirs falls behind.
         """
-        assert self._watch is not None
+        assert self._log_partition_monitor is not None
         if state.chain is None or isinstance(self.chains, FromData):
-            return self._watch.log_partition(self.energy, None)
+            return self._log_partition_monitor.log_partition(self.energy, None)
         rows = state.chain.x
         if state.walkers is not None:
             rows = rows[state.walkers.drawn(generator)]
-        return self._watch.log_partition(self.energy, rows)
+        return self._log_partition_monitor.log_partition(self.energy, rows)
 
     @torch.no_grad()
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
@@ -323,12 +327,12 @@ class SampledLikelihood(Objective):
 
         As good as the estimate of log Z: by draws of the base and the chains, a bridge.
         """
-        n_looks = 1 if self.noise is None else N_LOOKS
-        looks = [self._noisy(batch.x, state.n_batches, generator) for _ in range(n_looks)]
+        n_copies = 1 if self.noise is None else N_COPIES
+        looks = [self._noisy(batch.x, state.n_batches, generator) for _ in range(n_copies)]
         with sampling(self.energy):
             f = torch.stack([self.energy.correction(x) for x in looks]).mean(0)
             data = weighted_mean(f, batch.weight)
-            if self._watch is not None:
+            if self._log_partition_monitor is not None:
                 return data + self._log_partition(state, generator)[0]
             if state.chain is None:
                 return data.new_zeros(())
@@ -340,7 +344,7 @@ class SampledLikelihood(Objective):
         """Judge by the energy gap, the acceptance, the likelihood and the size of a step."""
         reason = super().diverged(logs, before, n_rows)
         # Of discrete rows hardly any change may be acceptable, and what tunes itself has tried all.
-        steps = isinstance(self.energy.domain, Real) and not self.sampler.tunes
+        steps = isinstance(self.energy.domain, Real) and not self.sampler.adapts
         rejects = self.sampler.exact and steps
         return reason or why_diverged(logs, before or {}, n_rows, rejects)
 
@@ -361,7 +365,7 @@ class SampledLikelihood(Objective):
         if tries > 1 and state.walkers is None:
             return self._started(batch.x, generator, state.n_batches, halvings)
         chain = state.chain
-        if chain is not None and not self.sampler.tunes:  # what tunes itself has a step of its own
+        if chain is not None and not self.sampler.adapts:  # what tunes itself has a step of its own
             with torch.no_grad(), sampling(self.energy):
                 chain = self.kernel(halvings).init(self.energy, chain.x)
         return state._replace(chain=chain, halvings=halvings)
@@ -369,7 +373,7 @@ class SampledLikelihood(Objective):
     def advice(self, state: SampledState) -> str:
         """The sampler's step, where it was halved and does not find its own."""
         step = getattr(self.kernel(state.halvings), "step_size", None)
-        if not state.halvings or step is None or self.sampler.tunes:
+        if not state.halvings or step is None or self.sampler.adapts:
             return ""
         return f" and sampler__step_size to about {step:.2g}"
 

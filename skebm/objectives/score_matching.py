@@ -14,7 +14,7 @@ from torch import Tensor
 
 from skebm.base import Batch, Energy, Loss, Objective, Real, sampling
 from skebm.base.objective import weighted_mean
-from skebm.energies.derivatives import bends_of, slope_of
+from skebm.energies.derivatives import input_grad_of, second_derivatives_of
 
 # Noisy copies at which held-out rows are looked at: a look is then worth comparing.
 HELD_OUT_DRAWS = 16
@@ -59,7 +59,7 @@ class Rowwise(Objective, abc.ABC):
         return {"loss": weighted_mean(value, batch.weight).detach()}
 
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
-        looks = [self.rowwise(batch.x, generator).detach() for _ in range(self.n_looks)]
+        looks = [self.rowwise(batch.x, generator).detach() for _ in range(self.n_copies)]
         return weighted_mean(torch.stack(looks).mean(0), batch.weight)
 
     def diverged(
@@ -74,7 +74,7 @@ class Rowwise(Objective, abc.ABC):
         return None
 
     @property
-    def n_looks(self) -> int:
+    def n_copies(self) -> int:
         """How often held-out rows are looked at, each time with other noise."""
         return HELD_OUT_DRAWS
 
@@ -115,16 +115,18 @@ class HyvarinenScore(Rowwise, abc.ABC):
     ) -> Tensor:
         if self.jitter is not None:
             x = x + self.jitter * normal_noise(x, generator)
-        h, slope_of_h = wall_weight(x, self.energy.domain)
-        found = bends_of(self.energy, x, self.directions(h, generator), **leaving_out(without))
-        slope = found.slope.flatten(1)
-        if self._walls:
+        h, slope_of_h = boundary_weight(x, self.energy.domain)
+        found = second_derivatives_of(
+            self.energy, x, self.directions(h, generator), **leaving_out(without)
+        )
+        slope = found.grad.flatten(1)
+        if self._boundary:
             half = (h * slope / 2 - slope_of_h) * slope
-            return half.sum(1) - found.bend
-        return slope.square().sum(1) / 2 - found.bend
+            return half.sum(1) - found.second_derivative
+        return slope.square().sum(1) / 2 - found.second_derivative
 
     @property
-    def _walls(self) -> bool:
+    def _boundary(self) -> bool:
         domain = self.energy.domain
         return isinstance(domain, Real) and not (domain.lower is None and domain.upper is None)
 
@@ -181,13 +183,13 @@ class ExactScoreMatching(HyvarinenScore):
     """
 
     def directions(self, h: Tensor, generator: torch.Generator) -> Tensor:
-        if self._walls:
+        if self._boundary:
             return h.sqrt().diag_embed()
         return torch.eye(h.shape[1], dtype=h.dtype, device=h.device)
 
     @property
-    def n_looks(self) -> int:
-        return 1 if self.jitter is None else super().n_looks
+    def n_copies(self) -> int:
+        return 1 if self.jitter is None else super().n_copies
 
     def work(self, n_rows: int) -> float:
         return (1 + self.energy.domain.n_columns / 3) * super().work(n_rows)
@@ -254,7 +256,7 @@ class SlicedScoreMatching(HyvarinenScore):
         if self.projection == "rademacher":
             v = torch.where(v < 0, -1.0, 1.0).to(v)
         v = v / math.sqrt(self.n_projections)
-        return v * h.sqrt()[:, None] if self._walls else v
+        return v * h.sqrt()[:, None] if self._boundary else v
 
     def work(self, n_rows: int) -> float:
         return (1 + self.n_projections / 3) * super().work(n_rows)
@@ -273,7 +275,7 @@ def normal_noise(
     return torch.randn(shape, generator=generator, dtype=x.dtype, device=x.device)
 
 
-def wall_weight(x: Tensor, domain: Any) -> tuple[Tensor, Tensor]:
+def boundary_weight(x: Tensor, domain: Any) -> tuple[Tensor, Tensor]:
     """The weight h of each entry, (n, d), and its slope."""
     x = x.flatten(1)
     h, slope = torch.full_like(x, WALL), torch.zeros_like(x)
@@ -323,7 +325,7 @@ class DenoisingScoreMatching(Rowwise):
     >>> from skebm.objectives import DenoisingScoreMatching
     >>> generator = torch.Generator().manual_seed(0)
     >>> network = MLP().build(Spec((3,), generator))
-    >>> base = Gaussian(torch.zeros(3), 1.0).blurred(0.5)  # what the noisy rows are
+    >>> base = Gaussian(torch.zeros(3), 1.0).convolved(0.5)  # what the noisy rows are
     >>> objective = DenoisingScoreMatching(NeuralEnergy(network, Real((3,)), base), 0.5)
     >>> x = torch.randn(2000, 3, generator=generator)
     >>> loss = objective(Batch(x), None, generator)
@@ -348,7 +350,7 @@ class DenoisingScoreMatching(Rowwise):
         off = self.sigma * noise
         both = None if without is None else without.repeat(2)
         noisy = torch.cat([x + off, x - off])
-        pull = self.sigma * slope_of(self.energy, noisy, **leaving_out(both))
+        pull = self.sigma * input_grad_of(self.energy, noisy, **leaving_out(both))
         there, back = pull.flatten(1).chunk(2)
         noise = noise.flatten(1)
         half = (there.square() + back.square()).sum(1) / 4
@@ -417,7 +419,7 @@ class MultiscaleScoreMatching(Rowwise):
         level = self.sigma_min * (u * math.log(self.sigma_max / self.sigma_min)).exp()
         noise = normal_noise(x, generator).flatten(1)
         off = (level[:, None] * noise).reshape(x.shape)
-        slope = slope_of(self.energy, torch.cat([x + off, x - off]), level.repeat(2))
+        slope = input_grad_of(self.energy, torch.cat([x + off, x - off]), level.repeat(2))
         there, back = (level.repeat(2)[:, None] * slope.flatten(1)).chunk(2)
         half = (there.square() + back.square()).sum(1) / 4
         return half - ((there - back) * noise).sum(1) / 2

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import BipartiteEnergy, ChainState, Energy, Sampler
-from skebm.distributions import Noise
+from skebm.distributions import Distribution
 from skebm.energies import annealing_path
 from skebm.samplers._tuning import Tuning
 
@@ -48,7 +48,7 @@ class Walkers(NamedTuple):
     energy: Tensor
 
     @classmethod
-    def of(cls, energy: Energy, x: Tensor, noise: Noise) -> Walkers:
+    def of(cls, energy: Energy, x: Tensor, noise: Distribution) -> Walkers:
         """Weights of rows drawn from `noise`: importance sampling of the first model."""
         level = energy(x).double()
         return cls(-level - noise.log_prob(x).double(), level.new_zeros(()), level)
@@ -58,7 +58,7 @@ class Walkers(NamedTuple):
         cls,
         energy: Energy,
         x: Tensor,
-        noise: Noise,
+        noise: Distribution,
         sampler: Sampler,
         generator: torch.Generator,
     ) -> tuple[ChainState, Walkers]:

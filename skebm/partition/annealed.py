@@ -132,12 +132,12 @@ def adapted(
     size).
     """
     even = np.linspace(0, 1, n_betas)
-    if n_betas == 2 or not (kernel.tunes or n_betas >= MIN_BETAS):
+    if n_betas == 2 or not (kernel.adapts or n_betas >= MIN_BETAS):
         return Schedule(even.tolist(), [], [])
     n = min(max(n_chains // 4, min(n_chains, MIN_CHAINS), 2), MAX_CHAINS)
     room = max(min(int(PILOTS * n_betas * n_chains / n), MAX_STEPS), 2)
     rungs = np.linspace(0, 1, min(N_RUNGS, room // 2) + 1)
-    n_steps = TUNING_STEPS if kernel.tunes else 1
+    n_steps = TUNING_STEPS if kernel.adapts else 1
     length, known = _explore(path, kernel, n, rungs, n_steps, generator)
     if room > 2 * N_RUNGS:
         rungs = np.asarray(_spaced(rungs, length, N_RUNGS + 1))
@@ -185,7 +185,7 @@ def _explore(
         if known is None and not isinstance(kernel, Gibbs):
             state = kernel.freeze(state)
             found.append(state.aux)
-            if kernel.tunes:  # the next search starts from here
+            if kernel.adapts:  # the next search starts from here
                 kernel = clone(kernel).set_params(step_size=float(state.aux.step_size))
     lengths = torch.stack(length).cpu().numpy()
     return lengths, known or Schedule([], middles.tolist(), found)

@@ -117,10 +117,10 @@ class Bethe(PairwiseMethod):
             u = climb(graph, u, ones, max_iter=10 * self.max_iter)
             found.append(free_energy(graph, u, ones))
         best = max(found, key=lambda beliefs: beliefs.value)
-        if best.slope > self.tol:
+        if best.gradient_norm > self.tol:
             warnings.warn(
-                f"The Bethe free energy has not converged: derivatives sum to {best.slope:.2g}, "
-                f"more than tol={self.tol:g}. Use more max_iter.",
+                f"The Bethe free energy has not converged: derivatives sum to "
+                f"{best.gradient_norm:.2g}, more than tol={self.tol:g}. Use more max_iter.",
                 ConvergenceWarning,
                 stacklevel=2,
             )

@@ -24,14 +24,14 @@ from skebm.base import (
     sampling,
 )
 from skebm.base.energy import check_energy, check_shape
-from skebm.distributions import Gaussian, IndependentBernoulli, Noise, Uniform
+from skebm.distributions import Distribution, Gaussian, IndependentBernoulli, Uniform
 from skebm.samplers import HMC, Gibbs, GibbsWithGradients
 
 # Why weights of base draws bound log Z from below alone.
 NO_UPPER = "no upper end: weights of draws that all missed a mode look as good as any"
 WIDER = 10.0  # times the standard deviations of a normal base
 # Uniform draws of a discrete domain, or of a box, at which a base is looked at.
-N_LOOKS = 256
+N_COPIES = 256
 # Beyond so many columns a base that is fitted has independent ones.
 MAX_DENSE = 1000
 
@@ -125,9 +125,9 @@ def default_base(energy: Energy, x: Tensor | Mapping[str, Tensor] | None = None)
     That is the uniform distribution over discrete domains and boxes
     (:class:`~skebm.distributions.IndependentBernoulli` of zeros on flat binary rows, so that
     energies whose conditionals take fields can anneal from it), and a normal one on unbounded real
-    rows: of mean 0 (the nearest number inside the bounds) and scale 1, or fitted to rows x. A fitted covariance is
-    taken times :math:`1 + \min(1/2, d^{-1/2})`: tails must be covered, and where the model is the
-    fitted normal distribution itself, this costs the second moment of importance weights a factor
+    rows: of mean 0 (the nearest number inside the bounds) and scale 1, or fitted to rows x. A
+    fitted covariance is taken times :math:`1 + \min(1/2, d^{-1/2})`: tails must be covered, and
+    where the model is the fitted normal distribution itself, this costs the second moment of importance weights a factor
     of no more than :math:`e^{1/2}`, in any number d of columns.
 
     Parameters
@@ -154,7 +154,7 @@ def default_base(energy: Energy, x: Tensor | Mapping[str, Tensor] | None = None)
     return fitted.widened(1 + min(0.5, d**-0.5))
 
 
-def wide_base(energy: Energy, base: Noise) -> Noise | None:
+def wide_base(energy: Energy, base: Distribution) -> Distribution | None:
     """A base that reaches modes which `base` and rows near it may miss; None where there is none.
 
     Uniform, or a normal distribution of ten times the standard deviations.
@@ -170,7 +170,7 @@ def wide_base(energy: Energy, base: Noise) -> Noise | None:
     return _uniform(energy.domain, like(energy))
 
 
-def _uniform(domain: Domain, kind: Tensor) -> Noise:
+def _uniform(domain: Domain, kind: Tensor) -> Distribution:
     """The uniform distribution, of independent columns on flat bits: blocks can anneal from it."""
     if isinstance(domain, Binary) and len(domain.shape) == 1:
         return IndependentBernoulli(kind.new_zeros(domain.n_columns))
@@ -183,12 +183,12 @@ def _uniform(domain: Domain, kind: Tensor) -> Noise:
 
 
 def check_base(energy: Energy, base: Any, x: Tensor | Mapping[str, Tensor] | None = None) -> None:
-    """Raise unless a base is a `Noise` with probability wherever the model has mass.
+    """Raise unless a base is a `Distribution` with probability wherever the model has mass.
 
     Domains are compared, and log q is looked at on the rows x and on 256 uniform draws of a
     bounded domain: it may be minus infinity only where the energy is infinite.
     """
-    if not isinstance(base, Noise):
+    if not isinstance(base, Distribution):
         raise TypeError(
             f"base must be a distribution such as skebm.distributions.Gaussian(mean, scale), "
             f"Uniform(domain) or IndependentBernoulli(logits), not {base!r}."
@@ -209,7 +209,7 @@ def check_base(energy: Energy, base: Any, x: Tensor | Mapping[str, Tensor] | Non
     _check_support(energy, base, rows, "row {} of x")
     if bounded(energy.domain):
         generator = generator_for(None, kind.device)
-        draws = energy.domain.uniform(N_LOOKS, generator, dtype=kind.dtype)
+        draws = energy.domain.uniform(N_COPIES, generator, dtype=kind.dtype)
         _check_support(energy, base, draws, "a state of its domain (uniform draw {})")
 
 
@@ -228,7 +228,7 @@ def covers(outer: Domain, inner: Domain) -> bool:
     return outer == inner
 
 
-def _check_support(energy: Energy, base: Noise, x: Tensor | None, where: str) -> None:
+def _check_support(energy: Energy, base: Distribution, x: Tensor | None, where: str) -> None:
     if x is None:
         return
     with sampling(energy), torch.no_grad():

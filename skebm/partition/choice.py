@@ -18,7 +18,7 @@ from skebm.base import (
     Real,
     sampling,
 )
-from skebm.distributions import Noise
+from skebm.distributions import Distribution
 from skebm.partition.annealed import AIS
 from skebm.partition.bethe import Bethe
 from skebm.partition.bracket import AISBracket
@@ -53,9 +53,9 @@ class Choice(NamedTuple):
 def choose(
     energy: Energy,
     *,
-    base: Noise | None = None,
+    base: Distribution | None = None,
     x: Tensor | Mapping[str, Tensor] | None = None,
-    noise: Noise | None = None,
+    noise: Distribution | None = None,
     max_cost: float = 1e9,
 ) -> Choice:
     """Choose how log Z of an energy is found: what ``partition="auto"`` means.
@@ -76,11 +76,11 @@ def choose(
     Parameters
     ----------
     energy : Energy
-    base : Noise or None, default=None
+    base : Distribution or None, default=None
         Where annealing is to start; looked at whether it covers the model. None is the default one.
     x : Tensor of shape (n, ...), mapping of str to Tensor, or None, default=None
         Rows near the model, of one origin or of several by name.
-    noise : Noise or None, default=None
+    noise : Distribution or None, default=None
         What the model was trained to be told from.
     max_cost : float, default=1e9
         Terms (states times units of the other layer) up to which states are enumerated.
@@ -140,7 +140,7 @@ def choose(
     return Choice(AISBracket(), f"{why_not}; {len(rows)} rows to anneal back from")
 
 
-def _near(energy: Energy, base: Noise | None) -> tuple[float, str]:
+def _near(energy: Energy, base: Distribution | None) -> tuple[float, str]:
     """Share of draws of the base, or of the energy's own, that carry the mean weight; in words."""
     if not isinstance(energy.domain, Real):
         return 0.0, ""

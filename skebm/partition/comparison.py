@@ -76,7 +76,7 @@ def compare(
     methods : iterable or dict of str to PartitionEstimator, default=None
         None is all methods of :mod:`skebm.partition`, each with its defaults. Those of an iterable
         are named by their class, and where a class comes again by their parameters.
-    base : Noise or None, default=None
+    base : Distribution or None, default=None
         What sampling methods start from, in place of the estimator's or the default one.
     sampler : Sampler or None, default=None
         Kernel of annealing and of chains, in place of the estimator's or the default one.

@@ -17,8 +17,8 @@ from scipy.special import expit
 from torch import Tensor
 
 from skebm.base import Energy, LogPartition, PairwiseEnergy, PartitionEstimator
-from skebm.distributions import ChowLiuTree, Noise
-from skebm.energies import BernoulliRBM, Corrected, Tilted
+from skebm.distributions import ChowLiuTree, Distribution
+from skebm.energies import BernoulliRBM, TemperedCorrection, Tilted
 
 FRUSTRATED = (
     "couplings are frustrated: no relabelling of zeros and ones makes all of them attractive"
@@ -149,7 +149,7 @@ def check_pairwise(method: Any, energy: Energy) -> None:
                 "energy by a field of shape (d,)."
             )
         return check_pairwise(method, energy.energy)
-    if isinstance(energy, Corrected):
+    if isinstance(energy, TemperedCorrection):
         return check_pairwise(method, energy.energy)
     if isinstance(energy, BernoulliRBM):
         if not isinstance(energy.structure, ChowLiuTree | None):
@@ -187,18 +187,18 @@ def _graph(energy: Any) -> PairwiseGraph:
         fields = graph.fields.copy()
         fields[: len(energy.field)] += _array(energy.field)
         return replace(graph, fields=fields)
-    if isinstance(energy, Corrected):
+    if isinstance(energy, TemperedCorrection):
         model = energy.energy
-        return _with_base(_scaled(_machine(model), energy.beta), model.structure)
+        return _with_base(_scaled(_rbm(model), energy.beta), model.structure)
     if isinstance(energy, BernoulliRBM):
-        return _with_base(_machine(energy), energy.structure)
+        return _with_base(_rbm(energy), energy.structure)
     coupling, bias = _array(energy.coupling), _array(energy.bias)
     edges = np.stack(np.triu(coupling, 1).nonzero())  # NaN is not zero
     offset = -float(energy(torch.zeros_like(energy.bias)[None]))
     return PairwiseGraph(offset, bias, edges, coupling[edges[0], edges[1]])
 
 
-def _machine(energy: BernoulliRBM) -> PairwiseGraph:
+def _rbm(energy: BernoulliRBM) -> PairwiseGraph:
     """Both layers of a machine, without its base."""
     weight, b, c = (_array(parameter) for parameter in energy.tensors)
     hidden, visible = weight.nonzero()
@@ -206,7 +206,7 @@ def _machine(energy: BernoulliRBM) -> PairwiseGraph:
     return PairwiseGraph(0.0, np.r_[b, c], edges, weight[hidden, visible])
 
 
-def _with_base(graph: PairwiseGraph, base: Noise | None) -> PairwiseGraph:
+def _with_base(graph: PairwiseGraph, base: Distribution | None) -> PairwiseGraph:
     """Add log q(x) of a tree over the first units, whose pairs the graph does not couple yet."""
     if base is None:
         return graph
@@ -289,7 +289,7 @@ class Beliefs(NamedTuple):
         return self.value + float(np.maximum(g * self.p, -g * self.q).sum())
 
     @property
-    def slope(self) -> float:
+    def gradient_norm(self) -> float:
         """Sum of the derivatives' sizes with respect to log-odds: 0 where F is stationary."""
         return float((np.abs(self.gradient) * self.q * self.p).sum())
 

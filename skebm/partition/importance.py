@@ -13,7 +13,7 @@ from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler, sampling
 from skebm.base.checks import whole_number
-from skebm.distributions import Noise
+from skebm.distributions import Distribution
 from skebm.partition.checks import (
     NO_UPPER,
     WeighingMethod,
@@ -31,7 +31,7 @@ MAX_TAIL = 1.0
 SPACING = 1e-3  # standard deviation of what tells equal log weights apart
 
 
-def log_weights(energy: Energy, base: Noise, x: Tensor, chunk: int) -> Tensor:
+def log_weights(energy: Energy, base: Distribution, x: Tensor, chunk: int) -> Tensor:
     """-E(x) - log q(x), (n,) in float64; minus infinity outside the domain of the energy.
 
     Rows are taken `chunk` at a time, in ``eval()`` mode and without gradients.

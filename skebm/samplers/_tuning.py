@@ -50,7 +50,7 @@ def spread(s: Any, z: Tensor) -> Tensor:
     return (z.flatten(1) @ s.factor.t()).view_as(z) if isinstance(s, Dense) else s * z
 
 
-def pulled(s: Any, grad: Tensor) -> Tensor:
+def scale_gradient(s: Any, grad: Tensor) -> Tensor:
     """Gradients (n, ...) with respect to such moves: :func:`spread` transposed."""
     if s is None:
         return grad
@@ -174,10 +174,10 @@ def settings(sampler: Any, state: ChainState, clamp: Clamp | None = None) -> tup
     """Step size and scale of the next step."""
     if state.aux is None:
         return sampler.step_size, None
-    return state.aux.step_size, upright(state.aux.scale, state.x, clamp)
+    return state.aux.step_size, diagonal_scale(state.aux.scale, state.x, clamp)
 
 
-def upright(s: Any, x: Tensor, clamp: Clamp | None) -> Any:
+def diagonal_scale(s: Any, x: Tensor, clamp: Clamp | None) -> Any:
     """The scale; of a dense one just the diagonal where some entries may not move."""
     if clamp is None or not isinstance(s, Dense):
         return s

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from skebm._validation import Interval
 from skebm.base import Domain, Energy, Real
-from skebm.distributions import Noise
+from skebm.distributions import Distribution
 from skebm.samplers._moves import bounded, by_row, standard_normal
 
 
@@ -96,7 +96,7 @@ class FromNoise(ChainPolicy):
 
     Parameters
     ----------
-    noise : Noise or None, default=None
+    noise : Distribution or None, default=None
         Where rows are drawn from. None is the uniform distribution over the energy's domain, and
         the standard Gaussian where a real domain has no bounds.
 
@@ -117,9 +117,9 @@ class FromNoise(ChainPolicy):
     (4, 4)
     """
 
-    _parameter_constraints = {"noise": [Noise, None]}
+    _parameter_constraints = {"noise": [Distribution, None]}
 
-    def __init__(self, noise: Noise | None = None):
+    def __init__(self, noise: Distribution | None = None):
         self.noise = noise
 
     def start(self, energy: Energy, x: Tensor, generator: torch.Generator) -> None:
@@ -140,7 +140,7 @@ class Persistent(ChainPolicy):
     ----------
     n_chains : int or None, default=None
         None is the number of rows of the first batch.
-    noise : Noise or None, default=None
+    noise : Distribution or None, default=None
         Where the chains begin; as in :class:`FromNoise`.
 
     References
@@ -166,10 +166,10 @@ class Persistent(ChainPolicy):
 
     _parameter_constraints = {
         "n_chains": [Interval(Integral, 1, None, closed="left"), None],
-        "noise": [Noise, None],
+        "noise": [Distribution, None],
     }
 
-    def __init__(self, n_chains: int | None = None, noise: Noise | None = None):
+    def __init__(self, n_chains: int | None = None, noise: Distribution | None = None):
         self.n_chains = n_chains
         self.noise = noise
 
@@ -204,7 +204,7 @@ class ReplayBuffer(ChainPolicy):
     restart : float in [0, 1], default=0.05
         Share of a batch's chains that start from noise instead; they then take the place of the
         rows they were drawn for.
-    noise : Noise or None, default=None
+    noise : Distribution or None, default=None
         As in :class:`FromNoise`.
 
     References
@@ -231,10 +231,12 @@ class ReplayBuffer(ChainPolicy):
     _parameter_constraints = {
         "size": [Interval(Integral, 1, None, closed="left")],
         "restart": [Interval(RealNumber, 0, 1, closed="both")],
-        "noise": [Noise, None],
+        "noise": [Distribution, None],
     }
 
-    def __init__(self, size: int = 10_000, restart: float = 0.05, noise: Noise | None = None):
+    def __init__(
+        self, size: int = 10_000, restart: float = 0.05, noise: Distribution | None = None
+    ):
         self.size = size
         self.restart = restart
         self.noise = noise
@@ -274,7 +276,11 @@ class ReplayBuffer(ChainPolicy):
 
 
 def _noise_rows(
-    domain: Domain, noise: Noise | None, n: int, generator: torch.Generator, dtype: torch.dtype
+    domain: Domain,
+    noise: Distribution | None,
+    n: int,
+    generator: torch.Generator,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Draw n rows to start from."""
     if noise is not None:

@@ -73,7 +73,7 @@ class Gibbs(Sampler):
         self.n_collapsed = n_collapsed
 
     @property
-    def starts_between(self) -> bool:
+    def accepts_relaxed_rows(self) -> bool:
         """True: what is free is drawn anew, and means of bits condition as well as bits do."""
         return True
 

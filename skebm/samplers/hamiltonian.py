@@ -24,7 +24,7 @@ from skebm.samplers._moves import (
 from skebm.samplers._tuning import (
     ADAPT_CONSTRAINTS,
     STEP_CONSTRAINTS,
-    pulled,
+    scale_gradient,
     settings,
     spread,
     tuned,
@@ -142,7 +142,7 @@ class HMC(Sampler):
         p = standard_normal(x, generator, clamp)
         kinetic = p.square().flatten(1).sum(1) / 2
         walls, lost = bounded(energy.domain), torch.zeros_like(level, dtype=torch.bool)
-        p = p - (beta / 2) * h * free_part(pulled(s, grad), clamp)
+        p = p - (beta / 2) * h * free_part(scale_gradient(s, grad), clamp)
         for k in range(self.n_leapfrog):
             x = x + h * spread(s, p)
             if walls:
@@ -151,7 +151,7 @@ class HMC(Sampler):
             level, grad = evaluate(energy, x)
             lost = lost | level.isnan()  # on an accelerator, where evaluate does not raise
             last = k == self.n_leapfrog - 1
-            p = p - (beta / 2 if last else beta) * h * free_part(pulled(s, grad), clamp)
+            p = p - (beta / 2 if last else beta) * h * free_part(scale_gradient(s, grad), clamp)
         kinetic = kinetic - p.square().flatten(1).sum(1) / 2
         level = level.masked_fill(lost, torch.nan)
         ratio = beta * (state.energy - level) + kinetic

@@ -20,7 +20,13 @@ from skebm.samplers._moves import (
     standard_normal,
     tempers_joint,
 )
-from skebm.samplers._tuning import STEP_CONSTRAINTS, pulled, spread, starting_scale, upright
+from skebm.samplers._tuning import (
+    STEP_CONSTRAINTS,
+    diagonal_scale,
+    scale_gradient,
+    spread,
+    starting_scale,
+)
 
 
 class Langevin(Sampler):
@@ -296,8 +302,8 @@ def diffused(
 ) -> Tensor:
     """Rows after a drift by h and a diffusion by sigma."""
     if s is not None:
-        s = upright(s, x, clamp)
-        grad, noise = spread(s, pulled(s, grad)), spread(s, noise)
+        s = diagonal_scale(s, x, clamp)
+        grad, noise = spread(s, scale_gradient(s, grad)), spread(s, noise)
     new = x.sub(grad, alpha=h).add_(noise, alpha=sigma)
     if bounded(domain):
         new = fold(domain, new)[0] if bounds == "reflect" else new.clamp(domain.lower, domain.upper)

@@ -22,7 +22,7 @@ from skebm.samplers._moves import (
 from skebm.samplers._tuning import (
     ADAPT_CONSTRAINTS,
     STEP_CONSTRAINTS,
-    pulled,
+    scale_gradient,
     settings,
     spread,
     tuned,
@@ -138,4 +138,4 @@ def _log_ratio(
 
 
 def _half_drift(grad: Any, beta: float, width: Any, s: Any, clamp: Any) -> Tensor:
-    return free_part(pulled(s, (beta * width / 2) * grad), clamp)
+    return free_part(scale_gradient(s, (beta * width / 2) * grad), clamp)

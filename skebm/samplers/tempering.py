@@ -125,14 +125,14 @@ class ParallelTempering(Sampler):
         return self.kernel.exact
 
     @property
-    def tunes(self) -> bool:
+    def adapts(self) -> bool:
         """Whether the kernel does."""
-        return self.kernel.tunes
+        return self.kernel.adapts
 
     @property
-    def starts_between(self) -> bool:
+    def accepts_relaxed_rows(self) -> bool:
         """Whether the kernel's rows do."""
-        return self.kernel.starts_between
+        return self.kernel.accepts_relaxed_rows
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
         """Chains whose replicas all stand at the rows of x; ``aux`` has their states, hot first."""

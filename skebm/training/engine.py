@@ -126,7 +126,7 @@ class EnergyNet(NeuralNet):
     def initialize(self) -> EnergyNet:
         super().initialize()
         self.run_, self.n_restarts_, self.lr_scale_ = Run(), 0, 1.0
-        self.withheld_: Rows | None = None
+        self.held_out_: Rows | None = None
         self.average_ = WeightAverage(self.module_, self.averaging)
         self.seed_ = self.generator.initial_seed()
         return self
@@ -141,9 +141,9 @@ class EnergyNet(NeuralNet):
             rows, subset = dataset.dataset, torch.as_tensor(dataset.indices)
         return Batches(rows, self.batch_size, self.generator if training else None, subset)
 
-    def withhold(self, rows: Rows | None) -> None:
+    def hold_out(self, rows: Rows | None) -> None:
         """Set rows that training does not see, by which it is watched."""
-        self.withheld_ = rows
+        self.held_out_ = rows
 
     @property
     def state_(self) -> Any:
@@ -181,9 +181,9 @@ class EnergyNet(NeuralNet):
             raise
         finally:
             self.average_.show()
-        logs = logs | (self._look(self._probe(iterator)) if self.averaging else {})
+        logs = logs | (self._measure(self._monitor_batch(iterator)) if self.averaging else {})
         self.guard_.shown = logs
-        if self.withheld_ is not None:
+        if self.held_out_ is not None:
             self.guard_.keep(logs, len(self.history), weights_of(self.module_))
         for name, value in logs.items():
             self.history.record("train_loss" if name == "loss" else name, value)
@@ -192,12 +192,12 @@ class EnergyNet(NeuralNet):
 
     def _train(self, iterator: Batches) -> dict[str, float]:
         """One epoch, repeated from the last good weights for as long as it diverges."""
-        probe = self._probe(iterator)
+        probe = self._monitor_batch(iterator)
         with torch.no_grad():
             if self.state_ is None:
                 self.run_.state = self.module_.start(probe, self.generator)
-            before = self.logs_ or self._look(probe)
-            if self.withheld_ is not None and not self.logs_:
+            before = self.logs_ or self._measure(probe)
+            if self.held_out_ is not None and not self.logs_:
                 self.guard_.keep(before, 0, weights_of(self.module_))
         tries = 0
         while True:
@@ -211,9 +211,9 @@ class EnergyNet(NeuralNet):
             self._roll_back(*good, probe, tries)
             self._give_up_or_go_on()
 
-    def _probe(self, iterator: Batches) -> Batch:
+    def _monitor_batch(self, iterator: Batches) -> Batch:
         """Rows whose numbers are looked at: those that are withheld, if there are any."""
-        rows = self.withheld_
+        rows = self.held_out_
         return iterator.probe if rows is None else Batches(rows, len(rows), None).probe
 
     def _pass(
@@ -238,7 +238,7 @@ class EnergyNet(NeuralNet):
                 if hooked:
                     self._record_batch(batch, loss)
                 if look:
-                    logs = self._look(probe, level)
+                    logs = self._measure(probe, level)
                     reason = self.module_.diverged(self.guard_.smooth(logs), before, len(probe.x))
                     if reason is not None:
                         self.guard_.diverged(len(self.history), number, reason)
@@ -255,7 +255,7 @@ class EnergyNet(NeuralNet):
         with sampling(self.module_.energy):
             return self.module_.energy(probe.x[:20])
 
-    def _look(self, probe: Batch, level: Tensor | None = None) -> dict[str, float]:
+    def _measure(self, probe: Batch, level: Tensor | None = None) -> dict[str, float]:
         """Ask the monitor, with its own seeded generator: looking does not change training."""
         logs = self.module_.monitor(probe, self.state_, self._side_generator())
         after = self._level(probe)
@@ -383,7 +383,7 @@ class EnergyNet(NeuralNet):
         like = next(self.module_.parameters())
         return (like.device, like.dtype) == (rows.device, rows.dtype)
 
-    def take_over(self, before: EnergyNet) -> None:
+    def load_state(self, before: EnergyNet) -> None:
         """Go on from the weights of another net, and from its chains where they fit."""
         try:
             self.module_.load_state_dict(before.module_.state_dict())

@@ -159,7 +159,7 @@ class Rows(torch.utils.data.Dataset):
 BLOCK = 2**16
 
 # Rows whose numbers are looked at while training.
-N_PROBE = 100
+N_MONITOR = 100
 
 
 class Batches:
@@ -194,15 +194,15 @@ class Batches:
         index = torch.arange(self.n_rows, device=rows.device)
         if self.subset is not None:
             index = self.subset.to(rows.device)
-        n = min(N_PROBE, self.n_rows)
+        n = min(N_MONITOR, self.n_rows)
         share = torch.arange(n, dtype=torch.float64, device=rows.device).add_(0.5).div_(n)
         if rows.weight is None:
-            return self._probe_of(index[(share * self.n_rows).long()])
+            return self._monitor_batch_of(index[(share * self.n_rows).long()])
         reached = rows.weight[index].double().cumsum(0)
         place = torch.searchsorted(reached, share * reached[-1]).clamp_(max=self.n_rows - 1)
-        return self._probe_of(index[place])
+        return self._monitor_batch_of(index[place])
 
-    def _probe_of(self, index: Tensor) -> Batch:
+    def _monitor_batch_of(self, index: Tensor) -> Batch:
         y = self.rows.y
         return Batch(self.rows.take(index), None if y is None else y[index], row_index=index)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,14 +59,6 @@ class WeightAverage:
         self.trained = [w.clone() for w in weights_of(self.module)]
         self.mean.update_parameters(self.module)
         copy_weights(weights_of(self.mean.module), weights_of(self.module))
-
-
-def adamw(parameters: Iterable[Any], **settings: Any) -> torch.optim.AdamW:
-    """AdamW as one operation where torch has that: for small networks, less than half the time."""
-    parameters = list(parameters)
-    groups = [group["params"] if isinstance(group, dict) else [group] for group in parameters]
-    fused = all(p.device.type in ("cpu", "cuda") for group in groups for p in group)
-    return torch.optim.AdamW(parameters, **{"fused": fused} | settings)
 
 
 def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], None] | None:

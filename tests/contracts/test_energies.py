@@ -10,8 +10,8 @@ from skebm.distributions import Gaussian
 from skebm.energies import (
     BernoulliRBM,
     BoltzmannMachine,
-    Corrected,
     NeuralEnergy,
+    TemperedCorrection,
     Tilted,
     annealing_path,
     ising_grid,
@@ -74,7 +74,7 @@ CASES = {
         "to bits": lambda: between(make_rbm(5, 3), make_tree_rbm(5, 3).base),
     },
     AtBeta: {"hot": lambda: AtBeta(make_rbm(5, 3), 0.6)},
-    Corrected: {"corrected": lambda: Corrected(make_tree_rbm(5, 3), beta=0.6)},
+    TemperedCorrection: {"corrected": lambda: TemperedCorrection(make_tree_rbm(5, 3), beta=0.6)},
     Tilted: {
         "tilted": lambda: Tilted(make_rbm(5, 3), field(5), beta=0.6),
         "twice": lambda: Tilted(Tilted(make_rbm(3, 4), field(3), 0.6), field(3, seed=8), 1.7),

@@ -110,8 +110,8 @@ walls = {"bounds": (-1000, 1000), "standardize": False}
 exact = small | {"objective": "exact", "batch_size": 20}
 chased = small | {"n_steps": 2}
 flowing = small | {"flow": "maf", "n_flow_steps": 3}
-told = {"network": MLP((8,)), "n_iter": 3, "random_state": 0, "domain": "binary"}
-bits = told | {"n_steps": 2}
+discriminated = {"network": MLP((8,)), "n_iter": 3, "random_state": 0, "domain": "binary"}
+bits = discriminated | {"n_steps": 2}
 levels = bits | {"domain": Categorical((3, 3))}
 
 CASES = {
@@ -200,8 +200,8 @@ CASES = {
         "kernel": NCEDensity(**small, noise="kernel", early_stopping=True, partition=probe),
         "bridges": NCEDensity(**small, noise="gaussian", n_bridges=2, partition=probe),
         "ranking": NCEDensity(**small, form="ranking", noise_ratio=3, partition=probe),
-        "binary": NCEDensity(**told),
-        "one-hot": NCEDensity(**told | {"domain": Categorical((3, 3))}),
+        "binary": NCEDensity(**discriminated),
+        "one-hot": NCEDensity(**discriminated | {"domain": Categorical((3, 3))}),
     },
 }
 
@@ -311,7 +311,7 @@ KINDS = {
             {"base": None, "sigma": 0.7, "standardize": False},
             {"bounds": (-50, 50)},
             {"deconvolve": True},
-            {"early_stopping": True, "averaging": 0.9, "n_jumps": 0, "clip_norm": 1.0},
+            {"early_stopping": True, "averaging": 0.9, "n_independence_steps": 0, "clip_norm": 1.0},
         ),
         optimizers=(
             {},
@@ -325,7 +325,7 @@ KINDS = {
             {"init": "noise"},
             {"sampler": HMC()},
             {"sampler": MALA(0.1)},
-            {"n_steps": 4, "n_jumps": 0},
+            {"n_steps": 4, "n_independence_steps": 0},
             {"base": "gaussian"},
             {"sigma": 0.7},
             {"weight_decay": 0.1},
@@ -386,7 +386,7 @@ DISCRETE = KINDS[ContrastiveDivergenceDensity]._replace(
         {"init": "replay", "buffer_size": 1},
         {"init": "data", "reweight": True},
         {"base": "kernel", "sigma": 0.7},
-        {"early_stopping": True, "averaging": 0.9, "n_jumps": 0, "clip_norm": 1.0},
+        {"early_stopping": True, "averaging": 0.9, "n_independence_steps": 0, "clip_norm": 1.0},
     ),
     going_on=(
         {"dtype": "float64"},
@@ -395,7 +395,7 @@ DISCRETE = KINDS[ContrastiveDivergenceDensity]._replace(
         {"init": "data"},
         {"init": "noise"},
         {"sampler": DiscreteLangevin()},
-        {"n_steps": 4, "n_jumps": 0},
+        {"n_steps": 4, "n_independence_steps": 0},
         {"base": "independent"},
         {"base": None},
     ),
@@ -666,7 +666,7 @@ WEIGHTED = {
         **chased_full,
         base="gaussian",
         init="data",
-        n_jumps=0,
+        n_independence_steps=0,
         sampler=Langevin(0.05, noise_scale=0.0),
         energy_l2=0.1,
     ),
@@ -674,7 +674,7 @@ WEIGHTED = {
     "told-kernel": NCEDensity(**told_full, noise="kernel"),
     "told-bridges": NCEDensity(**told_full, noise="gaussian", n_bridges=2),
     "told-ranking": NCEDensity(**told_full, noise="gaussian", form="ranking"),
-    "told-binary": NCEDensity(**told_full | told | {"n_iter": 7, "sigma": "auto"}),
+    "told-binary": NCEDensity(**told_full | discriminated | {"n_iter": 7, "sigma": "auto"}),
     "chains-binary": ContrastiveDivergenceDensity(**chased_bits),
     "chains-binary-no_base": ContrastiveDivergenceDensity(**chased_bits, base=None),
     "chains-one-hot": ContrastiveDivergenceDensity(**chased_bits | {"domain": Categorical((3, 3))}),

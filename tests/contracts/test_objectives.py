@@ -245,7 +245,9 @@ CASES = {
         ),
         "joint as one": by_chains(jointly(MALA(0.3), form="joint"), classified),
         "joint penalised": by_chains(
-            jointly(DESCENT, Persistent, n_jumps=0, energy_l2=0.3), classified, fixed=True
+            jointly(DESCENT, Persistent, n_independence_steps=0, energy_l2=0.3),
+            classified,
+            fixed=True,
         ),
     },
     # A replay buffer is written in place: see tests/test_sampled.py.
@@ -254,7 +256,7 @@ CASES = {
         "sampled from noise": by_chains(sampled(MALA(adapt=True, scale="auto"), FromNoise)),
         "sampled by chains": by_chains(sampled(MALA(adapt=True, scale="dense"), Persistent)),
         "sampled by chains downhill": by_chains(
-            sampled(DESCENT, Persistent, n_jumps=0, energy_l2=0.3), fixed=True
+            sampled(DESCENT, Persistent, n_independence_steps=0, energy_l2=0.3), fixed=True
         ),
         "sampled by averaged chains": by_chains(sampled(Langevin(0.05, averaged=True), Persistent)),
         "sampled by tempered chains": by_chains(

@@ -277,7 +277,7 @@ def test_samplers_with_a_known_bias_are_listed():
     assert not biased & {"DMALA", "DMALA one-hot"}
     assert not ParallelTempering(3, Langevin()).exact
     # What adapts is biased while it does: none of those tested as exact is doing so.
-    assert not any(ALL[name].sampler.tunes for name in EXACT)
+    assert not any(ALL[name].sampler.adapts for name in EXACT)
 
 
 def excess_variance(sampler, n_steps):
