@@ -343,11 +343,11 @@ def test_flips_of_uniform_bits_change_nothing():
 @pytest.mark.parametrize(
     ("domain", "message"),
     [
-        (Real((2,)), r"skebm\.noise\.Gaussian"),
-        (Real((2,), lower=0.0), r"skebm\.noise\.Gaussian"),
-        (Real((2,), upper=0.0), r"skebm\.noise\.Gaussian"),
-        (Real((2,), 0.0, math.inf), r"skebm\.noise\.Gaussian"),
-        (Mixed((Binary((2,)), Real((1,)))), r"skebm\.noise\.Gaussian"),
+        (Real((2,)), r"skebm\.distributions\.Gaussian"),
+        (Real((2,), lower=0.0), r"skebm\.distributions\.Gaussian"),
+        (Real((2,), upper=0.0), r"skebm\.distributions\.Gaussian"),
+        (Real((2,), 0.0, math.inf), r"skebm\.distributions\.Gaussian"),
+        (Mixed((Binary((2,)), Real((1,)))), r"skebm\.distributions\.Gaussian"),
         (Real((2,), 1.0, 1.0), "below the upper"),
         (Real((2,), 1.0, 0.0), "below the upper"),
     ],

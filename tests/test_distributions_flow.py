@@ -17,7 +17,7 @@ from torch import nn
 
 from skebm import NCEDensity, ScoreMatchingDensity
 from skebm.base import Clamp
-from skebm.distributions import Affine, Gaussian, GaussianMixture, NormalizingFlow, _flow_fit
+from skebm.distributions import Affine, Gaussian, GaussianMixture, NormalizingFlow, flow
 from skebm.distributions import flow as flow_module
 from skebm.energies import MLP
 from tests.oracle import DOUBLE, P_FLOOR, finite_difference, mean_is, seeded
@@ -74,7 +74,7 @@ NAMED = {
         hidden_sizes=(8,),
         n_steps=5,
     )
-    for kind in _flow_fit.FLOWS
+    for kind in flow.FLOWS
 }
 
 
@@ -326,7 +326,7 @@ def test_training_ends_where_held_out_rows_gain_nothing(monkeypatch):
         kept.append(copy.deepcopy(flow.state_dict()))
         return next(found)
 
-    monkeypatch.setattr(_flow_fit, "_held_out", held_out)
+    monkeypatch.setattr(flow, "_held_out", held_out)
     noise = NormalizingFlow.fit(moons(100, 0), flow="maf", n_steps_no_change=30)
     assert len(kept) == 4
     for name, value in noise.flow.state_dict().items():
@@ -408,8 +408,8 @@ def test_unusable_units(units, message):
     ("params", "message"),
     [
         ({"flow": "realnvp"}, "'maf', 'nsf', 'coupling', or an nn.Module, got 'realnvp'"),
-        ({"blur": -1.0}, "blur must be a non-negative number"),
-        ({"blur": torch.ones(3)}, "one for each of 2 columns"),
+        ({"sigma": -1.0}, "sigma must be a non-negative number"),
+        ({"sigma": torch.ones(3)}, "one for each of 2 columns"),
         ({"transforms": 0}, "transforms and hidden_sizes"),
         ({"hidden_sizes": (4, 0)}, "transforms and hidden_sizes"),
         ({"n_steps": 0}, "n_steps must be an integer"),

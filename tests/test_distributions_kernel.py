@@ -9,7 +9,7 @@ import torch
 from sklearn.neighbors import KernelDensity as SklearnKernelDensity
 
 from skebm.base import Clamp, Real
-from skebm.distributions import GaussianMixture, KernelDensity, _bandwidth, _scales
+from skebm.distributions import GaussianMixture, KernelDensity, kernel
 from tests.oracle import DOUBLE, P_FLOOR, finite_difference, mean_is, seeded
 from tests.test_distributions_mixture import (
     assert_conditional_draws_are_exact,
@@ -319,10 +319,10 @@ def test_the_likelihood_leaves_each_row_out():
     x = rows(25, 2)
     z = (x - x.mean(0)) / x.std(0, correction=0)
     w = torch.ones(25, dtype=DOUBLE)
-    index, count = _bandwidth.left_out(w)
-    grid = _bandwidth._grid(z, w, index, count)
-    for factor, coarse in zip(_bandwidth.FACTORS, grid, strict=True):
-        found = _bandwidth.log_likelihood(z, w, index, count, factor)
+    index, count = kernel.left_out(w)
+    grid = kernel._grid(z, w, index, count)
+    for factor, coarse in zip(kernel.FACTORS, grid, strict=True):
+        found = kernel.log_likelihood(z, w, index, count, factor)
         assert coarse == pytest.approx(found, rel=1e-9)
         # Up to what does not depend on the factor.
         shift = 25 * (math.log(math.tau) + float(x.std(0, correction=0).log().sum()))
@@ -335,7 +335,7 @@ def test_the_bandwidth_is_the_likeliest():
     assert float(found[0]) == pytest.approx(float(found[1]))
     best = left_out_likelihood(x, float(found[0]))
     assert all(left_out_likelihood(x, float(found[0]) * r) < best for r in (0.9, 1.1))
-    assert all(left_out_likelihood(x, f) <= best for f in _bandwidth.FACTORS)
+    assert all(left_out_likelihood(x, f) <= best for f in kernel.FACTORS)
 
 
 def test_weights_count_as_repeated_rows():
@@ -352,7 +352,7 @@ def test_weights_count_as_repeated_rows():
 
 
 def test_weights_count_where_rows_are_spread(monkeypatch):
-    monkeypatch.setattr(_bandwidth, "MAX_ROWS", 30)
+    monkeypatch.setattr(kernel, "MAX_ROWS", 30)
     x = rows(40, 2)
     weight = torch.randint(0, 4, (40,), generator=seeded(1)).double()
     one, other = (
@@ -360,7 +360,7 @@ def test_weights_count_where_rows_are_spread(monkeypatch):
         KernelDensity.fit(x.repeat_interleave(weight.long(), 0)),
     )
     torch.testing.assert_close(one.bandwidth, other.bandwidth)
-    index, count = _bandwidth.left_out(torch.ones(300, dtype=DOUBLE))
+    index, count = kernel.left_out(torch.ones(300, dtype=DOUBLE))
     assert count.sum() == 30
     assert index.diff().unique().tolist() == [10]
 
@@ -540,7 +540,7 @@ def test_the_likelihood_of_scales_leaves_each_row_out():
     z = standardised(rows(25, 2))
     covariances, shares = start(2)
     w = torch.ones(25, dtype=DOUBLE)
-    found = _scales.statistics(z, w, *_bandwidth.left_out(w), covariances, shares)
+    found = kernel.statistics(z, w, *kernel.left_out(w), covariances, shares)
     truth = 0.0
     for i in range(25):
         others = KernelDensity(
@@ -556,8 +556,8 @@ def test_the_likelihood_of_scales_leaves_each_row_out():
 def test_statistics_are_sums_over_pairs(monkeypatch):
     z, w = standardised(rows(12, 2)), torch.arange(1, 13, dtype=DOUBLE) % 3 + 0.5
     covariances, shares = start(2)
-    monkeypatch.setattr(_scales, "PAIRS", 40)
-    found = _scales.statistics(z, w, torch.arange(12), w, covariances, shares)
+    monkeypatch.setattr(kernel, "PAIRS", 40)
+    found = kernel.statistics(z, w, torch.arange(12), w, covariances, shares)
     density = torch.stack(
         [
             torch.stack([KernelDensity(c[None], covariances=s[None]).log_prob(z).exp() for c in z])
@@ -579,9 +579,9 @@ def test_steps_raise_the_likelihood():
     covariances, shares = start(3)
     path = []
     for _ in range(40):
-        found = _scales.statistics(z, w, torch.arange(150), w, covariances, shares)
+        found = kernel.statistics(z, w, torch.arange(150), w, covariances, shares)
         path.append(found.log_likelihood)
-        covariances, shares = _scales.update(found, covariances, shares, 0.0, 0.0, 0.0)
+        covariances, shares = kernel.update(found, covariances, shares, 0.0, 0.0, 0.0)
     assert (np.diff(path) > -1e-10).all()
     assert path[-1] - path[0] > 0.1
 
@@ -591,12 +591,12 @@ def test_a_fit_raises_the_likelihood(draw):
     """Up to where the prior lowers it, and no further."""
     z = standardised(draw(200))
     w = torch.ones(200, dtype=DOUBLE)
-    covariances, shares, path = _scales.learn(z, w, 3, None)
+    covariances, shares, path = kernel.learn(z, w, 3, None)
     assert path[-1] > path[0] + 0.1
     assert (np.diff(path[: np.argmax(path) + 1]) >= 0).all()
     noise = KernelDensity(z, covariances=covariances, shares=shares)
     found = float(noise.log_prob(z, torch.arange(200)).mean())
-    root = _scales._root(z, w)
+    root = kernel._root(z, w)
     assert found + float(root.diagonal().log().sum()) == pytest.approx(max(path), rel=1e-9)
 
 
@@ -620,9 +620,9 @@ def test_several_scales_describe_tails_and_correlations():
     assert (size.diff() > 0).all()
 
 
-@pytest.mark.parametrize("stages", [_scales.STAGES, ((15, 5), (30, 3))])
+@pytest.mark.parametrize("stages", [kernel.STAGES, ((15, 5), (30, 3))])
 def test_weights_of_scales_count_as_repeated_rows(stages, monkeypatch):
-    monkeypatch.setattr(_scales, "STAGES", stages)
+    monkeypatch.setattr(kernel, "STAGES", stages)
     x = rows(40, 2)
     weight = torch.randint(0, 4, (40,), generator=seeded(1)).double()
     one = KernelDensity.fit(x, weight, n_scales=3)
@@ -668,7 +668,7 @@ def test_the_factor_may_be_given():
     """It is where the scales start."""
     z = standardised(rows(40, 2))
     found = KernelDensity.fit(z, n_scales=2, bandwidth=0.4)
-    truth = _scales.learn(z, torch.ones(40, dtype=DOUBLE), 2, 0.4)
+    truth = kernel.learn(z, torch.ones(40, dtype=DOUBLE), 2, 0.4)
     torch.testing.assert_close(found.covariances, truth[0], rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(found.shares, truth[1])
 
@@ -677,7 +677,7 @@ def test_pairs_are_bounded(monkeypatch):
     """However many rows there are, a step looks at a bounded number of pairs."""
     x, fresh = rows(300, 3), rows(500, 3, seed=1)
     truth = KernelDensity.fit(x, n_scales=2)
-    monkeypatch.setattr(_scales, "MAX_PAIRS", 300 * 50)
+    monkeypatch.setattr(kernel, "MAX_PAIRS", 300 * 50)
     found = KernelDensity.fit(x, n_scales=2)
     assert not torch.equal(found.covariances, truth.covariances)
     assert float((found.log_prob(fresh) - truth.log_prob(fresh)).mean().abs()) < 0.3

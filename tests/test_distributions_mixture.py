@@ -22,7 +22,6 @@ from skebm.distributions import (
     GaussianMixture,
     IndependentBernoulli,
     Uniform,
-    _em,
     mixture,
 )
 from tests.oracle import DOUBLE, P_FLOOR, finite_difference, mean_is, seeded
@@ -423,7 +422,7 @@ def test_more_rows_of_a_prior_make_components_more_alike():
     assert unlike(1e4) < unlike(5.0) < unlike(0.0)
 
 
-@pytest.mark.parametrize("more", [{"blur": -1.0}, {"blur": torch.ones(2)}, {"prior_rows": -1.0}])
+@pytest.mark.parametrize("more", [{"sigma": -1.0}, {"sigma": torch.ones(2)}, {"prior_rows": -1.0}])
 def test_noise_and_priors_that_are_none_are_refused(more):
     with pytest.raises(ValueError, match=next(iter(more))):
         GaussianMixture.fit(rows(20), **more)
@@ -475,18 +474,18 @@ def test_steps_raise_the_penalised_likelihood(seed):
     z = (z - z.mean(0)) / z.std(0)
     w = torch.rand(150, generator=seeded(seed), dtype=DOUBLE) + 0.1
     u = torch.rand(6, generator=seeded(seed), dtype=DOUBLE)
-    share = torch.nn.functional.one_hot(_em.clusters(z, w, 6, u)).double()
-    count, means, scatter = _em.statistics(z, w, share)
-    prior = _em.make_prior(count, scatter, torch.zeros(3, dtype=DOUBLE))
+    share = torch.nn.functional.one_hot(mixture.clusters(z, w, 6, u)).double()
+    count, means, scatter = mixture.statistics(z, w, share)
+    prior = mixture.make_prior(count, scatter, torch.zeros(3, dtype=DOUBLE))
     path = []
     for _ in range(60):
         found = prior.covariances(count, scatter)
-        share, value, penalty = _em.expectation(z, w, count / count.sum(), means, found, prior)
+        share, value, penalty = mixture.expectation(z, w, count / count.sum(), means, found, prior)
         path.append(value + penalty)
-        count, means, scatter = _em.statistics(z, w, share)
+        count, means, scatter = mixture.statistics(z, w, share)
     assert (np.diff(path) > -1e-9).all()
     assert path[-1] - path[0] > 1
-    whole = _em.maximise(z, w, 6, torch.full((3,), 1e-3, dtype=DOUBLE), u, 200, 1e-4)
+    whole = mixture.maximise(z, w, 6, torch.full((3,), 1e-3, dtype=DOUBLE), u, 200, 1e-4)
     assert len(whole.path) < 200
     assert abs(float(whole.weights.sum()) - 1) < 1e-12
 

@@ -139,7 +139,7 @@ def test_perceptrons_know_their_derivatives(
     torch.testing.assert_close(found.value, network(x, *cond))
     bend = second_derivatives_of(network, x, directions, *cond)
     assert_all_close(bend, second_derivatives_of(plain, x, directions, *cond))
-    torch.testing.assert_close(bend.grad, found.score)
+    torch.testing.assert_close(bend.grad, found.grad)
     mark = normal(5, 3, seed=4)
     for function in (
         lambda f: (value_and_input_grad_of(f, x, *cond).grad * mark).sum(),
@@ -176,7 +176,7 @@ def test_energies_bend_as_their_hessians(name, own):
     expected = torch.einsum("nki,nij,nkj->n", v, hessians(energy, x), v)
     torch.testing.assert_close(found.second_derivative, expected, rtol=1e-6, atol=1e-6)
     value, slope = energy.value_and_input_grad(x)
-    torch.testing.assert_close(found.score, slope)
+    torch.testing.assert_close(found.grad, slope)
     torch.testing.assert_close(value, energy(x))
     assert slope.shape == x.shape
 

@@ -489,7 +489,7 @@ def test_dropout_is_off(estimator):
 @pytest.mark.parametrize(
     ("kwargs", "error", "message"),
     [
-        ({"base": "uniform"}, TypeError, r"skebm\.noise\.Gaussian"),
+        ({"base": "uniform"}, TypeError, r"skebm\.distributions\.Gaussian"),
         ({"base": Gaussian(torch.zeros(3), 1.0)}, ValueError, r"shape \(3,\)"),
         ({"base": Uniform(Real((2,), -9.0, 9.0))}, ValueError, "leaves out"),
         ({"base": IndependentBernoulli(torch.zeros(2))}, ValueError, "leaves out"),

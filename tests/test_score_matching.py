@@ -416,7 +416,7 @@ def test_without_walls_in_mind_the_truth_is_no_fixed_point(walls, mistake, monke
     else:
         right = boundary_weight
         monkeypatch.setattr(
-            score_matching, "wall_weight", lambda x, domain: (right(x, domain)[0], 0 * x)
+            score_matching, "boundary_weight", lambda x, domain: (right(x, domain)[0], 0 * x)
         )
     assert mean_is(gradients_at(ExactScoreMatching(energy), noise), 0) > SIEVE
 

@@ -84,7 +84,7 @@ def checked_sigma(sigma: Tensor | float, rows: Tensor) -> Tensor:
     found = torch.as_tensor(sigma).to(rows)
     if found.shape not in ((), rows.shape[1:]) or not (found.isfinite() & (found >= 0)).all():
         raise ValueError(
-            f"blur must be a non-negative number, or one for each of {rows.shape[1]} columns, got "
+            f"sigma must be a non-negative number, or one for each of {rows.shape[1]} columns, got "
             f"{found.tolist()}."
         )
     return found

@@ -194,7 +194,7 @@ def train(flow: nn.Module, table: Table, plan: Plan, generator: torch.Generator)
     if kept is None:
         raise FloatingPointError(
             f"The likelihood of the flow is not finite after {step} steps: lower learning_rate, "
-            "add blur to columns that others determine, or look for rows that lie far out."
+            "add noise to columns that others determine, or look for rows that lie far out."
         )
     flow.load_state_dict(kept)
 
@@ -376,7 +376,7 @@ class NormalizingFlow(Distribution):
         clipped at 5.
 
         A column that does not vary by more than rounding errors gets the scale 1, and where there
-        is no blur normal noise of that size, as a flow would become a spike there.
+        is no `sigma` normal noise of that size, as a flow would become a spike there.
 
         Parameters
         ----------
@@ -390,7 +390,7 @@ class NormalizingFlow(Distribution):
             autoregressive affine maps; ``"coupling"``: splines of one half of the columns
             given the other. These need zuko. A module is copied, and trained from its weights, all
             of them.
-        blur : Tensor of shape (d,) or float, default=0
+        sigma : Tensor of shape (d,) or float, default=0
             Standard deviation, in units of x, of normal noise that is drawn anew for every batch:
             the flow is then the distribution of noisy rows.
         transforms : int >= 1 or None, default=None

@@ -33,7 +33,7 @@ LEAST_COUNT = 1e-3
 # Rounds in which the prior stays what it is; the first starts at the clusters.
 N_PRIORS = 2
 
-# Rows by which the centre of the prior is shrunk. More would blur columns that nearly copy each
+# Rows by which the centre of the prior is shrunk. More would smear columns that nearly copy each
 # other, which makes a nat and more of difference.
 CENTRE_ROWS = 2.0
 
@@ -336,7 +336,7 @@ class GaussianMixture(Distribution):
             K; fewer come out where there are fewer distinct rows, or where some end up empty.
         regularisation : float in [0, 1), default=1e-3
             :math:`\epsilon`, the share of a column's variance that each component has at least.
-        blur : Tensor of shape (d,) or float, default=0
+        sigma : Tensor of shape (d,) or float, default=0
             :math:`\sigma`, standard deviations in units of x: the mixture is that of noisy rows,
             which is not the same as :meth:`convolved` of the mixture of rows, as components find
             their place at the scale of the noise.
@@ -390,7 +390,7 @@ class GaussianMixture(Distribution):
             Finite rows.
         labels : Tensor of shape (n,)
             Of any integers; components are in their order.
-        weight, regularisation, blur, prior_rows
+        weight, regularisation, sigma, prior_rows
             As of :meth:`fit`. Labels of no weight have no component.
         """
         _check_share(regularisation, "regularisation", 1.0)

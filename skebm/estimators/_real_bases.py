@@ -97,7 +97,7 @@ def _mixture(rows: Rows, sigma: Tensor | None, seed: int, n_components: Any) -> 
         n_components = int(max(1, min(most, MOST_WORK // (len(x) * x.shape[1] ** 2))))
     more: dict[str, Any] = {"generator": torch.Generator(x.device).manual_seed(seed)}
     if sigma is not None:
-        more |= {"regularisation": 1e-5, "blur": sigma, "prior_rows": 0.0}
+        more |= {"regularisation": 1e-5, "sigma": sigma, "prior_rows": 0.0}
     n_init = N_STARTS if total <= MANY_ROWS else 1
     found = GaussianMixture.fit(x, counts, n_components, n_init=n_init, **more)
     # A component of a row or two is where an outlier is, and would call it normal.

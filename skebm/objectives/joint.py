@@ -99,12 +99,12 @@ class JointLikelihood(Objective):
     --------
     >>> import torch
     >>> from skebm.base import Batch, Real
-    >>> from skebm.energies import MLP, Marginal, NeuralEnergy, Spec
+    >>> from skebm.energies import MLP, ClassMarginal, NeuralEnergy, Spec
     >>> from skebm.distributions import Gaussian
     >>> from skebm.objectives import JointLikelihood
     >>> from skebm.samplers import MALA, FromData
     >>> generator = torch.Generator().manual_seed(0)
-    >>> network = Marginal(MLP((16,)).build(Spec((2,), generator, n_classes=3)))
+    >>> network = ClassMarginal(MLP((16,)).build(Spec((2,), generator, n_classes=3)))
     >>> energy = NeuralEnergy(network, Real((2,)), Gaussian(torch.zeros(2), 1.0))
     >>> objective = JointLikelihood(energy, MALA(0.5), FromData())
     >>> rows = torch.randn(20, 2, generator=generator)
@@ -131,7 +131,9 @@ class JointLikelihood(Objective):
     ):
         super().__init__()
         if not isinstance(energy.network, ClassMarginal):
-            raise TypeError(f"The energy's network must be a Marginal, got {energy.network!r}.")
+            raise TypeError(
+                f"The energy's network must be a ClassMarginal, got {energy.network!r}."
+            )
         if not 0 <= generative_weight < math.inf:
             raise ValueError(
                 f"generative_weight must be a finite number from 0, got {generative_weight!r}."

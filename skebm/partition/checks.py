@@ -127,8 +127,8 @@ def default_base(energy: Energy, x: Tensor | Mapping[str, Tensor] | None = None)
     energies whose conditionals take fields can anneal from it), and a normal one on unbounded real
     rows: of mean 0 (the nearest number inside the bounds) and scale 1, or fitted to rows x. A
     fitted covariance is taken times :math:`1 + \min(1/2, d^{-1/2})`: tails must be covered, and
-    where the model is the fitted normal distribution itself, this costs the second moment of importance weights a factor
-    of no more than :math:`e^{1/2}`, in any number d of columns.
+    where the model is the fitted normal distribution itself, this costs the second moment of
+    importance weights a factor of no more than :math:`e^{1/2}`, in any number d of columns.
 
     Parameters
     ----------
