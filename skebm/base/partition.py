@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from sklearn.base import BaseEstimator
@@ -56,7 +56,12 @@ class LogPartition(NamedTuple):
 
 
 class PartitionEstimator(BaseEstimator, abc.ABC):
-    """A way to compute log Z of any energy it supports; holds configuration and nothing else."""
+    """A way to compute log Z of any energy it supports; holds configuration and nothing else.
+
+    `uses` names the arguments that :meth:`estimate` looks at, so that others need not be made.
+    """
+
+    uses: ClassVar[tuple[str, ...]] = ("base", "sampler", "x")
 
     def check(self, energy: Energy) -> None:
         """Raise `TypeError` for a kind of energy, `ValueError` for one, that this cannot take."""

@@ -1,21 +1,33 @@
 """Estimators: the scikit-learn surface."""
 
 from skebm.estimators._explain import Explanation
-from skebm.estimators.contrastive import ContrastiveDivergenceDensity
+from skebm.estimators.bases import MixtureBase
 from skebm.estimators.detector import EnergyOutlierDetector
-from skebm.estimators.flow_contrastive import FlowContrastiveDensity
-from skebm.estimators.jem import JEMClassifier
-from skebm.estimators.nce import NCEDensity
+from skebm.estimators.neural import (
+    ContrastiveDivergenceDensity,
+    Discrepancy,
+    FlowContrastiveDensity,
+    Hybrid,
+    JEMClassifier,
+    Likelihood,
+    NCEDensity,
+    ScoreMatchingDensity,
+    Sliced,
+)
 from skebm.estimators.rbm import RBMEstimator
-from skebm.estimators.score_matching import ScoreMatchingDensity
 
 __all__ = [
     "ContrastiveDivergenceDensity",
+    "Discrepancy",
     "EnergyOutlierDetector",
     "Explanation",
     "FlowContrastiveDensity",
+    "Hybrid",
     "JEMClassifier",
+    "Likelihood",
+    "MixtureBase",
     "NCEDensity",
     "RBMEstimator",
     "ScoreMatchingDensity",
+    "Sliced",
 ]

@@ -1,18 +1,33 @@
-"""The contract that every estimator keeps, whatever its energy, and that of densities."""
+"""What every estimator is: parameters, a fit made of parts, energies, log Z, storage.
+
+An estimator holds its parts and calls them. A fit goes like this::
+
+    validated X --Table--> Rows --Blueprint--> EnergyNet (training) --> net_, history_, log Z
+
+The :class:`~skebm.estimators.tables.Table` is learned once and turns columns into rows of the
+energy. The :class:`Blueprint` is everything that was settled before training, the base and the
+resolved settings; it builds nets and says what a trained one means. Both are stored with the model.
+"""
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import functools
 import math
 import warnings
-from typing import Any
+from collections.abc import Callable, Iterator
+from numbers import Integral, Real
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from sklearn.base import DensityMixin, OutlierMixin
+from sklearn.base import BaseEstimator, DensityMixin, OutlierMixin, clone
 from torch import Tensor
 
 from skebm._validation import (
+    Interval,
+    StrOptions,
     check_is_fitted,
     check_random_state,
     check_weight,
@@ -21,140 +36,293 @@ from skebm._validation import (
     resolve_device,
     validate_data,
 )
-from skebm.estimators._attempt import all_or_nothing
-from skebm.estimators._params import NetParams, check_net_params
-from skebm.estimators._partition import Normalised
-from skebm.estimators._storage import Storable
+from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler
 from skebm.estimators._threshold import upper_quantile
+from skebm.estimators.storage import installed_version, pack, unpack
+from skebm.estimators.tables import Table
+from skebm.partition import Choice, choose
+from skebm.partition.choice import in_a_line
+from skebm.training import EarlyStopping
 from skebm.training.engine import EnergyNet
+from skebm.training.plan import TrainingPlan, check_net_params
 from skebm.training.rows import Rows
 
-# How many training rows are kept to start reverse annealing from.
+# Training rows that are kept to start reverse annealing from.
 N_REFERENCE = 500
 
+COMMON_CONSTRAINTS: dict[str, list[Any]] = {
+    "batch_size": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+    "n_iter": [Interval(Integral, 0, None, closed="left"), StrOptions({"auto"})],
+    "early_stopping": ["boolean", EarlyStopping],
+    "warm_start": ["boolean"],
+    "partition": [StrOptions({"auto"}), PartitionEstimator, None],
+    "sampler": [Sampler, None],
+    "random_state": ["random_state"],
+    "verbose": ["verbose"],
+    "device": [str],
+    "dtype": [StrOptions({"float32", "float64"})],
+    "net_params": [dict, None],
+}
+DENSITY_CONSTRAINTS: dict[str, list[Any]] = COMMON_CONSTRAINTS | {
+    "contamination": [Interval(Real, 0, 0.5, closed="right"), StrOptions({"auto"})],
+}
 
-class BaseEBM(Normalised, Storable, NetParams, abc.ABC):
-    """Estimator made of an energy, an objective and the engine.
 
-    A subclass says how a table becomes rows of its domain (``_rows``), which energy and objective
-    are trained and how (``_new_net``, ``_initialise``), and what log Z is found from
-    (``_partition_inputs``).
+# ------------------------------------------------------------------------------
+# Parts
+# ------------------------------------------------------------------------------
+
+
+class Blueprint(abc.ABC):
+    """Everything that a fit settled before training: what is trained, from what, and how.
+
+    Holds no reference to the estimator. Stored with it, so that a loaded model builds its net anew.
+
+    Attributes
+    ----------
+    table : Table
+    plan : TrainingPlan
     """
 
+    table: Table
+    plan: TrainingPlan
+
+    @abc.abstractmethod
+    def objective(self, generator: torch.Generator) -> Objective:
+        """An untrained objective, which holds the energy, on the generator's device."""
+
+    def initialise(self, energy: Any, rows: Rows) -> None:
+        """Set those initial parameters that the rows tell; by default none."""
+        return
+
+    def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
+        """Rows to train on, and others to monitor training by; by default none."""
+        return rows, None
+
+    def deduplicate(self, rows: Rows) -> Rows:
+        """Rows equivalent to those given but cheaper to train on; by default the same."""
+        return rows
+
+    def energy(self, trained: Any) -> Any:
+        """The energy of the model, made from the one that was trained."""
+        return trained
+
+    def scoring_energy(self, energy: Any) -> Any:
+        """The energy in a form whose matrix products round every row alike."""
+        return energy
+
+    @abc.abstractmethod
+    def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
+        """What log Z is estimated from: ``"base"``, ``"sampler"`` or ``"x"``, rows by origin."""
+
+    @abc.abstractmethod
+    def proper_score(self, rows: Rows, energy: Any) -> Tensor:
+        """Proper scoring rule that needs no log Z, (n,), higher is better."""
+
+    def check_trained(self, net: EnergyNet, rows: Rows) -> None:
+        """Warn of what the history of a fit says about its result; by default nothing."""
+        return
+
+
+class LogZ:
+    """log Z of a fitted model: found on first need, kept until the weights change."""
+
+    def __init__(self) -> None:
+        self.choice: Choice | None = None
+        self.found: LogPartition | None = None
+
+
+@contextlib.contextmanager
+def restored_on_failure(estimator: Any) -> Iterator[None]:
+    """Give an estimator its attributes back where a call fails.
+
+    What was learned belongs together: a new base or scaling under the old weights would be another
+    model.
+    """
+    before = vars(estimator).copy()
+    with contextlib.ExitStack() as undo:
+        undo.callback(_restore, estimator, before)
+        yield
+        undo.pop_all()
+
+
+def _restore(owner: Any, attributes: dict[str, Any]) -> None:
+    vars(owner).clear()
+    vars(owner).update(attributes)
+
+
+def set_nested_params(estimator: Any, params: dict[str, Any]) -> None:
+    """Make objects that ``<object>__<name>`` is set on, where the parameter is None or a string.
+
+    `ValueError` for a parameter that takes no object.
+    """
+    known = estimator._get_param_names()
+    for name in params:
+        owner, _, rest = name.partition("__")
+        holder = getattr(estimator, owner, None)
+        if not rest or owner not in known or hasattr(holder, "set_params"):
+            continue
+        inner = {k.removeprefix(f"{owner}__") for k in params if k.startswith(f"{owner}__")}
+        make = getattr(estimator, "_config_of", None)
+        made = None if make is None else make(owner, holder, inner)
+        if made is None:
+            raise ValueError(
+                f"{name} needs an object to be set on, but {owner}={holder!r}. "
+                f"Pass one as {owner}= first."
+            )
+        setattr(estimator, owner, made)
+
+
+def stopping_of(early_stopping: Any) -> EarlyStopping:
+    """Settings of the parameter `early_stopping`, a truth value or an object."""
+    if isinstance(early_stopping, EarlyStopping):
+        early_stopping._validate_params()
+        return early_stopping
+    return EarlyStopping()
+
+
+def held_out_fraction(early_stopping: Any) -> float | None:
+    """Fraction of the rows that early stopping holds out; None for none."""
+    if not isinstance(early_stopping, EarlyStopping):
+        return EarlyStopping().validation_fraction if early_stopping else None
+    return early_stopping.validation_fraction
+
+
+# ------------------------------------------------------------------------------
+# Estimators
+# ------------------------------------------------------------------------------
+
+
+class BaseEBM(BaseEstimator, abc.ABC):
+    """Estimator of an energy. A subclass writes three hooks, below, and its public methods."""
+
+    # Objects that ``<parameter>__<name>`` is set on where the parameter is None or a string.
+    _configs: ClassVar[dict[str, Callable[[Any, set[str]], Any]]] = {}
+
     net_: EnergyNet
+    _blueprint: Any
+    _log_z: LogZ
+    _reference: np.ndarray  # training rows, as the energy sees them
+
+    # ---------------------------------------------------------------- hooks
 
     @abc.abstractmethod
-    def _rows(
-        self,
-        X: Any,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        weight: np.ndarray | None = None,
-        reset: bool = False,
-    ) -> Rows:
-        """Turn validated input into rows of the energy's domain; `reset` learns the scaling."""
+    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+        """Arguments of ``validate_data``: whether X may be sparse, or have more dimensions."""
 
     @abc.abstractmethod
-    def _resolve(self, n_rows: int, *, streaming: bool) -> Any:
-        """Hyper-parameters without ``"auto"``, for a table of `n_rows` or for a stream."""
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
+        """Learn from validated X what its columns are; at the first fit."""
 
     @abc.abstractmethod
-    def _new_net(
-        self,
-        settings: Any,
-        generator: torch.Generator,
-        *,
-        streaming: bool,
-        validation: Rows | None = None,
-    ) -> EnergyNet:
-        """Build an untrained net from resolved settings."""
+    def _design(
+        self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
+    ) -> Blueprint:
+        """Settle what is trained on `rows`; `before` is the net that training goes on from."""
 
-    @abc.abstractmethod
-    def _initialise(self, energy: Any, rows: Rows) -> None:
-        """Set those initial parameters that the data tell."""
+    # ---------------------------------------------------------------- parameters
+
+    def _config_of(self, owner: str, value: Any, names: set[str]) -> Any:
+        make = self._configs.get(owner)
+        return None if make is None else make(value, names)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Get the parameters; with `deep` also those of objects and ``net__<name>``."""
+        params = super().get_params(deep)
+        net_params = params.get("net_params")
+        if deep and isinstance(net_params, dict):
+            params |= {f"net__{name}": value for name, value in net_params.items()}
+        return params
+
+    def set_params(self, **params: Any) -> Any:
+        """Set parameters by name, ``net__<name>`` and ``<object>__<name>`` included.
+
+        Where a parameter that takes an object is None or a string, the object that it stands for
+        is made first: ``sampler__step_size=0.1`` needs no sampler to be passed before.
+        """
+        net = {name[5:]: params.pop(name) for name in list(params) if name.startswith("net__")}
+        super().set_params(**{k: v for k, v in params.items() if "__" not in k})
+        nested = {k: v for k, v in params.items() if "__" in k}
+        set_nested_params(self, nested)
+        super().set_params(**nested)
+        if net:
+            check_net_params(net)
+            self.net_params = {**(self.net_params or {}), **net}
+        return self
 
     # ---------------------------------------------------------------- fitting
 
-    @all_or_nothing
-    def _fit(self, X: Any, sample_weight: Any, *, streaming: bool, y: Any = None) -> Any:
+    def _fit(
+        self,
+        X: Any,
+        sample_weight: Any,
+        *,
+        streaming: bool,
+        encode: Callable[[Any, bool], np.ndarray] | None = None,
+    ) -> Rows:
+        """Train on the rows of X, from the present state where `streaming` or warm; the rows.
+
+        `encode` makes targets of validated X, told whether training goes on.
+        """
         check_net_params(self.net_params or {})
         go_on = self.__sklearn_is_fitted__() and (streaming or self.warm_start)
         X = self._validate(X, reset=not go_on, min_samples=1 if streaming else 2)
         weight = check_weight(sample_weight, X)
-        y = self._targets(X, y, going_on=go_on)
+        y = None if encode is None else encode(X, go_on)
         if weight is not None:
             live = weight > 0
             X, y, weight = X[live], None if y is None else y[live], weight[live]
-        device = self._device_at_hand() if go_on else resolve_device(self.device)
-        dtype = getattr(torch, self.dtype)
-        rows = self._rows(X, device=device, dtype=dtype, weight=weight, reset=not go_on)
+        device = self._available_device() if go_on else resolve_device(self.device)
+        table = self._blueprint.table if go_on else self._learn_table(X, weight)
+        rows = table.rows(X, device=device, dtype=getattr(torch, self.dtype), weight=weight)
         rows.y = None if y is None else torch.as_tensor(y, device=device)
-        self._check_inside(rows)
+        table.check_training(rows)
         if not go_on:
             self.random_state_ = check_random_state(self.random_state)
         net, train = (self.net_, rows) if go_on else (None, rows)
         if net is None or not (streaming and net.streaming and net.fits(rows)):
-            net, train = self._start(rows, net, streaming=streaming)
+            net, train = self._start(rows, table, net, streaming=streaming)
         self.net_ = net.partial_fit(train)
         net.report()
-        self._settle(rows)
-        return self
-
-    def _start(
-        self, rows: Rows, before: EnergyNet | None, *, streaming: bool
-    ) -> tuple[EnergyNet, Rows]:
-        """Build a net that goes on from another one, or starts at the data; and what it fits."""
-        generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
-        train, held_out = rows, None
-        if self.early_stopping and not streaming:
-            order = torch.randperm(len(rows), generator=generator, device=rows.device)
-            if len(rows) < 2:
-                raise ValueError("early_stopping needs two rows: validation_fraction takes one.")
-            n_held = min(len(rows) - 1, max(1, round(self.validation_fraction * len(rows))))
-            train, held_out = rows.subset(order[n_held:]), rows.subset(order[:n_held])
-        self._prepare(train, going_on=before is not None)
-        settings = self._resolve(len(train), streaming=streaming)
-        net = self._new_net(settings, generator, streaming=streaming, validation=held_out)
-        net.initialize()
-        if held_out is None and not streaming:
-            train, withheld = self._withhold(train, generator)
-            net.hold_out(withheld)
-        if before is None:
-            self._initialise(net.module_.energy, train)
-        else:
-            net.load_state(before)
-        self._settings = settings
-        return net, self._condense(train)
-
-    def _targets(self, X: Any, y: Any, *, going_on: bool) -> np.ndarray | None:
-        """Targets of the rows as numbers; of densities none."""
-        return None
-
-    def _check_inside(self, rows: Rows) -> None:
-        """Refuse rows that training cannot take; by default none."""
-        return
-
-    def _prepare(self, rows: Rows, *, going_on: bool) -> None:
-        """Learn what the network is built on, such as its base; by default nothing."""
-        return
-
-    def _withhold(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
-        """Rows to train on, and others to watch training by; by default none."""
-        return rows, None
-
-    def _condense(self, rows: Rows) -> Rows:
-        """Rows equivalent to those given but cheaper to train on; by default the same."""
+        self._finalise(rows)
         return rows
 
-    def _settle(self, rows: Rows) -> None:
+    def _start(
+        self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
+    ) -> tuple[EnergyNet, Rows]:
+        """A net that goes on from another one, or starts at the data; and the rows it trains on."""
+        generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
+        train, validation = rows, None
+        fraction = None if streaming else held_out_fraction(self.early_stopping)
+        if fraction is not None:
+            train, validation = _split(rows, fraction, generator)
+        blueprint = self._design(train, table, before, streaming=streaming)
+        net = blueprint.plan.net(
+            blueprint.objective(generator),
+            generator,
+            streaming=streaming,
+            validation=validation,
+            net_params=self.net_params,
+        ).initialize()
+        if validation is None and not streaming:
+            train, held_out = blueprint.hold_out(train, generator)
+            net.hold_out(held_out)
+        if before is None:
+            blueprint.initialise(net.module_.energy, train)
+        else:
+            net.load_state(before)
+        self._blueprint = blueprint
+        return net, blueprint.deduplicate(train)
+
+    def _finalise(self, rows: Rows) -> None:
         """Set what is learned besides the weights."""
         self.history_, self.n_restarts_ = self.net_.history.to_list(), self.net_.n_restarts_
         self.n_iter_ = len(self.history_)
         n_reference = min(len(rows), N_REFERENCE, max(2, 1_000_000 // rows.n_columns))
         keep = torch.linspace(0, len(rows) - 1, n_reference).long()
         self._reference = rows.take(keep.to(rows.device)).cpu().numpy()
-        self._forget_log_partition()
+        self._log_z = LogZ()
+        self._blueprint.check_trained(self.net_, rows)
 
     def __sklearn_is_fitted__(self) -> bool:
         return "net_" in self.__dict__
@@ -165,41 +333,42 @@ class BaseEBM(Normalised, Storable, NetParams, abc.ABC):
             X,
             reset=reset,
             dtype=[np.float64, np.float32],
-            accept_sparse="csr",
             ensure_min_samples=min_samples,
+            **self._accepted_input(reset=reset),
             **kwargs,
         )
 
-    def _fitted_rows(self, X: Any) -> Rows:
-        check_is_fitted(self)
-        return self._rows_like_energy(self._validate(X))
+    # ---------------------------------------------------------------- energies
 
-    def _rows_like_energy(self, X: Any) -> Rows:
+    def _rows(self, X: Any) -> Rows:
+        """Rows of new X, validated."""
+        check_is_fitted(self)
+        return self._rows_of(self._validate(X))
+
+    def _rows_of(self, X: Any) -> Rows:
+        """Rows of validated X on the device and in the precision of the energy."""
         like = next(self.energy_.parameters())
-        return self._rows(X, device=like.device, dtype=like.dtype)
+        found: Rows = self._blueprint.table.rows(X, device=like.device, dtype=like.dtype)
+        return found
 
     @property
     def energy_(self) -> Any:
-        """The trained energy, a torch module in ``eval`` mode."""
-        return self.net_.module_.energy.eval()
+        """The trained energy, a torch module in ``eval`` mode; of rows as it sees them."""
+        return self._blueprint.energy(self.net_.module_.energy.eval())
 
-    def _scoring_energy(self) -> Any:
-        """The energy in a form whose products round every row alike."""
-        return self.energy_
-
-    def _map(self, rows: Rows, function: Any) -> Tensor:
+    def _map(self, rows: Rows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
         """Apply ``function(energy, x)`` to rows, each independent of the others."""
-        energy = self._scoring_energy()
+        energy = self._blueprint.scoring_energy(self.energy_)
         return rows.map(lambda x: function(energy, x), energy.domain.n_columns)
 
-    def _energies(self, rows: Rows) -> np.ndarray:
-        return self._map(rows, lambda energy, x: energy(x)).double().numpy()
+    def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
+        """Energies of rows in the units of the data, (n,); `likely` where a likelihood is asked."""
+        table: Table = self._blueprint.table
+        return table.energies(functools.partial(self._map, rows), likely=likely)
 
     def _generator(self, random_state: Any) -> torch.Generator:
         device = next(self.energy_.parameters()).device
         return torch.Generator(device).manual_seed(draw_seed(random_state))
-
-    # ---------------------------------------------------------------- densities
 
     def energy(self, X: Any) -> np.ndarray:
         """Energy of each row, in nats: lower is more likely.
@@ -212,7 +381,7 @@ class BaseEBM(Normalised, Storable, NetParams, abc.ABC):
         -------
         ndarray of shape (n_samples,)
         """
-        return self._energies(self._fitted_rows(X))
+        return self._energies(self._rows(X))
 
     def score_samples(self, X: Any) -> np.ndarray:
         """Log-likelihood of each row, log p(x) = -E(x) - log Z, in nats.
@@ -229,20 +398,143 @@ class BaseEBM(Normalised, Storable, NetParams, abc.ABC):
         -------
         ndarray of shape (n_samples,)
         """
-        rows = self._fitted_rows(X)
-        return -self._likely_energies(rows) - self.log_partition_
+        return -self._energies(self._rows(X), likely=True) - self.log_partition_
 
-    def _likely_energies(self, rows: Rows) -> np.ndarray:
-        """Energies of rows whose likelihood is asked for."""
-        return self._energies(rows)
+    # ---------------------------------------------------------------- log Z
+
+    def _partition_inputs(self, names: Any = ("base", "sampler", "x")) -> dict[str, Any]:
+        """Arguments of an estimate of log Z: those named, and the generator."""
+        energy = self.energy_
+        like = next(energy.parameters())
+        rows = torch.as_tensor(self._reference, dtype=like.dtype, device=like.device)
+        found = {
+            name: self._blueprint.partition_input(name, energy, self.net_, rows) for name in names
+        }
+        return found | {"generator": torch.Generator(like.device).manual_seed(self.net_.seed_)}
+
+    def _choose_partition(self) -> Choice:
+        """What ``partition="auto"`` means for the fitted energy."""
+        if self._log_z.choice is None:
+            inputs = self._partition_inputs(("base", "x"))
+            self._log_z.choice = choose(self.energy_, base=inputs["base"], x=inputs["x"])
+        return self._log_z.choice
+
+    def _log_partition(self) -> LogPartition:
+        check_is_fitted(self)
+        if self.partition is None:
+            nan = float("nan")
+            return LogPartition(0.0, nan, nan, nan, "heuristic", nan)
+        if self._log_z.found is None:
+            method = self.partition_
+            inputs = self._partition_inputs(method.uses)
+            self._log_z.found = method.estimate(self.energy_, **inputs)
+        return self._log_z.found
+
+    @property
+    def partition_(self) -> Any:
+        """How log Z is found: what ``partition="auto"`` chose, or a copy of what was given."""
+        check_is_fitted(self)
+        if self.partition is None:
+            return None
+        return clone(
+            self._choose_partition().method if self.partition == "auto" else self.partition
+        )
+
+    @property
+    def log_partition_method_(self) -> str:
+        """How log Z is found and why: ``"Exact(): 2^16 hidden states x 64 columns are ..."``.
+
+        ``"as given: AIS(n_betas=100)"`` for a method that was passed, and ``"none"`` for None.
+        """
+        check_is_fitted(self)
+        if self.partition is None:
+            return "none"
+        if self.partition == "auto":
+            return str(self._choose_partition())
+        return f"as given: {in_a_line(self.partition)}"
+
+    @property
+    def log_partition_(self) -> float:
+        """log Z in nats, computed on first need; 0 with ``partition=None``."""
+        return self._log_partition().value
+
+    @property
+    def log_partition_std_(self) -> float:
+        """Standard error of `log_partition_`; 0 when exact."""
+        return self._log_partition().std_error
+
+    @property
+    def log_partition_bounds_(self) -> tuple[float, float]:
+        """Lower and upper end for log Z; `log_partition_kind_` says what they are worth."""
+        found = self._log_partition()
+        return found.lower, found.upper
+
+    @property
+    def log_partition_kind_(self) -> str:
+        """``"exact"``, ``"probabilistic"`` or ``"heuristic"``: the nature of the bounds."""
+        return self._log_partition().bound_kind
+
+    @property
+    def log_partition_parts_(self) -> dict[str, tuple[float, float]]:
+        """Estimates that the bounds were made of, each with its standard error; by name."""
+        return self._log_partition().parts
+
+    # ---------------------------------------------------------------- storage
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__().copy()
+        if "net_" in state:
+            # NumPy arrays instead of live torch objects: portable between devices and to skops.
+            state["net_"] = pack(state["net_"])
+            state["_skebm_version"] = installed_version()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        packed = state.pop("net_", None)
+        stored = state.pop("_skebm_version", None)
+        super().__setstate__(state)
+        if packed is None:
+            return
+        if stored != installed_version():
+            warnings.warn(
+                f"This model was stored by skebm {stored}, and this is {installed_version()}.",
+                UserWarning,
+                stacklevel=2,
+            )
+        generator = torch.Generator(self._available_device())
+        net = self._blueprint.plan.net(
+            self._blueprint.objective(generator),
+            generator,
+            streaming=packed["streaming"],
+            net_params=self.net_params,
+        )
+        unpack(net.initialize(), packed)
+        self.net_ = net
+
+    def _available_device(self) -> torch.device:
+        """The device asked for, or the CPU where a stored model finds it missing."""
+        try:
+            return resolve_device(self.device)
+        except ValueError:
+            warnings.warn(
+                f"device={self.device!r} is not available here; the model is loaded on the CPU.",
+                UserWarning,
+                stacklevel=3,
+            )
+            return torch.device("cpu")
+
+
+def _split(rows: Rows, fraction: float, generator: torch.Generator) -> tuple[Rows, Rows]:
+    """Training rows and held-out rows, at random."""
+    if len(rows) < 2:
+        raise ValueError("early_stopping needs two rows: validation_fraction takes one.")
+    order = torch.randperm(len(rows), generator=generator, device=rows.device)
+    n = min(len(rows) - 1, max(1, round(fraction * len(rows))))
+    return rows.subset(order[n:]), rows.subset(order[:n])
 
 
 class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
     """Density estimator: fitted to rows alone, and a detector of outliers besides."""
-
-    @abc.abstractmethod
-    def _proper_score(self, rows: Rows) -> Tensor:
-        """Proper scoring rule that needs no log Z, (n,), higher is better."""
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
@@ -261,7 +553,9 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         -------
         self : object
         """
-        return self._fit(X, sample_weight, streaming=False)
+        with restored_on_failure(self):
+            self._set_threshold(self._fit(X, sample_weight, streaming=False))
+        return self
 
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
@@ -283,12 +577,13 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         -------
         self : object
         """
-        return self._fit(X, sample_weight, streaming=True)
+        with restored_on_failure(self):
+            self._set_threshold(self._fit(X, sample_weight, streaming=True))
+        return self
 
-    def _settle(self, rows: Rows) -> None:
-        super()._settle(rows)
-        share = 0.1 if self.contamination == "auto" else self.contamination
-        self.threshold_ = upper_quantile(self._energies(rows), share, rows.counts.cpu().numpy())
+    def _set_threshold(self, rows: Rows) -> None:
+        fraction = 0.1 if self.contamination == "auto" else self.contamination
+        self.threshold_ = upper_quantile(self._energies(rows), fraction, rows.counts.cpu().numpy())
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-likelihood of the rows in nats, by the largest credible log Z.
@@ -307,9 +602,10 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         -------
         float
         """
-        rows = self._fitted_rows(X)
+        rows = self._rows(X)
         if self.partition is None:
-            return float(self._proper_score(rows).double().mean())
+            energy = self._blueprint.scoring_energy(self.energy_)
+            return float(self._blueprint.proper_score(rows, energy).double().mean())
         found = self._log_partition()
         if math.isnan(found.pessimistic):
             warnings.warn(
@@ -317,7 +613,7 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
                 'partition="auto", or score_samples for what the estimate says.',
                 stacklevel=2,
             )
-        return -float(self._likely_energies(rows).mean()) - found.pessimistic
+        return -float(self._energies(rows, likely=True).mean()) - found.pessimistic
 
     # ---------------------------------------------------------------- anomalies
 
@@ -341,7 +637,7 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         return self.threshold_ - energy
 
     def predict(self, X: Any) -> np.ndarray:
-        """Tell inliers (+1) from outliers (-1).
+        """Classify rows as inliers (+1) or outliers (-1).
 
         Parameters
         ----------

@@ -193,6 +193,8 @@ class ImportanceSampling(WeighingMethod):
     True
     """
 
+    uses = ("base", "x")
+
     def __init__(self, n_samples: int = 10_000, delta: float = 0.05, chunk: int = 4096):
         self.n_samples = n_samples
         self.delta = delta

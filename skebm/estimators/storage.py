@@ -1,65 +1,19 @@
-"""Pickles: NumPy arrays instead of live torch objects, and the version that wrote them."""
+"""Storage of a trained net as NumPy arrays and plain values: portable between devices, to skops."""
 
 from __future__ import annotations
 
-import warnings
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
 from torch import Tensor
 
-from skebm._validation import resolve_device
 from skebm.training.engine import EnergyNet
 
 
-class Storable(BaseEstimator):
-    """Stores ``net_`` as arrays: portable between devices, and to skops."""
-
-    device: str
-    _settings: Any
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__().copy()
-        if "net_" in state:
-            # NumPy arrays instead of live torch objects: portable between devices and to skops.
-            state["net_"] = pack(state["net_"])
-            state["_skebm_version"] = _version()
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        packed = state.pop("net_", None)
-        stored = state.pop("_skebm_version", None)
-        super().__setstate__(state)
-        if packed is None:
-            return
-        if stored != _version():
-            warnings.warn(
-                f"This model was stored by skebm {stored}, and this is {_version()}.",
-                UserWarning,
-                stacklevel=2,
-            )
-        generator = torch.Generator(self._device_at_hand())
-        net = self._new_net(self._settings, generator, streaming=packed["streaming"])
-        unpack(net.initialize(), packed)
-        self.net_ = net
-
-    def _device_at_hand(self) -> torch.device:
-        """The device asked for, or the CPU where a stored model finds it missing."""
-        try:
-            return resolve_device(self.device)
-        except ValueError:
-            warnings.warn(
-                f"device={self.device!r} is not available here; the model is loaded on the CPU.",
-                UserWarning,
-                stacklevel=3,
-            )
-            return torch.device("cpu")
-
-
-def _version() -> str:
+def installed_version() -> str:
+    """The version of skebm that stores a model."""
     try:
         return version("skebm")
     except PackageNotFoundError:  # run from a source tree that was never installed

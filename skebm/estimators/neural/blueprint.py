@@ -1,0 +1,332 @@
+"""What a fit of a neural density settles before training: base, noise, network, rule, steps."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import clone
+from torch import Tensor, nn
+
+from skebm._validation import HasMethods, Interval, StrOptions
+from skebm.base import Domain, Objective, Sampler
+from skebm.base import Real as RealDomain
+from skebm.distributions import Affine, Distribution, NormalizingFlow
+from skebm.energies import MLP, Confined, NeuralEnergy, Spec, build_network, whitening_of
+from skebm.estimators.base import Blueprint, stopping_of
+from skebm.estimators.bases import DISCRETE_BASES, REAL_BASES, Bases, MixtureBase
+from skebm.estimators.tables import FlatTable
+from skebm.objectives import boundary_weight, pseudo_log_likelihood
+from skebm.samplers import HMC, MALA, GibbsWithGradients
+from skebm.training import AdamW, EarlyStopping
+from skebm.training.engine import EnergyNet
+from skebm.training.plan import TrainingPlan
+from skebm.training.rows import Rows
+
+# Optimizer steps of a fit, and passes at most and at least.
+N_STEPS = 1000
+FEWEST_PASSES, MOST_PASSES = 4, 1000
+BATCH = 128
+# Rows that the network is not trained on but monitored by, and of how many.
+N_HELD_OUT, FEWEST_ROWS = 100, 200
+# Fraction of the rows that a network on top of a flow reaches: the last ones are too rare among
+# draws of the flow to hold its value there down.
+REACH = 0.99
+# Second derivatives that are worked out at once.
+AT_ONCE = 32
+
+NEURAL_CONSTRAINTS: dict[str, list[Any]] = {
+    "network": [HasMethods("build"), nn.Module, callable, None],
+    "bounds": ["array-like", tuple, None],
+    "standardize": ["boolean"],
+    "learning_rate": [Interval(Real, 0, None, closed="neither")],
+    "optimizer": [AdamW, None],
+}
+SIGMA = [
+    Interval(Real, 0, None, closed="neither"),
+    StrOptions({"auto", "bandwidth"}),
+    "array-like",
+    None,
+]
+DOMAIN = [StrOptions({"auto", "real", "binary"}), Domain]
+BASE = [StrOptions({"auto", *REAL_BASES, *DISCRETE_BASES}), MixtureBase, Distribution, None]
+
+
+def default_sampler(domain: Domain) -> Sampler:
+    """Adaptive MALA, or Gibbs with gradients where rows are discrete."""
+    if isinstance(domain, RealDomain):
+        return MALA(adapt=True, scale="auto")
+    return GibbsWithGradients()
+
+
+def _mala(value: Any, names: set[str]) -> Sampler:
+    """The default sampler of real rows; one whose step is set keeps it."""
+    return MALA(adapt="step_size" not in names or "adapt" in names, scale="auto")
+
+
+def _hmc(value: Any, names: set[str]) -> Sampler:
+    return HMC(n_leapfrog=5, adapt="step_size" not in names or "adapt" in names, scale="auto")
+
+
+# Objects that ``<parameter>__<name>`` is set on where the parameter is None or a string.
+CONFIGS: dict[str, Callable[[Any, set[str]], Any]] = {
+    "network": lambda value, names: MLP() if value is None else None,
+    "sampler": _mala,
+    "base": lambda value, names: MixtureBase() if value in ("auto", "mixture") else None,
+    "optimizer": lambda value, names: AdamW(),
+    "early_stopping": lambda value, names: EarlyStopping(),
+}
+HMC_CONFIG: dict[str, Callable[[Any, set[str]], Any]] = {"sampler": _hmc}
+
+
+class Rule(abc.ABC):
+    """What is trained on top of a base, and what its samples move by; held by a blueprint.
+
+    Attributes
+    ----------
+    sampler : Sampler
+        What moves chains.
+    holds_out : bool
+        Whether training is monitored by rows that it does not see.
+    knows_noise : bool
+        Whether what is learned is the density of rows with the noise of training.
+    """
+
+    sampler: Sampler
+    holds_out: bool = True
+    knows_noise: bool = True
+
+    @abc.abstractmethod
+    def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> Objective:
+        """What is minimised, of rows that get noise of level `sigma`, (d,)."""
+
+    def network(self, config: Any, spec: Spec) -> nn.Module:
+        """The trained part of the energy."""
+        return build_network(config, spec)
+
+    def proposal(self, energy: NeuralEnergy, net: EnergyNet) -> Distribution | None:
+        """A tractable distribution near the model: the base, which it corrects."""
+        return energy.base
+
+    def fitted_sampler(self, net: EnergyNet) -> Sampler:
+        """What moves chains of the trained model: a copy of what training had, or came down to."""
+        return clone(self.sampler)
+
+    def annealing_sampler(self, net: EnergyNet, domain: Domain) -> Sampler:
+        """What moves annealed chains."""
+        return self.fitted_sampler(net)
+
+    def chain_rows(self, net: EnergyNet) -> Tensor | None:
+        """Rows of training chains that are draws of the model, where there are any."""
+        return None
+
+    def known_rows(self, net: EnergyNet) -> Tensor | None:
+        """Rows near the model besides training rows, where there are any."""
+        return self.chain_rows(net)
+
+    def annealing_starts(self, net: EnergyNet, reference: Tensor) -> Any:
+        """Rows near the model for estimates of log Z, by origin."""
+        return reference
+
+    def check_trained(self, net: EnergyNet, rows: Rows) -> None:
+        """Warn of what the history of a fit says about its result; by default nothing."""
+        return
+
+
+@dataclass(frozen=True)
+class NeuralBlueprint(Blueprint):
+    """Resolved settings of a neural density.
+
+    Attributes
+    ----------
+    table : FlatTable
+    plan : TrainingPlan
+    rule : Rule
+    network_config : object
+        A copy of the network that was asked for.
+    bases : Bases
+        What the network corrects in training, and what of it is left when that is over.
+    noise : ndarray of shape (d,) or None
+        Noise level of training, in units of the energy.
+    levels : tuple of float or None
+        Smallest and largest noise level of an energy that knows several.
+    deconvolve : bool
+    """
+
+    table: FlatTable
+    plan: TrainingPlan
+    rule: Rule
+    network_config: Any
+    bases: Bases
+    noise: np.ndarray | None
+    levels: tuple[float, float] | None = None
+    deconvolve: bool = False
+
+    # ---------------------------------------------------------------- building
+
+    def objective(self, generator: torch.Generator) -> Objective:
+        energy = self.new_energy(generator)
+        sigma = self.sigma
+        like = next(energy.parameters())
+        return self.rule.objective(energy, None if sigma is None else sigma.to(like))
+
+    def new_energy(self, generator: torch.Generator) -> NeuralEnergy:
+        """An untrained network on the base of noisy rows."""
+        dtype, shape = self.plan.torch_dtype, self.table.image_shape
+        base = self.bases.noisy
+        base = None if base is None else base.to(generator.device, dtype)
+        plain = self.levels is None and shape is None
+        whitening = whitening_of(base) if plain else None
+        row_shape, several = self.table.row_shape, self.levels is not None
+        spec = Spec(row_shape, generator, dtype, several, whitening)
+        network = self.rule.network(self.network_config, spec)
+        kind: dict[str, Any] = {"image_shape": shape, "noise_levels": self.levels}
+        return NeuralEnergy(network, self.table.domain, base, **kind)
+
+    def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
+        """A tenth of the rows, at most a hundred, which only the base has seen."""
+        if not self.rule.holds_out or len(rows) < FEWEST_ROWS:
+            return rows, None
+        n = min(N_HELD_OUT, len(rows) // 10)
+        order = torch.randperm(len(rows), generator=generator, device=rows.device)
+        return rows.subset(order[n:]), rows.subset(order[:n])
+
+    # ---------------------------------------------------------------- what a trained net means
+
+    def energy(self, trained: NeuralEnergy) -> NeuralEnergy:
+        """The trained energy, on the base of clean rows where noise is to be taken off."""
+        if not self.deconvolve or self.bases.clean is None:
+            return trained
+        like = next(trained.parameters())
+        base = self.bases.clean.to(like.device, like.dtype)
+        shape = self.table.image_shape
+        return NeuralEnergy(trained.network, self.table.domain, base, image_shape=shape).eval()
+
+    @property
+    def sigma(self) -> Tensor | None:
+        """Noise level of training, (d,)."""
+        return None if self.noise is None else torch.as_tensor(self.noise)
+
+    def check_trained(self, net: EnergyNet, rows: Rows) -> None:
+        self.rule.check_trained(net, rows)
+
+    def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
+        if name == "base":
+            return self.rule.proposal(energy, net)
+        if name == "sampler":
+            return self.rule.annealing_sampler(net, energy.domain)
+        return self.rule.annealing_starts(net, reference)
+
+    def proper_score(self, rows: Rows, energy: NeuralEnergy) -> Tensor:
+        """Minus the Hyvärinen score in the units of X; the pseudo-likelihood of discrete rows."""
+        if self.table.discrete:
+            return rows.map(lambda x: pseudo_log_likelihood(energy, x), energy.domain.n_columns)
+        both = rows.map(lambda x: torch.stack(boundary_weight(x, self.table.domain), 2)).double()
+        h, h_grad = both[:, :, 0].numpy(), both[:, :, 1].numpy() / self.table.units.scale
+        grad, second = self.derivatives(rows, energy)
+        return torch.as_tensor(second - ((h * grad / 2 - h_grad) * grad).sum(1))
+
+    def derivatives(
+        self, rows: Rows, energy: NeuralEnergy, *, weighted: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Gradient of E (n, d) and the sum of its second derivatives (n,), in units of X.
+
+        The latter `weighted` by what vanishes at bounds.
+        """
+        scale = torch.as_tensor(self.table.units.scale)
+
+        def found(x: Tensor) -> Tensor:
+            h = boundary_weight(x, energy.domain)[0] if weighted else torch.ones_like(x)
+            axes = (h.sqrt() / scale.to(x)).diag_embed()
+            parts = [energy.second_derivatives(x, some) for some in axes.split(AT_ONCE, 1)]
+            second = torch.stack([part.second_derivative for part in parts]).sum(0)
+            return torch.cat([parts[0].grad / scale.to(x), second[:, None]], 1).detach()
+
+        both = rows.map(found, energy.domain.n_columns).double().numpy()
+        return both[:, :-1], both[:, -1]
+
+
+# ------------------------------------------------------------------------------
+# What "auto" means
+# ------------------------------------------------------------------------------
+
+
+def neural_plan(
+    estimator: Any,
+    n_rows: int,
+    *,
+    streaming: bool,
+    most_passes: int = MOST_PASSES,
+    optimizer_settings: dict[str, Any] | None = None,
+) -> TrainingPlan:
+    """Resolve the steps of training for a table of `n_rows`."""
+    net = estimator.net_params or {}
+    size = net.get("batch_size", estimator.batch_size)
+    n_iter = net.get("max_epochs", estimator.n_iter)
+    if size == "auto":
+        size = min(BATCH, n_rows)
+    if n_iter == "auto":
+        passes = math.ceil(N_STEPS / math.ceil(n_rows / size))
+        n_iter = min(most_passes, max(FEWEST_PASSES, passes))
+    optimizer = AdamW() if estimator.optimizer is None else estimator.optimizer
+    optimizer._validate_params()
+    stopping = stopping_of(estimator.early_stopping)
+    return TrainingPlan(
+        n_iter=1 if streaming else int(n_iter),
+        batch_size=int(size),
+        learning_rate=estimator.learning_rate,
+        optimizer="adamw",
+        optimizer_settings={"weight_decay": optimizer.weight_decay} | (optimizer_settings or {}),
+        schedule=optimizer.schedule,
+        averaging=optimizer.averaging,
+        max_restarts=optimizer.max_restarts,
+        patience=stopping.n_iter_no_change,
+        tol=stopping.tol,
+        judged_by_training=stopping.validation_fraction is None,
+        verbose=int(estimator.verbose),
+        dtype=estimator.dtype,
+    )
+
+
+def weight_decay_of(estimator: Any) -> float:
+    """Weight decay that an estimator asks for."""
+    return 0.0 if estimator.optimizer is None else float(estimator.optimizer.weight_decay)
+
+
+def network_of(estimator: Any) -> Any:
+    """A copy of the network that is given, or an MLP: later changes wait for the next fit."""
+    return clone(MLP() if estimator.network is None else estimator.network, safe=False)
+
+
+def sampler_of(estimator: Any, domain: Domain) -> Sampler:
+    """A copy of the sampler that is given, or the default one."""
+    return default_sampler(domain) if estimator.sampler is None else clone(estimator.sampler)
+
+
+def refuse_real_settings(estimator: Any, domain: Domain) -> None:
+    """Raise `ValueError` for settings of real columns where rows are discrete."""
+    for name, default in (("bounds", None), ("sigma", "auto")):
+        value = getattr(estimator, name)
+        if value is not None and not (isinstance(value, str) and value == default):
+            raise ValueError(f"{name}={value!r} is for real columns, and X is {domain}.")
+
+
+def reach_of(base: Distribution | None, rows: Rows) -> float | None:
+    """How far most rows lie from the centre, where the base is a flow, whose tails are heavy."""
+    base = base.noise if isinstance(base, Affine) else base
+    if not isinstance(base, NormalizingFlow):
+        return None
+    norms = rows.map(lambda x: x.norm(dim=1)).sort().values
+    far = float(norms[int(REACH * (len(norms) - 1))])
+    return far if far > 0 else None
+
+
+def confined(network: nn.Module, reach: float | None) -> nn.Module:
+    """A network that sees rows beyond `reach` pulled back to it."""
+    return network if reach is None else Confined(network, reach)

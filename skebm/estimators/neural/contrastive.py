@@ -1,0 +1,529 @@
+"""Neural densities trained by maximum likelihood, with sampled negatives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, clone
+from torch import Tensor
+
+from skebm._validation import Interval, StrOptions, draw_seed
+from skebm.base import Binary, Domain, Objective, Sampler
+from skebm.energies import MLP, NeuralEnergy
+from skebm.estimators._docs import shared_docs
+from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity
+from skebm.estimators.bases import (
+    Bases,
+    check_base_kind,
+    fit_discrete_base,
+    fit_real_bases,
+    noise_level,
+)
+from skebm.estimators.neural import methods
+from skebm.estimators.neural.blueprint import (
+    BASE,
+    CONFIGS,
+    DOMAIN,
+    NEURAL_CONSTRAINTS,
+    SIGMA,
+    NeuralBlueprint,
+    Rule,
+    default_sampler,
+    network_of,
+    neural_plan,
+    refuse_real_settings,
+    sampler_of,
+)
+from skebm.estimators.tables import FlatTable, Table, choose_domain
+from skebm.objectives import ContrastiveDivergence, EnergyDiscrepancy, Refinement
+from skebm.samplers import ChainPolicy, FromData, FromNoise, Persistent, ReplayBuffer
+from skebm.training.engine import EnergyNet
+from skebm.training.plan import TrainingPlan
+from skebm.training.rows import Rows
+
+POLICIES = {
+    "persistent": Persistent,
+    "replay": ReplayBuffer,
+    "data": FromData,
+    "noise": FromNoise,
+}
+
+
+class Likelihood(BaseEstimator):
+    """Settings of maximum likelihood by sampled negatives, ``objective="likelihood"``.
+
+    Parameters
+    ----------
+    sigma_anneal : float, default=1
+        Factor of the noise at first; it falls to 1 over the first half of the passes.
+    energy_l2 : float, default=0
+        Penalty on the squares of f at data and chains [1]_.
+    clip_norm : float or None, default=None
+        Largest norm of a gradient.
+    kl_weight, entropy_weight : float, default=0
+        Weights of the terms that the gradient leaves out, through the last step of the chains, and
+        of their entropy [2]_; for ``Langevin`` and ``MALA``.
+
+    References
+    ----------
+    .. [1] Du and Mordatch (2019), "Implicit generation and modeling with energy based models",
+       NeurIPS, section 3.
+    .. [2] Du, Li, Tenenbaum and Mordatch (2021), "Improved contrastive divergence training of
+       energy-based models", ICML.
+
+    Examples
+    --------
+    >>> from skebm import ContrastiveDivergenceDensity
+    >>> model = ContrastiveDivergenceDensity().set_params(objective__energy_l2=0.01)
+    >>> model.objective
+    Likelihood(energy_l2=0.01)
+    """
+
+    _parameter_constraints: dict = {
+        "sigma_anneal": [Interval(Real, 1, None, closed="left")],
+        "energy_l2": [Interval(Real, 0, None, closed="left")],
+        "clip_norm": [Interval(Real, 0, None, closed="neither"), None],
+        "kl_weight": [Interval(Real, 0, None, closed="left")],
+        "entropy_weight": [Interval(Real, 0, None, closed="left")],
+    }
+
+    def __init__(
+        self, *, sigma_anneal=1.0, energy_l2=0.0, clip_norm=None, kl_weight=0.0, entropy_weight=0.0
+    ):
+        self.sigma_anneal = sigma_anneal
+        self.energy_l2 = energy_l2
+        self.clip_norm = clip_norm
+        self.kl_weight = kl_weight
+        self.entropy_weight = entropy_weight
+
+
+class Discrepancy(BaseEstimator):
+    """Settings of energy discrepancy, ``objective="discrepancy"``.
+
+    Parameters
+    ----------
+    perturbation : float, default=0.2
+        Noise of the negatives, in standard deviations of the columns (in units of X with
+        ``standardize=False``); on discrete rows the probability that a column changes.
+    n_negatives : int, default=16
+        Perturbed copies of each row.
+
+    References
+    ----------
+    Schröder, Ou, Lim, Li, Vollmer and Duncan (2023), "Energy discrepancies: a score-independent
+    loss for energy-based models", NeurIPS.
+
+    Examples
+    --------
+    >>> from skebm import ContrastiveDivergenceDensity
+    >>> from skebm.estimators import Discrepancy
+    >>> ContrastiveDivergenceDensity(objective=Discrepancy(n_negatives=8)).objective
+    Discrepancy(n_negatives=8)
+    """
+
+    _parameter_constraints: dict = {
+        "perturbation": [Interval(Real, 0, None, closed="neither")],
+        "n_negatives": [Interval(Integral, 1, None, closed="left")],
+    }
+
+    def __init__(self, *, perturbation=0.2, n_negatives=16):
+        self.perturbation = perturbation
+        self.n_negatives = n_negatives
+
+
+class ChainRule(Rule):
+    """A rule whose training moves chains, which are near the model afterwards."""
+
+    def fitted_sampler(self, net: EnergyNet) -> Sampler:
+        state, module = net.state_, net.module_
+        return clone(self.sampler if state is None else module.kernel(state.halvings))
+
+    def annealing_sampler(self, net: EnergyNet, domain: Domain) -> Sampler:
+        """The sampler, or the default one where it is not exact from the rows alone."""
+        sampler = self.fitted_sampler(net)
+        exact = sampler.exact and sampler.kernel is sampler
+        return sampler if exact else default_sampler(domain)
+
+    def chain_rows(self, net: EnergyNet) -> Tensor | None:
+        """Rows of the training chains, where those are the model's."""
+        return chain_rows(net)
+
+    def known_rows(self, net: EnergyNet) -> Tensor | None:
+        """Training chains, or the rows of a replay buffer."""
+        chains, state = chain_rows(net), net.state_
+        return state.pool if chains is None and state is not None else chains
+
+    def annealing_starts(self, net: EnergyNet, reference: Tensor) -> dict[str, Tensor]:
+        starts = {"data": reference, "training chains": chain_rows(net)}
+        return {name: x.to(reference) for name, x in starts.items() if x is not None}
+
+
+def chain_rows(net: EnergyNet) -> Tensor | None:
+    """Rows of persistent chains, where a net has any."""
+    state = net.state_
+    if state is None or state.chain is None or not net.module_.persistent:
+        return None
+    rows: Tensor = state.chain.x
+    return rows
+
+
+@dataclass(frozen=True)
+class LikelihoodRule(ChainRule):
+    """Maximum likelihood with sampled negatives.
+
+    Attributes
+    ----------
+    sampler : Sampler
+    chains : ChainPolicy
+    settings : Likelihood
+    anneal : tuple of (float, int)
+        Factor of the noise at first, and batches until it is 1.
+    """
+
+    sampler: Sampler
+    chains: ChainPolicy
+    settings: Likelihood
+    anneal: tuple[float, int]
+
+    def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> Objective:
+        asked = self.settings
+        weights = asked.kl_weight, asked.entropy_weight
+        return ContrastiveDivergence(
+            energy,
+            self.sampler,
+            policy_for(self.chains, energy),
+            sigma=sigma,
+            anneal=self.anneal,
+            energy_l2=asked.energy_l2,
+            clip_norm=asked.clip_norm,
+            refinement=Refinement(*weights) if any(weights) else None,
+        )
+
+
+@dataclass(frozen=True)
+class DiscrepancyRule(ChainRule):
+    """Energy discrepancy, which has no chains."""
+
+    sampler: Sampler
+    settings: Discrepancy
+    holds_out = False
+
+    def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> Objective:
+        asked = self.settings
+        return EnergyDiscrepancy(energy, asked.perturbation, n_negatives=asked.n_negatives)
+
+
+@shared_docs
+class ContrastiveDivergenceDensity(BaseDensity):
+    r"""Neural density by maximum likelihood: energies fall at the data and rise at samples.
+
+    .. math:: p(x) = \frac1Z q(x)\, e^{-f(x)} , \qquad
+        \nabla_\theta \log p(x) = -\nabla_\theta f(x) + \mathbb E_p \nabla_\theta f
+
+    A base q is fitted first, and a network f that corrects it is trained along the gradient of the
+    likelihood, whose second term is a mean over Markov chains that start at the base and go on from
+    batch to batch. Real columns, bits or one-hot columns; any network; any sampler of such rows.
+    Of 200 rows or more a tenth, at most 100, is held out from the network: by these training is
+    monitored. Where it diverges it goes back to where it was well, with smaller steps.
+
+    Parameters
+    ----------
+    <<network, sampler>>
+    objective : {"likelihood", "discrepancy"}, Likelihood or Discrepancy, default="likelihood"
+        ``"likelihood"`` has settings as :class:`Likelihood`, penalties among them.
+        ``"discrepancy"`` does without chains: rows are discriminated from what their noisy copies
+        might have been [7]_, with settings as :class:`Discrepancy`. For few columns: its samples
+        carry little information in many.
+    <<chains, domain, base, sigma, deconvolve, bounds, standardize>>
+    <<learning_rate, batch_size, n_iter, optimizer, early_stopping, warm_start>>
+    <<contamination, partition, compute>>
+
+    Attributes
+    ----------
+    <<sigma_, base_, units_, row_shape_, log_partition, offset_>>
+    history_ : list of dict
+        One for each pass: ``train_loss`` and ``energy_gap``, both mean E(data) - mean E(chains);
+        ``gain_over_base``, nats a row above the base (an estimate); ``acceptance``; learning rate,
+        seconds.
+    <<n_iter_, sampler_, n_features_in_>>
+
+    See Also
+    --------
+    ScoreMatchingDensity : Faster, without sampling in training; of real columns.
+    RBMEstimator : Binary rows, with features.
+
+    References
+    ----------
+    .. [1] Hinton (2002), "Training products of experts by minimizing contrastive divergence",
+       Neural Computation 14(8).
+    .. [2] Du and Mordatch (2019), "Implicit generation and modeling with energy based models",
+       NeurIPS.
+    .. [3] Du, Li, Tenenbaum and Mordatch (2021), "Improved contrastive divergence training of
+       energy-based models", ICML.
+    .. [4] Grathwohl, Swersky, Hashemi, Duvenaud and Maddison (2021), "Oops I took a gradient:
+       scalable sampling for discrete distributions", ICML.
+    .. [5] Carbone, Hua, Coste and Vanden-Eijnden (2023), "Efficient training of energy-based models
+       using Jarzynski equality", NeurIPS.
+    .. [6] Gabrie, Rotskoff and Vanden-Eijnden (2022), "Adaptive Monte Carlo augmented with
+       normalizing flows", PNAS 119(10).
+    .. [7] Schröder, Ou, Lim, Li, Vollmer and Duncan (2023), "Energy discrepancies: a
+       score-independent loss for energy-based models", NeurIPS.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.datasets import make_moons
+    >>> from skebm import ContrastiveDivergenceDensity
+    >>> X, _ = make_moons(500, noise=0.1, random_state=0)
+    >>> model = ContrastiveDivergenceDensity(random_state=0).fit(X[:400])
+    >>> bool(model.score(X[400:]) > -1.6)  # nats; a normal distribution has -1.9
+    True
+    >>> model.sample(3, random_state=0).shape
+    (3, 2)
+    >>> model.predict([[0.0, 1.0], [10.0, 10.0]])
+    array([ 1, -1])
+    """
+
+    _parameter_constraints: dict = (
+        DENSITY_CONSTRAINTS
+        | NEURAL_CONSTRAINTS
+        | {
+            "objective": [StrOptions({"likelihood", "discrepancy"}), Likelihood, Discrepancy],
+            "chains": [StrOptions(set(POLICIES)), ChainPolicy],
+            "domain": DOMAIN,
+            "base": BASE,
+            "sigma": SIGMA,
+            "deconvolve": ["boolean"],
+        }
+    )
+    _configs = CONFIGS | {
+        "objective": lambda value, names: Discrepancy() if value == "discrepancy" else Likelihood(),
+        "chains": lambda value, names: POLICIES[value](),
+    }
+    _blueprint: NeuralBlueprint
+
+    def __init__(
+        self,
+        network=None,
+        *,
+        sampler=None,
+        objective="likelihood",
+        chains="persistent",
+        domain="auto",
+        base="auto",
+        sigma="auto",
+        deconvolve=False,
+        bounds=None,
+        standardize=True,
+        learning_rate=2e-3,
+        batch_size="auto",
+        n_iter="auto",
+        optimizer=None,
+        early_stopping=False,
+        warm_start=False,
+        contamination="auto",
+        partition="auto",
+        random_state=None,
+        verbose=0,
+        device="auto",
+        dtype="float32",
+        net_params=None,
+    ):
+        self.network = network
+        self.sampler = sampler
+        self.objective = objective
+        self.chains = chains
+        self.domain = domain
+        self.base = base
+        self.sigma = sigma
+        self.deconvolve = deconvolve
+        self.bounds = bounds
+        self.standardize = standardize
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.n_iter = n_iter
+        self.optimizer = optimizer
+        self.early_stopping = early_stopping
+        self.warm_start = warm_start
+        self.contamination = contamination
+        self.partition = partition
+        self.random_state = random_state
+        self.verbose = verbose
+        self.device = device
+        self.dtype = dtype
+        self.net_params = net_params
+
+    # ---------------------------------------------------------------- hooks of the base class
+
+    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+        return accepted_input(self, reset=reset)
+
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> FlatTable:
+        return learn_any_table(self, X, weight)
+
+    def _design(
+        self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
+    ) -> NeuralBlueprint:
+        assert isinstance(table, FlatTable)
+        asked = self.objective
+        if isinstance(asked, str):
+            asked = Discrepancy() if asked == "discrepancy" else Likelihood()
+        asked._validate_params()
+        by_chains = isinstance(asked, Likelihood)
+        if before is None:
+            bases, noise = fit_any_bases(
+                self, self.base, rows, table, adds_noise=by_chains, deconvolve=self.deconvolve
+            )
+        else:
+            bases, noise = self._blueprint.bases, self._blueprint.noise
+        plan = neural_plan(self, len(rows), streaming=streaming)
+        return NeuralBlueprint(
+            table=table,
+            plan=plan,
+            rule=self._rule(clone(asked), rows, table.domain, plan, before),
+            network_config=network_of(self),
+            bases=bases,
+            noise=noise,
+            deconvolve=self.deconvolve,
+        )
+
+    def _rule(
+        self, asked: Any, rows: Rows, domain: Domain, plan: TrainingPlan, before: EnergyNet | None
+    ) -> Rule:
+        sampler = sampler_of(self, domain)
+        if isinstance(asked, Discrepancy):
+            check_discrepancy(self.chains, self.base)
+            return DiscrepancyRule(sampler, asked)
+        chains = resolved_chains(self.chains, min(plan.batch_size, len(rows)), before)
+        anneal = asked.sigma_anneal, n_batches(plan, len(rows)) // 2
+        return LikelihoodRule(sampler, chains, asked, anneal)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = is_binary(self.domain)
+        return tags
+
+    # ---------------------------------------------------------------- methods
+
+    sample, impute, denoise = methods.sample, methods.impute, methods.denoise
+    score_function = methods.score_function
+    _score_and_laplacian = methods._score_and_laplacian
+    sampler_, sigma_, base_ = methods.sampler_, methods.sigma_, methods.base_
+    units_, row_shape_ = methods.units_, methods.row_shape_
+
+
+# ------------------------------------------------------------------------------
+# What estimators with rows of any kind share
+# ------------------------------------------------------------------------------
+
+
+def is_binary(domain: Any) -> bool:
+    """Whether rows are said to be bits."""
+    return domain == "binary" or isinstance(domain, Binary)
+
+
+def accepted_input(estimator: Any, *, reset: bool) -> dict[str, Any]:
+    """Images for networks that may take them; sparse X where rows are, or may be, bits."""
+    if reset:
+        sparse = estimator.domain == "auto" or is_binary(estimator.domain)
+    else:
+        sparse = isinstance(estimator._blueprint.table.domain, Binary)
+    images = not isinstance(estimator.network, MLP | None)
+    return {"allow_nd": images, "accept_sparse": "csr" if sparse else False}
+
+
+def learn_any_table(estimator: Any, X: Any, weight: np.ndarray | None) -> FlatTable:
+    """Columns of X as what `domain` says they are."""
+    domain = choose_domain(X, estimator.domain, estimator.sampler, estimator.bounds)
+    kind: dict[str, Any] = {"bounds": estimator.bounds, "standardize": estimator.standardize}
+    table = FlatTable.learn(X, weight, domain=domain, **kind)
+    if table.discrete:
+        refuse_real_settings(estimator, domain)
+    return table
+
+
+def fit_any_bases(
+    estimator: Any,
+    base: Any,
+    rows: Rows,
+    table: FlatTable,
+    *,
+    adds_noise: bool = True,
+    deconvolve: bool = False,
+) -> tuple[Bases, np.ndarray | None]:
+    """The base of rows of any kind, and the noise level of training."""
+    seed = draw_seed(estimator.random_state_)
+    check_base_kind(base, table.domain)
+    if table.discrete:
+        found = fit_discrete_base(base, rows, table.domain)
+        return Bases(found, found), None
+    noise = training_noise(estimator, rows, adds_noise=adds_noise)
+    bases = fit_real_bases(base, rows, table.units, noise, seed, deconvolve=deconvolve)
+    return bases, None if noise is None else noise.cpu().numpy()
+
+
+def training_noise(estimator: Any, rows: Rows, *, adds_noise: bool) -> Tensor | None:
+    """Noise level that `sigma` asks for; `ValueError` where training can have none."""
+    sigma, bounds = estimator.sigma, estimator.bounds
+    if bounds is None and adds_noise:
+        return None if sigma is None else noise_level(sigma, rows)
+    if sigma is None or (isinstance(sigma, str) and sigma == "auto"):
+        return None
+    cause = "leaves `bounds`"
+    if bounds is None:
+        cause = 'objective="discrepancy" has of its own'
+    raise ValueError(f"sigma={sigma!r} is noise that {cause}: use sigma=None.")
+
+
+def n_batches(plan: TrainingPlan, n_rows: int) -> int:
+    """Batches of a whole fit."""
+    return plan.n_iter * math.ceil(n_rows / plan.batch_size)
+
+
+def resolved_chains(chains: Any, batch_size: int, before: EnergyNet | None) -> ChainPolicy:
+    """A copy of the policy that is asked for, with as many chains as there are.
+
+    Chains go on, however many rows there are now, unless their number is asked for.
+    """
+    found: Any = POLICIES[chains]() if isinstance(chains, str) else clone(chains)
+    if isinstance(found, ReplayBuffer) and found.size < batch_size:
+        raise ValueError(
+            f"A replay buffer of {found.size} rows is smaller than a batch of {batch_size}, whose "
+            "chains start at different rows of it: raise its size, or lower batch_size."
+        )
+    if isinstance(found, Persistent) and found.n_chains is None:
+        rows = None if before is None else chain_rows(before)
+        found.set_params(n_chains=batch_size if rows is None else len(rows))
+    return found
+
+
+def policy_for(chains: ChainPolicy, energy: NeuralEnergy) -> ChainPolicy:
+    """The policy with chains that begin at draws of the energy's base."""
+    found = clone(chains)
+    if "initial" in found.get_params() and found.initial is None:
+        found.set_params(initial=energy.base)
+    if getattr(found, "augmentation", None) is not None:
+        found.set_params(augmentation=of_images(found.augmentation, energy.image_shape))
+    return found
+
+
+def of_images(augmentation: Any, shape: tuple[int, ...] | None) -> Any:
+    """An augmentation of images as one of the flat rows that energies see."""
+    if augmentation is None or shape is None:
+        return augmentation
+    return lambda x, generator: augmentation(x.unflatten(1, shape), generator).flatten(1)
+
+
+def check_discrepancy(chains: Any, base: Any) -> None:
+    """Raise `ValueError` for what an objective without chains has no use for."""
+    if chains != "persistent":
+        raise ValueError(f"chains={chains!r} has no effect: discrepancy has no chains.")
+    if base == "kernel":
+        raise ValueError(
+            'base="kernel" has its centres on the rows, which discrepancy would '
+            'discriminate from their copies by that alone: use base="mixture".'
+        )

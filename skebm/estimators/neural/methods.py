@@ -1,0 +1,316 @@
+"""What fitted neural densities do with rows: samples, imputations, gradients, denoising.
+
+Functions of an estimator, which each class of the family names among its methods; the work is done
+by the parts that the estimator holds.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skebm._validation import check_is_fitted
+from skebm.base.checks import whole_number
+from skebm.distributions import Distribution
+from skebm.estimators.neural.sampling import (
+    BLOCK,
+    LEAST_CHAINS,
+    Chains,
+    discrete_posterior_mean,
+    draw,
+)
+from skebm.estimators.neural.sampling import impute as impute_rows
+from skebm.estimators.tables import Units
+
+
+def chains_of(estimator: Any) -> Chains:
+    """What chains of a fitted estimator move by, and where they start."""
+    blueprint, net = estimator._blueprint, estimator.net_
+    known = blueprint.rule.known_rows(net)
+    if known is None:
+        known = torch.as_tensor(estimator._reference)
+    proposal = blueprint.rule.proposal(estimator.energy_, net)
+    return Chains(blueprint.rule.fitted_sampler(net), proposal, known)
+
+
+# ------------------------------------------------------------------------------
+# Methods
+# ------------------------------------------------------------------------------
+
+
+def score_function(self: Any, X: Any) -> np.ndarray:
+    r"""Gradient of log p with respect to the row, :math:`-\nabla E(x)`; needs no log Z.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_samples, n_features)
+        Real rows; those of bits and of one-hot columns have no gradients: `ValueError`.
+
+    Returns
+    -------
+    ndarray of the shape of X
+        In nats per unit of each column. Zero outside bounds.
+    """
+    check_is_fitted(self)
+    table = self._blueprint.table
+    if table.discrete:
+        raise ValueError(
+            f"There are no gradients of log p over {table.domain}: score_function is one of real "
+            "rows."
+        )
+    rows, domain = self._rows(X), table.domain
+
+    def score(energy: Any, x: Tensor) -> Tensor:
+        return -energy.value_and_grad(x)[1] * domain.contains(x)[:, None]
+
+    found = self._map(rows, score).double().numpy() / table.units.scale
+    return found.reshape(len(rows), *table.row_shape)
+
+
+def sample(
+    self: Any,
+    n_samples: int = 1,
+    random_state: Any = None,
+    *,
+    given: Any = None,
+    n_steps: int = 100,
+) -> np.ndarray:
+    """Draw rows from the model, or from what it says of some columns given others.
+
+    Draws of the base are resampled by how much more likely the model finds them (so all modes of
+    the base get their probability), then moved by `n_steps` of the sampler: approximate, exact as
+    both grow. Without a base, or far from it, chains start at training chains or training rows; a
+    model of several noise levels comes down these from normal noise.
+
+    Parameters
+    ----------
+    n_samples : int, default=1
+    random_state : int, RandomState instance or None, default=None
+        None draws from NumPy's global generator.
+    given : array-like of shape (n_features,) or None, default=None
+        A row whose numbers are held, and whose NaN are drawn.
+    n_steps : int, default=100
+        Steps of the chains, after as many that adapt the sampler.
+
+    Returns
+    -------
+    ndarray of shape (n_samples, n_features)
+        In the units of the data.
+    """
+    check_is_fitted(self)
+    whole_number("n_samples", n_samples, 1)
+    whole_number("n_steps", n_steps, 1)
+    generator, n = self._generator(random_state), max(n_samples, LEAST_CHAINS)
+    energy, table, chains = self.energy_, self._blueprint.table, chains_of(self)
+    if given is None:
+        return table.invert(draw(energy, chains, n, generator, n_steps)[:n_samples])
+    row = np.asarray(given, dtype=np.float64)[None]
+    if row.shape[1:] != table.row_shape or np.isinf(row).any():
+        raise ValueError(
+            f"given must be one row of shape {table.row_shape} of finite numbers and NaN, got "
+            f"{given!r}."
+        )
+    x = self._rows_of(row).block(0, 1).expand(n, -1)
+    found = table.invert(impute_rows(energy, chains, x, generator, n_steps)[:n_samples])
+    return np.where(np.isnan(row), found, row)
+
+
+def impute(self: Any, X: Any, random_state: Any = None, *, n_steps: int = 100) -> np.ndarray:
+    """Fill NaN entries by a draw from the model given the entries that are known.
+
+    Draws of the base given the known entries are resampled by the model, then moved by the sampler
+    with the known entries clamped. The imputations of a row are one joint draw, approximate as the
+    chains are finite. A row of NaN alone is a sample of the model.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_samples, n_features)
+        NaN marks what is unknown.
+    random_state : int, RandomState instance or None, default=None
+        None draws from NumPy's global generator.
+    n_steps : int, default=100
+        Steps of the chains, after as many that adapt the sampler.
+
+    Returns
+    -------
+    ndarray of the shape of X
+        Known entries are returned as they are.
+    """
+    check_is_fitted(self)
+    whole_number("n_steps", n_steps, 1)
+    X = self._validate(X, ensure_all_finite="allow-nan")
+    self._rows_of(X)  # that complete rows are rows, too
+    filled, unknown = X.copy(), np.isnan(X)
+    incomplete = np.flatnonzero(unknown.reshape(len(X), -1).any(1))
+    if len(incomplete):
+        generator, rows = self._generator(random_state), self._rows_of(X[incomplete])
+        energy, chains = self.energy_, chains_of(self)
+        blocks = [
+            impute_rows(energy, chains, rows.block(start, start + BLOCK), generator, n_steps)
+            for start in range(0, len(rows), BLOCK)
+        ]
+        filled[unknown] = self._blueprint.table.invert(torch.cat(blocks))[unknown[incomplete]]
+    return filled
+
+
+def denoise_real(self: Any, X: Any, noise_level: float | None = None) -> np.ndarray:
+    r"""Posterior mean of the clean row, given that normal noise was added to it.
+
+    Tweedie's formula [1]_, :math:`x + \sigma^2 \nabla \log p_\sigma(x)` with the density of noisy
+    rows. A model that was trained at levels of noise knows that density: the formula is then exact
+    for the model. One trained by exact or sliced score matching knows the density of clean rows,
+    and the result holds to the first order in :math:`\sigma^2`.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_samples, n_features)
+    noise_level : float or None, default=None
+        Standard deviation of the noise in standard deviations of each column (in units of X with
+        ``standardize=False``). None is the level of training (of several the smallest).
+
+    Returns
+    -------
+    ndarray of the shape of X
+
+    References
+    ----------
+    .. [1] Efron (2011), "Tweedie's formula and selection bias", JASA 106(496), equation 2.8.
+    """
+    rows = self._rows(X)
+    noisy = self.net_.module_.energy.eval()  # of rows with the noise of training
+    several = getattr(noisy, "noise_levels", None) is not None
+    sigma = _noise_of(self, noise_level)
+
+    def moved(x: Tensor) -> Tensor:
+        cond = sigma.to(x).expand(len(x)) if several else None
+        return x - sigma.to(x).square() * noisy.value_and_grad(x, cond)[1]
+
+    return self._blueprint.table.invert(rows.map(moved))
+
+
+def denoise(
+    self: Any,
+    X: Any,
+    noise_level: float | None = None,
+    random_state: Any = None,
+    *,
+    n_steps: int = 200,
+) -> np.ndarray:
+    r"""Posterior mean of the clean row, given a noisy one.
+
+    Real rows: Tweedie's formula, :math:`x + \sigma^2 \nabla \log p_\sigma(x)`, exact for the model
+    at its own level of noise and of the first order in :math:`\sigma^2` for one that was trained
+    without noise. Discrete rows: each column was changed with probability `noise_level`; the mean
+    over the second half of chains from the noisy rows, unbiased up to their burn-in.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_samples, n_features)
+    noise_level : float or None, default=None
+        Standard deviation of the noise in standard deviations of each column; None is the level of
+        training. Discrete rows: probability of a change; None is 0.1.
+    random_state : int, RandomState instance or None, default=None
+        Of discrete rows alone; None draws from NumPy's global generator.
+    n_steps : int, default=200
+        Sampler steps of discrete rows.
+
+    Returns
+    -------
+    ndarray of the shape of X
+        Of discrete rows probabilities.
+    """
+    check_is_fitted(self)
+    if not self._blueprint.table.discrete:
+        return denoise_real(self, X, noise_level)
+    whole_number("n_steps", n_steps, 2)
+    level = 0.1 if noise_level is None else noise_level
+    if not (isinstance(level, Real) and 0 < level < 0.5):
+        raise ValueError(f"noise_level must lie in (0, 0.5), got {noise_level}.")
+    rows, generator = self._rows(X), self._generator(random_state)
+    sampler, x = self.sampler_, rows.block(0, len(rows))
+    mean = discrete_posterior_mean(self.energy_, sampler, x, float(level), generator, n_steps)
+    return mean.cpu().double().numpy().reshape(-1, *self.row_shape_)
+
+
+def _noise_of(estimator: Any, noise_level: float | None) -> Tensor:
+    """Noise to take off, in units of the energy; `ValueError` for a level not learned."""
+    levels, sigma = estimator._blueprint.levels, _learned_noise(estimator)
+    if noise_level is None:
+        if sigma is None:
+            raise ValueError(
+                "This model was trained without noise: pass the level that the rows have as "
+                "noise_level, in standard deviations of the columns."
+            )
+        return sigma
+    if not (isinstance(noise_level, Real) and 0 < float(noise_level) < math.inf):
+        raise ValueError(f"noise_level must be a positive number, got {noise_level!r}.")
+    if levels is not None and not levels[0] <= noise_level <= levels[1]:
+        raise ValueError(f"noise_level={noise_level} is outside the levels of training, {levels}.")
+    if levels is None and sigma is not None:
+        raise ValueError(
+            "This model knows one level of noise, that of its training: leave noise_level "
+            'away, or use objective="multiscale" for a choice of levels.'
+        )
+    return torch.tensor(float(noise_level), dtype=torch.float64)
+
+
+def _learned_noise(estimator: Any) -> Tensor | None:
+    """The noise level whose density the model is; of several the smallest."""
+    blueprint = estimator._blueprint
+    if blueprint.levels is not None:
+        return torch.tensor(blueprint.levels[0], dtype=torch.float64)
+    return blueprint.sigma if blueprint.rule.knows_noise else None
+
+
+def _score_and_laplacian(self: Any, X: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Gradient and Laplacian of log p, for :mod:`skebm._densities`."""
+    energy = self._blueprint.scoring_energy(self.energy_)
+    grad, second = self._blueprint.derivatives(self._rows(X), energy, weighted=False)
+    return -grad, -second
+
+
+# ------------------------------------------------------------------------------
+# Attributes
+# ------------------------------------------------------------------------------
+
+
+def _sampler(self: Any) -> Any:
+    """What moves chains."""
+    check_is_fitted(self)
+    return self._blueprint.rule.fitted_sampler(self.net_)
+
+
+def _sigma(self: Any) -> Any:
+    """Noise level of training, in the units of `sigma`; of several levels the ends."""
+    check_is_fitted(self)
+    blueprint = self._blueprint
+    if blueprint.levels is not None:
+        return blueprint.levels
+    return None if blueprint.noise is None else blueprint.noise.astype(np.float64)
+
+
+def _base(self: Any) -> Distribution | None:
+    """The fitted base, of rows as the energy sees them."""
+    check_is_fitted(self)
+    return self._blueprint.bases.clean
+
+
+def _units(self: Any) -> Units:
+    """Centres and scales of the columns."""
+    check_is_fitted(self)
+    return self._blueprint.table.units
+
+
+def _row_shape(self: Any) -> tuple[int, ...]:
+    """Shape of a row."""
+    check_is_fitted(self)
+    return self._blueprint.table.row_shape
+
+
+sampler_, sigma_ = property(_sampler), property(_sigma)
+base_, units_, row_shape_ = property(_base), property(_units), property(_row_shape)

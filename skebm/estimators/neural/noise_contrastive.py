@@ -1,0 +1,459 @@
+"""Neural densities that discriminate data from noise, and learn their log Z on the way."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor, nn
+
+from skebm._validation import Interval, StrOptions, check_is_fitted, draw_seed
+from skebm.base import Real as RealDomain
+from skebm.base import Sampler
+from skebm.distributions import Distribution, Gaussian, GaussianMixture, TruncatedGaussian
+from skebm.distributions.flow import FLOWS
+from skebm.energies import (
+    NeuralEnergy,
+    Spec,
+    Telescope,
+    Waymarks,
+    build_network,
+    fit_waymarks,
+)
+from skebm.estimators._docs import shared_docs
+from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity
+from skebm.estimators.bases import DISCRETE_BASES, MAX_DENSE, REAL_BASES, MixtureBase
+from skebm.estimators.neural import methods
+from skebm.estimators.neural.blueprint import (
+    CONFIGS,
+    DOMAIN,
+    NEURAL_CONSTRAINTS,
+    SIGMA,
+    NeuralBlueprint,
+    confined,
+    network_of,
+    neural_plan,
+    reach_of,
+    sampler_of,
+    weight_decay_of,
+)
+from skebm.estimators.neural.contrastive import (
+    ChainRule,
+    accepted_input,
+    fit_any_bases,
+    is_binary,
+    learn_any_table,
+)
+from skebm.estimators.tables import FlatTable, Table
+from skebm.objectives import NoiseContrastive
+from skebm.objectives.noise_contrastive import NO_RANKS
+from skebm.training.engine import EnergyNet
+from skebm.training.rows import Rows
+
+# Fraction of rows and draws that are classified correctly, beyond which a classifier has nothing
+# more to learn; of fewer rows all may be so by chance.
+SATURATED, FEWEST_ROWS = 0.97, 20
+# Draws by which the moments of noise are known, and how much correlations are shrunk at least:
+# columns may be copies of each other.
+N_DRAWS, LEAST_SHRINKAGE = 10_000, 1e-6
+# Numbers of components of a mixture near the model, and rows by which the best is found.
+COMPONENTS, N_ROWS = (1, 3, 10, 30), 5000
+
+
+class Path(NamedTuple):
+    """How the noise is connected to the data, where one density ratio would be too far.
+
+    Attributes
+    ----------
+    waymarks : Waymarks
+    proposal : Distribution
+        A distribution near the rows, from which log Z is estimated: no draw of the noise is there.
+    """
+
+    waymarks: Waymarks
+    proposal: Distribution
+
+
+@dataclass(frozen=True)
+class NoiseRule(ChainRule):
+    """How data are discriminated from noise, and what moves samples.
+
+    Attributes
+    ----------
+    sampler : Sampler
+    noise_ratio : float
+    form : {"logistic", "ranking"}
+    path : Path or None
+        Waymarks between noise and data; None where a single classifier is trained.
+    reach : float or None
+        How far the network sees, where the noise is a flow.
+    discrete : bool
+        Whether rows are bits or one-hot columns.
+    """
+
+    sampler: Sampler
+    noise_ratio: float
+    form: str
+    path: Path | None
+    reach: float | None
+    discrete: bool
+
+    @property
+    def n_bridges(self) -> int:
+        """Networks between noise and data."""
+        return 1 if self.path is None else self.path.waymarks.n_bridges
+
+    def network(self, config: Any, spec: Spec) -> nn.Module:
+        if self.path is None:
+            return confined(build_network(config, spec), self.reach)
+        plain = spec._replace(whitening=None)  # which each waymark has of its own
+        networks = [build_network(config, plain) for _ in range(self.n_bridges)]
+        return Telescope(networks, self.path.waymarks)
+
+    def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> NoiseContrastive:
+        noise: Any = energy.base
+        kind: dict[str, Any] = {"noise_ratio": self.noise_ratio, "form": self.form}
+        return NoiseContrastive(energy, noise, sigma=sigma, **kind)
+
+    def proposal(self, energy: NeuralEnergy, net: EnergyNet) -> Distribution | None:
+        """The noise; a mixture near the rows where that is far."""
+        if self.path is None:
+            return energy.base
+        like = next(energy.parameters())
+        return self.path.proposal.to(like.device, like.dtype)
+
+    def check_trained(self, net: EnergyNet, rows: Rows) -> None:
+        """Warn of a classifier that has nothing to learn from, as noise and data are too far."""
+        history = net.history.to_list()
+        accuracy = history[-1].get("accuracy", 0.0) if history else 0.0
+        if accuracy < SATURATED or len(rows) < FEWEST_ROWS:
+            return
+        n, real = self.n_bridges, not self.discrete and self.form == "logistic"
+        pairs = "rows and draws of the noise" if n == 1 else "neighbouring waymarks"
+        more = f" or n_bridges of at least {2 * n + 2}," if real else ""
+        warnings.warn(
+            f"The network classifies {accuracy:.1%} of {pairs} correctly: so far from each other "
+            "they teach a classifier little, and its densities are not to be trusted. Choose noise "
+            f"nearer to the data,{more} or a larger sigma.",
+            ConvergenceWarning,
+            stacklevel=4,
+        )
+
+
+@shared_docs
+class NCEDensity(BaseDensity):
+    r"""Neural density by noise contrastive estimation: a classifier of data against known noise.
+
+    .. math:: p(x) = \frac1Z q(x)\, e^{-f(x)} , \qquad
+        \log \frac{P(data \mid x)}{P(noise \mid x)} = -f(x) - \log Z - \log \nu
+
+    A distribution q is fitted to the rows, and a network f learns to discriminate them from its
+    draws, :math:`\nu` for each row [1]_. log Z is learned as a parameter beside it; no Markov
+    chain is run. After `fit` log Z is estimated again, by importance sampling from q: the learned
+    one is a by-product of the training and as wrong as that is, and the worse, the better a bad fit
+    looks.
+
+    The nearer q is to the data, the better; where it is so far that every row is classified
+    correctly, beyond 20 nats or so, one classifier has nothing to learn from, and a warning says
+    so. Then rows and draws are mixed to waymarks between data and noise, and `n_bridges` networks
+    discriminate each of these from the next [3]_.
+
+    Of 200 rows or more a tenth, at most 100, is held out from the network: by these training is
+    monitored.
+
+    Parameters
+    ----------
+    <<network>>
+    noise : str, MixtureBase or Distribution, default="auto"
+        q, which is the base of the energy as well. Real columns: ``"gaussian"``: shrunk covariance,
+        or columns truncated at `bounds`; ``"mixture"``: normal distributions, with settings as
+        :class:`MixtureBase`; ``"kernel"``: normal kernels of several scales on the rows;
+        ``"nsf"``, ``"coupling"``, ``"maf"``: normalizing flows of noisy rows
+        (:class:`skebm.distributions.NormalizingFlow`; they need ``pip install "skebm[flows]"``, and
+        `impute` has no exact conditionals of them to start from), of which the first is the most
+        accurate, the second draws fastest and the third is fitted fastest. Bits:
+        ``"independent"``, ``"chow-liu"``, ``"block-tree"``. One-hot: ``"independent"``. ``"auto"``
+        is the mixture (the normal distribution inside bounds), the Chow-Liu tree and independent
+        columns. A distribution of :mod:`skebm.distributions`, of columns in their own units, is
+        taken as it is.
+    noise_ratio : float > 0, default=1
+        :math:`\nu`, draws of the noise for each row.
+    n_bridges : int >= 1 or "auto", default="auto"
+        Networks between the noise and the data, each of them one `network`; 1 is plain noise
+        contrastive estimation. For real rows. ``"auto"``: one for noise that is fitted to the rows,
+        else as many as are no more than 4 nats apart (symmetric divergence of normal distributions
+        with the moments of the waymarks).
+    form : {"logistic", "ranking"}, default="logistic"
+        ``"ranking"`` picks the row among all draws of a batch [2]_: log Z cancels, and is not
+        learned.
+    sampler : Sampler or None, default=None
+        What moves samples. None is :class:`skebm.samplers.MALA`, adaptive, and
+        :class:`~skebm.samplers.GibbsWithGradients` on discrete rows.
+    <<domain, sigma, bounds, standardize, learning_rate, batch_size, n_iter>>
+    optimizer : AdamW or None, default=None
+        :class:`skebm.training.AdamW`, of which None is the default. The learned log Z is not
+        decayed, but is that of a network which may be: `log_partition_` is the one to go by.
+    early_stopping : bool or EarlyStopping, default=False
+        Stop when the objective on held-out rows stagnates, and keep the best weights; settings as
+        :class:`skebm.training.EarlyStopping`. For kernels, from which the rows that they were put
+        on are easily discriminated. The noise does not see the held-out rows either.
+    <<warm_start, contamination, partition, compute>>
+
+    Attributes
+    ----------
+    n_bridges_ : int
+        Networks between the noise and the data.
+    log_partition_learned_ : float
+        log Z as the classifier has it, in nats; nan where rows were ranked.
+    <<log_partition, offset_, sigma_, base_, units_, row_shape_>>
+    history_ : list of dict
+        One for each pass: ``train_loss``; ``accuracy``, the mean fraction of rows and of draws
+        that are classified correctly, of several bridges by the best; ``gain_over_base``, nats a
+        row above the noise (an estimate; not with several bridges); learning rate, seconds.
+    <<n_iter_, sampler_, n_features_in_>>
+
+    See Also
+    --------
+    ContrastiveDivergenceDensity : Maximum likelihood of the same model, with chains.
+    ScoreMatchingDensity : The gradient of log p, without noise to compare with.
+
+    References
+    ----------
+    .. [1] Gutmann and Hyvarinen (2012), "Noise-contrastive estimation of unnormalized statistical
+       models, with applications to natural image statistics", JMLR 13.
+    .. [2] Ma and Collins (2018), "Noise contrastive estimation and negative sampling for
+       conditional models: consistency and statistical efficiency", EMNLP (ranking).
+    .. [3] Rhodes, Xu and Gutmann (2020), "Telescoping density-ratio estimation", NeurIPS.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_moons
+    >>> from skebm import NCEDensity
+    >>> X, _ = make_moons(500, noise=0.1, random_state=0)
+    >>> model = NCEDensity(random_state=0).fit(X[:400])
+    >>> bool(model.score(X[400:]) > -1.6)  # nats; a normal distribution has -1.9
+    True
+    >>> bool(abs(model.log_partition_learned_ - model.log_partition_) < 0.2)
+    True
+    """
+
+    _parameter_constraints: dict = (
+        DENSITY_CONSTRAINTS
+        | NEURAL_CONSTRAINTS
+        | {
+            "noise": [
+                StrOptions({"auto", *REAL_BASES, *FLOWS, *DISCRETE_BASES}),
+                MixtureBase,
+                Distribution,
+            ],
+            "noise_ratio": [Interval(Real, 0, None, closed="neither")],
+            "n_bridges": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+            "form": [StrOptions({"logistic", "ranking"})],
+            "domain": DOMAIN,
+            "sigma": SIGMA,
+        }
+    )
+    _configs = CONFIGS | {"noise": CONFIGS["base"]}
+    _blueprint: NeuralBlueprint
+
+    def __init__(
+        self,
+        network=None,
+        *,
+        noise="auto",
+        noise_ratio=1.0,
+        n_bridges="auto",
+        form="logistic",
+        sampler=None,
+        domain="auto",
+        sigma="auto",
+        bounds=None,
+        standardize=True,
+        learning_rate=2e-3,
+        batch_size="auto",
+        n_iter="auto",
+        optimizer=None,
+        early_stopping=False,
+        warm_start=False,
+        contamination="auto",
+        partition="auto",
+        random_state=None,
+        verbose=0,
+        device="auto",
+        dtype="float32",
+        net_params=None,
+    ):
+        self.network = network
+        self.noise = noise
+        self.noise_ratio = noise_ratio
+        self.n_bridges = n_bridges
+        self.form = form
+        self.sampler = sampler
+        self.domain = domain
+        self.sigma = sigma
+        self.bounds = bounds
+        self.standardize = standardize
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.n_iter = n_iter
+        self.optimizer = optimizer
+        self.early_stopping = early_stopping
+        self.warm_start = warm_start
+        self.contamination = contamination
+        self.partition = partition
+        self.random_state = random_state
+        self.verbose = verbose
+        self.device = device
+        self.dtype = dtype
+        self.net_params = net_params
+
+    # ---------------------------------------------------------------- hooks of the base class
+
+    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+        return accepted_input(self, reset=reset)
+
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> FlatTable:
+        return learn_any_table(self, X, weight)
+
+    def _design(
+        self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
+    ) -> NeuralBlueprint:
+        assert isinstance(table, FlatTable)
+        if before is None:
+            bases, noise = fit_any_bases(self, self.noise, rows, table)
+            reach = reach_of(bases.noisy, rows)
+            path = self._path(rows, table, bases.noisy, noise)
+        else:
+            known: Any = self._blueprint
+            bases, noise, reach, path = known.bases, known.noise, known.rule.reach, known.rule.path
+        settings: dict[str, Any] = {}
+        if weight_decay_of(self):  # log Z is no weight
+            settings["param_groups"] = [("shift", {"weight_decay": 0.0})]
+        kind: dict[str, Any] = {"noise_ratio": float(self.noise_ratio), "form": self.form}
+        return NeuralBlueprint(
+            table=table,
+            plan=neural_plan(self, len(rows), streaming=streaming, optimizer_settings=settings),
+            rule=NoiseRule(
+                sampler_of(self, table.domain),
+                path=path,
+                reach=reach,
+                discrete=table.discrete,
+                **kind,
+            ),
+            network_config=network_of(self),
+            bases=bases,
+            noise=noise,
+        )
+
+    def _path(
+        self, rows: Rows, table: FlatTable, noise: Any, sigma: np.ndarray | None
+    ) -> Path | None:
+        """Waymarks from the rows to the noise; None where a single classifier is asked for."""
+        seed = draw_seed(self.random_state_)
+        possible = not table.discrete and self.form == "logistic"
+        given = isinstance(self.noise, Distribution)
+        if self.n_bridges == 1 or (self.n_bridges == "auto" and not (possible and given)):
+            return None
+        if self.form != "logistic":
+            raise ValueError(NO_RANKS)
+        if not possible:
+            raise ValueError(
+                f"n_bridges={self.n_bridges}: there are no bridges of rows that are {table.domain}."
+            )
+        level = None if sigma is None else torch.as_tensor(sigma)
+        return find_path(rows, table, noise, level, self.n_bridges, seed)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = is_binary(self.domain)
+        return tags
+
+    # ---------------------------------------------------------------- methods
+
+    sample, impute, denoise = methods.sample, methods.impute, methods.denoise
+    score_function = methods.score_function
+    _score_and_laplacian = methods._score_and_laplacian
+    sampler_, sigma_, base_ = methods.sampler_, methods.sigma_, methods.base_
+    units_, row_shape_ = methods.units_, methods.row_shape_
+
+    @property
+    def n_bridges_(self) -> int:
+        """Networks between the noise and the data."""
+        check_is_fitted(self)
+        rule: Any = self._blueprint.rule
+        return rule.n_bridges
+
+    @property
+    def log_partition_learned_(self) -> float:
+        """log Z as the classifier has it, in nats; nan where rows were ranked."""
+        check_is_fitted(self)
+        rule: Any = self._blueprint.rule
+        if rule.form == "ranking":
+            return math.nan
+        module: Any = self.net_.module_
+        return float(module.log_partition.detach())
+
+
+def find_path(
+    rows: Rows,
+    table: FlatTable,
+    noise: Distribution,
+    sigma: Tensor | None,
+    n_bridges: Any,
+    seed: int,
+) -> Path | None:
+    """Waymarks from rows to noise, None where one step is enough.
+
+    The noise is known as it is where it is normal, by the moments of draws where not.
+    """
+    domain: Any = table.domain
+    diagonal = table.image_shape is not None or rows.n_columns > MAX_DENSE
+    # Less shrunk than a normal distribution that is to be a model: the path is along its narrow
+    # axes, which the networks correct.
+    shrinkage = min(max((rows.n_columns / rows.total_weight) ** 2, LEAST_SHRINKAGE), 1.0)
+    kind: dict[str, Any] = {"shrinkage": shrinkage, "diagonal": diagonal}
+    data = Gaussian.fit(rows.block(0, len(rows)), rows.counts, **kind)
+    if sigma is not None:
+        sigma = sigma.to(rows.device, rows.dtype)
+        data = data.convolved(sigma)
+    if not isinstance(noise, Gaussian):
+        generator = torch.Generator(rows.device).manual_seed(seed)
+        noise = Gaussian.fit(noise.sample(N_DRAWS, generator), **kind)
+    unbounded = domain == RealDomain(domain.shape)
+    waymarks = fit_waymarks(data, noise, n_bridges, convex=not unbounded)
+    if waymarks.n_bridges == 1:
+        return None
+    if not unbounded:
+        x = rows.block(0, len(rows))
+        return Path(waymarks, TruncatedGaussian.fit(x, rows.counts, domain.lower, domain.upper))
+    if diagonal:
+        return Path(waymarks, data)
+    mixture = _mixture(rows, waymarks, seed)
+    return Path(waymarks, mixture if sigma is None else mixture.convolved(sigma))
+
+
+def _mixture(rows: Rows, waymarks: Waymarks, seed: int) -> GaussianMixture:
+    """A mixture with the number of components that the information criterion chooses.
+
+    Fitted to whitened rows, so that narrow axes are not lost in what regularises it.
+    """
+    generator = torch.Generator(rows.device).manual_seed(seed)
+    x, counts = rows.block(0, len(rows)).double(), rows.counts.double()
+    if len(x) > N_ROWS:
+        some = torch.randperm(len(x), generator=generator, device=x.device)[:N_ROWS]
+        x, counts = x[some], counts[some]
+    centre, whitening = (
+        torch.as_tensor(part[0]).to(x) for part in (waymarks.centres, waymarks.whiteners)
+    )
+    y = (x - centre) @ whitening
+    found = [GaussianMixture.fit(y, counts, k, generator=generator) for k in COMPONENTS]
+    best = min(found, key=lambda mixture: mixture.bic(y, counts))
+    back = torch.linalg.inv(whitening)
+    means, covariances = centre + best.means @ back, back @ best.covariances @ back
+    return GaussianMixture(best.weights, means, covariances).to(rows.device, rows.dtype)

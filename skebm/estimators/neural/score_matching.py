@@ -1,0 +1,376 @@
+"""Neural densities trained by score matching."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, clone
+from torch import Tensor
+
+from skebm._validation import Interval, StrOptions, draw_seed
+from skebm.base import Sampler
+from skebm.distributions import Distribution
+from skebm.energies import MLP, NeuralEnergy
+from skebm.estimators._docs import shared_docs
+from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity
+from skebm.estimators.bases import (
+    REAL_BASES,
+    Bases,
+    MixtureBase,
+    fit_real_bases,
+    gap_noise,
+    noise_level,
+)
+from skebm.estimators.neural import methods
+from skebm.estimators.neural.blueprint import (
+    CONFIGS,
+    HMC_CONFIG,
+    NEURAL_CONSTRAINTS,
+    NeuralBlueprint,
+    Rule,
+    network_of,
+    neural_plan,
+)
+from skebm.estimators.tables import FlatTable, Table
+from skebm.objectives import (
+    DenoisingScoreMatching,
+    ExactScoreMatching,
+    MultiscaleScoreMatching,
+    SlicedScoreMatching,
+)
+from skebm.objectives.score_matching import Rowwise
+from skebm.samplers import HMC
+from skebm.training.engine import EnergyNet
+from skebm.training.rows import Rows
+
+OBJECTIVES = ("denoising", "exact", "sliced", "multiscale")
+# Smallest noise level of a multi-scale model, in standard deviations of the columns.
+LEAST_LEVEL = 0.05
+
+
+class Sliced(BaseEstimator):
+    """Settings of sliced score matching, ``objective="sliced"``.
+
+    Parameters
+    ----------
+    n_projections : int, default=1
+        Directions for each row and step.
+    projection : {"rademacher", "gaussian"}, default="rademacher"
+        Their distribution.
+
+    Examples
+    --------
+    >>> from skebm import ScoreMatchingDensity
+    >>> from skebm.estimators import Sliced
+    >>> ScoreMatchingDensity(objective=Sliced(n_projections=4)).objective
+    Sliced(n_projections=4)
+    """
+
+    _parameter_constraints: dict = {
+        "n_projections": [Interval(Integral, 1, None, closed="left")],
+        "projection": [StrOptions({"rademacher", "gaussian"})],
+    }
+
+    def __init__(self, *, n_projections=1, projection="rademacher"):
+        self.n_projections = n_projections
+        self.projection = projection
+
+
+@dataclass(frozen=True)
+class MatchingRule(Rule):
+    """What score matching minimises.
+
+    Attributes
+    ----------
+    sampler : Sampler
+    name : {"denoising", "exact", "sliced", "multiscale"}
+    sliced : Sliced
+    levels : tuple of float or None
+        Smallest and largest noise level of ``"multiscale"``.
+    leaves_out : bool
+        Whether a row is scored by the kernels on all other rows.
+    """
+
+    sampler: Sampler
+    name: str
+    sliced: Sliced
+    levels: tuple[float, float] | None
+    leaves_out: bool
+    holds_out = False
+
+    @property
+    def knows_noise(self) -> bool:  # type: ignore[override]
+        return self.name in ("denoising", "multiscale")
+
+    def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> Rowwise:
+        found = self._matching(energy, sigma)
+        found.leaves_out = self.leaves_out
+        return found
+
+    def _matching(self, energy: NeuralEnergy, sigma: Any) -> Rowwise:
+        if self.levels is not None:
+            return MultiscaleScoreMatching(energy, *self.levels)
+        if self.name == "denoising":
+            return DenoisingScoreMatching(energy, sigma)
+        if self.name == "exact":
+            return ExactScoreMatching(energy, sigma)
+        sliced = self.sliced
+        return SlicedScoreMatching(energy, sliced.n_projections, sliced.projection, sigma)
+
+
+@shared_docs
+class ScoreMatchingDensity(BaseDensity):
+    r"""Neural density of continuous columns, from one fit and without sampling in training.
+
+    .. math:: p(x) = \frac1Z q(x)\, e^{-f(x)} , \qquad E(x) = -\log q(x) + f(x)
+
+    A base q is fitted first, and a network f that corrects it is trained by score matching: the
+    gradient of log p is fitted to that of the data, which needs neither Z nor samples. Without
+    training, or where the base says all, p is the base. log Z is found afterwards, on first need,
+    by importance sampling from the base: cheap, as it is near.
+
+    Parameters
+    ----------
+    network : config object, callable, nn.Module or None, default=None
+        f. None is :class:`skebm.energies.MLP`; ``network__hidden_sizes`` and the like can be
+        searched over. :class:`skebm.energies.Conv` takes images (n, C, H, W). A callable makes a
+        module from a :class:`skebm.energies.Spec`; a module is copied, weights and all. Rows
+        (n, ...) in, one number a row (n,) out, twice differentiable for the objectives with second
+        derivatives.
+    objective : {"denoising", "exact", "sliced", "multiscale"} or Sliced, default="denoising"
+        ``"denoising"``: the density of rows with noise of level `sigma`, whose score is known
+        [2]_; the cheapest, and bounded on any data. ``"exact"``: the trace of the Hessian [1]_,
+        for up to about 64 columns; ``"sliced"``: an unbiased estimate of it along random
+        directions [3]_, with settings as :class:`Sliced`. ``"multiscale"``: an energy of rows and
+        of the noise level, for images and for samples that come down the levels; its density at
+        the smallest level is known less well.
+    base : str, MixtureBase, Distribution or None, default="auto"
+        q. ``"gaussian"``: shrunk covariance, or columns truncated at `bounds`; ``"mixture"``:
+        normal distributions, with settings as :class:`MixtureBase`; ``"kernel"``: normal kernels
+        of several scales on the rows, fitted leaving one out (rows are left out in training, too).
+        ``"auto"`` is the mixture, and the normal distribution inside bounds or for several levels.
+        A distribution of :mod:`skebm.distributions`, of columns in their own units, is taken as it
+        is. None leaves q out: p then has a log Z inside bounds on both sides only.
+    sigma : float, array-like, "auto", "bandwidth" or "kurtosis", default="auto"
+        Standard deviation of the noise, in standard deviations of the columns (in units of X with
+        ``standardize=False``), or one for each column. ``"auto"`` is 0.75 times the bandwidth of
+        kernels on the rows that is most likely leaving one out, between 0.05 and 1; ``"bandwidth"``
+        that bandwidth itself; ``"kurtosis"`` the rule of [4]_, wider in columns of heavy tails. For
+        several levels a pair (smallest, largest); ``"auto"`` is 0.05 to half the distance of rows.
+        Exact and sliced score matching take no noise, but for columns of few distinct values.
+    <<deconvolve>>
+    bounds : pair of float or array-like of shape (n_features,), or None, default=None
+        Bounds (lower, upper), None for a side without; all columns have them on the same sides.
+        Exact and sliced score matching only, by weights that vanish there.
+    <<standardize, learning_rate, batch_size, n_iter, optimizer, early_stopping, warm_start>>
+    <<contamination, partition>>
+    sampler : Sampler or None, default=None
+        Of real rows, for samples and imputations; None is :class:`skebm.samplers.HMC`, adaptive.
+    <<compute>>
+
+    Attributes
+    ----------
+    sigma_ : ndarray of shape (n_features,), tuple of float or None
+        Noise level of training in the units of `sigma`; smallest and largest of several levels.
+    <<base_, units_, row_shape_, log_partition, offset_>>
+    history_ : list of dict
+        One for each pass: losses (0 is a flat energy), learning rate, seconds.
+    <<n_iter_, sampler_, n_features_in_>>
+
+    See Also
+    --------
+    EnergyOutlierDetector : Labels with a known rate of false alarms, from this or any density.
+    skebm.inspection.EnergyDisplay : Contours of the energy with data and samples.
+
+    References
+    ----------
+    .. [1] Hyvärinen (2005), "Estimation of non-normalized statistical models by score matching",
+       JMLR 6.
+    .. [2] Vincent (2011), "A connection between score matching and denoising autoencoders", Neural
+       Computation 23(7).
+    .. [3] Song, Garg, Shi and Ermon (2019), "Sliced score matching", UAI.
+    .. [4] Livernoche, Zan and Rabbany (2026), arXiv 2605.06955 (levels from the kurtosis).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.datasets import make_moons
+    >>> from skebm import ScoreMatchingDensity
+    >>> X, _ = make_moons(500, noise=0.1, random_state=0)
+    >>> model = ScoreMatchingDensity(random_state=0).fit(X[:400])
+    >>> bool(model.score(X[400:]) > -1.6)  # nats; a normal distribution has -1.9
+    True
+    >>> model.sample(3, random_state=0).shape
+    (3, 2)
+    >>> model.predict([[0.0, 1.0], [10.0, 10.0]])
+    array([ 1, -1])
+    >>> model.impute([[np.nan, 1.0]], random_state=0).shape
+    (1, 2)
+    """
+
+    _parameter_constraints: dict = (
+        DENSITY_CONSTRAINTS
+        | NEURAL_CONSTRAINTS
+        | {
+            "objective": [StrOptions(set(OBJECTIVES)), Sliced],
+            "base": [StrOptions({"auto", *REAL_BASES}), MixtureBase, Distribution, None],
+            "sigma": [
+                Interval(Real, 0, None, closed="neither"),
+                StrOptions({"auto", "bandwidth", "kurtosis"}),
+                "array-like",
+            ],
+            "deconvolve": ["boolean"],
+        }
+    )
+    _configs = CONFIGS | HMC_CONFIG | {"objective": lambda value, names: Sliced()}
+    _blueprint: NeuralBlueprint
+
+    def __init__(
+        self,
+        network=None,
+        *,
+        objective="denoising",
+        base="auto",
+        sigma="auto",
+        deconvolve=False,
+        bounds=None,
+        standardize=True,
+        learning_rate=2e-3,
+        batch_size="auto",
+        n_iter="auto",
+        optimizer=None,
+        early_stopping=False,
+        warm_start=False,
+        contamination="auto",
+        partition="auto",
+        sampler=None,
+        random_state=None,
+        verbose=0,
+        device="auto",
+        dtype="float32",
+        net_params=None,
+    ):
+        self.network = network
+        self.objective = objective
+        self.base = base
+        self.sigma = sigma
+        self.deconvolve = deconvolve
+        self.bounds = bounds
+        self.standardize = standardize
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.n_iter = n_iter
+        self.optimizer = optimizer
+        self.early_stopping = early_stopping
+        self.warm_start = warm_start
+        self.contamination = contamination
+        self.partition = partition
+        self.sampler = sampler
+        self.random_state = random_state
+        self.verbose = verbose
+        self.device = device
+        self.dtype = dtype
+        self.net_params = net_params
+
+    # ---------------------------------------------------------------- hooks of the base class
+
+    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+        return {"allow_nd": not isinstance(self.network, MLP | None)}  # others may take images
+
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> FlatTable:
+        return FlatTable.learn(X, weight, bounds=self.bounds, standardize=self.standardize)
+
+    def _design(
+        self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
+    ) -> NeuralBlueprint:
+        assert isinstance(table, FlatTable)
+        sliced = self.objective if isinstance(self.objective, Sliced) else Sliced()
+        sliced._validate_params()
+        name = "sliced" if isinstance(self.objective, Sliced) else self.objective
+        check_bounds_are_kept(name, self.bounds)
+        leaves_out = before is None and self.base == "kernel" and len(rows) > 2
+        if before is None:
+            levels = levels_of(name, self.sigma, rows.n_columns)
+            bases, noise = self._fit_bases(rows, table, name, several=levels is not None)
+        else:
+            known = self._blueprint
+            check_objective_stays(known.rule.name, name)
+            levels, bases, noise = known.levels, known.bases, known.noise
+        sampler = self.sampler
+        if sampler is None:
+            sampler = HMC(n_leapfrog=5, adapt=True, scale="auto")
+        return NeuralBlueprint(
+            table=table,
+            plan=neural_plan(self, len(rows), streaming=streaming),
+            rule=MatchingRule(clone(sampler), name, clone(sliced), levels, leaves_out),
+            network_config=network_of(self),
+            bases=bases,
+            noise=noise,
+            levels=levels,
+            deconvolve=self.deconvolve,
+        )
+
+    def _fit_bases(
+        self, rows: Rows, table: FlatTable, name: str, *, several: bool
+    ) -> tuple[Bases, np.ndarray | None]:
+        """The base, and the noise level of training."""
+        seed, noise = draw_seed(self.random_state_), None
+        if name == "denoising":
+            noise = noise_level(self.sigma, rows)
+        elif name != "multiscale":
+            noise = gap_noise(rows)
+        kind: dict[str, Any] = {"deconvolve": self.deconvolve, "several": several}
+        bases = fit_real_bases(self.base, rows, table.units, noise, seed, **kind)
+        return bases, None if noise is None else noise.cpu().numpy()
+
+    # ---------------------------------------------------------------- methods
+
+    sample, impute, denoise = methods.sample, methods.impute, methods.denoise_real
+    score_function = methods.score_function
+    _score_and_laplacian = methods._score_and_laplacian
+    sampler_, sigma_, base_ = methods.sampler_, methods.sigma_, methods.base_
+    units_, row_shape_ = methods.units_, methods.row_shape_
+
+
+def check_bounds_are_kept(objective: str, bounds: Any) -> None:
+    """Raise `ValueError` where an objective adds noise inside bounds."""
+    if objective in ("denoising", "multiscale") and bounds is not None:
+        raise ValueError(
+            f'objective={objective!r} adds noise, which leaves `bounds`: use objective="exact" or '
+            '"sliced", whose weights vanish there.'
+        )
+
+
+def check_objective_stays(before: str, now: str) -> None:
+    """Raise `ValueError` where warm weights would be trained for another density."""
+    clean = ("exact", "sliced")
+    if before != now and not (before in clean and now in clean):
+        raise ValueError(
+            f"The weights are those of objective={before!r}, on which warm_start and partial_fit "
+            f"go on, not of {now!r}: clone the estimator to start anew."
+        )
+
+
+def levels_of(objective: str, sigma: Any, n_columns: int) -> tuple[float, float] | None:
+    """Smallest and largest noise level of a multi-scale model, None for one without levels."""
+    if objective != "multiscale":
+        return None
+    if isinstance(sigma, str):
+        if sigma != "auto":
+            raise ValueError(
+                f'sigma={sigma!r} is one level; objective="multiscale" takes "auto" or a pair '
+                "(smallest, largest)."
+            )
+        # Noise of half the distance between rows joins whatever modes there are.
+        return LEAST_LEVEL, max(2.0, math.sqrt(n_columns / 2))
+    pair = np.asarray(sigma, dtype=float).ravel()
+    if len(pair) != 2 or not 0 < pair[0] < pair[1] < math.inf:
+        raise ValueError(
+            f'objective="multiscale" needs sigma=(smallest, largest), 0 < smallest < largest, got '
+            f"{sigma!r}."
+        )
+    return float(pair[0]), float(pair[1])

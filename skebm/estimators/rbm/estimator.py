@@ -1,0 +1,632 @@
+"""Restricted Boltzmann machine as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from torch import Tensor
+
+from skebm._validation import Interval, MinMax, Options, StrOptions, check_is_fitted
+from skebm.base import BipartiteEnergy, Clamp, Sampler
+from skebm.base.checks import whole_number
+from skebm.distributions import Distribution
+from skebm.energies import Tilted
+from skebm.estimators._docs import shared_docs
+from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity, LogZ
+from skebm.estimators.bases import check_base_stays, fit_base
+from skebm.estimators.rbm.blueprint import CHEAP_COST, RBMBlueprint, chain_rows, design
+from skebm.estimators.tables import Table, UnitIntervalTable
+from skebm.objectives import Centering, Penalty
+from skebm.partition import cheaper_side
+from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
+from skebm.training import SGD, EarlyStopping
+from skebm.training.engine import EnergyNet
+from skebm.training.rows import Rows
+
+# Rows that one Gibbs run holds in memory.
+BLOCK = 4096
+
+
+@shared_docs
+class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity):
+    r"""Restricted Boltzmann machine with binary units: features, a density and anomaly scores.
+
+    .. math::
+        p(x) = \frac{1}{Z} \sum_h e^{-E(x, h)}, \qquad
+        E(x, h) = -b^\top x - c^\top h - h^\top W x .
+
+    A program written for :class:`sklearn.neural_network.BernoulliRBM` runs with the name changed;
+    a parameter given means what it means there. What is added: normalised log-likelihoods with an
+    error, exact learning where the states can be enumerated, centred gradients, sampling,
+    imputation, outlier labels, sample weights, a GPU.
+
+    Parameters
+    ----------
+    n_components : int, default=256
+        Number of hidden units, H.
+    learning_rate : float or "auto", default="auto"
+        Step size. ``"auto"``: 0.1 (0.3 on a base other than independent columns) falling linearly
+        to a hundredth of it; or, under the exact rule with `batch_size` and the momentum left
+        alone, L-BFGS with a line search.
+    batch_size : int or "auto", default="auto"
+        Rows per step at most; batches are of even sizes. ``"auto"``: 100, less (down to 10) where
+        `n_iter` or `partial_fit` would make few steps of it, or all rows under L-BFGS.
+    n_iter : int or "auto", default="auto"
+        Passes over the data (L-BFGS iterations). ``"auto"``: 10,000 steps, but at least 10 and at
+        most 500 passes; up to 500 L-BFGS iterations, ended by the `tol` of `early_stopping`.
+    verbose : int, default=0
+        1 shows a progress bar.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the weights, the shuffling and the chains; the global generators are not touched.
+    learning : {"auto", "pcd", "cd", "exact"}, default="auto"
+        Learning rule: persistent or restarted contrastive divergence, or the likelihood's own
+        gradient by enumeration, possible where states of the smaller layer times units of the
+        other are at most 1e8. ``"auto"`` is what `chains` say; without any it is exact up to 1e7,
+        and PCD elsewhere.
+    chains : Persistent, FromData or None, default=None
+        Chains of PCD and of CD: ``Persistent(n_steps=1, n_chains=None, reweight=False)`` and
+        ``FromData(n_steps=1)`` (:mod:`skebm.samplers`). `n_steps` are Gibbs steps for each batch,
+        the k of PCD-k and CD-k. `n_chains` is the batch size, and 500 or more under `reweight`,
+        which weighs the chains by Jarzynski's equality (:class:`skebm.objectives.Walkers`):
+        consistent gradients however slowly the chains mix, and a running log-likelihood in
+        `history_` that `early_stopping` uses. A step takes about 1.5 times as long. Where chains
+        cannot follow large steps the running value is too high by many nats: compare with
+        `score`. ``chains__n_steps`` and the like can be searched over.
+    base : {"independent", "chow-liu", "block-tree"} or Distribution, default="independent"
+        What the energy corrects, E(x) = -log q(x) + F(x); fitted first, not trained. Independent
+        columns are the usual RBM, whose visible biases start at the log-odds of the data.
+        ``"chow-liu"`` is the most likely tree of pairwise dependences, ``"block-tree"`` one whose
+        nodes are up to three columns that belong together, as in one-hot codes: hidden units are
+        free for what a tree cannot say. Or any distribution of :mod:`skebm.distributions` with
+        exact conditionals that gives every row of X a probability.
+    centering : Centering, "auto" or None, default="auto"
+        Centre the units in the gradient of the stochastic rules: same fixed points, better
+        conditioned, and the same for data with zeros and ones exchanged. ``"auto"`` is
+        ``Centering(precondition=0.5)``, which also divides the gradient of the contrastive rules
+        by powers of the units' variances, relative to a fair coin's, so that rare units learn as
+        fast as frequent ones; without that where `learning_rate` is given. None is the gradient of
+        scikit-learn. :class:`skebm.objectives.Centering`.
+    penalty : Penalty or None, default=None
+        ``Penalty(l1=0, l2=0, sparsity_target=None, sparsity_cost=0.1)``: l1 * sum of absolute
+        weights, l2 / 2 * sum of their squares, and a pull of mean activations of hidden units to
+        a target. Where a fit does not carry over to new rows try l1 = 3e-4 on images, l2 = 20 / n
+        on small tables. ``penalty__l2`` and the like can be searched over.
+        :class:`skebm.objectives.Penalty`.
+    optimizer : SGD or None, default=None
+        Momentum, schedule of the learning rate, averaging, roll-backs:
+        :class:`skebm.training.SGD`, of which None is the default.
+    rescale : {"auto", False}, default="auto"
+        What happens to columns that leave [0, 1] in `fit`: ``"auto"`` min-max scales them (the
+        scaling is stored, one warning names them, later values are clipped with a warning); False
+        raises.
+    early_stopping : bool or EarlyStopping, default=False
+        Stop when the score on held-out rows stagnates, and keep the best weights. The score is the
+        exact log-likelihood under the exact rule, the pseudo-likelihood otherwise. Settings as
+        :class:`skebm.training.EarlyStopping`; its patience and tolerance end L-BFGS by the training
+        loss also where no rows are held out.
+    warm_start : bool, default=False
+        Go on from the weights and chains of the previous `fit`.
+    contamination : float in (0, 0.5] or "auto", default="auto"
+        Fraction of the training rows that `predict` calls outliers; ``"auto"`` is 0.1. A model that
+        overfits calls a larger fraction of new rows so.
+    partition : "auto", PartitionEstimator or None, default="auto"
+        How log Z is found, on first need. ``"auto"``: exactly where the enumeration has at most 1e9
+        terms or the weights make no loops, by :class:`skebm.partition.AISBracket` otherwise (see
+        :func:`skebm.partition.choose`); `log_partition_method_` says why. None: not at all;
+        `score_samples` is then -F(x) and `score` the mean pseudo-likelihood.
+    sampler : Sampler or None, default=None
+        Of binary rows; None is :class:`skebm.samplers.Gibbs`. Where chains stick, try
+        ``Gibbs(n_collapsed=k)`` for few units, or :class:`skebm.samplers.ParallelTempering`.
+    device : str, default="auto"
+        ``"auto"`` is a GPU where there is one.
+    dtype : {"float32", "float64"}, default="float32"
+        Precision of the computation; outputs of `transform` have that of X.
+    <<net_params>>
+
+    Attributes
+    ----------
+    components_ : ndarray of shape (n_components, n_features)
+        Weights W; read-only views, assign a whole array to change them. So are the biases.
+    intercept_hidden_, intercept_visible_ : ndarray of shape (n_components,) and (n_features,)
+        Biases c and b.
+    h_samples_ : ndarray of shape (n_chains, n_components)
+        Hidden units of the persistent chains; drawn from the model for the other rules.
+    <<log_partition, offset_>>
+    history_ : list of dict
+        One for each epoch: losses, energy gap, reconstruction error, learning rate, seconds.
+    n_iter_, n_restarts_ : int
+        Epochs that ran, and roll-backs among them.
+    learning_, learning_rate_, batch_size_, n_chains_ : str, float, int, int
+        What ``"auto"`` became. `learning_rate_` is nan under L-BFGS.
+    centered_, precondition_ : bool, float
+        Whether the gradient is centred (never under L-BFGS), and its preconditioning.
+    base_ : Distribution
+        The fitted base.
+    scaling_ : MinMax
+        Columns that were scaled, their minima and widths.
+    sampler_, energy_, net_ : Sampler, BernoulliRBM, EnergyNet
+        The kernel, the energy as a torch module, and the skorch net.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
+
+    See Also
+    --------
+    sklearn.neural_network.BernoulliRBM : SML on one core, without a likelihood.
+
+    Notes
+    -----
+    Real values inside [0, 1] are taken as probabilities. They have a free energy but no
+    likelihood: F is concave, so `score_samples` of such a row is a lower bound on the mean
+    log-likelihood of its random binarisations.
+
+    References
+    ----------
+    Smolensky (1986), "Information processing in dynamical systems". Tieleman (2008), "Training
+    restricted Boltzmann machines using approximations to the likelihood gradient", ICML. Melchior,
+    Fischer and Wiskott (2016), "How to center deep Boltzmann machines", JMLR 17(99). Tomczak
+    (2022), "Deep Generative Modeling", section 6.5.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skebm import RBMEstimator
+    >>> X = np.array([[0, 0, 0], [0, 1, 1], [1, 0, 1], [1, 1, 1]])
+    >>> model = RBMEstimator(n_components=2, random_state=0).fit(X)
+    >>> model.transform(X).shape
+    (4, 2)
+    >>> bool(model.score(X) > -2.0)  # nats; the four rows alone would be -log 4 = -1.39
+    True
+    >>> model.sample(2, random_state=0).shape
+    (2, 3)
+    """
+
+    _parameter_constraints: dict = DENSITY_CONSTRAINTS | {
+        "n_components": [Interval(Integral, 1, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+        "learning": [StrOptions({"auto", "pcd", "cd", "exact"})],
+        "chains": [ChainPolicy, None],
+        "base": [StrOptions({"independent", "chow-liu", "block-tree"}), Distribution],
+        "centering": [Centering, StrOptions({"auto"}), None],
+        "penalty": [Penalty, None],
+        "optimizer": [SGD, None],
+        "rescale": [StrOptions({"auto"}), Options(bool, {False})],
+    }
+    _configs = {
+        "chains": lambda value, names: Persistent(n_steps=1),
+        "sampler": lambda value, names: Gibbs(),
+        "centering": lambda value, names: Centering(),
+        "penalty": lambda value, names: Penalty(),
+        "optimizer": lambda value, names: SGD(),
+        "early_stopping": lambda value, names: EarlyStopping(),
+    }
+    _blueprint: RBMBlueprint
+
+    def __init__(
+        self,
+        n_components=256,
+        *,
+        learning_rate="auto",
+        batch_size="auto",
+        n_iter="auto",
+        verbose=0,
+        random_state=None,
+        learning="auto",
+        chains=None,
+        base="independent",
+        centering="auto",
+        penalty=None,
+        optimizer=None,
+        rescale="auto",
+        early_stopping=False,
+        warm_start=False,
+        contamination="auto",
+        partition="auto",
+        sampler=None,
+        device="auto",
+        dtype="float32",
+        net_params=None,
+    ):
+        self.n_components = n_components
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.n_iter = n_iter
+        self.verbose = verbose
+        self.random_state = random_state
+        self.learning = learning
+        self.chains = chains
+        self.base = base
+        self.centering = centering
+        self.penalty = penalty
+        self.optimizer = optimizer
+        self.rescale = rescale
+        self.early_stopping = early_stopping
+        self.warm_start = warm_start
+        self.contamination = contamination
+        self.partition = partition
+        self.sampler = sampler
+        self.device = device
+        self.dtype = dtype
+        self.net_params = net_params
+
+    def _config_of(self, owner: str, value: Any, names: set[str]) -> Any:
+        if owner == "chains" and self.learning == "cd":
+            return FromData(n_steps=1)
+        return super()._config_of(owner, value, names)
+
+    # ---------------------------------------------------------------- hooks of the base class
+
+    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+        return {"accept_sparse": "csr"}
+
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> UnitIntervalTable:
+        return UnitIntervalTable.learn(X, self.rescale, getattr(self, "feature_names_in_", None))
+
+    def _design(
+        self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
+    ) -> RBMBlueprint:
+        assert isinstance(table, UnitIntervalTable)
+        if before is None:
+            base = fit_base(self.base, rows)
+        else:
+            base = self._blueprint.base
+            check_base_stays(self.base, base)
+        return design(self, table, base, len(rows), streaming=streaming)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    @property
+    def _n_features_out(self) -> int:
+        return self._blueprint.n_hidden
+
+    # ---------------------------------------------------------------- methods
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Probability that each hidden unit is on, p(h_j = 1 given x).
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_components)
+            In the precision of X.
+        """
+        check_is_fitted(self)
+        X = self._validate(X)
+        rows = self._rows_of(X)
+        features = self._map(rows, lambda energy, x: energy.hidden(x).mean)
+        return features[:, : self._n_features_out].numpy().astype(X.dtype, copy=False)
+
+    def pseudo_likelihood(self, X: Any) -> np.ndarray:
+        """Pseudo-log-likelihood of each row, every bit, exact and deterministic.
+
+        The sum over columns of log p(x_i given the other columns), in nats. Neither a lower nor an
+        upper bound of log p(x).
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+
+        References
+        ----------
+        Besag (1975), "Statistical analysis of non-lattice data", The Statistician 24(3).
+        """
+        rows = self._rows(X)
+        energy = self._blueprint.scoring_energy(self.energy_)
+        return self._blueprint.proper_score(rows, energy).double().numpy()
+
+    def reconstruct(self, X: Any) -> np.ndarray:
+        """Mean-field reconstruction: the mean of x given the mean of h given x.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            In the units of the data.
+        """
+        rows = self._rows(X)
+        mean = self._map(rows, lambda energy, x: energy.visible(energy.hidden(x).mean).mean)
+        return self._blueprint.table.invert(mean[:, : self.n_features_in_])
+
+    def gibbs(self, v: Any) -> np.ndarray:
+        """One Gibbs step from v: h given v, then v given h. Each call draws anew.
+
+        Parameters
+        ----------
+        v : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            Booleans as in scikit-learn; in the units of the data where columns were scaled.
+        """
+        rows = self._rows(v)
+        generator = self._generator(self.random_state_)
+        state, _ = self._blueprint.layer_sampler.kernel.run(
+            self.energy_, rows.block(0, len(rows)), 1, generator
+        )
+        if len(self.scaling_.columns):
+            return self._blueprint.table.invert(state.x)
+        return state.x.cpu().numpy().astype(bool)
+
+    def sample(
+        self, n_samples: int = 1, random_state: Any = None, *, n_steps: int = 1000
+    ) -> np.ndarray:
+        """Draw rows from the model.
+
+        Exact and independent where the states can be enumerated (at most 1e7 terms). Otherwise the
+        last rows of Gibbs chains of `n_steps`, started at the persistent chains or training rows:
+        approximate, the better the faster the model mixes.
+
+        Parameters
+        ----------
+        n_samples : int, default=1
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        n_steps : int, default=1000
+            Length of the chains, where they are needed.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            In the units of the data.
+        """
+        check_is_fitted(self)
+        whole_number("n_samples", n_samples, 1)
+        whole_number("n_steps", n_steps, 1)
+        return self._blueprint.table.invert(
+            self._draw(n_samples, self._generator(random_state), n_steps)
+        )
+
+    def _draw(self, n: int, generator: torch.Generator, n_steps: int = 1000) -> Tensor:
+        """Binary rows of the model, exact where the states can be enumerated."""
+        energy = self.energy_
+        with torch.no_grad():
+            if energy.enumeration_cost() <= CHEAP_COST:
+                return _exact_sample(energy, n, generator)
+            start = chain_rows(self.net_)
+            if start is None:
+                start = (torch.as_tensor(self._reference) > 0.5).to(energy.weight)
+            blocks = []
+            for done in range(0, n, BLOCK):
+                size = (min(BLOCK, n - done),)
+                pick = torch.randint(len(start), size, generator=generator, device=start.device)
+                blocks.append(
+                    self._blueprint.layer_sampler.run(energy, start[pick], n_steps, generator)[0].x
+                )
+            return torch.cat(blocks)
+
+    def impute(self, X: Any, random_state: Any = None, *, n_steps: int = 200) -> np.ndarray:
+        """Fill NaN entries by a draw from the model given the entries that are known.
+
+        Block Gibbs sampling with the known entries clamped; the imputations of a row are one joint
+        draw, approximate as the chains are finite. A row of NaN alone is a sample of the model.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            NaN marks what is unknown.
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        n_steps : int, default=200
+            Gibbs steps.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            Known entries are returned as they are.
+        """
+        check_is_fitted(self)
+        whole_number("n_steps", n_steps, 1)
+        X = self._validate(X, ensure_all_finite="allow-nan")
+        rows, generator, energy = (
+            self._rows_of(X),
+            self._generator(random_state),
+            self.energy_,
+        )
+        blocks = []
+        for start in range(0, len(rows), BLOCK):
+            x = rows.block(start, start + BLOCK)
+            known = ~torch.isnan(x)
+            guess = energy.base.sample(len(x), generator)
+            clamp = Clamp(known, torch.nan_to_num(x))
+            state, _ = self._blueprint.layer_sampler.run(
+                energy, guess, n_steps, generator, clamp=clamp
+            )
+            blocks.append(state.x.cpu())
+        filled = self._blueprint.table.invert(torch.cat(blocks))
+        X = X.toarray() if hasattr(X, "toarray") else X
+        return np.where(np.isnan(X), filled, X).astype(X.dtype)
+
+    def denoise(
+        self, X: Any, noise_level: float = 0.1, random_state: Any = None, *, n_steps: int = 200
+    ) -> np.ndarray:
+        r"""Posterior mean of the clean row, given that each bit was flipped with `noise_level`.
+
+        The posterior :math:`p(x \mid \tilde x)` is the same RBM with visible biases shifted by
+        :math:`(2 \tilde x - 1) \log\frac{1 - \epsilon}{\epsilon}`: the Bayes-optimal denoiser under
+        the model. Its mean is an average of p(x given h) over the second half of `n_steps` Gibbs
+        steps: unbiased up to the chains' burn-in.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+        noise_level : float in (0, 0.5), default=0.1
+            Probability that a bit was flipped.
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        n_steps : int, default=200
+            Gibbs steps.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            Probabilities, in the units of the data where columns were scaled.
+        """
+        if not 0 < noise_level < 0.5:
+            raise ValueError(f"noise_level must lie in (0, 0.5), got {noise_level}.")
+        whole_number("n_steps", n_steps, 1)
+        rows = self._rows(X)
+        generator, energy = self._generator(random_state), self.energy_
+        strength = float(np.log((1 - noise_level) / noise_level))
+        blocks = []
+        for start in range(0, len(rows), BLOCK):
+            x = rows.block(start, start + BLOCK)
+            posterior = Tilted(energy, strength * (2 * x - 1))
+            blocks.append(_posterior_mean(posterior, x, n_steps, generator).cpu())
+        return self._blueprint.table.invert(torch.cat(blocks))
+
+    # ---------------------------------------------------------------- what was learned
+
+    @property
+    def components_(self) -> np.ndarray:
+        """Weights W, (n_components, n_features)."""
+        return self._parameter("weight")
+
+    @components_.setter
+    def components_(self, value: Any) -> None:
+        self._set_parameter("weight", value)
+
+    @property
+    def intercept_hidden_(self) -> np.ndarray:
+        """Hidden biases c, (n_components,)."""
+        return self._parameter("hidden_bias")
+
+    @intercept_hidden_.setter
+    def intercept_hidden_(self, value: Any) -> None:
+        self._set_parameter("hidden_bias", value)
+
+    @property
+    def intercept_visible_(self) -> np.ndarray:
+        """Visible biases b, (n_features,)."""
+        return self._parameter("visible_bias")
+
+    @intercept_visible_.setter
+    def intercept_visible_(self, value: Any) -> None:
+        self._set_parameter("visible_bias", value)
+
+    def _parameter(self, name: str) -> np.ndarray:
+        if not self.__sklearn_is_fitted__():
+            raise AttributeError(f"{type(self).__name__} is not fitted: call fit first.")
+        value = getattr(self.energy_, name).detach().cpu().numpy()
+        value.flags.writeable = False
+        return value
+
+    def _set_parameter(self, name: str, value: Any) -> None:
+        check_is_fitted(self)
+        old = getattr(self.energy_, name)
+        new = torch.as_tensor(np.array(value), dtype=old.dtype, device=old.device)
+        if new.shape != old.shape:
+            raise ValueError(f"Expected an array of shape {tuple(old.shape)}, got {new.shape}.")
+        with torch.no_grad():
+            old.copy_(new)
+        self._log_z = LogZ()
+
+    @property
+    def h_samples_(self) -> np.ndarray:
+        """Hidden units of the persistent chains, (n_chains, n_components).
+
+        Drawn alike at every call where the chains keep none, and with chains drawn from the model
+        where a rule has none.
+        """
+        x, state = chain_rows(self.net_), self.net_.state_
+        if x is not None and type(self.sampler_) is Gibbs and state.chain.aux is not None:
+            return state.chain.aux.cpu().numpy()
+        generator = torch.Generator(self.energy_.weight.device).manual_seed(self.net_.seed_)
+        if x is None:
+            x = self._draw(self.n_chains_, generator)
+        with torch.no_grad():
+            return self.energy_.hidden(x).sample(generator).cpu().numpy()
+
+    @property
+    def base_(self) -> Distribution:
+        """The fitted base."""
+        check_is_fitted(self)
+        return self._blueprint.base
+
+    @property
+    def scaling_(self) -> MinMax:
+        """Columns that were scaled, their minima and widths."""
+        check_is_fitted(self)
+        return self._blueprint.table.scaling
+
+    @property
+    def sampler_(self) -> Sampler:
+        """The kernel of the chains."""
+        check_is_fitted(self)
+        return self._blueprint.sampler
+
+    @property
+    def learning_(self) -> str:
+        """Learning rule that ``"auto"`` became."""
+        return self._blueprint.learning
+
+    @property
+    def learning_rate_(self) -> float:
+        """First learning rate; nan under L-BFGS."""
+        plan = self._blueprint
+        return float("nan") if plan.line_search else plan.plan.learning_rate
+
+    @property
+    def batch_size_(self) -> int:
+        """Rows per step."""
+        return self._blueprint.plan.batch_size
+
+    @property
+    def n_chains_(self) -> int:
+        """Persistent chains."""
+        chains: Any = self._blueprint.chains
+        return chains.n_chains if isinstance(chains, Persistent) else self.batch_size_
+
+    @property
+    def centered_(self) -> bool:
+        """Whether the gradient is centred."""
+        return self._blueprint.centering is not None
+
+    @property
+    def precondition_(self) -> float:
+        """Exponent of the variances that the gradient is divided by."""
+        centering = self._blueprint.centering
+        return 0.0 if centering is None else centering.precondition
+
+
+def _exact_sample(energy: Any, n: int, generator: torch.Generator) -> Tensor:
+    """Independent exact draws: a state of the cheaper layer by its probability, then the other."""
+    _, domain, function = cheaper_side(energy)
+    kind = {"dtype": energy.weight.dtype, "device": energy.weight.device}
+    states = domain.states(0, round(domain.n_states), **kind)
+    cumulative = torch.softmax(-function(states).double(), 0).cumsum(0)
+    u = torch.rand(n, generator=generator, dtype=torch.float64, device=kind["device"])
+    pick = torch.searchsorted(cumulative, u * cumulative[-1]).clamp_(max=len(states) - 1)
+    if domain is energy.domain:
+        return states[pick]
+    return energy.visible(states[pick]).sample(generator)
+
+
+def _posterior_mean(
+    energy: BipartiteEnergy, x: Tensor, n_steps: int, generator: torch.Generator
+) -> Tensor:
+    """Mean of x under a bipartite energy, by conditional means along a Gibbs chain from x."""
+    total, burn_in = torch.zeros_like(x), n_steps // 2
+    with torch.no_grad():
+        for step in range(n_steps):
+            conditional = energy.visible(energy.hidden(x).sample(generator))
+            x = conditional.sample(generator)
+            if step >= burn_in:
+                total += conditional.mean
+    return total / (n_steps - burn_in)

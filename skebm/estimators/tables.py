@@ -1,0 +1,422 @@
+"""Tables: the columns of X as rows that an energy sees, and back."""
+
+from __future__ import annotations
+
+import abc
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from skebm._validation import MinMax, column_ranges
+from skebm.base import Binary, Categorical, Domain, Real, Sampler
+from skebm.training.rows import Rows
+
+
+class Table(abc.ABC):
+    """What a fit learned of the columns; turns validated input into rows of the energy.
+
+    Attributes
+    ----------
+    domain : Domain
+        What a row of the energy is.
+    log_volume : float
+        log of the volume, in the units of the data, of a unit cube of the energy's rows.
+    """
+
+    domain: Domain
+    log_volume: float = 0.0
+
+    @abc.abstractmethod
+    def rows(
+        self,
+        X: Any,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        weight: np.ndarray | None = None,
+    ) -> Rows:
+        """Rows of the energy for validated X."""
+
+    @abc.abstractmethod
+    def invert(self, x: Tensor) -> np.ndarray:
+        """Rows of the energy in the units and the shape of the data."""
+
+    @abc.abstractmethod
+    def row_energy(self, energy: Any, x: Tensor) -> Tensor:
+        """Energies of a block of rows, (n,), up to `log_volume`; infinite outside the domain."""
+
+    def energies(self, mapped: Callable[..., Tensor], *, likely: bool = False) -> np.ndarray:
+        """Energies in the units of the data, (n,), where `mapped` applies a function to all rows.
+
+        `likely` warns of rows that have an energy but no likelihood.
+        """
+        return mapped(self.row_energy).double().numpy() + self.log_volume
+
+    def check_training(self, rows: Rows) -> None:
+        """Raise `ValueError` for rows that training cannot take; by default none."""
+        return
+
+
+# ------------------------------------------------------------------------------
+# Columns in [0, 1]
+# ------------------------------------------------------------------------------
+
+
+class UnitIntervalTable(Table):
+    """Columns in [0, 1], binary ones or probabilities; others are min-max scaled.
+
+    Parameters
+    ----------
+    scaling : MinMax
+        Of the columns that leave [0, 1].
+    domain : Binary
+    rescale : "auto" or False
+        Whether columns that leave [0, 1] are scaled and clipped, or refused.
+    names : list of str or None
+        Names of the columns, for messages.
+    """
+
+    def __init__(self, scaling: MinMax, domain: Binary, rescale: Any, names: list[str] | None):
+        self.scaling, self.domain, self.rescale, self.names = scaling, domain, rescale, names
+
+    @classmethod
+    def learn(cls, X: Any, rescale: Any, names: Any = None) -> UnitIntervalTable:
+        """Ranges of the columns; one warning names those that are scaled."""
+        names = None if names is None else [str(name) for name in names]
+        found = cls(MinMax.fit(*column_ranges(X)), Binary((X.shape[1],)), rescale, names)
+        if len(found.scaling.columns):
+            what = f"columns {found._shown(found.scaling.columns)} leave [0, 1]"
+            if not rescale:
+                raise ValueError(
+                    f"X has {what}, and rescale=False. Binarise or scale them to [0, 1], or pass "
+                    'rescale="auto".'
+                )
+            warnings.warn(
+                f"RBMEstimator models values in [0, 1], but {what}: they are min-max scaled "
+                "(rescale=False raises instead).",
+                UserWarning,
+                stacklevel=2,
+            )
+        return found
+
+    def check_range(self, X: Any) -> None:
+        """Warn of values outside the range of the training data, which are clipped; or refuse."""
+        outside = self.scaling.outside(*column_ranges(X))
+        if not len(outside):
+            return
+        what = f"columns {self._shown(outside)} hold values outside the range of the training data"
+        if not self.rescale:
+            raise ValueError(f"X: {what} ([0, 1]), and rescale=False.")
+        warnings.warn(f"X: {what}; they are clipped to it.", UserWarning, stacklevel=2)
+
+    def rows(
+        self,
+        X: Any,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        weight: np.ndarray | None = None,
+    ) -> Rows:
+        self.check_range(X)
+        return Rows.of(X, self.scaling.apply, dtype=dtype, device=device, weight=weight)
+
+    def invert(self, x: Tensor) -> np.ndarray:
+        return self.scaling.invert(x.detach().cpu().double().numpy())
+
+    def row_energy(self, energy: Any, x: Tensor) -> Tensor:
+        value: Tensor = energy(x)
+        return value
+
+    def energies(self, mapped: Callable[..., Tensor], *, likely: bool = False) -> np.ndarray:
+        if not likely:
+            return super().energies(mapped)
+
+        def both(energy: Any, x: Tensor) -> Tensor:  # in one pass over the rows
+            value = energy(x)
+            return torch.stack([value, energy.domain.contains(x).to(value)], 1)
+
+        value, inside = mapped(both).double().numpy().T
+        if not inside.all():
+            warnings.warn(
+                f"{int((inside == 0).sum())} of {len(value)} rows are not binary. Taken as "
+                "probabilities, their value is a lower bound on the mean log-likelihood of their "
+                "random binarisations, not a likelihood of their own.",
+                UserWarning,
+                stacklevel=3,
+            )
+        return value
+
+    def _shown(self, columns: np.ndarray) -> str:
+        """Names or numbers of columns for a message, the first ten."""
+        shown = [str(i) if self.names is None else repr(self.names[i]) for i in columns[:10]]
+        return ", ".join(shown) + (f" and {len(columns) - 10} more" if len(columns) > 10 else "")
+
+
+# ------------------------------------------------------------------------------
+# Standardised columns, bits, one-hot columns, images
+# ------------------------------------------------------------------------------
+
+
+class Units(NamedTuple):
+    """How columns become those that the energy sees, (x - centre) / scale; what rows then are."""
+
+    centre: np.ndarray
+    scale: np.ndarray
+    domain: Domain
+
+    def apply(self, x: np.ndarray) -> np.ndarray:
+        """Units of the data to those of the energy; float64 in between."""
+        return (x.astype(np.float64) - self.centre) / self.scale
+
+    def invert(self, z: np.ndarray) -> np.ndarray:
+        """Back to the units of the data."""
+        return z * self.scale + self.centre
+
+    @property
+    def log_volume(self) -> float:
+        """log of the volume, in the units of the data, of a unit cube of the energy's."""
+        return float(np.log(self.scale).sum())
+
+
+class FlatTable(Table):
+    """Real columns, standardised where asked for, bits or one-hot columns; images as flat rows.
+
+    Parameters
+    ----------
+    units : Units
+    row_shape : tuple of int
+        Shape of a row of the data; images have more than one dimension.
+    bounded : bool
+        Whether the user gave bounds.
+    """
+
+    def __init__(self, units: Units, row_shape: tuple[int, ...], bounded: bool):
+        self.units, self.row_shape, self.bounded = units, row_shape, bounded
+        self.domain, self.log_volume = units.domain, units.log_volume
+
+    @classmethod
+    def learn(
+        cls,
+        X: Any,
+        weight: np.ndarray | None,
+        *,
+        domain: Domain | None = None,
+        bounds: Any = None,
+        standardize: bool = True,
+    ) -> FlatTable:
+        """Scales and bounds of real columns; a discrete `domain` is checked."""
+        shape, bounded = X.shape[1:], bounds is not None
+        if domain is not None and not isinstance(domain, Real):
+            check_discrete(X, domain)
+            n = X.shape[1]
+            return cls(Units(np.zeros(n), np.ones(n), domain), shape, bounded)
+        flat = _flat(X)
+        units = learn_units(flat, weight, standardize, bounds)
+        _warn_of_constants(flat)
+        return cls(units, shape, bounded)
+
+    @property
+    def discrete(self) -> bool:
+        """Whether rows are bits or one-hot columns."""
+        return not isinstance(self.domain, Real)
+
+    @property
+    def image_shape(self) -> tuple[int, ...] | None:
+        """Shape of an image, or None for flat rows."""
+        return self.row_shape if len(self.row_shape) > 1 else None
+
+    def rows(
+        self,
+        X: Any,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        weight: np.ndarray | None = None,
+    ) -> Rows:
+        if X.shape[1:] != self.row_shape:
+            raise ValueError(
+                f"X has rows of shape {X.shape[1:]}, but the model was fitted on rows of shape "
+                f"{self.row_shape}."
+            )
+        if self.discrete:
+            check_discrete(X, self.domain)
+        kind: dict[str, Any] = {"dtype": dtype, "device": device, "weight": weight}
+        if sp.issparse(X):
+            return Rows.of(X, _as_is, **kind)
+        return Rows.of(_flat(X), self.units.apply, **kind)
+
+    def check_training(self, rows: Rows) -> None:
+        """Raise `ValueError` for rows outside the bounds, or too large to be computed with."""
+        outside = ~rows.map(self.domain.contains)
+        if outside.any():
+            where = f"{int(outside.sum())} rows of X, first row {int(outside.nonzero()[0, 0])}, "
+            if not self.bounded:
+                raise ValueError(f"{where}hold numbers too large to be computed with.")
+            raise ValueError(
+                f"{where}lie outside `bounds`: drop them, or fit anew with wider ones."
+            )
+
+    def row_energy(self, energy: Any, x: Tensor) -> Tensor:
+        value: Tensor = energy(x)
+        value = value.masked_fill(~self.domain.contains(x), torch.inf)
+        # Where powers of x overflow, inf - inf is no fault of the energy.
+        far = x.abs().amax(1) > torch.finfo(x.dtype).max ** 0.25
+        return value.masked_fill(value.isnan() & far, torch.inf)
+
+    def invert(self, x: Tensor) -> np.ndarray:
+        domain = self.domain
+        low, high = (domain.lower, domain.upper) if isinstance(domain, Real) else (None, None)
+        inside = x.detach() if low is high is None else x.detach().clamp(low, high)
+        found = self.units.invert(inside.cpu().double().numpy())
+        return found.reshape(len(found), *self.row_shape)
+
+
+def _as_is(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def _flat(X: np.ndarray) -> np.ndarray:
+    """Rows without the shape of images, in one layout: another would change the rounding."""
+    return np.ascontiguousarray(X.reshape(len(X), -1))
+
+
+def learn_units(X: np.ndarray, weight: np.ndarray | None, standardize: bool, bounds: Any) -> Units:
+    """Centres and scales of columns, weighted; bounds become 0, or 0 and 1.
+
+    A column that does not vary keeps its scale.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = X.astype(np.float64)
+        mean = np.average(x, axis=0, weights=weight)
+        scale = np.sqrt(np.average(np.square(x - mean), axis=0, weights=weight))
+    if not np.isfinite(scale).all():
+        columns = np.flatnonzero(~np.isfinite(scale)).tolist()
+        raise ValueError(
+            f"Columns {columns} span more than a float holds: divide them by their largest "
+            "absolute value first."
+        )
+    flat = scale <= 100 * np.finfo(X.dtype).eps * np.abs(mean)
+    scale = np.where(flat | (scale == 0), 1.0, scale)
+    lower, upper = check_bounds(X, bounds)
+    shape = mean.shape
+    if not standardize:
+        sides = map(_same_for_all, (lower, upper))
+        return Units(np.zeros_like(mean), np.ones_like(mean), Real(shape, *sides))
+    if lower is not None and upper is not None:
+        return Units(lower, upper - lower, Real(shape, 0.0, 1.0))
+    if lower is not None:
+        return Units(lower, scale, Real(shape, lower=0.0))
+    if upper is not None:
+        return Units(upper, scale, Real(shape, upper=0.0))
+    return Units(mean, scale, Real(shape))
+
+
+def check_bounds(X: np.ndarray, bounds: Any) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Bounds of each column; `ValueError` for what are none, and where rows lie outside."""
+    if bounds is None:
+        return None, None
+    if len(bounds) != 2:
+        raise ValueError(f"bounds must be a pair (lower, upper), got {bounds!r}.")
+    lower, upper = (_bound(side, X.shape[1]) for side in bounds)
+    if lower is not None and upper is not None and not (lower < upper).all():
+        raise ValueError("The lower bounds must be below the upper ones.")
+    for bound, sign, side in ((lower, 1, "below the lower"), (upper, -1, "above the upper")):
+        if bound is None:
+            continue
+        out = (sign * X < sign * bound.astype(X.dtype)).any(0)
+        if out.any():
+            raise ValueError(
+                f"Columns {np.flatnonzero(out).tolist()} hold values {side} bound: widen `bounds`, "
+                "or drop those rows."
+            )
+    return lower, upper
+
+
+def _bound(bound: Any, d: int) -> np.ndarray | None:
+    """One side of the bounds, for each of d columns."""
+    if bound is None:
+        return None
+    try:
+        found = np.asarray(bound, dtype=np.float64)
+    except (TypeError, ValueError):
+        found = np.full(d, np.nan)
+    if found.ndim > 1 or (found.ndim == 1 and len(found) != d) or not np.isfinite(found).all():
+        raise ValueError(
+            f"A bound must be a finite number, or one for each of {d} columns, got {bound!r}. All "
+            "columns have bounds on the same sides: use None for a side without."
+        )
+    return np.broadcast_to(found, (d,)).copy()
+
+
+def _same_for_all(bound: np.ndarray | None) -> float | None:
+    if bound is None:
+        return None
+    if not (bound == bound[0]).all():
+        raise ValueError("With standardize=False all columns have the same bounds.")
+    return float(bound[0])
+
+
+def _warn_of_constants(X: np.ndarray) -> None:
+    columns = np.flatnonzero((X[0] == X).all(0)).tolist() if len(X) > 1 else []
+    if columns:
+        warnings.warn(
+            f"Columns {columns} are constant. They are modelled as if they varied by the "
+            "noise of training around their value: leave them out if new rows cannot differ there.",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def check_discrete(X: Any, domain: Domain) -> None:
+    """Raise `ValueError` for entries that are no states; nan is unknown."""
+    values = X.data if sp.issparse(X) else X
+    known = ~np.isnan(values)
+    wrong = known & (values != 0) & (values != 1)
+    if wrong.any():
+        columns = "" if sp.issparse(X) else f", first in column {int(wrong.any(0).argmax())}"
+        kind = "Sparse X, which is one of bits," if sp.issparse(X) else "X"
+        raise ValueError(
+            f"{kind} holds {int(wrong.sum())} values other than 0 and 1{columns}, but the model is "
+            f'one of {type(domain).__name__.lower()} rows: binarise X, or use domain="real".'
+        )
+    if not isinstance(domain, Categorical):
+        return
+    first = 0
+    for group, size in enumerate(domain.groups):
+        part = X[:, first : first + size]
+        first += size
+        missing = np.isnan(part)
+        invalid = (missing.any(1) & ~missing.all(1)) | (~missing.any(1) & (part.sum(1) != 1))
+        if invalid.any():
+            raise ValueError(
+                f"Row {int(invalid.argmax())} of X is not one-hot in group {group}, columns "
+                f"{first - size} to {first - 1}: each group needs one 1, or nan throughout."
+            )
+
+
+def choose_domain(X: Any, domain: Any, sampler: Sampler | None, bounds: Any) -> Domain:
+    """What rows of X are: as `domain` says, else as the sampler takes them or as X looks like."""
+    n = X.shape[1]
+    if isinstance(domain, Domain):
+        if isinstance(domain, Real) and domain != Real(domain.shape):
+            raise ValueError(f"Pass the bounds of {domain} as bounds=, in units of X.")
+        if domain.n_columns != n:
+            raise ValueError(f"domain={domain} has {domain.n_columns} columns, X has {n}.")
+        if isinstance(domain, Binary | Categorical | Real):
+            return domain if not isinstance(domain, Binary) else Binary((n,))
+        raise ValueError(f"domain={domain} is not offered: real, binary or one-hot rows are.")
+    if domain == "binary" or sp.issparse(X):
+        return Binary((n,))
+    if domain == "real" or bounds is not None:
+        return Real((n,))
+    if sampler is not None:
+        kinds = sampler.kernel.domains
+        real, bits = (any(issubclass(k, d) for d in kinds) for k in (Real, Binary))
+        if real != bits:
+            return Real((n,)) if real else Binary((n,))
+    return Binary((n,)) if bool(np.isin(X, (0, 1)).all()) else Real((n,))

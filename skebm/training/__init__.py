@@ -1,0 +1,5 @@
+"""Training: the engine, what it trains on, and how users configure it."""
+
+from skebm.training.plan import SGD, AdamW, EarlyStopping
+
+__all__ = ["SGD", "AdamW", "EarlyStopping"]

@@ -1,0 +1,270 @@
+"""How an estimator is trained: optimizer and stopping as users set them, and resolved for a fit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from sklearn.base import BaseEstimator
+
+from skebm._validation import Interval, StrOptions
+from skebm.base import Objective
+from skebm.base.torchtools import adamw
+from skebm.training.engine import EnergyNet
+from skebm.training.rows import Rows
+
+# Fraction of the passes in which a cosine schedule rises to the learning rate.
+WARM_UP = 0.05
+# What the skorch net may be given by users; everything else is the estimator's own.
+NET_PARAMS = (
+    "optimizer",
+    "lr",
+    "max_epochs",
+    "batch_size",
+    "train_split",
+    "callbacks",
+    "verbose",
+)
+NET_PREFIXES = ("optimizer__", "callbacks__")
+
+
+class AdamW(BaseEstimator):
+    """Settings of the AdamW optimizer; the learning rate is the estimator's.
+
+    Parameters
+    ----------
+    weight_decay : float, default=0
+        Decoupled weight decay per step, relative to the learning rate [1]_.
+    schedule : {"cosine", "constant"}, default="cosine"
+        ``"cosine"`` rises over a twentieth of the passes and falls to a hundredth of the learning
+        rate.
+    averaging : float in [0, 1), default=0
+        Decay per pass of a moving average of the weights, which is what the model keeps; 0 keeps
+        the last weights.
+    max_restarts : int, default=10
+        How often a diverged training is rolled back, with half the learning rate, before
+        `FloatingPointError` is raised.
+
+    References
+    ----------
+    .. [1] Loshchilov and Hutter (2019), "Decoupled weight decay regularization", ICLR.
+
+    Examples
+    --------
+    >>> from skebm import ScoreMatchingDensity
+    >>> from skebm.training import AdamW
+    >>> model = ScoreMatchingDensity(optimizer=AdamW(weight_decay=0.01))
+    >>> model.set_params(optimizer__averaging=0.9).optimizer
+    AdamW(averaging=0.9, weight_decay=0.01)
+    """
+
+    _parameter_constraints: dict = {
+        "weight_decay": [Interval(Real, 0, None, closed="left")],
+        "schedule": [StrOptions({"cosine", "constant"})],
+        "averaging": [Interval(Real, 0, 1, closed="left")],
+        "max_restarts": [Interval(Integral, 0, None, closed="left")],
+    }
+
+    def __init__(self, *, weight_decay=0.0, schedule="cosine", averaging=0.0, max_restarts=10):
+        self.weight_decay = weight_decay
+        self.schedule = schedule
+        self.averaging = averaging
+        self.max_restarts = max_restarts
+
+
+class SGD(BaseEstimator):
+    """Settings of stochastic gradient descent; the learning rate is the estimator's.
+
+    Parameters
+    ----------
+    momentum : float in [0, 1), default=0
+    schedule : {"auto", "linear", "constant"}, default="auto"
+        ``"linear"`` falls to a hundredth of the learning rate; ``"auto"`` does so unless a
+        learning rate is given as a number, which stays constant as in scikit-learn.
+    averaging : float in [0, 1), default=0
+        Decay per pass of a moving average of the weights, which is what the model keeps; 0 keeps
+        the last weights.
+    max_restarts : int, default=10
+        How often a diverged training is rolled back, with half the learning rate, before
+        `FloatingPointError` is raised.
+
+    Examples
+    --------
+    >>> from skebm import RBMEstimator
+    >>> from skebm.training import SGD
+    >>> RBMEstimator(optimizer=SGD(momentum=0.5)).get_params()["optimizer__momentum"]
+    0.5
+    """
+
+    _parameter_constraints: dict = {
+        "momentum": [Interval(Real, 0, 1, closed="left")],
+        "schedule": [StrOptions({"auto", "linear", "constant"})],
+        "averaging": [Interval(Real, 0, 1, closed="left")],
+        "max_restarts": [Interval(Integral, 0, None, closed="left")],
+    }
+
+    def __init__(self, *, momentum=0.0, schedule="auto", averaging=0.0, max_restarts=10):
+        self.momentum = momentum
+        self.schedule = schedule
+        self.averaging = averaging
+        self.max_restarts = max_restarts
+
+
+class EarlyStopping(BaseEstimator):
+    """When training ends before its last pass, and on which rows that is judged.
+
+    Parameters
+    ----------
+    validation_fraction : float in (0, 1) or None, default=0.1
+        Fraction of the rows held out; neither the base nor the network sees them, and the weights
+        kept are those of their best pass. None holds out no rows and judges by the training loss.
+    n_iter_no_change : int, default=10
+        Passes without a gain of `tol` that end training.
+    tol : float, default=1e-4
+        Smallest gain that counts, in units of the objective (nats for likelihoods).
+
+    Examples
+    --------
+    >>> from skebm import ScoreMatchingDensity
+    >>> from skebm.training import EarlyStopping
+    >>> model = ScoreMatchingDensity(early_stopping=EarlyStopping(n_iter_no_change=5))
+    """
+
+    _parameter_constraints: dict = {
+        "validation_fraction": [Interval(Real, 0, 1, closed="neither"), None],
+        "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
+        "tol": [Interval(Real, 0, None, closed="left")],
+    }
+
+    def __init__(self, *, validation_fraction=0.1, n_iter_no_change=10, tol=1e-4):
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.tol = tol
+
+
+def linear_decay(done: float) -> float:
+    """Factor of the learning rate after a fraction of the epochs: from 1 down to 0.01."""
+    return 1 - 0.99 * done
+
+
+def cosine_decay(done: float) -> float:
+    """Factor of the learning rate after a fraction of the epochs: up quickly, down to 0.01."""
+    rise = min(1.0, (done + 0.2 * WARM_UP) / WARM_UP)
+    return rise * (0.505 + 0.495 * math.cos(math.pi * done))
+
+
+SCHEDULES = {"linear": linear_decay, "cosine": cosine_decay, "constant": None}
+
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {}),
+    "adamw": (adamw, {}),
+    "lbfgs": (
+        torch.optim.LBFGS,
+        {
+            "max_iter": 1,
+            "max_eval": 30,
+            "history_size": 20,
+            "tolerance_change": 0.0,
+            "line_search_fn": "strong_wolfe",
+        },
+    ),
+}
+
+
+def check_net_params(params: dict[str, Any]) -> None:
+    """Raise `ValueError` for a name that no net takes, with those it takes."""
+    for name in params:
+        if name not in NET_PARAMS and not name.startswith(NET_PREFIXES):
+            raise ValueError(
+                f"net_params has no {name!r}. It takes {', '.join(NET_PARAMS)}, and what starts "
+                f"with {' or '.join(NET_PREFIXES)}; the module, its loss, the batches and the "
+                "device are the estimator's own."
+            )
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Resolved settings of a fit, without any ``"auto"``: plain values, stored with the model.
+
+    Attributes
+    ----------
+    n_iter, batch_size : int
+    learning_rate : float
+    optimizer : {"sgd", "adamw", "lbfgs"}
+    optimizer_settings : dict
+        Arguments of the optimizer besides the learning rate.
+    schedule : {"linear", "cosine", "constant"}
+    averaging : float
+    max_restarts : int
+    patience, tol : int, float
+        Passes without a gain of `tol` that end training, where it is judged by held-out rows or
+        by the training loss.
+    judged_by_training : bool
+        Whether the training loss ends training where no rows are held out.
+    verbose : int
+    dtype : {"float32", "float64"}
+    """
+
+    n_iter: int
+    batch_size: int
+    learning_rate: float
+    optimizer: str
+    optimizer_settings: dict[str, Any]
+    schedule: str
+    averaging: float
+    max_restarts: int
+    patience: int
+    tol: float
+    judged_by_training: bool
+    verbose: int
+    dtype: str
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Precision of the computation."""
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
+
+    def net(
+        self,
+        objective: Objective,
+        generator: torch.Generator,
+        *,
+        streaming: bool,
+        validation: Rows | None = None,
+        net_params: dict[str, Any] | None = None,
+    ) -> EnergyNet:
+        """Build the net that trains an objective; what users say in `net_params` wins."""
+        optimizer, fixed = OPTIMIZERS[self.optimizer]
+        settings = {f"optimizer__{k}": v for k, v in (fixed | self.optimizer_settings).items()}
+        stop_on = None if validation is None else "valid_loss"
+        if self.judged_by_training and validation is None:
+            stop_on = "train_loss"
+        kwargs: dict[str, Any] = {
+            "optimizer": optimizer,
+            "lr": self.learning_rate,
+            "max_epochs": self.n_iter,
+            "batch_size": self.batch_size,
+            "schedule": None if streaming else SCHEDULES[self.schedule],
+            "verbose": self.verbose,
+            "device": generator.device,
+            **settings,
+            **(net_params or {}),
+        }
+        if streaming:
+            kwargs["max_epochs"] = 1
+        return EnergyNet(
+            objective,
+            generator=generator,
+            averaging=0.0 if streaming else self.averaging,
+            max_restarts=self.max_restarts,
+            validation=validation,
+            stop_on=stop_on,
+            patience=self.patience,
+            tol=self.tol,
+            streaming=streaming,
+            **kwargs,
+        )
