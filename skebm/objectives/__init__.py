@@ -42,3 +42,5 @@ __all__ = [
     "pseudo_log_likelihood",
     "boundary_weight",
 ]
+
+from skebm.objectives._shim import Centering, ContrastiveDivergence, ExactLikelihood, JointLikelihood, Penalty  # noqa

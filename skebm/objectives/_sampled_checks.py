@@ -20,7 +20,7 @@ def check_parts(objective: Any) -> None:
             f"{objective.sampler} comes down levels of noise, which this energy does not know: use "
             "Langevin or MALA."
         )
-    start, domain = getattr(objective.chains, "noise", None), objective.energy.domain
+    start, domain = getattr(objective.chains, "initial", None), objective.energy.domain
     if start is not None and (
         type(start.domain) is not type(domain) or start.domain.row_shape != domain.row_shape
     ):
@@ -34,7 +34,7 @@ def check_parts(objective: Any) -> None:
             "reweight follows persistent chains by steps that leave the model invariant: pass "
             f"persistent chains and a sampler such as MALA, not {objective.sampler}."
         )
-    if objective.reweight and objective.chains.noise is None:
+    if objective.reweight and objective.chains.initial is None:
         raise ValueError(
             "reweight needs a density that chains start from: pass Persistent(noise=...), the "
             "base of the energy."

@@ -148,7 +148,7 @@ class SampledLikelihood(Objective):
                 return SampledState(pool, chain, None, 1.0, n_batches, halvings)
             if self.reweight:
                 chain, walkers = Walkers.start(
-                    self.energy, pool, self.chains.noise, kernel, generator
+                    self.energy, pool, self.chains.initial, kernel, generator
                 )
             else:
                 chain = kernel.init(self.energy, pool)

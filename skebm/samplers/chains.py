@@ -71,7 +71,8 @@ class FromData(ChainPolicy):
 
     _parameter_constraints = {"noise_scale": [Interval(RealNumber, 0, None, closed="left")]}
 
-    def __init__(self, noise_scale: float = 0.0):
+    def __init__(self, n_steps=None, n_independence_steps=None, noise_scale=0.0, augmentation=None):
+        self.n_steps, self.n_independence_steps, self.augmentation = n_steps, n_independence_steps, augmentation
         self.noise_scale = noise_scale
 
     def start(self, energy: Energy, x: Tensor, generator: torch.Generator) -> None:
@@ -117,10 +118,11 @@ class FromNoise(ChainPolicy):
     (4, 4)
     """
 
-    _parameter_constraints = {"noise": [Distribution, None]}
+    _parameter_constraints = {"initial": [Distribution, None]}
 
-    def __init__(self, noise: Distribution | None = None):
-        self.noise = noise
+    def __init__(self, n_steps=None, n_independence_steps=None, initial=None, augmentation=None):
+        self.n_steps, self.n_independence_steps, self.augmentation = n_steps, n_independence_steps, augmentation
+        self.initial = initial
 
     def start(self, energy: Energy, x: Tensor, generator: torch.Generator) -> None:
         """There is no pool."""
@@ -130,7 +132,7 @@ class FromNoise(ChainPolicy):
         self, energy: Energy, pool: Tensor | None, x: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor | None]:
         """As many rows of noise as the batch has."""
-        return _noise_rows(energy.domain, self.noise, len(x), generator, x.dtype), None
+        return _noise_rows(energy.domain, self.initial, len(x), generator, x.dtype), None
 
 
 class Persistent(ChainPolicy):
@@ -166,18 +168,19 @@ class Persistent(ChainPolicy):
 
     _parameter_constraints = {
         "n_chains": [Interval(Integral, 1, None, closed="left"), None],
-        "noise": [Distribution, None],
+        "initial": [Distribution, None],
     }
 
-    def __init__(self, n_chains: int | None = None, noise: Distribution | None = None):
+    def __init__(self, n_steps=None, n_independence_steps=None, n_chains=None, reweight=False, initial=None):
+        self.n_steps, self.n_independence_steps, self.reweight = n_steps, n_independence_steps, reweight
         self.n_chains = n_chains
-        self.noise = noise
+        self.initial = initial
 
     def start(self, energy: Energy, x: Tensor, generator: torch.Generator) -> Tensor:
         """Noise, a row a chain."""
         self._validate_params()
         n = len(x) if self.n_chains is None else self.n_chains
-        return _noise_rows(energy.domain, self.noise, n, generator, x.dtype)
+        return _noise_rows(energy.domain, self.initial, n, generator, x.dtype)
 
     def draw(
         self, energy: Energy, pool: Any, x: Tensor, generator: torch.Generator
@@ -231,20 +234,19 @@ class ReplayBuffer(ChainPolicy):
     _parameter_constraints = {
         "size": [Interval(Integral, 1, None, closed="left")],
         "restart": [Interval(RealNumber, 0, 1, closed="both")],
-        "noise": [Distribution, None],
+        "initial": [Distribution, None],
     }
 
-    def __init__(
-        self, size: int = 10_000, restart: float = 0.05, noise: Distribution | None = None
-    ):
+    def __init__(self, n_steps=None, n_independence_steps=None, size=10_000, restart=0.05, initial=None, augmentation=None):
+        self.n_steps, self.n_independence_steps, self.augmentation = n_steps, n_independence_steps, augmentation
         self.size = size
         self.restart = restart
-        self.noise = noise
+        self.initial = initial
 
     def start(self, energy: Energy, x: Tensor, generator: torch.Generator) -> Tensor:
         """Noise."""
         self._validate_params()
-        return _noise_rows(energy.domain, self.noise, self.size, generator, x.dtype)
+        return _noise_rows(energy.domain, self.initial, self.size, generator, x.dtype)
 
     def draw(
         self, energy: Energy, pool: Any, x: Tensor, generator: torch.Generator
@@ -255,7 +257,7 @@ class ReplayBuffer(ChainPolicy):
         place = torch.randperm(len(pool), generator=generator, device=pool.device)[:n]
         rows = pool[place]
         # As many fresh rows as chains, so that no count has to come from the device first.
-        fresh = _noise_rows(energy.domain, self.noise, n, generator, pool.dtype)
+        fresh = _noise_rows(energy.domain, self.initial, n, generator, pool.dtype)
         anew = torch.rand(n, generator=generator, device=pool.device) < self.restart
         return torch.where(by_row(anew, rows), fresh, rows), place
 
