@@ -200,6 +200,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
     _configs: ClassVar[dict[str, Callable[[Any, set[str]], Any]]] = {}
 
     net_: EnergyNet
+    net_params: dict[str, Any] | None
     _blueprint: Any
     _log_z: LogZ
     _reference: np.ndarray  # training rows, as the energy sees them

@@ -276,13 +276,14 @@ def fit_real_bases(
     if base is None:
         return Bases(None, None)
     noisy: Distribution | None = None
-    unbounded = units.domain == Real(units.domain.shape)
+    domain: Any = units.domain
+    unbounded = domain == Real(domain.shape)
     mixture = base if isinstance(base, MixtureBase) else MixtureBase()
     name = "mixture" if isinstance(base, MixtureBase) else base
     if isinstance(base, Distribution):
         clean = _in_units(base, rows, units)
     elif name == "auto" and several:
-        clean = _fitted("gaussian", rows, units.domain)  # whose noisy rows are normal at all levels
+        clean = _fitted("gaussian", rows, domain)  # whose noisy rows are normal at all levels
     elif name in ("auto", "mixture") and unbounded:
         # EM that knows of the noise places components at its scale.
         noise = None if deconvolve else sigma
@@ -292,7 +293,7 @@ def fit_real_bases(
         # What the noise makes of a flow has no closed form: noisy rows are what it is fitted to.
         noisy = clean = fit_flow(name, rows, sigma, seed)
     else:
-        clean = _fitted(name, rows, units.domain)
+        clean = _fitted(name, rows, domain)
     clean = clean.to(rows.device, rows.dtype)
     if noisy is None and sigma is not None and clean.has_convolved:
         noisy = clean.convolved(sigma)

@@ -45,7 +45,7 @@ from skebm.training.engine import EnergyNet
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 
-POLICIES = {
+POLICIES: dict[str, type[ChainPolicy]] = {
     "persistent": Persistent,
     "replay": ReplayBuffer,
     "data": FromData,

@@ -297,7 +297,7 @@ class ScoreMatchingDensity(BaseDensity):
             levels = levels_of(name, self.sigma, rows.n_columns)
             bases, noise = self._fit_bases(rows, table, name, several=levels is not None)
         else:
-            known = self._blueprint
+            known: Any = self._blueprint
             check_objective_stays(known.rule.name, name)
             levels, bases, noise = known.levels, known.bases, known.noise
         sampler = self.sampler
