@@ -180,7 +180,7 @@ def test_conditional_draws_follow_enumeration(name):
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_more_can_become_known(name):
+def test_conditioning_twice_equals_conditioning_once(name):
     base = BIT_BASES[name](5)
     none = Clamp(torch.zeros_like(MASK), torch.zeros_like(VALUE))
     found = base.given(none).given(Clamp(MASK, VALUE))

@@ -50,7 +50,9 @@ def whitening_of(base: Distribution | None) -> Whitening | None:
         like = base.centres
         share, means = base.weights.double(), base.centres.double()
         covariances = base.kernel_covariances
-        portions = share.new_ones(1) if base.shares is None else base.shares.double()
+        portions = (
+            share.new_ones(1) if base.mixing_weights is None else base.mixing_weights.double()
+        )
     elif isinstance(base, GaussianMixture) or (
         isinstance(base, Gaussian) and base.scale_tril is not None
     ):

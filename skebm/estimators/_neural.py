@@ -83,7 +83,7 @@ class Neural(BaseEstimator):
     def _learn_reach(self, rows: Rows) -> None:
         """How far most rows lie from the centre, where the base is a flow."""
         base: Any = self._noisy_base
-        base = base.noise if isinstance(base, Affine) else base
+        base = base.distribution if isinstance(base, Affine) else base
         norms = rows.map(lambda x: x.norm(dim=1)).sort().values
         far = float(norms[int(REACH * (len(norms) - 1))])
         self._reach = far if isinstance(base, NormalizingFlow) and far > 0 else None

@@ -15,7 +15,7 @@ from skebm._validation import check_is_fitted
 from skebm.base import Clamp, Sampler
 from skebm.base.checks import whole_number
 from skebm.distributions import Distribution
-from skebm.distributions._fitting import pick
+from skebm.distributions._fitting import draw_index
 from skebm.objectives import boundary_weight
 from skebm.samplers import HMC, AnnealedLangevin
 from skebm.training.rows import Rows
@@ -338,4 +338,4 @@ def _log_weights(energy: Any, proposal: Distribution, x: Tensor) -> Tensor:
 def _picked(share: Tensor, n: int, generator: torch.Generator) -> Tensor:
     """Numbers of n draws by their shares, (k,), or of one draw by each row's own, (n, k)."""
     u = torch.rand(n, generator=generator, dtype=share.dtype, device=share.device)
-    return pick(share, u)
+    return draw_index(share, u)
