@@ -318,7 +318,7 @@ def test_a_module_is_trained_from_its_weights():
 
 
 def test_training_stops_when_the_held_out_likelihood_does(monkeypatch):
-    """And returns to the weights of largest likelihood, here the weights of the second evaluation."""
+    """And returns to the weights of largest likelihood, here of the second evaluation."""
     found = iter([1.0, 2.0, 1.5, 1.4, 1.3, 1.2])
     kept = []
 

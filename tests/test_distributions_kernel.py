@@ -453,7 +453,7 @@ def test_weights_may_sum_to_one():
         (torch.ones(0, 2), {}, "n of at least 1"),
         (torch.ones(3, 2, 2), {}, "flat rows"),
         (torch.tensor([[1.0], [math.nan]]), {}, "row 1"),
-        (torch.ones(3, 2), {"weight": torch.ones(2)}, "number a row"),
+        (torch.ones(3, 2), {"weight": torch.ones(2)}, "number per row"),
         (torch.ones(3, 2), {"weight": -torch.ones(3)}, "non-negative"),
         (torch.ones(3, 2), {"bandwidth": "scott"}, "auto"),
         (torch.ones(3, 2), {"bandwidth": 0.0}, "positive"),
@@ -609,8 +609,8 @@ def test_a_fit_raises_the_likelihood(draw):
     assert (np.diff(path[: np.argmax(path) + 1]) >= 0).all()
     noise = KernelDensity(z, covariances=covariances, mixing_weights=mixing_weights)
     found = float(noise.log_prob(z, torch.arange(200)).mean())
-    root = kernel._root(z, w)
-    assert found + float(root.diagonal().log().sum()) == pytest.approx(max(path), rel=1e-9)
+    tril = kernel._correlation_tril(z, w)
+    assert found + float(tril.diagonal().log().sum()) == pytest.approx(max(path), rel=1e-9)
 
 
 def test_nearly_duplicated_columns_are_distinguished():

@@ -578,7 +578,7 @@ def test_weights_may_sum_to_one():
         ([[1.0]], {}, "floating-point rows"),
         (torch.ones(3, 2, 2), {}, "flat rows"),
         (torch.tensor([[1.0], [math.nan]]), {}, "row 1"),
-        (torch.ones(3, 2), {"weight": torch.ones(2)}, "number a row"),
+        (torch.ones(3, 2), {"weight": torch.ones(2)}, "number per row"),
         (torch.ones(3, 2), {"weight": torch.zeros(3)}, "above zero"),
         (torch.ones(3, 2), {"n_components": 0}, "n_components must be an integer"),
         (torch.ones(3, 2), {"n_components": 2.0}, "n_components"),

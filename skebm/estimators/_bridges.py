@@ -83,10 +83,12 @@ def _mixture(rows: Rows, way: Waymarks, seed: int) -> GaussianMixture:
     if len(x) > N_ROWS:
         some = torch.randperm(len(x), generator=generator, device=x.device)[:N_ROWS]
         x, counts = x[some], counts[some]
-    centre, whitener = (torch.as_tensor(part[0]).to(x) for part in (way.centres, way.whiteners))
-    y = (x - centre) @ whitener
+    centre, whitening = (
+        torch.as_tensor(part[0]).to(x) for part in (way.centres, way.whitening_matrices)
+    )
+    y = (x - centre) @ whitening
     found = [GaussianMixture.fit(y, counts, k, generator=generator) for k in COMPONENTS]
     best = min(found, key=lambda mixture: mixture.bic(y, counts))
-    back = torch.linalg.inv(whitener)
+    back = torch.linalg.inv(whitening)
     means, covariances = centre + best.means @ back, back @ best.covariances @ back
     return GaussianMixture(best.weights, means, covariances).to(rows.device, rows.dtype)

@@ -167,4 +167,4 @@ class JEMMethods(AnyMethods):
 def logits_of(energy: NeuralEnergy, x: Tensor) -> Tensor:
     """Logits (n, K) of an energy's classifier."""
     network: Any = energy.network
-    return network.classifier(energy.seen(x))
+    return network.classifier(energy.as_input(x))

@@ -56,7 +56,7 @@ class NCEDensity(Neural, AnyRows, AnyMethods, BaseDensity):
         f. None is :class:`skebm.energies.MLP`; ``network__hidden_sizes`` and the like can be
         searched over where one is passed. :class:`skebm.energies.Conv` takes images (n, C, H, W).
         A callable makes a module from a :class:`skebm.energies.Spec`; a module is copied, weights
-        and all. Rows (n, ...) in, one number a row (n,) out.
+        and all. Rows (n, ...) in, one number per row (n,) out.
     noise : str or Distribution, default="auto"
         q, which is the base of the energy as well. Real columns: ``"gaussian"``: shrunk covariance,
         or columns truncated at `bounds`; ``"mixture"``: of `n_components` normal distributions;

@@ -49,7 +49,7 @@ class ScoreMatchingDensity(Neural, RealRows, RealMethods, BaseDensity):
         f. None is :class:`skebm.energies.MLP`; ``network__hidden_sizes`` and the like can be
         searched over where one is passed. :class:`skebm.energies.Conv` takes images (n, C, H, W).
         A callable makes a module from a :class:`skebm.energies.Spec`; a module is copied, weights
-        and all. Rows (n, ...) in, one number a row (n,) out, twice differentiable for the
+        and all. Rows (n, ...) in, one number per row (n,) out, twice differentiable for the
         objectives with second derivatives.
     objective : {"denoising", "exact", "sliced", "multiscale"}, default="denoising"
         ``"denoising"``: the density of rows convolved by noise of level `sigma`, whose score is

@@ -259,7 +259,7 @@ class JointLikelihood(Objective):
         return network
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self._class_marginal.classifier(self.energy.seen(x))
+        return self._class_marginal.classifier(self.energy.as_input(x))
 
     def _cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
         """Mean over rows, of which those of no known class count zero."""
