@@ -1,4 +1,4 @@
-"""Input and randomness: arrays, frames and sparse matrices to tensors, seeds, devices.
+"""Validation of input, seeds and devices.
 
 The only file that imports scikit-learn's private names; they give its exact error messages.
 """
@@ -57,7 +57,7 @@ def draw_seed(random_state: Any) -> int:
 
 
 def resolve_device(device: str) -> torch.device:
-    """Turn ``"auto"`` or a device name into a device that is really there."""
+    """Turn ``"auto"`` or a device name into an available device."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -74,10 +74,10 @@ def resolve_device(device: str) -> torch.device:
 
 
 def check_columns(estimator: Any, X: Any, *, reset: bool) -> None:
-    """Compare number and names of columns with those of `fit`, or learn them; values are not seen.
+    """Compare number and names of columns with those of `fit`, or with `reset` store them.
 
-    ``validate_data(skip_check_array=True)`` without its tags, whose making takes longer than a
-    small density needs for a thousand rows.
+    ``validate_data(skip_check_array=True)`` without its tags, whose construction takes longer than
+    a small density needs for a thousand rows. Values are not checked.
     """
     if not reset and _same_columns(estimator, X):
         return
@@ -86,7 +86,7 @@ def check_columns(estimator: Any, X: Any, *, reset: bool) -> None:
 
 
 def _same_columns(estimator: Any, X: Any) -> bool:
-    """Whether the columns are clearly those of `fit`: a quick look that may say no in vain."""
+    """A fast sufficient check that the columns are those of `fit`; False decides nothing."""
     names = getattr(estimator, "feature_names_in_", None)
     if names is None:
         return type(X) is np.ndarray and X.shape[1] == getattr(estimator, "n_features_in_", None)
@@ -98,13 +98,13 @@ def check_weight(sample_weight: Any, X: Any) -> np.ndarray | None:
     if sample_weight is None:
         return None
     weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-    if not weight.any():  # older scikit-learn lets it pass
+    if not weight.any():  # older versions of scikit-learn do not check this
         raise ValueError("Sample weights must contain at least one non-zero number.")
     return weight
 
 
 def check_labels(estimator: Any, X: Any, y: Any) -> np.ndarray:
-    """Validate labels: one for each row, no column of them, none missing."""
+    """Validate labels: one per row, one-dimensional, none missing."""
     if y is None:
         raise ValueError(
             f"{type(estimator).__name__} requires y to be passed, but the target y is None."
@@ -116,7 +116,7 @@ def check_labels(estimator: Any, X: Any, y: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def threads(work: float, at_least: float = 4e6) -> Iterator[None]:
-    """Use one thread where a step's multiplications are so few that a second one only hurts."""
+    """Use one thread for steps of fewer multiplications than `at_least`, where more cost time."""
     before = torch.get_num_threads()
     if work >= at_least or before == 1:
         yield
@@ -129,7 +129,7 @@ def threads(work: float, at_least: float = 4e6) -> Iterator[None]:
 
 
 class MinMax(NamedTuple):
-    """Scaling of the columns that leave [0, 1]: clipped to [low, high], then to [0, 1]."""
+    """Min-max scaling of the columns with values outside [0, 1], clipped to their range."""
 
     columns: np.ndarray
     low: np.ndarray
@@ -137,7 +137,7 @@ class MinMax(NamedTuple):
 
     @classmethod
     def fit(cls, low: np.ndarray, high: np.ndarray) -> MinMax:
-        """Take the columns of the given ranges that leave [0, 1]; a constant one maps to 0."""
+        """Scale the columns whose range is not within [0, 1]; a constant column maps to 0."""
         columns = np.flatnonzero((low < 0) | (high > 1))
         scaling = cls(columns, low[columns].astype(float), high[columns].astype(float))
         with np.errstate(over="ignore"):
@@ -163,15 +163,15 @@ class MinMax(NamedTuple):
         return np.clip(x, 0, 1)
 
     def outside(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """Columns whose range leaves what was scaled, or [0, 1] where nothing was."""
-        floor, ceiling = np.zeros(len(low)), np.ones(len(low))
-        floor[self.columns], ceiling[self.columns] = self.low, self.high
-        # What float32 rounds off is not outside.
-        slack = 1e-6 * np.maximum(np.abs(floor), np.abs(ceiling))
-        return np.flatnonzero((low < floor - slack) | (high > ceiling + slack))
+        """Columns with values outside the range seen in `fit`, or outside [0, 1] if not scaled."""
+        lower, upper = np.zeros(len(low)), np.ones(len(low))
+        lower[self.columns], upper[self.columns] = self.low, self.high
+        # A tolerance for the rounding of float32.
+        tolerance = 1e-6 * np.maximum(np.abs(lower), np.abs(upper))
+        return np.flatnonzero((low < lower - tolerance) | (high > upper + tolerance))
 
     def invert(self, x: np.ndarray) -> np.ndarray:
-        """Go back to the units of the data."""
+        """Transform back to the units of the data."""
         if len(self.columns):
             x = x.copy()
             x[:, self.columns] = x[:, self.columns] * self.width + self.low
@@ -179,8 +179,8 @@ class MinMax(NamedTuple):
 
 
 def column_ranges(X: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Smallest and largest value of each column of an array or CSR matrix; NaN is passed over."""
+    """Smallest and largest value of each column of an array or CSR matrix, ignoring NaN."""
     if sp.issparse(X):
         return X.min(axis=0).toarray().ravel(), X.max(axis=0).toarray().ravel()
-    # fmin and fmax pass over NaN without a warning for columns that hold nothing else.
+    # fmin and fmax ignore NaN, without a warning for columns that are all NaN.
     return np.fmin.reduce(X, axis=0), np.fmax.reduce(X, axis=0)

@@ -16,7 +16,7 @@ from torch import Tensor, bfloat16
 __all__ = ["autocorrelation", "effective_sample_size", "r_hat"]
 KINDS = ("bulk", "tail", "mean")
 TAILS = (0.05, 0.95)  # the paper's; arviz_stats has no default for arrays
-CHUNK = 2**20  # values looked at in one go: 8 MiB in double precision
+CHUNK = 2**20  # values processed at once: 8 MiB in double precision
 Floats = NDArray[np.float64]
 
 
@@ -24,12 +24,12 @@ def effective_sample_size(draws: Tensor | np.ndarray, *, kind: str = "bulk") -> 
     """Number of independent draws that would estimate as well as these dependent ones.
 
     Each chain is split in half, so that a drift within it counts as a difference between chains.
-    Draws that are better than independent ones count for at most n log10(n).
+    The value for n antithetic draws is at most n log10(n).
 
     Parameters
     ----------
     draws : Tensor or ndarray of shape (n_draws, n_chains, ...)
-        Real, integer or boolean. At least four draws; an odd one in the middle is in no half.
+        Real, integer or boolean. At least four draws; of an odd number the middle one is left out.
     kind : {"bulk", "tail", "mean"}, default="bulk"
         What is to be estimated: the centre of the distribution, from the normal scores of the
         ranks (ties get their average); the worse of the 5% and 95% quantiles; or the mean.
@@ -37,7 +37,7 @@ def effective_sample_size(draws: Tensor | np.ndarray, *, kind: str = "bulk") -> 
     Returns
     -------
     ndarray of shape (...)
-        In draws, of all chains together. A column that never changes counts every draw.
+        In draws, over all chains. A constant column counts every draw.
 
     References
     ----------
@@ -69,10 +69,12 @@ def effective_sample_size(draws: Tensor | np.ndarray, *, kind: str = "bulk") -> 
 
 
 def r_hat(draws: Tensor | np.ndarray) -> Floats:
-    """Spread of all chains relative to the spread within each: above 1.01 they disagree.
+    """R-hat, the potential scale reduction factor: above 1.01 the chains have not converged.
 
-    The larger of R-hat of the ranks, which sees chains in different places, and R-hat of the ranks
-    of distances from the median, which sees chains of different width. Each chain is split in half.
+    The square root of the variance over all chains relative to that within each chain: the larger
+    of the R-hat of the ranks, which detects chains in different places, and the R-hat of the ranks
+    of distances from the median, which detects chains of different scale. Each chain is split in
+    half.
 
     Parameters
     ----------
@@ -82,8 +84,8 @@ def r_hat(draws: Tensor | np.ndarray) -> Floats:
     Returns
     -------
     ndarray of shape (...)
-        nan for a column that never changes: chains that are all stuck look like that, too.
-        Infinite, up to rounding, for chains that stand still in different places.
+        nan for a constant column, which may also mean that no chain moves. Infinite, up to
+        rounding, for chains that are constant at different values.
 
     References
     ----------
@@ -102,7 +104,7 @@ def r_hat(draws: Tensor | np.ndarray) -> Floats:
     arviz_stats = _arviz_stats()
 
     def statistic(x: Floats) -> Floats:
-        # Nothing within the chains to divide by is a documented answer, not an accident.
+        # Zero variance within chains is a documented case.
         with np.errstate(divide="ignore", invalid="ignore"):
             return _r_hat(x) if arviz_stats is None else arviz_stats.rhat(x, method="rank")
 
@@ -112,8 +114,8 @@ def r_hat(draws: Tensor | np.ndarray) -> Floats:
 def autocorrelation(draws: Tensor | np.ndarray, n_lags: int) -> Floats:
     """Correlation of each draw with the one `lag` draws earlier, for lags 0 to ``n_lags - 1``.
 
-    Means over all chains, about the mean and over the variance of all of them: chains that have not
-    mixed stay correlated at any lag.
+    The mean and the variance are those of all chains together, so chains that have not mixed stay
+    correlated at any lag.
 
     Parameters
     ----------
@@ -125,7 +127,7 @@ def autocorrelation(draws: Tensor | np.ndarray, n_lags: int) -> Floats:
     Returns
     -------
     ndarray of shape (n_lags, ...)
-        nan for a column that never changes.
+        nan for a constant column.
 
     Examples
     --------
@@ -150,7 +152,7 @@ def autocorrelation(draws: Tensor | np.ndarray, n_lags: int) -> Floats:
 
 
 def _arviz_stats() -> Any:
-    # Not a caught ImportError: an installation that is broken should say so.
+    # Not a caught ImportError: a broken installation should raise.
     if importlib.util.find_spec("arviz_stats") is None:
         return None
     from arviz_stats.base import array_stats
@@ -171,9 +173,9 @@ def _by_column(statistic: Callable[[Floats], Floats], draws: Any, min_chains: in
         raise ValueError(f"draws need shape (n_draws, n_chains, ...); got {draws.shape}. {hint}")
     (n_draws, n_chains), trailing = draws.shape[:2], draws.shape[2:]
     if n_draws < 4:  # half of a chain needs two draws to have a variance
-        raise ValueError(f"Run for at least 4 draws of each chain; got {n_draws}. {hint}")
+        raise ValueError(f"Each chain needs at least 4 draws; got {n_draws}. {hint}")
     if n_chains < min_chains:
-        raise ValueError(f"Run at least {min_chains} chains; got {n_chains}. {hint}")
+        raise ValueError(f"At least {min_chains} chains are needed; got {n_chains}. {hint}")
     out = np.empty(trailing)
     flat = out.reshape(-1)
     columns = draws.reshape(n_draws, n_chains, flat.size)

@@ -40,7 +40,7 @@ def randomise(network, seed=5):
 
 
 def build(network, shape, *, levels=False, dtype=DOUBLE, seed=5, whitening=None, n_classes=None):
-    """Build a network for rows of a shape, with the weights of the midst of training."""
+    """Build a network for rows of a shape, with weights as in the middle of training."""
     spec = Spec(shape, seeded(seed), dtype, levels, whitening, n_classes)
     return randomise(build_network(network, spec), seed)
 
@@ -57,7 +57,7 @@ class Plain(nn.Module):
 
 
 def user_module(d, hidden=5, seed=6):
-    """What a user might pass: no configuration, no derivatives."""
+    """A plain module, without configuration and explicit derivatives."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return nn.Sequential(
@@ -103,13 +103,13 @@ def classified(d=3, network=None, n_classes=4, base="gaussian", label=None, **kw
 def telescoped(d=3, n_bridges=3):
     """A neural energy of several ratios, from narrow data to normal noise."""
     noise = normal_base(d)
-    way = fit_waymarks(normal_base(d, 4).widened(0.01), noise, n_bridges)
+    waymarks = fit_waymarks(normal_base(d, 4).widened(0.01), noise, n_bridges)
     networks = [build(MLP((4, 3)), (d,), seed=k) for k in range(n_bridges)]
-    return NeuralEnergy(Telescope(networks, way), Real((d,)), noise)
+    return NeuralEnergy(Telescope(networks, waymarks), Real((d,)), noise)
 
 
 def walled(d=3, lower=0.0, upper=None):
-    """A neural energy inside walls, on the base that estimators take there."""
+    """A neural energy on bounded rows, with the base that estimators use there."""
     base = TruncatedGaussian(torch.full((d,), 0.6, dtype=DOUBLE), 0.8, lower, upper)
     return neural(d, base=base, lower=lower, upper=upper)
 
@@ -183,7 +183,7 @@ NEURAL = {
     "bits on blocks": lambda: binary("blocks"),
     "one-hot": lambda: one_hot(),
     "one-hot on columns": lambda: one_hot(base=True),
-    "waves": lambda: neural(network=MLP((6, 5), n_frequencies=4, frequency_scale=1.5)),
+    "fourier": lambda: neural(network=MLP((6, 5), n_frequencies=4, frequency_scale=1.5)),
     "reconstruction": lambda: neural(base=mixture_base(3), reconstructs=True),
     "normed reconstruction": lambda: neural(
         3, MLP((3, 3), "tanh", residual=True, spectral_norm=True), reconstructs=True

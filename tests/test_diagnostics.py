@@ -256,8 +256,8 @@ def test_a_few_draws_give_finite_results(rng, own, name, n):
     [
         ((100,), r"shape \(n_draws, n_chains, \.\.\.\); got \(100,\).*chains on the second"),
         ((), r"shape \(n_draws, n_chains, \.\.\.\); got \(\)"),
-        ((3, 100), "Run for at least 4 draws of each chain; got 3.*Draws are on the first axis"),
-        ((100, 0), r"Run at least \d chains; got 0.*chains on the second"),
+        ((3, 100), "Each chain needs at least 4 draws; got 3.*Draws are on the first axis"),
+        ((100, 0), r"At least \d chains are needed; got 0.*chains on the second"),
     ],
 )
 def test_a_wrong_shape_says_what_to_do(name, shape, message):
@@ -266,7 +266,7 @@ def test_a_wrong_shape_says_what_to_do(name, shape, message):
 
 
 def test_r_hat_of_one_chain_asks_for_more():
-    with pytest.raises(ValueError, match="Run at least 2 chains; got 1"):
+    with pytest.raises(ValueError, match="At least 2 chains are needed; got 1"):
         r_hat(np.zeros((100, 1)))
 
 

@@ -53,8 +53,8 @@ def test_gradients_are_those_of_the_energy(name):
 
 
 @every_energy
-def test_gradients_at_the_states_are_those_beside_them(name):
-    """A base that looks states up in tables has a slope there, too."""
+def test_gradients_are_continuous_at_the_states(name):
+    """A tabulated base has a score at the states, too."""
     energy = ENERGIES[name]()
     x = states(energy)
     value, grad = energy.value_and_grad(x)
@@ -75,7 +75,7 @@ def test_an_energy_is_the_network_less_log_q(name):
 
 
 @pytest.mark.parametrize("name", BIT_BASES)
-def test_pictures_of_bits_are_seen_as_pictures(name):
+def test_networks_of_binary_images_get_images(name):
     flat = binary(name, 6)
     framed = binary(name, 6, image_shape=(1, 2, 3))
     assert flat.image_shape is None
@@ -124,7 +124,7 @@ def test_annealing_finds_log_z(name):
 
 
 @every_energy
-def test_a_bracket_holds_log_z(name):
+def test_a_bracket_contains_log_z(name):
     energy = ENERGIES[name]()
     rows = spelled_out(energy).draw(100, seeded(6))
     with warnings.catch_warnings():
@@ -180,14 +180,14 @@ def test_conditional_draws_follow_enumeration(name):
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_more_can_become_known(name):
+def test_conditioning_twice_equals_conditioning_once(name):
     base = BIT_BASES[name](5)
     none = Clamp(torch.zeros_like(MASK), torch.zeros_like(VALUE))
     found = base.given(none).given(Clamp(MASK, VALUE))
     torch.testing.assert_close(found.mean, base.given(Clamp(MASK, VALUE)).mean)
 
 
-def test_what_is_no_bit_cannot_be_known():
+def test_known_values_other_than_bits_are_refused():
     base = BIT_BASES["tree"](5)
     with pytest.raises(ValueError, match="must be 0 or 1"):
         base.given(Clamp(MASK, VALUE / 2))
@@ -195,13 +195,13 @@ def test_what_is_no_bit_cannot_be_known():
         base.given(Clamp(MASK[:, :3], VALUE[:, :3]))
 
 
-def test_distributions_without_tilts_still_refuse():
+def test_distributions_without_tilts_refuse_conditionals():
     energy = one_hot()
     with pytest.raises(TypeError, match="no exact conditionals"):
         Uniform(energy.domain).given(Clamp(states(energy) > 2, states(energy)))
 
 
-def test_bases_that_look_states_up_have_the_slope_of_their_flips():
+def test_scores_of_tabulated_bases_are_flip_differences():
     class Table(Distribution):
         """No gradient at all, and flips of its own."""
 

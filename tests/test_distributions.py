@@ -35,8 +35,8 @@ CASES = {
         IndependentBernoulli.fit(bits(3)[:5]),
         IndependentBernoulli(torch.zeros(5, dtype=DOUBLE)),
     ],
-    ChowLiuTree: [ChowLiuTree.fit(bits(4)[[0, 3, 3, 7, 8, 12, 15]], share=0.1)],
-    BlockTree: [BlockTree.fit(bits(5)[[0, 3, 9, 9, 18, 18, 31]], block_size=2, share=0.1)],
+    ChowLiuTree: [ChowLiuTree.fit(bits(4)[[0, 3, 3, 7, 8, 12, 15]], smoothing=0.1)],
+    BlockTree: [BlockTree.fit(bits(5)[[0, 3, 9, 9, 18, 18, 31]], block_size=2, smoothing=0.1)],
     # Those on one-hot and on real rows have tests of their own, tests/test_noise_*.py.
     IndependentCategorical: [],
     Affine: [],
@@ -50,7 +50,7 @@ CASES = {
 INSTANCES = [one for instances in CASES.values() for one in instances]
 
 
-def test_every_noise_has_a_case():
+def test_every_distribution_has_a_case():
     assert without_case(Distribution, CASES) == []
 
 
@@ -218,14 +218,14 @@ def test_copies_share_no_memory(noise):
     assert torch.equal(noise.log_prob(x), before)
 
 
-def test_independent_columns_have_the_slope_of_their_log_odds_at_zeros_too():
+def test_the_score_of_independent_columns_is_their_log_odds():
     """Samplers that follow gradients start there."""
     x = torch.tensor([[0.0, 1.0, 0.0, 1.0]], dtype=DOUBLE, requires_grad=True)
     (slope,) = torch.autograd.grad(IndependentBernoulli(LOGITS).log_prob(x).sum(), x)
     torch.testing.assert_close(slope[0], LOGITS)
 
 
-def test_a_column_that_is_never_on_has_no_probability_of_it():
+def test_a_column_that_is_never_one_has_probability_zero_of_a_one():
     q = IndependentBernoulli(torch.tensor([-math.inf, 0.0], dtype=DOUBLE))
     x = torch.tensor([[0.0, 1.0], [1.0, 1.0]], dtype=DOUBLE)
     assert q.log_prob(x).exp().tolist() == [0.5, 0.0]

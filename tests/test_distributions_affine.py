@@ -43,20 +43,20 @@ def test_the_density_has_the_jacobian(pair):
     torch.testing.assert_close(moved.log_prob(standardised(ROWS)), expected)
 
 
-def test_slope_is_the_gradient(pair):
+def test_the_score_is_the_gradient(pair):
     _, moved = pair
     z = standardised(ROWS).requires_grad_(True)
     (expected,) = torch.autograd.grad(moved.log_prob(z).sum(), z)
     torch.testing.assert_close(moved.score(z), expected)
 
 
-def test_samples_are_those_of_the_noise(pair):
+def test_samples_are_transformed_draws(pair):
     noise, moved = pair
     expected = standardised(noise.sample(50, seeded(2)))
     torch.testing.assert_close(moved.sample(50, seeded(2)), expected)
 
 
-def test_noise_is_added_in_the_new_units(pair):
+def test_convolution_is_in_the_new_units(pair):
     noise, moved = pair
     z, sigma = standardised(ROWS), torch.tensor([0.3, 0.1, 1.0], dtype=DOUBLE)
     expected = noise.convolved(sigma * SCALE).log_prob(ROWS) + SCALE.log().sum()
@@ -65,7 +65,7 @@ def test_noise_is_added_in_the_new_units(pair):
     torch.testing.assert_close(even, moved.convolved(torch.full((3,), 0.3).to(z)).log_prob(z))
 
 
-def test_conditionals_are_those_of_the_noise(pair):
+def test_conditionals_are_transformed(pair):
     noise, moved = pair
     mask = torch.tensor([[True, False, True]]).expand(4000, -1)
     x = ROWS[:1].expand(4000, -1)
@@ -89,11 +89,11 @@ def test_copies_pickles_and_other_precisions(pair):
     )
 
 
-def test_what_has_no_other_units_is_refused():
+def test_discrete_and_bounded_distributions_are_refused():
     one = torch.ones(3, dtype=DOUBLE)
     with pytest.raises(TypeError, match="real rows"):
         Affine(IndependentBernoulli(torch.zeros(3)), CENTRE, one)
-    with pytest.raises(ValueError, match="walls"):
+    with pytest.raises(ValueError, match="bounded"):
         Affine(TruncatedGaussian(one, one, lower=0.0), CENTRE, one)
     with pytest.raises(ValueError, match="positive"):
         Affine(NOISES["normal"], CENTRE, 0 * one)

@@ -235,7 +235,7 @@ def test_one_hot_codes_become_blocks():
     assert BlockTree.fit(x, block_size=1).log_prob(x).mean() < likelihood - 0.5
 
 
-def test_the_last_column_of_a_full_code_needs_no_place():
+def test_the_last_column_of_a_one_hot_code_does_not_change_the_density():
     """It is determined by the others, in a block of its own as well as in theirs."""
     x, _, likelihood = one_hot_chain(4)
     for block_size in (3, 4):
@@ -244,7 +244,7 @@ def test_the_last_column_of_a_full_code_needs_no_place():
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 4, 5])
-def test_blocks_part_the_columns(block_size):
+def test_blocks_are_a_partition_of_the_columns(block_size):
     q = BlockTree.fit(some_rows(), block_size=block_size)
     assert sorted(itertools.chain(*members(q))) == list(range(8))
     assert max(map(len, members(q))) <= block_size
@@ -258,7 +258,10 @@ def test_independent_columns_are_not_merged():
 
 def test_blocks_of_one_column_are_a_chow_liu_tree():
     x = some_rows(2000, 12)
-    blocks, bits_ = BlockTree.fit(x, block_size=1, share=1e-9), ChowLiuTree.fit(x, share=1e-9)
+    blocks, bits_ = (
+        BlockTree.fit(x, block_size=1, smoothing=1e-9),
+        ChowLiuTree.fit(x, smoothing=1e-9),
+    )
     torch.testing.assert_close(
         blocks.log_prob(x).mean(), bits_.log_prob(x).mean(), atol=2e-3, rtol=0
     )
@@ -319,7 +322,7 @@ def test_blocks_beyond_bounds_are_refused(block_size):
         ({"log_tables": torch.full((2, 4, 4), torch.nan)}, "sum to 1"),
     ],
 )
-def test_what_is_no_tree_is_refused(change, match):
+def test_invalid_trees_are_refused(change, match):
     right = {"blocks": [[0, 1], [2, -1]], "parent": [-1, 0]}
     right["log_tables"] = random_tables(right["blocks"])
     BlockTree(**right)

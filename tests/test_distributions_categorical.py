@@ -25,16 +25,16 @@ def make(logits=LOGITS):
 
 
 def spelled_out(logits=LOGITS):
-    """Probabilities of all states, a product of shares at a time."""
+    """Probabilities of all states, from products over the columns."""
     p = []
     for row in STATES.tolist():
-        share, first = 1.0, 0
+        probability, first = 1.0, 0
         for k in GROUPS:
             column = logits[first : first + k].exp().tolist()
             level = row[first : first + k].index(1.0)
-            share *= column[level] / sum(column)
+            probability *= column[level] / sum(column)
             first += k
-        p.append(share)
+        p.append(probability)
     return torch.tensor(p, dtype=DOUBLE)
 
 
@@ -46,7 +46,7 @@ def spelled_out(logits=LOGITS):
 @pytest.mark.parametrize(
     "logits", [LOGITS, IMPOSSIBLE, LOGITS * 0], ids=["any", "impossible", "uniform"]
 )
-def test_probabilities_are_products_of_shares(logits):
+def test_probabilities_are_products_over_columns(logits):
     q, p = make(logits), spelled_out(logits)
     torch.testing.assert_close(q.log_prob(STATES).exp(), p)
     assert float(q.log_prob(STATES).exp().sum()) == pytest.approx(1, abs=1e-12)
@@ -69,7 +69,7 @@ def test_draws_repeat_with_the_seed_and_leave_the_global_one():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_slopes_are_differences_of_levels():
+def test_scores_are_differences_of_levels():
     q = make()
     slope = q.score(STATES)
     for i in range(3):  # levels of the first column
@@ -102,14 +102,14 @@ def test_pairs_of_levels_are_bits():
 
 
 @pytest.mark.parametrize("pseudo_count", [0.0, 1.0, 7.5])
-def test_a_fit_adds_rows_of_equal_shares(pseudo_count):
+def test_a_fit_adds_rows_of_equal_probabilities(pseudo_count):
     x = make().sample(200, seeded(3))
     q = IndependentCategorical.fit(x, GROUPS, pseudo_count=pseudo_count)
     equal = torch.cat([torch.full((k,), 1 / k, dtype=DOUBLE) for k in GROUPS])
     torch.testing.assert_close(q.mean, (x.sum(0) + pseudo_count * equal) / (200 + pseudo_count))
 
 
-def test_a_fit_finds_what_rows_came_from():
+def test_a_fit_recovers_the_distribution_of_rows():
     x = make().sample(50_000, seeded(4))
     assert mean_is(x[:, [0, 1, 2, 4, 6, 7]], make().mean[[0, 1, 2, 4, 6, 7]]) < 4.5
     torch.testing.assert_close(
@@ -175,12 +175,12 @@ def test_conditional_draws_follow_enumeration(known):
     assert conditional(known).p_value(draws) > P_FLOOR
 
 
-def test_more_can_become_known():
+def test_conditioning_twice_equals_conditioning_once():
     found = make().given(clamp_of({0: 1.0})).given(clamp_of({6: 0.0}))
     torch.testing.assert_close(found.mean, make().given(clamp_of({0: 1.0, 6: 0.0})).mean)
 
 
-def test_what_is_known_stands_even_where_it_was_impossible():
+def test_known_levels_may_have_had_probability_zero():
     found = make(IMPOSSIBLE).given(clamp_of({1: 1.0}))
     assert found.mean[0, :3].tolist() == [0.0, 1.0, 0.0]
     assert found.sample(seeded())[0, :3].tolist() == [0.0, 1.0, 0.0]
@@ -197,7 +197,7 @@ def test_what_is_known_stands_even_where_it_was_impossible():
     ],
     ids=["two on", "all off", "the only level off", "a half", "nan"],
 )
-def test_what_no_row_can_have_is_refused(known, match):
+def test_contradictory_known_levels_are_refused(known, match):
     with pytest.raises(ValueError, match=match):
         make().given(clamp_of(known))
 
@@ -212,15 +212,15 @@ def test_what_no_row_can_have_is_refused(known, match):
     [
         (torch.zeros(4), (3, 2), "one for each level"),
         (torch.zeros(2, 2), (2, 2), "one for each level"),
-        (torch.zeros(3), (3, 0), "positive number of levels"),
-        (torch.zeros(0), (), "positive number of levels"),
+        (torch.zeros(3), (3, 0), "positive numbers of levels"),
+        (torch.zeros(0), (), "positive numbers of levels"),
         (torch.tensor([0.0, -math.inf, -math.inf]), (1, 2), "above minus infinity"),
         (torch.tensor([0.0, math.inf]), (2,), "below infinity"),
         (torch.tensor([0.0, math.nan]), (2,), "must be numbers"),
     ],
     ids=["few", "square", "empty column", "nothing", "impossible", "infinite", "nan"],
 )
-def test_what_is_no_distribution_is_refused(logits, groups, match):
+def test_invalid_logits_are_refused(logits, groups, match):
     with pytest.raises(ValueError, match=match):
         IndependentCategorical(logits, groups)
 

@@ -94,7 +94,7 @@ def test_copies_share_no_memory(noise):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
-def test_rows_decide_the_precision_of_the_answer(noise, dtype):
+def test_results_have_the_precision_of_the_rows(noise, dtype):
     x = noise.sample(20, seeded(1))
     found = noise.log_prob(x.to(dtype))
     assert found.dtype == dtype
@@ -141,7 +141,7 @@ def test_gaussian_gradients_are_those_of_the_density(name):
     torch.testing.assert_close(grad, numeric, rtol=1e-6, atol=1e-6)
 
 
-def test_gaussian_keeps_what_it_was_given():
+def test_gaussian_stores_its_parameters():
     mean, cov = MEAN.clone(), COV.clone()
     noise = Gaussian(mean, covariance=cov)
     mean.zero_()
@@ -179,7 +179,7 @@ ONE = torch.ones(2, dtype=DOUBLE)
         (ONE, {"scale": torch.ones(3)}, r"shape \(2,\)"),
         (ONE, {"scale": [1.0, 1.0]}, "list"),
         (ONE, {"covariance": torch.ones(3, 3)}, r"\(d, d\)"),
-        (ONE.diag(), {"covariance": ONE.diag()}, "take scale"),
+        (ONE.diag(), {"covariance": ONE.diag()}, "pass scale"),
         (ONE, {"covariance": torch.tensor([[1.0, 0.5], [0.0, 1.0]])}, "symmetric"),
         (ONE, {"covariance": torch.full((2, 2), math.nan)}, "finite"),
         (ONE, {"covariance": torch.ones(2, 2)}, "positive definite"),
@@ -216,13 +216,13 @@ def test_the_shrinkage_is_that_of_ledoit_and_wolf(n, d):
         d, d, generator=seeded(1), dtype=DOUBLE
     )
     scale = x.std(0, correction=0)
-    truth, share = ledoit_wolf(((x - x.mean(0)) / scale).numpy())
-    assert share > 0.01
+    truth, shrinkage = ledoit_wolf(((x - x.mean(0)) / scale).numpy())
+    assert shrinkage > 0.01
     found = Gaussian.fit(x).covariance / torch.outer(scale, scale)
     np.testing.assert_allclose(found, truth, rtol=1e-6, atol=1e-8)
 
 
-def test_a_fit_knows_no_units():
+def test_a_fit_is_equivariant_to_units():
     x, unit = rows(30), torch.tensor([1e-4, 1.0, 1e5], dtype=DOUBLE)
     small, large = Gaussian.fit(x), Gaussian.fit(x * unit)
     torch.testing.assert_close(large.covariance, small.covariance * torch.outer(unit, unit))
@@ -243,7 +243,7 @@ def test_weights_count_as_repeated_rows(diagonal, shrinkage):
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 @pytest.mark.parametrize("diagonal", [True, False])
-def test_constant_and_copied_columns_stay_usable(dtype, diagonal):
+def test_constant_and_duplicated_columns_have_finite_densities(dtype, diagonal):
     x = rows(100).to(dtype)
     constant = torch.full((100, 1), 1e4 / 3).to(dtype)
     table = torch.cat([x, constant, 1000 * x[:, :1] + 7], 1)
@@ -262,7 +262,7 @@ def test_one_row_is_the_mean_of_a_unit_normal():
     torch.testing.assert_close(fitted.covariance, torch.eye(2))
 
 
-def test_a_fit_that_may_not_shrink_says_what_is_wrong():
+def test_a_singular_covariance_without_shrinkage_is_refused():
     x = rows(50)
     with pytest.raises(ValueError, match="shrinkage"):
         Gaussian.fit(torch.cat([x, x], 1), shrinkage=0.0)
@@ -277,7 +277,7 @@ def test_a_fit_that_may_not_shrink_says_what_is_wrong():
         ([[1.0, 2.0]], {}, "floating-point rows"),
         (torch.tensor([[1.0, 1.0], [math.nan, 1.0]]), {}, "row 1"),
         (torch.ones(3, 2, 2), {}, "diagonal=True"),
-        (torch.ones(3, 2), {"weight": torch.ones(2)}, "number a row"),
+        (torch.ones(3, 2), {"weight": torch.ones(2)}, "number per row"),
         (torch.ones(3, 2), {"weight": torch.tensor([1.0, -1.0, 1.0])}, "non-negative"),
         (torch.ones(3, 2), {"weight": torch.zeros(3)}, "above zero"),
         (torch.ones(3, 2), {"shrinkage": 1.5}, "shrinkage"),
@@ -328,7 +328,7 @@ def test_a_uniform_density_is_one_over_the_volume(generator):
         ("mixed", [0.0, 1.0, 0.0, 3.0, 0.0, 1.0, 0.0]),
     ],
 )
-def test_outside_there_is_no_probability(name, row):
+def test_the_probability_outside_is_zero(name, row):
     noise = INSTANCES[name]
     x = torch.cat([noise.sample(1, seeded()), torch.tensor([row], dtype=DOUBLE)])
     inside, outside = noise.log_prob(x).tolist()
@@ -357,6 +357,6 @@ def test_unbounded_domains_have_no_uniform_distribution(domain, message):
         Uniform(domain)
 
 
-def test_uniform_takes_domains_alone():
+def test_uniform_refuses_other_than_domains():
     with pytest.raises(TypeError, match="Domain"):
         Uniform((0.0, 1.0))

@@ -102,7 +102,7 @@ class Refuses(pickle.Pickler):
 
 
 @pytest.mark.parametrize("kind", NAMED)
-def test_they_keep_the_contract(kind):
+def test_flows_satisfy_the_contract(kind):
     assert_contract(NAMED[kind])
 
 
@@ -132,7 +132,7 @@ def test_draws_follow_the_density(noise):
     assert mean_is((other.log_prob(x) - noise.log_prob(x)).exp(), 1.0)
 
 
-def test_units_are_a_change_of_variables(noise):
+def test_centre_and_scale_are_a_change_of_variables(noise):
     plain = NormalizingFlow(noise.flow, noise.domain.n_columns)
     x = noise.sample(20, seeded(1))
     z = (x - noise.centre) / noise.scale
@@ -153,7 +153,7 @@ def test_draws_with_their_densities_are_those_of_sample(noise):
 
 
 @pytest.mark.parametrize("name", INSTANCES)
-def test_weights_get_gradients_when_somebody_asks(name):
+def test_weights_get_gradients_where_required(name):
     noise = copy.deepcopy(INSTANCES[name])
     assert not any(p.requires_grad for p in noise.flow.parameters())
     noise.flow.requires_grad_(True)
@@ -184,7 +184,7 @@ def test_large_tables_go_in_chunks(monkeypatch):
     assert len(draws) == len(torch.unique(draws, dim=0)) == 100
 
 
-def test_slopes_are_finite_differences_far_out():
+def test_scores_equal_finite_differences_in_the_tails():
     noise = INSTANCES["coupling"]
     x = noise.centre + noise.scale * torch.tensor([[30.0, -4.9, 0.0], [1e3, 7.0, -8.0]])
     numeric = finite_difference(lambda rows: noise.log_prob(rows).sum(), x.to(DOUBLE))
@@ -205,7 +205,7 @@ def test_copies_share_no_weights(noise):
         assert torch.equal(noise.log_prob(x), before)
 
 
-def test_a_module_of_a_user_is_stored_as_it_is(noise):
+def test_a_custom_module_is_pickled(noise):
     back = pickle.loads(pickle.dumps(noise))
     x = noise.sample(5, seeded())
     assert torch.equal(back.log_prob(x), noise.log_prob(x))
@@ -232,22 +232,22 @@ def test_a_named_flow_is_stored_as_arrays(kind):
 # ------------------------------------------------------------------------------
 
 
-def test_moons_are_no_normal_distribution():
-    """In nats a row; 0.9 is what there is."""
+def test_a_flow_beats_the_normal_distribution_on_moons():
+    """In nats per row; the true gain is 0.9."""
     x, new = moons(600, 0), moons(2000, 1)
     noise = NormalizingFlow.fit(x, flow="coupling", transforms=2, hidden_sizes=(32,), n_steps=150)
     gain = noise.log_prob(new).mean() - Gaussian.fit(x).log_prob(new).mean()
     assert float(gain) > 0.5
 
 
-def test_a_normal_distribution_is_found():
+def test_a_flow_recovers_a_normal_distribution():
     truth = Gaussian(torch.tensor([100.0, -2.0]), covariance=torch.tensor([[4.0, 1.2], [1.2, 1.0]]))
     noise = NormalizingFlow.fit(truth.sample(2000, seeded()), flow="maf", transforms=1, n_steps=200)
     x = truth.sample(2000, seeded(1))
     assert abs(float((truth.log_prob(x) - noise.log_prob(x)).mean())) < 0.03
 
 
-def test_fits_repeat_with_the_generator_and_leave_torch_alone():
+def test_fits_repeat_with_the_generator_and_leave_the_global_one():
     x = moons(100, 0)
     before = torch.get_rng_state()
 
@@ -270,7 +270,7 @@ def test_heavy_rows_count_more():
     assert left == pytest.approx(0.75, abs=0.06)
 
 
-def test_weight_zero_is_no_row_and_weights_have_no_unit():
+def test_only_relative_positive_weights_matter():
     x = moons(120, 0)
     weight = (torch.arange(120) % 3 > 0).float()
     fit = {"flow": "maf", "n_steps": 5}
@@ -280,7 +280,7 @@ def test_weight_zero_is_no_row_and_weights_have_no_unit():
         torch.testing.assert_close(found, without, rtol=1e-4, atol=1e-4)
 
 
-def test_blur_is_the_noise_of_rows():
+def test_sigma_is_the_noise_level_of_rows():
     x = torch.cat([torch.full((200, 1), 7.0), torch.randn(200, 1, generator=seeded())], 1)
     noise = NormalizingFlow.fit(x, flow="maf", sigma=torch.tensor([0.3, 2.0]), n_steps=60)
     spread = noise.sample(4000, seeded()).std(0)
@@ -317,8 +317,8 @@ def test_a_module_is_trained_from_its_weights():
     torch.testing.assert_close(noise.sample(4000, seeded()).mean(0), x.mean(0), atol=0.15, rtol=0)
 
 
-def test_training_ends_where_held_out_rows_gain_nothing(monkeypatch):
-    """And goes back to what they liked best, here the weights of the second look."""
+def test_training_stops_when_the_held_out_likelihood_does(monkeypatch):
+    """And returns to the weights of largest likelihood, here of the second evaluation."""
     found = iter([1.0, 2.0, 1.5, 1.4, 1.3, 1.2])
     kept = []
 
@@ -326,7 +326,7 @@ def test_training_ends_where_held_out_rows_gain_nothing(monkeypatch):
         kept.append(copy.deepcopy(flow.state_dict()))
         return next(found)
 
-    monkeypatch.setattr(flow, "_held_out", held_out)
+    monkeypatch.setattr(flow, "_mean_log_prob", held_out)
     noise = NormalizingFlow.fit(moons(100, 0), flow="maf", n_steps_no_change=30)
     assert len(kept) == 4
     for name, value in noise.flow.state_dict().items():
@@ -347,7 +347,7 @@ def test_a_fit_that_diverges():
     x = torch.randn(100, 2, generator=seeded()) * 1.0
     with pytest.raises(FloatingPointError, match="lower learning_rate"):
         NormalizingFlow.fit(x, flow=Broken(), learning_rate=1.0)
-    # After a look there is something to go back to.
+    # After one evaluation there are weights to return to.
     noise = NormalizingFlow.fit(x, flow=Broken(), learning_rate=2e-3, n_steps=500)
     assert noise.log_prob(x).isfinite().all()
 
@@ -382,7 +382,7 @@ class Returns(nn.Module):
     ],
     ids=["function", "class", "arguments", "number", "columns", "entries"],
 )
-def test_what_is_no_flow(flow, error, message):
+def test_invalid_flows_are_refused(flow, error, message):
     with pytest.raises(error, match=message):
         NormalizingFlow(flow, 2)
     with pytest.raises(error, match=message.replace("n_columns=2", "")):
@@ -432,7 +432,7 @@ def test_rows_that_are_not_finite():
         NormalizingFlow.fit(x)
 
 
-def test_what_has_no_closed_form_says_so():
+def test_flows_have_no_closed_forms():
     noise = INSTANCES["nsf"]
     with pytest.raises(TypeError, match="no exact conditionals given real"):
         noise.given(Clamp(torch.tensor([[True, False]]), torch.zeros(1, 2)))
@@ -441,7 +441,7 @@ def test_what_has_no_closed_form_says_so():
     assert GaussianMixture.fit(torch.randn(9, 2)).has_given
 
 
-def test_zuko_is_not_there(monkeypatch):
+def test_without_zuko_the_error_names_the_extra(monkeypatch):
     stored = pickle.dumps(NAMED["maf"])
     monkeypatch.setitem(sys.modules, "zuko", None)
     with pytest.raises(ImportError, match=r'pip install "skebm\[flows\]"'):
@@ -519,7 +519,7 @@ def test_a_flow_as_the_base_of_score_matching():
     assert np.isfinite(model.score(ROWS))
 
 
-def test_walls_and_bits_take_no_flow():
+def test_flows_are_refused_for_bounded_and_binary_columns():
     with pytest.raises(ValueError, match="'coupling' has mass beyond the walls"):
         density(noise="coupling", bounds=(0, 2000)).fit(np.abs(ROWS))
     with pytest.raises(ValueError, match="'maf' is a distribution of real columns"):

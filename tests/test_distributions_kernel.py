@@ -36,15 +36,17 @@ INSTANCES = {
 
 
 def scales(centres, n_scales, weights=None, seed=7):
-    """Kernels of random covariances and shares."""
+    """Kernels of random covariances and mixing weights."""
     d = centres.shape[1]
     size = torch.tensor([0.3, 1.0, 0.1, 2.0], dtype=DOUBLE)[:n_scales, None, None]
     root = size * (
         torch.eye(d, dtype=DOUBLE)
         + 0.5 * torch.randn(n_scales, d, d, generator=seeded(seed), dtype=DOUBLE)
     )
-    shares = torch.rand(n_scales, generator=seeded(seed), dtype=DOUBLE) + 0.1
-    return KernelDensity(centres, weights=weights, covariances=root @ root.mT, shares=shares)
+    mixing_weights = torch.rand(n_scales, generator=seeded(seed), dtype=DOUBLE) + 0.1
+    return KernelDensity(
+        centres, weights=weights, covariances=root @ root.mT, mixing_weights=mixing_weights
+    )
 
 
 SEVERAL = {
@@ -59,17 +61,19 @@ INSTANCES |= SEVERAL
 def as_mixture(noise):
     """Spelled out: a component for each scale of each centre."""
     covariances = noise.kernel_covariances
-    shares = torch.ones(1, dtype=DOUBLE) if noise.shares is None else noise.shares
+    mixing_weights = (
+        torch.ones(1, dtype=DOUBLE) if noise.mixing_weights is None else noise.mixing_weights
+    )
     m = len(noise.weights)
     return GaussianMixture(
-        torch.outer(shares, noise.weights).flatten(),
-        noise.centres.repeat(len(shares), 1),
+        torch.outer(mixing_weights, noise.weights).flatten(),
+        noise.centres.repeat(len(mixing_weights), 1),
         covariances.repeat_interleave(m, 0),
     )
 
 
 @pytest.mark.parametrize("name", INSTANCES)
-def test_all_keep_the_contract(name):
+def test_distributions_satisfy_the_contract(name):
     assert_contract(INSTANCES[name])
     assert INSTANCES[name].domain == Real((INSTANCES[name].centres.shape[1],))
 
@@ -80,7 +84,7 @@ def test_all_keep_the_contract(name):
 
 
 @pytest.mark.parametrize("name", INSTANCES)
-def test_densities_and_slopes_are_those_of_the_mixture(name):
+def test_densities_and_scores_equal_those_of_the_mixture(name):
     noise = INSTANCES[name]
     x = 3 * torch.randn(50, noise.centres.shape[1], generator=seeded(), dtype=DOUBLE)
     value, slope = as_mixture(noise).log_prob_and_score(x)
@@ -112,10 +116,10 @@ def test_several_scales_are_sums_of_normal_densities(name):
     noise = INSTANCES[name]
     x = 2 * torch.randn(10, noise.centres.shape[1], generator=seeded(), dtype=DOUBLE)
     truth = 0.0
-    for share, covariance in zip(noise.shares, noise.covariances, strict=True):
+    for mixing, covariance in zip(noise.mixing_weights, noise.covariances, strict=True):
         for weight, centre in zip(noise.weights, noise.centres, strict=True):
             normal = scipy.stats.multivariate_normal(centre, covariance)
-            truth = truth + float(share * weight) * normal.pdf(x)
+            truth = truth + float(mixing * weight) * normal.pdf(x)
     np.testing.assert_allclose(noise.log_prob(x), np.log(truth), rtol=1e-9)
 
 
@@ -138,8 +142,8 @@ COUNTS = torch.tensor([1.0, 2.0, 1.0, 3.0, 0.5], dtype=DOUBLE)
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 @pytest.mark.parametrize("n_scales", [0, 3])
-def test_a_centre_may_be_left_out_of_each_row(n_scales, dtype, monkeypatch):
-    """Its count falls by one, or to zero, and the others are as likely as they were."""
+def test_a_centre_can_be_left_out_for_each_row(n_scales, dtype, monkeypatch):
+    """One is subtracted from its count, down to zero, and the other counts stay."""
     centres = rows(5, 2).to(dtype)
 
     def kernels(counts):
@@ -165,7 +169,7 @@ def test_a_centre_may_be_left_out_of_each_row(n_scales, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["space", "several space"])
-def test_slopes_without_a_centre_are_gradients(name):
+def test_scores_without_a_centre_are_gradients(name):
     noise = INSTANCES[name]
     without = torch.arange(10)
     x = (noise.centres[:10] + 0.05).requires_grad_(True)
@@ -197,7 +201,7 @@ def test_bad_numbers_of_centres_are_refused(without, message):
 
 def test_the_only_centre_cannot_be_left_out():
     noise, x = INSTANCES["several one"], torch.zeros(1, 2, dtype=DOUBLE)
-    with pytest.raises(ValueError, match="leaves nothing"):
+    with pytest.raises(ValueError, match="only centre cannot be left out"):
         noise.log_prob(x, torch.tensor([0]))
     twice = KernelDensity(noise.centres, 1.0, torch.tensor([2.0]))
     assert torch.equal(twice.log_prob(x, torch.tensor([0])), twice.log_prob(x))
@@ -205,7 +209,7 @@ def test_the_only_centre_cannot_be_left_out():
 
 
 @pytest.mark.parametrize("name", ["space", "several space"])
-def test_large_batches_are_cut(name, monkeypatch):
+def test_large_batches_are_processed_in_chunks(name, monkeypatch):
     noise = INSTANCES[name]
     x = noise.sample(100, seeded())
     value, slope = noise.log_prob_and_score(x)
@@ -215,7 +219,7 @@ def test_large_batches_are_cut(name, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
-def test_far_centres_and_rows_keep_their_digits(dtype):
+def test_distant_centres_and_rows_do_not_lose_precision(dtype):
     """Distances are products: of numbers up to 1e6 bandwidths, in double precision."""
     centres = torch.tensor([[0.0, 0.0], [1e3, 1.0], [1e3, 1.001]], dtype=dtype)
     noise = KernelDensity(centres, 0.001)
@@ -245,7 +249,7 @@ def test_draws_follow_the_density(name, generator):
         assert scipy.stats.kstest(column, cdf).pvalue > P_FLOOR
 
 
-def test_centres_of_no_weight_are_left_out():
+def test_centres_of_weight_zero_are_removed():
     centres = rows(3, 2)
     noise = KernelDensity(centres, 1.0, torch.tensor([2.0, 0.0, 2.0]))
     assert torch.equal(noise.centres, centres[[0, 2]])
@@ -259,7 +263,7 @@ def test_centres_of_no_weight_are_left_out():
 
 @pytest.mark.parametrize("sigma", [0.0, 0.7, torch.tensor([0.1, 2.0, 1.0])])
 @pytest.mark.parametrize("name", ["space", "several space"])
-def test_blurs_are_those_of_the_mixture(name, sigma):
+def test_convolutions_equal_those_of_the_mixture(name, sigma):
     noise = INSTANCES[name]
     x = 3 * torch.randn(20, 3, generator=seeded(), dtype=DOUBLE)
     truth = as_mixture(noise).convolved(sigma).log_prob(x)
@@ -288,7 +292,7 @@ def test_conditional_draws_are_exact(name, known, generator):
 
 
 @pytest.mark.parametrize("name", ["space", "several space"])
-def test_conditionals_of_many_rows_are_cut(name, monkeypatch):
+def test_conditionals_of_many_rows_are_processed_in_chunks(name, monkeypatch):
     noise = INSTANCES[name]
     x = noise.sample(50, seeded(1))
     mask = torch.rand(50, 3, generator=seeded(2)) < 0.5
@@ -329,7 +333,7 @@ def test_the_likelihood_leaves_each_row_out():
         assert found - shift == pytest.approx(left_out_likelihood(x, factor), rel=1e-9)
 
 
-def test_the_bandwidth_is_the_likeliest():
+def test_the_bandwidth_maximises_the_likelihood():
     x = rows(80, 2)
     found = KernelDensity.fit(x).bandwidth / x.std(0, correction=0)
     assert float(found[0]) == pytest.approx(float(found[1]))
@@ -365,7 +369,7 @@ def test_weights_count_where_rows_are_spread(monkeypatch):
     assert index.diff().unique().tolist() == [10]
 
 
-def test_a_fit_knows_no_units():
+def test_a_fit_is_equivariant_to_units():
     x, unit = rows(60, 3), torch.tensor([1e-4, 1.0, 1e5], dtype=DOUBLE)
     torch.testing.assert_close(
         KernelDensity.fit(x * unit).bandwidth, KernelDensity.fit(x).bandwidth * unit
@@ -405,7 +409,7 @@ HARD = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 @pytest.mark.parametrize("name", HARD)
-def test_hard_rows_give_finite_scales(name, dtype):
+def test_degenerate_rows_give_finite_scales(name, dtype):
     x = HARD[name][0].to(dtype)
     found = KernelDensity.fit(x, n_scales=3)
     assert found.scale_tril.dtype == dtype
@@ -413,12 +417,12 @@ def test_hard_rows_give_finite_scales(name, dtype):
     assert found.log_prob(x).isfinite().all()
     assert found.score(x).isfinite().all()
     assert found.sample(50, seeded()).isfinite().all()
-    assert found.shares.sum().item() == pytest.approx(1)
+    assert found.mixing_weights.sum().item() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 @pytest.mark.parametrize("name", HARD)
-def test_hard_rows_give_finite_densities(name, dtype):
+def test_degenerate_rows_give_finite_densities(name, dtype):
     x, factor = HARD[name]
     x = x.to(dtype)
     found = KernelDensity.fit(x)
@@ -437,7 +441,7 @@ def test_hard_rows_give_finite_densities(name, dtype):
         )
 
 
-def test_weights_may_be_shares():
+def test_weights_may_sum_to_one():
     x = rows(50, 2)
     found = KernelDensity.fit(x, torch.full((50,), 0.02))
     torch.testing.assert_close(found.bandwidth, KernelDensity.fit(x).bandwidth)
@@ -449,7 +453,7 @@ def test_weights_may_be_shares():
         (torch.ones(0, 2), {}, "n of at least 1"),
         (torch.ones(3, 2, 2), {}, "flat rows"),
         (torch.tensor([[1.0], [math.nan]]), {}, "row 1"),
-        (torch.ones(3, 2), {"weight": torch.ones(2)}, "number a row"),
+        (torch.ones(3, 2), {"weight": torch.ones(2)}, "number per row"),
         (torch.ones(3, 2), {"weight": -torch.ones(3)}, "non-negative"),
         (torch.ones(3, 2), {"bandwidth": "scott"}, "auto"),
         (torch.ones(3, 2), {"bandwidth": 0.0}, "positive"),
@@ -491,14 +495,17 @@ EYE = torch.eye(2)[None]
     [
         ({}, "Pass either"),
         ({"bandwidth": 1.0, "covariances": EYE}, "Pass either"),
-        ({"bandwidth": 1.0, "shares": torch.ones(1)}, "shares are those of covariances"),
+        (
+            {"bandwidth": 1.0, "mixing_weights": torch.ones(1)},
+            "mixing_weights belong to covariances",
+        ),
         ({"covariances": torch.eye(2)}, r"\(M, 2, 2\)"),
         ({"covariances": EYE[:0]}, r"\(M, 2, 2\)"),
         ({"covariances": [EYE]}, r"\(M, 2, 2\)"),
         ({"covariances": torch.ones(1, 2, 2)}, "positive definite"),
         ({"covariances": torch.tensor([[[1.0, 1.0], [0.0, 1.0]]])}, "symmetric"),
-        ({"covariances": EYE, "shares": torch.ones(2)}, "shares must be a tensor"),
-        ({"covariances": EYE, "shares": torch.zeros(1)}, "not all zero"),
+        ({"covariances": EYE, "mixing_weights": torch.ones(2)}, "mixing_weights must be a tensor"),
+        ({"covariances": EYE, "mixing_weights": torch.zeros(1)}, "not all zero"),
     ],
 )
 def test_bad_scales_are_refused(kwargs, message):
@@ -506,11 +513,13 @@ def test_bad_scales_are_refused(kwargs, message):
         KernelDensity(torch.ones(3, 2), **kwargs)
 
 
-def test_scales_of_no_share_are_left_out():
+def test_scales_of_mixing_weight_zero_are_removed():
     covariances = torch.stack([torch.eye(2), 4 * torch.eye(2)])
-    noise = KernelDensity(torch.ones(3, 2), covariances=covariances, shares=torch.tensor([0.0, 5]))
+    noise = KernelDensity(
+        torch.ones(3, 2), covariances=covariances, mixing_weights=torch.tensor([0.0, 5])
+    )
     torch.testing.assert_close(noise.covariances, covariances[1:])
-    assert noise.shares.tolist() == [1.0]
+    assert noise.mixing_weights.tolist() == [1.0]
     assert repr(noise) == "KernelDensity(3 centres, 2 columns, 1 scales)"
 
 
@@ -538,26 +547,26 @@ def start(d, n_scales=3):
 
 def test_the_likelihood_of_scales_leaves_each_row_out():
     z = standardised(rows(25, 2))
-    covariances, shares = start(2)
+    covariances, mixing_weights = start(2)
     w = torch.ones(25, dtype=DOUBLE)
-    found = kernel.statistics(z, w, *kernel.left_out(w), covariances, shares)
+    found = kernel.statistics(z, w, *kernel.left_out(w), covariances, mixing_weights)
     truth = 0.0
     for i in range(25):
         others = KernelDensity(
-            torch.cat([z[:i], z[i + 1 :]]), covariances=covariances, shares=shares
+            torch.cat([z[:i], z[i + 1 :]]), covariances=covariances, mixing_weights=mixing_weights
         )
         truth += float(others.log_prob(z[[i]])) / 25
     assert found.log_likelihood == pytest.approx(truth, rel=1e-9)
-    noise = KernelDensity(z, covariances=covariances, shares=shares)
+    noise = KernelDensity(z, covariances=covariances, mixing_weights=mixing_weights)
     without = noise.log_prob(z, torch.arange(25)).mean()
     assert found.log_likelihood == pytest.approx(float(without), rel=1e-9)
 
 
 def test_statistics_are_sums_over_pairs(monkeypatch):
     z, w = standardised(rows(12, 2)), torch.arange(1, 13, dtype=DOUBLE) % 3 + 0.5
-    covariances, shares = start(2)
+    covariances, mixing_weights = start(2)
     monkeypatch.setattr(kernel, "PAIRS", 40)
-    found = kernel.statistics(z, w, torch.arange(12), w, covariances, shares)
+    found = kernel.statistics(z, w, torch.arange(12), w, covariances, mixing_weights)
     density = torch.stack(
         [
             torch.stack([KernelDensity(c[None], covariances=s[None]).log_prob(z).exp() for c in z])
@@ -565,42 +574,46 @@ def test_statistics_are_sums_over_pairs(monkeypatch):
         ]
     ).mT  # (M, rows, centres)
     mass = w.expand(12, 12) - w.clamp(max=1).diag()
-    share = shares[:, None, None] * mass * density
-    share = share / share.sum((0, 2))[:, None] * w[:, None]
+    responsibility = mixing_weights[:, None, None] * mass * density
+    responsibility = responsibility / responsibility.sum((0, 2))[:, None] * w[:, None]
     off = z[:, None] - z
-    torch.testing.assert_close(found.amount, share.sum((1, 2)))
-    torch.testing.assert_close(found.scatter, torch.einsum("mij,ija,ijb->mab", share, off, off))
+    torch.testing.assert_close(found.amount, responsibility.sum((1, 2)))
+    torch.testing.assert_close(
+        found.scatter, torch.einsum("mij,ija,ijb->mab", responsibility, off, off)
+    )
 
 
 def test_steps_raise_the_likelihood():
-    """Where no prior draws it elsewhere."""
+    """Without a prior."""
     z = standardised(tailed(150))
     w = torch.rand(150, generator=seeded(2), dtype=DOUBLE)  # no row has a copy
-    covariances, shares = start(3)
+    covariances, mixing_weights = start(3)
     path = []
     for _ in range(40):
-        found = kernel.statistics(z, w, torch.arange(150), w, covariances, shares)
+        found = kernel.statistics(z, w, torch.arange(150), w, covariances, mixing_weights)
         path.append(found.log_likelihood)
-        covariances, shares = kernel.update(found, covariances, shares, 0.0, 0.0, 0.0)
+        covariances, mixing_weights = kernel.update(
+            found, covariances, mixing_weights, 0.0, 0.0, 0.0
+        )
     assert (np.diff(path) > -1e-10).all()
     assert path[-1] - path[0] > 0.1
 
 
 @pytest.mark.parametrize("draw", [tailed, lambda n: rows(n, 4)])
 def test_a_fit_raises_the_likelihood(draw):
-    """Up to where the prior lowers it, and no further."""
+    """Until the prior lowers it."""
     z = standardised(draw(200))
     w = torch.ones(200, dtype=DOUBLE)
-    covariances, shares, path = kernel.learn(z, w, 3, None)
+    covariances, mixing_weights, path = kernel.fit_scales(z, w, 3, None)
     assert path[-1] > path[0] + 0.1
     assert (np.diff(path[: np.argmax(path) + 1]) >= 0).all()
-    noise = KernelDensity(z, covariances=covariances, shares=shares)
+    noise = KernelDensity(z, covariances=covariances, mixing_weights=mixing_weights)
     found = float(noise.log_prob(z, torch.arange(200)).mean())
-    root = kernel._root(z, w)
-    assert found + float(root.diagonal().log().sum()) == pytest.approx(max(path), rel=1e-9)
+    tril = kernel._correlation_tril(z, w)
+    assert found + float(tril.diagonal().log().sum()) == pytest.approx(max(path), rel=1e-9)
 
 
-def test_columns_that_nearly_copy_each_other_are_told_apart():
+def test_nearly_duplicated_columns_are_distinguished():
     """The prior has the shape of the rows, not that of the columns' axes."""
     x, fresh = rows(300, 2), rows(1000, 2, seed=1)
     near = [torch.cat([z, z[:, :1] + 1e-2 * z[:, 1:].sin()], 1) for z in (x, fresh)]
@@ -628,22 +641,22 @@ def test_weights_of_scales_count_as_repeated_rows(stages, monkeypatch):
     one = KernelDensity.fit(x, weight, n_scales=3)
     other = KernelDensity.fit(x.repeat_interleave(weight.long(), 0), n_scales=3)
     torch.testing.assert_close(one.covariances, other.covariances)
-    torch.testing.assert_close(one.shares, other.shares)
+    torch.testing.assert_close(one.mixing_weights, other.mixing_weights)
     at = rows(10, 2, seed=2)
     torch.testing.assert_close(one.log_prob(at), other.log_prob(at))
     assert not torch.allclose(one.covariances, KernelDensity.fit(x, n_scales=3).covariances)
 
 
-def test_weights_of_scales_may_be_shares():
+def test_weights_of_several_scales_may_sum_to_one():
     x = rows(50, 2)
     found = KernelDensity.fit(x, torch.full((50,), 0.02, dtype=DOUBLE), n_scales=2)
     torch.testing.assert_close(found.covariances, KernelDensity.fit(x, n_scales=2).covariances)
 
 
-def test_scales_know_no_units():
+def test_scales_are_equivariant_to_units():
     x, unit = tailed(80), torch.tensor([1e-4, 1.0, 1e5], dtype=DOUBLE)
     found, truth = KernelDensity.fit(x * unit, n_scales=3), KernelDensity.fit(x, n_scales=3)
-    torch.testing.assert_close(found.shares, truth.shares)
+    torch.testing.assert_close(found.mixing_weights, truth.mixing_weights)
     torch.testing.assert_close(
         found.kernel_covariances, truth.kernel_covariances * torch.outer(unit, unit)
     )
@@ -665,16 +678,16 @@ def test_repeated_rows_reach_the_floor():
 
 
 def test_the_factor_may_be_given():
-    """It is where the scales start."""
+    """It sets the initial scales."""
     z = standardised(rows(40, 2))
     found = KernelDensity.fit(z, n_scales=2, bandwidth=0.4)
-    truth = kernel.learn(z, torch.ones(40, dtype=DOUBLE), 2, 0.4)
+    truth = kernel.fit_scales(z, torch.ones(40, dtype=DOUBLE), 2, 0.4)
     torch.testing.assert_close(found.covariances, truth[0], rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(found.shares, truth[1])
+    torch.testing.assert_close(found.mixing_weights, truth[1])
 
 
 def test_pairs_are_bounded(monkeypatch):
-    """However many rows there are, a step looks at a bounded number of pairs."""
+    """The number of pairs in a step is bounded, however many rows there are."""
     x, fresh = rows(300, 3), rows(500, 3, seed=1)
     truth = KernelDensity.fit(x, n_scales=2)
     monkeypatch.setattr(kernel, "MAX_PAIRS", 300 * 50)

@@ -74,7 +74,7 @@ def assert_contract(noise):
     assert noise.log_prob(x[:0]).shape == (0,)
     assert noise.score(x[:0]).shape == (0, *noise.domain.row_shape)
     assert torch.equal(torch.get_rng_state(), before)
-    assert_slopes(noise, x)
+    assert_scores(noise, x)
     assert_copies(noise, x)
     for dtype in (torch.float32, DOUBLE):
         for found in (noise.log_prob(x.to(dtype)), noise.score(x.to(dtype))):
@@ -84,7 +84,7 @@ def assert_contract(noise):
         )
 
 
-def assert_slopes(noise, x):
+def assert_scores(noise, x):
     value, slope = noise.log_prob(x), noise.score(x)
     alone = torch.cat([noise.log_prob(row[None]) for row in x])
     torch.testing.assert_close(value, alone, rtol=1e-10, atol=1e-10)
@@ -132,18 +132,18 @@ def grid(low, high, n, d):
     return torch.cartesian_prod(*[at] * d).view(-1, d), float(at[1] - at[0]) ** d
 
 
-def test_all_keep_the_contract(noise):
+def test_distributions_satisfy_the_contract(noise):
     assert_contract(noise)
 
 
-def test_slopes_of_what_is_flat_are_zero():
+def test_scores_of_a_uniform_density_are_zero():
     noise = Uniform(Real((2,), 0.0, 1.0), DOUBLE)
     assert not noise.score(noise.sample(5, seeded())).any()
     bits = IndependentBernoulli(torch.tensor([0.3, -1.0]))
     torch.testing.assert_close(bits.score(torch.zeros(1, 2)), bits.logits[None])
 
 
-def test_what_is_not_possible_says_so():
+def test_missing_closed_forms_are_refused():
     noise = Uniform(Binary((2,)))
     with pytest.raises(TypeError, match="added normal noise: use Gaussian"):
         noise.convolved(1.0)
@@ -174,7 +174,7 @@ def test_densities_integrate_to_one():
     assert float(INSTANCES["plane"].log_prob(x).exp().sum()) * cell == pytest.approx(1, abs=1e-9)
 
 
-def test_far_rows_and_narrow_components_keep_their_digits():
+def test_distant_rows_and_narrow_components_do_not_lose_precision():
     weights, means = torch.tensor([0.5, 0.5]), torch.tensor([[1e4, 0.0], [1e4 + 3, 1.0]])
     noise = GaussianMixture(weights, means, 1e-4 * torch.eye(2).expand(2, 2, 2))
     x = means + 0.01
@@ -187,7 +187,7 @@ def test_far_rows_and_narrow_components_keep_their_digits():
     assert noise.score(far).isfinite().all()
 
 
-def test_large_batches_are_cut(monkeypatch):
+def test_large_batches_are_processed_in_chunks(monkeypatch):
     noise = INSTANCES["space"]
     x = noise.sample(100, seeded())
     value, slope = noise.log_prob_and_score(x)
@@ -221,7 +221,7 @@ def test_draws_follow_the_density(name, generator):
 
 
 @pytest.mark.parametrize("name", ["line", "gaussian", "diagonal", "plane"])
-def test_blurs_are_convolutions(name, generator):
+def test_convolutions_equal_quadrature(name, generator):
     """E over z of q(x - sigma z), by the midpoints of 20,000 normal quantiles or by draws."""
     noise = INSTANCES[name]
     d = noise.domain.n_columns
@@ -238,7 +238,7 @@ def test_blurs_are_convolutions(name, generator):
         assert float(values.mean()) == pytest.approx(float(found), abs=error)
 
 
-def test_blurs_add_up(noise):
+def test_convolutions_add_their_variances(noise):
     x = noise.sample(5, seeded(1))
     once, twice = noise.convolved(0.5), noise.convolved(0.3).convolved(0.4)
     torch.testing.assert_close(once.log_prob(x), twice.log_prob(x))
@@ -313,10 +313,10 @@ def test_conditional_draws_are_exact(name, known, generator):
     assert_conditional_draws_are_exact(INSTANCES[name], known, generator)
 
 
-def test_draws_are_the_same_with_little_room(monkeypatch):
+def test_draws_do_not_depend_on_gathering(monkeypatch):
     noise = make_mixture(5, 3)
     expected = noise.sample(500, seeded(2))
-    monkeypatch.setattr(mixture, "ROOM", 0)
+    monkeypatch.setattr(mixture, "GATHER_ENTRIES", 0)
     torch.testing.assert_close(noise.sample(500, seeded(2)), expected)
 
 
@@ -331,7 +331,7 @@ def test_conditionals_of_a_gaussian_are_the_regression():
     torch.testing.assert_close(draws[:, 1:].t().cov(), rest, rtol=0.1, atol=0.02)
 
 
-def test_what_is_known_adds_up():
+def test_conditioning_in_two_steps_equals_one():
     noise = INSTANCES["space"]
     x = noise.sample(4, seeded(1))
     first = torch.tensor([True, False, False]).expand(4, 3)
@@ -344,7 +344,7 @@ def test_what_is_known_adds_up():
     assert single.mean.dtype == single.sample(seeded()).dtype == torch.float32
 
 
-def test_impossible_knowledge_is_refused(noise):
+def test_invalid_known_values_are_refused(noise):
     shape = noise.domain.row_shape
     x = torch.full((2, *shape), math.nan, dtype=DOUBLE)
     with pytest.raises(ValueError, match="Known values must be finite"):
@@ -385,7 +385,7 @@ def test_weights_count_as_repeated_rows(n_components):
     assert not torch.allclose(plain.log_prob(x), one.log_prob(x))
 
 
-def test_one_component_is_shrunk_a_little():
+def test_one_component_is_shrunk_slightly():
     x = rows(500)
     found = GaussianMixture.fit(x, regularisation=0.0)
     torch.testing.assert_close(found.means[0], x.mean(0))
@@ -396,14 +396,14 @@ def test_one_component_is_shrunk_a_little():
 
 
 @pytest.mark.parametrize("blur", [0.7, torch.tensor([0.2, 3.0, 1.0], dtype=DOUBLE)])
-def test_one_component_of_noisy_rows_is_blurred(blur):
+def test_one_component_of_noisy_rows_is_convolved(blur):
     x = rows(500)
     plain = GaussianMixture.fit(x, prior_rows=0.0)
     found = GaussianMixture.fit(x, prior_rows=0.0, sigma=blur)
     torch.testing.assert_close(found.covariances, plain.convolved(blur).covariances)
 
 
-def test_components_of_noisy_rows_find_their_place_under_the_noise():
+def test_components_of_noisy_rows_adapt_to_the_noise():
     """Two points with noise: nothing but the noise is left of the components."""
     x = torch.tensor([[-3.0], [3.0]], dtype=DOUBLE).repeat(50, 1)
     settings = {"regularisation": 0.0, "prior_rows": 0.0}
@@ -412,7 +412,7 @@ def test_components_of_noisy_rows_find_their_place_under_the_noise():
     torch.testing.assert_close(found.covariances.flatten(), torch.full((2,), 0.25, dtype=DOUBLE))
 
 
-def test_more_rows_of_a_prior_make_components_more_alike():
+def test_more_prior_rows_make_components_more_similar():
     x = torch.cat([rows(60), 4 + 0.2 * rows(60, 1)])
 
     def unlike(prior_rows):
@@ -423,7 +423,7 @@ def test_more_rows_of_a_prior_make_components_more_alike():
 
 
 @pytest.mark.parametrize("more", [{"sigma": -1.0}, {"sigma": torch.ones(2)}, {"prior_rows": -1.0}])
-def test_noise_and_priors_that_are_none_are_refused(more):
+def test_invalid_noise_levels_and_priors_are_refused(more):
     with pytest.raises(ValueError, match=next(iter(more))):
         GaussianMixture.fit(rows(20), **more)
 
@@ -444,7 +444,7 @@ def test_labels_are_components():
         torch.testing.assert_close(root @ root.t(), rows.t().cov(correction=0))
 
 
-def test_labels_count_by_their_rows():
+def test_components_of_labels_are_weighted_by_their_rows():
     x = torch.randn(60, 3, generator=seeded(4), dtype=DOUBLE)
     labels = torch.arange(60) % 4
     weight = torch.ones(60, dtype=DOUBLE)
@@ -474,15 +474,17 @@ def test_steps_raise_the_penalised_likelihood(seed):
     z = (z - z.mean(0)) / z.std(0)
     w = torch.rand(150, generator=seeded(seed), dtype=DOUBLE) + 0.1
     u = torch.rand(6, generator=seeded(seed), dtype=DOUBLE)
-    share = torch.nn.functional.one_hot(mixture.clusters(z, w, 6, u)).double()
-    count, means, scatter = mixture.statistics(z, w, share)
+    responsibility = torch.nn.functional.one_hot(mixture.clusters(z, w, 6, u)).double()
+    count, means, scatter = mixture.statistics(z, w, responsibility)
     prior = mixture.make_prior(count, scatter, torch.zeros(3, dtype=DOUBLE))
     path = []
     for _ in range(60):
         found = prior.covariances(count, scatter)
-        share, value, penalty = mixture.expectation(z, w, count / count.sum(), means, found, prior)
+        responsibility, value, penalty = mixture.expectation(
+            z, w, count / count.sum(), means, found, prior
+        )
         path.append(value + penalty)
-        count, means, scatter = mixture.statistics(z, w, share)
+        count, means, scatter = mixture.statistics(z, w, responsibility)
     assert (np.diff(path) > -1e-9).all()
     assert path[-1] - path[0] > 1
     whole = mixture.maximise(z, w, 6, torch.full((3,), 1e-3, dtype=DOUBLE), u, 200, 1e-4)
@@ -490,7 +492,7 @@ def test_steps_raise_the_penalised_likelihood(seed):
     assert abs(float(whole.weights.sum()) - 1) < 1e-12
 
 
-def test_far_components_are_found():
+def test_distant_components_are_found():
     truth = torch.tensor([[-9.0, 0.0], [9.0, 0.0], [0.0, 9.0]], dtype=DOUBLE)
     covariance = torch.tensor([[1.0, 0.6], [0.6, 2.0]], dtype=DOUBLE)
     weights = torch.tensor([0.2, 0.3, 0.5], dtype=DOUBLE)
@@ -514,7 +516,7 @@ def test_more_starts_are_no_worse():
     assert float(best.log_prob(x).mean()) > np.mean(levels)
 
 
-def test_a_fit_knows_no_units():
+def test_a_fit_is_equivariant_to_units():
     x, unit = rows(), torch.tensor([1e-4, 1.0, 1e5], dtype=DOUBLE)
     small = GaussianMixture.fit(x, None, 3, generator=seeded())
     large = GaussianMixture.fit(x * unit, None, 3, generator=seeded())
@@ -546,7 +548,7 @@ HARD = {
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 @pytest.mark.parametrize("n_components", [1, 5])
 @pytest.mark.parametrize("name", HARD)
-def test_hard_rows_give_finite_densities(name, n_components, dtype):
+def test_degenerate_rows_give_finite_densities(name, n_components, dtype):
     x = HARD[name].to(dtype)
     found = GaussianMixture.fit(x, None, n_components)
     assert found.means.dtype == dtype
@@ -563,7 +565,7 @@ def test_hard_rows_give_finite_densities(name, n_components, dtype):
         )
 
 
-def test_weights_may_be_shares():
+def test_weights_may_sum_to_one():
     x = rows()
     found = GaussianMixture.fit(x, torch.full((200,), 1e-6), 5)
     assert found.log_prob(x).isfinite().all()
@@ -576,7 +578,7 @@ def test_weights_may_be_shares():
         ([[1.0]], {}, "floating-point rows"),
         (torch.ones(3, 2, 2), {}, "flat rows"),
         (torch.tensor([[1.0], [math.nan]]), {}, "row 1"),
-        (torch.ones(3, 2), {"weight": torch.ones(2)}, "number a row"),
+        (torch.ones(3, 2), {"weight": torch.ones(2)}, "number per row"),
         (torch.ones(3, 2), {"weight": torch.zeros(3)}, "above zero"),
         (torch.ones(3, 2), {"n_components": 0}, "n_components must be an integer"),
         (torch.ones(3, 2), {"n_components": 2.0}, "n_components"),

@@ -191,7 +191,7 @@ def test_fields_of_fifty_in_single_precision(name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1e3, 1e4])
-def test_huge_fields_decide(scale, dtype):
+def test_huge_fields_determine_the_columns(scale, dtype):
     tree = make_tree("random").to("cpu", dtype)
     field = (random_field("random", 50).sign() * scale).to(dtype)
     tilt = tree.tilted(field)
@@ -215,7 +215,7 @@ def test_a_hub_of_many_columns_in_single_precision(power):
 
 
 @pytest.mark.parametrize("scale", [50.0, 1e4])
-def test_a_decided_neighbour_leaves_the_others_their_precision(scale):
+def test_a_determined_neighbour_does_not_cost_precision(scale):
     """What is certain of one column must not be paid for by the columns beside it."""
     tree = make_tree("random")
     for sign in (-1, 1):
@@ -227,7 +227,7 @@ def test_a_decided_neighbour_leaves_the_others_their_precision(scale):
 
 
 @every_shape
-def test_the_slope_of_the_normaliser_is_the_mean(name):
+def test_the_gradient_of_the_normaliser_is_the_mean(name):
     field = random_field(name).requires_grad_()
     tilt = make_tree(name).tilted(field, 0.7)
     (slope,) = torch.autograd.grad(tilt.log_normaliser.sum(), field)
@@ -261,7 +261,7 @@ def test_draws_repeat_with_the_seed():
         assert not torch.equal(draw(seeded(1)), draw(seeded(2)))
 
 
-def test_draws_leave_the_tilt_as_it_was():
+def test_draws_do_not_change_the_tilt():
     tilt = make_tree("random").tilted(random_field("random"))
     before = tilt.log_normaliser.clone()
     first = tilt.sample(seeded(1))
@@ -278,7 +278,7 @@ def test_draws_leave_the_tilt_as_it_was():
 
 @pytest.mark.parametrize("power", [0.3, 1.0])
 @every_shape
-def test_what_is_known_equals_conditioning(name, power):
+def test_known_columns_equal_conditioning(name, power):
     field = random_field(name, 6)
     clamp = random_clamp(field)
     x, log_weight = enumerate_tilt(make_tree(name), field, power, clamp)
@@ -288,7 +288,7 @@ def test_what_is_known_equals_conditioning(name, power):
     assert torch.equal(tilt.mean[clamp.mask], clamp.value[clamp.mask])
 
 
-def test_draws_follow_what_is_known_in_their_row():
+def test_draws_follow_the_known_columns_of_their_row():
     field = random_field("random", 2)
     clamp = random_clamp(random_field("random", 4))
     clamp = Clamp(clamp.mask[1:3], clamp.value[1:3])
@@ -302,7 +302,7 @@ def test_draws_follow_what_is_known_in_their_row():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_known_stands_against_any_field(dtype):
+def test_known_columns_override_any_field(dtype):
     tree = make_tree("random").to("cpu", dtype)
     value = (random_field("random", 40) > 0).to(dtype)
     field = (1 - 2 * value) * 1e4
@@ -322,30 +322,30 @@ def test_a_fit_is_the_best_of_all_trees(seed, d):
     trees = list(spanning_trees(d))
     assert len({frozenset(map(frozenset, edges)) for edges in trees}) == d ** (d - 2)
     best = max(likelihood_on(edges, x) for edges in trees)
-    tree = ChowLiuTree.fit(x, share=1e-9)
+    tree = ChowLiuTree.fit(x, smoothing=1e-9)
     assert likelihood_on([tuple(e) for e in edges_of(tree)], x) == pytest.approx(best, abs=1e-9)
     assert float(tree.log_prob(x).mean()) == pytest.approx(best, abs=1e-6)
 
 
-def test_a_fit_finds_the_tree_that_rows_came_from():
+def test_a_fit_recovers_the_tree_of_rows():
     truth = make_tree("random")
-    tree = ChowLiuTree.fit(truth.sample(100_000, seeded(6)), share=1e-9)
+    tree = ChowLiuTree.fit(truth.sample(100_000, seeded(6)), smoothing=1e-9)
     x = bits(8)
     p = truth.log_prob(x).exp()
     assert float(p @ (truth.log_prob(x) - tree.log_prob(x))) < 1e-3
 
 
-def test_the_share_is_of_fair_coins():
+def test_smoothing_mixes_with_the_uniform_distribution():
     x = correlated_rows(100, 2)
-    tree = ChowLiuTree.fit(x, share=0.2)
+    tree = ChowLiuTree.fit(x, smoothing=0.2)
     p = 0.8 * count_states(x).to(DOUBLE) / 100 + 0.2 / 4
     torch.testing.assert_close(tree.log_prob(bits(2)).exp(), p)
 
 
 @pytest.mark.parametrize("shrinkage", [0.0, 0.3, 1.0])
-def test_shrinkage_is_a_share_of_independent_columns(shrinkage):
+def test_shrinkage_mixes_with_independent_columns(shrinkage):
     x = correlated_rows(100, 2)
-    tree = ChowLiuTree.fit(x, share=1e-12, shrinkage=shrinkage)
+    tree = ChowLiuTree.fit(x, smoothing=1e-12, shrinkage=shrinkage)
     apart = (bits(2) * x.mean(0) + (1 - bits(2)) * (1 - x.mean(0))).prod(1)
     p = (1 - shrinkage) * count_states(x).to(DOUBLE) / 100 + shrinkage * apart
     torch.testing.assert_close(tree.log_prob(bits(2)).exp(), p)
@@ -367,7 +367,7 @@ def test_weights_are_repetitions_on_any_scale(scale):
     assert edges_of(weighted) == edges_of(repeated)
 
 
-def test_moments_are_all_a_fit_needs():
+def test_a_fit_depends_on_moments_only():
     x = torch.rand(50, 6, generator=seeded(), dtype=DOUBLE)
     second = x.t() @ x / 50
     second.diagonal().copy_(x.mean(0))
@@ -388,7 +388,7 @@ def test_values_inside_count_as_probabilities():
 @pytest.mark.parametrize(
     "row", [[0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 1, 0], [0, 1, "a", "a"], ["a", "a", "a", "b"]]
 )
-def test_constant_and_copied_columns_stay_finite(row, dtype):
+def test_constant_and_duplicated_columns_stay_finite(row, dtype):
     a, b = bits(2)[:, :, None].repeat(5, 1, 1).unbind(1)
     columns = {0: a * 0, 1: a * 0 + 1, "a": a, "b": b}
     x = torch.cat([columns[kind] for kind in row], 1).to(dtype)
@@ -401,7 +401,7 @@ def test_constant_and_copied_columns_stay_finite(row, dtype):
     )
 
 
-def test_rows_without_weight_have_no_tree():
+def test_rows_of_weight_zero_are_refused():
     with pytest.raises(ValueError, match="row of positive weight"):
         ChowLiuTree.fit(bits(3), torch.zeros(8))
 
@@ -445,7 +445,7 @@ def test_the_root_is_at_the_centre(d, depth):
         "empty",
     ],
 )
-def test_what_is_no_tree_is_refused(parent):
+def test_invalid_trees_are_refused(parent):
     with pytest.raises(ValueError, match="parent"):
         ChowLiuTree(torch.tensor(parent, dtype=torch.long), torch.zeros(len(parent), 2))
 
@@ -484,7 +484,7 @@ def test_another_precision_is_a_copy(name):
 # ------------------------------------------------------------------------------
 
 
-def test_noise_without_conditionals_says_so():
+def test_missing_conditionals_are_refused():
     class Opaque(Distribution):
         def sample(self, n, generator):
             return torch.zeros(n, 1)

@@ -30,11 +30,11 @@ INSTANCES = {
 
 
 @pytest.mark.parametrize("name", INSTANCES)
-def test_all_keep_the_contract(name):
+def test_distributions_satisfy_the_contract(name):
     assert_contract(INSTANCES[name])
 
 
-def test_domains_hold_the_bounds():
+def test_domains_have_the_bounds():
     assert INSTANCES["box"].domain == Real((5,), -2.0, 5.0)
     assert INSTANCES["half"].domain == Real((5,), -2.5)
     assert INSTANCES["free"].domain == INSTANCES["own bounds"].domain == Real((5,))
@@ -84,7 +84,7 @@ def test_without_bounds_it_is_a_gaussian():
 
 
 @pytest.mark.parametrize("name", ["own bounds", "box"])
-def test_outside_there_is_no_probability(name):
+def test_the_probability_outside_is_zero(name):
     noise = INSTANCES[name]
     x = noise.sample(3, seeded())
     x[1, 0], x[2, 0] = noise.lower[0] - 1e-9, noise.upper[0] + 1
@@ -110,7 +110,7 @@ def test_outside_there_is_no_probability(name):
         (1000.0, 1000.5),
     ],
 )
-def test_masses_keep_their_digits(a, b):
+def test_masses_do_not_lose_precision(a, b):
     """Against the integral of phi relative to its largest value, and mirrored."""
     start = min(max(a, 0.0), b) if b > 0 else b
     reach = min(b - a, 40.0)
@@ -134,7 +134,7 @@ def test_log_probabilities_are_inverted():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
-def test_far_means_keep_their_digits(dtype):
+def test_distant_means_do_not_lose_precision(dtype):
     """A mean a million scales below the bound: an exponential density, in either precision."""
     noise = TruncatedGaussian(torch.full((1,), -1e3, dtype=dtype), 1e-3, lower=0.0)
     rate = 1e9
@@ -166,7 +166,7 @@ def test_draws_follow_the_density(name, generator):
     assert single.log_prob(single.sample(5000, generator)).isfinite().all()
 
 
-def test_known_columns_are_written_in(generator):
+def test_known_columns_are_clamped(generator):
     noise = INSTANCES["own bounds"]
     x = noise.sample(5000, generator)
     mask = torch.zeros(5000, 5, dtype=torch.bool)
@@ -186,7 +186,7 @@ def test_known_columns_are_written_in(generator):
 # ------------------------------------------------------------------------------
 
 
-def test_fits_are_the_likeliest():
+def test_fits_maximise_the_likelihood():
     """By SciPy's simplex search on each column, from the truth."""
     noise = INSTANCES["own bounds"]
     x = noise.sample(400, seeded(1))
@@ -208,7 +208,7 @@ def test_fits_are_the_likeliest():
         assert here <= best.fun + (1e-3 if limited else 1e-8)
 
 
-def test_fits_find_the_truth():
+def test_fits_recover_the_truth():
     noise = TruncatedGaussian(MEAN[:3], SCALE[:3], LOWER[:3], UPPER[:3])
     x = noise.sample(200_000, seeded(2))
     found = TruncatedGaussian.fit(x, None, LOWER[:3], UPPER[:3])
@@ -230,7 +230,7 @@ def test_weights_count_as_repeated_rows():
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_columns_without_a_likeliest_normal_stay_finite(sign):
+def test_columns_without_a_finite_estimate_stay_finite(sign):
     """Exponential, heavier than that, uniform, at both ends, nearly all at one end."""
     n = 2000
     u = (torch.arange(n, dtype=DOUBLE) + 0.5) / n
@@ -266,7 +266,7 @@ def test_columns_without_a_likeliest_normal_stay_finite(sign):
         torch.rand(3, 9, generator=seeded()),
     ],
 )
-def test_hard_rows_give_finite_densities(x, dtype):
+def test_degenerate_rows_give_finite_densities(x, dtype):
     x = x.to(dtype)
     found = TruncatedGaussian.fit(x, lower=0.0)
     assert found.log_prob(x).isfinite().all()
@@ -276,14 +276,14 @@ def test_hard_rows_give_finite_densities(x, dtype):
     assert found.expectation.isfinite().all()
 
 
-def test_a_fit_knows_no_units():
+def test_a_fit_is_equivariant_to_units():
     x, unit = INSTANCES["box"].sample(50, seeded()), 1e-5
     small = TruncatedGaussian.fit(x * unit, None, -2 * unit, 5 * unit)
     large = TruncatedGaussian.fit(x, None, -2.0, 5.0)
     torch.testing.assert_close(small.scale, large.scale * unit, rtol=1e-5, atol=0)
 
 
-def test_rounded_bounds_hold_rounded_rows():
+def test_rounded_bounds_contain_rounded_rows():
     x = torch.full((3, 1), 0.1)
     x[0] = 0.05
     found = TruncatedGaussian.fit(x, upper=0.1)

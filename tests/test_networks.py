@@ -61,48 +61,52 @@ def assert_all_close(found, expected):
 
 
 def exact_softplus(z):
-    """torch's own is a straight line from 20 on, which is off by 2e-9."""
+    """torch returns z itself from 20 on, which is off by 2e-9."""
     return torch.logaddexp(z, torch.zeros((), dtype=z.dtype))
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_know_their_derivatives(name):
+def test_derivatives_of_activations_equal_autograd(name):
     own = {"silu": F.silu, "softplus": exact_softplus, "tanh": torch.tanh, "gelu": F.gelu}[name]
     z = torch.linspace(-30, 30, 601, dtype=DOUBLE).requires_grad_(True)
     value = own(z)
-    (slope,) = torch.autograd.grad(value.sum(), z, create_graph=True)
-    (curvature,) = torch.autograd.grad(slope.sum(), z)
+    (grad,) = torch.autograd.grad(value.sum(), z, create_graph=True)
+    (second,) = torch.autograd.grad(grad.sum(), z)
     known = ACTIVATIONS[name]
     torch.testing.assert_close(known.value(z), value)
-    for found, expected in zip(known.triple(z), (value, slope, curvature), strict=True):
+    for found, expected in zip(known.with_derivatives(z), (value, grad, second), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
-    for found, expected in zip(known.pair(z), (value, slope), strict=True):
+    for found, expected in zip(known.with_derivative(z), (value, grad), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_pairs_can_be_differentiated(name):
-    assert torch.autograd.gradcheck(ACTIVATIONS[name].pair, normal(9).requires_grad_(True))
+def test_derivatives_of_activations_are_differentiable(name):
+    assert torch.autograd.gradcheck(
+        ACTIVATIONS[name].with_derivative, normal(9).requires_grad_(True)
+    )
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_a_second_derivative_of_pairs_is_right_or_refused(name):
-    """That of silu, which takes a short cut, would be wrong."""
+def test_derivatives_of_activations_are_twice_differentiable_or_refuse(name):
+    """The explicit backward of silu would be wrong a second time."""
     z = normal(9).requires_grad_(True)
     if name != "silu":
-        assert torch.autograd.gradgradcheck(ACTIVATIONS[name].pair, z)
+        assert torch.autograd.gradgradcheck(ACTIVATIONS[name].with_derivative, z)
         return
     mark = normal(9, seed=2).requires_grad_(True)
-    (grad,) = torch.autograd.grad((mark * ACTIVATIONS[name].pair(z)[1]).sum(), z, create_graph=True)
+    (grad,) = torch.autograd.grad(
+        (mark * ACTIVATIONS[name].with_derivative(z)[1]).sum(), z, create_graph=True
+    )
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_are_finite_far_out(name):
+def test_activations_are_finite_in_the_tails(name):
     for dtype in (torch.float32, DOUBLE):
         z = torch.tensor([-1e4, -200.0, 200.0, 1e4], dtype=dtype)
-        for part in (*ACTIVATIONS[name].triple(z), *ACTIVATIONS[name].pair(z)):
+        for part in (*ACTIVATIONS[name].with_derivatives(z), *ACTIVATIONS[name].with_derivative(z)):
             assert part.dtype == dtype
             assert part.isfinite().all()
 
@@ -116,12 +120,12 @@ def test_activations_are_finite_far_out(name):
 @pytest.mark.parametrize("n_frequencies", [0, 2])
 @pytest.mark.parametrize("reconstructs", [False, True])
 @pytest.mark.parametrize("own", ["of its own", "for all"])
-def test_perceptrons_know_their_derivatives(
+def test_derivatives_of_perceptrons_equal_autograd(
     activation, residual, spectral_norm, levels, own, reconstructs, n_frequencies
 ):
-    """Values, slopes, bends and how they change with the weights, as autograd has them.
+    """Values, gradients, second derivatives and their gradients by the weights.
 
-    The first layer is as wide as the rows and waves of them: with `residual` it has a skip, too.
+    The first layer is as wide as its input, so that with `residual` it has a skip connection too.
     """
     width = 3 + 2 * n_frequencies
     config = MLP((width, width, 4), activation, residual, spectral_norm)
@@ -137,9 +141,9 @@ def test_perceptrons_know_their_derivatives(
     )
     assert_all_close(found, expected)
     torch.testing.assert_close(found.value, network(x, *cond))
-    bend = second_derivatives_of(network, x, directions, *cond)
-    assert_all_close(bend, second_derivatives_of(plain, x, directions, *cond))
-    torch.testing.assert_close(bend.grad, found.grad)
+    second = second_derivatives_of(network, x, directions, *cond)
+    assert_all_close(second, second_derivatives_of(plain, x, directions, *cond))
+    torch.testing.assert_close(second.grad, found.grad)
     mark = normal(5, 3, seed=4)
     for function in (
         lambda f: (value_and_input_grad_of(f, x, *cond).grad * mark).sum(),
@@ -166,7 +170,7 @@ def hessians(function, x):
 
 @pytest.mark.parametrize("name", [*NEURAL, "walled", "in a box"])
 @pytest.mark.parametrize("own", ["of its own", "for all"])
-def test_energies_bend_as_their_hessians(name, own):
+def test_second_derivatives_of_energies_equal_hessians(name, own):
     special = {"walled": lambda: walled(lower=-9.0), "in a box": lambda: walled(3, -9.0, 9.0)}
     energy = (NEURAL | special)[name]().eval()
     x = normal(4, energy.domain.n_columns)
@@ -175,14 +179,14 @@ def test_energies_bend_as_their_hessians(name, own):
     v = directions.expand(4, 2, -1)
     expected = torch.einsum("nki,nij,nkj->n", v, hessians(energy, x), v)
     torch.testing.assert_close(found.second_derivative, expected, rtol=1e-6, atol=1e-6)
-    value, slope = energy.value_and_input_grad(x)
-    torch.testing.assert_close(found.grad, slope)
+    value, grad = energy.value_and_input_grad(x)
+    torch.testing.assert_close(found.grad, grad)
     torch.testing.assert_close(value, energy(x))
-    assert slope.shape == x.shape
+    assert grad.shape == x.shape
 
 
 @pytest.mark.parametrize("name", [name for name in NEURAL if "levels" in name])
-def test_slopes_at_each_level(name):
+def test_gradients_at_each_noise_level(name):
     energy = NEURAL[name]()
     x, sigma = normal(4, energy.domain.n_columns), levels_of(4)
     expected = finite_difference(lambda rows: energy(rows, sigma).sum(), x)
@@ -198,8 +202,8 @@ def test_slopes_at_each_level(name):
 
 
 @pytest.mark.parametrize("name", NEURAL)
-def test_slopes_carry_the_weights(name):
-    """Gradients of a function of slopes, as central differences of it see them."""
+def test_gradients_are_differentiable_by_the_weights(name):
+    """Against central differences of a function of the gradient."""
     energy = NEURAL[name]()
     x = normal(3, energy.domain.n_columns)
     mark = normal(*x.shape, seed=4)
@@ -218,7 +222,7 @@ def test_slopes_carry_the_weights(name):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_derivatives_of_a_network_that_does_not_see_x():
+def test_derivatives_of_a_network_that_ignores_x_are_zero():
     class Constant(nn.Module):
         def __init__(self):
             super().__init__()
@@ -228,36 +232,36 @@ def test_derivatives_of_a_network_that_does_not_see_x():
             return self.level.expand(len(x))
 
     x, base = normal(4, 3), normal_base(3)
-    value, slope = value_and_input_grad_of(Constant(), x)
-    assert torch.equal(slope, torch.zeros_like(x))
+    value, grad = value_and_input_grad_of(Constant(), x)
+    assert torch.equal(grad, torch.zeros_like(x))
     assert value.tolist() == [1.0] * 4
     assert not second_derivatives_of(
         Constant(), x, torch.eye(3, dtype=DOUBLE)
     ).second_derivative.any()
     energy = NeuralEnergy(Constant(), Real((3,)), base)
     torch.testing.assert_close(energy.value_and_input_grad(x).grad, -base.score(x))
-    bend = energy.second_derivatives(x, torch.eye(3, dtype=DOUBLE)).second_derivative
-    torch.testing.assert_close(bend, base.covariance.inverse().trace().expand(4))
+    second = energy.second_derivatives(x, torch.eye(3, dtype=DOUBLE)).second_derivative
+    torch.testing.assert_close(second, base.covariance.inverse().trace().expand(4))
 
 
-def test_a_linear_network_does_not_bend():
+def test_second_derivatives_of_a_linear_network_are_zero():
     linear = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)).to(DOUBLE)
-    slope, bend = second_derivatives_of(linear, normal(4, 3), torch.eye(3, dtype=DOUBLE))
-    torch.testing.assert_close(slope, linear[0].weight.expand(4, 3))
-    assert not bend.any()
+    grad, second = second_derivatives_of(linear, normal(4, 3), torch.eye(3, dtype=DOUBLE))
+    torch.testing.assert_close(grad, linear[0].weight.expand(4, 3))
+    assert not second.any()
 
 
-def test_a_network_cut_off_from_x_is_refused():
+def test_a_network_detached_from_x_is_refused():
     class Rounded(nn.Module):
         def forward(self, x):
             return x.detach().round().sum(1)
 
-    for look in (
+    for differentiate in (
         value_and_input_grad_of,
         lambda f, x: second_derivatives_of(f, x, torch.eye(3, dtype=DOUBLE)),
     ):
         with pytest.raises(TypeError, match="Rounded is not differentiable"):
-            look(Rounded(), normal(4, 3))
+            differentiate(Rounded(), normal(4, 3))
 
 
 def test_no_gradients_in_inference_mode():
@@ -265,7 +269,7 @@ def test_no_gradients_in_inference_mode():
         neural().value_and_grad(normal(2, 3))
 
 
-def test_a_flat_base_leaves_the_network_alone():
+def test_a_uniform_base_adds_no_gradient():
     box = Uniform(Real((3,), -9.0, 9.0), dtype=DOUBLE)
     x, eye = normal(4, 3), torch.eye(3, dtype=DOUBLE)
     on_box, alone = neural(base=box), neural(base=None)
@@ -312,14 +316,14 @@ def test_the_model_starts_at_its_base(config, levels):
 
 
 @pytest.mark.parametrize("dense", [True, False])
-def test_a_noisy_normal_is_the_blurred_one(dense):
+def test_a_noisy_normal_is_the_convolution(dense):
     base = normal_base(3) if dense else Gaussian(normal(3), normal(3, seed=2).abs() + 0.2)
     noisy, x, sigma = NoisyNormal(base), normal(5, 3), levels_of(5)
-    value, slope = noisy(x, sigma)
+    value, grad = noisy(x, sigma)
     for i, s in enumerate(sigma.tolist()):
         convolved = base.convolved(s)
         torch.testing.assert_close(value[i : i + 1], convolved.log_prob(x[i : i + 1]))
-        torch.testing.assert_close(slope[i : i + 1], convolved.score(x[i : i + 1]))
+        torch.testing.assert_close(grad[i : i + 1], convolved.score(x[i : i + 1]))
         torch.testing.assert_close(noisy.at(s).covariance, convolved.covariance)
         torch.testing.assert_close(noisy.at(s).mean, convolved.mean)
 
@@ -337,7 +341,7 @@ def test_noise_levels_need_a_normal_base():
 CONFIGS = {
     "perceptron": (MLP((5, 4)), (3,)),
     "normed": (MLP((5, 4), spectral_norm=True), (3,)),
-    "waves": (MLP((5, 4), n_frequencies=3), (3,)),
+    "fourier": (MLP((5, 4), n_frequencies=3), (3,)),
     "convolution": (Conv((3, 4)), (1, 4, 4)),
     "normed convolution": (Conv((3, 4), spectral_norm=True), (2, 4, 5)),
     "scales": (Conv((3, 4), n_scales=3), (2, 4, 5)),
@@ -347,7 +351,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("levels", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_generator_decides_on_the_weights(name, levels):
+def test_weights_depend_on_the_generator_only(name, levels):
     config, shape = CONFIGS[name]
     if name == "callable" and levels:
         pytest.skip("takes no levels")
@@ -372,7 +376,7 @@ def test_the_generator_decides_on_the_weights(name, levels):
         Conv((2,), spectral_norm=True, n_scales=2),
     ],
 )
-def test_layers_built_alone_leave_the_global_generator_alone(config):
+def test_building_leaves_the_global_generator_alone(config):
     before = torch.get_rng_state()
     shape = (3,) if isinstance(config, MLP) else (1, 4, 4)
     network = config.build(Spec(shape, seeded()))
@@ -382,7 +386,7 @@ def test_layers_built_alone_leave_the_global_generator_alone(config):
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_networks_have_the_precision_asked_for(name, dtype):
+def test_networks_have_the_requested_precision(name, dtype):
     config, shape = CONFIGS[name]
     network = build_network(config, Spec(shape, seeded(), dtype))
     assert {v.dtype for v in network.state_dict().values()} == {dtype}
@@ -406,7 +410,7 @@ def test_a_module_is_copied_with_its_weights():
 
 
 @pytest.mark.parametrize("levels", [False, True])
-def test_a_look_at_the_output_trains_nothing(levels):
+def test_checking_the_output_changes_nothing(levels):
     """Running means and dropout masks belong to training."""
 
     class Running(nn.Module):
@@ -433,42 +437,42 @@ def test_a_look_at_the_output_trains_nothing(levels):
 
 @pytest.mark.parametrize("n_frequencies", [0, 1, 6])
 @pytest.mark.parametrize("spread", [1.0, 30.0])
-def test_spectral_norms_bound_the_slope(spread, n_frequencies):
-    """Three layers of slope at most 1.1 each, and a last one of norm one; waves as they are."""
+def test_spectral_norms_bound_the_gradient(spread, n_frequencies):
+    """Three layers of at most 1.1 each, an output layer of norm one, and the Fourier features."""
     network = build(MLP((8, 8, 8), spectral_norm=True, n_frequencies=n_frequencies), (4,))
-    of_waves = 1.0
+    of_features = 1.0
     if n_frequencies:
-        norm = torch.linalg.matrix_norm(network.waves.frequencies, 2).item()
+        norm = torch.linalg.matrix_norm(network.fourier.frequencies, 2).item()
         assert norm > 2.0
-        of_waves = math.hypot(1.0, norm)
+        of_features = math.hypot(1.0, norm)
     with torch.no_grad():
         for p in network.parameters():
             p.mul_(30.0)
     for _ in range(20):  # training looks again and again, which sharpens the norms
         network(normal(2, 4))
-    slope = value_and_input_grad_of(network.eval(), spread * normal(200, 4)).grad
-    assert slope.norm(dim=1).max() < 1.1**3 * of_waves
-    assert slope.norm(dim=1).max() > 1e-3
+    grad = value_and_input_grad_of(network.eval(), spread * normal(200, 4)).grad
+    assert grad.norm(dim=1).max() < 1.1**3 * of_features
+    assert grad.norm(dim=1).max() > 1e-3
 
 
-def test_waves_have_the_same_slope_everywhere():
+def test_fourier_features_are_isometric_up_to_scale():
     """The bound is that of the singular values of B, and it is reached at every row."""
-    waves = MLP(n_frequencies=5).build(Spec((3,), seeded(), DOUBLE)).waves
-    singular = torch.linalg.svdvals(waves.frequencies)
+    fourier = MLP(n_frequencies=5).build(Spec((3,), seeded(), DOUBLE)).fourier
+    singular = torch.linalg.svdvals(fourier.frequencies)
     for row in 3 * normal(6, 3):
-        jacobian = torch.autograd.functional.jacobian(lambda x: waves(x[None])[0], row)
+        jacobian = torch.autograd.functional.jacobian(lambda x: fourier(x[None])[0], row)
         assert jacobian.shape == (13, 3)
         torch.testing.assert_close(torch.linalg.svdvals(jacobian), (1 + singular.square()).sqrt())
 
 
 @pytest.mark.parametrize("scale", [0.5, 2.0])
-def test_products_of_waves_are_a_normal_kernel(scale):
+def test_products_of_fourier_features_are_a_normal_kernel(scale):
     """Rahimi and Recht 2007: their mean is exp(-scale^2 |x - y|^2 / 2), besides that of rows."""
     n = 20_000
     config = MLP((1,), n_frequencies=n, frequency_scale=scale)
-    waves = config.build(Spec((2,), seeded(), DOUBLE)).waves
+    fourier = config.build(Spec((2,), seeded(), DOUBLE)).fourier
     x = normal(8, 2) / scale
-    found = (waves(x) @ waves(x).t() - x @ x.t()) / n
+    found = (fourier(x) @ fourier(x).t() - x @ x.t()) / n
     kernel = (-(scale**2) * torch.cdist(x, x).square() / 2).exp()
     # The variance of the cosine of a normal phase.
     error = ((1 - kernel.square()) ** 2 / (2 * n)).sqrt()
@@ -476,13 +480,13 @@ def test_products_of_waves_are_a_normal_kernel(scale):
     assert kernel.min() < 0.2
 
 
-def test_waves_are_part_of_the_state():
-    """Weights alone would be those of a network that sees other waves."""
+def test_fourier_features_are_part_of_the_state():
+    """The weights alone would be useless with other frequencies."""
     config = MLP((5,), n_frequencies=3)
     one, two = build(config, (3,), seed=1), build(config, (3,), seed=2)
     x, before = normal(4, 3), two(normal(4, 3))
-    assert "waves.frequencies" in one.state_dict()
-    assert not torch.equal(one.waves.frequencies, two.waves.frequencies)
+    assert "fourier.frequencies" in one.state_dict()
+    assert not torch.equal(one.fourier.frequencies, two.fourier.frequencies)
     two.load_state_dict(one.state_dict())
     assert torch.equal(one(x), two(x))
     assert not torch.equal(before, two(x))
@@ -491,20 +495,20 @@ def test_waves_are_part_of_the_state():
     assert trained == {"layers.0.weight", "layers.0.bias", "last"}
 
 
-def test_a_fitted_density_keeps_its_waves():
+def test_a_fitted_density_keeps_its_fourier_features():
     rows = normal(60, 2).numpy()
     network = MLP((4,), n_frequencies=3)
     model = ScoreMatchingDensity(network, n_iter=2, learning_rate=0.1, random_state=0).fit(rows)
     again = pickle.loads(pickle.dumps(model))
-    frequencies = again.energy_.network.waves.frequencies
-    assert torch.equal(frequencies, model.energy_.network.waves.frequencies)
+    frequencies = again.energy_.network.fourier.frequencies
+    assert torch.equal(frequencies, model.energy_.network.fourier.frequencies)
     assert again.energy(rows).tolist() == model.energy(rows).tolist()
     fewer = clone(model).set_params(network__n_frequencies=2).fit(rows)
-    assert fewer.energy_.network.waves.frequencies.shape == (2, 2)
+    assert fewer.energy_.network.fourier.frequencies.shape == (2, 2)
 
 
 @pytest.mark.parametrize("spectral_norm", [False, True])
-def test_no_waves_and_no_draw_of_them(spectral_norm):
+def test_no_frequencies_are_no_draws(spectral_norm):
     """The network of x alone is what it would be without the parameter."""
     config, generator = MLP((5, 4), spectral_norm=spectral_norm), seeded(3)
     assert config.n_frequencies == 0
@@ -513,7 +517,7 @@ def test_no_waves_and_no_draw_of_them(spectral_norm):
     with seeded_globally(other):  # the one draw that weights take
         pass
     assert torch.equal(generator.get_state(), other.get_state())
-    assert network.waves is None
+    assert network.fourier is None
     assert network.layers[0].in_features == 3
     names = {name for name in network.state_dict() if "weight" not in name}
     assert names == {"last", "layers.0.bias", "layers.1.bias"}
@@ -522,7 +526,7 @@ def test_no_waves_and_no_draw_of_them(spectral_norm):
         assert torch.equal(value, twin.state_dict()[name])
 
 
-def test_a_convolution_sees_every_pixel():
+def test_a_convolution_depends_on_every_pixel():
     network = build(Conv((3, 4, 2), spectral_norm=True), (2, 5, 7)).eval()
     x = normal(3, 2, 5, 7)
     assert (value_and_input_grad_of(network, x).grad.abs().amax(0) > 0).all()
@@ -560,8 +564,8 @@ def test_scales_are_networks_of_block_means(shape, spectral_norm, levels):
         expected += value
     assert len(network.scales) == 4
     torch.testing.assert_close(network(x, *cond), expected)
-    slope = value_and_input_grad_of(network, x, *cond).grad
-    assert (slope.abs().amax(0) > 0).all()
+    grad = value_and_input_grad_of(network, x, *cond).grad
+    assert (grad.abs().amax(0) > 0).all()
 
 
 @pytest.mark.parametrize("levels", [False, True])
@@ -598,18 +602,18 @@ def test_scales_end_at_one_pixel(shape):
 
 
 @pytest.mark.parametrize("n_scales", [0, -1, 1.5, True, None, "2"])
-def test_a_number_of_scales_that_is_none_is_refused(n_scales):
+def test_invalid_numbers_of_scales_are_refused(n_scales):
     with pytest.raises(ValueError, match="n_scales must be an integer"):
         Conv((2,), n_scales=n_scales).build(Spec((1, 4, 4), seeded()))
 
 
-def test_configurations_are_those_of_scikit_learn():
+def test_configurations_satisfy_scikit_learn():
     twin = clone(MLP((7,), "gelu", residual=True))
     assert twin.get_params()["hidden_sizes"] == (7,)
     assert twin.get_params()["n_frequencies"] == 0
     twin = clone(MLP(n_frequencies=6, frequency_scale=0.5))
     assert twin.get_params()["n_frequencies"] == 6
-    assert twin.set_params(frequency_scale=3).build(Spec((2,), seeded())).waves.n_features == 14
+    assert twin.set_params(frequency_scale=3).build(Spec((2,), seeded())).fourier.n_features == 14
     assert clone(Conv((2,))).set_params(activation="tanh").activation == "tanh"
     one = MLP(hidden_sizes=9).build(Spec((2,), seeded()))
     assert [layer.out_features for layer in one.layers] == [9]
@@ -643,23 +647,23 @@ class Returns(nn.Module):
         (lambda x: x[:, :1].squeeze(), r"\(\)"),  # fails for one row alone
     ],
 )
-def test_networks_return_one_number_a_row(function, found, levels):
-    with pytest.raises(ValueError, match=f"one number a row.*returned {found}"):
+def test_networks_return_one_number_per_row(function, found, levels):
+    with pytest.raises(ValueError, match=f"one number per row.*returned {found}"):
         build_network(Returns(function), Spec((3,), seeded(), noise_levels=levels))
 
 
-def test_what_builds_no_module_is_refused():
+def test_builders_of_other_than_modules_are_refused():
     with pytest.raises(TypeError, match="must build a torch.nn.Module"):
         build_network(lambda spec: 3, Spec((3,), seeded()))
 
 
-def test_a_class_is_no_configuration():
+def test_a_class_as_configuration_is_refused():
     with pytest.raises(TypeError, match=r"pass an instance, network=MLP\(\)"):
         build_network(MLP, Spec((3,), seeded()))
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 4)])
-def test_convolutions_refuse_what_is_no_image(shape):
+def test_convolutions_refuse_rows_that_are_no_images(shape):
     with pytest.raises(ValueError, match="Conv takes images"):
         build_network(Conv(), Spec(shape, seeded()))
 
@@ -679,21 +683,21 @@ def test_activations_without_second_derivatives_are_refused(config, activation):
 
 @pytest.mark.parametrize("sizes", [(), (0,), (8, 0), (8, -1), (8.0,), 0, "8"])
 @pytest.mark.parametrize("config", [MLP, Conv])
-def test_layers_have_units(config, sizes):
+def test_empty_layers_are_refused(config, sizes):
     name, shape = ("hidden_sizes", (3,)) if config is MLP else ("channels", (1, 4, 4))
     with pytest.raises(ValueError, match=f"{name} must be positive integers"):
         config(sizes).build(Spec(shape, seeded()))
 
 
 @pytest.mark.parametrize("n_frequencies", [-1, 1.5, True, None, "2"])
-def test_a_number_of_frequencies_that_is_none_is_refused(n_frequencies):
+def test_invalid_numbers_of_frequencies_are_refused(n_frequencies):
     with pytest.raises(ValueError, match="n_frequencies must be an integer of at least 0"):
         MLP(n_frequencies=n_frequencies).build(Spec((3,), seeded()))
 
 
 @pytest.mark.parametrize("scale", [0, -1.0, math.inf, math.nan, True, None, "4", (1.0, 2.0)])
 @pytest.mark.parametrize("n_frequencies", [0, 2])
-def test_a_scale_of_frequencies_that_is_none_is_refused(scale, n_frequencies):
+def test_invalid_scales_of_frequencies_are_refused(scale, n_frequencies):
     config = MLP(n_frequencies=n_frequencies, frequency_scale=scale)
     with pytest.raises(ValueError, match="frequency_scale must be positive and finite, got"):
         config.build(Spec((3,), seeded()))

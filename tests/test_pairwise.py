@@ -67,7 +67,7 @@ def some_rows(d, n=4):
 # ------------------------------------------------------------------------------
 
 
-def test_the_cases_cover_both_ways_to_sum():
+def test_the_cases_cover_matrices_and_gathered_neighbours():
     gathered = {name: machine(make()).neighbours is not None for name, make in MATRICES.items()}
     assert [name for name, is_so in gathered.items() if is_so] == ["gathered"]
 
@@ -81,7 +81,7 @@ def test_energy_is_the_sum_of_its_terms(matrix, recording):
     torch.testing.assert_close(found.detach(), 0.25 + energies(matrix, b, x))
 
 
-def test_any_square_matrix_keeps_its_energy():
+def test_any_square_matrix_has_its_energy():
     """The symmetric part couples, and a diagonal is a bias as x_i squared is x_i."""
     W, b = normal(6, 6), normal(6, seed=1)
     energy, x = BoltzmannMachine(W, b), bits(6)
@@ -175,7 +175,7 @@ def check_colours(energy, allowed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_colours_part_the_columns_of_a_sparse_graph(seed):
+def test_colours_are_a_partition_of_the_columns(seed):
     W = sparse_matrix(40, (10, 40, 80, 200)[seed % 4], seed=seed)
     energy = BoltzmannMachine(W)
     check_colours(energy, (W != 0).tolist())
@@ -285,7 +285,7 @@ def test_precision_copies_and_state(kind):
     assert set(energy.state_dict()) == {"weight", "bias", "offset"}
 
 
-def test_lists_and_arrays_are_taken():
+def test_lists_and_arrays_are_accepted():
     W = [[0, 1, 0], [1, 0, 2], [0, 2, 0]]
     x = torch.ones(1, 3)
     assert BoltzmannMachine(W)(x).item() == -3

@@ -516,7 +516,7 @@ def test_an_energy_that_is_not_a_number_is_an_error(estimator):
 
 def test_an_energy_of_the_wrong_shape_is_an_error(estimator):
     for domain in (Real((2,)), Binary((2,))):
-        with pytest.raises(ValueError, match="one energy a row"):
+        with pytest.raises(ValueError, match="one energy per row"):
             estimator.estimate(Of(lambda x: x.square(), domain))
 
 

@@ -477,7 +477,7 @@ def zeros(n=4):
     [lambda e, x: x.square().sum(), lambda e, x: x.square(), lambda e, x: x.sum(1)[:, None]],
 )
 def test_energies_of_a_wrong_shape(sampler, shape):
-    with pytest.raises(ValueError, match=r"Given must return one energy a row, of shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"Given must return one energy per row, of shape \(4,\)"):
         sampler.run(Given(shape, domain_for(sampler)), zeros(), 3, seeded())
 
 
@@ -669,7 +669,7 @@ def test_arguments_of_a_wrong_type():
         MALA().run(unit(), zeros().numpy(), 1, seeded())
     with pytest.raises(TypeError, match="draw from a torch.Generator, not from 0"):
         MALA().run(unit(), zeros(), 1, 0)
-    with pytest.raises(TypeError, match="Linear is no Energy: subclass skebm.base.Energy"):
+    with pytest.raises(TypeError, match="Linear is not an Energy: subclass skebm.base.Energy"):
         MALA().run(torch.nn.Linear(3, 1), zeros(), 1, seeded())
 
 
@@ -767,7 +767,7 @@ def test_states_that_do_not_hold_the_clamp_are_refused():
         mask = torch.zeros_like(state.x, dtype=torch.bool)
         mask[:, 0] = True
         held = Clamp(mask, 1 - state.x.round().clamp(0, 1))
-        with pytest.raises(ValueError, match="does not hold the clamped values"):
+        with pytest.raises(ValueError, match="does not have the clamped values"):
             sampler.run(energy, state, 2, seeded(), clamp=held)
         on, _ = sampler.run(energy, state.x, 2, seeded(), clamp=held)
         assert torch.equal(on.x[:, 0], held.value[:, 0])
@@ -812,7 +812,7 @@ def test_a_budget_of_a_billion_steps_costs_nothing_before_they_are_taken():
 
 
 def test_other_odd_arguments():
-    with pytest.raises(TypeError, match="function is no Energy"):
+    with pytest.raises(TypeError, match="function is not an Energy"):
         MALA().run(lambda x: x.sum(1), zeros(), 1, seeded())
     with pytest.raises(TypeError, match="clamp must be a skebm.base.Clamp"):
         MALA().run(unit(), zeros(), 1, seeded(), clamp=(zeros() > 0, zeros()))

@@ -31,9 +31,9 @@ def divergence(p, q):
     return float(both + off) / 2
 
 
-def marks(way):
+def marks(waymarks):
     """Waymarks as normal distributions."""
-    parts = (torch.as_tensor(part) for part in way)
+    parts = (torch.as_tensor(part) for part in waymarks)
     return [
         Gaussian(centre, covariance=torch.linalg.inv(w @ w))
         for _, centre, w in zip(*parts, strict=True)
@@ -41,51 +41,55 @@ def marks(way):
 
 
 # ------------------------------------------------------------------------------
-# The way
+# The waymarks
 # ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("convex", [False, True])
 def test_steps_are_of_equal_length(convex):
     data, noise = normal_base(4, 1).to("cpu", DOUBLE), normal_base(4, 2).widened(400.0)
-    way = fit_waymarks(data, noise, 12, convex=convex)
-    lengths = [divergence(a, b) ** 0.5 for a, b in zip(marks(way), marks(way)[1:], strict=False)]
+    waymarks = fit_waymarks(data, noise, 12, convex=convex)
+    lengths = [
+        divergence(a, b) ** 0.5 for a, b in zip(marks(waymarks), marks(waymarks)[1:], strict=False)
+    ]
     assert max(lengths) < 1.2 * min(lengths)
 
 
 @pytest.mark.parametrize("sd", [1e-3, 0.2, 30.0])
-def test_as_many_steps_as_the_way_is_long(sd):
+def test_the_number_of_bridges_follows_the_length_of_the_path(sd):
     """Independent columns whose deviation goes from sd to 1: sqrt(2 d) |log sd|."""
-    way = fit_waymarks(normal(6, sd), normal(6), "auto")
-    assert way.n_bridges == math.ceil(12**0.5 * abs(math.log(sd)) / 2)
+    waymarks = fit_waymarks(normal(6, sd), normal(6), "auto")
+    assert waymarks.n_bridges == math.ceil(12**0.5 * abs(math.log(sd)) / 2)
 
 
 def test_noise_near_the_data_needs_one_step():
     assert fit_waymarks(normal(20), normal(20, 1.5**0.5), "auto").n_bridges == 1
 
 
-def test_whiteners_are_those_of_the_mixed_rows():
+def test_whitening_matrices_are_those_of_combined_rows():
     data, noise = normal_base(3, 1), normal_base(3, 2)
-    way = fit_waymarks(data, noise, 4)
+    waymarks = fit_waymarks(data, noise, 4)
     one, two = data.sample(200_000, seeded(0)), noise.sample(200_000, seeded(1))
-    for (a, b), centre, whitener in zip(*way, strict=True):
-        y = (a * one.numpy() + b * two.numpy() - centre) @ whitener
+    for (a, b), centre, whitening in zip(*waymarks, strict=True):
+        y = (a * one.numpy() + b * two.numpy() - centre) @ whitening
         np.testing.assert_allclose(y.mean(0), 0, atol=0.02)
         np.testing.assert_allclose(np.cov(y.T), np.eye(3), atol=0.02)
 
 
-def test_it_leads_from_the_data_to_the_noise():
-    way = fit_waymarks(normal(2, 0.1), normal(2), 3)
-    np.testing.assert_array_equal(way.shares[[0, -1]], np.eye(2))
-    np.testing.assert_allclose((way.shares**2).sum(1), 1)
+def test_waymarks_go_from_the_data_to_the_noise():
+    waymarks = fit_waymarks(normal(2, 0.1), normal(2), 3)
+    np.testing.assert_array_equal(waymarks.coefficients[[0, -1]], np.eye(2))
+    np.testing.assert_allclose((waymarks.coefficients**2).sum(1), 1)
     inside = fit_waymarks(normal(2, 0.1, 0.5), normal(2, 0.3, 0.5), 3, convex=True)
-    np.testing.assert_array_equal(inside.shares[[0, -1]], np.eye(2))
-    np.testing.assert_allclose(inside.shares.sum(1), 1)
+    np.testing.assert_array_equal(inside.coefficients[[0, -1]], np.eye(2))
+    np.testing.assert_allclose(inside.coefficients.sum(1), 1)
 
 
-def test_where_moments_tell_no_difference_it_turns_evenly():
-    way = fit_waymarks(normal(2), normal(2), 4)
-    np.testing.assert_allclose(np.arctan2(*way.shares.T[::-1]), np.linspace(0, np.pi / 2, 5))
+def test_equal_moments_give_evenly_spaced_angles():
+    waymarks = fit_waymarks(normal(2), normal(2), 4)
+    np.testing.assert_allclose(
+        np.arctan2(*waymarks.coefficients.T[::-1]), np.linspace(0, np.pi / 2, 5)
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -94,31 +98,31 @@ def test_where_moments_tell_no_difference_it_turns_evenly():
 
 
 def telescope(data, noise, n_bridges, network=build):
-    way = fit_waymarks(data, noise, n_bridges)
+    waymarks = fit_waymarks(data, noise, n_bridges)
     shape = (data.domain.n_columns,)
-    return Telescope([network(MLP((6, 5)), shape, seed=k) for k in range(n_bridges)], way)
+    return Telescope([network(MLP((6, 5)), shape, seed=k) for k in range(n_bridges)], waymarks)
 
 
 def zero(config, shape, seed):
     return build_network(config, Spec(shape, seeded(seed), DOUBLE))
 
 
-def test_it_starts_as_the_normal_distribution_of_the_data():
+def test_a_telescope_starts_at_the_normal_distribution_of_the_data():
     data, noise = normal_base(3, 1), normal_base(3, 2)
     energy = NeuralEnergy(telescope(data, noise, 3, zero), Real((3,)), noise)
     x = torch.randn(9, 3, generator=seeded(0), dtype=DOUBLE)
     torch.testing.assert_close(-energy(x), data.log_prob(x))
 
 
-def test_it_is_the_sum_of_its_ratios():
+def test_a_telescope_is_the_sum_of_its_ratios():
     network = telescope(normal_base(3, 1), normal_base(3, 2), 4)
     x = torch.randn(9, 3, generator=seeded(0), dtype=DOUBLE)
     ratios = sum(network.log_ratio(x, k) for k in range(4))
     torch.testing.assert_close(network(x), -ratios)
 
 
-def test_images_are_seen_as_images():
-    way = fit_waymarks(normal(12, 0.1), normal(12), 2)
+def test_networks_of_images_get_images():
+    waymarks = fit_waymarks(normal(12, 0.1), normal(12), 2)
 
     class Seen(torch.nn.Linear):
         def forward(self, x):
@@ -126,7 +130,7 @@ def test_images_are_seen_as_images():
             return super().forward(x.flatten(1))[:, 0]
 
     images = torch.randn(5, 1, 3, 4)
-    network = Telescope([Seen(12, 1), Seen(12, 1)], way)
+    network = Telescope([Seen(12, 1), Seen(12, 1)], waymarks)
     assert network(images).shape == (5,)
 
 
@@ -199,7 +203,7 @@ def test_all_rows_and_all_draws_are_used(m):
     assert (used != 0).all()
 
 
-def test_one_bridge_between_the_same_ends_is_plain():
+def test_one_bridge_equals_noise_contrastive_estimation():
     """Of one bridge the loss is that of the one classifier, and the normal part known."""
     objective = narrow(1)
     x, other = 0.05 * torch.ones(3, 1, dtype=DOUBLE), torch.full((3, 1), 0.4, dtype=DOUBLE)
@@ -218,7 +222,7 @@ def test_weights_are_repeated_rows():
     torch.testing.assert_close(flat(by_weight), flat(by_rows))
 
 
-def test_the_monitor_knows_the_bridge_that_is_told_best():
+def test_the_monitor_reports_the_best_classified_bridge():
     objective = narrow(2)
     x = 0.05 * torch.randn(2000, 1, generator=seeded(0), dtype=DOUBLE)
     logs = objective.monitor(Batch(x), None, seeded(1))

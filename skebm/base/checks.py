@@ -1,4 +1,4 @@
-"""What a run of chains can be asked for, and what it cannot."""
+"""Checks of the arguments of a run of chains, before it starts and after it ends."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ def check_start(
     x: Tensor,
     generator: torch.Generator,
     clamp: Clamp | None,
-    between: bool = False,
+    relaxed: bool = False,
 ) -> None:
-    """Raise `ValueError` where chains cannot start at rows x; `between` allows means of bits."""
+    """Raise `ValueError` where chains cannot start at rows x.
+
+    `relaxed` allows values between 0 and 1 on a binary domain, such as means of bits.
+    """
     if not isinstance(x, Tensor):
         raise TypeError(
             f"Chains start at rows of a tensor, not of {type(x).__name__}: torch.as_tensor(x)."
@@ -64,8 +67,8 @@ def check_start(
                 )
         x = clamp.apply(x)
     if energy.domain == RealRows(shape) and math.isfinite(float(x.sum())):
-        return  # in a tenth of the time
-    if between and isinstance(energy.domain, Binary):
+        return  # one sum takes a tenth of the time of the check of every row below
+    if relaxed and isinstance(energy.domain, Binary):
         inside = ((x >= 0) & (x <= 1)).flatten(1).all(1)
     else:
         inside = energy.domain.contains(x)
@@ -77,8 +80,8 @@ def check_start(
         )
 
 
-def check_held(state: ChainState, clamp: Clamp | None) -> None:
-    """Raise `ValueError` where a state does not hold what is clamped; replicas too."""
+def check_clamped(state: ChainState, clamp: Clamp | None) -> None:
+    """Raise `ValueError` where a state, or a replica in it, differs from the clamped values."""
     if clamp is None:
         return
     kept = state.aux if isinstance(state.aux, tuple) else ()
@@ -86,25 +89,28 @@ def check_held(state: ChainState, clamp: Clamp | None) -> None:
     for one in (state, *replicas):
         if not torch.equal(clamp.apply(one.x), one.x):
             raise ValueError(
-                "The state to go on from does not hold the clamped values. Start from rows: pass "
-                "state.x instead."
+                "The state to continue from does not have the clamped values. Start from rows "
+                "instead: pass state.x."
             )
 
 
 def check_end(state: ChainState) -> None:
-    """On an accelerator steps do not wait to be looked at, so the last state is."""
+    """Raise `SamplingError` where chains on an accelerator ended in nan.
+
+    There single steps are not checked, because reading a result makes the host wait.
+    """
     if state.x.is_cuda and not (
         state.x.isfinite().all() and (state.energy is None or not state.energy.isnan().any())
     ):
-        raise SamplingError("The energy was not a number at a step of this run.")
+        raise SamplingError("The energy was nan at a step of this run.")
 
 
 def schedule(beta: Any, n_steps: int) -> Sequence[float]:
     """Inverse temperature of each step."""
     single = isinstance(beta, Real) or (isinstance(beta, Tensor) and beta.dim() == 0)
     betas = [float(beta)] if single else [float(b) for b in beta]
-    right = single or len(betas) == n_steps
-    if not right or not all(0 <= b < math.inf for b in betas):
+    complete = single or len(betas) == n_steps
+    if not complete or not all(0 <= b < math.inf for b in betas):
         raise ValueError(
             f"beta must be a finite number of at least 0, or one for each of the {n_steps} steps; "
             f"got {beta!r}."

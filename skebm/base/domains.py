@@ -1,4 +1,4 @@
-"""Domains: what a row is. Their states, how to start uniformly, and how to tell what is inside."""
+"""Domains: the set a row belongs to, with enumeration, uniform draws and a membership test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Domain(abc.ABC):
-    """The set a row lives in: its shape, its states, how to start and how to stay inside it."""
+    """The set a row belongs to: its shape, its states, uniform draws and membership."""
 
     @property
     @abc.abstractmethod
@@ -69,14 +69,14 @@ class Domain(abc.ABC):
 
 @dataclass(frozen=True)
 class Real(Domain):
-    """Real rows, optionally inside a box.
+    """Real rows, optionally bounded to a box.
 
     Parameters
     ----------
     shape : tuple of int
         Shape of a row.
     lower, upper : float or None, default=None
-        Bounds shared by all entries; ``None`` is unbounded on that side.
+        Bounds shared by all entries, in the units of the row; ``None`` is unbounded on that side.
     """
 
     shape: tuple[int, ...]
@@ -277,5 +277,5 @@ class Mixed(Domain):
 
 
 def enumeration_cost(one: Domain, other: Domain) -> float:
-    """States of the cheaper layer times units of the other, the price of summing over both."""
+    """Cost of summing over both layers: states of the cheaper one times units of the other."""
     return min(one.n_states * other.n_columns, other.n_states * one.n_columns)

@@ -1,4 +1,4 @@
-"""Energies: what E(x) is, and the conditionals that some of them have."""
+"""Energies: the function E(x), and the conditional distributions that some energies have."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Clamp(NamedTuple):
 class Energy(nn.Module, abc.ABC):
     """A scalar function of a row, E(x), with the domain it is defined on.
 
-    An energy neither samples nor computes losses. Row i of a batch has the same energy as row i
-    alone.
+    An energy neither samples nor computes losses. The energy of a row does not depend on the other
+    rows of the batch.
     """
 
     domain: Domain
@@ -38,8 +38,8 @@ class Energy(nn.Module, abc.ABC):
     def value_and_grad(self, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
         """Energy (n,) and its gradient with respect to x, (n, ...); works under ``no_grad``.
 
-        Gradients of the parameters are left as they are. `ValueError` where the energies are not
-        one number a row, `TypeError` where they cannot be differentiated.
+        The ``.grad`` of the parameters does not change. `ValueError` where the energies are not
+        one number per row, `TypeError` where they cannot be differentiated.
         """
         if torch.is_inference_mode_enabled():
             raise RuntimeError("There are no gradients in torch.inference_mode(): use no_grad().")
@@ -49,52 +49,57 @@ class Energy(nn.Module, abc.ABC):
             check_shape(self, x, value)
             grad = None
             if value.requires_grad:
-                # Of ones, which spares the graph a sum.
+                # Ones as grad_outputs instead of a sum, which would be one more node of the graph.
                 ones = torch.ones_like(value)
                 (grad,) = torch.autograd.grad(value, x, ones, allow_unused=True)
         if grad is None:
             raise TypeError(
-                f"{type(self).__name__} is not differentiable with respect to x: its energies do "
-                "not come from x by differentiable torch operations. Use a sampler that needs no "
-                "gradient, such as MetropolisHastings or Gibbs."
+                f"{type(self).__name__} is not differentiable with respect to x: its energies are "
+                "not computed from x by differentiable torch operations. Use a sampler that needs "
+                "no gradient, such as MetropolisHastings or Gibbs."
             )
         return value.detach(), grad
 
     def trained(self, x: Tensor) -> Tensor:
-        """What of the energy of each row depends on the parameters, (n,): here all of it."""
+        """The part of each row's energy that depends on the parameters, (n,); here all of it."""
         return self(x)
 
     def correction(self, x: Tensor) -> Tensor:
-        """Minus the log of what the model is to its base, unnormalised, (n,); all without one."""
+        """E(x) + log q(x), (n,): minus the unnormalised log-ratio of the model to its base q.
+
+        The energy itself where there is no base.
+        """
         base = getattr(self, "base", None)
         return self(x) if base is None else self(x) + base.log_prob(x)
 
     def flip_difference(self, x: Tensor) -> Tensor:
         """E(x with entry i set to 1 - x_i) - E(x), (n, d), for flat binary rows."""
         if not isinstance(self.domain, Binary):
-            raise ValueError(f"Only binary rows can be flipped; this energy lives on {self.domain}")
-        here, columns = self(x), []
+            raise ValueError(
+                f"Only binary rows can be flipped; this energy is defined on {self.domain}."
+            )
+        value, columns = self(x), []
         for i in range(x.shape[1]):
             flipped = x.clone()
             flipped[:, i] = 1 - x[:, i]
-            columns.append(self(flipped) - here)
+            columns.append(self(flipped) - value)
         return torch.stack(columns, 1)
 
 
 def check_energy(energy: Any) -> None:
-    """Raise `TypeError` for what is no energy."""
+    """Raise `TypeError` unless `energy` is an :class:`Energy`."""
     if not isinstance(energy, Energy):
         raise TypeError(
-            f"{type(energy).__name__} is no Energy: subclass skebm.base.Energy, with a domain "
-            "and a forward(x, cond=None) that returns one energy a row."
+            f"{type(energy).__name__} is not an Energy: subclass skebm.base.Energy, with a domain "
+            "and a forward(x, cond=None) that returns one energy per row."
         )
 
 
 def check_shape(energy: Energy, x: Tensor, value: Tensor) -> None:
-    """Raise `ValueError` unless there is one energy a row."""
+    """Raise `ValueError` unless there is one energy per row."""
     if value.shape != x.shape[:1]:
         raise ValueError(
-            f"{type(energy).__name__} must return one energy a row, of shape "
+            f"{type(energy).__name__} must return one energy per row, of shape "
             f"{tuple(x.shape[:1])}, but returned {tuple(value.shape)}."
         )
 
@@ -105,6 +110,7 @@ class Conditional(abc.ABC):
     Attributes
     ----------
     mean : Tensor of shape (n, d)
+        Conditional means of the d units.
     """
 
     mean: Tensor
@@ -114,22 +120,22 @@ class Conditional(abc.ABC):
         """Draw one row from each of the n distributions, (n, d)."""
 
     def given(self, clamp: Clamp) -> Conditional:
-        """The same distribution where some coordinates are known.
+        """The distribution conditioned on the clamped coordinates.
 
-        Factorised ones are what they were: what is known of a unit tells nothing of the others.
+        A factorised distribution does not change: its coordinates are independent.
         """
         return self
 
 
 class BipartiteEnergy(Energy):
-    """An energy E(x) = -log sum_h exp(-E(x, h)) whose joint has two conditionally simple layers.
+    """An energy E(x) = -log sum_h exp(-E(x, h)) whose two layers have tractable conditionals.
 
     ``forward`` is the free energy of a visible row. At inverse temperature `beta` the joint is
     proportional to exp(-beta E(x, h)).
     """
 
     hidden_domain: Domain
-    base: Any = None  # where annealing and tempering start; None: the uniform distribution
+    base: Any = None  # start of annealing and tempering; None is the uniform distribution
 
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:
         """Free energy of each row, (n,)."""
@@ -159,11 +165,11 @@ class BipartiteEnergy(Energy):
 
     @abc.abstractmethod
     def annealed(self, beta: float) -> BipartiteEnergy:
-        """The distribution at `beta` on the way from the base, 0, to this energy, 1."""
+        """The bridge distribution at `beta` between the base (0) and this energy (1)."""
 
 
 class PairwiseEnergy(Energy):
-    """E(x) = -x'Jx / 2 - b'x on flat binary rows, J symmetric with an empty diagonal."""
+    """E(x) = -x'Jx / 2 - b'x on flat binary rows, J symmetric with a zero diagonal."""
 
     bias: Tensor  # b, (d,)
 
@@ -175,7 +181,7 @@ class PairwiseEnergy(Energy):
     @property
     @abc.abstractmethod
     def colours(self) -> tuple[Tensor, ...]:
-        """Groups of column numbers, no two of a group coupled, that hold each column once."""
+        """A colouring of the graph: a partition of the columns into groups without couplings."""
 
     @abc.abstractmethod
     def logits(self, x: Tensor, columns: Tensor | None = None) -> Tensor:

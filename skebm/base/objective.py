@@ -1,4 +1,4 @@
-"""Objectives: what is minimised."""
+"""Objectives: the loss that training minimises."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skebm.base.energy import Energy
 
 
 class Batch(NamedTuple):
-    """What an objective sees: rows, targets, weights (mean 1 over the fit) and row numbers."""
+    """A mini-batch: rows, targets, weights (mean 1 over the fit) and row numbers."""
 
     x: Tensor
     y: Tensor | None = None
@@ -27,10 +27,11 @@ class Loss(NamedTuple):
     Attributes
     ----------
     value : Tensor, scalar, or None
-        What is minimised; None from an objective that writes gradients and has no use for it.
+        The loss; None from an objective that writes gradients without computing it.
     state : object
         State for the next batch.
     logs : dict of str to Tensor
+        Further scalars for the history.
     """
 
     value: Tensor | None
@@ -46,21 +47,21 @@ def fill_missing(parameters: list[nn.Parameter]) -> None:
 
 
 class Objective(nn.Module, abc.ABC):
-    """What is minimised; holds the energy (and so is the module that skorch trains).
+    """A loss that holds the energy; the module that skorch trains.
 
-    Chains and running offsets live in the state that is passed through, never in buffers, which
+    Chains and running offsets are kept in the state that is passed through, never in buffers, which
     distributed training would overwrite. An objective whose update is not the gradient of a scalar,
-    or for which autograd is waste, overrides :meth:`gradients`.
+    or whose gradient is cheaper without autograd, overrides :meth:`gradients`.
     """
 
     energy: Energy
 
     def start(self, batch: Batch, generator: torch.Generator) -> Any:
-        """State before the first batch, made from rows that stand for all; None without one."""
+        """State before the first batch, made from representative rows; None if there is none."""
         return None
 
     def work(self, n_rows: int) -> float:
-        """Multiplications of a step on a batch of `n_rows`, roughly: decides on threads."""
+        """Approximate multiplications of a step on `n_rows` rows; sets the number of threads."""
         return float(n_rows * sum(p.numel() for p in self.parameters()))
 
     @abc.abstractmethod
@@ -68,7 +69,10 @@ class Objective(nn.Module, abc.ABC):
         """Loss of a batch, differentiable with respect to the parameters."""
 
     def gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
-        """Write ``.grad`` of every parameter, here by autograd. Called under ``no_grad``."""
+        """Write ``.grad`` of every trained parameter, by default with autograd.
+
+        Called under ``no_grad``.
+        """
         trained = self.cleared()
         with torch.enable_grad():
             loss = self(batch, state, generator)
@@ -77,16 +81,16 @@ class Objective(nn.Module, abc.ABC):
         return loss
 
     def cleared(self) -> list[nn.Parameter]:
-        """Parameters that are trained, without the gradients that they had."""
+        """Trainable parameters, their gradients set to None."""
         trained = [p for p in self.parameters() if p.requires_grad]
         for p in trained:
             p.grad = None
         return trained
 
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
-        """Numbers that tell whether training works, at the end of an epoch; has no side effect.
+        """Diagnostics of training on a fixed monitoring batch; has no side effect.
 
-        ``"loss"`` is what the history records; ``"energy_gap"`` = mean E(data) - mean E(model).
+        ``"loss"`` is recorded in the history; ``"energy_gap"`` is mean E(data) - mean E(model).
         """
         loss = self(batch, state, generator)
         return {"loss": loss.value.detach(), **loss.logs}
@@ -94,60 +98,61 @@ class Objective(nn.Module, abc.ABC):
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Mean loss of held-out rows: lower is better, comparable between epochs.
 
-        The engine seeds the generator alike at every call, or early stopping would stop on noise.
+        The engine seeds the generator identically at every call; otherwise early stopping would
+        react to noise.
         """
         return self(batch, state, generator).value.detach()
 
     def snapshot(self, state: Any) -> Any:
-        """A state that later batches leave as it is; copies what they write in place, here none."""
+        """A state that later batches do not change: copies what they write in place, here none."""
         return state
 
     def rolled_back(
         self, state: Any, batch: Batch, generator: torch.Generator, tries: int = 1
     ) -> Any:
-        """State to go on from, more carefully, after training has gone back to it.
+        """State to continue from after a roll-back to `state`.
 
-        `tries` is how often in a row it has.
+        `tries` counts the consecutive roll-backs of this epoch.
         """
         return state
 
     def advice(self, state: Any) -> str:
-        """What to set besides the learning rate after roll-backs, to go behind it."""
+        """Settings to recommend beside the learning rate after roll-backs, appended to it."""
         return ""
 
     def pack(self, state: Any) -> dict[str, Tensor | None]:
-        """Take the state apart into named tensors, for storage; overridden with :meth:`start`."""
+        """Convert the state to named tensors for storage; overridden with :meth:`start`."""
         return {}
 
     def unpack(self, packed: dict[str, Tensor | None]) -> Any:
-        """Rebuild a state that :meth:`pack` took apart."""
+        """The inverse of :meth:`pack`."""
         return None
 
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
-        """Why training has run away, judged by the monitor's numbers on `n_rows`, or None.
+        """Why training has diverged, judged by the monitor's values on `n_rows` rows; or None.
 
-        `before` are the numbers before the epoch: to start badly is not to diverge.
+        `before` are the values before the epoch, so that a poor start is not taken for divergence.
         """
         bad = [name for name, value in logs.items() if not math.isfinite(value)]
         return f"{', '.join(bad)} not finite" if bad else None
 
 
 def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean of (n,) values under non-negative weights; 0 where all weights are."""
+    """Mean of (n,) values under non-negative weights; 0 where all weights are 0."""
     if weight is None:
         return values.mean()
     return (weight @ values) / weight.sum().clamp_min(torch.finfo(values.dtype).tiny)
 
 
 def weighted_variance(values: Tensor, weight: Tensor | None) -> Tensor:
-    """Variance of (n,) values under such weights."""
+    """Variance of (n,) values under non-negative weights."""
     return weighted_mean((values - weighted_mean(values, weight)).square(), weight)
 
 
 def effective_count(values: Tensor, weight: Tensor | None) -> Tensor | int:
-    """How many values of equal weight would tell as much; at least 1."""
+    """Kish's effective sample size, (sum w)^2 / sum w^2; at least 1."""
     if weight is None:
         return len(values)
     squares = weight.square().sum().clamp_min(torch.finfo(values.dtype).tiny)

@@ -1,4 +1,4 @@
-"""Partition functions: what log Z is, and how far to trust it."""
+"""Partition functions: estimates of log Z with their errors and bounds."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from skebm.base.sampler import Sampler
 
 
 class LogPartition(NamedTuple):
-    r"""An estimate of log Z with what is known about it.
+    r"""An estimate of log Z with its standard error, bounds and diagnostics, in nats.
 
     Attributes
     ----------
     value : float
         The estimate, in nats.
     std_error : float
-        Standard error of `value`; 0 when exact, ``nan`` where the error is not one of sampling.
+        Standard error of `value`; 0 when exact, ``nan`` where there is no sampling error to state.
     lower, upper : float
         Interval for log Z; ``nan`` where the method gives no bound on that side.
     bound_kind : {"exact", "probabilistic", "heuristic"}
-        Whether the ends that are not ``nan`` hold for certain, with stated probability, or are
-        guesses.
+        Whether the bounds that are not ``nan`` hold with certainty, with a stated probability, or
+        without a guarantee.
     ess : float
         Effective sample size of the weights; ``inf`` when exact, ``nan`` where there are none.
     parts : dict of str to (float, float)
-        The estimates that the interval was made of, each with its standard error.
+        The estimates from which the interval was made, each with its standard error.
     reason : str
-        Why an end of the interval is ``nan``, where the premises of a bound failed.
+        Why a bound is ``nan`` where its assumptions failed.
     """
 
     value: float
@@ -48,7 +48,7 @@ class LogPartition(NamedTuple):
 
     @property
     def pessimistic(self) -> float:
-        """Largest credible log Z: the upper end, or two standard errors where there is none.
+        """Largest credible log Z: `upper`, or `value` plus two standard errors without it.
 
         ``nan`` where neither is known.
         """
@@ -56,7 +56,7 @@ class LogPartition(NamedTuple):
 
 
 class PartitionEstimator(BaseEstimator, abc.ABC):
-    """A way to compute log Z of any energy it supports; holds configuration and nothing else.
+    """A method of computing log Z; holds its configuration and nothing else.
 
     `uses` names the arguments that :meth:`estimate` looks at, so that others need not be made.
     """
@@ -64,7 +64,7 @@ class PartitionEstimator(BaseEstimator, abc.ABC):
     uses: ClassVar[tuple[str, ...]] = ("base", "sampler", "x")
 
     def check(self, energy: Energy) -> None:
-        """Raise `TypeError` for a kind of energy, `ValueError` for one, that this cannot take."""
+        """Raise `TypeError` for a class of energies, `ValueError` for an energy, not supported."""
         check_energy(energy)
 
     @abc.abstractmethod
@@ -77,4 +77,7 @@ class PartitionEstimator(BaseEstimator, abc.ABC):
         x: Tensor | Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> LogPartition:
-        """Estimate log Z, accumulating in float64; `x` are rows near the model, by origin."""
+        """Estimate log Z in nats, accumulating in float64.
+
+        `x` are rows distributed approximately like the model, in a dict by their origin.
+        """

@@ -1,4 +1,4 @@
-"""Samplers: how x ~ exp(-E) is drawn."""
+"""Samplers: Markov kernels that draw x ~ exp(-E)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
-from skebm.base.checks import check_end, check_held, check_start, schedule, whole_number
+from skebm.base.checks import check_clamped, check_end, check_start, schedule, whole_number
 from skebm.base.domains import Domain
 from skebm.base.energy import Clamp, Energy, check_energy
 from skebm.base.state import ChainState, SamplingError, StepInfo
 from skebm.base.trace import Recorder, Trace
 
-# Warm-up of a run whose length is not known beforehand.
+# Warm-up steps of a run whose length is not known in advance.
 DEFAULT_WARMUP = 500
 
 
 class Sampler(BaseEstimator, abc.ABC):
     r"""A Markov kernel that leaves exp(-beta E) invariant; holds configuration and nothing else.
 
-    The energy, the chain and the generator are arguments. The E of a bipartite energy is that of
-    both layers: at `beta` rows have the marginal of :math:`e^{-\beta E(x, h)}`.
+    The energy, the chain and the generator are arguments. For a bipartite energy `beta` tempers the
+    joint energy of both layers: rows have the marginal of :math:`e^{-\beta E(x, h)}`.
     """
 
     domains: ClassVar[tuple[type[Domain], ...]]
@@ -34,27 +34,27 @@ class Sampler(BaseEstimator, abc.ABC):
 
     @property
     def exact(self) -> bool:
-        """Whether steps leave exp(-beta E) invariant (once frozen); false for a known bias."""
+        """Whether steps leave exp(-beta E) invariant (once frozen); False for a known bias."""
         return True
 
     @property
     def kernel(self) -> Sampler:
-        """A kernel that is exact from rows alone, whatever chains were before: for annealing."""
+        """A kernel for annealing: exact from the rows alone, whatever the chains did before."""
         return self
 
     @property
     def adapts(self) -> bool:
-        """Whether steps change the settings of later steps until the chain is frozen."""
+        """Whether steps adapt the settings of later steps until the chain is frozen."""
         return bool(getattr(self, "adapt", False))
 
     @property
     def accepts_relaxed_rows(self) -> bool:
-        """Whether rows may start, and be clamped, between the states of a discrete domain."""
+        """Whether rows may start, and be clamped, at values between the states of a domain."""
         return False
 
     @abc.abstractmethod
     def init(self, energy: Energy, x: Tensor) -> ChainState:
-        """State of chains that stand at the rows of x."""
+        """State of chains at the rows of x."""
 
     @abc.abstractmethod
     def step(
@@ -65,9 +65,9 @@ class Sampler(BaseEstimator, abc.ABC):
         beta: float = 1.0,
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
-        """One transition of every chain. Call it in ``eval()`` mode, as :meth:`run` does.
+        """One transition of every chain; call it in ``eval()`` mode, as :meth:`run` does.
 
-        The state that is passed in is left as it is.
+        The state that is passed in does not change.
         """
 
     def refresh(self, energy: Energy, state: ChainState) -> ChainState:
@@ -75,14 +75,14 @@ class Sampler(BaseEstimator, abc.ABC):
         return self.init(energy, state.x)._replace(aux=state.aux)
 
     def freeze(self, state: ChainState) -> ChainState:
-        """The same chains, whose further steps are all alike: warm-up is over.
+        """The same chains with the adapted settings fixed, which ends the warm-up.
 
-        The ``aux`` of a sampler that adapts itself knows what it has found, ``aux.frozen()``.
+        The ``aux`` of an adaptive sampler has a method ``frozen()``.
         """
         return state._replace(aux=state.aux.frozen()) if self.adapts else state
 
     def energies(self, energy: Energy, state: ChainState) -> Tensor:
-        """Energies of the chains (n,), for the record."""
+        """Energies of the chains, (n,), as a trace records them."""
         return energy(state.x) if state.energy is None else state.energy
 
     def check(self, energy: Energy) -> None:
@@ -108,25 +108,33 @@ class Sampler(BaseEstimator, abc.ABC):
     ) -> tuple[ChainState, StepInfo]:
         """Start chains at x, take `n_steps` steps, return the last state and the mean acceptance.
 
-        The energy is in ``eval()`` mode meanwhile and gets its mode back; no ``.grad`` is set.
+        The energy is in ``eval()`` mode during the run and in its own mode afterwards; no ``.grad``
+        is set.
 
         Parameters
         ----------
         energy : Energy
         x : Tensor of shape (n, ...) or ChainState
-            Rows to start from, or a state of this sampler and this energy to go on from.
+            Rows to start from, or a state of this sampler and this energy to continue from.
         n_steps : int
             At least 1.
         generator : torch.Generator
             On the device of x.
         beta : float or sequence of `n_steps` floats, default=1.0
-            Inverse temperature, or a schedule of it: simulated annealing (or melting).
+            Inverse temperature, or a schedule of it, as in simulated annealing.
         clamp : Clamp or None, default=None
             Coordinates held fixed.
         n_warmup : int or None, default=None
-            Steps before the others, in which a sampler with ``adapt=True`` tunes itself. None is
+            Steps before the others, in which a sampler with ``adapt=True`` adapts. None is
             `n_steps` for such a sampler that starts from rows, and 0 for any other. A state that
             is frozen stays so.
+
+        Returns
+        -------
+        state : ChainState
+            After the last step.
+        info : StepInfo
+            Mean acceptance of the `n_steps` steps.
         """
         self.check(energy)
         acceptance: float | Tensor = 0.0
@@ -155,7 +163,7 @@ class Sampler(BaseEstimator, abc.ABC):
         Returns
         -------
         Trace
-            Rows, energies and acceptance of each kept step; its ``ess()`` and ``r_hat()``.
+            Rows, energies and acceptance of each kept step, with ``ess()`` and ``r_hat()``.
         """
         self.check(energy)
         whole_number("thin", thin, 1)
@@ -181,11 +189,12 @@ class Sampler(BaseEstimator, abc.ABC):
         clamp: Clamp | None = None,
         n_warmup: int | None = None,
     ) -> Trace:
-        """Run until the chains agree with each other, or a budget is spent.
+        """Run until R-hat says that the chains have converged, or a budget is spent.
 
         Converged means that the largest R-hat over all columns and the energy, of the second half
-        of the steps, is at most `r_hat`. It is looked at after 100 steps and whenever they have
-        grown by half. Chains that all miss the same mode agree as well: start them far apart.
+        of the steps, is at most `r_hat`. It is checked after 100 steps and then each time their
+        number has grown by half. Chains that all miss the same mode agree too, so start them far
+        apart.
 
         Parameters
         ----------
@@ -196,7 +205,7 @@ class Sampler(BaseEstimator, abc.ABC):
         max_steps : int, default=10000
             Budget in steps after the warm-up, 100 or more.
         max_seconds : float or None, default=None
-            Budget in seconds, warm-up included; looked at together with R-hat.
+            Budget in seconds, warm-up included; checked together with R-hat.
         beta : float, default=1.0
         n_warmup : int or None, default=None
             None is 500 for a sampler with ``adapt=True`` that starts from rows, and 0 for others.
@@ -205,7 +214,7 @@ class Sampler(BaseEstimator, abc.ABC):
         -------
         Trace
             The second half of the steps, and ``converged``. Draws are thinned to at most 1,000.
-            Where the budget ended first, a `ConvergenceWarning` says what R-hat was reached.
+            Where the budget ended first, a `ConvergenceWarning` reports the R-hat reached.
         """
         started = time.monotonic()
         self.check(energy)
@@ -217,19 +226,20 @@ class Sampler(BaseEstimator, abc.ABC):
         n_chains = len(x.x if isinstance(x, ChainState) else x)
         if n_chains < 2:
             raise ValueError("R-hat compares chains: start at least two, from different rows.")
-        kept, look = Recorder(self, 1, room=2000), 100
+        kept, next_check = Recorder(self, 1, max_draws=2000), 100
         walk = self._walk(energy, x, max_steps, generator, beta, clamp, n_warmup)
         with sampling(energy), torch.no_grad():
             for state, info in walk:
                 kept.add(energy, state, info)
-                if kept.n_steps not in (look, max_steps):
+                if kept.n_steps not in (next_check, max_steps):
                     continue
-                look = look * 3 // 2
+                next_check = next_check * 3 // 2
                 late = max_seconds is not None and time.monotonic() - started > max_seconds
-                if kept.agree(r_hat, final=late or kept.n_steps == max_steps) or late:
+                final = late or kept.n_steps == max_steps
+                if kept.check_convergence(r_hat, final=final) or late:
                     break
         check_end(state)
-        return kept.trace(late=True)
+        return kept.trace(second_half=True)
 
     def _walk(
         self,
@@ -241,7 +251,10 @@ class Sampler(BaseEstimator, abc.ABC):
         clamp: Clamp | None,
         n_warmup: int | None,
     ) -> Iterator[tuple[ChainState, StepInfo]]:
-        """States and diagnostics after each step that follows the warm-up."""
+        """States and diagnostics after each step that follows the warm-up.
+
+        A step that fails raises with its number and the state before it.
+        """
         whole_number("n_steps", n_steps, 1)
         rows = x.x if isinstance(x, ChainState) else x
         check_start(energy, rows, generator, clamp, self.accepts_relaxed_rows)
@@ -251,18 +264,18 @@ class Sampler(BaseEstimator, abc.ABC):
         whole_number("n_warmup", n_warmup, 0)
         if isinstance(x, ChainState):
             state = x
-            check_held(state, clamp)
+            check_clamped(state, clamp)
         else:
             state = self.init(energy, x if clamp is None else clamp.apply(x))
         for k in range(n_warmup):
-            state, _ = self._guarded(energy, state, generator, betas[0], clamp, k - n_warmup)
+            state, _ = self._numbered_step(energy, state, generator, betas[0], clamp, k - n_warmup)
         state = self.freeze(state)
         for k in range(n_steps):
             b = betas[k if len(betas) > 1 else 0]
-            state, info = self._guarded(energy, state, generator, b, clamp, k)
+            state, info = self._numbered_step(energy, state, generator, b, clamp, k)
             yield state, info
 
-    def _guarded(
+    def _numbered_step(
         self,
         energy: Energy,
         state: ChainState,
@@ -271,7 +284,7 @@ class Sampler(BaseEstimator, abc.ABC):
         clamp: Clamp | None,
         number: int,
     ) -> tuple[ChainState, StepInfo]:
-        """One step; where it fails, the error says at which and brings the state before it."""
+        """One step; its error names the number of the step and carries the state before it."""
         try:
             return self.step(energy, state, generator, beta, clamp)
         except SamplingError as error:
@@ -282,9 +295,9 @@ class Sampler(BaseEstimator, abc.ABC):
 
 @contextlib.contextmanager
 def sampling(energy: nn.Module) -> Iterator[None]:
-    """Put a network in ``eval()`` mode and give every part of it its own mode back."""
+    """Put a network in ``eval()`` mode and restore the mode of every submodule afterwards."""
     trained = [module for module in energy.modules() if module.training]
-    # Flag by flag, as they are set back: energy.eval() would take as long as a tenth of a step.
+    # Setting the flags is faster than energy.eval(), which takes a tenth of a step.
     for module in trained:
         module.training = False
     try:

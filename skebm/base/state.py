@@ -1,4 +1,4 @@
-"""Where chains stand, and what a step of them says."""
+"""The state of Markov chains and the diagnostics of a step."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from torch import Tensor
 
 
 class ChainState(NamedTuple):
-    """What the next step of a chain needs; a sampler leaves None what it does not need.
+    """What the next step of a chain needs; fields that a sampler does not use are None.
 
     Attributes
     ----------
     x : Tensor of shape (n, ...)
+        Rows of the n chains.
     energy : Tensor of shape (n,) or None
+        Energy of each row.
     grad : Tensor of shape (n, ...) or None
         Gradient of the energy with respect to x.
     aux : object or None
-        Further state: a hidden layer already drawn at this x, a step size being tuned, replicas.
+        Further state: a hidden layer already drawn at this x, adaptation of the step size,
+        replicas.
     """
 
     x: Tensor
@@ -29,7 +32,7 @@ class ChainState(NamedTuple):
 
 
 def leaves(part: Any) -> list[Tensor]:
-    """Tensors and counts of a chain's ``aux``, without what a sampler computes from rows anew."""
+    """Tensors and counts of a chain's ``aux``, without what a sampler recomputes from the rows."""
     if isinstance(part, ChainState):
         return [part.x, *leaves(part.aux)]
     if isinstance(part, tuple):
@@ -38,9 +41,9 @@ def leaves(part: Any) -> list[Tensor]:
 
 
 def rebuilt(like: Any, stored: Iterator[Tensor]) -> Any:
-    """An ``aux`` of the same structure as another, from its :func:`leaves`.
+    """An ``aux`` with the structure of `like` and the values of stored :func:`leaves`.
 
-    `ValueError` where they do not fit.
+    `ValueError` where the shapes differ.
     """
     if isinstance(like, ChainState):
         return like._replace(x=rebuilt(like.x, stored), aux=rebuilt(like.aux, stored))
@@ -51,27 +54,27 @@ def rebuilt(like: Any, stored: Iterator[Tensor]) -> Any:
         return None
     leaf = next(stored, None)
     if leaf is None or leaf.shape != torch.as_tensor(like).shape:
-        raise ValueError("The stored chains are of another sampler.")
+        raise ValueError("The stored chains belong to another sampler.")
     return leaf.to(like) if isinstance(like, Tensor) else type(like)(leaf.item())
 
 
 class StepInfo(NamedTuple):
-    """Diagnostics of a step: the mean acceptance in [0, 1] (a Gibbs step accepts always)."""
+    """Diagnostics of a step: the mean acceptance rate in [0, 1] (1 for a Gibbs step)."""
 
     acceptance: float | Tensor
 
 
 class SamplingError(FloatingPointError):
-    """An energy that is not a number, met while sampling.
+    """The energy became nan while sampling.
 
     Attributes
     ----------
     state : ChainState or None
-        Where the chains stood before the step that failed; None when they had not started.
+        State of the chains before the step that failed; None where they had not started.
     """
 
     state: ChainState | None = None
 
 
 class StartError(SamplingError, ValueError):
-    """An energy that is not finite where a chain was to start."""
+    """The energy is not finite at a row where a chain starts."""

@@ -1,4 +1,4 @@
-"""What a run of chains leaves behind: draws, energies, acceptance, and what they say of it."""
+"""The record of a run of chains: draws, energies, acceptance and convergence diagnostics."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ class Trace(NamedTuple):
     Attributes
     ----------
     x : Tensor of shape (n_draws, n_chains, ...)
+        Rows.
     energy : Tensor of shape (n_draws, n_chains)
+        Energies of the rows.
     acceptance : Tensor of shape (n_draws,)
-        Mean acceptance of the steps between a draw and the one before it.
+        Mean acceptance rate of the steps since the draw before.
     state : ChainState
-        After the last step, to go on from: :meth:`Sampler.run` takes it as `x`.
+        After the last step; :meth:`Sampler.run` continues from it as `x`.
     n_steps : int
         Steps after the warm-up.
     thin : int
         Steps between draws.
     converged : bool or None
-        What :meth:`Sampler.run_until` found; None where nobody asked.
+        Result of :meth:`Sampler.run_until`; None for other runs.
     """
 
     x: Tensor
@@ -43,8 +45,9 @@ class Trace(NamedTuple):
     converged: bool | None = None
 
     def ess(self, kind: str = "bulk") -> NDArray[np.float64]:
-        """Effective sample size of every column over all chains, (...); `kind` as in
-        :func:`skebm.diagnostics.effective_sample_size`.
+        """Effective sample size of every column over all chains, (...), in draws.
+
+        `kind` as in :func:`skebm.diagnostics.effective_sample_size`.
         """
         return effective_sample_size(self.x, kind=kind)
 
@@ -54,10 +57,10 @@ class Trace(NamedTuple):
 
 
 class Recorder:
-    """Collects the steps of a run; with `room`, it thins what it has instead of growing on."""
+    """Collects the steps of a run; beyond `max_draws` it drops every other draw."""
 
-    def __init__(self, sampler: Any, thin: int, room: int | None = None):
-        self.sampler, self.thin, self.room = sampler, thin, room
+    def __init__(self, sampler: Any, thin: int, max_draws: int | None = None):
+        self.sampler, self.thin, self.max_draws = sampler, thin, max_draws
         self.n_steps = 0
         self.converged: bool | None = None
         self.state: Any = None
@@ -65,40 +68,40 @@ class Recorder:
         self._accepted: float | Tensor = 0.0
 
     def add(self, energy: Energy, state: Any, info: Any) -> None:
-        """Take note of a step."""
+        """Record a step."""
         self.n_steps += 1
         self.state = state
         self._accepted = self._accepted + info.acceptance
         if self.n_steps % self.thin:
             return
-        level = self.sampler.energies(energy, state)
+        value = self.sampler.energies(energy, state)
         rate = torch.as_tensor(self._accepted).to(state.x) / self.thin
-        self._draws.append((state.x, level, rate))
+        self._draws.append((state.x, value, rate))
         self._accepted = 0.0
-        if self.room is not None and len(self._draws) >= self.room:
+        if self.max_draws is not None and len(self._draws) >= self.max_draws:
             pairs = zip(self._draws[::2], self._draws[1::2], strict=True)
             self._draws = [(*late[:2], (early[2] + late[2]) / 2) for early, late in pairs]
             self.thin *= 2
 
-    def agree(self, target: float, final: bool) -> bool:
-        """Whether R-hat of the second half is at most `target`; a final no is a warning."""
-        late = self.trace(late=True)
-        level = late.energy.unsqueeze(2).to(late.x.dtype)
-        found = r_hat(torch.cat([late.x.flatten(2), level], 2))
-        # A column that never changes in any chain says nothing; if all are such, none has moved.
-        largest = np.nan if np.isnan(found).all() else np.nanmax(found)
+    def check_convergence(self, target: float, final: bool) -> bool:
+        """Whether R-hat of the second half is at most `target`; warns if not and `final`."""
+        late = self.trace(second_half=True)
+        energy = late.energy.unsqueeze(2).to(late.x.dtype)
+        values = r_hat(torch.cat([late.x.flatten(2), energy], 2))
+        # A column that is constant in all chains has no R-hat; if all are, no chain has moved.
+        largest = np.nan if np.isnan(values).all() else np.nanmax(values)
         self.converged = bool(largest <= target)
         if final and not self.converged:
             warnings.warn(
                 f"R-hat is {largest:.3g} after {self.n_steps} steps, above {target:g}: the chains "
-                "do not agree yet. Allow more steps, or tune the sampler.",
+                "have not converged. Allow more steps, or tune the sampler.",
                 ConvergenceWarning,
                 stacklevel=3,
             )
         return self.converged
 
-    def trace(self, late: bool = False) -> Trace:
-        """What has been collected, or its second half."""
-        draws = self._draws[len(self._draws) // 2 :] if late else self._draws
-        x, level, rate = (torch.stack(part) for part in zip(*draws, strict=True))
-        return Trace(x, level, rate, self.state, self.n_steps, self.thin, self.converged)
+    def trace(self, second_half: bool = False) -> Trace:
+        """The draws collected so far, or their second half."""
+        draws = self._draws[len(self._draws) // 2 :] if second_half else self._draws
+        x, energy, rate = (torch.stack(part) for part in zip(*draws, strict=True))
+        return Trace(x, energy, rate, self.state, self.n_steps, self.thin, self.converged)

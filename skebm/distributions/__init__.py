@@ -1,4 +1,4 @@
-"""Tractable distributions: bases of energies and of annealing, starts of chains, NCE noise."""
+"""Tractable distributions: bases of energies, starts of annealing and of chains, NCE noise."""
 
 from skebm.distributions.affine import Affine
 from skebm.distributions.base import Distribution, Tilt

@@ -1,4 +1,4 @@
-"""What fits of continuous rows share: weights, scales, rows taken by the chunk."""
+"""Helpers of the fits of continuous distributions: weights, scales, evaluation in chunks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Most numbers that a chunk of rows makes at once: 32 MB in float64.
+# Most numbers computed at once for a chunk of rows: 32 MB in float64.
 CHUNK = 4_000_000
 
 
 def checked_weight(x: Any, weight: Tensor | None) -> Tensor:
-    """Weights in float64, ones where there are none; refuses rows that no fit can use."""
+    """Weights in float64, ones where there are none; `ValueError` for unusable rows or weights."""
     if not isinstance(x, Tensor) or x.dim() < 2 or len(x) == 0 or not x.is_floating_point():
         raise ValueError("x must be floating-point rows, (n, ...) with n of at least 1.")
     if not x.isfinite().all():
@@ -23,14 +23,14 @@ def checked_weight(x: Any, weight: Tensor | None) -> Tensor:
     if weight is None:
         return x.new_ones(len(x), dtype=torch.float64)
     if weight.shape != x.shape[:1] or not (weight.isfinite() & (weight >= 0)).all():
-        raise ValueError("weight must be one finite, non-negative number a row.")
+        raise ValueError("weight must be one finite, non-negative number per row.")
     if not weight.any():
-        raise ValueError("weight must hold a number above zero.")
+        raise ValueError("weight must contain a number above zero.")
     return weight.detach().to(x.device).double()
 
 
-def live_rows(x: Any, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Flat rows and weights in float64, rows of weight zero left out."""
+def positive_weight_rows(x: Any, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The flat rows of positive weight and their weights, in float64."""
     w = checked_weight(x, weight)
     if x.dim() != 2:
         raise ValueError(f"x must be flat rows, (n, d), not of shape {tuple(x.shape)}.")
@@ -38,7 +38,7 @@ def live_rows(x: Any, weight: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def usable_scale(variance: Tensor, mean: Tensor, dtype: torch.dtype) -> Tensor:
-    """Standard deviations, 1 where a column does not vary by more than its rounding errors."""
+    """Standard deviations, 1 where a column varies by no more than its rounding errors."""
     return torch.where(varies(variance, mean, dtype), variance, 1.0).sqrt()
 
 
@@ -54,7 +54,7 @@ def moments(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def positive(value: Any, like: Tensor, name: str, zero: bool = False) -> Tensor:
-    """A positive number for each entry of `like`, in its precision; one number is that of all."""
+    """A positive number for each entry of `like`, in its precision; a single number is expanded."""
     if isinstance(value, RealNumber):
         value = torch.full_like(like, float(value))
     if not isinstance(value, Tensor) or value.shape not in (like.shape, ()):
@@ -80,22 +80,25 @@ def chunked(function: Callable[..., Any], x: Tensor, per_row: int) -> Any:
 
 
 def checked_sigma(sigma: Tensor | float, rows: Tensor) -> Tensor:
-    """Standard deviations of what is added to rows (n, d), of their kind; refuses what is none."""
-    found = torch.as_tensor(sigma).to(rows)
-    if found.shape not in ((), rows.shape[1:]) or not (found.isfinite() & (found >= 0)).all():
+    """Noise levels of rows (n, d), on their device and in their precision; checked."""
+    value = torch.as_tensor(sigma).to(rows)
+    if value.shape not in ((), rows.shape[1:]) or not (value.isfinite() & (value >= 0)).all():
         raise ValueError(
             f"sigma must be a non-negative number, or one for each of {rows.shape[1]} columns, got "
-            f"{found.tolist()}."
+            f"{value.tolist()}."
         )
-    return found
+    return value
 
 
-def pick(weight: Tensor, u: Tensor) -> Tensor:
-    """Indices by inverse CDF at u (n,) in [0, 1): of weights (K,), or of a row's own, (n, K)."""
-    reached = weight.cumsum(-1)
-    # To the right of equal sums, so that u = 0 selects nothing of weight zero.
+def draw_index(weight: Tensor, u: Tensor) -> Tensor:
+    """Categorical draws by the inverse CDF at uniform numbers u, (n,) in [0, 1).
+
+    `weight` are unnormalised probabilities: (K,) for all draws, or (n, K) for each.
+    """
+    cumulative = weight.cumsum(-1)
+    # To the right of equal sums, so that u = 0 selects no index of weight zero.
     if weight.dim() == 1:
-        found = torch.searchsorted(reached, u * reached[-1], right=True)
+        index = torch.searchsorted(cumulative, u * cumulative[-1], right=True)
     else:
-        found = torch.searchsorted(reached, u[:, None] * reached[:, -1:], right=True)[:, 0]
-    return found.clamp_(max=weight.shape[-1] - 1)
+        index = torch.searchsorted(cumulative, u[:, None] * cumulative[:, -1:], right=True)[:, 0]
+    return index.clamp_(max=weight.shape[-1] - 1)

@@ -1,4 +1,4 @@
-"""A distribution in other units."""
+"""Distributions after an affine change of units."""
 
 from __future__ import annotations
 
@@ -18,10 +18,17 @@ class Affine(Distribution):
 
     Parameters
     ----------
-    noise : Distribution
+    distribution : Distribution
         q, on unbounded real rows.
     centre, scale : Tensor of shape (d,)
-        c and s > 0.
+        c and s > 0, in the units of x.
+
+    Raises
+    ------
+    TypeError
+        Where the rows of q are not real.
+    ValueError
+        Where q is bounded, or a scale is not positive.
 
     Examples
     --------
@@ -33,57 +40,58 @@ class Affine(Distribution):
     tensor([-0.9189])
     """
 
-    def __init__(self, noise: Distribution, centre: Tensor, scale: Tensor):
-        if not isinstance(noise.domain, Real):
-            raise TypeError(f"Units are those of real rows, not of {noise.domain}.")
-        if isinstance(noise, TruncatedGaussian | Uniform) or noise.domain != Real(
-            noise.domain.shape
+    def __init__(self, distribution: Distribution, centre: Tensor, scale: Tensor):
+        if not isinstance(distribution.domain, Real):
+            raise TypeError(f"Only real rows have units to change, not {distribution.domain}.")
+        if isinstance(distribution, TruncatedGaussian | Uniform) or distribution.domain != Real(
+            distribution.domain.shape
         ):
-            raise ValueError("A distribution inside walls cannot change its units.")
+            raise ValueError("The units of a bounded distribution cannot be changed.")
         if not (scale > 0).all():
             raise ValueError("scale must be positive.")
-        self.noise, self.centre, self.scale, self.domain = noise, centre, scale, noise.domain
+        self.distribution, self.domain = distribution, distribution.domain
+        self.centre, self.scale = centre, scale
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Affine:
         moved = super().to(device, dtype)
-        moved.noise = self.noise.to(device, dtype)
+        moved.distribution = self.distribution.to(device, dtype)
         return moved
 
-    def _there(self, z: Tensor) -> Tensor:
+    def _inverse(self, z: Tensor) -> Tensor:
         return z * self.scale + self.centre
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return (self.noise.sample(n, generator) - self.centre) / self.scale
+        return (self.distribution.sample(n, generator) - self.centre) / self.scale
 
     def log_prob(self, x: Tensor) -> Tensor:
-        return self.noise.log_prob(self._there(x)) + self.scale.log().sum()
+        return self.distribution.log_prob(self._inverse(x)) + self.scale.log().sum()
 
     def score(self, x: Tensor) -> Tensor:
-        return self.noise.score(self._there(x)) * self.scale
+        return self.distribution.score(self._inverse(x)) * self.scale
 
     @property
     def has_convolved(self) -> bool:
-        return self.noise.has_convolved
+        return self.distribution.has_convolved
 
     @property
     def has_given(self) -> bool:
-        return self.noise.has_given
+        return self.distribution.has_given
 
     def convolved(self, sigma: Tensor | float) -> Affine:
-        return Affine(self.noise.convolved(sigma * self.scale), self.centre, self.scale)
+        return Affine(self.distribution.convolved(sigma * self.scale), self.centre, self.scale)
 
     def given(self, clamp: Clamp) -> Conditional:
-        value = torch.where(clamp.mask, self._there(clamp.value), 0)
-        return _Moved(self, self.noise.given(Clamp(clamp.mask, value)))
+        value = torch.where(clamp.mask, self._inverse(clamp.value), 0)
+        return _AffineConditional(self, self.distribution.given(Clamp(clamp.mask, value)))
 
 
-class _Moved(Conditional):
-    def __init__(self, owner: Affine, inner: Conditional):
-        self.owner, self.inner = owner, inner
+class _AffineConditional(Conditional):
+    def __init__(self, units: Affine, inner: Conditional):
+        self.units, self.inner = units, inner
 
     @property
     def mean(self) -> Tensor:  # type: ignore[override]
-        return (self.inner.mean - self.owner.centre) / self.owner.scale
+        return (self.inner.mean - self.units.centre) / self.units.scale
 
     def sample(self, generator: torch.Generator) -> Tensor:
-        return (self.inner.sample(generator) - self.owner.centre) / self.owner.scale
+        return (self.inner.sample(generator) - self.units.centre) / self.units.scale

@@ -1,4 +1,4 @@
-"""What a tractable distribution is: samples, exact log-probabilities, exact tilts."""
+"""The interface of a tractable distribution: samples, exact log-probabilities, exact tilts."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class Tilt(Conditional):
     mean : Tensor of shape (n, d)
         Exact.
     log_normaliser : Tensor of shape (n,)
-        log of the sum over all x, exact.
+        Log of the sum over all x, in nats; exact.
     """
 
     log_normaliser: Tensor
 
     @abc.abstractmethod
     def given(self, clamp: Clamp) -> Tilt:
-        """The same where some columns are known: the sum is then over rows that agree."""
+        """The tilt conditioned on known columns; `log_normaliser` sums over rows that agree."""
 
 
 class Distribution(abc.ABC):
-    """A distribution that can be drawn from and whose log-probability is known exactly.
+    """A distribution with exact independent draws and an exact log-probability.
 
-    Its tensors are attributes, which :meth:`to` moves and pickles hold as NumPy arrays.
+    Its tensors are attributes; :meth:`to` moves them, and pickles store them as NumPy arrays.
     """
 
     domain: Domain
@@ -49,15 +49,15 @@ class Distribution(abc.ABC):
         """Normalised log-probability (density) of each row in nats, (n,); exact."""
 
     def tilted(self, field: Tensor, power: float = 1.0) -> Tilt:
-        """Conditionals under unary fields, q(x)^power exp(field' x), for each row of (n, d)."""
+        """Tilts proportional to q(x)^power exp(field' x), one for each row of `field`, (n, d)."""
         raise TypeError(f"{type(self).__name__} has no exact conditionals under unary fields.")
 
     def score(self, x: Tensor) -> Tensor:
         """Gradient of :meth:`log_prob` with respect to x, of the shape of x.
 
-        It works under ``no_grad``. This default comes from autograd and is detached; where a
-        distribution has a closed form, that can be differentiated in turn. A distribution of binary
-        rows that looks them up in tables has the slope of its flips.
+        It works under ``no_grad``. This default uses autograd and is detached; closed forms of
+        subclasses are differentiable. For binary rows whose log-probability is a table, it is the
+        difference of log q between the values 1 and 0 of each entry.
         """
         with torch.enable_grad():
             at = x.detach().requires_grad_(True)
@@ -68,14 +68,17 @@ class Distribution(abc.ABC):
         own_flips = type(self).flip_log_ratio is not Distribution.flip_log_ratio
         if isinstance(self.domain, Binary) and own_flips:
             return (1 - 2 * x.detach()) * self.flip_log_ratio(x.detach())
-        return torch.zeros_like(x)  # constant wherever it is finite
+        return torch.zeros_like(x)  # log q is constant where it is finite
 
     def log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`log_prob` and :meth:`score`, cheaper together where they share work."""
         return self.log_prob(x), self.score(x)
 
     def convolved(self, sigma: float | Tensor) -> Distribution:
-        """The distribution of x + sigma z, z standard normal; `sigma` may be one for each entry."""
+        """The convolution with normal noise: the distribution of x + sigma z, z standard normal.
+
+        `sigma` is a noise level in the units of x, or one for each entry.
+        """
         raise TypeError(
             f"{type(self).__name__} has no closed form under added normal noise: use Gaussian, "
             "GaussianMixture or KernelDensity."
@@ -96,9 +99,9 @@ class Distribution(abc.ABC):
         return isinstance(self.domain, Binary) and type(self).tilted is not Distribution.tilted
 
     def given(self, clamp: Clamp) -> Conditional:
-        """Exact conditionals of the other entries, for each row of what is known, (n, ...).
+        """Exact conditional distributions given the clamped entries, one for each of n rows.
 
-        This default is that of binary rows under fields that are zero.
+        This default is for binary rows with exact tilts.
         """
         if self._has_bits_given:
             return TiltedGiven(self, clamp)
@@ -110,12 +113,12 @@ class Distribution(abc.ABC):
     def flip_log_ratio(self, x: Tensor) -> Tensor:
         """log q(x with entry i set to 1 - x_i) - log q(x), (n, d), for flat binary rows.
 
-        Taken from the slope: log-probabilities of binary rows are linear in each entry.
+        Computed from the score, since log q of binary rows is linear in each entry.
         """
         return (1 - 2 * x.detach()) * self.score(x)
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Any:
-        """A copy on a device, its real numbers in a precision."""
+        """A copy on a device, its floating-point tensors in the given precision."""
         moved = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
@@ -141,17 +144,17 @@ class Distribution(abc.ABC):
 
 
 class TiltedGiven(Given):
-    """Binary rows of a distribution that has exact tilts: one of no field at all."""
+    """Conditionals of binary rows, as tilts under zero fields."""
 
-    def __init__(self, noise: Distribution, clamp: Clamp):
-        super().__init__(noise, clamp)
-        if not noise.domain.contains(self.clamp.value).all():
+    def __init__(self, distribution: Distribution, clamp: Clamp):
+        super().__init__(distribution, clamp)
+        if not distribution.domain.contains(self.clamp.value).all():
             raise ValueError("Known values of binary rows must be 0 or 1.")
 
     @functools.cached_property
     def _tilt(self) -> Tilt:
         value = self.clamp.value
-        return self.noise.tilted(torch.zeros_like(value)).given(self.clamp)
+        return self.distribution.tilted(torch.zeros_like(value)).given(self.clamp)
 
     @property
     def mean(self) -> Tensor:  # type: ignore[override]

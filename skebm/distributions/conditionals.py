@@ -1,4 +1,4 @@
-"""Rows of which some entries are known: exact means and draws of the others."""
+"""Conditional distributions given some entries of a row: exact means and draws of the others."""
 
 from __future__ import annotations
 
@@ -10,68 +10,69 @@ import torch
 from torch import Tensor
 
 from skebm.base import Clamp, Conditional
-from skebm.distributions._fitting import CHUNK, pick
+from skebm.distributions._fitting import CHUNK, draw_index
 
 
 class Given(Conditional):
-    """Rows of a distribution given some of their entries.
+    """The distribution of n rows given some entries of each.
 
     Parameters
     ----------
-    noise : Distribution
+    distribution : Distribution
+        The distribution of a row.
     clamp : Clamp
-        Which entries are known, (n, ...), and their values; the other values are not looked at.
+        Which entries are known, (n, ...), and their values; other values are ignored.
 
     Attributes
     ----------
     mean : Tensor of shape (n, ...)
-        Expectation of each row; known entries are what they are.
+        Conditional mean of each row, with the known entries at their values.
     """
 
-    def __init__(self, noise: Any, clamp: Clamp):
+    def __init__(self, distribution: Any, clamp: Clamp):
         mask, value = clamp
-        shape = tuple(noise.domain.row_shape)
+        shape = tuple(distribution.domain.row_shape)
         if mask.dtype != torch.bool or mask.shape != value.shape or mask.shape[1:] != shape:
             raise ValueError(
-                f"clamp must hold a boolean mask and values, both of shape (n, "
+                f"clamp must have a boolean mask and values, both of shape (n, "
                 f"{', '.join(map(str, shape))}), not a mask of {mask.dtype} of shape "
                 f"{tuple(mask.shape)} and values of shape {tuple(value.shape)}."
             )
         value = torch.where(mask, value, 0.0)
         if not value.isfinite().all():
             raise ValueError("Known values must be finite: take NaN out of the mask of the clamp.")
-        self.noise, self.clamp = noise, Clamp(mask, value)
+        self.distribution, self.clamp = distribution, Clamp(mask, value)
 
     def given(self, clamp: Clamp) -> Given:
-        """The same where further entries are known."""
+        """The conditional given further entries."""
         both = Clamp(self.clamp.mask | clamp.mask, clamp.apply(self.clamp.value))
-        return type(self)(self.noise, both)
+        return type(self)(self.distribution, both)
 
 
 class IndependentGiven(Given):
-    """Independent entries: those that are known say nothing of the others."""
+    """Independent entries, whose conditional distributions are their marginals."""
 
     @property
     def mean(self) -> Tensor:  # type: ignore[override]
-        return self.clamp.apply(self.noise.expectation.to(self.clamp.value))
+        return self.clamp.apply(self.distribution.expectation.to(self.clamp.value))
 
     def sample(self, generator: torch.Generator) -> Tensor:
         value = self.clamp.value
-        return self.clamp.apply(self.noise.sample(len(value), generator).to(value))
+        return self.clamp.apply(self.distribution.sample(len(value), generator).to(value))
 
 
 class MixtureGiven(Given):
-    """Mixtures of normal distributions: components are weighed by the known entries.
+    """Mixtures of normal distributions, components weighted by their density of the known entries.
 
-    Rows of which the same entries are known are done together, in float64.
+    Rows with the same known entries are processed together, in float64.
     """
 
     @functools.cached_property
     def mean(self) -> Tensor:  # type: ignore[override]
         mean = self.clamp.value.clone()
-        for rows, free, share, means, _ in self._parts():
-            found = (share.t()[..., None] * means).sum(0)
-            mean[rows[:, None], free] = found.to(mean.dtype)
+        for rows, free, weight, means, _ in self._parts():
+            value = (weight.t()[..., None] * means).sum(0)
+            mean[rows[:, None], free] = value.to(mean.dtype)
         return mean
 
     def sample(self, generator: torch.Generator) -> Tensor:
@@ -79,18 +80,20 @@ class MixtureGiven(Given):
         kind: dict[str, Any] = {"generator": generator, "device": generator.device}
         u = torch.rand(len(x), dtype=torch.float64, **kind).to(x.device)
         z = torch.randn(x.shape, dtype=torch.float64, **kind).to(x.device)
-        for rows, free, share, means, root in self._parts():
-            k = pick(share, u[rows])
-            step = torch.matmul(root[k], z[rows[:, None], free][..., None])[..., 0]
-            here = torch.arange(len(rows), device=x.device)
-            x[rows[:, None], free] = (means[k, here] + step).to(x.dtype)
+        for rows, free, weight, means, scale_tril in self._parts():
+            k = draw_index(weight, u[rows])
+            step = torch.matmul(scale_tril[k], z[rows[:, None], free][..., None])[..., 0]
+            place = torch.arange(len(rows), device=x.device)
+            x[rows[:, None], free] = (means[k, place] + step).to(x.dtype)
         return x
 
     def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
-        """Some rows (m,) and their unknown columns (f,): shares of the components (m, K), then
-        conditional means (K, m, f) and Cholesky factors (K, f, f).
+        """Chunks of m rows with the same f unknown columns.
+
+        Yields the row numbers (m,), the columns (f,), the conditional mixing weights (m, K), means
+        (K, m, f) and Cholesky factors of the covariances (K, f, f).
         """
-        log_weight, means, covariances = self.noise.components()
+        log_weight, means, covariances = self.distribution.components()
         n_components, d = means.shape
         patterns, member = self.clamp.mask.unique(dim=0, return_inverse=True)
         for number, known in enumerate(patterns):
@@ -98,70 +101,71 @@ class MixtureGiven(Given):
                 continue
             order = torch.cat([known.nonzero()[:, 0], (~known).nonzero()[:, 0]])
             k, free = int(known.sum()), order[int(known.sum()) :]
-            # The factor of the known columns first, those that are free below it: its lower part
-            # holds the regression on the whitened known columns and the factor of what is left.
-            root = torch.linalg.cholesky(covariances[:, order][:, :, order])
-            level = log_weight - root[:, :k, :k].diagonal(dim1=1, dim2=2).log().sum(1)
+            # With the known columns first, the lower blocks of the Cholesky factor are the
+            # regression on the whitened known columns and the factor of the conditional covariance.
+            tril = torch.linalg.cholesky(covariances[:, order][:, :, order])
+            constant = log_weight - tril[:, :k, :k].diagonal(dim1=1, dim2=2).log().sum(1)
             rows = (member == number).nonzero()[:, 0]
             for part in rows.split(max(1, CHUNK // (d * max(d, n_components)))):
                 value = self.clamp.value[part[:, None], order[:k]].double()
-                off = (value - means[:, None, order[:k]]).transpose(1, 2)  # (K, k, m)
-                white = torch.linalg.solve_triangular(root[:, :k, :k], off, upper=False)
-                share = (level[:, None] - white.square().sum(1) / 2).softmax(0).t().contiguous()
-                shift = torch.matmul(root[:, k:, :k], white).transpose(1, 2)
-                yield part, free, share, means[:, None, free] + shift, root[:, k:, k:]
+                centred = (value - means[:, None, order[:k]]).transpose(1, 2)  # (K, k, m)
+                white = torch.linalg.solve_triangular(tril[:, :k, :k], centred, upper=False)
+                logits = constant[:, None] - white.square().sum(1) / 2
+                weight = logits.softmax(0).t().contiguous()
+                shift = torch.matmul(tril[:, k:, :k], white).transpose(1, 2)
+                yield part, free, weight, means[:, None, free] + shift, tril[:, k:, k:]
 
 
 class KernelGiven(Given):
-    """Kernel densities: kernels are weighed by the known entries, and independent in the others."""
+    """Kernel densities of one scale, kernels weighted by their density of the known entries."""
 
     @functools.cached_property
     def mean(self) -> Tensor:  # type: ignore[override]
-        q, value = self.noise, self.clamp.value
-        parts = [share @ q.centres.double() for share in self._shares()]
+        q, value = self.distribution, self.clamp.value
+        parts = [weight @ q.centres.double() for weight in self._weights()]
         return self.clamp.apply(torch.cat([*parts, value[:0].double()]).to(value.dtype))
 
     def sample(self, generator: torch.Generator) -> Tensor:
-        q, value = self.noise, self.clamp.value
+        q, value = self.distribution, self.clamp.value
         kind: dict[str, Any] = {"generator": generator, "device": generator.device}
         u = torch.rand(len(value), dtype=torch.float64, **kind).to(value.device)
         z = torch.randn(value.shape, dtype=torch.float64, **kind).to(value.device)
-        parts = self._shares()
-        chosen = [pick(share, u[rows]) for share, rows in zip(parts, self._rows(), strict=True)]
+        parts = zip(self._weights(), self._rows(), strict=True)
+        chosen = [draw_index(weight, u[rows]) for weight, rows in parts]
         centres = q.centres[torch.cat([*chosen, u[:0].long()])].double()
         return self.clamp.apply((centres + z * q.bandwidth.double()).to(value.dtype))
 
     def _rows(self) -> list[slice]:
-        size = max(1, CHUNK // len(self.noise.centres))
+        size = max(1, CHUNK // len(self.distribution.centres))
         return [slice(start, start + size) for start in range(0, len(self.clamp.value), size)]
 
-    def _shares(self) -> Iterator[Tensor]:
-        """Shares of the kernels in each chunk of rows, (m, number of kernels)."""
-        centres, origin, h = self.noise.scaled_centres()
-        level = self.noise.weights.double().log()
+    def _weights(self) -> Iterator[Tensor]:
+        """Conditional weights of the kernels for each chunk of rows, (m, number of kernels)."""
+        centres, origin, h = self.distribution.scaled_centres()
+        log_weight = self.distribution.weights.double().log()
         for rows in self._rows():
             known = self.clamp.mask[rows].double()
             z = (self.clamp.value[rows].double() - origin) / h * known
             distance = known @ centres.square().t() - 2 * z @ centres.t()  # up to a constant
-            yield (level - distance / 2).softmax(1)
+            yield (log_weight - distance / 2).softmax(1)
 
 
 class ScalesGiven(Given):
-    """Kernel densities of several scales: kernels are weighed by the known entries.
+    """Kernel densities of several scales, weighted by their density of the known entries.
 
-    In a scale the unknown entries have a regression on the known ones. Rows of which the same
-    entries are known are done together, in float64.
+    Within a kernel the unknown entries have a linear regression on the known ones. Rows with the
+    same known entries are processed together, in float64.
     """
 
     @functools.cached_property
     def mean(self) -> Tensor:  # type: ignore[override]
         mean = self.clamp.value.clone()
-        for rows, free, share, z, white, root in self._parts():
-            centres = self.noise.centres[:, free].double()
-            off = share.sum(2, keepdim=True) * z - torch.bmm(share, white)
-            shift = torch.bmm(off, root[:, z.shape[2] :, : z.shape[2]].mT)
-            found = share.sum(0) @ centres + shift.sum(0)
-            mean[rows[:, None], free] = found.to(mean.dtype)
+        for rows, free, weight, z, white, tril in self._parts():
+            centres = self.distribution.centres[:, free].double()
+            residual = weight.sum(2, keepdim=True) * z - torch.bmm(weight, white)
+            shift = torch.bmm(residual, tril[:, z.shape[2] :, : z.shape[2]].mT)
+            value = weight.sum(0) @ centres + shift.sum(0)
+            mean[rows[:, None], free] = value.to(mean.dtype)
         return mean
 
     def sample(self, generator: torch.Generator) -> Tensor:
@@ -169,24 +173,27 @@ class ScalesGiven(Given):
         kind: dict[str, Any] = {"generator": generator, "device": generator.device}
         u = torch.rand(len(x), dtype=torch.float64, **kind).to(x.device)
         noise = torch.randn(x.shape, dtype=torch.float64, **kind).to(x.device)
-        for rows, free, share, z, white, root in self._parts():
-            k, m = z.shape[2], share.shape[2]
-            chosen = pick(share.transpose(0, 1).flatten(1), u[rows])
+        for rows, free, weight, z, white, tril in self._parts():
+            k, m = z.shape[2], weight.shape[2]
+            chosen = draw_index(weight.transpose(0, 1).flatten(1), u[rows])
             scale, j = chosen // m, chosen % m
-            here = torch.arange(len(rows), device=x.device)
-            off = z[scale, here] - white[scale, j]
-            move = torch.cat([off, noise[rows[:, None], free]], 1)
-            step = torch.matmul(root[scale][:, k:], move[..., None])[..., 0]
-            centres = self.noise.centres[j[:, None], free].double()
+            place = torch.arange(len(rows), device=x.device)
+            residual = z[scale, place] - white[scale, j]
+            whitened = torch.cat([residual, noise[rows[:, None], free]], 1)
+            step = torch.matmul(tril[scale][:, k:], whitened[..., None])[..., 0]
+            centres = self.distribution.centres[j[:, None], free].double()
             x[rows[:, None], free] = (centres + step).to(x.dtype)
         return x
 
     def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]]:
-        """Some rows (n,) and their f unknown columns; shares of all kernels, (M, n, m), known
-        columns of rows (M, n, k) and of centres (M, m, k), whitened, and the factors (M, d, d) of
-        the known columns followed by the others.
+        """Chunks of n rows with the same k known and f unknown columns.
+
+        Yields the row numbers (n,), the unknown columns (f,), the conditional weights of all
+        kernels (M, n, m), the whitened known columns of the rows (M, n, k) and of the centres
+        (M, m, k), and the Cholesky factors of the covariances with the known columns first
+        (M, d, d).
         """
-        q = self.noise
+        q = self.distribution
         covariances, weight = q.kernel_covariances, q.weights.double()
         origin = weight @ q.centres.double()
         centres = q.centres.double() - origin
@@ -196,16 +203,18 @@ class ScalesGiven(Given):
                 continue
             order = torch.cat([known.nonzero()[:, 0], (~known).nonzero()[:, 0]])
             k = int(known.sum())
-            root = torch.linalg.cholesky(covariances[:, order][:, :, order])
-            top = root[:, :k, :k]
-            level = q.shares.double().log() - top.diagonal(dim1=1, dim2=2).log().sum(1)
+            tril = torch.linalg.cholesky(covariances[:, order][:, :, order])
+            top = tril[:, :k, :k]
+            log_mixing = q.mixing_weights.double().log()
+            constant = log_mixing - top.diagonal(dim1=1, dim2=2).log().sum(1)
             white = torch.linalg.solve_triangular(top, centres[:, order[:k]].t(), upper=False).mT
-            height = level[:, None] + weight.log() - white.square().sum(2) / 2
+            offset = constant[:, None] + weight.log() - white.square().sum(2) / 2
             rows = (member == number).nonzero()[:, 0]
-            for part in rows.split(max(1, CHUNK // (len(root) * len(centres)))):
+            for part in rows.split(max(1, CHUNK // (len(tril) * len(centres)))):
                 value = self.clamp.value[part[:, None], order[:k]].double() - origin[order[:k]]
                 z = torch.linalg.solve_triangular(top, value.t(), upper=False).mT
-                logits = torch.baddbmm(height[:, None], z, white.mT)
+                logits = torch.baddbmm(offset[:, None], z, white.mT)
                 logits -= z.square().sum(2, keepdim=True) / 2
-                share = logits.transpose(0, 1).flatten(1).softmax(1).view(len(part), len(root), -1)
-                yield part, order[k:], share.transpose(0, 1), z, white, root
+                flat = logits.transpose(0, 1).flatten(1).softmax(1)
+                conditional = flat.view(len(part), len(tril), -1).transpose(0, 1)
+                yield part, order[k:], conditional, z, white, tril

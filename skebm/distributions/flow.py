@@ -1,4 +1,4 @@
-"""Normalizing flows: networks that move normal draws, of exact densities."""
+"""Normalizing flows: invertible networks with exact densities."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from skebm.distributions._fitting import (
     CHUNK,
     checked_sigma,
     chunked,
-    live_rows,
     moments,
     positive,
+    positive_weight_rows,
     usable_scale,
     varies,
 )
@@ -28,26 +28,26 @@ from skebm.distributions.base import Distribution
 
 FLOWS = ("maf", "nsf", "coupling")
 
-# Numbers that a spline of eight bins makes of an entry of a row, for chunks of rows.
+# Values that a spline of eight bins computes for an entry of a row, by which chunks are sized.
 PER_ENTRY = 200
-# Fewest rows of which some are held out; of fewer, steps that are taken.
-ENOUGH, FEW_STEPS = 50, 50
-# Held-out rows at least, with copies of other noise.
-LEAST_HELD_OUT, MOST_COPIES = 500, 10
-# Steps between looks at held-out rows, at least, where a pass is shorter.
-LOOK = 20
-# Largest norm of a gradient.
+# Fewest rows of which some are held out, and the most steps with fewer rows.
+MIN_ROWS_TO_SPLIT, FEW_STEPS = 50, 50
+# Held-out rows are repeated with other noise up to this number, and at most so often.
+MIN_HELD_OUT, MAX_COPIES = 500, 10
+# Least number of steps between two evaluations on held-out rows.
+MIN_CHECK_EVERY = 20
+# Norm at which gradients are clipped.
 CLIP = 5.0
-# Rows of which the weight decay is one.
+# Number of rows up to which the default weight decay is 1.
 DECAY_ROWS = 1500
-# Share of their random values that the weights start with which move maps from the identity.
-START = 0.1
-# Steps in which the learning rate rises, and its last share.
-WARM_UP, LAST = 20, 0.01
+# Factor of the initial weights of the last layers, which makes the maps nearly the identity.
+INITIAL_SCALE = 0.1
+# Steps in which the learning rate rises, and its last value relative to the largest.
+WARM_UP, LAST_RATE = 20, 0.01
 
 
-class Plan(NamedTuple):
-    """How a flow is trained; refuses what is out of range."""
+class TrainingSettings(NamedTuple):
+    """How a flow is trained."""
 
     learning_rate: float
     weight_decay: float | None
@@ -56,9 +56,9 @@ class Plan(NamedTuple):
     n_steps_no_change: int
     validation_fraction: float
 
-    def resolved(self, n_rows: int) -> Plan:
-        """The plan for a table; `ValueError` for what is out of range."""
-        if self.weight_decay is None:  # like a prior, it counts less beside more rows
+    def resolved(self, n_rows: int) -> TrainingSettings:
+        """The settings for a number of rows; `ValueError` for a value out of range."""
+        if self.weight_decay is None:  # like a prior, it matters less with more rows
             return self._replace(weight_decay=min(1.0, DECAY_ROWS / n_rows)).resolved(n_rows)
         for name in ("batch_size", "n_steps", "n_steps_no_change"):
             value = getattr(self, name)
@@ -75,8 +75,8 @@ class Plan(NamedTuple):
         return self
 
 
-class Table(NamedTuple):
-    """Standardised rows (n, d), weights of mean 1 (n,), noise (d,); and the units of all."""
+class StandardisedRows(NamedTuple):
+    """Standardised rows (n, d), weights of mean 1 (n,), noise levels (d,), and their units."""
 
     z: Tensor
     weight: Tensor
@@ -85,7 +85,7 @@ class Table(NamedTuple):
     scale: Tensor
 
     def noisy(self, rows: Tensor, generator: torch.Generator) -> Tensor:
-        """Rows with fresh noise."""
+        """Add new noise to rows."""
         if not self.noise.any():
             return rows
         kind: dict[str, Any] = {"dtype": rows.dtype, "device": rows.device}
@@ -97,26 +97,26 @@ class Table(NamedTuple):
 # ------------------------------------------------------------------------------
 
 
-def standardised(x: Any, weight: Tensor | None, sigma: Any) -> Table:
-    """Rows in units of their noisy standard deviations, in their own precision."""
-    rows, w = live_rows(x, weight)
+def standardised(x: Any, weight: Tensor | None, sigma: Any) -> StandardisedRows:
+    """Rows in units of the standard deviations of noisy rows, in their own precision."""
+    rows, w = positive_weight_rows(x, weight)
     sigma = checked_sigma(sigma, rows)
     mean, variance = moments(rows, w)
-    live = varies(variance, mean, x.dtype)
-    variance = torch.where(live, variance, 0.0) + sigma.square()
+    varying = varies(variance, mean, x.dtype)
+    variance = torch.where(varying, variance, 0.0) + sigma.square()
     scale = usable_scale(variance, mean, x.dtype)
-    # A flow would become a spike where neither rows nor noise vary.
+    # Unit noise where neither rows nor noise vary: the density would degenerate otherwise.
     noise = torch.where(varies(variance, mean, x.dtype), sigma / scale, 1.0)
-    z = torch.where(live, (rows - mean) / scale, 0.0)
-    return Table(*(t.to(x.dtype) for t in (z, w / w.mean(), noise, mean, scale)))
+    z = torch.where(varying, (rows - mean) / scale, 0.0)
+    return StandardisedRows(*(t.to(x.dtype) for t in (z, w / w.mean(), noise, mean, scale)))
 
 
-def recipe_of(kind: str, n_columns: int, transforms: Any, hidden_sizes: Any) -> dict[str, Any]:
-    """What a named flow is built from, in plain values; refuses what cannot be built."""
+def named_config(kind: str, n_columns: int, transforms: Any, hidden_sizes: Any) -> dict[str, Any]:
+    """The configuration of a named flow in plain values; `ValueError` if it cannot be built."""
     if kind not in FLOWS:
         names = ", ".join(map(repr, FLOWS))
         raise ValueError(f"flow must be one of {names}, or an nn.Module, got {kind!r}.")
-    if transforms is None:  # halves of the columns have to tell each other of all of them
+    if transforms is None:  # a coupling layer transforms half of the columns only
         transforms = 5 if kind == "coupling" and n_columns > 2 else 3
     sizes = [hidden_sizes] if isinstance(hidden_sizes, Integral) else list(hidden_sizes)
     for value in (transforms, *sizes):
@@ -128,24 +128,24 @@ def recipe_of(kind: str, n_columns: int, transforms: Any, hidden_sizes: Any) -> 
     return {"kind": kind, "transforms": int(transforms), "hidden_sizes": [int(s) for s in sizes]}
 
 
-def build(recipe: dict[str, Any], n_columns: int) -> nn.Module:
-    """A flow of zuko, its weights by torch's global generator."""
+def build(config: dict[str, Any], n_columns: int) -> nn.Module:
+    """A flow of zuko, with weights drawn from torch's global generator."""
     try:
         import zuko
     except ImportError as error:
         raise ImportError(
-            f'The flow {recipe["kind"]!r} needs zuko: pip install "skebm[flows]".'
+            f'The flow {config["kind"]!r} needs zuko: pip install "skebm[flows]".'
         ) from error
-    settings = {"transforms": recipe["transforms"], "hidden_features": recipe["hidden_sizes"]}
-    if recipe["kind"] == "coupling":
+    settings = {"transforms": config["transforms"], "hidden_features": config["hidden_sizes"]}
+    if config["kind"] == "coupling":
         settings["passes"] = 2
-    make = zuko.flows.MAF if recipe["kind"] == "maf" else zuko.flows.NSF
+    make = zuko.flows.MAF if config["kind"] == "maf" else zuko.flows.NSF
     flow = make(n_columns, **settings)
     # Each map starts near the identity, so that the flow starts near a normal distribution.
     for part in flow.transform.transforms:
-        last = part.hyper[-1] if n_columns > 1 else part  # of one column there is no network
+        last = part.hyper[-1] if n_columns > 1 else part  # one column needs no network
         for p in last.parameters():
-            p.data.mul_(START)
+            p.data.mul_(INITIAL_SCALE)
     return flow
 
 
@@ -154,59 +154,64 @@ def build(recipe: dict[str, Any], n_columns: int) -> nn.Module:
 # ------------------------------------------------------------------------------
 
 
-def train(flow: nn.Module, table: Table, plan: Plan, generator: torch.Generator) -> None:
-    """Maximise the likelihood of the table's rows, in place, and go back to the best weights.
+def train(
+    flow: nn.Module,
+    rows: StandardisedRows,
+    settings: TrainingSettings,
+    generator: torch.Generator,
+) -> None:
+    """Maximise the likelihood of rows, in place, and return to the best weights.
 
-    `FloatingPointError` where it diverges before there are any.
+    `FloatingPointError` where training diverges before there are any.
     """
-    fit, held_out = _split(table, plan.validation_fraction, generator)
-    watched = None if held_out is None else _copies(held_out, generator)
-    few = held_out is None and plan.validation_fraction > 0
-    n_steps = min(plan.n_steps, FEW_STEPS) if few else plan.n_steps
-    look = max(LOOK, math.ceil(len(fit.z) / plan.batch_size))
+    fit, held_out = _split(rows, settings.validation_fraction, generator)
+    monitored = None if held_out is None else _copies(held_out, generator)
+    few = held_out is None and settings.validation_fraction > 0
+    n_steps = min(settings.n_steps, FEW_STEPS) if few else settings.n_steps
+    check_every = max(MIN_CHECK_EVERY, math.ceil(len(fit.z) / settings.batch_size))
     parameters = list(flow.train().requires_grad_(True).parameters())
-    decay = plan.weight_decay
+    decay = settings.weight_decay
     assert decay is not None
-    optimizer = adamw(parameters, lr=plan.learning_rate, weight_decay=decay)
-    batches = _batches(fit, plan.batch_size, generator)
+    optimizer = adamw(parameters, lr=settings.learning_rate, weight_decay=decay)
+    batches = _batches(fit, settings.batch_size, generator)
     best, best_at, kept = -math.inf, 0, None
     for step in range(1, n_steps + 1):
         for group in optimizer.param_groups:
-            group["lr"] = plan.learning_rate * _rate(step, n_steps)
+            group["lr"] = settings.learning_rate * _rate(step, n_steps)
         batch = next(batches)
-        # Not divided by the weights of the batch, which would favour rows in light batches.
+        # Not divided by the total weight of the batch, which would favour rows in light batches.
         loss = -(batch[1] * flow().log_prob(batch[0])).mean()
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
-        if step % look and step < n_steps:
+        if step % check_every and step < n_steps:
             continue
-        found = _held_out(flow, *(batch if watched is None else watched))
-        if not math.isfinite(found):
+        value = _mean_log_prob(flow, *(batch if monitored is None else monitored))
+        if not math.isfinite(value):
             break
-        # Without held-out rows the last weights that are sound are the best.
-        if watched is None or found > best:
-            best, best_at = found, step
-            kept = {name: value.clone() for name, value in flow.state_dict().items()}
-        elif step - best_at >= max(plan.n_steps_no_change, look):
+        # Without held-out rows the last weights with a finite likelihood are kept.
+        if monitored is None or value > best:
+            best, best_at = value, step
+            kept = {name: weight.clone() for name, weight in flow.state_dict().items()}
+        elif step - best_at >= max(settings.n_steps_no_change, check_every):
             break
     if kept is None:
         raise FloatingPointError(
             f"The likelihood of the flow is not finite after {step} steps: lower learning_rate, "
-            "add noise to columns that others determine, or look for rows that lie far out."
+            "add noise to columns that are determined by others, or remove extreme outliers."
         )
     flow.load_state_dict(kept)
 
 
 def _rate(step: int, n_steps: int) -> float:
-    """Share of the learning rate: it rises over a few steps and falls with a cosine."""
-    fall = (1 + math.cos(math.pi * (step - 1) / n_steps)) / 2
-    return min(1.0, step / WARM_UP) * (LAST + (1 - LAST) * fall)
+    """Factor of the learning rate: linear warm-up, then cosine decay."""
+    cosine = (1 + math.cos(math.pi * (step - 1) / n_steps)) / 2
+    return min(1.0, step / WARM_UP) * (LAST_RATE + (1 - LAST_RATE) * cosine)
 
 
-def _held_out(flow: nn.Module, z: Tensor, weight: Tensor) -> float:
-    """Mean log-likelihood of held-out rows."""
+def _mean_log_prob(flow: nn.Module, z: Tensor, weight: Tensor) -> float:
+    """Mean log-likelihood of rows in evaluation mode, in nats."""
     flow.eval()
     with torch.no_grad():
         value = chunked(lambda rows: flow().log_prob(rows), z, PER_ENTRY * z.shape[1])
@@ -214,60 +219,62 @@ def _held_out(flow: nn.Module, z: Tensor, weight: Tensor) -> float:
     return float((weight * value).mean())
 
 
-def _split(table: Table, fraction: float, generator: torch.Generator) -> tuple[Table, Table | None]:
-    """Rows to fit and rows to watch, None where there are too few."""
-    n = len(table.z)
-    n_held_out = int(fraction * n) if n >= ENOUGH else 0
+def _split(
+    rows: StandardisedRows, fraction: float, generator: torch.Generator
+) -> tuple[StandardisedRows, StandardisedRows | None]:
+    """Training rows and held-out rows, None where there are too few."""
+    n = len(rows.z)
+    n_held_out = int(fraction * n) if n >= MIN_ROWS_TO_SPLIT else 0
     if n_held_out == 0:
-        return table, None
+        return rows, None
     order = torch.randperm(n, generator=generator, device=generator.device)
     parts = order[n_held_out:], order[:n_held_out]
-    fit, held_out = (table._replace(z=table.z[i], weight=table.weight[i]) for i in parts)
+    fit, held_out = (rows._replace(z=rows.z[i], weight=rows.weight[i]) for i in parts)
     return fit, held_out
 
 
-def _copies(held_out: Table, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Held-out rows with noise that stays, several copies where there are few, and weights."""
+def _copies(held_out: StandardisedRows, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Held-out rows with fixed noise, several copies where there are few, and their weights."""
     n = len(held_out.z)
-    copies = min(MOST_COPIES, math.ceil(LEAST_HELD_OUT / n)) if held_out.noise.any() else 1
+    copies = min(MAX_COPIES, math.ceil(MIN_HELD_OUT / n)) if held_out.noise.any() else 1
     z = held_out.noisy(held_out.z.repeat(copies, 1), generator)
     return z, held_out.weight.repeat(copies)
 
 
 def _batches(
-    table: Table, batch_size: int, generator: torch.Generator
+    rows: StandardisedRows, batch_size: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Noisy rows and weights, pass after pass, in batches of even sizes."""
-    n = len(table.z)
+    """Noisy rows and weights, epoch after epoch, in batches of even sizes."""
+    n = len(rows.z)
     n_batches = math.ceil(n / batch_size)
     while True:
         order = torch.randperm(n, generator=generator, device=generator.device)
-        for rows in order.tensor_split(n_batches):
-            yield table.noisy(table.z[rows], generator), table.weight[rows]
+        for index in order.tensor_split(n_batches):
+            yield rows.noisy(rows.z[index], generator), rows.weight[index]
 
 
 class NormalizingFlow(Distribution):
-    r"""The distribution of a row that a flow makes of normal draws, in the units of the columns.
+    r"""A normalizing flow: an invertible network that maps rows to normal draws.
 
     .. math:: x = c + s \odot z, \qquad
         \log q(x) = \log p\bigl(T(z)\bigr) + \log\left|\det \frac{\partial T}{\partial z}\right|
         - \sum_i \log s_i
 
-    with T an invertible map, which the network is, and p the density of independent standard normal
-    numbers. Both are exact; no conditionals are, and :meth:`given` refuses.
+    with T the invertible map of the network and p the standard normal density. Draws and densities
+    are exact; there are no exact conditionals, so :meth:`given` raises `TypeError`.
 
     Parameters
     ----------
     flow : nn.Module
         Called without arguments it returns a distribution of z, rows of shape (d,), with
-        ``rsample(shape)`` and ``log_prob(z)``, as the flows of zuko do. It is copied, and its
-        parameters need no gradient until somebody asks for it.
+        ``rsample(shape)`` and ``log_prob(z)``, as the flows of zuko do. It is copied, and the
+        parameters of the copy require no gradient.
     n_columns : int
         d.
     centre : Tensor of shape (d,), float or None, default=None
-        c; None is zero.
+        c, in the units of x; None is zero.
     scale : Tensor of shape (d,), float or None, default=None
-        s, positive; None is one.
+        s, in the units of x, positive; None is one.
 
     Attributes
     ----------
@@ -276,15 +283,16 @@ class NormalizingFlow(Distribution):
         are differentiable with respect to those that require a gradient. The distribution has
         its precision.
     centre, scale : Tensor of shape (d,)
+        As given, expanded.
 
     Notes
     -----
-    An autoregressive flow gives densities in one pass through its networks and draws in d; of a
-    coupling flow both are fast. Splines move what lies within five standard deviations; beyond,
-    the tails are those of a normal distribution.
+    An autoregressive flow evaluates densities in one pass through its networks and draws in d
+    passes; a coupling flow is fast at both. Splines transform values within five standard
+    deviations; beyond, the tails are normal.
 
-    A flow that :meth:`fit` made by name is stored as its name and arrays, and zuko is needed to
-    load it; a module of a user is pickled as it is.
+    A named flow made by :meth:`fit` is stored as its name and arrays, and zuko is needed to load
+    it; any other module is pickled.
 
     References
     ----------
@@ -325,11 +333,11 @@ class NormalizingFlow(Distribution):
         like = next(_reals(self.flow), torch.empty(0)).new_zeros(n_columns)
         self.centre = like if centre is None else _finite(centre, like)
         self.scale = like + 1 if scale is None else positive(scale, like, "scale")
-        self._recipe: dict[str, Any] | None = None
-        self._check_rows()
+        self._config: dict[str, Any] | None = None
+        self._check_shapes()
 
-    def _check_rows(self) -> None:
-        """Raise unless the flow draws rows of our columns, and knows their densities."""
+    def _check_shapes(self) -> None:
+        """Raise `ValueError` unless the flow draws rows of d columns and gives their densities."""
         generator = torch.Generator(self.centre.device).manual_seed(0)
         with torch.no_grad(), seeded(generator):
             distribution = _distribution(self.flow)
@@ -366,80 +374,80 @@ class NormalizingFlow(Distribution):
         validation_fraction: float = 0.1,
         generator: torch.Generator | None = None,
     ) -> NormalizingFlow:
-        r"""Maximise the likelihood of standardised rows by AdamW.
+        r"""Maximise the likelihood of standardised rows with AdamW.
 
-        Centre and scale are the means and standard deviations of the (noisy) columns; a flow that
-        is named starts near the normal distribution of these. A tenth of 50 rows or more is held
-        out: after each pass over the others, and 20 steps at least, their likelihood is looked at,
-        and the weights that they liked best are kept. Of fewer rows none is held out, and 50 steps
-        are taken at most. The learning rate falls with a cosine, and norms of gradients are
-        clipped at 5.
+        Centre and scale are the means and standard deviations of the (noisy) columns; a named flow
+        starts near the normal distribution with these. Of 50 rows or more, a tenth is held out:
+        their likelihood is evaluated after each epoch, but at most every 20 steps, and the weights
+        of the largest value are kept. Of fewer rows none is held out, and at most 50 steps are
+        taken. The learning rate has a cosine decay, and gradients are clipped at a norm of 5.
 
-        A column that does not vary by more than rounding errors gets the scale 1, and where there
-        is no `sigma` normal noise of that size, as a flow would become a spike there.
+        A column that varies by no more than rounding errors gets the scale 1 and, without `sigma`,
+        normal noise of that scale, because its density would degenerate otherwise.
 
         Parameters
         ----------
         x : Tensor of shape (n, d)
             Finite rows; the flow has their precision.
         weight : Tensor of shape (n,) or None, default=None
-            Non-negative, not all zero. A row of weight 2 counts as the row twice in the mean that
-            is maximised; which rows are in a batch or held out does not depend on weights.
+            Non-negative, not all zero. A row of weight 2 counts as two rows in the mean
+            log-likelihood; batches and held-out rows are chosen irrespective of the weights.
         flow : {"nsf", "maf", "coupling"} or nn.Module, default="nsf"
             ``"nsf"``: autoregressive rational-quadratic splines of eight bins; ``"maf"``:
             autoregressive affine maps; ``"coupling"``: splines of one half of the columns
-            given the other. These need zuko. A module is copied, and trained from its weights, all
-            of them.
+            given the other. These need zuko. A module is copied, and all of its parameters are
+            trained from their present values.
         sigma : Tensor of shape (d,) or float, default=0
-            Standard deviation, in units of x, of normal noise that is drawn anew for every batch:
-            the flow is then the distribution of noisy rows.
+            Standard deviation, in units of x, of normal noise that is added anew to every batch:
+            the flow then models noisy rows.
         transforms : int >= 1 or None, default=None
-            Maps of a named flow, which are composed. None is 3, and 5 for coupling flows of more
-            than two columns.
+            Number of maps of which a named flow is composed. None is 3, and 5 for coupling flows of
+            more than two columns.
         hidden_sizes : tuple of int, default=(64, 64)
-            Units of the hidden layers in each of them.
+            Units of the hidden layers of each map.
         learning_rate : float >= 0, default=5e-3
-            At its highest.
+            Largest learning rate of the schedule.
         weight_decay : float >= 0 or None, default=None
-            Of AdamW, per step and relative to the learning rate. None is 1, and 1500 / n for more
-            rows than that.
+            Of AdamW, per step and relative to the learning rate. None is 1 for up to 1500 rows, and
+            1500 / n for more.
         batch_size : int >= 1, default=256
+            Rows of a step.
         n_steps : int >= 1, default=1000
-            At most.
+            Most steps.
         n_steps_no_change : int >= 1, default=200
-            Steps, of a pass at least, without a better likelihood of the held-out rows that end
-            training.
+            Steps, at least one epoch, without an increase of the held-out likelihood after which
+            training stops.
         validation_fraction : float in [0, 1), default=0.1
-            Share of the rows held out; 0 trains on all of them for `n_steps`.
+            Fraction of the rows that is held out; 0 trains on all of them for `n_steps`.
         generator : torch.Generator or None, default=None
             Draws weights, batches and noise; None is one of seed 0.
 
         Raises
         ------
         FloatingPointError
-            Where training diverges before there are weights worth keeping.
+            Where training diverges before the first evaluation.
         ImportError
-            Where a flow is asked for by name, and zuko is not installed.
+            Where a flow is named and zuko is not installed.
         """
-        plan = Plan(
+        settings = TrainingSettings(
             learning_rate, weight_decay, batch_size, n_steps, n_steps_no_change, validation_fraction
         )
-        table = standardised(x, weight, sigma)
-        plan = plan.resolved(len(table.z))
+        rows = standardised(x, weight, sigma)
+        settings = settings.resolved(len(rows.z))
         if generator is None:
             generator = torch.Generator(x.device).manual_seed(0)
-        d, recipe = x.shape[1], None
+        d, config = x.shape[1], None
         with seeded(generator):
             if isinstance(flow, str):
-                recipe = recipe_of(flow, d, transforms, hidden_sizes)
-                module = build(recipe, d)
+                config = named_config(flow, d, transforms, hidden_sizes)
+                module = build(config, d)
             else:
                 module = copy.deepcopy(_checked_module(flow))
-            found = cls(module.to(x.device, x.dtype), d, table.centre, table.scale)
-            train(found.flow, table, plan, generator)
-        found._recipe = recipe
-        _frozen(found.flow)
-        return found
+            fitted = cls(module.to(x.device, x.dtype), d, rows.centre, rows.scale)
+            train(fitted.flow, rows, settings, generator)
+        fitted._config = config
+        _frozen(fitted.flow)
+        return fitted
 
     # ---------------------------------------------------------------- the distribution
 
@@ -447,14 +455,14 @@ class NormalizingFlow(Distribution):
         size = max(1, CHUNK // (PER_ENTRY * self.domain.n_columns))
         with torch.no_grad(), seeded(self._checked(generator)):
             draws = [
-                _distribution(self.flow).rsample((min(size, n - done),))
-                for done in range(0, n, size)
+                _distribution(self.flow).rsample((min(size, n - start),))
+                for start in range(0, n, size)
             ]
-        none = self.centre.new_empty(0, self.domain.n_columns)
-        return self.centre + self.scale * torch.cat([none, *draws])
+        empty = self.centre.new_empty(0, self.domain.n_columns)
+        return self.centre + self.scale * torch.cat([empty, *draws])
 
     def rsample_and_log_prob(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw n rows, (n, d), and tell their log-densities, (n,), cheaper than one by one.
+        """Draw n rows, (n, d), with their log-densities, (n,), cheaper than in two calls.
 
         Both are differentiable with respect to the weights of the flow that require a gradient.
         """
@@ -475,24 +483,24 @@ class NormalizingFlow(Distribution):
         return self.log_prob_and_score(x)[1]
 
     def log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-density (n,) and its gradient (n, d), by one pass forth and back.
+        """Log-density (n,) and its gradient (n, d), by one forward and one backward pass.
 
-        They work under ``no_grad``, and can be differentiated where x or weights of the flow
-        require a gradient.
+        It works under ``no_grad``; otherwise the result is differentiable with respect to x and
+        weights of the flow that require a gradient.
         """
         return self._chunked(self._log_prob_and_score, x)
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        if not len(x):  # torch cannot reshape what is empty
+        if not len(x):  # the flow cannot reshape an empty tensor
             return x.sum(1)
-        # In the precision of x, as rows may lie far from zero.
+        # Standardised in the precision of x, as rows may be far from zero.
         z = (x - self.centre.to(x)) / self.scale.to(x)
         value = _distribution(self.flow).log_prob(z.to(self.centre))
         return value.to(x) - self.scale.to(x).log().sum()
 
     def _log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        wanted = x.requires_grad or any(p.requires_grad for p in self.flow.parameters())
-        keep = torch.is_grad_enabled() and wanted
+        needed = x.requires_grad or any(p.requires_grad for p in self.flow.parameters())
+        keep = torch.is_grad_enabled() and needed
         with torch.enable_grad():
             at = x if keep and x.requires_grad else x.detach().requires_grad_(True)
             value = self._log_prob(at)
@@ -503,7 +511,7 @@ class NormalizingFlow(Distribution):
         return chunked(function, x, PER_ENTRY * self.domain.n_columns)
 
     def _checked(self, generator: torch.Generator) -> torch.Generator:
-        """The generator, which must be one of the flow's device, as that is what draws."""
+        """The generator; `ValueError` unless it is on the device of the flow."""
         if generator.device.type != self.centre.device.type:
             raise ValueError(
                 f"The flow is on {self.centre.device}, and the generator on {generator.device}."
@@ -524,14 +532,14 @@ class NormalizingFlow(Distribution):
         return moved
 
     def __copy__(self) -> NormalizingFlow:
-        """Not by way of what is stored, which would build the flow anew."""
-        twin = type(self).__new__(type(self))
-        vars(twin).update(vars(self))
-        return twin
+        """A shallow copy; the default would use the stored state and build the flow again."""
+        copied = type(self).__new__(type(self))
+        vars(copied).update(vars(self))
+        return copied
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        if self._recipe is None:
+        if self._config is None:
             return state | {"flow": copy.deepcopy(self.flow).cpu()}
         arrays = {k: v.detach().cpu().numpy() for k, v in self.flow.state_dict().items()}
         return state | {"flow": arrays}
@@ -539,20 +547,20 @@ class NormalizingFlow(Distribution):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({k: v for k, v in state.items() if k != "flow"})
         flow = state["flow"]
-        if self._recipe is not None:
+        if self._config is not None:
             with seeded(torch.Generator().manual_seed(0)):
-                flow = build(self._recipe, self.domain.n_columns)
+                flow = build(self._config, self.domain.n_columns)
             flow.to(self.centre.dtype)
             flow.load_state_dict({k: torch.as_tensor(v) for k, v in state["flow"].items()})
         self.flow = _frozen(flow)
 
     def __repr__(self) -> str:
-        name = type(self.flow).__name__ if self._recipe is None else self._recipe["kind"]
+        name = type(self.flow).__name__ if self._config is None else self._config["kind"]
         return f"NormalizingFlow({name}, {self.domain.n_columns} columns)"
 
 
 def _reals(flow: nn.Module) -> Any:
-    """Its floating-point tensors, which say where it lives and in which precision."""
+    """The floating-point tensors of a flow, which have its device and precision."""
     tensors = (*flow.parameters(), *flow.buffers())
     return (t for t in tensors if t.is_floating_point())
 
@@ -572,24 +580,24 @@ def _checked_module(flow: Any) -> nn.Module:
 
 
 def _distribution(flow: nn.Module) -> Any:
-    """What the flow returns when it is called."""
+    """The distribution that a flow returns; `TypeError` if it is none."""
     try:
-        found = flow()
+        distribution = flow()
     except TypeError as error:
         raise TypeError(
             f"{type(flow).__name__} cannot be called without arguments: {error}"
         ) from error
-    if not all(callable(getattr(found, name, None)) for name in ("rsample", "log_prob")):
+    if not all(callable(getattr(distribution, name, None)) for name in ("rsample", "log_prob")):
         raise TypeError(
             f"{type(flow).__name__} must return a distribution with rsample and log_prob, but "
-            f"returned {type(found).__name__}."
+            f"returned {type(distribution).__name__}."
         )
-    return found
+    return distribution
 
 
 def _finite(value: Any, like: Tensor) -> Tensor:
     """A finite number for each column, in the precision of the flow."""
-    found = torch.as_tensor(value).detach().to(like)
-    if found.shape not in ((), like.shape) or not found.isfinite().all():
+    numbers = torch.as_tensor(value).detach().to(like)
+    if numbers.shape not in ((), like.shape) or not numbers.isfinite().all():
         raise ValueError(f"centre must be finite, a number or one for each of {len(like)} columns.")
-    return found.expand(like.shape).clone()
+    return numbers.expand(like.shape).clone()

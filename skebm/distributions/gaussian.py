@@ -14,8 +14,8 @@ from skebm.distributions._fitting import checked_weight, positive, usable_scale
 from skebm.distributions.base import Distribution
 from skebm.distributions.conditionals import Given, IndependentGiven, MixtureGiven
 
-# Least shrinkage that is chosen: columns that copy each other keep a thousandth of their own.
-LEAST_SHRINKAGE = 1e-3
+# Least automatic shrinkage, which keeps the covariance of duplicated columns invertible.
+MIN_SHRINKAGE = 1e-3
 
 
 class Gaussian(Distribution):
@@ -31,14 +31,15 @@ class Gaussian(Distribution):
     scale : Tensor of the shape of a row, float or None, default=None
         Standard deviation of each entry, positive; the entries are independent.
     covariance : Tensor of shape (d, d) or None, default=None
-        :math:`\Sigma`, symmetric and positive definite, for flat rows. Pass one of the two.
+        :math:`\Sigma`, symmetric and positive definite, for flat rows. Pass either `scale` or
+        `covariance`.
 
     Attributes
     ----------
     mean : Tensor of the shape of a row
     scale : Tensor of the shape of a row, or None
         As given.
-    root : Tensor of shape (d, d), or None
+    scale_tril : Tensor of shape (d, d), or None
         Lower Cholesky factor of the covariance, where one was given.
 
     References
@@ -87,50 +88,51 @@ class Gaussian(Distribution):
         shrinkage: float | str = "auto",
         diagonal: bool = False,
     ) -> Gaussian:
-        r"""Take the mean of rows and their covariance, its correlations shrunk.
+        r"""Estimate the mean and the covariance of rows, with shrunk correlations.
 
         .. math:: \hat\Sigma = D^{1/2} \bigl((1 - s) R + s I\bigr) D^{1/2}
 
-        with D the variances, which stay, and R the correlations: columns may have any units. A
-        column that does not vary by more than rounding errors gets the variance 1. All moments are
-        those of the rows (divided by the total weight), in float64.
+        with D the diagonal matrix of the variances, which are not shrunk, and R the correlations,
+        so that columns may have any units. A column that varies by no more than rounding errors
+        gets the variance 1. Moments are divided by the total weight and computed in float64.
 
         Parameters
         ----------
         x : Tensor of shape (n, ...)
             Finite rows; flat ones unless `diagonal`.
         weight : Tensor of shape (n,) or None, default=None
-            Non-negative, not all zero. A row of weight 2 is the row twice.
+            Non-negative, not all zero. A row of weight 2 counts as two rows.
         shrinkage : float in [0, 1] or "auto", default="auto"
             s. ``"auto"`` is the estimate of Ledoit and Wolf for the standardised columns, and at
-            least 0.001, so that columns may be copies of each other.
+            least 0.001, so that columns may be duplicates of each other.
         diagonal : bool, default=False
-            Independent entries: variances alone, for rows of any shape.
+            Fit variances only (independent entries), for rows of any shape.
         """
         w = checked_weight(x, weight)
         if not diagonal and x.dim() != 2:
             raise ValueError(
-                f"A covariance is one of flat rows, not of shape {tuple(x.shape[1:])}: pass "
+                f"A covariance needs flat rows, not rows of shape {tuple(x.shape[1:])}: pass "
                 "diagonal=True."
             )
         flat = x.detach().flatten(1).double()
         mean = w @ flat / w.sum()
-        off = flat - mean
-        scale = usable_scale(w @ off.square() / w.sum(), mean, x.dtype)
+        centred = flat - mean
+        scale = usable_scale(w @ centred.square() / w.sum(), mean, x.dtype)
         if diagonal:
             shape = x.shape[1:]
             return cls(mean.view(shape).to(x.dtype), scale.view(shape).to(x.dtype))
-        z = off / scale
+        z = centred / scale
         correlation = (z * w[:, None]).t() @ z / w.sum()
-        s = _ledoit_wolf(z, w, correlation) if shrinkage == "auto" else _checked_share(shrinkage)
+        auto = shrinkage == "auto"
+        s = ledoit_wolf(z, w, correlation) if auto else _checked_shrinkage(shrinkage)
         correlation = (1 - s) * correlation
         correlation.diagonal().fill_(1.0)
-        # In float64 up to the end: single precision would lose what shrinkage has saved.
-        found = cls(mean, covariance=correlation * torch.outer(scale, scale))
-        return found.to(x.device, x.dtype)
+        # Factorised in float64: in single precision the shrunk matrix may be singular again.
+        fitted = cls(mean, covariance=correlation * torch.outer(scale, scale))
+        return fitted.to(x.device, x.dtype)
 
     def widened(self, factor: float) -> Gaussian:
-        """The same with all variances and covariances times `factor`."""
+        """The normal distribution with the covariance multiplied by `factor`."""
         wider = self.to(self.mean.device, self.mean.dtype)
         if self.scale is not None:
             wider.scale = self.scale * math.sqrt(factor)
@@ -139,12 +141,12 @@ class Gaussian(Distribution):
         return wider
 
     def convolved(self, sigma: float | Tensor) -> Gaussian:
-        r"""The normal distribution of x + sigma z: :math:`\sigma^2` is added to the variances.
+        r"""The convolution with normal noise, which adds :math:`\sigma^2` to the variances.
 
         Parameters
         ----------
         sigma : float or Tensor of the shape of a row
-            Standard deviation of what is added to each entry, non-negative.
+            Standard deviation of the noise in each entry, non-negative, in the units of x.
         """
         noise = positive(sigma, self.mean, "sigma", zero=True).double()
         if self.scale_tril is None:
@@ -180,10 +182,10 @@ class Gaussian(Distribution):
     @property
     def log_normaliser(self) -> float:
         """log det(2 pi covariance) / 2, in float64."""
-        spread = self.scale if self.scale_tril is None else self.scale_tril.diagonal()
-        assert spread is not None
+        diagonal = self.scale if self.scale_tril is None else self.scale_tril.diagonal()
+        assert diagonal is not None
         d = self.mean.numel()
-        return float(spread.double().log().sum()) + d / 2 * math.log(2 * math.pi)
+        return float(diagonal.double().log().sum()) + d / 2 * math.log(2 * math.pi)
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         like = self.mean
@@ -206,14 +208,14 @@ class Gaussian(Distribution):
 
     def score(self, x: Tensor) -> Tensor:
         """Gradient of the log-density, -covariance^-1 (x - mean)."""
-        off = self.mean.to(x) - x
+        difference = self.mean.to(x) - x
         if self.scale_tril is None:
             assert self.scale is not None
-            return off / self.scale.to(x).square()
-        return torch.cholesky_solve(off.t(), self.scale_tril.to(x)).t()
+            return difference / self.scale.to(x).square()
+        return torch.cholesky_solve(difference.t(), self.scale_tril.to(x)).t()
 
     def given(self, clamp: Clamp) -> Given:
-        """Exact conditionals of the other entries, for each row of what is known."""
+        """Exact conditional distributions given the clamped entries, one for each row."""
         return (
             IndependentGiven(self, clamp) if self.scale_tril is None else MixtureGiven(self, clamp)
         )
@@ -224,37 +226,38 @@ def _cholesky(covariance: Tensor, mean: Tensor) -> Tensor:
     if mean.dim() != 1 or covariance.shape != (d, d):
         raise ValueError(
             "covariance must be of shape (d, d) for a mean of shape (d,), not "
-            f"{tuple(covariance.shape)} for {tuple(mean.shape)}; rows that are not flat take scale."
+            f"{tuple(covariance.shape)} for {tuple(mean.shape)}; pass scale for rows that are not "
+            "flat."
         )
     covariance = covariance.detach().double()
     if not covariance.isfinite().all() or not torch.allclose(
         covariance, covariance.t(), rtol=1e-4, atol=1e-5 * float(covariance.abs().max())
     ):
         raise ValueError("covariance must be finite and symmetric.")
-    root, failed = torch.linalg.cholesky_ex((covariance + covariance.t()) / 2)
-    # What rounding leaves of a column that others determine is no variance.
-    left = root.diagonal().square() / covariance.diagonal()
-    if failed or not (left > 1e-13).all():
+    scale_tril, failed = torch.linalg.cholesky_ex((covariance + covariance.t()) / 2)
+    # The conditional variance of a column that others determine is nothing but rounding error.
+    conditional = scale_tril.diagonal().square() / covariance.diagonal()
+    if failed or not (conditional > 1e-13).all():
         raise ValueError(
-            "covariance must be positive definite: some columns are combinations of others. "
-            "Add to its diagonal; Gaussian.fit does it by `shrinkage`."
+            "covariance must be positive definite: some columns are linear combinations of others. "
+            "Add to its diagonal, as Gaussian.fit does with `shrinkage`."
         )
-    return root.to(mean)
+    return scale_tril.to(mean)
 
 
-def _checked_share(shrinkage: Any) -> float:
+def _checked_shrinkage(shrinkage: Any) -> float:
     if not isinstance(shrinkage, RealNumber) or not 0 <= float(shrinkage) <= 1:
         raise ValueError(f'shrinkage must be "auto" or in [0, 1], got {shrinkage!r}.')
     return float(shrinkage)
 
 
-def _ledoit_wolf(z: Tensor, w: Tensor, correlation: Tensor) -> float:
-    """Share of the identity that brings the correlations of standardised rows nearest the true."""
-    n, live = w.sum(), correlation.diagonal() > 0.5  # constant columns correlate with nothing
-    z, correlation = z[:, live], correlation[live][:, live]
+def ledoit_wolf(z: Tensor, w: Tensor, correlation: Tensor) -> float:
+    """Ledoit and Wolf's shrinkage towards the identity, for standardised rows of weights w."""
+    n, varying = w.sum(), correlation.diagonal() > 0.5  # constant columns have no correlations
+    z, correlation = z[:, varying], correlation[varying][:, varying]
     squared = correlation.square().sum()
     distance = squared - len(correlation)  # from the identity
     noise = (w @ z.square().sum(1).square() / n - squared) / n
     if distance <= 0:
-        return LEAST_SHRINKAGE
-    return float((noise / distance).clamp(LEAST_SHRINKAGE, 1.0))
+        return MIN_SHRINKAGE
+    return float((noise / distance).clamp(MIN_SHRINKAGE, 1.0))

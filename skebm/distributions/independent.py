@@ -1,4 +1,4 @@
-"""Independent columns."""
+"""Independent binary and one-hot columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skebm.distributions.conditionals import Given
 
 
 def log_sum(logits: Tensor, known: Clamp | None) -> Tensor:
-    """log of the sum of exp(logits' x) over the binary x that agree with what is known, (n,)."""
+    """log of the sum of exp(logits' x) over the binary x that agree with `known`, (n,)."""
     terms = softplus(logits)
     if known is not None:
         terms = torch.where(known.mask, logits * known.value, terms)
@@ -24,13 +24,16 @@ def log_sum(logits: Tensor, known: Clamp | None) -> Tensor:
 
 
 class IndependentTilt(Tilt):
-    """Independent columns of log-odds `logits` (n, d), relative to a normaliser."""
+    """Independent binary columns with log-odds `logits`, (n, d), unnormalised.
+
+    `log_normaliser` (n,) or a scalar is subtracted from the log of the sum over x.
+    """
 
     def __init__(self, logits: Tensor, log_normaliser: Tensor, known: Clamp | None = None):
         self.logits, self.offset, self.known = logits, log_normaliser, known
 
     def given(self, clamp: Clamp) -> IndependentTilt:
-        """The other columns do not care."""
+        """The tilt given known columns; the others are independent of them."""
         return IndependentTilt(self.logits, self.offset, clamp)
 
     @functools.cached_property
@@ -40,7 +43,7 @@ class IndependentTilt(Tilt):
 
     @property
     def log_normaliser(self) -> Tensor:  # type: ignore[override]
-        """log of the sum over all x that agree with what is known, (n,)."""
+        """log of the sum over all x that agree with the known columns, (n,)."""
         return log_sum(self.logits, self.known) - self.offset
 
     def sample(self, generator: torch.Generator) -> Tensor:
@@ -54,7 +57,7 @@ class IndependentBernoulli(Distribution):
     Parameters
     ----------
     logits : Tensor of shape (d,)
-        Log-odds a of each column; zeros give the uniform distribution.
+        Log-odds a of a one in each column; zeros give the uniform distribution.
 
     Examples
     --------
@@ -73,14 +76,23 @@ class IndependentBernoulli(Distribution):
     def fit(
         cls, x: Tensor, weight: Tensor | None = None, pseudo_count: float = 1.0
     ) -> IndependentBernoulli:
-        """Take the columns' means, each smoothed by `pseudo_count` rows of one half.
+        """Estimate the means of the columns with additive (Laplace) smoothing.
 
         The smoothing keeps the log-odds of constant columns finite.
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, d)
+            Binary rows.
+        weight : Tensor of shape (n,) or None, default=None
+            A row of weight 2 counts as two rows.
+        pseudo_count : float, default=1.0
+            Number of rows of one half that are added.
         """
         n = x.shape[0] if weight is None else weight.double().sum()
         ones = x.double().sum(0) if weight is None else weight.double() @ x.double()
         half = pseudo_count / 2
-        # A difference of logarithms: a rounded mean of 1 would have infinite log-odds.
+        # A difference of logarithms, because a mean rounded to 1 would have infinite log-odds.
         return cls((torch.log(ones + half) - torch.log(n - ones + half)).to(x.dtype))
 
     @property
@@ -99,7 +111,7 @@ class IndependentBernoulli(Distribution):
         return u.lt_(self.mean)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        # Not a product of matrices: a column that is never on has log-odds of minus infinity.
+        # Not a matrix product: a column that is never 1 has log-odds of minus infinity.
         never = self.logits.isinf() & (x == 0)
         return torch.where(never, 0.0, x * self.logits).sum(1) - self.log_normaliser
 
@@ -107,33 +119,33 @@ class IndependentBernoulli(Distribution):
         return (1 - 2 * x) * self.logits
 
     def tilted(self, field: Tensor, power: float = 1.0) -> IndependentTilt:
-        """Independent columns again, of log-odds power * a + field."""
+        """Independent columns with log-odds power * a + field."""
         return IndependentTilt(power * self.logits + field, power * self.log_normaliser)
 
 
 class IndependentCategorical(Distribution):
-    r"""Independent one-hot columns of given shares.
+    r"""Independent categorical columns in one-hot coding.
 
     .. math:: q(x) = \prod_i \prod_k \mathrm{softmax}(a_i)_k^{x_{ik}}
 
     Parameters
     ----------
     logits : Tensor of shape (sum(groups),)
-        a, of the levels of all columns one after the other; within a column only their differences
-        count. A level of minus infinity never occurs.
+        a, of the levels of all columns in order; within a column only differences matter. A level
+        with a logit of minus infinity never occurs.
     groups : sequence of int
         Number of levels of each column.
 
     Attributes
     ----------
     logits : Tensor of shape (sum(groups),)
-        Shifted so that they are log-probabilities.
+        Normalised within each column: log-probabilities.
     mean : Tensor of shape (sum(groups),)
         Probability of each level.
 
     Examples
     --------
-    Three colours in two sizes; one pseudo-count is shared by the levels of a column:
+    Three colours in two sizes; one pseudo-count is divided among the levels of a column:
 
     >>> import torch
     >>> from skebm.distributions import IndependentCategorical
@@ -147,7 +159,7 @@ class IndependentCategorical(Distribution):
     def __init__(self, logits: Tensor, groups: Sequence[int]):
         groups = tuple(int(k) for k in groups)
         if not groups or min(groups) < 1:
-            raise ValueError(f"groups must hold a positive number of levels each, got {groups}.")
+            raise ValueError(f"groups must be positive numbers of levels, got {groups}.")
         if logits.shape != (sum(groups),):
             raise ValueError(
                 f"logits must be of shape ({sum(groups)},), one for each level of the groups "
@@ -155,7 +167,7 @@ class IndependentCategorical(Distribution):
             )
         self.domain = Categorical(groups)
         self.logits = by_column(logits[None], groups)[0]
-        if self.logits.isnan().any():  # also of infinite ones, or of no possible level
+        if self.logits.isnan().any():  # also for infinite logits or a column without a level
             raise ValueError(
                 "logits must be numbers below infinity, and each column needs a level above minus "
                 "infinity."
@@ -169,7 +181,7 @@ class IndependentCategorical(Distribution):
         weight: Tensor | None = None,
         pseudo_count: float = 1.0,
     ) -> IndependentCategorical:
-        """Take the shares of the levels, smoothed by `pseudo_count` rows of equal shares.
+        """Estimate the probabilities of the levels with additive (Laplace) smoothing.
 
         The smoothing keeps the logits of levels that do not occur finite.
 
@@ -182,7 +194,7 @@ class IndependentCategorical(Distribution):
         weight : Tensor of shape (n,) or None, default=None
             A row of weight 2 counts as two rows.
         pseudo_count : float, default=1.0
-            In rows.
+            Number of rows with equal probabilities of all levels that are added.
         """
         counts = x.double().sum(0) if weight is None else weight.double() @ x.double()
         levels = counts.new_tensor([k for k in groups for _ in range(k)])
@@ -202,36 +214,36 @@ class IndependentCategorical(Distribution):
         return draw(self.logits.expand(n, -1), self.domain.groups, generator)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        # Not a product of matrices, nor of minus infinity and 0.
+        # Not a matrix product, because the product of minus infinity and 0 is nan.
         never = self.logits.isinf() & (x == 0)
         return torch.where(never, 0.0, x * self.logits).sum(1)
 
     def given(self, clamp: Clamp) -> CategoricalGiven:
-        """Exact conditionals; a level that is known to be 0 leaves its share to the others."""
+        """Exact conditionals; the levels not known to be 0 are renormalised."""
         return CategoricalGiven(self, clamp)
 
 
 class CategoricalGiven(Given):
-    """One-hot columns of which some levels are known to be on or off."""
+    """One-hot columns of which some levels are known to be 1 or 0."""
 
-    def __init__(self, noise: IndependentCategorical, clamp: Clamp):
-        super().__init__(noise, clamp)
+    def __init__(self, distribution: IndependentCategorical, clamp: Clamp):
+        super().__init__(distribution, clamp)
         mask, value = self.clamp
-        groups = noise.domain.groups
+        groups = distribution.domain.groups
         on, off = mask & (value == 1), mask & (value == 0)
         if not (on | off | ~mask).all():
             raise ValueError("Known values of one-hot rows must be 0 or 1.")
-        # What is known to be on may well have been impossible.
-        logits = noise.logits.to(value).masked_fill(off, -math.inf).masked_fill(on, 0.0)
-        settled = torch.cat(
+        # A level known to be 1 may have had a probability of zero.
+        logits = distribution.logits.to(value).masked_fill(off, -math.inf).masked_fill(on, 0.0)
+        decided = torch.cat(
             [part.any(1, keepdim=True).expand_as(part) for part in on.split(groups, 1)], 1
         )
-        self._logits = by_column(logits.masked_fill(settled & ~on, -math.inf), groups)
+        self._logits = by_column(logits.masked_fill(decided & ~on, -math.inf), groups)
         several = torch.stack([part.sum(1) > 1 for part in on.split(groups, 1)], 1)
         if several.any() or self._logits.isnan().any():
             raise ValueError(
-                "What is known of a one-hot column must leave it one level: two are known to be 1, "
-                "or all that are possible to be 0."
+                "The known values of a one-hot column must leave it one level: two are known to be "
+                "1, or all possible ones to be 0."
             )
 
     @property
@@ -239,18 +251,18 @@ class CategoricalGiven(Given):
         return self._logits.exp()
 
     def sample(self, generator: torch.Generator) -> Tensor:
-        return draw(self._logits, self.noise.domain.groups, generator)
+        return draw(self._logits, self.distribution.domain.groups, generator)
 
 
 def by_column(logits: Tensor, groups: tuple[int, ...]) -> Tensor:
-    """Log-probabilities of the levels of each column, (n, d); nan where none is possible."""
+    """Log-softmax within each column, (n, d); nan where no level is possible."""
     return torch.cat([part.log_softmax(1) for part in logits.split(groups, 1)], 1)
 
 
 def draw(logits: Tensor, groups: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """One-hot rows of independent columns with log-probabilities (n, d)."""
     u = torch.rand(logits.shape, generator=generator, dtype=logits.dtype, device=logits.device)
-    # The largest of logits with Gumbel noise is a draw; of u = 0 it would be minus infinity.
+    # The Gumbel-max trick; u = 0 would give noise of minus infinity.
     noisy = logits - (-u.clamp_(min=torch.finfo(u.dtype).tiny).log()).log()
     levels = torch.stack([part.argmax(1) for part in noisy.split(groups, 1)], 1)
     return Categorical(groups).one_hot(levels, logits.dtype)

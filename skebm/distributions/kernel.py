@@ -13,53 +13,51 @@ from torch import Tensor
 
 from skebm.base import Clamp, Real
 from skebm.distributions import _fitting
-from skebm.distributions._fitting import live_rows, moments, pick, positive, varies
+from skebm.distributions._fitting import draw_index, moments, positive, positive_weight_rows, varies
 from skebm.distributions.base import Distribution
 from skebm.distributions.conditionals import Given, KernelGiven, ScalesGiven
-from skebm.distributions.gaussian import _ledoit_wolf
+from skebm.distributions.gaussian import ledoit_wolf
 from skebm.distributions.mixture import _positive_definite
 
-# The first and the last of the scales at the start, in units of the one bandwidth of largest
-# likelihood. It lies above the middle: it has to reach rows that are far from all others.
-START = (0.25, 2.5)
+# The smallest and the largest initial scale, relative to the single bandwidth of largest
+# likelihood. That bandwidth is closer to the largest: it has to cover rows far from all others.
+INITIAL_SCALES = (0.25, 2.5)
 
-# Variance that each kernel has at least, as a share of that of the columns.
-FLOOR = 1e-5
+# Least variance of a kernel relative to that of the columns.
+VARIANCE_FLOOR = 1e-5
 
-# Rows by which a covariance is shrunk to a multiple of the identity, and each of the shares.
+# Prior rows that shrink a covariance towards a multiple of the identity, and each mixing weight
+# towards 1 / M.
 SHRINKAGE_ROWS = 10.0
-SHARE_ROWS = 1.0
+MIXING_ROWS = 1.0
 
-# A scale that holds less than this of a row stays what it is.
-LEAST_COUNT = 1e-6
+# A scale responsible for less than this of a row is not updated.
+MIN_COUNT = 1e-6
 
-# Rows that are left out in turn and most steps: some rows for the way, more for the end.
+# Stages of EM: rows that are left out in turn, and most steps.
 STAGES = ((500, 20), (2000, 8))
 
-# A stage ends when a step adds less than this to the log-likelihood a row, in nats.
+# A stage ends when a step adds less than this to the log-likelihood per row, in nats.
 TOLERANCE = 2e-3
 
-# Pairs of a row and a centre in a step, and those at once (of each scale).
+# Most pairs of a row and a centre in a step, and those computed at once (of each scale).
 MAX_PAIRS = 40_000_000
 PAIRS = 2**18
 
 
 class Kernels(NamedTuple):
-    """Kernels around m centres, ready for products.
+    """Kernels around m centres, with the factors of their log-densities precomputed."""
 
-    `maps` whitens: (M, d, d) of inverse Cholesky factors, or (d,) of inverse bandwidths.
-    """
-
-    maps: Tensor
-    origin: Tensor  # (d,), zero of the centres
+    inverse_tril: Tensor  # inverse Cholesky factors (M, d, d), or inverse bandwidths (d,)
+    origin: Tensor  # (d,), mean of the centres, which is subtracted
     centres: Tensor  # (m, d)
     right: Tensor  # (M, d + 2, m)
 
     def whiten(self, rows: Tensor) -> Tensor:
-        """(M, n, d)."""
-        if self.maps.dim() == 1:
-            return (rows * self.maps)[None]
-        return torch.matmul(rows, self.maps.transpose(1, 2))
+        """Rows (n, d) times the inverse Cholesky factor of each scale, (M, n, d)."""
+        if self.inverse_tril.dim() == 1:
+            return (rows * self.inverse_tril)[None]
+        return torch.matmul(rows, self.inverse_tril.transpose(1, 2))
 
     def logits(self, rows: Tensor) -> Tensor:
         """Logarithms of w_j a_m N(x_i; c_j, S_m), (M, n, m)."""
@@ -67,25 +65,27 @@ class Kernels(NamedTuple):
         half = z.square().sum(2, keepdim=True) / -2
         return torch.bmm(torch.cat([z, torch.ones_like(half), half], 2), self.right)
 
-    def precisions(self, off: Tensor) -> Tensor:
-        """sum_m S_m^-1 off_m of (M, n, d)."""
-        if self.maps.dim() == 1:
-            return off[0] * self.maps.square()
-        return torch.bmm(torch.bmm(off, self.maps.transpose(1, 2)), self.maps).sum(0)
+    def weighted_sum(self, differences: Tensor) -> Tensor:
+        """sum_m S_m^-1 v_m of vectors v (M, n, d): (n, d)."""
+        inverse = self.inverse_tril
+        if inverse.dim() == 1:
+            return differences[0] * inverse.square()
+        return torch.bmm(torch.bmm(differences, inverse.transpose(1, 2)), inverse).sum(0)
 
 
-def prepare(centres: Tensor, weight: Tensor, maps: Tensor, log_share: Tensor) -> Kernels:
-    """Kernels of weights (m,), made to sum to 1, around centres (m, d), of log-shares (M,)."""
+def prepare(centres: Tensor, weight: Tensor, inverse_tril: Tensor, log_mixing: Tensor) -> Kernels:
+    """Kernels around centres (m, d) of weights (m,), normalised, and log mixing weights (M,)."""
     weight = weight / weight.sum()
     origin = weight @ centres
     centres = centres - origin
-    diagonal = maps[None] if maps.dim() == 1 else maps.diagonal(dim1=1, dim2=2)
-    level = log_share + diagonal.log().sum(1) - centres.shape[1] / 2 * math.log(math.tau)
-    found = Kernels(maps, origin, centres, maps)
-    c = found.whiten(centres)
-    height = level[:, None] + weight.log() - c.square().sum(2) / 2
-    right = torch.cat([c, height[..., None], torch.ones_like(height)[..., None]], 2)
-    return found._replace(right=right.transpose(1, 2))
+    single = inverse_tril.dim() == 1
+    diagonal = inverse_tril[None] if single else inverse_tril.diagonal(dim1=1, dim2=2)
+    constant = log_mixing + diagonal.log().sum(1) - centres.shape[1] / 2 * math.log(math.tau)
+    kernels = Kernels(inverse_tril, origin, centres, inverse_tril)
+    c = kernels.whiten(centres)
+    offset = constant[:, None] + weight.log() - c.square().sum(2) / 2
+    right = torch.cat([c, offset[..., None], torch.ones_like(offset)[..., None]], 2)
+    return kernels._replace(right=right.transpose(1, 2))
 
 
 def inverses(scale_tril: Tensor) -> Tensor:
@@ -99,74 +99,75 @@ def evaluate(
     x: Tensor,
     score: bool,
     without: Tensor | None = None,
-    stays: Tensor | None = None,
-    rest: Tensor | None = None,
+    log_kept: Tensor | None = None,
+    log_others: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Log-densities (n,) and, if asked for, slopes (n, d), in the precision of x.
+    """Log-densities (n,) and, with `score`, scores (n, d), in the precision of x.
 
-    A row may do `without` a centre, of which log-shares `stays` (m,) of its weight stay, and `rest`
-    (m,) of all weights.
+    `without` (n,) is a centre that each row leaves out. Leaving out a centre keeps the fraction
+    exp(`log_kept`) (m,) of its own weight, and the fraction exp(`log_others`) (m,) of the total.
     """
     size = max(1, min(_fitting.CHUNK, PAIRS) // kernels.right[:, 0].numel())
     parts = []
     for number, rows in enumerate(x.split(size)):
-        here = rows.double() - kernels.origin
-        logits = kernels.logits(here)
-        if without is not None and stays is not None and rest is not None:
+        centred = rows.double() - kernels.origin
+        logits = kernels.logits(centred)
+        if without is not None and log_kept is not None and log_others is not None:
             out = without[number * size : number * size + len(rows)]
             at = torch.arange(len(rows), device=rows.device)
-            logits[:, at, out] = logits[:, at, out] + stays[out]
-            logits -= rest[out][:, None]
-        found = _sums(kernels, here, logits, score)
-        parts.append(tuple(part.to(x.dtype) for part in found))
+            logits[:, at, out] = logits[:, at, out] + log_kept[out]
+            logits -= log_others[out][:, None]
+        values = _sums(kernels, centred, logits, score)
+        parts.append(tuple(value.to(x.dtype) for value in values))
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
 def _sums(kernels: Kernels, rows: Tensor, logits: Tensor, score: bool) -> tuple[Tensor, ...]:
+    """The log-sum-exp over all kernels, and its gradient with respect to the rows."""
     top = logits.detach().amax(2).amax(0)
-    share = logits.sub_(top[:, None]).exp_()
+    weight = logits.sub_(top[:, None]).exp_()
     if not score:
-        return (top + share.sum(2).sum(0).log(),)
+        return (top + weight.sum(2).sum(0).log(),)
     centres = torch.nn.functional.pad(kernels.centres, (0, 1), value=1.0)
-    sums = torch.mm(share.flatten(0, 1), centres).view(*share.shape[:2], rows.shape[1] + 1)
+    sums = torch.mm(weight.flatten(0, 1), centres).view(*weight.shape[:2], rows.shape[1] + 1)
     count = sums[..., -1:]
     total = count.sum(0)
-    scores = kernels.precisions(sums[..., :-1] - count * rows) / total
+    scores = kernels.weighted_sum(sums[..., :-1] - count * rows) / total
     return top + total[:, 0].log(), scores
 
 
 # ------------------------------------------------------------------------------
-# Learning
+# Covariances of several scales, by expectation-maximisation
 # ------------------------------------------------------------------------------
 
 
 class Statistics(NamedTuple):
-    """What a step needs of rows that are each left out of the kernels in turn."""
+    """Sufficient statistics of a step of EM, each row left out of the kernels in turn."""
 
-    log_likelihood: float  # in nats a row
-    amount: Tensor  # (M,), rows of each scale
+    log_likelihood: float  # in nats per row
+    amount: Tensor  # (M,), rows assigned to each scale
     scatter: Tensor  # (M, d, d), of rows around centres
 
 
-def learn(
+def fit_scales(
     z: Tensor, w: Tensor, n_scales: int, factor: float | None
 ) -> tuple[Tensor, Tensor, list[float]]:
-    """Covariances (M, d, d) and shares (M,) for standardised rows z (n, d) counted by w (n,).
+    """Covariances (M, d, d) and mixing weights (M,) for standardised rows z (n, d), weights w (n,).
 
-    They start as multiples of the correlations of the columns, shrunk so that these have an
-    inverse, and are learned where these are the identity. The likeliest on the way are kept. Third
-    come the log-likelihoods of the rows there, in nats a row.
+    The initial covariances are multiples of the shrunk correlation matrix of the columns; EM runs
+    on rows whitened by that matrix. The iterate of the largest likelihood is returned, and third
+    the leave-one-out log-likelihoods of all iterates, in nats per row.
     """
-    # Weights that are no counts but shares weigh as many rows as there are, against the prior.
+    # Weights on a smaller scale than counts are worth as many rows as there are in the prior.
     unit = max(1.0, len(w) / float(w.sum()))
-    root = _root(z, w * unit)
-    z = torch.linalg.solve_triangular(root, z.t(), upper=False).t().contiguous()
+    scale_tril = _correlation_tril(z, w * unit)
+    z = torch.linalg.solve_triangular(scale_tril, z.t(), upper=False).t().contiguous()
     if factor is None:
         factor = best_factor(z, w, STAGES[0][0])
-    low, high = (math.log(factor * end) for end in START)
+    low, high = (math.log(factor * end) for end in INITIAL_SCALES)
     sizes = torch.linspace(low, high, n_scales, dtype=z.dtype, device=z.device).exp()
     covariances = torch.diag_embed(sizes.square()[:, None].expand(-1, z.shape[1]))
-    shares = torch.full_like(sizes, 1 / n_scales)
+    mixing_weights = torch.full_like(sizes, 1 / n_scales)
     path: list[float] = []
     for n_rows, n_steps in STAGES:
         index, count = left_out(w, max(min(n_rows, MAX_PAIRS // len(z)), 1))
@@ -174,99 +175,106 @@ def learn(
         index, count = index[usable], count[usable] * unit
         if not len(index) or not z.shape[1]:
             break
-        best, here = -math.inf, (covariances, shares)
+        best, current = -math.inf, (covariances, mixing_weights)
         for _ in range(n_steps):
-            found = statistics(z, w, index, count, *here)
-            path.append(found.log_likelihood)
-            gain = found.log_likelihood - best
-            if gain > 0:  # the prior may lower what the rows alone would raise
-                best, (covariances, shares) = found.log_likelihood, here
+            expected = statistics(z, w, index, count, *current)
+            path.append(expected.log_likelihood)
+            gain = expected.log_likelihood - best
+            if gain > 0:  # because of the prior a step may lower the likelihood
+                best, (covariances, mixing_weights) = expected.log_likelihood, current
             if gain < TOLERANCE:
                 break
-            here = update(found, *here)
-    return root @ covariances @ root.t(), shares, path
+            current = update(expected, *current)
+    return scale_tril @ covariances @ scale_tril.t(), mixing_weights, path
 
 
-def _root(z: Tensor, w: Tensor) -> Tensor:
+def _correlation_tril(z: Tensor, w: Tensor) -> Tensor:
     """Lower Cholesky factor of the shrunk correlations of standardised rows."""
     if not z.shape[1]:
         return z.new_zeros(0, 0)
     correlation = (z * w[:, None]).t() @ z / w.sum()
-    # Two rows seem to agree perfectly, so that nothing would be shrunk.
-    shrinkage = max(_ledoit_wolf(z, w, correlation), 1 / float(w.sum()))
+    # With two rows all correlations are +-1, for which the estimate is no shrinkage.
+    shrinkage = max(ledoit_wolf(z, w, correlation), 1 / float(w.sum()))
     correlation = correlation * (1 - shrinkage)
     correlation.diagonal().fill_(1.0)
     return torch.linalg.cholesky(correlation)
 
 
 def statistics(
-    z: Tensor, w: Tensor, index: Tensor, count: Tensor, covariances: Tensor, shares: Tensor
+    z: Tensor,
+    w: Tensor,
+    index: Tensor,
+    count: Tensor,
+    covariances: Tensor,
+    mixing_weights: Tensor,
 ) -> Statistics:
-    """Those of the rows `index`, each counted `count` times; all rows are centres."""
-    kernels = prepare(z, w, inverses(torch.linalg.cholesky(covariances)), shares.log())
-    stays = ((w[index] - 1).clamp(min=0) / w[index]).log()
-    others = (1 - w[index].clamp(max=1) / w.sum()).log()
+    """Expected statistics of the rows `index`, weighted by `count`; all rows are centres."""
+    kernels = prepare(z, w, inverses(torch.linalg.cholesky(covariances)), mixing_weights.log())
+    log_kept = ((w[index] - 1).clamp(min=0) / w[index]).log()
+    log_others = (1 - w[index].clamp(max=1) / w.sum()).log()
     ones = torch.nn.functional.pad(kernels.centres, (0, 1), value=1.0)
-    n_scales, d = len(shares), z.shape[1]
+    n_scales, d = len(mixing_weights), z.shape[1]
     value, amount = 0.0, z.new_zeros(n_scales)
-    scatter, reached = torch.zeros_like(covariances), z.new_zeros(n_scales, len(z))
+    scatter, centre_weight = torch.zeros_like(covariances), z.new_zeros(n_scales, len(z))
     for part in torch.arange(len(index), device=z.device).split(max(1, PAIRS // len(z))):
         rows = kernels.centres[index[part]]
         logits = kernels.logits(rows)
-        logits[:, torch.arange(len(part), device=z.device), index[part]] += stays[part]
+        logits[:, torch.arange(len(part), device=z.device), index[part]] += log_kept[part]
         top = logits.amax(2).amax(0)
-        share = logits.sub_(top[:, None]).exp_()
-        sums = torch.mm(share.flatten(0, 1), ones).view(n_scales, len(part), d + 1)
+        weight = logits.sub_(top[:, None]).exp_()
+        sums = torch.mm(weight.flatten(0, 1), ones).view(n_scales, len(part), d + 1)
         total = sums[..., d].sum(0)
-        value += float(count[part] @ (top + total.log() - others[part]))
+        value += float(count[part] @ (top + total.log() - log_others[part]))
         scale = count[part] / total
-        reached += torch.matmul(scale, share)
+        centre_weight += torch.matmul(scale, weight)
         sums *= scale[:, None]
         amount += sums[..., d].sum(1)
         cross = torch.matmul(rows.t(), sums[..., :d] - rows * sums[..., d:] / 2)
         scatter -= cross + cross.transpose(1, 2)
-    for m, column in enumerate(reached):
+    for m, column in enumerate(centre_weight):
         scatter[m] += (kernels.centres.t() * column) @ kernels.centres
     return Statistics(value / float(count.sum()), amount, scatter)
 
 
 def update(
-    found: Statistics,
+    expected: Statistics,
     covariances: Tensor,
-    shares: Tensor,
+    mixing_weights: Tensor,
     shrinkage_rows: float = SHRINKAGE_ROWS,
-    share_rows: float = SHARE_ROWS,
-    floor: float = FLOOR,
+    mixing_rows: float = MIXING_ROWS,
+    floor: float = VARIANCE_FLOOR,
 ) -> tuple[Tensor, Tensor]:
-    """Covariances and shares of largest likelihood given the statistics, and the prior rows."""
-    count, d = found.amount, found.scatter.shape[1]
+    """The M-step: covariances and mixing weights given the statistics and the prior rows."""
+    count, d = expected.amount, expected.scatter.shape[1]
     identity = torch.eye(d, dtype=count.dtype, device=count.device)
-    safe = count.clamp_min(LEAST_COUNT)[:, None, None]
-    trace = found.scatter.diagonal(dim1=1, dim2=2).sum(1).clamp_min(0)[:, None, None]
+    safe = count.clamp_min(MIN_COUNT)[:, None, None]
+    trace = expected.scatter.diagonal(dim1=1, dim2=2).sum(1).clamp_min(0)[:, None, None]
     centre = trace / (d * safe) * identity
-    shrunk = (found.scatter + shrinkage_rows * centre) / (safe + shrinkage_rows)
-    wider = (shrunk + shrunk.transpose(1, 2)) / 2 + floor * identity
-    covariances = torch.where((count > LEAST_COUNT)[:, None, None], wider, covariances)
-    shares = (count + share_rows) / (count.sum() + len(count) * share_rows)
-    return covariances, shares
+    shrunk = (expected.scatter + shrinkage_rows * centre) / (safe + shrinkage_rows)
+    regularised = (shrunk + shrunk.transpose(1, 2)) / 2 + floor * identity
+    covariances = torch.where((count > MIN_COUNT)[:, None, None], regularised, covariances)
+    mixing_weights = (count + mixing_rows) / (count.sum() + len(count) * mixing_rows)
+    return covariances, mixing_weights
 
 
-# Factors that are looked at first: each twice the one before.
+# ------------------------------------------------------------------------------
+# One bandwidth, by leave-one-out likelihood
+# ------------------------------------------------------------------------------
+
+# The grid of factors before the line search: each twice the one before.
 FACTORS = tuple(0.01 * 2**k for k in range(9))
 
-# Rows that are left out in turn.
+# Most rows that are left out in turn.
 MAX_ROWS = 2000
 
-# Pairs of rows at once: few enough for the processor's cache.
-
-# The factor is found to two percent.
+# Tolerance of the logarithm of the factor.
 BANDWIDTH_TOLERANCE = 0.02
 
 
 def best_factor(z: Tensor, w: Tensor, max_rows: int | None = None) -> float:
-    """Bandwidth, from the least to the largest of `FACTORS`, for standardised rows z (n, d).
+    """Bandwidth of largest leave-one-out likelihood within `FACTORS`, for standardised rows (n, d).
 
-    Rows are counted by their weights w (n,): one of weight 2 leaves a copy in place.
+    Rows count by their weights w (n,): leaving out a row of weight 2 keeps one copy.
     """
     index, count = left_out(w, max_rows)
     usable = w.sum() - w[index].clamp(max=1) > 0
@@ -284,7 +292,7 @@ def best_factor(z: Tensor, w: Tensor, max_rows: int | None = None) -> float:
 
 
 def left_out(w: Tensor, max_rows: int | None = None) -> tuple[Tensor, Tensor]:
-    """Rows to leave out and how often each: all, or some evenly spaced over the weights."""
+    """Rows to leave out and their weights: all, or some evenly spaced in cumulative weight."""
     total, n = float(w.sum()), MAX_ROWS if max_rows is None else max_rows
     if max(total, len(w)) <= n:
         return torch.arange(len(w), device=w.device), w
@@ -295,7 +303,7 @@ def left_out(w: Tensor, max_rows: int | None = None) -> tuple[Tensor, Tensor]:
 
 
 def log_likelihood(z: Tensor, w: Tensor, index: Tensor, count: Tensor, factor: float) -> float:
-    """Sum over the rows of `count` times the log-density under the kernels of all others."""
+    """Leave-one-out log-likelihood of the rows `index`, weighted by `count`, in nats."""
     total = 0.0
     for rows, distance, nearest, own in _distances(z, w, index):
         kernel = distance.mul_(-0.5 / factor**2).exp_()
@@ -304,7 +312,7 @@ def log_likelihood(z: Tensor, w: Tensor, index: Tensor, count: Tensor, factor: f
 
 
 def _grid(z: Tensor, w: Tensor, index: Tensor, count: Tensor) -> list[float]:
-    """The same for all of `FACTORS`: half the bandwidth is the kernel to the fourth power."""
+    """:func:`log_likelihood` at all `FACTORS`: halving the bandwidth takes the fourth power."""
     scores = [0.0] * len(FACTORS)
     for rows, distance, nearest, own in _distances(z, w, index):
         kernel = distance.mul_(-0.5 / FACTORS[-1] ** 2).exp_()
@@ -319,9 +327,10 @@ def _grid(z: Tensor, w: Tensor, index: Tensor, count: Tensor) -> list[float]:
 def _distances(
     z: Tensor, w: Tensor, index: Tensor
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Chunks of rows: squared distances to all less that to the nearest, and what is left of each.
+    """Squared distances of chunks of rows to all rows, relative to the nearest one.
 
-    A row is infinitely far from itself; the copies that stay are counted apart, `own`.
+    Yields the rows, the distances less `nearest`, `nearest` itself and the weight `own` that
+    remains at the row when it is left out once. The distance of a row to itself is infinite.
     """
     squared = z.square().sum(1)
     size = max(1, PAIRS // len(z))
@@ -329,8 +338,8 @@ def _distances(
         rows = slice(start, start + size)
         part = index[rows]
         distance = torch.addmm(squared, z[part], z.t(), alpha=-2).add_(squared[part][:, None])
-        here = torch.arange(len(part), device=z.device)
-        distance[here, part] = math.inf
+        place = torch.arange(len(part), device=z.device)
+        distance[place, part] = math.inf
         own = (w[part] - 1).clamp_(min=0)
         nearest = torch.where(own > 0, 0.0, distance.amin(1).clamp_(min=0))
         yield rows, distance.sub_(nearest[:, None]), nearest, own
@@ -345,7 +354,7 @@ def _score(
 
 
 def _golden(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function of one maximum is largest, by golden-section search."""
+    """The maximiser of a unimodal function, by golden-section search."""
     ratio = (math.sqrt(5) - 1) / 2
     a, b = high - ratio * (high - low), low + ratio * (high - low)
     at_a, at_b = function(a), function(b)
@@ -362,7 +371,7 @@ def _golden(function: Callable[[float], float], low: float, high: float) -> floa
 
 
 class KernelDensity(Distribution):
-    r"""A normal density around each of some rows, of one bandwidth a column or of several scales.
+    r"""A kernel density estimate: normal kernels of one bandwidth per column or of several scales.
 
     .. math:: q(x) = \sum_j w_j \prod_i N(x_i; c_{ji}, h_i^2)
         \qquad\text{or}\qquad
@@ -375,33 +384,35 @@ class KernelDensity(Distribution):
     bandwidth : float, Tensor of shape (d,) or None, default=None
         h, the standard deviation of the kernel in each column, positive.
     weights : Tensor of shape (m,) or None, default=None
-        Non-negative, not all zero; w is these divided by their sum. None: all equal. They count
-        rows where a centre is left out, see :meth:`log_prob`.
+        Weights of the centres, non-negative, not all zero; w is these divided by their sum. None:
+        all equal. They are counts of rows where a centre is left out, see :meth:`log_prob`.
     covariances : Tensor of shape (M, d, d) or None, default=None
-        S, symmetric and positive definite, of a kernel of several scales. Pass these or
+        S, symmetric and positive definite, of a kernel of several scales. Pass either these or
         `bandwidth`.
-    shares : Tensor of shape (M,) or None, default=None
-        Non-negative, not all zero; a is these divided by their sum. None: all equal.
+    mixing_weights : Tensor of shape (M,) or None, default=None
+        Of the scales, non-negative, not all zero; a is these divided by their sum. None: all
+        equal.
 
     Attributes
     ----------
     centres : Tensor of shape (m, d)
         Those of positive weight.
     bandwidth : Tensor of shape (d,), or None
+        As given.
     weights : Tensor of shape (m,)
-        They sum to 1.
+        Normalised weights of the centres.
     counts : Tensor of shape (m,)
         The weights as they were given.
-    roots : Tensor of shape (M, d, d), or None
-        Lower Cholesky factors of the covariances, those of positive share.
-    shares : Tensor of shape (M,), or None
-        They sum to 1.
+    scale_tril : Tensor of shape (M, d, d), or None
+        Lower Cholesky factors of the covariances with a positive mixing weight.
+    mixing_weights : Tensor of shape (M,), or None
+        Normalised weights of the scales.
 
     Notes
     -----
-    A row costs M m d multiplications and M m exponentials. Distances are float64, as products
-    around the mean of the centres: they are exact to rounding where rows and centres stay within
-    1e6 bandwidths of it.
+    A row costs M m d multiplications and M m exponentials. Distances are computed in float64 from
+    products, relative to the mean of the centres: they are accurate to rounding where rows and
+    centres are within 1e6 bandwidths of it.
 
     References
     ----------
@@ -426,7 +437,7 @@ class KernelDensity(Distribution):
     >>> 0.1 < float(KernelDensity.fit(x).bandwidth) < 0.5
     True
 
-    Two scales describe a peak and its tails, and tell where they end.
+    Two scales fit a peak and its tails:
 
     >>> x[::2] *= 0.05
     >>> several = KernelDensity.fit(x, n_scales=2)
@@ -445,30 +456,30 @@ class KernelDensity(Distribution):
         weights: Tensor | None = None,
         *,
         covariances: Tensor | None = None,
-        shares: Tensor | None = None,
+        mixing_weights: Tensor | None = None,
     ):
         if not (isinstance(centres, Tensor) and centres.is_floating_point() and centres.dim() == 2):
             raise ValueError("centres must be a floating-point tensor of shape (m, d).")
         if len(centres) == 0 or not centres.isfinite().all():
-            raise ValueError("centres must be finite, and at least one row.")
+            raise ValueError("centres must be at least one row, and finite.")
         if (bandwidth is None) == (covariances is None):
             raise ValueError("Pass either bandwidth or covariances.")
-        if covariances is None and shares is not None:
-            raise ValueError("shares are those of covariances: pass both, or a bandwidth.")
+        if covariances is None and mixing_weights is not None:
+            raise ValueError("mixing_weights belong to covariances: pass both, or a bandwidth.")
         weight = _checked(weights, len(centres), "weights", "centres").to(centres.device)
         self.domain = Real((centres.shape[1],))
         self.centres = centres.detach()[weight > 0].clone()
         self.counts = weight[weight > 0].to(centres)
         self.weights = (weight / weight.sum())[weight > 0].to(centres)
-        self.bandwidth: Any = None  # a tensor, or of several scales:
+        self.bandwidth: Any = None  # a tensor; for several scales instead:
         self.scale_tril: Tensor | None = None
-        self.shares: Tensor | None = None
+        self.mixing_weights: Tensor | None = None
         if covariances is None:
             self.bandwidth = positive(bandwidth, self.centres[0], "bandwidth")
             return
-        share, covariances = _checked_scales(covariances, shares, centres.shape[1])
+        mixing, covariances = _checked_scales(covariances, mixing_weights, centres.shape[1])
         self.scale_tril = torch.linalg.cholesky(covariances).to(centres).contiguous()
-        self.shares = share.to(centres)
+        self.mixing_weights = mixing.to(centres)
 
     # ---------------------------------------------------------------- fitting
 
@@ -481,49 +492,48 @@ class KernelDensity(Distribution):
         *,
         n_scales: int = 1,
     ) -> KernelDensity:
-        r"""Put a kernel on each row.
+        r"""Place a kernel at each row and maximise the leave-one-out likelihood.
 
         The bandwidths are a factor times the standard deviations of the columns, and 1 for columns
-        that do not vary by more than rounding errors.
+        that vary by no more than rounding errors.
 
-        Several scales have covariances and shares that raise the likelihood of rows under the
-        kernels of the other rows, by expectation-maximisation:
+        The covariances and mixing weights of several scales maximise the penalised leave-one-out
+        likelihood by expectation-maximisation:
 
         .. math:: S_m = \frac{C_m + \nu t_m R}{n_m + \nu} + \epsilon R,
             \qquad a_m = \frac{n_m + 1}{n + M}
 
-        with :math:`C_m` the scatter matrix of rows around other rows in scale m, :math:`n_m` the
-        number of its rows and :math:`\nu = 10` rows of the covariance R of all, as
-        :meth:`Gaussian.fit` shrinks it (by 1/n at least), times what makes it as large as
-        :math:`C_m / n_m`, :math:`t_m = \mathrm{tr}(R^{-1} C_m) / (d n_m)`. They start as R times
-        squares of numbers from 1/4 of the factor to 5/2 of it. Where rows occur twice,
-        :math:`\epsilon = 10^{-5}` keeps the narrowest kernel at 0.003 standard deviations of the
-        columns.
+        with :math:`C_m` the expected scatter matrix of rows around other rows in scale m and
+        :math:`n_m` the expected number of its rows. The prior is worth :math:`\nu = 10` rows; its
+        centre is the covariance R of all rows, shrunk as in :meth:`Gaussian.fit` (by at least 1/n),
+        times :math:`t_m = \mathrm{tr}(R^{-1} C_m) / (d n_m)`, which gives it the size of
+        :math:`C_m / n_m`. The initial covariances are R times squares of numbers from 1/4 to 5/2 of
+        the factor. Where there are duplicate rows, :math:`\epsilon = 10^{-5}` keeps the narrowest
+        kernel at 0.003 standard deviations of the columns.
 
         Parameters
         ----------
         x : Tensor of shape (n, d)
             Finite rows.
         weight : Tensor of shape (n,) or None, default=None
-            Non-negative, not all zero. A row of weight 2 is the row twice.
+            Non-negative, not all zero. A row of weight 2 counts as two rows.
         bandwidth : float > 0 or "auto", default="auto"
-            The factor. ``"auto"`` is the one from 0.01 to 2.56 of the largest likelihood of rows
-            under the kernels of the other rows; a row of weight 2 leaves one copy in place. Rows
-            that occur twice draw the factor to zero: 0.01 is where that ends. Rows far from all
-            others draw it up. Of more than 2,000 rows, 2,000, evenly spaced in the order of the
-            rows, are left out in turn.
+            The factor, in standard deviations. ``"auto"`` maximises the leave-one-out likelihood
+            between 0.01 and 2.56; leaving out a row of weight 2 keeps one copy. Duplicate rows
+            lower the factor, at most to 0.01; rows far from all others raise it. Of more than 2,000
+            rows, 2,000, evenly spaced in the order of the rows, are left out in turn.
         n_scales : int >= 1, default=1
-            M. One is a bandwidth for each column, no covariance. For more, 500 rows are left out in
-            turn in up to 20 steps, then 2,000, or fewer where there are more than 20,000, in up to
-            8; the factor is one of the square root of R.
+            M. One scale is a bandwidth for each column, without covariances. For more scales, up
+            to 20 steps of EM leave out 500 rows in turn and up to 8 more leave out 2,000, or fewer
+            where there are more than 20,000 rows; the factor is then relative to R.
         """
         if not isinstance(n_scales, Integral) or isinstance(n_scales, bool) or n_scales < 1:
             raise ValueError(f"n_scales must be an integer of at least 1, got {n_scales!r}.")
-        rows, w = live_rows(x, weight)
+        rows, w = positive_weight_rows(x, weight)
         mean, variance = moments(rows, w)
-        live = varies(variance, mean, x.dtype)
-        scale = variance[live].sqrt()
-        z = (rows - mean)[:, live] / scale
+        varying = varies(variance, mean, x.dtype)
+        scale = variance[varying].sqrt()
+        z = (rows - mean)[:, varying] / scale
         factor: float | None = None
         if isinstance(bandwidth, str) and bandwidth != "auto":
             raise ValueError(f'bandwidth must be "auto" or a positive factor, got {bandwidth!r}.')
@@ -531,26 +541,27 @@ class KernelDensity(Distribution):
             factor = float(positive(bandwidth, mean.new_ones(()), "bandwidth"))
         if n_scales == 1:
             factor = best_factor(z, w) if factor is None else factor
-            h = torch.where(live, factor * variance.sqrt(), 1.0)
+            h = torch.where(varying, factor * variance.sqrt(), 1.0)
             return cls(rows.to(x.dtype), h.to(x.dtype), w)
-        found, shares, _ = learn(z, w, int(n_scales), factor)
-        covariances = torch.eye(len(live), dtype=z.dtype, device=z.device).repeat(n_scales, 1, 1)
-        at = live.nonzero()[:, 0]
-        covariances[:, at[:, None], at] = found * torch.outer(scale, scale)
-        # In float64 up to the end: single precision would lose what the floor has saved.
-        made = cls(rows, None, w, covariances=covariances, shares=shares)
-        return made.to(x.device, x.dtype)
+        standardised, mixing, _ = fit_scales(z, w, int(n_scales), factor)
+        identity = torch.eye(len(varying), dtype=z.dtype, device=z.device)
+        covariances = identity.repeat(n_scales, 1, 1)
+        at = varying.nonzero()[:, 0]
+        covariances[:, at[:, None], at] = standardised * torch.outer(scale, scale)
+        # Factorised in float64: in single precision a matrix near the floor may be singular.
+        fitted = cls(rows, None, w, covariances=covariances, mixing_weights=mixing)
+        return fitted.to(x.device, x.dtype)
 
     # ---------------------------------------------------------------- the distribution
 
     @property
     def covariances(self) -> Tensor:
-        """S, the covariances of the scales, (M, d, d); one diagonal matrix of a bandwidth."""
+        """S, the covariances of the scales, (M, d, d); one diagonal matrix for a bandwidth."""
         return self.kernel_covariances.to(self.centres)
 
     @property
     def kernel_covariances(self) -> Tensor:
-        """The same in float64."""
+        """:attr:`covariances` in float64."""
         if self.scale_tril is None:
             return self.bandwidth.double().square().diag()[None]
         scale_tril = self.scale_tril.double()
@@ -565,17 +576,17 @@ class KernelDensity(Distribution):
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         kind: dict[str, Any] = {"generator": generator, "device": generator.device}
         u = torch.rand(n, dtype=torch.float64, **kind).to(self.weights.device)
-        centres = self.centres[pick(self.weights.double(), u)]
+        centres = self.centres[draw_index(self.weights.double(), u)]
         z = torch.randn(n, self.centres.shape[1], dtype=self.centres.dtype, **kind)
         z = z.to(centres.device)
         if self.scale_tril is None:
             return centres + z * self.bandwidth
-        assert self.shares is not None
+        assert self.mixing_weights is not None
         v = torch.rand(n, dtype=torch.float64, **kind).to(self.weights.device)
-        scale = pick(self.shares.double(), v)
-        for m, root in enumerate(self.scale_tril):
+        scale = draw_index(self.mixing_weights.double(), v)
+        for m, scale_tril in enumerate(self.scale_tril):
             rows = (scale == m).nonzero()[:, 0]
-            centres[rows] += z[rows] @ root.t()
+            centres[rows] += z[rows] @ scale_tril.t()
         return centres
 
     def log_prob(self, x: Tensor, without: Tensor | None = None) -> Tensor:
@@ -585,16 +596,17 @@ class KernelDensity(Distribution):
         ----------
         x : Tensor of shape (n, d)
         without : integer Tensor of shape (n,) or None, default=None
-            Number of a centre that is left out, for each row: its weight falls by one, or to zero
-            from less, and all are divided by their sum. A centre of weight 2 stays with 1. For
-            rows that are centres, or noisy copies of such.
+            Number of the centre that is left out for each row: one is subtracted from its weight,
+            down to zero, and the weights are normalised again. For rows that are centres, or noisy
+            copies of them.
         """
         return self._evaluate(x, without, score=False)[0]
 
     def score(self, x: Tensor, without: Tensor | None = None) -> Tensor:
-        """Gradient of the log-density, sum_m S_m^-1 (share of m) (mean of its centres - x).
+        """Gradient of the log-density, sum_m r_m S_m^-1 (mean_m - x), of the shape of x.
 
-        Shares and means are those of the kernels at x; `without` is as in :meth:`log_prob`.
+        r_m is the responsibility of scale m at x, and mean_m the mean of the centres weighted by
+        the responsibilities of their kernels; `without` is as in :meth:`log_prob`.
         """
         return self._evaluate(x, without, score=True)[1]
 
@@ -609,18 +621,19 @@ class KernelDensity(Distribution):
     def _evaluate(self, x: Tensor, without: Tensor | None, score: bool) -> tuple[Tensor, ...]:
         weights = self.weights.double()
         if self.scale_tril is None:
-            maps, log_share = self.bandwidth.double().reciprocal(), weights.new_zeros(1)
+            inverse, log_mixing = self.bandwidth.double().reciprocal(), weights.new_zeros(1)
         else:
-            assert self.shares is not None
-            maps, log_share = inverses(self.scale_tril.double()), self.shares.double().log()
-        kernels = prepare(self.centres.double(), weights, maps, log_share)
+            assert self.mixing_weights is not None
+            inverse = inverses(self.scale_tril.double())
+            log_mixing = self.mixing_weights.double().log()
+        kernels = prepare(self.centres.double(), weights, inverse, log_mixing)
         if without is None:
             return evaluate(kernels, x, score)
         self._check_without(x, without)
         counts = self.counts.double()
-        stays = ((counts - 1).clamp(min=0) / counts).log()
-        rest = (1 - counts.clamp(max=1) / counts.sum()).log()
-        return evaluate(kernels, x, score, without.long(), stays, rest)
+        log_kept = ((counts - 1).clamp(min=0) / counts).log()
+        log_others = (1 - counts.clamp(max=1) / counts.sum()).log()
+        return evaluate(kernels, x, score, without.long(), log_kept, log_others)
 
     def _check_without(self, x: Tensor, without: Any) -> None:
         if (
@@ -634,15 +647,15 @@ class KernelDensity(Distribution):
         if int(without.min()) < 0 or int(without.max()) >= len(self.counts):
             raise ValueError(f"without must be numbers of centres, 0 to {len(self.counts) - 1}.")
         if len(self.counts) == 1 and float(self.counts[0]) <= 1:
-            raise ValueError("without leaves nothing: the only centre has a weight of one or less.")
+            raise ValueError("The only centre cannot be left out: its weight is at most one.")
 
     def convolved(self, sigma: float | Tensor) -> KernelDensity:
-        r"""The density of x + sigma z: :math:`\sigma^2` is added to all variances.
+        r"""The convolution with normal noise, which adds :math:`\sigma^2` to all variances.
 
         Parameters
         ----------
         sigma : float or Tensor of shape (d,)
-            Standard deviation of what is added to each column, non-negative.
+            Standard deviation of the noise in each column, non-negative, in the units of x.
         """
         noise = positive(sigma, self.centres[0], "sigma", zero=True)
         convolved = copy.copy(self)
@@ -654,7 +667,7 @@ class KernelDensity(Distribution):
         return convolved
 
     def given(self, clamp: Clamp) -> Given:
-        """Exact conditionals of the other entries, for each row of what is known."""
+        """Exact conditional distributions given the clamped entries, one for each row."""
         return KernelGiven(self, clamp) if self.scale_tril is None else ScalesGiven(self, clamp)
 
     def __repr__(self) -> str:
@@ -664,7 +677,7 @@ class KernelDensity(Distribution):
 
 
 def _checked(numbers: Any, n: int, name: str, of: str) -> Tensor:
-    """Non-negative numbers in float64, not all zero; ones where there are none."""
+    """Non-negative numbers in float64, not all zero; ones for None."""
     if numbers is None:
         return torch.ones(n, dtype=torch.float64)
     if not isinstance(numbers, Tensor) or numbers.shape != (n,):
@@ -675,14 +688,15 @@ def _checked(numbers: Any, n: int, name: str, of: str) -> Tensor:
     return number
 
 
-def _checked_scales(covariances: Any, shares: Any, d: int) -> tuple[Tensor, Tensor]:
-    """Shares that sum to one and covariances, in float64, of the scales of positive share."""
+def _checked_scales(covariances: Any, mixing_weights: Any, d: int) -> tuple[Tensor, Tensor]:
+    """Normalised mixing weights and covariances, in float64, of the scales of positive weight."""
     if (
         not isinstance(covariances, Tensor)
         or covariances.shape[1:] != (d, d)
         or not len(covariances)
     ):
         raise ValueError(f"covariances must be a tensor of shape (M, {d}, {d}).")
-    found = _positive_definite(covariances.detach().double())
-    share = _checked(shares, len(found), "shares", "covariances").to(found.device)
-    return share[share > 0] / share.sum(), found[share > 0]
+    matrices = _positive_definite(covariances.detach().double())
+    mixing = _checked(mixing_weights, len(matrices), "mixing_weights", "covariances")
+    mixing = mixing.to(matrices.device)
+    return mixing[mixing > 0] / mixing.sum(), matrices[mixing > 0]

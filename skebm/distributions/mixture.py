@@ -15,50 +15,52 @@ from skebm.distributions._fitting import (
     checked_sigma,
     checked_weight,
     chunked,
-    live_rows,
+    draw_index,
     moments,
-    pick,
     positive,
+    positive_weight_rows,
     usable_scale,
     varies,
 )
 from skebm.distributions.base import Distribution
 from skebm.distributions.conditionals import Given, MixtureGiven
 
+# Iterations of Lloyd's algorithm after k-means++.
 LLOYD_STEPS = 5
 
-# A component that holds less than this of a row, and of its share of all rows, is empty.
-LEAST_COUNT = 1e-3
+# A component with an expected count below this, and below this fraction of the mean weight of a
+# row, is removed.
+MIN_COUNT = 1e-3
 
-# Rounds in which the prior stays what it is; the first starts at the clusters.
+# Runs of EM with a fixed prior; the prior of the first comes from the clusters.
 N_PRIORS = 2
 
-# Rows by which the centre of the prior is shrunk. More would smear columns that nearly copy each
-# other, which makes a nat and more of difference.
+# Rows by which the centre of the prior is shrunk. More would blur columns that nearly duplicate
+# each other, which costs a nat and more.
 CENTRE_ROWS = 2.0
 
 
 class Prior(NamedTuple):
-    """An inverse-Wishart-like prior of the covariances: `rows` rows of covariance `centre`."""
+    """A prior of the covariances like the inverse Wishart, worth `rows` rows of `centre`."""
 
     rows: float
     centre: Tensor  # (d, d)
-    ridge: Tensor  # (d,), added to the diagonal of what comes out
+    ridge: Tensor  # (d,), added to the diagonal of the estimates
 
     def covariances(self, count: Tensor, scatter: Tensor) -> Tensor:
-        """Modes given scatter matrices (K, d, d) of `count` (K,) rows."""
+        """Posterior modes given scatter matrices (K, d, d) of `count` (K,) rows."""
         total = scatter + self.rows * self.centre
         return total / (count + self.rows)[:, None, None] + self.ridge.diag()
 
-    def log_density(self, scale_tril: Tensor, whitening: Tensor) -> float:
-        """log-density at covariances of such Cholesky factors, up to a constant."""
+    def log_density(self, scale_tril: Tensor, inverse_tril: Tensor) -> float:
+        """Log-density, up to a constant, from Cholesky factors and their inverses."""
         log_det = 2 * scale_tril.diagonal(dim1=1, dim2=2).log().sum()
-        trace = (whitening @ self.centre * whitening).sum()
+        trace = (inverse_tril @ self.centre * inverse_tril).sum()
         return -self.rows / 2 * float(log_det + trace)
 
 
-class Found(NamedTuple):
-    """Weights, means and covariances, and the penalised log-likelihood a row at each step."""
+class EMResult(NamedTuple):
+    """Weights, means and covariances, and the penalised log-likelihood per row of each step."""
 
     weights: Tensor
     means: Tensor
@@ -75,68 +77,71 @@ def maximise(
     max_iter: int,
     tol: float,
     prior_rows: float | None = None,
-) -> Found:
-    """Fit standardised rows z (n, d) of weights w (n,), started by the uniform numbers u.
+) -> EMResult:
+    """EM for standardised rows z (n, d) of weights w (n,), initialised by uniform numbers u (K,).
 
     The prior (as in Fraley and Raftery, 2007) is worth d + 2 rows for each component. Its centre is
-    the covariance within the components, itself shrunk by two rows towards I / K^(2 / d), which is
-    theirs. It is set at the start and once more near the end, and fixed in between: each step
-    raises the penalised likelihood.
+    the pooled covariance within the components, itself shrunk by two rows towards I / K^(2 / d),
+    the size of a component of a uniform partition. It is set at the start and again when EM has
+    nearly converged, and is fixed in between, so that each step raises the penalised likelihood.
     """
     labels = clusters(z, w, n_components, u)
     n_components = int(labels.max()) + 1
-    share = torch.nn.functional.one_hot(labels, n_components).double()
+    responsibilities = torch.nn.functional.one_hot(labels, n_components).double()
     path: list[float] = []
     for last in range(N_PRIORS):
-        count, means, scatter = statistics(z, w, share)
+        count, means, scatter = statistics(z, w, responsibilities)
         prior = make_prior(count, scatter, regularisation, prior_rows)
         before = -math.inf
         for _ in range(max_iter):
             covariances = prior.covariances(count, scatter)
             weights = count / count.sum()
-            share, log_likelihood, penalty = expectation(z, w, weights, means, covariances, prior)
+            responsibilities, log_likelihood, penalty = expectation(
+                z, w, weights, means, covariances, prior
+            )
             objective = (log_likelihood + penalty) / float(w.sum())
             path.append(objective)
-            # Sooner where the prior is still to change.
+            # A coarser tolerance as long as the prior is going to change.
             if objective - before < (tol if last else 10 * tol):
                 break
             before = objective
-            kept = w @ share > LEAST_COUNT * min(1.0, float(w.sum()) / len(weights))
+            kept = w @ responsibilities > MIN_COUNT * min(1.0, float(w.sum()) / len(weights))
             if not kept.all():
-                share = share[:, kept] / share[:, kept].sum(1, keepdim=True).clamp_min(1e-300)
+                remaining = responsibilities[:, kept]
+                responsibilities = remaining / remaining.sum(1, keepdim=True).clamp_min(1e-300)
                 before = -math.inf
-            count, means, scatter = statistics(z, w, share)
-    return Found(weights, means, covariances, path)
+            count, means, scatter = statistics(z, w, responsibilities)
+    return EMResult(weights, means, covariances, path)
 
 
 def make_prior(
     count: Tensor, scatter: Tensor, ridge: Tensor, prior_rows: float | None = None
 ) -> Prior:
-    """The prior that the clusters say, worth `prior_rows` rows (d + 2 by default)."""
+    """The prior given the statistics of clusters, worth `prior_rows` rows (d + 2 by default)."""
     n_components, d = scatter.shape[:2]
     rows = d + 2.0 if prior_rows is None else prior_rows
     centre = scatter.sum(0)
-    # Constant columns have a ridge of one and no more: their scatter is zero.
+    # Constant columns, whose scatter is zero, get their variance of one from the ridge alone.
     centre.diagonal().add_(
         CENTRE_ROWS * n_components ** (-2 / d) * (scatter.diagonal(dim1=1, dim2=2).sum(0) > 0)
     )
     return Prior(rows, centre / (count.sum() + CENTRE_ROWS), ridge)
 
 
-def statistics(z: Tensor, w: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Counts (K,), means (K, d) and scatter matrices (K, d, d) of the components."""
-    weight = share * w[:, None]
+def statistics(z: Tensor, w: Tensor, responsibilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Expected counts (K,), means (K, d) and scatter matrices (K, d, d) of the components."""
+    weight = responsibilities * w[:, None]
     count = weight.sum(0)
     means = weight.t() @ z / count[:, None]
     scatter = z.new_empty(len(count), z.shape[1], z.shape[1])
-    # One by one, from the means: sums of squares would cancel where a component is far out.
+    # Centred at each mean: uncentred sums of squares would cancel for a component far from zero.
     for k, column in enumerate(weight.t().contiguous()):
-        off = z - means[k]
-        torch.mm(off.t() * column, off, out=scatter[k])
+        centred = z - means[k]
+        torch.mm(centred.t() * column, centred, out=scatter[k])
     return count, means, (scatter + scatter.transpose(1, 2)) / 2
 
 
-def factors(covariances: Tensor) -> tuple[Tensor, Tensor]:
+def cholesky_factors(covariances: Tensor) -> tuple[Tensor, Tensor]:
     """Lower Cholesky factors and their inverses, (K, d, d)."""
     scale_tril = torch.linalg.cholesky(covariances)
     identity = torch.eye(scale_tril.shape[1], dtype=scale_tril.dtype, device=scale_tril.device)
@@ -148,39 +153,39 @@ def factors(covariances: Tensor) -> tuple[Tensor, Tensor]:
 def expectation(
     z: Tensor, w: Tensor, weights: Tensor, means: Tensor, covariances: Tensor, prior: Prior
 ) -> tuple[Tensor, float, float]:
-    """Responsibilities (n, K), the log-likelihood, and the log-density of the prior."""
-    scale_tril, whitening = factors(covariances)
+    """The E-step: responsibilities (n, K), the log-likelihood and the log-density of the prior."""
+    scale_tril, inverse_tril = cholesky_factors(covariances)
     d = z.shape[1]
-    level = (
+    constant = (
         weights.log()
         - scale_tril.diagonal(dim1=1, dim2=2).log().sum(1)
         - d / 2 * math.log(math.tau)
     )
-    maps = whitening.flatten(0, 1).t().contiguous()  # (d, K d)
-    shift = torch.matmul(whitening, means[..., None]).flatten()
+    maps = inverse_tril.flatten(0, 1).t().contiguous()  # (d, K d)
+    shift = torch.matmul(inverse_tril, means[..., None]).flatten()
 
     def logits(rows: Tensor) -> Tensor:
         white = torch.addmm(-shift, rows, maps).square_().view(len(rows), *means.shape)
-        return torch.sub(level, white.sum(2), alpha=0.5)
+        return torch.sub(constant, white.sum(2), alpha=0.5)
 
-    log_share = chunked(logits, z, maps.shape[1])
-    total = log_share.logsumexp(1)
-    share = log_share.sub_(total[:, None]).exp_()
-    return share, float(w @ total), prior.log_density(scale_tril, whitening)
+    log_joint = chunked(logits, z, maps.shape[1])
+    total = log_joint.logsumexp(1)
+    responsibilities = log_joint.sub_(total[:, None]).exp_()
+    return responsibilities, float(w @ total), prior.log_density(scale_tril, inverse_tril)
 
 
 def clusters(z: Tensor, w: Tensor, n_clusters: int, u: Tensor) -> Tensor:
-    """Labels (n,) by k-means++ and a few steps of Lloyd; as many as there are distinct rows."""
-    first = int(pick(w, u[:1]))
+    """Labels (n,) by k-means++ and Lloyd's algorithm; at most one cluster per distinct row."""
+    first = int(draw_index(w, u[:1]))
     centres = z[first][None]
     nearest = (z - centres[0]).square().sum(1)
-    # Rows that are equal up to rounding are no centres of their own.
+    # Rows that are equal up to rounding share one centre.
     floor = 1e-24 * (1 + z.square().sum(1).max())
     for number in range(1, n_clusters):
         nearest = torch.where(nearest > floor, nearest, 0.0)
         if not nearest.any():
             break
-        chosen = int(pick(w * nearest, u[number : number + 1]))
+        chosen = int(draw_index(w * nearest, u[number : number + 1]))
         centres = torch.cat([centres, z[chosen][None]])
         nearest = torch.minimum(nearest, (z - z[chosen]).square().sum(1))
     for _ in range(LLOYD_STEPS):
@@ -201,12 +206,12 @@ def _nearest(z: Tensor, centres: Tensor) -> Tensor:
     return chunked(label, z, len(centres))
 
 
-# Entries of the roots that draws may gather at once.
-ROOM = 2_000_000
+# Most entries of Cholesky factors that are gathered at once when sampling.
+GATHER_ENTRIES = 2_000_000
 
 
-class _Frame(NamedTuple):
-    """Rows as EM sees them: standardised, with what is added to the variances."""
+class _StandardisedRows(NamedTuple):
+    """The input of EM: standardised rows z, weights w, their units, and the ridge."""
 
     z: Tensor
     w: Tensor
@@ -217,15 +222,15 @@ class _Frame(NamedTuple):
     @classmethod
     def of(
         cls, x: Tensor, weight: Tensor | None, regularisation: float, sigma: Tensor | float
-    ) -> _Frame:
-        rows, w = live_rows(x, weight)
+    ) -> _StandardisedRows:
+        rows, w = positive_weight_rows(x, weight)
         sigma = checked_sigma(sigma, rows)
         mean, variance = moments(rows, w)
-        live = varies(variance, mean, x.dtype)
+        varying = varies(variance, mean, x.dtype)
         scale = usable_scale(variance, mean, x.dtype)
-        z = torch.where(live, (rows - mean) / scale, 0.0)
-        added = (sigma.to(scale) / scale).square()
-        ridge = torch.where(live, float(regularisation), 1.0) + added
+        z = torch.where(varying, (rows - mean) / scale, 0.0)
+        noise = (sigma.to(scale) / scale).square()
+        ridge = torch.where(varying, float(regularisation), 1.0) + noise
         return cls(z, w, mean, scale, ridge)
 
 
@@ -248,7 +253,7 @@ class GaussianMixture(Distribution):
     weights : Tensor of shape (K,)
     means : Tensor of shape (K, d)
         As given.
-    roots : Tensor of shape (K, d, d)
+    scale_tril : Tensor of shape (K, d, d)
         Lower Cholesky factors of the covariances.
 
     References
@@ -259,8 +264,8 @@ class GaussianMixture(Distribution):
     Fraley and Raftery (2007), "Bayesian regularization for normal mixture estimation and
     model-based clustering", Journal of Classification 24(2) (the prior of a fit).
 
-    Arthur and Vassilvitskii (2007), "k-means++: the advantages of careful seeding", SODA (its
-    start).
+    Arthur and Vassilvitskii (2007), "k-means++: the advantages of careful seeding", SODA (the
+    initialisation).
 
     Examples
     --------
@@ -286,15 +291,17 @@ class GaussianMixture(Distribution):
         self.means = means.detach().clone()
         self.weights = weight.to(means)
         mean = means.detach().double()
-        scale_tril, whitening = factors(_positive_definite(covariances.detach().double()))
-        # Around their centre, so that rounding does not grow with the distance from zero.
+        scale_tril, inverse_tril = cholesky_factors(
+            _positive_definite(covariances.detach().double())
+        )
+        # Relative to the overall mean, so that rounding does not grow with the distance from zero.
         centre = weight.to(mean) @ mean
         self.scale_tril, self._centre = scale_tril.to(means), centre.to(means)
-        shift = torch.matmul(whitening, (mean - self._centre)[..., None]).flatten()
-        level = weight.log().to(mean) - scale_tril.diagonal(dim1=1, dim2=2).log().sum(1)
-        self._level = (level - mean.shape[1] / 2 * math.log(math.tau)).to(means)
+        shift = torch.matmul(inverse_tril, (mean - self._centre)[..., None]).flatten()
+        constant = weight.log().to(mean) - scale_tril.diagonal(dim1=1, dim2=2).log().sum(1)
+        self._constant = (constant - mean.shape[1] / 2 * math.log(math.tau)).to(means)
         # All inverse factors side by side, (d, K d): one product whitens rows for all components.
-        self._maps, self._shift = whitening.flatten(0, 1).t().contiguous().to(means), -shift
+        self._maps, self._shift = inverse_tril.flatten(0, 1).t().contiguous().to(means), -shift
         self._shift = self._shift.to(means)
 
     # ---------------------------------------------------------------- fitting
@@ -314,62 +321,64 @@ class GaussianMixture(Distribution):
         max_iter: int = 200,
         tol: float = 1e-4,
     ) -> GaussianMixture:
-        r"""Maximise the likelihood of rows, penalised by a prior of the covariances, by EM.
+        r"""Maximise the penalised likelihood of rows by expectation-maximisation.
 
         .. math:: \hat\Sigma_k = \frac{S_k + \nu T}{n_k + \nu} + \epsilon D
             + \mathrm{diag}(\sigma^2)
 
-        with :math:`S_k` the scatter matrix of a component and :math:`n_k` its number of rows, D the
-        diagonal matrix of the columns' variances, and :math:`\nu` rows of a prior, after Fraley and
-        Raftery. Its centre T is the covariance within the components, pooled, together
-        with two rows of :math:`D / K^{2/d}`: a component of few rows has about the shape of the
-        others. T is set at the start and once more on the way. Columns may have any units; one that
-        does not vary by more than rounding errors gets the variance 1.
+        with :math:`S_k` the expected scatter matrix of a component and :math:`n_k` its expected
+        number of rows, D the diagonal matrix of the columns' variances, and a prior worth
+        :math:`\nu` rows, after Fraley and Raftery. Its centre T is the pooled covariance within the
+        components and two rows of :math:`D / K^{2/d}`, so that a component of few rows has about
+        the shape of the others. T is set at the start and again when EM has nearly converged.
+        Columns may have any units; one that varies by no more than rounding errors gets the
+        variance 1.
 
         Parameters
         ----------
         x : Tensor of shape (n, d)
             Finite rows.
         weight : Tensor of shape (n,) or None, default=None
-            Non-negative, not all zero. A row of weight 2 is the row twice.
+            Non-negative, not all zero. A row of weight 2 counts as two rows.
         n_components : int >= 1, default=1
-            K; fewer come out where there are fewer distinct rows, or where some end up empty.
+            K; the result has fewer components where there are fewer distinct rows, or where
+            components become empty.
         regularisation : float in [0, 1), default=1e-3
-            :math:`\epsilon`, the share of a column's variance that each component has at least.
+            :math:`\epsilon`, the least variance of a component relative to that of the column.
         sigma : Tensor of shape (d,) or float, default=0
-            :math:`\sigma`, standard deviations in units of x: the mixture is that of noisy rows,
-            which is not the same as :meth:`convolved` of the mixture of rows, as components find
-            their place at the scale of the noise.
+            :math:`\sigma`, noise levels in units of x: the mixture is fitted to the distribution of
+            noisy rows. This differs from :meth:`convolved` of a mixture fitted to the rows, because
+            the components adapt to the noise.
         prior_rows : float >= 0 or None, default=None
             :math:`\nu`; None is d + 2.
         generator : torch.Generator or None, default=None
-            Chooses the start, by k-means++; None is one of seed 0.
+            Draws the k-means++ initialisation; None is one of seed 0.
         n_init : int >= 1, default=1
-            Starts, of which the one of the largest penalised likelihood is kept.
+            Initialisations; the result of the largest penalised likelihood is kept.
         max_iter : int >= 1, default=200
-            Most steps under one T.
+            Most steps with one T.
         tol : float >= 0, default=1e-4
-            Ends when a step adds less than this to the objective a row, in nats.
+            EM stops when a step adds less than this to the objective per row, in nats.
         """
         _check_counts(n_components=n_components, n_init=n_init, max_iter=max_iter)
-        _check_share(regularisation, "regularisation", 1.0)
-        _check_share(tol, "tol", math.inf)
-        _check_share(0.0 if prior_rows is None else prior_rows, "prior_rows", math.inf)
-        frame = _Frame.of(x, weight, regularisation, sigma)
+        _check_range(regularisation, "regularisation", 1.0)
+        _check_range(tol, "tol", math.inf)
+        _check_range(0.0 if prior_rows is None else prior_rows, "prior_rows", math.inf)
+        table = _StandardisedRows.of(x, weight, regularisation, sigma)
         if generator is None:
             generator = torch.Generator(x.device).manual_seed(0)
-        best: Found | None = None
+        best: EMResult | None = None
         for _ in range(n_init if n_components > 1 else 1):
             u = torch.rand(
                 n_components, generator=generator, dtype=torch.float64, device=generator.device
             ).to(x.device)
-            found = maximise(
-                frame.z, frame.w, n_components, frame.ridge, u, max_iter, tol, prior_rows
+            result = maximise(
+                table.z, table.w, n_components, table.ridge, u, max_iter, tol, prior_rows
             )
-            if best is None or found.path[-1] > best.path[-1]:
-                best = found
+            if best is None or result.path[-1] > best.path[-1]:
+                best = result
         assert best is not None
-        return cls._of(best.weights, best.means, best.covariances, frame, x)
+        return cls._in_units(best.weights, best.means, best.covariances, table, x)
 
     @classmethod
     def from_labels(
@@ -382,39 +391,45 @@ class GaussianMixture(Distribution):
         sigma: Tensor | float = 0.0,
         prior_rows: float | None = None,
     ) -> GaussianMixture:
-        r"""One component for the rows of each label, by the formula of :meth:`fit`.
+        r"""One component for each label, with the estimates of :meth:`fit`.
 
         Parameters
         ----------
         x : Tensor of shape (n, d)
             Finite rows.
         labels : Tensor of shape (n,)
-            Of any integers; components are in their order.
+            Any integers; components are in their order.
         weight, regularisation, sigma, prior_rows
-            As of :meth:`fit`. Labels of no weight have no component.
+            As in :meth:`fit`. Labels of zero weight have no component.
         """
-        _check_share(regularisation, "regularisation", 1.0)
-        _check_share(0.0 if prior_rows is None else prior_rows, "prior_rows", math.inf)
+        _check_range(regularisation, "regularisation", 1.0)
+        _check_range(0.0 if prior_rows is None else prior_rows, "prior_rows", math.inf)
         if labels.shape != x.shape[:1]:
             raise ValueError(f"labels must be of shape ({len(x)},), got {tuple(labels.shape)}.")
         if weight is not None:
             kept = checked_weight(x, weight) > 0
             x, labels, weight = x[kept], labels[kept], weight[kept]
-        frame = _Frame.of(x, weight, regularisation, sigma)
-        place = labels.unique(return_inverse=True)[1]
-        share = torch.nn.functional.one_hot(place).double()
-        count, means, scatter = statistics(frame.z, frame.w, share)
-        prior = make_prior(count, scatter, frame.ridge, prior_rows)
-        return cls._of(count / count.sum(), means, prior.covariances(count, scatter), frame, x)
+        table = _StandardisedRows.of(x, weight, regularisation, sigma)
+        index = labels.unique(return_inverse=True)[1]
+        responsibilities = torch.nn.functional.one_hot(index).double()
+        count, means, scatter = statistics(table.z, table.w, responsibilities)
+        prior = make_prior(count, scatter, table.ridge, prior_rows)
+        covariances = prior.covariances(count, scatter)
+        return cls._in_units(count / count.sum(), means, covariances, table, x)
 
     @classmethod
-    def _of(
-        cls, weights: Tensor, means: Tensor, covariances: Tensor, frame: _Frame, x: Tensor
+    def _in_units(
+        cls,
+        weights: Tensor,
+        means: Tensor,
+        covariances: Tensor,
+        table: _StandardisedRows,
+        x: Tensor,
     ) -> GaussianMixture:
-        """Of standardised rows, in the units and the precision of x."""
-        means = frame.mean + means * frame.scale
-        covariances = covariances * torch.outer(frame.scale, frame.scale)
-        # In float64 up to the end: single precision would lose what the prior has saved.
+        """A mixture fitted to standardised rows, in the units and the precision of x."""
+        means = table.mean + means * table.scale
+        covariances = covariances * torch.outer(table.scale, table.scale)
+        # Factorised in float64: in single precision a nearly singular matrix may be indefinite.
         return cls(weights, means, covariances).to(x.device, x.dtype)
 
     @property
@@ -424,12 +439,12 @@ class GaussianMixture(Distribution):
 
     @property
     def n_parameters(self) -> int:
-        """Free numbers in the weights, the means and the covariances."""
+        """Number of free parameters of the weights, the means and the covariances."""
         n, d = self.means.shape
         return n - 1 + n * d + n * d * (d + 1) // 2
 
     def bic(self, x: Tensor, weight: Tensor | None = None) -> float:
-        """Bayesian information criterion on rows that it was fitted to; lower is better."""
+        """Bayesian information criterion on the training rows; lower is better."""
         w = checked_weight(x, weight)
         log_likelihood = float(w @ self.log_prob(x).double())
         return self.n_parameters * math.log(float(w.sum())) - 2 * log_likelihood
@@ -456,10 +471,11 @@ class GaussianMixture(Distribution):
             "device": generator.device,
             "dtype": self.means.dtype,
         }
-        k = pick(self.weights.double(), torch.rand(n, **kind).double())
+        k = draw_index(self.weights.double(), torch.rand(n, **kind).double())
         d = self.means.shape[1]
         x = torch.randn(n, d, **kind)
-        if n * d * d <= ROOM:  # a root for each row is faster than a search for the rows of each
+        # Gathering a factor for each row is faster than selecting the rows of each component.
+        if n * d * d <= GATHER_ENTRIES:
             means, scale_tril = self.means.index_select(0, k), self.scale_tril.index_select(0, k)
             return torch.baddbmm(means[:, None], x[:, None], scale_tril.mT)[:, 0]
         for number in range(self.n_components):
@@ -471,7 +487,7 @@ class GaussianMixture(Distribution):
         return chunked(lambda rows: self._logits(rows)[1].logsumexp(1), x, self._maps.shape[1])
 
     def score(self, x: Tensor) -> Tensor:
-        """Gradient of the log-density: those of the components by their responsibilities."""
+        """Gradient of the log-density: component scores weighted by the responsibilities."""
         return self.log_prob_and_score(x)[1]
 
     def log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -479,31 +495,31 @@ class GaussianMixture(Distribution):
         return chunked(self._log_prob_and_score, x, self._maps.shape[1])
 
     def _logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Whitened rows (n, K, d), and the logarithms of the summands of the density, (n, K)."""
+        """Whitened rows (n, K, d), and log pi_k N(x; mu_k, Sigma_k), (n, K)."""
         z = torch.addmm(self._shift.to(x), x - self._centre.to(x), self._maps.to(x))
         z = z.view(len(x), *self.means.shape)
-        return z, torch.sub(self._level.to(x), z.square().sum(2), alpha=0.5)
+        return z, torch.sub(self._constant.to(x), z.square().sum(2), alpha=0.5)
 
     def _log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
         z, logits = self._logits(x)
         value = logits.logsumexp(1)
-        share = (logits - value[:, None]).exp()
-        return value, -(z * share[..., None]).flatten(1) @ self._maps.to(x).t()
+        responsibilities = (logits - value[:, None]).exp()
+        return value, -(z * responsibilities[..., None]).flatten(1) @ self._maps.to(x).t()
 
     def convolved(self, sigma: float | Tensor) -> GaussianMixture:
-        r"""The mixture of x + sigma z: :math:`\sigma^2` is added to all variances.
+        r"""The convolution with normal noise, which adds :math:`\sigma^2` to all variances.
 
         Parameters
         ----------
         sigma : float or Tensor of shape (d,)
-            Standard deviation of what is added to each column, non-negative.
+            Standard deviation of the noise in each column, non-negative, in the units of x.
         """
         noise = positive(sigma, self.means[0], "sigma", zero=True).double()
         _, _, covariances = self.components()
         return GaussianMixture(self.weights, self.means, covariances + noise.square().diag())
 
     def given(self, clamp: Clamp) -> Given:
-        """Exact conditionals of the other entries, for each row of what is known."""
+        """Exact conditional distributions given the clamped entries, one for each row."""
         return MixtureGiven(self, clamp)
 
     def __repr__(self) -> str:
@@ -511,7 +527,7 @@ class GaussianMixture(Distribution):
 
 
 def _checked(weights: Any, means: Any, covariances: Any) -> Tensor:
-    """The weights in float64, their sum exactly one; refuses what is no mixture."""
+    """The normalised weights in float64; `ValueError` for invalid parameters."""
     if not (isinstance(means, Tensor) and means.is_floating_point() and means.dim() == 2):
         raise ValueError("means must be a floating-point tensor of shape (K, d).")
     n, d = means.shape
@@ -531,15 +547,17 @@ def _checked(weights: Any, means: Any, covariances: Any) -> Tensor:
 
 
 def _positive_definite(covariances: Tensor) -> Tensor:
+    """Symmetrised covariances (K, d, d); `ValueError` unless they are positive definite."""
     size = covariances.abs().amax((1, 2), keepdim=True)
     skew = (covariances - covariances.transpose(1, 2)).abs()
     if not covariances.isfinite().all() or not (skew <= 1e-4 * size).all():
         raise ValueError("covariances must be finite and symmetric.")
     covariances = (covariances + covariances.transpose(1, 2)) / 2
     scale_tril, failed = torch.linalg.cholesky_ex(covariances)
-    # What rounding leaves of a column that others determine is no variance.
-    left = scale_tril.diagonal(dim1=1, dim2=2).square() / covariances.diagonal(dim1=1, dim2=2)
-    bad = (failed != 0) | ~(left > 1e-13).all(1)
+    # The conditional variance of a column that others determine is nothing but rounding error.
+    variance = covariances.diagonal(dim1=1, dim2=2)
+    conditional = scale_tril.diagonal(dim1=1, dim2=2).square() / variance
+    bad = (failed != 0) | ~(conditional > 1e-13).all(1)
     if bad.any():
         raise ValueError(
             f"covariances must be positive definite, but number {int(bad.nonzero()[0])} is not: "
@@ -554,6 +572,6 @@ def _check_counts(**counts: Any) -> None:
             raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
 
 
-def _check_share(value: Any, name: str, below: float) -> None:
+def _check_range(value: Any, name: str, below: float) -> None:
     if not isinstance(value, RealNumber) or not 0 <= float(value) < below:
         raise ValueError(f"{name} must be a number in [0, {below:g}), got {value!r}.")

@@ -1,4 +1,4 @@
-"""Normal distributions on intervals."""
+"""Truncated normal distributions."""
 
 from __future__ import annotations
 
@@ -12,19 +12,29 @@ from torch import Tensor
 from torch.special import log_ndtr
 
 from skebm.base import Clamp, Real
-from skebm.distributions._fitting import live_rows, moments, positive, usable_scale, varies
+from skebm.distributions._fitting import (
+    moments,
+    positive,
+    positive_weight_rows,
+    usable_scale,
+    varies,
+)
 from skebm.distributions.base import Distribution
 from skebm.distributions.conditionals import Given, IndependentGiven
 
-LOG_ROOT = math.log(math.tau) / 2  # log sqrt(2 pi)
+LOG_SQRT_TAU = math.log(math.tau) / 2  # log sqrt(2 pi)
 
-# Intervals that a density is this flat over are integrated by the middle.
+# An interval whose width times |middle| is below this uses an expansion around its middle.
 NARROW = 1e-2
 
-# Nodes of the quadrature, and how many nats below its largest value a density is zero.
+# Nodes of the quadrature, and the log-density relative to the mode, in nats, where it ends.
 N_NODES, DEPTH = 128, 40.0
 
+# Most Newton steps of a fit.
 MAX_STEPS = 100
+
+# Largest scale of a fit, in standard deviations of the column.
+LARGEST_SCALE = 30.0
 
 
 def log_mass(a: Tensor, b: Tensor) -> Tensor:
@@ -33,82 +43,82 @@ def log_mass(a: Tensor, b: Tensor) -> Tensor:
     low, high = torch.where(flip, -b, a), torch.where(flip, -a, b)  # more to the left
     top, bottom = log_ndtr(high), log_ndtr(low)
     wide = top + torch.log(-torch.expm1(bottom - top))
-    # The difference of nearly equal ones has few digits: phi in the middle, to fourth order.
+    # The difference of nearly equal numbers cancels: expand phi about the middle instead.
     width, middle = b - a, (a + b) / 2
     narrow = width * middle.abs().clamp(min=1) < NARROW
     middle, width = torch.where(narrow, middle, 0.0), torch.where(narrow, width, 1.0)
     curved = torch.log1p((middle.square() - 1) * width.square() / 24)
-    flat = width.log() + curved - middle.square() / 2 - LOG_ROOT
-    return torch.where(narrow, flat, wide)
+    expanded = width.log() + curved - middle.square() / 2 - LOG_SQRT_TAU
+    return torch.where(narrow, expanded, wide)
 
 
 def inverse_log_ndtr(y: Tensor) -> Tensor:
-    """z of log Phi(z) = y, for y < 0."""
+    """The z with log Phi(z) = y, for y < 0."""
     largest = 1 - torch.finfo(y.dtype).eps / 2
     near = torch.special.ndtri(y.exp().clamp(max=largest))
-    # Where exp(y) is lost: from the leading term of log Phi, by Newton's method.
+    # Where exp(y) underflows: Newton's method from the leading term of log Phi.
     far = y < -500
-    goal = torch.where(far, y, -600.0)
-    z = -(-2 * goal - (-4 * math.pi * goal).log()).sqrt()
+    target = torch.where(far, y, -600.0)
+    z = -(-2 * target - (-4 * math.pi * target).log()).sqrt()
     for _ in range(4):
         value = log_ndtr(z)
-        z = z - (value - goal) * (value + z.square() / 2 + LOG_ROOT).exp()
+        z = z - (value - target) * (value + z.square() / 2 + LOG_SQRT_TAU).exp()
     return torch.where(far, z, near)
 
 
 def expectation(a: Tensor, b: Tensor) -> Tensor:
-    """Mean of a standard normal variable between a and b."""
+    """Mean of a standard normal variable truncated to [a, b]."""
     return quadrature(torch.zeros_like(a), torch.ones_like(a), a, b)[1]
 
 
 def quadrature(
     tilt: Tensor, precision: Tensor, low: Tensor, high: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Integral of exp(tilt y - precision y^2 / 2) over [low, high], by Gauss-Legendre.
+    """Integral of exp(tilt y - precision y^2 / 2) over [low, high], by Gauss-Legendre quadrature.
 
-    All are (d,). Returns its logarithm (d,), the mean of y (d,), and the covariance matrix of
-    (y, -y^2 / 2), (d, 2, 2). The moments are sums of positive terms: nothing cancels where the
-    mean before the restriction is far outside.
+    All arguments are (d,). Returns the logarithm of the integral (d,), and under the normalised
+    density the mean of y (d,) and the covariance matrix of (y, -y^2 / 2), (d, 2, 2). The moments
+    are sums of positive terms, which do not cancel where the untruncated mean is far outside.
     """
     mode = torch.clamp(tilt / precision, low, high)
-    slope = (tilt - precision * mode).abs()  # not zero only at an end
-    reach = 2 * DEPTH / (slope + (slope.square() + 2 * DEPTH * precision).sqrt())
+    gradient = (tilt - precision * mode).abs()  # at the mode; zero unless the mode is at a bound
+    reach = 2 * DEPTH / (gradient + (gradient.square() + 2 * DEPTH * precision).sqrt())
     start, stop = torch.maximum(low, mode - reach), torch.minimum(high, mode + reach)
     node, node_weight = (tilt.new_tensor(v) for v in np.polynomial.legendre.leggauss(N_NODES))
-    # From the mode: far out, y itself has not the digits.
+    # t = y - mode, because y itself loses digits far from zero.
     middle, half = ((start - mode) + (stop - mode)) / 2, (stop - start) / 2
     t = middle[:, None] + half[:, None] * node
-    slope = tilt - precision * mode
-    height = slope[:, None] * t - precision[:, None] * t.square() / 2
-    p = height.exp() * node_weight * half[:, None]
+    gradient = tilt - precision * mode
+    log_density = gradient[:, None] * t - precision[:, None] * t.square() / 2
+    p = log_density.exp() * node_weight * half[:, None]
     total = p.sum(1)
     p = p / total[:, None]
     mean = (p * t).sum(1)
-    off = t - mean[:, None]
-    # -y^2 / 2 about its value at the mean of y.
-    bend = -off * (t + mean[:, None] + 2 * mode[:, None]) / 2
-    bend = bend - (p * bend).sum(1, keepdim=True)
-    mixed = (p * off * bend).sum(1)
-    spread = torch.stack([(p * off.square()).sum(1), mixed, mixed, (p * bend.square()).sum(1)], 1)
+    centred = t - mean[:, None]
+    # -y^2 / 2 relative to its value at the mean of y, then centred.
+    quadratic = -centred * (t + mean[:, None] + 2 * mode[:, None]) / 2
+    quadratic = quadratic - (p * quadratic).sum(1, keepdim=True)
+    mixed = (p * centred * quadratic).sum(1)
+    entries = (p * centred.square()).sum(1), mixed, mixed, (p * quadratic.square()).sum(1)
     log_total = total.log() + tilt * mode - precision * mode.square() / 2
-    return log_total, mode + mean, spread.view(-1, 2, 2)
+    return log_total, mode + mean, torch.stack(entries, 1).view(-1, 2, 2)
 
 
 def maximise(low: Tensor, high: Tensor, largest_scale: float) -> tuple[Tensor, Tensor]:
-    """Likeliest tilt and precision for columns of mean 0 and variance 1 on [low, high], (d,).
+    """Maximum-likelihood tilt and precision of columns of mean 0 and variance 1 on [low, high].
 
-    The negative log-likelihood a row, F = log integral exp(t y - p y^2 / 2) + p / 2, is convex in
-    (t, p). Newton steps, halved until F falls, with p from 1 / largest_scale^2 to 1: a restriction
-    makes a normal distribution no wider.
+    All are (d,). The negative log-likelihood per row, F = log integral exp(t y - p y^2 / 2) +
+    p / 2, is convex in the tilt t and the precision p. Newton steps are halved until F decreases,
+    with p between 1 / largest_scale^2 and 1, because truncation does not increase a variance.
     """
     theta = torch.stack([torch.zeros_like(low), torch.ones_like(low)], 1)
     least = largest_scale**-2
     value, gradient, hessian = _objective(theta, low, high)
     for _ in range(MAX_STEPS):
-        # At a bound that the gradient pushes against, the tilt alone is free.
-        stuck = (theta[:, 1] <= least) & (gradient[:, 1] > 0)
-        stuck |= (theta[:, 1] >= 1) & (gradient[:, 1] < 0)
-        step = _newton(gradient, hessian, stuck)
+        # Where the bound on the precision is active, only the tilt changes.
+        at_bound = (theta[:, 1] <= least) & (gradient[:, 1] > 0)
+        at_bound |= (theta[:, 1] >= 1) & (gradient[:, 1] < 0)
+        step = _newton(gradient, hessian, at_bound)
         decrease = -(gradient * step).sum(1)
         active = decrease > 1e-14
         if not active.any():
@@ -133,38 +143,36 @@ def _objective(theta: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor
     return log_total + precision / 2, torch.stack([mean, (1 - square) / 2], 1), hessian
 
 
-def _newton(gradient: Tensor, hessian: Tensor, stuck: Tensor) -> Tensor:
+def _newton(gradient: Tensor, hessian: Tensor, at_bound: Tensor) -> Tensor:
+    """Newton steps (d, 2); of the tilt alone where the precision is at a bound."""
     a, b, c = hessian[:, 0, 0], hessian[:, 0, 1], hessian[:, 1, 1]
-    b = torch.where(stuck, 0.0, b)
-    # A covariance matrix; what rounding makes of its determinant must stay positive.
+    b = torch.where(at_bound, 0.0, b)
+    # The Hessian is a covariance matrix; rounding must not make its determinant negative.
     determinant = (a * c - b.square()).clamp_min(1e-12 * a * c)
     tilt = -(c * gradient[:, 0] - b * gradient[:, 1]) / determinant
     precision = -(a * gradient[:, 1] - b * gradient[:, 0]) / determinant
     return torch.stack(
-        [torch.where(stuck, -gradient[:, 0] / a, tilt), torch.where(stuck, 0.0, precision)], 1
+        [torch.where(at_bound, -gradient[:, 0] / a, tilt), torch.where(at_bound, 0.0, precision)], 1
     )
 
 
-LARGEST_SCALE = 30.0
-
-
 class TruncatedGaussian(Distribution):
-    r"""Independent columns, each a normal distribution restricted to an interval.
+    r"""Independent columns, each a normal distribution truncated to an interval.
 
     .. math:: \log q(x) = \sum_i \log N(x_i; \mu_i, \sigma_i^2)
         - \log\bigl(\Phi(\tfrac{u_i - \mu_i}{\sigma_i}) - \Phi(\tfrac{l_i - \mu_i}{\sigma_i})\bigr)
 
-    inside of all intervals, and minus infinity outside.
+    inside all intervals, and minus infinity outside.
 
     Parameters
     ----------
     mean : Tensor of shape (d,)
-        :math:`\mu`, finite floating-point numbers: the mean before the restriction, inside of the
-        interval or outside.
+        :math:`\mu`, finite floating-point numbers: the mean before truncation, inside the interval
+        or outside.
     scale : Tensor of shape (d,) or float
-        :math:`\sigma`, the standard deviation before the restriction, positive.
+        :math:`\sigma`, the standard deviation before truncation, positive.
     lower, upper : float, Tensor of shape (d,) or None, default=None
-        l and u; None and infinite ones do not bound a column.
+        l and u; None and infinite bounds leave a column unbounded on that side.
 
     Attributes
     ----------
@@ -174,8 +182,8 @@ class TruncatedGaussian(Distribution):
     lower, upper : Tensor of shape (d,)
         Infinite where there is no bound; always float64.
     domain : Real
-        With the bounds, where all columns share them; else the smallest box that has one pair of
-        bounds and holds all intervals.
+        With the bounds, where all columns share them; else with the smallest single pair of bounds
+        that contains all intervals.
 
     References
     ----------
@@ -211,16 +219,15 @@ class TruncatedGaussian(Distribution):
         self.scale = positive(scale, self.mean, "scale")
         self.lower, self.upper = _bounds(lower, upper, self.mean)
         self.domain = _box(self.lower, self.upper)
-        # Around the likeliest point of the interval: the squares of far means cancel before they
-        # are rounded.
+        # Relative to the mode within the interval, so that squares of distant means do not cancel.
         self._mode = torch.clamp(self.mean.double(), self.lower, self.upper)
         z, a, b = self._standardised(self._mode)
-        level = -z.square() / 2 - log_mass(a, b) - self.scale.double().log()
-        self._at_mode = z.to(mean)
-        self._level = (level - math.log(math.tau) / 2).to(mean)
+        log_density = -z.square() / 2 - log_mass(a, b) - self.scale.double().log()
+        self._z_mode = z.to(mean)
+        self._log_prob_mode = (log_density - math.log(math.tau) / 2).to(mean)
 
     def _standardised(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x and the bounds from the mean in standard deviations, in float64."""
+        """z-scores of x and of the bounds, in float64."""
         mean, scale = self.mean.double(), self.scale.double()
         return (x - mean) / scale, (self.lower - mean) / scale, (self.upper - mean) / scale
 
@@ -236,22 +243,23 @@ class TruncatedGaussian(Distribution):
     ) -> TruncatedGaussian:
         r"""Maximise the likelihood of rows, column by column.
 
-        In :math:`\mu / \sigma^2` and :math:`1 / \sigma^2` the log-likelihood is concave, and
+        The log-likelihood is concave in :math:`\mu / \sigma^2` and :math:`1 / \sigma^2`, and
         Newton's method finds its maximum. :math:`\sigma` is at most 30 standard deviations of the
-        column: a column that falls off exponentially or slower, or that prefers its ends, would
-        have an infinite one, with a mean infinitely far outside. One that does not vary by more
-        than rounding errors gets its value as the mean and a standard deviation of 1.
+        column: for a column with an exponential or heavier tail, or with most mass near both
+        bounds, the estimate would be infinite, with a mean infinitely far outside. A column that
+        varies by no more than rounding errors gets its value as the mean and a standard deviation
+        of 1.
 
         Parameters
         ----------
         x : Tensor of shape (n, d)
             Finite rows within the bounds.
         weight : Tensor of shape (n,) or None, default=None
-            Non-negative, not all zero. A row of weight 2 is the row twice.
+            Non-negative, not all zero. A row of weight 2 counts as two rows.
         lower, upper : float, Tensor of shape (d,) or None, default=None
-            The bounds, as of the class.
+            The bounds, as for the class.
         """
-        rows, w = live_rows(x, weight)
+        rows, w = positive_weight_rows(x, weight)
         low, high = _bounds(lower, upper, rows[0])
         outside = ((x < low.to(x.dtype)) | (x > high.to(x.dtype))).any(1)
         if outside.any():
@@ -261,27 +269,28 @@ class TruncatedGaussian(Distribution):
             )
         mean, variance = moments(rows, w)
         scale = usable_scale(variance, mean, x.dtype)
-        live = varies(variance, mean, x.dtype)
+        varying = varies(variance, mean, x.dtype)
         a, b = (low - mean) / scale, (high - mean) / scale
-        tilt, precision = maximise(a[live], b[live], LARGEST_SCALE)
-        mean[live] += scale[live] * tilt / precision
-        scale[live] /= precision.sqrt()
+        tilt, precision = maximise(a[varying], b[varying], LARGEST_SCALE)
+        mean[varying] += scale[varying] * tilt / precision
+        scale[varying] /= precision.sqrt()
         return cls(mean.to(x.dtype), scale.to(x.dtype), low, high)
 
     # ---------------------------------------------------------------- the distribution
 
     @property
     def expectation(self) -> Tensor:
-        """Mean of the distribution, after the restriction, (d,)."""
+        """Mean of the truncated distribution, (d,)."""
         _, a, b = self._standardised(self._mode)
-        found = self.mean.double() + self.scale.double() * expectation(a, b)
-        return torch.clamp(found, self.lower, self.upper).to(self.mean)
+        value = self.mean.double() + self.scale.double() * expectation(a, b)
+        return torch.clamp(value, self.lower, self.upper).to(self.mean)
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         kind: dict[str, Any] = {"generator": generator, "device": generator.device}
         u = torch.rand(n, len(self.mean), dtype=torch.float64, **kind).to(self.mean.device)
         _, a, b = self._standardised(self._mode)
-        # Mirrored where most of it is above the mean: Phi has digits in its lower tail alone.
+        # Reflected where most of the mass is above the mean, because Phi is accurate in its lower
+        # tail only.
         flip = a > -b
         a, b = torch.where(flip, -b, a), torch.where(flip, -a, b)
         z = inverse_log_ndtr(
@@ -293,24 +302,24 @@ class TruncatedGaussian(Distribution):
 
     def log_prob(self, x: Tensor) -> Tensor:
         t = (x - self._mode.to(x)) / self.scale.to(x)
-        value = (self._level.to(x) - t * (t / 2 + self._at_mode.to(x))).sum(1)
+        value = (self._log_prob_mode.to(x) - t * (t / 2 + self._z_mode.to(x))).sum(1)
         return value.masked_fill(~self._inside(x), -math.inf)
 
     def score(self, x: Tensor) -> Tensor:
-        """Gradient of the log-density, (mean - x) / scale^2; zero outside of the bounds."""
-        slope = (self.mean.to(x) - x) / self.scale.to(x).square()
-        return slope * self._inside(x)[:, None]
+        """Gradient of the log-density, (mean - x) / scale^2; zero outside the bounds."""
+        score = (self.mean.to(x) - x) / self.scale.to(x).square()
+        return score * self._inside(x)[:, None]
 
     def _inside(self, x: Tensor) -> Tensor:
-        # In the precision of x, which a bound may have been rounded to.
+        # With the bounds rounded to the precision of x, in which rows at a bound were rounded too.
         return ((x >= self.lower.to(x)) & (x <= self.upper.to(x))).all(1)
 
     def given(self, clamp: Clamp) -> Given:
-        """The other columns do not care for what is known: draws with that written in."""
+        """Conditionals given the clamped entries; the columns are independent of each other."""
         return IndependentGiven(self, clamp)
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> TruncatedGaussian:
-        """A copy on a device, in a precision; the bounds stay what they are."""
+        """A copy on a device, in the given precision; the bounds stay in float64."""
         moved = super().to(device, dtype)
         moved.lower, moved.upper = self.lower.to(device), self.upper.to(device)
         moved._mode = self._mode.to(device)
@@ -319,7 +328,7 @@ class TruncatedGaussian(Distribution):
 
 def _bounds(lower: Any, upper: Any, like: Tensor) -> tuple[Tensor, Tensor]:
     """Bounds of each column in float64, infinite where there are none."""
-    found = []
+    bounds = []
     for name, value, none in (("lower", lower, -math.inf), ("upper", upper, math.inf)):
         value = none if value is None else value
         if isinstance(value, RealNumber):
@@ -329,8 +338,8 @@ def _bounds(lower: Any, upper: Any, like: Tensor) -> tuple[Tensor, Tensor]:
                 f"{name} must be None, a number or a tensor of shape {tuple(like.shape)}, one "
                 "for each column, and not NaN."
             )
-        found.append(value.detach().to(like.device, torch.float64).clone())
-    low, high = found
+        bounds.append(value.detach().to(like.device, torch.float64).clone())
+    low, high = bounds
     if not (low < high).all():
         raise ValueError("lower must be below upper in each column.")
     if (low == math.inf).any() or (high == -math.inf).any():

@@ -13,7 +13,7 @@ from skebm.distributions.base import Distribution
 
 
 class Uniform(Distribution):
-    """The uniform distribution over a bounded domain; outside of it log q is minus infinity.
+    """The uniform distribution over a bounded domain; log q is minus infinity outside.
 
     Parameters
     ----------
@@ -22,7 +22,12 @@ class Uniform(Distribution):
     dtype : torch.dtype, default=torch.float32
         Precision of draws.
     device : torch.device or str, default="cpu"
-        Where draws are.
+        Device of draws.
+
+    Raises
+    ------
+    ValueError
+        Where the domain is unbounded.
 
     Examples
     --------
@@ -49,15 +54,15 @@ class Uniform(Distribution):
 
     def log_prob(self, x: Tensor) -> Tensor:
         inside = self.domain.contains(x)
-        level = torch.full_like(inside, -self.log_volume, dtype=x.dtype)
-        return level.masked_fill(~inside, -math.inf)
+        value = torch.full_like(inside, -self.log_volume, dtype=x.dtype)
+        return value.masked_fill(~inside, -math.inf)
 
     def flip_log_ratio(self, x: Tensor) -> Tensor:
         return torch.zeros_like(x)
 
 
 def log_volume(domain: Any) -> float:
-    """log of the volume of a bounded domain, states counting as 1 each; else `ValueError`."""
+    """Log of the volume of a bounded domain, or of its number of states; else `ValueError`."""
     if not isinstance(domain, Domain):
         raise TypeError(f"Uniform takes a skebm.base.Domain, not {type(domain).__name__}.")
     if isinstance(domain, Mixed):

@@ -1,4 +1,4 @@
-"""Energies: what E(x) is."""
+"""Energies: functions E(x) with p(x) proportional to exp(-E(x))."""
 
 from skebm.energies.bipartite import BernoulliRBM, Moments, TemperedCorrection, Tilted
 from skebm.energies.convolution import Conv

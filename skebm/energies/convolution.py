@@ -1,4 +1,4 @@
-"""Networks of images by configuration: what ``network=`` takes in estimators."""
+"""Configurations of convolutional networks, for ``network=`` of the estimators."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from skebm.energies.neural import Spec
 
 
 class Conv(BaseEstimator):
-    r"""Convolutional network of images ``(C, H, W)``, with one number at the end.
+    r"""Convolutional network of images ``(C, H, W)`` with a scalar output.
 
-    Layers of 3 x 3 filters; the first keeps the resolution, each later one halves it; then a
-    weighted sum of what is left. f starts at zero. With several scales it is the sum of as many
-    such networks [1]_,
+    Layers of 3 x 3 filters, of which the first keeps the resolution and each later one halves it,
+    and a linear output layer. f starts at zero. With several scales it is the sum of as many such
+    networks [1]_,
 
     .. math:: f(x) = \sum_{s=0}^{S-1} f_s(x_s) ,
 
-    :math:`x_s` being the image averaged over blocks of :math:`2^s \times 2^s` pixels (over what is
-    left of them at the lower and right border), where few filters see much of the picture. A
-    classifier has a logit for each class in place of f.
+    :math:`x_s` being the image averaged over blocks of :math:`2^s \times 2^s` pixels (smaller ones
+    at the lower and right border), in which few layers have a large receptive field. A classifier
+    has a logit for each class in place of f.
 
     Parameters
     ----------
     channels : sequence of int, default=(32, 64, 64)
-        Channels of the layers, one layer at least.
+        Channels of the layers, at least one layer.
     activation : {"silu", "softplus", "tanh", "gelu"}, default="silu"
+        Activation after each convolution.
     spectral_norm : bool, default=False
         Divide the filters of each layer, as a matrix, by their largest singular value.
     n_scales : int >= 1, default=1
-        S. Each scale must be coarser than the one before: the last may be of one pixel, the one
-        before it not.
+        S. Each scale must be coarser than the one before, so only the last may have one pixel.
 
     References
     ----------
@@ -70,7 +70,7 @@ class Conv(BaseEstimator):
         self.n_scales = n_scales
 
     def build(self, spec: Spec) -> ConvNetwork | MultiScaleNetwork:
-        """Make the network for images."""
+        """Build the network for images; `ValueError` for rows that are no images."""
         channels = sizes_of("channels", self.channels)
         if len(spec.shape) != 3:
             raise ValueError(
@@ -83,7 +83,7 @@ class Conv(BaseEstimator):
         with seeded(spec.generator):
             scales = [
                 ConvNetwork(one, channels, activation, self.spectral_norm)
-                for one in (_averaged(spec, 2**s) for s in range(n_scales))
+                for one in (_downsampled(spec, 2**s) for s in range(n_scales))
             ]
             built = scales[0] if n_scales == 1 else MultiScaleNetwork(scales)
         return built.to(spec.generator.device, spec.dtype)
@@ -124,7 +124,7 @@ class ConvNetwork(nn.Module):
 
 
 class MultiScaleNetwork(nn.Module):
-    """The network of :class:`Conv` with several scales: the sum of theirs, each halved again."""
+    """The network of :class:`Conv` with several scales: a sum over average-pooled images."""
 
     def __init__(self, scales: Sequence[ConvNetwork]):
         super().__init__()
@@ -137,14 +137,14 @@ class MultiScaleNetwork(nn.Module):
         return value
 
 
-def _averaged(spec: Spec, block: int) -> Spec:
-    """The same for images of which blocks have been averaged."""
+def _downsampled(spec: Spec, block: int) -> Spec:
+    """The specification for images averaged over blocks."""
     channels, height, width = spec.shape
     return spec._replace(shape=(channels, -(-height // block), -(-width // block)))
 
 
 def _checked_scales(n_scales: Any, shape: tuple[int, ...]) -> int:
-    """The number of scales; `ValueError` for what is none, or one of images too small for it."""
+    """The number of scales; `ValueError` if it is invalid or too large for the images."""
     if not isinstance(n_scales, Integral) or isinstance(n_scales, bool) or n_scales < 1:
         raise ValueError(f"n_scales must be an integer of at least 1, got {n_scales!r}.")
     n_scales = int(n_scales)

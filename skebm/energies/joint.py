@@ -1,4 +1,4 @@
-r"""Classifiers read as energies, E(x, y) = -log q(x) - logits_y(x) (Grathwohl et al. 2020)."""
+r"""Joint energies of classifiers, E(x, y) = -log q(x) - logits_y(x) (Grathwohl et al. 2020)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from skebm.energies.derivatives import ValueAndInputGrad, value_and_input_grad_b
 
 
 class ClassMarginal(nn.Module):
-    r"""The logits of a classifier as one number a row, what corrects the base of a density.
+    r"""The correction of a base by a classifier: minus the log-sum-exp of its logits.
 
     .. math:: f(x) = -\log \sum_y e^{\mathrm{logits}_y(x)}
         \quad\text{or, of one class,}\quad f(x) = -\mathrm{logits}_y(x)
 
-    On top of a base q the former is the energy of :math:`p(x) = \sum_y p(x, y)` [1]_, the latter
-    that of :math:`p(x \mid y)`; adding to all logits a function of x alone changes both, and leaves
-    :math:`p(y \mid x)` as it is.
+    With a base q the former is the energy of :math:`p(x) = \sum_y p(x, y)` [1]_, the latter that of
+    :math:`p(x \mid y)`. Adding a function of x to all logits changes both, but not
+    :math:`p(y \mid x)`.
 
     Parameters
     ----------
     classifier : nn.Module
         From rows to logits, (n, K).
     label : int or None, default=None
-        The class, by its place among the logits; None is the sum over all.
+        Index of the class among the logits; None is the sum over all classes.
 
     References
     ----------
@@ -35,9 +35,9 @@ class ClassMarginal(nn.Module):
     Examples
     --------
     >>> import torch
-    >>> from skebm.energies import MLP, Marginal, Spec
+    >>> from skebm.energies import MLP, ClassMarginal, Spec
     >>> spec = Spec((2,), torch.Generator().manual_seed(0), n_classes=3)
-    >>> network = Marginal(MLP((8,)).build(spec))
+    >>> network = ClassMarginal(MLP((8,)).build(spec))
     >>> network.classifier(torch.zeros(5, 2)).shape
     torch.Size([5, 3])
     >>> -network(torch.zeros(5, 2))[0]  # log of the number of classes
@@ -49,11 +49,11 @@ class ClassMarginal(nn.Module):
         self.classifier, self.label = classifier, label
 
     def given(self, label: int) -> ClassMarginal:
-        """Of one class; shares the classifier."""
+        """The correction for one class, with the same classifier."""
         return ClassMarginal(self.classifier, label)
 
     def of_logits(self, logits: Tensor) -> Tensor:
-        """f, (n,), where logits (n, K) are known."""
+        """f, (n,), from logits (n, K)."""
         return -logits.logsumexp(1) if self.label is None else -logits[:, self.label]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -61,14 +61,15 @@ class ClassMarginal(nn.Module):
 
     def value_and_input_grad(self, x: Tensor) -> ValueAndInputGrad:
         """Value and gradient with respect to x."""
-        known: Any = getattr(self.classifier, "grad_of_logits", None)
-        if known is not None:
-            return known(x, self._head)
+        explicit: Any = getattr(self.classifier, "grad_of_logits", None)
+        if explicit is not None:
+            return explicit(x, self._head)
         return value_and_input_grad_by_autograd(self, x)
 
     def _head(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """f and its gradient with respect to the logits."""
         if self.label is None:
             return self.of_logits(logits), -logits.softmax(1)
-        slope = torch.zeros_like(logits)
-        slope[:, self.label] = -1.0
-        return self.of_logits(logits), slope
+        grad = torch.zeros_like(logits)
+        grad[:, self.label] = -1.0
+        return self.of_logits(logits), grad

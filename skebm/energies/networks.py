@@ -1,4 +1,4 @@
-"""Networks of rows by configuration: what ``network=`` takes in estimators."""
+"""Configurations of fully connected networks, for ``network=`` of the estimators."""
 
 from __future__ import annotations
 
@@ -22,124 +22,125 @@ from skebm.energies.neural import Spec
 
 
 class Activation(NamedTuple):
-    """An activation: its value, with its slope, and with slope and curvature."""
+    """An activation function: its value, also with its first and its first two derivatives."""
 
     value: Callable[[Tensor], Tensor]
-    pair: Callable[[Tensor], tuple[Tensor, Tensor]]
-    triple: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+    with_derivative: Callable[[Tensor], tuple[Tensor, Tensor]]
+    with_derivatives: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
-class SiluPair(torch.autograd.Function):
-    """z sigmoid(z) and its slope; both ways in a handful of operations."""
+class SiluWithDerivative(torch.autograd.Function):
+    """z sigmoid(z) and its derivative, in few operations forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> tuple[Tensor, Tensor]:
-        share = torch.sigmoid(z)
-        value = z * share
-        slope = (1 + z - value).mul_(share)
-        ctx.save_for_backward(share, slope)
-        return value, slope
+        sigmoid = torch.sigmoid(z)
+        value = z * sigmoid
+        derivative = (1 + z - value).mul_(sigmoid)
+        ctx.save_for_backward(sigmoid, derivative)
+        return value, derivative
 
     @staticmethod
-    @once_differentiable  # a second time would take `share` for a constant, and be wrong
-    def backward(ctx: Any, from_value: Tensor, from_derivative: Tensor) -> Tensor:
-        share, slope = ctx.saved_tensors
-        curvature = (share + slope).addcmul_(share, slope, value=-2)
-        return (from_value * slope).addcmul_(from_derivative, curvature)
+    @once_differentiable  # a second backward pass would take `sigmoid` for a constant
+    def backward(ctx: Any, grad_value: Tensor, grad_derivative: Tensor) -> Tensor:
+        sigmoid, derivative = ctx.saved_tensors
+        second = (sigmoid + derivative).addcmul_(sigmoid, derivative, value=-2)
+        return (grad_value * derivative).addcmul_(grad_derivative, second)
 
 
-def _silu_triple(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    share = torch.sigmoid(z)
-    value = z * share
-    slope = share * (1 + z - value)
-    return value, slope, share + slope - 2 * share * slope
+def _silu_derivatives(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    sigmoid = torch.sigmoid(z)
+    value = z * sigmoid
+    derivative = sigmoid * (1 + z - value)
+    return value, derivative, sigmoid + derivative - 2 * sigmoid * derivative
 
 
-def _softplus_triple(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    share = torch.sigmoid(z)
-    return softplus(z), share, share * (1 - share)
+def _softplus_derivatives(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    sigmoid = torch.sigmoid(z)
+    return softplus(z), sigmoid, sigmoid * (1 - sigmoid)
 
 
-def _tanh_triple(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _tanh_derivatives(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     value = torch.tanh(z)
-    slope = 1 - value.square()
-    return value, slope, -2 * value * slope
+    derivative = 1 - value.square()
+    return value, derivative, -2 * value * derivative
 
 
-def _gelu_triple(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    share = torch.special.ndtr(z)
+def _gelu_derivatives(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    cdf = torch.special.ndtr(z)
     density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
-    return z * share, share + z * density, density * (2 - z.square())
+    return z * cdf, cdf + z * density, density * (2 - z.square())
 
 
-def _of(value: Callable[[Tensor], Tensor], triple: Any) -> Activation:
-    return Activation(value, lambda z: triple(z)[:2], triple)
+def _activation(value: Callable[[Tensor], Tensor], derivatives: Any) -> Activation:
+    return Activation(value, lambda z: derivatives(z)[:2], derivatives)
 
 
-# Those without a second derivative, such as ReLU, have no Hessian to match.
+# Only smooth ones: the second derivative of ReLU and the like is zero, which score matching needs.
 ACTIVATIONS = {
-    "silu": Activation(F.silu, SiluPair.apply, _silu_triple),
-    "softplus": _of(softplus, _softplus_triple),
-    "tanh": _of(torch.tanh, _tanh_triple),
-    "gelu": _of(F.gelu, _gelu_triple),
+    "silu": Activation(F.silu, SiluWithDerivative.apply, _silu_derivatives),
+    "softplus": _activation(softplus, _softplus_derivatives),
+    "tanh": _activation(torch.tanh, _tanh_derivatives),
+    "gelu": _activation(F.gelu, _gelu_derivatives),
 }
 
 
-# A function of logits (n, K): its values (n,), and its slopes (n, K).
+# A function of logits (n, K) that returns its values (n,) and its gradients (n, K).
 Head = Callable[[Tensor], tuple[Tensor, Tensor]]
 
-# Frequencies at which a network sees the logarithm of a noise level.
+# Frequencies of the sine and cosine features of the logarithm of a noise level.
 LEVEL_FREQUENCIES = (0.5, 1.0, 2.0, 4.0)
 
 
 class MLP(BaseEstimator):
-    r"""Fully connected network of a row: smooth, and one number at the end.
+    r"""Fully connected network of flat rows with a scalar output and smooth activations.
 
     .. math:: a_l = \phi(W_l a_{l-1} + b_l) \; (+ a_{l-1}), \qquad f(x) = w^\top a_L
         \quad\text{or}\quad f(x) = \tfrac12 |y - o|^2 - \tfrac12 |y|^2
 
-    with :math:`o = W a_L + b` and the whitened row :math:`y = A (x - \mu)`: the error with which
-    the network reconstructs the row [3]_, in place of that of the mean, which the base has. f
-    starts at zero, so that the model starts at its base. It knows its derivatives: the gradient
-    with respect to the row is an explicit second pass, which costs training less than autograd's
-    double backward, and second derivatives go forward through the layers [1]_, k directions for
-    the price of k + 2 passes.
+    with :math:`o = W a_L + b` and the whitened row :math:`y = A (x - \mu)`. The second form is the
+    squared error of the network's reconstruction of the row [3]_ less that of the mean, which is in
+    the base. f starts at zero, so that the initial model is the base. Derivatives are explicit: the
+    gradient with respect to the row is a backward pass of its own, which costs training less than
+    autograd's double backward, and second derivatives are propagated forward through the layers
+    [1]_, k directions at the price of k + 2 passes.
 
-    With `n_frequencies` :math:`a_0` is not x alone but waves of it as well [4]_,
+    With `n_frequencies`, random Fourier features are appended to the input [4]_,
 
     .. math:: a_0 = (x, \sin(x B), \cos(x B)), \qquad B_{ij} \sim N(0, s^2),
 
-    B being drawn once and never trained: a network of x learns slow functions first and sharp edges
-    late, if at all; one of waves starts with functions that turn within 1 / s [5]_.
+    where B is drawn once and not trained. A network of x alone learns slowly varying functions
+    first and sharp edges late, if at all; with Fourier features the initial functions vary over
+    distances of 1 / s [5]_.
 
     A classifier has logits in place of f, :math:`W a_L + b`.
 
     Parameters
     ----------
     hidden_sizes : sequence of int, default=(128, 128)
-        Units of the hidden layers, one layer at least.
+        Units of the hidden layers, at least one layer.
     activation : {"silu", "softplus", "tanh", "gelu"}, default="silu"
-        Smooth ones only: score matching needs second derivatives.
+        Smooth activations only, because score matching needs second derivatives.
     residual : bool, default=False
-        Add to each hidden layer the one before, where both have the same size.
+        Add the previous hidden layer to each one of the same size.
     spectral_norm : bool, default=False
-        Divide each matrix by its largest singular value [2]_: the slope of f (of o) is then bounded
-        by that of the activations, about 1.1 a layer (2.1 where `residual` adds to it), times
-        :math:`(1 + |B|^2)^{1/2}`, the slope of waves, with the largest singular value of B: about
-        :math:`s \, (d^{1/2} + n^{1/2})` for n frequencies of d columns.
+        Divide each matrix by its largest singular value [2]_. The Lipschitz constant of f (of o) is
+        then at most that of the activations, about 1.1 per layer (2.1 with `residual`), times that
+        of the Fourier features, :math:`(1 + |B|^2)^{1/2}` with the largest singular value of B:
+        about :math:`s \, (d^{1/2} + n^{1/2})` for n frequencies of d columns.
     output : {"auto", "sum", "reconstruction"}, default="auto"
-        Which f. ``"auto"`` reconstructs where the base says how to whiten rows, that is on normal
-        distributions, mixtures and kernels; on tables the errors of a reconstruction learn faster
-        and rank anomalies better.
+        Form of f: the first or the second one. ``"auto"`` is ``"reconstruction"`` where the base
+        has a whitening, that is for normal distributions, mixtures and kernel densities; on tables
+        it learns faster and ranks anomalies better.
     n_frequencies : int >= 0, default=0
-        Columns of B; 0 shows the network x alone. For tables of few columns, two or three, whose
-        density has sharp edges that the base blurs: 64 then. With many columns no feasible number
-        covers the directions, and fast waves fit mostly noise.
+        Columns of B; 0 is no Fourier features. They help in tables of two or three columns whose
+        density has sharper edges than the base; 64 is a good value then. With many columns no
+        feasible number covers all directions, and high frequencies mostly fit noise.
     frequency_scale : float > 0, default=2.0
-        s, standard deviation of the frequencies, in radians per unit of a row as the network sees
-        it: a standard deviation of standardised columns, the distance of walls on both sides. The
-        finer the waves, the more easily contrastive divergence digs holes at rows where the base
-        has next to no mass and no chain arrives; there smaller scales, 1 or 2, are safer.
+        s, standard deviation of the frequencies, in radians per unit of the network's input: per
+        standard deviation of standardised columns, or per distance of the bounds where a column
+        has both. The larger s, the more easily contrastive divergence makes the energy too low at
+        rows where the base has almost no mass and no chain arrives; there 1 or 2 are safer.
 
     References
     ----------
@@ -185,7 +186,7 @@ class MLP(BaseEstimator):
         self.frequency_scale = frequency_scale
 
     def build(self, spec: Spec) -> MLPNetwork:
-        """Make the network for flat rows."""
+        """Build the network for flat rows; `ValueError` for other rows and invalid parameters."""
         sizes = sizes_of("hidden_sizes", self.hidden_sizes)
         if len(spec.shape) != 1:
             raise ValueError(
@@ -198,24 +199,24 @@ class MLP(BaseEstimator):
             )
         if self.output == "reconstruction" and spec.n_classes is not None:
             raise ValueError(
-                'output="reconstruction" is one number a row, and a classifier needs a logit for '
+                'output="reconstruction" is one number per row, but a classifier needs a logit for '
                 'each class: use output="auto".'
             )
         if self.output == "reconstruction" and spec.whitening is None:
             raise ValueError(
-                'output="reconstruction" needs a base that says how to whiten rows, and one level '
-                'of noise at most: a normal distribution, a mixture or kernels. Use output="sum".'
+                'output="reconstruction" needs a base with a whitening (a normal distribution, a '
+                'mixture or a kernel density) and at most one noise level. Use output="sum".'
             )
         if self.output == "sum" or spec.n_classes is not None:
             spec = spec._replace(whitening=None)
         activation = activation_of(self.activation)
-        waves = self._waves(spec)
+        fourier = self._fourier_features(spec)
         with seeded(spec.generator):
-            built = MLPNetwork(spec, sizes, activation, self.residual, self.spectral_norm, waves)
+            built = MLPNetwork(spec, sizes, activation, self.residual, self.spectral_norm, fourier)
         return built.to(spec.generator.device, spec.dtype)
 
-    def _waves(self, spec: Spec) -> Waves | None:
-        """What the network sees besides the row; None, and no draw, where that is nothing."""
+    def _fourier_features(self, spec: Spec) -> FourierFeatures | None:
+        """The random Fourier features; None, without a draw, for no frequencies."""
         scale = self.frequency_scale
         whole_number("n_frequencies", self.n_frequencies, 0)
         if isinstance(scale, bool) or not isinstance(scale, Real) or not 0 < scale < math.inf:
@@ -224,17 +225,17 @@ class MLP(BaseEstimator):
             return None
         size, generator = (spec.shape[0], int(self.n_frequencies)), spec.generator
         drawn = torch.randn(size, generator=generator, device=generator.device)
-        return Waves(float(scale) * drawn)
+        return FourierFeatures(float(scale) * drawn)
 
 
-class Waves(nn.Module):
-    """Rows and random Fourier features of them, (x, sin(x B), cos(x B)); B is not trained."""
+class FourierFeatures(nn.Module):
+    """Rows with random Fourier features, (x, sin(x B), cos(x B)); B is not trained."""
 
     frequencies: Tensor
 
     def __init__(self, frequencies: Tensor):
         super().__init__()
-        self.register_buffer("frequencies", frequencies)  # persistent: drawn but once
+        self.register_buffer("frequencies", frequencies)  # persistent, because it is random
         self.n_features = len(frequencies) + 2 * frequencies.shape[1]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -245,18 +246,21 @@ class Waves(nn.Module):
         d, n = self.frequencies.shape
         return a.split([d, n, n], 1)
 
-    def back(self, g: Tensor, seen: Tensor) -> Tensor:
-        """Gradient with respect to x, from the one with respect to the features `seen`."""
-        (_, sin, cos), (to_x, to_sin, to_cos) = self._split(seen), self._split(g)
-        return to_x + (to_sin * cos - to_cos * sin) @ self.frequencies.t()
+    def input_grad(self, g: Tensor, features: Tensor) -> Tensor:
+        """Gradient with respect to x, from the gradient g with respect to the features."""
+        (_, sin, cos), (g_x, g_sin, g_cos) = self._split(features), self._split(g)
+        return g_x + (g_sin * cos - g_cos * sin) @ self.frequencies.t()
 
-    def ahead(self, seen: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+    def directional_derivatives(
+        self, features: Tensor, directions: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """First derivatives along each direction, and the sum of the second ones."""
-        x, sin, cos = self._split(seen)
-        turned = directions @ self.frequencies
-        along = [directions.expand(len(x), -1, -1), cos[:, None] * turned, -sin[:, None] * turned]
-        speed = turned.square().sum(1)
-        return torch.cat(along, 2), torch.cat([torch.zeros_like(x), -sin * speed, -cos * speed], 1)
+        x, sin, cos = self._split(features)
+        rate = directions @ self.frequencies
+        first = [directions.expand(len(x), -1, -1), cos[:, None] * rate, -sin[:, None] * rate]
+        square = rate.square().sum(1)
+        second = [torch.zeros_like(x), -sin * square, -cos * square]
+        return torch.cat(first, 2), torch.cat(second, 1)
 
 
 class MLPNetwork(nn.Module):
@@ -269,11 +273,11 @@ class MLPNetwork(nn.Module):
         activation: str,
         residual: bool,
         spectral: bool,
-        waves: Waves | None = None,
+        fourier: FourierFeatures | None = None,
     ):
         super().__init__()
-        self.waves = waves
-        inputs = (spec.shape[0] if waves is None else waves.n_features, *sizes[:-1])
+        self.fourier = fourier
+        inputs = (spec.shape[0] if fourier is None else fourier.n_features, *sizes[:-1])
         layers = [nn.Linear(i, o) for i, o in zip(inputs, sizes, strict=True)]
         self.layers = nn.ModuleList(
             parametrizations.spectral_norm(layer) if spectral else layer for layer in layers
@@ -284,7 +288,7 @@ class MLPNetwork(nn.Module):
         self.bounded, self.activation = spectral, activation
         self.skips = [residual and i == o for i, o in zip(inputs, sizes, strict=True)]
         self.centre: Tensor
-        self.whitener: Tensor
+        self.whitening_matrix: Tensor
         self.reconstructs = spec.whitening is not None
         if spec.n_classes is not None:
             self.last = nn.Parameter(torch.zeros(spec.n_classes, sizes[-1]))
@@ -296,21 +300,21 @@ class MLPNetwork(nn.Module):
         self.last = nn.Parameter(torch.zeros(spec.shape[0], sizes[-1]))
         self.bias = nn.Parameter(torch.zeros(spec.shape[0]))
         self.register_buffer("centre", spec.whitening.centre.clone(), persistent=False)
-        self.register_buffer("whitener", spec.whitening.matrix.clone(), persistent=False)
+        self.register_buffer("whitening_matrix", spec.whitening.matrix.clone(), persistent=False)
 
     def _last(self) -> Tensor:
         return self.last / self.last.norm().clamp_min(1.0) if self.bounded else self.last
 
     def _layers(self, log_sigma: tuple[Tensor, ...]) -> Iterator[tuple[Any, bool, Any]]:
-        """Each layer, whether it is skipped over, and what the noise level adds to it."""
+        """Each layer, whether it has a residual connection, and the shift by the noise level."""
         shifts = repeat(0.0) if self.levels is None else self.levels(*log_sigma)
         return zip(self.layers, self.skips, shifts, strict=False)
 
-    def _seen(self, x: Tensor) -> Tensor:
-        return x if self.waves is None else self.waves(x)
+    def _features(self, x: Tensor) -> Tensor:
+        return x if self.fourier is None else self.fourier(x)
 
     def forward(self, x: Tensor, *log_sigma: Tensor) -> Tensor:
-        value, a = ACTIVATIONS[self.activation].value, self._seen(x)
+        value, a = ACTIVATIONS[self.activation].value, self._features(x)
         for layer, skip, shift in self._layers(log_sigma):
             z = layer(a) if self.levels is None else layer(a) + shift
             a = value(z) + a if skip else value(z)
@@ -318,95 +322,103 @@ class MLPNetwork(nn.Module):
             return a @ self._last()
         if not self.reconstructs:
             return F.linear(a, self._last(), self.bias)
-        o, y = self._pair(x, a)
+        o, y = self._reconstruction(x, a)
         return ((o / 2 - y) * o).sum(1)
 
-    def _pair(self, x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-        """The reconstruction, and the whitened row that it is one of."""
-        return F.linear(a, self._last(), self.bias), (x - self.centre) @ self.whitener
+    def _reconstruction(self, x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        """The reconstruction, and the whitened row."""
+        return F.linear(a, self._last(), self.bias), (x - self.centre) @ self.whitening_matrix
 
     def value_and_input_grad(self, x: Tensor, *log_sigma: Tensor) -> ValueAndInputGrad:
-        """Value and gradient with respect to x: forward once, and back once."""
-        seen, a, weights, bent = self._ahead(x, log_sigma)
+        """Value and gradient with respect to x, by one forward and one backward pass."""
+        features, a, weights, derivatives = self._forward_pass(x, log_sigma)
         last = self._last()
         if not self.reconstructs:
-            return ValueAndInputGrad(a @ last, self._back(last, weights, bent, seen))
-        o, y = self._pair(x, a)
-        back = self._back((o - y) @ last, weights, bent, seen)
-        return ValueAndInputGrad(((o / 2 - y) * o).sum(1), back - o @ self.whitener)
+            grad = self._backward_pass(last, weights, derivatives, features)
+            return ValueAndInputGrad(a @ last, grad)
+        o, y = self._reconstruction(x, a)
+        grad = self._backward_pass((o - y) @ last, weights, derivatives, features)
+        return ValueAndInputGrad(((o / 2 - y) * o).sum(1), grad - o @ self.whitening_matrix)
 
     def grad_of_logits(self, x: Tensor, head: Head) -> ValueAndInputGrad:
-        """The same for a function of the logits, which gives its value and its slope there."""
-        seen, a, weights, bent = self._ahead(x, ())
+        """Value and gradient of a function of the logits; `head` gives its value and gradient."""
+        features, a, weights, derivatives = self._forward_pass(x, ())
         last = self._last()
-        value, pull = head(F.linear(a, last, self.bias))
-        return ValueAndInputGrad(value, self._back(pull @ last, weights, bent, seen))
+        value, g = head(F.linear(a, last, self.bias))
+        grad = self._backward_pass(g @ last, weights, derivatives, features)
+        return ValueAndInputGrad(value, grad)
 
-    def _ahead(
+    def _forward_pass(
         self, x: Tensor, log_sigma: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
-        """What the first and the last layer see, and weights and slopes of the way back."""
-        pair = ACTIVATIONS[self.activation].pair
-        a = seen = self._seen(x)
-        weights, bent = [], []
+        """Inputs of the first and the last layer; weights and derivatives for the backward pass."""
+        with_derivative = ACTIVATIONS[self.activation].with_derivative
+        a = features = self._features(x)
+        weights, derivatives = [], []
         for layer, skip, shift in self._layers(log_sigma):
-            weight = layer.weight  # once: spectral norms are worked out at every look
+            weight = layer.weight  # once, because a spectral norm is computed at each access
             z = F.linear(a, weight, layer.bias)
-            out, slope = pair(z if self.levels is None else z + shift)
+            out, derivative = with_derivative(z if self.levels is None else z + shift)
             a = out + a if skip else out
             weights.append(weight)
-            bent.append(slope)
-        return seen, a, weights, bent
+            derivatives.append(derivative)
+        return features, a, weights, derivatives
 
-    def _back(self, g: Tensor, weights: list[Tensor], bent: list[Tensor], seen: Tensor) -> Tensor:
-        for weight, slope, skip in zip(weights[::-1], bent[::-1], self.skips[::-1], strict=True):
-            below = (slope * g) @ weight
-            g = below + g if skip else below
-        return g if self.waves is None else self.waves.back(g, seen)
+    def _backward_pass(
+        self, g: Tensor, weights: list[Tensor], derivatives: list[Tensor], features: Tensor
+    ) -> Tensor:
+        """Gradient with respect to x, from the gradient g with respect to the last hidden layer."""
+        layers = zip(weights[::-1], derivatives[::-1], self.skips[::-1], strict=True)
+        for weight, derivative, skip in layers:
+            through = (derivative * g) @ weight
+            g = through + g if skip else through
+        return g if self.fourier is None else self.fourier.input_grad(g, features)
 
     def second_derivatives(
         self, x: Tensor, directions: Tensor, *log_sigma: Tensor
     ) -> DirectionalDerivatives:
         """Gradient, and the sum of second derivatives along directions, (k, d) or (n, k, d).
 
-        First derivatives along each direction and the sum of the second ones go forward together.
+        First derivatives along each direction and the sum of the second ones are propagated
+        forward together.
         """
-        triple = ACTIVATIONS[self.activation].triple
-        a = seen = self._seen(x)
-        weights, bent = list[Tensor](), list[Tensor]()
+        with_derivatives = ACTIVATIONS[self.activation].with_derivatives
+        a = features = self._features(x)
+        weights, derivatives = list[Tensor](), list[Tensor]()
         directions = directions if directions.dim() == 3 else directions[None]
-        along, second = directions, x.new_zeros(1)
-        if self.waves is not None:
-            along, second = self.waves.ahead(seen, directions)
+        first, second = directions, x.new_zeros(1)
+        if self.fourier is not None:
+            first, second = self.fourier.directional_derivatives(features, directions)
         for layer, skip, shift in self._layers(log_sigma):
             weight = layer.weight
             z = F.linear(a, weight, layer.bias)
-            out, slope, curvature = triple(z if self.levels is None else z + shift)
-            moved = along @ weight.t()
-            second_derivative = curvature * moved.square().sum(1)
-            if weights or self.waves is not None:  # rows themselves do not bend
-                second_derivative = second_derivative + slope * (second @ weight.t())
-            moved = moved * slope[:, None]
+            out, d1, d2 = with_derivatives(z if self.levels is None else z + shift)
+            out_first = first @ weight.t()
+            out_second = d2 * out_first.square().sum(1)
+            if weights or self.fourier is not None:  # second derivatives of x itself are zero
+                out_second = out_second + d1 * (second @ weight.t())
+            out_first = out_first * d1[:, None]
             if skip:
-                out, moved, second_derivative = out + a, moved + along, second_derivative + second
-            a, along, second = out, moved, second_derivative
+                out, out_first, out_second = out + a, out_first + first, out_second + second
+            a, first, second = out, out_first, out_second
             weights.append(weight)
-            bent.append(slope)
+            derivatives.append(d1)
         last = self._last()
         if not self.reconstructs:
-            return DirectionalDerivatives(self._back(last, weights, bent, seen), second @ last)
-        o, y = self._pair(x, a)
-        o_moved, y_moved = along @ last.t(), directions @ self.whitener
-        second_derivative = ((o_moved - 2 * y_moved) * o_moved).sum((1, 2))
+            grad = self._backward_pass(last, weights, derivatives, features)
+            return DirectionalDerivatives(grad, second @ last)
+        o, y = self._reconstruction(x, a)
+        o_first, y_first = first @ last.t(), directions @ self.whitening_matrix
+        second_derivative = ((o_first - 2 * y_first) * o_first).sum((1, 2))
         second_derivative = second_derivative + ((o - y) * (second @ last.t())).sum(1)
-        back = self._back((o - y) @ last, weights, bent, seen)
-        return DirectionalDerivatives(back - o @ self.whitener, second_derivative)
+        grad = self._backward_pass((o - y) @ last, weights, derivatives, features)
+        return DirectionalDerivatives(grad - o @ self.whitening_matrix, second_derivative)
 
 
 def _initialise(layer: nn.Linear) -> None:
-    """Inputs of order one give units of order one, switched on at different places.
+    """Weights for which inputs of order one give activations of order one, with varied biases.
 
-    torch's own start is an eighth of that, and training would first have to find its way out.
+    torch's default weights are an eighth of that, from which training starts slowly.
     """
     with torch.no_grad():
         layer.weight.normal_(std=math.sqrt(2 / layer.in_features))
@@ -414,7 +426,7 @@ def _initialise(layer: nn.Linear) -> None:
 
 
 class LevelShifts(nn.Module):
-    """What a noise level adds to each layer: linear in waves of its logarithm."""
+    """The shift of each layer by a noise level: linear in Fourier features of its logarithm."""
 
     def __init__(self, sizes: tuple[int, ...]):
         super().__init__()
@@ -422,42 +434,42 @@ class LevelShifts(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(n, size, bias=False) for size in sizes)
 
     def forward(self, log_sigma: Tensor) -> list[Tensor]:
-        waves = log_sigma[:, None] * log_sigma.new_tensor(LEVEL_FREQUENCIES)
-        seen = torch.cat([log_sigma[:, None], waves.sin(), waves.cos()], 1)
-        return [layer(seen) for layer in self.layers]
+        phase = log_sigma[:, None] * log_sigma.new_tensor(LEVEL_FREQUENCIES)
+        features = torch.cat([log_sigma[:, None], phase.sin(), phase.cos()], 1)
+        return [layer(features) for layer in self.layers]
 
 
 def sizes_of(name: str, sizes: Any) -> tuple[int, ...]:
-    """Sizes of layers; `ValueError` for what is none."""
+    """Sizes of layers as integers; `ValueError` for others."""
     if isinstance(sizes, Integral):
         sizes = (sizes,)
     sizes = tuple(sizes)
     if not sizes or not all(isinstance(s, Integral) and int(s) > 0 for s in sizes):
-        raise ValueError(f"{name} must be positive integers, one at least, got {sizes!r}.")
+        raise ValueError(f"{name} must be positive integers, at least one, got {sizes!r}.")
     return tuple(int(s) for s in sizes)
 
 
 def activation_of(name: Any) -> str:
-    """Name of an activation; `ValueError` for what is none."""
+    """Name of an activation; `ValueError` for an unknown one."""
     if name not in ACTIVATIONS:
         raise ValueError(
             f"activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}: score matching "
-            "needs second derivatives, which ReLU and its like do not have."
+            "needs second derivatives, which are zero for ReLU and the like."
         )
     return name
 
 
 class Confined(nn.Module):
-    r"""A network that sees rows pulled back into a ball, :math:`x \min(1, R / |x|)`.
+    r"""A network of rows projected onto a ball, :math:`x \min(1, R / |x|)`.
 
-    Beyond the ball it is constant along rays, so that a base with heavy tails keeps them: a network
-    that grows with the distance would multiply what little mass there is by any factor. Draws from
-    far out teach it at the rim.
+    Outside the ball the output is constant along rays, so that the model keeps the heavy tails of
+    its base; a network that grows with the distance could multiply their small mass by any factor.
+    Draws far outside contribute to training at the surface of the ball.
 
     Parameters
     ----------
     network : nn.Module
-        Of rows (n, ...) to (n,).
+        From rows (n, ...) to (n,).
     radius : float > 0
         R, in units of x.
 

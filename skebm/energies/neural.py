@@ -1,4 +1,4 @@
-r"""Neural energies: a network that corrects a base which is known, E(x) = -log q(x) + f(x)."""
+r"""Neural energies: a network that corrects a tractable base, E(x) = -log q(x) + f(x)."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ from skebm.energies.derivatives import (
     value_and_input_grad_of,
 )
 
-# What is left of the precision of a base, so that a network cannot take all of it away.
+# Fraction of the precision of a base that a reconstructing network may remove, so that the model
+# stays proper.
 MARGIN = 0.95
 
 
 class Whitening(NamedTuple):
-    """Rows whose entries are comparable: y = A (x - centre), A symmetric.
+    """A whitening transform y = A (x - centre) with A symmetric.
 
     Attributes
     ----------
     centre : Tensor of shape (d,)
+        Mean of the base.
     matrix : Tensor of shape (d, d)
-        A. Far out half the squared norm of y must stay below -log q of the base: an f that takes no
-        more than that away leaves every model proper.
+        A. In the tails half the squared norm of y must be below -log q of the base: a model with
+        f(x) of at least minus that is proper.
     """
 
     centre: Tensor
@@ -42,40 +44,42 @@ class Whitening(NamedTuple):
 
 
 def whitening_of(base: Distribution | None) -> Whitening | None:
-    """How a normal distribution, a mixture or kernels whiten rows; None for any other base.
+    """The whitening by a normal distribution, a mixture or kernels; None for any other base.
 
-    By the covariance of the base as a whole, and so much less that no component is narrower.
+    A is the inverse square root of the covariance of the base, shrunk so that no component has a
+    variance above 1 in any direction.
     """
     if isinstance(base, KernelDensity):
         like = base.centres
-        share, means = base.weights.double(), base.centres.double()
+        weights, means = base.weights.double(), base.centres.double()
         covariances = base.kernel_covariances
-        portions = share.new_ones(1) if base.shares is None else base.shares.double()
+        mixing = base.mixing_weights
+        mixing_weights = weights.new_ones(1) if mixing is None else mixing.double()
     elif isinstance(base, GaussianMixture) or (
         isinstance(base, Gaussian) and base.scale_tril is not None
     ):
         like = base.mean if isinstance(base, Gaussian) else base.means
-        log_share, means, covariances = base.components()
-        share = portions = log_share.exp()
+        log_weights, means, covariances = base.components()
+        weights = mixing_weights = log_weights.exp()
     else:
         return None
-    centre = share @ means
-    between = ((means - centre) * share[:, None]).t() @ (means - centre)
-    within = (portions @ covariances.flatten(1)).view_as(covariances[0])
+    centre = weights @ means
+    between = ((means - centre) * weights[:, None]).t() @ (means - centre)
+    within = (mixing_weights @ covariances.flatten(1)).view_as(covariances[0])
     variances, axes = torch.linalg.eigh(within + between)
-    root = (axes * variances.rsqrt()) @ axes.t()
-    widest = torch.linalg.eigvalsh(root @ covariances @ root).max()
-    shrunk = root * (MARGIN / widest.clamp_min(1.0)).sqrt()
+    inverse_sqrt = (axes * variances.rsqrt()) @ axes.t()
+    widest = torch.linalg.eigvalsh(inverse_sqrt @ covariances @ inverse_sqrt).max()
+    shrunk = inverse_sqrt * (MARGIN / widest.clamp_min(1.0)).sqrt()
     return Whitening(centre.to(like), shrunk.to(like))
 
 
 class Spec(NamedTuple):
-    """What a network is built for.
+    """The specification by which a network is built.
 
     Attributes
     ----------
     shape : tuple of int
-        Shape of a row: ``(d,)``, or ``(C, H, W)`` of an image.
+        Shape of a row: ``(d,)``, or ``(C, H, W)`` for images.
     generator : torch.Generator
         Source of the initial weights.
     dtype : torch.dtype
@@ -84,10 +88,10 @@ class Spec(NamedTuple):
         Whether the network is called as ``network(x, log_sigma)``, with the logarithm of a noise
         level for each row, (n,), or as ``network(x)``.
     whitening : Whitening or None
-        How the base whitens rows; None where it does not say.
+        The whitening by the base, where it has one.
     n_classes : int or None
-        Whether the network is to return one logit for each of so many classes, (n, n_classes),
-        instead of one number a row.
+        Number of classes, for a network that returns logits, (n, n_classes), instead of one number
+        per row.
     """
 
     shape: tuple[int, ...]
@@ -99,18 +103,26 @@ class Spec(NamedTuple):
 
 
 def build_network(network: Any, spec: Spec) -> nn.Module:
-    """Make the network that ``network=`` names, on the generator's device.
+    """Build the network that ``network=`` specifies, on the generator's device.
 
     Parameters
     ----------
     network : object with ``build(spec)``, callable ``spec -> nn.Module``, or nn.Module
         A module is copied with its weights.
     spec : Spec
+        Shape of the rows, precision and output.
 
     Returns
     -------
     nn.Module
-        From rows (n, ...) to one number a row, (n,), or to logits, (n, n_classes).
+        From rows (n, ...) to one number per row, (n,), or to logits, (n, n_classes).
+
+    Raises
+    ------
+    TypeError
+        Where the result is no module.
+    ValueError
+        Where it does not take such rows, or its output has another shape.
     """
     if isinstance(network, type) and hasattr(network, "build"):
         name = network.__name__
@@ -132,7 +144,7 @@ def build_network(network: Any, spec: Spec) -> nn.Module:
 
 
 def _check_output(network: nn.Module, spec: Spec, n: int) -> None:
-    """Raise `ValueError` unless the network gives one number, or logits, for each of n rows."""
+    """Raise `ValueError` unless the network returns a number, or logits, for each of n rows."""
     x = torch.zeros(n, *spec.shape, dtype=spec.dtype, device=spec.generator.device)
     with sampling(network), torch.no_grad():
         try:
@@ -142,51 +154,51 @@ def _check_output(network: nn.Module, spec: Spec, n: int) -> None:
                 f"The network does not take rows of shape {(n, *spec.shape)}"
                 f"{' and their noise levels' if spec.noise_levels else ''}: {error}"
             ) from error
-    found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    returned = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
     if spec.n_classes is not None:
-        if found != (n, spec.n_classes):
+        if returned != (n, spec.n_classes):
             raise ValueError(
                 f"The network must return logits, of shape {(n, spec.n_classes)} for {n} rows and "
-                f"{spec.n_classes} classes, but returned {found}: end it with a layer of "
+                f"{spec.n_classes} classes, but returned {returned}: end it with a layer of "
                 f"{spec.n_classes} units."
             )
-    elif found != (n,):
+    elif returned != (n,):
         raise ValueError(
-            f"The network must return one number a row, of shape ({n},) for rows of shape "
-            f"{(n, *spec.shape)}, but returned {found}: end it with a layer of one unit and "
-            "squeeze(1) that."
+            f"The network must return one number per row, of shape ({n},) for rows of shape "
+            f"{(n, *spec.shape)}, but returned {returned}: end it with a layer of one unit and "
+            "squeeze(1)."
         )
 
 
 class NeuralEnergy(Energy):
-    r"""A network on top of a base, :math:`E(x) = -\log q(x) + f(x)`.
+    r"""A network that corrects a base, :math:`E(x) = -\log q(x) + f(x)`.
 
-    With f = 0 the model is the base, normalised. As long as f grows slower than
-    :math:`-\log q`, as networks of bounded slope do on top of normal distributions, the model is
-    proper whatever the weights.
+    With f = 0 the model is the base, which is normalised. If f grows more slowly than
+    :math:`-\log q`, as networks of bounded gradient do with a normal base, the model is proper for
+    any weights.
 
-    With `noise_levels` the energy is one of noisy rows and of the level of the noise for each row,
-    in standard deviations, ``cond`` of shape (n,):
+    With `noise_levels` the energy is that of noisy rows, conditional on the noise level of each
+    row, ``cond`` of shape (n,) in units of x:
 
     .. math:: E(x, \sigma) = -\log (q * N(0, \sigma^2 I))(x)
         + \tfrac1\sigma f(x / \sqrt{1 + \sigma^2}, \log \sigma) ,
 
-    where q is a normal distribution. Scaled so, slopes of f are of order one at all levels [1]_.
-    Without ``cond`` it is the energy at the smallest one.
+    where q is a normal distribution. With this scaling gradients of f are of order one at all
+    levels [1]_. Without ``cond`` the smallest level is used.
 
     Parameters
     ----------
     network : nn.Module
-        From rows to one number a row, (n,).
+        From rows to one number per row, (n,).
     domain : Domain
-        Of flat rows: real, binary or one-hot ones. The network is a function of real numbers
-        everywhere, so that samplers for discrete rows can follow its gradient.
+        Of flat real, binary or one-hot rows. The network is defined for real numbers, so that
+        samplers for discrete rows can use its gradient.
     base : Distribution or None, default=None
         q on the same domain, normalised; None leaves it out.
     image_shape : tuple of int or None, default=None
-        Shape in which the network sees rows.
+        Shape in which the network takes rows.
     noise_levels : tuple of float or None, default=None
-        Smallest and largest level.
+        Smallest and largest noise level, in units of x.
 
     References
     ----------
@@ -221,70 +233,73 @@ class NeuralEnergy(Energy):
         if noise_levels is not None and base is not None:
             if not isinstance(base, Gaussian):
                 raise ValueError(
-                    f"Noise levels need a normal base, whose noisy rows are normal, not {base!r}."
+                    f"Noise levels need a normal base, because its noisy rows are normal, not "
+                    f"{base!r}."
                 )
             self.noisy_base = NoisyNormal(base)
 
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:
         if self.noise_levels is None:
-            value = self.network(self.seen(x))
+            value = self.network(self.as_input(x))
             return value if self.base is None else value - self.base.log_prob(x)
-        sigma, log_sigma, shrink = self._level(x, cond)
-        value = self.network(self.seen(x * shrink), log_sigma) / sigma
+        sigma, log_sigma, shrink = self._noise_scaling(x, cond)
+        value = self.network(self.as_input(x * shrink), log_sigma) / sigma
         return value if self.noisy_base is None else value - self.noisy_base(x, sigma).value
 
     def trained(self, x: Tensor) -> Tensor:
-        """f(x), (n,), where there is one level of noise at most; the base is known."""
-        return self(x) if self.noise_levels is not None else self.network(self.seen(x))
+        """The part that depends on the weights: f(x), (n,), or E(x) with noise levels."""
+        return self(x) if self.noise_levels is not None else self.network(self.as_input(x))
 
     def correction(self, x: Tensor) -> Tensor:
-        """f(x), (n,), likewise."""
+        """E(x) + log q(x), (n,): f(x) without noise levels."""
         return self.trained(x) if self.noise_levels is None else super().correction(x)
 
     def value_and_grad(self, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
         if torch.is_inference_mode_enabled():
             return super().value_and_grad(x, cond)
         with torch.no_grad():
-            found = self.value_and_input_grad(x, cond)
-        return found.value.detach(), found.grad.detach()
+            value, grad = self.value_and_input_grad(x, cond)
+        return value.detach(), grad.detach()
 
     def value_and_input_grad(
         self, x: Tensor, cond: Any = None, without: Tensor | None = None
     ) -> ValueAndInputGrad:
         """Energy (n,) and its gradient (n, d), differentiable with respect to the weights.
 
-        `without` are the centres, (n,), that a base of kernels leaves out.
+        `without` are the centres, (n,), that a kernel density as base leaves out.
         """
         if self.noise_levels is None:
-            value, slope = value_and_input_grad_of(self.network, self.seen(x))
-            slope = slope.reshape(x.shape)
+            value, grad = value_and_input_grad_of(self.network, self.as_input(x))
+            grad = grad.reshape(x.shape)
             if self.base is None:
-                return ValueAndInputGrad(value, slope)
+                return ValueAndInputGrad(value, grad)
             if without is None:
-                log_q, pull = self.base.log_prob_and_score(x)
+                log_q, score = self.base.log_prob_and_score(x)
             else:
-                log_q, pull = self._kernels.log_prob_and_score(x, without)
-            return ValueAndInputGrad(value - log_q, slope - pull)
-        sigma, log_sigma, shrink = self._level(x, cond)
-        value, slope = value_and_input_grad_of(self.network, self.seen(x * shrink), log_sigma)
-        value, slope = value / sigma, slope.reshape(x.shape) * (shrink / sigma[:, None])
+                log_q, score = self._kernels.log_prob_and_score(x, without)
+            return ValueAndInputGrad(value - log_q, grad - score)
+        sigma, log_sigma, shrink = self._noise_scaling(x, cond)
+        value, grad = value_and_input_grad_of(self.network, self.as_input(x * shrink), log_sigma)
+        value, grad = value / sigma, grad.reshape(x.shape) * (shrink / sigma[:, None])
         if self.noisy_base is None:
-            return ValueAndInputGrad(value, slope)
-        log_q, pull = self.noisy_base(x, sigma)
-        return ValueAndInputGrad(value - log_q, slope - pull)
+            return ValueAndInputGrad(value, grad)
+        log_q, score = self.noisy_base(x, sigma)
+        return ValueAndInputGrad(value - log_q, grad - score)
 
     def input_grad(self, x: Tensor, cond: Any = None, without: Tensor | None = None) -> Tensor:
-        """The gradient of :meth:`slopes` alone: the base need not be evaluated."""
+        """The gradient of :meth:`value_and_input_grad`, without evaluating log q."""
         if self.noise_levels is not None or self.base is None:
             return self.value_and_input_grad(x, cond).grad
-        pull = self.base.score(x) if without is None else self._kernels.score(x, without)
-        return value_and_input_grad_of(self.network, self.seen(x)).grad.reshape(x.shape) - pull
+        score = self.base.score(x) if without is None else self._kernels.score(x, without)
+        return value_and_input_grad_of(self.network, self.as_input(x)).grad.reshape(x.shape) - score
 
     @property
     def _kernels(self) -> KernelDensity:
-        """The base, of which centres can be left out."""
+        """The base, if it is a kernel density; else `TypeError`."""
         if not isinstance(self.base, KernelDensity):
-            raise TypeError(f"Only a base of kernels has centres to leave out, not {self.base!r}.")
+            raise TypeError(
+                f"Only a kernel density as base has centres to leave out, not {self.base!r}."
+            )
         return self.base
 
     def second_derivatives(
@@ -293,36 +308,34 @@ class NeuralEnergy(Energy):
         """Gradient (n, d), and the sum of second derivatives along directions, (n,)."""
         base: Any = self.base
         if self.noise_levels is None:
-            slope, second_derivative = second_derivatives_of(self.network, self.seen(x), directions)
-            slope = slope.reshape(x.shape)
+            grad, second = second_derivatives_of(self.network, self.as_input(x), directions)
+            grad = grad.reshape(x.shape)
         else:
-            sigma, log_sigma, shrink = self._level(x, None)
-            slope, second_derivative = second_derivatives_of(
-                self.network, self.seen(x * shrink), directions, log_sigma
+            sigma, log_sigma, shrink = self._noise_scaling(x, None)
+            grad, second = second_derivatives_of(
+                self.network, self.as_input(x * shrink), directions, log_sigma
             )
-            slope = slope.reshape(x.shape) * (shrink / sigma[:, None])
-            second_derivative = second_derivative * shrink[:, 0].square() / sigma
+            grad = grad.reshape(x.shape) * (shrink / sigma[:, None])
+            second = second * shrink[:, 0].square() / sigma
             base = self.noisy_base and self.noisy_base.at(self.noise_levels[0])
         if base is None:
-            return DirectionalDerivatives(slope, second_derivative)
+            return DirectionalDerivatives(grad, second)
         of_base = _second_derivatives_of_base(base, x, directions, without)
-        return DirectionalDerivatives(
-            slope - of_base.grad, second_derivative - of_base.second_derivative
-        )
+        return DirectionalDerivatives(grad - of_base.grad, second - of_base.second_derivative)
 
-    def seen(self, x: Tensor) -> Tensor:
-        """Rows in the shape in which the network takes them."""
+    def as_input(self, x: Tensor) -> Tensor:
+        """Flat rows in the shape in which the network takes them."""
         return x if self.image_shape is None else x.unflatten(1, self.image_shape)
 
-    def _level(self, x: Tensor, cond: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Levels (n,), their logarithms, and what rows are multiplied by, (n, 1)."""
+    def _noise_scaling(self, x: Tensor, cond: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Noise levels (n,), their logarithms, and the factors that scale the rows, (n, 1)."""
         assert self.noise_levels is not None
         sigma = x.new_full(x.shape[:1], self.noise_levels[0]) if cond is None else cond
         return sigma, sigma.log(), (1 + sigma.square()).rsqrt()[:, None]
 
 
 class NoisyNormal(nn.Module):
-    """A normal distribution blurred by noise of another level for each row."""
+    """A normal distribution convolved with normal noise of a different level for each row."""
 
     mean: Tensor
     variances: Tensor
@@ -335,37 +348,38 @@ class NoisyNormal(nn.Module):
             assert base.scale is not None
             variances, axes = base.scale.flatten().square(), torch.eye(len(mean)).to(mean)
         else:
-            root = base.scale_tril.double()
-            variances, axes = torch.linalg.eigh(root @ root.t())
+            scale_tril = base.scale_tril.double()
+            variances, axes = torch.linalg.eigh(scale_tril @ scale_tril.t())
         self.register_buffer("mean", mean.clone(), persistent=False)
         self.register_buffer("variances", variances.to(mean), persistent=False)
         self.register_buffer("axes", axes.to(mean), persistent=False)
 
     def forward(self, x: Tensor, sigma: Tensor) -> ValueAndInputGrad:
-        """Log-density of each row at its level, and its gradient."""
-        spread = self.variances + sigma[:, None].square()
-        along = (x - self.mean) @ self.axes
-        pull = along / spread
-        log_det = (2 * math.pi * spread).log().sum(1)
-        return ValueAndInputGrad(-((along * pull).sum(1) + log_det) / 2, -pull @ self.axes.t())
+        """Log-density of each row at its noise level, (n,), and the score, (n, d)."""
+        variances = self.variances + sigma[:, None].square()
+        projected = (x - self.mean) @ self.axes
+        scaled = projected / variances
+        log_det = (2 * math.pi * variances).log().sum(1)
+        value = -((projected * scaled).sum(1) + log_det) / 2
+        return ValueAndInputGrad(value, -scaled @ self.axes.t())
 
     def at(self, sigma: float) -> Gaussian:
-        """The distribution at one level."""
-        spread = self.variances.double() + sigma**2
+        """The distribution at one noise level."""
+        variances = self.variances.double() + sigma**2
         axes = self.axes.double()
-        found = Gaussian(self.mean.double(), covariance=(axes * spread) @ axes.t())
-        return found.to(self.mean.device, self.mean.dtype)
+        noisy = Gaussian(self.mean.double(), covariance=(axes * variances) @ axes.t())
+        return noisy.to(self.mean.device, self.mean.dtype)
 
 
 def _second_derivatives_of_base(
     base: Any, x: Tensor, directions: Tensor, without: Tensor | None
 ) -> DirectionalDerivatives:
-    """Gradient of log q and its second derivatives along directions; without a graph."""
+    """Score of the base and second derivatives of log q along directions; detached."""
     with torch.enable_grad():
         x = x.detach().requires_grad_(True)
         log_q = base.log_prob(x) if without is None else base.log_prob(x, without)
         if not log_q.requires_grad:  # uniform
             return DirectionalDerivatives(torch.zeros_like(x), x.new_zeros(len(x)))
-        slope = autograd_grad(log_q, x)
-        second_derivative = second_derivative_of_grad(slope, x, directions)
-    return DirectionalDerivatives(slope.detach(), second_derivative.detach())
+        score = autograd_grad(log_q, x)
+        second_derivative = second_derivative_of_grad(score, x, directions)
+    return DirectionalDerivatives(score.detach(), second_derivative.detach())

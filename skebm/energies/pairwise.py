@@ -1,4 +1,4 @@
-r"""Pairwise energies: Boltzmann machines without hidden units, and the Ising model on a grid."""
+r"""Pairwise energies: fully visible Boltzmann machines and the Ising model on a grid."""
 
 from __future__ import annotations
 
@@ -9,41 +9,44 @@ from torch import Tensor, nn
 
 from skebm.base import Binary, PairwiseEnergy
 
-# Neighbours are gathered by index where each column has this many times fewer than there are
-# columns: 43 us against 315 for 100 rows of a 20 x 20 grid on one thread.
-GATHER_SHARE = 16
+# Neighbours are gathered by index if the largest degree times this is below the number of columns:
+# 43 us instead of 315 for 100 rows of a 20 x 20 grid on one thread.
+GATHER_RATIO = 16
 ALL = slice(None)
 
 
 class BoltzmannMachine(PairwiseEnergy):
-    r"""Boltzmann machine of visible binary units, any two of which may be coupled.
+    r"""Fully visible Boltzmann machine of binary units.
 
     .. math::
         E(x) = c - \tfrac12 x^\top J x - b^\top x, \qquad x \in \{0, 1\}^d, \qquad
         \log\frac{p(x_i = 1 \mid x_{-i})}{p(x_i = 0 \mid x_{-i})} = b_i + \sum_j J_{ij} x_j .
 
-    J is symmetric with an empty diagonal and stays so in training: the parameter holds one number
-    for each edge, a pair of columns that may be coupled. Pairs without one stay uncoupled.
+    J is symmetric with a zero diagonal, also in training: the parameter has one entry for each edge
+    of the graph of couplings. Pairs of columns without an edge stay uncoupled.
 
     Parameters
     ----------
     coupling : array-like of shape (d, d)
-        W of the term :math:`-x^\top W x / 2`, symmetric or not: J is its symmetric part, and as
+        W of the term :math:`-x^\top W x / 2`, symmetric or not: J is its symmetric part, and since
         :math:`x_i^2 = x_i`, its diagonal is a bias :math:`W_{ii} / 2`. Sets precision and device.
     bias : array-like of shape (d,) or None, default=None
         b; ``None`` is zero.
     edges : array-like of bool of shape (d, d) or None, default=None
-        Pairs that may be coupled, marked on either side of the diagonal, which is not read.
-        ``None`` is where J is not zero, so a machine trained from zero must be given its edges.
+        Adjacency matrix of the pairs that may be coupled, marked on either side of the diagonal,
+        which is ignored. ``None`` takes the nonzero entries of J, so that training from zero
+        couplings needs `edges`.
     offset : float, default=0.0
         The constant c, not trained.
 
     Attributes
     ----------
     weight : Parameter of shape (n_edges,)
-        J of each edge i < j, row by row; a state dict fits machines with the same edges.
+        J of each edge i < j, row by row; a state dict can be loaded by models with the same edges.
     bias : Parameter of shape (d,)
+        b, with the contributions of the diagonal of W.
     offset : Tensor of shape ()
+        c.
 
     References
     ----------
@@ -57,13 +60,13 @@ class BoltzmannMachine(PairwiseEnergy):
     >>> energy = BoltzmannMachine([[0.0, 2.0, 0.0], [2.0, 0.0, -1.0], [0.0, -1.0, 0.0]])
     >>> energy(torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])).tolist()
     [-2.0, -1.0]
-    >>> energy.colours  # the outer columns are independent given the one between them
+    >>> energy.colours  # columns 0 and 2 are independent given column 1
     (tensor([1]), tensor([0, 2]))
     """
 
     offset: Tensor
-    number: Tensor
-    coupled: Tensor
+    edge_index: Tensor
+    mask: Tensor
     order: Tensor
     neighbours: Tensor | None
 
@@ -75,57 +78,57 @@ class BoltzmannMachine(PairwiseEnergy):
         if edges is not None:
             marked = _like(pairs, edges, "edges")
             if (pairs & ~(marked | marked.t())).any():
-                raise ValueError("coupling must be zero off the edges.")
+                raise ValueError("coupling must be zero where there is no edge.")
             pairs = (marked | marked.t()).fill_diagonal_(False)
         self.domain = Binary((len(W),))
         self.weight = nn.Parameter(J[pairs.triu()])
         self.bias = nn.Parameter(_like(W[0], bias, "bias") + W.diagonal() / 2)
-        # A double scalar: it does not promote rows of single precision, nor is it rounded to them.
+        # A scalar of double precision is not rounded, and does not promote float32 rows.
         self.register_buffer("offset", _like(W[0, 0].double(), offset, "offset"))
         self._index(pairs)
 
     def _index(self, pairs: Tensor) -> None:
-        """Tables of each column's weights, (d, d) or (d, largest degree), and the colours."""
-        neighbours, coupled = None, pairs
-        number = pairs.triu().flatten().cumsum(0).view_as(pairs).sub_(1).triu_(1).clamp_(min=0)
-        number += number.t().clone()
+        """Store index tables of the edges, (d, d) or (d, largest degree), and the colouring."""
+        neighbours, mask = None, pairs
+        index = pairs.triu().flatten().cumsum(0).view_as(pairs).sub_(1).triu_(1).clamp_(min=0)
+        index += index.t().clone()
         degree = pairs.sum(1, keepdim=True)
         largest = int(degree.max())
-        if 0 < largest * GATHER_SHARE < len(pairs):
-            coupled = torch.arange(largest, device=pairs.device) < degree
-            neighbours = number.new_zeros(coupled.shape)
-            neighbours[coupled] = pairs.nonzero()[:, 1]  # both run through the pairs row by row
-            number = number.gather(1, neighbours)
+        if 0 < largest * GATHER_RATIO < len(pairs):
+            mask = torch.arange(largest, device=pairs.device) < degree
+            neighbours = index.new_zeros(mask.shape)
+            neighbours[mask] = pairs.nonzero()[:, 1]  # both list the pairs row by row
+            index = index.gather(1, neighbours)
         colour = _colouring(pairs.cpu())
         self._sizes = colour.bincount().tolist()
         order = colour.argsort(stable=True).to(pairs.device)
-        tables = {"neighbours": neighbours, "number": number, "coupled": coupled, "order": order}
+        tables = {"neighbours": neighbours, "edge_index": index, "mask": mask, "order": order}
         for name, table in tables.items():
             self.register_buffer(name, table, persistent=False)
 
     @property
     def colours(self) -> tuple[Tensor, ...]:
-        """Groups of uncoupled columns, to be drawn at once; each column is in one.
+        """A partition of the columns into groups without couplings, which are sampled jointly.
 
-        Two for every bipartite graph, such as a grid of even sides, d where all are coupled.
+        There are two for a bipartite graph, such as a grid of even sides, and d for a complete one.
         """
         return self.order.split(self._sizes)
 
     @property
     def coupling(self) -> Tensor:
-        """J, (d, d), put together anew at each access; :meth:`logits` does without."""
+        """J, (d, d), built at each access; :meth:`logits` does not need it."""
         values, d = self._weights(ALL), len(self.bias)
         if self.neighbours is None:
             return values
         return values.new_zeros(d, d).scatter_add(1, self.neighbours, values)
 
     def _weights(self, columns: Any) -> Tensor:
-        """Rows of J, (k, d), or where neighbours are gathered their weights, (k, degree)."""
-        number = self.number[columns]
+        """Rows of J, (k, d), or with gathered neighbours their couplings, (k, degree)."""
+        index = self.edge_index[columns]
         if not len(self.weight):
-            return self.weight.new_zeros(number.shape)
-        values = self.weight.index_select(0, number.flatten()).view(number.shape)
-        return values * self.coupled[columns]
+            return self.weight.new_zeros(index.shape)
+        values = self.weight.index_select(0, index.flatten()).view(index.shape)
+        return values * self.mask[columns]
 
     def logits(self, x: Tensor, columns: Tensor | None = None) -> Tensor:
         """Log-odds of a one in each of `columns` (all by default) given the others, (n, k)."""
@@ -133,16 +136,16 @@ class BoltzmannMachine(PairwiseEnergy):
         weights, bias = self._weights(chosen), self.bias[chosen]
         if self.neighbours is None:
             return torch.addmm(bias, x, weights.t())
-        near = self.neighbours[chosen]
-        if torch.is_grad_enabled():  # differentiable twice, which embedding_bag is not
-            units = x.t().index_select(0, near.flatten()).view(*near.shape, len(x))
+        index = self.neighbours[chosen]
+        if torch.is_grad_enabled():  # twice differentiable, which embedding_bag is not
+            units = x.t().index_select(0, index.flatten()).view(*index.shape, len(x))
             return (units * weights.unsqueeze(2)).sum(1).t() + bias
         units = x.t().contiguous()
-        field = nn.functional.embedding_bag(near, units, per_sample_weights=weights, mode="sum")
+        field = nn.functional.embedding_bag(index, units, per_sample_weights=weights, mode="sum")
         return field.t() + bias
 
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:
-        """c - x'Jx / 2 - b'x, (n,), a polynomial in real x; there is no condition to read."""
+        """c - x'Jx / 2 - b'x, (n,), defined for real x as well; `cond` is not used."""
         return self.offset - (x * (self.logits(x) + self.bias)).sum(1) / 2
 
     @torch.no_grad()
@@ -157,10 +160,11 @@ class BoltzmannMachine(PairwiseEnergy):
 
     @classmethod
     def from_spins(cls, coupling: Any, field: Any = None, offset: float = 0.0) -> BoltzmannMachine:
-        r"""The machine of a spin energy :math:`c - s^\top J s / 2 - h^\top s`, with s = 2x - 1.
+        r"""From a spin energy :math:`c - s^\top J s / 2 - h^\top s`, with s = 2x - 1.
 
-        `coupling` (d, d), symmetric or not, has a constant on its diagonal; `field` (d,) is zero by
-        default. The machine's `offset` takes all constants: its energies and log Z are the spins'.
+        The diagonal of `coupling` (d, d), symmetric or not, adds a constant; `field` (d,) is zero
+        by default. Constants are part of `offset`, so that energies and log Z are those of the
+        spins.
         """
         W = _matrix(coupling)
         h = _like(W[0], field, "field").double()
@@ -189,10 +193,10 @@ def ising_grid(
 
     .. math:: E(s) = -K \sum_{\langle i, j \rangle} s_i s_j - h \sum_i s_i
 
-    A pair is a site with the next in its row or column. Round a side of 2 both ways lead to the
-    same neighbour and the pair counts twice, as on the torus of transfer matrices; a side of 1 has
-    no pairs, as no site is its own neighbour, so a periodic grid of one row is a ring. The infinite
-    grid is critical at :math:`K = \log(1 + \sqrt 2) / 2` (Onsager, 1944, Physical Review 65).
+    The sum is over nearest neighbours. On a periodic side of 2 the two neighbours of a site in
+    either direction are the same and their pair counts twice, as in transfer matrices; a side of 1
+    has no pairs, so that a periodic grid of one row is a ring. The infinite grid is critical at
+    :math:`K = \log(1 + \sqrt 2) / 2` (Onsager, 1944, Physical Review 65).
 
     Parameters
     ----------
@@ -218,8 +222,8 @@ def ising_grid(
     pairs = torch.zeros(site.numel(), site.numel(), dtype=dtype)
     for axis, side in enumerate(site.shape):
         n_pairs = side if periodic and side > 1 else side - 1
-        here, there = (s.narrow(axis, 0, n_pairs).flatten() for s in (site, site.roll(-1, axis)))
-        pairs[here, there] += 1
+        one, other = (s.narrow(axis, 0, n_pairs).flatten() for s in (site, site.roll(-1, axis)))
+        pairs[one, other] += 1
     fields = torch.full((site.numel(),), float(field), dtype=dtype)
     return BoltzmannMachine.from_spins(coupling * (pairs + pairs.t()), fields)
 
@@ -237,26 +241,26 @@ def _like(model: Tensor, values: Any, name: str) -> Tensor:
     """Finite values in the shape, dtype and device of `model`; zeros for None."""
     if values is None:
         return torch.zeros_like(model)
-    found = torch.as_tensor(values, dtype=model.dtype, device=model.device).detach()
-    if found.shape != model.shape:
-        raise ValueError(f"{name} must have shape {tuple(model.shape)}, not {tuple(found.shape)}.")
-    if not found.isfinite().all():
+    tensor = torch.as_tensor(values, dtype=model.dtype, device=model.device).detach()
+    if tensor.shape != model.shape:
+        raise ValueError(f"{name} must have shape {tuple(model.shape)}, not {tuple(tensor.shape)}.")
+    if not tensor.isfinite().all():
         raise ValueError(f"{name} must be finite.")
-    return found
+    return tensor
 
 
 def _colouring(pairs: Tensor) -> Tensor:
-    """Colour of each column, (d,): greedy, first those that see most colours, then by degree.
+    """Colour of each column, (d,), by DSatur: greedy by saturation, then by degree.
 
-    Two colours on any bipartite graph (Brélaz, 1979, CACM 22), where degrees alone may need more.
+    It needs two colours on any bipartite graph (Brélaz, 1979, CACM 22).
     """
     degree, d = pairs.sum(1), len(pairs)
-    seen = torch.zeros(d, int(degree.max()) + 1, dtype=torch.bool)
+    used = torch.zeros(d, int(degree.max()) + 1, dtype=torch.bool)  # by neighbours of each column
     colour, rank = torch.zeros(d, dtype=torch.int64), degree.clone()
     for _ in range(d):
         i = int(rank.argmax())
-        colour[i] = own = int((~seen[i]).byte().argmax())
+        colour[i] = own = int((~used[i]).byte().argmax())
         rank[i] = -1
-        rank[pairs[i] & ~seen[:, own] & (rank >= 0)] += d
-        seen[pairs[i], own] = True
+        rank[pairs[i] & ~used[:, own] & (rank >= 0)] += d
+        used[pairs[i], own] = True
     return colour

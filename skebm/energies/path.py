@@ -1,4 +1,4 @@
-r"""The path of distributions between a base that is known and the model."""
+r"""Annealing paths: bridge distributions between a tractable base and the model."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from skebm.base import BipartiteEnergy, Energy, PairwiseEnergy
 from skebm.distributions import Distribution, IndependentBernoulli
 from skebm.energies.bipartite import Bernoulli, BernoulliRBM, Tilted
 
-# Ratios between 1/2 and 2 that single precision can multiply.
+# Factors between 1/2 and 2 whose product neither overflows nor underflows in single precision.
 GROUP = 100
 
 
 def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
-    r"""The path from `base` to `energy` that keeps what conditionals the energy has.
+    r"""The path from `base` to `energy` that keeps the conditionals of the energy.
 
-    Bipartite and pairwise energies stay what they are, so that :class:`skebm.samplers.Gibbs` takes
-    every distribution on the way, if they start from independent columns (or from the base that
-    they correct). Any other pair becomes :math:`\beta E(x) - (1 - \beta) \log q(x)`.
+    From independent columns (or from the base that it corrects) the bridge distributions of a
+    bipartite or pairwise energy are of the same kind, so that :class:`skebm.samplers.Gibbs` samples
+    them. Any other pair has the geometric path :math:`\beta E(x) - (1 - \beta) \log q(x)`.
 
     Parameters
     ----------
     energy : Energy
+        The end of the path.
     base : Distribution
-        On rows of the same domain.
+        The start of the path, on rows of the same domain.
 
     Returns
     -------
@@ -57,7 +58,7 @@ class AnnealingPath(abc.ABC):
     Attributes
     ----------
     log_z0 : float
-        log of the normaliser at 0.
+        Log of the normaliser at 0, in nats.
     """
 
     log_z0: float = 0.0
@@ -67,24 +68,24 @@ class AnnealingPath(abc.ABC):
 
     @abc.abstractmethod
     def at(self, beta: float) -> Energy:
-        """The distribution at `beta`, as an energy of its own."""
+        """The bridge distribution at `beta`, as an energy."""
 
     @abc.abstractmethod
     def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
         """log of the unnormalised marginal at `new` over that at `old`, (n,) in float64."""
 
     def hidden_layer(self, x: Tensor, beta: float, generator: torch.Generator) -> Tensor | None:
-        """A hidden layer drawn given x at `beta`, where the path has seen x already."""
+        """A hidden layer drawn given x at `beta`, or None unless :meth:`log_ratio` had this x."""
         return None
 
 
 class BipartitePath(AnnealingPath):
-    r"""From a base q to a bipartite binary energy, hidden units being free at 0.
+    r"""From a base q to a bipartite binary energy, with uniform hidden units at 0.
 
     .. math:: p_\beta(x, h) \propto q(x)^{1 - \beta} \exp\bigl(-\beta E(x, h)\bigr)
 
-    Independent columns enter without their normaliser, as fields. A base that is a part of the
-    energy stays, and the energy's correction of it is what is tempered.
+    Independent columns enter as fields, without their normaliser. Where the base is a part of the
+    energy, only the correction of it is tempered.
     """
 
     energy: Any
@@ -95,7 +96,7 @@ class BipartitePath(AnnealingPath):
         self.log_z0 = energy.hidden_domain.log_n_states
         if not self.corrects:
             self.log_z0 += float(base.log_normaliser.double())
-        self._seen: tuple[Any, Any] = None, None
+        self._cache: tuple[Any, Any] = None, None  # the last rows and their hidden fields
 
     def at(self, beta: float) -> BipartiteEnergy:
         if self.corrects:
@@ -111,9 +112,9 @@ class BipartitePath(AnnealingPath):
         if not self.corrects:
             unary = unary - self.base.logits
         field = self.energy.hidden_field(x)
-        self._seen = x, field
-        # softplus(z) = max(z, 0) - log sigmoid(|z|): no difference of large numbers, and one
-        # logarithm for many units.
+        self._cache = x, field
+        # softplus(z) = max(z, 0) - log sigmoid(|z|) avoids the difference of large numbers and
+        # needs one logarithm for many units.
         size = field.abs()
         change = (old * size).sigmoid_().div_((new * size).sigmoid_())
         logs = torch.stack([part.prod(1) for part in change.split(GROUP, 1)]).log()
@@ -123,14 +124,14 @@ class BipartitePath(AnnealingPath):
         return (new - old) * linear.double() + logs.double().sum(0)
 
     def hidden_layer(self, x: Tensor, beta: float, generator: torch.Generator) -> Tensor | None:
-        seen, field = self._seen
-        if seen is not x:
+        rows, field = self._cache
+        if rows is not x:
             return None
         return Bernoulli((beta * field).sigmoid_()).sample(generator)
 
 
 class PairwisePath(AnnealingPath):
-    r"""From independent columns to a pairwise binary energy: fields and couplings grow together.
+    r"""From independent columns to a pairwise binary energy, linear in its parameters.
 
     .. math:: p_\beta(x) \propto \exp\bigl((1 - \beta) a^\top x - \beta E(x)\bigr)
     """
@@ -170,7 +171,7 @@ class TiltedPairwise(PairwiseEnergy):
 
     @property
     def colours(self) -> tuple[Tensor, ...]:
-        """Those of the energy."""
+        """The colouring of the energy."""
         return self.energy.colours
 
     def logits(self, x: Tensor, columns: Tensor | None = None) -> Tensor:
@@ -182,7 +183,7 @@ class TiltedPairwise(PairwiseEnergy):
 
 
 class Parts(NamedTuple):
-    """Energy and log q of rows, with their gradients where those were asked for."""
+    """Energy and log q of rows, with their gradients where needed."""
 
     energy: Tensor
     log_q: Tensor
@@ -195,59 +196,59 @@ class GeometricPath(AnnealingPath):
 
     .. math:: p_\beta(x) \propto q(x)^{1 - \beta} \exp\bigl(-\beta E(x)\bigr)
 
-    Energy and base are evaluated once for a row, whatever the temperatures they are asked at.
+    Energy and base are evaluated once for the same rows, for all temperatures.
     """
 
     def __init__(self, energy: Energy, base: Any):
         super().__init__(energy, base)
-        self._seen: tuple[Tensor | None, Any] = None, None
+        self._cache: tuple[Tensor | None, Any] = None, None  # the last rows and their parts
 
     def at(self, beta: float) -> Energy:
         return Geometric(self, beta)
 
     def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
-        found = self.parts(x)
-        return (old - new) * (found.energy.double() + found.log_q.double())
+        parts = self.parts(x)
+        return (old - new) * (parts.energy.double() + parts.log_q.double())
 
     def parts(self, x: Tensor, with_grad: bool = False) -> Parts:
-        """Energy and log q of rows, those seen last from memory."""
-        seen, found = self._seen
-        if seen is x and not (with_grad and found.energy_grad is None):
-            return found
+        """Energy and log q of rows; cached for the last ones."""
+        rows, parts = self._cache
+        if rows is x and not (with_grad and parts.energy_grad is None):
+            return parts
         if with_grad:
             value, grad = self.energy.value_and_grad(x)
             with torch.enable_grad():
                 at = x.detach().requires_grad_(True)
                 log_q = self.base.log_prob(at)
-                slope = torch.zeros_like(x)
+                score = torch.zeros_like(x)
                 if log_q.requires_grad:
-                    (slope,) = torch.autograd.grad(log_q.sum(), at)
-            found = Parts(value, log_q.detach(), grad, slope)
+                    (score,) = torch.autograd.grad(log_q.sum(), at)
+            parts = Parts(value, log_q.detach(), grad, score)
         else:
-            found = Parts(self.energy(x).detach(), self.base.log_prob(x))
-        self._seen = x, found
-        return found
+            parts = Parts(self.energy(x).detach(), self.base.log_prob(x))
+        self._cache = x, parts
+        return parts
 
 
 class Geometric(Energy):
-    r"""One distribution of a :class:`GeometricPath`: :math:`\beta E(x) - (1 - \beta) \log q(x)`."""
+    r"""A bridge of a :class:`GeometricPath`: :math:`\beta E(x) - (1 - \beta) \log q(x)`."""
 
     def __init__(self, path: GeometricPath, beta: float):
         super().__init__()
         self.domain = path.energy.domain
-        self.energy = path.energy  # a submodule, so that its mode is kept
+        self.energy = path.energy  # as a submodule, so that its training mode is restored
         self.path, self.beta = path, beta
 
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:
         if torch.is_grad_enabled():
             return self.beta * self.energy(x) - (1 - self.beta) * self.path.base.log_prob(x)
-        found = self.path.parts(x)
-        return self._mixed(found.energy, found.log_q)
+        parts = self.path.parts(x)
+        return self._mixed(parts.energy, parts.log_q)
 
     def value_and_grad(self, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
-        found: Any = self.path.parts(x, with_grad=True)
-        value = self._mixed(found.energy, found.log_q)
-        return value, self._mixed(found.energy_grad, found.log_q_grad)
+        parts: Any = self.path.parts(x, with_grad=True)
+        value = self._mixed(parts.energy, parts.log_q)
+        return value, self._mixed(parts.energy_grad, parts.log_q_grad)
 
     def _mixed(self, energy: Tensor, log_q: Tensor) -> Tensor:
         return self.beta * energy - (1 - self.beta) * log_q

@@ -1,4 +1,4 @@
-"""A density ratio in steps: from noise to data through waymarks, distributions near each other."""
+"""Telescoping density-ratio estimation: the ratio of data to noise through bridge distributions."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from torch import Tensor, nn
 
 from skebm.distributions import Gaussian
 
-# Ratios of noise to data for which waymarks are computed, in powers of e; narrower data than that
-# part of the noise are a point to single precision.
-FARTHEST, N_COPIES = 15.0, 1501
-# Length of a step, at most: the square of it is the symmetric divergence in nats, and a classifier
-# of two distributions 4 nats apart (2 in either direction) is right five times out of six.
-LONGEST = 2.0
-# Length of a radian of the path, at least.
-LEAST_TURN = 0.1
+# Largest absolute logarithm of b / a on the grid of the path, and its number of points; narrower
+# data than that, relative to the noise, are a point in single precision.
+MAX_LOG_RATIO, N_GRID = 15.0, 1501
+# Longest step. Its square is the symmetric divergence in nats; a classifier of two distributions
+# 4 nats apart (2 in either direction) is right five times out of six.
+MAX_STEP = 2.0
+# Least length of a radian of the path.
+MIN_LENGTH_PER_RADIAN = 0.1
 
 
 class Waymarks(NamedTuple):
-    r"""Distributions between data and noise, :math:`x_k = a_k x_0 + b_k x_1`.
+    r"""Bridge distributions between data and noise, :math:`x_k = a_k x_0 + b_k x_1`.
 
     Attributes
     ----------
-    shares : ndarray of shape (K + 1, 2)
+    coefficients : ndarray of shape (K + 1, 2)
         :math:`a_k, b_k`, from (1, 0) to (0, 1).
     centres : ndarray of shape (K + 1, d)
-    whiteners : ndarray of shape (K + 1, d, d)
-        :math:`y = (x - m_k) W_k` has mean 0 and covariance 1 where x has the moments of
-        :math:`x_k`.
+        Means :math:`m_k`.
+    whitening_matrices : ndarray of shape (K + 1, d, d)
+        Symmetric inverse square roots :math:`W_k` of the covariances: :math:`y = (x - m_k) W_k` has
+        mean 0 and covariance 1 where x has the moments of :math:`x_k`.
     """
 
-    shares: np.ndarray
+    coefficients: np.ndarray
     centres: np.ndarray
-    whiteners: np.ndarray
+    whitening_matrices: np.ndarray
 
     @property
     def n_bridges(self) -> int:
         """K."""
-        return len(self.shares) - 1
+        return len(self.coefficients) - 1
 
 
 def fit_waymarks(
@@ -50,22 +51,22 @@ def fit_waymarks(
 ) -> Waymarks:
     r"""Waymarks between data and noise of the given moments, at equal distances.
 
-    Distances are those of the normal distributions with the moments of the waymarks: the square
-    root of their symmetric Kullback-Leibler divergence, added up along the path.
+    The distance of two waymarks is the square root of the symmetric Kullback-Leibler divergence of
+    normal distributions with their moments, summed along the path.
 
     Parameters
     ----------
     data, noise : Gaussian
-        Of flat rows.
+        Moments of flat rows.
     n_bridges : int >= 1 or "auto"
-        K; ``"auto"`` takes as many as make no step longer than 2, that is 4 nats.
+        K; ``"auto"`` is the smallest number without a step longer than 2, that is 4 nats.
     convex : bool, default=False
-        Whether :math:`a_k + b_k = 1`, which stays inside walls, or :math:`a_k^2 + b_k^2 = 1`, which
-        keeps variances [1]_.
+        Whether :math:`a_k + b_k = 1`, which stays within bounds, or :math:`a_k^2 + b_k^2 = 1`,
+        which preserves variances [1]_.
 
     Returns
     -------
-    Way
+    Waymarks
 
     References
     ----------
@@ -87,62 +88,67 @@ def fit_waymarks(
         (mean[0], covariance[0]) for _, mean, covariance in (data.components(), noise.components())
     ]
     (m0, c0), (m1, c1) = ends
-    angle = torch.linspace(-FARTHEST, FARTHEST, N_COPIES, dtype=torch.float64).exp().atan()
+    angle = torch.linspace(-MAX_LOG_RATIO, MAX_LOG_RATIO, N_GRID, dtype=torch.float64).exp().atan()
     angle = torch.cat([angle.new_zeros(1), angle, angle.new_full((1,), math.pi / 2)]).to(m0)
-    step = _steps(_shares(angle, convex), *ends).sqrt()
+    step = _symmetric_divergences(_coefficients(angle, convex), *ends).sqrt()
     if n_bridges == "auto":
-        n_bridges = max(1, math.ceil(float(step.sum()) / LONGEST))
-    # Where moments tell no difference, turn evenly.
-    done = torch.hypot(step, LEAST_TURN * angle.diff()).cumsum(0)
-    done = torch.cat([done.new_zeros(1), done])
-    goals = torch.linspace(0, 1, int(n_bridges) + 1).to(done) * done[-1]
-    at = np.interp(goals.cpu().numpy(), done.cpu().numpy(), angle.cpu().numpy())
-    shares = _shares(torch.as_tensor(at).to(m0), convex)
-    a, b = shares.t()[..., None]
+        n_bridges = max(1, math.ceil(float(step.sum()) / MAX_STEP))
+    # Where the moments do not change along the path, waymarks are evenly spaced in the angle.
+    length = torch.hypot(step, MIN_LENGTH_PER_RADIAN * angle.diff()).cumsum(0)
+    length = torch.cat([length.new_zeros(1), length])
+    targets = torch.linspace(0, 1, int(n_bridges) + 1).to(length) * length[-1]
+    at = np.interp(targets.cpu().numpy(), length.cpu().numpy(), angle.cpu().numpy())
+    coefficients = _coefficients(torch.as_tensor(at).to(m0), convex)
+    a, b = coefficients.t()[..., None]
     variances, axes = torch.linalg.eigh(a[..., None] ** 2 * c0 + b[..., None] ** 2 * c1)
-    whiteners = (axes * variances.rsqrt()[:, None]) @ axes.mT
-    return Waymarks(*(part.cpu().numpy() for part in (shares, a * m0 + b * m1, whiteners)))
+    whitening = (axes * variances.rsqrt()[:, None]) @ axes.mT
+    return Waymarks(*(part.cpu().numpy() for part in (coefficients, a * m0 + b * m1, whitening)))
 
 
-def _shares(angle: Tensor, convex: bool) -> Tensor:
-    """Shares of data and noise, (n, 2)."""
-    shares = torch.stack([angle.cos(), angle.sin()], 1)
-    shares[-1, 0] = 0.0  # up to rounding
-    return shares / shares.sum(1, keepdim=True) if convex else shares
+def _coefficients(angle: Tensor, convex: bool) -> Tensor:
+    """Coefficients of data and noise, (n, 2)."""
+    coefficients = torch.stack([angle.cos(), angle.sin()], 1)
+    coefficients[-1, 0] = 0.0  # exactly, not up to rounding
+    return coefficients / coefficients.sum(1, keepdim=True) if convex else coefficients
 
 
-def _steps(shares: Tensor, data: tuple[Tensor, Tensor], noise: tuple[Tensor, Tensor]) -> Tensor:
-    """Symmetric divergence of each waymark from the next, in nats, as if they were normal."""
+def _symmetric_divergences(
+    coefficients: Tensor, data: tuple[Tensor, Tensor], noise: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Symmetric divergence of each waymark from the next, in nats, for normal distributions."""
     (m0, c0), (m1, c1) = data, noise
-    # Axes in which the noise has covariance 1 and that of the data is diagonal.
-    root = torch.linalg.cholesky(c1)
-    half = torch.linalg.solve_triangular(root, c0, upper=False)
-    both = torch.linalg.solve_triangular(root, half.mT, upper=False)
-    spread, axes = torch.linalg.eigh((both + both.mT) / 2)
-    means = torch.linalg.solve_triangular(root, torch.stack([m0, m1], 1), upper=False)
-    middle = shares @ (means.mT @ axes)
-    v = shares.square() @ torch.stack([spread.clamp_min(1e-30), torch.ones_like(spread)])
+    # Axes in which the noise has covariance 1 and the covariance of the data is diagonal.
+    tril = torch.linalg.cholesky(c1)
+    half = torch.linalg.solve_triangular(tril, c0, upper=False)
+    both = torch.linalg.solve_triangular(tril, half.mT, upper=False)
+    variances, axes = torch.linalg.eigh((both + both.mT) / 2)
+    means = torch.linalg.solve_triangular(tril, torch.stack([m0, m1], 1), upper=False)
+    mean = coefficients @ (means.mT @ axes)
+    v = coefficients.square() @ torch.stack(
+        [variances.clamp_min(1e-30), torch.ones_like(variances)]
+    )
     v, w = v[:-1], v[1:]
-    far = middle.diff(dim=0).square() * (1 / v + 1 / w)
-    return ((w - v).square() / (v * w) + far).sum(1) / 2
+    of_means = mean.diff(dim=0).square() * (1 / v + 1 / w)
+    return ((w - v).square() / (v * w) + of_means).sum(1) / 2
 
 
 class Telescope(nn.Module):
-    r"""A sum of log-ratios of waymarks, each with a network of its own.
+    r"""A telescoping sum of log density ratios between waymarks, with a network for each.
 
     .. math:: f(x) = -\sum_{k=0}^{K-1} r_k(x) , \qquad
         r_k(x) = \log \frac{g_k(x)}{g_{k+1}(x)} + u_k\bigl((x - m_k) W_k\bigr) ,
 
-    :math:`r_k` being the logarithm of :math:`p_k / p_{k+1}`, so that on top of noise :math:`p_K`
-    the energy is that of :math:`p_0`. :math:`g_k` is the normal distribution with the moments
-    :math:`(m_k, W_k^{-2})` of a waymark, which :math:`u_k` corrects: as networks of bounded slope
-    take no square away, the model is proper on top of normal noise.
+    :math:`r_k` being the logarithm of :math:`p_k / p_{k+1}`, so that with the noise :math:`p_K` as
+    base the energy is that of :math:`p_0`. :math:`g_k` is the normal distribution with the moments
+    :math:`(m_k, W_k^{-2})` of a waymark, which :math:`u_k` corrects. With normal noise the model is
+    proper, because networks of bounded gradient grow more slowly than quadratic terms.
 
     Parameters
     ----------
     networks : sequence of nn.Module
-        :math:`u_k`, of rows of order one, (n, ...) to (n,).
+        :math:`u_k`, from whitened rows (n, ...) to (n,).
     waymarks : Waymarks
+        The bridge distributions.
 
     References
     ----------
@@ -159,26 +165,26 @@ class Telescope(nn.Module):
     >>> networks = [MLP((8,)).build(Spec((2,), generator)) for _ in range(3)]
     >>> energy = NeuralEnergy(Telescope(networks, fit_waymarks(data, noise, 3)), Real((2,)), noise)
     >>> x = data.sample(5, generator)
-    >>> torch.allclose(-energy(x), data.log_prob(x), atol=1e-4)  # before it is trained
+    >>> torch.allclose(-energy(x), data.log_prob(x), atol=1e-4)  # before training
     True
     """
 
-    shares: Tensor
+    coefficients: Tensor
     centres: Tensor
-    whiteners: Tensor
-    levels: Tensor
+    whitening_matrices: Tensor
+    log_dets: Tensor
 
     def __init__(self, networks: Sequence[nn.Module], waymarks: Waymarks):
         super().__init__()
         if len(networks) != waymarks.n_bridges:
             raise ValueError(
-                f"{waymarks.n_bridges} bridges need as many networks, not {len(networks)}."
+                f"{waymarks.n_bridges} bridges need a network each, but there are {len(networks)}."
             )
         self.networks = nn.ModuleList(networks)
         like = next(self.networks.parameters())
         parts = {name: torch.as_tensor(getattr(waymarks, name)) for name in Waymarks._fields}
         # log det W, the part of log g that does not depend on x.
-        parts["levels"] = torch.linalg.slogdet(parts["whiteners"]).logabsdet
+        parts["log_dets"] = torch.linalg.slogdet(parts["whitening_matrices"]).logabsdet
         for name, value in parts.items():
             self.register_buffer(name, value.to(like), persistent=False)
 
@@ -187,31 +193,31 @@ class Telescope(nn.Module):
         """K."""
         return len(self.networks)
 
-    def _white(self, x: Tensor, k: int) -> Tensor:
-        return (x.flatten(1) - self.centres[k]) @ self.whiteners[k]
+    def _whitened(self, x: Tensor, k: int) -> Tensor:
+        return (x.flatten(1) - self.centres[k]) @ self.whitening_matrices[k]
 
     def _log_normal(self, y: Tensor, k: int) -> Tensor:
-        """log g_k of whitened rows, up to what is the same for all k."""
-        return self.levels[k] - y.square().sum(1) / 2
+        """log g_k of whitened rows, up to a constant that is the same for all k."""
+        return self.log_dets[k] - y.square().sum(1) / 2
 
     def _correction(self, y: Tensor, k: int, like: Tensor) -> Tensor:
         return self.networks[k](y.view_as(like))
 
     def forward(self, x: Tensor) -> Tensor:
         """f(x), (n,)."""
-        first, last = self._white(x, 0), self._white(x, self.n_bridges)
+        first, last = self._whitened(x, 0), self._whitened(x, self.n_bridges)
         value = self._log_normal(last, self.n_bridges) - self._log_normal(first, 0)
         for k in range(self.n_bridges):
-            value = value - self._correction(self._white(x, k), k, x)
+            value = value - self._correction(self._whitened(x, k), k, x)
         return value
 
     def log_ratio(self, x: Tensor, k: int) -> Tensor:
         """r_k(x), (n,)."""
-        here, there = self._white(x, k), self._white(x, k + 1)
-        normal = self._log_normal(here, k) - self._log_normal(there, k + 1)
-        return normal + self._correction(here, k, x)
+        y, y_next = self._whitened(x, k), self._whitened(x, k + 1)
+        normal = self._log_normal(y, k) - self._log_normal(y_next, k + 1)
+        return normal + self._correction(y, k, x)
 
     def waymark(self, data: Tensor, noise: Tensor, k: int) -> Tensor:
-        """Rows of p_k, of rows of the data and of the noise."""
-        a, b = self.shares[k]
+        """Draws of p_k, (n, ...), from rows of the data and of the noise."""
+        a, b = self.coefficients[k]
         return a * data + b * noise

@@ -19,7 +19,7 @@ class Parameters:
         f. None is :class:`skebm.energies.MLP`; ``network__hidden_sizes`` and the like can be
         searched over. :class:`skebm.energies.Conv` takes images (n, C, H, W). A callable makes a
         module from a :class:`skebm.energies.Spec`; a module is copied, weights and all. Rows (n,
-        ...) in, one number a row (n,) out.
+        ...) in, one number per row (n,) out.
 
     sampler : Sampler or None, default=None
         What moves the chains, in training and for samples. None is :class:`skebm.samplers.MALA`,

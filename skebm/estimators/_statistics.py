@@ -60,7 +60,7 @@ def measure(statistic: Any, estimator: Any, X: Any) -> np.ndarray:
     what = f"statistic={statistic!r} of {type(estimator).__name__}"
     if values.shape != (n_rows(X),):
         raise ValueError(
-            f"{what} has shape {values.shape} for {n_rows(X)} rows: it needs one number a row, "
+            f"{what} has shape {values.shape} for {n_rows(X)} rows: it needs one number per row, "
             "higher for more normal rows."
         )
     lost = np.isnan(values)

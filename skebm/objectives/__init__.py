@@ -43,4 +43,10 @@ __all__ = [
     "boundary_weight",
 ]
 
-from skebm.objectives._shim import Centering, ContrastiveDivergence, ExactLikelihood, JointLikelihood, Penalty  # noqa
+from skebm.objectives._shim import (
+    Centering,
+    ContrastiveDivergence,
+    ExactLikelihood,
+    JointLikelihood,
+    Penalty,
+)  # noqa

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from skebm.base import Batch, Loss, Objective, Sampler, sampling
 from skebm.base.objective import fill_missing, weighted_mean
-from skebm.distributions._fitting import pick
+from skebm.distributions._fitting import draw_index
 from skebm.energies import ClassMarginal, NeuralEnergy
 from skebm.objectives.sampled import SampledLikelihood
 from skebm.samplers import ChainPolicy
@@ -250,7 +250,7 @@ class JointLikelihood(Objective):
 
     def _of_draws(self, logits: Tensor, u: Tensor) -> Tensor:
         """Minus the logit of a class that is drawn for each row, by p(y | x)."""
-        drawn = pick(logits.detach().softmax(1), u)
+        drawn = draw_index(logits.detach().softmax(1), u)
         return -logits.gather(1, drawn[:, None])[:, 0]
 
     @property
@@ -259,7 +259,7 @@ class JointLikelihood(Objective):
         return network
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self._class_marginal.classifier(self.energy.seen(x))
+        return self._class_marginal.classifier(self.energy.as_input(x))
 
     def _cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
         """Mean over rows, of which those of no known class count zero."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from skebm.base import Batch, ChainState, Energy, Loss, Objective, Real, Sampler, sampling
 from skebm.base.objective import weighted_mean, weighted_variance
-from skebm.distributions._fitting import pick
+from skebm.distributions._fitting import draw_index
 from skebm.objectives._phases import signs
 from skebm.objectives._sampled_checks import check_parts
 from skebm.objectives._sampled_state import SampledState, halved, packed, unpacked, walked
@@ -167,7 +167,7 @@ class SampledLikelihood(Objective):
         if not weight.isfinite().all():
             return rows
         u = torch.rand(len(rows), generator=generator, dtype=weight.dtype, device=weight.device)
-        return draws[pick(weight, u)]
+        return draws[draw_index(weight, u)]
 
     def _tuned(self, kernel: Sampler, x: Tensor, generator: torch.Generator) -> ChainState:
         """Chains that have found a step: its first tries say nothing of the training."""

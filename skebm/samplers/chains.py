@@ -72,7 +72,11 @@ class FromData(ChainPolicy):
     _parameter_constraints = {"noise_scale": [Interval(RealNumber, 0, None, closed="left")]}
 
     def __init__(self, n_steps=None, n_independence_steps=None, noise_scale=0.0, augmentation=None):
-        self.n_steps, self.n_independence_steps, self.augmentation = n_steps, n_independence_steps, augmentation
+        self.n_steps, self.n_independence_steps, self.augmentation = (
+            n_steps,
+            n_independence_steps,
+            augmentation,
+        )
         self.noise_scale = noise_scale
 
     def start(self, energy: Energy, x: Tensor, generator: torch.Generator) -> None:
@@ -121,7 +125,11 @@ class FromNoise(ChainPolicy):
     _parameter_constraints = {"initial": [Distribution, None]}
 
     def __init__(self, n_steps=None, n_independence_steps=None, initial=None, augmentation=None):
-        self.n_steps, self.n_independence_steps, self.augmentation = n_steps, n_independence_steps, augmentation
+        self.n_steps, self.n_independence_steps, self.augmentation = (
+            n_steps,
+            n_independence_steps,
+            augmentation,
+        )
         self.initial = initial
 
     def start(self, energy: Energy, x: Tensor, generator: torch.Generator) -> None:
@@ -171,8 +179,14 @@ class Persistent(ChainPolicy):
         "initial": [Distribution, None],
     }
 
-    def __init__(self, n_steps=None, n_independence_steps=None, n_chains=None, reweight=False, initial=None):
-        self.n_steps, self.n_independence_steps, self.reweight = n_steps, n_independence_steps, reweight
+    def __init__(
+        self, n_steps=None, n_independence_steps=None, n_chains=None, reweight=False, initial=None
+    ):
+        self.n_steps, self.n_independence_steps, self.reweight = (
+            n_steps,
+            n_independence_steps,
+            reweight,
+        )
         self.n_chains = n_chains
         self.initial = initial
 
@@ -237,8 +251,20 @@ class ReplayBuffer(ChainPolicy):
         "initial": [Distribution, None],
     }
 
-    def __init__(self, n_steps=None, n_independence_steps=None, size=10_000, restart=0.05, initial=None, augmentation=None):
-        self.n_steps, self.n_independence_steps, self.augmentation = n_steps, n_independence_steps, augmentation
+    def __init__(
+        self,
+        n_steps=None,
+        n_independence_steps=None,
+        size=10_000,
+        restart=0.05,
+        initial=None,
+        augmentation=None,
+    ):
+        self.n_steps, self.n_independence_steps, self.augmentation = (
+            n_steps,
+            n_independence_steps,
+            augmentation,
+        )
         self.size = size
         self.restart = restart
         self.initial = initial

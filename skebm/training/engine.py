@@ -1,4 +1,4 @@
-"""The training engine: one skorch net whose module is the objective. Alone in importing skorch."""
+"""The training engine: a skorch net whose module is the objective. Alone in importing skorch."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from skebm.training.steps import (
     weights_of,
 )
 
-# A look at the numbers costs a synchronisation: once for so many batches, and at an epoch's end.
+# Batches between two checks for divergence, each of which synchronises with the device.
 CHECK_EVERY = 500
 
 
 class NoCriterion(nn.Module):
-    """skorch wants a criterion; here the module is the loss."""
+    """Placeholder: skorch requires a criterion, but here the module is the loss."""
 
 
 class Progress(Callback):
-    """One bar for the whole fit, with the numbers that tell whether it works."""
+    """A progress bar over the epochs of a fit, with the diagnostics of the last epoch."""
 
     def on_train_begin(self, net: Any, **kwargs: Any) -> None:
         self.bar_ = tqdm(total=net.max_epochs, unit="epoch", desc=type(net.module_.energy).__name__)
@@ -46,7 +46,7 @@ class Progress(Callback):
         row = net.history[-1]
         shown = ("train_loss", "valid_loss", "energy_gap", "reconstruction_error", "log_likelihood")
         numbers = {name: f"{row[name]:.4g}" for name in shown if name in row}
-        self.bar_.set_postfix(numbers, refresh=False)  # update decides when to draw
+        self.bar_.set_postfix(numbers, refresh=False)  # `update` decides when to redraw
         self.bar_.update()
 
     def on_train_end(self, net: Any, **kwargs: Any) -> None:
@@ -59,7 +59,7 @@ class EnergyNet(NeuralNet):
     Parameters
     ----------
     module : Objective
-        What is minimised; holds the energy.
+        The loss; holds the energy.
     generator : torch.Generator
         The only source of randomness.
     schedule : callable or None
@@ -67,14 +67,17 @@ class EnergyNet(NeuralNet):
     averaging : float in [0, 1)
         Decay per epoch of the weights' moving average; 0 keeps the last weights.
     max_restarts : int
-        How often a diverged training is rolled back before it is given up.
+        Number of roll-backs after divergence before `FloatingPointError` is raised.
     validation : Rows or None
-        Held-out rows.
+        Validation rows.
     stop_on : {"train_loss", "valid_loss"} or None
-        Loss whose stagnation, no gain of `tol` in `patience` epochs, ends training.
-    patience, tol : int, float
+        Loss monitored by early stopping.
+    patience : int
+        Epochs without an improvement of at least `tol` after which training stops.
+    tol : float
+        Least improvement of the loss that counts, in its units.
     streaming : bool
-        Whether the net serves `partial_fit`.
+        Whether the net is trained by `partial_fit`.
     """
 
     history: Any
@@ -142,7 +145,7 @@ class EnergyNet(NeuralNet):
         return Batches(rows, self.batch_size, self.generator if training else None, subset)
 
     def hold_out(self, rows: Rows | None) -> None:
-        """Set rows that training does not see, by which it is watched."""
+        """Set held-out rows, on which training is monitored."""
         self.held_out_ = rows
 
     @property
@@ -154,11 +157,11 @@ class EnergyNet(NeuralNet):
 
     def fit_loop(self, X: Rows, y: Any = None, epochs: int | None = None, **kwargs: Any) -> Any:
         self.interrupted_, self.guard_, self.reported_ = False, Guard(), self.n_restarts_
-        self.logs_: dict[str, float] = {}  # of the weights that step
+        self.logs_: dict[str, float] = {}  # of the trained weights, not of their average
         self.returned_to_: int | None = None
         with threads(self.module_.work(min(self.batch_size, len(X)))):
             super().fit_loop(X, y, epochs, **kwargs)
-        best = self.guard_.better()
+        best = self.guard_.clearly_better()
         if best is not None:
             copy_weights(best.weights, weights_of(self.module_))
             self.returned_to_ = best.epoch
@@ -181,45 +184,47 @@ class EnergyNet(NeuralNet):
             raise
         finally:
             self.average_.show()
-        logs = logs | (self._measure(self._monitor_batch(iterator)) if self.averaging else {})
+        logs = logs | (self._monitor(self._monitoring_batch(iterator)) if self.averaging else {})
         self.guard_.shown = logs
         if self.held_out_ is not None:
-            self.guard_.keep(logs, len(self.history), weights_of(self.module_))
+            self.guard_.keep_best(logs, len(self.history), weights_of(self.module_))
         for name, value in logs.items():
             self.history.record("train_loss" if name == "loss" else name, value)
         self.history.record("lr", self.optimizer_.param_groups[-1]["lr"])
         self.history.record("dur", time.perf_counter() - started)
 
     def _train(self, iterator: Batches) -> dict[str, float]:
-        """One epoch, repeated from the last good weights for as long as it diverges."""
-        probe = self._monitor_batch(iterator)
+        """One epoch, repeated from the last good weights as long as it diverges."""
+        monitored = self._monitoring_batch(iterator)
         with torch.no_grad():
             if self.state_ is None:
-                self.run_.state = self.module_.start(probe, self.generator)
-            before = self.logs_ or self._measure(probe)
+                self.run_.state = self.module_.start(monitored, self.generator)
+            before = self.logs_ or self._monitor(monitored)
             if self.held_out_ is not None and not self.logs_:
-                self.guard_.keep(before, 0, weights_of(self.module_))
+                self.guard_.keep_best(before, 0, weights_of(self.module_))
         tries = 0
         while True:
             self._schedule()
             good = [w.clone() for w in weights_of(self.module_)], self.module_.snapshot(self.state_)
-            logs = self._pass(iterator, probe, before)
+            logs = self._run_batches(iterator, monitored, before)
             if logs is not None:
                 self.logs_ = logs
                 return logs
             tries += 1
-            self._roll_back(*good, probe, tries)
-            self._give_up_or_go_on()
+            self._roll_back(*good, monitored, tries)
+            self._check_restarts()
 
-    def _monitor_batch(self, iterator: Batches) -> Batch:
-        """Rows whose numbers are looked at: those that are withheld, if there are any."""
+    def _monitoring_batch(self, iterator: Batches) -> Batch:
+        """Fixed rows on which training is monitored: the held-out ones, if there are any."""
         rows = self.held_out_
-        return iterator.probe if rows is None else Batches(rows, len(rows), None).probe
+        if rows is None:
+            return iterator.monitoring_batch
+        return Batches(rows, len(rows), None).monitoring_batch
 
-    def _pass(
-        self, iterator: Batches, probe: Batch, before: dict[str, float]
+    def _run_batches(
+        self, iterator: Batches, monitored: Batch, before: dict[str, float]
     ) -> dict[str, float] | None:
-        """One epoch's batches; its last numbers, or None when they say that it diverged."""
+        """The batches of one epoch; the last diagnostics, or None if training diverged."""
         update, last = self._update(), len(iterator)
         hooked = self._has_batch_callbacks()
         logs: dict[str, float] = {}
@@ -228,8 +233,8 @@ class EnergyNet(NeuralNet):
             for number, batch in enumerate(iterator, 1):
                 if hooked:
                     self.notify("on_batch_begin", batch=batch, training=True)
-                look = number == last or number % CHECK_EVERY == 0
-                level = self._level(probe) if look else None
+                check = number == last or number % CHECK_EVERY == 0
+                energy = self._monitored_energy(monitored) if check else None
                 try:
                     loss = update(batch)
                 except SamplingError as error:
@@ -237,40 +242,42 @@ class EnergyNet(NeuralNet):
                     return None
                 if hooked:
                     self._record_batch(batch, loss)
-                if look:
-                    logs = self._measure(probe, level)
-                    reason = self.module_.diverged(self.guard_.smooth(logs), before, len(probe.x))
+                if check:
+                    logs = self._monitor(monitored, energy)
+                    smooth = self.guard_.smooth(logs)
+                    reason = self.module_.diverged(smooth, before, len(monitored.x))
                     if reason is not None:
                         self.guard_.diverged(len(self.history), number, reason)
                         return None
         return logs
 
-    def _level(self, probe: Batch) -> Tensor | None:
-        """Energies of the probe, before and after a step: how far one step goes.
+    def _monitored_energy(self, monitored: Batch) -> Tensor | None:
+        """Energies of up to 20 monitored rows, by whose change over a step its size is judged.
 
-        A line search sees to that itself, and a few rows say nothing.
+        None under a line search, which controls the step size itself, and for less than 10 rows.
         """
-        if isinstance(self.optimizer_, torch.optim.LBFGS) or len(probe.x) < 10:
+        if isinstance(self.optimizer_, torch.optim.LBFGS) or len(monitored.x) < 10:
             return None
         with sampling(self.module_.energy):
-            return self.module_.energy(probe.x[:20])
+            return self.module_.energy(monitored.x[:20])
 
-    def _measure(self, probe: Batch, level: Tensor | None = None) -> dict[str, float]:
-        """Ask the monitor, with its own seeded generator: looking does not change training."""
-        logs = self.module_.monitor(probe, self.state_, self._side_generator())
-        after = self._level(probe)
-        if level is not None and after is not None:
-            logs["energy_change"] = (after - level).std()
+    def _monitor(self, monitored: Batch, energy: Tensor | None = None) -> dict[str, float]:
+        """Diagnostics of the objective, and the change of `energy` by the last step."""
+        logs = self.module_.monitor(monitored, self.state_, self._evaluation_generator())
+        after = self._monitored_energy(monitored)
+        if energy is not None and after is not None:
+            logs["energy_change"] = (after - energy).std()
         return {name: float(value) for name, value in logs.items()}
 
-    def _side_generator(self) -> torch.Generator:
+    def _evaluation_generator(self) -> torch.Generator:
+        """A generator in a fixed state, so that evaluation does not change training."""
         return torch.Generator(self.generator.device).manual_seed(self.seed_)
 
     def _validate(self, iterator: Batches) -> None:
         self.module_.eval()
         total, count = 0.0, 0.0
         with torch.no_grad():
-            generator = self._side_generator()
+            generator = self._evaluation_generator()
             for batch in iterator:
                 n = len(batch.x) if batch.weight is None else float(batch.weight.sum())
                 total += n * float(self.module_.held_out(batch, self.state_, generator))
@@ -280,7 +287,7 @@ class EnergyNet(NeuralNet):
     # ---------------------------------------------------------------- steps
 
     def _update(self) -> Callable[[Batch], Loss]:
-        """Compose gradients and optimizer step, with as little as possible between them."""
+        """The function that trains on one batch: gradients and a step of the optimizer."""
         gradients, generator, optimizer = self.module_.gradients, self.generator, self.optimizer_
         if isinstance(optimizer, torch.optim.LBFGS):
             return line_search(
@@ -322,15 +329,15 @@ class EnergyNet(NeuralNet):
     def _schedule(self) -> None:
         if self.schedule is None:
             return
-        done = (len(self.history) - 1) / max(self.max_epochs, 1)
+        fraction = (len(self.history) - 1) / max(self.max_epochs, 1)
         for group in self.optimizer_.param_groups:
-            first = group.setdefault("initial_lr", group["lr"])
-            group["lr"] = first * self.lr_scale_ * self.schedule(done)
+            initial = group.setdefault("initial_lr", group["lr"])
+            group["lr"] = initial * self.lr_scale_ * self.schedule(fraction)
 
-    def _roll_back(self, weights: list[Tensor], state: Any, probe: Batch, tries: int) -> None:
-        """Return to the last good epoch with half the step, other noise and no momentum.
+    def _roll_back(self, weights: list[Tensor], state: Any, monitored: Batch, tries: int) -> None:
+        """Return to the last good weights with half the step, another seed and no momentum.
 
-        Again and again, and it was not that good: return to the best one, where that is known.
+        From the second roll-back of an epoch on, return to the best weights, where they are known.
         """
         best = self.guard_.best
         weights = best.weights if best is not None and tries > 1 else weights
@@ -341,9 +348,10 @@ class EnergyNet(NeuralNet):
         for group in self.optimizer_.param_groups:
             group["lr"] /= 2
         self.generator.manual_seed((self.seed_ + self.n_restarts_) % 2**63)
-        self.run_.state = self.module_.rolled_back(state, probe, self.generator, tries)
+        self.run_.state = self.module_.rolled_back(state, monitored, self.generator, tries)
 
-    def _give_up_or_go_on(self) -> None:
+    def _check_restarts(self) -> None:
+        """Raise `FloatingPointError` where training was rolled back too often."""
         restarts = self.n_restarts_ - self.reported_
         if restarts > self.max_restarts:
             raise FloatingPointError(
@@ -353,25 +361,26 @@ class EnergyNet(NeuralNet):
             )
 
     def report(self) -> None:
-        """Say in one warning each that training was rolled back or interrupted."""
+        """Warn where training was rolled back, returned to earlier weights or was interrupted."""
         notes = []
         restarts = self.n_restarts_ - self.reported_
         if restarts:
             notes.append(
                 f"Training diverged and was rolled back {restarts} times (first at "
                 f"{self.guard_.first}). Set learning_rate to about "
-                f"{self.lr * self.lr_scale_:.2g}{self.module_.advice(self.state_)}, where it ended."
+                f"{self.lr * self.lr_scale_:.2g}{self.module_.advice(self.state_)}, its value at "
+                "the end of training."
             )
         if self.returned_to_ is not None:
             notes.append(
-                f"The weights are those after epoch {self.returned_to_} of {len(self.history)}, by "
-                "which rows withheld from training were clearly more likely: later ones fit the "
-                "training rows alone. Lower learning_rate or n_iter, or raise weight_decay."
+                f"The weights are those after epoch {self.returned_to_} of {len(self.history)}, "
+                "under which held-out rows were clearly more likely: later epochs overfitted. "
+                "Lower learning_rate or n_iter, or raise weight_decay."
             )
         if self.interrupted_:
             notes.append(
-                f"Training was interrupted in epoch {len(self.history)}; the model keeps what it "
-                "had learned until then and is usable."
+                f"Training was interrupted in epoch {len(self.history)}; the model keeps its "
+                "weights of that moment and is usable."
             )
         for note in notes:
             warnings.warn(note, ConvergenceWarning, stacklevel=4)
@@ -379,19 +388,19 @@ class EnergyNet(NeuralNet):
     # ---------------------------------------------------------------- persistence
 
     def fits(self, rows: Rows) -> bool:
-        """Whether rows are of this net's device and precision."""
+        """Whether rows have this net's device and precision."""
         like = next(self.module_.parameters())
         return (like.device, like.dtype) == (rows.device, rows.dtype)
 
     def load_state(self, before: EnergyNet) -> None:
-        """Go on from the weights of another net, and from its chains where they fit."""
+        """Load the weights of another net, and its chains if the objective is of the same class."""
         try:
             self.module_.load_state_dict(before.module_.state_dict())
         except RuntimeError as error:
             raise ValueError(
                 "The previous weights have another shape: with warm_start or partial_fit, "
-                "n_components and the like must stay as they were. Clone the estimator to start "
-                "anew."
+                "n_components and the like must not change. Clone the estimator to start from "
+                "new weights."
             ) from error
         if type(before.module_) is type(self.module_):
             like = next(self.module_.parameters())

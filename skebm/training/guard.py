@@ -1,4 +1,4 @@
-"""What a fit remembers, to tell when it runs away and to go back to where it was well."""
+"""Detection of divergence during a fit, and the best weights to return to."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-# Nats a row that are worth going back for.
-LEAST_LOSS = 0.01
+# Least loss on held-out rows, in nats per row, for which training returns to earlier weights.
+MIN_LOSS = 0.01
 
 
 class Best(NamedTuple):
-    """The weights that rows withheld from training liked best."""
+    """The weights of the largest held-out log-likelihood gain over the base, in nats per row."""
 
     gain: float
     epoch: int
@@ -20,14 +20,17 @@ class Best(NamedTuple):
 
 
 class Guard:
-    """Judges the numbers of a fit.
+    """Keeps what the decisions to roll back and to return to earlier weights depend on.
 
     Attributes
     ----------
     first : str
-        Where training ran away first, and why; empty if it did not.
-    shown : dict
-        Numbers of the weights that are shown, which are an average of those that step, or these.
+        Where training diverged first, and why; empty if it did not.
+    best : Best or None
+        The best weights so far, where there are held-out rows and a base.
+    shown : dict of str to float
+        Diagnostics of the weights between epochs: the average where there is one, or the trained
+        ones.
     """
 
     def __init__(self) -> None:
@@ -37,14 +40,14 @@ class Guard:
         self._changes: list[float] = []
 
     def diverged(self, epoch: int, batch: int, reason: str) -> None:
-        """Remember where it happened first."""
+        """Record a divergence; the first one is kept for the report."""
         self.first = self.first or f"epoch {epoch}, batch {batch}: {reason}"
         self._changes.clear()
 
     def smooth(self, logs: dict[str, float]) -> dict[str, float]:
-        """Judge steps by the median of the last five; a single one counts a fifth.
+        """Replace the energy change by the median of the last five, or a fifth of it if larger.
 
-        A batch of odd rows makes a large step now and then, and the next ones mend it.
+        A batch with outliers may cause one large step that the next ones correct.
         """
         if "energy_change" not in logs:
             return logs
@@ -53,18 +56,18 @@ class Guard:
         usual = median(recent) if len(recent) > 2 else 0.0
         return logs | {"energy_change": max(usual, logs["energy_change"] / 5)}
 
-    def keep(self, logs: dict[str, float], epoch: int, weights: list[Tensor]) -> None:
-        """Keep the weights if withheld rows gain more from them than from any before."""
+    def keep_best(self, logs: dict[str, float], epoch: int, weights: list[Tensor]) -> None:
+        """Copy the weights if their gain over the base on held-out rows is the largest so far."""
         gain = logs.get("gain_over_base")
-        if gain is None:  # there is no base to measure log Z by
+        if gain is None:  # without a base there is no estimate of log Z
             return
         if self.best is None or gain > self.best.gain:
             self.best = Best(gain, epoch, [w.clone() for w in weights])
 
-    def better(self) -> Best | None:
-        """What was better than the last weights, by more than two standard errors."""
+    def clearly_better(self) -> Best | None:
+        """The best weights, if better than the last by more than two standard errors."""
         logs = self.shown
         if self.best is None or "gain_over_base" not in logs:
             return None
-        far = self.best.gain - logs["gain_over_base"] > max(2 * logs["gain_error"], LEAST_LOSS)
-        return self.best if far else None
+        loss = self.best.gain - logs["gain_over_base"]
+        return self.best if loss > max(2 * logs["gain_error"], MIN_LOSS) else None

@@ -1,4 +1,4 @@
-"""Rows of a table as batches are cut from them, dense or sparse, on the device."""
+"""The rows of a table on the device, dense or sparse, and mini-batches of them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from skebm.base import Batch
 
 
 class Rows(torch.utils.data.Dataset):
-    """Rows that batches are cut from: a tensor on the device, or CSR made dense by the batch.
+    """The rows of a table: a tensor on the device, or a CSR matrix whose batches are made dense.
 
     Parameters
     ----------
     x : Tensor or CSR of shape (n, d)
-        A tensor on another device than `device` moves by the batch.
+        Batches of a tensor on another device than `device` are moved to it.
     weight : Tensor of shape (n,) or None
-        Non-negative; scaled to mean 1. `total_weight` is their sum before.
+        Non-negative; scaled to mean 1. `total_weight` is the sum before scaling.
     y : Tensor of shape (n,) or None
         Targets of the rows.
     convert : callable or None
@@ -57,9 +57,9 @@ class Rows(torch.utils.data.Dataset):
         device: torch.device,
         weight: np.ndarray | None = None,
     ) -> Rows:
-        """Make rows of a validated array or CSR matrix, converted as dense blocks.
+        """Rows of a validated array or CSR matrix; `convert` is applied to dense blocks.
 
-        Dense data of more than a quarter of a GPU's free memory stay on the host.
+        Dense data that take more than a quarter of a GPU's free memory stay on the host.
         """
         w = None if weight is None else torch.as_tensor(weight)
         if sp.issparse(X):
@@ -72,7 +72,7 @@ class Rows(torch.utils.data.Dataset):
 
     @property
     def counts(self) -> Tensor:
-        """How often each row counts: its weight as it was given, or 1; float64 (n,)."""
+        """The weight of each row as it was given, or 1; float64 (n,)."""
         if self.weight is None:
             return torch.ones(len(self), dtype=torch.float64, device=self.device)
         return self.weight.double() * (self.total_weight / len(self))
@@ -87,7 +87,10 @@ class Rows(torch.utils.data.Dataset):
         return Rows(self.x[index.cpu().numpy()], weight, **kind)
 
     def merged(self) -> Rows:
-        """Distinct rows weighted by how often they occur, where rows are short and binary."""
+        """Distinct rows weighted by their total weight, for binary rows of up to 62 columns.
+
+        Other rows are returned unchanged.
+        """
         if self.n_columns > 62:
             return self
         x = self.block(0, len(self))
@@ -117,7 +120,7 @@ class Rows(torch.utils.data.Dataset):
         return self.taker()(index)
 
     def taker(self) -> Callable[[Tensor], Tensor]:
-        """How rows are taken, decided once for many batches."""
+        """The function by which rows are taken, chosen once for many batches."""
         x = self.x
         if not isinstance(x, Tensor):
             return lambda index: self._dense(x[index.cpu().numpy()])
@@ -136,8 +139,8 @@ class Rows(torch.utils.data.Dataset):
     ) -> Tensor:
         """Apply a row-wise function in chunks of a fixed shape, (n, ...) on the host.
 
-        The shape of a matrix product changes its rounding; a fixed one, (`size`, `width`), filled
-        up with zeros, makes a row's result independent of the rows beside it, bit for bit.
+        The rounding of a matrix product depends on its shape. With a fixed shape, (`size`, `width`)
+        padded with zeros, the result of a row is independent of the other rows, bit for bit.
         """
         extra = 0 if width is None else width - self.n_columns
         result: Tensor | None = None
@@ -147,25 +150,25 @@ class Rows(torch.utils.data.Dataset):
                 full = torch.nn.functional.pad(block, (0, extra, 0, size - block.shape[0]))
                 part = function(full)[: block.shape[0]]
                 if result is None:
-                    # At once: small parts kept between large temporaries would pin the memory of
-                    # all of them, a third of a dense copy of the table.
+                    # Allocated whole: small results between large temporaries would fragment the
+                    # memory, by as much as a third of a dense copy of the table.
                     result = torch.empty(len(self), *part.shape[1:], dtype=part.dtype)
                 result[start : start + block.shape[0]] = part
         assert result is not None
         return result
 
 
-# Entries of the rows that are taken from a table at once.
+# Entries (rows times columns) taken from a table at once.
 BLOCK = 2**16
 
-# Rows whose numbers are looked at while training.
+# Rows of the monitoring batch.
 N_MONITOR = 100
 
 
 class Batches:
-    """Batches of device-resident rows, shuffled unless one batch holds them all.
+    """Mini-batches of rows on the device, shuffled if there is a generator and more than one batch.
 
-    As many as batches of `batch_size` rows would be, of even sizes.
+    Their number is that of batches of at most `batch_size` rows; their sizes differ by at most one.
     """
 
     def __init__(
@@ -183,10 +186,10 @@ class Batches:
         return math.ceil(self.n_rows / self.batch_size)
 
     @functools.cached_property
-    def probe(self) -> Batch:
-        """A hundred fixed rows that stand for all, spread evenly over their weight.
+    def monitoring_batch(self) -> Batch:
+        """A fixed, representative batch of 100 rows, evenly spaced in cumulative weight.
 
-        All rows, where one batch holds them.
+        All rows if there is only one batch.
         """
         rows = self.rows
         if len(self) == 1 and self.subset is None:
@@ -195,14 +198,14 @@ class Batches:
         if self.subset is not None:
             index = self.subset.to(rows.device)
         n = min(N_MONITOR, self.n_rows)
-        share = torch.arange(n, dtype=torch.float64, device=rows.device).add_(0.5).div_(n)
+        fraction = torch.arange(n, dtype=torch.float64, device=rows.device).add_(0.5).div_(n)
         if rows.weight is None:
-            return self._monitor_batch_of(index[(share * self.n_rows).long()])
-        reached = rows.weight[index].double().cumsum(0)
-        place = torch.searchsorted(reached, share * reached[-1]).clamp_(max=self.n_rows - 1)
-        return self._monitor_batch_of(index[place])
+            return self._unweighted(index[(fraction * self.n_rows).long()])
+        cumulative = rows.weight[index].double().cumsum(0)
+        place = torch.searchsorted(cumulative, fraction * cumulative[-1])
+        return self._unweighted(index[place.clamp_(max=self.n_rows - 1)])
 
-    def _monitor_batch_of(self, index: Tensor) -> Batch:
+    def _unweighted(self, index: Tensor) -> Batch:
         y = self.rows.y
         return Batch(self.rows.take(index), None if y is None else y[index], row_index=index)
 
@@ -221,10 +224,10 @@ class Batches:
             order = torch.randperm(n, generator=self.generator, device=rows.device)
         if self.subset is not None:
             order = self.subset.to(rows.device)[order]
-        # Of even sizes: a last batch of one row would make a step as large as it is noisy.
+        # Even sizes, because a last batch of one row would make a large and noisy step.
         size, longer = divmod(n, len(self))
         sizes = [size + 1] * longer + [size] * (len(self) - longer)
-        # Many small batches are taken at once, then cut: views cost less than copies of few rows.
+        # Several small batches are taken at once and split: views are cheaper than small copies.
         together = max(1, BLOCK // ((size + 1) * rows.n_columns))
         for first in range(0, len(sizes), together):
             cut = sizes[first : first + together]

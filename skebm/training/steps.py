@@ -1,4 +1,4 @@
-"""Steps of an optimizer and what becomes of the weights: line searches, copies, averages."""
+"""Steps of an optimizer, and copies and moving averages of the weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skebm.base import Batch, Loss, Objective
 
 
 class Run:
-    """What changes at every batch; apart, because setting an attribute of a net is slow."""
+    """State that changes at every batch; not on the net, whose attributes are slow to set."""
 
     state: Any = None
 
@@ -30,10 +30,10 @@ def copy_weights(source: list[Tensor], target: list[Tensor]) -> None:
 
 
 class WeightAverage:
-    """Moving average over epochs: the mean of the first ones, exponential with `decay` then.
+    """Average of the weights over epochs: the mean at first, then exponential with `decay`.
 
     Between epochs the module holds the average, so that validation, early stopping and an
-    interrupted fit all see it; training resumes from the weights it left.
+    interrupted fit use it; training resumes from the trained weights.
     """
 
     def __init__(self, module: nn.Module, decay: float):
@@ -42,12 +42,12 @@ class WeightAverage:
         self.mean: AveragedModel | None = None
 
     def resume(self) -> None:
-        """Put the trained weights back."""
+        """Restore the trained weights."""
         if self.trained is not None:
             copy_weights(self.trained, weights_of(self.module))
 
     def show(self) -> None:
-        """Take the trained weights into the average, and show that."""
+        """Add the trained weights to the average, and write the average into the module."""
         if not self.decay:
             return
         if self.mean is None:
@@ -64,7 +64,7 @@ class WeightAverage:
 def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], None] | None:
     """Plain gradient descent without torch's bookkeeping: 3 instead of 13 microseconds a step.
 
-    None when the optimizer does anything more than that.
+    None if the optimizer does anything else.
     """
     if type(optimizer) is not torch.optim.SGD or len(optimizer.param_groups) != 1:
         return None
@@ -88,10 +88,10 @@ def line_search(
     generator: torch.Generator,
     notify: Callable[[Batch], None],
 ) -> Callable[[Batch], Loss]:
-    """An update that evaluates the objective as often as the optimizer likes."""
+    """An update whose optimizer evaluates the objective several times, as L-BFGS does."""
 
     def update(batch: Batch) -> Loss:
-        seen: dict[str, Any] = {}
+        last: dict[str, Any] = {}
 
         def closure() -> Tensor:
             with torch.no_grad():
@@ -102,11 +102,11 @@ def line_search(
                     "use an optimizer that needs the gradient alone."
                 )
             notify(batch)
-            seen["loss"] = loss
+            last["loss"] = loss
             return loss.value
 
         optimizer.step(closure)  # type: ignore[arg-type]
-        run.state = seen["loss"].state
-        return seen["loss"]
+        run.state = last["loss"].state
+        return last["loss"]
 
     return update

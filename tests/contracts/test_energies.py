@@ -48,7 +48,7 @@ def make_boltzmann(d, seed=0):
 
 
 def between(energy, base):
-    """Part of the way from a base that has nothing to do with the energy."""
+    """A bridge distribution from a base that is unrelated to the energy."""
     path = annealing_path(energy, base)
     assert isinstance(path, GeometricPath)
     return path.at(0.6)
@@ -167,7 +167,7 @@ def test_gradient_leaves_parameters_and_rows_alone(energy):
     assert x.grad is None
 
 
-def test_every_parameter_matters(energy):
+def test_every_parameter_gets_a_gradient(energy):
     energy(rows(energy)).sum().backward()
     for name, p in energy.named_parameters():
         assert p.grad is not None, name

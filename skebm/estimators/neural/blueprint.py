@@ -319,7 +319,7 @@ def refuse_real_settings(estimator: Any, domain: Domain) -> None:
 
 def reach_of(base: Distribution | None, rows: Rows) -> float | None:
     """How far most rows lie from the centre, where the base is a flow, whose tails are heavy."""
-    base = base.noise if isinstance(base, Affine) else base
+    base = base.distribution if isinstance(base, Affine) else base
     if not isinstance(base, NormalizingFlow):
         return None
     norms = rows.map(lambda x: x.norm(dim=1)).sort().values

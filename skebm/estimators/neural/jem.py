@@ -656,7 +656,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
 def logits_of(energy: NeuralEnergy, x: Tensor) -> Tensor:
     """Logits (n, K) of an energy's classifier."""
     network: Any = energy.network
-    found: Tensor = network.classifier(energy.seen(x))
+    found: Tensor = network.classifier(energy.as_input(x))
     return found
 
 

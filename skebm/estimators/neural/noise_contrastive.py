@@ -449,7 +449,7 @@ def _mixture(rows: Rows, waymarks: Waymarks, seed: int) -> GaussianMixture:
         some = torch.randperm(len(x), generator=generator, device=x.device)[:N_ROWS]
         x, counts = x[some], counts[some]
     centre, whitening = (
-        torch.as_tensor(part[0]).to(x) for part in (waymarks.centres, waymarks.whiteners)
+        torch.as_tensor(part[0]).to(x) for part in (waymarks.centres, waymarks.whitening_matrices)
     )
     y = (x - centre) @ whitening
     found = [GaussianMixture.fit(y, counts, k, generator=generator) for k in COMPONENTS]

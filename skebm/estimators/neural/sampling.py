@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skebm.base import Categorical, Clamp, Domain, Energy, Sampler
 from skebm.distributions import Distribution
-from skebm.distributions._fitting import pick
+from skebm.distributions._fitting import draw_index
 from skebm.samplers import AnnealedLangevin
 
 # Rows that chains hold at a time; of which the means of chains are taken, as all draws are held.
@@ -124,7 +124,7 @@ def _log_weights(energy: Any, proposal: Distribution, x: Tensor) -> Tensor:
 def _picked(weight: Tensor, n: int, generator: torch.Generator) -> Tensor:
     """Numbers of n draws by their weights, (k,), or of one draw by each row's own, (n, k)."""
     u = torch.rand(n, generator=generator, dtype=weight.dtype, device=weight.device)
-    return pick(weight, u)
+    return draw_index(weight, u)
 
 
 class FlippedPosterior(Energy):
