@@ -141,7 +141,7 @@ def hyvarinen(estimator: Any, X: Any) -> np.ndarray:
 
 def score_and_laplacian(final: Any, X: Any) -> ScoreAndLaplacian:
     """Derivatives of log p, where they are known."""
-    if hasattr(final, "_slopes"):  # a neural density of ours
+    if hasattr(final, "_score_and_laplacian"):  # a neural density of ours
         return ScoreAndLaplacian(*final._score_and_laplacian(X))
     if isinstance(final, (GaussianMixture, BayesianGaussianMixture)):
         return _mixture_scores(final, X)
