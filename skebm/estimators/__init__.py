@@ -1,11 +1,10 @@
 """Estimators: the scikit-learn surface."""
 
-from skebm.estimators._explain import Explanation
 from skebm.estimators.contrastive import ContrastiveDivergenceDensity
-from skebm.estimators.detector import EnergyOutlierDetector
 from skebm.estimators.flow_contrastive import FlowContrastiveDensity
 from skebm.estimators.jem import JEMClassifier
 from skebm.estimators.nce import NCEDensity
+from skebm.estimators.outlier import EnergyOutlierDetector, Explanation
 from skebm.estimators.rbm import RBMEstimator
 from skebm.estimators.score_matching import ScoreMatchingDensity
 

@@ -12,6 +12,7 @@ import torch
 from sklearn.base import DensityMixin, OutlierMixin
 from torch import Tensor
 
+from skebm._densities import upper_quantile
 from skebm._validation import (
     check_is_fitted,
     check_random_state,
@@ -25,7 +26,6 @@ from skebm.estimators._attempt import all_or_nothing
 from skebm.estimators._params import NetParams, check_net_params
 from skebm.estimators._partition import Normalised
 from skebm.estimators._storage import Storable
-from skebm.estimators._threshold import upper_quantile
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
 

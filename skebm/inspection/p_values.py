@@ -10,7 +10,7 @@ import numpy as np
 
 from skebm._validation import check_is_fitted, n_rows
 from skebm.base.checks import whole_number
-from skebm.estimators._threshold import proven_rate
+from skebm.estimators.outlier.thresholds import p_value_bound
 from skebm.inspection._band import chance_band, chosen_levels
 from skebm.inspection._drawing import NAVY, ORANGE, axes_of
 
@@ -194,7 +194,7 @@ class PValueDisplay:
         k = chosen_levels(n)
         lower = upper = bound = None
         if n_folds > 1:
-            bound = proven_rate(k, n, n_folds)
+            bound = p_value_bound(k, n, n_folds)
         else:
             band = chance_band(len(p), n, k, confidence, simultaneous=simultaneous)
             lower, upper = band.lower / len(p), band.upper / len(p)
