@@ -1,19 +1,18 @@
 """
-From a data frame to flagged rows and reasons
-=============================================
+Conformal anomaly detection with explanations by column
+=======================================================
 
-Which of these samples should somebody look at again, how many of the flags will be false, and what
-is odd about each? A density of normal rows, a conformal threshold and conditional imputation answer
-in this order.
+A density of normal rows ranks new ones, conformal p-values bound the rate of false alarms, and
+conditional imputation explains which columns make a row anomalous.
 
 Data: 569 breast tumours, each described by 30 measurements of the cell nuclei in an image (Wolberg,
-Street and Mangasarian 1995, bundled with scikit-learn). Benign ones are normal here. The detector
-sees no malignant one until the end, and nothing is tuned on them.
+Street and Mangasarian 1995, bundled with scikit-learn). Benign tumours are the normal rows.
+Malignant ones serve only to evaluate the detector; nothing is fitted to or tuned on them.
 """
 
 # %%
-# Normal rows to learn from, and a batch that came in later
-# ---------------------------------------------------------
+# Normal training rows, and a batch of new rows
+# ---------------------------------------------
 
 import pandas as pd
 from sklearn.datasets import load_breast_cancer
@@ -26,12 +25,12 @@ malignant = y[batch.index] == 0
 print(f"{len(normal)} normal rows; a batch of {len(batch)}, {malignant.sum()} of them malignant")
 
 # %%
-# A detector
-# ----------
-# Any density will do, here a Gaussian with all correlations. Half of the rows are held out to set
-# the threshold: new benign rows are flagged at a rate of at most 5 %, whether or not the rows are
-# Gaussian. ``method="quantile"``, the way of scikit-learn's own detectors, promises nothing of new
-# rows; a flexible density shows why.
+# Conformal and quantile thresholds
+# ---------------------------------
+# The detector takes any density, here a Gaussian with full covariance. Half of the rows are held
+# out to set the threshold: new benign rows are flagged at a rate of at most 5 %, whether or not the
+# rows are Gaussian. ``method="quantile"``, the threshold of scikit-learn's own detectors,
+# guarantees nothing for new rows; a flexible density shows why.
 
 from sklearn.mixture import GaussianMixture
 from sklearn.neighbors import KernelDensity
@@ -57,41 +56,41 @@ for name, density in densities.items():
         )
 
 # %%
-# Flags
-# -----
-# A p-value says how many of the held-out normal rows are as odd as this one. Over a batch, those
-# with small p-values are picked so that at most a tenth of the picked ones are expected to be
+# Selection at a false discovery rate
+# -----------------------------------
+# The p-value of a row is the share of held-out normal rows that are as anomalous. From a batch,
+# rows with small p-values are selected so that at most a tenth of those selected are expected to be
 # normal.
 
 detector = EnergyOutlierDetector(
     densities["Gaussian"], method="conformal", contamination=0.05, random_state=0
 ).fit(normal)
-picked = detector.select(batch, fdr=0.1)
+selected = detector.select(batch, fdr=0.1)
 print(
     f"{detector.n_calibration_} calibration rows, proven rate of false alarms "
-    f"{detector.false_alarm_bound_:.3f}; picked {picked.sum()} of {len(batch)} rows, "
-    f"{(picked & ~malignant).sum()} of them benign, and missed {(~picked & malignant).sum()} of "
-    f"{malignant.sum()} malignant ones"
+    f"{detector.false_alarm_bound_:.3f}; selected {selected.sum()} of {len(batch)} rows, "
+    f"{(selected & ~malignant).sum()} of them benign, and missed "
+    f"{(~selected & malignant).sum()} of {malignant.sum()} malignant ones"
 )
 
 # %%
-# Reasons
-# -------
-# For each column: by how many nats would the row be likelier if the column were drawn anew given
-# the other 29? The value that was found stands beside the one that the others make us expect, in
-# the units of the frame. A value can be odd without being extreme: it need only contradict the
-# others.
+# Explanations by conditional imputation
+# --------------------------------------
+# The contribution of a column is the expected rise of the log density, in nats, when the column is
+# drawn anew given the other 29. Beside the value in the row is the value expected given the others,
+# in the units of the frame. A value can be anomalous without being extreme: it is enough that it
+# contradicts the others.
 
-flagged = batch[picked].iloc[[0, 5, 10]]
-reasons = detector.explain(flagged).to_frame(3)
-reasons["row"] = flagged.index[reasons["row"]]
-print(reasons.round(3).to_string(index=False))
+flagged = batch[selected].iloc[[0, 5, 10]]
+explained = detector.explain(flagged).to_frame(3)
+explained["row"] = flagged.index[explained["row"]]
+print(explained.round(3).to_string(index=False))
 
 # %%
-# The picture
-# -----------
-# Energies of benign and malignant rows with the threshold; whether p-values of new benign rows are
-# as uniform as they should be; and the reasons for two of the flagged rows.
+# Displays
+# --------
+# Energies of benign and malignant rows with the threshold, the calibration of the p-values of new
+# benign rows, and explanations of two of the flagged rows.
 
 import matplotlib.pyplot as plt
 

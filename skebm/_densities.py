@@ -1,5 +1,5 @@
-"""What can be asked of anything fitted that has ``score_samples``: our estimators, scikit-learn's
-densities, pipelines and searches around either.
+"""Log densities, their derivatives and thresholds, of anything fitted with ``score_samples``: our
+estimators, scikit-learn's densities, and pipelines and searches that end in either.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAX_PAIRS = 4_000_000
 
 
 def last_step(estimator: Any, *, into_detectors: bool = True) -> tuple[list[Any], Any]:
-    """Transformers that X passes, and the estimator that sees what they make of it.
+    """The transformers that X passes, and the last step, which sees what they return.
 
-    Looks through pipelines, searches, frozen estimators and, unless told not to, our own detector.
+    Looks into pipelines, searches, frozen estimators and, by default, our own detector.
     """
     before: list[Any] = []
     while True:
@@ -34,14 +34,14 @@ def last_step(estimator: Any, *, into_detectors: bool = True) -> tuple[list[Any]
             estimator = estimator.estimator
         elif hasattr(estimator, "best_estimator_"):  # a search
             estimator = estimator.best_estimator_
-        elif into_detectors and hasattr(estimator, "_density"):  # one that scores by a density
+        elif into_detectors and hasattr(estimator, "_density"):  # a detector that scores by log p
             estimator = estimator._density
         else:
             return before, estimator
 
 
 def transformed(before: list[Any], X: Any) -> Any:
-    """What the last step sees of X."""
+    """X as the last step sees it."""
     for transformer in before:
         X = transformer.transform(X)
     return X
@@ -51,9 +51,9 @@ def log_density(estimator: Any, X: Any) -> np.ndarray:
     """Log p(x) in nats by ``score_samples``, (n,)."""
     if not hasattr(estimator, "score_samples"):
         raise TypeError(
-            f"{type(estimator).__name__} has no score_samples, so there is no log p(x) to be had "
-            "from it. Densities have one, such as RBMEstimator, GaussianMixture, KernelDensity, "
-            "and so do pipelines that end in one."
+            f"{type(estimator).__name__} has no score_samples, so it gives no log p(x). Densities "
+            "have one, such as RBMEstimator, GaussianMixture, KernelDensity, and so do pipelines "
+            "that end in one."
         )
     return np.asarray(estimator.score_samples(X))
 
@@ -88,8 +88,8 @@ def check_normalised(estimator: Any) -> None:
     _, final = last_step(estimator)
     if not scores_are_nats(final):
         raise TypeError(
-            f"score_samples of {type(final).__name__} is no log-likelihood: its mean says nothing "
-            'of the model. Compare detectors by labels, scoring="roc_auc".'
+            f"score_samples of {type(final).__name__} is no log-likelihood: its mean does not rank "
+            'models. Compare detectors by labels, scoring="roc_auc".'
         )
     if is_energy_based(final) and final.partition is None:
         # Its score_samples is minus the energy, whose mean grows with the scale of the energy.
@@ -109,7 +109,26 @@ def pessimistic_log_likelihood(estimator: Any, X: Any) -> float:
 
 
 # ------------------------------------------------------------------------------
-# Slopes of log p
+# Thresholds
+# ------------------------------------------------------------------------------
+
+
+def upper_quantile(values: np.ndarray, share: float, weight: np.ndarray) -> float:
+    """Threshold with `share` of the weight above it, rounded to a whole row.
+
+    Half-way between the values around it. A row of weight 2 is the same as the row twice.
+    """
+    order = np.argsort(-values, kind="stable")
+    values, reached = values[order], np.cumsum(weight[order])
+    k = np.floor(share * reached[-1] + 0.5 + 1e-9)  # the sum of weights is rounded
+    if k < 1:
+        return float(values[0])
+    around = np.searchsorted(reached, [k - 0.5, k + 0.5], side="right").clip(max=len(values) - 1)
+    return float(values[around].mean())
+
+
+# ------------------------------------------------------------------------------
+# Derivatives of log p
 # ------------------------------------------------------------------------------
 
 
@@ -121,7 +140,7 @@ class ScoreAndLaplacian(NamedTuple):
 
 
 def score_function(estimator: Any, X: Any) -> np.ndarray:
-    """Gradient of log p with respect to the row, (n, d), as the last step sees the row."""
+    """Score of each row: the gradient of log p there, (n, d), as the last step sees the row."""
     before, final = last_step(estimator)
     X = transformed(before, X)
     if hasattr(final, "score_function"):
@@ -132,7 +151,7 @@ def score_function(estimator: Any, X: Any) -> np.ndarray:
 def hyvarinen(estimator: Any, X: Any) -> np.ndarray:
     """Laplacian of log p plus half the squared norm of its gradient, (n,): lower is better.
 
-    In units of the row that the last step sees (Hyvärinen 2005, equation 4).
+    In the units of the row that the last step sees (Hyvärinen 2005, equation 4).
     """
     before, final = last_step(estimator)
     found = score_and_laplacian(final, transformed(before, X))
@@ -156,19 +175,19 @@ def score_and_laplacian(final: Any, X: Any) -> ScoreAndLaplacian:
 
 
 def _mixture_scores(mixture: Any, X: Any) -> ScoreAndLaplacian:
-    """Mean over components of their slopes, by responsibility."""
-    share = mixture.predict_proba(X)
+    """Mean of the scores of the components, weighted by responsibility, and its divergence."""
+    responsibility = mixture.predict_proba(X)
     X = np.asarray(X, dtype=float)
-    score, spread = np.zeros(X.shape), np.zeros(len(X))
+    score, mean = np.zeros(X.shape), np.zeros(len(X))
     for k, factor in enumerate(_precision_factors(mixture)):
-        slope = -((X - mixture.means_[k]) @ factor) @ factor.T
-        score += share[:, k, None] * slope
-        spread += share[:, k] * (np.square(slope).sum(1) - np.square(factor).sum())
-    return ScoreAndLaplacian(score, spread - np.square(score).sum(1))
+        own = -((X - mixture.means_[k]) @ factor) @ factor.T
+        score += responsibility[:, k, None] * own
+        mean += responsibility[:, k] * (np.square(own).sum(1) - np.square(factor).sum())
+    return ScoreAndLaplacian(score, mean - np.square(score).sum(1))
 
 
 def _precision_factors(mixture: Any) -> Iterator[np.ndarray]:
-    """A matrix for each component whose product with its transpose is the precision."""
+    """A matrix for each component; times its transpose it is the precision."""
     n_features = mixture.means_.shape[1]
     for k in range(len(mixture.means_)):
         factors = mixture.precisions_cholesky_
@@ -181,15 +200,15 @@ def _precision_factors(mixture: Any) -> Iterator[np.ndarray]:
 
 
 def _kernel_scores(density: Any, X: Any) -> ScoreAndLaplacian:
-    """Slopes of a mixture with a Gaussian at each training row."""
+    """Derivatives of a mixture with a Gaussian at each training row."""
     check_is_fitted(density)
     X = validate_data(density, X, dtype=np.float64, reset=False)
     centres = np.asarray(density.tree_.data)
-    middle = centres.mean(0)  # distances from far off would lose their digits
+    middle = centres.mean(0)  # far from the origin, distances would lose their digits
     X, centres = X - middle, centres - middle
     weight = density.tree_.sample_weight
     log_weight = 0.0 if weight is None else np.log(np.asarray(weight))
-    width = density.bandwidth_**2
+    variance = density.bandwidth_**2
     norm = np.square(centres).sum(1)
     score, laplacian = np.empty(X.shape), np.empty(len(X))
     step = max(1, MAX_PAIRS // len(centres))
@@ -198,10 +217,10 @@ def _kernel_scores(density: Any, X: Any) -> ScoreAndLaplacian:
         x = X[part]
         distance = np.square(x).sum(1)[:, None] - 2 * x @ centres.T + norm
         distance = distance.clip(min=0)
-        share = log_weight - distance / (2 * width)
-        share = np.exp(share - share.max(1, keepdims=True))
-        share /= share.sum(1, keepdims=True)
-        score[part] = (share @ centres - x) / width
-        spread = (share * distance).sum(1) / width**2 - X.shape[1] / width
-        laplacian[part] = spread - np.square(score[part]).sum(1)
+        log_joint = log_weight - distance / (2 * variance)
+        responsibility = np.exp(log_joint - log_joint.max(1, keepdims=True))
+        responsibility /= responsibility.sum(1, keepdims=True)
+        score[part] = (responsibility @ centres - x) / variance
+        mean = (responsibility * distance).sum(1) / variance**2 - X.shape[1] / variance
+        laplacian[part] = mean - np.square(score[part]).sum(1)
     return ScoreAndLaplacian(score, laplacian)

@@ -1,4 +1,4 @@
-"""What is asked of fitted densities: log p, its slopes, the last step of a pipeline."""
+"""Fitted densities: log p, its derivatives, the last step of a pipeline."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def differences(function, x, step=1e-3):
 
 
 @each_density
-def test_slopes_are_those_of_score_samples(density):
+def test_derivatives_are_those_of_score_samples(density):
     density = density.fit(X)
     first, second = differences(density.score_samples, ROWS)
     assert_allclose(score_function(density, ROWS), first, rtol=1e-4, atol=1e-5)
@@ -60,7 +60,7 @@ def test_slopes_are_those_of_score_samples(density):
     assert_allclose(hyvarinen(density, ROWS), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_slopes_of_a_weighted_kernel_density_far_from_the_origin():
+def test_scores_of_a_weighted_kernel_density_far_from_the_origin():
     weight = np.random.default_rng(1).integers(0, 5, len(X))
     weight[:2] = 0
     density = KernelDensity(bandwidth=0.7).fit(
@@ -70,25 +70,25 @@ def test_slopes_of_a_weighted_kernel_density_far_from_the_origin():
     assert_allclose(score_function(density, ROWS + 1e6), first, rtol=1e-3, atol=1e-4)
 
 
-def test_slopes_come_in_parts_alike(monkeypatch):
+def test_scores_in_parts_are_the_same(monkeypatch):
     density = KernelDensity(bandwidth=0.7).fit(X)
     whole = score_function(density, ROWS)
     monkeypatch.setattr("skebm._densities.MAX_PAIRS", 1)
     assert_allclose(score_function(density, ROWS), whole, rtol=1e-12)
 
 
-def test_slopes_of_a_gaussian():
+def test_derivatives_of_a_gaussian():
     normal = GaussianMixture(reg_covar=0).fit(X)
     precision = np.linalg.inv(normal.covariances_[0])
-    slope = -(ROWS - normal.means_[0]) @ precision
-    assert_allclose(score_function(normal, ROWS), slope)
-    expected = np.square(slope).sum(1) / 2 - np.trace(precision)
+    score = -(ROWS - normal.means_[0]) @ precision
+    assert_allclose(score_function(normal, ROWS), score)
+    expected = np.square(score).sum(1) / 2 - np.trace(precision)
     assert_allclose(hyvarinen(normal, ROWS), expected)
     # Of its own rows the mean is minus half of the trace: what integration by parts says.
     assert hyvarinen(normal, X).mean() == pytest.approx(-np.trace(precision) / 2)
 
 
-class WithSlope(BaseEstimator):
+class WithScore(BaseEstimator):
     def fit(self, X, y=None):
         self.n_ = len(X)
         return self
@@ -101,13 +101,13 @@ class WithSlope(BaseEstimator):
 
 
 def test_a_score_function_of_its_own_comes_first():
-    assert_array_equal(score_function(WithSlope().fit(X), ROWS), -ROWS)
+    assert_array_equal(score_function(WithScore().fit(X), ROWS), -ROWS)
 
 
 @pytest.mark.parametrize(
     "density", [KernelDensity(kernel="tophat"), KernelDensity(metric="manhattan"), RBMEstimator(2)]
 )
-def test_slopes_that_are_not_known(density):
+def test_unknown_derivatives_are_refused(density):
     density = density.set_params(**({"n_iter": 1} if isinstance(density, RBMEstimator) else {}))
     with pytest.raises(TypeError, match=f"known for {type(density).__name__}"):
         score_function(density.fit(BITS), BITS)

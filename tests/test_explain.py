@@ -1,4 +1,4 @@
-"""Which columns make a row anomalous, against closed forms and enumeration."""
+"""Explanations of anomalies by column, against closed forms and enumeration."""
 
 import numpy as np
 import pandas as pd
@@ -28,8 +28,8 @@ def conditional(normal, x):
     """Means, standard deviations and z-scores of each column of a Gaussian given the others."""
     precision = np.linalg.inv(normal.covariances_[0])
     sd = 1 / np.sqrt(np.diag(precision))
-    slope = -(x - normal.means_[0]) @ precision
-    return x + slope * sd**2, sd, slope * sd
+    score = -(x - normal.means_[0]) @ precision
+    return x + score * sd**2, sd, score * sd
 
 
 @pytest.mark.parametrize("spread", [1.0, 0.1, 0.01])
@@ -38,7 +38,7 @@ def test_gaussians_in_closed_form(spread, scaled):
     X = gaussian(spread)
     normal = GaussianMixture(reg_covar=0)
     model = make_pipeline(StandardScaler(), normal) if scaled else normal
-    # Columns are drawn within the range of the rows of fit: all of the conditional densities.
+    # Columns are drawn within the range of the rows of fit, which holds the conditional densities.
     wide = X.mean(0) + 4 * (X - X.mean(0))
     detector = EnergyOutlierDetector(model.fit(X), prefit=True).fit(wide)
     rows = np.concatenate([X[:4], X[4:6] * 3, X[6:7] + [0, 2, 0, 0]])
@@ -53,7 +53,7 @@ def test_gaussians_in_closed_form(spread, scaled):
 
 
 def test_mixtures_by_quadrature():
-    # Two modes far apart: the conditional of a column has both, or one, as the others say.
+    # Two modes far apart: given the others, a column has both modes or one of them.
     random = np.random.default_rng(1)
     X = np.concatenate([random.normal(-5, 1, (300, 2)), random.normal(5, 0.1, (300, 2))])
     model = GaussianMixture(2, random_state=0).fit(X)
@@ -79,10 +79,10 @@ def test_bits_by_enumeration():
         pair = np.repeat(rows[i][None], 2, axis=0)
         pair[:, j] = 0, 1
         log_p = model.score_samples(pair)
-        share = np.exp(log_p) / np.exp(log_p).sum()
+        p = np.exp(log_p) / np.exp(log_p).sum()
         here = log_p[int(rows[i, j])]
-        assert found.contributions[i, j] == pytest.approx(share @ log_p - here, abs=1e-9)
-        assert found.expected[i, j] == share.argmax()
+        assert found.contributions[i, j] == pytest.approx(p @ log_p - here, abs=1e-9)
+        assert found.expected[i, j] == p.argmax()
     assert found.contributions[0].argmax() == 5  # the one bit that breaks the pattern
 
 
@@ -106,12 +106,12 @@ def for_people():
     return EnergyOutlierDetector(make_pipeline(columns, KernelDensity(bandwidth=0.3)))
 
 
-def test_reasons_in_the_columns_of_a_frame():
+def test_explanations_in_the_columns_of_a_frame():
     detector = for_people().fit(people())
-    odd = people(3, 1)
-    odd["height"] = 185.0
-    odd["size"] = pd.Categorical(["S"] * 3)  # of fewer categories than in fit
-    found = detector.explain(odd)
+    anomalies = people(3, 1)
+    anomalies["height"] = 185.0
+    anomalies["size"] = pd.Categorical(["S"] * 3)  # of fewer categories than in fit
+    found = detector.explain(anomalies)
     assert found.feature_names == ["height", "size", "children"]
     assert_array_equal(found.expected[:, 1], ["L"] * 3)
     assert_allclose(found.expected[:, 0].astype(float), 165, atol=3)
@@ -159,15 +159,15 @@ def test_missing_and_unseen_values():
         (OneHotEncoder(handle_unknown="ignore"), ["size"]),
     )
     detector = EnergyOutlierDetector(make_pipeline(columns, KernelDensity(bandwidth=0.3)))
-    holes = X.assign(height=X["height"].where(X.index % 5 > 0))
-    odd = people(2, 1).assign(height=np.nan, size=["XXL", None])
-    found = detector.fit(holes).explain(odd)
+    incomplete = X.assign(height=X["height"].where(X.index % 5 > 0))
+    anomalies = people(2, 1).assign(height=np.nan, size=["XXL", None])
+    found = detector.fit(incomplete).explain(anomalies)
     assert np.isfinite(found.contributions).all()
     assert (found.contributions[:, 1] > 1).all()
     assert set(found.expected[:, 1]) <= {"S", "L"}
-    empty = holes.assign(height=np.nan)
+    empty = incomplete.assign(height=np.nan)
     with pytest.raises(ValueError, match="Column height has no value to impute with"):
-        detector.fit(empty).explain(odd)
+        detector.fit(empty).explain(anomalies)
 
 
 def test_folds_are_averaged():
@@ -182,7 +182,7 @@ def test_folds_are_averaged():
     )
 
 
-def test_slopes_of_log_p():
+def test_squared_gradients_of_log_p():
     X = gaussian()
     scaler, normal = StandardScaler(), GaussianMixture()
     detector = EnergyOutlierDetector(make_pipeline(scaler, normal), statistic="score_norm")
@@ -194,6 +194,7 @@ def test_slopes_of_log_p():
     )
     assert found.feature_names == list("abcd")
     assert found.expected is None
+    assert found.unit == "squared gradient of log p"
     assert_allclose(found.values, scaler.fit_transform(X)[:5])
     assert list(found.to_frame(1).columns) == ["row", "feature", "value", "contribution"]
 
@@ -204,15 +205,15 @@ def test_slopes_of_log_p():
 def test_other_statistics_draw_columns_from_the_rows_of_fit(statistic):
     X = gaussian()
     detector = EnergyOutlierDetector(IsolationForest(random_state=0), statistic=statistic).fit(X)
-    odd = X[:2].copy()
-    odd[:, 2] = 900.0
-    found = detector.explain(odd)
+    anomalies = X[:2].copy()
+    anomalies[:, 2] = 900.0
+    found = detector.explain(anomalies)
     assert_array_equal(found.contributions.argmax(1), [2, 2])
     assert found.unit == ""
     assert_allclose(found.expected[:, 2].astype(float), np.median(X[:, 2]), rtol=0.05)
 
 
-def test_where_no_value_helps():
+def test_rows_of_density_zero_whatever_the_column():
     X = np.random.default_rng(0).random((200, 2)) * 5
     detector = EnergyOutlierDetector(KernelDensity(kernel="tophat", bandwidth=0.5)).fit(X)
     found = detector.explain(np.array([[50.0, 2.0], [50.0, 50.0]]))
@@ -220,7 +221,7 @@ def test_where_no_value_helps():
     assert np.isnan(found.expected[1]).all()
 
 
-def test_bad_questions():
+def test_what_explain_refuses():
     X = gaussian()
     detector = EnergyOutlierDetector(GaussianMixture()).fit(X)
     with pytest.raises(ValueError, match="method='shap' must be 'imputation' or 'score'"):

@@ -1,8 +1,6 @@
 """Estimators: the scikit-learn surface."""
 
-from skebm.estimators._explain import Explanation
 from skebm.estimators.bases import MixtureBase
-from skebm.estimators.detector import EnergyOutlierDetector
 from skebm.estimators.neural import (
     ContrastiveDivergenceDensity,
     Discrepancy,
@@ -14,6 +12,7 @@ from skebm.estimators.neural import (
     ScoreMatchingDensity,
     Sliced,
 )
+from skebm.estimators.outlier import EnergyOutlierDetector, Explanation
 from skebm.estimators.rbm import RBMEstimator
 
 __all__ = [

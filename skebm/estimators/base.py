@@ -16,7 +16,7 @@ import contextlib
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
@@ -25,6 +25,7 @@ import torch
 from sklearn.base import BaseEstimator, DensityMixin, OutlierMixin, clone
 from torch import Tensor
 
+from skebm._densities import upper_quantile
 from skebm._validation import (
     Interval,
     StrOptions,
@@ -37,7 +38,6 @@ from skebm._validation import (
     validate_data,
 )
 from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler
-from skebm.estimators._threshold import upper_quantile
 from skebm.estimators.storage import installed_version, pack, unpack
 from skebm.estimators.tables import Table
 from skebm.partition import Choice, choose
@@ -132,18 +132,23 @@ class LogZ:
         self.found: LogPartition | None = None
 
 
-@contextlib.contextmanager
-def restored_on_failure(estimator: Any) -> Iterator[None]:
-    """Give an estimator its attributes back where a call fails.
+def restores_on_failure(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Give an estimator its attributes back where a method fails.
 
     What was learned belongs together: a new base or scaling under the old weights would be another
     model.
     """
-    before = vars(estimator).copy()
-    with contextlib.ExitStack() as undo:
-        undo.callback(_restore, estimator, before)
-        yield
-        undo.pop_all()
+
+    @functools.wraps(method)
+    def attempt(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = vars(self).copy()
+        with contextlib.ExitStack() as undo:
+            undo.callback(_restore, self, before)
+            result = method(self, *args, **kwargs)
+            undo.pop_all()
+        return result
+
+    return attempt
 
 
 def _restore(owner: Any, attributes: dict[str, Any]) -> None:
@@ -538,6 +543,7 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
     """Density estimator: fitted to rows alone, and a detector of outliers besides."""
 
     @fit_context(prefer_skip_nested_validation=True)
+    @restores_on_failure
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Fit the model to the rows of X.
 
@@ -554,11 +560,11 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         -------
         self : object
         """
-        with restored_on_failure(self):
-            self._set_threshold(self._fit(X, sample_weight, streaming=False))
+        self._set_threshold(self._fit(X, sample_weight, streaming=False))
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
+    @restores_on_failure
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Make one pass over the rows of X, in mini-batches, going on from the present state.
 
@@ -578,8 +584,7 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         -------
         self : object
         """
-        with restored_on_failure(self):
-            self._set_threshold(self._fit(X, sample_weight, streaming=True))
+        self._set_threshold(self._fit(X, sample_weight, streaming=True))
         return self
 
     def _set_threshold(self, rows: Rows) -> None:

@@ -1,4 +1,4 @@
-"""How abnormal rows are by anything that scores them, and where it draws the line."""
+"""Abnormality of rows by any estimator that scores them, and the threshold of the estimator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def abnormality(estimator: Any, X: Any, *, name: str = "X") -> Abnormality:
 
 
 def threshold_of(estimator: Any, X: Any, values: np.ndarray) -> float | None:
-    """Abnormality at which `decision_function` is 0; None where it is not the same but shifted."""
+    """Abnormality where `decision_function` is 0; None where they differ by more than a shift."""
     if _ends_in_detector(estimator):
         return 0.0
     if not (_is_outlier_detector(estimator) and hasattr(estimator, "decision_function")):
@@ -58,14 +58,14 @@ def threshold_of(estimator: Any, X: Any, values: np.ndarray) -> float | None:
 
 
 def flagged(estimator: Any, X: Any) -> np.ndarray | None:
-    """Which rows `predict` calls outliers; None where it says something else."""
+    """Rows that `predict` calls outliers; None where the estimator is no outlier detector."""
     if not (_is_outlier_detector(estimator) and hasattr(estimator, "predict")):
         return None
     return np.asarray(estimator.predict(X)) == -1
 
 
 def finite_ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks, equal for equal values: curves by rank are the same, and infinities have one too."""
+    """Finite ranks, equal for equal values, that give the same ROC curve; infinities have one."""
     return np.unique(values, return_inverse=True)[1].astype(float)
 
 

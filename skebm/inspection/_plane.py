@@ -12,7 +12,7 @@ import numpy as np
 from skebm import _densities as densities
 from skebm._validation import check_random_state, n_rows, take_rows
 from skebm.base import Real
-from skebm.estimators import _columns as tables
+from skebm.estimators.outlier import columns as tables
 
 # Room around the rows, as a share of their range.
 MARGIN = 0.15
@@ -74,7 +74,7 @@ def _row(table: Any, given: Any, d: int) -> Any:
     if given is not None:
         values = np.ravel(np.asarray(given)).tolist()
     elif table is not None:
-        values = [_middle(tables.known(tables.column_of(table, k))) for k in range(d)]
+        values = [_middle(tables.present_values(tables.column_of(table, k))) for k in range(d)]
     elif d == 2:
         values = [0.0, 0.0]
     else:
@@ -86,7 +86,7 @@ def _row(table: Any, given: Any, d: int) -> Any:
     row = take_rows(table, [0])
     for k, value in enumerate(values):
         kind = object if isinstance(value, str) else None
-        row = tables.with_column(row, k, np.array([[value]], dtype=kind), whole=True)
+        row = tables.with_column(row, k, np.array([[value]], dtype=kind), keep_dtype=True)
     return row
 
 
@@ -99,8 +99,8 @@ def _middle(values: np.ndarray) -> Any:
 
 def spread(row: Any, columns: list[int], x: np.ndarray, y: np.ndarray) -> Any:
     """Repeat the row with other values in the two columns."""
-    wide = tables.with_column(row, columns[0], x[None], whole=False)
-    return tables.with_column(wide, columns[1], y[:, None], whole=False)
+    wide = tables.with_column(row, columns[0], x[None], keep_dtype=False)
+    return tables.with_column(wide, columns[1], y[:, None], keep_dtype=False)
 
 
 def grid_axes(estimator: Any, limits: Any, rows: Any, n: int) -> np.ndarray:

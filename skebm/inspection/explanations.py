@@ -1,4 +1,4 @@
-"""Pictures of why rows are anomalous."""
+"""Displays of the columns that make rows anomalous."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skebm.base.checks import whole_number
 from skebm.estimators import Explanation
 from skebm.inspection._drawing import NAVY, ORANGE, pyplot
 
-# More rows than this are a table, not a picture.
+# More rows than this belong in a table.
 MAX_ROWS = 6
 N_SIDE = 2  # panels side by side
 # Inches: the width of a panel; the height of a bar, and of a panel without bars.
@@ -22,17 +22,18 @@ WIDTH, BAR, FRAME = 4.6, 0.42, 0.95
 SMALL = 9  # points
 MAX_LETTERS = 28
 # Length of the bar of an infinite contribution in units of the longest finite one.
-ENDLESS = 1.25
+INFINITE = 1.25
 
 
 @dataclass(eq=False, repr=False)
 class ExplanationDisplay:
-    """What makes rows anomalous: bars for their most anomalous columns, a panel for each row.
+    """Bar charts of the columns that make rows anomalous, a panel for each row.
 
-    Beside a bar are the name of the column, what the row holds, and what the model expected given
-    the other columns (under ``method="score"`` as the last step of a pipeline sees it, and without
-    what was expected). Columns odder than typical point to the right. Each panel has an axis of its
-    own. A bar with ∞ in it is endless: to the model the row is impossible.
+    Beside a bar are the name of the column, the value in the row, and the value that the model
+    expects given the other columns (under ``method="score"`` the value that the last step of a
+    pipeline sees, without an expected one). Bars of columns that are more anomalous than typical
+    point to the right. Each panel has its own axis. A bar with ∞ in it stands for an infinite
+    contribution: the row has density zero.
 
     Parameters
     ----------
@@ -46,13 +47,13 @@ class ExplanationDisplay:
     Attributes
     ----------
     figure_ : matplotlib.figure.Figure or matplotlib.figure.SubFigure
-        What :meth:`plot` last drew in.
+        The figure that :meth:`plot` last drew in.
     axes_ : list of matplotlib.axes.Axes
         Its axes, one for each row.
 
     See Also
     --------
-    skebm.EnergyOutlierDetector.explain : The numbers, and what they mean.
+    skebm.EnergyOutlierDetector.explain : Computes the contributions and defines them.
 
     Examples
     --------
@@ -94,15 +95,15 @@ class ExplanationDisplay:
     def from_estimator(
         cls, detector: Any, X: Any, *, method: str = "imputation", n_features: int = 8
     ) -> ExplanationDisplay:
-        """Explain rows.
+        """Explain rows by a fitted detector.
 
         Parameters
         ----------
         detector : EnergyOutlierDetector
             Fitted.
         X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
-            At most six rows. The panels of a pandas frame are called by its index, and of a
-            conformal detector they say the p-value.
+            At most six rows. The titles of the panels are the index of a pandas frame, and show
+            the p-values of a conformal detector.
         method : {"imputation", "score"}, default="imputation"
             As in :meth:`skebm.EnergyOutlierDetector.explain`.
         n_features : int, default=8
@@ -170,8 +171,8 @@ class ExplanationDisplay:
         length = contributions[shown]
         finite = np.isfinite(length)
         longest = float(np.abs(length[finite]).max(initial=0.0)) or 1.0
-        endless = ENDLESS * longest
-        drawn = np.nan_to_num(length, nan=0.0, posinf=endless, neginf=-endless)
+        longest *= INFINITE
+        drawn = np.nan_to_num(length, nan=0.0, posinf=longest, neginf=-longest)
         colours = [ORANGE if value > 0 else NAVY for value in drawn]
         places = np.arange(len(shown))
         ax.barh(places, drawn, color=colours, height=0.62)
@@ -193,7 +194,7 @@ class ExplanationDisplay:
         ax.set_title(names[row], fontsize=SMALL + 1)
 
     def _label(self, row: int, j: int) -> str:
-        """Name of a column, what was found, and below what was expected."""
+        """Name of a column and its value, and below the expected value."""
         found = self.explanation
         name = f"{_shorten(str(found.feature_names[j]))} = {short(found.values[row, j])}"
         if np.isnan(found.contributions[row, j]):
@@ -204,7 +205,7 @@ class ExplanationDisplay:
 
 
 def short(value: Any) -> str:
-    """A value in few letters: three digits of a number, strings as they are."""
+    """A value in few letters: three digits of a number; a string, shortened if long."""
     if isinstance(value, (bool, np.bool_)):
         return str(value)
     if not isinstance(value, (int, float, np.number)):

@@ -1,4 +1,4 @@
-"""Pictures of how abnormal rows are."""
+"""Histograms of energies of normal and of other rows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SIZE = (6.0, 3.8)  # inches
 SMALL = 8  # points
 # A tail is cut off where it would make the axis longer by more than this share.
 TAIL = 0.25
-# The axis ends so many widths of the normal rows (nine tenths of them) beyond these, if at least
-# that share of the other rows is drawn.
+# The axis extends beyond nine tenths of the normal rows by at most REACH times their range, if at
+# least the share WITHIN of the other rows is drawn.
 REACH, WITHIN = 10.0, 0.5
 # The highest bar leaves room for the legend above it.
 HEADROOM = 1.45
@@ -28,21 +28,21 @@ HEADROOM = 1.45
 class EnergyHistogramDisplay:
     """Histograms of energies: of rows in distribution, and of others.
 
-    The bins are the same for both kinds of rows, and a bar is the share of the rows of its kind.
-    Rows beyond the ends of the axis, infinite energies among them, are counted above the end.
+    Both histograms have the same bins, and heights are shares of the rows of their kind. Rows
+    beyond an end of the axis, among them those of infinite energy, are counted above that end.
 
     Parameters
     ----------
     energy_in : ndarray of shape (n_in,)
         Energies of rows in distribution, higher for more abnormal rows; may be infinite.
     energy_out : ndarray of shape (n_out,) or None, default=None
-        Those of other rows.
+        Energies of other rows.
     threshold : float or None, default=None
-        Energy above which a row is called an outlier, drawn as a line.
+        Energy above which a row is classified as an outlier, drawn as a line.
     energy_name : str, default="energy"
-        What the energies are, written below the axis.
+        Label of the axis of energies.
     names : tuple of (str, str), default=("in distribution", "out of distribution")
-        What the two kinds of rows are called.
+        Labels of the two kinds of rows.
 
     Attributes
     ----------
@@ -52,15 +52,15 @@ class EnergyHistogramDisplay:
     edges_ : ndarray of shape (n_bins + 1,)
         Edges of the bins last drawn.
     beyond_ : dict of str to tuple of (int, int)
-        By the name of the kind, how many rows lie below and above what was last drawn.
+        For each label, the numbers of rows below and above the axis last drawn.
     figure_ : matplotlib.figure.Figure or matplotlib.figure.SubFigure
-        What :meth:`plot` last drew in.
+        The figure that :meth:`plot` last drew in.
     ax_ : matplotlib.axes.Axes
         Its axes.
 
     See Also
     --------
-    DetectorROCDisplay : Several detectors by the rows they find.
+    DetectorROCDisplay : ROC curves of several detectors.
 
     Examples
     --------
@@ -112,15 +112,16 @@ class EnergyHistogramDisplay:
         Parameters
         ----------
         estimator : fitted estimator
-            Of an :class:`~skebm.EnergyOutlierDetector` minus its ``decision_function`` is drawn,
-            with the threshold at 0; of another estimator of ours ``energy(X)``, which needs no
-            log Z; of anything else minus ``score_samples(X)``. A pipeline or search may end in it.
+            For an :class:`~skebm.EnergyOutlierDetector` minus its ``decision_function`` is drawn,
+            with the threshold at 0; for another estimator of ours ``energy(X)``, which needs no
+            log Z; for anything else minus ``score_samples(X)``. Or a pipeline or search that ends
+            in one.
         X_in : {array-like, sparse matrix, frame} of shape (n_in, n_features)
-            Rows in distribution, best ones that the estimator was not fitted to.
+            Rows in distribution, preferably ones that the estimator was not fitted to.
         X_out : {array-like, sparse matrix, frame} of shape (n_out, n_features), default=None
             Other rows.
         names : tuple of (str, str), default=("in distribution", "out of distribution")
-            What the two kinds of rows are called.
+            Labels of the two kinds of rows.
 
         Returns
         -------
@@ -147,9 +148,9 @@ class EnergyHistogramDisplay:
             None makes a new figure.
         n_bins : int, default=50
         clip : float in [0, 0.5), default=0.01
-            Share of the rows of each kind that may lie beyond either end of the axis. They do only
-            where they are far off. The axis also ends where the normal rows would be squeezed
-            together by others. 0 draws all rows but the infinite ones.
+            Largest share of the rows of each kind beyond either end of the axis; rows are left out
+            only where they are far away. The axis also ends where other rows would squeeze the
+            normal ones together. 0 draws all rows of finite energy.
 
         Returns
         -------
@@ -200,7 +201,7 @@ class EnergyHistogramDisplay:
         """Ends of the axis: most rows of each kind, and the threshold."""
         finite = [values[np.isfinite(values)] for _, values in self._kinds()]
         finite = [values for values in finite if len(values)]
-        # `lower` and `higher` let go of one row at least, however few there are.
+        # `lower` and `higher` leave out at least one row, however few there are.
         ends = [
             (
                 np.quantile(values, clip, method="higher"),
@@ -223,7 +224,7 @@ class EnergyHistogramDisplay:
         return float(low - pad), float(high + pad)
 
     def _count_beyond(self) -> None:
-        """Say above either end how many rows lie beyond it."""
+        """Write above either end how many rows lie beyond it."""
         for side, place, sign in ((0, "left", "◀ {}"), (1, "right", "{} ▶")):
             counts = [(name, number[side]) for name, number in self.beyond_.items()]
             found = ", ".join(f"{number} {name}" for name, number in counts if number)

@@ -1,4 +1,4 @@
-"""Pictures of conformal p-values: whether they say what they promise."""
+"""Displays of the calibration of conformal p-values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from skebm._validation import check_is_fitted, n_rows
 from skebm.base.checks import whole_number
-from skebm.estimators._threshold import proven_rate
+from skebm.estimators.outlier.thresholds import p_value_bound
 from skebm.inspection._band import chance_band, chosen_levels
 from skebm.inspection._drawing import NAVY, ORANGE, axes_of
 
@@ -21,56 +21,56 @@ GREY = "0.55"
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PValueDisplay:
-    r"""Calibration of conformal p-values: how often normal rows have one of at most t.
+    r"""Calibration of conformal p-values: the distribution of those of normal rows.
 
-    The curve is the share of fresh normal rows with p <= t, for every level t; on the diagonal that
-    is t. At the level of the detector a dot says what share of the rows is flagged. Squares are
-    levels at which the curve has left the band.
+    The curve is the share of fresh normal rows with p <= t, for every level t; of calibrated
+    p-values it follows the diagonal. At the level of the detector a dot marks the share of the rows
+    that is flagged. Squares mark levels at which the curve is outside the band.
 
-    The band allows for both chances there are: which rows are drawn, and which rows the detector
+    The band accounts for both sources of randomness: the fresh rows, and the rows that the detector
     was calibrated with. The number of m fresh rows with :math:`p \le k / (n + 1)` is beta-binomial,
-    binomial with a rate drawn from Beta(k, n + 1 - k), whatever the data and the estimator. A curve
-    of a detector that keeps its promise stays inside the band with probability `confidence`,
-    at all levels together if `simultaneous`, else at each level. A curve that leaves it upwards
-    calls more normal rows outliers than it should: they are not drawn like the calibration
-    rows, or the estimator was fitted to those. Below it, anomalies among the calibration rows make
-    p-values large; so do rows with equal scores, which p-values count as no less abnormal, and
-    then nothing is wrong.
+    binomial with a rate drawn from Beta(k, n + 1 - k), whatever the data and the estimator. The
+    curve of a calibrated detector stays inside the band with probability `confidence`, at all
+    levels together if `simultaneous`, else at each level. A curve above the band means too many
+    false alarms: the rows are not drawn from the distribution of the calibration rows, or the
+    estimator was fitted to those. A curve below it means large p-values, as anomalies among the
+    calibration rows make them; tied scores do so too, harmlessly, since p-values count ties as no
+    less abnormal.
 
-    For ``"cross-conformal"`` no such law is known. Instead of the band there is a line for what is
-    proven of the expected share, about 2 t; the curve may cross it by chance.
+    For ``"cross-conformal"`` the distribution is not known. Instead of the band there is a line for
+    the proven bound on the expected share, about 2 t; the curve may cross it by chance.
 
     Parameters
     ----------
     p_values : ndarray of shape (n_rows,)
         P-values of the rows, sorted.
     n_calibration : int
-        Rows that they were compared with.
+        Number of calibration rows.
     levels : ndarray of shape (n_levels,)
         Levels :math:`k / (n + 1)` of the band: all, or some of more than 300.
     lower, upper : ndarray of shape (n_levels,) or None
         Ends of the band; None under ``"cross-conformal"``.
     bound : ndarray of shape (n_levels,) or None
-        What is proven under ``"cross-conformal"``.
+        Proven bound on the expected share under ``"cross-conformal"``, else None.
     confidence : float
-        Probability of staying inside the band.
+        Probability that the curve of a calibrated detector stays inside the band.
     simultaneous : bool
-        Whether at all levels together.
+        Whether it is that of all levels together.
     alarm_level : float or None, default=None
         Level at which the detector flags rows.
 
     Attributes
     ----------
     n_outside : int or None
-        Levels at which the curve lies outside the band; None without one.
+        Number of levels at which the curve lies outside the band; None without a band.
     figure_ : matplotlib.figure.Figure or matplotlib.figure.SubFigure
-        What :meth:`plot` last drew in.
+        The figure that :meth:`plot` last drew in.
     ax_ : matplotlib.axes.Axes
         Its axes.
 
     See Also
     --------
-    skebm.EnergyOutlierDetector : Gives the p-values.
+    skebm.EnergyOutlierDetector : Computes the p-values.
 
     References
     ----------
@@ -121,9 +121,9 @@ class PValueDisplay:
         X : {array-like, sparse matrix, frame} of shape (n_rows, n_features)
             Normal rows that were not passed to `fit`.
         confidence : float in (0, 1), default=0.95
-            Probability of staying inside the band.
+            Probability that the curve of a calibrated detector stays inside the band.
         simultaneous : bool, default=True
-            Whether at all levels together, or at each of them.
+            Whether it is that of all levels together, or of each of them.
 
         Returns
         -------
@@ -163,23 +163,23 @@ class PValueDisplay:
         confidence: float = 0.95,
         simultaneous: bool = True,
     ) -> PValueDisplay:
-        """Take p-values that are there already.
+        """Make the display from p-values.
 
         Parameters
         ----------
         p_values : array-like of shape (n_rows,)
             Conformal p-values of normal rows: multiples of ``1 / (n_calibration + 1)``.
         n_calibration : int
-            Calibration rows that each was compared with.
+            Number of calibration rows that each was compared with.
         n_folds : int, default=1
-            1 for split conformal; the number of folds for cross-conformal, which has the proven
-            bound in place of the band.
+            1 for split conformal; the number of folds for cross-conformal, which has a proven bound
+            instead of the band.
         alarm_level : float in (0, 1) or None, default=None
             Level at which rows are flagged.
         confidence : float in (0, 1), default=0.95
-            Probability of staying inside the band.
+            Probability that the curve of a calibrated detector stays inside the band.
         simultaneous : bool, default=True
-            Whether at all levels together, or at each of them.
+            Whether it is that of all levels together, or of each of them.
 
         Returns
         -------
@@ -194,7 +194,7 @@ class PValueDisplay:
         k = chosen_levels(n)
         lower = upper = bound = None
         if n_folds > 1:
-            bound = proven_rate(k, n, n_folds)
+            bound = p_value_bound(k, n, n_folds)
         else:
             band = chance_band(len(p), n, k, confidence, simultaneous=simultaneous)
             lower, upper = band.lower / len(p), band.upper / len(p)
@@ -212,7 +212,7 @@ class PValueDisplay:
 
     @property
     def n_outside(self) -> int | None:
-        """Levels at which the curve lies outside the band."""
+        """Number of levels at which the curve lies outside the band."""
         return None if self.lower is None else int(self._outside().sum())
 
     def _outside(self) -> np.ndarray:
@@ -230,7 +230,7 @@ class PValueDisplay:
         ax : matplotlib.axes.Axes or None, default=None
             None makes a new figure.
         log : bool, default=False
-            Whether both axes are logarithmic, which shows the small levels that detectors use.
+            Whether both axes are logarithmic, to show the small levels that detectors use.
 
         Returns
         -------
@@ -240,10 +240,10 @@ class PValueDisplay:
         ax = axes_of("PValueDisplay", ax, SIZE)
         self.figure_, self.ax_ = ax.figure, ax
         first = float(self.levels[0])
-        least = 0.7 / len(self.p_values)  # below one row, which a logarithmic axis has to end at
+        least = 0.7 / len(self.p_values)  # a logarithmic axis has to end, here below one row
         ends = np.array([first if log else 0.0, 1.0])
         ax.plot(ends, ends, color=GREY, linestyle="--", linewidth=1, label="share = level")
-        self._draw_promise(least if log else 0.0)
+        self._draw_guarantee(least if log else 0.0)
         rows = f"{len(self.p_values)} row{'s' * (len(self.p_values) > 1)}"
         places = np.unique(np.concatenate([ends, self.p_values]))
         heights = self._share(places).clip(min=least if log else 0.0)
@@ -266,8 +266,8 @@ class PValueDisplay:
         ax.legend(loc="lower right", frameon=False, fontsize=SMALL)
         return self
 
-    def _draw_promise(self, least: float) -> None:
-        """The band, or what is proven where there is none."""
+    def _draw_guarantee(self, least: float) -> None:
+        """The band, or the proven bound where there is none."""
         levels = np.append(self.levels, 1.0)
         steps = {"step": "post"} if len(self.levels) == self.n_calibration else {}
         if self.lower is not None and self.upper is not None:
@@ -294,7 +294,7 @@ class PValueDisplay:
             )
 
     def _share(self, levels: np.ndarray) -> np.ndarray:
-        """Share of the p-values at or below each level, rounding aside."""
+        """Share of the p-values at or below each level, up to rounding."""
         below = np.searchsorted(self.p_values, levels + 0.1 / (self.n_calibration + 1), "right")
         return below / len(self.p_values)
 

@@ -49,4 +49,4 @@ from skebm.objectives._shim import (
     ExactLikelihood,
     JointLikelihood,
     Penalty,
-)  # noqa
+)

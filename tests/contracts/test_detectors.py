@@ -1,6 +1,7 @@
-"""The contract of detectors: scikit-learn's checks, then what a threshold promises, by mode."""
+"""The contract of detectors: scikit-learn's checks, then the guarantees of each threshold."""
 
 import copy
+import functools
 import io
 import pickle
 from itertools import permutations, product
@@ -33,26 +34,28 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from skebm import EnergyOutlierDetector, RBMEstimator
 from skebm.base import PartitionEstimator
-from skebm.estimators._threshold import Calibration
+from skebm.estimators.outlier.thresholds import ConformalThreshold
 from tests.discovery import walk
 
 METHODS = ("quantile", "conformal", "cross-conformal")
 INNER = {
-    # By default it starts with k-means, which it refuses in one of scikit-learn's own checks.
+    # By default it starts with k-means, which raises in one of scikit-learn's own checks.
     "mixture": GaussianMixture(init_params="random_from_data", random_state=0),
     "kernel": KernelDensity(bandwidth=0.6),
-    "rbm": RBMEstimator(4, learning="pcd", n_iter=5),
+    "rbm": RBMEstimator(4, learning="pcd", n_iter=1),
     "pipeline": make_pipeline(StandardScaler(), KernelDensity(bandwidth=0.5)),
 }
 DETECTORS = [
-    pytest.param(EnergyOutlierDetector(inner, method=method, random_state=0), id=f"{method}-{name}")
+    pytest.param(
+        EnergyOutlierDetector(inner, method=method, cv=3, random_state=0), id=f"{method}-{name}"
+    )
     for method, (name, inner) in product(METHODS, INNER.items())
 ]
 CONFORMAL = [param for param in DETECTORS if param.values[0].method != "quantile"]
 each_detector = pytest.mark.parametrize("detector", DETECTORS)
 each_conformal = pytest.mark.parametrize("detector", CONFORMAL)
 
-# What the RBM says of rows that are no bits; here it is given any rows on purpose.
+# Warnings of the RBM about rows that are not binary; here it is given such rows on purpose.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:RBMEstimator models values in"),
     pytest.mark.filterwarnings("ignore:.*rows are not binary"),
@@ -65,7 +68,7 @@ pytestmark = [
 
 
 def table(n=200, seed=0):
-    """Two correlated columns and one of its own."""
+    """Two correlated columns and an independent one."""
     x = np.random.default_rng(seed).normal(size=(n, 3))
     return x @ np.array([[1.0, 0.8, 0], [0, 0.6, 0], [0, 0, 2.0]]) + 1
 
@@ -73,8 +76,14 @@ def table(n=200, seed=0):
 X, X_NEW = table(), table(80, seed=1)
 
 
-def fitted(detector, **params):
+@functools.cache
+def fitted_once(detector, **params):
     return clone(detector).set_params(**params).fit(X)
+
+
+def fitted(detector, **params):
+    """A copy of the detector fitted to X; the fit itself is shared between tests."""
+    return copy.deepcopy(fitted_once(detector, **params))
 
 
 # ------------------------------------------------------------------------------
@@ -87,24 +96,22 @@ def test_every_meta_estimator_is_here():
 
 
 def other_by_design(detector):
-    """These two ask that the share of *training* rows called outliers be the contamination."""
+    """Two checks demand that the share of *training* rows called outliers be the contamination."""
     if detector.method == "quantile":
         return {}
     names = ("check_outliers_train", "check_outliers_fit_predict")
     return dict.fromkeys(names, "a conformal level is a rate among new rows")
 
 
+# Each inner estimator (the default is a pipeline), each statistic of a density, each method once.
 @parametrize_with_checks(
     [
         EnergyOutlierDetector(),
-        EnergyOutlierDetector(INNER["mixture"]),
         EnergyOutlierDetector(INNER["kernel"]),
         EnergyOutlierDetector(INNER["rbm"]),
-        EnergyOutlierDetector(INNER["pipeline"]),
         EnergyOutlierDetector(INNER["mixture"], statistic="score_norm"),
         EnergyOutlierDetector(INNER["mixture"], method="conformal"),
-        EnergyOutlierDetector(INNER["rbm"], method="conformal"),
-        EnergyOutlierDetector(INNER["mixture"], method="cross-conformal"),
+        EnergyOutlierDetector(INNER["mixture"], method="cross-conformal", cv=3),
     ],
     expected_failed_checks=other_by_design,
     xfail_strict=True,
@@ -119,18 +126,18 @@ def test_scikit_learn_checks(estimator, check):
 
 
 @each_detector
-def test_labels_scores_and_threshold_agree(detector):
+def test_predictions_scores_and_threshold_agree(detector):
     detector = fitted(detector, contamination=0.07)
     decision = detector.decision_function(X_NEW)
     assert is_outlier_detector(detector)
     assert_array_equal(detector.predict(X_NEW), np.where(decision >= 0, 1, -1))
     assert_allclose(decision, detector.score_samples(X_NEW) - detector.offset_, atol=1e-6)
-    if not isinstance(detector.estimator, RBMEstimator):  # to which all rows far off look alike
+    if not isinstance(detector.estimator, RBMEstimator):  # which clips all rows far off to the same
         assert (detector.predict(X_NEW - 20) == -1).all()
 
 
 @each_conformal
-@pytest.mark.parametrize("level", [0.02, 0.05, 0.1, 0.29, 0.5])
+@pytest.mark.parametrize("level", [0.02, 0.29, 0.5])
 def test_outliers_are_the_rows_with_small_p_values(detector, level):
     detector = fitted(detector, contamination=level)
     rows = np.concatenate([X, X_NEW, 3 * X_NEW])
@@ -142,9 +149,9 @@ def test_outliers_are_the_rows_with_small_p_values(detector, level):
 
 @each_detector
 def test_a_row_does_not_depend_on_its_neighbours(detector):
-    detector = fitted(detector)
-    whole = detector.decision_function(X_NEW)
-    alone = np.concatenate([detector.decision_function(row[None]) for row in X_NEW])
+    detector, rows = fitted(detector), X_NEW[:20]
+    whole = detector.decision_function(rows)
+    alone = np.concatenate([detector.decision_function(row[None]) for row in rows])
     assert_allclose(alone, whole, rtol=0, atol=1e-9)
 
 
@@ -161,26 +168,27 @@ def test_the_scores_are_those_of_the_estimator():
     detector = EnergyOutlierDetector(GaussianMixture(2, random_state=0)).fit(X)
     assert_array_equal(detector.score_samples(X_NEW), detector.estimator_.score_samples(X_NEW))
     assert detector.score(X_NEW) == pytest.approx(detector.estimator_.score(X_NEW))
-    kernel = EnergyOutlierDetector(KernelDensity()).fit(X)  # whose own score is a total
+    kernel = EnergyOutlierDetector(KernelDensity()).fit(X)  # whose own score is a sum
     assert kernel.score(X_NEW) == pytest.approx(kernel.score_samples(X_NEW).mean())
 
 
 class Refuses(PartitionEstimator):
-    """Finds log Z for nobody."""
+    """Raises where log Z is asked for."""
 
     def estimate(self, energy, *, base=None, sampler=None, x=None, generator=None):
-        raise AssertionError("nobody needs log Z here")
+        raise AssertionError("log Z is not needed here")
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_labels_and_p_values_need_no_log_z(method):
+def test_predictions_and_p_values_need_no_log_z(method):
     bits = (X > 1).astype(float)
     inner = RBMEstimator(3, learning="pcd", n_iter=3, partition=Refuses())
-    detector = EnergyOutlierDetector(make_pipeline("passthrough", inner), method=method).fit(bits)
+    detector = EnergyOutlierDetector(make_pipeline("passthrough", inner), method=method, cv=2)
+    detector.fit(bits)
     detector.predict(bits), detector.explain(bits[:2])
     if method != "quantile":
         detector.p_values(bits), detector.select(bits)
-    with pytest.raises(AssertionError, match="nobody"):
+    with pytest.raises(AssertionError, match="not needed"):
         detector.score_samples(bits)
 
 
@@ -190,7 +198,7 @@ def test_labels_and_p_values_need_no_log_z(method):
 
 
 def by_definition(parts, values):
-    """The cross-conformal p-value, row by row."""
+    """Cross-conformal p-values by their definition, row by row."""
     n = sum(map(len, parts))
     return np.array(
         [
@@ -201,11 +209,11 @@ def by_definition(parts, values):
 
 
 def test_every_order_of_exchangeable_rows_gives_exact_levels():
-    # Any of the orders of five distinct scores is as likely; four calibrate, the last is new.
+    # All orders of five distinct scores are equally likely; four calibrate, the last is new.
     found = []
     for order in permutations(range(5)):
-        known = Calibration([np.sort(np.array(order[:4], dtype=float))])
-        found.append(known.p_values([np.array([order[4]], dtype=float)])[0])
+        threshold = ConformalThreshold.fit([np.array(order[:4], dtype=float)], 0.2)
+        found.append(threshold.p_values([np.array([order[4]], dtype=float)])[0])
     levels, counts = np.unique(np.round(found, 12), return_counts=True)
     assert_allclose(levels, [0.2, 0.4, 0.6, 0.8, 1.0])
     assert set(counts) == {24}
@@ -219,58 +227,61 @@ def test_margins_are_negative_exactly_where_p_values_are_small(n_parts, level):
     pool = np.array([-np.inf, -1.5, -1, 0, 0.25, 1, 2, np.inf])
     parts = [np.sort(random.choice(pool, size=9)) for _ in range(n_parts)]
     values = [random.choice(pool, size=400) for _ in range(n_parts)]
-    known = Calibration(parts)
-    p = known.p_values(values)
+    threshold = ConformalThreshold(level, parts)
+    p = threshold.p_values(values)
     assert_allclose(p, by_definition(parts, values))
-    n_below = known.n_below(level)
-    if n_below < 0:
+    if threshold.n_below < 0:
         assert p.min() > level
         return
-    assert_array_equal(known.margin(values, n_below) < 0, p <= level + 1e-12)
+    assert_array_equal(threshold.margin(values) < 0, p <= level + 1e-12)
+    assert threshold.largest_p_value <= level + 1e-12
 
 
-def test_the_margin_is_how_far_a_row_has_to_fall():
+def test_the_margin_is_the_distance_to_the_threshold():
     random = np.random.default_rng(3)
     parts = [np.sort(random.normal(size=20)) for _ in range(3)]
     values = [random.normal(size=30) for _ in range(3)]
-    known = Calibration(parts)
-    margin = known.margin(values, 7)
+    threshold = ConformalThreshold(8 / 61, parts)
+    assert threshold.n_below == 7
+    margin = threshold.margin(values)
     nudge = 1e-9
-    lower = known.p_values([v - margin - nudge for v in values])
-    upper = known.p_values([v - margin + nudge for v in values])
-    assert (lower <= known.level(7)).all()
-    assert (upper > known.level(7)).all()
+    lower = threshold.p_values([v - margin - nudge for v in values])
+    upper = threshold.p_values([v - margin + nudge for v in values])
+    assert (lower <= threshold.largest_p_value).all()
+    assert (upper > threshold.largest_p_value).all()
 
 
-def worst_case(n_folds, per_fold, n_below):
-    """Rate of false alarms when models see who is new: fold models that gang up on one row.
+def false_alarm_rate(n_folds, per_fold, level, repeats):
+    """Share of new rows called outliers, where the models depend on the rows they are fitted to.
 
-    Scores under model k depend on the rows left out of its fit alone through their order, as the
-    theory asks, and on the others at will.
+    Model k depends on the rows left out of its fit only through their order, as the theory
+    requires, and on the other rows in any way.
     """
     random = np.random.default_rng(0)
-    n, alarms, repeats = n_folds * per_fold, 0, 4000
+    n, alarms = n_folds * per_fold, 0
     for _ in range(repeats):
         u = random.random(n + 1)  # exchangeable rows, the last one is new
         values, parts = [], []
         for k in range(n_folds):
             inside = np.arange(k * per_fold, (k + 1) * per_fold)
             outside = np.delete(np.arange(n), inside)
-            # A model that likes rows near those it was fitted to.
+            # A model that gives rows near those it was fitted to the higher scores.
             centre = u[outside].mean()
             parts.append(np.sort(-np.abs(u[inside] - centre)))
             values.append(-np.abs(u[[n]] - centre))
-        alarms += Calibration(parts).margin(values, n_below)[0] < 0
+        alarms += ConformalThreshold(level, parts).margin(values)[0] < 0
     return alarms / repeats
 
 
 def test_cross_conformal_rates_stay_below_the_bound():
-    known = Calibration([np.zeros(6)] * 4)
-    rate, bound = worst_case(4, 6, 4), known.false_alarm_bound(4)
+    level, repeats = 5 / 25, 1000
+    bound = ConformalThreshold(level, [np.zeros(6)] * 4).false_alarm_bound
     assert bound == pytest.approx(2 * 5 / 25 + (1 - 4 / 24) / 5)
-    assert Calibration([np.zeros(5), *[np.zeros(6)] * 3]).false_alarm_bound(4) == 2 * 8 / 27
-    assert rate <= bound + 3 * np.sqrt(bound / 4000)
-    assert rate == pytest.approx(known.level(4), abs=0.05)  # benign models: near the level
+    unequal = ConformalThreshold(5 / 24, [np.zeros(5), *[np.zeros(6)] * 3])
+    assert unequal.false_alarm_bound == 2 * 8 / 27
+    rate = false_alarm_rate(4, 6, level, repeats)
+    assert rate <= bound + 3 * np.sqrt(bound / repeats)
+    assert rate == pytest.approx(level, abs=0.05)  # far from the worst case: near the level
 
 
 def test_the_bound_of_leaving_one_out_is_twice_the_level():
@@ -279,24 +290,28 @@ def test_the_bound_of_leaving_one_out_is_twice_the_level():
     assert detector.false_alarm_bound_ == pytest.approx(2 * 4 / 41)
 
 
-@pytest.mark.parametrize("method", ["conformal", "cross-conformal"])
-def test_false_alarms_of_fresh_rows(method):
-    # A kernel density far too narrow: its own rows look likely, new ones do not.
-    rates, quantile = [], []
-    for seed in range(60):
-        rows = table(400, seed=seed + 10)
+def rates_of_fresh_rows(method, repeats):
+    # A kernel density that overfits: far higher at the rows it was fitted to than at new ones.
+    for seed in range(repeats):
+        rows = table(300, seed=seed + 10)
         detector = EnergyOutlierDetector(
             KernelDensity(bandwidth=0.05), method=method, contamination=0.1, random_state=seed
         ).fit(rows[:100])
-        rates.append(np.mean(detector.predict(rows[100:]) == -1))
-        detector.set_params(method="quantile").fit(rows[:100])
-        quantile.append(np.mean(detector.predict(rows[100:]) == -1))
-    error = np.std(rates) / np.sqrt(len(rates))
+        yield np.mean(detector.predict(rows[100:]) == -1)
+
+
+@pytest.mark.parametrize(("method", "repeats"), [("conformal", 60), ("cross-conformal", 30)])
+def test_false_alarms_of_fresh_rows(method, repeats):
+    rates = list(rates_of_fresh_rows(method, repeats))
+    error = np.std(rates) / np.sqrt(repeats)
     assert np.mean(rates) <= 0.1 + 3 * error
-    assert np.mean(quantile) > 0.5  # what the guarantee is good for
 
 
-def test_few_ties_make_p_values_conservative():
+def test_a_quantile_of_an_overfitted_density_has_more_false_alarms():
+    assert np.mean(list(rates_of_fresh_rows("quantile", 5))) > 0.5
+
+
+def test_ties_make_p_values_conservative():
     bits = (np.random.default_rng(0).random((300, 2)) < 0.5).astype(float)
     detector = EnergyOutlierDetector(
         RBMEstimator(2, n_iter=5), method="conformal", random_state=0, contamination=0.1
@@ -327,7 +342,7 @@ def test_selection_is_by_benjamini_and_hochberg(detector, fdr):
     )
 
 
-def test_too_few_calibration_rows_for_a_selection_are_said():
+def test_too_few_calibration_rows_for_a_selection_are_refused():
     detector = EnergyOutlierDetector(INNER["mixture"], method="conformal", random_state=0)
     detector.set_params(calibration_fraction=0.1).fit(X)  # 20 rows
     with pytest.raises(ValueError, match=r"20 calibration rows are too few for fdr=0\.01.*99"):
@@ -361,11 +376,11 @@ def test_how_many_rows_are_held_out(fraction, level, n, held):
     assert detector.false_alarm_bound_ == np.floor(level * (held + 1) + 1e-9) / (held + 1)
 
 
-def test_too_few_rows_for_the_level_are_said():
+def test_too_few_rows_for_the_level_are_refused():
     detector = EnergyOutlierDetector(INNER["mixture"], method="conformal", contamination=0.01)
     with pytest.raises(ValueError, match=r"n_samples=50 calibration rows are too few.*at least 99"):
         detector.fit(X[:100])
-    with pytest.warns(UserWarning, match=r"6 calibration rows can tell no level below 0\.143"):
+    with pytest.warns(UserWarning, match=r"6 calibration rows allow no level below 0\.143"):
         detector.set_params(contamination="auto").fit(X[:12])
     assert detector.contamination_ == pytest.approx(1 / 7)
     with pytest.raises(ValueError, match="n_samples=1: holding 0 out"):
@@ -448,7 +463,7 @@ def test_fitted_estimators_stay_as_they_are(method):
     assert_array_equal(inner.means_, before["means_"])
 
 
-def test_fitted_estimators_that_are_none():
+def test_fitted_estimators_that_are_refused():
     with pytest.raises(NotFittedError, match="GaussianMixture instance is not fitted yet"):
         EnergyOutlierDetector(GaussianMixture(), prefit=True).fit(X)
     with pytest.raises(ValueError, match="prefit=True needs a fitted estimator"):
@@ -456,7 +471,7 @@ def test_fitted_estimators_that_are_none():
     inner = GaussianMixture().fit(X)
     with pytest.raises(ValueError, match="use method='conformal'"):
         EnergyOutlierDetector(inner, prefit=True, method="cross-conformal").fit(X)
-    with pytest.raises(ValueError, match=r"not fitted again, so \['init'\] goes nowhere"):
+    with pytest.raises(ValueError, match=r"not fitted again, so \['init'\] has no effect"):
         EnergyOutlierDetector(inner, prefit=True).fit(X, init=3)
 
 
@@ -543,12 +558,14 @@ def test_a_density_of_zero_is_an_outlier_without_nan():
     conformal = EnergyOutlierDetector(narrow, method="conformal", random_state=0)
     with pytest.warns(UserWarning, match="The threshold is -inf"):
         conformal.fit(X)
-    assert_array_equal(conformal.decision_function(X_NEW), 0)  # none can be told from normal rows
+    assert_array_equal(
+        conformal.decision_function(X_NEW), 0
+    )  # none can be discriminated from normal rows
     assert_array_equal(conformal.p_values(X_NEW), 1)
 
 
 # ------------------------------------------------------------------------------
-# In scikit-learn's company
+# Together with scikit-learn
 # ------------------------------------------------------------------------------
 
 
@@ -562,7 +579,7 @@ def labelled():
 @each_detector
 def test_scores_by_labels(detector):
     rows, label = labelled()
-    found = cross_val_score(clone(detector), rows, label, scoring="roc_auc", cv=3)
+    found = cross_val_score(clone(detector), rows, label, scoring="roc_auc", cv=2)
     assert np.isfinite(found).all()
     if not isinstance(detector.estimator, RBMEstimator):
         assert (found > 0.6).all()
@@ -585,20 +602,21 @@ def test_a_search_may_be_the_estimator():
     assert np.isfinite(detector.decision_function(X_NEW)).all()
 
 
-@pytest.mark.parametrize(("n", "n_components"), [(30, 1), (1000, 10), (6000, 40)])
+@pytest.mark.parametrize(("n", "n_components"), [(30, 1), (1000, 10), (4100, 40)])
 def test_the_default_is_a_mixture_for_tables_of_numbers(n, n_components):
     rows = table(n) * [1e6, 1, 1e-6]
     detector = EnergyOutlierDetector(random_state=0).fit(rows)
     assert detector.estimator_[-1].n_components == n_components
     far = rows[:5] + 20 * rows.std(0)
     assert (detector.predict(far) == -1).all()
-    assert EnergyOutlierDetector(statistic="score_norm").fit(rows).predict(far).max() == -1
+    by_score = EnergyOutlierDetector(detector.estimator_, prefit=True, statistic="score_norm")
+    assert by_score.fit(rows).predict(far).max() == -1
 
 
 def test_a_seed_makes_everything_repeatable():
     for method in METHODS:
         detector = EnergyOutlierDetector(
-            make_pipeline(StandardScaler(), INNER["rbm"]), method=method, random_state=3
+            make_pipeline(StandardScaler(), INNER["rbm"]), method=method, cv=2, random_state=3
         )
         one, other = clone(detector).fit(X), clone(detector).fit(X)
         assert_array_equal(one.decision_function(X_NEW), other.decision_function(X_NEW))
@@ -615,17 +633,19 @@ def test_pickles_and_clones(detector):
     file.seek(0)
     for copied in (pickle.loads(pickle.dumps(detector)), joblib.load(file)):
         assert_array_equal(copied.decision_function(X_NEW), detector.decision_function(X_NEW))
-    with pytest.raises(NotFittedError):
-        clone(detector).predict(X)
+    for name in ("predict", "explain", *["p_values", "select"] * (detector.method != "quantile")):
+        with pytest.raises(NotFittedError):
+            getattr(clone(detector), name)(X)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_skops_stores_detectors_of_frames(method):
-    detector = EnergyOutlierDetector(mixed_pipeline(), method=method, random_state=0).fit(frame())
+    detector = EnergyOutlierDetector(mixed_pipeline(), method=method, cv=2, random_state=0)
+    detector.fit(frame())
     stored = skops.io.dumps(detector)
     ours = [name for name in skops.io.get_untrusted_types(data=stored) if name[:5] == "skebm"]
     loaded = skops.io.loads(stored, trusted=skops.io.get_untrusted_types(data=stored))
-    assert "skebm.estimators.detector.EnergyOutlierDetector" in ours
+    assert "skebm.estimators.outlier.detector.EnergyOutlierDetector" in ours
     new = frame(3, 1)
     assert_array_equal(loaded.decision_function(new), detector.decision_function(new))
     assert_array_equal(loaded.explain(new).contributions, detector.explain(new).contributions)
@@ -671,8 +691,8 @@ def mixed_pipeline():
 def test_frames_of_mixed_types(method):
     detector = EnergyOutlierDetector(mixed_pipeline(), method=method, random_state=0).fit(frame())
     assert_array_equal(detector.feature_names_in_, ["a", "b", "kind"])
-    odd = frame(5, 1).assign(kind="never seen")
-    assert (detector.decision_function(odd) < detector.decision_function(frame(5, 1))).all()
+    normal, unseen = frame(5, 1), frame(5, 1).assign(kind="never seen")
+    assert (detector.decision_function(unseen) < detector.decision_function(normal)).all()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -736,7 +756,7 @@ def test_parameters_out_of_range(bad):
 @pytest.mark.parametrize("kind", [sp.csr_array, sp.csc_matrix, sp.coo_array, np.ndarray.tolist])
 def test_sparse_tables_and_lists(method, kind):
     bits = (X > 1).astype(float)
-    detector = EnergyOutlierDetector(INNER["rbm"], method=method, random_state=0)
+    detector = EnergyOutlierDetector(INNER["rbm"], method=method, cv=2, random_state=0)
     other = clone(detector).fit(kind(bits))
     assert_allclose(
         other.decision_function(kind(bits[:9])), detector.fit(bits).decision_function(bits[:9])
@@ -748,7 +768,7 @@ def test_changed_parameters_wait_for_the_next_fit():
     detector = EnergyOutlierDetector(INNER["mixture"]).fit(X)
     decision = detector.decision_function(X_NEW)
     detector.set_params(method="conformal", statistic="score_norm")
-    assert not hasattr(detector, "p_values")  # which would be those of rows it was fitted to
+    assert not hasattr(detector, "p_values")  # they would be of rows that it was fitted to
     assert_array_equal(detector.decision_function(X_NEW), decision)
     assert detector.partial_fit(X_NEW).n_calibration_ == len(X) + len(X_NEW)
     assert hasattr(detector.fit(X), "p_values")

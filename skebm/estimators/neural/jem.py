@@ -17,7 +17,7 @@ from skebm.base import Sampler
 from skebm.base.checks import whole_number
 from skebm.energies import ClassMarginal, NeuralEnergy, Spec, build_network
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import COMMON_CONSTRAINTS, BaseEBM, restored_on_failure
+from skebm.estimators.base import COMMON_CONSTRAINTS, BaseEBM, restores_on_failure
 from skebm.estimators.neural import methods
 from skebm.estimators.neural.blueprint import (
     BASE,
@@ -367,6 +367,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
     # ---------------------------------------------------------------- fitting
 
     @fit_context(prefer_skip_nested_validation=True)
+    @restores_on_failure
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> JEMClassifier:
         """Fit the model to rows and their labels.
 
@@ -383,13 +384,11 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         -------
         self : object
         """
-        with restored_on_failure(self):
-            self._fit(
-                X, sample_weight, streaming=False, encode=lambda X, on: self._encode(X, y, on)
-            )
+        self._fit(X, sample_weight, streaming=False, encode=lambda X, on: self._encode(X, y, on))
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
+    @restores_on_failure
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
     ) -> JEMClassifier:
@@ -410,13 +409,12 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         -------
         self : object
         """
-        with restored_on_failure(self):
-            self._fit(
-                X,
-                sample_weight,
-                streaming=True,
-                encode=lambda X, on: self._encode(X, y, on, classes),
-            )
+        self._fit(
+            X,
+            sample_weight,
+            streaming=True,
+            encode=lambda X, on: self._encode(X, y, on, classes),
+        )
         return self
 
     def _encode(self, X: Any, y: Any, on: bool, classes: Any = None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Columns of a table of any kind, and copies of it in which one of them has other values."""
+"""Columns of a table of any kind, and copies of the table with other values in one of them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from skebm._validation import take_rows
 
 # A column of numbers with more distinct values than this is integrated over, not enumerated.
 MAX_LEVELS = 20
-# Quantiles that are kept of such a column.
-N_START = 25
-# Rows, and entries of them, that columns are known by.
-MAX_REMEMBERED, MAX_ENTRIES = 1000, 1_000_000
+# Quantiles that are stored of such a column.
+N_QUANTILES = 25
+# Columns are summarised by so many rows, with so many entries, at most.
+MAX_ROWS, MAX_ENTRIES = 1000, 1_000_000
 
 
 def as_table(X: Any) -> Any:
-    """Frames and dense arrays as they are, the rest as a dense array of two dimensions."""
+    """Frames and dense arrays as they are, anything else as a dense array of two dimensions."""
     if is_frame(X):
         return X
     X = X.toarray() if sp.issparse(X) else np.asarray(X)
@@ -28,7 +28,7 @@ def as_table(X: Any) -> Any:
 
 
 def is_frame(X: Any) -> bool:
-    """Whether columns have types of their own."""
+    """Whether X is a data frame, of pandas or polars."""
     return hasattr(X, "iloc") or hasattr(X, "with_columns")
 
 
@@ -46,23 +46,23 @@ def column_names(X: Any) -> list[str]:
     return [f"x{j}" for j in range(X.shape[1])]
 
 
-def known(column: Any) -> np.ndarray:
-    """Values of a column but for the missing ones: floats, or objects where it is no number."""
+def present_values(column: Any) -> np.ndarray:
+    """Values of a column without the missing ones: floats, or objects if it is not numeric."""
     values = np.asarray(column)
     if values.dtype.kind in "biuf":
         values = values.astype(float)
         return values[~np.isnan(values)]
     # A missing entry is None, pandas.NA (which compares to nothing) or differs from itself.
-    return np.array([v for v in values.tolist() if _is_there(v)], dtype=object)
+    return np.array([v for v in values.tolist() if _is_present(v)], dtype=object)
 
 
-def _is_there(value: Any) -> bool:
+def _is_present(value: Any) -> bool:
     same = value == value
     return value is not None and isinstance(same, (bool, np.bool_)) and bool(same)
 
 
 class Column(NamedTuple):
-    """What is remembered of a column: values it takes, and how often each."""
+    """Summary of a column: its values, or quantiles of them, and how often each occurs."""
 
     name: str
     levels: np.ndarray
@@ -71,40 +71,42 @@ class Column(NamedTuple):
 
 
 def columns_of(X: Any) -> list[Column] | None:
-    """Columns of a table of numbers, texts or categories; None for what is no table."""
+    """Summaries of the columns of a table; None where X does not have two dimensions."""
     shape = X.shape if hasattr(X, "shape") else np.shape(X)
     if len(shape) != 2:
         return None
     n, d = shape
-    some = np.linspace(0, n - 1, min(n, MAX_REMEMBERED, max(100, MAX_ENTRIES // max(1, d))))
+    some = np.linspace(0, n - 1, min(n, MAX_ROWS, max(100, MAX_ENTRIES // max(1, d))))
     table = as_table(take_rows(X, some.astype(int)))
     names = column_names(table)
-    return [summary(name, known(column_of(table, j))) for j, name in enumerate(names)]
+    return [summarise(name, present_values(column_of(table, j))) for j, name in enumerate(names)]
 
 
-def summary(name: str, values: np.ndarray) -> Column:
+def summarise(name: str, values: np.ndarray) -> Column:
     """All distinct values of a column, or quantiles where it is a number with many."""
     if values.dtype == object:
-        # No order is asked of objects: those of one column may have different types.
+        # Not sorted: the objects of one column may have different types.
         levels = np.array(list(dict.fromkeys(values.tolist())), dtype=object)
         counts = np.array([np.sum(values == level) for level in levels], dtype=float)
         return Column(name, levels, counts, True)
     levels, counts = np.unique(values, return_counts=True)
     if len(levels) <= MAX_LEVELS:
         return Column(name, levels, counts.astype(float), True)
-    return Column(name, np.quantile(values, np.linspace(0, 1, N_START)), np.ones(N_START), False)
+    return Column(
+        name, np.quantile(values, np.linspace(0, 1, N_QUANTILES)), np.ones(N_QUANTILES), False
+    )
 
 
-def with_column(X: Any, j: int, values: np.ndarray, *, whole: bool) -> Any:
+def with_column(X: Any, j: int, values: np.ndarray, *, keep_dtype: bool) -> Any:
     """Repeat each row for the `m` values that column `j` takes in it, given as (n, m).
 
-    Where they are `whole`, a frame's column of whole numbers or truth values stays one.
+    With `keep_dtype` a frame's column of integers or booleans stays one; the values must be such.
     """
     n, m = values.shape
     wide = take_rows(X, np.repeat(np.arange(n), m))
     flat = values.ravel()
     if not is_frame(X):
-        # Whole numbers and truth values get others in between; strings may get longer.
+        # Values may lie between integers or booleans, and strings may be longer than those of X.
         other = {"b": float, "i": float, "u": float, "U": object, "S": object}
         wide = np.array(wide, dtype=other.get(wide.dtype.kind))
         wide[:, j] = flat
@@ -112,10 +114,10 @@ def with_column(X: Any, j: int, values: np.ndarray, *, whole: bool) -> Any:
     old = column_of(wide, j)
     if hasattr(X, "iloc"):
         new = type(old)(flat, index=wide.index)
-        keep = whole and getattr(old.dtype, "kind", "O") in "biu"
+        keep = keep_dtype and getattr(old.dtype, "kind", "O") in "biu"
         wide = wide.copy()
         wide.isetitem(j, new.astype(old.dtype) if keep else new)
         return wide
     new = type(old)(old.name, flat.tolist())
-    keep = whole and (old.dtype.is_integer() or str(old.dtype) == "Boolean")
+    keep = keep_dtype and (old.dtype.is_integer() or str(old.dtype) == "Boolean")
     return wide.with_columns(new.cast(old.dtype) if keep else new)

@@ -1,4 +1,4 @@
-"""Which columns make a row anomalous."""
+"""Which columns make a row anomalous: contributions by imputation or by the score."""
 
 from __future__ import annotations
 
@@ -8,41 +8,48 @@ from typing import Any
 
 import numpy as np
 
-from skebm.estimators._columns import Column, as_table, column_of, with_column
-from skebm.estimators._threshold import lead
+from skebm._densities import last_step, score_function, transformed
+from skebm.estimators.outlier.columns import (
+    Column,
+    as_table,
+    column_names,
+    column_of,
+    with_column,
+)
+from skebm.estimators.outlier.thresholds import difference
 
-# Points that a column is tried at outside of its range, and those added where its conditional
-# density lies.
-N_OUT, N_ZOOM, MAX_ROUNDS = 12, 24, 5
-# Nats below the highest point at which a conditional density is taken to have ended.
+# Points outside of the range of a column, and points that each round of refinement adds where its
+# conditional density lies.
+N_OUTSIDE, N_ADDED, MAX_ROUNDS = 12, 24, 5
+# Nats below the mode beyond which a conditional density is neglected.
 DEPTH = 12.0
 # Rows scored at a time.
 MAX_ROWS = 50_000
 
-Score = Callable[[Any], np.ndarray]
+Statistic = Callable[[Any], np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """What the columns of rows contribute to their being anomalous; see `explain` of the detector.
+    """Contributions of the columns to how anomalous rows are, as `explain` of a detector returns.
 
     Attributes
     ----------
     contributions : ndarray of shape (n_samples, n_features)
         Higher is more anomalous, in `unit`.
     values : ndarray of shape (n_samples, n_features)
-        What the rows hold.
+        Values of the rows.
     expected : ndarray of shape (n_samples, n_features) or None
-        What the model expects of a column given the others: the mean of a continuous column, the
-        most probable value of a discrete one. None for ``method="score"``.
+        Values that the model expects given the other columns: the conditional mean of a continuous
+        column, the most probable value of a discrete one. None for ``method="score"``.
     feature_names : list of str
         Names of the columns.
     unit : str
-        What a contribution is measured in.
+        Unit of the contributions; empty for a statistic of unknown units.
 
     See Also
     --------
-    skebm.EnergyOutlierDetector.explain : What makes it.
+    skebm.EnergyOutlierDetector.explain : Computes it.
     skebm.inspection.ExplanationDisplay : Draws it.
 
     Examples
@@ -68,7 +75,7 @@ class Explanation:
         Parameters
         ----------
         n_features : int or None, default=None
-            How many of each row; None is all.
+            How many columns of each row; None is all.
 
         Returns
         -------
@@ -90,102 +97,116 @@ class Explanation:
         return pd.DataFrame(found).infer_objects()
 
 
-def by_imputation(
-    score: Score, X: Any, columns: list[Column] | None, *, conditional: bool
+def explain_by_imputation(
+    statistic: Statistic, X: Any, columns: list[Column] | None, *, conditional: bool
 ) -> Explanation:
-    """Rise of the score when a column is drawn anew given the others.
+    """Expected rise of the statistic when a column is drawn anew given the others.
 
-    With `conditional` the score is a log density, so it says itself how probable the values of a
-    column are; otherwise they are those of the rows of `fit`, which the others do not influence.
+    With `conditional` the statistic is a log density, which itself says how probable the values of
+    a column are given the others; without, a column is drawn from its values in the rows of `fit`,
+    whatever the others are.
     """
     X = as_table(X)
     if columns is None:
         raise ValueError("The detector was not fitted to a table, so there are no columns to name.")
-    own = score(X)
+    own = statistic(X)
     contributions = np.empty((len(own), len(columns)))
     expected = np.empty((len(own), len(columns)), dtype=object)
     for j, column in enumerate(columns):
-        draw = Conditional(score, X, j, column, weigh=conditional)
-        contributions[:, j] = lead(draw.mean_score(), own)
-        expected[:, j] = draw.expected()
+        grid = ConditionalGrid(statistic, X, j, column, weighted=conditional)
+        contributions[:, j] = difference(grid.mean_statistic(), own)
+        expected[:, j] = grid.expected()
     values = [np.asarray(column_of(X, j)).astype(object) for j in range(len(columns))]
     return Explanation(
         contributions,
-        tidy(np.column_stack(values)),
-        tidy(expected),
+        as_floats(np.column_stack(values)),
+        as_floats(expected),
         [column.name for column in columns],
         "nats" if conditional else "",
     )
 
 
-def by_score(slope: np.ndarray, values: Any, feature_names: list[str]) -> Explanation:
-    """Squares of the components of grad log p."""
-    unit = "squared slope of log p"
-    return Explanation(np.square(slope), np.asarray(values), None, feature_names, unit)
+def explain_by_score(models: list[Any], X: Any) -> Explanation:
+    """Squared components of grad log p, averaged over the models, as their last step sees X."""
+    score = np.mean([score_function(model, X) for model in models], axis=0)
+    before, final = last_step(models[0])
+    seen = transformed(before, X)
+    names = list(getattr(final, "feature_names_in_", [])) or _transformed_names(before, seen)
+    return Explanation(np.square(score), np.asarray(seen), None, names, "squared gradient of log p")
 
 
-def tidy(values: np.ndarray) -> np.ndarray:
-    """Floats where every entry is a number."""
+def _transformed_names(before: list[Any], X: Any) -> list[str]:
+    """Names of the columns that the last step sees."""
+    if before and hasattr(before[-1], "get_feature_names_out"):
+        return [str(name) for name in before[-1].get_feature_names_out()]
+    return column_names(X)
+
+
+def as_floats(values: np.ndarray) -> np.ndarray:
+    """Floats where every entry is a number, else the values as they are."""
     try:
         return values.astype(float)
     except (TypeError, ValueError):
         return values
 
 
-class Conditional:
-    """One column of each row given the others: points and how probable each is."""
+class ConditionalGrid:
+    """One column of each row given the others: points, the statistic there, and log weights."""
 
-    def __init__(self, score: Score, X: Any, j: int, column: Column, *, weigh: bool) -> None:
-        self.score, self.X, self.j = score, X, j
+    def __init__(
+        self, statistic: Statistic, X: Any, j: int, column: Column, *, weighted: bool
+    ) -> None:
+        self.statistic, self.X, self.j = statistic, X, j
         levels, self.discrete = column.levels, column.discrete
         if len(levels) == 0:
             raise ValueError(f"Column {column.name} has no value to impute with.")
         self.points = np.broadcast_to(levels, (X.shape[0], len(levels)))
-        if weigh and not self.discrete:
-            self.points = np.sort(np.column_stack([self.points, self._way_out(levels)]), axis=1)
-        self.value = self._at(self.points)
-        if not weigh:
+        if weighted and not self.discrete:
+            self.points = np.sort(np.column_stack([self.points, self._outside(levels)]), axis=1)
+        self.value = self._evaluate(self.points)
+        if not weighted:
             self.log_weight = np.broadcast_to(np.log(column.counts), self.points.shape)
         elif self.discrete:
             self.log_weight = self.value
         else:
-            self._zoom()
+            self._refine()
 
-    def _way_out(self, levels: np.ndarray) -> np.ndarray:
-        """Points on the way to a row's own value and past it, where it is outside of the levels.
+    def _outside(self, levels: np.ndarray) -> np.ndarray:
+        """Points towards and beyond a row's own value where it lies outside of the levels.
 
-        Given other odd columns it may be the probable one; if not, the density must be seen to end.
+        Given other anomalous columns it may be the probable value; if not, the grid must reach to
+        where the density has vanished.
         """
         own = np.asarray(column_of(self.X, self.j), dtype=float)
         own = np.where(np.isfinite(own), own, levels[0])[:, None]
         edge = own.clip(levels[0], levels[-1])
-        return edge + 1.5 * (own - edge) * 0.5 ** np.arange(N_OUT)
+        return edge + 1.5 * (own - edge) * 0.5 ** np.arange(N_OUTSIDE)
 
-    def _at(self, points: np.ndarray) -> np.ndarray:
-        """Scores of the rows with the column at each point, (n, m)."""
+    def _evaluate(self, points: np.ndarray) -> np.ndarray:
+        """Statistic of the rows with the column at each point, (n, m)."""
         step = max(1, MAX_ROWS // points.shape[1])
         found = []
         for start in range(0, len(points), step):
             rows = slice(start, start + step)
-            table = with_column(self.X[rows], self.j, points[rows], whole=self.discrete)
-            found.append(self.score(table))
+            table = with_column(self.X[rows], self.j, points[rows], keep_dtype=self.discrete)
+            found.append(self.statistic(table))
         return np.concatenate(found).reshape(points.shape)
 
-    def _zoom(self) -> None:
+    def _refine(self) -> None:
         """Add points where the density of a continuous column lies; weights by trapezoids."""
         for done in range(MAX_ROUNDS):
             log_weight = self.value + log_width(self.points)
             kept = log_weight >= log_weight.max(1, keepdims=True) - DEPTH
-            if done and kept.sum(1).min() >= N_ZOOM / 2:
+            if done and kept.sum(1).min() >= N_ADDED / 2:
                 break
             last = kept.shape[1] - 1
             first = np.maximum(kept.argmax(1) - 1, 0)
             final = np.minimum(last - kept[:, ::-1].argmax(1) + 1, last)
             rows = np.arange(len(kept))
             ends = self.points[rows, first], self.points[rows, final]
-            fresh = np.linspace(*ends, N_ZOOM + 2, axis=1)[:, 1:-1]
-            points = np.concatenate([self.points, fresh], axis=1)
-            value = np.concatenate([self.value, self._at(fresh)], axis=1)
+            added = np.linspace(*ends, N_ADDED + 2, axis=1)[:, 1:-1]
+            points = np.concatenate([self.points, added], axis=1)
+            value = np.concatenate([self.value, self._evaluate(added)], axis=1)
             order = np.argsort(points, axis=1, kind="stable")
             self.points = np.take_along_axis(points, order, 1)
             self.value = np.take_along_axis(value, order, 1)
@@ -198,8 +219,8 @@ class Conditional:
             weight = np.exp(self.log_weight - top)
             return weight / weight.sum(1, keepdims=True)
 
-    def mean_score(self) -> np.ndarray:
-        """Score that the rows may expect of the column, (n,)."""
+    def mean_statistic(self) -> np.ndarray:
+        """Mean of the statistic over the conditional distribution of the column, (n,)."""
         weight = self._weights()
         with np.errstate(invalid="ignore"):
             mean = np.where(weight > 0, weight * self.value, 0.0).sum(1)
@@ -213,7 +234,7 @@ class Conditional:
 
 
 def log_width(points: np.ndarray) -> np.ndarray:
-    """Log of the share of the axis that each of sorted points stands for."""
+    """Log of the width of the axis that each of sorted points has in the trapezoidal rule."""
     gap = np.diff(points, axis=1)
     edge = np.zeros((len(points), 1))
     width = (np.concatenate([edge, gap], axis=1) + np.concatenate([gap, edge], axis=1)) / 2

@@ -1,4 +1,4 @@
-"""Numbers that say how normal a row is: higher is more normal."""
+"""Statistics of rows that discriminate normal rows from outliers: higher is more normal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATISTICS: dict[str, Callable[[Any, Any], np.ndarray]] = {
 }
 
 
-# What an estimator must have, and who has it.
+# The method that a statistic needs, and which estimators have it.
 NEEDED = {
     "log_density": (
         "score_samples",
@@ -53,7 +53,7 @@ def check_offers(statistic: Any, estimator: Any) -> None:
 
 
 def measure(statistic: Any, estimator: Any, X: Any) -> np.ndarray:
-    """Statistic of each row, (n,) in float64; refuses what cannot be compared."""
+    """Statistic of each row, (n,) in float64; refuses shapes and values that have no order."""
     named = isinstance(statistic, str)
     function = STATISTICS[statistic] if named else statistic
     values = np.asarray(function(estimator, X), dtype=np.float64)
@@ -63,10 +63,10 @@ def measure(statistic: Any, estimator: Any, X: Any) -> np.ndarray:
             f"{what} has shape {values.shape} for {n_rows(X)} rows: it needs one number per row, "
             "higher for more normal rows."
         )
-    lost = np.isnan(values)
-    if lost.any():
+    missing = np.isnan(values)
+    if missing.any():
         raise ValueError(
-            f"{what} is nan for {int(lost.sum())} of {len(values)} rows, the first of them row "
-            f"{int(lost.argmax())}: such rows can neither be compared nor called normal."
+            f"{what} is nan for {int(missing.sum())} of {len(values)} rows, the first of them row "
+            f"{int(missing.argmax())}: such rows cannot be compared with others."
         )
     return values

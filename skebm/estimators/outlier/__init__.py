@@ -1,0 +1,6 @@
+"""Outlier detection with any density or score: the detector and the parts that it holds."""
+
+from skebm.estimators.outlier.detector import EnergyOutlierDetector
+from skebm.estimators.outlier.explanations import Explanation
+
+__all__ = ["EnergyOutlierDetector", "Explanation"]

@@ -1,0 +1,625 @@
+"""Outlier detection with any density or score, and thresholds with a known false alarm rate."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from copy import deepcopy
+from numbers import Integral, Real
+from typing import Any, cast
+
+import numpy as np
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, OutlierMixin
+from sklearn.frozen import FrozenEstimator
+from sklearn.utils import get_tags, indexable
+from sklearn.utils.metaestimators import available_if
+
+from skebm._densities import (
+    log_density,
+    log_normaliser,
+    pessimistic_log_likelihood,
+    scores_are_nats,
+)
+from skebm._validation import (
+    HasMethods,
+    Interval,
+    StrOptions,
+    check_columns,
+    check_is_fitted,
+    check_random_state,
+    check_weight,
+    fit_context,
+    n_rows,
+    take_rows,
+)
+from skebm.estimators.base import restores_on_failure, set_nested_params
+from skebm.estimators.outlier.columns import Column, columns_of
+from skebm.estimators.outlier.explanations import (
+    Explanation,
+    explain_by_imputation,
+    explain_by_score,
+)
+from skebm.estimators.outlier.fitting import (
+    Split,
+    default_estimator,
+    fit_model,
+    fold_splits,
+    n_held_out,
+    random_split,
+)
+from skebm.estimators.outlier.statistics import STATISTICS, check_offers, measure
+from skebm.estimators.outlier.thresholds import (
+    DEFAULT_LEVEL,
+    ConformalThreshold,
+    QuantileThreshold,
+    Threshold,
+    attainable_level,
+    benjamini_hochberg,
+    check_fdr,
+)
+
+
+def _takes_more_rows(detector: EnergyOutlierDetector) -> bool:
+    if detector._param("method") == "cross-conformal":
+        raise AttributeError(
+            "A cross-conformal detector cannot take further rows: each row must be left out of one "
+            "fit. Use method='conformal'."
+        )
+    return True
+
+
+def _is_conformal(detector: EnergyOutlierDetector) -> bool:
+    if detector._param("method") == "quantile":
+        raise AttributeError(
+            "method='quantile' compares rows with those the estimator was fitted to, which gives "
+            "no p-values: use method='conformal' or 'cross-conformal'."
+        )
+    return True
+
+
+def _has_likelihood(detector: EnergyOutlierDetector) -> bool:
+    statistic = detector._param("statistic")
+    if statistic != "log_density":
+        raise AttributeError(
+            f"statistic={statistic!r} is no log-likelihood, so it has no score: pass "
+            "scoring= to a search."
+        )
+    return True
+
+
+class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
+    r"""Outlier detector from any density or score, with conformal p-values.
+
+    Rows are ranked by a statistic, by default their log density, which is minus their energy up to
+    a constant. The threshold is a quantile over the training rows, as in scikit-learn's detectors,
+    or conformal: rows that the estimator was not fitted to show how often normal rows score as low
+    as a new one,
+
+    .. math::
+        p(x) = \frac{1 + \#\{i : s(x_i) \le s(x)\}}{n + 1} ,
+
+    and :math:`P(p(x) \le \alpha) \le \alpha` for a new normal row, whatever the distribution of
+    the data and however poor the estimator.
+
+    Parameters
+    ----------
+    estimator : estimator or None, default=None
+        Model that scores the rows: any density with ``score_samples`` (:class:`RBMEstimator`,
+        :class:`sklearn.mixture.GaussianMixture`, :class:`sklearn.neighbors.KernelDensity`), an
+        outlier detector of scikit-learn, a classifier for ``statistic="max_proba"``, or a pipeline
+        or search that ends in one. It is cloned. None is a Gaussian mixture of standardised
+        columns, with a component for every hundred rows and at most 40: for tables of numbers.
+    statistic : {"log_density", "score_norm", "max_proba"} or callable, default="log_density"
+        Statistic that discriminates normal rows from outliers, higher for normal ones.
+        ``"log_density"`` is ``score_samples`` (of our estimators minus the energy, which needs no
+        log Z); ``"score_norm"`` minus the Euclidean norm of the score, grad log p, in the units
+        that the last step of a pipeline sees, for estimators with a ``score_function``, Gaussian
+        mixtures and Gaussian kernel densities; ``"max_proba"`` the probability of the most likely
+        class (then `fit` takes the classes as `y`). Or a function
+        ``(fitted estimator, X) -> (n_samples,)``.
+    contamination : float in (0, 0.5] or "auto", default="auto"
+        Share of normal rows that `predict` calls outliers: of the training rows under
+        ``"quantile"``; of new normal rows, on average over fits, under ``"conformal"``. ``"auto"``
+        is 0.1, or, with a warning, the lowest level above it that few calibration rows can reach.
+    method : {"quantile", "conformal", "cross-conformal"}, default="quantile"
+        ``"quantile"`` fits the estimator to all rows and guarantees nothing: an estimator that
+        overfits flags a larger share of new rows. ``"conformal"`` holds rows out; the rate of
+        false alarms is at most `contamination`, exactly. ``"cross-conformal"`` fits a model for
+        each fold and compares a new row with every training row by the model that was not fitted
+        to it: no row is lost, but the proven bound is about twice the level
+        (`false_alarm_bound_`); in practice the rate is mostly near the level or below.
+    calibration_fraction : float in (0, 1) or "auto", default="auto"
+        Share of the rows that ``"conformal"`` holds out. ``"auto"`` is a quarter, more (at most a
+        half) where that is fewer than ``10 / contamination`` rows.
+    cv : int or cross-validation splitter, default=5
+        Folds of ``"cross-conformal"``; a splitter must leave out every row once.
+    prefit : bool, default=False
+        Whether the estimator is fitted already. `fit` then only sets the threshold, with all rows
+        given: under ``"conformal"`` they must be others than those it was fitted to. A
+        :class:`sklearn.frozen.FrozenEstimator` does the same.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the split, and of every ``random_state`` of the estimator that is None.
+
+    Attributes
+    ----------
+    estimator_ : estimator
+        The fitted estimator; not available under ``"cross-conformal"``.
+    estimators_ : list of estimators
+        The same in a list, one for each fold under ``"cross-conformal"``.
+    offset_ : float
+        Threshold of `predict` in the units of `score_samples`.
+    contamination_ : float
+        The level in use.
+    n_calibration_ : int
+        Number of rows that new ones are compared with.
+    false_alarm_bound_ : float
+        Proven bound on the probability, over fits and rows, that a new normal row is called an
+        outlier; nan under ``"quantile"``, which has none.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
+
+    See Also
+    --------
+    skebm.inspection.PValueDisplay : Whether p-values are calibrated.
+    skebm.metrics : Scorers and errors of detection rates.
+
+    Notes
+    -----
+    The guarantee holds for normal rows drawn from the distribution of the calibration rows,
+    independently of them (exchangeability is enough), and for the rate averaged over fits: that of
+    one fit scatters around it with a standard deviation of about
+    :math:`\sqrt{\alpha (1 - \alpha) / n}` for n calibration rows (a Beta distribution). Anomalies
+    among the calibration rows lower the rate of false alarms and the power of the detector. `y` is
+    used only as the classes of a classifier; scorers such as ``"roc_auc"`` need labels that are
+    higher for normal rows, as +1 and -1.
+
+    References
+    ----------
+    Laxhammar and Falkman (2010), "Conformal prediction for distribution-independent anomaly
+    detection in streaming vessel data". Bates, Candès, Lei, Romano and Sesia (2023), "Testing for
+    outliers with conformal p-values", Annals of Statistics 51. Barber, Candès, Ramdas and
+    Tibshirani (2021), "Predictive inference with the jackknife+", theorem 4. Vovk and Wang (2020),
+    "Combining p-values via averaging", Biometrika 107. Hendrycks and Gimpel (2017), "A baseline
+    for detecting misclassified and out-of-distribution examples in neural networks", ICLR.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_wine
+    >>> from sklearn.mixture import GaussianMixture
+    >>> from skebm import EnergyOutlierDetector
+    >>> X, y = load_wine(return_X_y=True, as_frame=True)
+    >>> normal, other = X[y < 2], X[y == 2]
+    >>> detector = EnergyOutlierDetector(
+    ...     GaussianMixture(covariance_type="diag", random_state=0),
+    ...     method="conformal",
+    ...     random_state=0,
+    ... ).fit(normal)
+    >>> detector.n_calibration_, round(detector.false_alarm_bound_, 3)
+    (65, 0.091)
+    >>> bool((detector.predict(other) == -1).mean() > 0.85)  # recall of the other cultivar
+    True
+    >>> detector.explain(other[:1]).to_frame(1)["feature"].item()
+    'od280/od315_of_diluted_wines'
+    """
+
+    estimators_: list[Any]
+    _threshold: Threshold
+    _columns: list[Column] | None
+
+    _parameter_constraints: dict = {
+        "estimator": [HasMethods(["fit", "get_params"]), None],
+        "statistic": [StrOptions(set(STATISTICS)), callable],
+        "contamination": [Interval(Real, 0, 0.5, closed="right"), StrOptions({"auto"})],
+        "method": [StrOptions({"quantile", "conformal", "cross-conformal"})],
+        "calibration_fraction": [Interval(Real, 0, 1, closed="neither"), StrOptions({"auto"})],
+        "cv": [Interval(Integral, 2, None, closed="left"), "cv_object"],
+        "prefit": ["boolean"],
+        "random_state": ["random_state"],
+    }
+
+    def __init__(
+        self,
+        estimator=None,
+        *,
+        statistic="log_density",
+        contamination="auto",
+        method="quantile",
+        calibration_fraction="auto",
+        cv=5,
+        prefit=False,
+        random_state=None,
+    ):
+        self.estimator = estimator
+        self.statistic = statistic
+        self.contamination = contamination
+        self.method = method
+        self.calibration_fraction = calibration_fraction
+        self.cv = cv
+        self.prefit = prefit
+        self.random_state = random_state
+
+    def set_params(self, **params: Any) -> Any:
+        """Set parameters by name, ``estimator__<name>`` included."""
+        set_nested_params(self, params)
+        return super().set_params(**params)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        inner = get_tags(default_estimator(1) if self.estimator is None else self.estimator)
+        tags.input_tags = deepcopy(inner.input_tags)
+        tags.target_tags.required = inner.target_tags.required
+        return tags
+
+    # ---------------------------------------------------------------- fitting
+
+    @fit_context(prefer_skip_nested_validation=False)
+    @restores_on_failure
+    def fit(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
+        """Fit the estimator, unless it is fitted already, and set the threshold.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
+            Normal rows, in any form that the estimator takes.
+        y : array-like of shape (n_samples,), default=None
+            Classes, where the estimator is a classifier; not used otherwise.
+        **fit_params : dict
+            Passed on to the `fit` of the estimator; arrays with a value for each row are split like
+            the rows. ``sample_weight`` (also ``<step>__sample_weight``) weighs the quantile too; a
+            conformal threshold takes equal weights only.
+
+        Returns
+        -------
+        self : EnergyOutlierDetector
+        """
+        (X,) = indexable(X)
+        if n_rows(X) == 0:
+            raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
+        self._check_columns(X, reset=True)
+        random = check_random_state(self.random_state)
+        weight = self._weight(fit_params, X)
+        if self.prefit or isinstance(self.estimator, FrozenEstimator):
+            models, held_out = [self._prefit_model(fit_params)], [None]
+        else:
+            models, held_out = self._fit_models(X, y, fit_params, random)
+        values = [
+            measure(self.statistic, model, X if rows is None else take_rows(X, rows))
+            for model, rows in zip(models, held_out, strict=True)
+        ]
+        self.estimators_, self._columns = models, columns_of(X)
+        self._fitted_params = {
+            name: getattr(self, name) for name in ("method", "statistic", "contamination")
+        }
+        if self.method == "quantile":
+            threshold: Threshold = QuantileThreshold.fit(values[0], self.contamination, weight)
+        else:
+            threshold = ConformalThreshold.fit(values, self.contamination)
+        self._set_threshold(threshold)
+        return self
+
+    def _prefit_model(self, fit_params: dict[str, Any]) -> Any:
+        if self.estimator is None:
+            raise ValueError("prefit=True needs a fitted estimator, but estimator=None.")
+        if self.method == "cross-conformal":
+            raise ValueError(
+                "method='cross-conformal' fits the estimator without each fold in turn, so it "
+                "cannot take a fitted one: use method='conformal'."
+            )
+        unused = [name for name in fit_params if name != "sample_weight"]
+        if unused:
+            raise ValueError(f"A fitted estimator is not fitted again, so {unused} has no effect.")
+        check_is_fitted(self.estimator)
+        check_offers(self.statistic, self.estimator)
+        return self.estimator
+
+    def _fit_models(
+        self, X: Any, y: Any, params: dict[str, Any], random: np.random.RandomState
+    ) -> tuple[list[Any], list[Any]]:
+        """Fitted estimators, and for each the rows that new ones are compared with."""
+        estimator = default_estimator(n_rows(X)) if self.estimator is None else self.estimator
+        check_offers(self.statistic, estimator)
+        if not get_tags(estimator).target_tags.required:
+            y = None
+        elif y is None:
+            raise ValueError(
+                f"{type(estimator).__name__} needs classes, but the target y is None: it requires "
+                "y to be passed."
+            )
+        splits = self._splits(n_rows(X), random)
+        seeds = None if self.random_state is None else random
+        models = [fit_model(estimator, X, y, params, seeds, train) for train, _ in splits]
+        return models, [held_out for _, held_out in splits]
+
+    def _splits(self, n: int, random: np.random.RandomState) -> list[Split]:
+        """Rows to fit to and to hold out; refuses a level that the latter are too few for."""
+        if self.method == "quantile":
+            return [Split(None, None)]
+        if self.method == "conformal":
+            level = DEFAULT_LEVEL if self.contamination == "auto" else self.contamination
+            n_calibration = n_held_out(self.calibration_fraction, n, level)
+            splits = [random_split(n, n_calibration, random)]
+        else:
+            n_calibration = n
+            splits = fold_splits(self.cv, n, random)
+        attainable_level(self.contamination, n_calibration)  # before the fit, which may take long
+        return splits
+
+    def _weight(self, params: dict[str, Any], X: Any) -> np.ndarray | None:
+        """Weights of the rows among the parameters of `fit`."""
+        given = [value for name, value in params.items() if name.endswith("sample_weight")]
+        weight = check_weight(given[0] if given else None, X)
+        if self.method != "quantile" and weight is not None and np.ptp(weight) > 0:
+            raise ValueError(
+                f"method={self.method!r} takes equal weights only: its guarantee is for rows drawn "
+                "from the distribution of the calibration rows. Use method='quantile', or resample "
+                "the rows."
+            )
+        return weight
+
+    def _set_threshold(self, threshold: Threshold) -> None:
+        """Take a threshold; warns where it is not at the level asked for or not finite."""
+        self._threshold, self.contamination_ = threshold, threshold.level
+        if self._param("contamination") == "auto" and threshold.level > DEFAULT_LEVEL:
+            warnings.warn(
+                f"contamination='auto' means {DEFAULT_LEVEL}, but {threshold.n_rows} calibration "
+                f"rows allow no level below {threshold.level:.3g}, which is used instead.",
+                UserWarning,
+                stacklevel=2,
+            )
+        value = threshold.offset([0.0] * len(self.estimators_))
+        if not math.isfinite(value):
+            warnings.warn(
+                f"The threshold is {value}: more than {threshold.level:.3g} of the rows compared "
+                "with have that value, so they cannot be discriminated from outliers.",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    @available_if(_takes_more_rows)
+    @restores_on_failure
+    def partial_fit(self, X: Any, y: Any = None) -> Any:
+        """Add normal rows to those that set the threshold; the estimator stays as it is.
+
+        Under ``"conformal"`` they join the calibration rows, which keeps the guarantee. The first
+        call is a `fit`, where there was none.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
+            Normal rows that the estimator was not fitted to.
+        y : array-like of shape (n_samples,), default=None
+            Classes for the first call, where the estimator is a classifier.
+
+        Returns
+        -------
+        self : EnergyOutlierDetector
+        """
+        if not self.__sklearn_is_fitted__():
+            return self.fit(X, y)
+        (values,) = self._measure(X)
+        self._set_threshold(self._threshold.extended(values, self._param("contamination")))
+        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return "_threshold" in self.__dict__
+
+    # ---------------------------------------------------------------- fitted attributes
+
+    def _param(self, name: str) -> Any:
+        """A parameter as it was in the last `fit`: a later change waits for the next one."""
+        return self.__dict__.get("_fitted_params", {}).get(name, getattr(self, name))
+
+    @property
+    def estimator_(self) -> Any:
+        """The fitted estimator; not available under ``"cross-conformal"``, which has several."""
+        check_is_fitted(self)
+        if len(self.estimators_) > 1:
+            raise AttributeError("A cross-conformal detector has estimators_, one for each fold.")
+        return self.estimators_[0]
+
+    @property
+    def _density(self) -> Any:
+        """The density that :mod:`skebm._densities` looks into; missing if the statistic is none."""
+        if self._param("statistic") != "log_density":
+            raise AttributeError("The statistic is no log density.")
+        return self.estimator_
+
+    @property
+    def n_calibration_(self) -> int:
+        """Number of rows that new ones are compared with."""
+        check_is_fitted(self)
+        return self._threshold.n_rows
+
+    @property
+    def false_alarm_bound_(self) -> float:
+        """Proven bound on the probability that a new normal row is called an outlier."""
+        check_is_fitted(self)
+        return self._threshold.false_alarm_bound
+
+    @property
+    def offset_(self) -> float:
+        """Threshold of `predict` in the units of `score_samples`."""
+        check_is_fitted(self)
+        if self._param("statistic") != "log_density":
+            return self._threshold.offset([0.0] * len(self.estimators_))
+        return self._threshold.offset([log_normaliser(model) for model in self.estimators_])
+
+    # ---------------------------------------------------------------- rows
+
+    def _check_rows(self, X: Any) -> None:
+        """Raise unless the detector is fitted and X has its columns."""
+        if not self.__sklearn_is_fitted__():
+            check_is_fitted(self)
+        self._check_columns(X, reset=False)
+
+    def _check_columns(self, X: Any, *, reset: bool) -> None:
+        if getattr(X, "ndim", 2) > 1:  # the estimator has the better message for a vector
+            check_columns(self, X, reset=reset)
+
+    def _measure(self, X: Any) -> list[np.ndarray]:
+        """Statistic of the rows by each estimator, (n,) each."""
+        self._check_rows(X)
+        return [measure(self._param("statistic"), model, X) for model in self.estimators_]
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Statistic of each row, higher for more normal ones.
+
+        For ``"log_density"`` the estimator's own ``score_samples``, in nats. Under
+        ``"cross-conformal"`` `decision_function` plus `offset_`, which is of the order of the
+        log densities of the folds.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        self._check_rows(X)
+        if len(self.estimators_) > 1:
+            return self.decision_function(X) + self.offset_
+        statistic = self._param("statistic")
+        return measure(
+            log_density if statistic == "log_density" else statistic, self.estimators_[0], X
+        )
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Statistic above the threshold: negative for outliers. Needs no log Z.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        values = self._measure(X)
+        return self._threshold.margin(values)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Classify rows as inliers (+1) or outliers (-1).
+
+        With a conformal threshold, outliers are the rows whose p-value is `contamination_` or less.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return np.where(self.decision_function(X) >= 0, 1, -1)
+
+    @available_if(_is_conformal)
+    def p_values(self, X: Any) -> np.ndarray:
+        """Conformal p-value of each row: small for outliers, at least ``1 / (n_calibration_ + 1)``.
+
+        For a new normal row P(p <= t) <= t at every t; under ``"cross-conformal"`` about 2 t (see
+        `false_alarm_bound_`). Ties count against calling a row an outlier.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        values = self._measure(X)
+        return cast(ConformalThreshold, self._threshold).p_values(values)
+
+    @available_if(_is_conformal)
+    def select(self, X: Any, *, fdr: float = 0.1) -> np.ndarray:
+        """Select the outliers of a batch at a given false discovery rate.
+
+        By the procedure of Benjamini and Hochberg on the p-values of the batch: the expected share
+        of normal rows among those selected is at most `fdr` times their share in the batch (Bates
+        et al. 2023, theorem 2) for ``"conformal"``; for ``"cross-conformal"`` nothing is proven.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
+            The batch. The larger the share of outliers in it, the more are found.
+        fdr : float in (0, 1), default=0.1
+            False discovery rate.
+
+        Returns
+        -------
+        ndarray of bool of shape (n_samples,)
+            True for outliers.
+        """
+        self._check_rows(X)
+        check_fdr(fdr, self._threshold.n_rows)
+        return benjamini_hochberg(self.p_values(X), self._threshold.n_rows, fdr)
+
+    @available_if(_has_likelihood)
+    def score(self, X: Any, y: Any = None) -> float:
+        """Mean log-likelihood of the rows in nats, by the largest credible log Z.
+
+        Exact where the density is normalised, pessimistic where log Z is estimated; the mean over
+        folds under ``"cross-conformal"``. For searches without labels; with labels use
+        ``scoring="roc_auc"``.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
+        y : None
+            Not used; present by convention.
+
+        Returns
+        -------
+        float
+        """
+        self._check_rows(X)
+        return float(np.mean([pessimistic_log_likelihood(m, X) for m in self.estimators_]))
+
+    def explain(self, X: Any, *, method: str = "imputation") -> Explanation:
+        r"""Explain which columns make rows anomalous.
+
+        ``"imputation"``: by how many nats the log density of a row is expected to rise when column
+        j is drawn anew given the others,
+
+        .. math::
+            c_j(x) = \mathrm E_{p(v \mid x_{-j})}[\log p(v, x_{-j})] - \log p(x) .
+
+        The conditional density is found by enumeration for a column with up to 20 distinct values,
+        and by quadrature over the range of the training rows for any other column (beyond it for
+        rows that lie outside). For a Gaussian it is (z^2 - 1) / 2, where z is the distance of x_j
+        from its conditional mean in conditional standard deviations, so 4 is a lot; typical columns
+        are slightly negative. Of two columns that contradict each other both get a high
+        contribution. Takes one to 160 evaluations of the density for each column and row, so
+        explain only the rows that were flagged. Where the statistic is no log density (another one
+        was chosen, or the estimator is an outlier detector of scikit-learn) columns are drawn from
+        their marginal distribution in the rows of `fit`.
+
+        ``"score"``: the squared components of grad log p at the row, as the last step of a
+        pipeline sees it: cheap, and their sum is the squared norm of ``statistic="score_norm"``.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
+            A few rows.
+        method : {"imputation", "score"}, default="imputation"
+
+        Returns
+        -------
+        Explanation
+            With contributions of shape (n_samples, n_features), higher for more anomalous columns,
+            and the expected values; ``.to_frame(3)`` is a table of the three most anomalous
+            columns of each row.
+        """
+        if method not in ("imputation", "score"):
+            raise ValueError(f"method={method!r} must be 'imputation' or 'score'.")
+        self._check_rows(X)
+        if method == "score":
+            return explain_by_score(self.estimators_, X)
+        statistic = self._param("statistic")
+        in_nats = all(map(scores_are_nats, self.estimators_))
+        return explain_by_imputation(
+            lambda rows: np.mean([measure(statistic, m, rows) for m in self.estimators_], axis=0),
+            X,
+            self._columns,
+            conditional=statistic == "log_density" and in_nats,
+        )

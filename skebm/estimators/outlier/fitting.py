@@ -1,0 +1,101 @@
+"""The fitted models of a detector: which rows each is fitted to, and which calibrate it."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.mixture import GaussianMixture
+from sklearn.model_selection import KFold, check_cv
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from skebm._validation import draw_seed, take_fit_params, take_rows
+
+# Calibration rows that "auto" holds out, in units of 1 / level, where a quarter of the table is
+# fewer: the rate of false alarms of one fit then scatters by about a third around the level.
+ENOUGH = 10
+
+
+def default_estimator(n: int) -> Any:
+    """A smooth density of standardised columns, for `n` rows.
+
+    Settings by the mean over 22 data sets (docs/benchmarks.md): what is added to the variances
+    makes a mixture of many components a kernel density with few kernels.
+    """
+    mixture = GaussianMixture(
+        int(np.clip(n // 100, 1, 40)), reg_covar=0.1, init_params="random_from_data"
+    )
+    return make_pipeline(StandardScaler(), mixture)
+
+
+class Split(NamedTuple):
+    """Numbers of the rows that a model is fitted to and of those held out; None is all rows."""
+
+    train: np.ndarray | None
+    held_out: np.ndarray | None
+
+
+def n_held_out(fraction: float | str, n: int, level: float) -> int:
+    """How many of `n` rows are held out for the calibration."""
+    if fraction == "auto":
+        return min(max(math.ceil(n / 4), math.ceil(ENOUGH / level)), n // 2)
+    return round(float(fraction) * n)
+
+
+def random_split(n: int, n_held: int, random: np.random.RandomState) -> Split:
+    """Split `n` rows at random, each part in the order of the table."""
+    if not 0 < n_held < n:
+        raise ValueError(
+            f"n_samples={n}: holding {n_held} out for the calibration leaves {n - n_held} to fit "
+            "the estimator to. Give more rows, another calibration_fraction, or method='quantile'."
+        )
+    order = random.permutation(n)
+    return Split(np.sort(order[n_held:]), np.sort(order[:n_held]))
+
+
+def fold_splits(cv: Any, n: int, random: np.random.RandomState) -> list[Split]:
+    """A split for each fold; every row is held out once."""
+    count = isinstance(cv, Integral)
+    splitter = KFold(cv, shuffle=True, random_state=random) if count else check_cv(cv)
+    splits = [Split(*pair) for pair in splitter.split(np.zeros((n, 1)))]
+    held_out = np.concatenate([held for _, held in splits])
+    if len(held_out) != n or len(np.unique(held_out)) != n:
+        raise ValueError(
+            f"cv={cv!r} leaves {len(held_out)} rows out where X has {n}: cross-conformal p-values "
+            "need a splitter, such as KFold, that leaves every row out exactly once."
+        )
+    return splits
+
+
+def set_seeds(model: Any, random: np.random.RandomState) -> None:
+    """Seed every ``random_state`` of the model that is None."""
+    unset = {
+        name: draw_seed(random)
+        for name, value in sorted(model.get_params().items(), key=lambda item: item[0])
+        if value is None and (name == "random_state" or name.endswith("__random_state"))
+    }
+    model.set_params(**unset)
+
+
+def fit_model(
+    estimator: Any,
+    X: Any,
+    y: Any,
+    params: dict[str, Any],
+    seeds: np.random.RandomState | None,
+    rows: np.ndarray | None,
+) -> Any:
+    """A clone of the estimator fitted to some rows, or to all; `y` is passed unless it is None."""
+    model = clone(estimator)
+    if seeds is not None:
+        set_seeds(model, seeds)
+    if rows is not None:
+        # Arrays with a value for each row of X are split like X.
+        params = take_fit_params(X, params, rows)
+        X = take_rows(X, rows)
+        y = None if y is None else take_rows(y, rows)
+    return model.fit(X, **params) if y is None else model.fit(X, y, **params)

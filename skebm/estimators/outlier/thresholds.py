@@ -1,0 +1,207 @@
+"""Thresholds of a statistic: a quantile of the training rows, or conformal calibration.
+
+Higher values of a statistic are more normal. Values come as a list with an array for each fitted
+model: one, or as many as there are folds in cross-conformal calibration.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import false_discovery_control
+
+from skebm._densities import upper_quantile
+
+# What contamination="auto" stands for.
+DEFAULT_LEVEL = 0.1
+# Differences held in memory at a time when rows are compared with calibration rows.
+MAX_PAIRS = 4_000_000
+
+
+def difference(values: np.ndarray, reference: np.ndarray | float) -> np.ndarray:
+    """``values - reference``, where equal infinities are equal."""
+    with np.errstate(invalid="ignore"):
+        return np.where(values == reference, 0.0, values - reference)
+
+
+def attainable_level(contamination: float | str, n: int) -> float:
+    """The level asked for; raises where `n` calibration rows are too few to reach it."""
+    least = 1 / (n + 1)
+    if contamination == "auto":
+        return max(DEFAULT_LEVEL, least)
+    level = float(contamination)
+    if level < least * (1 - 1e-9):
+        raise ValueError(
+            f"n_samples={n} calibration rows are too few for contamination={level:g}: the "
+            f"smallest p-value is 1 / ({n} + 1) = {least:.3g}, so no row could ever be called an "
+            f"outlier. It takes at least {math.ceil(1 / level - 1e-9) - 1}: give more rows, a "
+            "larger calibration_fraction, or method='cross-conformal', which calibrates with all."
+        )
+    return level
+
+
+def p_value_bound(k: Any, n: int, n_parts: int) -> Any:
+    """Bound on P(p <= k / (n + 1)) for a new normal row, with n calibration rows.
+
+    With several parts, each gives a p-value for the row. Twice a weighted mean of p-values is a
+    p-value again (Vovk and Wang 2020), and the cross-conformal p-value is such a mean up to
+    rounding.
+    """
+    if n_parts == 1:
+        return k / (n + 1)
+    return np.minimum(1.0, 2 * (k - 1 + n_parts) / (n + n_parts))
+
+
+class QuantileThreshold(NamedTuple):
+    """A quantile of the statistic of the rows that the estimator was fitted to."""
+
+    level: float
+    value: float
+    reference: np.ndarray
+    weight: np.ndarray
+
+    @classmethod
+    def fit(
+        cls, reference: np.ndarray, contamination: float | str, weight: np.ndarray | None = None
+    ) -> QuantileThreshold:
+        """Threshold with a share of `contamination` of the weight below it."""
+        weight = np.ones(len(reference)) if weight is None else weight
+        level = DEFAULT_LEVEL if contamination == "auto" else float(contamination)
+        return cls(level, -upper_quantile(-reference, level, weight), reference, weight)
+
+    def extended(self, values: np.ndarray, contamination: float | str) -> QuantileThreshold:
+        """The threshold with further reference rows of weight 1."""
+        weight = np.concatenate([self.weight, np.ones(len(values))])
+        return self.fit(np.concatenate([self.reference, values]), contamination, weight)
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows that new ones are compared with."""
+        return len(self.reference)
+
+    @property
+    def false_alarm_bound(self) -> float:
+        """Nan: nothing is proven of the rate among new normal rows."""
+        return math.nan
+
+    def margin(self, values: list[np.ndarray]) -> np.ndarray:
+        """How far each row lies above the threshold, (n,)."""
+        return difference(values[0], self.value)
+
+    def offset(self, constants: list[float]) -> float:
+        """The threshold, less the constant of the model."""
+        return self.value - constants[0]
+
+
+class ConformalThreshold(NamedTuple):
+    """Statistics of rows that a model was not fitted to; a sorted part for each model.
+
+    One part is split conformal, several are cross-conformal.
+    """
+
+    level: float
+    parts: list[np.ndarray]
+
+    @classmethod
+    def fit(cls, parts: list[np.ndarray], contamination: float | str) -> ConformalThreshold:
+        """Calibrate with the rows of all parts at the level `contamination`."""
+        level = attainable_level(contamination, sum(map(len, parts)))
+        return cls(level, [np.sort(part) for part in parts])
+
+    def extended(self, values: np.ndarray, contamination: float | str) -> ConformalThreshold:
+        """The threshold with further calibration rows; of one part only."""
+        (part,) = self.parts
+        return self.fit([np.concatenate([part, values])], contamination)
+
+    @property
+    def n_rows(self) -> int:
+        """Number of calibration rows."""
+        return sum(len(part) for part in self.parts)
+
+    @property
+    def n_below(self) -> int:
+        """How many calibration rows an outlier may have at or below it; -1: no row is one."""
+        return int(np.floor(self.level * (self.n_rows + 1) + 1e-9)) - 1  # 0.29 * 100 is below 29
+
+    @property
+    def largest_p_value(self) -> float:
+        """The largest p-value of an outlier: `level`, rounded down to a possible p-value."""
+        return (self.n_below + 1) / (self.n_rows + 1)
+
+    @property
+    def false_alarm_bound(self) -> float:
+        """Proven bound on the probability that a new normal row is called an outlier."""
+        n, n_parts = self.n_rows, len(self.parts)
+        bound = float(p_value_bound(self.n_below + 1, n, n_parts))
+        if len(set(map(len, self.parts))) > 1:
+            return bound
+        # Folds of one size: better where they are many (Barber et al. 2021, theorem 4).
+        return min(bound, 2 * self.largest_p_value + (1 - n_parts / n) / (n_parts + 1))
+
+    def p_values(self, values: list[np.ndarray]) -> np.ndarray:
+        """Share of calibration rows, and of the row itself, that are as abnormal as each row."""
+        below = np.zeros(len(values[0]))
+        for part, value in zip(self.parts, values, strict=True):
+            order = np.argsort(value)  # searching in order is three times as fast
+            below[order] += np.searchsorted(part, value[order], side="right")
+        return (1 + below) / (self.n_rows + 1)
+
+    def margin(self, values: list[np.ndarray]) -> np.ndarray:
+        """How much a row has to lose before it is an outlier, (n,).
+
+        Negative exactly where the p-value is `level` or less: the (n_below + 1)-th largest of the
+        differences to the calibration rows, each by the model that was not fitted to that row.
+        """
+        n_below = self.n_below
+        if len(self.parts) == 1:
+            return difference(values[0], self.parts[0][n_below])
+        lowest = [part[: n_below + 1] for part in self.parts]
+        step = max(1, MAX_PAIRS // sum(map(len, lowest)))
+        found = np.empty(len(values[0]))
+        for start in range(0, len(found), step):
+            rows = slice(start, start + step)
+            pairs = zip(lowest, values, strict=True)
+            together = np.concatenate(
+                [difference(value[rows, None], part) for part, value in pairs], axis=1
+            )
+            place = together.shape[1] - 1 - n_below
+            found[rows] = np.partition(together, place, axis=1)[:, place]
+        return found
+
+    def offset(self, constants: list[float]) -> float:
+        """The (n_below + 1)-th lowest calibration row, less the constant of its model."""
+        shifted = [part - constant for part, constant in zip(self.parts, constants, strict=True)]
+        return float(np.sort(np.concatenate(shifted))[self.n_below])
+
+
+Threshold = QuantileThreshold | ConformalThreshold
+
+
+def check_fdr(fdr: float, n_calibration: int) -> None:
+    """Raise `ValueError` for a false discovery rate that so few calibration rows cannot reach."""
+    if not 0 < fdr < 1:
+        raise ValueError(f"fdr={fdr!r} must lie between 0 and 1.")
+    if fdr * (n_calibration + 1) < 1 - 1e-9:
+        raise ValueError(
+            f"{n_calibration} calibration rows are too few for fdr={fdr:g}: the smallest p-value "
+            f"is 1 / ({n_calibration} + 1), so nothing could ever be selected. It takes at least "
+            f"{math.ceil(1 / fdr - 1e-9) - 1}."
+        )
+
+
+def benjamini_hochberg(p_values: np.ndarray, n_calibration: int, fdr: float) -> np.ndarray:
+    """Rows selected at a false discovery rate of `fdr`; warns where they are too many for any."""
+    found = false_discovery_control(p_values) <= fdr * (1 + 1e-9)
+    at_once = math.ceil(len(p_values) / ((n_calibration + 1) * fdr) - 1e-9)
+    if at_once > 1 and not found.any():
+        warnings.warn(
+            f"Nothing was selected: with {n_calibration} calibration rows and fdr={fdr:g}, at "
+            f"least {at_once} of the {len(p_values)} rows must be more abnormal than all of these "
+            "at once. Smaller batches or more calibration rows find fewer outliers together.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return found
