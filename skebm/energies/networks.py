@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from skebm.base.checks import whole_number
+from skebm.base.sampler import whole_number
 from skebm.base.torchtools import seeded, softplus
 from skebm.energies.derivatives import DirectionalDerivatives, ValueAndInputGrad
 from skebm.energies.neural import Spec

@@ -164,7 +164,7 @@ def set_nested_params(estimator: Any, params: dict[str, Any]) -> None:
     known = estimator._get_param_names()
     for name in params:
         owner, _, rest = name.partition("__")
-        holder = getattr(estimator, owner, None)
+        holder = params.get(owner, getattr(estimator, owner, None))
         if not rest or owner not in known or hasattr(holder, "set_params"):
             continue
         inner = {k.removeprefix(f"{owner}__") for k in params if k.startswith(f"{owner}__")}

@@ -9,7 +9,7 @@ import numpy as np
 
 from skebm import _densities as densities
 from skebm._validation import check_is_fitted
-from skebm.base.checks import whole_number
+from skebm.base.sampler import whole_number
 from skebm.inspection._drawing import ORANGE, axes_of
 from skebm.inspection._plane import draw, grid_axes, plane, spread
 from skebm.inspection.explanations import short

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from skebm._validation import check_is_fitted, n_rows
-from skebm.base.checks import whole_number
+from skebm.base.sampler import whole_number
 from skebm.estimators import Explanation
 from skebm.inspection._drawing import NAVY, ORANGE, pyplot
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from skebm.base.checks import whole_number
+from skebm.base.sampler import whole_number
 from skebm.inspection._abnormality import abnormality, finite_ranks, threshold_of
 from skebm.inspection._drawing import NAVY, ORANGE, axes_of
 

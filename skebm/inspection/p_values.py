@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from skebm._validation import check_is_fitted, n_rows
-from skebm.base.checks import whole_number
+from skebm.base.sampler import whole_number
 from skebm.estimators.outlier.thresholds import p_value_bound
 from skebm.inspection._band import chance_band, chosen_levels
 from skebm.inspection._drawing import NAVY, ORANGE, axes_of

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from skebm._validation import check_is_fitted
-from skebm.base.checks import whole_number
+from skebm.base.sampler import whole_number
 from skebm.inspection._drawing import NAVY, ORANGE, pyplot
 
 # Rows of X that are reconstructed: as many as fit side by side.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import erf
 from sklearn.utils import check_array, check_consistent_length
 
-from skebm.base.checks import whole_number
+from skebm.base.sampler import whole_number
 from skebm.metrics._checks import Floats, labels_of
 
 STRATEGIES = ("quantile", "uniform")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 from sklearn.utils import check_consistent_length, check_random_state
 
-from skebm.base.checks import whole_number
+from skebm.base.sampler import whole_number
 from skebm.metrics._checks import Floats, numbers_of, positives
 
 # Takes the number of positive and of negative rows at each level of the score, from the lowest up.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import Binary, Categorical, Domain, Energy, Real
-from skebm.base.checks import whole_number
+from skebm.base.sampler import whole_number
 from skebm.objectives.score_matching import Rowwise, normal_noise
 
 # Draws of noise at which held-out rows are looked at: a look is then worth comparing.

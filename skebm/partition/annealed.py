@@ -14,8 +14,8 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler, sampling
-from skebm.base.checks import whole_number
 from skebm.base.energy import check_energy
+from skebm.base.sampler import whole_number
 from skebm.energies import AnnealingPath, annealing_path
 from skebm.partition.checks import (
     NO_UPPER,

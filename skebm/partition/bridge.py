@@ -13,7 +13,7 @@ from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler
 from skebm.base.bridge import Bridge, bridge
-from skebm.base.checks import whole_number
+from skebm.base.sampler import whole_number
 from skebm.partition.checks import (
     WeighingMethod,
     check_base,

@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler, sampling
-from skebm.base.checks import whole_number
+from skebm.base.sampler import whole_number
 from skebm.distributions import Distribution
 from skebm.partition.checks import (
     NO_UPPER,

@@ -17,7 +17,7 @@ from skebm.base import (
     Sampler,
     StepInfo,
 )
-from skebm.base.checks import whole_number
+from skebm.base.sampler import whole_number
 
 
 class Gibbs(Sampler):

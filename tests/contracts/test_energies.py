@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from skebm.estimators._any_methods import Noisy
 
 from skebm.base import Binary, BipartiteEnergy, Clamp, Energy, Real
 from skebm.distributions import Gaussian
@@ -17,7 +18,6 @@ from skebm.energies import (
     ising_grid,
 )
 from skebm.energies.path import Geometric, GeometricPath, TiltedPairwise
-from skebm.estimators._any_methods import Noisy
 from skebm.samplers._moves import AtBeta
 from tests.discovery import without_case
 from tests.networks import NEURAL, binary, one_hot

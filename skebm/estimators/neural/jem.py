@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from skebm._validation import Interval, StrOptions, check_is_fitted, check_labels, fit_context
 from skebm.base import Sampler
-from skebm.base.checks import whole_number
+from skebm.base.sampler import whole_number
 from skebm.energies import ClassMarginal, NeuralEnergy, Spec, build_network
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import COMMON_CONSTRAINTS, BaseEBM, restores_on_failure

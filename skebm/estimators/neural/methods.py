@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from skebm._validation import check_is_fitted
-from skebm.base.checks import whole_number
+from skebm.base.sampler import whole_number
 from skebm.distributions import Distribution
 from skebm.estimators.neural.sampling import (
     BLOCK,

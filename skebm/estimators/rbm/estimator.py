@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skebm._validation import Interval, MinMax, Options, StrOptions, check_is_fitted
 from skebm.base import BipartiteEnergy, Clamp, Sampler
-from skebm.base.checks import whole_number
+from skebm.base.sampler import whole_number
 from skebm.distributions import Distribution
 from skebm.energies import Tilted
 from skebm.estimators._docs import shared_docs
