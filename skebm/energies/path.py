@@ -10,7 +10,8 @@ from torch import Tensor
 
 from skebm.base import BipartiteEnergy, Energy, PairwiseEnergy
 from skebm.distributions import Distribution, IndependentBernoulli
-from skebm.energies.bipartite import Bernoulli, BernoulliRBM, Tilted
+from skebm.energies.bipartite import BernoulliRBM, Tilted
+from skebm.energies.units import Bernoulli
 
 # Ratios between 1/2 and 2 that single precision can multiply.
 GROUP = 100
@@ -20,8 +21,8 @@ def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
     r"""The path from `base` to `energy` that keeps what conditionals the energy has.
 
     Bipartite and pairwise energies stay what they are, so that :class:`skebm.samplers.Gibbs` takes
-    every distribution on the way, if they start from independent columns (or from the base that
-    they correct). Any other pair becomes :math:`\beta E(x) - (1 - \beta) \log q(x)`.
+    every distribution on the way, if they start from independent columns, or bipartite ones from
+    their own base. Any other pair becomes :math:`\beta E(x) - (1 - \beta) \log q(x)`.
 
     Parameters
     ----------
@@ -42,9 +43,8 @@ def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
     >>> path.at(0.5)(torch.ones(1, 9)).item()  # half of the energy of 18 pairs
     -9.0
     """
-    structure = getattr(energy, "structure", None)
     independent = isinstance(base, IndependentBernoulli)
-    if isinstance(energy, BipartiteEnergy) and (independent or base is structure is not None):
+    if isinstance(energy, BipartiteEnergy) and (independent or base is energy.base is not None):
         return BipartitePath(energy, base)
     if isinstance(energy, PairwiseEnergy) and independent:
         return PairwisePath(energy, base)
@@ -79,12 +79,13 @@ class AnnealingPath(abc.ABC):
 
 
 class BipartitePath(AnnealingPath):
-    r"""From a base q to a bipartite binary energy, hidden units being free at 0.
+    r"""From a base q to a bipartite energy, hidden units being free at 0.
 
     .. math:: p_\beta(x, h) \propto q(x)^{1 - \beta} \exp\bigl(-\beta E(x, h)\bigr)
 
-    Independent columns enter without their normaliser, as fields. A base that is a part of the
-    energy stays, and the energy's correction of it is what is tempered.
+    Independent columns of bits enter without their normaliser, as fields. From any other base, its
+    own, the energy knows the path itself (``annealed``); one that is a part of the energy stays,
+    and the energy's correction of it is what is tempered.
     """
 
     energy: Any
@@ -104,9 +105,7 @@ class BipartitePath(AnnealingPath):
 
     def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
         if not isinstance(self.energy, BernoulliRBM):
-            betas = torch.tensor([[new], [old]], dtype=x.dtype, device=x.device)
-            free = self.energy.free_energy(x, betas).double()
-            return free[1] - free[0] - (new - old) * (x @ self.base.logits).double()
+            return (self.at(old)(x) - self.at(new)(x)).double()
         _, unary, _ = self.energy.tensors
         if not self.corrects:
             unary = unary - self.base.logits

@@ -15,7 +15,7 @@ from skebm.base import Domain, Objective, Real, Sampler
 from skebm.distributions import Distribution
 from skebm.energies import NeuralEnergy
 from skebm.estimators._density_settings import COMMON
-from skebm.objectives import EnergyDiscrepancy, Refinement, SampledLikelihood
+from skebm.objectives import ContrastiveDivergence, EnergyDiscrepancy, Refinement
 from skebm.samplers import (
     MALA,
     ChainPolicy,
@@ -94,17 +94,37 @@ class SampledRule(NamedTuple):
     augmentation: Any
     reweight: bool
 
-    def policy(self, base: Distribution | None) -> ChainPolicy:
-        """Where chains start, from noise that is the base."""
+    def policy(self, energy: NeuralEnergy) -> ChainPolicy:
+        """Where chains start, from draws of the base, and how many steps they take."""
+        base, augmentation = energy.base, of_images(self.augmentation, energy.image_shape)
         if isinstance(self.init, ChainPolicy):
-            return self.init
-        if self.init == "data":
-            return FromData()
-        if self.init == "noise":
-            return FromNoise(base)
-        if self.init == "replay":
-            return ReplayBuffer(self.buffer_size, RESTART, base)
-        return Persistent(self.n_chains, base)
+            policy = self.init
+        elif self.init == "data":
+            policy = FromData()
+        elif self.init == "noise":
+            policy = FromNoise(initial=base)
+        elif self.init == "replay":
+            policy = ReplayBuffer(size=self.buffer_size, restart=RESTART, initial=base)
+        else:
+            policy = Persistent(n_chains=self.n_chains, initial=base)
+        if augmentation is not None and isinstance(policy, Persistent):
+            raise ValueError(
+                "Persistent chains never start anew, so there is nothing to augment: use a replay "
+                "buffer, or chains from the data or from noise."
+            )
+        if self.reweight and not isinstance(policy, Persistent):
+            raise ValueError(
+                f'reweight weighs persistent chains: use init="persistent", not {policy}.'
+            )
+        can = base is not None and self.sampler.kernel is self.sampler
+        settings: dict[str, Any] = {"n_independence_steps": self.n_independence_steps if can else 0}
+        if policy.n_steps is None:
+            settings["n_steps"] = self.n_steps
+        if augmentation is not None:
+            settings["augmentation"] = augmentation
+        if self.reweight:
+            settings["reweight"] = True
+        return policy.set_params(**settings)
 
 
 def sampled_rule(estimator: Any, domain: Domain, batch_size: int, n_batches: int) -> SampledRule:
@@ -166,19 +186,15 @@ def objective_of(rule: SampledRule, energy: NeuralEnergy, noise: np.ndarray | No
     if rule.objective == "discrepancy":
         return EnergyDiscrepancy(energy, rule.perturbation, n_negatives=rule.n_negatives)
     like = next(energy.parameters())
-    return SampledLikelihood(
+    return ContrastiveDivergence(
         energy,
         rule.sampler,
-        rule.policy(energy.base),
-        n_steps=rule.n_steps,
-        n_independence_steps=rule.n_independence_steps,
-        noise=None if noise is None else torch.as_tensor(noise).to(like),
+        rule.policy(energy),
+        sigma=None if noise is None else torch.as_tensor(noise).to(like),
         anneal=rule.anneal,
         energy_l2=rule.energy_l2,
         clip_norm=rule.clip_norm,
         refinement=rule.refinement,
-        augmentation=of_images(rule.augmentation, energy.image_shape),
-        reweight=rule.reweight,
     )
 
 

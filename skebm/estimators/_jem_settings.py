@@ -133,7 +133,7 @@ def joint_objective(
     return JointLikelihood(
         energy,
         sampled.sampler,
-        sampled.policy(energy.base),
+        sampled._replace(augmentation=None).policy(energy),
         generative_weight=rule.generative_weight,
         form=rule.form,
         noisy=rule.noisy,
@@ -141,9 +141,7 @@ def joint_objective(
         augmentation=of_images(sampled.augmentation, energy.image_shape),
         sharpness=rule.sharpness,
         clip_norm=sampled.clip_norm,
-        n_steps=sampled.n_steps,
-        n_independence_steps=sampled.n_independence_steps,
-        noise=None if noise is None else torch.as_tensor(noise).to(like),
+        sigma=None if noise is None else torch.as_tensor(noise).to(like),
         anneal=sampled.anneal,
         energy_l2=sampled.energy_l2,
     )

@@ -110,6 +110,6 @@ class RBMAttributes(BaseEstimator):
     def _chains(self) -> Tensor | None:
         """Visible rows of the persistent chains, where there are any."""
         state = self.net_.state_
-        if isinstance(state, ContrastiveState) and state.chain is not None:
-            return state.chain.x
-        return None
+        if not isinstance(state, ContrastiveState) or not self.net_.module_.persistent:
+            return None
+        return None if state.chain is None else state.chain.x

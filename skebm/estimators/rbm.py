@@ -18,12 +18,13 @@ from skebm.estimators._rbm_settings import CONSTRAINTS, Settings, resolve
 from skebm.estimators._unit_interval import UnitInterval
 from skebm.estimators.base import BaseDensity
 from skebm.objectives import (
+    Centering,
     ContrastiveDivergence,
     ExactLikelihood,
-    Regulariser,
+    Penalty,
     pseudo_log_likelihood,
 )
-from skebm.samplers import Gibbs
+from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
 
@@ -331,20 +332,22 @@ class RBMEstimator(
         )
 
     def _objective(self, energy: BernoulliRBM, settings: Settings) -> Objective:
-        regulariser = Regulariser(self.l1, self.l2, self.sparsity_target, self.sparsity_cost)
+        centering = Centering(precondition=settings.precondition) if settings.centered else None
+        penalty = None
+        if self.l1 or self.l2 or self.sparsity_target is not None:
+            penalty = Penalty(self.l1, self.l2, self.sparsity_target, self.sparsity_cost)
         if settings.learning == "exact":
-            return ExactLikelihood(energy, centered=settings.centered, regulariser=regulariser)
+            return ExactLikelihood(energy, centering=centering, penalty=penalty)
+        chains: ChainPolicy = FromData(self.n_gibbs_steps)
+        if settings.learning == "pcd":
+            chains = Persistent(
+                self.n_gibbs_steps,
+                n_chains=settings.n_chains,
+                reweight=settings.reweight,
+                initial=energy.base,
+            )
         return ContrastiveDivergence(
-            energy,
-            self.sampler_,
-            energy.base,
-            n_steps=self.n_gibbs_steps,
-            n_chains=settings.n_chains,
-            persistent=settings.learning == "pcd",
-            centered=settings.centered,
-            precondition=settings.precondition,
-            reweight=settings.reweight,
-            regulariser=regulariser,
+            energy, self.sampler_, chains, centering=centering, penalty=penalty
         )
 
     def _prepare(self, rows: Rows, *, going_on: bool) -> None:
