@@ -76,7 +76,7 @@ class RBMGradient(ContrastGradient):
         rows = torch.cat([x, chain])  # (n + m, d)
         h = energy.hidden(rows).mean  # (n + m, H)
         h_data, layer = h[:n], None
-        penalty = self._penalty_gradient(x, h_data, share)
+        penalty = None if self.penalty is None else self._penalty_gradient(x, h_data, share)
         if generator is not None:
             layer = Bernoulli(h[n:]).sample(generator)
         if offsets is not None:
@@ -172,7 +172,7 @@ def preconditioned(gradient: Gradient, offsets: Offsets, power: float) -> Gradie
     """
     weight, visible, hidden = gradient
     mu, lam = offsets
-    columns, rows = _relative_variance(mu) ** -power, _relative_variance(lam) ** -power
+    columns, rows = _relative_variance(mu).pow_(-power), _relative_variance(lam).pow_(-power)
     visible = torch.addmv(visible, weight.t(), lam) * columns
     hidden = torch.addmv(hidden, weight, mu) * rows
     weight.mul_(columns).mul_(rows[:, None])
@@ -183,4 +183,5 @@ def preconditioned(gradient: Gradient, offsets: Offsets, power: float) -> Gradie
 
 def _relative_variance(mean: Tensor) -> Tensor:
     """Variance of binary units over that of a fair coin, at least that of a mean of 1e-4."""
-    return (4 * mean * (1 - mean)).clamp_min(4e-4)
+    # rsub and pow_ as such: the operators go through a wrapper in Python.
+    return (4 * mean).mul_(torch.rsub(mean, 1)).clamp_min_(4e-4)

@@ -262,13 +262,15 @@ class ContrastiveDivergence(Objective):
         if self._adds_noise:
             x = self._noisy(x, state.n_batches, generator)
         state = negatives.move(self.energy, x, batch.weight, state, generator)
-        chain: Any = state.chain
-        sign, share = negatives.signs(batch, chain.x, state.walkers)
+        pool, chain, walkers, *counts, offsets = state
+        assert chain is not None
+        sign, share = negatives.signs(batch, chain.x, walkers)
         source = generator if negatives.draws_hidden else None
-        offsets, layer = own.write(x, chain.x, sign, share, state.offsets, source)
+        offsets, layer = own.write(x, chain.x, sign, share, offsets, source)
         if layer is not None:
             chain = ChainState(chain.x, aux=layer)
-        return Loss(None, state._replace(chain=chain, offsets=offsets))
+        # Not _replace, which takes as long as a matrix product of a small machine.
+        return Loss(None, ContrastiveState(pool, chain, walkers, *counts, offsets))
 
     def _noisy(self, x: Tensor, n_batches: int, generator: torch.Generator) -> Tensor:
         """Rows of the data with the noise that is due."""
