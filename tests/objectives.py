@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import torch
 
-from skebm.base import Batch, ChainState, Objective
+from skebm.base import Batch, ChainState, Objective, StepInfo
 from skebm.distributions import IndependentBernoulli
-from skebm.objectives import ContrastiveDivergence, ExactLikelihood, Regulariser
-from skebm.samplers import Gibbs
+from skebm.objectives import Centering, ContrastiveDivergence, ExactLikelihood, Penalty
+from skebm.samplers import FromData, Gibbs, Persistent
 from tests.oracle import DOUBLE, bits, joint_energy, seeded
 
 # ------------------------------------------------------------------------------
@@ -23,28 +23,46 @@ def uniform(energy):
     return IndependentBernoulli(torch.zeros_like(energy.visible_bias.detach()))
 
 
+class Still(Gibbs):
+    """Chains that stand still: what is left is the arithmetic of weights and counts."""
+
+    def step(self, energy, state, generator, beta=1.0, clamp=None):
+        return state, StepInfo(1.0)
+
+
+def kernel_of(n_steps):
+    """A sampler and steps of it; none are those of chains that stand still."""
+    return (Gibbs(), n_steps) if n_steps else (Still(), 1)
+
+
+def centred(centered):
+    """True stands for the default; or the configuration itself."""
+    return Centering() if centered is True else centered or None
+
+
 def cd(n_steps):
-    def make(energy, centered=False, **kwargs):
+    def make(energy, centered=False, penalty=None):
+        sampler, k = kernel_of(n_steps)
         return ContrastiveDivergence(
-            energy,
-            Gibbs(),
-            uniform(energy),
-            **{"n_steps": n_steps, "persistent": False, "centered": centered, **kwargs},
+            energy, sampler, FromData(k), centering=centred(centered), penalty=penalty
         )
 
     return make
 
 
 def pcd(n_steps):
-    def make(energy, centered=False, **kwargs):
-        settings = {"n_steps": n_steps, "n_chains": N_CHAINS, "centered": centered, **kwargs}
-        return ContrastiveDivergence(energy, Gibbs(), uniform(energy), **settings)
+    def make(energy, centered=False, penalty=None, n_chains=N_CHAINS):
+        sampler, k = kernel_of(n_steps)
+        chains = Persistent(k, n_chains=n_chains, initial=uniform(energy))
+        return ContrastiveDivergence(
+            energy, sampler, chains, centering=centred(centered), penalty=penalty
+        )
 
     return make
 
 
-def exact(energy, centered=False, **kwargs):
-    return ExactLikelihood(energy, centered=centered, **kwargs)
+def exact(energy, centered=False, penalty=None):
+    return ExactLikelihood(energy, centering=centred(centered), penalty=penalty)
 
 
 class RBMCase(NamedTuple):
@@ -64,7 +82,6 @@ RBM_CASES = {
         "CD-3": RBMCase(cd(3)),
         "PCD-1": RBMCase(pcd(1), persistent=True),
         "PCD-2": RBMCase(pcd(2), persistent=True),
-        # Chains that stand still: what is left is the arithmetic of weights and counts.
         "PCD-0": RBMCase(pcd(0), persistent=True, fixed=True),
     },
     ExactLikelihood: {"exact": RBMCase(exact, fixed=True)},
@@ -73,11 +90,11 @@ RBM_ALL = {name: case for cases in RBM_CASES.values() for name, case in cases.it
 PERSISTENT = [name for name, case in RBM_ALL.items() if case.persistent]
 
 PENALTIES = {
-    "none": Regulariser(),
-    "l1": Regulariser(l1=0.3),
-    "l2": Regulariser(l2=0.4),
-    "sparsity": Regulariser(sparsity_target=0.2, sparsity_cost=0.7),
-    "all": Regulariser(0.3, 0.4, 0.2, 0.7),
+    "none": Penalty(),
+    "l1": Penalty(l1=0.3),
+    "l2": Penalty(l2=0.4),
+    "sparsity": Penalty(sparsity_target=0.2, sparsity_cost=0.7),
+    "all": Penalty(0.3, 0.4, 0.2, 0.7),
 }
 
 
@@ -102,19 +119,17 @@ def nll(energy, x, weight=None):
     return (weight * (log_z - log_weight(energy, x))).sum() / len(x)
 
 
-def penalty_formula(regulariser, energy, x, weight):
+def penalty_formula(penalty, energy, x, weight):
     """The documented penalty, with Bernoulli Kullback-Leibler divergences spelled out."""
-    value = regulariser.l1 * energy.weight.abs().sum()
-    value = value + regulariser.l2 / 2 * (energy.weight**2).sum()
-    if regulariser.sparsity_target is not None:
+    value = penalty.l1 * energy.weight.abs().sum()
+    value = value + penalty.l2 / 2 * (energy.weight**2).sum()
+    if penalty.sparsity_target is not None:
         weight = torch.ones(len(x), dtype=DOUBLE) if weight is None else weight
         h = (-joint_energy(energy, x, bits(H))).softmax(1) @ bits(H)
         mean = (weight[:, None] * h).sum(0) / weight.sum()
-        rho = torch.distributions.Bernoulli(
-            torch.full((H,), regulariser.sparsity_target, dtype=DOUBLE)
-        )
+        rho = torch.distributions.Bernoulli(torch.full((H,), penalty.sparsity_target, dtype=DOUBLE))
         kl = torch.distributions.kl_divergence(rho, torch.distributions.Bernoulli(mean))
-        value = value + regulariser.sparsity_cost * kl.sum()
+        value = value + penalty.sparsity_cost * kl.sum()
     return value
 
 

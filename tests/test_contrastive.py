@@ -5,8 +5,8 @@ import torch
 
 from skebm.base import Batch, Real, Sampler
 from skebm.distributions import IndependentBernoulli
-from skebm.objectives import ContrastiveDivergence, ExactLikelihood, Offsets
-from skebm.samplers import Gibbs
+from skebm.objectives import Centering, ContrastiveDivergence, ExactLikelihood, Offsets
+from skebm.samplers import FromData, Gibbs, Persistent
 from tests.objectives import (
     N_CHAINS,
     PENALTIES,
@@ -26,7 +26,6 @@ from tests.objectives import (
     parameters,
     pcd,
     penalty_formula,
-    uniform,
     weights,
     with_chains,
 )
@@ -146,7 +145,7 @@ def test_chains_like_the_data_leave_no_gradient(energy):
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("started", ["fresh", "running"])
 def test_gradients_are_those_of_forward(case, energy, penalty, kind, started):
-    objective = case.make(energy, regulariser=PENALTIES[penalty])
+    objective = case.make(energy, penalty=PENALTIES[penalty])
     x = data()
     state = objective.start(Batch(x), seeded(1)) if started == "fresh" else later(objective, x)
     batch = Batch(x, weight=weights(kind))
@@ -161,25 +160,25 @@ def test_gradients_are_those_of_forward(case, energy, penalty, kind, started):
 @pytest.mark.parametrize("kind", [None, "of mean 1", "light", "heavy"])
 def test_penalties_add_their_gradient(case, energy, penalty, kind):
     """The activation that sparsity looks at is a mean, whatever the batch weighs in the fit."""
-    x, w, regulariser = data(), weights(kind), PENALTIES[penalty]
+    x, w, penalty = data(), weights(kind), PENALTIES[penalty]
     batch = Batch(x, weight=w)
     plain = case.make(energy)
     state = plain.start(Batch(x), seeded(1))
     without, _ = gradient(plain, batch, state)
-    grads, _ = gradient(case.make(energy, regulariser=regulariser), batch, state)
+    grads, _ = gradient(case.make(energy, penalty=penalty), batch, state)
     added = {name: grads[name] - without[name] for name in grads}
-    assert_same(added, autograd(lambda e: penalty_formula(regulariser, e, x, w), energy))
+    assert_same(added, autograd(lambda e: penalty_formula(penalty, e, x, w), energy))
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)
 def test_penalties_add_their_value(case, energy, penalty):
-    x, w, regulariser = data(), weights("of mean 1"), PENALTIES[penalty]
+    x, w, penalty = data(), weights("of mean 1"), PENALTIES[penalty]
     batch = Batch(x, weight=w)
     plain = case.make(energy)
     state = plain.start(Batch(x), seeded(1))
     without = plain(batch, state, seeded(2)).value
-    value = case.make(energy, regulariser=regulariser)(batch, state, seeded(2)).value
-    expected = penalty_formula(regulariser, energy, x, w)
+    value = case.make(energy, penalty=penalty)(batch, state, seeded(2)).value
+    expected = penalty_formula(penalty, energy, x, w)
     torch.testing.assert_close(value - without, expected, rtol=1e-6, atol=1e-7)
 
 
@@ -187,7 +186,7 @@ def test_sparsity_of_dead_and_saturated_units_is_finite(case, energy):
     with torch.no_grad():
         energy.weight.zero_()
         energy.hidden_bias.copy_(torch.tensor([-80.0, 80.0, 0.0], dtype=DOUBLE))
-    objective = case.make(energy, regulariser=PENALTIES["sparsity"])
+    objective = case.make(energy, penalty=PENALTIES["sparsity"])
     x = data()
     state = objective.start(Batch(x), seeded(1))
     grads, _ = gradient(objective, Batch(x), state)
@@ -197,7 +196,7 @@ def test_sparsity_of_dead_and_saturated_units_is_finite(case, energy):
 
 def test_sparsity_of_a_batch_without_weight_is_finite(case, energy):
     batch = Batch(data(), weight=torch.zeros(6, dtype=DOUBLE))
-    objective = case.make(energy, True, regulariser=PENALTIES["sparsity"])
+    objective = case.make(energy, True, penalty=PENALTIES["sparsity"])
     grads, _ = gradient(objective, batch, objective.start(batch, seeded(1)))
     assert torch.isfinite(flat(grads)).all()
 
@@ -245,9 +244,9 @@ def descend_centred(plain, energy, offsets, rate=0.1):
 
 @pytest.mark.parametrize("penalty", ["none", "all"])
 def test_centring_descends_the_centred_model(case, energy, penalty):
-    x, regulariser = data(), PENALTIES[penalty]
-    plain = case.make(energy, regulariser=regulariser)
-    centred = case.make(energy, True, offset_rate=0.0, regulariser=regulariser)
+    x, penalty = data(), PENALTIES[penalty]
+    plain = case.make(energy, penalty=penalty)
+    centred = case.make(energy, Centering(0.0), penalty=penalty)
     state = offset_state(centred, x)
     without, _ = gradient(plain, Batch(x), state._replace(offsets=None), seed=5)
     grads, _ = gradient(centred, Batch(x), state, seed=5)
@@ -257,7 +256,7 @@ def test_centring_descends_the_centred_model(case, energy, penalty):
 def test_exact_centring_descends_the_enumerated_likelihood(energy):
     """The same without a plain gradient in between: autograd of the centred model itself."""
     x, rate = data(), 1e-3
-    objective = ExactLikelihood(energy, centered=True, offset_rate=0.0)
+    objective = ExactLikelihood(energy, centering=Centering(0.0))
     state = offset_state(objective, x)
     mu, lam = state.offsets
     grads, _ = gradient(objective, Batch(x), state)
@@ -283,7 +282,7 @@ def test_exact_centring_descends_the_enumerated_likelihood(energy):
 @pytest.mark.parametrize("rate", [0.0, 0.25, 1.0])
 @pytest.mark.parametrize("kind", [None, "of mean 1"])
 def test_offsets_follow_the_means_of_the_data(case, energy, rate, kind):
-    objective, x, w = case.make(energy, True, offset_rate=rate), data(), weights(kind)
+    objective, x, w = case.make(energy, Centering(rate)), data(), weights(kind)
     h = (-joint_energy(energy, x, bits(H))).softmax(1) @ bits(H)
     share = torch.full((6,), 1 / 6, dtype=DOUBLE) if w is None else w / 6
     fresh = objective.start(Batch(x, weight=w), seeded(1)).offsets
@@ -305,7 +304,7 @@ def test_offsets_follow_the_means_of_the_data(case, energy, rate, kind):
 
 def conditioned(energy, power, rows, mu):
     """What PCD without moving chains writes, with visible offsets held at `mu`."""
-    objective = pcd(0)(energy, centered=True, precondition=power, offset_rate=0.0)
+    objective = pcd(0)(energy, Centering(0.0, precondition=power))
     state = objective.start(Batch(rows), seeded(1))
     state = state._replace(offsets=Offsets(mu, torch.full((H,), 0.5, dtype=DOUBLE)))
     return gradient(objective, Batch(rows), state)[0]
@@ -344,7 +343,7 @@ def equilibrium(objective, state, target, n, seed):
         return state
     x, h = target.draw_pair(n, seeded(seed))
     # Every other time the chains come with the hidden layer of their next step.
-    return with_chains(state, x, aux=h if seed % 2 and objective.n_steps else None)
+    return with_chains(state, x, aux=h if seed % 2 else None)
 
 
 def replicates(case, energy, batch, centered, n=500, repeats=40):
@@ -388,7 +387,7 @@ def test_the_truth_is_a_fixed_point(case, energy, centered):
 
 
 @pytest.mark.parametrize("centered", [False, True])
-@pytest.mark.parametrize("name", PERSISTENT)
+@pytest.mark.parametrize("name", ["PCD-1", "PCD-2"])
 def test_persistent_chains_stay_exact_with_their_hidden_layer(name, centered, energy):
     """What a step leaves for the next one is a draw of p(x, h), not of x and of h."""
     target = Enumerated(energy)
@@ -458,7 +457,8 @@ def test_persistent_chains_go_on_and_others_start_at_the_data(energy):
 
 def test_chains_start_from_the_distribution_given(energy):
     logits = torch.tensor([30.0, -30.0, 30.0, 30.0], dtype=DOUBLE)
-    objective = ContrastiveDivergence(energy, Gibbs(), IndependentBernoulli(logits), n_chains=9)
+    chains = Persistent(n_chains=9, initial=IndependentBernoulli(logits))
+    objective = ContrastiveDivergence(energy, Gibbs(), chains)
     x = objective.start(Batch(data()), seeded(1)).chain.x
     assert torch.equal(x, (logits > 0).to(DOUBLE).expand(9, -1))
 
@@ -477,4 +477,4 @@ class Unfit(Sampler):
 
 def test_an_unfit_sampler_is_refused_at_once(energy):
     with pytest.raises(TypeError, match="Unfit"):
-        ContrastiveDivergence(energy, Unfit(), uniform(energy))
+        ContrastiveDivergence(energy, Unfit(), FromData())

@@ -51,14 +51,11 @@ def test_the_monitor_sees_the_loss(case, energy):
     assert "loss" in logs
     if isinstance(objective, ExactLikelihood):
         assert logs["loss"] == pytest.approx(nll(energy, x).item())
-        penalised = look(case.make(energy, regulariser=PENALTIES["all"]), Batch(x), state)
+        penalised = look(case.make(energy, penalty=PENALTIES["all"]), Batch(x), state)
         penalty = penalty_formula(PENALTIES["all"], energy, x, None).item()
         assert penalised["loss"] - logs["loss"] == pytest.approx(penalty, rel=1e-6)
         return
-    rows = state.chain.x if objective.persistent else None
-    if rows is None:
-        rows = objective(Batch(x), state, seeded(3)).state.chain.x
-    gap = log_weight(energy, rows).mean() - log_weight(energy, x).mean()
+    gap = log_weight(energy, state.chain.x).mean() - log_weight(energy, x).mean()
     assert logs["loss"] == logs["energy_gap"] == pytest.approx(gap.item())
 
 
@@ -100,7 +97,7 @@ def test_the_monitor_weighs_chains_as_the_rows_they_started_from(energy):
 
 @pytest.mark.parametrize("kind", [None, "of mean 1", "heavy"])
 def test_held_out_loss_is_a_mean_and_does_not_flicker(case, energy, kind):
-    objective, x, w = case.make(energy, regulariser=PENALTIES["all"]), data(), weights(kind)
+    objective, x, w = case.make(energy, penalty=PENALTIES["all"]), data(), weights(kind)
     state, batch = later(objective, x), Batch(x, weight=w)
     values = [objective.held_out(batch, state, seeded(seed)).item() for seed in (0, 1)]
     assert values[0] == values[1]
@@ -119,7 +116,7 @@ def test_to_start_badly_is_not_to_diverge(case, energy):
         energy.weight.fill_(-200.0)
         energy.visible_bias.fill_(-5.0)
     objective = case.make(energy)
-    state = objective.start(Batch(x), seeded(1))
+    state = later(objective, x, 1)
     if case.persistent:
         state = with_chains(state, torch.zeros(N_CHAINS, D, dtype=DOUBLE))
     logs = look(objective, Batch(x), state)
@@ -137,13 +134,13 @@ def test_a_model_worse_than_chance_is_a_divergence(case, energy):
         energy.weight.zero_()
         energy.visible_bias.fill_(-5.0)
     objective = case.make(energy)
-    state = objective.start(Batch(x), seeded(1))
+    state = later(objective, x, 1)
     if case.persistent:
         state = with_chains(state, torch.zeros(N_CHAINS, D, dtype=DOUBLE))
     assert isinstance(objective.diverged(look(objective, Batch(x), state)), str)
     with torch.no_grad():  # the same data under the uniform distribution are fine
         energy.visible_bias.zero_()
-    state = objective.start(Batch(x), seeded(1))
+    state = later(objective, x, 1)
     assert objective.diverged(look(objective, Batch(x), state)) is None
 
 

@@ -8,16 +8,16 @@ import torch
 from skebm.base import Batch, ChainState
 from skebm.distributions import IndependentBernoulli
 from skebm.objectives import ContrastiveDivergence, Walkers
-from skebm.samplers import Gibbs, ParallelTempering
+from skebm.samplers import Gibbs, ParallelTempering, Persistent
 from tests.oracle import DOUBLE, Enumerated, make_rbm, seeded
 
 N = 20_000
 
 
-def objective(energy, **kwargs):
-    noise = IndependentBernoulli(torch.tensor([0.4, -0.3, 0.8, 0.1, -0.6], dtype=DOUBLE))
-    settings = {"n_chains": N, "reweight": True, "centered": False} | kwargs
-    return ContrastiveDivergence(energy, Gibbs(), noise, **settings)
+def objective(energy, reweight=True):
+    initial = IndependentBernoulli(torch.tensor([0.4, -0.3, 0.8, 0.1, -0.6], dtype=DOUBLE))
+    chains = Persistent(n_chains=N, reweight=reweight, initial=initial)
+    return ContrastiveDivergence(energy, Gibbs(), chains)
 
 
 def hurried(n_updates, rate=0.5, seed=3, **kwargs):
@@ -102,13 +102,8 @@ def test_held_out_rows_are_judged_by_their_likelihood():
     assert float(logs["log_likelihood"]) == pytest.approx(-float(loss))
 
 
-@pytest.mark.parametrize(
-    "kwargs", [{"persistent": False}, {"sampler": ParallelTempering(3)}], ids=["cd", "tempering"]
-)
-def test_only_chains_that_keep_to_themselves_are_weighed(kwargs):
-    energy = make_rbm(5, 3)
-    noise = IndependentBernoulli(torch.zeros(5, dtype=DOUBLE))
+def test_only_chains_that_keep_to_themselves_are_weighed():
+    initial = IndependentBernoulli(torch.zeros(5, dtype=DOUBLE))
+    chains = Persistent(reweight=True, initial=initial)
     with pytest.raises(ValueError, match="reweight follows persistent chains"):
-        ContrastiveDivergence(
-            energy, **{"sampler": Gibbs(), "start_from": noise, "reweight": True} | kwargs
-        )
+        ContrastiveDivergence(make_rbm(5, 3), ParallelTempering(3), chains)

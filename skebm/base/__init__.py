@@ -5,6 +5,7 @@ Configuration lives in constructor arguments, running state in named tuples that
 randomness in one :class:`torch.Generator` that is passed as an argument.
 """
 
+from skebm.base.contrast import Centering, ContrastGradient, Offsets, Penalty
 from skebm.base.domains import Binary, Categorical, Domain, Mixed, Real
 from skebm.base.energy import BipartiteEnergy, Clamp, Conditional, Energy, PairwiseEnergy
 from skebm.base.objective import Batch, Loss, Objective
@@ -18,17 +19,21 @@ __all__ = [
     "Binary",
     "BipartiteEnergy",
     "Categorical",
+    "Centering",
     "ChainState",
     "Clamp",
     "Conditional",
+    "ContrastGradient",
     "Domain",
     "Energy",
     "LogPartition",
     "Loss",
     "Mixed",
     "Objective",
+    "Offsets",
     "PairwiseEnergy",
     "PartitionEstimator",
+    "Penalty",
     "Real",
     "Sampler",
     "SamplingError",

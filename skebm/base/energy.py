@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from skebm.base.contrast import Centering, ContrastGradient, Penalty
 from skebm.base.domains import Binary, Domain
 
 
@@ -72,6 +73,15 @@ class Energy(nn.Module, abc.ABC):
         base = getattr(self, "base", None)
         return self(x) if base is None else self(x) + base.log_prob(x)
 
+    def contrast_gradient(
+        self, centering: Centering | None, penalty: Penalty | None
+    ) -> ContrastGradient | None:
+        """How the energy writes the gradient of a contrast itself; None: by autograd, here.
+
+        An energy that does so takes care of the penalties, and of the centring of its units.
+        """
+        return None
+
     def flip_difference(self, x: Tensor) -> Tensor:
         """E(x with entry i set to 1 - x_i) - E(x), (n, d), for flat binary rows."""
         if not isinstance(self.domain, Binary):
@@ -132,9 +142,18 @@ class BipartiteEnergy(Energy):
 
     ``forward`` is the free energy of a visible row. At inverse temperature `beta` the joint is
     proportional to exp(-beta E(x, h)).
+
+    Attributes
+    ----------
+    hidden_domain : Domain
+    weight : Tensor of shape (H, d)
+        Couplings of the layers, of an energy that has parameters: what is penalised.
+    base : Distribution or None
+        Where annealing and tempering start; None is the uniform distribution.
     """
 
     hidden_domain: Domain
+    weight: Tensor
     base: Any = None  # start of annealing and tempering; None is the uniform distribution
 
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:
@@ -165,7 +184,12 @@ class BipartiteEnergy(Energy):
 
     @abc.abstractmethod
     def annealed(self, beta: float) -> BipartiteEnergy:
-        """The bridge distribution at `beta` between the base (0) and this energy (1)."""
+        """The bridge distribution at `beta` between the base (0) and this energy (1).
+
+        At 0 hidden units are free and rows have the base q: the free energy is -log q(x) less the
+        logarithm of the number of hidden states. (Bits with a base of independent columns leave
+        the normaliser of q out.)
+        """
 
 
 class PairwiseEnergy(Energy):

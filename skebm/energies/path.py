@@ -10,7 +10,8 @@ from torch import Tensor
 
 from skebm.base import BipartiteEnergy, Energy, PairwiseEnergy
 from skebm.distributions import Distribution, IndependentBernoulli
-from skebm.energies.bipartite import Bernoulli, BernoulliRBM, Tilted
+from skebm.energies.bipartite import BernoulliRBM, Tilted
+from skebm.energies.units import Bernoulli
 
 # Factors between 1/2 and 2 whose product neither overflows nor underflows in single precision.
 GROUP = 100
@@ -19,9 +20,9 @@ GROUP = 100
 def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
     r"""The path from `base` to `energy` that keeps the conditionals of the energy.
 
-    From independent columns (or from the base that it corrects) the bridge distributions of a
-    bipartite or pairwise energy are of the same kind, so that :class:`skebm.samplers.Gibbs` samples
-    them. Any other pair has the geometric path :math:`\beta E(x) - (1 - \beta) \log q(x)`.
+    From independent columns, or for bipartite energies from their own base, the bridge
+    distributions of a bipartite or pairwise energy are of the same kind, so that
+    :class:`skebm.samplers.Gibbs` samples them. Any other pair has the geometric path :math:`\beta E(x) - (1 - \beta) \log q(x)`.
 
     Parameters
     ----------
@@ -43,9 +44,8 @@ def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
     >>> path.at(0.5)(torch.ones(1, 9)).item()  # half of the energy of 18 pairs
     -9.0
     """
-    structure = getattr(energy, "structure", None)
     independent = isinstance(base, IndependentBernoulli)
-    if isinstance(energy, BipartiteEnergy) and (independent or base is structure is not None):
+    if isinstance(energy, BipartiteEnergy) and (independent or base is energy.base is not None):
         return BipartitePath(energy, base)
     if isinstance(energy, PairwiseEnergy) and independent:
         return PairwisePath(energy, base)
@@ -80,12 +80,13 @@ class AnnealingPath(abc.ABC):
 
 
 class BipartitePath(AnnealingPath):
-    r"""From a base q to a bipartite binary energy, with uniform hidden units at 0.
+    r"""From a base q to a bipartite energy, hidden units being free at 0.
 
     .. math:: p_\beta(x, h) \propto q(x)^{1 - \beta} \exp\bigl(-\beta E(x, h)\bigr)
 
-    Independent columns enter as fields, without their normaliser. Where the base is a part of the
-    energy, only the correction of it is tempered.
+    Independent columns of bits enter without their normaliser, as fields. From any other base, its
+    own, the energy provides the path itself (``annealed``); one that is a part of the energy stays,
+    and the energy's correction of it is what is tempered.
     """
 
     energy: Any
@@ -105,9 +106,7 @@ class BipartitePath(AnnealingPath):
 
     def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
         if not isinstance(self.energy, BernoulliRBM):
-            betas = torch.tensor([[new], [old]], dtype=x.dtype, device=x.device)
-            free = self.energy.free_energy(x, betas).double()
-            return free[1] - free[0] - (new - old) * (x @ self.base.logits).double()
+            return (self.at(old)(x) - self.at(new)(x)).double()
         _, unary, _ = self.energy.tensors
         if not self.corrects:
             unary = unary - self.base.logits

@@ -1,16 +1,15 @@
 """Objectives: what is minimised."""
 
-from skebm.objectives._sampled_state import SampledState
-from skebm.objectives.contrastive import ContrastiveDivergence, ContrastiveState
+from skebm.base import Centering, Offsets, Penalty
+from skebm.objectives.contrastive import ContrastiveDivergence
 from skebm.objectives.discrepancy import EnergyDiscrepancy
 from skebm.objectives.flow_contrastive import FlowContrastive, FlowState
 from skebm.objectives.joint import JointLikelihood
 from skebm.objectives.likelihood import ExactLikelihood
+from skebm.objectives.negative_phase import ContrastiveState
 from skebm.objectives.noise_contrastive import NoiseContrastive
 from skebm.objectives.pseudo_likelihood import pseudo_log_likelihood
-from skebm.objectives.rbm_gradient import Offsets, Regulariser
 from skebm.objectives.refinement import Refinement
-from skebm.objectives.sampled import SampledLikelihood
 from skebm.objectives.score_matching import (
     DenoisingScoreMatching,
     ExactScoreMatching,
@@ -21,6 +20,7 @@ from skebm.objectives.score_matching import (
 from skebm.objectives.walkers import Walkers
 
 __all__ = [
+    "Centering",
     "ContrastiveDivergence",
     "ContrastiveState",
     "DenoisingScoreMatching",
@@ -33,20 +33,10 @@ __all__ = [
     "MultiscaleScoreMatching",
     "NoiseContrastive",
     "Offsets",
+    "Penalty",
     "Refinement",
-    "Regulariser",
-    "SampledLikelihood",
-    "SampledState",
     "SlicedScoreMatching",
     "Walkers",
-    "pseudo_log_likelihood",
     "boundary_weight",
+    "pseudo_log_likelihood",
 ]
-
-from skebm.objectives._shim import (
-    Centering,
-    ContrastiveDivergence,
-    ExactLikelihood,
-    JointLikelihood,
-    Penalty,
-)

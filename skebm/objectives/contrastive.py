@@ -1,278 +1,419 @@
-"""Contrastive objectives: push energy down at the data and up at samples of the model."""
+"""Contrastive divergence: maximum likelihood with samples of the model for its expectations."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from skebm.base import Batch, ChainState, Loss, Objective, Sampler
-from skebm.base.objective import weighted_mean
-from skebm.base.state import leaves
-from skebm.distributions import Distribution
-from skebm.energies import BernoulliRBM
-from skebm.energies.bipartite import Bernoulli
-from skebm.objectives._phases import resumed, signs
-from skebm.objectives.pseudo_likelihood import pseudo_log_likelihood
-from skebm.objectives.rbm_gradient import (
-    Offsets,
-    Regulariser,
-    runaway,
-    signed_products,
-    write_gradient,
+from skebm.base import (
+    Batch,
+    BipartiteEnergy,
+    Centering,
+    ChainState,
+    ContrastGradient,
+    Energy,
+    Loss,
+    Objective,
+    Penalty,
+    Real,
+    Sampler,
+    sampling,
 )
-from skebm.objectives.walkers import Walkers
-from skebm.samplers import Gibbs
+from skebm.base.objective import weighted_mean, weighted_variance
+from skebm.objectives.divergence import why_diverged
+from skebm.objectives.log_partition import LogPartitionMonitor, gains
+from skebm.objectives.negative_phase import ContrastiveState, NegativePhase, packed
+from skebm.objectives.pseudo_likelihood import pseudo_log_likelihood
+from skebm.objectives.refinement import Refinement
+from skebm.samplers import ChainPolicy
+from skebm.samplers._moves import standard_normal
 
-# Share of a fair coin in the first offsets: a column that is constant in the first rows of a stream
-# may wake up, and a variance next to zero would send it far away.
-START_SHRINKAGE = 0.01
-
-
-class ContrastiveState(NamedTuple):
-    """Chains of the negative phase (None where they restart at the data), offsets, weights."""
-
-    chain: ChainState | None
-    offsets: Offsets | None
-    walkers: Walkers | None = None
+# Noisy copies by which held-out rows are judged.
+N_COPIES = 16
 
 
 class ContrastiveDivergence(Objective):
-    r"""Contrastive divergence of a Bernoulli RBM, restarted at the data (CD) or persistent (PCD).
+    r"""Contrastive divergence of any energy: maximum likelihood with sampled negatives.
 
-    The likelihood's gradient is the mean of :math:`-\nabla F` over the data minus its mean over the
-    model; the latter is taken over chains advanced by `n_steps` of the sampler. Hidden means, not
-    samples, enter both phases. The estimate is biased: k-step CD by the distance of k steps from
-    the data to the model, PCD by how far the chains lag behind the parameters.
+    .. math:: \nabla_\theta \bigl(-\mathbb E_{data} \log p(x)\bigr)
+        = \mathbb E_{data} \nabla_\theta E(x) - \mathbb E_{p} \nabla_\theta E(x)
+
+    with the second mean taken over chains that some steps of a sampler have moved [1]_. Unbiased
+    where chains are draws of the model: those that started as such, and reweighted ones up to their
+    number. Else biased by what the steps have not undone of where the chains came from: the rows of
+    the batch (CD), noise, or the model as it was some batches ago (persistent chains, PCD [2]_).
+
+    An energy may write the gradient itself, as restricted Boltzmann machines of bits do: from the
+    means of the hidden units, centred, with chains that keep the hidden layer of their next step.
+    It is autograd's for any other.
 
     Parameters
     ----------
-    energy : BernoulliRBM
+    energy : Energy
     sampler : Sampler
         Kernel of the negative phase.
-    start_from : Distribution
-        Where persistent chains start.
-    n_steps : int, default=1
-        Sampler steps for each batch, k.
-    n_chains : int, default=100
-        Number of persistent chains; unused by CD, whose chains are the rows of the batch.
-    persistent : bool, default=True
-        PCD if true, CD otherwise.
-    centered : bool, default=True
-        Centre visible and hidden units (a preconditioner: same fixed points).
-    offset_rate : float in [0, 1], default=0.01
-        Rate of the offsets' moving averages, per batch.
-    precondition : float, default=0
-        Exponent of the units' variances that the centred gradient is divided by: 1 is a diagonal
-        natural gradient, 1/2 the same with less of its noise at rare units.
-    reweight : bool, default=False
-        Weigh the persistent chains by Jarzynski's equality; see :class:`Walkers`. Not with a
-        sampler whose chains exchange rows.
-    regulariser : Regulariser
-        Penalties.
+    chains : ChainPolicy
+        Where chains start, how many steps they take, whether they are weighed or proposed draws of
+        the base [3]_: :class:`~skebm.samplers.FromData`, ``FromNoise``, ``Persistent`` or
+        ``ReplayBuffer``.
+    sigma : Tensor of shape (d,) or None, default=None
+        Standard deviation of normal noise added to real rows of the data, in units of x.
+    anneal : tuple of (float, int), default=(1.0, 0)
+        Factor of the noise at first, and number of batches over which it falls to 1 geometrically.
+    energy_l2 : float, default=0
+        :math:`\alpha` of the penalty :math:`\alpha\, \mathbb E[f(x)^2]` over data and chains [4]_,
+        f the part of the energy that is trained.
+    clip_norm : float or None, default=None
+        Largest norm of the gradient of all parameters together.
+    refinement : Refinement or None, default=None
+        Terms of improved contrastive divergence.
+    centering : Centering or None, default=None
+        Centred and preconditioned gradient, of an energy that writes its own.
+    penalty : Penalty or None, default=None
+        On weights and hidden units, of a bipartite energy.
+
+    Raises
+    ------
+    ValueError
+        For parts that do not go together; the message says what to pass.
+
+    See Also
+    --------
+    ExactLikelihood : The same gradient by enumeration.
 
     References
     ----------
-    Hinton (2002), "Training products of experts by minimizing contrastive divergence".
-    Tieleman (2008), "Training restricted Boltzmann machines using approximations to the likelihood
-    gradient". Melchior, Fischer and Wiskott (2016), JMLR 17(99).
-    """
+    .. [1] Hinton (2002), "Training products of experts by minimizing contrastive divergence",
+       Neural Computation 14(8), equation 5.
+    .. [2] Tieleman (2008), "Training restricted Boltzmann machines using approximations to the
+       likelihood gradient", ICML.
+    .. [3] Tierney (1994), "Markov chains for exploring posterior distributions", Annals of
+       Statistics 22(4), section 2.3.3 (independence chains). Gabrie, Rotskoff and Vanden-Eijnden
+       (2022), "Adaptive Monte Carlo augmented with normalizing flows", PNAS 119(10).
+    .. [4] Du and Mordatch (2019), "Implicit generation and modeling with energy based models",
+       NeurIPS, section 3.
 
-    energy: BernoulliRBM
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.base import Batch, Real
+    >>> from skebm.energies import MLP, NeuralEnergy, Spec
+    >>> from skebm.distributions import Gaussian
+    >>> from skebm.objectives import ContrastiveDivergence
+    >>> from skebm.samplers import MALA, FromData
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> network = MLP((16,)).build(Spec((2,), generator))
+    >>> energy = NeuralEnergy(network, Real((2,)), Gaussian(torch.zeros(2), 1.0))
+    >>> objective = ContrastiveDivergence(energy, MALA(0.5), FromData(n_steps=5))
+    >>> batch = Batch(torch.randn(20, 2, generator=generator))
+    >>> loss = objective(batch, objective.start(batch, generator), generator)
+    >>> abs(loss.value.item())  # the network starts at zero
+    0.0
+    """
 
     def __init__(
         self,
-        energy: BernoulliRBM,
+        energy: Energy,
         sampler: Sampler,
-        start_from: Distribution,
+        chains: ChainPolicy,
         *,
-        n_steps: int = 1,
-        n_chains: int = 100,
-        persistent: bool = True,
-        centered: bool = True,
-        offset_rate: float = 0.01,
-        precondition: float = 0.0,
-        reweight: bool = False,
-        regulariser: Regulariser = Regulariser(),  # noqa: B008 - frozen
+        sigma: Tensor | None = None,
+        anneal: tuple[float, int] = (1.0, 0),
+        energy_l2: float = 0.0,
+        clip_norm: float | None = None,
+        refinement: Refinement | None = None,
+        centering: Centering | None = None,
+        penalty: Penalty | None = None,
     ):
         super().__init__()
-        sampler.check(energy)
-        self.energy, self.sampler, self.start_from = energy, sampler, start_from
-        self.n_steps, self.n_chains, self.persistent = n_steps, n_chains, persistent
-        self.centered, self.offset_rate = centered, offset_rate
-        self.precondition, self.reweight = precondition, reweight
-        self.regulariser = regulariser
-        if precondition and not centered:
-            raise ValueError("precondition takes the variances from the offsets: centre as well.")
-        if not persistent and sampler.kernel is not sampler:
-            raise ValueError(f"{sampler} is not exact from rows alone, where CD restarts it.")
-        if not persistent and sampler.adapts:
-            raise ValueError(
-                f"{sampler} tunes itself while its chains go on, and CD restarts them at every "
-                "batch. Pass a step_size with adapt=False, or go on with the chains (PCD)."
+        self.energy = energy
+        self.negatives = NegativePhase(energy, sampler, chains)
+        self.anneal, self.energy_l2, self.clip_norm = anneal, energy_l2, clip_norm
+        self.refinement, self.centering, self.penalty = refinement, centering, penalty
+        self.sigma: Tensor | None
+        self.register_buffer("sigma", sigma, persistent=False)
+        self._adds_noise = sigma is not None
+        self._check()
+        self._own_gradient = self._gradient_of(energy)
+        self._has_layers = isinstance(energy, BipartiteEnergy)
+        # There the pseudo-likelihood is exact and cheap, and draws of a base say little of log Z.
+        self._has_finite_layers = self._has_layers and math.isfinite(energy.domain.log_n_states)
+        self._log_partition_monitor = (
+            None if self._has_finite_layers else LogPartitionMonitor.of(energy)
+        )
+
+    def _check(self) -> None:
+        """Raise `ValueError` for terms that the energy or the sampler have no use for."""
+        energy = self.energy
+        if self._adds_noise and not isinstance(energy.domain, Real):
+            raise ValueError(f"Normal noise leaves {energy.domain}: pass sigma=None.")
+        if self.refinement is not None:
+            self.refinement.check(energy, self.sampler)
+        if self.centering is not None:
+            self.centering.check()
+        if self.penalty is not None:
+            self.penalty.check()
+            if not isinstance(energy, BipartiteEnergy):
+                raise ValueError(
+                    f"{self.penalty} is one of weights and hidden units, which "
+                    f"{type(energy).__name__} does not have: pass penalty=None."
+                )
+
+    def _gradient_of(self, energy: Energy) -> ContrastGradient | None:
+        """The gradient that the energy writes itself, if there are no other terms."""
+        other_terms = bool(self.energy_l2) or self.refinement is not None
+        own = None if other_terms else energy.contrast_gradient(self.centering, self.penalty)
+        if own is None and self.centering is not None:
+            why = (
+                "energy_l2 and refinement have no centred one"
+                if other_terms
+                else f"{type(energy).__name__} does not"
             )
-        if reweight and not (persistent and isinstance(sampler, Gibbs)):
             raise ValueError(
-                "reweight follows persistent chains that keep to themselves: pass persistent=True "
-                "and a Gibbs sampler."
+                f"Only the gradient that an energy writes itself can be centred, and {why}: pass "
+                "centering=None."
             )
+        return own
+
+    @property
+    def sampler(self) -> Sampler:
+        """Kernel of the negative phase."""
+        return self.negatives.sampler
+
+    @property
+    def chains(self) -> ChainPolicy:
+        """Where chains start."""
+        return self.negatives.chains
+
+    @property
+    def persistent(self) -> bool:
+        """Whether chains go on from batch to batch."""
+        return self.negatives.persistent
+
+    def kernel(self, halvings: int) -> Sampler:
+        """The sampler, its step halved so many times; of the same temperature."""
+        return self.negatives.kernel(halvings)
+
+    # ---------------------------------------------------------------- the loss
 
     def start(self, batch: Batch, generator: torch.Generator) -> ContrastiveState:
-        """Chains drawn from the starting distribution, offsets near the means of the rows."""
-        chain, walkers = None, None
-        with torch.no_grad():
-            if self.persistent:
-                rows = self.start_from.sample(self.n_chains, generator)
-                if not self.reweight:
-                    chain = self.sampler.init(self.energy, rows)
-                else:
-                    chain, walkers = Walkers.start(
-                        self.energy, rows, self.start_from, self.sampler, generator
-                    )
-            offsets = Offsets.of(self.energy, batch) if self.centered else None
-            if offsets is not None and self.precondition:
-                cautious = offsets.visible * (1 - START_SHRINKAGE) + START_SHRINKAGE / 2
-                offsets = offsets._replace(visible=cautious)
-        return ContrastiveState(chain, offsets, walkers)
-
-    def _negatives(
-        self, energy: BernoulliRBM, x: Tensor, state: ContrastiveState, generator: Any
-    ) -> tuple[ChainState, Walkers | None]:
-        """Advance the chains by `n_steps`."""
-        chain, walkers, step = state.chain, state.walkers, self.sampler.step
-        if chain is None:
-            # Blocks may start from means of bits; what flips one bit needs bits.
-            between = self.sampler.accepts_relaxed_rows
-            rows = x if between else torch.bernoulli(x, generator=generator)
-            chain = self.sampler.init(energy, rows)
-        else:
-            chain = self.sampler.refresh(energy, chain)  # the parameters have moved
-        if walkers is not None:
-            chain, walkers = walkers.follow(energy, chain, generator)
-        for _ in range(self.n_steps):
-            chain, _ = step(energy, chain, generator)
-        return chain, None if walkers is None else walkers.moved(energy, chain)
+        """Chains, pool and offsets before the first batch."""
+        own = self._own_gradient
+        with torch.no_grad(), sampling(self.energy):
+            state = self.negatives.start(self.energy, batch.x, generator)
+            offsets = None if own is None else own.start(batch.x, batch.weight)
+        return state._replace(offsets=offsets)
 
     def forward(self, batch: Batch, state: ContrastiveState, generator: torch.Generator) -> Loss:
-        """Mean free energy of the data minus that of the chains, whose gradient is CD's."""
-        with torch.no_grad():
-            chain, walkers = self._negatives(self.energy, batch.x, state, generator)
-        sign, share = signs(batch, chain.x, self.persistent, walkers)
-        gap = -(sign @ self.energy(torch.cat([batch.x, chain.x])))
-        value = gap + self.regulariser.value(self.energy, batch.x, share)
-        state = ContrastiveState(chain, state.offsets, walkers)
-        return Loss(value, state, {"energy_gap": gap.detach()})
+        """Mean energy of the data minus that of the chains, with the penalties."""
+        x, state = self.phases(batch, state, generator)
+        chain: Any = state.chain
+        f = self.energy.trained(torch.cat([x, chain.x]))
+        value = self.contrast(f, batch, state)
+        if self.penalty is not None:
+            energy: Any = self.energy
+            _, share = self.negatives.signs(batch, chain.x, None)
+            value = value + self.penalty.value(energy.weight, energy.hidden(x).mean, share)
+        if self.refinement is not None:
+            kernel = self.kernel(state.halvings)
+            value = value + self.refinement.value(self.energy, kernel, chain, generator)
+        return Loss(value, state)
+
+    def phases(
+        self, batch: Batch, state: ContrastiveState, generator: torch.Generator
+    ) -> tuple[Tensor, ContrastiveState]:
+        """Rows with their noise, and the state after the chains have moved."""
+        with torch.no_grad(), sampling(self.energy):
+            x = self._noisy(batch.x, state.n_batches, generator)
+            return x, self.negatives.move(self.energy, x, batch.weight, state, generator)
+
+    def contrast(self, f: Tensor, batch: Batch, state: ContrastiveState) -> Tensor:
+        """Mean of f over the rows minus that over the chains, f being of both, with its penalty."""
+        chain: Any = state.chain
+        sign, _ = self.negatives.signs(batch, chain.x, state.walkers)
+        value = -(sign @ f)
+        if self.energy_l2:
+            value = value + self.energy_l2 * (sign.abs() @ f.square())
+        return value
 
     def gradients(self, batch: Batch, state: ContrastiveState, generator: torch.Generator) -> Loss:
-        """Write the (centred) gradient from one matrix product over data and chains together."""
-        energy, x, offsets = self.energy, batch.x, state.offsets
-        chain, walkers = self._negatives(energy, x, state, generator)
-        n = x.shape[0]
-        rows = torch.cat([x, chain.x])  # (n + m, d)
-        h = energy.hidden(rows).mean  # (n + m, H)
-        h_data = h[:n]
-        sign, share = signs(batch, chain.x, self.persistent, walkers)
-        penalty = self.regulariser.gradient(energy, x, h_data, share)
-        kept = self._kept(chain, h[n:], walkers, generator)
-        if offsets is not None:
-            offsets = offsets.drift(x, h_data, share, self.offset_rate)
-        gradient = signed_products(sign, rows, h, offsets)  # overwrites rows and h
-        write_gradient(energy, gradient, penalty, offsets, self.precondition)
-        return Loss(None, ContrastiveState(kept, offsets, walkers))
+        """Write the gradient, clipped: the energy's own where it has one, by autograd else."""
+        own = self._own_gradient
+        if own is None:
+            loss = super().gradients(batch, state, generator)
+        else:
+            loss = self._written(own, batch, state, generator)
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters(), self.clip_norm)
+        return loss
 
-    def _kept(
-        self, chain: ChainState, h: Tensor, walkers: Walkers | None, generator: torch.Generator
-    ) -> ChainState | None:
-        """Chains for the next batch; the hidden layer of a Gibbs step is drawn from means at hand.
+    def _written(
+        self,
+        own: ContrastGradient,
+        batch: Batch,
+        state: ContrastiveState,
+        generator: torch.Generator,
+    ) -> Loss:
+        """Let the energy write its gradient; it may draw the hidden layer of the next step."""
+        x, negatives = batch.x, self.negatives
+        if self._adds_noise:
+            x = self._noisy(x, state.n_batches, generator)
+        state = negatives.move(self.energy, x, batch.weight, state, generator)
+        pool, chain, walkers, *counts, offsets = state
+        assert chain is not None
+        sign, share = negatives.signs(batch, chain.x, walkers)
+        source = generator if negatives.draws_hidden else None
+        offsets, layer = own.write(x, chain.x, sign, share, offsets, source)
+        if layer is not None:
+            chain = ChainState(chain.x, aux=layer)
+        # Not _replace, which takes as long as a matrix product of a small machine.
+        return Loss(None, ContrastiveState(pool, chain, walkers, *counts, offsets))  # type: ignore[call-arg]
 
-        Not for reweighted ones, whose next step starts under the new parameters.
+    def _noisy(self, x: Tensor, n_batches: int, generator: torch.Generator) -> Tensor:
+        """Rows of the data with the noise that is due."""
+        if self.sigma is None:
+            return x
+        factor, span = self.anneal
+        left = max(0.0, 1 - n_batches / span) if span else 0.0
+        return x + factor**left * self.sigma * standard_normal(x, generator)
+
+    def work(self, n_rows: int) -> float:
+        """Passes over the rows of both phases, and there and back at each step of the chains.
+
+        Those of a gradient by hand are small products, which one thread is enough for.
         """
-        if not self.persistent:
-            return None
-        if walkers is not None or type(self.sampler) is not Gibbs:
-            return chain
-        return ChainState(chain.x, aux=Bernoulli(h).sample(generator))
+        rows = super().work(n_rows)
+        return rows if self._own_gradient else (6 + 2 * (self.negatives.n_steps + 1)) * rows
 
-    def pack(self, state: ContrastiveState | None) -> dict[str, Tensor | None]:
-        """Chains with what the sampler keeps beside them, offsets, weights."""
-        chain, offsets, walkers = state or (None, None, None)
-        return {
-            "chain": chain.x if chain else None,
-            "visible_offset": offsets.visible if offsets else None,
-            "hidden_offset": offsets.hidden if offsets else None,
-            "log_weight": walkers.log_weight if walkers else None,
-            "log_z": walkers.log_z if walkers else None,
-            "chain_energy": walkers.energy if walkers else None,
-            **{f"aux_{i}": part for i, part in enumerate(leaves(chain.aux if chain else None))},
-        }
-
-    def unpack(self, packed: dict[str, Tensor | None]) -> ContrastiveState | None:
-        """Rebuild the state; None, to start anew, where it is not one of this objective."""
-        x, mu, lam = packed["chain"], packed["visible_offset"], packed["hidden_offset"]
-        log_weight, log_z, level = (packed[k] for k in ("log_weight", "log_z", "chain_energy"))
-        n_chains = 0 if x is None else len(x)
-        if n_chains != self.n_chains * self.persistent or (mu is None) == self.centered:
-            return None
-        if (log_weight is None) == self.reweight:
-            return None
-        kept = [part for name, part in packed.items() if name.startswith("aux_")]
-        chain = None if x is None else self._resumed(x, kept)
-        offsets = None if mu is None or lam is None else Offsets(mu, lam)
-        if log_weight is None or log_z is None or level is None:
-            return ContrastiveState(chain, offsets)
-        return ContrastiveState(chain, offsets, Walkers(log_weight, log_z, level))
-
-    def _resumed(self, x: Tensor, kept: list[Any]) -> ChainState:
-        """Chains at x with what was kept beside them, where that is of this sampler."""
-        if type(self.sampler) is Gibbs:  # whose chains may or may not bring a hidden layer
-            fresh = self.sampler.init(self.energy, x)
-            layer = (len(x), len(self.energy.hidden_bias))
-            fits = [part.shape for part in kept] == [layer]
-            return fresh._replace(aux=kept[0]) if fits else fresh
-        return resumed(self.sampler, self.energy, x, kept)
+    # ---------------------------------------------------------------- monitoring
 
     @torch.no_grad()
     def monitor(
         self, batch: Batch, state: ContrastiveState, generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Energy gap, squared reconstruction error, largest weight."""
-        energy, x = self.energy, batch.x
-        chain = state.chain or self._negatives(energy, x, state, generator)[0]
-        level = energy(torch.cat([x, chain.x]))
-        # Chains that started at the data weigh what their row does.
-        share = None if self.persistent else batch.weight
-        logs = {}
-        data = weighted_mean(level[: len(x)], batch.weight)
+        """Energy gap between rows (with their noise) and chains, acceptance, and how likely rows
+        are as far as that is known; of a bipartite energy its largest weight, too, and the squared
+        error of a reconstruction.
+        """
+        energy = self.energy
+        with sampling(energy):
+            x = self._noisy(batch.x, state.n_batches, generator)
+            rows = x if state.chain is None else state.chain.x
+            share = batch.weight if state.chain is None else state.share
+            if state.walkers is not None:
+                share = state.walkers.share.to(x.dtype)
+            level = energy(torch.cat([x, rows]))
+            data, model = level[: len(x)], level[len(x) :]
+            gap = weighted_mean(data, batch.weight) - weighted_mean(model, share)
+            spread = weighted_variance(data, batch.weight).sqrt()
+            logs = {"loss": gap, "energy_gap": gap, "energy_spread": spread}
+            if state.chain is not None:
+                logs["acceptance"] = torch.as_tensor(state.acceptance)
+            if self._log_partition_monitor is not None:
+                log_z, error = self._log_partition(state, generator)
+                logs |= gains(energy.correction(x), log_z, error, batch.weight)
+            elif state.walkers is not None:
+                log_z = state.walkers.log_partition(energy, rows)
+                likelihood = -weighted_mean(data, batch.weight) - log_z
+                logs |= {"log_partition": log_z, "log_likelihood": likelihood}
+            if self._has_layers:
+                logs |= _of_layers(energy, x, batch.weight)
+        return logs
+
+    def _log_partition(
+        self, state: ContrastiveState, generator: torch.Generator
+    ) -> tuple[Tensor, float]:
+        """Estimate of log Z relative to the base with its error, in eval mode.
+
+        Not that of reweighted chains: weights shrink where the parameters move because of the very
+        chains that they belong to, and theirs falls behind.
+        """
+        assert self._log_partition_monitor is not None
+        if state.chain is None or not self.negatives.shares_weight:
+            return self._log_partition_monitor.log_partition(self.energy, None)
+        rows = state.chain.x
         if state.walkers is not None:
-            share = state.walkers.share.to(level.dtype)
-            logs["log_partition"] = state.walkers.log_partition(energy, chain.x)
-            logs["log_likelihood"] = -data - logs["log_partition"]
-        gap = data - weighted_mean(level[len(x) :], share)
-        error = (x - energy.visible(energy.hidden(x).mean).mean).square().mean(1)
-        error = weighted_mean(error, batch.weight)
-        return {
-            "loss": gap,
-            "energy_gap": gap,
-            "reconstruction_error": error,
-            "largest_weight": energy.weight.abs().max(),
-            **logs,
-        }
+            rows = rows[state.walkers.drawn(generator)]
+        return self._log_partition_monitor.log_partition(self.energy, rows)
 
     @torch.no_grad()
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
-        """Minus the mean pseudo-log-likelihood; minus the log-likelihood by reweighted chains.
+        """Minus the nats a row above the base, by draws of the base and the chains: a bridge.
 
-        The first is exact, the second too low on average, as log Z is.
+        Of discrete rows with a hidden layer minus the mean pseudo-log-likelihood, which is exact,
+        or minus the log-likelihood by reweighted chains, which is too low on average, as log Z is.
+        Without a base to draw from it is the energy gap.
         """
-        if state is not None and state.walkers is not None:
-            log_z = state.walkers.log_partition(self.energy, state.chain.x)
-            return weighted_mean(self.energy(batch.x), batch.weight) + log_z
-        return -weighted_mean(pseudo_log_likelihood(self.energy, batch.x), batch.weight)
+        energy = self.energy
+        with sampling(energy):
+            if self._has_finite_layers:
+                return self._held_out_in_layers(batch, state)
+            n_copies = N_COPIES if self._adds_noise else 1
+            copies = [self._noisy(batch.x, state.n_batches, generator) for _ in range(n_copies)]
+            f = torch.stack([energy.correction(x) for x in copies]).mean(0)
+            data = weighted_mean(f, batch.weight)
+            if self._log_partition_monitor is not None:
+                return data + self._log_partition(state, generator)[0]
+            if state.chain is None:
+                return data.new_zeros(())
+            return data - energy.correction(state.chain.x).mean()
+
+    def _held_out_in_layers(self, batch: Batch, state: ContrastiveState | None) -> Tensor:
+        if state is None or state.walkers is None:
+            return -weighted_mean(pseudo_log_likelihood(self.energy, batch.x), batch.weight)
+        assert state.chain is not None
+        log_z = state.walkers.log_partition(self.energy, state.chain.x)
+        return weighted_mean(self.energy(batch.x), batch.weight) + log_z
 
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
-        """Judge by the energy gap, the largest weight and the size of a step."""
-        why = runaway(logs, before, n_rows, self.energy.domain, "energy_gap")
-        return why or super().diverged(logs)
+        """Judge by :func:`~skebm.objectives.divergence.why_diverged`, and by what is not finite."""
+        domain, sampler = self.energy.domain, self.sampler
+        # Of discrete rows hardly any change may be acceptable, and what adapts has tried all.
+        rejects = sampler.exact and isinstance(domain, Real) and not sampler.adapts
+        reason = super().diverged(logs, before, n_rows)
+        return reason or why_diverged(logs, before, n_rows, domain, rejects)
+
+    # ---------------------------------------------------------------- state
+
+    def snapshot(self, state: ContrastiveState) -> ContrastiveState:
+        """A copy of the buffer, which is written in place."""
+        pool = state.pool
+        return state if pool is None else state._replace(pool=pool.clone())
+
+    def rolled_back(
+        self, state: ContrastiveState, batch: Batch, generator: torch.Generator, tries: int = 1
+    ) -> ContrastiveState:
+        """The chains that were well, with half the step; new ones where that was tried before."""
+        with torch.no_grad(), sampling(self.energy):
+            return self.negatives.rolled_back(self.energy, state, batch.x, generator, tries)
+
+    def advice(self, state: ContrastiveState) -> str:
+        """The sampler's step, where it was halved and does not find its own."""
+        step = getattr(self.kernel(state.halvings), "step_size", None)
+        if not state.halvings or step is None or self.sampler.adapts:
+            return ""
+        return f" and sampler__step_size to about {step:.2g}"
+
+    def pack(self, state: ContrastiveState | None) -> dict[str, Tensor | None]:
+        """Pool, chains with what the sampler keeps beside them, weights, offsets, counts."""
+        return {} if state is None else packed(state)
+
+    def unpack(self, packed: dict[str, Tensor | None]) -> ContrastiveState | None:
+        """Rebuild the state; None, to start anew, where it is not one of this objective."""
+        if (packed.get("visible_offset") is None) != (self.centering is None):
+            return None
+        return self.negatives.unpack(packed, self.energy)
+
+
+def _of_layers(energy: Any, x: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
+    """Squared error of the means of reconstructed rows, and the largest weight."""
+    error = (x - energy.visible(energy.hidden(x).mean).mean).square().mean(1)
+    return {
+        "reconstruction_error": weighted_mean(error, weight),
+        "largest_weight": energy.weight.abs().max(),
+    }

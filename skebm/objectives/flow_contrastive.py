@@ -12,7 +12,7 @@ from skebm.base.objective import fill_missing, weighted_mean
 from skebm.base.torchtools import softplus
 from skebm.distributions import NormalizingFlow
 from skebm.energies import NeuralEnergy
-from skebm.objectives.monitor import LogPartitionMonitor, gains, log_mean
+from skebm.objectives.log_partition import LogPartitionMonitor, gains, log_mean
 from skebm.objectives.noise_contrastive import SCALE
 from skebm.objectives.score_matching import Rowwise
 from skebm.samplers._moves import standard_normal
@@ -171,7 +171,7 @@ class FlowContrastive(Rowwise):
         if state is None:
             return {}
         return {
-            "told": state.discriminated,
+            "discriminated": state.discriminated,
             "n_batches": torch.tensor(state.n_batches),
             "moves": torch.tensor(state.moves),
         }

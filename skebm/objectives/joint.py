@@ -13,7 +13,7 @@ from skebm.base import Batch, Loss, Objective, Sampler, sampling
 from skebm.base.objective import fill_missing, weighted_mean
 from skebm.distributions._fitting import draw_index
 from skebm.energies import ClassMarginal, NeuralEnergy
-from skebm.objectives.sampled import SampledLikelihood
+from skebm.objectives.contrastive import ContrastiveDivergence
 from skebm.samplers import ChainPolicy
 
 FORMS = ("factored", "joint")
@@ -48,7 +48,7 @@ class JointLikelihood(Objective):
         p(x, y) = \tfrac1Z q(x)\, e^{\mathrm{logits}_y(x)}
 
     The first term is exact. The gradient of the second is that of
-    :class:`SampledLikelihood`, of the energy
+    :class:`ContrastiveDivergence`, of the energy
     :math:`-\log q(x) - \log \sum_y e^{\mathrm{logits}_y(x)}`, with the bias of its chains. With
     :math:`\lambda = 0` it is a classifier and no chain moves. With ``form="joint"`` the share
     :math:`\lambda` of both is one term,
@@ -67,7 +67,7 @@ class JointLikelihood(Objective):
     energy : NeuralEnergy
         Its network is a :class:`~skebm.energies.ClassMarginal`.
     sampler, chains, **generative
-        As of :class:`SampledLikelihood`, which has no `refinement` and no `reweight` here.
+        As of :class:`ContrastiveDivergence`, which has no `refinement` and no weighed chains here.
     generative_weight : float, default=1
         :math:`\lambda \ge 0`, at most 1 with ``form="joint"``.
     form : {"factored", "joint"}, default="factored"
@@ -145,9 +145,11 @@ class JointLikelihood(Objective):
                 f'generative_weight is the share of log p(x, y) with form="joint", 0 to 1, got '
                 f"{generative_weight!r}."
             )
-        if "refinement" in generative or generative.get("reweight"):
-            raise ValueError("JointLikelihood takes neither `refinement` nor `reweight`.")
-        self.generative = SampledLikelihood(energy, sampler, chains, **generative)
+        if "refinement" in generative or getattr(chains, "reweight", False):
+            raise ValueError(
+                "JointLikelihood takes no `refinement`, and no chains with reweight=True."
+            )
+        self.generative = ContrastiveDivergence(energy, sampler, chains, **generative)
         self.generative_weight, self.form, self.noisy = generative_weight, form, noisy
         self.augmentation, self.sharpness, self.clip_norm = augmentation, sharpness, clip_norm
         self.class_weight: Tensor | None
@@ -205,7 +207,7 @@ class JointLikelihood(Objective):
             if self.form == "joint":
                 kind: dict[str, Any] = {"dtype": x.dtype, "device": x.device}
                 u = torch.rand(len(state.chain.x), generator=generator, **kind)
-            if self.noisy or self.generative.noise is None:
+            if self.noisy or self.generative.sigma is None:
                 seen = None if self.augmentation is None else x
         if self.augmentation is not None:
             with torch.no_grad():

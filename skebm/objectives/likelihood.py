@@ -7,17 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from skebm.base import Batch, Loss, Objective
+from skebm.base import Batch, Centering, Loss, Objective, Offsets, Penalty
 from skebm.base.objective import weighted_mean
 from skebm.energies import BernoulliRBM, Moments
-from skebm.objectives.rbm_gradient import (
-    Gradient,
-    Offsets,
-    Regulariser,
-    center,
-    runaway,
-    write_gradient,
-)
+from skebm.energies.rbm_gradient import Gradient, RBMGradient
+from skebm.objectives.divergence import why_diverged
 
 
 class LikelihoodState(NamedTuple):
@@ -34,17 +28,26 @@ class ExactLikelihood(Objective):
     Parameters
     ----------
     energy : BernoulliRBM
-    centered : bool, default=False
-        Precondition the gradient by centring. Off for line-search optimizers, which need the
+    centering : Centering or None, default=None
+        Centred and preconditioned gradient. None for line-search optimizers, which need the
         gradient of the value.
-    offset_rate : float in [0, 1], default=0.01
-        Rate of the offsets' moving averages, per batch.
-    regulariser : Regulariser
-        Penalties.
+    penalty : Penalty or None, default=None
+        On weights and hidden units.
 
     References
     ----------
     Tomczak (2022), "Deep Generative Modeling", eq. 6.41.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.base import Batch
+    >>> from skebm.energies import BernoulliRBM
+    >>> from skebm.objectives import ExactLikelihood
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> energy = BernoulliRBM(3, 2, generator=generator, scale=0.0)
+    >>> round(ExactLikelihood(energy)(Batch(torch.eye(3)), None, generator).value.item(), 4)
+    2.0794
     """
 
     energy: BernoulliRBM
@@ -53,13 +56,15 @@ class ExactLikelihood(Objective):
         self,
         energy: BernoulliRBM,
         *,
-        centered: bool = False,
-        offset_rate: float = 0.01,
-        regulariser: Regulariser = Regulariser(),  # noqa: B008 - frozen
+        centering: Centering | None = None,
+        penalty: Penalty | None = None,
     ):
         super().__init__()
-        self.energy, self.centered, self.offset_rate = energy, centered, offset_rate
-        self.regulariser = regulariser
+        for config in (centering, penalty):
+            if config is not None:
+                config.check()
+        self.energy, self.centering, self.penalty = energy, centering, penalty
+        self._gradient = RBMGradient(energy, centering, penalty)
         self._seen: tuple[list[Tensor], Moments] | None = None
 
     def work(self, n_rows: int) -> float:
@@ -77,12 +82,18 @@ class ExactLikelihood(Objective):
     def start(self, batch: Batch, generator: torch.Generator) -> LikelihoodState:
         """Offsets at the means of the rows."""
         with torch.no_grad():
-            return LikelihoodState(Offsets.of(self.energy, batch) if self.centered else None)
+            return LikelihoodState(self._gradient.start(batch.x, batch.weight))
 
     def _value(self, batch: Batch, model: Moments) -> Tensor:
         share = _share(batch)
         value = (share @ self.energy(batch.x)).double() + share.sum() * model.log_z
-        return value + self.regulariser.value(self.energy, batch.x, share)
+        return value + self._penalty_value(batch, share)
+
+    def _penalty_value(self, batch: Batch, share: Tensor) -> Tensor | float:
+        if self.penalty is None:
+            return 0.0
+        h = self.energy.hidden(batch.x).mean
+        return self.penalty.value(self.energy.weight, h, share)
 
     def forward(self, batch: Batch, state: LikelihoodState, generator: torch.Generator) -> Loss:
         """Weighted mean of F(x) + log Z, plus the penalties."""
@@ -93,14 +104,10 @@ class ExactLikelihood(Objective):
         energy, x, share = self.energy, batch.x, _share(batch)
         model, total = self._moments(), share.sum()
         h = energy.hidden(x).mean
-        offsets = state.offsets
-        if offsets is not None:
-            offsets = offsets.drift(x, h, share, self.offset_rate)
         weight = total * model.hx - (h * share[:, None]).t() @ x
         visible, hidden = total * model.x - share @ x, total * model.h - share @ h
-        penalty = self.regulariser.gradient(energy, x, h, share)
-        gradient = center(Gradient(weight, visible, hidden), offsets)
-        write_gradient(energy, gradient, penalty, offsets)
+        gradient = Gradient(weight, visible, hidden)
+        offsets = self._gradient.write_plain(gradient, x, h, share, state.offsets)
         return Loss(self._value(batch, model), LikelihoodState(offsets))
 
     def pack(self, state: LikelihoodState | None) -> dict[str, Tensor | None]:
@@ -114,7 +121,7 @@ class ExactLikelihood(Objective):
     def unpack(self, packed: dict[str, Tensor | None]) -> LikelihoodState | None:
         """Rebuild the state; None, to start anew, without offsets or without centring."""
         mu, lam = packed["visible_offset"], packed["hidden_offset"]
-        if mu is None or lam is None or not self.centered:
+        if mu is None or lam is None or self.centering is None:
             return None
         return LikelihoodState(Offsets(mu, lam))
 
@@ -124,7 +131,7 @@ class ExactLikelihood(Objective):
     ) -> dict[str, Tensor]:
         """Mean negative log-likelihood of the batch plus penalties, and the largest weight."""
         loss = weighted_mean(self.energy(batch.x) + self._moments().log_z, batch.weight)
-        loss = loss + self.regulariser.value(self.energy, batch.x, _share(batch))
+        loss = loss + self._penalty_value(batch, _share(batch))
         return {"loss": loss, "largest_weight": self.energy.weight.abs().max()}
 
     @torch.no_grad()
@@ -135,9 +142,9 @@ class ExactLikelihood(Objective):
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
-        """Judge by the likelihood, the largest weight and the size of a step."""
-        why = runaway(logs, before, n_rows, self.energy.domain, "loss")
-        return why or super().diverged(logs)
+        """Judge by :func:`~skebm.objectives.divergence.why_diverged`, and by what is not finite."""
+        reason = super().diverged(logs, before, n_rows)
+        return reason or why_diverged(logs, before, n_rows, self.energy.domain)
 
 
 def _share(batch: Batch) -> Tensor:

@@ -13,7 +13,7 @@ from skebm.base.objective import fill_missing, weighted_mean
 from skebm.base.torchtools import softplus
 from skebm.distributions import Distribution
 from skebm.energies import Telescope
-from skebm.objectives.monitor import LogPartitionMonitor, gains, log_mean
+from skebm.objectives.log_partition import LogPartitionMonitor, gains, log_mean
 from skebm.objectives.score_matching import Rowwise
 from skebm.samplers._moves import standard_normal
 

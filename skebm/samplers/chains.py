@@ -1,29 +1,77 @@
-"""Chain policies: where the chains of a batch start, and what is kept of them for the next."""
+"""Chain policies: where the chains of a batch start, how far they go, and what is kept of them."""
 
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from numbers import Integral
 from numbers import Real as RealNumber
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from skebm._validation import Interval
-from skebm.base import Domain, Energy, Real
+from skebm.base import BipartiteEnergy, Domain, Energy, Real, Sampler
 from skebm.distributions import Distribution
 from skebm.samplers._moves import bounded, by_row, standard_normal
 
+# An augmentation of rows, from a generator.
+Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+
+STEPS: dict[str, list[Any]] = {
+    "n_steps": [Interval(Integral, 1, None, closed="left"), None],
+    "n_independence_steps": [Interval(Integral, 0, None, closed="left"), None],
+}
+
+
+class Steps(NamedTuple):
+    """What chains do for a batch: proposals of the base, then steps of the sampler."""
+
+    n_steps: int
+    n_independence_steps: int
+
 
 class ChainPolicy(BaseEstimator, abc.ABC):
-    """Where chains start; holds configuration and nothing else.
+    """Where chains start and how many steps they take; holds configuration and nothing else.
 
     A pool of rows, made by :meth:`start`, is passed through. For every batch :meth:`draw` gives
     rows to start from and their places in the pool, a sampler moves them, and :meth:`keep` takes
     them back. Policies without a memory have the pool None. Pools are on the generator's device.
+
+    Every policy has `n_steps`, how many steps of a sampler chains take for a batch, and
+    `n_independence_steps`, how often they are offered a draw of the energy's base before that (an
+    independence Metropolis-Hastings proposal). :meth:`steps` says what None is.
     """
+
+    n_steps: int | None
+    n_independence_steps: int | None
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = STEPS
+
+    def steps(self, energy: Energy, sampler: Sampler) -> Steps:
+        """Numbers of steps for an energy and a sampler.
+
+        `n_steps` is 1 by default for a bipartite energy, whose step redraws whole layers, and 10
+        for any other. Proposals of the base need one, and chains that keep to themselves: by
+        default there is one then, but none for a bipartite energy. `ValueError` where some are
+        asked for that cannot be made.
+        """
+        self._validate_params()
+        layers = isinstance(energy, BipartiteEnergy)
+        base, alone = getattr(energy, "base", None), sampler.kernel is sampler
+        n_steps, n_proposals = self.n_steps, self.n_independence_steps
+        if n_proposals and (base is None or not alone):
+            why = "the energy has no base" if base is None else f"{sampler} exchanges them"
+            raise ValueError(
+                f"n_independence_steps={n_proposals} proposes draws of the energy's base to chains "
+                f"that keep their rows, and {why}: pass n_independence_steps=0."
+            )
+        if n_proposals is None:
+            n_proposals = int(base is not None and alone and not layers)
+        if n_steps is None:
+            n_steps = 1 if layers else 10
+        return Steps(int(n_steps), int(n_proposals))
 
     @abc.abstractmethod
     def start(self, energy: Energy, x: Tensor, generator: torch.Generator) -> Tensor | None:
@@ -49,8 +97,15 @@ class FromData(ChainPolicy):
 
     Parameters
     ----------
+    n_steps : int or None, default=None
+        Sampler steps for each batch, k of CD-k; None is 1 for a bipartite energy and 10 for others.
+    n_independence_steps : int or None, default=None
+        Independence Metropolis-Hastings proposals of draws of the energy's base before the steps;
+        None is 1 where the energy has a base and is not bipartite, and 0 for others.
     noise_scale : float, default=0
         Standard deviation of Gaussian noise added to real rows, in units of x.
+    augmentation : callable or None, default=None
+        ``augmentation(rows, generator)``, applied to the rows on which chains start.
 
     References
     ----------
@@ -69,15 +124,23 @@ class FromData(ChainPolicy):
     (True, None)
     """
 
-    _parameter_constraints = {"noise_scale": [Interval(RealNumber, 0, None, closed="left")]}
+    _parameter_constraints = STEPS | {
+        "noise_scale": [Interval(RealNumber, 0, None, closed="left")],
+        "augmentation": [callable, None],
+    }
 
-    def __init__(self, n_steps=None, n_independence_steps=None, noise_scale=0.0, augmentation=None):
-        self.n_steps, self.n_independence_steps, self.augmentation = (
-            n_steps,
-            n_independence_steps,
-            augmentation,
-        )
+    def __init__(
+        self,
+        n_steps: int | None = None,
+        *,
+        n_independence_steps: int | None = None,
+        noise_scale: float = 0.0,
+        augmentation: Augmentation | None = None,
+    ):
+        self.n_steps = n_steps
+        self.n_independence_steps = n_independence_steps
         self.noise_scale = noise_scale
+        self.augmentation = augmentation
 
     def start(self, energy: Energy, x: Tensor, generator: torch.Generator) -> None:
         """There is no pool."""
@@ -89,11 +152,12 @@ class FromData(ChainPolicy):
         self, energy: Energy, pool: Tensor | None, x: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor | None]:
         """The rows of the batch."""
-        if not self.noise_scale:
-            return x, None
-        domain: Any = energy.domain
-        rows = x + self.noise_scale * standard_normal(x, generator)
-        return (rows.clamp(domain.lower, domain.upper) if bounded(domain) else rows), None
+        rows = x
+        if self.noise_scale:
+            domain: Any = energy.domain
+            rows = x + self.noise_scale * standard_normal(x, generator)
+            rows = rows.clamp(domain.lower, domain.upper) if bounded(domain) else rows
+        return _augmented(rows, self.augmentation, generator), None
 
 
 class FromNoise(ChainPolicy):
@@ -101,9 +165,13 @@ class FromNoise(ChainPolicy):
 
     Parameters
     ----------
-    noise : Distribution or None, default=None
-        Where rows are drawn from. None is the uniform distribution over the energy's domain, and
-        the standard Gaussian where a real domain has no bounds.
+    n_steps, n_independence_steps : int or None, default=None
+        As in :class:`FromData`.
+    initial : Distribution or None, default=None
+        Where chains begin. None is the uniform distribution over the energy's domain, and the
+        standard Gaussian where a real domain has no bounds.
+    augmentation : callable or None, default=None
+        As in :class:`FromData`.
 
     References
     ----------
@@ -122,15 +190,23 @@ class FromNoise(ChainPolicy):
     (4, 4)
     """
 
-    _parameter_constraints = {"initial": [Distribution, None]}
+    _parameter_constraints = STEPS | {
+        "initial": [Distribution, None],
+        "augmentation": [callable, None],
+    }
 
-    def __init__(self, n_steps=None, n_independence_steps=None, initial=None, augmentation=None):
-        self.n_steps, self.n_independence_steps, self.augmentation = (
-            n_steps,
-            n_independence_steps,
-            augmentation,
-        )
+    def __init__(
+        self,
+        n_steps: int | None = None,
+        *,
+        n_independence_steps: int | None = None,
+        initial: Distribution | None = None,
+        augmentation: Augmentation | None = None,
+    ):
+        self.n_steps = n_steps
+        self.n_independence_steps = n_independence_steps
         self.initial = initial
+        self.augmentation = augmentation
 
     def start(self, energy: Energy, x: Tensor, generator: torch.Generator) -> None:
         """There is no pool."""
@@ -139,8 +215,9 @@ class FromNoise(ChainPolicy):
     def draw(
         self, energy: Energy, pool: Tensor | None, x: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor | None]:
-        """As many rows of noise as the batch has."""
-        return _noise_rows(energy.domain, self.initial, len(x), generator, x.dtype), None
+        """As many draws as the batch has rows."""
+        rows = _initial_rows(energy.domain, self.initial, len(x), generator, x.dtype)
+        return _augmented(rows, self.augmentation, generator), None
 
 
 class Persistent(ChainPolicy):
@@ -148,15 +225,21 @@ class Persistent(ChainPolicy):
 
     Parameters
     ----------
+    n_steps, n_independence_steps : int or None, default=None
+        As in :class:`FromData`.
     n_chains : int or None, default=None
-        None is the number of rows of the first batch.
-    noise : Distribution or None, default=None
+        None is the number of rows that training starts with.
+    reweight : bool, default=False
+        Weigh the chains by Jarzynski's equality, see :class:`skebm.objectives.Walkers`; with
+        samplers that leave the model invariant, and an `initial` distribution.
+    initial : Distribution or None, default=None
         Where the chains begin; as in :class:`FromNoise`.
 
     References
     ----------
     Tieleman (2008), "Training restricted Boltzmann machines using approximations to the likelihood
-    gradient", ICML.
+    gradient", ICML. Carbone, Hua, Coste and Vanden-Eijnden (2023), "Efficient training of
+    energy-based models using Jarzynski equality", NeurIPS (`reweight`).
 
     Examples
     --------
@@ -174,27 +257,32 @@ class Persistent(ChainPolicy):
     True
     """
 
-    _parameter_constraints = {
+    _parameter_constraints = STEPS | {
         "n_chains": [Interval(Integral, 1, None, closed="left"), None],
+        "reweight": ["boolean"],
         "initial": [Distribution, None],
     }
 
     def __init__(
-        self, n_steps=None, n_independence_steps=None, n_chains=None, reweight=False, initial=None
+        self,
+        n_steps: int | None = None,
+        *,
+        n_independence_steps: int | None = None,
+        n_chains: int | None = None,
+        reweight: bool = False,
+        initial: Distribution | None = None,
     ):
-        self.n_steps, self.n_independence_steps, self.reweight = (
-            n_steps,
-            n_independence_steps,
-            reweight,
-        )
+        self.n_steps = n_steps
+        self.n_independence_steps = n_independence_steps
         self.n_chains = n_chains
+        self.reweight = reweight
         self.initial = initial
 
     def start(self, energy: Energy, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Noise, a row a chain."""
+        """Draws of the initial distribution, one a chain."""
         self._validate_params()
         n = len(x) if self.n_chains is None else self.n_chains
-        return _noise_rows(energy.domain, self.initial, n, generator, x.dtype)
+        return _initial_rows(energy.domain, self.initial, n, generator, x.dtype)
 
     def draw(
         self, energy: Energy, pool: Any, x: Tensor, generator: torch.Generator
@@ -216,13 +304,17 @@ class ReplayBuffer(ChainPolicy):
 
     Parameters
     ----------
+    n_steps, n_independence_steps : int or None, default=None
+        As in :class:`FromData`.
     size : int, default=10000
         Rows of the buffer, at least as many as a batch has.
     restart : float in [0, 1], default=0.05
-        Share of a batch's chains that start from noise instead; they then take the place of the
-        rows they were drawn for.
-    noise : Distribution or None, default=None
-        As in :class:`FromNoise`.
+        Share of a batch's chains that start anew instead; they then take the place of the rows
+        they were drawn for.
+    initial : Distribution or None, default=None
+        Where chains begin; as in :class:`FromNoise`.
+    augmentation : callable or None, default=None
+        As in :class:`FromData`.
 
     References
     ----------
@@ -245,34 +337,34 @@ class ReplayBuffer(ChainPolicy):
     True
     """
 
-    _parameter_constraints = {
+    _parameter_constraints = STEPS | {
         "size": [Interval(Integral, 1, None, closed="left")],
         "restart": [Interval(RealNumber, 0, 1, closed="both")],
         "initial": [Distribution, None],
+        "augmentation": [callable, None],
     }
 
     def __init__(
         self,
-        n_steps=None,
-        n_independence_steps=None,
-        size=10_000,
-        restart=0.05,
-        initial=None,
-        augmentation=None,
+        n_steps: int | None = None,
+        *,
+        n_independence_steps: int | None = None,
+        size: int = 10_000,
+        restart: float = 0.05,
+        initial: Distribution | None = None,
+        augmentation: Augmentation | None = None,
     ):
-        self.n_steps, self.n_independence_steps, self.augmentation = (
-            n_steps,
-            n_independence_steps,
-            augmentation,
-        )
+        self.n_steps = n_steps
+        self.n_independence_steps = n_independence_steps
         self.size = size
         self.restart = restart
         self.initial = initial
+        self.augmentation = augmentation
 
     def start(self, energy: Energy, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Noise."""
+        """Draws of the initial distribution."""
         self._validate_params()
-        return _noise_rows(energy.domain, self.initial, self.size, generator, x.dtype)
+        return _initial_rows(energy.domain, self.initial, self.size, generator, x.dtype)
 
     def draw(
         self, energy: Energy, pool: Any, x: Tensor, generator: torch.Generator
@@ -283,9 +375,10 @@ class ReplayBuffer(ChainPolicy):
         place = torch.randperm(len(pool), generator=generator, device=pool.device)[:n]
         rows = pool[place]
         # As many fresh rows as chains, so that no count has to come from the device first.
-        fresh = _noise_rows(energy.domain, self.initial, n, generator, pool.dtype)
+        fresh = _initial_rows(energy.domain, self.initial, n, generator, pool.dtype)
         anew = torch.rand(n, generator=generator, device=pool.device) < self.restart
-        return torch.where(by_row(anew, rows), fresh, rows), place
+        rows = torch.where(by_row(anew, rows), fresh, rows)
+        return _augmented(rows, self.augmentation, generator), place
 
     def keep(self, pool: Any, place: Tensor | None, rows: Tensor) -> Tensor:
         """Write the rows back where they were read, in place: a copy of the buffer costs more."""
@@ -303,18 +396,24 @@ class ReplayBuffer(ChainPolicy):
             )
 
 
-def _noise_rows(
+def _augmented(
+    rows: Tensor, augmentation: Augmentation | None, generator: torch.Generator
+) -> Tensor:
+    return rows if augmentation is None else augmentation(rows, generator)
+
+
+def _initial_rows(
     domain: Domain,
-    noise: Distribution | None,
+    initial: Distribution | None,
     n: int,
     generator: torch.Generator,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Draw n rows to start from."""
-    if noise is not None:
-        return noise.sample(n, generator).to(dtype)
+    """Draw n rows on which chains begin."""
+    if initial is not None:
+        return initial.sample(n, generator).to(dtype)
     if not isinstance(domain, Real) or (domain.lower is not None and domain.upper is not None):
         return domain.uniform(n, generator, dtype=dtype)
     if bounded(domain):
-        raise ValueError(f"There is no uniform distribution over {domain}: pass noise=.")
+        raise ValueError(f"There is no uniform distribution over {domain}: pass initial=.")
     return torch.randn(n, *domain.shape, generator=generator, dtype=dtype, device=generator.device)

@@ -12,15 +12,17 @@ from skebm.base import Batch, Loss, Objective
 from skebm.base.objective import weighted_mean
 from skebm.distributions import Gaussian, NormalizingFlow, TruncatedGaussian
 from skebm.objectives import (
+    Centering,
+    ContrastiveDivergence,
     DenoisingScoreMatching,
     EnergyDiscrepancy,
+    ExactLikelihood,
     ExactScoreMatching,
     FlowContrastive,
     JointLikelihood,
     MultiscaleScoreMatching,
     NoiseContrastive,
     Refinement,
-    SampledLikelihood,
     SlicedScoreMatching,
 )
 from skebm.samplers import (
@@ -76,8 +78,8 @@ def of_rbm(name, case):
     def make(**settings):
         return lambda: case.make(make_rbm(D, H), **settings)
 
-    penalties = {"regulariser": PENALTIES["all"]}
-    centred = {"centered": True, "offset_rate": 0.5}
+    penalties = {"penalty": PENALTIES["all"]}
+    centred = {"centered": Centering(0.5)}
     return {
         name: Case(make(), data, case.fixed),
         f"{name} penalised": Case(make(**penalties), data, case.fixed, penalised=True),
@@ -86,6 +88,11 @@ def of_rbm(name, case):
             make(**centred, **penalties), data, case.fixed, scalar=False, penalised=True
         ),
     }
+
+
+def of_rbms(cls):
+    cases = RBM_CASES[cls]
+    return {key: case for name in cases for key, case in of_rbm(name, cases[name]).items()}
 
 
 def real_rows(n=6):
@@ -107,29 +114,30 @@ def inside(make, lower, upper, **kind):
 
 # A kernel that draws nothing: what is left is the arithmetic of weights and counts.
 DESCENT = Langevin(0.05, noise_scale=0.0)
+NO_PROPOSALS, WEIGHED = {"n_independence_steps": 0}, {"reweight": True}
 
 
-def sampled(sampler, policy=FromData, **settings):
-    """Sampled negatives of chains that start from the base of the energy, where there is one."""
+def chains_of(policy, energy, steps):
+    """Chains that begin at the base of the energy, where there is one, and take three steps."""
+    base = {} if policy is FromData else {"initial": energy.base}
+    count = {"n_chains": N_CHAINS} if policy is Persistent else {}
+    return policy(**{"n_steps": 3} | base | count | (steps or {}))
+
+
+def sampled(sampler, policy=FromData, steps=None, **settings):
+    """Sampled negatives; `steps` are what the policy says of them."""
 
     def make(energy):
-        base = {} if policy is FromData else {"noise": energy.base}
-        count = {"n_chains": N_CHAINS} if policy is Persistent else {}
-        return SampledLikelihood(
-            energy, sampler, policy(**base, **count), **{"n_steps": 3} | settings
-        )
+        return ContrastiveDivergence(energy, sampler, chains_of(policy, energy, steps), **settings)
 
     return make
 
 
-def jointly(sampler, policy=FromData, **settings):
+def jointly(sampler, policy=FromData, steps=None, **settings):
     """The same of a classifier; rows without classes, those with them have tests of their own."""
 
     def make(energy):
-        base = {} if policy is FromData else {"noise": energy.base}
-        count = {"n_chains": N_CHAINS} if policy is Persistent else {}
-        policy_of = policy(**base, **count)
-        return JointLikelihood(energy, sampler, policy_of, **{"n_steps": 3} | settings)
+        return JointLikelihood(energy, sampler, chains_of(policy, energy, steps), **settings)
 
     return make
 
@@ -168,9 +176,41 @@ JITTER = torch.tensor([0.3, 0.0, 0.1], dtype=DOUBLE)
 SIGMA = torch.tensor([0.3, 0.7, 1.1], dtype=DOUBLE)
 
 CASES = {
-    **{
-        cls: {key: case for name in cases for key, case in of_rbm(name, cases[name]).items()}
-        for cls, cases in RBM_CASES.items()
+    ExactLikelihood: of_rbms(ExactLikelihood),
+    ContrastiveDivergence: of_rbms(ContrastiveDivergence)
+    | {
+        # A replay buffer is written in place: see tests/test_sampled.py.
+        "sampled from data": by_chains(sampled(MALA(0.3))),
+        "sampled from noise": by_chains(sampled(MALA(adapt=True, scale="auto"), FromNoise)),
+        "sampled by chains": by_chains(sampled(MALA(adapt=True, scale="dense"), Persistent)),
+        "sampled by chains downhill": by_chains(
+            sampled(DESCENT, Persistent, NO_PROPOSALS, energy_l2=0.3), fixed=True
+        ),
+        "sampled by averaged chains": by_chains(sampled(Langevin(0.05, averaged=True), Persistent)),
+        "sampled by tempered chains": by_chains(
+            sampled(ParallelTempering(3, MALA(0.3)), Persistent)
+        ),
+        "sampled by weighed chains": by_chains(sampled(MALA(0.3), Persistent, WEIGHED)),
+        "sampled for noisy rows": by_chains(sampled(MALA(0.3), Persistent, sigma=SIGMA)),
+        "sampled in a box": Case(
+            lambda: sampled(Langevin(0.05), Persistent)(gently(lambda: walled(3, 0.0, 1.5))()),
+            rows_inside(0.0, 1.5),
+        ),
+        "sampled of a module": by_chains(sampled(MALA(0.3)), NEURAL["module alone"]),
+        "sampled and refined": by_chains(
+            sampled(Langevin(0.05), refinement=Refinement(0.7, 0.2)), penalised=True
+        ),
+        "sampled bits": on_bits(sampled(GibbsWithGradients())),
+        "sampled bits by chains": on_bits(sampled(GibbsWithGradients(), Persistent)),
+        "sampled bits by weighed chains": on_bits(
+            sampled(GibbsWithGradients(), Persistent, WEIGHED)
+        ),
+        "sampled bits without a base": on_bits(
+            sampled(GibbsWithGradients(), Persistent), lambda: binary("none", D)
+        ),
+        "sampled one-hot": Case(
+            lambda: sampled(GibbsWithGradients())(one_hot(base=True)), one_hot_rows
+        ),
     },
     ExactScoreMatching: {
         "Hyvärinen": on_reals(ExactScoreMatching, fixed=True),
@@ -241,47 +281,13 @@ CASES = {
     JointLikelihood: {
         "joint": by_chains(jointly(MALA(0.3)), classified),
         "joint by chains": by_chains(
-            jointly(MALA(0.3), Persistent, noise=SIGMA, generative_weight=0.3), classified
+            jointly(MALA(0.3), Persistent, sigma=SIGMA, generative_weight=0.3), classified
         ),
         "joint as one": by_chains(jointly(MALA(0.3), form="joint"), classified),
         "joint penalised": by_chains(
-            jointly(DESCENT, Persistent, n_independence_steps=0, energy_l2=0.3),
+            jointly(DESCENT, Persistent, NO_PROPOSALS, energy_l2=0.3),
             classified,
             fixed=True,
-        ),
-    },
-    # A replay buffer is written in place: see tests/test_sampled.py.
-    SampledLikelihood: {
-        "sampled from data": by_chains(sampled(MALA(0.3))),
-        "sampled from noise": by_chains(sampled(MALA(adapt=True, scale="auto"), FromNoise)),
-        "sampled by chains": by_chains(sampled(MALA(adapt=True, scale="dense"), Persistent)),
-        "sampled by chains downhill": by_chains(
-            sampled(DESCENT, Persistent, n_independence_steps=0, energy_l2=0.3), fixed=True
-        ),
-        "sampled by averaged chains": by_chains(sampled(Langevin(0.05, averaged=True), Persistent)),
-        "sampled by tempered chains": by_chains(
-            sampled(ParallelTempering(3, MALA(0.3)), Persistent)
-        ),
-        "sampled by weighed chains": by_chains(sampled(MALA(0.3), Persistent, reweight=True)),
-        "sampled for noisy rows": by_chains(sampled(MALA(0.3), Persistent, noise=SIGMA)),
-        "sampled in a box": Case(
-            lambda: sampled(Langevin(0.05), Persistent)(gently(lambda: walled(3, 0.0, 1.5))()),
-            rows_inside(0.0, 1.5),
-        ),
-        "sampled of a module": by_chains(sampled(MALA(0.3)), NEURAL["module alone"]),
-        "sampled and refined": by_chains(
-            sampled(Langevin(0.05), refinement=Refinement(0.7, 0.2)), penalised=True
-        ),
-        "sampled bits": on_bits(sampled(GibbsWithGradients())),
-        "sampled bits by chains": on_bits(sampled(GibbsWithGradients(), Persistent)),
-        "sampled bits by weighed chains": on_bits(
-            sampled(GibbsWithGradients(), Persistent, reweight=True)
-        ),
-        "sampled bits without a base": on_bits(
-            sampled(GibbsWithGradients(), Persistent), lambda: binary("none", D)
-        ),
-        "sampled one-hot": Case(
-            lambda: sampled(GibbsWithGradients())(one_hot(base=True)), one_hot_rows
         ),
     },
 }
@@ -423,7 +429,7 @@ def test_a_batch_pulls_with_its_weight(name):
     """Twice the weight, twice the gradient: a heavy batch of a fit is not normalised away."""
     objective, x, w = ALL[name].make(), ALL[name].rows(), weights("of mean 1")
     if not ALL[name].scalar:
-        objective.offset_rate = 0.0  # offsets drift faster under more weight
+        objective.centering.rate = 0.0  # offsets drift faster under more weight
     state = objective.start(Batch(x), seeded(1))
     once, _ = gradient(objective, Batch(x, weight=w), state)
     twice, _ = gradient(objective, Batch(x, weight=2 * w), state)
@@ -435,7 +441,7 @@ def test_a_row_pulls_with_its_weight(name):
     """Rows under the same noise: gradients are linear in the weights."""
     objective, x = ALL[name].make(), ALL[name].rows()
     if not ALL[name].scalar:
-        objective.offset_rate = 0.0
+        objective.centering.rate = 0.0
     state = objective.start(Batch(x), seeded(1))
     one, other = weights("of mean 1"), weights("heavy").flip(0)
     found = [gradient(objective, Batch(x, weight=w), state)[0] for w in (one, other, one + other)]

@@ -139,8 +139,8 @@ class ScoreMatchingDensity(BaseDensity):
         f. None is :class:`skebm.energies.MLP`; ``network__hidden_sizes`` and the like can be
         searched over. :class:`skebm.energies.Conv` takes images (n, C, H, W). A callable makes a
         module from a :class:`skebm.energies.Spec`; a module is copied, weights and all. Rows
-        (n, ...) in, one number per row (n,) out, twice differentiable for the objectives with second
-        derivatives.
+        (n, ...) in, one number per row (n,) out, twice differentiable for the objectives with
+        second derivatives.
     objective : {"denoising", "exact", "sliced", "multiscale"} or Sliced, default="denoising"
         ``"denoising"``: the density of rows with noise of level `sigma`, whose score is known
         [2]_; the cheapest, and bounded on any data. ``"exact"``: the trace of the Hessian [1]_,

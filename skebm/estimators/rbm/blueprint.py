@@ -173,7 +173,7 @@ def design(
         chains.set_params(n_chains=int(n_chains))
     penalty = estimator.penalty
     if penalty is not None:
-        penalty._validate_params()
+        penalty.check()
     return RBMBlueprint(
         table=table,
         plan=plan,
@@ -305,7 +305,7 @@ def _centering(estimator: Any, learning: str, line_search: bool) -> Centering | 
     """
     asked = estimator.centering
     if isinstance(asked, Centering):
-        asked._validate_params()
+        asked.check()
         if asked.precondition and (learning == "exact"):
             raise ValueError(
                 f"precondition={asked.precondition} scales the centred gradient of the "

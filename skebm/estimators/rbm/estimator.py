@@ -591,7 +591,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     def n_chains_(self) -> int:
         """Persistent chains."""
         chains: Any = self._blueprint.chains
-        return chains.n_chains if isinstance(chains, Persistent) else self.batch_size_
+        return int(chains.n_chains or 0) if isinstance(chains, Persistent) else self.batch_size_
 
     @property
     def centered_(self) -> bool:

@@ -1,4 +1,4 @@
-"""How good a model is while it is trained, and when its training has run away."""
+"""How likely the rows are while a model is trained: log Z from draws of its base and its chains."""
 
 from __future__ import annotations
 
@@ -12,16 +12,8 @@ from skebm.base.bridge import bridge
 from skebm.base.objective import effective_count, weighted_mean, weighted_variance
 from skebm.distributions import Distribution
 
-# Draws of the base by which log Z is watched.
+# Draws of the base from which log Z is estimated.
 N_DRAWS = 1000
-# A sampler that accepts less than this has collapsed.
-LEAST_ACCEPTANCE = 0.01
-# Nats that a single step may change the energies of rows against each other.
-LARGEST_CHANGE = 3.0
-# Largest energy gap, in standard deviations of the rows' energies and a nat more.
-LARGEST_GAP = 10.0
-# Nats a row that a model may fall below its base, as far as that is known.
-LEAST_GAIN = -0.5
 
 
 class LogPartitionMonitor:
@@ -77,28 +69,3 @@ def gains(f: Tensor, log_z: Tensor, error: float, weight: Tensor | None) -> dict
         "gain_over_base": -weighted_mean(f + log_z, weight),
         "gain_error": (spread + error**2).sqrt(),
     }
-
-
-def why_diverged(
-    logs: dict[str, float], before: dict[str, float], n_rows: int, rejects: bool
-) -> str | None:
-    """Why training with sampled negatives has run away, or None.
-
-    Chains that no longer move; chains and data that are of different energy by far more than rows
-    of data are; a model less likely than its base; a step so large that chains cannot follow.
-    """
-    share = logs.get("acceptance", 1.0)
-    if rejects and share < LEAST_ACCEPTANCE:
-        return f"the sampler accepts {share:.2g} of its steps"
-    if n_rows < 10:  # few rows may just be rare ones
-        return None
-    gap, limit = logs["energy_gap"], LARGEST_GAP * (1 + logs["energy_spread"])
-    if abs(gap) > max(limit, abs(before.get("energy_gap", 0.0))):
-        return f"energy gap {gap:.3g} nats"
-    gain = logs.get("gain_over_base", 0.0)
-    if gain < min(before.get("gain_over_base", 0.0), 0.0) + LEAST_GAIN:
-        return f"{-gain:.3g} nats a row less likely than the base"
-    change = logs.get("energy_change", 0.0)
-    if change > LARGEST_CHANGE:
-        return f"one step changed the rows' energies by {change:.3g} nats"
-    return None

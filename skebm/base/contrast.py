@@ -1,0 +1,226 @@
+"""Gradients of a contrast of data and chains that an energy writes itself; centring, penalties."""
+
+from __future__ import annotations
+
+import abc
+from numbers import Real
+from typing import NamedTuple
+
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_scalar
+from torch import Tensor
+
+
+class Offsets(NamedTuple):
+    """Centres of the visible (d,) and hidden (H,) units, moving averages over the data."""
+
+    visible: Tensor
+    hidden: Tensor
+
+    def updated(self, x: Tensor, h: Tensor, share: Tensor, rate: float) -> Offsets:
+        """Moved towards the batch's weighted means; `share` = weight / batch size, (n,)."""
+        return Offsets(
+            (share @ x).lerp_(self.visible, 1 - rate), (share @ h).lerp_(self.hidden, 1 - rate)
+        )
+
+
+class ContrastGradient(abc.ABC):
+    r"""How an energy writes the gradient of a contrast itself, where autograd would be waste.
+
+    The contrast is :math:`-\sum_i s_i E(x_i)` over the rows of a batch and of the chains, whose
+    signs :math:`s_i` sum to zero: minus the share of the mean for a row of data, plus that of the
+    model for a chain. An energy returns one of these from :meth:`Energy.contrast_gradient`. It must
+    compute alike in training and in eval mode, because nobody sets its mode for it.
+    """
+
+    @abc.abstractmethod
+    def start(self, x: Tensor, weight: Tensor | None) -> Offsets | None:
+        """Offsets before the first batch, from rows (n, d) that stand for all; None for none."""
+
+    @abc.abstractmethod
+    def write(
+        self,
+        x: Tensor,
+        chain: Tensor,
+        sign: Tensor,
+        share: Tensor,
+        offsets: Offsets | None,
+        generator: torch.Generator | None,
+    ) -> tuple[Offsets | None, Tensor | None]:
+        """Write ``.grad`` of every parameter: of the contrast, centred, plus the penalties.
+
+        Parameters
+        ----------
+        x, chain : Tensor of shape (n, d) and (m, d)
+            Rows of the data and of the chains; left as they are.
+        sign : Tensor of shape (n + m,)
+            Of the data first.
+        share : Tensor of shape (n,)
+            Weights of the data, over the size of the batch.
+        offsets : Offsets or None
+            Left as they are.
+        generator : torch.Generator or None
+            Source of a hidden layer that is drawn given the chains, for the start of their next
+            Gibbs step; None where nobody asks for one.
+
+        Returns
+        -------
+        tuple of (Offsets or None, Tensor of shape (m, H) or None)
+            Offsets for the next batch; the hidden layer.
+        """
+
+
+class Centering(BaseEstimator):
+    r"""Centre the units of a restricted Boltzmann machine in its gradient.
+
+    Gradient descent then follows the weights of :math:`(h - \lambda)^\top W (x - \mu)`, which has
+    the same fixed points, is better conditioned, and treats data with zeros and ones exchanged
+    alike. The offsets :math:`\mu` and :math:`\lambda` are moving averages of the units' means over
+    the data.
+
+    Parameters
+    ----------
+    rate : float in [0, 1], default=0.01
+        Rate of the moving averages, per batch.
+    precondition : float in [0, 1], default=0
+        Exponent p of the units' variances :math:`4 v = 4 \mu (1 - \mu)`, relative to a fair
+        coin's, that the centred gradient is divided by: 1 is a diagonal natural gradient, 1/2 the
+        same with less of its noise at units that are rarely on.
+
+    References
+    ----------
+    Melchior, Fischer and Wiskott (2016), "How to center deep Boltzmann machines", JMLR 17(99),
+    algorithm 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.base import Batch
+    >>> from skebm.energies import BernoulliRBM
+    >>> from skebm.objectives import Centering, ContrastiveDivergence
+    >>> from skebm.samplers import FromData, Gibbs
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> energy = BernoulliRBM(3, 2, generator=generator)
+    >>> objective = ContrastiveDivergence(energy, Gibbs(), FromData(), centering=Centering(0.05))
+    >>> objective.start(Batch(torch.eye(3)), generator).offsets.visible
+    tensor([0.3333, 0.3333, 0.3333])
+    """
+
+    def __init__(self, rate: float = 0.01, precondition: float = 0.0):
+        self.rate = rate
+        self.precondition = precondition
+
+    def check(self) -> None:
+        """Raise `TypeError` or `ValueError` for what is no number of [0, 1]."""
+        for name in ("rate", "precondition"):
+            check_scalar(getattr(self, name), name, Real, min_val=0, max_val=1)
+
+
+class Penalty(BaseEstimator):
+    r"""Penalties added to the loss of a restricted Boltzmann machine.
+
+    .. math::
+        l_1 \lVert W \rVert_1 + \tfrac{l_2}{2} \lVert W \rVert^2
+        + \gamma \sum_j \mathrm{KL}(\rho \,\Vert\, \bar h_j)
+
+    with W the weights and :math:`\bar h_j` the mean activation of hidden unit j over the batch.
+
+    Parameters
+    ----------
+    l1, l2 : float, default=0
+        Non-negative.
+    sparsity_target : float in (0, 1) or None, default=None
+        :math:`\rho`; None switches the last term off.
+    sparsity_cost : float, default=0.1
+        :math:`\gamma`, non-negative.
+
+    References
+    ----------
+    Hinton (2012), "A practical guide to training restricted Boltzmann machines", sections 10-11.
+    Lee, Ekanadham and Ng (2008), "Sparse deep belief net model for visual area V2", NeurIPS.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.objectives import Penalty
+    >>> weight, h = torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5], [0.7]])
+    >>> Penalty(l1=0.1, l2=1.0).value(weight, h, torch.ones(2))
+    tensor(2.8000)
+    """
+
+    def __init__(
+        self,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        sparsity_target: float | None = None,
+        sparsity_cost: float = 0.1,
+    ):
+        self.l1 = l1
+        self.l2 = l2
+        self.sparsity_target = sparsity_target
+        self.sparsity_cost = sparsity_cost
+
+    def check(self) -> None:
+        """Raise `TypeError` or `ValueError` for numbers out of their range."""
+        for name in ("l1", "l2", "sparsity_cost"):
+            check_scalar(getattr(self, name), name, Real, min_val=0)
+        if self.sparsity_target is not None:
+            inside = {"min_val": 0, "max_val": 1, "include_boundaries": "neither"}
+            check_scalar(self.sparsity_target, "sparsity_target", Real, **inside)
+
+    def value(self, weight: Tensor, h: Tensor, share: Tensor) -> Tensor:
+        """The penalty, a differentiable scalar.
+
+        Parameters
+        ----------
+        weight : Tensor of shape (H, d)
+        h : Tensor of shape (n, H)
+            Means of the hidden units.
+        share : Tensor of shape (n,)
+            Weights of the rows on any scale.
+        """
+        value = self.l1 * weight.abs().sum() + 0.5 * self.l2 * weight.square().sum()
+        if self.sparsity_target is not None:
+            mean, target = _inside(_normalised(share) @ h), self.sparsity_target
+            entropy = torch.xlogy(torch.as_tensor(target), target) + torch.xlogy(
+                torch.as_tensor(1 - target), 1 - target
+            )
+            cross = target * mean.log() + (1 - target) * torch.log1p(-mean)
+            value = value + self.sparsity_cost * (entropy - cross).sum()
+        return value
+
+    def gradient(
+        self, weight: Tensor, x: Tensor, h: Tensor, share: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Its gradient with respect to the weights (H, d) and the hidden biases (H,).
+
+        `x` are the rows (n, d) that the means h of binary hidden units belong to, which are the
+        logistic function of W x and a bias. None stands for a gradient of zero.
+        """
+        grad = self.l2 * weight + self.l1 * weight.sign()
+        if self.sparsity_target is None:
+            return grad, None
+        share = _normalised(share)
+        mean, target = _inside(share @ h), self.sparsity_target
+        outer = self.sparsity_cost * ((1 - target) / (1 - mean) - target / mean)  # (H,)
+        of_logits = share[:, None] * h * (1 - h) * outer  # (n, H)
+        return grad.addmm_(of_logits.t(), x), of_logits.sum(0)
+
+
+def means_of(weight: Tensor | None, *layers: Tensor) -> list[Tensor]:
+    """Weighted means of the rows of (n, ...) tensors; 0 where all weights are."""
+    if weight is None:
+        weight = layers[0].new_ones(len(layers[0]))
+    share = _normalised(weight)
+    return [share @ layer for layer in layers]
+
+
+def _normalised(share: Tensor) -> Tensor:
+    """Weights that sum to 1, or to 0 where all are 0."""
+    return share / share.sum().clamp_min(torch.finfo(share.dtype).tiny)
+
+
+def _inside(p: Tensor) -> Tensor:
+    """Keep a mean activation off 0 and 1, where the Kullback-Leibler divergence is infinite."""
+    return p.clamp(1e-6, 1 - 1e-6)

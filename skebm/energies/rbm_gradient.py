@@ -1,0 +1,187 @@
+"""The gradient of a binary RBM written by hand: centred, preconditioned, with its penalties."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from skebm.base import Centering, Conditional, ContrastGradient, Offsets, Penalty
+from skebm.base.contrast import means_of
+from skebm.energies.units import Bernoulli
+
+# Share of a fair coin in the first offsets: a column that is constant in the first rows of a stream
+# may wake up, and a variance next to zero would send it far away.
+START_SHRINKAGE = 0.01
+
+
+class Gradient(NamedTuple):
+    """With respect to the weights (H, d), the visible (d,) and the hidden (H,) biases."""
+
+    weight: Tensor
+    visible: Tensor
+    hidden: Tensor
+
+
+class BinaryLayers(Protocol):
+    """What the gradient asks of its energy."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights (H, d), visible (d,) and hidden (H,) biases: all parameters there are."""
+
+    def hidden(self, x: Tensor, beta: float = 1.0) -> Conditional:
+        """p(h given x) of binary units."""
+
+
+class RBMGradient(ContrastGradient):
+    r"""Gradient of a contrast of free energies, from one matrix product over data and chains.
+
+    For :math:`E(x, h) = A(x) - b^\top x - c^\top h - h^\top W x` with A fixed, the gradient of a
+    signed sum of free energies is that of products of rows and hidden means, which are centred
+    before they are multiplied.
+
+    Parameters
+    ----------
+    energy : BernoulliRBM
+    centering : Centering or None
+    penalty : Penalty or None
+    """
+
+    def __init__(self, energy: BinaryLayers, centering: Centering | None, penalty: Penalty | None):
+        self.energy, self.centering, self.penalty = energy, centering, penalty
+
+    def start(self, x: Tensor, weight: Tensor | None) -> Offsets | None:
+        """Means of the rows, where units are centred; a little off 0 and 1 where their variances
+        are divided by.
+        """
+        if self.centering is None:
+            return None
+        visible, hidden = means_of(weight, x, self.energy.hidden(x).mean)
+        if self.centering.precondition:
+            visible = visible * (1 - START_SHRINKAGE) + START_SHRINKAGE / 2
+        return Offsets(visible, hidden)
+
+    def write(
+        self,
+        x: Tensor,
+        chain: Tensor,
+        sign: Tensor,
+        share: Tensor,
+        offsets: Offsets | None,
+        generator: torch.Generator | None,
+    ) -> tuple[Offsets | None, Tensor | None]:
+        energy, n = self.energy, x.shape[0]
+        rows = torch.cat([x, chain])  # (n + m, d)
+        h = energy.hidden(rows).mean  # (n + m, H)
+        h_data, layer = h[:n], None
+        penalty = None if self.penalty is None else self._penalty_gradient(x, h_data, share)
+        if generator is not None:
+            layer = Bernoulli(h[n:]).sample(generator)
+        if offsets is not None:
+            assert self.centering is not None
+            offsets = offsets.updated(x, h_data, share, self.centering.rate)
+        gradient = signed_products(sign, rows, h, offsets)  # overwrites rows and h
+        self._write(gradient, penalty, offsets)
+        return offsets, layer
+
+    def write_plain(
+        self, gradient: Gradient, x: Tensor, h: Tensor, share: Tensor, offsets: Offsets | None
+    ) -> Offsets | None:
+        """Write a gradient that is not centred yet, with that of the penalties; new offsets.
+
+        `h` are the hidden means of the rows x, whose weights over the batch size are `share`.
+        """
+        if offsets is not None:
+            assert self.centering is not None
+            offsets = offsets.updated(x, h, share, self.centering.rate)
+        penalty = self._penalty_gradient(x, h, share)
+        self._write(centered(gradient, offsets), penalty, offsets)
+        return offsets
+
+    def _penalty_gradient(self, x: Tensor, h: Tensor, share: Tensor) -> Gradient | None:
+        if self.penalty is None:
+            return None
+        weight, visible_bias, hidden_bias = self.energy.tensors
+        of_weight, of_hidden = self.penalty.gradient(weight, x, h, share)
+        if of_hidden is None:
+            of_hidden = torch.zeros_like(hidden_bias)
+        return Gradient(of_weight, torch.zeros_like(visible_bias), of_hidden)
+
+    def _write(self, gradient: Gradient, penalty: Gradient | None, offsets: Offsets | None) -> None:
+        """Write ``.grad``: a gradient already centred, plus one of penalties that is not yet."""
+        if penalty is not None:
+            for total, part in zip(gradient, centered(penalty, offsets), strict=True):
+                total += part
+        if offsets is not None:
+            assert self.centering is not None
+            if self.centering.precondition:
+                gradient = preconditioned(gradient, offsets, self.centering.precondition)
+        weight, visible_bias, hidden_bias = self.energy.tensors
+        weight.grad = gradient.weight.contiguous()  # L-BFGS flattens it
+        visible_bias.grad = gradient.visible
+        hidden_bias.grad = gradient.hidden
+
+
+def centered(gradient: Gradient, offsets: Offsets | None) -> Gradient:
+    r"""Turn a plain gradient, in place, into that of the centred weights.
+
+    :math:`\tilde G = G - g_c \mu^\top - \lambda g_b^\top`: what gradient descent on
+    :math:`(h - \lambda)^\top W (x - \mu)` induces. The biases follow the reparametrisation:
+    :math:`\tilde g_b = g_b - \tilde G^\top \lambda` and :math:`\tilde g_c = g_c - \tilde G \mu`.
+
+    References
+    ----------
+    Melchior, Fischer and Wiskott (2016), "How to center deep Boltzmann machines", JMLR 17, alg. 1.
+    """
+    if offsets is None:
+        return gradient
+    weight, visible, hidden = gradient
+    left = torch.stack([hidden, offsets.hidden], 1)  # (H, 2)
+    weight.addmm_(left, torch.stack([offsets.visible, visible]), alpha=-1)
+    visible.addmv_(weight.t(), offsets.hidden, alpha=-1)
+    hidden.addmv_(weight, offsets.visible, alpha=-1)
+    return gradient
+
+
+def signed_products(sign: Tensor, rows: Tensor, h: Tensor, offsets: Offsets | None) -> Gradient:
+    """Sum of signs (n,) times products of hidden means (n, H) and rows (n, d), both overwritten.
+
+    The signs sum to 0. Centred where there are offsets, as by :func:`centered`; to centre the
+    factors is cheaper than to centre their products, and does not cancel.
+    """
+    if offsets is None:
+        visible, hidden = sign @ rows, sign @ h
+        return Gradient(h.t().mul_(sign) @ rows, visible, hidden)
+    rows.sub_(offsets.visible)
+    left = h.sub_(offsets.hidden).t().mul_(sign)  # (H, n)
+    # Associated so that the vectors meet the n rows and not the H x d gradient.
+    visible = torch.addmv(sign, h, offsets.hidden, alpha=-1) @ rows
+    hidden = left @ torch.addmv(torch.ones_like(sign), rows, offsets.visible, alpha=-1)
+    return Gradient(left @ rows, visible, hidden)
+
+
+def preconditioned(gradient: Gradient, offsets: Offsets, power: float) -> Gradient:
+    r"""Divide a centred gradient by powers of the units' variances.
+
+    With :math:`v = \mu (1 - \mu)` the variance of a unit of mean :math:`\mu`, its offset, that of
+    the weights is divided by :math:`(4 v_j)^p (4 v_i)^p`, that of centred biases by
+    :math:`(4 v)^p`. Fair coins are left as they are; 1 is a diagonal natural gradient, 1/2 the same
+    with less of its noise at rare units.
+    """
+    weight, visible, hidden = gradient
+    mu, lam = offsets
+    columns, rows = _relative_variance(mu).pow_(-power), _relative_variance(lam).pow_(-power)
+    visible = torch.addmv(visible, weight.t(), lam) * columns
+    hidden = torch.addmv(hidden, weight, mu) * rows
+    weight.mul_(columns).mul_(rows[:, None])
+    visible.addmv_(weight.t(), lam, alpha=-1)
+    hidden.addmv_(weight, mu, alpha=-1)
+    return Gradient(weight, visible, hidden)
+
+
+def _relative_variance(mean: Tensor) -> Tensor:
+    """Variance of binary units over that of a fair coin, at least that of a mean of 1e-4."""
+    # rsub and pow_ as such: the operators go through a wrapper in Python.
+    return (4 * mean).mul_(torch.rsub(mean, 1)).clamp_min_(4e-4)

@@ -1,0 +1,408 @@
+"""The negative phase of contrastive divergence: chains, how they move, how they are stored."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from sklearn.base import clone
+from torch import Tensor
+
+from skebm.base import (
+    Batch,
+    Binary,
+    BipartiteEnergy,
+    ChainState,
+    Energy,
+    Offsets,
+    Sampler,
+    sampling,
+)
+from skebm.base.state import leaves, rebuilt
+from skebm.distributions._fitting import draw_index
+from skebm.objectives.walkers import Walkers
+from skebm.samplers import AnnealedLangevin, ChainPolicy, FromData, Gibbs, Persistent
+from skebm.samplers._moves import accepts, by_row
+from skebm.samplers._tuning import Tuning
+
+# Batches for each adaptation step of a kernel that adapts: a step of a small network costs no more.
+ADAPT_EVERY = 4
+# Steps by which a sampler adapts before training.
+WARM_UP = 50
+# Draws of the base for each chain that starts anew under a model that has moved away from it.
+N_PROPOSALS = 20
+
+
+class ContrastiveState(NamedTuple):
+    """Where chains stand and what is remembered of them and of the data.
+
+    Attributes
+    ----------
+    pool : Tensor or None
+        Rows of a chain policy that has a memory.
+    chain : ChainState or None
+        Chains after the last batch; persistent ones go on from there.
+    walkers : Walkers or None
+        Weights of chains that are reweighted.
+    acceptance : Tensor, scalar
+        Mean acceptance of the last batch's steps.
+    n_batches : int
+    halvings : int
+        How often the sampler's step was halved after a divergence.
+    share : Tensor or None
+        Weights of the rows of data that the chains started at.
+    offsets : Offsets or None
+        Centres of the units, where the gradient is centred.
+    """
+
+    pool: Tensor | None
+    chain: ChainState | None
+    walkers: Walkers | None = None
+    acceptance: Any = 1.0
+    n_batches: int = 0
+    halvings: int = 0
+    share: Tensor | None = None
+    offsets: Offsets | None = None
+
+
+class NegativePhase:
+    """Chains of a policy that a sampler moves; holds configuration and no state.
+
+    Parameters
+    ----------
+    energy : Energy
+        What they are checked for; every call is given it anew.
+    sampler : Sampler
+    chains : ChainPolicy
+
+    Attributes
+    ----------
+    n_steps, n_independence_steps : int
+        For each batch, as the policy has them for this energy.
+    persistent, reweight : bool
+        Whether chains go on from batch to batch, and whether they are weighed.
+    shares_weight : bool
+        Whether chains share the weight of a batch; else each has that of the row it started at.
+    draws_hidden : bool
+        Whether the next step starts at a hidden layer that is drawn when this one ends. Not where
+        chains are weighed, whose next step starts under the new parameters.
+    """
+
+    def __init__(self, energy: Energy, sampler: Sampler, chains: ChainPolicy):
+        sampler.check(energy)
+        self.sampler, self.chains = sampler, chains
+        self.n_steps, self.n_independence_steps = chains.steps(energy, sampler)
+        self.persistent = isinstance(chains, Persistent)
+        self.reweight = isinstance(chains, Persistent) and chains.reweight
+        self.shares_weight = not isinstance(chains, FromData)
+        layers = isinstance(energy, BipartiteEnergy)
+        self.draws_hidden = (
+            layers and type(sampler) is Gibbs and self.persistent and not self.reweight
+        )
+        # Rows of an RBM may be probabilities of bits, which blocks can start from. What flips one
+        # bit needs bits.
+        self._draws_bits = (
+            layers
+            and isinstance(energy.domain, Binary)
+            and isinstance(chains, FromData)
+            and not sampler.accepts_relaxed_rows
+        )
+        self._kernels = {0: sampler}
+        self._check(energy)
+
+    def _check(self, energy: Energy) -> None:
+        """Raise `ValueError` for a sampler, a policy and an energy that do not go together."""
+        sampler, domain = self.sampler, energy.domain
+        if isinstance(sampler, AnnealedLangevin):
+            raise ValueError(
+                f"{sampler} comes down levels of noise, which this energy does not know: use "
+                "Langevin or MALA."
+            )
+        initial = getattr(self.chains, "initial", None)
+        if initial is not None and (
+            type(initial.domain) is not type(domain) or initial.domain.row_shape != domain.row_shape
+        ):
+            raise ValueError(f"Chains begin at rows of {initial.domain}, and rows are {domain}.")
+        alone = sampler.kernel is sampler
+        if self.reweight and not (sampler.exact and alone):
+            raise ValueError(
+                "reweight follows persistent chains by steps that leave the model invariant: pass "
+                f"a sampler such as Gibbs or MALA, not {sampler}."
+            )
+        if self.reweight and initial is None:
+            raise ValueError(
+                "reweight needs a density that chains begin at: pass Persistent(initial=...), the "
+                "base of the energy."
+            )
+        if not self.persistent and not alone:
+            raise ValueError(
+                f"{sampler} is not exact from rows alone: use persistent chains with it."
+            )
+
+    def kernel(self, halvings: int) -> Sampler:
+        """The sampler, its step halved so many times; of the same temperature."""
+        if halvings not in self._kernels:
+            self._kernels[halvings] = halved(self.sampler, halvings)
+        return self._kernels[halvings]
+
+    # ---------------------------------------------------------------- start
+
+    def start(
+        self, energy: Energy, x: Tensor, generator: torch.Generator, halvings: int = 0
+    ) -> ContrastiveState:
+        """Pool and chains before a batch: in eval mode, without gradients.
+
+        After a divergence they begin at draws of the base that the model finds likely: those that
+        it does not would teach it about the base.
+        """
+        pool: Any = self.chains.start(energy, x, generator)
+        if halvings and pool is not None:
+            pool = _likely(energy, pool, generator)
+        kernel, walkers = self.kernel(halvings), None
+        if not self.persistent:
+            chain = _adapted(kernel, energy, x, generator) if kernel.adapts else None
+            return ContrastiveState(pool, chain, halvings=halvings)
+        if self.reweight:
+            initial = self.chains.initial
+            chain, walkers = Walkers.start(energy, pool, initial, kernel, generator)
+        else:
+            chain = kernel.init(energy, pool)
+        if kernel.adapts:
+            aux = _adapted(kernel, energy, chain.x, generator).aux
+            chain = kernel.refresh(energy, chain._replace(aux=aux))
+        return ContrastiveState(None, chain, walkers, halvings=halvings)
+
+    # ---------------------------------------------------------------- a batch
+
+    def move(
+        self,
+        energy: Energy,
+        x: Tensor,
+        weight: Tensor | None,
+        state: ContrastiveState,
+        generator: torch.Generator,
+    ) -> ContrastiveState:
+        """The state after the chains of a batch, rows x (n, ...), have moved by `n_steps`."""
+        pool, chain, walkers, _, n_batches, halvings, _, offsets = state
+        kernel, place, share = self.kernel(halvings), None, None
+        if self.persistent:
+            assert chain is not None
+            if walkers is not None:  # weighed where they stood, before anything moves them
+                chain = kernel.refresh(energy, chain)
+                chain, walkers = walkers.follow(energy, chain, generator)
+            if self.n_independence_steps:
+                chain = self._proposed(energy, chain, generator)
+            chain = kernel.refresh(energy, chain)  # the parameters have moved
+        else:
+            rows, place = self._rows(energy, pool, x, generator)
+            adapted, chain = chain, kernel.init(energy, rows)
+            if kernel.adapts and adapted is not None:
+                chain = chain._replace(aux=adapted.aux)
+            if not self.shares_weight:
+                share = weight
+        chain, accepted = walked(kernel, energy, chain, self.n_steps, generator, n_batches)
+        if walkers is not None:
+            walkers = walkers.moved(energy, chain)
+        if place is not None:
+            pool = self.chains.keep(pool, place, chain.x)
+        return ContrastiveState(
+            pool, chain, walkers, accepted, n_batches + 1, halvings, share, offsets
+        )
+
+    def _rows(
+        self, energy: Energy, pool: Tensor | None, x: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor | None]:
+        """Rows on which the chains of a batch start, and their places in the pool."""
+        rows, place = self.chains.draw(energy, pool, x, generator)
+        if self._draws_bits:
+            rows = torch.bernoulli(rows, generator=generator)
+        if self.n_independence_steps:
+            rows = self._proposed(energy, ChainState(rows), generator).x
+        return rows, place
+
+    def _proposed(
+        self, energy: Energy, chain: ChainState, generator: torch.Generator
+    ) -> ChainState:
+        """Chains that were offered draws of the base, by the Metropolis-Hastings rule.
+
+        Between modes that no short steps connect; the better the nearer the base is to the model.
+        """
+        base: Any = energy.base
+        for _ in range(self.n_independence_steps):
+            draws = base.sample(len(chain.x), generator).to(chain.x)
+            before, after = energy.correction(torch.cat([chain.x, draws])).chunk(2)
+            taken = accepts(before - after, generator)
+            chain = chain._replace(x=torch.where(by_row(taken, draws), draws, chain.x))
+        return chain
+
+    def signs(self, batch: Batch, chain: Tensor, walkers: Walkers | None) -> tuple[Tensor, Tensor]:
+        """Signed weights of data and chain rows, whose sum over a statistic is model - data.
+
+        The n data rows count -weight / n (their negative, the share, is returned as well); chains
+        share the batch's total weight, those that started at the data have their row's.
+        """
+        if batch.weight is None:
+            # shape[0], not len(): a microsecond each, twenty times as slow.
+            sign, share = _plain_signs(batch.x.shape[0], chain.shape[0], chain.dtype, chain.device)
+            if walkers is None:
+                return sign, share
+        else:
+            share = batch.weight / len(batch.x)
+        if walkers is not None:
+            model = share.sum() * walkers.share.to(share.dtype)
+        elif self.shares_weight:
+            model = (share.sum() / len(chain)).expand(len(chain))
+        else:
+            model = share
+        return torch.cat([-share, model]), share
+
+    # ---------------------------------------------------------------- going back
+
+    def rolled_back(
+        self,
+        energy: Energy,
+        state: ContrastiveState,
+        x: Tensor,
+        generator: torch.Generator,
+        tries: int,
+    ) -> ContrastiveState:
+        """The chains that were well, with half the step; new ones where that was tried before.
+
+        Weighed chains go on, as they are right anywhere.
+        """
+        halvings = state.halvings + 1
+        if tries > 1 and state.walkers is None:
+            anew = self.start(energy, x, generator, halvings)
+            return anew._replace(n_batches=state.n_batches, offsets=state.offsets)
+        chain = state.chain
+        if chain is not None and not self.sampler.adapts:  # what adapts has a step of its own
+            chain = self.kernel(halvings).init(energy, chain.x)
+        return state._replace(chain=chain, halvings=halvings)
+
+    # ---------------------------------------------------------------- storage
+
+    def unpack(self, packed: dict[str, Tensor | None], energy: Energy) -> ContrastiveState | None:
+        """Rebuild a state that was :func:`packed`; None where it is not one of these chains."""
+        counts, rows = packed.get("counts"), packed.get("chain")
+        if counts is None or (packed.get("log_weight") is not None) != self.reweight:
+            return None
+        if not self.chains.fits(packed.get("pool"), rows):
+            return None
+        n_batches, halvings, acceptance = counts.tolist()
+        kept = [part for name, part in packed.items() if name.startswith("aux_")]
+        chain = None if rows is None else self._resumed(energy, rows, kept, int(halvings))
+        parts: Any = [packed.get(name) for name in ("log_weight", "log_z", "chain_energy")]
+        centres: Any = [packed.get(name) for name in ("visible_offset", "hidden_offset")]
+        return ContrastiveState(
+            None if self.persistent else packed.get("pool"),
+            chain,
+            Walkers(*parts) if self.reweight else None,
+            acceptance,
+            int(n_batches),
+            int(halvings),
+            packed.get("share"),
+            None if centres[0] is None else Offsets(*centres),
+        )
+
+    def _resumed(self, energy: Energy, x: Tensor, kept: list[Any], halvings: int) -> ChainState:
+        """Chains at x with what was kept beside them, where that is of this sampler."""
+        kernel = self.kernel(halvings)
+        with torch.no_grad(), sampling(energy):
+            fresh, parts = kernel.init(energy, x), iter(kept)
+            if self.draws_hidden:  # chains may or may not bring a hidden layer
+                assert isinstance(energy, BipartiteEnergy)
+                layer = (len(x), *energy.hidden_domain.row_shape)
+                fits = [tuple(part.shape) for part in kept] == [layer]
+                return fresh._replace(aux=kept[0]) if fits else fresh
+            try:
+                aux = rebuilt(fresh.aux, parts)
+            except ValueError:
+                return fresh
+            if next(parts, None) is not None:
+                return fresh
+            return kernel.refresh(energy, fresh._replace(aux=aux))  # replicas stand at other rows
+
+
+def packed(state: ContrastiveState) -> dict[str, Tensor | None]:
+    """The state as named tensors."""
+    chain, walkers, offsets = state.chain, state.walkers, state.offsets
+    counts = [state.n_batches, state.halvings, float(state.acceptance)]
+    return {
+        "pool": state.pool,
+        "chain": None if chain is None else chain.x,
+        "share": state.share,
+        "counts": torch.tensor(counts, dtype=torch.float64),
+        "log_weight": walkers.log_weight if walkers else None,
+        "log_z": walkers.log_z if walkers else None,
+        "chain_energy": walkers.energy if walkers else None,
+        "visible_offset": offsets.visible if offsets else None,
+        "hidden_offset": offsets.hidden if offsets else None,
+        **{f"aux_{i}": part for i, part in enumerate(leaves(chain.aux if chain else None))},
+    }
+
+
+def halved(sampler: Sampler, times: int) -> Sampler:
+    """The sampler with its step halved so often, and noise that keeps its temperature."""
+    powers = {"step_size": 1.0, "noise_scale": 0.5}
+    changed = {}
+    for name, value in sampler.get_params().items():
+        power = powers.get(name.split("__")[-1])
+        if power is not None and value is not None:
+            changed[name] = value * 0.5 ** (power * times)
+    return clone(sampler).set_params(**changed)
+
+
+def walked(
+    kernel: Sampler,
+    energy: Energy,
+    chain: ChainState,
+    n_steps: int,
+    generator: torch.Generator,
+    n_batches: int,
+) -> tuple[ChainState, Any]:
+    """Chains after `n_steps`, and the mean acceptance.
+
+    A kernel that adapts does so in the first step of every fourth batch and keeps its settings for
+    all others: an adaptation step costs as much as a step of a small network.
+    """
+    step, n_adapting = kernel.step, int(n_batches % ADAPT_EVERY == 0)
+    adapting: Tuning | None = None
+    accepted: Any = 0.0
+    for number in range(n_steps):
+        if number == n_adapting and isinstance(chain.aux, Tuning):
+            adapting, chain = chain.aux, kernel.freeze(chain)
+        chain, info = step(energy, chain, generator)
+        accepted = accepted + info.acceptance
+    if adapting is not None:
+        chain = chain._replace(aux=adapting)
+    return chain, accepted / n_steps
+
+
+def _adapted(kernel: Sampler, energy: Energy, x: Tensor, generator: torch.Generator) -> ChainState:
+    """Chains that have found a step: its first tries say nothing of the training."""
+    chain = kernel.init(energy, x)
+    for _ in range(WARM_UP):
+        chain, _ = kernel.step(energy, chain, generator)
+    return chain
+
+
+def _likely(energy: Energy, rows: Tensor, generator: torch.Generator) -> Tensor:
+    """As many draws of the base, resampled by how much more likely the model finds them."""
+    base: Any = getattr(energy, "base", None)
+    if base is None:
+        return rows
+    draws = base.sample(N_PROPOSALS * len(rows), generator).to(rows)
+    weight = (-energy.correction(draws)).double().softmax(0)
+    if not weight.isfinite().all():
+        return rows
+    u = torch.rand(len(rows), generator=generator, dtype=weight.dtype, device=weight.device)
+    return draws[draw_index(weight, u)]
+
+
+@functools.lru_cache(maxsize=16)
+def _plain_signs(n: int, m: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Without weights they are the same for every batch of a size."""
+    sign = torch.full((n + m,), 1.0 / m, dtype=dtype, device=device)
+    sign[:n] = -1.0 / n
+    return sign, -sign[:n]
