@@ -196,7 +196,7 @@ def test_ais_on_an_ising_grid(coupling):
     assert found.std_error < 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_ais_in_many_dimensions_knows_its_error():
     energy, truth, _ = normal(10)
     runs = [AIS(40, 60).estimate(energy, generator=seeded(s)) for s in range(40)]
@@ -207,7 +207,7 @@ def test_ais_in_many_dimensions_knows_its_error():
     assert sum(one.lower > truth for one in runs) <= 6  # of 40, where 2 are promised
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_reverse_ais_from_exact_draws_knows_its_error():
     energy, truth, target = normal(4)
     base = Gaussian(torch.zeros(4, dtype=DOUBLE), 1.5)

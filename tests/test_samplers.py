@@ -395,7 +395,7 @@ class Banana(Energy):
         return banana(x)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "sampler", [MetropolisHastings(1.5), MALA(0.3), HMC(0.15, 6)], ids=lambda s: type(s).__name__
 )
