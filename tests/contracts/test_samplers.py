@@ -48,7 +48,7 @@ from tests.targets import (
     spelled_out,
     two_modes,
 )
-from tests.tiers import full, leading, only_full
+from tests.tiers import full, leading, named, only_full
 
 N_CHAINS = 10_000
 
@@ -243,7 +243,7 @@ def test_exact_draws_stay_exact(exact, beta, n_steps):
 MIXING = [name for name in EXACT if ALL[name].target is not line or ALL[name].ladder]
 
 
-@pytest.mark.parametrize("name", [name if name in FIRST else only_full(name) for name in MIXING])
+@pytest.mark.parametrize("name", named(FIRST & set(MIXING), MIXING))
 def test_chains_forget_where_they_started(name):
     exact = ALL[name]
     energy = exact.energy()
