@@ -118,7 +118,9 @@ def test_annealing_starts_from_the_energys_own_base():
     assert abs(other.value - truth) < 4 * other.std_error
 
 
-@pytest.mark.parametrize("sampler", [Gibbs(), ParallelTempering(3)], ids=["gibbs", "tempering"])
+@pytest.mark.parametrize(
+    "sampler", leading(1, [Gibbs(), ParallelTempering(3)]), ids=["gibbs", "tempering"]
+)
 def test_columns_beside_a_clamp_follow_their_conditional(sampler):
     """The tree carries what is known of a column to its neighbours."""
     energy = make_tree_rbm(4, 2, scale=2.0)

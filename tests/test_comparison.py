@@ -36,7 +36,7 @@ from skebm.samplers import Gibbs
 from tests.discovery import without_case
 from tests.oracle import DOUBLE, make_rbm, seeded
 from tests.targets import Quadratic
-from tests.tiers import only_full
+from tests.tiers import full, only_full
 
 pandas = pytest.importorskip("pandas")
 
@@ -389,6 +389,7 @@ def test_what_methods_warn_of_is_in_the_table(grid):
         assert compare(grid, [Loud()])["warning"].item() == "slow loose"
 
 
+@full
 def test_a_known_answer(grid):
     frame = compare(make_rbm(6, 4), x=torch.zeros(3, 6))
     assert list(frame.index) == list(EVERY)

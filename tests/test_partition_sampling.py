@@ -180,6 +180,7 @@ def test_boxes_and_half_lines_end_at_their_walls(cls):
 # ------------------------------------------------------------------------------
 
 
+@full
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # of so few draws
 def test_importance_is_unbiased_for_z():
     runs = importance_runs(HILLS, 400, 50, base=HILLS_BASE)
