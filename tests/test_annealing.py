@@ -21,6 +21,7 @@ from skebm.partition.annealed import Schedule, adapted, anneal
 from skebm.samplers import HMC, MALA, DiscreteLangevin, Gibbs, GibbsWithGradients, Langevin
 from tests.oracle import DOUBLE, bits, make_rbm, make_tree_rbm, seeded
 from tests.targets import Line, Normal, Quadratic, Valley, two_modes
+from tests.tiers import full, leading
 
 D = 6
 
@@ -176,7 +177,9 @@ def test_rows_are_evaluated_once_for_all_temperatures():
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampler", [None, GibbsWithGradients(), DiscreteLangevin(adapt=True)])
+@pytest.mark.parametrize(
+    "sampler", leading(1, [None, GibbsWithGradients(), DiscreteLangevin(adapt=True)])
+)
 @pytest.mark.parametrize("name", DISCRETE)
 def test_ais_is_right_from_any_base_on_any_bits(name, sampler):
     energy, base = DISCRETE[name]
@@ -187,7 +190,7 @@ def test_ais_is_right_from_any_base_on_any_bits(name, sampler):
     assert found.lower < truth
 
 
-@pytest.mark.parametrize("coupling", [0.2, 0.44, 0.7])
+@pytest.mark.parametrize("coupling", leading(1, [0.44, 0.2, 0.7]))
 def test_ais_on_an_ising_grid(coupling):
     energy = ising_grid(4, 4, coupling, dtype=DOUBLE)
     truth = Exact().estimate(energy).value
@@ -196,7 +199,7 @@ def test_ais_on_an_ising_grid(coupling):
     assert found.std_error < 0.1
 
 
-@pytest.mark.slow
+@full
 def test_ais_in_many_dimensions_knows_its_error():
     energy, truth, _ = normal(10)
     runs = [AIS(40, 60).estimate(energy, generator=seeded(s)) for s in range(40)]
@@ -207,7 +210,7 @@ def test_ais_in_many_dimensions_knows_its_error():
     assert sum(one.lower > truth for one in runs) <= 6  # of 40, where 2 are promised
 
 
-@pytest.mark.slow
+@full
 def test_reverse_ais_from_exact_draws_knows_its_error():
     energy, truth, target = normal(4)
     base = Gaussian(torch.zeros(4, dtype=DOUBLE), 1.5)
@@ -241,7 +244,7 @@ def test_a_base_that_is_fitted_to_rows_is_not_fitted_to_those_annealed():
     assert seen[-1] == 20
 
 
-@pytest.mark.parametrize("sampler", [None, MALA(adapt=True, scale="auto"), HMC(0.3)])
+@pytest.mark.parametrize("sampler", leading(1, [MALA(adapt=True, scale="auto"), None, HMC(0.3)]))
 def test_separate_modes_and_walls(sampler):
     open_line, walled = Valley(two_modes), Valley(two_modes, -4.0, 3.0)
     exact = math.log(2 * math.pi) / 2  # a mixture times sqrt(2 pi)
@@ -254,7 +257,7 @@ def test_separate_modes_and_walls(sampler):
         assert found.std_error < 0.2
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1e3])
+@pytest.mark.parametrize("scale", leading(1, [1e3, 1e-3]))
 def test_units_do_not_matter_where_there_are_rows(scale):
     energy, truth, target = normal(3)
     unit = Quadratic(energy.mean.detach() * scale, torch.linalg.inv(energy.precision) * scale**2)
@@ -262,7 +265,7 @@ def test_units_do_not_matter_where_there_are_rows(scale):
     found = AIS(100, 60).estimate(unit, x=rows, generator=seeded())
     assert abs(found.value - truth - 3 * math.log(scale)) < 4 * found.std_error
     assert found.std_error < 0.2
-    bracket = AISBracket(50, 60, n_steps=20).estimate(unit, x=rows, generator=seeded())
+    bracket = AISBracket(30, 40, n_steps=10).estimate(unit, x=rows, generator=seeded())
     assert bracket.lower < truth + 3 * math.log(scale) < bracket.upper
 
 
@@ -294,7 +297,7 @@ def far_modes(d=12, gap=2.0):
     return energy
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", leading(1, range(5)))
 def test_a_bracket_finds_the_mode_that_rows_and_base_are_far_from(seed):
     energy = far_modes()
     rows = (torch.rand(200, 12, generator=seeded(50 + seed), dtype=DOUBLE) < 0.05).to(DOUBLE)
@@ -313,6 +316,7 @@ def test_a_bracket_finds_the_mode_that_rows_and_base_are_far_from(seed):
     assert found.lower == pytest.approx(found.value + math.log(0.05 / 2))
 
 
+@full
 def test_a_bracket_looks_further_on_real_rows_too():
     """Two wells; rows and the base that is fitted to them sit in the shallow one."""
 

@@ -5,6 +5,7 @@ parses, it imports nothing. Each is tested twice: skebm keeps it, and it catches
 """
 
 import ast
+import functools
 import graphlib
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -87,12 +88,21 @@ def imports(sources):
         return target or None
 
     for path, source in sources.items():
-        tree = ast.parse(source)
-        functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
-        lazy = {id(node) for function in functions for node in ast.walk(function)}
-        for node in ast.walk(tree):
+        for node, lazy in import_statements(source):
             for target in targets(node, path):
-                yield Import(path, node.lineno, target, module_of(target), id(node) in lazy)
+                yield Import(path, node.lineno, target, module_of(target), lazy)
+
+
+parsed = functools.cache(ast.parse)
+
+
+@functools.cache
+def import_statements(source):
+    """Statements that import, and whether they are inside a function."""
+    functions = [node for node in ast.walk(parsed(source)) if isinstance(node, FUNCTIONS)]
+    lazy = {id(node) for function in functions for node in ast.walk(function)}
+    found = [n for n in ast.walk(parsed(source)) if isinstance(n, ast.Import | ast.ImportFrom)]
+    return [(node, id(node) in lazy) for node in found]
 
 
 # ------------------------------------------------------------------------------
@@ -160,7 +170,7 @@ def body_lines(function):
 def length_violations(sources):
     found = []
     for path, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, FUNCTIONS) and (n := body_lines(node)) > MAX_BODY_LINES:
                 found.append(
                     f"{path}:{node.lineno} {node.name} has {n} lines, above {MAX_BODY_LINES}"

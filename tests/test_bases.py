@@ -24,6 +24,7 @@ from tests.oracle import (
     make_tree_rbm,
     seeded,
 )
+from tests.tiers import leading
 
 
 def chain_rows(n=300, d=6, seed=0):
@@ -62,7 +63,7 @@ each_base = pytest.mark.parametrize("base", BASES)
 
 
 @each_base
-@pytest.mark.parametrize("learning", ["exact", "pcd"])
+@pytest.mark.parametrize("learning", leading(1, ["pcd", "exact"]))
 def test_probabilities_sum_to_one(base, learning):
     model = RBMEstimator(**quick, base=BASES[base](), learning=learning, n_iter=20).fit(X)
     assert np.exp(model.score_samples(STATES)).sum() == pytest.approx(1, abs=1e-4)
@@ -117,7 +118,9 @@ def test_annealing_starts_from_the_energys_own_base():
     assert abs(other.value - truth) < 4 * other.std_error
 
 
-@pytest.mark.parametrize("sampler", [Gibbs(), ParallelTempering(3)], ids=["gibbs", "tempering"])
+@pytest.mark.parametrize(
+    "sampler", leading(1, [Gibbs(), ParallelTempering(3)]), ids=["gibbs", "tempering"]
+)
 def test_columns_beside_a_clamp_follow_their_conditional(sampler):
     """The tree carries what is known of a column to its neighbours."""
     energy = make_tree_rbm(4, 2, scale=2.0)
@@ -290,7 +293,7 @@ def test_reweighting_needs_persistent_chains(learning):
 
 
 def test_reweighted_training_reports_its_log_likelihood():
-    model = RBMEstimator(**quick, reweight=True, n_chains=2000, n_iter=60).fit(X)
+    model = RBMEstimator(**quick, reweight=True, n_chains=2000, n_iter=30).fit(X)
     truth = model.score(X)
     assert model.history_[-1]["log_partition"] == pytest.approx(model.log_partition_, abs=0.1)
     assert model.history_[-1]["log_likelihood"] == pytest.approx(truth, abs=0.5)  # 100 rows

@@ -36,6 +36,7 @@ from skebm.samplers import Gibbs
 from tests.discovery import without_case
 from tests.oracle import DOUBLE, make_rbm, seeded
 from tests.targets import Quadratic
+from tests.tiers import full, only_full
 
 pandas = pytest.importorskip("pandas")
 
@@ -239,17 +240,25 @@ def test_every_method_is_compared():
     assert without_case(PartitionEstimator, METHODS) == []
 
 
-def test_rows_are_what_the_methods_say(grid):
+EVERY = {cls.__name__: cls() for cls in METHODS}
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [QUICK | {name: EVERY[name] for name in ("Exact", "Bethe")}, only_full(EVERY)],
+    ids=["quick", "all"],
+)
+def test_rows_are_what_the_methods_say(grid, methods):
     x = {"data": grid.domain.uniform(20, seeded(), dtype=torch.float32)}
-    frame = compare(grid, x=x)
+    frame = compare(grid, None if methods is EVERY else methods, x=x)
     assert frame.index.name == "method"
     assert tuple(frame.columns) == COLUMNS
-    assert list(frame.index) == [cls.__name__ for cls in METHODS]
-    for cls in METHODS:
-        row = frame.loc[cls.__name__]
+    assert list(frame.index) == list(methods)
+    for name, method in methods.items():
+        row = frame.loc[name]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            found = cls().estimate(grid, x=x, generator=seeded(0))
+            found = method.estimate(grid, x=x, generator=seeded(0))
         numbers = [getattr(found, name) for name in NUMBERS]
         assert list(row[NUMBERS]) == pytest.approx(numbers, abs=0, nan_ok=True)
         assert row["bound_kind"] == found.bound_kind
@@ -380,8 +389,10 @@ def test_what_methods_warn_of_is_in_the_table(grid):
         assert compare(grid, [Loud()])["warning"].item() == "slow loose"
 
 
+@full
 def test_a_known_answer(grid):
     frame = compare(make_rbm(6, 4), x=torch.zeros(3, 6))
+    assert list(frame.index) == list(EVERY)
     truth = frame.loc["Exact", "value"]
     certain = frame[frame["bound_kind"] == "exact"]
     assert not (certain["lower"] > truth + 1e-9).any()

@@ -16,6 +16,7 @@ from skebm.objectives import EnergyDiscrepancy, ExactScoreMatching
 from tests.networks import neural, walled
 from tests.objectives import autograd, flat, gradient, log_weight, weights
 from tests.oracle import DOUBLE, bits, make_rbm, mean_is, seeded
+from tests.tiers import full, leading, only_full
 
 # Largest |z| of a mean over independent noise: five standard errors.
 SIEVE = 5
@@ -100,7 +101,14 @@ def test_the_potential_is_that_of_quadrature():
 
 
 @pytest.mark.parametrize(
-    ("d", "scale"), [(1, 0.3), (1, 1.5), (3, 0.7), (3, [0.2, 1.0, 0.6])], ids=str
+    ("d", "scale"),
+    [
+        (3, [0.2, 1.0, 0.6]),
+        only_full(1, 0.3),
+        only_full(1, 1.5),
+        only_full(3, 0.7),
+    ],
+    ids=str,
 )
 def test_many_negatives_give_the_closed_form(d, scale):
     energy, x = bowl(d), normal(10, d, seed=5) + normal(d, seed=7)
@@ -140,7 +148,7 @@ def test_pairs_do_not_drown_in_their_noise():
     assert unpaired[0.001] > 50 * unpaired[0.1]
 
 
-@pytest.mark.parametrize("n_negatives", [1, 2, 8])
+@pytest.mark.parametrize("n_negatives", leading(1, [2, 1, 8]))
 def test_one_row_among_others_is_at_rest_at_the_truth(n_negatives):
     """With w = 1 for any number of negatives, whatever the noise; not next to the truth."""
     d, scale = 2, torch.tensor([0.5, 1.5], dtype=DOUBLE)
@@ -162,6 +170,7 @@ def test_one_row_among_others_is_at_rest_at_the_truth(n_negatives):
     assert mean_is(replicates(objective, drawn)[:, 1:], 0) > SIEVE
 
 
+@full
 def test_without_stabiliser_the_truth_is_at_rest_for_many_negatives_alone():
     energy, scale = bowl(1), 1.0
     root = energy.matrix.detach().rsqrt()
@@ -277,7 +286,7 @@ def some_law(energy, seed=8):
     return normal(len(energy.states), seed=seed).softmax(0)
 
 
-@pytest.mark.parametrize("name", DOMAINS)
+@pytest.mark.parametrize("name", leading(1, ["levels", "bits", "bit image"]))
 def test_many_negatives_give_the_sum_over_all_states(name):
     energy = Table(DOMAINS[name])
     p, K = some_law(energy), kernel(DOMAINS[name], EPS[name])
@@ -300,6 +309,7 @@ def test_few_negatives_give_the_sum_over_them_too(n_negatives, w):
     assert mean_is(samples, 0.8 * truth) > SIEVE
 
 
+@full
 def test_a_machine_with_hidden_units_is_summed_over_too():
     energy = make_rbm(4, 3)
     energy.states = bits(4)
@@ -322,7 +332,7 @@ def rows_in_the_order_of_bits(K):
     return K[order][:, order]
 
 
-@pytest.mark.parametrize("name", ["bits", "levels"])
+@pytest.mark.parametrize("name", leading(1, ["levels", "bits"]))
 def test_discrete_rows_are_at_rest_at_the_truth(name):
     """Exactly for many negatives; with w = 1 for few, by the sum over all; w = 0 is not."""
     energy = Table(DOMAINS[name])
@@ -339,6 +349,7 @@ def test_discrete_rows_are_at_rest_at_the_truth(name):
     assert mean_is(replicates(objective, batch)[:, 1:], 0) > SIEVE
 
 
+@full
 def test_the_bias_without_stabiliser_falls_with_the_negatives():
     """The slope at the truth, summed over all negatives: about as one over their number."""
     energy = Table(Binary((2,)))

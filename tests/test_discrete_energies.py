@@ -15,6 +15,7 @@ from skebm.samplers import DiscreteLangevin, GibbsWithGradients
 from tests.networks import BIT_BASES, binary, one_hot
 from tests.oracle import DOUBLE, P_FLOOR, bits, chi_square, count_states, seeded
 from tests.targets import spelled_out
+from tests.tiers import named
 
 # On no base, on all that there are for bits, and of one-hot columns.
 ENERGIES = {f"bits, {name}": functools.partial(binary, name) for name in BIT_BASES}
@@ -91,7 +92,7 @@ def test_networks_of_binary_images_get_images(name):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@every_energy
+@pytest.mark.parametrize("name", named(["bits, tree", "one-hot on columns"], ENERGIES))
 def test_exact_draws_stay_exact(name, sampler):
     energy = ENERGIES[name]()
     target, generator, done = spelled_out(energy), seeded(4), 0
@@ -112,7 +113,7 @@ def test_exact_log_z_is_the_sum_over_states(name):
     assert found.value == pytest.approx(expected, abs=1e-10)
 
 
-@every_energy
+@pytest.mark.parametrize("name", named(["bits, tree"], ENERGIES))
 def test_annealing_finds_log_z(name):
     """Its sampler by default follows gradients, of every energy between base and model."""
     energy = ENERGIES[name]()
@@ -123,7 +124,7 @@ def test_annealing_finds_log_z(name):
     assert found.lower < exact
 
 
-@every_energy
+@pytest.mark.parametrize("name", named(["bits, tree"], ENERGIES))
 def test_a_bracket_contains_log_z(name):
     energy = ENERGIES[name]()
     rows = spelled_out(energy).draw(100, seeded(6))

@@ -22,6 +22,7 @@ from skebm.objectives.flow_contrastive import LOOK, FlowState
 from tests.contracts.test_estimators import real_rows
 from tests.objectives import gradient
 from tests.oracle import DOUBLE, mean_is, seeded
+from tests.tiers import full
 
 SIEVE = 5
 X, X_NEW = real_rows(60, 3), real_rows(20, 3, seed=1)
@@ -212,14 +213,20 @@ def moons():
     return rows[:1000], rows[1000:]
 
 
-@pytest.fixture(scope="module")
-def model(moons):
+def fit(moons, n_iter):
     return FlowContrastiveDensity(
-        flow="maf", n_flow_steps=40, flow_learning_rate=1e-3, n_iter=60, random_state=0
+        flow="maf", n_flow_steps=40, flow_learning_rate=1e-3, n_iter=n_iter, random_state=0
     ).fit(moons[0])
 
 
-def test_the_energy_is_better_than_the_flow_alone(model, moons):
+@pytest.fixture(scope="module")
+def model(moons):
+    return fit(moons, 10)
+
+
+@full
+def test_the_energy_is_better_than_the_flow_alone(moons):
+    model = fit(moons, 60)
     alone = FlowContrastiveDensity(flow="maf", n_flow_steps=40, n_iter=0, random_state=0)
     alone.fit(moons[0])
     assert model.score(moons[1]) > alone.score(moons[1]) + 0.1

@@ -155,8 +155,9 @@ def test_all_of_images(display):
 
 
 def test_tiles_do_not_overlap_and_lie_inside(display):
+    axes = draw(display)
     for name in ("filters", "samples", "reconstructions"):
-        ax = draw(display)[name]
+        ax = axes[name]
         boxes = [image.get_window_extent() for image in ax.get_images()]
         assert all(ax.get_window_extent().padded(1).contains(*box.p0) for box in boxes)
         assert all(ax.get_window_extent().padded(1).contains(*box.p1) for box in boxes)

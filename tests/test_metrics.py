@@ -16,6 +16,7 @@ from skebm.metrics import (
     roc_auc_difference,
 )
 from skebm.metrics.detection import _average_precision, _roc_auc
+from tests.tiers import full, leading
 
 BOOTSTRAPS = {"auc": roc_auc_bootstrap, "precision": average_precision_bootstrap}
 SCORES = {"auc": roc_auc_score, "precision": average_precision_score}
@@ -89,7 +90,7 @@ def test_a_true_positive_rate_that_is_just_reached_counts(n):
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n_levels", [1, 2, 7, 1000])
+@pytest.mark.parametrize("n_levels", leading(2, [7, 1, 2, 1000]))
 @pytest.mark.parametrize("statistic", ["auc", "precision"])
 def test_a_statistic_of_any_counts_is_that_of_scikit_learn(rng, statistic, n_levels):
     mine = {"auc": _roc_auc, "precision": _average_precision}[statistic]
@@ -121,7 +122,7 @@ def test_the_value_is_that_of_scikit_learn(rng, name):
         assert_allclose(negated.value, SCORES[name](y < 0, -s))
 
 
-@every_bootstrap
+@pytest.mark.parametrize("name", leading(1, BOOTSTRAPS))
 def test_errors_are_those_of_all_resamples_by_enumeration(name):
     # Three rows of each class, two of them tied: 27 * 27 resamples, all as likely.
     positive, negative = np.array([3.0, 1.0, 0.0]), np.array([2.0, 1.0, -1.0])
@@ -166,7 +167,7 @@ def delong(y, *scores):
 
 
 @pytest.mark.parametrize("decimals", [0, 6])
-@pytest.mark.parametrize("counts", [(300, 200), (1000, 60)])
+@pytest.mark.parametrize("counts", leading(1, [(300, 200), (1000, 60)]))
 def test_error_of_an_area_is_that_of_delong(rng, counts, decimals):
     y, score = binormal(rng, *counts)
     score = score.round(decimals)
@@ -187,6 +188,7 @@ def test_error_of_a_difference_is_that_of_delong(rng):
     assert found.std_error < 0.7 * np.sqrt(np.trace(covariance))  # unpaired it would be larger
 
 
+@full
 def test_intervals_of_an_area_cover_the_true_one(rng):
     exact, hits = norm.cdf(1 / np.sqrt(2)), []
     for seed in range(200):
@@ -197,6 +199,7 @@ def test_intervals_of_an_area_cover_the_true_one(rng):
     assert 0.82 < np.mean(hits) < 0.97
 
 
+@full
 def test_error_of_average_precision_is_the_spread_over_new_samples(rng):
     new = [binormal(rng, 150, 150) for _ in range(600)]
     spread = np.std([average_precision_score(y > 0, score) for y, score in new])

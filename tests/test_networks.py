@@ -30,8 +30,7 @@ from tests.networks import (
     walled,
 )
 from tests.oracle import DOUBLE, finite_difference, seeded
-
-GRID = list(itertools.product(ACTIVATIONS, [False, True], [False, True], [False, True]))
+from tests.tiers import about, leading
 
 
 def normal(*shape, seed=1):
@@ -116,25 +115,36 @@ def test_activations_are_finite_in_the_tails(name):
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("activation", "residual", "spectral_norm", "levels"), GRID)
-@pytest.mark.parametrize("n_frequencies", [0, 2])
-@pytest.mark.parametrize("reconstructs", [False, True])
-@pytest.mark.parametrize("own", ["of its own", "for all"])
-def test_derivatives_of_perceptrons_equal_autograd(
-    activation, residual, spectral_norm, levels, own, reconstructs, n_frequencies
-):
-    """Values, gradients, second derivatives and their gradients by the weights.
+@pytest.mark.parametrize("part", leading(1, range(8)))
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_derivatives_of_perceptrons_equal_autograd(activation, part):
+    """All eight parts are all settings; each has every pair of two settings."""
+    for flags in itertools.product([False, True], repeat=6):
+        residual, spectral_norm, levels, own, reconstructs, waves = flags
+        signs = (
+            residual ^ spectral_norm ^ levels,
+            spectral_norm ^ own ^ reconstructs,
+            levels ^ own ^ waves,
+        )
+        if part == sum(2**i for i, sign in enumerate(signs) if sign):
+            with about(flags):
+                check_derivatives(activation, *flags)
 
-    The first layer is as wide as its input, so that with `residual` it has a skip connection too.
+
+def check_derivatives(activation, residual, spectral_norm, levels, own, reconstructs, waves):
+    """Values, gradients, second derivatives and how they change with the weights, as autograd's.
+
+    The first layer is as wide as the rows and waves of them: with `residual` it has a skip, too.
+    Directions are of each row (`own`) or of all.
     """
-    width = 3 + 2 * n_frequencies
+    width = 7 if waves else 3
     config = MLP((width, width, 4), activation, residual, spectral_norm)
-    config.set_params(n_frequencies=n_frequencies, frequency_scale=1.5)
+    config.set_params(n_frequencies=2 * waves, frequency_scale=1.5)
     whitening = whitening_of(normal_base(3)) if reconstructs else None
     network = build(config, (3,), levels=levels, whitening=whitening).eval()
     plain, x = Plain(network), normal(5, 3)
     cond = (levels_of(5).log(),) if levels else ()
-    directions = normal(5, 2, 3, seed=3) if own == "of its own" else normal(2, 3, seed=3)
+    directions = normal(5, 2, 3, seed=3) if own else normal(2, 3, seed=3)
     found, expected = (
         value_and_input_grad_of(network, x, *cond),
         value_and_input_grad_of(plain, x, *cond),

@@ -18,6 +18,7 @@ from skebm.partition.importance import ImportanceSampling, log_weights, pareto_k
 from skebm.samplers import HMC, MALA, Gibbs, GibbsWithGradients, Langevin
 from tests.oracle import DOUBLE, Enumerated, bits, make_rbm, make_tree_rbm, seeded
 from tests.targets import Normal, OneHot, Polynomial, Quadratic, Slopes, spelled_out
+from tests.tiers import full, leading
 
 REPEATS = 100
 
@@ -79,7 +80,7 @@ def grid_log_z(energy, reach=12.0, n=1201):
 
 
 HILLS = Of(hills, Real((2,)))
-HILLS_LOG_Z = grid_log_z(HILLS)
+HILLS_LOG_Z = grid_log_z(HILLS, n=401)
 HILLS_BASE = Gaussian(torch.zeros(2, dtype=DOUBLE), 3.0)
 
 
@@ -110,6 +111,7 @@ def importance_runs(energy, n=REPEATS, n_samples=1000, **kwargs):
     return [estimator.estimate(energy, generator=seeded(s), **kwargs) for s in range(n)]
 
 
+@full
 def test_importance_knows_its_error_in_fifty_columns():
     wide = Gaussian(NORMAL.mean, covariance=1.15 * NORMAL.cov)
     runs = importance_runs(NORMAL_ENERGY, base=wide)
@@ -178,6 +180,7 @@ def test_boxes_and_half_lines_end_at_their_walls(cls):
 # ------------------------------------------------------------------------------
 
 
+@full
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # of so few draws
 def test_importance_is_unbiased_for_z():
     runs = importance_runs(HILLS, 400, 50, base=HILLS_BASE)
@@ -187,7 +190,7 @@ def test_importance_is_unbiased_for_z():
     assert abs(float(ratio.mean()) - 1) < 4 * error
 
 
-@pytest.mark.parametrize("delta", [0.05, 0.3])
+@pytest.mark.parametrize("delta", leading(1, [0.05, 0.3]))
 def test_the_lower_bound_fails_no_more_often_than_promised(delta):
     """From a base so far off that most estimates are far too small."""
     base, n = Gaussian(torch.tensor([-2.0, -1.0], dtype=DOUBLE), 1.5), 300
@@ -291,7 +294,7 @@ def draw_normal(n, seed):
     return NORMAL.draw(n, seeded(seed))
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.15, 2.0])
+@pytest.mark.parametrize("factor", leading(1, [2.0, 0.5, 1.15]))
 def test_bridge_knows_its_error_in_fifty_columns(factor):
     """From bases that are too narrow or too wide for importance sampling."""
     base = Gaussian(NORMAL.mean, covariance=factor * NORMAL.cov)
@@ -307,6 +310,7 @@ def test_bridge_fits_a_base_to_draws_that_it_does_not_use_again():
     assert all(one.std_error < 0.4 for one in runs)
 
 
+@full
 def test_bridge_knows_its_error_on_hills():
     runs = bridge_runs(draw_hills, HILLS, base=HILLS_BASE)
     assert_calibrated(z_scores(runs, HILLS_LOG_Z))

@@ -163,7 +163,7 @@ def test_pseudo_likelihood_equals_enumeration(model):
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("learning", ["auto", "pcd", "cd"])
 def test_a_long_stream_keeps_the_mean_of_the_data(learning):
     """Mini-batch gradients are means: the model must not run off when calls are many."""

@@ -43,7 +43,7 @@ def reference():
     return rbm().fit(X).score(X), rbm(n_iter=1, learning_rate=1e-9).fit(X).score(X)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_it_learns_what_gibbs_learns(sampler, reference):
     gibbs, nothing = reference

@@ -24,10 +24,11 @@ from skebm.samplers import (
 from skebm.samplers._tuning import Dense
 from tests.oracle import DOUBLE, P_FLOOR, make_rbm, seeded
 from tests.targets import Line, Normal, Quadratic, Slopes, Valley, two_modes
+from tests.tiers import full, leading
 
 D = 3
 WIDE = torch.tensor([0.1, 1.0, 30.0], dtype=DOUBLE)
-ADAPTIVE = [MetropolisHastings(adapt=True), MALA(adapt=True), HMC(0.1, 4, adapt=True)]
+ADAPTIVE = [MALA(adapt=True), MetropolisHastings(adapt=True), HMC(0.1, 4, adapt=True)]
 
 
 def unit(d=D):
@@ -147,7 +148,7 @@ def test_one_wall_reflects(sign):
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", [1e-4, 1.0, 50.0])
+@pytest.mark.parametrize("first", leading(1, [50.0, 1e-4, 1.0]))
 @pytest.mark.parametrize("sampler", ADAPTIVE, ids=lambda s: type(s).__name__)
 def test_the_warm_up_finds_the_acceptance_that_was_asked_for(sampler, first):
     sampler = clone(sampler).set_params(step_size=first)
@@ -158,17 +159,17 @@ def test_the_warm_up_finds_the_acceptance_that_was_asked_for(sampler, first):
         assert abs(float(info.acceptance) - target) < 0.06
 
 
-def test_discrete_langevin_finds_its_acceptance():
+@pytest.mark.parametrize("first", leading(1, [5.0, 0.02]))
+def test_discrete_langevin_finds_its_acceptance(first):
     energy = make_rbm(40, 20, scale=1.0)
     x = energy.domain.uniform(200, seeded(1), dtype=DOUBLE)
-    for first in (0.02, 5.0):
-        sampler = DiscreteLangevin(first, adapt=True)
-        _, info = sampler.run(energy, x, 100, seeded(2), n_warmup=400)
-        assert abs(float(info.acceptance) - 0.574) < 0.06
+    sampler = DiscreteLangevin(first, adapt=True)
+    _, info = sampler.run(energy, x, 100, seeded(2), n_warmup=400)
+    assert abs(float(info.acceptance) - 0.574) < 0.06
 
 
-@pytest.mark.parametrize("n_chains", [1, 200])
-@pytest.mark.parametrize("sampler", ADAPTIVE, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("n_chains", leading(1, [200, 1]))
+@pytest.mark.parametrize("sampler", leading(1, ADAPTIVE), ids=lambda s: type(s).__name__)
 def test_the_warm_up_finds_the_scale_of_each_column(sampler, n_chains):
     sampler = clone(sampler).set_params(scale="auto")
     x = torch.full((n_chains, D), 0.1, dtype=DOUBLE)
@@ -178,7 +179,7 @@ def test_the_warm_up_finds_the_scale_of_each_column(sampler, n_chains):
     assert ((ratio / ratio.mean()).log().abs() < slack).all()
 
 
-@pytest.mark.parametrize("sampler", ADAPTIVE, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("sampler", leading(1, ADAPTIVE), ids=lambda s: type(s).__name__)
 def test_the_warm_up_finds_the_covariance(sampler):
     """Two columns of correlation 0.99, and a third that is thirty times as wide."""
     cov = torch.tensor([[1.0, 0.99, 0.0], [0.99, 1.0, 0.0], [0.0, 0.0, 900.0]], dtype=DOUBLE)
@@ -251,7 +252,7 @@ def test_a_search_without_a_signal_ends():
     """Everything is clamped, so nothing is ever rejected."""
     x = normal_rows(4)
     clamp = Clamp(torch.ones_like(x, dtype=torch.bool), x)
-    state, _ = MALA(adapt=True).run(unit(), x, 10, seeded(2), clamp=clamp, n_warmup=3000)
+    state, _ = MALA(adapt=True).run(unit(), x, 10, seeded(2), clamp=clamp, n_warmup=500)
     assert 0 < float(state.aux.step_size) < 1e8
     assert torch.equal(state.x, x)
 
@@ -356,8 +357,8 @@ def test_long_runs_are_thinned_not_forgotten():
     energy = Valley(lambda x: 50 * (x.square() - 4).square())
     x = torch.tensor([[-2.0], [2.0]], dtype=DOUBLE)
     with pytest.warns(ConvergenceWarning):
-        trace = MALA(1e-3).run_until(energy, x, seeded(2), max_steps=5000)
-    assert trace.n_steps == 5000
+        trace = MALA(1e-3).run_until(energy, x, seeded(2), max_steps=2500)
+    assert trace.n_steps == 2500
     assert 500 <= len(trace.x) <= 1000
     assert trace.acceptance.shape == (len(trace.x),)
 
@@ -395,24 +396,26 @@ class Banana(Energy):
         return banana(x)
 
 
-@pytest.mark.slow
+@full
 @pytest.mark.parametrize(
-    "sampler", [MetropolisHastings(1.5), MALA(0.3), HMC(0.15, 6)], ids=lambda s: type(s).__name__
+    ("sampler", "n_steps"),
+    [(MetropolisHastings(1.5), 10_000), (MALA(0.3), 5000), (HMC(0.15, 6), 2000)],
+    ids=["MetropolisHastings", "MALA", "HMC"],
 )
-def test_a_hundred_thousand_steps_do_not_drift(sampler):
+def test_long_chains_do_not_drift(sampler, n_steps):
     """Moments of both halves agree with the truth within five standard errors by their ESS.
 
     Steps are small enough for the banana's tails: HMC of steps of 0.4 hardly ever enters them, and
     no diagnostic of its draws can tell.
     """
     cases = [
-        (Valley(two_modes), torch.zeros(4, 1, dtype=DOUBLE), lambda x: x, [0.8]),
-        (Valley(two_modes), torch.zeros(4, 1, dtype=DOUBLE), torch.square, [4.808]),
-        (Banana(), torch.zeros(4, 2, dtype=DOUBLE), lambda x: x, [0.0, 2.0]),
+        (Valley(two_modes), torch.zeros(40, 1, dtype=DOUBLE), lambda x: x, [0.8]),
+        (Valley(two_modes), torch.zeros(40, 1, dtype=DOUBLE), torch.square, [4.808]),
+        (Banana(), torch.zeros(40, 2, dtype=DOUBLE), lambda x: x, [0.0, 2.0]),
     ]
     for energy, x, function, truth in cases:
-        trace = sampler.trace(energy, x, 100_000, seeded(2), n_warmup=0)
-        for half in trace.x.split(50_000):
+        trace = sampler.trace(energy, x, n_steps, seeded(2), n_warmup=0)
+        for half in trace.x.split(n_steps // 2):
             values = function(half)
             error = values.std((0, 1)) / torch.as_tensor(effective(values)).sqrt()
             off = (values.mean((0, 1)) - torch.tensor(truth, dtype=DOUBLE)).abs()
@@ -428,6 +431,7 @@ def effective(values):
 # ------------------------------------------------------------------------------
 
 
+@full  # tests/contracts/test_samplers.py has it for Gibbs
 def test_tempering_crosses_where_langevin_is_stuck():
     far = Valley(lambda x: -torch.logaddexp(-((x - 8) ** 2) / 2, -((x + 8) ** 2) / 2))
     x = torch.full((1000, 1), 8.0, dtype=DOUBLE)

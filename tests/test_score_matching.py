@@ -22,6 +22,7 @@ from skebm.objectives import (
 from tests.networks import LEVELS, build, neural, walled
 from tests.objectives import autograd, flat, gradient
 from tests.oracle import DOUBLE, finite_difference, make_rbm, mean_is, seeded
+from tests.tiers import named
 
 # Largest |z| of a mean over independent noise: five standard errors.
 SIEVE = 5
@@ -346,7 +347,7 @@ WALLS = {
 }
 
 
-@pytest.fixture(params=WALLS)
+@pytest.fixture(params=named(["below", "narrow"], WALLS))
 def walls(request):
     return WALLS[request.param]
 

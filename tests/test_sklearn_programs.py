@@ -13,9 +13,10 @@ from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 
 from skebm import RBMEstimator
+from tests.tiers import only_full
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*rows are not binary:UserWarning")
-each_class = pytest.mark.parametrize("RBM", [BernoulliRBM, RBMEstimator])
+each_class = pytest.mark.parametrize("RBM", [RBMEstimator, only_full(BernoulliRBM)])
 
 IMAGES, LABELS = load_digits(return_X_y=True)
 BITS = (IMAGES > 8).astype(np.float64)

@@ -29,10 +29,13 @@ from tests.oracle import (
     make_tree_rbm,
     seeded,
 )
+from tests.tiers import leading
 
 ALL = [Bethe, TreeReweighted, PerturbAndMAP]
 N = 12
 ROWS = bits(N)
+# A machine for each seed: a few in the first tier, a hundred in both.
+each_batch = pytest.mark.parametrize("seeds", leading(1, [range(8), range(8, 100)]), ids=str)
 quiet = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 
@@ -120,7 +123,7 @@ def test_the_graph_of_a_boltzmann_machine_has_its_energy(kind):
     np.testing.assert_allclose(pairwise_graph(energy).log_weight(ROWS.numpy()), expected)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", leading(3, range(10)))
 def test_renaming_units_makes_balanced_couplings_positive(seed):
     graph = pairwise_graph(machine(seed, kind="switched"))
     flipped = graph.flipped(graph.signs)
@@ -219,9 +222,10 @@ def test_strong_couplings_and_decided_units_do_not_overflow(J, u):
 # ------------------------------------------------------------------------------
 
 
+@each_batch
 @pytest.mark.parametrize("cls", [Bethe, TreeReweighted], ids=by_name)
-def test_forests_are_exact(cls):
-    for seed in range(100):
+def test_forests_are_exact(cls, seeds):
+    for seed in seeds:
         energy = forest(seed)
         found = cls().estimate(energy)
         assert found.value == pytest.approx(truth(energy), abs=1e-6)
@@ -274,10 +278,11 @@ def test_a_triangle_has_closed_forms(K):
 
 
 @quiet
+@each_batch
 @pytest.mark.parametrize("kind", ["attractive", "switched"])
-def test_bethe_is_a_lower_bound_where_couplings_are_attractive(kind):
+def test_bethe_is_a_lower_bound_where_couplings_are_attractive(kind, seeds):
     gaps = []
-    for seed in range(100):
+    for seed in seeds:
         energy = machine(seed, kind=kind)
         found = Bethe(max_iter=1 if seed % 4 == 0 else 200).estimate(energy)
         gaps.append(truth(energy) - found.lower)
@@ -288,8 +293,9 @@ def test_bethe_is_a_lower_bound_where_couplings_are_attractive(kind):
 
 
 @quiet
-def test_the_tree_reweighted_bound_is_an_upper_bound():
-    for seed in range(100):
+@each_batch
+def test_the_tree_reweighted_bound_is_an_upper_bound(seeds):
+    for seed in seeds:
         energy = machine(seed)
         found = TreeReweighted().estimate(energy)
         assert found.upper > truth(energy) - 1e-9
@@ -301,10 +307,13 @@ def test_the_tree_reweighted_bound_is_an_upper_bound():
 @quiet
 @pytest.mark.parametrize("newton", [True, False])
 @pytest.mark.parametrize("max_iter", [0, 1])
-def test_the_tree_reweighted_bound_holds_before_the_search_ends(max_iter, newton, monkeypatch):
+@each_batch
+def test_the_tree_reweighted_bound_holds_before_the_search_ends(
+    max_iter, newton, seeds, monkeypatch
+):
     if not newton:
         monkeypatch.setattr(trw_module, "MAX_NEWTON", 0)
-    for seed in range(100):
+    for seed in seeds:
         energy = machine(seed)
         found = TreeReweighted(max_iter=max_iter, n_reweightings=2).estimate(energy)
         assert found.upper > truth(energy) - 1e-9
@@ -320,9 +329,10 @@ def test_both_searches_find_the_same_bound(monkeypatch):
 
 
 @quiet
-def test_reweighting_tightens_the_bound():
+@pytest.mark.parametrize("seeds", leading(1, [range(6), range(6, 20)]), ids=str)
+def test_reweighting_tightens_the_bound(seeds):
     gains = []
-    for seed in range(20):
+    for seed in seeds:
         energy = machine(seed)
         plain, better = (TreeReweighted(n_reweightings=k).estimate(energy).upper for k in (0, 10))
         assert better <= plain
@@ -390,7 +400,7 @@ def perturbations(seed, n=N):
     return np.random.default_rng(seed).normal(size=(4, n)) * 2
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", leading(3, range(10)))
 def test_cuts_find_the_maximum_of_attractive_models(seed):
     graph, fields = pairwise_graph(machine(seed, kind="switched")), perturbations(seed)
     expected = [(graph.log_weight(ROWS.numpy()) + ROWS.numpy() @ row).max() for row in fields]
@@ -400,7 +410,7 @@ def test_cuts_find_the_maximum_of_attractive_models(seed):
     np.testing.assert_allclose(by_enumeration(graph, fields), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", leading(3, range(10)))
 def test_the_relaxation_is_the_linear_program(seed):
     graph, fields = pairwise_graph(machine(seed, n=7)), perturbations(seed, 7)
     n, m = graph.n_nodes, graph.n_edges
@@ -617,7 +627,7 @@ def test_settings_that_cannot_be_are_refused(estimator, message):
 @quiet
 @pytest.mark.parametrize("cls", ALL, ids=by_name)
 def test_the_generator_is_the_only_randomness(cls):
-    energy, before = machine(13), torch.get_rng_state()
+    energy, before = loop(6), torch.get_rng_state()
     kept = [p.detach().clone() for p in energy.parameters()]
     numpy_before = np.random.get_state()[1].copy()  # noqa: NPY002
     first = cls().estimate(energy, generator=seeded(1))

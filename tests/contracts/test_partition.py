@@ -32,6 +32,7 @@ from skebm.partition.importance import summarise
 from skebm.samplers import MALA, Gibbs
 from tests.discovery import without_case
 from tests.oracle import DOUBLE, Enumerated, bits, joint_energy, make_rbm, seeded
+from tests.tiers import full, leading
 
 D, H = 10, 8
 
@@ -360,7 +361,7 @@ def test_ais_gets_better_with_more_temperatures(energy):
     assert errors[0] > 1.5 * errors[1] > 2 * errors[2]
 
 
-@pytest.mark.parametrize("delta", [0.05, 0.2])
+@pytest.mark.parametrize("delta", leading(1, [0.05, 0.2]))
 def test_ais_lower_bound_fails_no_more_often_than_promised(delta):
     """With so few chains and temperatures that the estimate itself is often above log Z."""
     energy = make_rbm(8, 6, scale=1.5)
@@ -429,6 +430,7 @@ def steep(d=10, h=8):
     return make_rbm(d, h, seed=3, scale=3.0)
 
 
+@full
 def test_ais_is_unbiased_where_its_schedule_is_uneven():
     energy, n = steep(), 200
     truth = Enumerated(energy).log_z.item()
@@ -439,6 +441,7 @@ def test_ais_is_unbiased_where_its_schedule_is_uneven():
     assert abs(ratio.mean().item() - 1) < 4 * error
 
 
+@full
 def test_intervals_cover_as_often_as_they_say():
     """With weights that spread over several nats."""
     energy, n = steep(12, 9), 100
@@ -639,7 +642,7 @@ def test_reverse_ais_from_exact_samples_is_unbiased_for_one_over_z(reverse_runs,
     assert abs(ratio.mean().item() - 1) < 4 * error
 
 
-@pytest.mark.parametrize("delta", [0.05, 0.2])
+@pytest.mark.parametrize("delta", leading(1, [0.05, 0.2]))
 def test_reverse_upper_bound_fails_no_more_often_than_promised(delta):
     energy = make_rbm(8, 6, scale=1.5)
     target, n = Enumerated(energy), 200
@@ -671,6 +674,7 @@ def test_reverse_ais_says_where_it_started(energy, target):
     assert kinds == ["probabilistic", "heuristic"]
 
 
+@full
 @pytest.mark.filterwarnings("ignore:.*carry almost all weight")
 def test_forward_and_reverse_enclose_the_truth(energy, target):
     """On average, and by more the fewer the temperatures: the sandwich."""
@@ -722,7 +726,7 @@ def quiet(energy, x, seed, **settings):
     return found, [str(w.message) for w in caught if w.category is ConvergenceWarning]
 
 
-@pytest.mark.parametrize("model", [(10, 8, 0, 1.0), (7, 9, 1, 1.3), (9, 4, 2, 0.3)])
+@pytest.mark.parametrize("model", leading(1, [(7, 9, 1, 1.3), (10, 8, 0, 1.0), (9, 4, 2, 0.3)]))
 def test_the_bracket_encloses_the_truth(model):
     d, h, model_seed, scale = model
     energy = make_rbm(d, h, seed=model_seed, scale=scale)
@@ -747,7 +751,7 @@ def test_the_bracket_takes_value_and_lower_end_from_ais(energy, target):
     assert found.upper >= forward.value + 2 * forward.std_error
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", leading(1, range(3)))
 def test_the_bracket_warns_of_modes_it_has_not_explored(seed):
     energy = two_modes()
     wrong, right = torch.zeros(60, 10, dtype=DOUBLE), torch.ones(60, 10, dtype=DOUBLE)
