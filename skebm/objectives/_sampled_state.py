@@ -13,7 +13,7 @@ from skebm.base import ChainState, Energy, Sampler
 from skebm.base.state import leaves
 from skebm.objectives._phases import resumed
 from skebm.objectives.walkers import Walkers
-from skebm.samplers._tuning import Tuning
+from skebm.samplers._adaptation import StepSettings
 
 # Batches for each lesson of a kernel that tunes itself.
 ADAPT_EVERY = 4
@@ -107,10 +107,10 @@ def walked(
     settings for all others: a lesson costs as much as a step of a small network.
     """
     step, n_adapting = kernel.step, int(n_batches % ADAPT_EVERY == 0)
-    adapting: Tuning | None = None
+    adapting: StepSettings | None = None
     accepted: Any = 0.0
     for number in range(n_steps):
-        if number == n_adapting and isinstance(chain.aux, Tuning):
+        if number == n_adapting and isinstance(chain.aux, StepSettings):
             adapting, chain = chain.aux, kernel.freeze(chain)
         chain, info = step(energy, chain, generator)
         accepted = accepted + info.acceptance

@@ -18,7 +18,7 @@ from skebm.energies import (
 )
 from skebm.energies.path import Geometric, GeometricPath, TiltedPairwise
 from skebm.estimators._any_methods import Noisy
-from skebm.samplers._moves import AtBeta
+from skebm.samplers._moves import TemperedMarginal
 from tests.discovery import without_case
 from tests.networks import NEURAL, binary, one_hot
 from tests.oracle import (
@@ -73,7 +73,7 @@ CASES = {
         ),
         "to bits": lambda: between(make_rbm(5, 3), make_tree_rbm(5, 3).base),
     },
-    AtBeta: {"hot": lambda: AtBeta(make_rbm(5, 3), 0.6)},
+    TemperedMarginal: {"hot": lambda: TemperedMarginal(make_rbm(5, 3), 0.6)},
     TemperedCorrection: {"corrected": lambda: TemperedCorrection(make_tree_rbm(5, 3), beta=0.6)},
     Tilted: {
         "tilted": lambda: Tilted(make_rbm(5, 3), field(5), beta=0.6),
