@@ -1,4 +1,4 @@
-"""Small float64 networks and energies of them, their weights random: as built they are zero."""
+"""Small float64 networks and energies of them, with random instead of zero output weights."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""What samplers are held against: distributions that can be drawn from and tested exactly.
+"""Targets of samplers: distributions that can be drawn from and tested exactly.
 
 A target knows how to draw from itself, and how surprising a sample is: ``p_value`` is uniform for
 independent exact draws, so that a bound on it is the rate of false alarms.

@@ -1,4 +1,4 @@
-"""Augmentations: every move that there is, as often as it should come."""
+"""Augmentations: every transformation, with its probability."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Training with sampled negatives that runs away: noticed, rolled back, counted, given up."""
+"""Divergence of training with sampled negatives: detection, roll-back, reports and errors."""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""What each sampler promises beyond the contract: steps, schedules, tuning, walls, errors."""
+"""Properties of each sampler beyond the contract: steps, schedules, adaptation, bounds, errors."""
 
 import math
 
@@ -114,7 +114,7 @@ def test_a_scale_is_a_change_of_units():
 
 def test_bounds_reflect_or_clip():
     x = torch.tensor([[1.9, 0.0], [-0.9, 1.0]], dtype=DOUBLE)
-    energy = LinearInABox()  # in [-1, 2], slopes -1.5 and 0.3 + 2 x
+    energy = LinearInABox()  # in [-1, 2], gradients -1.5 and 0.3 + 2 x
     with torch.no_grad():
         energy.slope.copy_(torch.tensor([-3.0, 0.0]))
     step = torch.tensor([[1.5, 0.0], [1.5, -1.0]], dtype=DOUBLE)  # what half a step asks for

@@ -1,4 +1,4 @@
-"""Every energy: rows do not see each other, gradients are gradients, conditionals are exact."""
+"""Every energy: independence of rows, gradients and conditionals that are exact."""
 
 import copy
 

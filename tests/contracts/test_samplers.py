@@ -1,4 +1,4 @@
-"""Every sampler: what starts exact stays exact, and the same seed draws the same chain."""
+"""Every sampler: exact draws stay exact, and the same seed draws the same chain."""
 
 import inspect
 import math
