@@ -1,4 +1,4 @@
-"""Small float64 networks and energies of them, their weights random: as built they are zero."""
+"""Small float64 networks and energies of them, with random instead of zero output weights."""
 
 import torch
 from torch import nn
@@ -125,8 +125,8 @@ def correlated_bits(d, n=200, seed=7):
 BIT_BASES = {
     "none": lambda d: None,
     "independent": lambda d: IndependentBernoulli.fit(correlated_bits(d)),
-    "tree": lambda d: ChowLiuTree.fit(correlated_bits(d), share=0.05),
-    "blocks": lambda d: BlockTree.fit(correlated_bits(d), block_size=2, share=0.05),
+    "tree": lambda d: ChowLiuTree.fit(correlated_bits(d), smoothing=0.05),
+    "blocks": lambda d: BlockTree.fit(correlated_bits(d), block_size=2, smoothing=0.05),
 }
 
 

@@ -38,7 +38,7 @@ def make_tree_rbm(n_visible, n_hidden, *, seed=0, **kwargs):
     rows = torch.rand(40, n_visible, generator=generator, dtype=DOUBLE) < 0.4
     rows[:, 1:] |= rows[:, :-1] & (torch.rand(40, n_visible - 1, generator=generator) < 0.6)
     plain = make_rbm(n_visible, n_hidden, seed=seed, **kwargs)
-    tree = ChowLiuTree.fit(rows.to(DOUBLE), share=0.05)
+    tree = ChowLiuTree.fit(rows.to(DOUBLE), smoothing=0.05)
     energy = BernoulliRBM(n_visible, n_hidden, generator=generator, dtype=DOUBLE, base=tree)
     energy.load_state_dict(plain.state_dict())
     return energy

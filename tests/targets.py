@@ -1,4 +1,4 @@
-"""What samplers are held against: distributions that can be drawn from and tested exactly.
+"""Targets of samplers: distributions that can be drawn from and tested exactly.
 
 A target knows how to draw from itself, and how surprising a sample is: ``p_value`` is uniform for
 independent exact draws, so that a bound on it is the rate of false alarms.
@@ -155,8 +155,8 @@ def spelled_out(energy, beta=1.0):
         return Discrete(x, -beta * energy(x))
 
 
-class Slopes(Energy):
-    """Two independent columns in [-1, 2], one pressed against the upper wall."""
+class LinearInABox(Energy):
+    """Two independent columns in [-1, 2] of linear energy, one with its mode at the upper bound."""
 
     def __init__(self):
         super().__init__()
@@ -168,7 +168,7 @@ class Slopes(Energy):
 
 
 class Box:
-    """The exact answer for :class:`Slopes`."""
+    """The exact answer for :class:`LinearInABox`."""
 
     def __init__(self, energy, beta=1.0):
         slope = energy.slope.detach()
@@ -201,7 +201,7 @@ class GivenBox:
         return min(1.0, len(tests) * min(tests)) if tests else 1.0
 
 
-class Blurred(Energy):
+class NoisyPointCloud(Energy):
     """N(1, 1 + level squared) on the line: a point cloud at every noise level."""
 
     def __init__(self):

@@ -362,7 +362,7 @@ def test_kernels_find_steps_that_fit_each_temperature():
         schedule = adapted(path, kernel, 100, 400, seeded())
         found = [float(one.step_size) for one in schedule.settings]
         assert found[0] > 20 * found[-1]
-        assert all(one.search is None for one in schedule.settings)
+        assert all(one.adaptation is None for one in schedule.settings)
         x = path.base.sample(50, seeded(1))
         list(anneal(path, Watching(adapt=True), x, schedule, seeded(2)))
     assert set(used) <= set(found)
@@ -501,7 +501,7 @@ def test_energies_that_are_nan_are_said_to_be():
 
 def test_chow_liu_bases_of_data_anneal_to_machines_without_one():
     rows = (torch.rand(60, D, generator=seeded(), dtype=DOUBLE) < 0.4).to(DOUBLE)
-    base = ChowLiuTree.fit(rows, share=0.1)
+    base = ChowLiuTree.fit(rows, smoothing=0.1)
     energy = make_rbm(D, 4)
     found = AIS(100, 60).estimate(energy, base=base, generator=seeded())
     assert abs(found.value - Exact().estimate(energy).value) < 4 * found.std_error

@@ -1,4 +1,4 @@
-"""Augmentations: every move that there is, as often as it should come."""
+"""Augmentations: every transformation, with its probability."""
 
 import itertools
 
@@ -15,13 +15,13 @@ every_move = pytest.mark.parametrize("move", MOVES, ids=repr)
 
 
 def pictures(n, shape=(2, 4, 5)):
-    """The same picture n times, of pixels that are all different."""
+    """The same image n times, with all pixels different."""
     pixels = torch.randperm(40, generator=seeded(), dtype=torch.int64).to(DOUBLE)
     return pixels.view(shape).expand(n, *shape).clone()
 
 
 def shifted(image, down, right, fill):
-    """One picture, a pixel at a time."""
+    """One image, shifted pixel by pixel."""
     out = torch.empty_like(image)
     height, width = image.shape[1:]
     for i, j in itertools.product(range(height), range(width)):
@@ -34,13 +34,13 @@ def shifted(image, down, right, fill):
 
 
 def how_often(moved, versions):
-    """Counts of the versions of a picture among moved ones; each of these must be one."""
+    """Counts of the versions of an image among transformed ones, each of which must be one."""
     same = (moved[:, None] == torch.stack(versions)).flatten(2).all(2)
     assert (same.sum(1) == 1).all()
     return same.sum(0), same.long().argmax(1)
 
 
-def test_every_augmentation_is_tried_here():
+def test_every_augmentation_has_a_case():
     assert {type(move) for move in MOVES} == set(walk(Augmentation))
 
 
@@ -67,7 +67,7 @@ def test_shifts_are_uniform_and_independent(m, fill):
 
 
 @pytest.mark.parametrize("fill", [None, 7.0])
-def test_a_shift_beyond_the_picture_leaves_the_border(fill):
+def test_a_shift_beyond_the_image_repeats_the_border(fill):
     x = pictures(400)
     moved = Shift(50, fill)(x, seeded(2))
     far = (moved.flatten(2).amax(2) == moved.flatten(2).amin(2)).all(1)
@@ -90,7 +90,7 @@ def test_flips_come_with_their_probability(p):
     assert chi_square(pairs, independent) > P_FLOOR
 
 
-def test_moves_follow_each_other():
+def test_compose_applies_in_order():
     x = pictures(500)
     first, second = Shift(2, fill=0.0), Flip(1.0)
     found = Compose([first, second])(x, seeded(4))
@@ -127,7 +127,7 @@ def test_shapes_and_precision_stay(move, shape):
 
 @every_move
 def test_rows_that_are_no_images_are_refused(move):
-    with pytest.raises(ValueError, match="moves images"):
+    with pytest.raises(ValueError, match="transforms images"):
         move(torch.zeros(3, 12), seeded())
 
 
@@ -144,6 +144,6 @@ def test_rows_that_are_no_images_are_refused(move):
     ],
     ids=repr,
 )
-def test_settings_that_make_no_sense_are_refused(move):
+def test_invalid_settings_are_refused(move):
     with pytest.raises(ValueError, match="parameter of"):
         move(pictures(2), seeded())

@@ -27,7 +27,7 @@ TENSOR = torch.as_tensor(X)
 NAMES = ("independent", "chow-liu", "block-tree")
 BASES = {name: name for name in NAMES} | {
     "given columns": IndependentBernoulli.fit(TENSOR),
-    "given tree": ChowLiuTree.fit(TENSOR, share=0.1),
+    "given tree": ChowLiuTree.fit(TENSOR, smoothing=0.1),
     "given blocks": BlockTree.fit(TENSOR, block_size=2),
 }
 CHAINS = {
@@ -219,7 +219,7 @@ def test_warm_starts_go_on(base, chains):
 
 
 def test_a_warm_start_with_another_base_of_the_kind_is_refused():
-    other = ChowLiuTree.fit(torch.as_tensor(1 - X), share=0.3)
+    other = ChowLiuTree.fit(torch.as_tensor(1 - X), smoothing=0.3)
     model = rbm("given tree", warm_start=True).fit(X)
     expected = model.score_samples(X)
     with pytest.raises(ValueError, match="another one.*Clone the estimator"):

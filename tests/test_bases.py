@@ -51,7 +51,7 @@ BASES = {
     "tree": lambda: "chow-liu",
     "block tree": lambda: "block-tree",
     "blocks": blocks,
-    "given tree": lambda: ChowLiuTree.fit(torch.as_tensor(X), share=0.1),
+    "given tree": lambda: ChowLiuTree.fit(torch.as_tensor(X), smoothing=0.1),
     "given columns": lambda: IndependentBernoulli.fit(torch.as_tensor(X)),
 }
 each_base = pytest.mark.parametrize("base", BASES)

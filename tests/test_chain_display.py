@@ -31,7 +31,7 @@ def trace():
     return MALA(0.5).trace(energy, x, 200, seeded(2), thin=2)
 
 
-def test_it_holds_the_slowest_columns_and_what_they_are_worth(trace):
+def test_the_slowest_columns_and_their_effective_sample_sizes(trace):
     display = ChainDisplay.from_trace(trace, n_columns=2, feature_names=["a", "wide", "middle"])
     assert display.column_names == ["wide", "middle"]
     x = trace.x.numpy()
@@ -63,7 +63,7 @@ def test_it_draws_one_part(trace, kind):
     assert len(display.figure_.axes) == len(display.axes_)
 
 
-def test_it_draws_where_it_is_told(trace):
+def test_it_draws_in_a_given_figure(trace):
     import matplotlib.pyplot as plt
 
     figure = plt.figure()
@@ -78,7 +78,7 @@ def test_one_chain_and_bits():
     assert "R-hat" not in display.axes_["energy"].get_title()
 
 
-def test_what_it_refuses(trace):
+def test_invalid_arguments(trace):
     with pytest.raises(ValueError, match="kind must be one of"):
         ChainDisplay.from_trace(trace).plot("energies")
     with pytest.raises(ValueError, match="The trace has 3 columns: n_columns=4"):
@@ -98,7 +98,7 @@ def test_autocorrelation_of_a_known_process():
     assert np.abs(found - rho ** np.arange(5)[:, None]).max() < 0.03
 
 
-def test_chains_apart_stay_correlated_and_constant_ones_have_none():
+def test_autocorrelation_of_separated_and_of_constant_chains():
     x = np.random.default_rng(0).normal(size=(1000, 2))
     x[:, 1] += 10
     assert autocorrelation(x, 100)[-1] > 0.9

@@ -9,7 +9,7 @@ from skebm.distributions import IndependentBernoulli
 from skebm.samplers import ChainPolicy, FromData, FromNoise, Langevin, Persistent, ReplayBuffer
 from tests.discovery import walk
 from tests.oracle import DOUBLE, P_FLOOR, make_rbm, seeded
-from tests.targets import Normal, Quadratic, Slopes
+from tests.targets import LinearInABox, Normal, Quadratic
 
 POLICIES = [FromData(), FromNoise(), Persistent(), Persistent(7), ReplayBuffer(50)]
 
@@ -80,15 +80,15 @@ def test_data_starts_at_the_data():
 
 def test_noisy_data_stay_in_their_box():
     x = torch.full((500, 2), 2.0, dtype=DOUBLE)
-    rows, _ = FromData(noise_scale=3.0).draw(Slopes(), None, x, seeded())
-    assert Slopes().domain.contains(rows).all()
+    rows, _ = FromData(noise_scale=3.0).draw(LinearInABox(), None, x, seeded())
+    assert LinearInABox().domain.contains(rows).all()
 
 
 def test_noise_is_uniform_or_normal_or_given():
     generator, x = seeded(), torch.zeros(20_000, 2, dtype=DOUBLE)
     rows, _ = FromNoise().draw(plain(), None, x, generator)
     assert Normal(torch.zeros(2, dtype=DOUBLE), torch.eye(2, dtype=DOUBLE)).p_value(rows) > P_FLOOR
-    rows, _ = FromNoise().draw(Slopes(), None, x, generator)
+    rows, _ = FromNoise().draw(LinearInABox(), None, x, generator)
     assert abs(float(rows.mean()) - 0.5) < 0.03
     given = IndependentBernoulli(torch.tensor([2.0, -2.0, 0.0], dtype=DOUBLE))
     rows, _ = FromNoise(given).draw(make_rbm(3, 2), None, torch.zeros(20_000, 3), generator)

@@ -122,7 +122,7 @@ def bars(ax):
     return [patch.get_data()[:2] for patch in found]
 
 
-def test_bars_are_shares_in_common_bins(mixture, ax):
+def test_bars_are_fractions_in_common_bins(mixture, ax):
     X_in, X_out = normal_rows(80, 1), normal_rows(50, 2) + 3
     names = ("old", "new")
     display = EnergyHistogramDisplay.from_estimator(mixture, X_in, X_out, names=names)
@@ -227,7 +227,7 @@ def test_thresholds_where_scores_are_infinite():
     assert make(Detector(), [[0.0], [1.0]]).threshold is None
 
 
-def test_what_histograms_refuse(mixture):
+def test_invalid_arguments_of_histograms(mixture):
     X = normal_rows(5)
     make = EnergyHistogramDisplay.from_estimator
     with pytest.raises(NotFittedError):
@@ -357,7 +357,7 @@ def test_logarithmic_axes_show_all_levels(detector):
     display.figure_.canvas.draw()
 
 
-def test_rows_that_are_too_often_odd_leave_the_band(ax):
+def test_too_many_anomalies_leave_the_band(ax):
     p = np.concatenate([np.full(20, 1 / 100), np.arange(1, 81) / 100])
     display = PValueDisplay.from_p_values(p, 99).plot(ax)
     share = np.array([(p <= level + 1e-9).mean() for level in display.levels])
@@ -382,7 +382,7 @@ def test_cross_conformal_has_what_is_proven(ax):
     assert len(ax.collections) == 0
 
 
-def test_what_p_values_refuse(detector):
+def test_invalid_arguments_of_p_values(detector):
     X = normal_rows(30)
     make = PValueDisplay.from_estimator
     with pytest.raises(ValueError, match="method='quantile' gives no p-values"):
@@ -437,7 +437,7 @@ def test_curves_areas_and_the_points_of_predict(mixture, rows, ax):
     ).plot(ax)
     score = -mixture.score_samples(rows)
     curve = display.curves["mixture"]
-    assert curve.alarm is None  # its predict says components
+    assert curve.operating_point is None  # its predict says components
     for false, true in zip(curve.false_rate, curve.true_rate, strict=True):
         # Each point is a threshold: some score has these shares at or above it.
         shares = [
@@ -448,26 +448,26 @@ def test_curves_areas_and_the_points_of_predict(mixture, rows, ax):
     assert np.allclose(curve.auroc, found)
     assert np.allclose(display.curves["detector"].auroc.value, found.value)
     called = given.predict(rows) == -1
-    alarm = called[~IS_ANOMALY].mean(), called[IS_ANOMALY].mean()
-    assert display.curves["detector"].alarm == pytest.approx(alarm)
+    rates = called[~IS_ANOMALY].mean(), called[IS_ANOMALY].mean()
+    assert display.curves["detector"].operating_point == pytest.approx(rates)
     for name in ("forest", "detector"):
-        false, true = display.curves[name].alarm
+        false, true = display.curves[name].operating_point
         low, high = (
             np.interp(false + step, display.curves[name].false_rate, display.curves[name].true_rate)
             for step in (-1e-9, 1e-9)
         )
         assert low - 1e-6 <= true <= high + 1e-6
     expected = f"mixture: {found.value:.3f} ± {found.std_error:.3f}"
-    assert labels(ax)[2:] == [expected, "own threshold"]
+    assert labels(ax)[2:] == [expected, "threshold of predict"]
     dots = [line for line in ax.get_lines() if line.get_marker() == "o" and len(line.get_xdata())]
     assert [dot.get_xydata()[0].tolist() for dot in dots] == [
-        list(display.curves[name].alarm) for name in ("forest", "detector")
+        list(display.curves[name].operating_point) for name in ("forest", "detector")
     ]
     drawn = next(line for line in ax.get_lines() if line.get_label() == expected)
     assert np.array_equal(drawn.get_xydata().T, [curve.false_rate, curve.true_rate])
 
 
-def test_infinite_scores_have_a_rank():
+def test_infinite_scores_are_ranked():
     y = [1, 1, -1, -1]
     X = [[np.inf], [0.0], [-1.0], [-np.inf]]
     display = DetectorROCDisplay.from_estimators({"it": Scores()}, X, y, n_bootstraps=2)
@@ -487,7 +487,7 @@ def test_infinite_scores_have_a_rank():
         (pd.Series(np.where(IS_ANOMALY, "bad", "good")), "bad"),
     ],
 )
-def test_labels_say_which_rows_are_anomalies(mixture, rows, y, pos_label):
+def test_labels_determine_the_anomalies(mixture, rows, y, pos_label):
     display = DetectorROCDisplay.from_estimators(
         {"it": mixture}, rows, y, pos_label=pos_label, n_bootstraps=2
     )
@@ -498,24 +498,24 @@ def test_labels_say_which_rows_are_anomalies(mixture, rows, y, pos_label):
 @pytest.mark.parametrize(
     ("y", "pos_label", "message"),
     [
-        (IS_ANOMALY, None, "do not say which rows are anomalies"),
-        (IS_ANOMALY.astype(int), None, r"labels 0, 1 do not say .* pos_label=1"),
-        (np.where(IS_ANOMALY, "bad", "good"), None, "do not say which rows"),
-        (np.ones(100), None, r"must hold normal rows and anomalies; its labels are 1.0\."),
+        (IS_ANOMALY, None, "do not determine which rows are anomalies"),
+        (IS_ANOMALY.astype(int), None, r"labels 0, 1 do not determine .* pos_label=1"),
+        (np.where(IS_ANOMALY, "bad", "good"), None, "do not determine which rows"),
+        (np.ones(100), None, r"must have normal rows and anomalies; its labels are 1.0\."),
         (np.arange(100), None, "its labels are 0, 1, 2, 3, 4, ..."),
-        (np.where(IS_ANOMALY, -1, 1), 0, "pos_label=0 is none of the labels -1, 1"),
+        (np.where(IS_ANOMALY, -1, 1), 0, "pos_label=0 is not one of the labels -1, 1"),
         (np.where(IS_ANOMALY, np.nan, 1), None, "y contains NaN"),
         (np.ones((100, 2)), None, "y must be of shape"),
         (np.where(IS_ANOMALY, -1, 1)[1:], None, "inconsistent numbers of samples"),
         ([], None, "0 sample"),
     ],
 )
-def test_labels_that_are_refused(mixture, rows, y, pos_label, message):
+def test_ambiguous_labels_are_refused(mixture, rows, y, pos_label, message):
     with pytest.raises(ValueError, match=message):
         DetectorROCDisplay.from_estimators({"it": mixture}, rows, y, pos_label=pos_label)
 
 
-def test_what_roc_curves_refuse(mixture, rows):
+def test_invalid_arguments_of_roc_curves(mixture, rows):
     y = np.where(IS_ANOMALY, -1, 1)
     with pytest.raises(ValueError, match="dict of fitted detectors by name.*got Pipeline"):
         DetectorROCDisplay.from_estimators(mixture, rows, y)
@@ -551,7 +551,7 @@ def explanation(**changes):
     return Explanation(**(parts | changes))
 
 
-def test_bars_are_the_contributions_the_oddest_first():
+def test_bars_are_the_contributions_in_descending_order():
     display = ExplanationDisplay(explanation()).plot()
     first, second = display.axes_
     assert [bar.get_width() for bar in first.patches] == [4.0, 0.5, -1.0]
@@ -661,7 +661,7 @@ def test_short_values(value, text):
     assert short(value) == text
 
 
-def test_what_explanations_refuse(detector):
+def test_invalid_arguments_of_explanations(detector):
     X = pd.DataFrame(normal_rows(7), columns=["length", "width"])
     make = ExplanationDisplay.from_estimator
     with pytest.raises(ValueError, match="At most 6 rows are drawn, got 7: pick"):

@@ -110,7 +110,7 @@ def test_ess_in_ranks_is_unchanged_by_increasing_functions(rng, kind, monotone):
 
 @every_kind
 @pytest.mark.parametrize("scale", [1e-200, 1e200])
-def test_ess_has_no_unit(rng, kind, scale):
+def test_ess_is_invariant_to_units(rng, kind, scale):
     draws = ar1(rng, 0.5, (200, 3, 5))
     before = effective_sample_size(draws, kind=kind)
     assert_allclose(effective_sample_size(scale * draws, kind=kind), before, rtol=1e-9)
@@ -184,13 +184,13 @@ def test_r_hat_of_two_binary_chains_is_the_formula_by_hand():
 
 
 @pytest.mark.filterwarnings("error")
-def test_r_hat_is_nan_without_a_warning_where_nothing_ever_changes(rng):
+def test_r_hat_of_constant_columns_is_nan_without_a_warning(rng):
     draws = rng.normal(size=(100, 3, 3))
     draws[..., 1] = 0.1
     assert_array_equal(np.isnan(r_hat(draws)), [False, True, False])
 
 
-def test_r_hat_is_huge_for_chains_that_stand_still_in_different_places():
+def test_r_hat_of_chains_constant_at_different_values_is_huge():
     assert r_hat(np.ones((100, 3)) * [0.1, 0.2, 0.3]) > 1e6
 
 
@@ -230,7 +230,7 @@ def test_tensors_and_arrays_of_any_type_give_the_same(rng, name):
 
 
 @every_statistic
-def test_draws_are_left_as_they_were(rng, name):
+def test_draws_are_not_changed(rng, name):
     draws = rng.normal(size=(50, 4, 3))
     before = draws.copy()
     STATISTICS[name](draws)
@@ -355,7 +355,7 @@ def test_results_are_those_once_printed_by_arviz_stats(own, name, n_draws):
 
 
 @every_statistic
-def test_arviz_stats_does_the_sums_where_it_is_installed(rng, monkeypatch, name):
+def test_arviz_stats_is_used_where_it_is_installed(rng, monkeypatch, name):
     calls = []
 
     def stand_in(x, **kwargs):

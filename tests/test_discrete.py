@@ -25,7 +25,7 @@ def test_pseudo_log_likelihood_equals_brute_force(energy):
     torch.testing.assert_close(pseudo_log_likelihood(energy, x).detach(), expected)
 
 
-def test_pseudo_log_likelihood_does_not_see_the_order_of_rows(energy):
+def test_pseudo_log_likelihood_is_invariant_to_the_order_of_rows(energy):
     x, order = bits(D)[:9], torch.randperm(9, generator=seeded())
     value = pseudo_log_likelihood(energy, x)
     torch.testing.assert_close(pseudo_log_likelihood(energy, x[order]), value[order])

@@ -1,4 +1,4 @@
-"""Noise: log-probabilities that sum to one, draws that follow them, fits that count rightly."""
+"""Distributions: log-probabilities that sum to one, draws that follow them, weighted fits."""
 
 import copy
 import io
@@ -221,8 +221,8 @@ def test_copies_share_no_memory(noise):
 def test_the_score_of_independent_columns_is_their_log_odds():
     """Samplers that follow gradients start there."""
     x = torch.tensor([[0.0, 1.0, 0.0, 1.0]], dtype=DOUBLE, requires_grad=True)
-    (slope,) = torch.autograd.grad(IndependentBernoulli(LOGITS).log_prob(x).sum(), x)
-    torch.testing.assert_close(slope[0], LOGITS)
+    (score,) = torch.autograd.grad(IndependentBernoulli(LOGITS).log_prob(x).sum(), x)
+    torch.testing.assert_close(score[0], LOGITS)
 
 
 def test_a_column_that_is_never_one_has_probability_zero_of_a_one():

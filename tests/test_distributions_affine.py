@@ -1,4 +1,4 @@
-"""A distribution in other units: the same one, seen through z = (x - c) / s."""
+"""Distributions after a change of units z = (x - c) / s."""
 
 import copy
 import pickle

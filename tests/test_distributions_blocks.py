@@ -1,4 +1,4 @@
-"""Block trees: all sums against enumeration, fits that find one-hot codes and count rightly."""
+"""Block trees: sums against enumeration, fits of one-hot codes, weights as repetitions."""
 
 import copy
 import functools

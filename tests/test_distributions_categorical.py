@@ -71,16 +71,16 @@ def test_draws_repeat_with_the_seed_and_leave_the_global_one():
 
 def test_scores_are_differences_of_levels():
     q = make()
-    slope = q.score(STATES)
+    score = q.score(STATES)
     for i in range(3):  # levels of the first column
         one = torch.zeros(N, dtype=DOUBLE)
         one[[i, 3, 4, 6]] = 1
         other = one.clone()
         other[[i, (i + 1) % 3]] = torch.tensor([0.0, 1.0], dtype=DOUBLE)
         gain = q.log_prob(other[None]) - q.log_prob(one[None])
-        found = slope[0] @ (other - one)
+        found = score[0] @ (other - one)
         torch.testing.assert_close(found, gain[0])
-    assert slope.shape == STATES.shape
+    assert score.shape == STATES.shape
 
 
 def test_shifts_within_a_column_change_nothing():

@@ -1,4 +1,4 @@
-"""Gaussian and uniform noise: densities that integrate to one, draws that follow them, fits."""
+"""Normal and uniform distributions: normalised densities, draws that follow them, fits."""
 
 import copy
 import io

@@ -173,11 +173,11 @@ def test_weights_get_gradients_where_required(name):
 def test_large_tables_go_in_chunks(monkeypatch):
     noise = INSTANCES["nsf"]
     x = noise.sample(100, seeded())
-    value, slope = noise.log_prob_and_score(x)
+    value, score = noise.log_prob_and_score(x)
     monkeypatch.setattr("skebm.distributions._fitting.CHUNK", 400 * 30)
     for found in (noise.log_prob(x), noise.log_prob_and_score(x)[0]):
         torch.testing.assert_close(found, value)
-    torch.testing.assert_close(noise.score(x), slope)
+    torch.testing.assert_close(noise.score(x), score)
     monkeypatch.setattr(flow_module, "CHUNK", 400 * 30)
     draws = noise.sample(100, seeded())
     assert len(draws) == len(torch.unique(draws, dim=0)) == 100

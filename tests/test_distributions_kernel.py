@@ -1,4 +1,4 @@
-"""Kernel densities: exact against scikit-learn and sums, fits by leaving rows out."""
+"""Kernel densities: exact against scikit-learn and sums, leave-one-out fits."""
 
 import math
 
@@ -88,9 +88,9 @@ def test_distributions_satisfy_the_contract(name):
 def test_densities_and_scores_equal_those_of_the_mixture(name):
     noise = INSTANCES[name]
     x = 3 * torch.randn(50, noise.centres.shape[1], generator=seeded(), dtype=DOUBLE)
-    value, slope = as_mixture(noise).log_prob_and_score(x)
+    value, score = as_mixture(noise).log_prob_and_score(x)
     torch.testing.assert_close(noise.log_prob(x), value, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(noise.score(x), slope, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(noise.score(x), score, rtol=1e-7, atol=1e-9)
 
 
 def test_densities_are_those_of_sklearn():
@@ -155,15 +155,15 @@ def test_a_centre_can_be_left_out_for_each_row(n_scales, dtype, monkeypatch):
     monkeypatch.setattr("skebm.distributions._fitting.CHUNK", 35)
     noise, without = kernels(COUNTS), torch.tensor([3, 0, 1, 4, 2, 2])
     x = centres[without] + 0.1 * torch.randn(6, 2, generator=seeded()).to(dtype)
-    value, slope = noise.log_prob_and_score(x, without)
+    value, score = noise.log_prob_and_score(x, without)
     for i, j in enumerate(without.tolist()):
         fewer = COUNTS.clone()
         fewer[j] = (fewer[j] - 1).clamp(min=0)
         truth = kernels(fewer).log_prob_and_score(x[[i]])
         torch.testing.assert_close(value[[i]], truth[0], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(slope[[i]], truth[1], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(score[[i]], truth[1], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(noise.log_prob(x, without), value)
-    torch.testing.assert_close(noise.score(x, without.int()), slope)
+    torch.testing.assert_close(noise.score(x, without.int()), score)
     convolved = noise.convolved(0.3).log_prob(x, without)
     fewer = kernels(COUNTS - torch.nn.functional.one_hot(torch.tensor(3), 5)).convolved(0.3)
     torch.testing.assert_close(convolved[:1], fewer.log_prob(x[:1]), rtol=1e-5, atol=1e-5)
@@ -175,9 +175,9 @@ def test_scores_without_a_centre_are_gradients(name):
     without = torch.arange(10)
     x = (noise.centres[:10] + 0.05).requires_grad_(True)
     (grad,) = torch.autograd.grad(noise.log_prob(x, without).sum(), x)
-    slope = noise.score(x, without)
-    torch.testing.assert_close(slope, grad)
-    (bend,) = torch.autograd.grad(slope.sum(), x)
+    score = noise.score(x, without)
+    torch.testing.assert_close(score, grad)
+    (bend,) = torch.autograd.grad(score.sum(), x)
     numeric = finite_difference(lambda at: noise.score(at, without).sum(), x.detach())
     torch.testing.assert_close(bend, numeric, rtol=1e-5, atol=1e-5)
 
@@ -213,10 +213,10 @@ def test_the_only_centre_cannot_be_left_out():
 def test_large_batches_are_processed_in_chunks(name, monkeypatch):
     noise = INSTANCES[name]
     x = noise.sample(100, seeded())
-    value, slope = noise.log_prob_and_score(x)
+    value, score = noise.log_prob_and_score(x)
     monkeypatch.setattr("skebm.distributions._fitting.CHUNK", 30 * 7)
     torch.testing.assert_close(noise.log_prob(x), value)
-    torch.testing.assert_close(noise.score(x), slope)
+    torch.testing.assert_close(noise.score(x), score)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])

@@ -1,4 +1,4 @@
-"""Mixtures of normal distributions: exact densities, slopes and conditionals, fits by counts.
+"""Mixtures of normal distributions: exact densities, scores and conditionals, fits by counts.
 
 What holds of all distributions over real rows is checked by `assert_contract`, here for mixtures
 and Gaussians.
@@ -63,7 +63,7 @@ def noise(request):
 
 
 def assert_contract(noise):
-    """Draws, slopes, copies, moves and pickles of a distribution over real rows in float64."""
+    """Draws, scores, copies, moves and pickles of a distribution over real rows in float64."""
     before = torch.get_rng_state()
     x = noise.sample(20, seeded(1))
     assert x.shape == (20, *noise.domain.row_shape)
@@ -85,21 +85,21 @@ def assert_contract(noise):
 
 
 def assert_scores(noise, x):
-    value, slope = noise.log_prob(x), noise.score(x)
+    value, score = noise.log_prob(x), noise.score(x)
     alone = torch.cat([noise.log_prob(row[None]) for row in x])
     torch.testing.assert_close(value, alone, rtol=1e-10, atol=1e-10)
     y = x.clone().requires_grad_(True)
     (grad,) = torch.autograd.grad(noise.log_prob(y).sum(), y)
-    torch.testing.assert_close(slope, grad)
+    torch.testing.assert_close(score, grad)
     torch.testing.assert_close(Distribution.score(noise, x), grad)  # the default
     numeric = finite_difference(lambda rows: noise.log_prob(rows).sum(), x)
-    torch.testing.assert_close(slope, numeric, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(score, numeric, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
         both = noise.log_prob_and_score(x)
         assert torch.equal(Distribution.score(noise, y), grad)
     torch.testing.assert_close(both[0], value)
-    torch.testing.assert_close(both[1], slope)
-    # A slope in closed form can be differentiated: here the sum of second derivatives.
+    torch.testing.assert_close(both[1], score)
+    # A score in closed form can be differentiated: here the sum of second derivatives.
     (bend,) = torch.autograd.grad(noise.score(y).sum(), y)
     numeric = finite_difference(lambda rows: noise.score(rows).sum(), x)
     torch.testing.assert_close(bend, numeric, rtol=1e-5, atol=1e-5)
@@ -190,10 +190,10 @@ def test_distant_rows_and_narrow_components_do_not_lose_precision():
 def test_large_batches_are_processed_in_chunks(monkeypatch):
     noise = INSTANCES["space"]
     x = noise.sample(100, seeded())
-    value, slope = noise.log_prob_and_score(x)
+    value, score = noise.log_prob_and_score(x)
     monkeypatch.setattr("skebm.distributions._fitting.CHUNK", 15 * 7)
     torch.testing.assert_close(noise.log_prob(x), value)
-    torch.testing.assert_close(noise.log_prob_and_score(x)[1], slope)
+    torch.testing.assert_close(noise.log_prob_and_score(x)[1], score)
 
 
 @pytest.mark.parametrize("name", ["line", "plane", "space"])

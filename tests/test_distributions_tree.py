@@ -1,4 +1,4 @@
-"""Chow-Liu trees: all sums against enumeration, the best of all trees, messages that stay exact."""
+"""Chow-Liu trees: all sums against enumeration, the best of all trees, accurate messages."""
 
 import copy
 import functools
@@ -230,8 +230,8 @@ def test_a_determined_neighbour_does_not_cost_precision(scale):
 def test_the_gradient_of_the_normaliser_is_the_mean(name):
     field = random_field(name).requires_grad_()
     tilt = make_tree(name).tilted(field, 0.7)
-    (slope,) = torch.autograd.grad(tilt.log_normaliser.sum(), field)
-    torch.testing.assert_close(slope, make_tree(name).tilted(field.detach(), 0.7).mean)
+    (score,) = torch.autograd.grad(tilt.log_normaliser.sum(), field)
+    torch.testing.assert_close(score, make_tree(name).tilted(field.detach(), 0.7).mean)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.3, 1.0])

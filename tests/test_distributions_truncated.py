@@ -1,4 +1,4 @@
-"""Normal distributions on intervals: exact far out in the tails, fits that stay finite."""
+"""Truncated normal distributions: exact in the tails, fits that stay finite."""
 
 import math
 

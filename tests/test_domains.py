@@ -224,7 +224,7 @@ def test_draws_repeat_with_the_seed_and_leave_the_global_one(domain):
         (Mixed((Binary((1,)), Real((1,), 0.0, 1.0))), [NAN, 0.5]),
     ],
 )
-def test_rows_outside_are_told_apart(domain, row):
+def test_rows_outside_are_identified(domain, row):
     """One bad row between two good ones is the only one rejected."""
     good = torch.zeros(1, *domain.row_shape, dtype=DOUBLE)
     if isinstance(domain, Categorical):

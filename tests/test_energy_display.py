@@ -98,7 +98,7 @@ def colour_bar(display):
 # ------------------------------------------------------------------------------
 
 
-def test_the_grid_holds_the_energy_of_its_points(density, moons):
+def test_the_grid_has_the_energy_of_its_points(density, moons):
     display = EnergyDisplay.from_estimator(density, moons, grid_resolution=30)
     assert display.values.shape == (30, 30)
     np.testing.assert_allclose(display.values.ravel(), density.energy(grid(display)), rtol=1e-6)
@@ -140,7 +140,7 @@ def test_the_log_density_is_score_samples(density, moons):
     ],
     ids=lambda estimator: type(estimator).__name__,
 )
-def test_whatever_scores_rows(estimator, moons):
+def test_any_estimator_with_score_samples(estimator, moons):
     estimator.fit(moons)
     display = EnergyDisplay.from_estimator(
         estimator, moons, grid_resolution=9, n_samples=200, random_state=0
@@ -152,7 +152,7 @@ def test_whatever_scores_rows(estimator, moons):
     np.testing.assert_allclose(display.samples.std(0), moons.std(0), rtol=0.4)
 
 
-def test_a_pipeline_that_ends_in_one_of_ours(moons):
+def test_a_pipeline_that_ends_in_an_estimator_of_skebm(moons):
     pipeline = make_pipeline(StandardScaler(), fast()).fit(100 + 10 * moons)
     display = EnergyDisplay.from_estimator(
         pipeline, 100 + 10 * moons, grid_resolution=9, n_samples=64, random_state=0
@@ -165,7 +165,7 @@ def test_a_pipeline_that_ends_in_one_of_ours(moons):
 def test_a_score_that_is_no_density_has_no_nats(moons):
     forest = IsolationForest(n_estimators=10, random_state=0).fit(moons)
     display = draw(EnergyDisplay.from_estimator(forest, moons, grid_resolution=9))
-    assert colour_bar(display).get_ylabel() == "energy above the lowest, score_samples"
+    assert colour_bar(display).get_ylabel() == "energy above the minimum, score_samples"
     with pytest.raises(TypeError, match="no log-likelihood"):
         EnergyDisplay.from_estimator(forest, moons, response="log_density")
 
@@ -193,7 +193,7 @@ def test_samples_are_those_of_the_estimator(density, moons):
     np.testing.assert_array_equal(display.samples, density.sample(20, random_state=1))
 
 
-def test_samples_or_limits_say_where_to_look_without_rows(density):
+def test_without_rows_samples_or_limits_set_the_range(density):
     display = EnergyDisplay.from_estimator(density, n_samples=64, random_state=0)
     assert (display.samples.min(0) > [display.x[0], display.y[0]]).all()
     assert (display.samples.max(0) < [display.x[-1], display.y[-1]]).all()
@@ -217,7 +217,7 @@ def test_a_constant_column_and_rows_with_gaps(moons):
 # ------------------------------------------------------------------------------
 
 
-def test_a_slice_holds_the_other_columns_at_their_medians(wide, table):
+def test_a_slice_fixes_the_other_columns_at_their_medians(wide, table):
     display = EnergyDisplay.from_estimator(wide, table, columns=("d", 1), grid_resolution=7)
     rows = pd.DataFrame([table.median()] * 49)
     rows[["d", "b"]] = grid(display)
@@ -239,7 +239,7 @@ def test_a_slice_through_a_row(wide, table, kind):
     assert display.fixed == table[["b", "c", "d"]].iloc[4].to_dict()
 
 
-def test_samples_of_a_slice_are_drawn_given_what_is_held(wide, table):
+def test_samples_of_a_slice_are_conditional_on_the_fixed_columns(wide, table):
     given = np.full(5, 2.0)
     here, there = (
         EnergyDisplay.from_estimator(
@@ -290,7 +290,7 @@ def test_every_table_that_the_estimator_takes(table, kind):
     assert set(np.unique(display.samples)) <= {0, 1}
 
 
-def test_columns_that_are_no_numbers_are_held_at_what_is_most_frequent():
+def test_columns_that_are_not_numeric_are_fixed_at_the_most_frequent_value():
     rng = np.random.default_rng(0)
     X = pd.DataFrame(
         {
@@ -312,7 +312,7 @@ def test_columns_that_are_no_numbers_are_held_at_what_is_most_frequent():
     rows = pd.DataFrame(grid(display), columns=["length", "count"])
     rows = rows.assign(kind="v", colour="red", left=False)
     np.testing.assert_allclose(display.values.ravel(), -pipeline.score_samples(rows))
-    with pytest.raises(ValueError, match="'kind' holds no numbers"):
+    with pytest.raises(ValueError, match="'kind' is not numeric"):
         EnergyDisplay.from_estimator(pipeline, X, columns=("length", "kind"))
 
 
@@ -321,7 +321,7 @@ def test_columns_that_are_no_numbers_are_held_at_what_is_most_frequent():
 # ------------------------------------------------------------------------------
 
 
-def test_the_picture_says_what_it_shows(density, moons):
+def test_labels_and_legend(density, moons):
     limits = ((-9, 9), (-9, 9))
     display = draw(
         EnergyDisplay.from_estimator(density, moons, n_samples=7, limits=limits, random_state=0)
@@ -334,13 +334,13 @@ def test_the_picture_says_what_it_shows(density, moons):
     np.testing.assert_array_equal(marks.get_offsets(), display.samples)
     assert ax.get_xlim() == (display.x[0], display.x[-1])
     assert ax.get_ylim() == (display.y[0], display.y[-1])
-    assert colour_bar(display).get_ylabel() == "energy above the lowest, nats"
+    assert colour_bar(display).get_ylabel() == "energy above the minimum, nats"
     assert display.levels_[0] == 0
     again = display.figure_
     assert display.plot().figure_ is not again
 
 
-def test_the_title_names_what_is_held(wide, table):
+def test_the_title_names_the_fixed_columns(wide, table):
     display = draw(
         EnergyDisplay.from_estimator(wide, table, columns=("a", "b"), given=np.arange(5))
     )
@@ -352,7 +352,7 @@ def test_the_title_names_what_is_held(wide, table):
     assert title == "slice at fixed values of 10 other columns"
 
 
-def test_rows_outside_of_the_picture_are_counted(density, moons):
+def test_rows_outside_the_axes_are_counted(density, moons):
     display = EnergyDisplay.from_estimator(density, moons, limits=((0, 3), (-2, 2)))
     inside = int((moons[:, 0] >= 0).sum())
     assert legend(draw(display).ax_) == [f"{inside} of 200 rows of X"]
@@ -380,7 +380,7 @@ def test_the_log_density_is_drawn_with_the_same_colours(moons):
     np.testing.assert_array_equal(low.get_facecolor(), high.get_facecolor()[::-1])
 
 
-def test_levels_resolve_the_mass_however_far_the_energy_climbs():
+def test_levels_resolve_the_mass_whatever_the_range_of_the_energy():
     x, y = np.meshgrid(np.linspace(-4, 4, 80), np.linspace(-4, 4, 80))
     near = (x**2 + y**2) / 2
     far = np.where(near > 8, 1e3 * near, near)
@@ -407,7 +407,7 @@ def test_levels_are_increasing_and_as_many_as_asked(density, moons):
 
 
 @pytest.mark.parametrize("response", ["energy", "log_density"])
-def test_a_flat_density_and_one_with_walls_are_drawn(response):
+def test_a_flat_and_a_bounded_density_are_drawn(response):
     x = np.arange(3.0)
     flat = np.full((3, 3), 7.0)
     draw(EnergyDisplay(x=x, y=x, values=flat, response=response))
@@ -421,7 +421,7 @@ def test_a_flat_density_and_one_with_walls_are_drawn(response):
 # ------------------------------------------------------------------------------
 
 
-def test_one_column_is_no_plane(moons):
+def test_one_column_is_refused(moons):
     with pytest.raises(ValueError, match="EnergyHistogramDisplay"):
         EnergyDisplay.from_estimator(KernelDensity().fit(moons[:, :1]), moons[:, :1])
 
@@ -441,7 +441,7 @@ def test_wrong_columns(wide, table, columns):
         EnergyDisplay.from_estimator(wide, table, columns=columns)
 
 
-def test_images_are_no_table(density):
+def test_images_are_refused(density):
     with pytest.raises(ValueError, match="not images"):
         EnergyDisplay.from_estimator(density, np.zeros((3, 1, 2, 2)))
 
@@ -454,7 +454,7 @@ def test_wrong_limits(density, moons, limits):
         EnergyDisplay.from_estimator(density, moons, limits=limits)
 
 
-def test_what_cannot_be_drawn_from(moons):
+def test_estimators_without_samples_are_refused(moons):
     forest = IsolationForest(n_estimators=5, random_state=0).fit(moons)
     with pytest.raises(TypeError, match="IsolationForest has no method sample"):
         EnergyDisplay.from_estimator(forest, moons, n_samples=3)
@@ -466,7 +466,7 @@ def test_other_misuse(density, wide, moons, table):
     make = EnergyDisplay.from_estimator
     with pytest.raises(NotFittedError):
         make(fast(), moons)
-    with pytest.raises(ValueError, match="where to look"):
+    with pytest.raises(ValueError, match="range of the grid"):
         make(density)
     with pytest.raises(ValueError, match="X has no rows"):
         make(density, moons[:0])
@@ -500,7 +500,7 @@ def test_lines_have_the_numbers_of_the_history(density):
     display = draw(TrainingDisplay.from_estimator(density))
     assert list(display.axes_) == ["loss", "lr"]
     lines = {line.get_label(): line for line in display.axes_["loss"].get_lines()}
-    for label, name in (("training rows", "train_loss"), ("held-out rows", "valid_loss")):
+    for label, name in (("training rows", "train_loss"), ("validation rows", "valid_loss")):
         np.testing.assert_array_equal(lines[label].get_ydata(), column(density, name))
         np.testing.assert_array_equal(lines[label].get_xdata(), np.arange(density.n_iter_) + 1)
     np.testing.assert_array_equal(
@@ -534,7 +534,7 @@ def test_a_loss_that_is_the_energy_gap_is_drawn_once(rbm):
     assert display.best_epoch is None
 
 
-def test_names_choose(rbm):
+def test_names_select_the_curves(rbm):
     names = ["dur", "valid_loss", "largest_weight", "train_loss", "dur"]
     display = draw(TrainingDisplay.from_estimator(rbm, names=names))
     assert display.names == ["train_loss", "valid_loss", "dur", "largest_weight"]

@@ -1,4 +1,4 @@
-"""Training with sampled negatives that runs away: noticed, rolled back, counted, given up."""
+"""Divergence of training with sampled negatives: detection, roll-back, reports and errors."""
 
 import math
 import warnings
@@ -48,7 +48,7 @@ class Hopeless(MALA):
 
 
 class Diary(SampledLikelihood):
-    """Remembers what it was rolled back to."""
+    """Records the states it was rolled back to."""
 
     def rolled_back(self, state, batch, generator, tries=1):
         self.weights = weights(self)
@@ -133,7 +133,7 @@ def test_a_failing_sampler_is_rolled_back_to_the_start_of_the_epoch(policy):
     assert net.state_.n_batches == 12  # an epoch that was repeated counts once
 
 
-def test_chains_that_were_well_go_on():
+def test_chains_before_the_divergence_continue():
     for policy in (None, ReplayBuffer(60)):
         net = net_of(Fused(fuses=(10,)), policy)
         net.fit(training_rows())
@@ -154,7 +154,7 @@ def test_each_divergence_halves_again():
     assert "rolled back 2 times (first at epoch 1, batch 1: The fuse has blown.)" in notes(net)
 
 
-def test_hopeless_training_is_given_up_where_it_was_well():
+def test_hopeless_training_raises_with_the_last_good_weights():
     net = net_of(Hopeless(STEP), max_restarts=3)
     start = weights(net.module_)
     message = "diverged 4 times, first at epoch 1, batch 1: It never works.*max_restarts=3"
@@ -188,7 +188,7 @@ def test_a_roll_back_does_not_leave_the_averaged_weights():
 
 
 class Sizes(SampledLikelihood):
-    """Remembers the size of the weights that are judged, and of those they are compared with."""
+    """Records the size of the weights that are judged, and of those they are compared with."""
 
     def monitor(self, batch, state, generator):
         return super().monitor(batch, state, generator) | {"size": weights(self).norm()}
@@ -198,8 +198,8 @@ class Sizes(SampledLikelihood):
         return super().diverged(logs, before, n_rows)
 
 
-def test_steps_are_judged_by_the_weights_that_step():
-    """Not by their average: where that is better, no step would ever be good enough."""
+def test_divergence_is_judged_by_the_trained_weights():
+    """Not by their average, compared with which every step may be worse."""
     net = net_of(MALA(STEP), averaging=0.9, cls=Sizes)
     net.fit(training_rows())
     before, after = zip(*net.module_.judged, strict=True)
@@ -250,7 +250,7 @@ def test_each_number_alone_is_a_reason(name):
 
 
 @pytest.mark.parametrize("name", ["gap", "gap the other way", "gain", "change"])
-def test_a_few_rows_may_just_be_rare_ones(name):
+def test_few_rows_are_judged_leniently(name):
     changed, _ = REASONS[name]
     assert judged(n_rows=9, **changed) is None
     assert judged(n_rows=10, **changed) is not None
@@ -263,7 +263,7 @@ def test_to_start_badly_is_not_to_diverge():
     assert judged(gain_over_base=-2.0, before=HEALTHY | {"gain_over_base": -2.0}) is None
 
 
-def test_a_gap_is_measured_by_the_spread_of_the_rows():
+def test_the_energy_gap_is_relative_to_the_standard_deviation_of_rows():
     """A few outliers, or many columns: energies of rows differ, and so may those of chains."""
     assert judged(energy_gap=80.0, energy_spread=30.0) is None
 
@@ -273,7 +273,7 @@ def test_only_samplers_that_reject_can_collapse():
     assert judged(sampler=Langevin(0.1), **changed) is None
 
 
-def test_a_model_that_is_sure_of_its_bits_has_not_collapsed():
+def test_rejections_of_deterministic_bits_are_no_collapse():
     """Flips are rejected there, and there is no step to halve."""
     objective = SampledLikelihood(binary("tree", 4), GibbsWithGradients(), FromData())
     assert objective.diverged(HEALTHY | {"acceptance": 0.0}, None, 100) is None
@@ -348,27 +348,27 @@ def test_a_sampler_that_accepts_nothing_gets_a_smaller_step(reweight):
     assert_usable(model, X)
 
 
-def test_training_that_cannot_be_saved_is_given_up():
+def test_training_that_keeps_diverging_raises():
     with pytest.raises(FloatingPointError, match="epoch 1, batch .*max_restarts=2"):
         fitted(table(), sampler=Langevin(1e12), max_restarts=2)
 
 
 @pytest.mark.parametrize("n", [2, 5, 9])
-def test_a_few_rows_do_not_look_like_a_divergence(n):
+def test_few_rows_are_no_divergence(n):
     X = table(300)[:n]
     model, caught = fitted(X, base="gaussian", sigma=0.3)
     assert model.n_restarts_ == 0
     assert caught == []
 
 
-def test_a_buffer_needs_no_more_rows_than_a_batch():
-    """What the fit looks at are more rows than that, and no batch."""
+def test_a_buffer_may_be_smaller_than_the_monitoring_batch():
+    """The monitoring batch has more rows, and is not one of the batches."""
     model, _ = fitted(table(1200), init="replay", buffer_size=40, batch_size=32)
     assert model.n_restarts_ == 0
 
 
 def test_columns_that_never_change_are_no_divergence():
-    """The base is sure of them, and flips are rejected as they should be."""
+    """The base is certain of them, so flips are rightly rejected."""
     X = np.zeros((200, 4))
     model, caught = fitted(X, base="chow-liu")
     assert model.n_restarts_ == 0
@@ -384,8 +384,8 @@ def test_ordinary_rows_are_learned_without_a_roll_back(init):
 
 
 @pytest.mark.parametrize("init", ["persistent", "data", "replay", "noise"])
-def test_weighted_rows_are_watched_as_well(init):
-    """The rows that a fit looks at, and their weights, are not those of its last batch."""
+def test_weighted_rows_are_monitored(init):
+    """The monitored rows and their weights are not those of the last batch."""
     X = np.concatenate([table(400), 60 + table(100)])
     weight = np.random.default_rng(1).random(500) + 0.1
     weight[400:] = 1e-6

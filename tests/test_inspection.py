@@ -86,7 +86,7 @@ def test_rows_reconstructions_and_samples(rbm, digits, display):
     np.testing.assert_array_equal(display.samples, rbm.sample(25, random_state=0))
 
 
-def test_history_becomes_columns(rbm, display):
+def test_the_history_is_converted_to_arrays(rbm, display):
     for name in ("energy_gap", "reconstruction_error", "lr"):
         expected = [epoch[name] for epoch in rbm.history_]
         np.testing.assert_array_equal(display.history[name], expected)
@@ -102,7 +102,7 @@ def test_a_number_missing_in_some_epochs_is_nan(rbm):
     assert "flag" not in history
 
 
-def test_the_model_is_left_alone(rbm, digits):
+def test_the_model_is_not_changed(rbm, digits):
     before = set(vars(rbm))
     display = RBMDisplay.from_estimator(rbm, digits, n_samples=1, random_state=0)
     display.filters[:] = 0
@@ -215,7 +215,7 @@ def test_exact_learning_shows_its_loss_on_training_and_held_out_rows(table):
     train, held_out = axes["loss"].lines
     np.testing.assert_array_equal(train.get_ydata(), display.history["train_loss"])
     np.testing.assert_array_equal(held_out.get_ydata(), display.history["valid_loss"])
-    assert labels(axes["loss"]) == ["training rows", "held-out rows"]
+    assert labels(axes["loss"]) == ["training rows", "validation rows"]
     assert axes["loss"].get_ylabel() == "nats per row"
 
 
@@ -223,7 +223,7 @@ def test_a_contrastive_loss_is_not_drawn_twice(digits):
     rbm = RBMEstimator(n_components=30, n_iter=2, early_stopping=True, random_state=0).fit(digits)
     axes = draw(RBMDisplay.from_estimator(rbm, n_samples=0), "training")
     assert list(axes) == ["loss", "energy_gap", "reconstruction_error"]
-    assert labels(axes["loss"]) == ["held-out rows"]
+    assert labels(axes["loss"]) == ["validation rows"]
 
 
 def test_one_epoch_is_a_point(digits):

@@ -67,7 +67,7 @@ def test_fpr_of_two_normal_distributions_is_the_closed_form(rng):
     assert abs(found - exact) < 4 * error
 
 
-def test_fpr_with_anomalies_as_positives_is_another_number():
+def test_fpr_with_anomalies_as_positives_differs():
     y = np.repeat([1, -1], 20)
     log_p = np.append(np.arange(20.0), np.full(20, -1.0))
     log_p[-1] = 19.5  # one anomaly above all normal rows
@@ -77,7 +77,7 @@ def test_fpr_with_anomalies_as_positives_is_another_number():
 
 
 @pytest.mark.parametrize("n", [20, 40, 60, 100, 140])
-def test_a_true_positive_rate_that_is_just_reached_counts(n):
+def test_a_true_positive_rate_that_is_just_reached_is_enough(n):
     y = np.repeat([1, -1], [n, 1])
     score = np.append(np.arange(n, 0, -1.0), n // 20 + 0.5)  # below 95 % of the positives
     for tpr in (0.95, 1 - 0.05, np.linspace(0, 1, 21)[19], 19 * 0.05):
@@ -208,12 +208,12 @@ def test_error_of_average_precision_is_the_spread_over_new_samples(rng):
 
 
 @every_bootstrap
-def test_classes_told_apart_without_an_error_have_none(name):
+def test_errors_of_separated_classes_are_zero(name):
     y = np.repeat([1, -1], [5, 7])
     assert BOOTSTRAPS[name](y, 3.0 * y) == (1, 0, 1, 1)
 
 
-def test_a_difference_from_the_same_ranking_is_nothing(rng):
+def test_a_difference_of_equal_rankings_is_zero(rng):
     y, score = binormal(rng, 30, 20)
     assert roc_auc_difference(y, score, np.exp(score) + 5, n_bootstraps=20) == (0, 0, 0, 0)
 
@@ -309,7 +309,7 @@ def test_bad_rows_are_refused(function, y, score, message):
         function(y, score)
 
 
-def test_the_score_that_is_bad_is_named():
+def test_errors_name_the_invalid_score():
     with pytest.raises(ValueError, match="score_a contains NaN"):
         roc_auc_difference(Y, [0.3, np.nan, 0.2, 0.4], S)
     with pytest.raises(ValueError, match="score_b contains infinity"):
@@ -319,7 +319,7 @@ def test_the_score_that_is_bad_is_named():
 
 
 @pytest.mark.parametrize("tpr", [0, -0.1, 1.01, np.nan, "0.95", None])
-def test_a_rate_that_is_none_is_refused(tpr):
+def test_invalid_rates_are_refused(tpr):
     with pytest.raises(ValueError, match=r"tpr must be in \(0, 1\]"):
         fpr_at_tpr(Y, S, tpr=tpr)
 

@@ -9,7 +9,7 @@ from scipy.stats import binom
 from sklearn.calibration import calibration_curve
 
 from skebm.metrics import expected_calibration_error
-from skebm.metrics.calibration import _debiased_total, _joined, _mean_absolute
+from skebm.metrics.calibration import _debiased_total, _mean_absolute, _merged_bins
 
 STRATEGIES = ("quantile", "uniform")
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -125,7 +125,7 @@ def test_absolute_error_of_a_known_miscalibration_is_the_closed_form(rng):
     assert_allclose(plug_in(y, p, n_bins=4), 1 / 6, atol=0.01)
 
 
-def test_a_calibrated_model_has_little_left_of_the_bias(rng):
+def test_the_remaining_bias_for_a_calibrated_model_is_small(rng):
     p = rng.random((40, 4000))
     outcomes = rng.random(p.shape) < p
 
@@ -143,7 +143,7 @@ def test_a_calibrated_model_has_little_left_of_the_bias(rng):
 
 
 @pytest.mark.parametrize(("error", "left"), [(0.0, 0.467), (1.5, -0.092), (3.0, -0.016), (5.0, 0)])
-def test_the_bias_left_in_a_bin_is_the_one_documented(error, left):
+def test_the_remaining_bias_in_a_bin_is_the_documented_one(error, left):
     # One bin of a thousand rows with the probability 0.4; its error in standard deviations.
     n, p = 1000, 0.4
     truth = p + error * np.sqrt(p * (1 - p) / n)
@@ -166,7 +166,7 @@ def test_the_mean_of_a_folded_normal_is_the_integral():
 
 @every_strategy
 @every_norm
-def test_less_bias_never_means_more_error(rng, strategy, norm):
+def test_debiasing_never_increases_the_estimate(rng, strategy, norm):
     for n in (2, 3, 10, 100):
         p = rng.random(n)
         y = np.append([0, 1], rng.random(n - 2) < p[2:])
@@ -185,7 +185,7 @@ def test_less_bias_never_means_more_error(rng, strategy, norm):
 
 
 @pytest.mark.parametrize(
-    ("starts", "n", "joined"),
+    ("starts", "n", "merged"),
     [
         ([0, 2, 4], 6, [0, 2, 4]),
         ([0, 1, 4], 6, [0, 4]),  # the first with the next
@@ -195,12 +195,12 @@ def test_less_bias_never_means_more_error(rng, strategy, norm):
         ([0], 2, [0]),
     ],
 )
-def test_bins_of_one_row_are_joined(starts, n, joined):
-    assert _joined(np.array(starts), n).tolist() == joined
+def test_bins_of_one_row_are_merged(starts, n, merged):
+    assert _merged_bins(np.array(starts), n).tolist() == merged
 
 
 @every_norm
-def test_more_bins_than_pairs_of_rows_are_joined_to_pairs(rng, norm):
+def test_more_bins_than_pairs_of_rows_are_merged_to_pairs(rng, norm):
     p = np.sort(rng.random(20))
     y = rng.random(20) < p**3
     many = expected_calibration_error(y, p, n_bins=20, norm=norm)
@@ -210,7 +210,7 @@ def test_more_bins_than_pairs_of_rows_are_joined_to_pairs(rng, norm):
 @every_strategy
 @every_norm
 @pytest.mark.parametrize("debiased", [True, False])
-def test_the_order_of_rows_is_no_matter(rng, strategy, norm, debiased):
+def test_the_order_of_rows_does_not_matter(rng, strategy, norm, debiased):
     p = rng.integers(20, size=200) / 20
     y = rng.random(200) < p**2
     order = rng.permutation(200)
@@ -225,7 +225,7 @@ def test_the_order_of_rows_is_no_matter(rng, strategy, norm, debiased):
 # ------------------------------------------------------------------------------
 
 
-def test_the_top_class_is_compared_with_how_often_it_is_right(rng):
+def test_the_largest_probability_is_compared_with_the_accuracy(rng):
     prob = rng.dirichlet(np.ones(4), size=500)
     y = np.array([rng.choice(4, p=row) for row in prob])
     right = y == prob.argmax(1)
@@ -244,7 +244,7 @@ def test_columns_may_be_in_any_order_and_have_any_names(rng):
     assert expected_calibration_error(y, prob.astype(np.float32)) == pytest.approx(found, abs=1e-6)
 
 
-def test_a_class_that_is_not_there_is_named_by_the_labels(rng):
+def test_missing_classes_are_given_by_the_labels(rng):
     prob = rng.dirichlet(np.ones(3), size=50)
     y = np.zeros(50, int)
     with pytest.raises(ValueError, match="y_prob is of 3 classes, but the labels are"):
@@ -301,7 +301,7 @@ def test_bad_rows_are_refused(y, p, message):
         ({"norm": "max"}, "norm must be one of l1, l2; got 'max'"),
         ({"labels": [0, 0]}, "the labels are"),
         ({"labels": [0, 1, 2]}, "the labels are"),
-        ({"labels": [0, 2]}, r"y_true holds \[1\]"),
+        ({"labels": [0, 2]}, r"y_true contains \[1\]"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):

@@ -40,7 +40,7 @@ def samples(rng, counts, modes=MODES):
         ((0, 0, 0, 100), (0.5, 0.5, 0.0, 0.0), 1.0),
     ],
 )
-def test_the_distance_is_that_of_the_shares(rng, counts, masses, exact):
+def test_the_distance_is_that_of_the_fractions(rng, counts, masses, exact):
     X = samples(rng, counts)
     assert_allclose(mode_mass_distance(X, MODES, masses), exact, atol=1e-12)
     assert_allclose(mode_mass_distance(rng.permutation(X), MODES, masses), exact, atol=1e-12)
@@ -57,7 +57,7 @@ def test_samples_at_no_mode_are_missed_mass(rng, lost):
     assert_allclose(mode_mass_distance(X, MODES, max_distance=4.0), share)
 
 
-def test_the_limit_itself_is_near_enough():
+def test_samples_at_the_maximum_distance_are_assigned():
     X = MODES + [3.0, 4.0]
     assert mode_mass_distance(X, MODES, max_distance=5.0) == 0
     assert mode_mass_distance(X, MODES, max_distance=4.999) == 1
@@ -192,7 +192,7 @@ def test_value_and_error_of_two_rows_by_hand():
     assert_allclose(found, (1.25, 0.75))
 
 
-def test_one_row_has_no_error_bar():
+def test_the_standard_error_of_one_row_is_infinite():
     assert fisher_divergence(MODEL, TRUTH, [[0.0, 0.0]]).std_error == np.inf
 
 
@@ -213,6 +213,6 @@ def test_bad_scores_are_refused(changed, message):
         fisher_divergence(**({"score": MODEL, "true_score": TRUTH, "X": MODES} | changed))
 
 
-def test_an_estimator_without_a_score_says_what_has_one(rng):
+def test_estimators_without_a_score_are_refused(rng):
     with pytest.raises(TypeError, match="score_function"):
         fisher_divergence(StandardScaler().fit(MODES), TRUTH, MODES)

@@ -85,7 +85,7 @@ def test_scores_of_a_normal_model_over_normal_rows_are_the_closed_forms(mean, st
 
 
 @pytest.mark.parametrize(("mean", "std"), [(0.5, 2.0), (-1.0, 0.7)])
-def test_what_the_truth_scores_more_is_the_fisher_divergence(mean, std):
+def test_the_regret_of_the_hyvarinen_score_is_the_fisher_divergence(mean, std):
     truth, model = gaussian(0.0, 1.0), gaussian(mean, std)
     gain = hyvarinen_score(truth, NORMAL) - hyvarinen_score(model, NORMAL)
     assert_allclose(gain, fisher_divergence(model, truth, NORMAL).value, rtol=1e-3)
@@ -114,7 +114,7 @@ def test_scores_of_an_rbm_are_those_of_its_distribution_by_enumeration(binary, r
     assert_allclose(pseudo_log_likelihood_score(rbm, binary), given_others.sum(1).mean())
 
 
-def test_doubt_about_log_z_lowers_only_the_pessimistic_score(binary):
+def test_uncertainty_of_log_z_lowers_only_the_pessimistic_score(binary):
     bracket = AISBracket(10, 20, 5)
     model = RBMEstimator(n_components=3, n_iter=5, partition=bracket, random_state=0).fit(binary)
     _, upper = model.log_partition_bounds_
@@ -125,7 +125,7 @@ def test_doubt_about_log_z_lowers_only_the_pessimistic_score(binary):
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_what_is_not_a_number_stays_so(value):
+def test_nan_stays_nan(value):
     class Broken(BaseEstimator):
         def fit(self, X, y=None):
             return self
@@ -177,7 +177,7 @@ def test_several_scores_in_one_search(rng, binary, scorers, refit):
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_a_pipeline_is_scored_behind_its_scaler(rng, name):
+def test_a_pipeline_is_scored_after_its_scaler(rng, name):
     scorer = CONTINUOUS[name]
     X = [100.0, 1e-3] * rng.normal(size=(80, 2)) + 5
     scaled = make_pipeline(StandardScaler(), GaussianMixture(random_state=0)).fit(X)
@@ -201,7 +201,7 @@ def test_a_pipeline_of_binary_rows_is_scored_by_its_last_step(binary, rbm, name)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_an_estimator_without_a_density_says_so(name):
+def test_estimators_without_a_density_are_refused(name):
     model = LinearRegression().fit(BITS, BITS[:, 0])
     with pytest.raises(TypeError, match="LinearRegression"):
         ALL[name](model, BITS)

@@ -17,7 +17,7 @@ from skebm.partition.checks import check_base, check_proper, default_base, defau
 from skebm.partition.importance import ImportanceSampling, log_weights, pareto_k
 from skebm.samplers import HMC, MALA, Gibbs, GibbsWithGradients, Langevin
 from tests.oracle import DOUBLE, Enumerated, bits, make_rbm, make_tree_rbm, seeded
-from tests.targets import Normal, OneHot, Polynomial, Quadratic, Slopes, spelled_out
+from tests.targets import LinearInABox, Normal, OneHot, Polynomial, Quadratic, spelled_out
 from tests.tiers import full, leading
 
 REPEATS = 100
@@ -161,7 +161,7 @@ def test_any_discrete_energy_will_do(cls, energy):
 def test_boxes_and_half_lines_end_at_their_walls(cls):
     """The energy is known outside as well, and must not count."""
     kwargs = {} if cls is ImportanceSampling else {"n_steps": 100}
-    energy = Slopes()
+    energy = LinearInABox()
     slope = energy.slope.detach()
     at = torch.linspace(-1, 2, 3001, dtype=DOUBLE)
     truth = sum(

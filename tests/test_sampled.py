@@ -301,9 +301,9 @@ def test_chains_that_had_far_to_go_tune_themselves_all_the_same(monkeypatch):
     batch = Batch(normal(6, 3))
     state = objective.start(batch, seeded())
     assert walkers.Walkers.of(energy, energy.base.sample(50, seeded()), energy.base).poor
-    before = state.chain.aux.search.n_steps
+    before = state.chain.aux.adaptation.n_steps
     after = gradient(objective, batch, state)[1].state
-    assert after.chain.aux.search.n_steps > before
+    assert after.chain.aux.adaptation.n_steps > before
 
 
 def test_chains_cannot_be_weighed_without_a_density_they_start_from():
@@ -893,12 +893,12 @@ def test_a_sampler_learns_at_every_fourth_batch(policy, n_steps):
         energy, SAMPLERS["tuned MALA"], POLICIES[policy](energy.base), n_steps=n_steps
     )
     state = objective.start(batch, seeded(1))
-    count = int(state.chain.aux.search.n_steps)
+    count = int(state.chain.aux.adaptation.n_steps)
     assert count > 20
     for number in range(9):
-        step = state.chain.aux.search.log_step
+        step = state.chain.aux.adaptation.log_step
         state = train(objective, batch, state, 1)
-        search = state.chain.aux.search
+        search = state.chain.aux.adaptation
         assert int(search.n_steps) == count + 1 + number // 4
         assert (search.log_step == step) == (number % 4 > 0)
 

@@ -1,4 +1,4 @@
-"""What each sampler promises beyond the contract: steps, schedules, tuning, walls, errors."""
+"""Properties of each sampler beyond the contract: steps, schedules, adaptation, bounds, errors."""
 
 import math
 
@@ -21,9 +21,9 @@ from skebm.samplers import (
     MetropolisHastings,
     ParallelTempering,
 )
-from skebm.samplers._tuning import Dense
+from skebm.samplers._adaptation import DenseScale
 from tests.oracle import DOUBLE, P_FLOOR, make_rbm, seeded
-from tests.targets import Line, Normal, Quadratic, Slopes, Valley, two_modes
+from tests.targets import Line, LinearInABox, Normal, Quadratic, Valley, two_modes
 from tests.tiers import full, leading
 
 D = 3
@@ -113,9 +113,9 @@ def test_a_scale_is_a_change_of_units():
         assert torch.allclose(got / WIDE, moved(sampler, unit(), x, 5))
 
 
-def test_walls_reflect_or_clip():
+def test_bounds_reflect_or_clip():
     x = torch.tensor([[1.9, 0.0], [-0.9, 1.0]], dtype=DOUBLE)
-    energy = Slopes()  # in [-1, 2], slopes -1.5 and 0.3 + 2 x
+    energy = LinearInABox()  # in [-1, 2], gradients -1.5 and 0.3 + 2 x
     with torch.no_grad():
         energy.slope.copy_(torch.tensor([-3.0, 0.0]))
     step = torch.tensor([[1.5, 0.0], [1.5, -1.0]], dtype=DOUBLE)  # what half a step asks for
@@ -128,7 +128,7 @@ def test_walls_reflect_or_clip():
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_one_wall_reflects(sign):
+def test_one_bound_reflects(sign):
     """An exponential distribution on either half line."""
     low, high = (0.0, None) if sign > 0 else (None, 0.0)
     energy = Valley(lambda x: sign * x, low, high)
@@ -144,13 +144,13 @@ def test_one_wall_reflects(sign):
 
 
 # ------------------------------------------------------------------------------
-# Tuning
+# Adaptation
 # ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("first", leading(1, [50.0, 1e-4, 1.0]))
 @pytest.mark.parametrize("sampler", ADAPTIVE, ids=lambda s: type(s).__name__)
-def test_the_warm_up_finds_the_acceptance_that_was_asked_for(sampler, first):
+def test_the_warm_up_reaches_the_target_acceptance(sampler, first):
     sampler = clone(sampler).set_params(step_size=first)
     for target in (sampler.target_acceptance, 0.4):
         sampler.set_params(target_acceptance=target)
@@ -160,7 +160,7 @@ def test_the_warm_up_finds_the_acceptance_that_was_asked_for(sampler, first):
 
 
 @pytest.mark.parametrize("first", leading(1, [5.0, 0.02]))
-def test_discrete_langevin_finds_its_acceptance(first):
+def test_discrete_langevin_reaches_the_target_acceptance(first):
     energy = make_rbm(40, 20, scale=1.0)
     x = energy.domain.uniform(200, seeded(1), dtype=DOUBLE)
     sampler = DiscreteLangevin(first, adapt=True)
@@ -170,7 +170,7 @@ def test_discrete_langevin_finds_its_acceptance(first):
 
 @pytest.mark.parametrize("n_chains", leading(1, [200, 1]))
 @pytest.mark.parametrize("sampler", leading(1, ADAPTIVE), ids=lambda s: type(s).__name__)
-def test_the_warm_up_finds_the_scale_of_each_column(sampler, n_chains):
+def test_the_warm_up_estimates_the_scale_of_each_column(sampler, n_chains):
     sampler = clone(sampler).set_params(scale="auto")
     x = torch.full((n_chains, D), 0.1, dtype=DOUBLE)
     state, _ = sampler.run(uneven(), x, 1, seeded(2), n_warmup=1200)
@@ -180,13 +180,13 @@ def test_the_warm_up_finds_the_scale_of_each_column(sampler, n_chains):
 
 
 @pytest.mark.parametrize("sampler", leading(1, ADAPTIVE), ids=lambda s: type(s).__name__)
-def test_the_warm_up_finds_the_covariance(sampler):
+def test_the_warm_up_estimates_the_covariance(sampler):
     """Two columns of correlation 0.99, and a third that is thirty times as wide."""
     cov = torch.tensor([[1.0, 0.99, 0.0], [0.99, 1.0, 0.0], [0.0, 0.0, 900.0]], dtype=DOUBLE)
     energy = Quadratic(torch.zeros(D, dtype=DOUBLE), cov)
     sampler = clone(sampler).set_params(scale="dense")
     state, _ = sampler.run(energy, normal_rows(50), 1, seeded(2), n_warmup=1500)
-    found = state.aux.scale.factor @ state.aux.scale.factor.T
+    found = state.aux.scale.scale_tril @ state.aux.scale.scale_tril.T
     assert torch.allclose(found / cov.diagonal().mean(), cov / cov.diagonal().mean(), atol=0.2)
     assert float(found[0, 1] / (found[0, 0] * found[1, 1]).sqrt()) > 0.97
     one, _ = sampler.run(energy, normal_rows(1), 1, seeded(2), n_warmup=100)  # a single chain
@@ -200,16 +200,16 @@ def test_a_dense_scale_is_a_change_of_units():
     x = normal_rows(20)
     for sampler in (Langevin(0.1), MALA(0.3), HMC(0.3, 3), MetropolisHastings(0.8)):
         state = clone(sampler).set_params(scale="dense").init(turned, x @ root.T)
-        scale = Dense(root)
+        scale = DenseScale(root)
         aux = (0, scale, None) if isinstance(sampler, Langevin) else state.aux._replace(scale=scale)
         start = state._replace(aux=aux)
         got = sampler.run(turned, start, 5, seeded(5))[0].x
         assert torch.allclose(got, moved(sampler, unit(), x, 5) @ root.T)
 
 
-def test_a_dense_scale_cannot_turn_walls():
-    with pytest.raises(ValueError, match='scale="dense" turns steps and cannot turn walls'):
-        MALA(scale="dense").run(Slopes(), torch.zeros(5, 2, dtype=DOUBLE), 1, seeded())
+def test_a_dense_scale_is_refused_with_bounds():
+    with pytest.raises(ValueError, match='scale="dense" rotates steps.*incompatible.*bounds'):
+        MALA(scale="dense").run(LinearInABox(), torch.zeros(5, 2, dtype=DOUBLE), 1, seeded())
 
 
 def test_scales_are_those_of_the_rows_that_chains_start_from():
@@ -221,11 +221,11 @@ def test_scales_are_those_of_the_rows_that_chains_start_from():
 
 
 @pytest.mark.parametrize("sampler", ADAPTIVE, ids=lambda s: type(s).__name__)
-def test_tuned_chains_are_frozen_and_exact(sampler):
-    """Tuned on some chains, the settings are used by others that start exact."""
+def test_adapted_chains_are_frozen_and_exact(sampler):
+    """Settings adapted on some chains are used by others that start exact."""
     energy = unit()
     warm, _ = clone(sampler).set_params(scale="auto").run(energy, normal_rows(50), 5, seeded(2))
-    assert warm.aux.search is None
+    assert warm.aux.adaptation is None
     target = Normal(torch.zeros(D, dtype=DOUBLE), torch.eye(D, dtype=DOUBLE))
     state = sampler.init(energy, target.draw(20_000, seeded(3)))._replace(aux=warm.aux)
     after, _ = sampler.run(energy, state, 30, seeded(4))
@@ -233,7 +233,7 @@ def test_tuned_chains_are_frozen_and_exact(sampler):
     assert target.p_value(after.x) > P_FLOOR
 
 
-def test_steps_change_while_adapting_and_never_after():
+def test_steps_change_only_while_adapting():
     sampler, energy = MALA(adapt=True), unit()
     state, generator, seen = sampler.init(energy, normal_rows(20)), seeded(2), []
     with torch.no_grad():
@@ -248,7 +248,7 @@ def test_steps_change_while_adapting_and_never_after():
             assert state.aux.step_size == found
 
 
-def test_a_search_without_a_signal_ends():
+def test_adaptation_is_bounded_where_nothing_is_rejected():
     """Everything is clamped, so nothing is ever rejected."""
     x = normal_rows(4)
     clamp = Clamp(torch.ones_like(x, dtype=torch.bool), x)
@@ -257,13 +257,13 @@ def test_a_search_without_a_signal_ends():
     assert torch.equal(state.x, x)
 
 
-def test_tempered_replicas_find_a_step_each():
+def test_replicas_adapt_separately():
     energy, x = Valley(two_modes), torch.zeros(100, 1, dtype=DOUBLE)
     sampler = ParallelTempering(4, MALA(adapt=True), max_temperature=20.0)
     state, _ = sampler.run(energy, x, 5, seeded(2), n_warmup=300)
     found = [float(one.aux.step_size) for one in state.aux]
     assert found == sorted(found, reverse=True)
-    assert all(one.aux.search is None for one in state.aux)
+    assert all(one.aux.adaptation is None for one in state.aux)
 
 
 # ------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def test_tempered_replicas_find_a_step_each():
 
 
 @pytest.mark.parametrize("sampler", [MALA(0.2, adapt=True), HMC(0.2, 2), Langevin(0.1, decay=0.6)])
-def test_a_run_goes_on_from_a_state(sampler):
+def test_a_run_continues_from_a_state(sampler):
     energy, x, generator = unit(), normal_rows(10), seeded(2)
     whole, _ = sampler.run(energy, x, 9, seeded(2), n_warmup=4)
     half, _ = sampler.run(energy, x, 5, generator, n_warmup=4)
@@ -319,13 +319,13 @@ def test_a_trace_holds_every_kept_step():
     assert trace.ess().shape == trace.r_hat().shape == (D,)
 
 
-def test_the_trace_of_a_sampler_that_knows_no_energies_has_them():
+def test_traces_have_energies_that_the_sampler_does_not_need():
     energy, x = make_rbm(5, 3), torch.zeros(4, 5, dtype=DOUBLE)
     trace = Gibbs().trace(energy, x, 8, seeded(2))
     assert torch.allclose(trace.energy, energy(trace.x.flatten(0, 1)).detach().view(8, 4))
 
 
-def test_runs_end_when_chains_agree():
+def test_run_until_stops_at_convergence():
     x = 5 * normal_rows(8)
     trace = MALA(0.5).run_until(unit(), x, seeded(2), r_hat=1.05, max_steps=20_000)
     assert trace.converged
@@ -334,7 +334,7 @@ def test_runs_end_when_chains_agree():
     assert len(trace.x) * trace.thin <= trace.n_steps // 2 + trace.thin
 
 
-def test_runs_that_never_agree_end_with_their_budget():
+def test_run_until_stops_at_its_budget():
     energy = Valley(lambda x: 50 * (x.square() - 4).square())
     x = torch.tensor([[-2.0], [2.0]], dtype=DOUBLE).repeat(4, 1)
     with pytest.warns(ConvergenceWarning, match="R-hat is .* after 400 steps"):
@@ -353,7 +353,7 @@ def test_chains_that_do_not_move_have_not_converged():
         assert not MALA(10.0).run_until(energy, x, seeded(), max_steps=100).converged
 
 
-def test_long_runs_are_thinned_not_forgotten():
+def test_long_runs_are_thinned():
     energy = Valley(lambda x: 50 * (x.square() - 4).square())
     x = torch.tensor([[-2.0], [2.0]], dtype=DOUBLE)
     with pytest.warns(ConvergenceWarning):
@@ -368,7 +368,7 @@ def test_an_adaptive_run_warms_up_as_long_as_it_runs():
 
     class Counting(MALA):
         def step(self, energy, state, generator, beta=1.0, clamp=None):
-            steps.append(state.aux.search is not None)
+            steps.append(state.aux.adaptation is not None)
             return super().step(energy, state, generator, beta, clamp)
 
     Counting(adapt=True).run(unit(), normal_rows(5), 7, seeded())
@@ -402,7 +402,7 @@ class Banana(Energy):
     [(MetropolisHastings(1.5), 10_000), (MALA(0.3), 5000), (HMC(0.15, 6), 2000)],
     ids=["MetropolisHastings", "MALA", "HMC"],
 )
-def test_long_chains_do_not_drift(sampler, n_steps):
+def test_moments_are_stable_over_a_hundred_thousand_steps(sampler, n_steps):
     """Moments of both halves agree with the truth within five standard errors by their ESS.
 
     Steps are small enough for the banana's tails: HMC of steps of 0.4 hardly ever enters them, and
@@ -432,7 +432,7 @@ def effective(values):
 
 
 @full  # tests/contracts/test_samplers.py has it for Gibbs
-def test_tempering_crosses_where_langevin_is_stuck():
+def test_tempering_changes_modes_where_langevin_does_not():
     far = Valley(lambda x: -torch.logaddexp(-((x - 8) ** 2) / 2, -((x + 8) ** 2) / 2))
     x = torch.full((1000, 1), 8.0, dtype=DOUBLE)
     stuck = MALA(0.5).run(far, x, 300, seeded(1))[0].x
@@ -453,7 +453,7 @@ BY_GRADIENT = [*ON_REAL[1:], *ON_BITS]
 
 
 class Given(Energy):
-    """Whatever a function of x says."""
+    """An energy given by a function of x."""
 
     def __init__(self, function, domain):
         super().__init__()
@@ -541,7 +541,7 @@ def test_a_state_before_a_failing_step_is_untouched():
     assert torch.equal(state.x, kept)
 
 
-def test_langevin_chains_that_run_off():
+def test_diverging_langevin_chains_raise():
     energy = Given(lambda e, x: x.pow(4).sum(1), Real((D,)))
     with pytest.raises(SamplingError, match=r"smaller\s+step_size, or a sampler that rejects") as e:
         Langevin(1.0).run(energy, zeros() + 1, 100, seeded())
@@ -569,9 +569,9 @@ def test_chains_cannot_start_at_nan_or_inf(sampler, bad):
         sampler.run(energy, x, 3, seeded())
 
 
-def test_chains_cannot_start_outside_of_the_box():
+def test_chains_cannot_start_outside_the_bounds():
     with pytest.raises(ValueError, match="cannot start outside of"):
-        MALA().run(Slopes(), torch.full((2, 2), 3.0, dtype=DOUBLE), 1, seeded())
+        MALA().run(LinearInABox(), torch.full((2, 2), 3.0, dtype=DOUBLE), 1, seeded())
     with pytest.raises(ValueError, match="cannot start outside of"):
         GibbsWithGradients().run(make_rbm(3, 2), zeros() + 0.5, 1, seeded())
 
@@ -585,7 +585,7 @@ def test_chains_cannot_start_where_the_energy_is_infinite():
 
 
 @pytest.mark.parametrize("n_steps", [0, -1, 1.5, True, None, "3"])
-def test_numbers_of_steps_that_are_none(n_steps):
+def test_invalid_numbers_of_steps_are_refused(n_steps):
     for run in (MALA().run, Langevin().run):
         with pytest.raises(ValueError, match="n_steps must be an integer of at least 1"):
             run(unit(), zeros(), n_steps, seeded())
@@ -632,16 +632,16 @@ def test_bad_settings(sampler, name, value):
     [[1.0, 2.0], [[1.0, 1.0, 1.0]], [1.0, 0.0, 1.0], [1.0, -1.0, 1.0], [1.0, math.nan, 1.0]],
 )
 def test_bad_scales(scale):
-    with pytest.raises(ValueError, match=r"scale must hold a positive finite number.*\(3,\)"):
+    with pytest.raises(ValueError, match=r"scale must be a positive finite number.*\(3,\)"):
         MALA(scale=scale).run(unit(), zeros(), 2, seeded())
 
 
-def test_one_row_has_no_scale():
-    with pytest.raises(ValueError, match='scale="auto" takes the standard deviations'):
+def test_a_scale_of_one_row_is_refused():
+    with pytest.raises(ValueError, match='scale="auto" is estimated from the rows'):
         MALA(scale="auto").run(unit(), zeros(1), 2, seeded())
 
 
-def test_dula_has_nothing_to_adapt_to():
+def test_unadjusted_discrete_langevin_cannot_adapt():
     with pytest.raises(ValueError, match="adjust=False accepts always"):
         DiscreteLangevin(adjust=False, adapt=True).run(make_rbm(3, 2), zeros(), 1, seeded())
 
@@ -678,7 +678,7 @@ def test_arguments_of_a_wrong_type():
 
 
 @pytest.mark.parametrize("beta", [-1.0, math.nan, math.inf, [1.0], [1.0, -2.0]])
-def test_temperatures_that_are_none(beta):
+def test_invalid_temperatures_are_refused(beta):
     with pytest.raises(ValueError, match="beta must be a finite number of at least 0"):
         MALA().run(unit(), zeros(), 2, seeded(), beta)
 
@@ -704,10 +704,10 @@ def test_other_wrong_arguments_of_runs():
         MALA().run(unit(), zeros(), 5, seeded(), n_warmup=-1)
 
 
-def test_tempering_says_which_samplers_there_are():
-    with pytest.raises(TypeError, match=r"Give ParallelTempering a sampler.*MALA\(adapt=True\)"):
+def test_tempering_names_suitable_samplers():
+    with pytest.raises(TypeError, match=r"Pass ParallelTempering a sampler.*MALA\(adapt=True\)"):
         ParallelTempering().run(unit(), zeros(), 1, seeded())
-    with pytest.raises(ValueError, match="moves each replica from its row alone"):
+    with pytest.raises(ValueError, match="must be a kernel of the present row alone"):
         ParallelTempering(3, ParallelTempering(3)).run(make_rbm(3, 2), zeros(), 1, seeded())
 
 
@@ -743,7 +743,7 @@ def all_zeros(monkeypatch):
     monkeypatch.setattr(torch, "rand", zero)
 
 
-def test_a_uniform_number_of_zero_accepts_nothing_hopeless(all_zeros):
+def test_a_uniform_number_of_zero_does_not_accept_all(all_zeros):
     energy, x = unit(), zeros()
     state, info = MetropolisHastings(1e3).run(energy, x, 20, seeded())
     assert torch.equal(state.x, x)
@@ -751,7 +751,7 @@ def test_a_uniform_number_of_zero_accepts_nothing_hopeless(all_zeros):
 
 
 @pytest.mark.parametrize("adjust", [True, False])
-def test_a_uniform_number_of_zero_moves_nothing_that_is_clamped(all_zeros, adjust):
+def test_a_uniform_number_of_zero_leaves_clamped_coordinates(all_zeros, adjust):
     energy = make_rbm(D, 2)
     x = torch.ones(4, D, dtype=DOUBLE)
     clamp = Clamp(torch.ones_like(x, dtype=torch.bool), x)
@@ -761,7 +761,7 @@ def test_a_uniform_number_of_zero_moves_nothing_that_is_clamped(all_zeros, adjus
     assert float(info.acceptance) == 1
 
 
-def test_states_that_do_not_hold_the_clamp_are_refused():
+def test_states_that_differ_from_the_clamp_are_refused():
     for sampler, energy in (
         (MALA(), unit()),
         (ParallelTempering(3, MALA()), unit()),
@@ -777,7 +777,7 @@ def test_states_that_do_not_hold_the_clamp_are_refused():
         assert torch.equal(on.x[:, 0], held.value[:, 0])
 
 
-def test_a_wall_where_the_energy_is_nan_is_no_obstacle():
+def test_an_energy_of_nan_at_a_bound_is_allowed():
     """x log x on the positive half line, whose own formula fails at 0."""
     energy = Given(lambda e, x: (x * x.log() + x).sum(1), Real((D,), 0.0, None))
     for sampler in (MetropolisHastings(0.5), MALA(0.1)):
@@ -793,7 +793,7 @@ def test_energies_may_be_whole_numbers():
     assert 0.2 < float(info.acceptance) < 1
 
 
-def test_annealed_chains_are_traced_at_their_level():
+def test_annealed_chains_are_traced_at_their_noise_level():
     def convolved(energy, x):
         raise AssertionError("asked without a level")
 
@@ -805,7 +805,7 @@ def test_annealed_chains_are_traced_at_their_level():
     trace = ladder.trace(Point(convolved, Real((D,))), zeros() + 1, 6, seeded())
     scale = torch.tensor([1.0, 1, 1, 0.1, 0.1, 0.1], dtype=DOUBLE)[:, None]
     assert torch.allclose(trace.energy, trace.x.square().sum(2) / scale.square() / 2)
-    with pytest.raises(ValueError, match="moves each replica from its row alone"):
+    with pytest.raises(ValueError, match="must be a kernel of the present row alone"):
         ParallelTempering(3, ladder).run(Point(convolved, Real((D,))), zeros(), 2, seeded())
 
 
@@ -815,7 +815,7 @@ def test_a_budget_of_a_billion_steps_costs_nothing_before_they_are_taken():
     assert caught[0].filename == __file__  # the warning points here
 
 
-def test_other_odd_arguments():
+def test_other_invalid_arguments():
     with pytest.raises(TypeError, match="function is not an Energy"):
         MALA().run(lambda x: x.sum(1), zeros(), 1, seeded())
     with pytest.raises(TypeError, match="clamp must be a skebm.base.Clamp"):

@@ -1,4 +1,4 @@
-"""Waymarks between data and noise, and energies made of the ratios of one to the next."""
+"""Telescoping density ratios: waymarks between data and noise, and energies of their ratios."""
 
 import math
 

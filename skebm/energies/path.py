@@ -22,7 +22,8 @@ def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
 
     From independent columns, or for bipartite energies from their own base, the bridge
     distributions of a bipartite or pairwise energy are of the same kind, so that
-    :class:`skebm.samplers.Gibbs` samples them. Any other pair has the geometric path :math:`\beta E(x) - (1 - \beta) \log q(x)`.
+    :class:`skebm.samplers.Gibbs` samples them. Any other pair has the geometric path
+    :math:`\beta E(x) - (1 - \beta) \log q(x)`.
 
     Parameters
     ----------

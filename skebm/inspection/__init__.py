@@ -1,5 +1,6 @@
-"""Pictures of fitted models, detectors, chains and log Z. Importing needs no matplotlib; drawing
-does.
+"""Displays of fitted models, detectors, chains and estimates of log Z.
+
+matplotlib is imported when something is drawn.
 """
 
 from skebm.inspection.chains import ChainDisplay

@@ -1,9 +1,9 @@
-r"""How far a curve of conformal p-values may lie from the diagonal by chance.
+r"""Pointwise and simultaneous bands of the empirical distribution of conformal p-values.
 
-All orders of n calibration rows and m test rows are equally likely. Hence the number of test rows
-with :math:`p \le k / (n + 1)`, those below the k-th calibration row, is beta-binomial; and the
-numbers at all k together are sums of independent geometric variables, one for each gap between
-calibration rows, given that all n + 1 gaps hold m rows.
+Under exchangeability all orders of n calibration rows and m test rows are equally likely. Hence the
+number of test rows with :math:`p \le k / (n + 1)`, those below the k-th calibration row, has a
+beta-binomial distribution; and the numbers at all k jointly are sums of independent geometric
+variables, one for each gap between calibration rows, given that all n + 1 gaps contain m rows.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 from scipy.signal import fftconvolve
 from scipy.stats import beta, betabinom, binom, nbinom
 
-# Levels at which a band is computed: all of up to so many calibration rows.
+# Most levels at which a band is computed; up to so many calibration rows, all of them.
 MAX_LEVELS = 300
-# Probability beyond either end of the counts that are looked at.
+# Tail probability at which the range of counts is truncated.
 TINY = 1e-10
 BISECTIONS = 16
-# Products of lengths above which a convolution goes by way of Fourier.
-DIRECT = 250_000
+# Product of the lengths above which a convolution uses the Fourier transform.
+MAX_DIRECT = 250_000
 
 
 class Band(NamedTuple):
@@ -35,36 +35,36 @@ def chosen_levels(n: int) -> np.ndarray:
     if n <= MAX_LEVELS:
         return np.arange(1, n + 1)
     half = MAX_LEVELS // 2
-    spread = np.concatenate([np.geomspace(1, n, half), np.linspace(1, n, half)])
-    return np.unique(spread.round().astype(int))
+    selected = np.concatenate([np.geomspace(1, n, half), np.linspace(1, n, half)])
+    return np.unique(selected.round().astype(int))
 
 
 def chance_band(
     m: int, n: int, levels: np.ndarray, confidence: float, *, simultaneous: bool
 ) -> Band:
-    """Counts that m rows reach at each of `levels` by chance.
+    """Band of the counts of m exchangeable test rows at each of `levels`.
 
-    Pointwise, the exact quantiles of the beta-binomial distribution. Simultaneous, such quantiles
-    at one probability for all levels, the largest at which all counts are inside together with
-    probability `confidence` or more.
+    A pointwise band has the exact quantiles of the beta-binomial distribution. A simultaneous band
+    has such quantiles at one tail probability for all levels, the largest for which all counts are
+    jointly inside with probability `confidence` or more.
     """
     counts = Counts(m, n, levels)
     tail = (1 - confidence) / 2
     band = counts.quantiles(tail)
     if not simultaneous or counts.coverage(band) >= confidence:
         return band
-    safe, tried = tail / len(levels), tail  # Bonferroni's, and one that is too large
+    small, large = tail / len(levels), tail  # that of Bonferroni, and one that is too large
     for _ in range(BISECTIONS):
-        middle = float(np.sqrt(safe * tried))
+        middle = float(np.sqrt(small * large))
         if counts.coverage(counts.quantiles(middle)) >= confidence:
-            safe = middle
+            small = middle
         else:
-            tried = middle
-    return counts.quantiles(safe)
+            large = middle
+    return counts.quantiles(small)
 
 
 class Counts:
-    """Distribution of the numbers of m test rows below each of some of n calibration rows."""
+    """Joint distribution of the numbers of m test rows below some of n calibration rows."""
 
     def __init__(self, m: int, n: int, levels: np.ndarray) -> None:
         self.m, self.n, self.levels = m, n, levels
@@ -75,17 +75,17 @@ class Counts:
             betabinom.pmf(np.arange(first, last + 1), m, k, n + 1 - k).cumsum()
             for k, first, last in zip(levels, self.first, self.last, strict=True)
         ]
-        # Any probability of the geometric variables gives the same; this one loses no digits.
+        # The result does not depend on this probability, but its rounding errors do.
         self.success = (n + 1) / (n + 1 + m)
         steps = np.diff(levels, prepend=0)
         widest = self.last - np.concatenate([[0], self.first[:-1]])
-        self.moves = [
+        self.increments = [
             nbinom.pmf(np.arange(wide + 1), step, self.success)
             for step, wide in zip(steps, widest, strict=True)
         ]
 
     def quantiles(self, tail: float) -> Band:
-        """Counts that are left below, and above, with probability `tail` at most each."""
+        """The band outside of which counts are with probability at most `tail` on either side."""
         lower = [np.searchsorted(cdf, tail) for cdf in self.cdf]
         upper = [np.searchsorted(cdf, 1 - tail) for cdf in self.cdf]
         return Band(
@@ -93,13 +93,13 @@ class Counts:
         )
 
     def coverage(self, band: Band) -> float:
-        """Probability that all counts lie inside at once."""
-        start, inside = 0, np.ones(1)  # probability of having come to start, start + 1, ...
-        for move, low, high in zip(self.moves, band.lower, band.upper, strict=True):
-            move = move[: high - start + 1]
-            direct = len(inside) * len(move) <= DIRECT
-            moved = np.convolve(inside, move) if direct else fftconvolve(inside, move)
-            inside, start = moved[low - start : high - start + 1].clip(min=0), low
+        """Probability that all counts are jointly inside the band."""
+        start, inside = 0, np.ones(1)  # probabilities of the counts start, start + 1, ...
+        for increment, low, high in zip(self.increments, band.lower, band.upper, strict=True):
+            increment = increment[: high - start + 1]
+            direct = len(inside) * len(increment) <= MAX_DIRECT
+            total = np.convolve(inside, increment) if direct else fftconvolve(inside, increment)
+            inside, start = total[low - start : high - start + 1].clip(min=0), low
         rest = self.m - start - np.arange(len(inside))
-        ends = nbinom.pmf(rest, self.n + 1 - self.levels[-1], self.success)
-        return float(inside @ ends / nbinom.pmf(self.m, self.n + 1, self.success))
+        last = nbinom.pmf(rest, self.n + 1 - self.levels[-1], self.success)
+        return float(inside @ last / nbinom.pmf(self.m, self.n + 1, self.success))

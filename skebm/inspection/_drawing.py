@@ -1,10 +1,10 @@
-"""What displays share."""
+"""Colours and axes of the displays."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Colours that the colour-blind tell apart.
+# A colour-blind safe pair.
 NAVY, ORANGE = "#0b5394", "#d55e00"
 
 

@@ -1,4 +1,4 @@
-"""Two columns of a table: which, what the others are held at, a grid over them, samples."""
+"""A plane of two columns: their choice, values of the other columns, the grid and samples."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from skebm._validation import check_random_state, n_rows, take_rows
 from skebm.base import Real
 from skebm.estimators.outlier import columns as tables
 
-# Room around the rows, as a share of their range.
+# Margin around the rows, relative to their range.
 MARGIN = 0.15
 
 
 def plane(estimator: Any, X: Any, columns: Any, given: Any) -> tuple[list[int], Any, dict]:
-    """Numbers of two columns, a row that holds the others, and what the display says of them."""
+    """Numbers of the two columns, a row with the values of the others, and display attributes."""
     final, table = densities.last_step(estimator)[1], None
     if len(getattr(final, "row_shape_", ())) > 1 or getattr(X, "ndim", 2) > 2:
         raise ValueError("EnergyDisplay shows two columns of a table, not images.")
@@ -48,37 +48,37 @@ def _check_columns(columns: Any, names: list[str]) -> list[int]:
     """Numbers of the two columns to draw."""
     d = len(names)
     if d == 1:
-        raise ValueError("There is only one column, no plane: use EnergyHistogramDisplay.")
+        raise ValueError("There is only one column: use EnergyHistogramDisplay.")
     if columns is None and d > 2:
         raise ValueError(
             f"There are {d} columns: pass two of them as columns=(i, j), by number or name. A "
-            "slice is drawn, the others held at their medians or at the row `given`."
+            "slice is drawn, with the others fixed at their medians or at the row `given`."
         )
     pair = (0, 1) if columns is None else tuple(columns)
-    found = [names.index(k) if k in names else k for k in pair]
-    if len(set(found)) != 2 or len(found) != 2 or not all(k in range(d) for k in found):
+    numbers = [names.index(k) if k in names else k for k in pair]
+    if len(set(numbers)) != 2 or len(numbers) != 2 or not all(k in range(d) for k in numbers):
         listed = ", ".join(map(repr, names[:20])) + ", ..." * (d > 20)
         raise ValueError(f"columns must be two of {listed}, or of 0 to {d - 1}, got {columns!r}.")
-    return [int(k) for k in found]
+    return [int(k) for k in numbers]
 
 
 def _numbers(table: Any, k: int, name: str) -> np.ndarray:
     try:
         return np.asarray(tables.column_of(table, k), dtype=float)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"Column {name!r} holds no numbers, so it is no axis.") from error
+        raise ValueError(f"Column {name!r} is not numeric, so it cannot be an axis.") from error
 
 
 def _row(table: Any, given: Any, d: int) -> Any:
-    """One row, of medians unless given, as a table of the kind of `table`."""
+    """One row, `given` or of medians, as a table of the type of `table`."""
     if given is not None:
         values = np.ravel(np.asarray(given)).tolist()
     elif table is not None:
-        values = [_middle(tables.present_values(tables.column_of(table, k))) for k in range(d)]
+        values = [_typical(tables.present_values(tables.column_of(table, k))) for k in range(d)]
     elif d == 2:
         values = [0.0, 0.0]
     else:
-        raise ValueError("Pass X, whose medians hold the other columns, or a row `given`.")
+        raise ValueError("Pass X, at whose medians the other columns are fixed, or a row `given`.")
     if len(values) != d:
         raise ValueError(f"given must be a row of {d} columns, got {len(values)}.")
     if not tables.is_frame(table):
@@ -90,24 +90,24 @@ def _row(table: Any, given: Any, d: int) -> Any:
     return row
 
 
-def _middle(values: np.ndarray) -> Any:
-    """Median, or what is most frequent where there is none."""
+def _typical(values: np.ndarray) -> Any:
+    """The lower median, or the most frequent value of a column that is not numeric."""
     if values.dtype == object or not len(values):
         return mode(values.tolist() or [np.nan])
     return float(np.quantile(values, 0.5, method="lower"))
 
 
-def spread(row: Any, columns: list[int], x: np.ndarray, y: np.ndarray) -> Any:
-    """Repeat the row with other values in the two columns."""
-    wide = tables.with_column(row, columns[0], x[None], keep_dtype=False)
-    return tables.with_column(wide, columns[1], y[:, None], keep_dtype=False)
+def repeat_row(row: Any, columns: list[int], x: np.ndarray, y: np.ndarray) -> Any:
+    """A table of copies of the row with the values x and y in the two columns."""
+    with_x = tables.with_column(row, columns[0], x[None], keep_dtype=False)
+    return tables.with_column(with_x, columns[1], y[:, None], keep_dtype=False)
 
 
 def grid_axes(estimator: Any, limits: Any, rows: Any, n: int) -> np.ndarray:
-    """Values of either column on the grid, (2, n)."""
+    """Values of both columns on the grid, (2, n)."""
     if limits is None:
         if rows is None or not len(rows):
-            raise ValueError("Pass X, limits or n_samples: they say where to look.")
+            raise ValueError("Pass X, limits or n_samples, which determine the range of the grid.")
         final = densities.last_step(estimator)[1]
         bounded = densities.is_energy_based(final) and not isinstance(final.energy_.domain, Real)
         ends = np.stack([rows.min(0), rows.max(0)], 1)
@@ -120,7 +120,7 @@ def grid_axes(estimator: Any, limits: Any, rows: Any, n: int) -> np.ndarray:
 
 
 def draw(estimator: Any, unknown: Any, given: bool, random_state: Any) -> np.ndarray:
-    """Rows drawn from the model, `given` what is known of them or not."""
+    """Rows drawn from the model; with `given`, conditionally on the entries that are not NaN."""
     before, final = densities.last_step(estimator)
     if given:
         return np.asarray(final.impute(unknown, random_state=random_state))
@@ -128,7 +128,7 @@ def draw(estimator: Any, unknown: Any, given: bool, random_state: Any) -> np.nda
         raise TypeError(f"{type(final).__name__} has no method sample: leave n_samples at 0.")
     if "random_state" in inspect.signature(final.sample).parameters:
         x = final.sample(len(unknown), random_state=random_state)
-    else:  # scikit-learn's mixtures draw by the seed that they were given
+    else:  # scikit-learn's mixtures use the random_state of their constructor
         final = copy.copy(final)
         final.random_state = check_random_state(random_state)
         x, _ = final.sample(len(unknown))

@@ -1,4 +1,4 @@
-"""Pictures of chains: whether they move, whether they agree, how much they are worth."""
+"""Display of Markov chains: traces, acceptance, autocorrelation, R-hat and sample size."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from skebm.diagnostics import autocorrelation, effective_sample_size, r_hat
 from skebm.inspection._drawing import NAVY, ORANGE, pyplot
 
 KINDS = ("all", "energy", "columns", "acceptance", "autocorrelation")
-# More chains than this hide each other.
+# Most chains that are drawn.
 MAX_CHAINS = 8
-# Lags of the autocorrelation, as a share of the draws.
+# Largest lag of the autocorrelation, relative to the number of draws.
 LAGS = 0.25
 PANEL = (4.5, 2.6)  # inches
 
@@ -23,28 +23,30 @@ PANEL = (4.5, 2.6)  # inches
 class ChainDisplay:
     """Energy, slowest columns, acceptance and autocorrelation of a run of chains.
 
-    Make it with :meth:`from_trace`; :meth:`plot` only draws, and may be called again. What is drawn
-    is stored as plain arrays.
+    Create it with :meth:`from_trace`; :meth:`plot` only draws, and can be called repeatedly. All
+    data are stored as plain arrays.
 
     Parameters
     ----------
     energy : ndarray of shape (n_draws, n_chains)
+        Energies of the draws, in nats.
     acceptance : ndarray of shape (n_draws,)
-        Mean acceptance of the steps of each draw.
+        Mean acceptance rate of the steps of each draw.
     columns : ndarray of shape (n_draws, n_chains, n_columns)
         The columns of the smallest effective sample size, slowest first.
     column_names : list of str
+        Their names.
     ess, r_hat : ndarray of shape (n_columns,)
         Effective sample size (bulk) and R-hat of these columns.
     energy_ess, energy_r_hat : float
-        Those of the energy.
+        Effective sample size and R-hat of the energy.
     steps : ndarray of shape (n_draws,)
         Number of the step of each draw.
 
     Attributes
     ----------
     figure_ : matplotlib.figure.Figure or matplotlib.figure.SubFigure
-        What :meth:`plot` last drew in.
+        Figure of the last :meth:`plot`.
     axes_ : dict of str to matplotlib.axes.Axes
         Its axes by the name of the part.
 
@@ -79,17 +81,21 @@ class ChainDisplay:
     def from_trace(
         cls, trace: Trace, *, n_columns: int = 1, feature_names: Any = None
     ) -> ChainDisplay:
-        """Compute what is drawn.
+        """Compute the display of a trace.
 
         Parameters
         ----------
         trace : Trace
-            Of at least four draws, from :meth:`~skebm.base.Sampler.trace` or
+            At least four draws, from :meth:`~skebm.base.Sampler.trace` or
             :meth:`~skebm.base.Sampler.run_until`.
         n_columns : int, default=1
-            How many of the slowest columns to show.
+            Number of the slowest columns to show.
         feature_names : sequence of str or None, default=None
             Names of all columns.
+
+        Returns
+        -------
+        ChainDisplay
         """
         x = trace.x.flatten(2).cpu().numpy()
         energy = trace.energy.cpu().numpy()
@@ -116,13 +122,14 @@ class ChainDisplay:
         )
 
     def plot(self, kind: str = "all", *, figure: Any = None) -> ChainDisplay:
-        """Draw all or one part.
+        """Draw all parts or one of them.
 
         Parameters
         ----------
         kind : {"all", "energy", "columns", "acceptance", "autocorrelation"}, default="all"
+            The part.
         figure : Figure, SubFigure or None, default=None
-            What to draw in; None makes a new figure.
+            Figure to draw in; None makes a new one.
 
         Returns
         -------
@@ -147,7 +154,7 @@ class ChainDisplay:
         return self
 
     def _parts(self) -> dict[str, Any]:
-        """What to draw, by name."""
+        """Drawing functions of the parts, by name."""
         parts: dict[str, Any] = {"energy": self._draw_energy}
         for i, name in enumerate(self.column_names):
             key = "columns" if i == 0 else f"columns {name}"
@@ -164,10 +171,10 @@ class ChainDisplay:
         name = self.column_names[i]
         self._chains(ax, self.columns[..., i], name, self.ess[i], self.r_hat[i])
 
-    def _chains(self, ax: Any, values: np.ndarray, name: str, ess: float, agree: float) -> None:
+    def _chains(self, ax: Any, values: np.ndarray, name: str, ess: float, r_hat: float) -> None:
         ax.plot(self.steps, values[:, :MAX_CHAINS], linewidth=0.7, alpha=0.8)
-        worth = f"ESS {ess:.0f} of {values.size}"
-        ax.set_title(f"{name}: {worth}" + ("" if np.isnan(agree) else f", R-hat {agree:.3f}"))
+        title = f"{name}: ESS {ess:.0f} of {values.size}"
+        ax.set_title(title + ("" if np.isnan(r_hat) else f", R-hat {r_hat:.3f}"))
         ax.set_xlabel("step")
 
     def _draw_acceptance(self, ax: Any) -> None:

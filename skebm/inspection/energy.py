@@ -1,4 +1,4 @@
-"""Pictures of densities over two columns."""
+"""Display of a density over two columns."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from skebm import _densities as densities
 from skebm._validation import check_is_fitted
 from skebm.base.sampler import whole_number
 from skebm.inspection._drawing import ORANGE, axes_of
-from skebm.inspection._plane import draw, grid_axes, plane, spread
+from skebm.inspection._plane import draw, grid_axes, plane, repeat_row
 from skebm.inspection.explanations import short
 
 SIZE = (6.2, 4.9)  # inches
 SMALL = 9  # points
 MAX_LETTERS = 60  # of the title
-RESPONSES = {"energy": "energy above the lowest", "log_density": "log density"}
-# From low energies to high ones, by lightness alone: the colour-blind see the same.
+RESPONSES = {"energy": "energy above the minimum", "log_density": "log density"}
+# From low to high energies by lightness alone, which is colour-blind safe.
 LIKELY, UNLIKELY = np.array([247, 251, 255]) / 255, np.array([8, 64, 129]) / 255
 
 
@@ -26,22 +26,22 @@ LIKELY, UNLIKELY = np.array([247, 251, 255]) / 255, np.array([8, 64, 129]) / 255
 class EnergyDisplay:
     """Contours of a density over two columns, with rows of data and samples of the model.
 
-    Make it with :meth:`from_estimator`, which computes everything; :meth:`plot` only draws.
+    Create it with :meth:`from_estimator`, which computes everything; :meth:`plot` only draws.
 
     Parameters
     ----------
     x, y : ndarray of shape (n_x,), (n_y,)
         Values of the first and of the second column on the grid.
     values : ndarray of shape (n_y, n_x)
-        Energy (up to a constant) or log density there; infinite where there is no density.
+        Energy (up to a constant) or log density there; infinite where the density is zero.
     response : {"energy", "log_density"}, default="energy"
-        Which of them.
+        What `values` are.
     names : tuple of (str, str), default=("x0", "x1")
         Names of the two columns.
     data, samples : ndarray of shape (n_rows, 2) or None, default=None
         Rows of data, and rows drawn from the model.
     fixed : dict of str to object or None, default=None
-        Of a slice, the other columns and the values that they are held at.
+        For a slice, the other columns and the values at which they are fixed.
     conditional : bool, default=False
         Whether `samples` are drawn given `fixed`; else they are projected, as `data` are.
     unit : str, default="nats"
@@ -50,9 +50,9 @@ class EnergyDisplay:
     Attributes
     ----------
     levels_ : ndarray
-        Levels of the contours last drawn.
+        Levels of the contours of the last :meth:`plot`.
     figure_ : matplotlib.figure.Figure or matplotlib.figure.SubFigure
-        What :meth:`plot` last drew in.
+        Figure of the last :meth:`plot`.
     ax_ : matplotlib.axes.Axes
         Its axes.
 
@@ -62,9 +62,10 @@ class EnergyDisplay:
 
     Notes
     -----
-    A slice is the density of two columns given the others, up to a constant: not their marginal
-    density. Rows that are projected onto it differ in the other columns too, and may lie where the
-    slice is unlikely. Of a pipeline the density is that of what its last step sees.
+    A slice is the conditional density of two columns given the others, up to a constant, not their
+    marginal density. Projected rows have other values in the other columns, and may be where the
+    slice has a low density. For a pipeline the density is that of the rows that reach its last
+    step.
 
     Examples
     --------
@@ -78,7 +79,7 @@ class EnergyDisplay:
     >>> display.values.shape, display.data.shape, display.samples.shape
     ((100, 100), (150, 2), (50, 2))
 
-    ``display.plot()`` draws it. Of more columns it shows two, the others held at their medians:
+    ``display.plot()`` draws it. For more columns two are shown, the others fixed at their medians:
 
     >>> density = GaussianMixture(3, random_state=0).fit(X)
     >>> EnergyDisplay.from_estimator(density, X, columns=columns).fixed
@@ -105,8 +106,8 @@ class EnergyDisplay:
         self.values, shape = np.asarray(self.values, dtype=float), (len(self.y), len(self.x))
         if self.values.shape != shape:
             raise ValueError(f"values must be of shape {shape}, got {self.values.shape}.")
-        if lost := int(np.isnan(self.values).sum()):
-            raise ValueError(f"{lost} of the {self.values.size} values on the grid are nan.")
+        if n_nan := int(np.isnan(self.values).sum()):
+            raise ValueError(f"{n_nan} of the {self.values.size} values on the grid are nan.")
         if not np.isfinite(self.values).any():
             raise ValueError("The density is zero on the whole grid: choose other limits.")
 
@@ -130,30 +131,30 @@ class EnergyDisplay:
         Parameters
         ----------
         estimator : fitted estimator
-            One of ours or anything else with ``score_samples``. A pipeline or search may end in it.
+            An estimator of skebm, or any other with ``score_samples``; also a pipeline or search
+            that ends in one.
         X : {array-like, sparse matrix, frame} of shape (n_rows, n_features) or None, default=None
-            Rows that are drawn as dots, and that say where to look.
+            Rows that are drawn as dots, and determine the range of the grid.
         columns : pair of int or str, or None, default=None
-            Numbers or names of the columns that are drawn; None for the two that there are.
+            Numbers or names of the columns to draw; None if there are two.
         n_samples : int, default=0
-            Rows to draw by the model's ``sample``; of a slice by our estimators' ``impute``, given
-            the columns that are held.
+            Samples to draw by the model's ``sample``; for a slice of an estimator of skebm by
+            ``impute``, given the fixed columns.
         response : {"energy", "log_density"}, default="energy"
-            The energy of our estimators needs no log Z; that of others is minus
+            The energy of an estimator of skebm needs no log Z; that of others is minus
             ``score_samples``. ``"log_density"`` is ``score_samples``.
         grid_resolution : int, default=100
             Points of the grid along each axis.
         limits : ((float, float), (float, float)) or None, default=None
-            Lowest and highest value of either column. None is the range of X, else of the samples,
-            with some room.
+            Lowest and highest value of both columns. None is the range of X, else of the samples,
+            with a margin.
         given : array-like of shape (n_features,) or None, default=None
-            Row whose columns are held, but for the two that are drawn. None is the median of each
-            column of X (of an even number the lower one), the most frequent value of columns that
-            are no numbers.
+            Row of values at which the columns are fixed that are not drawn. None is the (lower)
+            median of each column of X, or the most frequent value of columns that are not numeric.
         random_state : int, RandomState instance or None, default=None
             Seed of the samples; None draws from NumPy's global generator.
         ax : matplotlib.axes.Axes or None, default=None
-            Axes to draw in at once; None leaves drawing to :meth:`plot`.
+            Axes to draw in immediately; None leaves drawing to :meth:`plot`.
 
         Returns
         -------
@@ -169,12 +170,12 @@ class EnergyDisplay:
         conditional = bool(shown["fixed"]) and not before and densities.is_energy_based(final)
         samples = None
         if n_samples:
-            unknown = spread(row, columns, *np.full((2, n_samples), np.nan))
+            unknown = repeat_row(row, columns, *np.full((2, n_samples), np.nan))
             samples = draw(estimator, unknown, conditional, random_state)[:, columns]
         x, y = grid_axes(
             estimator, limits, samples if X is None else shown["data"], grid_resolution
         )
-        table = spread(row, columns, *np.reshape(np.meshgrid(x, y), (2, -1)))
+        table = repeat_row(row, columns, *np.reshape(np.meshgrid(x, y), (2, -1)))
         energy = response == "energy"
         score = densities.relative_log_density if energy else densities.log_density
         display = cls(
@@ -190,16 +191,16 @@ class EnergyDisplay:
         return display if ax is None else display.plot(ax)
 
     def plot(self, ax: Any = None, *, levels: Any = 12) -> EnergyDisplay:
-        """Draw the contours, filled, and the rows.
+        """Draw filled contours and the rows.
 
         Parameters
         ----------
         ax : matplotlib.axes.Axes or None, default=None
             None makes a new figure.
         levels : int or array-like, default=12
-            Number of colours, or increasing levels between them. Those of a number are quantiles,
-            half by area and half by probability: neither a sharp peak nor far-away energies take
-            all colours. Grey is where there is no density.
+            Number of colours, or increasing levels between them. For a number the levels are
+            quantiles of the mean of the area and the probability distribution, so that neither a
+            sharp peak nor high energies take all colours. Grey is where the density is zero.
 
         Returns
         -------
@@ -222,16 +223,16 @@ class EnergyDisplay:
         self._draw_rows()
         ax.set(xlim=self.x[[0, -1]], ylim=self.y[[0, -1]])
         ax.set(xlabel=self.names[0], ylabel=self.names[1])
-        if held := self.fixed:
-            where = ", ".join(f"{name} = {short(held[name])}" for name in held)
+        if fixed := self.fixed:
+            where = ", ".join(f"{name} = {short(fixed[name])}" for name in fixed)
             if len(where) > MAX_LETTERS:
-                where = f"fixed values of {len(held)} other columns"
+                where = f"fixed values of {len(fixed)} other columns"
             style = {"fontsize": SMALL + 1, "loc": "left", "pad": 22 if ax.get_legend() else 6}
             ax.set_title(f"slice at {where}", **style)
         return self
 
     def _layers(self, levels: Any) -> tuple[Any, np.ndarray, str]:
-        """What to draw, its levels, and at which ends there is more."""
+        """Values to draw, their levels, and `extend` of the contours."""
         drawn, energy = np.ma.masked_invalid(self.values), self.response == "energy"
         drawn = drawn - drawn.min() if energy else drawn
         if np.ndim(levels):
@@ -247,7 +248,7 @@ class EnergyDisplay:
         return drawn, chosen if energy else (highest - chosen)[::-1], extend
 
     def _draw_rows(self) -> None:
-        """Draw rows of data and of the model, and say how many there are."""
+        """Draw rows of data and samples, with their numbers in the legend."""
         where = ", projected" if self.fixed else ""
         drawn = " of the slice" if self.conditional else where
         for rows, label, style in (
@@ -268,10 +269,10 @@ class EnergyDisplay:
 
 
 def _quantiles(depth: np.ndarray, n: int, rounding: float) -> np.ndarray:
-    """Levels from 0 that part energies into `n` kinds, alike in area and in probability."""
+    """Levels from 0 at `n` quantiles of energies, weighted half by area, half by probability."""
     depth = np.sort(depth)
     mass = np.exp(depth[0] - depth)
-    share = np.cumsum(mass / mass.sum() + 1 / len(depth)) / 2
-    found = depth[np.searchsorted(share, np.arange(1, n) / n).clip(max=len(depth) - 1)]
-    levels = np.unique([0.0, *(float(f"{level:.2g}") for level in found if level > rounding)])
+    cdf = np.cumsum(mass / mass.sum() + 1 / len(depth)) / 2
+    quantiles = depth[np.searchsorted(cdf, np.arange(1, n) / n).clip(max=len(depth) - 1)]
+    levels = np.unique([0.0, *(float(f"{level:.2g}") for level in quantiles if level > rounding)])
     return levels if len(levels) > 1 else np.array([0.0, max(1.0, depth[-1])])

@@ -1,4 +1,4 @@
-"""Pictures of log Z: what methods say, and how far their words go."""
+"""Display of estimates and bounds of log Z by several methods."""
 
 from __future__ import annotations
 
@@ -13,43 +13,44 @@ from skebm.inspection._drawing import NAVY, ORANGE, axes_of
 from skebm.partition import compare
 
 NEEDED = ("value", "std_error", "lower", "upper", "bound_kind", "seconds", "reason", "warning")
-# What is drawn reaches on while the next point is no more than so many times as far as the last.
-REACH = 8.0
-LEAST = 0.01  # nats to either side, however well the methods agree
-ROOM = 0.06  # to either side, as a share of what is drawn
+# The axis extends to the next point as long as that is at most so many times as far as the last.
+MAX_RATIO = 8.0
+MIN_EXTENT = 0.01  # nats to either side, however well the methods agree
+MARGIN = 0.06  # to either side, relative to the extent
 SKY, GREY = "#56a0d3", "0.55"
-# Colour, line style and width of the ends of an interval, by what they are worth.
+# Colour, line style and width of the bounds, by their kind.
 STYLES: dict[str, tuple[str, str, float]] = {
     "exact": (NAVY, "-", 2.6),
     "probabilistic": (SKY, "-", 1.4),
     "heuristic": (GREY, ":", 1.4),
 }
-WORTH = {
+BOUND_LABELS = {
     "exact": "certain bound",
     "probabilistic": "bound with high probability",
-    "heuristic": "a guess of an end",
+    "heuristic": "heuristic bound",
 }
 # Brackets that open towards the inside of the interval.
 BRACKETS = {
     "lower": [(0.6, -1.0), (0.0, -1.0), (0.0, 1.0), (0.6, 1.0)],
     "upper": [(-0.6, -1.0), (0.0, -1.0), (0.0, 1.0), (-0.6, 1.0)],
 }
-BEYOND, WARNED = "beyond the edge", "the method warned"
-EXACT, ESTIMATE, PLAIN = "exact log Z", "value, two standard errors", "value, without one"
-LEGEND = (EXACT, ESTIMATE, PLAIN, *WORTH.values(), BEYOND, WARNED)
+BEYOND, WARNED = "outside the axis", "the method warned"
+EXACT, ESTIMATE = "exact log Z", "value ± two standard errors"
+PLAIN = "value without standard error"
+LEGEND = (EXACT, ESTIMATE, PLAIN, *BOUND_LABELS.values(), BEYOND, WARNED)
 MAX_REASON = 70  # letters
 SMALL = 8  # points
 
 
 @dataclass(eq=False, repr=False)
 class PartitionDisplay:
-    """log Z by several methods, a line for each.
+    """Estimates and bounds of log Z by several methods, a line for each.
 
-    A dot is a value, with two standard errors to either side; hollow, where the method gives no
-    standard error, it is an approximation or the side of a bound. Brackets are the ends of the
-    interval: dark where they hold for certain, light where with high probability, dotted where they
-    are guesses. What lies too far off to be drawn beside the others becomes an arrow at the edge,
-    with its number. To the right are the seconds, and an exclamation mark where the method warned.
+    A dot is an estimate, with two standard errors to either side. A hollow dot, of a method without
+    a standard error, is an approximation or a one-sided bound. Brackets are the bounds: dark where
+    they are certain, light where they hold with high probability, dotted where they are heuristic.
+    Values far from the others are arrows at the edge, with their number. The time in seconds is at
+    the right, with an exclamation mark where the method warned.
 
     Parameters
     ----------
@@ -59,7 +60,7 @@ class PartitionDisplay:
     Attributes
     ----------
     figure_ : matplotlib.figure.Figure or matplotlib.figure.SubFigure
-        What :meth:`plot` last drew in.
+        Figure of the last :meth:`plot`.
     ax_ : matplotlib.axes.Axes
         Its axes.
 
@@ -86,10 +87,10 @@ class PartitionDisplay:
     ax_: Any = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        lost = [name for name in NEEDED if name not in getattr(self.frame, "columns", ())]
-        if lost:
+        missing = [name for name in NEEDED if name not in getattr(self.frame, "columns", ())]
+        if missing:
             raise ValueError(
-                f"The frame lacks {', '.join(lost)}: pass what skebm.partition.compare returns."
+                f"The frame lacks {', '.join(missing)}: pass the result of skebm.partition.compare."
             )
         if not len(self.frame):
             raise ValueError("The frame has no rows, so there is nothing to draw.")
@@ -110,10 +111,11 @@ class PartitionDisplay:
         Parameters
         ----------
         estimator : fitted estimator or Energy
+            The model.
         methods : iterable or dict of str to PartitionEstimator, default=None
-            None is all of them.
+            None is all applicable methods.
         base, sampler, x : default=None
-            What the methods start from, in place of the estimator's own.
+            Base, sampler and rows of the methods, in place of the estimator's own.
         random_state : int, RandomState instance or None, default=None
             None is the estimator's own seed.
 
@@ -133,7 +135,7 @@ class PartitionDisplay:
         ax : matplotlib.axes.Axes or None, default=None
             None makes a new figure.
         exact : float or None, default=None
-            log Z where it is known, drawn as a vertical line; None looks for a row that is exact.
+            log Z where it is known, drawn as a vertical line; None takes that of an exact method.
 
         Returns
         -------
@@ -160,17 +162,17 @@ class PartitionDisplay:
             ax.axhline(place - 0.5, color="0.93", linewidth=0.8, zorder=0)
         for side in ("left", "right", "top"):
             ax.spines[side].set_visible(False)
-        self._explain()
+        self._draw_legend()
         return self
 
     def _known(self) -> float | None:
-        """log Z of a row that is exact."""
+        """log Z of an exact method, if there is one."""
         frame = self.frame
-        sure = frame[(frame["bound_kind"] == "exact") & (frame["lower"] == frame["upper"])]
-        return float(sure["value"].iloc[0]) if len(sure) else None
+        exact = frame[(frame["bound_kind"] == "exact") & (frame["lower"] == frame["upper"])]
+        return float(exact["value"].iloc[0]) if len(exact) else None
 
-    def _explain(self) -> None:
-        """A legend of what has been drawn, below it."""
+    def _draw_legend(self) -> None:
+        """Draw a legend of the kinds of marks in use below the axes."""
         from matplotlib.transforms import ScaledTranslation
 
         handles, labels = self.ax_.get_legend_handles_labels()
@@ -193,7 +195,7 @@ class PartitionDisplay:
 
 
 def window(frame: Any, known: float | None) -> tuple[float, float]:
-    """Ends of the axis: around log Z, as far as the methods agree in order of magnitude."""
+    """Limits of the axis around log Z, without values much farther away than the others."""
     value = frame["value"].to_numpy(float)
     error = frame["std_error"].to_numpy(float)
     value = np.where(np.isfinite(value), value, np.nan)
@@ -203,23 +205,23 @@ def window(frame: Any, known: float | None) -> tuple[float, float]:
         known = float(np.median(usable)) if len(usable) else 0.0
     bars = (value - 2 * error, value + 2 * error)
     points = [value, *bars, frame["lower"].to_numpy(float), frame["upper"].to_numpy(float)]
-    found = np.concatenate(points)
-    found = found[np.isfinite(found)] - known
-    dots = np.abs(value - known)
-    dots = dots[np.isfinite(dots)]
-    reach = max(LEAST, float(np.median(dots)) if len(dots) else 1.0)
-    for distance in np.sort(np.abs(found)):
-        if distance > REACH * reach:
+    offsets = np.concatenate(points)
+    offsets = offsets[np.isfinite(offsets)] - known
+    errors = np.abs(value - known)
+    errors = errors[np.isfinite(errors)]
+    extent = max(MIN_EXTENT, float(np.median(errors)) if len(errors) else 1.0)
+    for distance in np.sort(np.abs(offsets)):
+        if distance > MAX_RATIO * extent:
             break
-        reach = max(reach, float(distance))
-    near = found[np.abs(found) <= reach]
-    low, high = min(near.min(initial=0), -LEAST), max(near.max(initial=0), LEAST)
-    room = ROOM * (high - low)
-    return known + low - room, known + high + room
+        extent = max(extent, float(distance))
+    near = offsets[np.abs(offsets) <= extent]
+    low, high = min(near.min(initial=0), -MIN_EXTENT), max(near.max(initial=0), MIN_EXTENT)
+    margin = MARGIN * (high - low)
+    return known + low - margin, known + high + margin
 
 
-def clock(seconds: float) -> str:
-    """Seconds in few letters."""
+def format_seconds(seconds: float) -> str:
+    """Seconds as short text."""
     if seconds < 0.01:
         return "<0.01"
     return f"{seconds:.2f}" if seconds < 10 else f"{seconds:.0f}"
@@ -227,7 +229,7 @@ def clock(seconds: float) -> str:
 
 @dataclass
 class Line:
-    """What one method says, drawn at its place from the top."""
+    """The line of one method, drawn at its place from the top."""
 
     ax: Any
     place: int
@@ -236,16 +238,15 @@ class Line:
     high: float
 
     def draw(self) -> None:
-        """Draw interval, error bar, value and margin."""
+        """Draw bounds, error bar, value and time; or the reason why there is no value."""
         row = self.row
         value = float(row["value"])
         if math.isnan(value):
-            self._explain_absence(str(row["reason"]))
+            self._draw_reason(str(row["reason"]))
             return
         beside = self.ax.get_yaxis_transform()
-        self.ax.text(
-            1.02, self.place, clock(row["seconds"]), transform=beside, va="center", fontsize=SMALL
-        )
+        seconds = format_seconds(row["seconds"])
+        self.ax.text(1.02, self.place, seconds, transform=beside, va="center", fontsize=SMALL)
         if isinstance(row["warning"], str) and row["warning"]:
             style: dict[str, Any] = {"linestyle": "none", "color": ORANGE, "label": WARNED}
             self.ax.plot(
@@ -289,7 +290,7 @@ class Line:
             color=color,
             markeredgewidth=width,
             zorder=3,
-            label=WORTH.get(kind, WORTH["heuristic"]),
+            label=BOUND_LABELS.get(kind, BOUND_LABELS["heuristic"]),
         )
 
     def _value(self, value: float, error: float) -> None:
@@ -297,7 +298,7 @@ class Line:
         if not self._inside(value):
             side = "lower" if value < self.low else "upper"
             end = float(self.row[side])
-            if math.isnan(end) or self._cut(end) != self._cut(value):  # else it has the arrow
+            if math.isnan(end) or self._cut(end) != self._cut(value):  # else the bound has an arrow
                 self._arrow(value, "black")
             return
         self.ax.errorbar(
@@ -315,7 +316,7 @@ class Line:
         )
 
     def _arrow(self, number: float, color: str) -> None:
-        """An arrow at the edge with the number that lies beyond it."""
+        """Draw an arrow at the edge with a number outside the axis."""
         left = number < self.low
         self.ax.plot(
             self.low if left else self.high,
@@ -339,7 +340,7 @@ class Line:
             color=color,
         )
 
-    def _explain_absence(self, reason: str) -> None:
+    def _draw_reason(self, reason: str) -> None:
         short = reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 3].rstrip() + "..."
         self.ax.text(
             0.01,

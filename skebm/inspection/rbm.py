@@ -1,4 +1,4 @@
-"""Pictures of restricted Boltzmann machines."""
+"""Display of restricted Boltzmann machines."""
 
 from __future__ import annotations
 
@@ -13,53 +13,57 @@ from skebm._validation import check_is_fitted
 from skebm.base.sampler import whole_number
 from skebm.inspection._drawing import NAVY, ORANGE, pyplot
 
-# Rows of X that are reconstructed: as many as fit side by side.
+# Rows of X that are reconstructed.
 N_ROWS = 10
-# More labels than this on an axis run into each other.
+# Most labels of an axis.
 MAX_LABELS = 30
 
-# The picture of everything, row by row: what it shows and how high it is, in inches.
+# The parts of the whole figure, row by row, with the height of the row in inches.
 LAYOUT = ((("filters", "samples"), 4.2), (("reconstructions",), 2.6), (("training",), 2.6))
 KINDS = ("all", "filters", "reconstructions", "samples", "training")
 WIDTH = 9.0
 
-# The axes of the training: title, unit, and the label of each number that is drawn.
+# The axes of the training: title, unit, and the label of each curve.
 CURVES = {
     "loss": (
         "Loss",
         "nats per row",
-        {"train_loss": "training rows", "valid_loss": "held-out rows"},
+        {"train_loss": "training rows", "valid_loss": "validation rows"},
     ),
-    "energy_gap": ("Energy: data minus chains", "nats per row", {"energy_gap": "each epoch"}),
+    "energy_gap": (
+        "Energy gap: data minus chains",
+        "nats per row",
+        {"energy_gap": "each epoch"},
+    ),
     "reconstruction_error": (
         "Reconstruction error",
         "squared error per column",
         {"reconstruction_error": "each epoch"},
     ),
 }
-WEIGHTS, VALUES = "RdBu_r", "gray_r"  # maps that the colour-blind tell apart
+WEIGHTS, VALUES = "RdBu_r", "gray_r"  # colour-blind safe colour maps
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RBMDisplay:
     """Filters, reconstructions, samples and training curves of a restricted Boltzmann machine.
 
-    Make it with :meth:`from_estimator`, which computes everything; :meth:`plot` only draws, and
-    may be called again. What is drawn is stored as plain arrays.
+    Create it with :meth:`from_estimator`, which computes everything; :meth:`plot` only draws, and
+    can be called repeatedly. All data are stored as plain arrays.
 
     Parameters
     ----------
     filters : ndarray of shape (n_filters, n_features)
-        Weights of the hidden units shown: the change of each column's log-odds, in nats, when the
-        unit goes on.
+        Weights of the hidden units shown: the change of the log-odds of each column, in nats, when
+        the unit becomes 1.
     filter_index : ndarray of shape (n_filters,)
-        Which rows of `components_` they are.
+        Their row numbers in `components_`.
     n_components : int
         Number of hidden units of the model.
     samples : ndarray of shape (n_samples, n_features)
         Rows drawn from the model, in the units of the data.
     history : dict of str to ndarray of shape (n_epochs,)
-        Numbers of each epoch by name; nan where an epoch lacks one.
+        Values of each epoch by name; nan where an epoch lacks one.
     rows : ndarray of shape (n_rows, n_features) or None, default=None
         Rows of data.
     reconstructions : ndarray of shape (n_rows, n_features) or None, default=None
@@ -72,10 +76,10 @@ class RBMDisplay:
     Attributes
     ----------
     figure_ : matplotlib.figure.Figure or matplotlib.figure.SubFigure
-        What :meth:`plot` last drew in.
+        Figure of the last :meth:`plot`.
     axes_ : dict of str to matplotlib.axes.Axes
-        Its axes, of those that were drawn: ``"filters"``, ``"samples"``, ``"reconstructions"``,
-        and for the training ``"loss"``, ``"energy_gap"``, ``"reconstruction_error"``.
+        Its axes: ``"filters"``, ``"samples"``, ``"reconstructions"``, and for the training
+        ``"loss"``, ``"energy_gap"``, ``"reconstruction_error"``.
 
     See Also
     --------
@@ -83,10 +87,10 @@ class RBMDisplay:
 
     Notes
     -----
-    How to read it. Filters that look like noise have learned nothing yet, and equal ones are too
-    many. The energy gap is the mean energy of the data minus that of the chains: near 0 where the
-    chains look like the data, and ever lower where they fail to follow or where rows are learned
-    by heart. Neither it nor the reconstruction error is the likelihood, for which ask `score`.
+    Filters that look like noise have not been trained, and equal filters are redundant. The energy
+    gap is the mean energy of the data minus that of the chains: near 0 where the chains represent
+    the data, and decreasing where the chains mix badly or the model overfits. Neither it nor the
+    reconstruction error is the likelihood, which is `score`.
 
     Examples
     --------
@@ -101,7 +105,7 @@ class RBMDisplay:
     >>> len(display.history["energy_gap"])
     2
 
-    ``display.plot()`` draws it all, ``display.plot("filters")`` one part.
+    ``display.plot()`` draws all parts, ``display.plot("filters")`` one of them.
     """
 
     filters: np.ndarray
@@ -127,19 +131,19 @@ class RBMDisplay:
         n_samples: int = 25,
         random_state: Any = None,
     ) -> RBMDisplay:
-        """Compute what there is to see of a fitted model.
+        """Compute the display of a fitted model.
 
         Parameters
         ----------
         estimator : RBMEstimator
             Fitted model.
         X : {array-like, sparse matrix} of shape (n_samples, n_features) or None, default=None
-            Data whose first ten rows are reconstructed, best rows that the model was not fitted
-            to. None leaves the reconstructions out.
+            Data whose first ten rows are reconstructed, preferably held-out rows. None leaves the
+            reconstructions out.
         image_shape : tuple of (int, int) or None, default=None
             Height and width where a row is an image.
         n_filters : int, default=25
-            Hidden units shown at most, those with the largest weights (by Euclidean norm) first.
+            Most hidden units shown, in descending order of the Euclidean norm of their weights.
         n_samples : int, default=25
             Rows to draw from the model; 0 for none.
         random_state : int, RandomState instance or None, default=None
@@ -152,7 +156,7 @@ class RBMDisplay:
         if not all(hasattr(type(estimator), name) for name in ("reconstruct", "sample")):
             raise TypeError(
                 f"RBMDisplay shows a fitted RBMEstimator, got {type(estimator).__name__}. "
-                "Of a pipeline or a search pass the step itself, as in pipeline[-1]."
+                "Of a pipeline or a search pass the final step, as in pipeline[-1]."
             )
         check_is_fitted(estimator)
         whole_number("n_filters", n_filters, 1)
@@ -181,15 +185,16 @@ class RBMDisplay:
         )
 
     def plot(self, kind: str = "all", *, figure: Any = None) -> RBMDisplay:
-        """Draw all or one part.
+        """Draw all parts or one of them.
 
         Parameters
         ----------
         kind : {"all", "filters", "reconstructions", "samples", "training"}, default="all"
-            ``"all"`` leaves out what there is not: reconstructions without X, curves without
+            ``"all"`` leaves out parts without data: reconstructions without X, curves without
             epochs.
         figure : Figure, SubFigure or None, default=None
-            What to draw in, as ``pyplot.figure(layout="constrained")``; None makes a new figure.
+            Figure to draw in, such as ``pyplot.figure(layout="constrained")``; None makes a new
+            one.
 
         Returns
         -------
@@ -210,7 +215,7 @@ class RBMDisplay:
         return self
 
     def _layout(self, kind: str) -> list[tuple[list[str], float]]:
-        """Names of the parts to draw, line by line, with each line's height."""
+        """Names of the parts to draw, row by row, with the height of each row."""
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, got {kind!r}.")
         missing = {
@@ -220,8 +225,8 @@ class RBMDisplay:
         }
         if missing.get(kind):
             raise ValueError(f"There is no {kind} to draw: {missing[kind]}.")
-        wanted = [name for name in KINDS[1:] if kind in ("all", name) and not missing.get(name)]
-        layout = [([n for n in names if n in wanted], height) for names, height in LAYOUT]
+        drawn = [name for name in KINDS[1:] if kind in ("all", name) and not missing.get(name)]
+        layout = [([n for n in names if n in drawn], height) for names, height in LAYOUT]
         return [(names, height) for names, height in layout if names]
 
     # ---------------------------------------------------------------- the parts
@@ -274,7 +279,7 @@ class RBMDisplay:
             ax.spines[["top", "right"]].set_visible(False)
 
     def _smooth(self, ax: Any, values: np.ndarray) -> None:
-        """Put a running mean over the noisy line of the energy gap, and a line at 0."""
+        """Add a running mean to the energy gap, and a line at 0."""
         ax.axhline(0, color="0.4", lw=0.8, ls=":", zorder=0)
         (line,) = ax.lines[:1]
         span = len(values) // 20
@@ -286,15 +291,15 @@ class RBMDisplay:
         ax.plot(middle, mean, color=NAVY, lw=1.8, label=f"mean of {span} epochs")
 
     def _curves(self) -> dict[str, dict[str, np.ndarray]]:
-        """Lines of each training axes by their labels; only what the history has."""
-        have = dict(self.history)
-        if np.array_equal(have.get("train_loss", 0), have.get("energy_gap", 1), equal_nan=True):
-            del have["train_loss"]  # a contrastive loss is the energy gap
-        found = {
-            name: {label: have[key] for key, label in lines.items() if key in have}
+        """The curves of each axes of the training by their labels, as far as recorded."""
+        values = dict(self.history)
+        if np.array_equal(values.get("train_loss", 0), values.get("energy_gap", 1), equal_nan=True):
+            del values["train_loss"]  # the loss of contrastive divergence is the energy gap
+        curves = {
+            name: {label: values[key] for key, label in lines.items() if key in values}
             for name, (_, _, lines) in CURVES.items()
         }
-        return {name: lines for name, lines in found.items() if lines}
+        return {name: lines for name, lines in curves.items() if lines}
 
     # ---------------------------------------------------------------- drawing
 
@@ -310,7 +315,7 @@ class RBMDisplay:
         return {"cmap": VALUES, "vmin": min(0.0, low), "vmax": max(1.0, high)}
 
     def _show(self, ax: Any, tables: list[np.ndarray], n_columns: int, style: dict) -> Any:
-        """Draw every row as an image of its own, in a grid with a gap of a tenth."""
+        """Draw every row as an image in a grid, with gaps of a tenth of the image."""
         if self.image_shape is None:
             return self._heat_maps(ax, tables, style)
         (height, width), rectangle = self.image_shape, pyplot("RBMDisplay").Rectangle
@@ -346,7 +351,7 @@ class RBMDisplay:
 
 
 def _check_shape(image_shape: Any, n_features: int) -> tuple[int, int] | None:
-    """Height and width as integers, when an image of them has `n_features` pixels."""
+    """Height and width as integers; `ValueError` unless they give `n_features` pixels."""
     if image_shape is None:
         return None
     shape = tuple(np.atleast_1d(image_shape).tolist())
@@ -362,9 +367,9 @@ def _check_shape(image_shape: Any, n_features: int) -> tuple[int, int] | None:
 
 
 def _columns(history: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """Turn a list of epochs into a column for each number."""
+    """Convert a list of epochs to an array for each numeric value."""
     names = {
-        name: None  # a dict keeps the order
+        name: None  # a dict preserves the order
         for epoch in history
         for name, value in epoch.items()
         if isinstance(value, Real) and not isinstance(value, bool | np.bool_)

@@ -1,4 +1,4 @@
-"""Pictures of detectors by the anomalies they find."""
+"""Display of ROC curves of anomaly detectors."""
 
 from __future__ import annotations
 
@@ -18,57 +18,58 @@ from skebm.metrics._checks import in_short, labels_of
 
 SIZE = (5.4, 5.0)  # inches
 SMALL = 9  # points
-# Colours that the colour-blind tell apart (Okabe and Ito), and lines for when they run out.
+# Colour-blind safe colours (Okabe and Ito), and line styles for more curves than colours.
 COLOURS = (NAVY, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "0.35")
 LINES = ("-", "--", ":", "-.")
 
 
 class ROCCurve(NamedTuple):
-    """One detector, anomalies being the positives.
+    """The ROC curve of a detector, with anomalies as the positives.
 
     Attributes
     ----------
     false_rate, true_rate : ndarray of shape (n_thresholds,)
-        Share of the normal rows, and of the anomalies, beyond each threshold.
+        False and true positive rate at each threshold: fractions of the normal rows, and of the
+        anomalies, that are flagged.
     auroc : Estimate
-        Area under the curve, with its error by the bootstrap.
-    alarm : tuple of (float, float) or None
-        The two rates of what `predict` flags.
+        Area under the curve, with its bootstrap standard error.
+    operating_point : tuple of (float, float) or None
+        False and true positive rate of `predict`.
     """
 
     false_rate: np.ndarray
     true_rate: np.ndarray
     auroc: Estimate
-    alarm: tuple[float, float] | None
+    operating_point: tuple[float, float] | None
 
 
 @dataclass(eq=False, repr=False)
 class DetectorROCDisplay:
-    """ROC curves of detectors on the same rows, anomalies being the positives.
+    """ROC curves of detectors on the same rows, with anomalies as the positives.
 
-    Each legend entry has the area under the curve with its standard error. These errors are no
-    test of a difference: the detectors share the rows, see
-    :func:`skebm.metrics.roc_auc_difference`. A dot is what the detector's own threshold gives,
-    where its `predict` calls rows outliers.
+    Each legend entry has the area under the curve with its standard error. Two detectors on the
+    same rows are dependent, so their difference needs a paired test, see
+    :func:`skebm.metrics.roc_auc_difference`. A dot is the operating point of the detector's
+    `predict`.
 
     Parameters
     ----------
     curves : dict of str to ROCCurve
-        What is drawn, by the name of the detector, each with ``false_rate``, ``true_rate``,
-        ``auroc`` (an ``Estimate`` of :mod:`skebm.metrics`) and ``alarm``, the two rates at the
-        detector's threshold, or None.
+        The curves by the name of the detector, each with ``false_rate``, ``true_rate``,
+        ``auroc`` (an ``Estimate`` of :mod:`skebm.metrics`) and ``operating_point``, the two rates
+        at the detector's threshold, or None.
 
     Attributes
     ----------
     figure_ : matplotlib.figure.Figure or matplotlib.figure.SubFigure
-        What :meth:`plot` last drew in.
+        Figure of the last :meth:`plot`.
     ax_ : matplotlib.axes.Axes
         Its axes.
 
     See Also
     --------
-    skebm.metrics.roc_auc_bootstrap : The areas and their errors.
-    EnergyHistogramDisplay : One detector by its scores.
+    skebm.metrics.roc_auc_bootstrap : The areas and their standard errors.
+    EnergyHistogramDisplay : Histograms of the scores of one detector.
 
     Examples
     --------
@@ -115,21 +116,21 @@ class DetectorROCDisplay:
         Parameters
         ----------
         estimators : dict of str to fitted estimator
-            Detectors and densities by name: of an :class:`~skebm.EnergyOutlierDetector` its
-            ``decision_function`` counts, of anything else ``score_samples``, both higher for more
-            normal rows; of our estimators minus ``energy``, which is the same without log Z.
+            Detectors and densities by name. They are ranked by the ``decision_function`` of an
+            :class:`~skebm.EnergyOutlierDetector`, by minus ``energy`` of other estimators of skebm
+            (equivalent to log p without log Z), and else by ``score_samples``.
         X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
-            Rows of both kinds, best ones that none of them was fitted to.
+            Held-out rows of both classes.
         y : array-like of shape (n_samples,)
             Labels of two classes.
         pos_label : int, float, bool or str, default=None
-            Which label is an anomaly. None is -1, if the labels are +1 (normal) and -1 as
-            `predict` of detectors gives them; other labels, such as 0 and 1, are used both ways
-            round, so then it has to be said.
+            The label of anomalies. None is -1 if the labels are +1 (normal) and -1, as `predict` of
+            detectors returns them. Other labels, such as 0 and 1, have no common convention, so
+            `pos_label` is then required.
         n_bootstraps : int, default=1000
-            Resamples behind the standard error of an area.
+            Resamples for the standard error of an area.
         random_state : int, RandomState instance or None, default=None
-            Draws the resamples; None takes NumPy's global generator.
+            Draws the resamples; None uses NumPy's global generator.
 
         Returns
         -------
@@ -151,10 +152,10 @@ class DetectorROCDisplay:
             auroc = roc_auc_bootstrap(
                 anomaly, rank, n_bootstraps=n_bootstraps, pos_label=True, random_state=random_state
             )
-            alarm, called = None, flagged(estimator, X)
-            if called is not None:
-                alarm = float(called[~anomaly].mean()), float(called[anomaly].mean())
-            curves[str(name)] = ROCCurve(false_rate, true_rate, auroc, alarm)
+            point, outlier = None, flagged(estimator, X)
+            if outlier is not None:
+                point = float(outlier[~anomaly].mean()), float(outlier[anomaly].mean())
+            curves[str(name)] = ROCCurve(false_rate, true_rate, auroc, point)
         return cls(curves)
 
     def plot(self, ax: Any = None) -> DetectorROCDisplay:
@@ -179,15 +180,15 @@ class DetectorROCDisplay:
             style = {"color": colour, "linestyle": line, "linewidth": 1.6, "label": area}
             ax.plot(curve.false_rate, curve.true_rate, **style)
         for place, curve in enumerate(self.curves.values()):
-            if curve.alarm is not None:
+            if curve.operating_point is not None:
                 colour = COLOURS[place % len(COLOURS)]
                 dot: dict[str, Any] = {"markeredgecolor": "white", "markersize": 8, "zorder": 4}
-                ax.plot(*curve.alarm, "o", color=colour, **dot)
-        if any(curve.alarm for curve in self.curves.values()):
+                ax.plot(*curve.operating_point, "o", color=colour, **dot)
+        if any(curve.operating_point for curve in self.curves.values()):
             dot = {"linestyle": "none", "marker": "o", "color": "0.35", "markersize": 7}
-            ax.plot([], [], label="own threshold", **dot)
+            ax.plot([], [], label="threshold of predict", **dot)
         ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-        ax.set(xlabel="share of normal rows flagged", ylabel="share of anomalies found")
+        ax.set(xlabel="false positive rate", ylabel="true positive rate")
         ax.set_aspect("equal", adjustable="box")
         ax.spines[["top", "right"]].set_visible(False)
         box = {"edgecolor": "none", "framealpha": 0.8, "fontsize": SMALL, "alignment": "left"}
@@ -196,19 +197,19 @@ class DetectorROCDisplay:
 
 
 def anomalies(y: Any, pos_label: Any) -> np.ndarray:
-    """Which rows are anomalies; refuses labels that leave it open."""
+    """Mask of the anomalies; `ValueError` for labels that do not determine them."""
     labels = labels_of(y, "y")
-    found = np.unique(labels).tolist()
-    shown = in_short(found)
-    if len(found) != 2:
-        raise ValueError(f"y must hold normal rows and anomalies; its labels are {shown}.")
+    distinct = np.unique(labels).tolist()
+    shown = in_short(distinct)
+    if len(distinct) != 2:
+        raise ValueError(f"y must have normal rows and anomalies; its labels are {shown}.")
     if pos_label is None:
-        if found != [-1, 1]:
+        if distinct != [-1, 1]:
             raise ValueError(
-                f"The labels {shown} do not say which rows are anomalies: pass its label as "
-                f"pos_label, such as pos_label={found[1]!r}."
+                f"The labels {shown} do not determine which rows are anomalies: pass the label of "
+                f"anomalies as pos_label, such as pos_label={distinct[1]!r}."
             )
         pos_label = -1
-    if pos_label not in found:
-        raise ValueError(f"pos_label={pos_label!r} is none of the labels {shown} in y.")
+    if pos_label not in distinct:
+        raise ValueError(f"pos_label={pos_label!r} is not one of the labels {shown} in y.")
     return np.asarray(labels == pos_label)

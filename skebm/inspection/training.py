@@ -1,4 +1,4 @@
-"""Pictures of how training went."""
+"""Display of the history of training."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from skebm.inspection._drawing import NAVY, ORANGE, pyplot
 from skebm.inspection.rbm import _columns
 
 PANEL = (6.4, 1.9)  # inches
-ROOM = 0.6  # for the title and the epochs
+TITLE_HEIGHT = 0.6  # inches, for the title and the label of the epochs
 
-# What shares the first axes: its label and its colour.
-LOSSES = {"train_loss": ("training rows", NAVY), "valid_loss": ("held-out rows", ORANGE)}
-# What the others are called; names of their own with spaces where they are not listed.
+# Labels and colours of the losses, which are drawn in the same axes.
+LOSSES = {"train_loss": ("training rows", NAVY), "valid_loss": ("validation rows", ORANGE)}
+# Labels of the other names; the name itself where it is not listed.
 LABELS = {
     "energy_gap": "energy gap, nats",
-    "gain_over_base": "gain over the base,\nnats a row",
+    "gain_over_base": "gain over the base,\nnats per row",
     "log_likelihood": "log-likelihood, nats",
     "log_partition": "log Z, nats",
     "lr": "learning rate",
     "dur": "seconds",
     "energy_change": "change of energies\nin a step, nats",
 }
-# Drawn only when they are asked for.
-ASIDE = (
+# Drawn only on request.
+ON_REQUEST = (
     "dur",
     "energy_change",
     "energy_spread",
@@ -40,38 +40,38 @@ ASIDE = (
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class TrainingDisplay:
-    """Curves of training: losses, and below them what else was noted after each epoch.
+    """Curves of training: losses, and below them the other values recorded after each epoch.
 
     Parameters
     ----------
     history : dict of str to ndarray of shape (n_epochs,)
-        Numbers of each epoch by name; nan where an epoch lacks one.
+        Values of each epoch by name; nan where an epoch lacks one.
     names : list of str or None, default=None
-        Which are drawn. None leaves out seconds, the spread of energies and their change in a step,
-        the error of the gain over the base, the largest weight, log Z, and a training loss that is
-        the energy gap.
+        The values to draw. None leaves out the time, the standard deviation of energies and their
+        change in a step, the standard error of the gain over the base, the largest weight, log Z,
+        and a training loss that equals the energy gap.
     n_restarts : int, default=0
-        How often training was rolled back.
+        Number of roll-backs.
     estimator_name : str, default="Training"
-        What was trained.
+        Name in the title.
 
     Attributes
     ----------
     best_epoch : int or None
         The epoch, counted from 1, of the lowest ``valid_loss``; None where there is none.
     figure_ : matplotlib.figure.Figure or matplotlib.figure.SubFigure
-        What :meth:`plot` last drew in.
+        Figure of the last :meth:`plot`.
     axes_ : dict of str to matplotlib.axes.Axes
-        Its axes, ``"loss"`` and by the names of the numbers.
+        Its axes, ``"loss"`` and by the names of the other values.
 
     See Also
     --------
-    RBMDisplay : A machine's weights and samples besides.
+    RBMDisplay : Weights, samples and training of an RBM.
 
     Notes
     -----
-    Losses are those of the objective, minus the log-likelihood only where that is what is trained:
-    otherwise they compare epochs, not models.
+    Losses are those of the objective. Unless that is minus the log-likelihood, they compare epochs
+    of one fit, not models.
 
     Examples
     --------
@@ -101,32 +101,32 @@ class TrainingDisplay:
         known = [name for name in self.history if name != "epoch"]
         if not known or not len(self.history[known[0]]):
             raise ValueError("There are no epochs in the history, so there is nothing to draw.")
-        wanted = _usual(self.history) if self.names is None else list(self.names)
-        unknown = [name for name in wanted if name not in known]
-        if unknown or not wanted or isinstance(self.names, str):
+        names = _default_names(self.history) if self.names is None else list(self.names)
+        unknown = [name for name in names if name not in known]
+        if unknown or not names or isinstance(self.names, str):
             raise ValueError(
                 f"names must be some of {', '.join(map(repr, known))}, got {self.names!r}."
             )
-        first = [name for name in LOSSES if name in wanted]
-        self.names = first + [name for name in dict.fromkeys(wanted) if name not in LOSSES]
-        held_out = self.history.get("valid_loss")
-        if held_out is not None and not np.isnan(held_out).all():
-            self.best_epoch = int(np.nanargmin(held_out)) + 1
+        losses = [name for name in LOSSES if name in names]
+        self.names = losses + [name for name in dict.fromkeys(names) if name not in LOSSES]
+        validation = self.history.get("valid_loss")
+        if validation is not None and not np.isnan(validation).all():
+            self.best_epoch = int(np.nanargmin(validation)) + 1
 
     @classmethod
     def from_estimator(
         cls, estimator: Any, *, names: Any = None, ax: Any = None
     ) -> TrainingDisplay:
-        """Take the numbers from a fitted estimator.
+        """Take the history of a fitted estimator.
 
         Parameters
         ----------
         estimator : fitted estimator
-            One of ours, with a ``history_``. A pipeline or search may end in it.
+            An estimator of skebm with a ``history_``, or a pipeline or search that ends in one.
         names : sequence of str or None, default=None
-            Which numbers are drawn; None for the usual ones.
+            The values to draw; None for the default ones.
         ax : matplotlib.axes.Axes, array-like of them, or None, default=None
-            Axes to draw in at once; None leaves drawing to :meth:`plot`.
+            Axes to draw in immediately; None leaves drawing to :meth:`plot`.
 
         Returns
         -------
@@ -136,8 +136,8 @@ class TrainingDisplay:
         _, final = last_step(estimator)
         if not hasattr(final, "history_"):
             raise TypeError(
-                f"{type(final).__name__} has no history_: TrainingDisplay shows estimators of "
-                "skebm that are trained in epochs."
+                f"{type(final).__name__} has no history_: TrainingDisplay shows the estimators of "
+                "skebm that train in epochs."
             )
         if not final.history_:
             raise ValueError(
@@ -158,8 +158,7 @@ class TrainingDisplay:
         Parameters
         ----------
         ax : matplotlib.axes.Axes, array-like of them, or None, default=None
-            As many as there are panels: one for the losses, and one for each other name. None makes
-            a new figure.
+            One axes for the losses and one for each other name. None makes a new figure.
 
         Returns
         -------
@@ -183,7 +182,7 @@ class TrainingDisplay:
         return self
 
     def _new_axes(self, n: int) -> Any:
-        size = (PANEL[0], n * PANEL[1] + ROOM)
+        size = (PANEL[0], n * PANEL[1] + TITLE_HEIGHT)
         figure = pyplot("TrainingDisplay").figure(figsize=size, layout="constrained")
         return np.ravel(figure.subplots(n, 1, sharex=True))
 
@@ -211,10 +210,10 @@ class TrainingDisplay:
         return title + (f", rolled back {k} time{'s' * (k > 1)}" if k else "")
 
 
-def _usual(history: dict[str, np.ndarray]) -> list[str]:
-    """Names that are drawn unless others are asked for."""
-    names = [name for name in history if name != "epoch" and name not in ASIDE]
+def _default_names(history: dict[str, np.ndarray]) -> list[str]:
+    """Names that are drawn by default."""
+    names = [name for name in history if name != "epoch" and name not in ON_REQUEST]
     loss, gap = history.get("train_loss"), history.get("energy_gap")
     if loss is not None and gap is not None and np.array_equal(loss, gap, equal_nan=True):
-        names.remove("train_loss")  # a contrastive loss is the energy gap
+        names.remove("train_loss")  # the loss of contrastive divergence is the energy gap
     return names

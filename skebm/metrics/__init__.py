@@ -1,4 +1,4 @@
-"""Metrics: detection of anomalies, calibration, samples against the truth, and scorers."""
+"""Metrics of anomaly detection, calibration and sample quality, and scorers of densities."""
 
 from skebm.metrics.calibration import expected_calibration_error
 from skebm.metrics.detection import (

@@ -1,4 +1,4 @@
-"""What metrics are given: numbers and labels of rows, checked once for all of them."""
+"""Validation of the arguments of metrics: scores and labels."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ Floats = NDArray[np.float64]
 
 
 def numbers_of(values: Any, name: str) -> Floats:
-    """One finite number a row, (n,) in float64."""
+    """One finite number per row, (n,) in float64."""
     return _flat(check_array(values, ensure_2d=False, dtype=np.float64, input_name=name), name)
 
 
 def labels_of(values: Any, name: str) -> np.ndarray:
-    """One label a row, (n,): numbers or strings, none of them missing."""
+    """One label per row, (n,): numbers or strings, none of them missing."""
     return _flat(check_array(values, ensure_2d=False, dtype=None, input_name=name), name)
 
 
 def positives(y_true: Any, pos_label: Any) -> NDArray[np.bool_]:
-    """Which rows have the positive label, (n,); refuses labels that are not of two classes."""
+    """Mask of the rows with the positive label, (n,); `ValueError` unless there are two classes."""
     labels = labels_of(y_true, "y_true")
-    found = np.unique(labels).tolist()
-    if len(found) != 2 or pos_label not in found:
+    distinct = np.unique(labels).tolist()
+    if len(distinct) != 2 or pos_label not in distinct:
         raise ValueError(
-            f"y_true must hold rows of two classes, one of them pos_label={pos_label!r}; its "
-            f"labels are {in_short(found)}."
+            f"y_true must have two classes, one of them pos_label={pos_label!r}; its labels are "
+            f"{in_short(distinct)}."
         )
     return labels == pos_label
 
 
 def in_short(labels: list[Any]) -> str:
-    """The first five of them."""
+    """The first five labels as text."""
     return ", ".join(map(repr, labels[:5])) + (", ..." if len(labels) > 5 else "")
 
 

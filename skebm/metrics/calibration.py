@@ -1,4 +1,4 @@
-"""How far probabilities are from the frequencies of what they announce."""
+"""Calibration of predicted probabilities."""
 
 from __future__ import annotations
 
@@ -29,56 +29,57 @@ def expected_calibration_error(
     debiased: bool = True,
     labels: Any = None,
 ) -> float:
-    r"""Distance of probabilities from frequencies, over bins of rows with similar probabilities.
+    r"""Expected calibration error: distance of predicted probabilities from observed frequencies.
 
     .. math:: \Bigl(\sum_b w_b \bigl|\bar y_b - \bar p_b\bigr|^q\Bigr)^{1/q}
 
-    with :math:`w_b` the share of the rows in bin b, :math:`\bar y_b` the share of them in which the
-    announced came true, and :math:`\bar p_b` their mean probability; q is 1 or 2. That is the
-    plug-in estimate (``debiased=False``). Chance alone keeps it above zero for the best of models,
-    the more bins and the fewer rows the more: it is biased upward.
+    with :math:`w_b` the fraction of the rows in bin b, :math:`\bar y_b` the frequency of the
+    predicted event among them, and :math:`\bar p_b` its mean probability; q is 1 or 2. This is the
+    plug-in estimate (``debiased=False``). It is biased upward, and positive even for a perfectly
+    calibrated model, the more so the more bins and the fewer rows there are.
 
-    Debiased, with :math:`d_b = \bar y_b - \bar p_b` and :math:`v_b` the estimated variance of that
-    mean, which is the sample variance of y - p in the bin over the number of its rows:
+    The debiased estimates, with :math:`d_b = \bar y_b - \bar p_b` and :math:`v_b` its estimated
+    variance, which is the sample variance of y - p in the bin over the number of its rows:
 
-    - ``"l2"`` is the root of the positive part of :math:`\sum_b w_b (d_b^2 - v_b)`. The sum is
-      unbiased, for quantile bins nearly so. The positive part errs upward, which shows where a
-      model is well calibrated; the root errs downward, a little, where it is not.
+    - ``"l2"`` is the square root of the positive part of :math:`\sum_b w_b (d_b^2 - v_b)`. The sum
+      is unbiased, for quantile bins nearly so. The positive part has an upward bias, which matters
+      for well calibrated models; the square root has a small downward bias for others.
     - ``"l1"`` is the positive part of :math:`\sum_b w_b (2 |d_b| - m_b)`, where :math:`m_b` is the
       mean of the absolute value of a normal variable,
 
       .. math:: m_b = \sqrt{2 v_b / \pi}\, e^{-d_b^2 / (2 v_b)}
           + |d_b| \operatorname{erf}\bigl(|d_b| / \sqrt{2 v_b}\bigr),
 
-      so that :math:`m_b - |d_b|` is the bias if :math:`d_b` were the truth. What is left of the
-      bias is, in standard deviations of :math:`d_b`, 0.47 upward in a bin without error (0.80 of
-      the plug-in), at most 0.1 downward where the error is one to three of them, and nothing
-      beyond. No estimate of an absolute value is unbiased: use ``"l2"`` to tell whether there is
-      an error at all.
+      so that :math:`m_b - |d_b|` is the bias if :math:`d_b` were the true value. The remaining bias
+      is, in standard deviations of :math:`d_b`, 0.47 upward in a bin without error (0.80 for the
+      plug-in estimate), at most 0.1 downward where the error is one to three standard deviations,
+      and none beyond. No estimate of an absolute value is unbiased: use ``"l2"`` to test whether
+      there is an error at all.
 
-    What they estimate is the error of the bins. It is at most the error of the probabilities
-    themselves, as excess and lack cancel within a bin, and does not fall when bins are split.
+    All of these estimate the error of the bins. It is at most the error of the probabilities
+    themselves, because errors of opposite sign cancel within a bin, and does not decrease when bins
+    are split.
 
     Parameters
     ----------
     y_true : array-like of shape (n_samples,)
         Labels.
     y_prob : array-like of shape (n_samples,) or (n_samples, n_classes)
-        Probabilities of the positive class; or of all classes, of which the largest of a row (the
-        first, in a tie) is compared with the frequency of that class being the right one. The two
-        are different errors, also with two classes.
+        Probabilities of the positive class; or of all classes, of which the largest in each row
+        (the first, in a tie) is compared with the accuracy. These are different errors, also with
+        two classes.
     n_bins : int, default=15
-        At least 1. Bins without rows are left out.
+        Number of bins, at least 1. Empty bins are left out.
     strategy : {"quantile", "uniform"}, default="quantile"
-        Bins that hold as many rows each, but for ties, or that are as wide each in [0, 1].
+        Bins with equal numbers of rows, up to ties, or bins of equal width in [0, 1].
     norm : {"l1", "l2"}, default="l1"
         Mean absolute error, or root of the mean squared error.
     debiased : bool, default=True
-        Whether to take off the bias. It takes two rows to know a variance, so then a bin of one
-        row is joined with the next one (the last with the one before).
+        Whether to subtract the estimated bias. A variance needs two rows, so a bin of one row is
+        merged with the next one (the last with the one before).
     labels : array-like of shape (n_classes,) or None, default=None
         Classes in the order of the columns, as in ``classes_`` of a classifier; for `y_prob` of one
-        column the negative and the positive class. None takes those found in `y_true`, sorted.
+        column the negative and the positive class. None takes the classes of `y_true`, sorted.
 
     Returns
     -------
@@ -87,9 +88,9 @@ def expected_calibration_error(
 
     Notes
     -----
-    Kumar et al. have :math:`v_b = \bar y_b (1 - \bar y_b) / (n_b - 1)`. This is the same where the
-    rows of a bin have one probability; where they have several, theirs counts the differences
-    between probabilities as noise, takes off too much, and can hide an error.
+    Kumar et al. use :math:`v_b = \bar y_b (1 - \bar y_b) / (n_b - 1)`. This is the same where all
+    rows of a bin have one probability; otherwise it counts the differences between probabilities as
+    noise, subtracts too much, and can hide an error.
 
     References
     ----------
@@ -113,13 +114,13 @@ def expected_calibration_error(
     0.19
     """
     _check_options(n_bins, strategy, norm)
-    happened, probability = _outcomes(y_true, y_prob, labels)
+    event, probability = _events(y_true, y_prob, labels)
     order = np.argsort(probability, kind="stable")
     probability = probability[order]
-    residual = happened[order] - probability
+    residual = event[order] - probability
     starts = _bin_starts(probability, n_bins, strategy)
     if debiased:
-        total = _debiased_total(residual, _joined(starts, len(residual)), norm)
+        total = _debiased_total(residual, _merged_bins(starts, len(residual)), norm)
     else:
         size, gap = _gaps(residual, starts)
         total = float(size @ np.abs(gap) ** (1 if norm == "l1" else 2)) / len(residual)
@@ -134,13 +135,13 @@ def _check_options(n_bins: Any, strategy: Any, norm: Any) -> None:
         raise ValueError(f"norm must be one of {', '.join(NORMS)}; got {norm!r}.")
 
 
-def _outcomes(y_true: Any, y_prob: Any, labels: Any) -> tuple[NDArray[np.bool_], Floats]:
-    """Whether the announced came true, and its probability, (n,) each."""
+def _events(y_true: Any, y_prob: Any, labels: Any) -> tuple[NDArray[np.bool_], Floats]:
+    """Whether the predicted event occurred, and its probability, (n,) each."""
     truth = labels_of(y_true, "y_true")
     prob = check_array(y_prob, ensure_2d=False, dtype=np.float64, input_name="y_prob")
     check_consistent_length(truth, prob)
     if not ((prob >= 0) & (prob <= 1)).all():
-        raise ValueError("y_prob must hold probabilities in [0, 1].")
+        raise ValueError("y_prob must be probabilities in [0, 1].")
     classes = np.unique(truth) if labels is None else labels_of(labels, "labels")
     _check_classes(truth, classes, 2 if prob.ndim == 1 else prob.shape[1])
     if prob.ndim == 1:
@@ -161,21 +162,21 @@ def _check_classes(truth: np.ndarray, classes: np.ndarray, n_classes: int) -> No
         )
     unknown = np.setdiff1d(truth, classes)
     if len(unknown):
-        raise ValueError(f"y_true holds {unknown[:5].tolist()}, which `labels` does not.")
+        raise ValueError(f"y_true contains {unknown[:5].tolist()}, but `labels` does not.")
 
 
 def _bin_starts(probability: Floats, n_bins: int, strategy: str) -> NDArray[np.intp]:
-    """First row of each bin that has rows, for probabilities in ascending order."""
+    """First row of each nonempty bin, for probabilities in ascending order."""
     edges = np.linspace(0, 1, n_bins + 1)
     if strategy == "quantile":
         edges = np.quantile(probability, edges)
-    # Equal probabilities share a bin, whose upper edge is in it: as in calibration_curve.
+    # Equal probabilities are in one bin, which includes its upper edge, as in calibration_curve.
     bins = np.searchsorted(edges[1:-1], probability)
     return np.flatnonzero(np.diff(bins, prepend=-1))
 
 
-def _joined(starts: NDArray[np.intp], n: int) -> NDArray[np.intp]:
-    """The bins that are left when none may have a single row."""
+def _merged_bins(starts: NDArray[np.intp], n: int) -> NDArray[np.intp]:
+    """The first rows of the bins after merging bins of a single row with their neighbours."""
     if n < 2:
         raise ValueError("One row has no variance: pass two or more, or debiased=False.")
     kept = [0]
@@ -194,20 +195,20 @@ def _gaps(residual: Floats, starts: NDArray[np.intp]) -> tuple[NDArray[np.intp],
 
 
 def _debiased_total(residual: Floats, starts: NDArray[np.intp], norm: str) -> float:
-    """Mean over rows of the error of their bin, absolute or squared, without what chance adds.
+    """Mean over rows of the absolute or squared error of their bin, less its estimated bias.
 
-    Of any sign: the negative is what makes it unbiased, or less biased.
+    The result may be negative, as an unbiased estimate of a small number has to be.
     """
     size, gap = _gaps(residual, starts)
-    off = residual - np.repeat(gap, size)
-    variance = np.add.reduceat(off**2, starts) / (size - 1) / size
+    centred = residual - np.repeat(gap, size)
+    variance = np.add.reduceat(centred**2, starts) / (size - 1) / size
     if norm == "l2":
         return float(size @ (gap**2 - variance)) / len(residual)
-    gap, spread = np.abs(gap), np.sqrt(variance)
-    return float(size @ (2 * gap - _mean_absolute(gap, spread))) / len(residual)
+    gap, std_error = np.abs(gap), np.sqrt(variance)
+    return float(size @ (2 * gap - _mean_absolute(gap, std_error))) / len(residual)
 
 
 def _mean_absolute(mean: Floats, std: Floats) -> Floats:
-    """E|d| of d ~ N(mean, std^2) with a mean of zero or above: the mean of a folded normal."""
+    """Mean of the folded normal distribution, E|d| of d ~ N(mean, std^2), for a mean >= 0."""
     z = np.divide(mean, std, out=np.full_like(mean, np.inf), where=std > 0)
     return math.sqrt(2 / math.pi) * std * np.exp(-(z**2) / 2) + mean * erf(z / math.sqrt(2))

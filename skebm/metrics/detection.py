@@ -1,4 +1,4 @@
-"""How well a score tells two classes apart, with the error that so many rows leave."""
+"""Detection metrics of scores for two classes, with bootstrap standard errors."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from sklearn.utils import check_consistent_length, check_random_state
 from skebm.base.sampler import whole_number
 from skebm.metrics._checks import Floats, numbers_of, positives
 
-# Takes the number of positive and of negative rows at each level of the score, from the lowest up.
+# A function of the numbers of positive and of negative rows at each distinct score, ascending.
 Statistic = Callable[[np.ndarray, np.ndarray], float]
 
 
 class Estimate(NamedTuple):
-    """A value measured on a sample of rows, and how far another sample may lie from it.
+    """A metric on a sample of rows, with its bootstrap standard error and interval.
 
     Attributes
     ----------
     value : float
-        On the rows given.
+        Value on the given rows.
     std_error : float
         Standard deviation over bootstrap resamples.
     lower, upper : float
-        Ends of the percentile interval of the resamples.
+        Percentile interval of the resamples.
     """
 
     value: float
@@ -38,15 +38,16 @@ class Estimate(NamedTuple):
 
 
 def fpr_at_tpr(y_true: Any, y_score: Any, *, tpr: float = 0.95, pos_label: Any = 1) -> float:
-    """Smallest false positive rate of all thresholds that find a share `tpr` of the positives.
+    """Smallest false positive rate at a true positive rate of at least `tpr`.
 
-    With ``score_samples`` as the score and +1 for rows in distribution it is the FPR95 of the
-    literature on out-of-distribution detection: the share of anomalies that pass for normal when
-    95 % of the normal rows do. With anomalies as positives (``pos_label=-1`` and the score
-    negated) it is another number: the share of normal rows flagged when 95 % of the anomalies are.
+    With ``score_samples`` as the score and +1 for in-distribution rows it is the FPR95 of the
+    literature on out-of-distribution detection: the fraction of anomalies classified as normal when
+    95 % of the normal rows are. With anomalies as positives (``pos_label=-1`` and the negated
+    score) it is a different number: the fraction of normal rows flagged when 95 % of the anomalies
+    are.
 
-    Rows with one score are on one side of every threshold; there is no interpolation between
-    thresholds, so that the rate is one that can be had, and at least the interpolated one.
+    Rows with equal scores are on the same side of every threshold, and there is no interpolation
+    between thresholds: the rate is attained by a threshold, and at least the interpolated one.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ def fpr_at_tpr(y_true: Any, y_score: Any, *, tpr: float = 0.95, pos_label: Any =
         raise ValueError(f"tpr must be in (0, 1], got {tpr!r}.")
     positive, score = _checked(y_true, pos_label, y_score=y_score)
     false_rate, true_rate, _ = roc_curve(positive, score, drop_intermediate=False)
-    # Both rates rise together: the first threshold that finds enough has the fewest false ones.
+    # Both rates are nondecreasing, so the first threshold with enough true positives is the best.
     return float(false_rate[np.argmax(true_rate >= tpr * (1 - 1e-12))])
 
 
@@ -97,12 +98,12 @@ def roc_auc_bootstrap(
     pos_label: Any = 1,
     random_state: Any = None,
 ) -> Estimate:
-    """Area under the ROC curve, and its error by a bootstrap within each class.
+    """Area under the ROC curve, with a standard error by a stratified bootstrap.
 
     The area is an unbiased estimate of the probability that a new positive row scores above a new
-    negative one, ties counting half. The errors are those of drawing so many rows of either class
-    again; they leave out that the model was fitted to one training set. They are approximate, too
-    small with few rows, and zero where the classes are told apart without an error.
+    negative one, ties counting half. The standard error is that of sampling as many rows of each
+    class again; it does not include the variation of the training set. It is approximate, too small
+    with few rows, and zero where the classes are perfectly separated.
 
     Parameters
     ----------
@@ -113,16 +114,16 @@ def roc_auc_bootstrap(
     n_bootstraps : int, default=1000
         Resamples, at least 2.
     confidence : float in (0, 1), default=0.95
-        Share of the resamples in the interval.
+        Coverage of the interval among the resamples.
     pos_label : int, float, bool or str, default=1
         Label of the positive class; the default fits -1 / +1 and 0 / 1.
     random_state : int, RandomState instance or None, default=None
-        Draws the resamples; None takes NumPy's global generator.
+        Draws the resamples; None uses NumPy's global generator.
 
     Returns
     -------
     Estimate
-        Whose value is that of :func:`sklearn.metrics.roc_auc_score`.
+        Its value is that of :func:`sklearn.metrics.roc_auc_score`.
 
     References
     ----------
@@ -135,13 +136,13 @@ def roc_auc_bootstrap(
     >>> from skebm.metrics import roc_auc_bootstrap
     >>> rng = np.random.default_rng(0)
     >>> y_true = np.repeat([1, -1], [300, 100])
-    >>> found = roc_auc_bootstrap(y_true, y_true + rng.normal(size=400), random_state=0)
-    >>> round(found.value, 2), round(found.std_error, 2)
+    >>> auroc = roc_auc_bootstrap(y_true, y_true + rng.normal(size=400), random_state=0)
+    >>> round(auroc.value, 2), round(auroc.std_error, 2)
     (0.93, 0.01)
     """
     positive, score = _checked(y_true, pos_label, y_score=y_score)
-    drawn = _bootstrap(_roc_auc, positive, [score], n_bootstraps, confidence, random_state)
-    return _estimate(float(roc_auc_score(positive, score)), drawn[0], confidence)
+    resampled = _bootstrap(_roc_auc, positive, [score], n_bootstraps, confidence, random_state)
+    return _estimate(float(roc_auc_score(positive, score)), resampled[0], confidence)
 
 
 def average_precision_bootstrap(
@@ -153,12 +154,12 @@ def average_precision_bootstrap(
     pos_label: Any = 1,
     random_state: Any = None,
 ) -> Estimate:
-    """Average precision, and its error by a bootstrap within each class.
+    """Average precision, with a standard error by a stratified bootstrap.
 
-    The errors are those at the shares of the classes in `y_true`, which average precision depends
-    on. In small samples it is biased upward, the more the nearer to chance, and resamples, whose
-    rows repeat, add to that: with 30 rows of each class an interval of 90 % lies too high and holds
-    the true value about 80 % of the time.
+    The standard error is that at the class proportions of `y_true`, on which average precision
+    depends. In small samples average precision is biased upward, most near chance level, and
+    resampling with repeated rows adds to the bias: with 30 rows of each class a 90 % interval is
+    too high and has a coverage of about 80 %.
 
     Parameters
     ----------
@@ -170,22 +171,22 @@ def average_precision_bootstrap(
     n_bootstraps : int, default=1000
         Resamples, at least 2.
     confidence : float in (0, 1), default=0.95
-        Share of the resamples in the interval.
+        Coverage of the interval among the resamples.
     pos_label : int, float, bool or str, default=1
         Label of the positive class; the default fits -1 / +1 and 0 / 1.
     random_state : int, RandomState instance or None, default=None
-        Draws the resamples; None takes NumPy's global generator.
+        Draws the resamples; None uses NumPy's global generator.
 
     Returns
     -------
     Estimate
-        Whose value is that of :func:`sklearn.metrics.average_precision_score`.
+        Its value is that of :func:`sklearn.metrics.average_precision_score`.
 
     References
     ----------
     Efron and Tibshirani (1993), "An introduction to the bootstrap", chapters 8 and 13. Boyd, Eng
     and Page (2013), "Area under the precision-recall curve: point estimates and confidence
-    intervals", ECML PKDD (intervals compared).
+    intervals", ECML PKDD (comparison of intervals).
 
     Examples
     --------
@@ -194,15 +195,15 @@ def average_precision_bootstrap(
     >>> rng = np.random.default_rng(0)
     >>> y_true = np.repeat([1, -1], [300, 100])
     >>> log_p = y_true + rng.normal(size=400)
-    >>> found = average_precision_bootstrap(y_true, -log_p, pos_label=-1, random_state=0)
-    >>> round(found.value, 2), round(found.std_error, 2)
+    >>> precision = average_precision_bootstrap(y_true, -log_p, pos_label=-1, random_state=0)
+    >>> round(precision.value, 2), round(precision.std_error, 2)
     (0.83, 0.03)
     """
     positive, score = _checked(y_true, pos_label, y_score=y_score)
-    drawn = _bootstrap(
+    resampled = _bootstrap(
         _average_precision, positive, [score], n_bootstraps, confidence, random_state
     )
-    return _estimate(float(average_precision_score(positive, score)), drawn[0], confidence)
+    return _estimate(float(average_precision_score(positive, score)), resampled[0], confidence)
 
 
 def roc_auc_difference(
@@ -215,25 +216,25 @@ def roc_auc_difference(
     pos_label: Any = 1,
     random_state: Any = None,
 ) -> Estimate:
-    """Area under the ROC curve of one score minus that of another, on the same rows.
+    """Difference of the areas under the ROC curves of two scores of the same rows.
 
-    Every resample is scored by both, so that what rows have in common cancels: the error is that
-    of the difference, mostly far below those of the two areas. Unbiased.
+    Both scores are evaluated on the same resamples (a paired bootstrap), so that the standard error
+    is that of the difference, usually far below those of the two areas. The value is unbiased.
 
     Parameters
     ----------
     y_true : array-like of shape (n_samples,)
         Labels of two classes.
     score_a, score_b : array-like of shape (n_samples,)
-        Of the same rows; finite, higher for the positive class, each in units of its own.
+        Scores of the same rows; finite, higher for the positive class, each in its own units.
     n_bootstraps : int, default=1000
         Resamples, at least 2.
     confidence : float in (0, 1), default=0.95
-        Share of the resamples in the interval.
+        Coverage of the interval among the resamples.
     pos_label : int, float, bool or str, default=1
         Label of the positive class; the default fits -1 / +1 and 0 / 1.
     random_state : int, RandomState instance or None, default=None
-        Draws the resamples; None takes NumPy's global generator.
+        Draws the resamples; None uses NumPy's global generator.
 
     Returns
     -------
@@ -243,8 +244,8 @@ def roc_auc_difference(
     References
     ----------
     DeLong, DeLong and Clarke-Pearson (1988), "Comparing the areas under two or more correlated
-    receiver operating characteristic curves", Biometrics 44(3) (the same by a formula for large
-    samples).
+    receiver operating characteristic curves", Biometrics 44(3) (an asymptotic standard error of the
+    same difference).
 
     Examples
     --------
@@ -253,23 +254,23 @@ def roc_auc_difference(
     >>> rng = np.random.default_rng(0)
     >>> y_true = np.repeat([1, -1], [300, 100])
     >>> a = y_true + rng.normal(size=400)
-    >>> b = a + rng.normal(size=400)  # the same with more noise
-    >>> found = roc_auc_difference(y_true, a, b, random_state=0)
-    >>> found.lower > 0
+    >>> b = a + rng.normal(size=400)  # the same score with more noise
+    >>> difference = roc_auc_difference(y_true, a, b, random_state=0)
+    >>> difference.lower > 0
     True
     """
     positive, a, b = _checked(y_true, pos_label, score_a=score_a, score_b=score_b)
-    drawn = _bootstrap(_roc_auc, positive, [a, b], n_bootstraps, confidence, random_state)
+    resampled = _bootstrap(_roc_auc, positive, [a, b], n_bootstraps, confidence, random_state)
     value = float(roc_auc_score(positive, a) - roc_auc_score(positive, b))
-    return _estimate(value, drawn[0] - drawn[1], confidence)
+    return _estimate(value, resampled[0] - resampled[1], confidence)
 
 
 def _checked(y_true: Any, pos_label: Any, **scores: Any) -> tuple[Any, ...]:
-    """Which rows are positive, then the scores as float64, all of one length."""
+    """Mask of the positive rows, then the scores as float64, all of one length."""
     positive = positives(y_true, pos_label)
-    found = [numbers_of(score, name) for name, score in scores.items()]
-    check_consistent_length(positive, *found)
-    return positive, *found
+    arrays = [numbers_of(score, name) for name, score in scores.items()]
+    check_consistent_length(positive, *arrays)
+    return positive, *arrays
 
 
 def _bootstrap(
@@ -286,38 +287,38 @@ def _bootstrap(
         raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")
     rng = check_random_state(random_state)
     ranked = []
-    for score in scores:  # sorted once; rows with one score are one level
-        values, level = np.unique(score, return_inverse=True)
-        ranked.append((level[positive], level[~positive], len(values)))
+    for score in scores:  # ranked once; rows with equal scores have one rank
+        values, rank = np.unique(score, return_inverse=True)
+        ranked.append((rank[positive], rank[~positive], len(values)))
     n_positive = int(positive.sum())
     n_negative = len(positive) - n_positive
-    drawn = np.empty((len(scores), n_bootstraps))
+    resampled = np.empty((len(scores), n_bootstraps))
     for resample in range(n_bootstraps):
         rows = rng.randint(n_positive, size=n_positive), rng.randint(n_negative, size=n_negative)
-        for which, (above, below, n_levels) in enumerate(ranked):
-            drawn[which, resample] = statistic(
-                np.bincount(above[rows[0]], minlength=n_levels),
-                np.bincount(below[rows[1]], minlength=n_levels),
+        for which, (of_positive, of_negative, n_ranks) in enumerate(ranked):
+            resampled[which, resample] = statistic(
+                np.bincount(of_positive[rows[0]], minlength=n_ranks),
+                np.bincount(of_negative[rows[1]], minlength=n_ranks),
             )
-    return drawn
+    return resampled
 
 
-def _estimate(value: float, drawn: Floats, confidence: float) -> Estimate:
-    lower, upper = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Estimate(value, float(drawn.std(ddof=1)), float(lower), float(upper))
+def _estimate(value: float, resampled: Floats, confidence: float) -> Estimate:
+    lower, upper = np.quantile(resampled, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Estimate(value, float(resampled.std(ddof=1)), float(lower), float(upper))
 
 
 def _roc_auc(positive: np.ndarray, negative: np.ndarray) -> float:
-    """Weight of pairs in the right order, and half of that of ties."""
+    """Fraction of pairs in the right order, ties counting half."""
     below = negative.cumsum() - negative / 2
     return float(positive @ below / (positive.sum() * negative.sum()))
 
 
 def _average_precision(positive: np.ndarray, negative: np.ndarray) -> float:
-    """Mean over positives of the precision when everything down to their level is found."""
+    """Mean over the positives of the precision at the threshold of their score."""
     positive, negative = positive[::-1], negative[::-1]
-    found = positive.cumsum()
-    flagged = found + negative.cumsum()
-    # Levels above all rows of a resample flag nothing, and no positive is on them.
-    precision = found / np.where(flagged > 0, flagged, 1)
-    return float(positive @ precision / found[-1])
+    true_positives = positive.cumsum()
+    flagged = true_positives + negative.cumsum()
+    # Scores above all rows of a resample flag nothing, and have no positives.
+    precision = true_positives / np.where(flagged > 0, flagged, 1)
+    return float(positive @ precision / true_positives[-1])

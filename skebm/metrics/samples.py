@@ -1,4 +1,4 @@
-"""Samples and scores of a model against a density that is known."""
+"""Quality of a model's samples and scores where the true density is known."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from skebm.metrics._checks import Floats, numbers_of
 def mode_mass_distance(
     X: Any, modes: Any, masses: Any = None, *, max_distance: float | None = None
 ) -> float:
-    r"""Total variation distance between the shares of samples at each mode and the true masses.
+    r"""Total variation distance between the fractions of samples at the modes and the true masses.
 
-    Every sample goes to its nearest mode, in Euclidean distance:
+    Every sample is assigned to its nearest mode, in Euclidean distance:
 
     .. math:: \tfrac12 \sum_k |s_k - m_k| + \tfrac12 u
 
-    with :math:`s_k` the share of the samples at mode k, :math:`m_k` its mass, and u the share that
-    is at none. 0 is every mode in its right share; a mode that is missed adds its mass.
+    with :math:`s_k` the fraction of the samples at mode k, :math:`m_k` its mass, and u the fraction
+    at none. It is 0 where all masses are right; a missed mode adds its mass.
 
-    Biased upward in small samples: n exact and independent draws from K modes of equal mass are at
-    about :math:`\sqrt{(K - 1) / (2 \pi n)}`, such as 0.04 for ten modes and a thousand draws; draws
-    that depend on each other count as fewer.
+    It is biased upward in small samples: for n independent exact draws from K modes of equal mass
+    it is about :math:`\sqrt{(K - 1) / (2 \pi n)}`, such as 0.04 for ten modes and a thousand draws.
+    For dependent draws n is the effective sample size.
 
     Parameters
     ----------
     X : array-like of shape (n_samples, n_features)
         Samples of the model.
     modes : array-like of shape (n_modes, n_features)
-        Places of the modes, in the units of X.
+        Locations of the modes, in the units of X.
     masses : array-like of shape (n_modes,) or None, default=None
-        Probabilities of what is nearest to each mode: for modes that are well apart the weights of
-        the mixture. Not negative, with the sum 1. None takes them as equal.
+        Probabilities of the regions nearest to each mode: for well separated modes the mixing
+        weights. Non-negative, with the sum 1. None takes them as equal.
     max_distance : float or None, default=None
-        Samples farther than this from every mode are at none, and count fully as missed mass. In
-        the units of X; None has no limit.
+        Samples farther than this from every mode are assigned to none, and count as missed mass. In
+        the units of X; None is no limit.
 
     Returns
     -------
     float
-        In [0, 1]; lower is better. It does not see what happens within a mode.
+        In [0, 1]; lower is better. The distribution within a mode has no influence.
 
     References
     ----------
@@ -69,26 +69,26 @@ def mode_mass_distance(
     if X.shape[1] != modes.shape[1]:
         raise ValueError(f"X has {X.shape[1]} features, but modes have {modes.shape[1]}.")
     masses = _checked_masses(masses, len(modes))
-    # Not by squared norms: far from the origin they lose the digits that tell modes apart.
+    # Not by squared norms, which lose precision far from the origin.
     distance, nearest = KDTree(modes).query(X)
     if max_distance is not None:
         if not isinstance(max_distance, Real) or not max_distance >= 0:
             raise ValueError(f"max_distance must be a number of at least 0, got {max_distance!r}.")
         nearest = nearest[distance <= max_distance]
-    share = np.bincount(nearest, minlength=len(modes)) / len(X)
-    nowhere = 1 - len(nearest) / len(X)
-    return float(np.abs(share - masses).sum() + nowhere) / 2
+    fraction = np.bincount(nearest, minlength=len(modes)) / len(X)
+    unassigned = 1 - len(nearest) / len(X)
+    return float(np.abs(fraction - masses).sum() + unassigned) / 2
 
 
 class FisherDivergence(NamedTuple):
-    """Fisher divergence between two densities, from draws of one of them.
+    """An estimate of the Fisher divergence between two densities, from draws of one of them.
 
     Attributes
     ----------
     value : float
-        In inverse squared units of X.
+        The divergence, in inverse squared units of X.
     std_error : float
-        Of the mean over independent rows; infinite for a single row.
+        Standard error of the mean over independent rows; infinite for a single row.
     """
 
     value: float
@@ -96,28 +96,29 @@ class FisherDivergence(NamedTuple):
 
 
 def fisher_divergence(score: Any, true_score: Any, X: Any) -> FisherDivergence:
-    r"""Half the mean squared distance between two fields of scores, where the true density is.
+    r"""Fisher divergence: half the mean squared distance of two scores under the true density.
 
     .. math:: \tfrac12 \, E_{x \sim p} \bigl\| \nabla_x \log q(x) - \nabla_x \log p(x) \bigr\|^2
 
-    Unbiased where the rows of X are draws from the true density p. It needs no normaliser of
-    either, is blind to the masses of modes that are far apart, and depends on the units of X.
+    It is unbiased if the rows of X are draws from the true density p. It needs no normaliser of
+    either density, is insensitive to the masses of well separated modes, and depends on the units
+    of X.
 
     Parameters
     ----------
     score : callable, estimator or array-like of shape (n_samples, n_features)
-        Gradient of log q, the model: a function of X, a fitted estimator that has one (with a
+        Score of the model, the gradient of log q: a function of X, a fitted estimator (with a
         method ``score_function``, or a Gaussian mixture or kernel density of scikit-learn), or its
         values at the rows of X.
     true_score : callable, estimator or array-like of shape (n_samples, n_features)
-        Gradient of log p, in the same ways.
+        Score of the true density, the gradient of log p, likewise.
     X : array-like of shape (n_samples, n_features)
         Draws from p.
 
     Returns
     -------
     FisherDivergence
-        Value and standard error; 0 only where the scores are the same.
+        Value and standard error; the value is 0 only where the scores are equal.
 
     References
     ----------
@@ -129,17 +130,17 @@ def fisher_divergence(score: Any, true_score: Any, X: Any) -> FisherDivergence:
     >>> import numpy as np
     >>> from skebm.metrics import fisher_divergence
     >>> X = np.random.default_rng(0).normal(size=(1000, 2))
-    >>> found = fisher_divergence(lambda x: -x / 4, lambda x: -x, X)  # twice as wide
-    >>> round(found.value, 2), round(found.std_error, 2)  # 9 / 16 is the exact value
+    >>> divergence = fisher_divergence(lambda x: -x / 4, lambda x: -x, X)  # twice as wide
+    >>> round(divergence.value, 2), round(divergence.std_error, 2)  # 9 / 16 is the exact value
     (0.56, 0.02)
     """
     rows = check_array(X, dtype=np.float64, input_name="X")
-    # Estimators get X as it came: a frame keeps the names they were fitted with.
-    apart = _scores(score, X, rows, "score") - _scores(true_score, X, rows, "true_score")
-    each = np.square(apart).sum(1) / 2
-    n = len(each)
-    error = each.std(ddof=1) / math.sqrt(n) if n > 1 else math.inf
-    return FisherDivergence(float(each.mean()), float(error))
+    # Estimators get X as it was passed: a frame has the names they were fitted with.
+    difference = _scores(score, X, rows, "score") - _scores(true_score, X, rows, "true_score")
+    values = np.square(difference).sum(1) / 2
+    n = len(values)
+    error = values.std(ddof=1) / math.sqrt(n) if n > 1 else math.inf
+    return FisherDivergence(float(values.mean()), float(error))
 
 
 def _checked_masses(masses: Any, n_modes: int) -> Floats:
@@ -149,19 +150,19 @@ def _checked_masses(masses: Any, n_modes: int) -> Floats:
     if len(masses) != n_modes:
         raise ValueError(f"masses must be one for each of {n_modes} modes, got {len(masses)}.")
     if (masses < 0).any() or abs(masses.sum() - 1) > 1e-6:
-        raise ValueError("masses must not be negative, and must sum to 1.")
+        raise ValueError("masses must be non-negative and sum to 1.")
     return masses / masses.sum()
 
 
-def _scores(field: Any, X: Any, rows: Floats, name: str) -> Floats:
-    """Values of a field of scores at the rows, (n, d)."""
-    if callable(field):
-        found = field(rows)
-    elif hasattr(field, "fit"):
-        found = score_function(field, X)
+def _scores(score: Any, X: Any, rows: Floats, name: str) -> Floats:
+    """Values of a score at the rows, (n, d)."""
+    if callable(score):
+        values = score(rows)
+    elif hasattr(score, "fit"):
+        values = score_function(score, X)
     else:
-        found = field
-    found = check_array(found, dtype=np.float64, ensure_2d=False, allow_nd=True, input_name=name)
-    if found.shape != rows.shape:
-        raise ValueError(f"{name} must be of the shape {rows.shape} of X, got {found.shape}.")
-    return found
+        values = score
+    values = check_array(values, dtype=np.float64, ensure_2d=False, allow_nd=True, input_name=name)
+    if values.shape != rows.shape:
+        raise ValueError(f"{name} must be of the shape {rows.shape} of X, got {values.shape}.")
+    return values

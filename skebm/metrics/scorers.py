@@ -1,9 +1,9 @@
-"""Scorers of densities: ``scoring=`` of cross-validation and grid search. Higher is better.
+"""Scorers of densities, for ``scoring=`` of cross-validation and grid search. Higher is better.
 
-Each is the mean over rows, without weights: ``score`` of scikit-learn's KernelDensity is a sum,
-that of its GaussianMixture a mean. A value that is not a number stays one, so that a search sees
-which model failed. All are of the rows that the last step of a pipeline sees: they compare models
-behind one scaler, not scalers.
+Each is an unweighted mean over rows; ``score`` of scikit-learn's KernelDensity is a sum, that of
+its GaussianMixture a mean. A value of nan is returned as nan, so that a search shows which model
+failed. In a pipeline the density is that of the rows that reach the last step: the scorers compare
+models after the same transformation, not transformations.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from skebm._densities import (
 
 
 def log_likelihood_score(estimator: Any, X: Any, y: Any = None) -> float:
-    """Mean log p(x), in nats a row, by the estimator's ``score_samples``.
+    """Mean log p(x), in nats per row, by the estimator's ``score_samples``.
 
-    A strictly proper rule for densities that are normalised. Where log Z is estimated it carries
-    that estimate's error, and a model whose chains mix badly may look too good: see
+    A strictly proper scoring rule for normalised densities. Where log Z is estimated the score has
+    the error of that estimate, and may be too high for a model whose chains mix badly: see
     :func:`pessimistic_log_likelihood_score`.
 
     Parameters
     ----------
     estimator : estimator
         Fitted, with a ``score_samples`` that is log p(x), which that of scikit-learn's BernoulliRBM
-        is not. Its outlier detectors are refused, and models with ``partition=None``.
+        is not. Outlier detectors of scikit-learn and models with ``partition=None`` are refused.
     X : array-like of shape (n_samples, n_features)
-        Rows that it was not fitted to.
+        Held-out rows.
     y : None
         Not used; part of the signature of scorers.
 
     Returns
     -------
     float
-        Higher is better. Rows of continuous data have a density: its logarithm is above zero where
-        it is above one, and changes with the units.
+        Higher is better. For continuous data it is a log-density, which may be positive and depends
+        on the units.
 
     References
     ----------
@@ -66,18 +66,18 @@ def log_likelihood_score(estimator: Any, X: Any, y: Any = None) -> float:
 
 
 def pessimistic_log_likelihood_score(estimator: Any, X: Any, y: Any = None) -> float:
-    """Mean log p(x), in nats a row, by the largest credible log Z.
+    """Mean log p(x), in nats per row, with the largest credible log Z.
 
-    A lower estimate: where log Z is exact, or the density has none of ours, it equals
-    :func:`log_likelihood_score`; where it is estimated, doubt lowers the score, so that a search
-    does not reward what is hard to normalise.
+    A lower estimate. Where log Z is exact, or the density is not one of skebm, it equals
+    :func:`log_likelihood_score`; where log Z is estimated, its uncertainty lowers the score, so
+    that a search does not favour models that are hard to normalise.
 
     Parameters
     ----------
     estimator : estimator
         Fitted, with a ``score_samples`` that is log p(x), as for :func:`log_likelihood_score`.
     X : array-like of shape (n_samples, n_features)
-        Rows that it was not fitted to.
+        Held-out rows.
     y : None
         Not used; part of the signature of scorers.
 
@@ -89,7 +89,7 @@ def pessimistic_log_likelihood_score(estimator: Any, X: Any, y: Any = None) -> f
     References
     ----------
     Burda, Grosse and Salakhutdinov (2015), "Accurate and conservative estimates of MRF
-    log-likelihood using reverse annealing", AISTATS (why an underestimate is the safe side).
+    log-likelihood using reverse annealing", AISTATS (conservative estimates).
 
     Examples
     --------
@@ -98,7 +98,7 @@ def pessimistic_log_likelihood_score(estimator: Any, X: Any, y: Any = None) -> f
     >>> from skebm.metrics import log_likelihood_score, pessimistic_log_likelihood_score
     >>> X = (np.random.default_rng(0).random((50, 4)) < 0.3).astype(float)
     >>> rbm = RBMEstimator(n_components=2, n_iter=2, random_state=0).fit(X)
-    >>> exact = log_likelihood_score(rbm, X)  # few states: log Z is exact
+    >>> exact = log_likelihood_score(rbm, X)  # log Z is exact for few states
     >>> bool(np.isclose(pessimistic_log_likelihood_score(rbm, X), exact))
     True
     """
@@ -111,9 +111,9 @@ def hyvarinen_score(estimator: Any, X: Any, y: Any = None) -> float:
     .. math:: -\frac1n \sum_i \Bigl( \Delta \log p(x_i)
         + \tfrac12 \bigl\| \nabla \log p(x_i) \bigr\|^2 \Bigr)
 
-    Up to a constant of the data, minus the Fisher divergence from the truth. It is blind to the
-    masses of modes that are far apart, and depends on the units of the columns: a column in small
-    units outweighs the others, so scale them alike.
+    Up to a constant of the data it is minus the Fisher divergence from the true density. It is
+    insensitive to the masses of well separated modes, and depends on the units of the columns: a
+    column of small standard deviation outweighs the others, so standardise them.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def hyvarinen_score(estimator: Any, X: Any, y: Any = None) -> float:
         Fitted, with known first and second derivatives of log p, such as a Gaussian mixture or a
         Gaussian kernel density of scikit-learn.
     X : array-like of shape (n_samples, n_features)
-        Rows that it was not fitted to.
+        Held-out rows.
     y : None
         Not used; part of the signature of scorers.
 
@@ -134,7 +134,7 @@ def hyvarinen_score(estimator: Any, X: Any, y: Any = None) -> float:
     ----------
     Hyvärinen (2005), "Estimation of non-normalized statistical models by score matching", JMLR 6,
     equation 4. Parry, Dawid and Lauritzen (2012), "Proper local scoring rules", Annals of
-    Statistics 40(1) (that it is proper).
+    Statistics 40(1) (propriety).
 
     Examples
     --------
@@ -149,10 +149,10 @@ def hyvarinen_score(estimator: Any, X: Any, y: Any = None) -> float:
 
 
 def pseudo_log_likelihood_score(estimator: Any, X: Any, y: Any = None) -> float:
-    """Mean pseudo-log-likelihood, in nats a row: a proper rule for discrete rows without log Z.
+    """Mean pseudo-log-likelihood, in nats per row: a proper rule for discrete rows without log Z.
 
-    The sum over columns of log p(x_j given all others). Neither a lower nor an upper bound of log
-    p(x); like the Hyvärinen score it sees little of the masses of modes that are far apart.
+    The sum over columns of log p(x_j given all others). It is neither a lower nor an upper bound of
+    log p(x), and like the Hyvärinen score insensitive to the masses of well separated modes.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def pseudo_log_likelihood_score(estimator: Any, X: Any, y: Any = None) -> float:
         Fitted, with a method ``pseudo_likelihood`` that gives a value for each row; or a pipeline
         that ends in one.
     X : array-like of shape (n_samples, n_features)
-        Rows that it was not fitted to.
+        Held-out rows.
     y : None
         Not used; part of the signature of scorers.
 
@@ -188,7 +188,7 @@ def pseudo_log_likelihood_score(estimator: Any, X: Any, y: Any = None) -> float:
     before, final = last_step(estimator)
     if not hasattr(final, "pseudo_likelihood"):
         raise TypeError(
-            f"{type(final).__name__} has no method pseudo_likelihood: it is for models of discrete "
-            "rows, such as RBMEstimator. Others are scored by log_likelihood_score."
+            f"{type(final).__name__} has no method pseudo_likelihood, which models of discrete "
+            "rows have, such as RBMEstimator. Use log_likelihood_score for other models."
         )
     return float(np.mean(final.pseudo_likelihood(transformed(before, X))))

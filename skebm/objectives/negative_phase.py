@@ -23,8 +23,8 @@ from skebm.base.state import leaves, rebuilt
 from skebm.distributions._fitting import draw_index
 from skebm.objectives.walkers import Walkers
 from skebm.samplers import AnnealedLangevin, ChainPolicy, FromData, Gibbs, Persistent
+from skebm.samplers._adaptation import StepSettings
 from skebm.samplers._moves import accepts, by_row
-from skebm.samplers._tuning import Tuning
 
 # Batches for each adaptation step of a kernel that adapts: a step of a small network costs no more.
 ADAPT_EVERY = 4
@@ -367,10 +367,10 @@ def walked(
     all others: an adaptation step costs as much as a step of a small network.
     """
     step, n_adapting = kernel.step, int(n_batches % ADAPT_EVERY == 0)
-    adapting: Tuning | None = None
+    adapting: StepSettings | None = None
     accepted: Any = 0.0
     for number in range(n_steps):
-        if number == n_adapting and isinstance(chain.aux, Tuning):
+        if number == n_adapting and isinstance(chain.aux, StepSettings):
             adapting, chain = chain.aux, kernel.freeze(chain)
         chain, info = step(energy, chain, generator)
         accepted = accepted + info.acceptance

@@ -11,9 +11,9 @@ from torch import Tensor
 from skebm.base import ChainState, Energy, Real, Sampler
 from skebm.energies.derivatives import value_and_input_grad_of
 from skebm.samplers import MALA, Langevin
+from skebm.samplers._adaptation import settings
 from skebm.samplers._moves import standard_normal
-from skebm.samplers._tuning import settings
-from skebm.samplers.langevin import diffused
+from skebm.samplers.langevin import langevin_update
 
 
 class Refinement(NamedTuple):
@@ -63,7 +63,7 @@ class Refinement(NamedTuple):
             sigma, bounds = float(2 * torch.as_tensor(h)) ** 0.5, "reflect"
         z = standard_normal(x, generator)
         slope = value_and_input_grad_of(energy, x).grad
-        moved = diffused(energy.domain, x, slope, float(h), sigma, scale, z, None, bounds)
+        moved = langevin_update(energy.domain, x, slope, float(h), sigma, scale, z, None, bounds)
         with torch.no_grad():
             _, pull = energy.value_and_grad(moved.detach())
         # Linear in the rows: the energy itself is held.

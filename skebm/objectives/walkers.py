@@ -11,7 +11,7 @@ from torch import Tensor
 from skebm.base import BipartiteEnergy, ChainState, Energy, Sampler
 from skebm.distributions import Distribution
 from skebm.energies import annealing_path
-from skebm.samplers._tuning import Tuning
+from skebm.samplers._adaptation import StepSettings
 
 # Effective share of the chains below which they are resampled.
 LEAST_ESS = 0.5
@@ -114,7 +114,7 @@ class Walkers(NamedTuple):
         )
         value, grad = (None if part is None else part[pick] for part in (chain.energy, chain.grad))
         # What tunes a kernel is of all chains; a layer that was drawn was of its row.
-        aux = chain.aux if isinstance(chain.aux, Tuning) else None
+        aux = chain.aux if isinstance(chain.aux, StepSettings) else None
         return ChainState(chain.x[pick], value, grad, aux), walkers
 
     def drawn(self, generator: torch.Generator) -> Tensor:

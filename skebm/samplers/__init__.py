@@ -1,4 +1,4 @@
-"""Samplers: how x ~ exp(-E) is drawn."""
+"""Samplers: Markov chain Monte Carlo for p(x) proportional to exp(-E(x))."""
 
 from skebm.samplers.augmentation import Augmentation, Compose, Flip, Shift
 from skebm.samplers.chains import ChainPolicy, FromData, FromNoise, Persistent, ReplayBuffer

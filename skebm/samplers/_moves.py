@@ -1,4 +1,4 @@
-"""What samplers share: looking at an energy, accepting a proposal, staying inside a box."""
+"""Parts of the samplers: checked evaluation of energies, acceptance, reflection at bounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from skebm.base.energy import check_shape
 from skebm.base.state import StartError
 
 
-class AtBeta(Energy):
+class TemperedMarginal(Energy):
     """The free energy of a bipartite energy whose joint is at inverse temperature `beta`."""
 
     def __init__(self, energy: BipartiteEnergy, beta: float):
@@ -28,11 +28,11 @@ class AtBeta(Energy):
 
 
 def tempers_joint(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a step that multiplies energies by beta mean what Gibbs means where there are two layers.
+    """Make `beta` of a sampler's step temper the joint of a bipartite energy, as in Gibbs.
 
-    The marginal of exp(-beta E(x, h)) is not exp(-beta F(x)), F the free energy, so the state is
-    evaluated under that marginal, and again afterwards. Annealing and tempering along a path have
-    beta 1, where nothing is done twice.
+    The marginal of exp(-beta E(x, h)) is not exp(-beta F(x)), F the free energy, so the step runs
+    on that marginal, under which the state is evaluated before and again afterwards. Annealing and
+    tempering along a path have beta 1, which needs no second evaluation.
     """
 
     @functools.wraps(step)
@@ -46,7 +46,7 @@ def tempers_joint(step: Callable[..., Any]) -> Callable[..., Any]:
     ) -> tuple[ChainState, StepInfo]:
         if beta == 1 or not isinstance(energy, BipartiteEnergy):
             return step(self, energy, state, generator, beta, clamp)
-        marginal = AtBeta(energy, beta)
+        marginal = TemperedMarginal(energy, beta)
         new, info = step(self, marginal, self.refresh(marginal, state), generator, 1.0, clamp)
         return self.refresh(energy, new), info
 
@@ -54,92 +54,94 @@ def tempers_joint(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def evaluate(
-    energy: Energy, x: Tensor, cond: Any = None, look: bool = True
+    energy: Energy, x: Tensor, cond: Any = None, check_grad: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Energies (n,) and gradients (n, ...) at x, by :func:`numbered` energies.
+    """Energies (n,) and gradients (n, ...) at x, checked by :func:`check_evaluation`."""
+    return check_evaluation(energy, x, *energy.value_and_grad(x, cond), check_grad)
 
-    A gradient that is not finite where the energy is, is a `SamplingError` too; who does not `look`
-    at it here looks at what comes of it.
+
+def check_evaluation(
+    energy: Energy, x: Tensor, value: Tensor, grad: Tensor, check_grad: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Energies and gradients at x, after :func:`check_values`.
+
+    A gradient that is not finite where the energy is finite is a `SamplingError` too. Without
+    `check_grad` the caller checks the rows that result from it.
     """
-    return checked(energy, x, *energy.value_and_grad(x, cond), look)
-
-
-def checked(
-    energy: Energy, x: Tensor, value: Tensor, grad: Tensor, look: bool = True
-) -> tuple[Tensor, Tensor]:
-    """Energies and gradients that were found at x, likewise."""
-    if not x.is_cuda and math.isfinite(float(value.sum()) + (float(grad.sum()) if look else 0.0)):
+    if not x.is_cuda and math.isfinite(
+        float(value.sum()) + (float(grad.sum()) if check_grad else 0.0)
+    ):
         return value, grad
-    value = numbered(energy, x, value)
-    if x.is_cuda:  # what moves by its gradient alone is poisoned by it
+    value = check_values(energy, x, value)
+    if x.is_cuda:  # a chain that moves by its gradient becomes nan and is found at the end
         return value, grad.masked_fill(by_row(value.isnan(), x), math.nan)
-    if look and not math.isfinite(float(grad.sum())):
+    if check_grad and not math.isfinite(float(grad.sum())):
         check_gradient(energy, x, value, grad)
     return value, grad
 
 
 def check_gradient(energy: Energy, x: Tensor, value: Tensor, grad: Tensor) -> None:
     """Raise `SamplingError` where a gradient is not finite and its energy is."""
-    lost = ~grad.isfinite().flatten(1).all(1) & value.isfinite() & ~_far(x)
-    if lost.any():
-        raise SamplingError(_lost(f"The gradient of {type(energy).__name__}", lost, x))
+    bad = ~grad.isfinite().flatten(1).all(1) & value.isfinite() & ~_overflows(x)
+    if bad.any():
+        raise SamplingError(_nan_message(f"The gradient of {type(energy).__name__}", bad, x))
 
 
 def evaluate_energy(energy: Energy, x: Tensor) -> Tensor:
-    """Energies (n,) at x, by :func:`numbered`; no gradient is asked for."""
+    """Energies (n,) at x, checked by :func:`check_values`, without gradients."""
     value = energy(x).detach()
     check_shape(energy, x, value)
-    return numbered(energy, x, value.to(x.dtype))
+    return check_values(energy, x, value.to(x.dtype))
 
 
-def numbered(energy: Energy, x: Tensor, value: Tensor) -> Tensor:
-    """The energies, among which no nan is let pass: `SamplingError` instead.
+def check_values(energy: Energy, x: Tensor, value: Tensor) -> Tensor:
+    """The energies; `SamplingError` if one is nan.
 
-    Where a trajectory has run so far that powers of x overflow, inf - inf is no fault of the energy
-    but the mark of a step that is too large; such a row gets the energy inf, and is rejected. On an
-    accelerator a nan stays, poisons its chain and is found at the end of the run, because to look
-    at it here would make every step wait.
+    Where a trajectory has diverged so far that powers of x overflow, inf - inf results from too
+    large a step rather than from the energy; such a row gets the energy inf and is rejected. On an
+    accelerator a nan stays in its chain and is found at the end of the run, because reading it
+    would make the host wait at every step.
     """
     if not x.is_cuda and not math.isnan(float(value.sum())):
         return value
-    lost, far = value.isnan(), _far(x)
-    if not x.is_cuda and (lost & ~far).any():
-        raise SamplingError(_lost(type(energy).__name__, lost & ~far, x))
-    return torch.where(lost & far, math.inf, value)
+    nan, overflow = value.isnan(), _overflows(x)
+    if not x.is_cuda and (nan & ~overflow).any():
+        raise SamplingError(_nan_message(type(energy).__name__, nan & ~overflow, x))
+    return torch.where(nan & overflow, math.inf, value)
 
 
-def _far(x: Tensor) -> Tensor:
-    """Rows whose fourth powers overflow, (n,); a nan is far as well."""
+def _overflows(x: Tensor) -> Tensor:
+    """Rows whose fourth powers overflow or that contain nan, (n,)."""
     return ~(x.abs().flatten(1).amax(1) < torch.finfo(x.dtype).max ** 0.25)
 
 
-def _lost(what: str, lost: Tensor, x: Tensor) -> str:
-    row = int(lost.nonzero()[0])
+def _nan_message(what: str, bad: Tensor, x: Tensor) -> str:
+    row = int(bad.nonzero()[0])
     return (
-        f"{what} is nan at {int(lost.sum())} of {len(x)} chains, first at chain {row}, where "
-        f"x = {_shown(x[row])}."
+        f"{what} is nan at {int(bad.sum())} of {len(x)} chains, first at chain {row}, where "
+        f"x = {_abbreviated(x[row])}."
     )
 
 
 def by_row(mask: Tensor, like: Tensor) -> Tensor:
-    """A mask of rows (n,) in a shape that broadcasts over them."""
+    """A mask of rows (n,) in a shape that broadcasts over their entries."""
     return mask.view(-1, *[1] * (like.dim() - 1))
 
 
-def _shown(row: Tensor) -> str:
+def _abbreviated(row: Tensor) -> str:
     values = ", ".join(f"{v:.4g}" for v in row.flatten()[:5].tolist())
     return f"[{values}{', ...' if row.numel() > 5 else ''}]"
 
 
 def start(energy: Energy, x: Tensor, with_grad: bool = True) -> ChainState:
-    """State of chains that stand at x, where their energies have to be finite."""
+    """State of chains at x; `StartError` where an energy is not finite."""
     value, grad = evaluate(energy, x) if with_grad else (evaluate_energy(energy, x), None)
     if not x.is_cuda and not math.isfinite(float(value.sum())):
-        lost = ~value.isfinite()
-        if lost.any():
+        bad = ~value.isfinite()
+        if bad.any():
             raise StartError(
-                f"The energy is {float(value[lost][0])} at row {int(lost.nonzero()[0])}, where a "
-                f"chain was to start ({int(lost.sum())} of {len(x)} rows): start elsewhere."
+                f"The energy is {float(value[bad][0])} at row {int(bad.nonzero()[0])}, where a "
+                f"chain was to start ({int(bad.sum())} of {len(x)} rows): start elsewhere."
             )
     return ChainState(x, value, grad)
 
@@ -151,19 +153,19 @@ def metropolis(
     generator: torch.Generator,
     outside: Tensor | None = None,
 ) -> tuple[ChainState, Tensor]:
-    """Take each proposal with probability min(1, exp(log_ratio)); also return the mean of these.
+    """Accept each proposal with probability min(1, exp(log_ratio)).
 
-    Those `outside` (n,) are rejected, and so is a ratio that is nan: it comes of a place far away,
-    of infinite energy or gradient.
+    Returns the new states and the mean acceptance probability. Proposals `outside` (n,) are
+    rejected, and so is a ratio that is nan, which results from an infinite energy or gradient.
     """
     p = log_ratio.exp().nan_to_num_(0.0, posinf=1.0)
     if outside is not None:
         p = p.masked_fill(outside, 0)
     u = torch.rand(p.shape, generator=generator, dtype=p.dtype, device=p.device)
     new: Any = select(u < p, proposal, state)
-    if p.is_cuda:  # see `numbered`
-        level = torch.where(proposal.energy.isnan(), proposal.energy, new.energy)
-        new = new._replace(energy=level)
+    if p.is_cuda:  # see `check_values`
+        value = torch.where(proposal.energy.isnan(), proposal.energy, new.energy)
+        new = new._replace(energy=value)
     return new, p.clamp_(max=1).mean()
 
 
@@ -171,11 +173,11 @@ def accepts(log_ratio: Tensor, generator: torch.Generator) -> Tensor:
     """True with probability min(1, exp(log_ratio)) each, (n,)."""
     n, device = len(log_ratio), log_ratio.device
     u = torch.rand(n, generator=generator, dtype=log_ratio.dtype, device=device)
-    return (1 - u).log() < log_ratio  # of u itself, which may be 0, all would be accepted
+    return (1 - u).log() < log_ratio  # 1 - u, because u may be 0, whose logarithm accepts all
 
 
 def select(mask: Tensor, a: ChainState, b: ChainState) -> ChainState:
-    """Chains of `a` where the mask (n,) is true, of `b` elsewhere; aux is that of `b`."""
+    """Chains of `a` where the mask (n,) is true and of `b` elsewhere, with the aux of `b`."""
 
     def pick(p: Any, q: Any) -> Any:
         if p is None or q is None:
@@ -186,25 +188,25 @@ def select(mask: Tensor, a: ChainState, b: ChainState) -> ChainState:
 
 
 def standard_normal(like: Tensor, generator: torch.Generator, clamp: Clamp | None = None) -> Tensor:
-    """Gaussian noise of the shape of `like`, none where coordinates are clamped."""
+    """Standard normal noise of the shape of `like`, zero at clamped coordinates."""
     z = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
-    return free_part(z, clamp)
+    return zero_clamped(z, clamp)
 
 
-def free_part(values: Tensor, clamp: Clamp | None) -> Tensor:
-    """The values with zeros where coordinates are clamped."""
+def zero_clamped(values: Tensor, clamp: Clamp | None) -> Tensor:
+    """The values with zeros at clamped coordinates."""
     return values if clamp is None else values.masked_fill(clamp.mask, 0)
 
 
 def bounded(domain: Any) -> bool:
-    """Whether real rows live in a box, at least on one side."""
+    """Whether a real domain has a bound on at least one side."""
     return domain.lower is not None or domain.upper is not None
 
 
 def reject_outside(domain: Any, x: Tensor, instead: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Rows, those outside of the box replaced, and which those are, (n,); None without a box.
+    """Rows with those outside the bounds replaced, and a mask of these, (n,); None if unbounded.
 
-    There is no energy outside, and on the wall it may be infinite.
+    The energy is not defined outside, and may be infinite at a bound.
     """
     if not bounded(domain):
         return x, None
@@ -212,18 +214,18 @@ def reject_outside(domain: Any, x: Tensor, instead: Tensor) -> tuple[Tensor, Ten
     return torch.where(by_row(outside, x), instead, x), outside
 
 
-def fold(domain: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Reflect x at the walls of the box, as often as it takes; -1 where a velocity turns round."""
+def reflect(domain: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Reflect x at the bounds, repeatedly if needed; and the sign that velocities get, 1 or -1."""
     low, high = domain.lower, domain.upper
     beyond = (x < _low(domain)) | (x > _high(domain))
     if low is None or high is None:
-        folded, turned = 2 * (low if high is None else high) - x, beyond
+        reflected, reversed_ = 2 * (low if high is None else high) - x, beyond
     else:
         y = torch.remainder(x - low, 2 * (high - low))
-        turned = beyond & (y > high - low)
-        # Rounding may leave the box by a last digit.
-        folded = (low + torch.where(turned, 2 * (high - low) - y, y)).clamp(low, high)
-    return torch.where(beyond, folded, x), torch.where(turned, -1.0, 1.0).to(x.dtype)
+        reversed_ = beyond & (y > high - low)
+        # Clamped, because rounding may exceed a bound in the last digit.
+        reflected = (low + torch.where(reversed_, 2 * (high - low) - y, y)).clamp(low, high)
+    return torch.where(beyond, reflected, x), torch.where(reversed_, -1.0, 1.0).to(x.dtype)
 
 
 def _low(domain: Any) -> float:

@@ -1,4 +1,4 @@
-"""Augmentations: moves of images from which chains go on, into places that they rarely reach."""
+"""Augmentations: random transformations of images between the steps of a chain."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from skebm.samplers._moves import by_row
 
 
 class Augmentation(BaseEstimator, abc.ABC):
-    """A random move of images, each by itself; holds configuration and nothing else.
+    """A random transformation of each image; holds configuration and nothing else.
 
-    It does not leave the model invariant: it proposes where a chain goes on from, and no step of
-    acceptance makes up for it [1]_. What chains draw is then biased towards images that are alike
-    under the moves, the more so the fewer sampler steps follow. On data that is not symmetric under
-    them (digits are not under mirroring) the bias is wrong, and a model trained on such chains
-    learns to push back moved images that its own sampler would not have visited.
+    It helps chains to move between modes, but does not leave the model invariant: there is no
+    acceptance step [1]_. Draws are biased towards images that are invariant under the
+    transformation, the more so the fewer sampler steps follow. Where the data are not invariant
+    (digits are not under mirroring) a model trained with such chains learns to raise the energy of
+    transformed images that its own sampler would not visit.
 
     References
     ----------
@@ -34,53 +34,54 @@ class Augmentation(BaseEstimator, abc.ABC):
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {}
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Moved images.
+        """Transform images.
 
         Parameters
         ----------
         images : Tensor of shape (n, C, H, W)
-            They are left as they are.
+            Not changed.
         generator : torch.Generator
             On the device of the images.
 
         Returns
         -------
         Tensor of shape (n, C, H, W)
+            The transformed images.
         """
         self._validate_params()
         if images.dim() != 4:
             raise ValueError(
-                f"{type(self).__name__} moves images (n, C, H, W), not a tensor of shape "
+                f"{type(self).__name__} transforms images (n, C, H, W), not a tensor of shape "
                 f"{tuple(images.shape)}: unflatten the rows first."
             )
-        return self._moved(images, generator)
+        return self._transformed(images, generator)
 
     @abc.abstractmethod
-    def _moved(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """The move itself."""
+    def _transformed(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """The transformation."""
 
 
 class Shift(Augmentation):
-    """Move each image by whole pixels, up or down and left or right.
+    """Shift each image by whole pixels, vertically and horizontally.
 
     Both offsets are uniform in [-max_pixels, max_pixels], independent of each other and of those of
-    other images; all channels move alike. It does not leave the model invariant (see
-    :class:`Augmentation`), and biases chains where the data prefers places in the picture, as
-    centred objects do.
+    other images; all channels shift alike. It does not leave the model invariant (see
+    :class:`Augmentation`), and biases chains where the data are not invariant under translations,
+    such as centred objects.
 
     Parameters
     ----------
     max_pixels : int >= 0, default=1
         Largest offset, in pixels.
     fill : float or None, default=None
-        Value of pixels that come in from outside, in the units of the images as they are passed;
-        None repeats those at the border.
+        Value of the pixels that enter at the border, in the units of the images as they are passed;
+        None repeats the border pixels.
 
     Examples
     --------
     >>> import torch
     >>> from skebm.samplers import Shift
-    >>> images = torch.arange(1.0, 5.0).expand(3, 1, 1, 4)  # three, of a row of pixels each
+    >>> images = torch.arange(1.0, 5.0).expand(3, 1, 1, 4)  # three images of 1 x 4 pixels
     >>> Shift(max_pixels=2)(images, torch.Generator().manual_seed(4)).flatten(1)
     tensor([[1., 1., 2., 3.],
             [1., 1., 1., 2.],
@@ -96,35 +97,35 @@ class Shift(Augmentation):
         self.max_pixels = max_pixels
         self.fill = fill
 
-    def _moved(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def _transformed(self, images: Tensor, generator: torch.Generator) -> Tensor:
         n, n_channels, height, width = images.shape
         m, device = self.max_pixels, generator.device
         offset = torch.randint(-m, m + 1, (2, n, 1), generator=generator, device=device)
-        # Row and column that each pixel comes from, (n, H) and (n, W).
+        # Source row and column of each pixel, (n, H) and (n, W).
         row = torch.arange(height, device=device) - offset[0]
         column = torch.arange(width, device=device) - offset[1]
         image = torch.arange(n, device=device)[:, None, None, None]
         channel = torch.arange(n_channels, device=device)[:, None, None]
         from_row = row.clamp(0, height - 1)[:, None, :, None]
         from_column = column.clamp(0, width - 1)[:, None, None, :]
-        moved = images[image, channel, from_row, from_column]
+        shifted = images[image, channel, from_row, from_column]
         if self.fill is None:
-            return moved
+            return shifted
         outside = ((row < 0) | (row >= height))[:, None, :, None]
         outside = outside | ((column < 0) | (column >= width))[:, None, None, :]
-        return moved.masked_fill(outside, self.fill)
+        return shifted.masked_fill(outside, self.fill)
 
 
 class Flip(Augmentation):
-    """Mirror each image left to right with a probability of its own.
+    """Mirror each image horizontally with a given probability, independently.
 
     It does not leave the model invariant (see :class:`Augmentation`), and biases chains where the
-    data tells left from right, as letters do.
+    data are not mirror symmetric, such as letters.
 
     Parameters
     ----------
     p : float in [0, 1], default=0.5
-        Probability.
+        Probability of mirroring an image.
 
     Examples
     --------
@@ -139,17 +140,18 @@ class Flip(Augmentation):
     def __init__(self, p: float = 0.5):
         self.p = p
 
-    def _moved(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def _transformed(self, images: Tensor, generator: torch.Generator) -> Tensor:
         u = torch.rand(len(images), generator=generator, device=generator.device)
         return torch.where(by_row(u < self.p, images), images.flip(3), images)
 
 
 class Compose(Augmentation):
-    """Several moves, one after the other.
+    """Several augmentations, one after the other.
 
     Parameters
     ----------
     moves : sequence of callables ``(images, generator) -> images``
+        Augmentations, in the order in which they are applied.
 
     Examples
     --------
@@ -165,7 +167,7 @@ class Compose(Augmentation):
     def __init__(self, moves: Sequence[Any]):
         self.moves = moves
 
-    def _moved(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def _transformed(self, images: Tensor, generator: torch.Generator) -> Tensor:
         for move in self.moves:
             images = move(images, generator)
         return images

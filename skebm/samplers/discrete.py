@@ -1,4 +1,4 @@
-"""Samplers that read off the gradient of a discrete energy which change would pay."""
+"""Gradient-informed samplers of discrete rows: Gibbs with gradients and discrete Langevin."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from torch import Tensor
 
 from skebm._validation import Interval
 from skebm.base import Binary, Categorical, ChainState, Clamp, Energy, Sampler, StepInfo
+from skebm.samplers._adaptation import ADAPT_CONSTRAINTS, adapted, initial_settings, settings
 from skebm.samplers._moves import by_row, evaluate, metropolis, start, tempers_joint
-from skebm.samplers._tuning import ADAPT_CONSTRAINTS, settings, tuned, tuning
 
 
 class GibbsWithGradients(Sampler):
-    r"""Change one column at a time, chosen by the gradient of the energy: exact.
+    r"""Gibbs with gradients: changes one column at a time, proposed by the gradient; exact.
 
     For a differentiable energy of binary or one-hot rows, :math:`\tilde d(x)_m = -\beta \nabla E(x)
-    \cdot (x^{(m)} - x)` estimates by how much the change m, to :math:`x^{(m)}`, raises log p, for
-    all changes at the price of one gradient. One is proposed with probability
+    \cdot (x^{(m)} - x)` is the first-order increase of log p by the change m, to :math:`x^{(m)}`,
+    for all changes at the cost of one gradient. A change is proposed with probability
     :math:`q(m \mid x) \propto e^{\tilde d(x)_m / 2}` and accepted with probability
-    :math:`\min(1, e^{-\beta (E(x') - E(x))} q(m' \mid x') / q(m \mid x))`, m' being the way back.
-    A change flips a bit, or gives a one-hot column another level. A step costs one gradient.
+    :math:`\min(1, e^{-\beta (E(x') - E(x))} q(m' \mid x') / q(m \mid x))`, m' being the reverse
+    change. A change flips a bit, or gives a one-hot column another level. A step costs one
+    gradient.
 
     References
     ----------
@@ -46,7 +47,7 @@ class GibbsWithGradients(Sampler):
     domains = (Binary, Categorical)
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
-        """Chains that stand at the rows of x, with their energies and gradients."""
+        """State of chains at the rows of x, with their energies and gradients."""
         return start(energy, x)
 
     @tempers_joint
@@ -58,35 +59,35 @@ class GibbsWithGradients(Sampler):
         beta: float = 1.0,
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
-        """Propose a change, and accept it or not."""
+        """Propose a change of each row, and accept or reject it."""
         domain: Any = energy.domain
-        there = self._log_proposal(domain, state, beta, clamp)  # (n, d)
-        stuck = there.isneginf().all(1)  # every column is clamped
-        p = torch.where(stuck[:, None], 1.0, there.exp())
+        log_q = self._log_proposal(domain, state, beta, clamp)  # (n, d)
+        clamped = log_q.isneginf().all(1)  # every column is clamped
+        p = torch.where(clamped[:, None], 1.0, log_q.exp())
         if len(p):
-            move = torch.multinomial(p, 1, generator=generator)
+            change = torch.multinomial(p, 1, generator=generator)
         else:
-            move = torch.zeros(0, 1, dtype=torch.int64, device=p.device)
-        x, way_back = _changed(domain, state.x, move)
-        x = torch.where(by_row(stuck, x), state.x, x)
+            change = torch.zeros(0, 1, dtype=torch.int64, device=p.device)
+        x, reverse = _changed(domain, state.x, change)
+        x = torch.where(by_row(clamped, x), state.x, x)
         proposal = ChainState(x, *evaluate(energy, x))
-        back = self._log_proposal(domain, proposal, beta, clamp)
+        log_q_reverse = self._log_proposal(domain, proposal, beta, clamp)
         ratio = beta * (state.energy - proposal.energy)
-        ratio = ratio + (back.gather(1, way_back) - there.gather(1, move)).squeeze(1)
-        ratio = ratio.masked_fill(stuck, 0)
+        ratio = ratio + (log_q_reverse.gather(1, reverse) - log_q.gather(1, change)).squeeze(1)
+        ratio = ratio.masked_fill(clamped, 0)
         new, acceptance = metropolis(ratio, state, proposal, generator)
         return new, StepInfo(acceptance)
 
     def _log_proposal(self, domain: Any, state: Any, beta: float, clamp: Clamp | None) -> Tensor:
-        """log q(m given x) of every change m, (n, d); -inf for what is no change or not free."""
-        gain = _gains(domain, state.x, beta * state.grad) / 2
-        gain = gain.masked_fill(_fixed(domain, state.x, clamp), -math.inf)
-        total = gain.logsumexp(1, keepdim=True)
-        return torch.where(total.isneginf(), gain, gain - total)
+        """log q(m given x) of every change m, (n, d); -inf for changes that are not allowed."""
+        logits = _gains(domain, state.x, beta * state.grad) / 2
+        logits = logits.masked_fill(_not_allowed(domain, state.x, clamp), -math.inf)
+        total = logits.logsumexp(1, keepdim=True)
+        return torch.where(total.isneginf(), logits, logits - total)
 
 
 class DiscreteLangevin(Sampler):
-    r"""Change many columns at once, each by its own part of the gradient: exact if adjusted.
+    r"""Discrete Langevin proposals, which may change all columns at once; exact if adjusted.
 
     The discrete Langevin proposal factorises over columns,
 
@@ -94,22 +95,22 @@ class DiscreteLangevin(Sampler):
         - \tfrac{1}{2 h} \lVert x' - x \rVert^2\Bigr),
 
     over the states of each bit or one-hot column, and is accepted by the Metropolis-Hastings rule
-    (DMALA). Without it (DULA) draws are biased: the less the smaller the step where the energy is
-    linear in every bit, as pairwise energies are, and down to a floor elsewhere. A step costs one
+    (DMALA). Without it (DULA) draws are biased. The bias vanishes with the step size where the
+    energy is linear in every bit, as pairwise energies are; elsewhere it does not. A step costs one
     gradient.
 
     Parameters
     ----------
     step_size : float, default=0.2
-        h > 0. A bit that nothing pulls flips with log-odds -1 / (2 h); in a one-hot column every
-        other level has log-odds -1 / h.
+        h > 0. At zero gradient a bit flips with log-odds -1 / (2 h), and every other level of a
+        one-hot column has log-odds -1 / h.
     adjust : bool, default=True
-        Accept or reject. False is biased.
+        Whether to accept or reject proposals. False is biased.
     adapt : bool, default=False
-        Tune the step to `target_acceptance` during the warm-up. While it lasts draws are biased.
+        Adapt the step size to `target_acceptance` during the warm-up, in which draws are biased.
         Needs ``adjust=True``.
     target_acceptance : float in (0, 1), default=0.574
-        Best in many dimensions [2]_.
+        Target of the adaptation; the default is optimal in many dimensions [2]_.
 
     References
     ----------
@@ -151,18 +152,20 @@ class DiscreteLangevin(Sampler):
 
     @property
     def exact(self) -> bool:
-        """Whether proposals may be rejected."""
+        """Whether proposals are accepted or rejected."""
         return self.adjust
 
     def check(self, energy: Energy) -> None:
-        """Raise for another domain, a step that is not positive, or a search without a signal."""
+        """Raise for another domain, an invalid step size, or adaptation without acceptance."""
         super().check(energy)
         if self.adapt and not self.adjust:
-            raise ValueError("adapt=True tunes the acceptance, and adjust=False accepts always.")
+            raise ValueError(
+                "adapt=True adapts to the acceptance rate, which is always 1 with adjust=False."
+            )
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
-        """Chains that stand at the rows of x, with their energies and gradients."""
-        return start(energy, x)._replace(aux=tuning(self, energy, x, scaled=False))
+        """State of chains at the rows of x, with their energies and gradients."""
+        return start(energy, x)._replace(aux=initial_settings(self, energy, x, scaled=False))
 
     @tempers_joint
     def step(
@@ -173,41 +176,40 @@ class DiscreteLangevin(Sampler):
         beta: float = 1.0,
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
-        """Propose a state of every column, and accept the row or not."""
+        """Propose a state of every column, and accept or reject the row."""
         domain: Any = energy.domain
         h, _ = settings(self, state)
-        there = self._log_proposal(domain, state, beta, clamp, h)  # (n, columns, levels)
-        # The largest of logits with Gumbel noise is a draw of their softmax; not of u = 0, which
-        # would make all of them -inf, and move what is clamped.
-        u = torch.rand(there.shape, generator=generator, dtype=there.dtype, device=there.device)
+        log_q = self._log_proposal(domain, state, beta, clamp, h)  # (n, columns, levels)
+        # The Gumbel-max trick; u = 0 would make all logits -inf, and change clamped columns.
+        u = torch.rand(log_q.shape, generator=generator, dtype=log_q.dtype, device=log_q.device)
         u = u.clamp_(min=torch.finfo(u.dtype).tiny)
-        levels = (there - (-u.log()).log()).argmax(2, keepdim=True)
+        levels = (log_q - (-u.log()).log()).argmax(2, keepdim=True)
         x = _row(domain, levels.squeeze(2), state.x)
         proposal = ChainState(x, *evaluate(energy, x), state.aux)
         if not self.adjust:
             return proposal, StepInfo(1.0)
-        back = self._log_proposal(domain, proposal, beta, clamp, h)
+        log_q_reverse = self._log_proposal(domain, proposal, beta, clamp, h)
         before = _levels(domain, state.x).unsqueeze(2)
-        cost = (back.gather(2, before) - there.gather(2, levels)).flatten(1).sum(1)
-        ratio = beta * (state.energy - proposal.energy) + cost
+        correction = log_q_reverse.gather(2, before) - log_q.gather(2, levels)
+        ratio = beta * (state.energy - proposal.energy) + correction.flatten(1).sum(1)
         new, acceptance = metropolis(ratio, state, proposal, generator)
-        return tuned(new, acceptance, self.target_acceptance), StepInfo(acceptance)
+        return adapted(new, acceptance, self.target_acceptance), StepInfo(acceptance)
 
     def _log_proposal(
         self, domain: Any, state: Any, beta: float, clamp: Clamp | None, h: Any
     ) -> Tensor:
         """log q of every level of every column, (n, columns, levels)."""
-        gain = _gains(domain, state.x, beta * state.grad) / 2
-        gain = gain - (1 / (2 * h) if isinstance(domain, Binary) else 1 / h)
-        gain = gain.masked_fill(_fixed(domain, state.x, clamp), -math.inf)
+        change = _gains(domain, state.x, beta * state.grad) / 2
+        change = change - (1 / (2 * h) if isinstance(domain, Binary) else 1 / h)
+        change = change.masked_fill(_not_allowed(domain, state.x, clamp), -math.inf)
         if isinstance(domain, Binary):
-            here = state.x.flatten(1) > 0.5  # staying is worth 0
-            zero, one = gain.masked_fill(~here, 0), gain.masked_fill(here, 0)
+            is_one = state.x.flatten(1) > 0.5  # the logit of the present value is 0
+            zero, one = change.masked_fill(~is_one, 0), change.masked_fill(is_one, 0)
             logits = torch.stack([zero, one], 2)
         else:
-            stay = gain.masked_fill(state.x > 0.5, 0)
-            table, real = _table(domain.groups, gain.device)
-            logits = stay[:, table].masked_fill(~real, -math.inf)
+            flat = change.masked_fill(state.x > 0.5, 0)
+            table, exists = _table(domain.groups, change.device)
+            logits = flat[:, table].masked_fill(~exists, -math.inf)
         return logits.log_softmax(2)
 
 
@@ -218,42 +220,42 @@ def _gains(domain: Any, x: Tensor, grad: Tensor) -> Tensor:
     """
     if isinstance(domain, Binary):
         return ((2 * x - 1) * grad).flatten(1)
-    here = torch.cat(
+    of_present = torch.cat(
         [
             (xs * gs).sum(1, keepdim=True).expand_as(xs)
             for xs, gs in zip(x.split(domain.groups, 1), grad.split(domain.groups, 1), strict=True)
         ],
         1,
     )
-    return here - grad
+    return of_present - grad
 
 
-def _fixed(domain: Any, x: Tensor, clamp: Clamp | None) -> Tensor:
-    """Changes that are none, or that would move a clamped entry, (n, d)."""
+def _not_allowed(domain: Any, x: Tensor, clamp: Clamp | None) -> Tensor:
+    """Changes to the present level, or of a clamped entry, (n, d)."""
     if isinstance(domain, Binary):
-        none = torch.zeros_like(x, dtype=torch.bool) if clamp is None else clamp.mask
-        return none.flatten(1)
-    here = x > 0.5
+        mask = torch.zeros_like(x, dtype=torch.bool) if clamp is None else clamp.mask
+        return mask.flatten(1)
+    present = x > 0.5
     if clamp is None:
-        return here
-    held = [
+        return present
+    clamped = [
         (part & mask).any(1, keepdim=True).expand_as(part)
         for part, mask in zip(
-            here.split(domain.groups, 1), clamp.mask.split(domain.groups, 1), strict=True
+            present.split(domain.groups, 1), clamp.mask.split(domain.groups, 1), strict=True
         )
     ]
-    return here | clamp.mask | torch.cat(held, 1)
+    return present | clamp.mask | torch.cat(clamped, 1)
 
 
-def _changed(domain: Any, x: Tensor, move: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows after the change `move` (n, 1), and the change that undoes it, (n, 1)."""
+def _changed(domain: Any, x: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows after a change (n, 1), and the reverse change, (n, 1)."""
     if isinstance(domain, Binary):
         flat = x.flatten(1)
-        return flat.scatter(1, move, 1 - flat.gather(1, move)).view_as(x), move
+        return flat.scatter(1, change, 1 - flat.gather(1, change)).view_as(x), change
     first, group_of = _offsets(domain.groups, x.device)
-    levels, group = domain.levels(x), group_of[move]
+    levels, group = domain.levels(x), group_of[change]
     before = first[group] + levels.gather(1, group)
-    return x.scatter(1, before, 0).scatter(1, move, 1), before
+    return x.scatter(1, before, 0).scatter(1, change, 1), before
 
 
 def _levels(domain: Any, x: Tensor) -> Tensor:
@@ -278,8 +280,8 @@ def _offsets(groups: tuple[int, ...], device: torch.device) -> tuple[Tensor, Ten
 
 @functools.lru_cache(maxsize=16)
 def _table(groups: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Entry of each level of each column, (columns, most levels), and which of them exist."""
+    """Entry of each level of each column, (columns, most levels), and a mask of existing ones."""
     level = torch.arange(max(groups))
-    real = level < torch.tensor(groups)[:, None]
+    exists = level < torch.tensor(groups)[:, None]
     first = _offsets(groups, torch.device("cpu"))[0]
-    return torch.where(real, first[:, None] + level, 0).to(device), real.to(device)
+    return torch.where(exists, first[:, None] + level, 0).to(device), exists.to(device)

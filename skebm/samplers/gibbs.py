@@ -1,4 +1,4 @@
-"""Gibbs samplers: draw one block of coordinates given the rest, exactly."""
+"""Gibbs samplers: exact draws of one block of coordinates given the others."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ from skebm.base.sampler import whole_number
 
 
 class Gibbs(Sampler):
-    r"""Gibbs sampling of a bipartite or a pairwise binary energy, in blocks: exact.
+    r"""Block Gibbs sampling of a bipartite or a pairwise binary energy: exact.
 
     **Bipartite**: :math:`h \sim p(h \mid x)`, :math:`x' \sim p(x \mid h)` leaves
-    :math:`p(x) \propto \sum_h e^{-\beta E(x, h)}` invariant, and every draw is accepted. Clamped
-    coordinates of x stay, and the others are drawn from their conditional given them.
+    :math:`p(x) \propto \sum_h e^{-\beta E(x, h)}` invariant, and every draw is accepted. The
+    coordinates of x that are not clamped are drawn conditionally on those that are.
 
-    Where many visible units hold on to few hidden ones, h hardly ever changes in this way: x
-    remembers it. Between the layers `n_collapsed` hidden units are then drawn one at a time with
-    all of x summed out, from :math:`p(h_j \mid h_{-j})`, which leaves :math:`p(h)` invariant and so
-    is exact as well. On a trained 784-16 machine this takes annealing from an error of 0.9 nats to
-    0.2 at the same cost; at 784-64 it gains nothing. Such a draw costs about a third of a step.
+    Where many visible units are coupled to few hidden ones, h hardly ever changes, because x
+    determines it. `n_collapsed` hidden units are then drawn one at a time between the layers, with
+    x summed out, from :math:`p(h_j \mid h_{-j})`: collapsed Gibbs sampling, which leaves
+    :math:`p(h)` invariant and so is exact too. For a trained RBM of 784-16 units this reduces the
+    error of annealing from 0.9 to 0.2 nats at the same cost; for 784-64 it gains nothing. Such a
+    draw costs about a third of a step.
 
-    ``state.aux`` may carry a hidden layer already drawn from p(h given x) at the same `beta`; the
-    step then starts from it and saves a matrix product.
+    ``state.aux`` may be a hidden layer already drawn from p(h given x) at the same `beta`; the step
+    then starts from it and saves a matrix product.
 
-    **Pairwise** (:class:`~skebm.base.PairwiseEnergy`, such as Ising grids): columns of a colour are
-    not coupled, so they are drawn at once given the others. A step is a sweep over all colours: two
-    blocks on a grid, one block a column where everything is coupled.
+    **Pairwise** (:class:`~skebm.base.PairwiseEnergy`, such as Ising grids): columns of one colour
+    are not coupled, so they are drawn jointly given the others. A step is a sweep over all colours:
+    two blocks on a grid, a block for each column where all are coupled.
 
     Parameters
     ----------
     n_collapsed : int, default=0
-        Hidden units, drawn anew at every step, that are redrawn with x summed out; at most all. A
-        pairwise energy has none.
+        Number of hidden units that are drawn with x summed out at every step, chosen at random; at
+        most all. Must be 0 for pairwise energies.
 
     References
     ----------
@@ -62,7 +63,7 @@ class Gibbs(Sampler):
     >>> tuple(state.x.shape), info.acceptance
     ((4, 6), 1.0)
 
-    All three hidden units redrawn with x summed out, at every step:
+    All three hidden units drawn with x summed out, at every step:
 
     >>> state, info = Gibbs(n_collapsed=3).run(energy, torch.zeros(4, 6), 10, generator)
     """
@@ -74,26 +75,26 @@ class Gibbs(Sampler):
 
     @property
     def accepts_relaxed_rows(self) -> bool:
-        """True: what is free is drawn anew, and means of bits condition as well as bits do."""
+        """True: free units are drawn anew, and conditionals are defined given means of bits."""
         return True
 
     def check(self, energy: Energy) -> None:
-        """Raise `TypeError` unless the energy has blocks, `ValueError` for a wrong count."""
+        """Raise `TypeError` for an energy without conditionals, `ValueError` for `n_collapsed`."""
         whole_number("n_collapsed", self.n_collapsed, 0)
         if not isinstance(energy, BipartiteEnergy | PairwiseEnergy):
             raise TypeError(
-                f"Gibbs needs the conditionals of a bipartite or a pairwise energy; "
+                f"Gibbs needs the conditionals of a bipartite or pairwise energy; "
                 f"{type(energy).__name__} has none."
             )
         if self.n_collapsed and isinstance(energy, PairwiseEnergy):
             raise ValueError("A pairwise energy has no hidden units: pass n_collapsed=0.")
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
-        """Chains that stand at the rows of x (n, d)."""
+        """State of chains at the rows of x, (n, d)."""
         return ChainState(x)
 
     def refresh(self, energy: Energy, state: ChainState) -> ChainState:
-        """The same chains: they hold nothing of the energy but a layer that was drawn from it."""
+        """The same chains: their state holds no energies or gradients."""
         return state
 
     def step(
@@ -104,46 +105,47 @@ class Gibbs(Sampler):
         beta: float = 1.0,
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
-        """Draw h given x, some of it again without x, then x given h; or each colour in turn."""
+        """Draw h given x, some units again with x summed out, then x given h; or sweep colours."""
         if isinstance(energy, PairwiseEnergy):
-            return ChainState(_swept(energy, state.x, generator, beta, clamp)), ALWAYS
+            return ChainState(_sweep(energy, state.x, generator, beta, clamp)), ALWAYS
         h = state.aux
         if h is None:
             h = energy.hidden(state.x, beta).sample(generator)
         if self.n_collapsed:
-            h = self._redrawn(energy, h, generator, beta, clamp)
+            h = self._collapsed_draws(energy, h, generator, beta, clamp)
         conditional = energy.visible(h, beta)
         if clamp is None:
             return ChainState(conditional.sample(generator)), ALWAYS
         return ChainState(clamp.apply(conditional.given(clamp).sample(generator))), ALWAYS
 
-    def _redrawn(
+    def _collapsed_draws(
         self, energy: Any, h: Tensor, generator: torch.Generator, beta: float, clamp: Clamp | None
     ) -> Tensor:
-        """Hidden units (n, H), some of them drawn given the others alone."""
-        level = energy.hidden_energy(h, beta, clamp=clamp)
+        """Hidden layers (n, H), some units of which are drawn with x summed out."""
+        value = energy.hidden_energy(h, beta, clamp=clamp)
         units = torch.randperm(h.shape[1], generator=generator, device=h.device)
         units = units[: self.n_collapsed].unsqueeze(1)
         u = torch.rand(len(units), len(h), generator=generator, dtype=h.dtype, device=h.device)
         for unit, threshold in zip(units, u, strict=True):
-            other = h.index_add(1, unit, 1 - 2 * h.index_select(1, unit))
-            there = energy.hidden_energy(other, beta, clamp=clamp)
-            moves = threshold < (level - there).sigmoid()
-            h, level = torch.where(moves[:, None], other, h), torch.where(moves, there, level)
+            flipped = h.index_add(1, unit, 1 - 2 * h.index_select(1, unit))
+            value_flipped = energy.hidden_energy(flipped, beta, clamp=clamp)
+            flips = threshold < (value - value_flipped).sigmoid()
+            h = torch.where(flips[:, None], flipped, h)
+            value = torch.where(flips, value_flipped, value)
         return h
 
 
-def _swept(
+def _sweep(
     energy: PairwiseEnergy,
     x: Tensor,
     generator: torch.Generator,
     beta: float,
     clamp: Clamp | None,
 ) -> Tensor:
-    """Rows (n, d) whose columns have been drawn given the others, a colour at a time."""
+    """Rows (n, d) after drawing the columns of each colour given the others."""
     x = x.clone()
     u = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)
-    u = u.clamp_(min=torch.finfo(u.dtype).eps / 2).logit()  # 0 would be below any log-odds
+    u = u.clamp_(min=torch.finfo(u.dtype).eps / 2).logit()  # the logit of 0 would be -inf
     for columns in energy.colours:
         drawn = (u[:, columns] < beta * energy.logits(x, columns)).to(x.dtype)
         if clamp is not None:

@@ -1,4 +1,4 @@
-"""Hamiltonian Monte Carlo: glide along the energy for a while, then accept where one ended."""
+"""Hamiltonian Monte Carlo with a fixed number of leapfrog steps."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from torch import Tensor
 
 from skebm._validation import Interval
 from skebm.base import ChainState, Clamp, Energy, Real, Sampler, StepInfo
+from skebm.samplers._adaptation import (
+    ADAPT_CONSTRAINTS,
+    STEP_CONSTRAINTS,
+    adapted,
+    initial_settings,
+    scale_gradient,
+    scale_noise,
+    settings,
+)
 from skebm.samplers._moves import (
     bounded,
     evaluate,
-    fold,
-    free_part,
     metropolis,
+    reflect,
     standard_normal,
     start,
     tempers_joint,
-)
-from skebm.samplers._tuning import (
-    ADAPT_CONSTRAINTS,
-    STEP_CONSTRAINTS,
-    scale_gradient,
-    settings,
-    spread,
-    tuned,
-    tuning,
+    zero_clamped,
 )
 
 
 class HMC(Sampler):
-    r"""Hamiltonian Monte Carlo with leapfrog steps of jittered length and a diagonal mass: exact.
+    r"""Hamiltonian Monte Carlo with leapfrog steps of jittered size and a fixed mass matrix: exact.
 
-    A fresh momentum :math:`p \sim N(0, I)` and `n_leapfrog` steps of
+    A new momentum :math:`p \sim N(0, I)` and `n_leapfrog` steps of
 
     .. math:: p \leftarrow p - \tfrac{\epsilon}{2} s \odot \beta \nabla E(x), \qquad
         x \leftarrow x + \epsilon s \odot p, \qquad
@@ -43,37 +43,38 @@ class HMC(Sampler):
 
     accepted by the change of :math:`\beta E(x) + |p|^2 / 2`; the mass matrix is
     :math:`\mathrm{diag}(s^{-2})`. Each chain draws its own
-    :math:`\epsilon \sim \mathrm{step\_size} \cdot U(1 - j, 1 + j)` at every step, because paths of
-    one length can be periodic and stand still. Paths are reflected at the walls of the energy's
-    domain. A step costs `n_leapfrog` gradients.
+    :math:`\epsilon \sim \mathrm{step\_size} \cdot U(1 - j, 1 + j)` at every step, because
+    trajectories of a fixed length can be periodic. Trajectories are reflected at the bounds of the
+    energy's domain. A step costs `n_leapfrog` gradients.
 
-    A path of about :math:`\pi / 2` times the largest standard deviation (in units of `scale`)
-    forgets where it came from: choose `n_leapfrog` times `step_size` near it.
+    A trajectory of about :math:`\pi / 2` times the largest standard deviation (in units of `scale`)
+    gives nearly independent draws: choose `n_leapfrog` times `step_size` near it.
 
     Parameters
     ----------
     step_size : float, default=0.1
         Mean :math:`\epsilon` > 0, in units of x (of `scale` where one is given).
     n_leapfrog : int, default=10
-        Leapfrog steps of a path, 1 or more.
+        Leapfrog steps of a trajectory, 1 or more.
     jitter : float in [0, 1), default=0.3
-        j.
+        j, relative half-width of the distribution of step sizes.
     adapt : bool, default=False
-        Tune the step to `target_acceptance` during the warm-up. While it lasts draws are biased.
+        Adapt the step size to `target_acceptance` during the warm-up, in which draws are biased.
     target_acceptance : float in (0, 1), default=0.8
-        Higher than the 0.651 that is best for given path lengths in many dimensions [1]_: safer in
-        narrow places. On strongly curved energies 0.95: with steps that fit most places, chains
-        hardly ever enter the narrow ones, and stay long when they do.
+        Target of the adaptation. It is higher than 0.651, which is optimal for trajectories of a
+        given length in many dimensions [1]_, because regions of high curvature need smaller steps.
+        Where the curvature varies strongly use 0.95: with larger steps chains rarely enter such
+        regions, and stay there for long when they do.
     scale : None, "auto", "dense" or array-like of the shape of a row, default=None
-        s: the standard deviation to expect of each entry. ``"auto"`` takes it from the rows that
-        chains start from, and with `adapt` from the chains during the warm-up. ``"dense"``
-        does the same with the covariance: for correlated columns, not inside walls.
+        s, the standard deviation of each entry. ``"auto"`` is that of the rows that chains start
+        from, and with `adapt` of the chains during the warm-up; ``"dense"`` is their covariance,
+        for correlated columns without bounds.
 
     References
     ----------
     .. [1] Neal (2011), "MCMC using Hamiltonian dynamics", Handbook of Markov Chain Monte Carlo,
-       chapter 5; section 5.5.1.5 for walls.
-    .. [2] Hoffman and Gelman (2014), "The No-U-Turn sampler", JMLR 15, section 3.2 (the tuning).
+       chapter 5; section 5.5.1.5 for reflection at bounds.
+    .. [2] Hoffman and Gelman (2014), "The No-U-Turn sampler", JMLR 15, section 3.2 (adaptation).
 
     Examples
     --------
@@ -120,8 +121,8 @@ class HMC(Sampler):
         self.scale = scale
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
-        """Chains that stand at the rows of x, with their energies and gradients."""
-        return start(energy, x)._replace(aux=tuning(self, energy, x))
+        """State of chains at the rows of x, with their energies and gradients."""
+        return start(energy, x)._replace(aux=initial_settings(self, energy, x))
 
     @tempers_joint
     def step(
@@ -132,28 +133,28 @@ class HMC(Sampler):
         beta: float = 1.0,
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
-        """Glide, and accept or not."""
+        """Simulate a trajectory, and accept or reject its end."""
         h, s = settings(self, state, clamp)
-        x, level, grad = state.x, state.energy, state.grad
+        x, value, grad = state.x, state.energy, state.grad
         u = torch.rand(
             len(x), *[1] * (x.dim() - 1), generator=generator, dtype=x.dtype, device=x.device
         )
         h = h * (1 + self.jitter * (2 * u - 1))
         p = standard_normal(x, generator, clamp)
         kinetic = p.square().flatten(1).sum(1) / 2
-        walls, lost = bounded(energy.domain), torch.zeros_like(level, dtype=torch.bool)
-        p = p - (beta / 2) * h * free_part(scale_gradient(s, grad), clamp)
+        has_bounds, nan = bounded(energy.domain), torch.zeros_like(value, dtype=torch.bool)
+        p = p - (beta / 2) * h * zero_clamped(scale_gradient(s, grad), clamp)
         for k in range(self.n_leapfrog):
-            x = x + h * spread(s, p)
-            if walls:
-                x, turn = fold(energy.domain, x)
-                p = p * turn
-            level, grad = evaluate(energy, x)
-            lost = lost | level.isnan()  # on an accelerator, where evaluate does not raise
+            x = x + h * scale_noise(s, p)
+            if has_bounds:
+                x, sign = reflect(energy.domain, x)
+                p = p * sign
+            value, grad = evaluate(energy, x)
+            nan = nan | value.isnan()  # on an accelerator, where evaluate does not raise
             last = k == self.n_leapfrog - 1
-            p = p - (beta / 2 if last else beta) * h * free_part(scale_gradient(s, grad), clamp)
+            p = p - (beta / 2 if last else beta) * h * zero_clamped(scale_gradient(s, grad), clamp)
         kinetic = kinetic - p.square().flatten(1).sum(1) / 2
-        level = level.masked_fill(lost, torch.nan)
-        ratio = beta * (state.energy - level) + kinetic
-        new, acceptance = metropolis(ratio, state, ChainState(x, level, grad), generator)
-        return tuned(new, acceptance, self.target_acceptance), StepInfo(acceptance)
+        value = value.masked_fill(nan, torch.nan)
+        ratio = beta * (state.energy - value) + kinetic
+        new, acceptance = metropolis(ratio, state, ChainState(x, value, grad), generator)
+        return adapted(new, acceptance, self.target_acceptance), StepInfo(acceptance)

@@ -1,4 +1,4 @@
-"""Unadjusted Langevin samplers: drift down the gradient and diffuse."""
+"""Unadjusted Langevin samplers, plain and annealed over noise levels."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from torch import Tensor
 
 from skebm._validation import Interval, StrOptions
 from skebm.base import ChainState, Clamp, Energy, Real, Sampler, SamplingError, StepInfo
+from skebm.samplers._adaptation import (
+    STEP_CONSTRAINTS,
+    diagonal_scale,
+    initial_scale,
+    scale_gradient,
+    scale_noise,
+)
 from skebm.samplers._moves import (
     bounded,
     check_gradient,
     evaluate,
-    fold,
+    reflect,
     standard_normal,
     tempers_joint,
-)
-from skebm.samplers._tuning import (
-    STEP_CONSTRAINTS,
-    diagonal_scale,
-    scale_gradient,
-    spread,
-    starting_scale,
 )
 
 
 class Langevin(Sampler):
-    r"""Unadjusted Langevin dynamics, of any step and any noise: fast, and biased by its step.
+    r"""Unadjusted Langevin dynamics: fast, with a bias that depends on the step size.
 
     .. math:: x' = x - h\, s^2 \odot \mathrm{clip}(\beta \nabla E(x)) + \sigma\, s \odot z,
         \qquad z \sim N(0, I)
 
     With the default :math:`\sigma = \sqrt{2h}` its stationary distribution approaches
     :math:`p \propto e^{-\beta E}` as h goes to 0 (the bias is of the order of h) or as h decays;
-    with another :math:`\sigma` it approaches :math:`p^{2h/\sigma^2}`, a temperature other than that
-    of the energy. Nothing is rejected: where a step is too large for the energy chains run off, and
-    that is a :class:`~skebm.base.SamplingError`. A step costs one gradient.
+    with another :math:`\sigma` it approaches :math:`p^{2h/\sigma^2}`, a different temperature.
+    Nothing is rejected: where the step is too large for the energy, chains diverge, which is a
+    :class:`~skebm.base.SamplingError`. A step costs one gradient.
 
-    The usual parametrisations: score steps :math:`\epsilon` with noise :math:`\sqrt{2\epsilon}` are
-    ``Langevin(epsilon)``; half steps :math:`\lambda / 2` with noise of variance :math:`\lambda`
-    are ``Langevin(lambda / 2)``; a step :math:`\alpha` and a noise :math:`\sigma` chosen apart, as
-    in JEM, are ``Langevin(alpha, noise_scale=sigma)``.
+    Common parametrisations: a step :math:`\epsilon` along the score with noise
+    :math:`\sqrt{2\epsilon}` is ``Langevin(epsilon)``; a step :math:`\lambda / 2` with noise of
+    variance :math:`\lambda` is ``Langevin(lambda / 2)``; a step :math:`\alpha` with an independent
+    noise :math:`\sigma`, as in JEM, is ``Langevin(alpha, noise_scale=sigma)``.
 
     Parameters
     ----------
@@ -55,22 +55,22 @@ class Langevin(Sampler):
         :math:`\sqrt{2h}`, 0 is gradient descent.
     decay : float in [0, 1], default=0
         :math:`\gamma` of the decreasing schedule [1]_: step t, from 0, takes
-        :math:`h (1 + t / b)^{-\gamma}`, and :math:`\sigma` shrinks with the root of it. Above one
-        half the bias vanishes with time.
+        :math:`h (1 + t / b)^{-\gamma}`, and :math:`\sigma` decreases like its square root. For
+        values above one half the bias vanishes with time.
     decay_delay : float, default=10
-        b > 0: steps after which the decay sets in.
+        b > 0, the time scale of the decay in steps.
     averaged : bool, default=False
-        Give each step the mean of its noise and that of the step before [4]_: as fast, and the bias
-        is of the order of h squared, none at all on Gaussians.
+        Use the mean of the present and the previous noise in each step [4]_: the same cost, and a
+        bias of the order of h squared, zero for normal distributions.
     clip_grad : float or None, default=None
-        Largest absolute value of an entry of the gradient (times beta); what is beyond is clipped,
-        which keeps young networks from throwing chains away, and is one more bias.
+        Largest absolute value of an entry of the gradient (times beta). Clipping prevents
+        divergence early in training, and adds a bias.
     bounds : {"reflect", "clip"}, default="reflect"
-        What happens at the walls of the energy's domain. Reflection has a bias that vanishes with
-        the step, clipping heaps chains up at the walls.
+        Treatment of the bounds of the energy's domain. Reflection has a bias that vanishes with the
+        step size; clipping accumulates chains at the bounds.
     scale : None, "auto", "dense" or array-like of the shape of a row, default=None
-        s: the standard deviation to expect of each entry; ``"auto"`` takes it from the rows that
-        chains start from, ``"dense"`` their covariance (not inside walls).
+        s, the standard deviation of each entry; ``"auto"`` is that of the rows that chains start
+        from, ``"dense"`` is their covariance (only without bounds).
 
     References
     ----------
@@ -94,7 +94,7 @@ class Langevin(Sampler):
     ...         return x.square().sum(1) / 2
     >>> generator = torch.Generator().manual_seed(0)
     >>> state, _ = Langevin(0.5).run(Gaussian(), torch.zeros(20_000, 2), 50, generator)
-    >>> state.x.var(0).round(decimals=1)  # 1 / (1 - h / 2) here: biased
+    >>> state.x.var(0).round(decimals=1)  # biased: 1 / (1 - h / 2) for this energy
     tensor([1.3000, 1.3000])
     >>> averaged = Langevin(0.5, averaged=True)
     >>> state, _ = averaged.run(Gaussian(), torch.zeros(20_000, 2), 50, generator)
@@ -135,13 +135,13 @@ class Langevin(Sampler):
 
     @property
     def exact(self) -> bool:
-        """False: no step is ever rejected."""
+        """False: no step is rejected."""
         return False
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
-        """Chains that stand at the rows of x; ``aux`` is (steps taken, scale, last noise)."""
-        last = torch.zeros_like(x) if self.averaged else None  # there is none before the first step
-        return ChainState(x, aux=(0, starting_scale(self.scale, energy, x), last))
+        """State of chains at the rows of x; ``aux`` is (steps taken, scale, last noise)."""
+        last = torch.zeros_like(x) if self.averaged else None  # replaced in the first step
+        return ChainState(x, aux=(0, initial_scale(self.scale, energy, x), last))
 
     @tempers_joint
     def step(
@@ -152,36 +152,39 @@ class Langevin(Sampler):
         beta: float = 1.0,
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
-        """Drift and diffuse."""
-        count, s, before = state.aux
+        """Take a drift and diffusion step."""
+        count, s, previous = state.aux
         h, sigma = self.step_size, self.noise_scale
         if sigma is None:
             sigma = math.sqrt(2 * h)
         if self.decay:
-            shrunk = (1 + count / self.decay_delay) ** -self.decay
-            h, sigma = h * shrunk, sigma * math.sqrt(shrunk)
-        value, slope = evaluate(energy, state.x, look=False)
-        grad = slope if beta == 1 else beta * slope
+            factor = (1 + count / self.decay_delay) ** -self.decay
+            h, sigma = h * factor, sigma * math.sqrt(factor)
+        value, grad = evaluate(energy, state.x, check_grad=False)
+        tempered = grad if beta == 1 else beta * grad
         if self.clip_grad is not None:
-            grad = grad.clamp(-self.clip_grad, self.clip_grad)
+            tempered = tempered.clamp(-self.clip_grad, self.clip_grad)
         z = noise = standard_normal(state.x, generator)
         if self.averaged:
-            noise = (z + (before if count else standard_normal(state.x, generator))) / 2
-        x = diffused(energy.domain, state.x, grad, h, sigma, s, noise, clamp, self.bounds)
-        check_arrival(energy, state.x, value, slope, x)
+            noise = (z + (previous if count else standard_normal(state.x, generator))) / 2
+        x = langevin_update(
+            energy.domain, state.x, tempered, h, sigma, s, noise, clamp, self.bounds
+        )
+        check_finite(energy, state.x, value, grad, x)
         return ChainState(x, aux=(count + 1, s, z if self.averaged else None)), UNADJUSTED
 
 
 class AnnealedLangevin(Sampler):
-    r"""Langevin dynamics down a ladder of noise levels, for energies that know the level.
+    r"""Annealed Langevin dynamics over a ladder of noise levels, for noise-conditional energies.
 
     Level i of a geometric ladder from `sigma_max` to `sigma_min` runs `n_steps_per_level` steps
-    of unadjusted Langevin dynamics on :math:`E(x, \sigma_i)`, the energy of data blurred by
-    Gaussian noise of that standard deviation, with step :math:`h_i = h \sigma_i^2`. Coarse levels
-    connect what fine ones keep apart. Biased: by the step, and by levels cut short. A chain that
-    has come to the last level stays there. A step costs one gradient.
+    of unadjusted Langevin dynamics on :math:`E(x, \sigma_i)`, the energy of data convolved with
+    normal noise of that standard deviation, with step :math:`h_i = h \sigma_i^2`. High noise levels
+    connect modes that are separated at low ones. The draws are biased by the step size and by the
+    finite number of steps per level. A chain at the last level stays there. A step costs one
+    gradient.
 
-    The energy is called as ``energy(x, cond)`` with `cond` the level of each row, (n,).
+    The energy is called as ``energy(x, cond)`` with `cond` the noise level of each row, (n,).
 
     Parameters
     ----------
@@ -189,11 +192,11 @@ class AnnealedLangevin(Sampler):
         h > 0, in units of the squared noise level. (:math:`\epsilon` of [1]_ is
         :math:`2 h \sigma_L^2`.)
     sigma_max, sigma_min : float, default=1.0, 0.01
-        First and last level, in units of x.
+        First and last noise level, in units of x.
     n_levels : int, default=10
-        At least 2.
+        Number of levels, at least 2.
     n_steps_per_level : int, default=10
-        All levels together take ``n_levels * n_steps_per_level`` steps.
+        Steps at each level; the whole ladder takes ``n_levels * n_steps_per_level`` steps.
 
     References
     ----------
@@ -205,13 +208,13 @@ class AnnealedLangevin(Sampler):
     >>> import torch
     >>> from skebm.base import Energy, Real
     >>> from skebm.samplers import AnnealedLangevin
-    >>> class BlurredPoint(Energy):  # all data at 3
+    >>> class NoisyPoint(Energy):  # all data at 3
     ...     domain = Real((1,))
     ...
     ...     def forward(self, x, cond=None):
     ...         return ((x - 3) / cond[:, None]).square().sum(1) / 2
     >>> generator = torch.Generator().manual_seed(0)
-    >>> state, _ = AnnealedLangevin().run(BlurredPoint(), torch.zeros(4, 1), 100, generator)
+    >>> state, _ = AnnealedLangevin().run(NoisyPoint(), torch.zeros(4, 1), 100, generator)
     >>> state.x.round(decimals=1).flatten()
     tensor([3., 3., 3., 3.])
     """
@@ -242,11 +245,11 @@ class AnnealedLangevin(Sampler):
 
     @property
     def exact(self) -> bool:
-        """False: no step is ever rejected."""
+        """False: no step is rejected."""
         return False
 
     def check(self, energy: Energy) -> None:
-        """Raise unless the ladder leads downwards on real rows."""
+        """Raise for another domain, or unless `sigma_min` is below `sigma_max`."""
         super().check(energy)
         if not self.sigma_min < self.sigma_max:
             raise ValueError(
@@ -254,7 +257,7 @@ class AnnealedLangevin(Sampler):
             )
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
-        """Chains that stand at the rows of x; ``aux`` is the number of steps taken."""
+        """State of chains at the rows of x; ``aux`` is the number of steps taken."""
         return ChainState(x, aux=0)
 
     @tempers_joint
@@ -266,30 +269,32 @@ class AnnealedLangevin(Sampler):
         beta: float = 1.0,
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
-        """Drift and diffuse at the level that is due."""
+        """Take a drift and diffusion step at the present noise level."""
         level = self._sigma(state.aux)
         h = self.step_size * level**2
         cond = state.x.new_full(state.x.shape[:1], level)
-        value, grad = evaluate(energy, state.x, cond, look=False)
+        value, grad = evaluate(energy, state.x, cond, check_grad=False)
         z = standard_normal(state.x, generator)
         sigma = math.sqrt(2 * h)
-        x = diffused(energy.domain, state.x, beta * grad, h, sigma, None, z, clamp, "reflect")
-        check_arrival(energy, state.x, value, grad, x)
+        x = langevin_update(
+            energy.domain, state.x, beta * grad, h, sigma, None, z, clamp, "reflect"
+        )
+        check_finite(energy, state.x, value, grad, x)
         return ChainState(x, aux=state.aux + 1), UNADJUSTED
 
     def energies(self, energy: Energy, state: ChainState) -> Tensor:
-        """Energies at the level of the last step, (n,)."""
+        """Energies at the noise level of the last step, (n,)."""
         sigma = self._sigma(max(state.aux - 1, 0))
         return energy(state.x, state.x.new_full(state.x.shape[:1], sigma))
 
     def _sigma(self, n_taken: int) -> float:
-        """Noise level of the step that follows `n_taken` others."""
+        """Noise level of the step after `n_taken` steps."""
         level = min(n_taken // self.n_steps_per_level, self.n_levels - 1)
         ratio = self.sigma_min / self.sigma_max
         return self.sigma_max * ratio ** (level / (self.n_levels - 1))
 
 
-def diffused(
+def langevin_update(
     domain: Any,
     x: Tensor,
     grad: Tensor,
@@ -300,27 +305,28 @@ def diffused(
     clamp: Clamp | None,
     bounds: str,
 ) -> Tensor:
-    """Rows after a drift by h and a diffusion by sigma."""
+    """Rows after a drift step h and a diffusion step sigma, with scale s, bounds and clamp."""
     if s is not None:
         s = diagonal_scale(s, x, clamp)
-        grad, noise = spread(s, scale_gradient(s, grad)), spread(s, noise)
+        grad, noise = scale_noise(s, scale_gradient(s, grad)), scale_noise(s, noise)
     new = x.sub(grad, alpha=h).add_(noise, alpha=sigma)
     if bounded(domain):
-        new = fold(domain, new)[0] if bounds == "reflect" else new.clamp(domain.lower, domain.upper)
+        clip = bounds != "reflect"
+        new = new.clamp(domain.lower, domain.upper) if clip else reflect(domain, new)[0]
     if clamp is not None:
         new = torch.where(clamp.mask, x, new)
     return new
 
 
-def check_arrival(energy: Energy, x: Tensor, value: Tensor, grad: Tensor, new: Tensor) -> None:
-    """Raise `SamplingError` where chains have left x for nowhere."""
+def check_finite(energy: Energy, x: Tensor, value: Tensor, grad: Tensor, new: Tensor) -> None:
+    """Raise `SamplingError` where the step from x to `new` is not finite."""
     if x.is_cuda or math.isfinite(float(new.sum())) or new.isfinite().all():
         return
     check_gradient(energy, x, value, grad)
-    lost = ~new.isfinite().flatten(1).all(1)
+    bad = ~new.isfinite().flatten(1).all(1)
     raise SamplingError(
-        f"{int(lost.sum())} of {len(x)} Langevin chains left the range of numbers. Take a "
-        "smaller step_size, or a sampler that rejects such steps, such as MALA."
+        f"{int(bad.sum())} of {len(x)} Langevin chains diverged to infinity. Use a smaller "
+        "step_size, or a sampler that rejects such steps, such as MALA."
     )
 
 

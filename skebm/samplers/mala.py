@@ -9,46 +9,46 @@ import torch
 from torch import Tensor
 
 from skebm.base import ChainState, Clamp, Energy, Real, Sampler, StepInfo
+from skebm.samplers._adaptation import (
+    ADAPT_CONSTRAINTS,
+    STEP_CONSTRAINTS,
+    adapted,
+    initial_settings,
+    scale_gradient,
+    scale_noise,
+    settings,
+)
 from skebm.samplers._moves import (
-    checked,
+    check_evaluation,
     evaluate,
-    free_part,
     metropolis,
     reject_outside,
     standard_normal,
     start,
     tempers_joint,
-)
-from skebm.samplers._tuning import (
-    ADAPT_CONSTRAINTS,
-    STEP_CONSTRAINTS,
-    scale_gradient,
-    settings,
-    spread,
-    tuned,
-    tuning,
+    zero_clamped,
 )
 
 
 class MALA(Sampler):
-    r"""Metropolis-adjusted Langevin algorithm: Langevin proposals, exact for any step.
+    r"""Metropolis-adjusted Langevin algorithm: exact for any step size.
 
-    Proposal :math:`x' = x - h s^2 \odot \beta \nabla E(x) + \sqrt{2h}\, s \odot z`, accepted by the
-    Metropolis-Hastings rule, the proposal being Gaussian in both directions. Proposals outside the
-    box of the energy's domain are rejected. A step costs one gradient.
+    The proposal :math:`x' = x - h s^2 \odot \beta \nabla E(x) + \sqrt{2h}\, s \odot z` is normal in
+    both directions and accepted by the Metropolis-Hastings rule. Proposals outside the bounds of
+    the energy's domain are rejected. A step costs one gradient.
 
     Parameters
     ----------
     step_size : float, default=0.1
         h > 0, in units of x squared (of none where `scale` is given).
     adapt : bool, default=False
-        Tune the step to `target_acceptance` during the warm-up. While it lasts draws are biased.
+        Adapt the step size to `target_acceptance` during the warm-up, in which draws are biased.
     target_acceptance : float in (0, 1), default=0.574
-        Best in many dimensions [2]_.
+        Target of the adaptation; the default is optimal in many dimensions [2]_.
     scale : None, "auto", "dense" or array-like of the shape of a row, default=None
-        s: the standard deviation to expect of each entry. ``"auto"`` takes it from the rows that
-        chains start from, and with `adapt` from the chains during the warm-up. ``"dense"``
-        does the same with the covariance: for correlated columns, not inside walls.
+        s, the standard deviation of each entry. ``"auto"`` is that of the rows that chains start
+        from, and with `adapt` of the chains during the warm-up; ``"dense"`` is their covariance,
+        for correlated columns without bounds.
 
     References
     ----------
@@ -56,7 +56,7 @@ class MALA(Sampler):
        discrete approximations", Bernoulli 2(4).
     .. [2] Roberts and Rosenthal (1998), "Optimal scaling of discrete approximations to Langevin
        diffusions", JRSS B 60(1).
-    .. [3] Hoffman and Gelman (2014), "The No-U-Turn sampler", JMLR 15, section 3.2 (the tuning).
+    .. [3] Hoffman and Gelman (2014), "The No-U-Turn sampler", JMLR 15, section 3.2 (adaptation).
 
     Examples
     --------
@@ -92,11 +92,11 @@ class MALA(Sampler):
         self.scale = scale
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
-        """Chains that stand at the rows of x, with their energies and gradients."""
-        return start(energy, x)._replace(aux=tuning(self, energy, x))
+        """State of chains at the rows of x, with their energies and gradients."""
+        return start(energy, x)._replace(aux=initial_settings(self, energy, x))
 
     def refresh(self, energy: Energy, state: ChainState) -> ChainState:
-        """The same chains, and what they are tuned to, under an energy that has changed."""
+        """The same chains with their adapted settings, under an energy that has changed."""
         return start(energy, state.x)._replace(aux=state.aux)
 
     @tempers_joint
@@ -108,23 +108,24 @@ class MALA(Sampler):
         beta: float = 1.0,
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
-        """Propose, and accept or not."""
+        """Propose a Langevin step, and accept or reject it."""
         h, s = settings(self, state, clamp)
         width = (2 * h) ** 0.5
-        # Half the drift in units of the noise, u: x' = x + width s (z - u), and back again the
-        # noise would be -(z - u - u').
+        # With half the drift in units of the noise, u, x' = x + width s (z - u), and the noise of
+        # the reverse step is -(z - u - u').
         u = _half_drift(state.grad, beta, width, s, clamp)
         z = standard_normal(state.x, generator, clamp)
-        x, outside = reject_outside(energy.domain, state.x + spread(s, width * (z - u)), state.x)
-        found = evaluate(energy, x) if x.is_cuda else energy.value_and_grad(x)
-        proposal = ChainState(x, *found)
+        proposed = state.x + scale_noise(s, width * (z - u))
+        x, outside = reject_outside(energy.domain, proposed, state.x)
+        evaluation = evaluate(energy, x) if x.is_cuda else energy.value_and_grad(x)
+        proposal = ChainState(x, *evaluation)
         ratio = _log_ratio(state, proposal, u, z, beta, width, s, clamp)
-        # What is not finite in a proposal shows here: one look at the end instead of two at once.
+        # An energy or gradient that is not finite shows in the ratio: one check instead of two.
         if not x.is_cuda and not math.isfinite(float(ratio.sum())):
-            proposal = ChainState(x, *checked(energy, x, *found))
+            proposal = ChainState(x, *check_evaluation(energy, x, *evaluation))
             ratio = _log_ratio(state, proposal, u, z, beta, width, s, clamp)
         new, acceptance = metropolis(ratio, state, proposal, generator, outside)
-        return tuned(new, acceptance, self.target_acceptance), StepInfo(acceptance)
+        return adapted(new, acceptance, self.target_acceptance), StepInfo(acceptance)
 
 
 def _log_ratio(
@@ -132,10 +133,11 @@ def _log_ratio(
 ) -> Tensor:
     """Logarithm of the Metropolis-Hastings ratio, (n,); u is half the drift at the state."""
     both = u + _half_drift(proposal.grad, beta, width, s, clamp)
-    # (z^2 - (z - u - u')^2) / 2, in the fewest operations: small steps are mostly overhead.
-    cost = (both * torch.sub(z, both, alpha=0.5)).flatten(1).sum(1)
-    return torch.add(cost, state.energy - proposal.energy, alpha=beta)
+    # (z^2 - (z - u - u')^2) / 2 in few operations, whose overhead dominates in small problems.
+    log_q_ratio = (both * torch.sub(z, both, alpha=0.5)).flatten(1).sum(1)
+    return torch.add(log_q_ratio, state.energy - proposal.energy, alpha=beta)
 
 
 def _half_drift(grad: Any, beta: float, width: Any, s: Any, clamp: Any) -> Tensor:
-    return free_part(scale_gradient(s, (beta * width / 2) * grad), clamp)
+    """Half the drift in units of the noise, zero at clamped coordinates."""
+    return zero_clamped(scale_gradient(s, (beta * width / 2) * grad), clamp)

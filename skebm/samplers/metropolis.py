@@ -1,4 +1,4 @@
-"""Random-walk Metropolis: propose a step blindly, then ask the energy."""
+"""Random-walk Metropolis sampling, which needs no gradient."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ import torch
 from torch import Tensor
 
 from skebm.base import ChainState, Clamp, Energy, Real, Sampler, StepInfo
+from skebm.samplers._adaptation import (
+    ADAPT_CONSTRAINTS,
+    STEP_CONSTRAINTS,
+    adapted,
+    initial_settings,
+    scale_noise,
+    settings,
+)
 from skebm.samplers._moves import (
     evaluate_energy,
     metropolis,
@@ -16,36 +24,29 @@ from skebm.samplers._moves import (
     start,
     tempers_joint,
 )
-from skebm.samplers._tuning import (
-    ADAPT_CONSTRAINTS,
-    STEP_CONSTRAINTS,
-    settings,
-    spread,
-    tuned,
-    tuning,
-)
 
 
 class MetropolisHastings(Sampler):
-    r"""Random-walk Metropolis sampling: exact, and the only one here that needs no gradient.
+    r"""Random-walk Metropolis sampling of real rows, without gradients: exact.
 
-    Proposal :math:`x' = x + \epsilon s z` with :math:`z \sim N(0, I)` and scale :math:`s`, accepted
-    with probability :math:`\min(1, e^{-\beta (E(x') - E(x))})`. Proposals outside the box of the
-    energy's domain are rejected. A step costs one energy. In d dimensions it takes of the order of
-    d steps to get anywhere: use :class:`MALA` or :class:`HMC` where there is a gradient.
+    The proposal :math:`x' = x + \epsilon s z` with :math:`z \sim N(0, I)` and scale :math:`s` is
+    accepted with probability :math:`\min(1, e^{-\beta (E(x') - E(x))})`. Proposals outside the
+    bounds of the energy's domain are rejected. A step costs one energy. The autocorrelation time is
+    of the order of d steps in d dimensions: use :class:`MALA` or :class:`HMC` where there is a
+    gradient.
 
     Parameters
     ----------
     step_size : float, default=0.5
         :math:`\epsilon` > 0, in units of x (of `scale` where one is given).
     adapt : bool, default=False
-        Tune the step to `target_acceptance` during the warm-up. While it lasts draws are biased.
+        Adapt the step size to `target_acceptance` during the warm-up, in which draws are biased.
     target_acceptance : float in (0, 1), default=0.234
-        Best in many dimensions [2]_; 0.44 in one.
+        Target of the adaptation; the default is optimal in many dimensions [2]_, 0.44 in one.
     scale : None, "auto", "dense" or array-like of the shape of a row, default=None
-        :math:`s`: the standard deviation to expect of each entry. ``"auto"`` takes it from the rows
-        that chains start from, and with `adapt` from the chains during the warm-up. ``"dense"``
-        does the same with the covariance: for correlated columns, not inside walls.
+        :math:`s`, the standard deviation of each entry. ``"auto"`` is that of the rows that chains
+        start from, and with `adapt` of the chains during the warm-up; ``"dense"`` is their
+        covariance, for correlated columns without bounds.
 
     References
     ----------
@@ -87,8 +88,8 @@ class MetropolisHastings(Sampler):
         self.scale = scale
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
-        """Chains that stand at the rows of x, with their energies."""
-        return start(energy, x, with_grad=False)._replace(aux=tuning(self, energy, x))
+        """State of chains at the rows of x, with their energies."""
+        return start(energy, x, with_grad=False)._replace(aux=initial_settings(self, energy, x))
 
     @tempers_joint
     def step(
@@ -99,11 +100,11 @@ class MetropolisHastings(Sampler):
         beta: float = 1.0,
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
-        """Propose, and accept or not."""
+        """Propose a random-walk step, and accept or reject it."""
         h, s = settings(self, state, clamp)
         z = standard_normal(state.x, generator, clamp)
-        x, outside = reject_outside(energy.domain, state.x + h * spread(s, z), state.x)
+        x, outside = reject_outside(energy.domain, state.x + h * scale_noise(s, z), state.x)
         proposal = ChainState(x, evaluate_energy(energy, x))
         ratio = beta * (state.energy - proposal.energy)
         new, acceptance = metropolis(ratio, state, proposal, generator, outside)
-        return tuned(new, acceptance, self.target_acceptance), StepInfo(acceptance)
+        return adapted(new, acceptance, self.target_acceptance), StepInfo(acceptance)

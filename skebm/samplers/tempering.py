@@ -1,4 +1,4 @@
-"""Parallel tempering: replicas at higher temperatures carry the cold chains across barriers."""
+"""Parallel tempering: exchange of rows between replicas at different temperatures."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from skebm.samplers._moves import accepts, select
 from skebm.samplers.gibbs import Gibbs
 from skebm.samplers.langevin import AnnealedLangevin
 
-# Where the ladder of an energy without a base ends.
+# Highest temperature of the ladder of an energy without a path.
 DEFAULT_MAX_TEMPERATURE = 10.0
 
 
 class ParallelTempering(Sampler):
-    r"""Replica exchange around any sampler: exact where that is.
+    r"""Parallel tempering (replica exchange) with any sampler: exact if the sampler is.
 
-    Each chain is a ladder of K replicas, replica k on :math:`p_k \propto \exp(-E_k)`, the last on
-    the energy itself. A step moves every replica by `sampler`, then neighbours a and b exchange
-    their rows with probability
+    Each chain is a ladder of K replicas, replica k with :math:`p_k \propto \exp(-E_k)`, the last
+    with the energy itself. A step moves every replica by `sampler`, then neighbours a and b
+    exchange their rows with probability
     :math:`\min\bigl(1, \exp(E_a(x_a) + E_b(x_b) - E_a(x_b) - E_b(x_a))\bigr)`, first pairs (1, 2),
     (3, 4), ..., then (2, 3), (4, 5), .... The product of all :math:`p_k` is invariant. A step costs
     K times that of `sampler`, and more for the exchange.
 
-    There are two ladders. Along the *path* of a bipartite energy, :math:`E_k = E_{t_k}` with
+    There are two kinds of ladders. On the *path* of a bipartite energy, :math:`E_k = E_{t_k}` with
     :math:`t_k` evenly spaced from 0, the energy's base (the uniform distribution without one), to
-    1. Along *temperatures*, :math:`E_k = E / T_k` with :math:`T_k` in geometric progression from
-    `max_temperature` to 1 (E being that of both layers where there are two).
+    1. With *temperatures*, :math:`E_k = E / T_k` with :math:`T_k` in geometric progression from
+    `max_temperature` to 1; for a bipartite energy, E is the joint energy of both layers.
 
     Parameters
     ----------
     n_temperatures : int, default=8
-        Replicas K of each chain, 2 or more. Exchanges should succeed in a fifth of tries or more:
-        a few replicas do for tens of columns, 18 to 25 for machines on 784 pixels.
+        Replicas K of each chain, 2 or more. At least a fifth of the exchanges should be accepted:
+        a few replicas are enough for tens of columns, RBMs of 784 pixels need 18 to 25.
     sampler : Sampler or None, default=None
-        Kernel of the replicas; None is :class:`Gibbs`. With ``adapt=True`` each replica finds its
-        own step.
+        Kernel of the replicas; None is :class:`Gibbs`. With ``adapt=True`` each replica adapts its
+        own step size.
     max_temperature : float or None, default=None
-        Above 1. None is the path where the energy has one, and temperatures up to 10 elsewhere.
+        Above 1. None is the path where the energy has one, and otherwise temperatures up to 10.
 
     References
     ----------
@@ -63,7 +63,7 @@ class ParallelTempering(Sampler):
     >>> tuple(state.x.shape), len(state.aux)
     ((5, 6), 4)
 
-    Two far modes, and chains that all start at one of them:
+    Two distant modes, with all chains starting in one of them:
 
     >>> from skebm.base import Energy, Real
     >>> from skebm.samplers import MALA
@@ -95,47 +95,47 @@ class ParallelTempering(Sampler):
         self.max_temperature = max_temperature
 
     def check(self, energy: Energy) -> None:
-        """Raise unless `sampler` takes the energy and there are temperatures to exchange."""
+        """Raise for invalid parameters, or where `sampler` cannot sample the energy."""
         super().check(energy)
         k, kernel = self.n_temperatures, self.kernel
         if not isinstance(k, Integral) or k < 2:
             raise ValueError(f"n_temperatures must be at least 2 and an integer, got {k!r}.")
-        moves = isinstance(kernel, Sampler) and not isinstance(kernel, AnnealedLangevin)
-        if not moves or kernel.kernel is not kernel:
+        usable = isinstance(kernel, Sampler) and not isinstance(kernel, AnnealedLangevin)
+        if not usable or kernel.kernel is not kernel:
             raise ValueError(
-                "The sampler of ParallelTempering moves each replica from its row alone, as Gibbs "
-                f"does, which {kernel!r} cannot. Use sampler=None."
+                "The sampler of ParallelTempering must be a kernel of the present row alone, such "
+                f"as Gibbs, but got {kernel!r}. Use sampler=None."
             )
         try:
             kernel.check(energy)
         except TypeError as error:
             raise TypeError(
-                f"{error} Give ParallelTempering a sampler for it, such as MALA(adapt=True) on "
-                "real or GibbsWithGradients() on binary rows."
+                f"{error} Pass ParallelTempering a sampler for it, such as MALA(adapt=True) for "
+                "real or GibbsWithGradients() for binary rows."
             ) from error
 
     @property
     def kernel(self) -> Sampler:
-        """That of the replicas: rows alone do not tell where the others stand."""
+        """The kernel of a replica, because a row does not determine the other replicas."""
         return Gibbs() if self.sampler is None else self.sampler
 
     @property
     def exact(self) -> bool:
-        """Whether the kernel is."""
+        """Whether the kernel is exact."""
         return self.kernel.exact
 
     @property
     def adapts(self) -> bool:
-        """Whether the kernel does."""
+        """Whether the kernel adapts."""
         return self.kernel.adapts
 
     @property
     def accepts_relaxed_rows(self) -> bool:
-        """Whether the kernel's rows do."""
+        """Whether the kernel accepts relaxed rows."""
         return self.kernel.accepts_relaxed_rows
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
-        """Chains whose replicas all stand at the rows of x; ``aux`` has their states, hot first."""
+        """Chains with all replicas at the rows of x; ``aux`` has their states, hottest first."""
         kernel = self.kernel
         return _ladder([kernel.init(rung, x) for rung, _ in self._rungs(energy)])
 
@@ -147,7 +147,7 @@ class ParallelTempering(Sampler):
         )
 
     def freeze(self, state: ChainState) -> ChainState:
-        """Replicas whose further steps are all alike."""
+        """The same chains with the adapted settings of all replicas fixed."""
         return _ladder([self.kernel.freeze(one) for one in state.aux])
 
     def step(
@@ -158,7 +158,7 @@ class ParallelTempering(Sampler):
         beta: float = 1.0,
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
-        """Move every replica, then let neighbours exchange; acceptance is that of exchanges."""
+        """Move every replica, then exchange neighbours; the acceptance is that of exchanges."""
         kernel, rungs = self.kernel, self._rungs(energy)
         states = [
             kernel.step(rung, one, generator, beta * cold, clamp)[0]
@@ -168,35 +168,37 @@ class ParallelTempering(Sampler):
         for first in (0, 1):
             for k in range(first, len(rungs) - 1, 2):
                 a, b = states[k], states[k + 1]
-                gain = self._gain(rungs[k], rungs[k + 1], a, b, beta)
-                swap = accepts(gain, generator)
+                log_ratio = self._log_exchange_ratio(rungs[k], rungs[k + 1], a, b, beta)
+                swap = accepts(log_ratio, generator)
                 states[k : k + 2] = select(swap, b, a), select(swap, a, b)
                 if a.energy is not None and rungs[k][0] is not rungs[k + 1][0]:
-                    for j in (k, k + 1):  # what they had cached was of the other rung
+                    for j in (k, k + 1):  # the cached energies are those of the other replica
                         states[j] = kernel.refresh(rungs[j][0], states[j])
-                rates.append(gain.clamp(max=0).exp().mean())
+                rates.append(log_ratio.clamp(max=0).exp().mean())
         return _ladder(states), StepInfo(torch.stack(rates).mean())
 
     def _rungs(self, energy: Any) -> list[tuple[Any, float]]:
-        """Energy and inverse temperature of each replica, hot first."""
+        """Energy and inverse temperature of each replica, hottest first."""
         last, top = self.n_temperatures - 1, self.max_temperature
         if top is None and isinstance(energy, BipartiteEnergy):
             return [(energy.annealed(k / last), 1.0) for k in range(last)] + [(energy, 1.0)]
         top = DEFAULT_MAX_TEMPERATURE if top is None else top
         return [(energy, top ** (k / last - 1)) for k in range(last + 1)]
 
-    def _gain(self, hot: Any, cold: Any, a: ChainState, b: ChainState, beta: float) -> Tensor:
-        """log of the exchange's ratio for replicas a at `hot` and b at `cold`, (n,)."""
+    def _log_exchange_ratio(
+        self, hot: Any, cold: Any, a: ChainState, b: ChainState, beta: float
+    ) -> Tensor:
+        """Log of the acceptance ratio of exchanging replicas a at `hot` and b at `cold`, (n,)."""
         if isinstance(cold[0], BipartiteEnergy):
             both = torch.cat([a.x, b.x])
-            level = [rung.free_energy(both, beta * one) for rung, one in (hot, cold)]
-            change = level[0] - level[1]  # (2n,)
+            energies = [rung.free_energy(both, beta * one) for rung, one in (hot, cold)]
+            change = energies[0] - energies[1]  # (2n,)
             return change[: len(a.x)] - change[len(a.x) :]
-        level_a = hot[0](a.x) if a.energy is None else a.energy
-        level_b = cold[0](b.x) if b.energy is None else b.energy
-        return beta * (hot[1] - cold[1]) * (level_a - level_b)
+        energy_a = hot[0](a.x) if a.energy is None else a.energy
+        energy_b = cold[0](b.x) if b.energy is None else b.energy
+        return beta * (hot[1] - cold[1]) * (energy_a - energy_b)
 
 
 def _ladder(states: list[ChainState]) -> ChainState:
-    """The coldest replica, with all of them beside it."""
+    """The state of the coldest replica, with those of all replicas in ``aux``."""
     return states[-1]._replace(aux=tuple(states))

@@ -1,10 +1,9 @@
-"""Every energy: rows do not see each other, gradients are gradients, conditionals are exact."""
+"""Every energy: independence of rows, gradients and conditionals that are exact."""
 
 import copy
 
 import pytest
 import torch
-from skebm.estimators._any_methods import Noisy
 
 from skebm.base import Binary, BipartiteEnergy, Clamp, Energy, Real
 from skebm.distributions import Gaussian
@@ -18,7 +17,8 @@ from skebm.energies import (
     ising_grid,
 )
 from skebm.energies.path import Geometric, GeometricPath, TiltedPairwise
-from skebm.samplers._moves import AtBeta
+from skebm.estimators.neural.sampling import FlippedPosterior
+from skebm.samplers._moves import TemperedMarginal
 from tests.discovery import without_case
 from tests.networks import NEURAL, binary, one_hot
 from tests.oracle import (
@@ -73,16 +73,16 @@ CASES = {
         ),
         "to bits": lambda: between(make_rbm(5, 3), make_tree_rbm(5, 3).base),
     },
-    AtBeta: {"hot": lambda: AtBeta(make_rbm(5, 3), 0.6)},
+    TemperedMarginal: {"hot": lambda: TemperedMarginal(make_rbm(5, 3), 0.6)},
     TemperedCorrection: {"corrected": lambda: TemperedCorrection(make_tree_rbm(5, 3), beta=0.6)},
     Tilted: {
         "tilted": lambda: Tilted(make_rbm(5, 3), field(5), beta=0.6),
         "twice": lambda: Tilted(Tilted(make_rbm(3, 4), field(3), 0.6), field(3, seed=8), 1.7),
     },
     NeuralEnergy: NEURAL,
-    Noisy: {
-        "given noisy bits": lambda: Noisy(binary("tree"), field(5)),
-        "given noisy one-hot columns": lambda: Noisy(one_hot(base=True), field(9)),
+    FlippedPosterior: {
+        "given noisy bits": lambda: FlippedPosterior(binary("tree"), field(5)),
+        "given noisy one-hot columns": lambda: FlippedPosterior(one_hot(base=True), field(9)),
     },
 }
 

@@ -1,4 +1,4 @@
-"""Every sampler: what starts exact stays exact, and the same seed draws the same chain."""
+"""Every sampler: exact draws stay exact, and the same seed draws the same chain."""
 
 import inspect
 import math
@@ -35,15 +35,15 @@ from tests.oracle import (
     seeded,
 )
 from tests.targets import (
-    Blurred,
     Box,
     Discrete,
     Line,
+    LinearInABox,
+    NoisyPointCloud,
     Normal,
     OneHot,
     Polynomial,
     Quadratic,
-    Slopes,
     Valley,
     spelled_out,
     two_modes,
@@ -109,7 +109,7 @@ def line(energy, beta=1.0):
 
 
 def path(k):
-    """Rungs of a bipartite energy between its base and itself."""
+    """The rungs of a bipartite energy on the path from its base."""
     return lambda energy: [(energy.annealed(i / (k - 1)), 1.0) for i in range(k)]
 
 
@@ -124,7 +124,7 @@ def on_real_rows(sampler, scaled=True):
     cases = {
         name: Case(sampler, gaussian, normal),
         f"{name} two modes": Case(sampler, valley, line),
-        f"{name} box": Case(sampler, Slopes, Box),
+        f"{name} box": Case(sampler, LinearInABox, Box),
     }
     if scaled:
         wide = clone(sampler).set_params(scale=[1.0, 1.5, 0.6])
@@ -182,11 +182,11 @@ CASES = {
     Langevin: {
         **on_real_rows(Langevin(0.01)),
         "Langevin decaying": Case(
-            Langevin(0.05, decay=0.5, clip_grad=5.0, bounds="clip"), Slopes, Box
+            Langevin(0.05, decay=0.5, clip_grad=5.0, bounds="clip"), LinearInABox, Box
         ),
         "Langevin averaged": Case(Langevin(0.05, averaged=True), gaussian, normal),
     },
-    AnnealedLangevin: {"annealed": Case(AnnealedLangevin(0.01, n_levels=3), Blurred, line)},
+    AnnealedLangevin: {"annealed": Case(AnnealedLangevin(0.01, n_levels=3), NoisyPointCloud, line)},
 }
 ALL = {name: case for cases in CASES.values() for name, case in cases.items()}
 EXACT = [name for name, case in ALL.items() if case.sampler.exact]
@@ -259,7 +259,7 @@ MIXING = [name for name in EXACT if ALL[name].target is not line or ALL[name].la
 
 
 @pytest.mark.parametrize("name", named(FIRST & set(MIXING), MIXING))
-def test_chains_forget_where_they_started(name):
+def test_chains_converge_from_any_start(name):
     exact = ALL[name]
     energy = exact.energy()
     target = exact.target(energy, 1.0)
@@ -367,7 +367,7 @@ def test_the_bias_of_annealed_langevin_falls_with_its_step():
     for h in (0.8, 0.2):
         ladder = AnnealedLangevin(h, sigma_max=2.0, sigma_min=1.0, n_levels=3)
         x = torch.zeros(40_000, 1, dtype=DOUBLE)
-        state, _ = ladder.run(Blurred(), x, int(30 / h), seeded(2))
+        state, _ = ladder.run(NoisyPointCloud(), x, int(30 / h), seeded(2))
         off.append(abs(float(state.x.var()) - 2))
         assert abs(float(state.x.mean()) - 1) < 0.05
     assert off[0] > 0.3
@@ -377,7 +377,7 @@ def test_the_bias_of_annealed_langevin_falls_with_its_step():
 def test_annealed_langevin_visits_its_levels_in_turn():
     seen = []
 
-    class Noting(Blurred):
+    class Noting(NoisyPointCloud):
         def forward(self, x, cond=None):
             seen.append(float(cond[0]))
             return super().forward(x, cond)
@@ -404,7 +404,7 @@ class Noisy(Gibbs):
 
 
 class Sticky(Gibbs):
-    """Keeps the old row whenever the new one is less likely: an acceptance rule gone wrong."""
+    """Keeps the old row whenever the new one is less likely: a wrong acceptance rule."""
 
     def step(self, energy, state, generator, beta=1.0, clamp=None):
         new, info = super().step(energy, state, generator, beta, clamp)
@@ -429,7 +429,7 @@ class AcceptsAlways(MALA):
         return self.init(energy, new.x), info
 
 
-class ForgetsTheWayBack(MALA):
+class IgnoresTheReverseProposal(MALA):
     """A wrong proposal density: judges by energies alone, as if proposals were symmetric."""
 
     def step(self, energy, state, generator, beta=1.0, clamp=None):
@@ -453,7 +453,7 @@ def stale(sampler_class, field):
 
 BROKEN = {
     "accepts always": ("MALA", AcceptsAlways(0.3)),
-    "wrong proposal density": ("MALA", ForgetsTheWayBack(0.3)),
+    "wrong proposal density": ("MALA", IgnoresTheReverseProposal(0.3)),
     "MALA with a stale gradient": ("MALA", stale(MALA, "grad")(0.3)),
     "MALA with a stale energy": ("MALA", stale(MALA, "energy")(0.3)),
     "HMC with a stale gradient": ("HMC", stale(HMC, "grad")(0.4, 3)),
@@ -482,7 +482,7 @@ def test_the_check_of_as_many_rows_passes_honest_rules(name):
 
 @pytest.mark.parametrize("name", [name for name, case in ALL.items() if case.pair])
 def test_a_hidden_layer_drawn_before_is_used(name):
-    """The state's x is rubbish here: only chains that go on from `aux` are exact."""
+    """The state's x is arbitrary: only chains that continue from `aux` are exact."""
     case = ALL[name]
     energy = case.energy()
     for beta in (1.0, 0.5):
@@ -512,7 +512,7 @@ def test_a_used_hidden_layer_is_not_used_again(name):
 
 
 def halves(energy):
-    """Two sets of coordinates and values to hold them at, a row each."""
+    """Two sets of coordinates and the values to clamp them to, a row each."""
     domain = energy.domain
     column = torch.arange(domain.n_columns).view(domain.row_shape)
     one, zero = (torch.full(domain.row_shape, v, dtype=DOUBLE) for v in (1.0, 0.0))
@@ -603,7 +603,7 @@ def test_the_generator_is_the_only_randomness(case):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_runs_can_be_cut_in_two(case):
+def test_a_run_in_two_parts_equals_one_run(case):
     """A state is all that the next step needs."""
     energy = case.energy()
     x = case.target(energy, 1.0).draw(200, seeded(1))
@@ -650,7 +650,7 @@ def leaves(state):
     return [t for part in state for t in leaves(part)] if isinstance(state, tuple) else []
 
 
-def test_what_a_state_caches_is_of_its_rows(case):
+def test_cached_values_belong_to_the_rows(case):
     """Also where the energy has changed meanwhile and the state is refreshed."""
     energy = case.energy()
     x = case.target(energy, 1.0).draw(50, seeded(1))
@@ -700,7 +700,7 @@ def watched(energy):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_network_samples_in_eval_and_gets_its_modes_back(case, fails):
+def test_sampling_is_in_eval_mode_and_restores_the_modes(case, fails):
     energy = case.energy()
     energy.probe = torch.nn.Dropout()
     energy.train()
@@ -787,7 +787,7 @@ UNSUITABLE = {
 }
 
 
-def test_every_sampler_names_what_it_refuses():
+def test_every_sampler_lists_unsuitable_energies():
     assert without_case(Sampler, UNSUITABLE) == []
 
 
@@ -822,7 +822,7 @@ def test_gibbs_accepts_always():
     assert float(info.acceptance) == 1
 
 
-def test_gibbs_visits_the_joint():
+def test_gibbs_draws_both_layers_from_the_joint():
     """x after a step and the hidden layer it was drawn from are a draw of p(x, h)."""
     energy = make_rbm(3, 2)
     kept = []
@@ -846,7 +846,7 @@ def test_gibbs_visits_the_joint():
 
 
 def two_wells():
-    """All columns agree or all disagree with a template: Gibbs chains never cross over."""
+    """All columns agree or all disagree with a template: Gibbs chains do not change modes."""
     energy = make_rbm(6, 1, scale=0.0, bias=0.0)
     with torch.no_grad():
         energy.weight.fill_(14.0)
@@ -855,7 +855,7 @@ def two_wells():
     return energy
 
 
-def test_tempering_crosses_where_gibbs_is_stuck():
+def test_tempering_changes_modes_where_gibbs_does_not():
     energy, n = two_wells(), 2000
     x = torch.zeros(n, 6, dtype=DOUBLE)
     stuck, _ = Gibbs().run(energy, x, 200, seeded(1))
@@ -866,7 +866,7 @@ def test_tempering_crosses_where_gibbs_is_stuck():
     assert 0.1 < float(info.acceptance) < 1
 
 
-def test_replicas_exchange_rows_but_lose_none():
+def test_exchanges_permute_the_rows():
     """Between replicas that do not move, every row of a ladder stays in it."""
 
     class Still(Gibbs):
@@ -886,7 +886,7 @@ def test_replicas_exchange_rows_but_lose_none():
     assert torch.equal(before.sort(0).values, after.sort(0).values)
 
 
-def test_one_temperature_is_no_ladder():
+def test_a_ladder_of_one_temperature_is_refused():
     with pytest.raises(ValueError, match="n_temperatures must be at least 2"):
         ParallelTempering(1).run(make_rbm(4, 3), torch.zeros(2, 4, dtype=DOUBLE), 1, seeded())
 
@@ -898,7 +898,7 @@ def test_unusable_numbers_of_collapsed_units(n):
 
 
 def held_by_columns():
-    """One hidden unit that forty columns hold in its place, on in half of all rows."""
+    """One hidden unit that is determined by forty columns, and is 1 in half of all rows."""
     energy = make_rbm(40, 1)
     with torch.no_grad():
         energy.weight.fill_(4.0)
@@ -907,7 +907,7 @@ def held_by_columns():
     return energy
 
 
-def test_collapsed_units_leave_a_mode_that_blocks_do_not():
+def test_collapsed_draws_leave_a_mode_that_block_gibbs_does_not():
     energy, start = held_by_columns(), torch.zeros(2000, 40, dtype=DOUBLE)
     on = {
         n: (Gibbs(n).run(energy, start, 5, seeded())[0].x.mean(1) > 0.5).double().mean()
@@ -917,8 +917,8 @@ def test_collapsed_units_leave_a_mode_that_blocks_do_not():
     assert abs(on[1] - 0.5) < 5 * 0.5 / 2000**0.5
 
 
-def test_collapsed_units_know_of_the_clamp():
-    """Ten columns that are known to be on decide for the mode."""
+def test_collapsed_draws_respect_the_clamp():
+    """Ten columns clamped to 1 determine the mode."""
     energy, start = held_by_columns(), torch.zeros(200, 40, dtype=DOUBLE)
     mask = torch.zeros_like(start, dtype=torch.bool)
     mask[:, :10] = True
