@@ -5,16 +5,31 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: help demo test lint types docs doctest clean
+# A worker takes what another has left; until then each has a half in order, which shares fixtures.
+PYTEST := OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(PY) -m pytest -n 2 --dist worksteal
+
+# pytest keeps tests with rewritten assertions as bytecode: several seconds a worker.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help demo test test-full test-all mutate lint types docs doctest clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
 
 demo: $(VENV)/plot.installed ## train a restricted Boltzmann machine and plot it
 	$(PY) examples/demo.py
 
-test: $(VENV)/test.installed ## run the tests
-	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(PY) -m pytest -n 2 $(ARGS)
+test: $(VENV)/test.installed ## run the first tier of the tests: every behaviour once
+	$(PYTEST) $(ARGS)
+
+test-full: $(VENV)/test.installed ## run the tests that the first tier leaves out
+	$(PYTEST) -m full $(ARGS)
+
+test-all: $(VENV)/test.installed ## run all tests
+	$(PYTEST) -m "" $(ARGS)
+
+mutate: $(VENV)/mutation.installed ## plant faults in a copy of skebm; which test notices?
+	$(PY) -m tools.mutate $(ARGS)
 
 lint: $(VENV)/test.installed ## check style and formatting
 	$(PY) -m ruff check .
@@ -32,7 +47,7 @@ doctest: $(VENV)/test.installed ## run the examples of the docstrings
 
 clean: ## remove what was built, but not the environment
 	rm -rf dist docs/_build docs/gallery docs/generated docs/sg_execution_times.rst
-	rm -rf .mypy_cache .pytest_cache .ruff_cache digits_rbm.png examples/digits_rbm.png
+	rm -rf .mutation .mypy_cache .pytest_cache .ruff_cache digits_rbm.png examples/digits_rbm.png
 
 $(PY):
 	@echo "--- creating $(VENV)"
