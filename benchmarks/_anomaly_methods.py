@@ -30,6 +30,7 @@ from skebm import (
     ScoreMatchingDensity,
 )
 from skebm._densities import relative_log_density
+from skebm.objectives import Penalty
 
 BANDWIDTHS = (0.2, 0.5, 0.7, 1.0, 2.0)
 COMPONENTS = (1, 5, 10, 20)
@@ -72,7 +73,12 @@ def peer(module: str, name: str) -> Any:
 
 def small_rbm(X: np.ndarray, seed: int, **more: Any) -> RBMEstimator:
     """The penalty that the class recommends for small tables, on fewer units."""
-    settings = {"n_components": 64, "l2": 20 / len(X), "random_state": seed, "device": "cpu"}
+    settings = {
+        "n_components": 64,
+        "penalty": Penalty(l2=20 / len(X)),
+        "random_state": seed,
+        "device": "cpu",
+    }
     return RBMEstimator(**settings | more)
 
 
@@ -90,7 +96,7 @@ def binned(model: BaseEstimator, strategy: str, seed: int) -> Pipeline:
 
 def tuned_rbm(X: np.ndarray, seed: int) -> GridSearchCV:
     """Units and penalty by the pseudo-likelihood of a fifth of the training rows."""
-    grid = {"n_components": [16, 64], "l2": [2 / len(X), 20 / len(X), 200 / len(X)]}
+    grid = {"n_components": [16, 64], "penalty__l2": [2 / len(X), 20 / len(X), 200 / len(X)]}
     # Without log Z `score` is the pseudo-likelihood, which ranks and costs next to nothing.
     model = small_rbm(X, seed, partition=None)
     return GridSearchCV(model, grid, cv=ShuffleSplit(1, test_size=0.2, random_state=seed))

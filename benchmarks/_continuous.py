@@ -26,6 +26,9 @@ from skebm import (
     ScoreMatchingDensity,
 )
 from skebm.energies import MLP
+from skebm.estimators import MixtureBase
+from skebm.samplers import Persistent
+from skebm.training import AdamW
 
 N_SPLITS = 10
 N_TOY, N_TOY_VALID = 20_000, 2_000
@@ -39,28 +42,28 @@ FOURIER: dict[str, Any] = {
     "n_iter": 40,
 }
 # Two steps a batch of the chains, which go on from batch to batch.
-CHAINS = FOURIER | {"n_steps": 2}
+CHAINS = FOURIER | {"chains": Persistent(n_steps=2)}
 # Four draws for a row, and faster for longer.
 MORE_NOISE: dict[str, Any] = {"noise_ratio": 4, "learning_rate": 5e-3, "n_iter": 60}
 TOY_CANDIDATES: dict[type, dict[str, dict[str, Any]]] = {
     ScoreMatchingDensity: {
         "defaults": {},
         "sigma=0.02": {"sigma": 0.02},
-        "sigma=0.02, 8 components": {"sigma": 0.02, "n_components": 8},
-        "sigma=0.02, 32 components": {"sigma": 0.02, "n_components": 32},
+        "sigma=0.02, 8 components": {"sigma": 0.02, "base": MixtureBase(8)},
+        "sigma=0.02, 32 components": {"sigma": 0.02, "base": MixtureBase(32)},
     },
     ContrastiveDivergenceDensity: {
         "defaults": {},
         "sigma=0.02": {"sigma": 0.02},
         "Fourier features": CHAINS,
-        "Fourier features, 8 components": CHAINS | {"n_components": 8},
+        "Fourier features, 8 components": CHAINS | {"base": MixtureBase(8)},
     },
     NCEDensity: {
         "defaults": {},
         "Fourier features": FOURIER,
-        "Fourier features, 8 components": FOURIER | {"n_components": 8},
-        "8 components, more noise": FOURIER | MORE_NOISE | {"n_components": 8},
-        "32 components, more noise": FOURIER | MORE_NOISE | {"n_components": 32},
+        "Fourier features, 8 components": FOURIER | {"base": MixtureBase(8)},
+        "8 components, more noise": FOURIER | MORE_NOISE | {"base": MixtureBase(8)},
+        "32 components, more noise": FOURIER | MORE_NOISE | {"base": MixtureBase(32)},
     },
 }
 SMALL = MLP(hidden_sizes=(64, 64), output="sum")
@@ -68,13 +71,13 @@ ON_KERNELS: dict[str, Any] = {"base": "kernel", "deconvolve": True, "network": S
 WINE_CANDIDATES: dict[str, dict[str, Any]] = {
     "defaults": {},
     "kernels alone": ON_KERNELS | {"n_iter": 0},
-    "kernels, sigma=0.35": ON_KERNELS | {"sigma": 0.35, "weight_decay": 0.01},
-    "kernels, sigma=0.5": ON_KERNELS | {"sigma": 0.5, "weight_decay": 0.01},
+    "kernels, sigma=0.35": ON_KERNELS | {"sigma": 0.35, "optimizer": AdamW(weight_decay=0.01)},
+    "kernels, sigma=0.5": ON_KERNELS | {"sigma": 0.5, "optimizer": AdamW(weight_decay=0.01)},
 }
 # The same; on kernels, which are near the model, chains go by draws of them instead of steps.
-JUMPS: dict[str, Any] = {"n_steps": 1, "n_independence_steps": 10}
+PROPOSALS: dict[str, Any] = {"chains": Persistent(n_steps=1, n_independence_steps=10)}
 CONTRASTIVE_CANDIDATES: dict[str, dict[str, Any]] = {
-    name: settings if name == "defaults" else settings | JUMPS
+    name: settings if name == "defaults" else settings | PROPOSALS
     for name, settings in WINE_CANDIDATES.items()
 }
 
@@ -88,7 +91,7 @@ NOISE_CANDIDATES: dict[str, dict[str, Any]] = {
         "network": SMALL,
         "n_iter": 10,
         "noise_ratio": 4,
-        "weight_decay": 1.0,
+        "optimizer": AdamW(weight_decay=1.0),
     },
     "mixture, held out": {
         "network": SMALL,

@@ -70,7 +70,8 @@ from skebm import ContrastiveDivergenceDensity
 from skebm.base import Batch, Binary, Energy, Real
 from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import MLP, Conv, NeuralEnergy, Spec, build_network
-from skebm.objectives import SampledLikelihood
+from skebm.estimators import MixtureBase
+from skebm.objectives import ContrastiveDivergence
 from skebm.partition import BridgeSampling
 from skebm.samplers import (
     HMC,
@@ -80,6 +81,7 @@ from skebm.samplers import (
     GibbsWithGradients,
     Langevin,
     MetropolisHastings,
+    Persistent,
 )
 
 N_ROWS, N_STEPS, N_ROUNDS = 128, 100, 7
@@ -166,7 +168,9 @@ def bias(energy: Normal | Bits, sampler: object, start: str, k: int) -> dict[str
     """A line: the expected gradient of k steps from somewhere against the likelihood's own."""
     generator = torch.Generator().manual_seed(k)
     policy = FromNoise(energy.base) if start == "noise" else FromData()
-    objective = SampledLikelihood(energy, sampler, policy, n_steps=k, n_independence_steps=0)
+    objective = ContrastiveDivergence(
+        energy, sampler, policy.set_params(n_steps=k, n_independence_steps=0)
+    )
     off = []
     for _ in range(N_REPEATS):
         x = energy.data(N_DRAWS, generator)
@@ -208,7 +212,7 @@ def biases() -> list[dict[str, object]]:
 def bare_step(model: ContrastiveDivergenceDensity, rows: Tensor, k: int) -> Callable[[], None]:
     """The same arithmetic with nothing around it, on the network of a fitted model."""
     objective = model.net_.module_
-    network, base, sigma = objective.energy.network, objective.energy.base, objective.noise
+    network, base, sigma = objective.energy.network, objective.energy.base, objective.sigma
     aux = model.net_.state_.chain.aux
     walk = chain_steps(network, base, aux.step_size, aux.scale)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, weight_decay=0.0)
@@ -232,7 +236,9 @@ def measure_step(d: int, k: int, sizes: tuple[int, ...]) -> dict[str, object]:
     """Paired rounds of an epoch of the engine and of as many bare steps."""
     X = np.random.default_rng(0).standard_normal((N_ROWS * N_STEPS, d))
     settings = {"sigma": 0.3, "base": "gaussian", "random_state": 0, "n_iter": 1, "device": "cpu"}
-    model = ContrastiveDivergenceDensity(MLP(sizes), n_steps=k, **settings).fit(X)
+    model = ContrastiveDivergenceDensity(MLP(sizes), chains=Persistent(n_steps=k), **settings).fit(
+        X
+    )
     rows = torch.as_tensor(X[:N_ROWS], dtype=torch.float32)
     found: dict[str, list[float]] = {"engine": [], "bare": []}
     step = bare_step(model, rows, k)
@@ -372,16 +378,19 @@ def robust(
 
 CHAINS: dict[str, dict[str, object]] = {
     "MALA, tuned (default)": {},
-    "one step": {"n_steps": 1},
-    "no jumps": {"n_independence_steps": 0},
-    "HMC, tuned, 2 steps of 5": {"sampler": HMC(adapt=True, scale="auto"), "n_steps": 2},
+    "one step": {"chains": Persistent(n_steps=1)},
+    "no proposals of the base": {"chains": Persistent(n_independence_steps=0)},
+    "HMC, adapted, 2 steps of 5": {
+        "sampler": HMC(adapt=True, scale="auto"),
+        "chains": Persistent(n_steps=2),
+    },
     "Langevin 0.003": {"sampler": Langevin(0.003)},
     "Langevin 0.01, averaged": {"sampler": Langevin(0.01, averaged=True)},
     "Metropolis-Hastings, tuned": {"sampler": MetropolisHastings(adapt=True)},
-    "replay buffer": {"init": "replay"},
-    "from the data": {"init": "data"},
-    "from the base": {"init": "noise"},
-    "weighed chains": {"reweight": True},
+    "replay buffer": {"chains": "replay"},
+    "from the data": {"chains": "data"},
+    "from the base": {"chains": "noise"},
+    "reweighted chains": {"chains": Persistent(reweight=True)},
     "energy discrepancy": {"objective": "discrepancy"},
 }
 
@@ -410,7 +419,13 @@ def samplers(data: Path) -> list[dict[str, object]]:
 # Images
 # ------------------------------------------------------------------------------
 
-PAINTER = {"init": "replay", "sigma": 0.2, "standardize": False, "random_state": 0, "device": "cpu"}
+PAINTER = {
+    "chains": "replay",
+    "sigma": 0.2,
+    "standardize": False,
+    "random_state": 0,
+    "device": "cpu",
+}
 
 
 def images(data: Path, path: str) -> list[dict[str, object]]:
@@ -435,7 +450,7 @@ def images(data: Path, path: str) -> list[dict[str, object]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of constant pixels
             model = ContrastiveDivergenceDensity(
-                Conv((16, 32)), n_components=n_components, n_iter=n_iter, **PAINTER
+                Conv((16, 32)), base=MixtureBase(n_components), n_iter=n_iter, **PAINTER
             )
             model.fit(train)
         spent = time.perf_counter() - began

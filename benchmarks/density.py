@@ -71,7 +71,12 @@ from skebm.partition import AISBracket
 from skebm.samplers import Gibbs, GibbsWithGradients
 
 # Steps of a hundred rows with 500 chains; the step size falls linearly to a hundredth.
-STEPS = {"precondition": 0.5, "learning_rate_decay": "linear", "batch_size": 100, "n_chains": 500}
+STEPS = {
+    "centering__precondition": 0.5,
+    "optimizer__schedule": "linear",
+    "batch_size": 100,
+    "chains__n_chains": 500,
+}
 PLAIN = {"base": "independent", "learning_rate": 0.1} | STEPS
 TREE = {"base": "chow-liu", "learning_rate": 0.3} | STEPS
 BLOCKS = {"base": "block-tree", "learning_rate": 0.3} | STEPS
@@ -80,8 +85,8 @@ WIDE = AISBracket(n_chains=200, n_betas=20_000)
 
 
 def candidate(kind: dict, n_components: int, n_steps: int, l2: float = 0.0, **more) -> dict:
-    """Arguments of an estimator, with the number of steps in the place of passes."""
-    return kind | {"n_components": n_components, "fit_steps": n_steps, "l2": l2} | more
+    """Parameters of an estimator, with the number of steps in the place of passes."""
+    return kind | {"n_components": n_components, "fit_steps": n_steps, "penalty__l2": l2} | more
 
 
 CANDIDATES: dict[str, list[dict]] = {
@@ -130,13 +135,21 @@ CANDIDATES: dict[str, list[dict]] = {
         candidate(PLAIN, 100, 6000, 0.001),
     ],
     "mnist": [
-        candidate(PLAIN, 16, 100_000, n_chains=100),
+        candidate(PLAIN, 16, 100_000, chains__n_chains=100),
         candidate(PLAIN, 16, 45_000, learning_rate=0.3, sampler=Gibbs(n_collapsed=1)),
-        candidate(PLAIN, 16, 26_000, learning_rate=1.0, batch_size=1000, n_chains=1000),
-        candidate(TREE, 16, 20_000, n_chains=100),
+        candidate(PLAIN, 16, 26_000, learning_rate=1.0, batch_size=1000, chains__n_chains=1000),
+        candidate(TREE, 16, 20_000, chains__n_chains=100),
     ],
     "mnist500": [
-        candidate(PLAIN, 500, 280_000, l1=l1, learning_rate=0.05, n_chains=100, partition=WIDE)
+        candidate(
+            PLAIN,
+            500,
+            280_000,
+            penalty__l1=l1,
+            learning_rate=0.05,
+            chains__n_chains=100,
+            partition=WIDE,
+        )
         for l1 in (0.0003, 0.0005)
     ],
 }
@@ -147,13 +160,12 @@ NETWORKS: dict[str, Any] = {
     "domain": "binary",
     "network": MLP((256, 256)),
     "batch_size": 200,
-    "init": "persistent",
     "sampler": GibbsWithGradients(),
-    "n_steps": 20,
+    "chains__n_steps": 20,
 }
 for name, n_steps in (("nltcs", 3000), ("jester", 3000), ("plants", 3000)):
     CANDIDATES[name] += [
-        NETWORKS | {"base": "chow-liu", "fit_steps": n_steps, "weight_decay": decay}
+        NETWORKS | {"base": "chow-liu", "fit_steps": n_steps, "optimizer__weight_decay": decay}
         for decay in (0.0, 0.1)
     ]
 # The same networks as classifiers, with more or less noise and decay.
@@ -171,7 +183,8 @@ for name, pairs in (
     ("plants", ((4, 0.1), (10, 0.1))),
 ):
     CANDIDATES[name] += [
-        CLASSIFIERS | {"noise_ratio": ratio, "weight_decay": decay} for ratio, decay in pairs
+        CLASSIFIERS | {"noise_ratio": ratio, "optimizer__weight_decay": decay}
+        for ratio, decay in pairs
     ]
 
 # What follows the name of the base in the table: candidates with the same are compared.
@@ -204,13 +217,18 @@ def build(settings: dict, train: np.ndarray, share: float) -> Any:
     if "shrinkage" in settings:
         shrinkage = settings.pop("shrinkage")
         settings["base"] = ChowLiuTree.fit(torch.from_numpy(train), shrinkage=shrinkage)
-    return cls(**{"random_state": 0} | settings)
+    return cls().set_params(**{"random_state": 0} | settings)
 
 
 def describe(settings: dict) -> str:
     """What candidates of a set differ in."""
-    names = {"n_components": "H", "l1": "l1", "l2": "l2", "shrinkage": "shrinkage"}
-    names |= {"weight_decay": "decay", "network": "f", "noise_ratio": "ratio"}
+    names = {
+        "n_components": "H",
+        "penalty__l1": "l1",
+        "penalty__l2": "l2",
+        "shrinkage": "shrinkage",
+    }
+    names |= {"optimizer__weight_decay": "decay", "network": "f", "noise_ratio": "ratio"}
     return " ".join(f"{names[k]}={v}" for k, v in settings.items() if k in names and v)
 
 

@@ -9,7 +9,7 @@ optimizer:
 - `plain`: ``generative_weight=0``, the same number of passes;
 - `plain, stopped`: the same, stopped by a tenth of the training rows;
 - `plain, noisy`: the same number of passes, on rows with the noise that `JEM` adds to them;
-- `JEM, sharp` (digits): ``sharpness=0.1``.
+- `JEM, sharp` (digits): ``Hybrid(sharpness=0.1)``.
 
 Settings of the classifier were chosen by cross-validation within the training rows of digits and
 phoneme (split 0 below), before rows of the tests were looked at.
@@ -70,7 +70,10 @@ from torch import nn
 from benchmarks._bare import chain_steps
 from benchmarks._common import machine, seconds, spread, table, write
 from skebm import JEMClassifier
+from skebm.estimators import Hybrid
 from skebm.metrics import expected_calibration_error
+from skebm.samplers import Persistent
+from skebm.training import EarlyStopping
 
 
 class Blur:
@@ -106,8 +109,7 @@ MNIST: dict[str, Any] = {
     "base": "gaussian",
     "sigma": 0.2,
     "standardize": False,
-    "n_steps": 5,
-    "n_chains": 64,
+    "chains": Persistent(n_steps=5, n_chains=64),
     "n_iter": 6,
     "partition": None,
     "random_state": 0,
@@ -115,8 +117,8 @@ MNIST: dict[str, Any] = {
 MNIST_METHODS: dict[str, dict[str, Any]] = {
     "JEM": {},
     "plain": PLAIN,
-    "plain, stopped": PLAIN | {"n_iter": 40, "early_stopping": True, "n_iter_no_change": 3},
-    "plain, noisy": PLAIN | {"augmentation": Blur(np.full(1, 0.2))},
+    "plain, stopped": PLAIN | {"n_iter": 40, "early_stopping": EarlyStopping(n_iter_no_change=3)},
+    "plain, noisy": PLAIN | {"objective": Hybrid(augmentation=Blur(np.full(1, 0.2)))},
 }
 
 
@@ -154,11 +156,11 @@ def fitted(model: JEMClassifier, X: np.ndarray, y: np.ndarray) -> JEMClassifier:
 def contenders(X: np.ndarray, y: np.ndarray, seed: int, sharp: bool) -> dict[str, JEMClassifier]:
     """All, fitted to the same rows."""
     found = {"JEM": fitted(jem(seed), X, y), "plain": fitted(jem(seed, **PLAIN), X, y)}
-    noisy = jem(seed, **PLAIN, augmentation=Blur(found["JEM"].sigma_))
+    noisy = jem(seed, **PLAIN, objective=Hybrid(augmentation=Blur(found["JEM"].sigma_)))
     found["plain, stopped"] = fitted(jem(seed, **PLAIN, early_stopping=True), X, y)
     found["plain, noisy"] = fitted(noisy, X, y)
     if sharp:
-        found["JEM, sharp"] = fitted(jem(seed, sharpness=0.1), X, y)
+        found["JEM, sharp"] = fitted(jem(seed, objective=Hybrid(sharpness=0.1)), X, y)
     return found
 
 
@@ -390,7 +392,7 @@ def bare_step(model: JEMClassifier, x: torch.Tensor, y: torch.Tensor) -> Callabl
     objective = model.net_.module_
     generative, weight = objective.generative, objective.generative_weight
     network: Any = objective.energy.network
-    aux, k = model.net_.state_.chain.aux, generative.n_steps
+    aux, k = model.net_.state_.chain.aux, generative.negatives.n_steps
     walk = chain_steps(network, objective.energy.base, aux.step_size, aux.scale)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, weight_decay=0.0)
     chains, n = model.net_.state_.chain.x.clone(), len(x)
@@ -398,7 +400,7 @@ def bare_step(model: JEMClassifier, x: torch.Tensor, y: torch.Tensor) -> Callabl
     def step() -> None:
         nonlocal chains
         with torch.no_grad():
-            noisy = x + generative.noise * torch.randn_like(x)
+            noisy = x + generative.sigma * torch.randn_like(x)
             chains = walk(chains, k)
         optimizer.zero_grad()
         logits = network.classifier(torch.cat([noisy, chains]))
@@ -415,7 +417,7 @@ def cost(data: Path, names: tuple[str, ...]) -> list[dict[str, object]]:
     for d, k, n_classes in ((8, 5, 3), (8, 20, 3), (64, 5, 10), (64, 20, 10)):
         X = np.random.default_rng(0).standard_normal((128 * n_batches, d))
         y = np.arange(len(X)) % n_classes
-        model = jem(0, base="gaussian", sigma=0.3, n_steps=k, n_iter=1).fit(X, y)
+        model = jem(0, base="gaussian", sigma=0.3, chains=Persistent(n_steps=k), n_iter=1).fit(X, y)
         batch = torch.as_tensor(X[:128], dtype=torch.float32), torch.as_tensor(y[:128])
         step, engine, bare = bare_step(model, *batch), [], []
         for _ in range(9):

@@ -88,7 +88,7 @@ def contestants(X: np.ndarray, n_hidden: int, batch: int) -> dict[str, Callable[
     common = {"batch_size": batch, "learning_rate": 0.01, "random_state": 0}
 
     def skebm(k: int) -> object:
-        model = RBMEstimator(n_hidden, n_iter=k, learning="pcd", centered=True, **common)
+        model = RBMEstimator(n_hidden, n_iter=k, learning="pcd", centering="auto", **common)
         return model.fit(X32)
 
     def sklearn(k: int, data: np.ndarray) -> object:

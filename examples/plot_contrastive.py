@@ -27,15 +27,20 @@ from skebm.samplers import Langevin
 
 X, _ = make_moons(600, noise=0.1, random_state=0)
 density = ContrastiveDivergenceDensity(
-    MLP((64, 64)), sampler=Langevin(), base="gaussian", init="data", n_iter=60, random_state=0
+    MLP((64, 64)), sampler=Langevin(), base="gaussian", chains="data", n_iter=60, random_state=0
 )
 pipeline = make_pipeline(StandardScaler(), density)
 name = "contrastivedivergencedensity__sampler__"
-grid = {f"{name}step_size": [0.003, 0.03, 0.3], f"{name}n_steps": [2, 10]}
+grid = {
+    f"{name}step_size": [0.003, 0.03, 0.3],
+    f"{name.replace('sampler', 'chains')}n_steps": [2, 10],
+}
 search = GridSearchCV(pipeline, grid, cv=2).fit(X)
 
 table = pd.DataFrame(search.cv_results_).pivot(
-    index=f"param_{name}step_size", columns=f"param_{name}n_steps", values="mean_test_score"
+    index=f"param_{name}step_size",
+    columns=f"param_{name.replace('sampler', 'chains')}n_steps",
+    values="mean_test_score",
 )
 print("held-out log-likelihood by step size and number of steps\n", table.round(3))
 
@@ -73,7 +78,7 @@ print(f"with defaults {tame.n_restarts_} times; held out {tame.score(X[400:]):.2
 
 digits = load_digits().images[:, None] / 8 - 1
 painter = ContrastiveDivergenceDensity(
-    Conv((16, 32)), init="replay", sigma=0.2, standardize=False, n_iter=12, random_state=0
+    Conv((16, 32)), chains="replay", sigma=0.2, standardize=False, n_iter=12, random_state=0
 ).fit(digits)
 drawn = painter.denoise(painter.sample(30, random_state=0))
 fig, axes = plt.subplots(3, 10, figsize=(8, 2.5), layout="constrained")

@@ -29,7 +29,7 @@ grid = [
     {
         "jem__generative_weight": [0.1, 1.0],
         "jem__sampler__step_size": [0.1, 0.3],
-        "jem__sampler__n_steps": [2, 10],
+        "jem__chains__n_steps": [2, 10],
     },
 ]
 search = GridSearchCV(pipeline, grid, cv=3, scoring="neg_log_loss").fit(X_train, y_train)

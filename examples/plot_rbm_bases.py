@@ -38,6 +38,7 @@ print(f"{len(train)} rows to train on, {len(test)} to test on, {train.shape[1]} 
 import time
 
 from skebm import RBMEstimator
+from skebm.objectives import Penalty
 from skebm.partition import AISBracket
 
 bracket = AISBracket(n_chains=50, n_betas=500, n_steps=100)
@@ -46,7 +47,12 @@ for base in ("independent", "chow-liu", "block-tree"):
     for n_iter in (0, 40):
         started = time.perf_counter()
         model = RBMEstimator(
-            32, base=base, n_iter=n_iter, l2=0.005, partition=bracket, random_state=0
+            32,
+            base=base,
+            n_iter=n_iter,
+            penalty=Penalty(l2=0.005),
+            partition=bracket,
+            random_state=0,
         ).fit(train)
         score = model.score(test)
         found = [value for value, _ in model.log_partition_parts_.values()]

@@ -56,10 +56,11 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skebm import RBMEstimator
+from skebm.objectives import Penalty
 
 folds = StratifiedGroupKFold(3, shuffle=True, random_state=0)
 linear = [("scale", StandardScaler()), ("logistic", LogisticRegression(max_iter=2000))]
-rbm = RBMEstimator(n_iter=40, sparsity_target=0.05, random_state=0)
+rbm = RBMEstimator(n_iter=40, penalty=Penalty(sparsity_target=0.05), random_state=0)
 searches = {
     "pixels": GridSearchCV(
         Pipeline(linear), {"logistic__C": [0.01, 0.1, 1, 10, 100]}, cv=folds, n_jobs=1

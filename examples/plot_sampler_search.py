@@ -22,13 +22,12 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import Binarizer
 
 from skebm import RBMEstimator
-from skebm.samplers import DiscreteLangevin, Gibbs, GibbsWithGradients
+from skebm.samplers import DiscreteLangevin, Gibbs, GibbsWithGradients, Persistent
 
 X_train, X_test = train_test_split(load_digits().data, test_size=0.3, random_state=0)
 rbm = RBMEstimator(
     16,
-    learning="pcd",
-    n_gibbs_steps=5,
+    chains=Persistent(n_steps=5),
     n_iter=10,
     learning_rate=0.05,
     batch_size=50,

@@ -29,11 +29,11 @@ BITS, LEVELS = Binary((5,)), Categorical((3, 2, 4))
 KINDS = {"bits": ("binary", BITS), "levels": (LEVELS, LEVELS)}
 TABLES = {"bits": ("binary", binary_rows()), "levels": (Categorical((3, 3)), one_hot_rows())}
 each_kind = pytest.mark.parametrize("kind", KINDS)
-quick = {"network": MLP((16,)), "n_iter": 3, "n_steps": 3, "random_state": 0}
+quick = {"network": MLP((16,)), "n_iter": 3, "chains__n_steps": 3, "random_state": 0}
 
 
 def density(**params):
-    return ContrastiveDivergenceDensity(**quick | params)
+    return ContrastiveDivergenceDensity().set_params(**quick | params)
 
 
 class Pairs(nn.Module):
@@ -178,7 +178,7 @@ def log_likelihood(model, rows):
 def test_what_no_pair_of_bits_shows_is_learned(init):
     """The truth has three bits of entropy; the tree of pairs and the columns have four."""
     rows, new = parity(600, 0), parity(200, 1)
-    params = {"init": init, "n_iter": 30, "n_steps": 5, "buffer_size": 1000}
+    params = {"chains": init, "n_iter": 30, "chains__n_steps": 5, "chains__size": 1000}
     model = density(**params, network=MLP((32, 32)), learning_rate=0.01).fit(rows)
     exact = log_likelihood(model, new)
     assert model.score(new) == pytest.approx(exact, abs=1e-5)
@@ -192,7 +192,9 @@ def test_what_no_pair_of_bits_shows_is_learned(init):
 
 def test_levels_that_go_together_are_learned():
     rows, new = one_hot_rows(600), one_hot_rows(300, seed=1)
-    model = density(domain=Categorical((3, 3)), n_iter=40, n_steps=5, learning_rate=0.01).fit(rows)
+    model = density(
+        domain=Categorical((3, 3)), n_iter=40, chains__n_steps=5, learning_rate=0.01
+    ).fit(rows)
     assert model.score(new) == pytest.approx(log_likelihood(model, new), abs=1e-5)
     table = Discrete(all_states(Categorical((3, 3))), torch.zeros(9))
     seen, asked = (table.counts(torch.tensor(x)).numpy() for x in (rows, new))
@@ -449,8 +451,8 @@ def test_numbers_that_are_none(value):
         ({"sigma": 0.3}, "sigma=.*real columns"),
         ({"sigma": "bandwidth"}, "sigma=.*real columns"),
         ({"sigma": [0.1] * 6}, "sigma=.*real columns"),
-        ({"kl_weight": 1.0}, "Langevin"),
-        ({"entropy_weight": 1.0}, "Langevin"),
+        ({"objective__kl_weight": 1.0}, "Langevin"),
+        ({"objective__entropy_weight": 1.0}, "Langevin"),
     ],
 )
 def test_what_is_for_real_columns(params, match):
@@ -496,7 +498,7 @@ def test_bits_that_hardly_move(name, base):
     rows = STIFF[name]
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Training diverged")
-        model = density(base=base, n_steps=2, domain="binary").fit(rows)
+        model = density(base=base, chains__n_steps=2, domain="binary").fit(rows)
     assert model.n_restarts_ == 0
     assert np.isfinite(model.score_samples(rows)).all()
     drawn = model.sample(50, random_state=0, n_steps=5)

@@ -34,7 +34,7 @@ CHAINS = {
     "exact": {"learning": "exact"},
     "pcd": {"learning": "pcd"},
     "cd": {"learning": "cd"},
-    "reweighted": {"reweight": True},
+    "reweighted": {"chains__reweight": True},
     "tempered": {"learning": "pcd", "sampler": ParallelTempering(3)},
     "collapsed": {"learning": "pcd", "sampler": Gibbs(2)},
 }
@@ -46,7 +46,7 @@ each_chain = pytest.mark.parametrize("chains", CHAINS)
 def rbm(base="chow-liu", chains="pcd", **params):
     """A small machine; `base` and `chains` by their name above."""
     common = {"n_components": 3, "n_iter": 4, "random_state": 0, "base": BASES[base]}
-    return RBMEstimator(**common | CHAINS[chains] | params)
+    return RBMEstimator().set_params(**common | CHAINS[chains] | params)
 
 
 def quietly(function, *args, **kwargs):
@@ -202,7 +202,7 @@ SAMPLERS = [None, Gibbs(), ParallelTempering(3), ParallelTempering(21)]
 @pytest.mark.parametrize("n_chains", [2, 20])
 def test_warm_starts_change_the_sampler(n_chains):
     """What one kernel keeps beside the rows means nothing to another."""
-    model = rbm(warm_start=True, n_chains=n_chains, n_iter=1)
+    model = rbm(warm_start=True, chains__n_chains=n_chains, n_iter=1)
     for before in SAMPLERS:
         for after in SAMPLERS:
             model.set_params(sampler=before).fit(X).set_params(sampler=after).fit(X)
@@ -234,7 +234,9 @@ def test_weighing_the_chains_of_a_trained_model(base, table):
     """Chains drawn from the base say next to nothing about a model far from it."""
     model = RBMEstimator(8, base=base, learning="pcd", warm_start=True, random_state=0, n_iter=60)
     model.set_params(learning_rate=0.3).fit(table)
-    model.set_params(reweight=True, n_chains=200, n_iter=1, learning_rate=1e-6).fit(table)
+    model.set_params(chains__reweight=True, chains__n_chains=200, n_iter=1, learning_rate=1e-6).fit(
+        table
+    )
     assert model.history_[-1]["log_partition"] == pytest.approx(model.log_partition_, abs=0.15)
 
 
@@ -247,7 +249,7 @@ class Stop(Callback):
 @each_chain
 @each_name
 def test_an_interrupted_fit_is_usable(base, chains):
-    model = rbm(base, chains, averaging=0.9, batch_size=20)
+    model = rbm(base, chains, optimizer__averaging=0.9, batch_size=20)
     with pytest.warns(ConvergenceWarning, match="interrupted in epoch 2"):
         model.set_params(net__callbacks=[Stop()]).fit(X)
     assert np.isfinite(model.score(X))
@@ -262,9 +264,9 @@ class Interrupted(IndependentBernoulli):
 @pytest.mark.parametrize(
     ("params", "error"),
     [
-        ({"reweight": True, "learning": "exact"}, ValueError),
+        ({"chains__reweight": True, "learning": "exact"}, ValueError),
         ({"base": BASES["given tree"], "sampler": ParallelTempering(1)}, ValueError),
-        ({"max_restarts": 0, "learning_rate": 1e6}, FloatingPointError),
+        ({"optimizer__max_restarts": 0, "learning_rate": 1e6}, FloatingPointError),
         ({"base": Interrupted(torch.zeros(6))}, KeyboardInterrupt),
     ],
 )
@@ -320,8 +322,8 @@ def test_stored_models(base, store, tmp_path):
 @each_name
 def test_parameters_set_after_a_fit_wait_for_the_next(base, chains):
     model = rbm(base, chains).fit(X)
-    params = {"base": "independent", "sampler": ParallelTempering(3), "reweight": True}
-    model.set_params(**params, learning="cd", precondition=1.0)
+    params = {"base": "independent", "sampler": ParallelTempering(3), "chains__reweight": True}
+    model.set_params(**params, learning="cd", centering__precondition=1.0)
     for same in (model, pickle.loads(pickle.dumps(model))):
         assert type(same.sampler_) is type(CHAINS[chains].get("sampler") or Gibbs())
         np.testing.assert_array_equal(same.h_samples_, model.h_samples_)
@@ -348,7 +350,7 @@ def test_a_search_over_samplers_and_collapsed_units():
     grid = [
         {"base": NAMES, "sampler": [Gibbs()], "sampler__n_collapsed": [0, 2]},
         {"base": NAMES, "sampler": [ParallelTempering(2), ParallelTempering(2, Gibbs(1))]},
-        {"reweight": [True], "sampler": [Gibbs(2)]},
+        {"chains__reweight": [True], "sampler": [Gibbs(2)]},
     ]
     search = GridSearchCV(rbm(n_iter=2), grid, cv=2, error_score="raise").fit(X)
     scores = search.cv_results_["mean_test_score"]
@@ -402,7 +404,7 @@ def test_gibbs_steps_of_a_tempered_model_are_gibbs_steps():
 
 def test_preconditioning_without_a_gradient_to_precondition_names_the_way_out():
     with pytest.raises(ValueError, match='here learning is "exact".*Use learning="pcd"'):
-        RBMEstimator(3, precondition=0.5).fit(X)
+        RBMEstimator(3).set_params(centering__precondition=0.5).fit(X)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -420,7 +422,9 @@ def test_a_base_that_is_no_distribution(value):
 @pytest.mark.parametrize("chains", ["pcd", "reweighted", "tempered"])
 @each_name
 def test_a_single_chain(base, chains):
-    model = rbm(base, chains, n_chains=1, n_iter=20, partition=AISBracket(20, 50, 10)).fit(X)
+    model = rbm(base, chains, chains__n_chains=1, n_iter=20, partition=AISBracket(20, 50, 10)).fit(
+        X
+    )
     assert np.isfinite(quietly(model.score, X))
     assert model.h_samples_.shape == (1, 3)
 
@@ -433,7 +437,9 @@ def test_a_single_row_in_a_stream_has_a_log_partition():
 @pytest.mark.parametrize("chains", ["exact", "reweighted", "tempered"])
 @each_name
 def test_no_iterations_and_no_partition(base, chains):
-    model = rbm(base, chains, n_iter=0, averaging=0.5, early_stopping=True, partition=None).fit(X)
+    model = rbm(
+        base, chains, n_iter=0, optimizer__averaging=0.5, early_stopping=True, partition=None
+    ).fit(X)
     assert model.n_iter_ == 0
     quietly(assert_sound, model, X)
     assert model.score(X) == pytest.approx(model.pseudo_likelihood(X).mean())
@@ -458,8 +464,10 @@ def test_a_learning_rate_of_ten(base, chains):
 @pytest.mark.parametrize("averaging", [0.0, 0.5, 0.95])
 @each_name
 def test_the_running_log_likelihood_is_that_of_the_weights_shown(base, averaging):
-    model = rbm(base, "reweighted", n_iter=30, n_chains=2000, averaging=averaging)
-    model.set_params(learning_rate=1.0, batch_size=60, precondition=0.5).fit(X)
+    model = rbm(
+        base, "reweighted", n_iter=30, chains__n_chains=2000, optimizer__averaging=averaging
+    )
+    model.set_params(learning_rate=1.0, batch_size=60, centering__precondition=0.5).fit(X)
     last = model.history_[-1]
     assert last["log_partition"] == pytest.approx(model.log_partition_, abs=0.03)
     assert last["log_likelihood"] == pytest.approx(model.score(X), abs=0.03)
@@ -468,7 +476,12 @@ def test_the_running_log_likelihood_is_that_of_the_weights_shown(base, averaging
 @each_base
 def test_early_stopping_of_weighed_chains_keeps_the_best_weights(base):
     model = rbm(
-        base, "reweighted", early_stopping=True, n_iter=30, n_iter_no_change=2, averaging=0.5
+        base,
+        "reweighted",
+        early_stopping=True,
+        n_iter=30,
+        early_stopping__n_iter_no_change=2,
+        optimizer__averaging=0.5,
     )
     quietly(model.fit, X)
     assert np.isfinite(model.score(X))

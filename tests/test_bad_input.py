@@ -31,7 +31,7 @@ METHODS = (
 
 
 def rbm(**params):
-    return RBMEstimator(**{"n_components": 3, "n_iter": 5, "random_state": 0} | params)
+    return RBMEstimator().set_params(**{"n_components": 3, "n_iter": 5, "random_state": 0} | params)
 
 
 @pytest.fixture(scope="module")
@@ -289,16 +289,16 @@ def test_weights_of_very_different_size(learning):
         ({"learning_rate": np.inf}, "'learning_rate'"),
         ({"n_iter": -1}, "'n_iter'"),
         ({"learning": "sml"}, "'learning'.*'pcd'"),
-        ({"n_gibbs_steps": 0}, "'n_gibbs_steps'"),
-        ({"n_chains": 0}, "'n_chains'"),
-        ({"momentum": 1.0}, "'momentum'"),
-        ({"l1": -1}, "'l1'"),
-        ({"l2": -1}, "'l2'"),
-        ({"sparsity_target": 1}, "'sparsity_target'"),
-        ({"averaging": 1}, "'averaging'"),
+        ({"chains__n_steps": 0}, "'n_gibbs_steps'"),
+        ({"chains__n_chains": 0}, "'n_chains'"),
+        ({"optimizer__momentum": 1.0}, "'momentum'"),
+        ({"penalty__l1": -1}, "'l1'"),
+        ({"penalty__l2": -1}, "'l2'"),
+        ({"penalty__sparsity_target": 1}, "'sparsity_target'"),
+        ({"optimizer__averaging": 1}, "'averaging'"),
         ({"contamination": 0}, "'contamination'"),
         ({"contamination": 0.6}, "'contamination'"),
-        ({"validation_fraction": 1.0}, "'validation_fraction'"),
+        ({"early_stopping__validation_fraction": 1.0}, "'validation_fraction'"),
         ({"partition": "exact"}, "'partition'.*PartitionEstimator"),
         ({"partition": Gibbs()}, "'partition'.*PartitionEstimator"),
         ({"partition": Exact}, "'partition'.*PartitionEstimator"),
@@ -347,7 +347,9 @@ def test_enumerating_too_much_is_refused():
 @each_rule
 def test_few_rows_and_early_stopping(learning, n, fraction):
     """At least one row on each side, or a word on why not."""
-    model = rbm(learning=learning, early_stopping=True, validation_fraction=fraction)
+    model = rbm(
+        learning=learning, early_stopping=True, early_stopping__validation_fraction=fraction
+    )
     try:
         model.fit(X[:n])
     except ValueError as error:

@@ -65,13 +65,15 @@ each_base = pytest.mark.parametrize("base", BASES)
 @each_base
 @pytest.mark.parametrize("learning", leading(1, ["pcd", "exact"]))
 def test_probabilities_sum_to_one(base, learning):
-    model = RBMEstimator(**quick, base=BASES[base](), learning=learning, n_iter=20).fit(X)
+    model = (
+        RBMEstimator().set_params(**quick, base=BASES[base](), learning=learning, n_iter=20).fit(X)
+    )
     assert np.exp(model.score_samples(STATES)).sum() == pytest.approx(1, abs=1e-4)
     assert model.score(X) > -3.6  # independent columns give -3.9
 
 
 def test_without_hidden_units_worth_the_name_the_model_is_its_base():
-    model = RBMEstimator(**quick, base="chow-liu", n_iter=0, dtype="float64").fit(X)
+    model = RBMEstimator().set_params(**quick, base="chow-liu", n_iter=0, dtype="float64").fit(X)
     expected = model.base_.log_prob(torch.as_tensor(STATES)).numpy()
     np.testing.assert_allclose(model.score_samples(STATES), expected, atol=0.05)
 
@@ -134,7 +136,9 @@ def test_columns_beside_a_clamp_follow_their_conditional(sampler):
 
 
 def fitted(**params):
-    return RBMEstimator(**quick, base="chow-liu", n_iter=30).set_params(**params).fit(X)
+    return (
+        RBMEstimator().set_params(**quick, base="chow-liu", n_iter=30).set_params(**params).fit(X)
+    )
 
 
 def test_imputed_entries_follow_the_model():
@@ -182,14 +186,14 @@ def test_pseudo_likelihood_counts_the_base():
 
 
 def test_sparse_rows_and_weights_make_the_same_tree():
-    dense, sparse = fitted(), RBMEstimator(**quick, base="chow-liu", n_iter=30)
+    dense, sparse = fitted(), RBMEstimator().set_params(**quick, base="chow-liu", n_iter=30)
     sparse.fit(sp.csr_array(X))
     assert torch.equal(dense.base_.parent, sparse.base_.parent)
     np.testing.assert_allclose(dense.score_samples(X), sparse.score_samples(X), atol=1e-4)
     weight = np.arange(len(X)) % 3
-    weighted = RBMEstimator(**quick, base="chow-liu", n_iter=0, dtype="float64")
+    weighted = RBMEstimator().set_params(**quick, base="chow-liu", n_iter=0, dtype="float64")
     weighted.fit(X, sample_weight=weight)
-    repeated = RBMEstimator(**quick, base="chow-liu", n_iter=0, dtype="float64")
+    repeated = RBMEstimator().set_params(**quick, base="chow-liu", n_iter=0, dtype="float64")
     repeated.fit(np.repeat(X, weight, axis=0))
     x = torch.as_tensor(STATES)
     torch.testing.assert_close(weighted.base_.log_prob(x), repeated.base_.log_prob(x))
@@ -199,7 +203,7 @@ def test_sparse_rows_and_weights_make_the_same_tree():
 def test_constant_columns(value):
     rows = X.copy()
     rows[:, [1, 4]] = value
-    model = RBMEstimator(**quick, base="chow-liu", n_iter=20, learning="pcd").fit(rows)
+    model = RBMEstimator().set_params(**quick, base="chow-liu", n_iter=20, learning="pcd").fit(rows)
     assert np.isfinite(model.score_samples(STATES)).all()
     assert (model.sample(50, random_state=0)[:, [1, 4]] == value).mean() > 0.95
 
@@ -207,12 +211,14 @@ def test_constant_columns(value):
 def test_one_column_two_rows_and_probabilities():
     for base in ("chow-liu", "block-tree"):
         for rows in (X[:, :1], X[:2], np.full((5, 4), 0.3), X * 0.6 + 0.2):
-            model = RBMEstimator(**quick, base=base, n_iter=3, learning="pcd").fit(rows)
+            model = (
+                RBMEstimator().set_params(**quick, base=base, n_iter=3, learning="pcd").fit(rows)
+            )
             assert np.isfinite(model.energy(rows)).all()
 
 
 def test_a_stream_keeps_the_tree_of_its_first_rows():
-    model = RBMEstimator(**quick, base="chow-liu")
+    model = RBMEstimator().set_params(**quick, base="chow-liu")
     model.partial_fit(X[:100])
     first = model.base_.parent.clone()
     model.partial_fit(X[100:])
@@ -222,7 +228,7 @@ def test_a_stream_keeps_the_tree_of_its_first_rows():
 
 @each_base
 def test_a_stored_model_keeps_its_base(base):
-    model = RBMEstimator(**quick, base=BASES[base](), n_iter=5, learning="pcd").fit(X)
+    model = RBMEstimator().set_params(**quick, base=BASES[base](), n_iter=5, learning="pcd").fit(X)
     stored = pickle.dumps(model)
     assert b"torch" not in stored
     again = pickle.loads(stored)
@@ -253,7 +259,7 @@ class Uniform(Distribution):
 def test_a_base_of_another_dimension_is_refused():
     narrow = ChowLiuTree.fit(torch.as_tensor(X[:, :4]))
     with pytest.raises(ValueError, match="The base has 4 columns, but X has 6"):
-        RBMEstimator(**quick, base=narrow).fit(X)
+        RBMEstimator().set_params(**quick, base=narrow).fit(X)
 
 
 def test_a_base_that_excludes_a_row_is_refused_with_the_row():
@@ -263,24 +269,26 @@ def test_a_base_that_excludes_a_row_is_refused_with_the_row():
     rows[:, 2] = 0
     rows[17, 2] = 1
     with pytest.raises(ValueError, match="probability zero to 1 rows of X, first to row 17"):
-        RBMEstimator(**quick, base=IndependentBernoulli(logits)).fit(rows)
+        RBMEstimator().set_params(**quick, base=IndependentBernoulli(logits)).fit(rows)
     with pytest.raises(ValueError, match=r"infinite log-odds in columns \[2\]"):
-        RBMEstimator(**quick, base=IndependentBernoulli(logits)).fit(np.delete(rows, 17, axis=0))
+        RBMEstimator().set_params(**quick, base=IndependentBernoulli(logits)).fit(
+            np.delete(rows, 17, axis=0)
+        )
 
 
 def test_a_base_without_conditionals_is_refused():
     with pytest.raises(ValueError, match="no exact conditionals"):
-        RBMEstimator(**quick, base=Uniform(6)).fit(X)
+        RBMEstimator().set_params(**quick, base=Uniform(6)).fit(X)
 
 
 @pytest.mark.parametrize("base", ["tree", None, 3])
 def test_other_bases_are_refused_by_name(base):
     with pytest.raises(ValueError, match="'base' parameter"):
-        RBMEstimator(**quick, base=base).fit(X)
+        RBMEstimator().set_params(**quick, base=base).fit(X)
 
 
 def test_a_fit_goes_on_with_the_base_it_started_from():
-    model = RBMEstimator(**quick, warm_start=True, n_iter=2).fit(X)
+    model = RBMEstimator().set_params(**quick, warm_start=True, n_iter=2).fit(X)
     with pytest.raises(ValueError, match="correct the base of the first fit, Independent"):
         model.set_params(base="chow-liu").fit(X)
 
@@ -288,12 +296,19 @@ def test_a_fit_goes_on_with_the_base_it_started_from():
 @pytest.mark.parametrize("learning", ["cd", "exact"])
 def test_reweighting_needs_persistent_chains(learning):
     with pytest.raises(ValueError, match="reweight=True weighs persistent chains"):
-        RBMEstimator(**quick, reweight=True, learning=learning).fit(X)
-    assert RBMEstimator(**quick, reweight=True, n_iter=2).fit(X).learning_ == "pcd"
+        RBMEstimator().set_params(**quick, chains__reweight=True, learning=learning).fit(X)
+    assert (
+        RBMEstimator().set_params(**quick, chains__reweight=True, n_iter=2).fit(X).learning_
+        == "pcd"
+    )
 
 
 def test_reweighted_training_reports_its_log_likelihood():
-    model = RBMEstimator(**quick, reweight=True, n_chains=2000, n_iter=30).fit(X)
+    model = (
+        RBMEstimator()
+        .set_params(**quick, chains__reweight=True, chains__n_chains=2000, n_iter=30)
+        .fit(X)
+    )
     truth = model.score(X)
     assert model.history_[-1]["log_partition"] == pytest.approx(model.log_partition_, abs=0.1)
     assert model.history_[-1]["log_likelihood"] == pytest.approx(truth, abs=0.5)  # 100 rows
@@ -302,4 +317,4 @@ def test_reweighted_training_reports_its_log_likelihood():
 def test_preconditioning_needs_a_centred_gradient():
     for params in ({"learning": "exact"}, {"learning": "pcd", "centered": False}):
         with pytest.raises(ValueError, match="precondition=0.5 scales the centred gradient"):
-            RBMEstimator(**quick, precondition=0.5, **params).fit(X)
+            RBMEstimator().set_params(**quick, centering__precondition=0.5, **params).fit(X)

@@ -40,15 +40,26 @@ from tests.storage import by_pickle
 
 STRINGS = ("persistent", "replay", "data", "noise")
 each_init = pytest.mark.parametrize("init", STRINGS)
-quick = {"network": MLP((16,)), "n_iter": 3, "n_steps": 3, "random_state": 0, "base": "gaussian"}
+quick = {
+    "network": MLP((16,)),
+    "n_iter": 3,
+    "chains__n_steps": 3,
+    "random_state": 0,
+    "base": "gaussian",
+}
 # Steps by which nothing moves, and offers of the base left out: chains stay where they began.
-rooted = {"sampler": MALA(1e-12), "n_independence_steps": 0, "sigma": None, "standardize": False}
+rooted = {
+    "sampler": MALA(1e-12),
+    "chains__n_independence_steps": 0,
+    "sigma": None,
+    "standardize": False,
+}
 
 X, X_NEW = real_rows(100, 3), real_rows(40, 3, seed=1)
 
 
 def density(**params):
-    return ContrastiveDivergenceDensity(**quick | params)
+    return ContrastiveDivergenceDensity().set_params(**quick | params)
 
 
 def state_of(model):
@@ -95,8 +106,8 @@ def test_held_out_rows_gain_from_training(name, init):
     """Over the normal distribution that is corrected, which alone misses half a nat or more."""
     draw = {"moons": moons, "ring": ring}[name]
     rows, new = draw(500, 0), draw(500, 1)
-    params = {"sigma": 0.15, "init": init, "network": MLP((64, 64)), "n_steps": 5}
-    params |= {"buffer_size": 1000, "partition": ImportanceSampling(20_000)}
+    params = {"sigma": 0.15, "chains": init, "network": MLP((64, 64)), "chains__n_steps": 5}
+    params |= {"chains__size": 1000, "partition": ImportanceSampling(20_000)}
     base = density(**params | {"n_iter": 0}).fit(rows).score(new)
     model = density(**params | {"n_iter": 40}).fit(rows)
     assert model.n_restarts_ == 0
@@ -172,7 +183,7 @@ def test_rows_without_a_base_inside_walls():
     params = {"bounds": (0, 4), "base": None, "dtype": "float64"}
     model = density(**params, n_iter=0).fit(rows)
     assert_allclose(model.score_samples([[0.5], [3.9]]), -np.log(4), atol=1e-9)
-    model = density(**params, n_iter=40, n_steps=5, learning_rate=0.01).fit(rows)
+    model = density(**params, n_iter=40, chains__n_steps=5, learning_rate=0.01).fit(rows)
     truth = scipy.stats.beta(2, 5, scale=4).logpdf(rows).mean()
     assert model.score(rows) > (truth - np.log(4)) / 2  # half way at least
     grid = np.linspace(0, 4, 2001)[:, None]
@@ -241,7 +252,7 @@ FAR = Gaussian(torch.tensor([50.0, -50.0, 0.0]), 30.0)  # to be told from the da
 def test_without_a_base_samples_start_in_the_replay_buffer():
     inside = 1 / (1 + np.exp(-X))
     walls = {"base": None, "bounds": (0, 1), "sigma": None, "standardize": False}
-    model = density(init="replay", buffer_size=150, sampler=MALA(1e-12), **walls).fit(inside)
+    model = density(chains="replay", chains__size=150, sampler=MALA(1e-12), **walls).fit(inside)
     run = model.net_.run_
     run.state = run.state._replace(pool=torch.full_like(run.state.pool, 0.25))
     assert_allclose(model.sample(5, random_state=0), 0.25, atol=1e-4)
@@ -249,9 +260,11 @@ def test_without_a_base_samples_start_in_the_replay_buffer():
 
 @pytest.mark.parametrize("init", ["persistent", "replay", "noise"])
 def test_chains_begin_at_the_base(init):
-    model = density(init=init, base=FAR, **rooted, buffer_size=400, n_chains=400, batch_size=400)
+    model = density(
+        chains=init, base=FAR, **rooted, chains__size=400, chains__n_chains=400, batch_size=400
+    )
     rows = real_rows(400, 3)
-    model.set_params(max_restarts=0, n_iter=1).fit(rows)
+    model.set_params(optimizer__max_restarts=0, n_iter=1).fit(rows)
     state = state_of(model)
     x = state.pool if init == "replay" else state.chain.x
     assert_allclose(x.mean(0), [50, -50, 0], atol=5 * 30 / len(x) ** 0.5)
@@ -259,14 +272,14 @@ def test_chains_begin_at_the_base(init):
 
 
 def test_chains_begin_at_the_rows_of_the_batch():
-    model = density(init="data", **rooted, batch_size=1000).fit(X)
+    model = density(chains="data", **rooted, batch_size=1000).fit(X)
     assert_allclose(state_of(model).chain.x, X, atol=1e-4)
 
 
 def test_the_number_of_chains():
     assert len(state_of(density(batch_size=20).fit(X)).chain.x) == 20
-    assert len(state_of(density(batch_size=20, n_chains=7).fit(X)).chain.x) == 7
-    assert len(state_of(density(init="replay", buffer_size=150).fit(X)).pool) == 150
+    assert len(state_of(density(batch_size=20, chains__n_chains=7).fit(X)).chain.x) == 7
+    assert len(state_of(density(chains="replay", chains__size=150).fit(X)).pool) == 150
 
 
 def test_offers_of_the_base_are_taken():
@@ -275,7 +288,7 @@ def test_offers_of_the_base_are_taken():
     still = density(**params, n_iter=1).fit(X)
     later = density(**params, n_iter=4).fit(X)
     assert_allclose(state_of(still).chain.x, state_of(later).chain.x, atol=1e-4)
-    params["n_independence_steps"] = 1
+    params["chains__n_independence_steps"] = 1
     one, other = density(**params, n_iter=1).fit(X), density(**params, n_iter=2).fit(X)
     apart = (state_of(one).chain.x - state_of(other).chain.x).abs()
     assert (apart > 1e-4).all()
@@ -295,7 +308,7 @@ POLICIES = [
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 def test_a_policy_is_where_chains_start(policy):
     before = policy.get_params()
-    model = density(init=policy).fit(X)
+    model = density(chains=policy).fit(X)
     assert np.isfinite(model.score(X_NEW))
     assert model.init is policy
     assert policy.get_params() == before
@@ -307,14 +320,14 @@ def test_a_policy_is_where_chains_start(policy):
 
 
 def test_policies_are_searched_over():
-    model = density(init=ReplayBuffer(200, restart=0.1))
+    model = density(chains=ReplayBuffer(200, restart=0.1))
     assert model.get_params()["init__size"] == 200
     search = GridSearchCV(model, {"init__size": [128, 150], "init__restart": [0.0, 1.0]}, cv=2)
     search.set_params(error_score="raise").fit(X)
     best = search.best_estimator_
     assert len(state_of(best).pool) == search.best_params_["init__size"]
     with pytest.raises(ValueError, match="init__size.*init='replay'.*Pass one as init="):
-        density(init="replay").set_params(init__size=300)
+        density(chains="replay").set_params(init__size=300)
 
 
 # ------------------------------------------------------------------------------
@@ -339,7 +352,7 @@ SAMPLERS = [
 @each_init
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_every_sampler_of_real_rows(sampler, init):
-    model = density(sampler=sampler, init=init, buffer_size=200, n_iter=10).fit(X)
+    model = density(sampler=sampler, chains=init, chains__size=200, n_iter=10).fit(X)
     assert model.n_restarts_ == 0
     assert np.isfinite(model.score(X_NEW))
     assert np.isfinite(model.sample(5, random_state=0, n_steps=5)).all()
@@ -359,7 +372,7 @@ def test_tempered_chains():
     assert_same_training(by_pickle(model).partial_fit(X), model.partial_fit(X))
     for init in ("data", "noise", "replay"):
         with pytest.raises(ValueError, match="persistent chains"):
-            density(sampler=sampler, domain="real", init=init, buffer_size=200).fit(X)
+            density(sampler=sampler, domain="real", chains=init, chains__size=200).fit(X)
 
 
 def test_the_steps_of_the_sampler_are_searched_over():
@@ -388,7 +401,7 @@ def test_the_number_of_steps_has_one_value():
     model.set_params(**model.get_params())
     assert model.n_steps == 5
     with pytest.raises(ValueError, match="n_steps and sampler__n_steps"):
-        model.set_params(n_steps=7, sampler__n_steps=8)
+        model.set_params(chains__n_steps=7, sampler__n_steps=8)
     assert model.n_steps == 5
     with pytest.raises(ValueError, match="n_steps"):
         density().set_params(sampler__n_steps=0).fit(X)
@@ -402,9 +415,9 @@ def test_chains_make_as_many_steps(n_steps):
     params = rooted | {
         "sampler": sampler,
         "base": base,
-        "init": FromNoise(Gaussian(torch.zeros(3), 1e-6)),
+        "chains": FromNoise(Gaussian(torch.zeros(3), 1e-6)),
     }
-    params |= {"learning_rate": 1e-8, "n_iter": 1, "n_steps": n_steps, "batch_size": 2000}
+    params |= {"learning_rate": 1e-8, "n_iter": 1, "chains__n_steps": n_steps, "batch_size": 2000}
     model = density(**params, bounds=(-100, 100)).fit(np.repeat(X, 10, 0))
     assert_allclose(state_of(model).chain.x.var(0), 0.02 * n_steps, rtol=0.25)
 
@@ -417,12 +430,12 @@ def test_chains_make_as_many_steps(n_steps):
 MODES = {
     "persistent": {},
     "fixed step": {"sampler": MALA(0.1)},
-    "replay": {"init": "replay", "buffer_size": 150},
-    "data": {"init": "data"},
-    "noise": {"init": "noise"},
-    "reweight": {"reweight": True},
-    "momentum": {"init": "data", "sampler": HMC(adapt=True)},
-    "refined": {"kl_weight": 0.1, "entropy_weight": 0.1},
+    "replay": {"chains": "replay", "chains__size": 150},
+    "data": {"chains": "data"},
+    "noise": {"chains": "noise"},
+    "chains__reweight": {"chains__reweight": True},
+    "momentum": {"chains": "data", "sampler": HMC(adapt=True)},
+    "refined": {"objective__kl_weight": 0.1, "objective__entropy_weight": 0.1},
 }
 each_mode = pytest.mark.parametrize("params", MODES.values(), ids=MODES.keys())
 
@@ -442,8 +455,8 @@ def test_training_that_is_stored_goes_on_bit_for_bit(params):
 @pytest.mark.parametrize("go_on", ["partial_fit", "warm_start"])
 def test_chains_go_on(go_on, n_chains, reweight):
     """They stand where they stood, up to steps that move them by next to nothing."""
-    params = rooted | {"n_chains": n_chains, "warm_start": True, "learning_rate": 1e-8}
-    model = density(**params, reweight=reweight).fit(X)
+    params = rooted | {"chains__n_chains": n_chains, "warm_start": True, "learning_rate": 1e-8}
+    model = density(**params, chains__reweight=reweight).fit(X)
     before, n_batches = state_of(model).chain.x.clone(), state_of(model).n_batches
     if go_on == "partial_fit":
         model.partial_fit(X_NEW)  # of fewer rows
@@ -454,7 +467,7 @@ def test_chains_go_on(go_on, n_chains, reweight):
 
 
 def test_the_buffer_goes_on():
-    model = density(**rooted, init=ReplayBuffer(150, restart=0.0)).fit(X)
+    model = density(**rooted, chains=ReplayBuffer(150, restart=0.0)).fit(X)
     before = state_of(model).pool.clone()
     assert_allclose(state_of(model.partial_fit(X)).pool, before, atol=1e-4)
 
@@ -462,9 +475,9 @@ def test_the_buffer_goes_on():
 @pytest.mark.parametrize("later", STRINGS)
 @pytest.mark.parametrize("first", STRINGS)
 def test_another_policy_starts_other_chains(first, later):
-    model = density(init=first, buffer_size=150, warm_start=True).fit(X)
+    model = density(chains=first, chains__size=150, warm_start=True).fit(X)
     weights = model.energy(X)
-    model.set_params(init=later, n_iter=1, learning_rate=1e-6).fit(X)
+    model.set_params(chains=later, n_iter=1, learning_rate=1e-6).fit(X)
     assert_allclose(model.energy(X), weights, atol=1e-3)
     state = state_of(model)
     assert (state.pool is not None) == (later == "replay")
@@ -475,8 +488,10 @@ def test_another_policy_starts_other_chains(first, later):
 @pytest.mark.parametrize("n_independence_steps", [0, 1, 3])
 def test_weights_are_those_of_the_parameters_alone(n_independence_steps):
     """Rows that move, by steps or to draws of the base, do not change what they weigh."""
-    params = {"sampler": MALA(0.2), "learning_rate": 1e-9, "n_iter": 50, "n_chains": 200}
-    model = density(**params, reweight=True, n_independence_steps=n_independence_steps).fit(X)
+    params = {"sampler": MALA(0.2), "learning_rate": 1e-9, "n_iter": 50, "chains__n_chains": 200}
+    model = density(
+        **params, chains__reweight=True, chains__n_independence_steps=n_independence_steps
+    ).fit(X)
     walkers = state_of(model).walkers
     assert_allclose(walkers.log_weight, 0, atol=1e-4)
     assert float(walkers.log_z) == pytest.approx(0, abs=1e-4)
@@ -485,7 +500,9 @@ def test_weights_are_those_of_the_parameters_alone(n_independence_steps):
 def test_weights_know_log_z():
     """That of a model which was trained before without any, and is trained on."""
     model = density(n_iter=20, warm_start=True, learning_rate=0.01).fit(X)
-    model.set_params(reweight=True, n_iter=5, n_chains=1000, learning_rate=1e-3).fit(X)
+    model.set_params(
+        chains__reweight=True, n_iter=5, chains__n_chains=1000, learning_rate=1e-3
+    ).fit(X)
     state, energy = state_of(model), model.net_.module_.energy
     with torch.no_grad():
         log_z = float(state.walkers.log_partition(energy, state.chain.x))
@@ -530,7 +547,7 @@ def test_an_interrupted_fit_keeps_its_chains(params):
 @pytest.mark.parametrize("init", ["persistent", "replay"])
 def test_a_roll_back_keeps_chains_that_were_well_with_half_the_step(init):
     """Those of the buffer, too; they hardly move here."""
-    params = rooted | {"sampler": MALA(1e-8), "init": init, "buffer_size": 150, "batch_size": 20}
+    params = rooted | {"sampler": MALA(1e-8), "chains": init, "chains__size": 150, "batch_size": 20}
     good = density(**params).fit(X)
     model = density(**params, net_params={"callbacks": [Poison(6)]})
     with pytest.warns(ConvergenceWarning, match="rolled back 1 times"):
@@ -545,12 +562,12 @@ def test_a_roll_back_keeps_chains_that_were_well_with_half_the_step(init):
 
 STEPS = {
     "langevin": {"sampler": Langevin(0.1)},
-    "langevin 10x": {"sampler": Langevin(1.0), "init": "data"},
+    "langevin 10x": {"sampler": Langevin(1.0), "chains": "data"},
     "langevin 100x": {"sampler": Langevin(10.0)},
     "mala": {},
-    "mala 10x": {"sampler": MALA(1.0), "init": "replay", "buffer_size": 1000},
+    "mala 10x": {"sampler": MALA(1.0), "chains": "replay", "chains__size": 1000},
     "mala 100x": {"sampler": MALA(10.0)},
-    "reweight 10x": {"sampler": MALA(1.0), "reweight": True},
+    "reweight 10x": {"sampler": MALA(1.0), "chains__reweight": True},
 }
 
 
@@ -579,7 +596,7 @@ def test_steps_that_are_much_too_large(name, learning_rate):
 
 def test_a_learning_rate_that_nothing_can_save():
     with pytest.raises(FloatingPointError, match=r"epoch \d+, batch \d+: .*learning_rate"):
-        density(learning_rate=1e6, max_restarts=1, n_iter=10).fit(X)
+        density(learning_rate=1e6, optimizer__max_restarts=1, n_iter=10).fit(X)
 
 
 @pytest.mark.filterwarnings("error")
@@ -597,7 +614,7 @@ def test_a_sampler_that_tunes_itself_has_not_diverged(base, n_steps):
     """Its first steps are tries, of which few may be accepted."""
     for seed in range(3):
         rows = real_rows(60, 6, seed)
-        model = density(base=base, n_steps=n_steps, n_iter=5, random_state=seed).fit(rows)
+        model = density(base=base, chains__n_steps=n_steps, n_iter=5, random_state=seed).fit(rows)
         assert model.n_restarts_ == 0
 
 
@@ -619,7 +636,7 @@ def test_the_history_tells_whether_it_works(params):
 def test_the_gain_is_that_over_the_base():
     """Up to its error: the estimate comes from a thousand draws and the chains."""
     rows = moons(500, 0)
-    params = {"sigma": 0.15, "network": MLP((64, 64)), "n_steps": 5}
+    params = {"sigma": 0.15, "network": MLP((64, 64)), "chains__n_steps": 5}
     params |= {"batch_size": 1000, "n_iter": 150, "partition": ImportanceSampling(20_000)}
     model, base = density(**params).fit(rows), density(**params | {"n_iter": 0}).fit(rows)
     noisy = rows + model.sigma_ * model.units_.scale * np.random.default_rng(0).normal(
@@ -661,15 +678,15 @@ def test_images_with_chains_that_are_shifted():
         return Shift(1)(rows, generator)
 
     params = {"network": Conv((2, 3)), "partition": ImportanceSampling(200), "batch_size": 20}
-    params |= {"init": "replay", "buffer_size": 50, "n_iter": 2}
-    model = density(**params, augmentation=shifted).fit(IMAGES)
+    params |= {"chains": "replay", "chains__size": 50, "n_iter": 2}
+    model = density(**params, chains__augmentation=shifted).fit(IMAGES)
     assert seen == [(20, 1, 4, 4)] * 4
     assert model.sample(3, random_state=0, n_steps=3).shape == (3, 1, 4, 4)
     assert model.denoise(IMAGES[:3]).shape == (3, 1, 4, 4)
     assert np.isfinite(model.score(IMAGES))
     plain = density(**params).fit(IMAGES)
     assert not np.array_equal(plain.energy(IMAGES), model.energy(IMAGES))
-    with_object = density(**params, augmentation=Shift(1)).fit(IMAGES)
+    with_object = density(**params, chains__augmentation=Shift(1)).fit(IMAGES)
     assert_array_equal(by_pickle(with_object).energy(IMAGES), with_object.energy(IMAGES))
 
 
@@ -755,25 +772,28 @@ def test_huge_values():
         ({"sampler": "mala"}, "'sampler' parameter"),
         ({"sampler": MALA}, "'sampler' parameter"),
         ({"sampler": AnnealedLangevin()}, "level"),
-        ({"init": "persistant"}, "'init' parameter"),
-        ({"init": FromData}, "'init' parameter"),
-        ({"init": "replay", "buffer_size": 50}, "replay buffer of 50.*batch of 100.*buffer_size"),
-        ({"init": ReplayBuffer(50)}, "replay buffer of 50.*batch of 100"),
-        ({"init": FromNoise(Gaussian(torch.zeros(5), 1.0))}, "noise|columns"),
-        ({"reweight": True, "init": "data"}, "reweight.*init"),
-        ({"reweight": True, "init": "noise"}, "reweight.*init"),
-        ({"reweight": True, "init": "replay"}, "reweight.*init"),
-        ({"reweight": True, "sampler": Langevin(0.01)}, "reweight.*MALA, not Langevin"),
-        ({"reweight": True, "base": None}, "reweight.*base|base.*reweight"),
-        ({"kl_weight": 0.1, "sampler": HMC()}, "Langevin or MALA on real rows, not HMC"),
-        ({"entropy_weight": 0.1, "sampler": HMC()}, "Langevin or MALA"),
+        ({"chains": "persistant"}, "'init' parameter"),
+        ({"chains": FromData}, "'init' parameter"),
+        (
+            {"chains": "replay", "chains__size": 50},
+            "replay buffer of 50.*batch of 100.*buffer_size",
+        ),
+        ({"chains": ReplayBuffer(50)}, "replay buffer of 50.*batch of 100"),
+        ({"chains": FromNoise(Gaussian(torch.zeros(5), 1.0))}, "noise|columns"),
+        ({"chains__reweight": True, "chains": "data"}, "reweight.*init"),
+        ({"chains__reweight": True, "chains": "noise"}, "reweight.*init"),
+        ({"chains__reweight": True, "chains": "replay"}, "reweight.*init"),
+        ({"chains__reweight": True, "sampler": Langevin(0.01)}, "reweight.*MALA, not Langevin"),
+        ({"chains__reweight": True, "base": None}, "reweight.*base|base.*reweight"),
+        ({"objective__kl_weight": 0.1, "sampler": HMC()}, "Langevin or MALA on real rows, not HMC"),
+        ({"objective__entropy_weight": 0.1, "sampler": HMC()}, "Langevin or MALA"),
         ({"sigma": 0.3, "bounds": (-50, 50)}, "sigma=0.3.*walls.*None"),
         ({"sigma": "bandwidth", "bounds": (-50, 50)}, "sigma=.*walls"),
         ({"sigma": [0.1, 0.2]}, "one for each of 3 columns"),
         ({"sigma": [0.1, 0.2, np.nan]}, "positive and finite"),
         ({"sigma": 0.0}, "sigma"),
         ({"sigma": "kurtosis"}, "sigma"),
-        ({"sigma_anneal": 0.5}, "sigma_anneal"),
+        ({"objective__sigma_anneal": 0.5}, "sigma_anneal"),
         ({"bounds": (0, 50)}, "below the lower bound"),
         ({"bounds": (50, 0)}, "lower bounds must be below"),
         ({"bounds": (-50, 50), "base": "kernel", "sigma": None}, "walls.*gaussian"),
@@ -782,13 +802,13 @@ def test_huge_values():
             {"base": Uniform(Real((3,), -1.0, 1.0)), "standardize": False, "sigma": None},
             "no density at .* rows of X, first at row",
         ),
-        ({"augmentation": Shift(1), "init": "data"}, "images"),
-        ({"augmentation": Shift(1)}, "Persistent chains|images"),
-        ({"n_steps": 0}, "n_steps"),
-        ({"n_independence_steps": -1}, "n_independence_steps"),
-        ({"n_chains": 0}, "n_chains"),
-        ({"clip_norm": 0}, "clip_norm"),
-        ({"energy_l2": -1.0}, "energy_l2"),
+        ({"chains__augmentation": Shift(1), "chains": "data"}, "images"),
+        ({"chains__augmentation": Shift(1)}, "Persistent chains|images"),
+        ({"chains__n_steps": 0}, "n_steps"),
+        ({"chains__n_independence_steps": -1}, "n_independence_steps"),
+        ({"chains__n_chains": 0}, "n_chains"),
+        ({"objective__clip_norm": 0}, "clip_norm"),
+        ({"objective__energy_l2": -1.0}, "energy_l2"),
         ({"net_params": {"optimiser": 1}}, "net_params has no 'optimiser'"),
         ({"network": "mlp"}, "network"),
         ({"network": MLP}, "class: pass an instance"),
@@ -814,10 +834,10 @@ def test_names_that_are_none():
 def test_a_buffer_is_as_large_as_a_batch_or_larger():
     """However many rows there are."""
     for size in (20, 21):
-        model = density(init="replay", buffer_size=size, batch_size=20).fit(X)
+        model = density(chains="replay", chains__size=size, batch_size=20).fit(X)
         assert len(state_of(model).pool) == size
         model.partial_fit(X)
-    by_net = density(init="replay", buffer_size=20, net_params={"batch_size": 20}).fit(X)
+    by_net = density(chains="replay", chains__size=20, net_params={"batch_size": 20}).fit(X)
     assert len(state_of(by_net).pool) == 20
 
 

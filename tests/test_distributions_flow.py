@@ -272,7 +272,7 @@ def test_heavy_rows_count_more():
 def test_only_relative_positive_weights_matter():
     x = moons(120, 0)
     weight = (torch.arange(120) % 3 > 0).float()
-    fit = {"flow": "maf", "n_steps": 5}
+    fit = {"flow": "maf", "chains__n_steps": 5}
     without = NormalizingFlow.fit(x[weight > 0], **fit).log_prob(x)
     for scale in (1, 1e6):
         found = NormalizingFlow.fit(x, scale * weight, **fit).log_prob(x)
@@ -411,10 +411,10 @@ def test_unusable_units(units, message):
         ({"sigma": torch.ones(3)}, "one for each of 2 columns"),
         ({"transforms": 0}, "transforms and hidden_sizes"),
         ({"hidden_sizes": (4, 0)}, "transforms and hidden_sizes"),
-        ({"n_steps": 0}, "n_steps must be an integer"),
+        ({"chains__n_steps": 0}, "n_steps must be an integer"),
         ({"batch_size": 2.5}, "batch_size must be an integer"),
         ({"learning_rate": -1.0}, "learning_rate must be a number"),
-        ({"validation_fraction": 1.0}, "validation_fraction must be a number"),
+        ({"early_stopping__validation_fraction": 1.0}, "validation_fraction must be a number"),
         ({"weight": torch.zeros(60)}, "above zero"),
     ],
     ids=repr,
@@ -459,7 +459,7 @@ ROWS = moons(48, 0).double().numpy() * [100.0, 1.0] + [1e3, 0.0]
 
 
 def density(**params):
-    return NCEDensity(MLP((16,)), n_iter=5, random_state=0, **params)
+    return NCEDensity(MLP((16,))).set_params(n_iter=5, random_state=0, **params)
 
 
 @pytest.fixture(scope="module")

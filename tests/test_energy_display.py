@@ -42,7 +42,7 @@ def ax():
 
 
 def fast(**kwargs):
-    return ScoreMatchingDensity(n_iter=20, random_state=0, sigma=0.2, **kwargs)
+    return ScoreMatchingDensity().set_params(n_iter=20, random_state=0, sigma=0.2, **kwargs)
 
 
 @pytest.fixture(scope="module")
@@ -562,7 +562,7 @@ def test_gaps_in_the_history():
 
 def test_pipelines_searches_and_detectors(moons):
     pipeline = make_pipeline(StandardScaler(), fast()).fit(moons)
-    search = GridSearchCV(fast(), {"weight_decay": [0.0]}, cv=2).fit(moons)
+    search = GridSearchCV(fast(), {"optimizer__weight_decay": [0.0]}, cv=2).fit(moons)
     detector = EnergyOutlierDetector(fast(), random_state=0).fit(moons)
     for estimator in (pipeline, search, detector):
         display = TrainingDisplay.from_estimator(estimator)

@@ -236,7 +236,7 @@ def test_the_energy_is_better_than_the_flow_alone(moons):
 
 
 def test_before_training_it_is_the_flow(moons):
-    model = FlowContrastiveDensity(**quick | {"n_iter": 0}).fit(X)
+    model = FlowContrastiveDensity().set_params(**quick | {"n_iter": 0}).fit(X)
     expected = model.flow_.log_prob(torch.as_tensor(X_NEW).float()).double()
     assert_allclose(model.score_samples(X_NEW), expected, atol=1e-3)
     assert model.log_partition_learned_ == 0
@@ -273,19 +273,19 @@ def test_samples_are_those_of_the_energy(model, moons):
 
 
 def test_two_learning_rates():
-    model = FlowContrastiveDensity(
-        **quick, learning_rate=0.01, flow_learning_rate=0.003, learning_rate_decay="constant"
+    model = FlowContrastiveDensity().set_params(
+        **quick, learning_rate=0.01, flow_learning_rate=0.003, optimizer__schedule="constant"
     )
     net = model.fit(X).net_
     assert sorted(g["lr"] for g in net.optimizer_.param_groups) == [0.003, 0.01, 0.01]
     assert model.history_[-1]["lr"] == 0.01
-    model.set_params(learning_rate_decay="cosine").fit(X)
+    model.set_params(optimizer__schedule="cosine").fit(X)
     slow, _, fast = (g["lr"] for g in model.net_.optimizer_.param_groups)
     assert slow / fast == pytest.approx(0.3)
 
 
 def test_it_goes_on_where_it_was():
-    model = FlowContrastiveDensity(**quick, warm_start=True).fit(X)
+    model = FlowContrastiveDensity().set_params(**quick, warm_start=True).fit(X)
     again = pickle.loads(pickle.dumps(model))
     assert_allclose(again.score_samples(X), model.score_samples(X))
     x = torch.as_tensor(X).float()
@@ -301,7 +301,9 @@ def test_weights_are_repeated_rows_but_for_the_draws():
     count = np.random.default_rng(3).integers(0, 5, len(X))
     params = quick | {"batch_size": 1000, "n_iter": 7, "sigma": None, "dtype": "float64"}
     plain, weighted, repeated = (
-        FlowContrastiveDensity(**params, partition=None).fit(rows, sample_weight=weight)
+        FlowContrastiveDensity()
+        .set_params(**params, partition=None)
+        .fit(rows, sample_weight=weight)
         for rows, weight in ((X, None), (X, count), (np.repeat(X, count, axis=0), None))
     )
     apart = np.abs(weighted.energy(X_NEW) - repeated.energy(X_NEW)).mean()
@@ -314,15 +316,19 @@ def test_a_flow_of_a_user():
     with torch.random.fork_rng():
         flow = NICE(3, transforms=2, hidden_features=(8,))
     before = flow.state_dict()["base.loc"].clone() if "base.loc" in flow.state_dict() else None
-    model = FlowContrastiveDensity(**quick | {"flow": flow}).fit(X)
+    model = FlowContrastiveDensity().set_params(**quick | {"flow": flow}).fit(X)
     assert np.isfinite(model.score(X_NEW))
     assert before is None or torch.equal(flow.state_dict()["base.loc"], before)
 
 
 def test_few_rows_one_column_a_line():
-    assert np.isfinite(FlowContrastiveDensity(**quick).fit([[0.2], [1.4]]).score([[0.5]]))
+    assert np.isfinite(
+        FlowContrastiveDensity().set_params(**quick).fit([[0.2], [1.4]]).score([[0.5]])
+    )
     line = np.repeat(np.random.default_rng(0).normal(size=(60, 1)), 3, axis=1)
-    model = FlowContrastiveDensity(**quick).fit(line)  # noise in training keeps it finite
+    model = (
+        FlowContrastiveDensity().set_params(**quick).fit(line)
+    )  # noise in training keeps it finite
     assert np.isfinite(model.score_samples(line)).all()
 
 
@@ -339,10 +345,10 @@ def test_few_rows_one_column_a_line():
 )
 def test_parameters_out_of_range(params):
     with pytest.raises(ValueError, match=next(iter(params))):
-        FlowContrastiveDensity(**quick | params).fit(X)
+        FlowContrastiveDensity().set_params(**quick | params).fit(X)
 
 
 def test_without_zuko(monkeypatch):
     monkeypatch.setitem(sys.modules, "zuko", None)
     with pytest.raises(ImportError, match=r"skebm\[flows\]"):
-        FlowContrastiveDensity(**quick).fit(X)
+        FlowContrastiveDensity().set_params(**quick).fit(X)

@@ -24,7 +24,7 @@ BITS = (real_rows(200, 5) > 0).astype(float)
 
 
 def density(**params):
-    return NCEDensity(**quick | params)
+    return NCEDensity().set_params(**quick | params)
 
 
 def normal(d, sd=1.0):
@@ -52,9 +52,9 @@ def test_a_normal_distribution_under_wider_noise(d):
 @pytest.mark.parametrize("noise", ["gaussian", "mixture", "kernel"])
 def test_it_is_better_than_its_noise(noise):
     rows, _ = make_moons(1500, noise=0.1, random_state=0)
-    params = {"noise": noise, "random_state": 0, "n_components": 2, "early_stopping": True}
-    before = NCEDensity(**params, n_iter=0).fit(rows[:1000])
-    model = NCEDensity(**params).fit(rows[:1000])
+    params = {"noise": noise, "random_state": 0, "noise__n_components": 2, "early_stopping": True}
+    before = NCEDensity().set_params(**params, n_iter=0).fit(rows[:1000])
+    model = NCEDensity().set_params(**params).fit(rows[:1000])
     gain = model.score(rows[1000:]) - before.score(rows[1000:])
     assert gain > {"gaussian": 0.3, "mixture": 0.1, "kernel": -0.02}[noise]
 
@@ -87,7 +87,7 @@ def test_before_training_it_is_the_noise():
 
 def test_log_z_is_not_decayed():
     """A network that decay holds at zero is the noise, shifted by what is not decayed."""
-    model = density(weight_decay=1e3, learning_rate=1e-3, n_iter=1).fit(X)
+    model = density(optimizer__weight_decay=1e3, learning_rate=1e-3, n_iter=1).fit(X)
     groups = {g["weight_decay"]: g["params"] for g in model.net_.optimizer_.param_groups}
     assert [p.shape for p in groups[0.0]] == [()]
     assert len(groups[1e3]) == len(list(model.energy_.parameters()))
@@ -126,7 +126,7 @@ far = {"noise": normal(8), "sigma": None, "standardize": False, "random_state": 
 def test_bridges_lead_to_data_far_from_the_noise():
     rows, _ = on_a_plane(4000)
     new, truth = on_a_plane(1000, 1)
-    model = NCEDensity(**far, network=MLP((32,)), n_iter=10).fit(rows)
+    model = NCEDensity().set_params(**far, network=MLP((32,)), n_iter=10).fit(rows)
     assert model.n_bridges_ == 8
     assert abs(np.mean(model.score_samples(new) - truth)) < 0.1
     assert abs(model.log_partition_learned_ - model.log_partition_) < 0.5
@@ -140,7 +140,9 @@ def test_bridges_lead_to_data_far_from_the_noise():
 def test_one_classifier_of_data_far_from_the_noise_is_announced():
     rows, _ = on_a_plane(1000)
     with pytest.warns(ConvergenceWarning, match="n_bridges of at least"):
-        model = NCEDensity(**far, network=MLP((32,)), n_bridges=1, n_iter=100).fit(rows)
+        model = (
+            NCEDensity().set_params(**far, network=MLP((32,)), n_bridges=1, n_iter=100).fit(rows)
+        )
     new, truth = on_a_plane(1000, 1)
     assert np.mean(-model.energy(new) - truth) - model.log_partition_learned_ < -5
 
@@ -150,7 +152,7 @@ def test_bridges_of_rows_that_are_not_normal():
     rng = np.random.default_rng(0)
     rows = rng.choice([-1.0, 1.0], (3000, 1)) + 0.05 * rng.normal(size=(3000, 3))
     kind = {"noise": normal(3, 1.5), "sigma": None, "random_state": 0}
-    model = NCEDensity(**kind, learning_rate=1e-2).fit(rows[:2500])
+    model = NCEDensity().set_params(**kind, learning_rate=1e-2).fit(rows[:2500])
     assert model.n_bridges_ > 1
     truth = np.log(0.5) - 3 * np.log(0.05 * (2 * np.pi * np.e) ** 0.5)
     by_classifiers = -model.energy(rows[2500:]).mean() - model.log_partition_learned_

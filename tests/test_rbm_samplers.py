@@ -33,9 +33,9 @@ SAMPLERS = [
 
 
 def rbm(**params):
-    settings = {"n_iter": 200, "learning": "pcd", "n_gibbs_steps": 3, "batch_size": 50}
+    settings = {"n_iter": 200, "learning": "pcd", "chains__n_steps": 3, "batch_size": 50}
     settings["learning_rate"] = 0.3
-    return RBMEstimator(3, random_state=0, **(settings | params))
+    return RBMEstimator(3).set_params(random_state=0, **settings | params)
 
 
 @pytest.fixture(scope="module")

@@ -28,18 +28,24 @@ from tests.discovery import walk
 from tests.storage import by_joblib, by_pickle, by_skops
 
 # A learning rate at which a few passes of a small network tell classes apart, as scikit-learn asks.
-small = {"network": MLP((16,)), "n_steps": 2, "n_iter": 12, "learning_rate": 0.03}
+small = {"network": MLP((16,)), "chains__n_steps": 2, "n_iter": 12, "learning_rate": 0.03}
 small |= {"sigma": 0.3, "random_state": 0}
 
 CASES = {
     JEMClassifier: {
-        "factored": JEMClassifier(**small),
-        "joint": JEMClassifier(**small, objective="joint", generative_weight=0.5),
-        "plain": JEMClassifier(**small, generative_weight=0.0),
-        "replay": JEMClassifier(
-            **small, init="replay", buffer_size=150, sampler=Langevin(0.01), sharpness=0.05
+        "factored": JEMClassifier().set_params(**small),
+        "joint": JEMClassifier().set_params(**small, objective="joint", generative_weight=0.5),
+        "plain": JEMClassifier().set_params(**small, generative_weight=0.0),
+        "replay": JEMClassifier().set_params(
+            **small,
+            chains="replay",
+            chains__size=150,
+            sampler=Langevin(0.01),
+            objective__sharpness=0.05,
         ),
-        "no_partition": JEMClassifier(**small, partition=None, dtype="float64", averaging=0.5),
+        "no_partition": JEMClassifier().set_params(
+            **small, partition=None, dtype="float64", optimizer__averaging=0.5
+        ),
     }
 }
 INSTANCES = [
@@ -142,15 +148,15 @@ def test_checks_that_check_estimator_leaves_out(case, check):
 # ------------------------------------------------------------------------------
 
 full = {"network": MLP((8,)), "n_iter": 7, "batch_size": 1000, "dtype": "float64"}
-full |= {"random_state": 0, "n_steps": 2, "partition": ImportanceSampling(500)}
-full |= {"sigma": None, "n_chains": 50, "base": "gaussian"}
+full |= {"random_state": 0, "chains__n_steps": 2, "partition": ImportanceSampling(500)}
+full |= {"sigma": None, "chains__n_chains": 50, "base": "gaussian"}
 WEIGHTED = {
-    "plain": JEMClassifier(**full, generative_weight=0.0),
-    "balanced": JEMClassifier(**full, generative_weight=0.0, class_weight="balanced"),
-    "sharp": JEMClassifier(**full, generative_weight=0.0, sharpness=0.1),
-    "factored": JEMClassifier(**full),
-    "joint": JEMClassifier(**full | {"base": "mixture"}, objective="joint"),
-    "unlabelled": JEMClassifier(**full, unlabeled="cedar"),
+    "plain": JEMClassifier().set_params(**full, generative_weight=0.0),
+    "balanced": JEMClassifier().set_params(**full, generative_weight=0.0, class_weight="balanced"),
+    "sharp": JEMClassifier().set_params(**full, generative_weight=0.0, objective__sharpness=0.1),
+    "factored": JEMClassifier().set_params(**full),
+    "joint": JEMClassifier().set_params(**full | {"base": "mixture"}, objective="joint"),
+    "unlabelled": JEMClassifier().set_params(**full, unlabeled="cedar"),
 }
 each_weighted = pytest.mark.parametrize("model", WEIGHTED.values(), ids=WEIGHTED.keys())
 
