@@ -6,13 +6,14 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from skorch.callbacks import Callback
 
 from skebm import ContrastiveDivergenceDensity
 from skebm.base import SamplingError
 from skebm.energies import MLP
-from skebm.objectives import SampledLikelihood
+from skebm.objectives import ContrastiveDivergence
 from skebm.samplers import MALA, FromData, GibbsWithGradients, Langevin, Persistent, ReplayBuffer
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
@@ -47,7 +48,7 @@ class Hopeless(MALA):
         raise SamplingError("It never works.")
 
 
-class Diary(SampledLikelihood):
+class Diary(ContrastiveDivergence):
     """Remembers what it was rolled back to."""
 
     def rolled_back(self, state, batch, generator, tries=1):
@@ -92,8 +93,8 @@ def net_of(sampler, policy=None, epochs=4, cls=Diary, **settings):
     with torch.no_grad():
         for p in energy.parameters():
             p *= 0.3
-    policy = Persistent(BATCH, energy.base) if policy is None else policy
-    objective = cls(energy, sampler, policy, n_steps=2)
+    policy = Persistent(n_chains=BATCH, initial=energy.base) if policy is None else policy
+    objective = cls(energy, sampler, clone(policy).set_params(n_steps=2))
     net = EnergyNet(
         objective,
         generator=seeded(7),
@@ -112,7 +113,7 @@ def net_of(sampler, policy=None, epochs=4, cls=Diary, **settings):
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [None, FromData(), ReplayBuffer(60)], ids=repr)
+@pytest.mark.parametrize("policy", [None, FromData(), ReplayBuffer(size=60)], ids=repr)
 def test_a_failing_sampler_is_rolled_back_to_the_start_of_the_epoch(policy):
     # Six steps an epoch: the tenth is the second of the second batch of the second.
     net = net_of(Fused(fuses=(10,)), policy)
@@ -134,7 +135,7 @@ def test_a_failing_sampler_is_rolled_back_to_the_start_of_the_epoch(policy):
 
 
 def test_chains_that_were_well_go_on():
-    for policy in (None, ReplayBuffer(60)):
+    for policy in (None, ReplayBuffer(size=60)):
         net = net_of(Fused(fuses=(10,)), policy)
         net.fit(training_rows())
         given, after = net.module_.given, net.module_.after
@@ -173,7 +174,7 @@ def test_a_healthy_run_is_left_alone():
 def test_the_same_seed_diverges_in_the_same_way():
     found = []
     for _ in range(2):
-        net = net_of(Fused(fuses=(10,)), ReplayBuffer(60))
+        net = net_of(Fused(fuses=(10,)), ReplayBuffer(size=60))
         net.fit(training_rows())
         found.append(net)
     assert torch.equal(*(weights(net.module_) for net in found))
@@ -187,7 +188,7 @@ def test_a_roll_back_does_not_leave_the_averaged_weights():
     assert torch.isfinite(weights(net.module_)).all()
 
 
-class Sizes(SampledLikelihood):
+class Sizes(ContrastiveDivergence):
     """Remembers the size of the weights that are judged, and of those they are compared with."""
 
     def monitor(self, batch, state, generator):
@@ -222,7 +223,7 @@ HEALTHY = {
 
 
 def judged(n_rows=100, before=None, sampler=None, **changed):
-    objective = SampledLikelihood(neural(3), sampler or MALA(STEP), FromData())
+    objective = ContrastiveDivergence(neural(3), sampler or MALA(STEP), FromData())
     return objective.diverged(HEALTHY | changed, before, n_rows)
 
 
@@ -275,13 +276,13 @@ def test_only_samplers_that_reject_can_collapse():
 
 def test_a_model_that_is_sure_of_its_bits_has_not_collapsed():
     """Flips are rejected there, and there is no step to halve."""
-    objective = SampledLikelihood(binary("tree", 4), GibbsWithGradients(), FromData())
+    objective = ContrastiveDivergence(binary("tree", 4), GibbsWithGradients(), FromData())
     assert objective.diverged(HEALTHY | {"acceptance": 0.0}, None, 100) is None
 
 
 def test_numbers_that_are_missing_are_no_reason():
     """Without a base there is no gain, before the first batch no acceptance."""
-    objective = SampledLikelihood(neural(3, base=None), MALA(STEP), FromData())
+    objective = ContrastiveDivergence(neural(3, base=None), MALA(STEP), FromData())
     logs = {name: HEALTHY[name] for name in ("loss", "energy_gap", "energy_spread")}
     assert objective.diverged(logs, {}, 100) is None
 
