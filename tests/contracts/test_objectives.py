@@ -29,6 +29,7 @@ from skebm.samplers import (
     MALA,
     FromData,
     FromNoise,
+    Gibbs,
     GibbsWithGradients,
     Langevin,
     ParallelTempering,
@@ -55,7 +56,7 @@ from tests.objectives import (
     uniform,
     weights,
 )
-from tests.oracle import DOUBLE, make_rbm, seeded
+from tests.oracle import DOUBLE, make_gaussian_rbm, make_rbm, seeded
 
 
 class Case(NamedTuple):
@@ -155,6 +156,12 @@ def gently(build):
     return make
 
 
+def based_rbm():
+    energy = make_rbm(D, H)
+    energy.base = uniform(energy)
+    return energy
+
+
 def by_chains(make, build=neural, **kind):
     return on_reals(make, gently(build), **kind)
 
@@ -207,6 +214,32 @@ CASES = {
         ),
         "sampled bits without a base": on_bits(
             sampled(GibbsWithGradients(), Persistent), lambda: binary("none", D)
+        ),
+        "RBM from noise": Case(
+            lambda: sampled(Gibbs(), FromNoise, centering=Centering(0.5))(based_rbm()),
+            data,
+            scalar=False,
+        ),
+        "RBM by tempered chains": Case(
+            lambda: sampled(ParallelTempering(3), Persistent)(based_rbm()), data
+        ),
+        "RBM by weighed chains": Case(
+            lambda: sampled(Gibbs(), Persistent, WEIGHED)(based_rbm()), data
+        ),
+        "RBM with proposals": Case(
+            lambda: sampled(GibbsWithGradients(), steps={"n_independence_steps": 2})(based_rbm()),
+            data,
+        ),
+        "RBM with squares": Case(
+            lambda: sampled(Gibbs(), energy_l2=0.3, penalty=PENALTIES["all"])(based_rbm()),
+            data,
+            penalised=True,
+        ),
+        "Gaussian RBM from data": Case(
+            lambda: sampled(Gibbs())(make_gaussian_rbm(3, H)), real_rows
+        ),
+        "Gaussian RBM by chains": Case(
+            lambda: sampled(Gibbs(), Persistent, sigma=SIGMA)(make_gaussian_rbm(3, H)), real_rows
         ),
         "sampled one-hot": Case(
             lambda: sampled(GibbsWithGradients())(one_hot(base=True)), one_hot_rows
