@@ -23,9 +23,9 @@ class GaussianRBM(BipartiteEnergy):
         F(x) = \sum_i \frac{(x_i - b_i)^2}{2 \sigma_i^2}
             - \sum_j \log\Bigl(1 + e^{c_j + \sum_i W_{ji} x_i / \sigma_i^2}\Bigr).
 
-    Given the hidden units the visible ones are normal, with means :math:`b + W^\top h` and variances
-    :math:`\sigma^2`: the model is a mixture of :math:`2^H` normal distributions of the same
-    covariance.
+    Given the hidden units the visible ones are normal, with means :math:`b + W^\top h` and
+    variances :math:`\sigma^2`: the model is a mixture of :math:`2^H` normal distributions of the
+    same covariance.
 
     Parameters
     ----------

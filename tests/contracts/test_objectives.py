@@ -11,6 +11,7 @@ from torch import Tensor
 from skebm.base import Batch, Loss, Objective
 from skebm.base.objective import weighted_mean
 from skebm.distributions import Gaussian, NormalizingFlow, TruncatedGaussian
+from skebm.energies import GaussianRBM
 from skebm.objectives import (
     Centering,
     ContrastiveDivergence,
@@ -56,7 +57,7 @@ from tests.objectives import (
     uniform,
     weights,
 )
-from tests.oracle import DOUBLE, make_gaussian_rbm, make_rbm, seeded
+from tests.oracle import DOUBLE, make_rbm, seeded
 
 
 class Case(NamedTuple):
@@ -162,6 +163,11 @@ def based_rbm():
     return energy
 
 
+def gaussian_rbm():
+    base = Gaussian(torch.zeros(3, dtype=DOUBLE), 2.0)
+    return GaussianRBM(3, H, generator=seeded(), scale=0.3, sigma=2.0, dtype=DOUBLE, base=base)
+
+
 def by_chains(make, build=neural, **kind):
     return on_reals(make, gently(build), **kind)
 
@@ -235,11 +241,9 @@ CASES = {
             data,
             penalised=True,
         ),
-        "Gaussian RBM from data": Case(
-            lambda: sampled(Gibbs())(make_gaussian_rbm(3, H)), real_rows
-        ),
+        "Gaussian RBM from data": Case(lambda: sampled(Gibbs())(gaussian_rbm()), real_rows),
         "Gaussian RBM by chains": Case(
-            lambda: sampled(Gibbs(), Persistent, sigma=SIGMA)(make_gaussian_rbm(3, H)), real_rows
+            lambda: sampled(Gibbs(), Persistent, sigma=SIGMA)(gaussian_rbm()), real_rows
         ),
         "sampled one-hot": Case(
             lambda: sampled(GibbsWithGradients())(one_hot(base=True)), one_hot_rows
