@@ -19,7 +19,7 @@ from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
 from tests.networks import binary, neural
 from tests.objectives import same
-from tests.oracle import DOUBLE, seeded
+from tests.oracle import DOUBLE, make_rbm, seeded
 
 N_ROWS, BATCH = 60, 20  # three batches an epoch
 STEP = 0.08
@@ -278,6 +278,31 @@ def test_a_model_that_is_sure_of_its_bits_has_not_collapsed():
     """Flips are rejected there, and there is no step to halve."""
     objective = ContrastiveDivergence(binary("tree", 4), GibbsWithGradients(), FromData())
     assert objective.diverged(HEALTHY | {"acceptance": 0.0}, None, 100) is None
+
+
+@pytest.mark.parametrize("energy", [lambda: binary("tree", 40), lambda: make_rbm(40, 3)])
+def test_finite_domains_have_limits_of_their_own(energy):
+    """Forty bits: 27.7 nats are those of the uniform distribution, and 3 % of them are 0.83."""
+    uniform = 40 * math.log(2)
+    objective = ContrastiveDivergence(energy(), GibbsWithGradients(), FromData())
+
+    def judged(before=None, n_rows=100, **changed):
+        return objective.diverged(HEALTHY | changed, before, n_rows)
+
+    assert judged() is None
+    assert judged(energy_gap=uniform + 0.9) is None
+    assert "worse than a uniform distribution" in judged(energy_gap=uniform + 1.1)
+    assert judged(energy_gap=40.0, before=HEALTHY | {"energy_gap": 39.5}) is None
+    assert judged(energy_gap=40.0, before=HEALTHY | {"energy_gap": 38.5}) is not None
+    # Chains far above the data: by ten standard deviations and ten nats, and by more than those.
+    assert judged(energy_gap=-27.0) is None
+    assert judged(energy_gap=-30.0, energy_spread=2.1) is None
+    assert "energy gap -30" in judged(energy_gap=-30.0)
+    assert judged(energy_gap=-30.0, before=HEALTHY | {"energy_gap": -30.0}) is None
+    assert judged(energy_change=0.99) is None
+    assert "more than 1" in judged(energy_change=1.01)
+    assert judged(energy_gap=99.0, energy_change=99.0, n_rows=9) is None
+    assert "largest weight 101" in judged(largest_weight=101.0, n_rows=9)
 
 
 def test_numbers_that_are_missing_are_no_reason():
