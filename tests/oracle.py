@@ -9,8 +9,14 @@ import itertools
 import scipy.stats
 import torch
 
-from skebm.distributions import ChowLiuTree
-from skebm.energies import BernoulliRBM, TemperedCorrection, Tilted
+from skebm.distributions import ChowLiuTree, Gaussian
+from skebm.energies import (
+    AnnealedGaussianRBM,
+    BernoulliRBM,
+    GaussianRBM,
+    TemperedCorrection,
+    Tilted,
+)
 
 DOUBLE = torch.float64
 
@@ -44,6 +50,30 @@ def make_tree_rbm(n_visible, n_hidden, *, seed=0, **kwargs):
     return energy
 
 
+def make_gaussian_rbm(n_visible, n_hidden, *, seed=0, scale=0.6, learn_sigma=True):
+    """A Gaussian RBM whose columns differ in width, on a base that has nothing to do with them."""
+    generator = seeded(seed)
+
+    def normal(n):
+        return torch.randn(n, generator=generator, dtype=DOUBLE)
+
+    base = Gaussian(0.3 * normal(n_visible), (0.2 * normal(n_visible)).exp() * 1.7)
+    energy = GaussianRBM(
+        n_visible,
+        n_hidden,
+        generator=generator,
+        scale=scale,
+        sigma=(0.3 * normal(n_visible)).exp(),
+        learn_sigma=learn_sigma,
+        dtype=DOUBLE,
+        base=base,
+    )
+    with torch.no_grad():
+        for p in (energy.visible_bias, energy.hidden_bias):
+            p.copy_(0.5 * normal(len(p)))
+    return energy
+
+
 def bits(n):
     """All rows of n bits, (2 ** n, n)."""
     return torch.tensor(list(itertools.product((0.0, 1.0), repeat=n)), dtype=DOUBLE)
@@ -57,7 +87,16 @@ def joint_energy(energy, x, h):
         model = energy.energy
         log_q = model.base.log_prob(x)[:, None]
         return energy.beta * (joint_energy(model, x, h) + log_q) - log_q
+    if isinstance(energy, AnnealedGaussianRBM):
+        q = torch.distributions.Normal(energy.base.mean, energy.base.scale)
+        model = joint_energy(energy.energy, x, h)
+        return energy.beta * model - (1 - energy.beta) * q.log_prob(x).sum(1)[:, None]
     W, b, c = energy.weight, energy.visible_bias, energy.hidden_bias
+    if isinstance(energy, GaussianRBM):
+        variance = energy.log_variance.exp()
+        interaction = torch.einsum("mj,ji,ni->nm", h, W, x / variance)
+        squares = ((x - b) ** 2 / (2 * variance)).sum(1)
+        return squares[:, None] - (h * c).sum(1)[None, :] - interaction
     interaction = torch.einsum("mj,ji,ni->nm", h, W, x)
     value = -(x * b).sum(1)[:, None] - (h * c).sum(1)[None, :] - interaction
     if isinstance(energy.base, ChowLiuTree):  # itself tested against enumeration

@@ -5,13 +5,23 @@ import torch
 from sklearn.base import clone
 
 from skebm.base import Binary, Categorical, Real
-from skebm.distributions import IndependentBernoulli
-from skebm.samplers import ChainPolicy, FromData, FromNoise, Langevin, Persistent, ReplayBuffer
+from skebm.distributions import Gaussian, IndependentBernoulli
+from skebm.samplers import (
+    MALA,
+    ChainPolicy,
+    FromData,
+    FromNoise,
+    Gibbs,
+    Langevin,
+    ParallelTempering,
+    Persistent,
+    ReplayBuffer,
+)
 from tests.discovery import walk
 from tests.oracle import DOUBLE, P_FLOOR, make_rbm, seeded
 from tests.targets import LinearInABox, Normal, Quadratic
 
-POLICIES = [FromData(), FromNoise(), Persistent(), Persistent(7), ReplayBuffer(50)]
+POLICIES = [FromData(), FromNoise(), Persistent(), Persistent(n_chains=7), ReplayBuffer(size=50)]
 
 
 def plain(d=2):
@@ -91,14 +101,14 @@ def test_noise_is_uniform_or_normal_or_given():
     rows, _ = FromNoise().draw(LinearInABox(), None, x, generator)
     assert abs(float(rows.mean()) - 0.5) < 0.03
     given = IndependentBernoulli(torch.tensor([2.0, -2.0, 0.0], dtype=DOUBLE))
-    rows, _ = FromNoise(given).draw(make_rbm(3, 2), None, torch.zeros(20_000, 3), generator)
+    rows, _ = FromNoise(initial=given).draw(make_rbm(3, 2), None, torch.zeros(20_000, 3), generator)
     assert torch.allclose(
         rows.double().mean(0), torch.tensor([2.0, -2.0, 0.0]).sigmoid().double(), atol=0.02
     )
 
 
 def test_persistent_chains_go_on():
-    energy, generator, policy = plain(), seeded(), Persistent(5)
+    energy, generator, policy = plain(), seeded(), Persistent(n_chains=5)
     pool = policy.start(energy, data(), generator)
     assert pool.shape == (5, 2)
     moved = pool + 1
@@ -110,7 +120,7 @@ def test_persistent_chains_go_on():
 
 def test_rows_are_written_back_where_they_were_read():
     energy, generator = plain(), seeded()
-    policy = ReplayBuffer(20, restart=0.0)
+    policy = ReplayBuffer(size=20, restart=0.0)
     pool = policy.start(energy, data(), generator)
     before = pool.clone()
     rows, place = policy.draw(energy, pool, data(), generator)
@@ -126,7 +136,7 @@ def test_rows_are_written_back_where_they_were_read():
 @pytest.mark.parametrize("restart", [0.0, 0.05, 1.0])
 def test_a_share_of_the_chains_starts_anew(restart):
     energy, generator, n = plain(), seeded(), 10_000
-    policy = ReplayBuffer(n, restart=restart)
+    policy = ReplayBuffer(size=n, restart=restart)
     x = torch.zeros(n, 2, dtype=DOUBLE)
     pool = policy.keep(policy.start(energy, x, generator), torch.arange(n), x + 50)
     rows, place = policy.draw(energy, pool, x, generator)
@@ -135,22 +145,74 @@ def test_a_share_of_the_chains_starts_anew(restart):
     assert torch.equal(policy.keep(pool, place, rows)[place][fresh], rows[fresh])
 
 
+@pytest.mark.parametrize("policy", [FromData(), FromNoise(), ReplayBuffer(size=50)], ids=repr)
+def test_rows_on_which_chains_start_are_augmented(policy):
+    """The pool keeps the places that the rows were read from."""
+    energy, x, runs = plain(), data(), []
+    for augmentation in (None, lambda rows, generator: rows + 100):
+        generator, one = seeded(1), clone(policy).set_params(augmentation=augmentation)
+        pool = one.start(energy, x, generator)
+        runs.append(one.draw(energy, pool, x, generator))
+    (rows, place), (shifted, there) = runs
+    torch.testing.assert_close(shifted, rows + 100)
+    assert (place is None and there is None) or torch.equal(place, there)
+
+
+# ------------------------------------------------------------------------------
+# Steps
+# ------------------------------------------------------------------------------
+
+
+def with_base():
+    energy = plain()
+    energy.base = Gaussian(torch.zeros(2, dtype=DOUBLE), 1.0)
+    return energy
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_default_steps_go_by_the_energy(policy):
+    energy = make_rbm(3, 2)
+    energy.base = IndependentBernoulli(torch.zeros(3, dtype=DOUBLE))
+    assert policy.steps(energy, Gibbs()) == (1, 0)  # whole layers are drawn anew
+    assert policy.steps(plain(), Langevin(0.1)) == (10, 0)
+    assert policy.steps(with_base(), Langevin(0.1)) == (10, 1)
+    # Replicas exchange rows, and are not proposed any.
+    assert policy.steps(with_base(), ParallelTempering(3, MALA(0.1))) == (10, 0)
+    asked = clone(policy).set_params(n_steps=3, n_independence_steps=2)
+    for one, sampler in ((energy, Gibbs()), (with_base(), Langevin(0.1))):
+        assert asked.steps(one, sampler) == (3, 2)
+        assert asked.set_params(n_independence_steps=0).steps(one, sampler) == (3, 0)
+        asked.set_params(n_independence_steps=2)
+
+
+def test_proposals_that_cannot_be_made_are_refused():
+    policy = Persistent(n_independence_steps=1)
+    with pytest.raises(ValueError, match="the energy has no base: pass n_independence_steps=0"):
+        policy.steps(plain(), Langevin(0.1))
+    with pytest.raises(ValueError, match="exchanges them: pass n_independence_steps=0"):
+        policy.steps(with_base(), ParallelTempering(3, MALA(0.1)))
+
+
 def test_bad_policies():
     energy, generator = plain(), seeded()
     for policy, name in (
-        (ReplayBuffer(0), "size"),
+        (ReplayBuffer(size=0), "size"),
         (ReplayBuffer(restart=1.5), "restart"),
-        (Persistent(0), "n_chains"),
-        (FromData(-1.0), "noise_scale"),
-        (FromNoise("normal"), "noise"),
+        (Persistent(n_chains=0), "n_chains"),
+        (Persistent(reweight="yes"), "reweight"),
+        (FromData(noise_scale=-1.0), "noise_scale"),
+        (FromNoise(initial="normal"), "initial"),
+        (FromNoise(augmentation="flip"), "augmentation"),
+        (FromData(0), "n_steps"),
+        (ReplayBuffer(n_independence_steps=-1), "n_independence_steps"),
     ):
         with pytest.raises(ValueError, match=name):
             policy.start(energy, data(), generator)
-    pool = ReplayBuffer(4).start(energy, data(), generator)
+    pool = ReplayBuffer(size=4).start(energy, data(), generator)
     with pytest.raises(ValueError, match="A batch of 8 rows needs a buffer of at least as many"):
-        ReplayBuffer(4).draw(energy, pool, data(), generator)
+        ReplayBuffer(size=4).draw(energy, pool, data(), generator)
     with pytest.raises(ValueError, match="Gaussian noise leaves"):
-        FromData(0.1).start(make_rbm(2, 2), data(), generator)
+        FromData(noise_scale=0.1).start(make_rbm(2, 2), data(), generator)
     half = energy_on(Real((2,), 0.0, None))
-    with pytest.raises(ValueError, match="There is no uniform distribution over.*pass noise="):
+    with pytest.raises(ValueError, match="There is no uniform distribution over.*pass initial="):
         FromNoise().draw(half, None, data(), generator)

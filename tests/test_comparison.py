@@ -331,7 +331,7 @@ def test_it_leaves_the_estimator_alone(monkeypatch):
     compare(model, QUICK)
     assert vars(model) == before
     assert joblib.hash(model) == stored
-    assert model._holder == {}
+    assert model._log_z.found is None
     value = model.log_partition_
     monkeypatch.setattr(Exact, "estimate", Refusing(RuntimeError("again")).estimate)
     compare(model, [Bethe()])

@@ -5,8 +5,15 @@ import torch
 
 from skebm.base import Batch, Real, Sampler
 from skebm.distributions import IndependentBernoulli
-from skebm.objectives import Centering, ContrastiveDivergence, ExactLikelihood, Offsets
-from skebm.samplers import FromData, Gibbs, Persistent
+from skebm.objectives import (
+    Centering,
+    ContrastiveDivergence,
+    ExactLikelihood,
+    Offsets,
+    Penalty,
+)
+from skebm.samplers import MALA, FromData, Gibbs, Persistent
+from tests.networks import neural
 from tests.objectives import (
     N_CHAINS,
     PENALTIES,
@@ -463,6 +470,21 @@ def test_chains_start_from_the_distribution_given(energy):
     assert torch.equal(x, (logits > 0).to(DOUBLE).expand(9, -1))
 
 
+@pytest.mark.parametrize("centered", [False, True])
+def test_the_gradient_is_clipped_by_the_norm_of_all(energy, centered):
+    centering, batch = Centering() if centered else None, Batch(data())
+
+    def found(clip):
+        objective = ContrastiveDivergence(
+            energy, Gibbs(), FromData(), clip_norm=clip, centering=centering
+        )
+        return flat(gradient(objective, batch, objective.start(batch, seeded()), 5)[0])
+
+    whole = found(None)
+    torch.testing.assert_close(found(0.01), whole * 0.01 / whole.norm(), rtol=1e-4, atol=0)
+    torch.testing.assert_close(found(1e6), whole)
+
+
 class Unfit(Sampler):
     """Draws real rows."""
 
@@ -478,3 +500,54 @@ class Unfit(Sampler):
 def test_an_unfit_sampler_is_refused_at_once(energy):
     with pytest.raises(TypeError, match="Unfit"):
         ContrastiveDivergence(energy, Unfit(), FromData())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"centering": Centering()}, "NeuralEnergy does not: pass centering=None"),
+        ({"penalty": Penalty(0.1)}, "NeuralEnergy does not have: pass penalty=None"),
+    ],
+)
+def test_networks_have_no_units_to_centre_or_to_penalise(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ContrastiveDivergence(neural(3), MALA(0.1), FromData(), **settings)
+
+
+def one_step(energy, **settings):
+    return ContrastiveDivergence(energy, Gibbs(), FromData(), **settings)
+
+
+@pytest.mark.parametrize("make", [one_step, ExactLikelihood])
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"centering": Centering(1.5)}, "rate"),
+        ({"centering": Centering(precondition=-0.1)}, "precondition"),
+        ({"penalty": Penalty(-1.0)}, "l1"),
+        ({"penalty": Penalty(l2=-1.0)}, "l2"),
+        ({"penalty": Penalty(sparsity_target=1.0)}, "sparsity_target"),
+        ({"penalty": Penalty(sparsity_target=0.1, sparsity_cost=-1.0)}, "sparsity_cost"),
+    ],
+)
+def test_numbers_out_of_their_range(energy, make, settings, name):
+    with pytest.raises(ValueError, match=name):
+        make(energy, **settings)
+
+
+def test_other_terms_have_no_centred_gradient(energy):
+    with pytest.raises(ValueError, match="energy_l2 and refinement have no centred one"):
+        ContrastiveDivergence(energy, Gibbs(), FromData(), energy_l2=0.1, centering=Centering())
+
+
+def test_squares_of_an_energy_with_a_gradient_of_its_own_are_penalised(energy):
+    """By autograd, which takes all terms; the chains are the same."""
+    batch, found = Batch(data()), {}
+    for alpha in (0.0, 0.3):
+        objective = ContrastiveDivergence(energy, Gibbs(), FromData(), energy_l2=alpha)
+        state = objective.start(batch, seeded())
+        found[alpha] = *gradient(objective, batch, state, 5), objective
+    rows = torch.cat([batch.x, found[0.3][1].state.chain.x])
+    assert torch.equal(rows[6:], found[0.0][1].state.chain.x)
+    expected = autograd(lambda e: 0.3 * log_weight(e, rows).square().sum() / 6, energy)
+    torch.testing.assert_close(flat(found[0.3][0]) - flat(found[0.0][0]), flat(expected))

@@ -6,19 +6,20 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from skorch.callbacks import Callback
 
 from skebm import ContrastiveDivergenceDensity
 from skebm.base import SamplingError
 from skebm.energies import MLP
-from skebm.objectives import SampledLikelihood
+from skebm.objectives import ContrastiveDivergence
 from skebm.samplers import MALA, FromData, GibbsWithGradients, Langevin, Persistent, ReplayBuffer
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
 from tests.networks import binary, neural
 from tests.objectives import same
-from tests.oracle import DOUBLE, seeded
+from tests.oracle import DOUBLE, make_rbm, seeded
 
 N_ROWS, BATCH = 60, 20  # three batches an epoch
 STEP = 0.08
@@ -47,7 +48,7 @@ class Hopeless(MALA):
         raise SamplingError("It never works.")
 
 
-class Diary(SampledLikelihood):
+class Diary(ContrastiveDivergence):
     """Records the states it was rolled back to."""
 
     def rolled_back(self, state, batch, generator, tries=1):
@@ -92,8 +93,8 @@ def net_of(sampler, policy=None, epochs=4, cls=Diary, **settings):
     with torch.no_grad():
         for p in energy.parameters():
             p *= 0.3
-    policy = Persistent(BATCH, energy.base) if policy is None else policy
-    objective = cls(energy, sampler, policy, n_steps=2)
+    policy = Persistent(n_chains=BATCH, initial=energy.base) if policy is None else policy
+    objective = cls(energy, sampler, clone(policy).set_params(n_steps=2))
     net = EnergyNet(
         objective,
         generator=seeded(7),
@@ -112,7 +113,7 @@ def net_of(sampler, policy=None, epochs=4, cls=Diary, **settings):
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [None, FromData(), ReplayBuffer(60)], ids=repr)
+@pytest.mark.parametrize("policy", [None, FromData(), ReplayBuffer(size=60)], ids=repr)
 def test_a_failing_sampler_is_rolled_back_to_the_start_of_the_epoch(policy):
     # Six steps an epoch: the tenth is the second of the second batch of the second.
     net = net_of(Fused(fuses=(10,)), policy)
@@ -134,7 +135,7 @@ def test_a_failing_sampler_is_rolled_back_to_the_start_of_the_epoch(policy):
 
 
 def test_chains_before_the_divergence_continue():
-    for policy in (None, ReplayBuffer(60)):
+    for policy in (None, ReplayBuffer(size=60)):
         net = net_of(Fused(fuses=(10,)), policy)
         net.fit(training_rows())
         given, after = net.module_.given, net.module_.after
@@ -173,7 +174,7 @@ def test_a_healthy_run_is_left_alone():
 def test_the_same_seed_diverges_in_the_same_way():
     found = []
     for _ in range(2):
-        net = net_of(Fused(fuses=(10,)), ReplayBuffer(60))
+        net = net_of(Fused(fuses=(10,)), ReplayBuffer(size=60))
         net.fit(training_rows())
         found.append(net)
     assert torch.equal(*(weights(net.module_) for net in found))
@@ -187,7 +188,7 @@ def test_a_roll_back_does_not_leave_the_averaged_weights():
     assert torch.isfinite(weights(net.module_)).all()
 
 
-class Sizes(SampledLikelihood):
+class Sizes(ContrastiveDivergence):
     """Records the size of the weights that are judged, and of those they are compared with."""
 
     def monitor(self, batch, state, generator):
@@ -222,7 +223,7 @@ HEALTHY = {
 
 
 def judged(n_rows=100, before=None, sampler=None, **changed):
-    objective = SampledLikelihood(neural(3), sampler or MALA(STEP), FromData())
+    objective = ContrastiveDivergence(neural(3), sampler or MALA(STEP), FromData())
     return objective.diverged(HEALTHY | changed, before, n_rows)
 
 
@@ -275,13 +276,38 @@ def test_only_samplers_that_reject_can_collapse():
 
 def test_rejections_of_deterministic_bits_are_no_collapse():
     """Flips are rejected there, and there is no step to halve."""
-    objective = SampledLikelihood(binary("tree", 4), GibbsWithGradients(), FromData())
+    objective = ContrastiveDivergence(binary("tree", 4), GibbsWithGradients(), FromData())
     assert objective.diverged(HEALTHY | {"acceptance": 0.0}, None, 100) is None
+
+
+@pytest.mark.parametrize("energy", [lambda: binary("tree", 40), lambda: make_rbm(40, 3)])
+def test_finite_domains_have_limits_of_their_own(energy):
+    """Forty bits: 27.7 nats are those of the uniform distribution, and 3 % of them are 0.83."""
+    uniform = 40 * math.log(2)
+    objective = ContrastiveDivergence(energy(), GibbsWithGradients(), FromData())
+
+    def judged(before=None, n_rows=100, **changed):
+        return objective.diverged(HEALTHY | changed, before, n_rows)
+
+    assert judged() is None
+    assert judged(energy_gap=uniform + 0.9) is None
+    assert "worse than a uniform distribution" in judged(energy_gap=uniform + 1.1)
+    assert judged(energy_gap=40.0, before=HEALTHY | {"energy_gap": 39.5}) is None
+    assert judged(energy_gap=40.0, before=HEALTHY | {"energy_gap": 38.5}) is not None
+    # Chains far above the data: by ten standard deviations and ten nats, and by more than those.
+    assert judged(energy_gap=-27.0) is None
+    assert judged(energy_gap=-30.0, energy_spread=2.1) is None
+    assert "energy gap -30" in judged(energy_gap=-30.0)
+    assert judged(energy_gap=-30.0, before=HEALTHY | {"energy_gap": -30.0}) is None
+    assert judged(energy_change=0.99) is None
+    assert "more than 1" in judged(energy_change=1.01)
+    assert judged(energy_gap=99.0, energy_change=99.0, n_rows=9) is None
+    assert "largest weight 101" in judged(largest_weight=101.0, n_rows=9)
 
 
 def test_numbers_that_are_missing_are_no_reason():
     """Without a base there is no gain, before the first batch no acceptance."""
-    objective = SampledLikelihood(neural(3, base=None), MALA(STEP), FromData())
+    objective = ContrastiveDivergence(neural(3, base=None), MALA(STEP), FromData())
     logs = {name: HEALTHY[name] for name in ("loss", "energy_gap", "energy_spread")}
     assert objective.diverged(logs, {}, 100) is None
 

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from skebm.base import Batch, Binary, Real
 from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import MLP, ClassMarginal, NeuralEnergy
-from skebm.objectives import JointLikelihood, SampledLikelihood
+from skebm.objectives import ContrastiveDivergence, JointLikelihood, Refinement
 from skebm.samplers import MALA, FromData, GibbsWithGradients, Langevin, Persistent
 from tests.networks import build, classified, neural
 from tests.objectives import autograd, flat, gradient
@@ -88,9 +88,8 @@ def test_without_a_generative_part_it_is_a_classifier():
 @pytest.mark.parametrize("weight", [0.3, 1.0, 2.5])
 def test_the_factored_loss_is_the_sum_of_its_terms(weight):
     energy, x, y = classified(), rows(), classes()
-    kind = {"n_steps": 2, "energy_l2": 0.1}
-    both = JointLikelihood(energy, MALA(0.3), FromData(), generative_weight=weight, **kind)
-    alone = SampledLikelihood(energy, MALA(0.3), FromData(), **kind)
+    both = JointLikelihood(energy, MALA(0.3), FromData(2), generative_weight=weight, energy_l2=0.1)
+    alone = ContrastiveDivergence(energy, MALA(0.3), FromData(2), energy_l2=0.1)
     state = both.start(Batch(x, y), seeded(0))
     found, loss = gradient(both, Batch(x, y), state, 3)
     generative, of_chains = gradient(alone, Batch(x), state, 3)
@@ -109,8 +108,8 @@ def test_the_expected_gradient_is_that_of_the_joint_likelihood(form):
     expected = autograd(lambda _: -joint_table(energy)[place, y].mean(), energy)
     with torch.no_grad():
         p = joint_table(energy).logsumexp(1).exp()
-    policy = Persistent(40, energy.base)
-    objective = JointLikelihood(energy, GibbsWithGradients(), policy, form=form, n_steps=1)
+    policy = Persistent(1, n_chains=40, initial=energy.base)
+    objective = JointLikelihood(energy, GibbsWithGradients(), policy, form=form)
     state, found = objective.start(Batch(x, y), seeded(0)), []
     for seed in range(400):
         drawn = torch.multinomial(p, 40, replacement=True, generator=seeded(seed))
@@ -123,7 +122,7 @@ def test_the_expected_gradient_vanishes_at_the_truth():
     energy = of_bits()
     with torch.no_grad():
         table = joint_table(energy).exp()
-    objective = JointLikelihood(energy, GibbsWithGradients(), FromData(), n_steps=2)
+    objective = JointLikelihood(energy, GibbsWithGradients(), FromData(2))
     found = []
     for seed in range(400):
         drawn = torch.multinomial(table.flatten(), 40, replacement=True, generator=seeded(seed))
@@ -138,8 +137,8 @@ def test_the_expected_gradient_vanishes_at_the_truth():
 def test_rows_of_unknown_class_count_in_the_density_alone(form, weight):
     energy, x = classified(), rows()
     y = torch.where(torch.arange(9) % 2 == 0, classes(), -1)
-    kind = {"n_steps": 1, "form": form, "generative_weight": weight}
-    objective = JointLikelihood(energy, Langevin(0.05, noise_scale=0.0), FromData(), **kind)
+    kind = {"form": form, "generative_weight": weight}
+    objective = JointLikelihood(energy, Langevin(0.05, noise_scale=0.0), FromData(1), **kind)
     state = objective.start(Batch(x, y), seeded(0))
     found, _ = gradient(objective, Batch(x, y), state, 3)
     known = y >= 0
@@ -194,15 +193,18 @@ def test_gradients_are_clipped():
     assert flat(found).norm() == pytest.approx(0.01, rel=1e-3)
 
 
+# Chains that stay at the rows, and noise of those.
+STILL, AT_DATA = Langevin(1e-9, noise_scale=0.0), FromData(1, n_independence_steps=0)
+SIGMA = torch.full((3,), 0.7, dtype=DOUBLE)
+
+
 def test_augmentation_is_for_the_cross_entropy_alone():
     energy, x, y = classified(), rows(), classes()
 
     def shifted(rows, generator):
         return rows + 1
 
-    kind = {"n_steps": 1, "n_independence_steps": 0}
-    still = Langevin(1e-9, noise_scale=0.0)
-    objective = JointLikelihood(energy, still, FromData(), augmentation=shifted, **kind)
+    objective = JointLikelihood(energy, STILL, AT_DATA, augmentation=shifted)
     loss = objective(Batch(x, y), objective.start(Batch(x, y), seeded(0)), seeded(1))
     expected = cross_entropy(energy.network.classifier(x + 1), y)
     torch.testing.assert_close(loss.value, expected, atol=1e-6, rtol=1e-6)
@@ -211,18 +213,11 @@ def test_augmentation_is_for_the_cross_entropy_alone():
 @pytest.mark.parametrize("form", ["factored", "joint"])
 def test_both_terms_see_the_same_noisy_rows(form):
     energy, x, y = classified(), rows(), classes()
-    kind = {
-        "n_steps": 1,
-        "n_independence_steps": 0,
-        "noise": torch.full((3,), 0.7, dtype=DOUBLE),
-        "form": form,
-    }
     # No chain moves, and half of the weight is that of what cancels.
-    kind |= {"generative_weight": 0.5 if form == "factored" else 1e-9}
-    still = Langevin(1e-9, noise_scale=0.0)
+    kind = {"form": form, "generative_weight": 0.5 if form == "factored" else 1e-9}
     found = {}
     for noisy in (True, False):
-        objective = JointLikelihood(energy, still, FromData(), noisy=noisy, **kind)
+        objective = JointLikelihood(energy, STILL, AT_DATA, sigma=SIGMA, noisy=noisy, **kind)
         batch = Batch(x, y)
         found[noisy] = objective(batch, objective.start(batch, seeded(0)), seeded(1))
     seen = found[True].state.chain.x
@@ -234,10 +229,8 @@ def test_both_terms_see_the_same_noisy_rows(form):
 
 def test_augmentation_of_noisy_rows():
     energy, x, y = classified(), rows(), classes()
-    kind = {"n_steps": 1, "n_independence_steps": 0, "noise": torch.full((3,), 0.7, dtype=DOUBLE)}
-    still = Langevin(1e-9, noise_scale=0.0)
     objective = JointLikelihood(
-        energy, still, FromData(), augmentation=lambda rows, generator: rows + 1, **kind
+        energy, STILL, AT_DATA, augmentation=lambda rows, generator: rows + 1, sigma=SIGMA
     )
     loss = objective(Batch(x, y), objective.start(Batch(x, y), seeded(0)), seeded(1))
     expected = cross_entropy(energy.network.classifier(loss.state.chain.x + 1), y)
@@ -256,7 +249,7 @@ def test_nats_of_the_rows_may_be_paid_for_nats_of_the_classes():
 
 def test_the_monitor_says_how_well_it_classifies():
     energy, x, y = classified(), rows(), classes()
-    objective = JointLikelihood(energy, MALA(0.3), Persistent(9, energy.base), n_steps=1)
+    objective = JointLikelihood(energy, MALA(0.3), Persistent(1, n_chains=9, initial=energy.base))
     state = objective.start(Batch(x, y), seeded(0))
     logs = objective.monitor(Batch(x, y), state, seeded(1))
     logits = energy.network.classifier(x)
@@ -279,12 +272,19 @@ def test_the_monitor_says_how_well_it_classifies():
         ({"generative_weight": math.nan}, "generative_weight"),
         ({"form": "both"}, "form must be one of"),
         ({"form": "joint", "generative_weight": 1.5}, "share of log p"),
-        ({"reweight": True}, "neither `refinement` nor `reweight`"),
+        ({"refinement": Refinement(1.0)}, "no `refinement`"),
     ],
 )
 def test_mistakes(kind, message):
     with pytest.raises(ValueError, match=message):
         JointLikelihood(classified(), MALA(0.3), FromData(), **kind)
+
+
+def test_weighed_chains_are_refused():
+    energy = classified()
+    chains = Persistent(reweight=True, initial=energy.base)
+    with pytest.raises(ValueError, match="no chains with reweight=True"):
+        JointLikelihood(energy, MALA(0.3), chains)
 
 
 def test_an_energy_without_classes():
@@ -304,7 +304,7 @@ def test_training_finds_classes_and_density():
     x = torch.randn(4000, 1, generator=generator, dtype=DOUBLE) + 2.0 * (2 * y[:, None] - 1)
     base = Gaussian(torch.zeros(1, dtype=DOUBLE), 3.0)
     energy = NeuralEnergy(ClassMarginal(build(MLP((16,)), (1,), n_classes=2)), Real((1,)), base)
-    objective = JointLikelihood(energy, MALA(1.0), Persistent(200, base), n_steps=3)
+    objective = JointLikelihood(energy, MALA(1.0), Persistent(3, n_chains=200, initial=base))
     optimizer = torch.optim.Adam(energy.parameters(), lr=0.02)
     state = objective.start(Batch(x, y), generator)
     for step in range(400):

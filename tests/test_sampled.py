@@ -1,4 +1,4 @@
-"""Likelihood by sampled negatives, against enumeration of bits and closed forms of normal rows."""
+"""Contrastive divergence, against enumeration of bits and closed forms of normal rows."""
 
 import copy
 import math
@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from skebm.base import Batch, ChainState, Energy, Real
-from skebm.distributions import Gaussian, GaussianMixture
-from skebm.energies import MLP, Conv, NeuralEnergy
-from skebm.objectives import Refinement, SampledLikelihood, SampledState, walkers
+from skebm.distributions import Gaussian, GaussianMixture, IndependentBernoulli
+from skebm.energies import MLP, BernoulliRBM, Conv, NeuralEnergy
+from skebm.objectives import ContrastiveDivergence, ContrastiveState, Refinement, walkers
 from skebm.samplers import (
     HMC,
     MALA,
@@ -83,7 +83,7 @@ def some_bits(n=6, seed=11):
 def standing(objective, x, **more):
     """A state of chains at rows x."""
     with torch.no_grad():
-        return SampledState(None, objective.sampler.init(objective.energy, x), **more)
+        return ContrastiveState(None, objective.sampler.init(objective.energy, x), **more)
 
 
 def gradients(objective, batch, state, repeats, first=0):
@@ -117,12 +117,10 @@ def train(objective, batch, state, n_batches, first=0, rate=0.05):
 def test_chains_that_are_draws_give_the_gradient_of_bits(base, n_independence_steps):
     energy = binary(base, D)
     exact, x = Enumeration(energy), some_bits()
-    objective = SampledLikelihood(
+    objective = ContrastiveDivergence(
         energy,
         GibbsWithGradients(),
-        Persistent(200),
-        n_steps=3,
-        n_independence_steps=n_independence_steps,
+        Persistent(3, n_chains=200, n_independence_steps=n_independence_steps),
     )
 
     def state(seed):
@@ -137,11 +135,11 @@ def test_chains_that_are_draws_give_the_gradient_of_a_normal_distribution(policy
     energy = Bell()
     x, model, n = normal(7, 3, seed=5), energy.model(), 100
     policies = {
-        "persistent": Persistent(n, model),
-        "noise": FromNoise(model),
-        "replay": ReplayBuffer(n, 0.3, model),
+        "persistent": Persistent(3, n_chains=n, initial=model),
+        "noise": FromNoise(3, initial=model),
+        "replay": ReplayBuffer(3, size=n, restart=0.3, initial=model),
     }
-    objective = SampledLikelihood(energy, MALA(0.5), policies[policy], n_steps=3)
+    objective = ContrastiveDivergence(energy, MALA(0.5), policies[policy])
     batch = Batch(x.repeat(n, 1) if policy == "noise" else x)
 
     def state(seed):
@@ -154,7 +152,7 @@ def test_chains_that_are_draws_give_the_gradient_of_a_normal_distribution(policy
 @pytest.mark.parametrize("n_steps", [1, 4])
 def test_rows_that_are_draws_of_the_model_do_not_pull(n_steps):
     energy = Bell()
-    objective = SampledLikelihood(energy, MALA(0.5), FromData(), n_steps=n_steps)
+    objective = ContrastiveDivergence(energy, MALA(0.5), FromData(n_steps))
 
     def rows(seed):
         return Batch(energy.model().sample(100, seeded(1000 + seed)))
@@ -168,8 +166,8 @@ def test_the_bias_of_contrastive_divergence_falls_with_its_steps():
     exact, x = Enumeration(energy), some_bits()
     batch, bias = Batch(x.repeat(500, 1)), []
     for n_steps in (1, 3, 9, 50):
-        objective = SampledLikelihood(
-            energy, GibbsWithGradients(), FromData(), n_steps=n_steps, n_independence_steps=0
+        objective = ContrastiveDivergence(
+            energy, GibbsWithGradients(), FromData(n_steps, n_independence_steps=0)
         )
         found = gradients(objective, batch, objective.start(batch, seeded()), 8)
         bias.append(float((found.mean(0) - exact.gradient(x)).norm()))
@@ -182,9 +180,7 @@ def test_the_bias_of_contrastive_divergence_falls_with_its_steps():
     def rows(seed):
         return Batch(exact.target.draw(500, seeded(1000 + seed)))
 
-    one = SampledLikelihood(
-        energy, GibbsWithGradients(), FromData(), n_steps=1, n_independence_steps=0
-    )
+    one = ContrastiveDivergence(energy, GibbsWithGradients(), FromData(1, n_independence_steps=0))
     found = gradients(one, rows, one.start(batch, seeded()), 100)
     assert mean_is(found, 0) < SIEVE
 
@@ -209,13 +205,10 @@ def far_model():
     return energy
 
 
-def reweighted(energy, n_chains=300, **settings):
-    return SampledLikelihood(
-        energy,
-        GibbsWithGradients(),
-        Persistent(n_chains, energy.base),
-        **{"n_steps": 1, "n_independence_steps": 0, "reweight": True} | settings,
-    )
+def reweighted(energy, n_chains=300, **steps):
+    settings = {"n_chains": n_chains, "reweight": True, "initial": energy.base}
+    chains = Persistent(**{"n_steps": 1, "n_independence_steps": 0} | settings | steps)
+    return ContrastiveDivergence(energy, GibbsWithGradients(), chains)
 
 
 @pytest.mark.parametrize("n_independence_steps", [0, 1])
@@ -271,7 +264,7 @@ def test_weights_follow_a_model_that_moves(n_independence_steps):
 
 
 def test_weighted_chains_of_a_standing_model_gain_no_weight():
-    """Kernels and jumps leave the model invariant: they are no work done."""
+    """Kernels and proposals leave the model invariant: they are no work done."""
     energy, x = binary("tree", D), some_bits()
     objective = reweighted(energy, n_independence_steps=3, n_steps=2)
     exact = Enumeration(energy)
@@ -280,7 +273,7 @@ def test_weighted_chains_of_a_standing_model_gain_no_weight():
         rows = exact.target.draw(50, seeded(1))
         chain = GibbsWithGradients().init(energy, rows)
         weights = walkers.Walkers(torch.zeros_like(level), exact.log_z, energy(rows))
-        state = SampledState(None, chain, weights)
+        state = ContrastiveState(None, chain, weights)
         for seed in range(3):
             state = objective(Batch(x), state, seeded(seed)).state
         assert not torch.equal(state.chain.x, rows)
@@ -292,11 +285,10 @@ def test_weighted_chains_of_a_standing_model_gain_no_weight():
 def test_chains_that_had_far_to_go_tune_themselves_all_the_same(monkeypatch):
     monkeypatch.setattr(walkers, "START_STEPS", 20)
     energy = neural(3)
-    objective = SampledLikelihood(
+    objective = ContrastiveDivergence(
         energy,
         MALA(adapt=True, scale="auto"),
-        Persistent(50, energy.base),
-        reweight=True,
+        Persistent(n_chains=50, reweight=True, initial=energy.base),
     )
     batch = Batch(normal(6, 3))
     state = objective.start(batch, seeded())
@@ -308,32 +300,27 @@ def test_chains_that_had_far_to_go_tune_themselves_all_the_same(monkeypatch):
 
 def test_chains_cannot_be_weighed_without_a_density_they_start_from():
     energy = binary("none", D)
-    with pytest.raises(ValueError, match="noise"):
-        SampledLikelihood(energy, GibbsWithGradients(), Persistent(7), reweight=True)
+    with pytest.raises(ValueError, match="initial"):
+        ContrastiveDivergence(energy, GibbsWithGradients(), Persistent(reweight=True))
 
 
-@pytest.mark.parametrize(
-    ("sampler", "policy"),
-    [
-        (GibbsWithGradients(), FromData()),
-        (GibbsWithGradients(), ReplayBuffer(50)),
-        (ParallelTempering(3, GibbsWithGradients()), Persistent(7)),
-    ],
-    ids=["data", "replay", "tempering"],
-)
-def test_only_chains_that_keep_to_themselves_are_weighed(sampler, policy):
-    with pytest.raises(ValueError, match="reweight (follows|weighs) persistent chains"):
-        SampledLikelihood(binary("tree", D), sampler, policy, reweight=True)
+def test_only_chains_that_keep_to_themselves_are_weighed():
+    energy = binary("tree", D)
+    chains = Persistent(reweight=True, initial=energy.base)
+    with pytest.raises(ValueError, match="reweight follows persistent chains"):
+        ContrastiveDivergence(energy, ParallelTempering(3, GibbsWithGradients()), chains)
 
 
 def test_only_kernels_that_are_exact_are_weighed():
-    with pytest.raises(ValueError, match="reweight (follows|weighs) persistent chains"):
-        SampledLikelihood(Bell(), Langevin(), Persistent(7), reweight=True)
+    energy = Bell()
+    chains = Persistent(reweight=True, initial=energy.model())
+    with pytest.raises(ValueError, match="reweight follows persistent chains"):
+        ContrastiveDivergence(energy, Langevin(), chains)
 
 
 def test_replicas_need_chains_that_go_on():
     with pytest.raises(ValueError, match="use persistent chains"):
-        SampledLikelihood(Bell(), ParallelTempering(3, MALA()), FromData())
+        ContrastiveDivergence(Bell(), ParallelTempering(3, MALA()), FromData())
 
 
 # ------------------------------------------------------------------------------
@@ -351,8 +338,13 @@ def test_a_row_of_weight_two_is_two_rows():
     energy = binary("tree", D)
     x, w = some_bits(4), torch.tensor([1, 3, 0, 2])
     few, many = Batch(x, weight=w / w.to(DOUBLE).mean()), Batch(x.repeat_interleave(w, 0))
-    for policy in (FromData(), FromNoise(energy.base), ReplayBuffer(50, 0.1, energy.base)):
-        objective = SampledLikelihood(energy, GibbsWithGradients(), policy, n_steps=1)
+    policies = (
+        FromData(1),
+        FromNoise(1, initial=energy.base),
+        ReplayBuffer(1, size=50, restart=0.1, initial=energy.base),
+    )
+    for policy in policies:
+        objective = ContrastiveDivergence(energy, GibbsWithGradients(), policy)
         found = [
             gradients(objective, batch, objective.snapshot(state), 120, first)
             for first, batch in ((0, few), (5000, many))
@@ -365,18 +357,22 @@ def test_a_row_of_weight_two_is_two_rows_where_nothing_is_drawn():
     energy = neural(3)
     x, w = normal(4, 3), torch.tensor([1, 3, 0, 2])
     few, many = Batch(x, weight=w / w.to(DOUBLE).mean()), Batch(x.repeat_interleave(w, 0))
-    objective = SampledLikelihood(
-        energy, Langevin(0.05, 0.0), FromData(), n_independence_steps=0, energy_l2=0.3
+    objective = ContrastiveDivergence(
+        energy, Langevin(0.05, 0.0), FromData(n_independence_steps=0), energy_l2=0.3
     )
     state = objective.start(few, seeded())
     found = [flat(gradient(objective, batch, state)[0]) for batch in (few, many)]
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("policy", [FromData(), Persistent(7)], ids=["data", "persistent"])
+@pytest.mark.parametrize(
+    "policy",
+    [FromData(n_independence_steps=0), Persistent(n_independence_steps=0, n_chains=7)],
+    ids=["data", "persistent"],
+)
 def test_a_short_batch_counts_for_itself(policy):
     energy = neural(3)
-    objective = SampledLikelihood(energy, Langevin(0.05, 0.0), policy, n_independence_steps=0)
+    objective = ContrastiveDivergence(energy, Langevin(0.05, 0.0), policy)
     x = normal(3, 3)
     state = objective.start(Batch(x), seeded())
     found = [flat(gradient(objective, Batch(x.repeat(n, 1)), state)[0]) for n in (1, 4)]
@@ -384,16 +380,16 @@ def test_a_short_batch_counts_for_itself(policy):
 
 
 # ------------------------------------------------------------------------------
-# Jumps
+# Proposals of the base
 # ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("base", ["independent", "tree"])
-def test_jumps_leave_the_model_as_it_is(base):
+def test_proposals_leave_the_model_as_it_is(base):
     energy = binary(base, D)
     target, n = spelled_out(energy), 20_000
-    objective = SampledLikelihood(
-        energy, GibbsWithGradients(), Persistent(n), n_steps=1, n_independence_steps=3
+    objective = ContrastiveDivergence(
+        energy, GibbsWithGradients(), Persistent(1, n_independence_steps=3, n_chains=n)
     )
     rows = target.draw(n, seeded(1))
     state = objective(Batch(some_bits()), standing(objective, rows), seeded(2)).state
@@ -402,8 +398,8 @@ def test_jumps_leave_the_model_as_it_is(base):
     assert target.p_value(state.chain.x) > P_FLOOR
 
 
-@pytest.mark.parametrize("policy", [Persistent(4000), FromData()], ids=["persistent", "data"])
-def test_jumps_find_the_masses_of_far_modes(policy):
+@pytest.mark.parametrize("policy", [Persistent(5), FromData(5)], ids=["persistent", "data"])
+def test_proposals_find_the_masses_of_far_modes(policy):
     """The base has two far modes of equal mass, and the network shifts it from one to the other."""
 
     class Tilt(nn.Module):
@@ -421,30 +417,31 @@ def test_jumps_find_the_masses_of_far_modes(policy):
     rows = means[1] + normal(4000, 2)
     share = 1 / (1 + math.exp(-0.8))  # of the mode on the left
     for n_independence_steps, expected in ((0, 0.0), (25, share)):
-        objective = SampledLikelihood(
-            energy, MALA(0.3), policy, n_steps=5, n_independence_steps=n_independence_steps
-        )
+        policy.set_params(n_independence_steps=n_independence_steps)
+        objective = ContrastiveDivergence(energy, MALA(0.3), policy)
         state = standing(objective, rows)
         chain = objective(Batch(rows), state, seeded(3)).state.chain
         left = float((chain.x[:, 0] < 0).double().mean())
         assert abs(left - expected) < 4 * math.sqrt(expected * (1 - expected) / 4000) + 1e-9
 
 
-def test_jumps_know_the_base_of_a_machine():
-    """Its energy holds -log q as well, all of it counting as trained."""
+@pytest.mark.parametrize("base", ["tree", "independent"])
+def test_proposals_know_the_base_of_an_rbm(base):
+    """Its energy holds -log q, as a part of its own or as fields among its biases."""
     energy = make_tree_rbm(5, 3)
+    if base == "independent":
+        q = IndependentBernoulli(torch.tensor([1.0, -2.0, 0.3, 0.0, 0.7], dtype=DOUBLE))
+        energy = BernoulliRBM(5, 3, generator=seeded(), scale=1.0, dtype=DOUBLE, base=q)
     target, n = spelled_out(energy), 20_000
-    objective = SampledLikelihood(
-        energy, GibbsWithGradients(), Persistent(n), n_steps=1, n_independence_steps=3
-    )
+    chains = Persistent(1, n_independence_steps=3, n_chains=n)
+    objective = ContrastiveDivergence(energy, GibbsWithGradients(), chains)
     rows = target.draw(n, seeded(1))
     state = objective(Batch(bits(5)), standing(objective, rows), seeded(2)).state
+    changed = (state.chain.x != rows).sum(1)
+    assert float((changed > 1).double().mean()) > 0.2  # more than the step flips
     assert target.p_value(state.chain.x) > P_FLOOR
-    with torch.no_grad():
-        log_z = (-energy(bits(5))).logsumexp(0)
-        truth = (-energy(bits(5)) - energy.base.log_prob(bits(5))).mean() - log_z
-    gain = look(objective, Batch(bits(5)), state)["gain_over_base"]
-    assert gain == pytest.approx(float(truth), abs=0.1)
+    x = bits(5)
+    torch.testing.assert_close(energy.correction(x), energy(x) + energy.base.log_prob(x))
 
 
 # ------------------------------------------------------------------------------
@@ -480,8 +477,8 @@ NOISE = torch.tensor([0.5, 1.0, 0.0], dtype=DOUBLE)
     ids=str,
 )
 def test_noise_of_rows_has_the_variance_that_is_due(anneal, n_batches, factor):
-    objective = SampledLikelihood(
-        Squares(), Langevin(0.1, 0.0), Persistent(1), noise=NOISE, anneal=anneal
+    objective = ContrastiveDivergence(
+        Squares(), Langevin(0.1, 0.0), Persistent(n_chains=1), sigma=NOISE, anneal=anneal
     )
     n = 20_000
     nought = torch.zeros(1, 3, dtype=DOUBLE)  # which gradient descent does not leave
@@ -494,9 +491,7 @@ def test_noise_of_rows_has_the_variance_that_is_due(anneal, n_batches, factor):
 
 
 def test_chains_start_at_the_rows_with_their_noise():
-    objective = SampledLikelihood(
-        Squares(), Langevin(1e-12, 0.0), FromData(), n_steps=1, noise=NOISE
-    )
+    objective = ContrastiveDivergence(Squares(), Langevin(1e-12, 0.0), FromData(1), sigma=NOISE)
     batch = Batch(normal(50, 3))
     grads, loss = gradient(objective, batch, objective.start(batch, seeded()))
     torch.testing.assert_close(grads["scale"], torch.zeros(3, dtype=DOUBLE), atol=1e-9, rtol=0)
@@ -505,8 +500,9 @@ def test_chains_start_at_the_rows_with_their_noise():
 
 
 def test_noise_is_for_real_rows():
-    with pytest.raises(ValueError, match="pass noise=None"):
-        SampledLikelihood(binary("tree", D), GibbsWithGradients(), FromData(), noise=torch.ones(D))
+    energy, sigma = binary("tree", D), torch.ones(D)
+    with pytest.raises(ValueError, match="pass sigma=None"):
+        ContrastiveDivergence(energy, GibbsWithGradients(), FromData(), sigma=sigma)
 
 
 # ------------------------------------------------------------------------------
@@ -515,13 +511,13 @@ def test_noise_is_for_real_rows():
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("policy", [FromData(), Persistent(9)], ids=["data", "persistent"])
+@pytest.mark.parametrize("policy", [FromData(), Persistent(n_chains=9)], ids=["data", "persistent"])
 def test_squares_of_f_are_penalised_at_data_and_chains(policy, weighted):
     energy, x = neural(3), normal(6, 3)
     w = torch.tensor([0.5, 2.0, 0.0, 1.0, 1.5, 1.0], dtype=DOUBLE) if weighted else None
     batch, found = Batch(x, weight=w), {}
     for alpha in (0.0, 0.3):
-        objective = SampledLikelihood(energy, MALA(0.1), policy, energy_l2=alpha)
+        objective = ContrastiveDivergence(energy, MALA(0.1), policy, energy_l2=alpha)
         state = objective.start(batch, seeded())
         found[alpha] = *gradient(objective, batch, state, 5), objective
     chain = found[0.3][1].state.chain.x
@@ -544,7 +540,7 @@ def test_the_gradient_is_clipped_by_the_norm_of_all():
     energy, batch = neural(3), Batch(normal(6, 3))
 
     def found(clip):
-        objective = SampledLikelihood(energy, MALA(0.1), FromData(), clip_norm=clip)
+        objective = ContrastiveDivergence(energy, MALA(0.1), FromData(), clip_norm=clip)
         return flat(gradient(objective, batch, objective.start(batch, seeded()), 5)[0])
 
     whole = found(None)
@@ -694,7 +690,7 @@ def test_the_terms_are_added_to_the_loss():
     sampler, refinement = Langevin(0.05, noise_scale=0.0), Refinement(0.6, 0.2)  # draws nothing
     found = []
     for terms in (None, refinement):
-        objective = SampledLikelihood(energy, sampler, FromData(), refinement=terms)
+        objective = ContrastiveDivergence(energy, sampler, FromData(), refinement=terms)
         state = objective.start(batch, seeded())
         grads, loss = gradient(objective, batch, state)
         found.append(flat(grads))
@@ -713,13 +709,13 @@ def test_the_terms_are_added_to_the_loss():
     ids=["HMC", "tempering", "bits"],
 )
 def test_there_has_to_be_a_step_to_differentiate(energy, sampler):
-    policy = Persistent(7)
+    policy = Persistent(n_chains=7)
     with pytest.raises(ValueError, match="use Langevin or MALA"):
-        SampledLikelihood(energy(), sampler, policy, refinement=Refinement(1.0))
+        ContrastiveDivergence(energy(), sampler, policy, refinement=Refinement(1.0))
 
 
 # ------------------------------------------------------------------------------
-# Watching
+# Monitoring
 # ------------------------------------------------------------------------------
 
 
@@ -728,12 +724,12 @@ def watched(kind, energy, n=4000):
     target, kernel = spelled_out(energy), GibbsWithGradients()
     rows = target.draw(n, seeded(1))
     policy = {
-        "persistent": Persistent(n, energy.base),
-        "reweighted": Persistent(n, energy.base),
-        "replay": ReplayBuffer(n, 0.0, energy.base),
+        "persistent": Persistent(n_chains=n, initial=energy.base),
+        "reweighted": Persistent(n_chains=n, reweight=True, initial=energy.base),
+        "replay": ReplayBuffer(size=n, restart=0.0, initial=energy.base),
         "data": FromData(),
     }[kind]
-    objective = SampledLikelihood(energy, kernel, policy, reweight=kind == "reweighted")
+    objective = ContrastiveDivergence(energy, kernel, policy)
     state = standing(objective, rows)
     if kind == "replay":
         state = state._replace(pool=rows.clone())
@@ -741,7 +737,7 @@ def watched(kind, energy, n=4000):
         rows = energy.base.sample(n, seeded(1))
         with torch.no_grad():
             chain = kernel.init(energy, rows)
-            state = SampledState(None, chain, walkers.Walkers.of(energy, rows, energy.base))
+            state = ContrastiveState(None, chain, walkers.Walkers.of(energy, rows, energy.base))
     return objective, state
 
 
@@ -779,7 +775,7 @@ def test_the_monitor_knows_the_gap_and_the_gain(kind, weighted):
 def test_without_a_base_bits_are_measured_by_the_uniform_distribution():
     energy = binary("none", D)
     x, exact = some_bits(30), Enumeration(energy)
-    objective = SampledLikelihood(energy, GibbsWithGradients(), Persistent(4000))
+    objective = ContrastiveDivergence(energy, GibbsWithGradients(), Persistent(n_chains=4000))
     state = standing(objective, exact.target.draw(4000, seeded(1)))
     truth = float(-exact.loss(x).detach()) + D * math.log(2)
     assert look(objective, Batch(x), state)["gain_over_base"] == pytest.approx(truth, abs=0.1)
@@ -793,7 +789,7 @@ def test_noise_counts_for_the_rows_that_are_watched():
         network[0].weight.copy_(slope)
     energy = NeuralEnergy(network, Real((2,)), Gaussian(torch.zeros(2, dtype=DOUBLE), 1.0))
     noise = torch.tensor([0.4, 0.2], dtype=DOUBLE)
-    objective = SampledLikelihood(energy, MALA(0.3), Persistent(2000), noise=noise)
+    objective = ContrastiveDivergence(energy, MALA(0.3), Persistent(n_chains=2000), sigma=noise)
     state = standing(objective, normal(2000, 2) - slope)
     x = normal(50, 2, seed=3)
     truth = float(-(x @ slope).mean() - slope.square().sum() / 2)
@@ -820,7 +816,7 @@ def test_rows_are_watched_before_the_first_batch_and_without_a_base():
     """There are no chains yet, nor draws to measure log Z by."""
     energy = neural(3, base=None)
     batch = Batch(normal(12, 3))
-    objective = SampledLikelihood(energy, MALA(0.1), FromData())
+    objective = ContrastiveDivergence(energy, MALA(0.1), FromData())
     state = objective.start(batch, seeded())
     logs = look(objective, batch, state)
     assert logs["energy_gap"] == 0
@@ -832,7 +828,7 @@ def test_acceptance_is_the_mean_of_the_steps():
     """Langevin proposals of a flat energy are all accepted; those of a huge step are not."""
     energy, batch = Bell(), Batch(normal(200, 3))
     for step, low, high in ((1e-6, 0.99, 1.0), (50.0, 0.0, 0.05)):
-        objective = SampledLikelihood(energy, MALA(step), FromData())
+        objective = ContrastiveDivergence(energy, MALA(step), FromData())
         state = gradient(objective, batch, objective.start(batch, seeded()))[1].state
         assert low <= look(objective, batch, state)["acceptance"] <= high
 
@@ -842,10 +838,10 @@ def test_acceptance_is_the_mean_of_the_steps():
 # ------------------------------------------------------------------------------
 
 POLICIES = {
-    "data": lambda base: FromData(),
-    "noise": lambda base: FromNoise(base),
-    "persistent": lambda base: Persistent(7, base),
-    "replay": lambda base: ReplayBuffer(20, 0.2, base),
+    "data": lambda base, **more: FromData(**more),
+    "noise": lambda base, **more: FromNoise(initial=base, **more),
+    "persistent": lambda base, **more: Persistent(n_chains=7, initial=base, **more),
+    "replay": lambda base, **more: ReplayBuffer(size=20, restart=0.2, initial=base, **more),
 }
 SAMPLERS = {
     "MALA": MALA(0.1),
@@ -856,18 +852,17 @@ SAMPLERS = {
     "HMC": HMC(0.1, 3, adapt=True),
 }
 STORED = {
-    **{f"{p}, {s}": (p, s, {}) for p in POLICIES for s in SAMPLERS},
-    "weighed": ("persistent", "tuned MALA", {"reweight": True}),
-    "noisy": ("persistent", "MALA", {"noise": NOISE, "anneal": (5.0, 6)}),
+    **{f"{p}, {s}": (p, s, {}, {}) for p in POLICIES for s in SAMPLERS},
+    "weighed": ("persistent", "tuned MALA", {"reweight": True}, {}),
+    "noisy": ("persistent", "MALA", {}, {"sigma": NOISE, "anneal": (5.0, 6)}),
 }
 
 
 def stored_case(name):
-    policy, sampler, settings = STORED[name]
+    policy, sampler, of_chains, settings = STORED[name]
     energy = neural(3)
-    return SampledLikelihood(
-        energy, SAMPLERS[sampler], POLICIES[policy](energy.base), n_steps=2, **settings
-    )
+    chains = POLICIES[policy](energy.base, n_steps=2, **of_chains)
+    return ContrastiveDivergence(energy, SAMPLERS[sampler], chains, **settings)
 
 
 def assert_goes_on(objective, batch):
@@ -889,9 +884,8 @@ def assert_goes_on(objective, batch):
 def test_a_sampler_learns_at_every_fourth_batch(policy, n_steps):
     """It has learned before training; what it has learned by then is what it uses in between."""
     energy, batch = neural(3), Batch(normal(6, 3))
-    objective = SampledLikelihood(
-        energy, SAMPLERS["tuned MALA"], POLICIES[policy](energy.base), n_steps=n_steps
-    )
+    chains = POLICIES[policy](energy.base, n_steps=n_steps)
+    objective = ContrastiveDivergence(energy, SAMPLERS["tuned MALA"], chains)
     state = objective.start(batch, seeded(1))
     count = int(state.chain.aux.adaptation.n_steps)
     assert count > 20
@@ -912,14 +906,16 @@ def test_training_goes_on_from_a_stored_state(name, fewer_rungs):
 def test_training_goes_on_from_stored_replicas(kernel):
     energy = neural(3)
     sampler = ParallelTempering(4, kernel)
-    objective = SampledLikelihood(energy, sampler, Persistent(7, energy.base), n_steps=2)
+    objective = ContrastiveDivergence(
+        energy, sampler, POLICIES["persistent"](energy.base, n_steps=2)
+    )
     assert_goes_on(objective, Batch(normal(6, 3)))
 
 
 def test_storage_leaves_a_network_in_training_alone():
     """One with a running norm, which a look at it in training mode would change."""
     energy = neural(3, MLP((6, 5), spectral_norm=True)).train()
-    objective = SampledLikelihood(energy, MALA(0.1), Persistent(7, energy.base))
+    objective = ContrastiveDivergence(energy, MALA(0.1), POLICIES["persistent"](energy.base))
     state = objective.start(Batch(normal(6, 3)), seeded())
     before = {name: value.clone() for name, value in objective.state_dict().items()}
     objective.unpack(objective.pack(state))
@@ -932,21 +928,25 @@ def test_a_state_of_other_chains_starts_anew(fewer_rungs):
     base = energy.base
     policies = {
         "data": FromData(),
-        "persistent": Persistent(6, base),
-        "more": Persistent(8, base),
-        "replay": ReplayBuffer(20, 0.2, base),
-        "larger": ReplayBuffer(30, 0.2, base),
+        "persistent": Persistent(n_chains=6, initial=base),
+        "more": Persistent(n_chains=8, initial=base),
+        "replay": ReplayBuffer(size=20, restart=0.2, initial=base),
+        "larger": ReplayBuffer(size=30, restart=0.2, initial=base),
     }
     for name, policy in policies.items():
-        objective = SampledLikelihood(energy, MALA(0.1), policy)
+        objective = ContrastiveDivergence(energy, MALA(0.1), policy)
         state = gradient(objective, batch, objective.start(batch, seeded()))[1].state
         for other, there in policies.items():
             if {name, other} == {"persistent", "data"} or other == "data":
                 continue  # rows of the last batch may well be chains; and "data" needs none
-            again = SampledLikelihood(energy, MALA(0.1), there).unpack(objective.pack(state))
+            again = ContrastiveDivergence(energy, MALA(0.1), there).unpack(objective.pack(state))
             assert (again is None) == (name != other), (name, other)
-    weighed = SampledLikelihood(energy, MALA(0.1), Persistent(6, base), reweight=True)
-    plain = SampledLikelihood(energy, MALA(0.1), Persistent(6, base))
+    plain, weighed = (
+        ContrastiveDivergence(
+            energy, MALA(0.1), Persistent(n_chains=6, reweight=reweight, initial=base)
+        )
+        for reweight in (False, True)
+    )
     state = weighed.start(batch, seeded())
     assert plain.unpack(weighed.pack(state)) is None
     assert weighed.unpack(plain.pack(plain.start(batch, seeded()))) is None
@@ -957,7 +957,7 @@ def test_a_state_of_other_chains_starts_anew(fewer_rungs):
 def test_chains_of_another_sampler_go_on_with_its_own_settings():
     energy, batch = neural(3), Batch(normal(6, 3))
     tuned, plain = (
-        SampledLikelihood(energy, sampler, Persistent(7, energy.base))
+        ContrastiveDivergence(energy, sampler, POLICIES["persistent"](energy.base))
         for sampler in (MALA(0.1, adapt=True), Langevin(0.05))
     )
     state = train(tuned, batch, tuned.start(batch, seeded()), 2)
@@ -974,7 +974,7 @@ def test_chains_of_another_sampler_go_on_with_its_own_settings():
 
 def test_a_snapshot_is_not_written_on():
     energy, batch = neural(3), Batch(normal(6, 3))
-    objective = SampledLikelihood(energy, MALA(0.1), ReplayBuffer(20, 0.2, energy.base))
+    objective = ContrastiveDivergence(energy, MALA(0.1), POLICIES["replay"](energy.base))
     state = objective.start(batch, seeded())
     kept = objective.snapshot(state)
     pool = state.pool.clone()
@@ -989,7 +989,7 @@ def test_a_snapshot_is_not_written_on():
 def test_a_roll_back_halves_the_step_and_a_second_one_starts_anew(policy):
     energy, batch = neural(3), Batch(normal(6, 3))
     sampler = Langevin(0.08, noise_scale=0.2)
-    objective = SampledLikelihood(energy, sampler, POLICIES[policy](energy.base))
+    objective = ContrastiveDivergence(energy, sampler, POLICIES[policy](energy.base))
     state = gradient(objective, batch, objective.start(batch, seeded()))[1].state
     after = objective.rolled_back(state, batch, seeded(3))
     assert (after.halvings, after.n_batches) == (1, 1)
@@ -1015,7 +1015,9 @@ def test_new_chains_are_rows_that_the_model_likes():
     energy = neural(3)
     with torch.no_grad():
         energy.network.last.mul_(0.5)
-    objective = SampledLikelihood(energy, MALA(0.08), Persistent(500, energy.base))
+    objective = ContrastiveDivergence(
+        energy, MALA(0.08), Persistent(n_chains=500, initial=energy.base)
+    )
     state = objective.start(Batch(normal(6, 3)), seeded())
     again = objective.rolled_back(state, Batch(normal(6, 3)), seeded(3), tries=2)
     with torch.no_grad():
@@ -1030,13 +1032,13 @@ def test_new_chains_are_rows_that_the_model_likes():
 
 def test_a_step_that_the_noise_follows_is_halved_alone():
     energy = neural(3)
-    objective = SampledLikelihood(energy, Langevin(0.08), FromData())
+    objective = ContrastiveDivergence(energy, Langevin(0.08), FromData())
     assert objective.kernel(3).get_params() == Langevin(0.01).get_params()
     inner = ParallelTempering(3, MALA(0.08))
-    objective = SampledLikelihood(energy, inner, Persistent(7))
+    objective = ContrastiveDivergence(energy, inner, Persistent())
     assert objective.kernel(1).sampler.step_size == 0.04
     assert inner.sampler.step_size == 0.08
-    gibbs = SampledLikelihood(binary("tree", D), GibbsWithGradients(), FromData())
+    gibbs = ContrastiveDivergence(binary("tree", D), GibbsWithGradients(), FromData())
     assert isinstance(gibbs.kernel(5), GibbsWithGradients)
 
 
@@ -1044,8 +1046,8 @@ def test_the_halved_step_is_the_one_that_chains_take(fewer_rungs):
     """Persistent ones with a scale of their own carry their step with them."""
     energy, batch = neural(3), Batch(normal(6, 3))
     for reweight in (False, True):
-        objective = SampledLikelihood(
-            energy, MALA(0.08, scale="auto"), Persistent(7, energy.base), reweight=reweight
+        objective = ContrastiveDivergence(
+            energy, MALA(0.08, scale="auto"), POLICIES["persistent"](energy.base, reweight=reweight)
         )
         state = objective.start(batch, seeded())
         after = objective.rolled_back(state, batch, seeded(3))
@@ -1054,7 +1056,9 @@ def test_the_halved_step_is_the_one_that_chains_take(fewer_rungs):
 
 def test_weighed_chains_are_right_where_they_were(fewer_rungs):
     energy, batch = neural(3), Batch(normal(6, 3))
-    objective = SampledLikelihood(energy, MALA(0.08), Persistent(7, energy.base), reweight=True)
+    objective = ContrastiveDivergence(
+        energy, MALA(0.08), POLICIES["persistent"](energy.base, reweight=True)
+    )
     state = gradient(objective, batch, objective.start(batch, seeded()))[1].state
     after = objective.rolled_back(state, batch, seeded(3))
     assert torch.equal(after.chain.x, state.chain.x)
@@ -1070,13 +1074,10 @@ def test_rows_on_which_chains_start_are_augmented():
         seen.append(rows)
         return rows + 100.0
 
-    objective = SampledLikelihood(
+    objective = ContrastiveDivergence(
         energy,
         Langevin(1e-12, 0.0),
-        FromData(),
-        n_independence_steps=0,
-        n_steps=1,
-        augmentation=shifted,
+        FromData(1, n_independence_steps=0, augmentation=shifted),
     )
     state = gradient(objective, batch, objective.start(batch, seeded()))[1].state
     torch.testing.assert_close(state.chain.x, batch.x + 100)
@@ -1088,8 +1089,8 @@ def test_networks_that_know_images_are_trained_as_well():
     base = Gaussian(torch.zeros(12, dtype=DOUBLE), 1.0)
     network = build(Conv((3, 4)), (1, 3, 4))
     energy = NeuralEnergy(network, Real((12,)), base, image_shape=(1, 3, 4))
-    objective = SampledLikelihood(
-        energy, MALA(0.1), Persistent(7, base), refinement=Refinement(0.5, 0.1)
+    objective = ContrastiveDivergence(
+        energy, MALA(0.1), Persistent(n_chains=7, initial=base), refinement=Refinement(0.5, 0.1)
     )
     batch = Batch(normal(6, 12))
     grads, _ = gradient(objective, batch, objective.start(batch, seeded()))

@@ -2,6 +2,7 @@
 
 from skebm.energies.bipartite import BernoulliRBM, Moments, TemperedCorrection, Tilted
 from skebm.energies.convolution import Conv
+from skebm.energies.gaussian_bipartite import AnnealedGaussianRBM, GaussianRBM
 from skebm.energies.joint import ClassMarginal
 from skebm.energies.networks import MLP, Confined
 from skebm.energies.neural import NeuralEnergy, Spec, Whitening, build_network, whitening_of
@@ -12,11 +13,13 @@ from skebm.energies.telescope import Telescope, Waymarks, fit_waymarks
 __all__ = [
     "MLP",
     "ClassMarginal",
+    "AnnealedGaussianRBM",
     "AnnealingPath",
     "BernoulliRBM",
     "BoltzmannMachine",
     "Confined",
     "Conv",
+    "GaussianRBM",
     "TemperedCorrection",
     "Moments",
     "NeuralEnergy",

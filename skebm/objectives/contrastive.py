@@ -262,7 +262,7 @@ class ContrastiveDivergence(Objective):
         if self._adds_noise:
             x = self._noisy(x, state.n_batches, generator)
         state = negatives.move(self.energy, x, batch.weight, state, generator)
-        pool, chain, walkers, *counts, offsets = state
+        pool, chain, walkers, accepted, n_batches, halvings, weight, offsets = state
         assert chain is not None
         sign, share = negatives.signs(batch, chain.x, walkers)
         source = generator if negatives.draws_hidden else None
@@ -270,7 +270,10 @@ class ContrastiveDivergence(Objective):
         if layer is not None:
             chain = ChainState(chain.x, aux=layer)
         # Not _replace, which takes as long as a matrix product of a small machine.
-        return Loss(None, ContrastiveState(pool, chain, walkers, *counts, offsets))  # type: ignore[call-arg]
+        return Loss(
+            None,
+            ContrastiveState(pool, chain, walkers, accepted, n_batches, halvings, weight, offsets),
+        )
 
     def _noisy(self, x: Tensor, n_batches: int, generator: torch.Generator) -> Tensor:
         """Rows of the data with the noise that is due."""

@@ -8,8 +8,10 @@ import torch
 from skebm.base import Binary, BipartiteEnergy, Clamp, Energy, Real
 from skebm.distributions import Gaussian
 from skebm.energies import (
+    AnnealedGaussianRBM,
     BernoulliRBM,
     BoltzmannMachine,
+    GaussianRBM,
     NeuralEnergy,
     TemperedCorrection,
     Tilted,
@@ -30,6 +32,7 @@ from tests.oracle import (
     count_states,
     finite_difference,
     joint_energy,
+    make_gaussian_rbm,
     make_rbm,
     make_tree_rbm,
     seeded,
@@ -75,9 +78,17 @@ CASES = {
     },
     TemperedMarginal: {"hot": lambda: TemperedMarginal(make_rbm(5, 3), 0.6)},
     TemperedCorrection: {"corrected": lambda: TemperedCorrection(make_tree_rbm(5, 3), beta=0.6)},
+    GaussianRBM: {
+        "Gaussian": lambda: make_gaussian_rbm(4, 3),
+        "Gaussian of known widths": lambda: make_gaussian_rbm(2, 4, learn_sigma=False),
+    },
+    AnnealedGaussianRBM: {
+        "annealed Gaussian": lambda: AnnealedGaussianRBM(make_gaussian_rbm(4, 3), beta=0.6)
+    },
     Tilted: {
         "tilted": lambda: Tilted(make_rbm(5, 3), field(5), beta=0.6),
         "twice": lambda: Tilted(Tilted(make_rbm(3, 4), field(3), 0.6), field(3, seed=8), 1.7),
+        "tilted Gaussian": lambda: Tilted(make_gaussian_rbm(4, 3), field(4), beta=0.6),
     },
     NeuralEnergy: NEURAL,
     FlippedPosterior: {
@@ -90,6 +101,8 @@ BUILDERS = {name: build for builders in CASES.values() for name, build in builde
 BIPARTITE = [
     name for cls, builders in CASES.items() for name in builders if issubclass(cls, BipartiteEnergy)
 ]
+# Those whose visible layer can be enumerated as well; tests/test_gaussian_rbm.py has the others.
+OF_BITS = [name for name in BIPARTITE if "Gaussian" not in name]
 BETAS = [1.0, 0.3, 2.5, 0.0]
 
 
@@ -100,6 +113,11 @@ def energy(request):
 
 @pytest.fixture(params=BIPARTITE)
 def bipartite(request):
+    return BUILDERS[request.param]()
+
+
+@pytest.fixture(params=OF_BITS)
+def of_bits(request):
     return BUILDERS[request.param]()
 
 
@@ -248,38 +266,38 @@ def test_hidden_conditional_equals_enumeration(bipartite, beta):
 
 @pytest.mark.parametrize("shape", [None, "shared", "one for each row"])
 @pytest.mark.parametrize("beta", BETAS)
-def test_visible_conditional_equals_enumeration(bipartite, beta, shape):
-    x, h = bits(bipartite.domain.n_columns), bits(bipartite.hidden_domain.n_columns)
+def test_visible_conditional_equals_enumeration(of_bits, beta, shape):
+    x, h = bits(of_bits.domain.n_columns), bits(of_bits.hidden_domain.n_columns)
     tilt = {None: None, "shared": field(x.shape[1]), "one for each row": field(len(h))[:, None]}
     tilt = tilt[shape]
     if shape == "one for each row":
         tilt = tilt * field(x.shape[1], seed=9)
-    log_p = joint(bipartite, x, h, beta).t()  # (2**H, 2**d)
+    log_p = joint(of_bits, x, h, beta).t()  # (2**H, 2**d)
     if tilt is not None:
         log_p = log_p + tilt.expand(len(h), -1) @ x.t()  # not scaled by beta
-    mean = bipartite.visible(h, beta, tilt).mean
+    mean = of_bits.visible(h, beta, tilt).mean
     torch.testing.assert_close(mean, log_p.softmax(1) @ x)
 
 
-def test_conditionals_default_to_beta_one(bipartite):
-    x = bits(bipartite.domain.n_columns)
-    h = bits(bipartite.hidden_domain.n_columns)
-    log_p = joint(bipartite, x, h, 1.0)
-    torch.testing.assert_close(bipartite.hidden(x).mean, log_p.softmax(1) @ h)
-    torch.testing.assert_close(bipartite.visible(h).mean, log_p.t().softmax(1) @ x)
+def test_conditionals_default_to_beta_one(of_bits):
+    x = bits(of_bits.domain.n_columns)
+    h = bits(of_bits.hidden_domain.n_columns)
+    log_p = joint(of_bits, x, h, 1.0)
+    torch.testing.assert_close(of_bits.hidden(x).mean, log_p.softmax(1) @ h)
+    torch.testing.assert_close(of_bits.visible(h).mean, log_p.t().softmax(1) @ x)
 
 
 @pytest.mark.parametrize("layer", ["hidden", "visible"])
-def test_conditional_draws_follow_the_joint(bipartite, layer, generator):
+def test_conditional_draws_follow_the_joint(of_bits, layer, generator):
     """Units of one layer are independent given the other, with the right means."""
-    x, h = bits(bipartite.domain.n_columns), bits(bipartite.hidden_domain.n_columns)
-    log_p = joint(bipartite, x, h, 0.7)
+    x, h = bits(of_bits.domain.n_columns), bits(of_bits.hidden_domain.n_columns)
+    log_p = joint(of_bits, x, h, 0.7)
     row = 3
     if layer == "hidden":
-        conditional = bipartite.hidden(x[row].expand(20_000, -1), 0.7)
+        conditional = of_bits.hidden(x[row].expand(20_000, -1), 0.7)
         p = log_p[row].softmax(0)
     else:
-        conditional = bipartite.visible(h[row].expand(20_000, -1), 0.7)
+        conditional = of_bits.visible(h[row].expand(20_000, -1), 0.7)
         p = log_p[:, row].softmax(0)
     mean = conditional.mean.clone()
     draws = conditional.sample(generator)
@@ -289,27 +307,27 @@ def test_conditional_draws_follow_the_joint(bipartite, layer, generator):
 
 @pytest.mark.parametrize("tilt", [None, "field"])
 @pytest.mark.parametrize("beta", BETAS)
-def test_hidden_energy_sums_the_visible_layer_out(bipartite, beta, tilt):
-    x, h = bits(bipartite.domain.n_columns), bits(bipartite.hidden_domain.n_columns)
+def test_hidden_energy_sums_the_visible_layer_out(of_bits, beta, tilt):
+    x, h = bits(of_bits.domain.n_columns), bits(of_bits.hidden_domain.n_columns)
     tilt = tilt and field(x.shape[1])
-    log_p = joint(bipartite, x, h, beta)
+    log_p = joint(of_bits, x, h, beta)
     if tilt is not None:
         log_p = log_p + (x @ tilt)[:, None]  # not scaled by beta
-    torch.testing.assert_close(bipartite.hidden_energy(h, beta, tilt), -log_p.logsumexp(0))
+    torch.testing.assert_close(of_bits.hidden_energy(h, beta, tilt), -log_p.logsumexp(0))
     if beta == 1 and tilt is None:
-        torch.testing.assert_close(bipartite.hidden_energy(h), -log_p.logsumexp(0))
+        torch.testing.assert_close(of_bits.hidden_energy(h), -log_p.logsumexp(0))
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_hidden_energy_sums_over_rows_that_agree_with_the_clamp(bipartite, beta):
+def test_hidden_energy_sums_over_rows_that_agree_with_the_clamp(of_bits, beta):
     """Each hidden row has known columns of its own."""
-    x, h = bits(bipartite.domain.n_columns), bits(bipartite.hidden_domain.n_columns)
+    x, h = bits(of_bits.domain.n_columns), bits(of_bits.hidden_domain.n_columns)
     generator, shape = seeded(7), (len(h), x.shape[1])
     mask = torch.rand(shape, generator=generator) < 0.5
-    value = bipartite.domain.uniform(len(h), generator, dtype=DOUBLE)
+    value = of_bits.domain.uniform(len(h), generator, dtype=DOUBLE)
     agrees = ((x[:, None] == value) | ~mask).all(-1)  # (states of x, states of h)
-    log_p = joint(bipartite, x, h, beta).masked_fill(~agrees, -torch.inf)
-    found = bipartite.hidden_energy(h, beta, clamp=Clamp(mask, value))
+    log_p = joint(of_bits, x, h, beta).masked_fill(~agrees, -torch.inf)
+    found = of_bits.hidden_energy(h, beta, clamp=Clamp(mask, value))
     torch.testing.assert_close(found, -log_p.logsumexp(0))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from skebm.base import Batch, Loss, Objective
 from skebm.base.objective import weighted_mean
 from skebm.distributions import Gaussian, NormalizingFlow, TruncatedGaussian
+from skebm.energies import GaussianRBM
 from skebm.objectives import (
     Centering,
     ContrastiveDivergence,
@@ -29,6 +30,7 @@ from skebm.samplers import (
     MALA,
     FromData,
     FromNoise,
+    Gibbs,
     GibbsWithGradients,
     Langevin,
     ParallelTempering,
@@ -155,6 +157,17 @@ def gently(build):
     return make
 
 
+def based_rbm():
+    energy = make_rbm(D, H)
+    energy.base = uniform(energy)
+    return energy
+
+
+def gaussian_rbm():
+    base = Gaussian(torch.zeros(3, dtype=DOUBLE), 2.0)
+    return GaussianRBM(3, H, generator=seeded(), scale=0.3, sigma=2.0, dtype=DOUBLE, base=base)
+
+
 def by_chains(make, build=neural, **kind):
     return on_reals(make, gently(build), **kind)
 
@@ -207,6 +220,30 @@ CASES = {
         ),
         "sampled bits without a base": on_bits(
             sampled(GibbsWithGradients(), Persistent), lambda: binary("none", D)
+        ),
+        "RBM from noise": Case(
+            lambda: sampled(Gibbs(), FromNoise, centering=Centering(0.5))(based_rbm()),
+            data,
+            scalar=False,
+        ),
+        "RBM by tempered chains": Case(
+            lambda: sampled(ParallelTempering(3), Persistent)(based_rbm()), data
+        ),
+        "RBM by weighed chains": Case(
+            lambda: sampled(Gibbs(), Persistent, WEIGHED)(based_rbm()), data
+        ),
+        "RBM with proposals": Case(
+            lambda: sampled(GibbsWithGradients(), steps={"n_independence_steps": 2})(based_rbm()),
+            data,
+        ),
+        "RBM with squares": Case(
+            lambda: sampled(Gibbs(), energy_l2=0.3, penalty=PENALTIES["all"])(based_rbm()),
+            data,
+            penalised=True,
+        ),
+        "Gaussian RBM from data": Case(lambda: sampled(Gibbs())(gaussian_rbm()), real_rows),
+        "Gaussian RBM by chains": Case(
+            lambda: sampled(Gibbs(), Persistent, sigma=SIGMA)(gaussian_rbm()), real_rows
         ),
         "sampled one-hot": Case(
             lambda: sampled(GibbsWithGradients())(one_hot(base=True)), one_hot_rows
