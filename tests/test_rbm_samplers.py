@@ -14,10 +14,14 @@ from skebm.partition import AIS
 from skebm.samplers import (
     MALA,
     DiscreteLangevin,
+    FromData,
     Gibbs,
     GibbsWithGradients,
     ParallelTempering,
+    Persistent,
 )
+from tests.rbm import fit_once
+from tests.tiers import full, leading, only_full
 
 X = (np.random.default_rng(0).random((200, 6)) < 0.3).astype(float)
 X[:, 1::2] = np.where(np.random.default_rng(1).random((200, 3)) < 0.9, X[:, ::2], 1 - X[:, ::2])
@@ -32,28 +36,29 @@ SAMPLERS = [
 ]
 
 
+def named_samplers(*first):
+    """Every sampler; those in the first tier by their numbers, of which the last is Gibbs."""
+    return [one if i in first else only_full(one) for i, one in enumerate((*SAMPLERS, Gibbs()))]
+
+
 def rbm(**params):
-    settings = {"n_iter": 200, "learning": "pcd", "chains__n_steps": 3, "batch_size": 50}
+    settings = {"n_iter": 120, "chains": Persistent(n_steps=3), "batch_size": 50}
     settings["learning_rate"] = 0.3
-    return RBMEstimator(3).set_params(random_state=0, **settings | params)
+    return RBMEstimator(3, random_state=0, **(settings | params))
 
 
-@pytest.fixture(scope="module")
-def reference():
-    return rbm().fit(X).score(X), rbm(n_iter=1, learning_rate=1e-9).fit(X).score(X)
-
-
-@pytest.mark.full
+@full
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-def test_it_learns_what_gibbs_learns(sampler, reference):
-    gibbs, nothing = reference
+def test_it_learns_what_gibbs_learns(sampler):
+    gibbs = fit_once(rbm(), X).score(X)
+    nothing = fit_once(rbm(n_iter=1, learning_rate=1e-9), X).score(X)
     found = rbm(sampler=sampler).fit(X).score(X)
     assert gibbs > nothing + 0.3
     # What is biased, and hardly moves, learns less.
     assert found > (gibbs - 0.1 if sampler.exact else nothing + 0.2)
 
 
-@pytest.mark.parametrize("sampler", [*SAMPLERS, Gibbs()], ids=repr)
+@pytest.mark.parametrize("sampler", named_samplers(0, 2, 4, 6), ids=repr)
 def test_a_stored_fit_goes_on_bit_for_bit(sampler):
     model = rbm(sampler=sampler, n_iter=3).fit(X)
     other = pickle.loads(pickle.dumps(model))
@@ -63,31 +68,34 @@ def test_a_stored_fit_goes_on_bit_for_bit(sampler):
     assert np.array_equal(model.components_, other.components_)
 
 
-def test_restarted_chains_have_nothing_to_adapt_to():
-    with pytest.raises(ValueError, match="tunes itself while its chains go on"):
-        rbm(learning="cd", sampler=DiscreteLangevin(adapt=True)).fit(X)
+def test_a_sampler_cannot_adapt_to_chains_that_restart():
+    with pytest.raises(ValueError, match="its chains go on"):
+        rbm(chains=None, learning="cd", sampler=DiscreteLangevin(adapt=True)).fit(X)
 
 
-def test_shorter_ladders_start_anew():
+def test_shorter_temperature_ladders_start_anew():
     """The first replicas of a longer one are its hottest."""
-    model = rbm(sampler=ParallelTempering(6), n_iter=1, warm_start=True).fit(X)
-    objective = model.set_params(sampler=ParallelTempering(3)).fit(X).net_.module_
-    packed = rbm(sampler=ParallelTempering(6), n_iter=1).fit(X).net_
+    model = fit_once(rbm(sampler=ParallelTempering(6), n_iter=1, warm_start=True), X)
+    packed = model.net_
+    model = pickle.loads(pickle.dumps(model)).set_params(sampler=ParallelTempering(3))
+    objective = model.fit(X).net_.module_
     state = objective.unpack(packed.module_.pack(packed.state_))
     assert all(torch.equal(one.x, state.chain.x) for one in state.chain.aux)
 
 
-@pytest.mark.parametrize("sampler", [SAMPLERS[0], SAMPLERS[1], SAMPLERS[3]], ids=repr)
+@pytest.mark.parametrize("sampler", leading(1, [SAMPLERS[0], SAMPLERS[1], SAMPLERS[3]]), ids=repr)
 def test_contrastive_divergence_restarts_any_of_them(sampler):
     grey = np.clip(X * 0.9 + 0.05, 0, 1)  # probabilities: chains start at draws of them
+    chains = FromData(n_steps=3)
     for table in (X, grey):
-        assert np.isfinite(rbm(learning="cd", sampler=sampler, n_iter=5).fit(table).score(X))
+        assert np.isfinite(rbm(chains=chains, sampler=sampler, n_iter=5).fit(table).score(X))
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-def test_everything_else_works(sampler):
+# Single bits, and replicas: what draws whole layers, and what needs another kernel for them.
+@pytest.mark.parametrize("sampler", named_samplers(0, 5), ids=repr)
+def test_a_wide_model_draws_imputes_and_denoises_by_chains(sampler):
     model = RBMEstimator(30, learning="pcd", n_iter=2, sampler=sampler, random_state=0)
-    wide = np.tile(X, 5)  # too wide to enumerate, so that chains are needed
+    wide = np.tile(X[:100], 5)  # too wide to enumerate, so that chains are needed
     model.set_params(partition=AIS(n_chains=20, n_betas=20)).fit(wide)
     holes = wide[:4].copy()
     holes[:, ::3] = np.nan
@@ -102,7 +110,7 @@ def test_everything_else_works(sampler):
     assert model.h_samples_.shape[1] == 30
 
 
-def test_class_and_step_are_searched_in_a_pipeline():
+def test_class_and_step_size_are_searched_in_a_pipeline():
     pipeline = Pipeline([("bits", Binarizer(threshold=0.5)), ("rbm", rbm(n_iter=5))])
     grid = [
         {"rbm__sampler": [Gibbs(), GibbsWithGradients()]},
@@ -117,7 +125,7 @@ def test_class_and_step_are_searched_in_a_pipeline():
     assert first != second
 
 
-def test_a_step_reaches_the_sampler():
+def test_a_step_size_reaches_the_sampler():
     model = rbm(sampler=DiscreteLangevin(), n_iter=1).set_params(sampler__step_size=0.7).fit(X)
     assert model.sampler_.step_size == 0.7
     assert model.sampler_ is not model.sampler
@@ -129,7 +137,7 @@ def test_samplers_of_real_rows_are_refused():
 
 
 @pytest.mark.parametrize("step", [0, -1.0, "large"])
-def test_bad_steps_are_refused_before_training(step):
+def test_bad_step_sizes_are_refused_before_training(step):
     with pytest.raises(ValueError, match="'step_size' parameter of DiscreteLangevin"):
         rbm(sampler=DiscreteLangevin(step)).fit(X)
 
@@ -145,7 +153,7 @@ def test_annealing_refuses_a_biased_kernel():
     model = rbm(n_iter=1).fit(X)
     with pytest.raises(ValueError, match="unbiased only along exact kernels"):
         AIS(n_betas=10).estimate(model.energy_, sampler=DiscreteLangevin(adjust=False))
-    gradients = AIS(n_chains=500, n_betas=200).estimate(
+    gradients = AIS(n_chains=500, n_betas=100).estimate(
         model.energy_,
         sampler=GibbsWithGradients(),
         generator=torch.Generator().manual_seed(0),
