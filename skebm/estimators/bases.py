@@ -279,6 +279,7 @@ def fit_real_bases(
     domain: Any = units.domain
     unbounded = domain == Real(domain.shape)
     mixture = base if isinstance(base, MixtureBase) else MixtureBase()
+    mixture._validate_params()
     name = "mixture" if isinstance(base, MixtureBase) else base
     if isinstance(base, Distribution):
         clean = _in_units(base, rows, units)
