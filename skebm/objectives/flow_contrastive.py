@@ -171,7 +171,7 @@ class FlowContrastive(Rowwise):
         if state is None:
             return {}
         return {
-            "told": state.discriminated,
+            "discriminated": state.discriminated,
             "n_batches": torch.tensor(state.n_batches),
             "moves": torch.tensor(state.moves),
         }
