@@ -1,7 +1,6 @@
 """Flow contrastive estimation: on flows whose training is known, and its estimator."""
 
 import math
-import pickle
 import sys
 
 import numpy as np
@@ -9,24 +8,39 @@ import pytest
 import scipy.stats
 import torch
 from numpy.testing import assert_allclose
+from sklearn.base import clone
 from sklearn.datasets import make_moons
 from torch import nn
 from torch.distributions import Independent, Normal
+from zuko.flows import NICE
 
 from skebm import FlowContrastiveDensity, NCEDensity
 from skebm.base import Batch, Real
 from skebm.distributions import Gaussian, NormalizingFlow
 from skebm.energies import MLP, Confined, NeuralEnergy, Spec
+from skebm.estimators.neural.flow_contrastive import flow_of
 from skebm.objectives import FlowContrastive
 from skebm.objectives.flow_contrastive import LOOK, FlowState
-from tests.contracts.test_estimators import real_rows
+from skebm.training import AdamW
 from tests.objectives import gradient
 from tests.oracle import DOUBLE, mean_is, seeded
-from tests.tiers import full
+from tests.storage import by_pickle
+from tests.tables import real_rows
+from tests.tiers import only_full
 
 SIEVE = 5
 X, X_NEW = real_rows(60, 3), real_rows(20, 3, seed=1)
-quick = {"network": MLP((16,)), "flow": "maf", "n_flow_steps": 20, "n_iter": 3, "random_state": 0}
+
+
+def small_flow(d):
+    """A flow that takes one pass through small networks to draw from."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return NICE(d, transforms=2, hidden_features=(16,))
+
+
+quick = {"network": MLP((16,)), "n_flow_steps": 20, "n_iter": 3, "random_state": 0}
+by_name, small = quick | {"flow": "maf"}, quick | {"flow": small_flow(3)}
 
 
 class Shift(nn.Module):
@@ -41,21 +55,21 @@ class Shift(nn.Module):
         return Independent(Normal(self.mean, self.log_sd.exp()), 1)
 
 
-class Flat(nn.Module):
+class Linear(nn.Module):
     """A network that is linear in the row."""
 
-    def __init__(self, slope=0.0):
+    def __init__(self, weight=0.0):
         super().__init__()
-        self.slope = nn.Parameter(torch.tensor([slope], dtype=DOUBLE))
+        self.weight = nn.Parameter(torch.tensor([weight], dtype=DOUBLE))
 
     def forward(self, x):
-        return x @ self.slope
+        return x @ self.weight
 
 
 def contrast(network=None, mean=0.0, sd=1.0, **kwargs):
     flow = NormalizingFlow(Shift(mean, sd), 1)
     base = Gaussian(torch.zeros(1, dtype=DOUBLE), 1.0)
-    energy = NeuralEnergy(Flat() if network is None else network, Real((1,)), base)
+    energy = NeuralEnergy(Linear() if network is None else network, Real((1,)), base)
     return FlowContrastive(energy, flow, **kwargs)
 
 
@@ -80,7 +94,7 @@ def gradients(objective, mean=0.0, n=200, repeats=300):
 
 def test_the_value_is_the_entropy_of_the_classifier():
     """Against quadrature: data N(0.3, 1), flow N(-0.2, 1.5), energy of N(0.4, 1)."""
-    objective = contrast(Flat(-0.4), -0.2, 1.5)
+    objective = contrast(Linear(-0.4), -0.2, 1.5)
     grid = np.linspace(-12, 12, 20_001)
     p, q = scipy.stats.norm(0.3).pdf(grid), scipy.stats.norm(-0.2, 1.5)
     ratio = scipy.stats.norm.logpdf(grid) + 0.4 * grid - q.logpdf(grid)
@@ -92,9 +106,9 @@ def test_the_value_is_the_entropy_of_the_classifier():
     assert mean_is(torch.stack(values), np.trapezoid(loss, grid)) < SIEVE
 
 
-def test_the_flow_climbs_what_the_energy_descends():
+def test_the_flow_ascends_the_objective_that_the_energy_descends():
     """The expected gradient of the flow's mean and deviation is that of -J, by quadrature."""
-    objective = contrast(Flat(-0.4), -0.2, 1.5)
+    objective = contrast(Linear(-0.4), -0.2, 1.5)
     grid = np.linspace(-14, 14, 20_001)
     p = scipy.stats.norm(0.3).pdf(grid)
 
@@ -133,22 +147,22 @@ def test_both_find_the_data():
             state = objective.gradients(batch(500, step, 0.7), state, generator).state
         optimizer.step()
     assert float(objective.flow.mean.detach()) == pytest.approx(0.7, abs=0.1)
-    assert float(objective.energy.network.slope.detach()) == pytest.approx(-0.7, abs=0.1)
+    assert float(objective.energy.network.weight.detach()) == pytest.approx(-0.7, abs=0.1)
     # E = -log N(x; 0, 1) - 0.7 x, so that Z = exp(0.7^2 / 2)
     assert float(objective.log_partition.detach()) == pytest.approx(0.245, abs=0.1)
 
 
-def test_a_flow_that_is_not_told_rests():
+def test_a_flow_that_cannot_be_discriminated_is_not_trained():
     objective, generator = contrast(), seeded(0)
     state = objective.start(batch(10, 0), generator)
     with torch.no_grad():
         for seed in range(LOOK):
             state = objective.gradients(batch(100, seed), state, generator).state
-        assert not state.moves  # the energy is still the base, and tells nothing
+        assert not state.moves  # the energy is still the base, and classifies nothing
         objective.gradients(batch(100, 99), state, generator)
     assert objective.flow.mean.grad is None
-    assert objective.energy.network.slope.grad is not None
-    discriminated = contrast(Flat(-3.0))
+    assert objective.energy.network.weight.grad is not None
+    discriminated = contrast(Linear(-3.0))
     state = objective.start(batch(10, 0), generator)
     with torch.no_grad():
         for seed in range(LOOK):
@@ -167,7 +181,7 @@ def test_states_are_packed():
 
 def test_the_flow_that_is_given_is_not_touched():
     flow = NormalizingFlow(Shift(), 1)
-    energy = NeuralEnergy(Flat(), Real((1,)), flow)
+    energy = NeuralEnergy(Linear(), Real((1,)), flow)
     objective = FlowContrastive(energy, flow)
     with torch.no_grad():
         objective.flow.mean += 1
@@ -181,14 +195,14 @@ def test_what_does_not_fit():
     with pytest.raises(ValueError, match="The flow is one of"):
         FlowContrastive(NeuralEnergy(network, Real((2,)), flow), flow)
     with pytest.raises(ValueError, match="needs a base"):
-        FlowContrastive(NeuralEnergy(Flat(), Real((1,))), flow)
+        FlowContrastive(NeuralEnergy(Linear(), Real((1,))), flow)
     with pytest.raises(TypeError, match="must be a skebm.distributions.NormalizingFlow"):
-        FlowContrastive(NeuralEnergy(Flat(), Real((1,)), flow), Shift())
+        FlowContrastive(NeuralEnergy(Linear(), Real((1,)), flow), Shift())
     with pytest.raises(ValueError, match="leaves no centres"):
         contrast().rowwise(torch.zeros(2, 1), seeded(0), torch.arange(2))
 
 
-def test_beyond_the_rows_a_network_is_asked_nothing_new():
+def test_beyond_the_rows_a_confined_network_is_constant():
     inner = MLP((4,)).build(Spec((3,), seeded(0), DOUBLE))
     with torch.no_grad():
         inner.last += 1
@@ -209,34 +223,29 @@ def test_beyond_the_rows_a_network_is_asked_nothing_new():
 
 @pytest.fixture(scope="module")
 def moons():
-    rows, _ = make_moons(1500, noise=0.1, random_state=0)
-    return rows[:1000], rows[1000:]
-
-
-def fit(moons, n_iter):
-    return FlowContrastiveDensity(
-        flow="maf", n_flow_steps=40, flow_learning_rate=1e-3, n_iter=n_iter, random_state=0
-    ).fit(moons[0])
+    rows, _ = make_moons(1000, noise=0.1, random_state=0)
+    return rows[:500], rows[500:]
 
 
 @pytest.fixture(scope="module")
 def model(moons):
-    return fit(moons, 10)
+    params = {"n_flow_steps": 40, "flow_learning_rate": 1e-3, "n_iter": 25, "learning_rate": 0.02}
+    model = FlowContrastiveDensity(MLP((32, 32)), flow=small_flow(2), random_state=0, **params)
+    return model.fit(moons[0])
 
 
-@full
-def test_the_energy_is_better_than_the_flow_alone(moons):
-    model = fit(moons, 60)
-    alone = FlowContrastiveDensity(flow="maf", n_flow_steps=40, n_iter=0, random_state=0)
-    alone.fit(moons[0])
+def test_the_energy_is_better_than_the_flow_alone(model, moons):
+    alone = clone(model).set_params(n_iter=0).fit(moons[0])
     assert model.score(moons[1]) > alone.score(moons[1]) + 0.1
     assert model.history_[-1]["gain_over_base"] > 0.1
     assert abs(model.log_partition_learned_ - model.log_partition_) < 0.1
     assert "NormalizingFlow" in model.log_partition_method_
 
 
-def test_before_training_it_is_the_flow(moons):
-    model = FlowContrastiveDensity().set_params(**quick | {"n_iter": 0}).fit(X)
+@pytest.mark.parametrize("flow", ["maf", only_full("coupling"), only_full("nsf")])
+def test_before_training_it_is_the_flow(flow):
+    """Of every name."""
+    model = FlowContrastiveDensity(**quick | {"n_iter": 0}, flow=flow).fit(X)
     expected = model.flow_.log_prob(torch.as_tensor(X_NEW).float()).double()
     assert_allclose(model.score_samples(X_NEW), expected, atol=1e-3)
     assert model.log_partition_learned_ == 0
@@ -251,7 +260,7 @@ def test_the_flow_is_normalised_in_units_of_the_data(model):
 
 def test_the_flow_has_moved(model):
     x = torch.as_tensor(model.units_.apply(X[:, :2])).float()
-    moved = model._flow.log_prob(x) - model.base_.log_prob(x)
+    moved = flow_of(model.net_).log_prob(x) - model.base_.log_prob(x)
     assert float(moved.abs().max()) > 0.01
     drawn = model.flow_.sample(2000, seeded(0)).numpy()
     assert_allclose(drawn.mean(0), [0.5, 0.25], atol=0.15)
@@ -273,11 +282,14 @@ def test_samples_are_those_of_the_energy(model, moons):
 
 
 def test_two_learning_rates():
-    model = FlowContrastiveDensity().set_params(
-        **quick, learning_rate=0.01, flow_learning_rate=0.003, optimizer__schedule="constant"
+    """By one schedule; weight decay is for the network alone."""
+    optimizer = AdamW(schedule="constant", weight_decay=0.1)
+    model = FlowContrastiveDensity(
+        **small, learning_rate=0.01, flow_learning_rate=0.003, optimizer=optimizer
     )
-    net = model.fit(X).net_
-    assert sorted(g["lr"] for g in net.optimizer_.param_groups) == [0.003, 0.01, 0.01]
+    groups = model.fit(X).net_.optimizer_.param_groups
+    assert sorted(g["lr"] for g in groups) == [0.003, 0.01, 0.01]
+    assert [g["weight_decay"] for g in groups] == [0.0, 0.0, 0.1]
     assert model.history_[-1]["lr"] == 0.01
     model.set_params(optimizer__schedule="cosine").fit(X)
     slow, _, fast = (g["lr"] for g in model.net_.optimizer_.param_groups)
@@ -285,12 +297,13 @@ def test_two_learning_rates():
 
 
 def test_it_goes_on_where_it_was():
-    model = FlowContrastiveDensity().set_params(**quick, warm_start=True).fit(X)
-    again = pickle.loads(pickle.dumps(model))
+    model = FlowContrastiveDensity(**by_name, warm_start=True).fit(X)
+    again = by_pickle(model)
     assert_allclose(again.score_samples(X), model.score_samples(X))
     x = torch.as_tensor(X).float()
     assert torch.equal(again.flow_.log_prob(x), model.flow_.log_prob(x))
     assert again.net_.state_ == model.net_.state_
+    assert again.net_.state_ is not None
     for one in (model, again):
         one.partial_fit(X)
     assert_allclose(again.energy(X), model.energy(X))
@@ -299,56 +312,61 @@ def test_it_goes_on_where_it_was():
 def test_weights_are_repeated_rows_but_for_the_draws():
     """Which are as many as rows, and so others."""
     count = np.random.default_rng(3).integers(0, 5, len(X))
-    params = quick | {"batch_size": 1000, "n_iter": 7, "sigma": None, "dtype": "float64"}
+    params = small | {"batch_size": 1000, "n_iter": 7, "sigma": None, "dtype": "float64"}
     plain, weighted, repeated = (
-        FlowContrastiveDensity()
-        .set_params(**params, partition=None)
-        .fit(rows, sample_weight=weight)
+        FlowContrastiveDensity(**params, partition=None).fit(rows, sample_weight=weight)
         for rows, weight in ((X, None), (X, count), (np.repeat(X, count, axis=0), None))
     )
     apart = np.abs(weighted.energy(X_NEW) - repeated.energy(X_NEW)).mean()
     assert apart < np.abs(weighted.energy(X_NEW) - plain.energy(X_NEW)).mean() / 3
 
 
-def test_a_flow_of_a_user():
-    from zuko.flows import NICE
-
-    with torch.random.fork_rng():
-        flow = NICE(3, transforms=2, hidden_features=(8,))
-    before = flow.state_dict()["base.loc"].clone() if "base.loc" in flow.state_dict() else None
-    model = FlowContrastiveDensity().set_params(**quick | {"flow": flow}).fit(X)
+def test_a_flow_of_a_user_is_copied():
+    flow = small_flow(3)
+    before = {name: value.clone() for name, value in flow.state_dict().items()}
+    model = FlowContrastiveDensity(**quick | {"flow": flow}).fit(X)
     assert np.isfinite(model.score(X_NEW))
-    assert before is None or torch.equal(flow.state_dict()["base.loc"], before)
+    assert model.base_.flow is not flow
+    for name, value in flow.state_dict().items():
+        assert torch.equal(value, before[name])
 
 
 def test_few_rows_one_column_a_line():
-    assert np.isfinite(
-        FlowContrastiveDensity().set_params(**quick).fit([[0.2], [1.4]]).score([[0.5]])
-    )
+    assert np.isfinite(FlowContrastiveDensity(**by_name).fit([[0.2], [1.4]]).score([[0.5]]))
     line = np.repeat(np.random.default_rng(0).normal(size=(60, 1)), 3, axis=1)
-    model = (
-        FlowContrastiveDensity().set_params(**quick).fit(line)
-    )  # noise in training keeps it finite
+    model = FlowContrastiveDensity(**small).fit(line)  # noise in training keeps it finite
     assert np.isfinite(model.score_samples(line)).all()
 
 
 @pytest.mark.parametrize(
-    "params",
+    ("params", "name"),
     [
-        {"flow": "glow"},
-        {"flow": None},
-        {"n_flow_steps": 0},
-        {"flow_learning_rate": 0.0},
-        {"sigma": -1.0},
+        ({"flow": "glow"}, "flow"),
+        ({"flow": None}, "flow"),
+        ({"n_flow_steps": 0}, "n_flow_steps"),
+        ({"flow_learning_rate": 0.0}, "flow_learning_rate"),
+        ({"sigma": -1.0}, "sigma"),
+        ({"optimizer": AdamW(schedule="linear")}, "schedule"),
     ],
-    ids=repr,
+    ids=str,
 )
-def test_parameters_out_of_range(params):
-    with pytest.raises(ValueError, match=next(iter(params))):
-        FlowContrastiveDensity().set_params(**quick | params).fit(X)
+def test_parameters_out_of_range(params, name):
+    with pytest.raises(ValueError, match=f"'{name}' parameter of"):
+        FlowContrastiveDensity(**by_name | params).fit(X)
+
+
+def test_settings_are_set_on_what_none_stands_for():
+    model = FlowContrastiveDensity(**small).set_params(
+        network__hidden_sizes=(4,), optimizer__averaging=0.5, sampler__step_size=0.1
+    )
+    assert model.network.hidden_sizes == (4,)
+    assert model.fit(X).sampler_.step_size == 0.1
+    assert model.net_.averaging == 0.5
+    with pytest.raises(ValueError, match="flow__transforms needs an object"):
+        FlowContrastiveDensity().set_params(flow__transforms=3)
 
 
 def test_without_zuko(monkeypatch):
     monkeypatch.setitem(sys.modules, "zuko", None)
     with pytest.raises(ImportError, match=r"skebm\[flows\]"):
-        FlowContrastiveDensity().set_params(**quick).fit(X)
+        FlowContrastiveDensity(**by_name).fit(X)

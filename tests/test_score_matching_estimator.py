@@ -1,5 +1,7 @@
-"""ScoreMatchingDensity against densities that are known, and on tables that are no good."""
+"""ScoreMatchingDensity against densities that are known, and on unusable tables."""
 
+import copy
+import functools
 import itertools
 import math
 import pickle
@@ -24,16 +26,27 @@ from skebm import EnergyOutlierDetector, ScoreMatchingDensity
 from skebm.base import Real
 from skebm.distributions import Gaussian, GaussianMixture, IndependentBernoulli, Uniform
 from skebm.energies import MLP, Conv
+from skebm.estimators import MixtureBase, Sliced
 from skebm.metrics import hyvarinen_score
 from skebm.partition import AIS, AISBracket, ImportanceSampling
-from skebm.samplers import MALA
-from tests.storage import by_joblib, by_skops
+from skebm.samplers import HMC, MALA
+from skebm.training import AdamW, EarlyStopping
+from tests.callbacks import Interrupt
+from tests.storage import by_joblib, by_pickle, by_skops
+from tests.tiers import about, leading, only_full
 
-OBJECTIVES = ("denoising", "exact", "sliced", "multiscale")
+OBJECTIVES = ("denoising", "multiscale", "exact", "sliced")
 each_objective = pytest.mark.parametrize("objective", OBJECTIVES)
+# One objective with noise and one with second derivatives; and one of them alone, where the
+# objective has no part in what is shown.
+two_objectives = pytest.mark.parametrize(
+    "objective", ["denoising", "exact", only_full("multiscale"), only_full("sliced")]
+)
+one_objective = pytest.mark.parametrize("objective", leading(1, OBJECTIVES))
 quick = {"network": MLP((16,)), "n_iter": 3, "random_state": 0, "learning_rate": 0.01}
 # As it is before the first step: the base, or what a module says.
 still = {"n_iter": 0, "random_state": 0, "standardize": False, "dtype": "float64"}
+few_draws = ImportanceSampling(500)
 
 
 def density(objective="exact", **params):
@@ -42,7 +55,7 @@ def density(objective="exact", **params):
     return ScoreMatchingDensity(**{**quick, "objective": objective, "sigma": sigma, **params})
 
 
-def correlated(n=300, d=3, seed=0):
+def correlated(n=200, d=3, seed=0):
     rng = np.random.default_rng(seed)
     return rng.normal(size=(n, 1)) + 0.6 * rng.normal(size=(n, d)) + np.arange(d)
 
@@ -51,6 +64,18 @@ X = correlated()
 X_NEW = correlated(50, seed=1)
 MEAN = np.array([1.0, -2.0])
 COVARIANCE = np.array([[2.0, 0.9], [0.9, 1.0]])
+
+
+@functools.cache
+def _trained(objective, base, dtype):
+    model = density(objective, base=base, dtype=dtype).fit(X)
+    _ = model.log_partition_  # which the copies share
+    return model
+
+
+def trained(objective="exact", base="gaussian", dtype="float32"):
+    """A copy of a model of X; each is fitted once."""
+    return copy.deepcopy(_trained(objective, base, dtype))
 
 
 def normal(mean=MEAN, covariance=COVARIANCE):
@@ -114,7 +139,7 @@ def numerical_gradient(model, rows, h=1e-4):
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("d", [1, 2])
+@pytest.mark.parametrize("d", leading(1, [2, 1]))
 @each_objective
 def test_a_normal_distribution_is_recovered(objective, d):
     mean, covariance = MEAN[:d], COVARIANCE[:d, :d]
@@ -125,7 +150,7 @@ def test_a_normal_distribution_is_recovered(objective, d):
     assert model.score(new) == pytest.approx(truth.logpdf(new).mean(), abs=0.05)
 
 
-@pytest.mark.parametrize("d", [1, 2])
+@pytest.mark.parametrize("d", leading(1, [2, 1]))
 @each_objective
 def test_a_mixture_is_recovered(objective, d):
     """On a normal base, which alone is off by a quarter of a nat."""
@@ -138,30 +163,29 @@ def test_a_mixture_is_recovered(objective, d):
         parts = [scipy.stats.norm.logpdf(x, mean, 0.6).sum(1) for mean in (-1, 1)]
         return logsumexp(np.stack(parts, 1), axis=1, b=[0.4, 0.6])
 
-    model = density(
-        objective,
-        base="gaussian",
-        network=MLP((32, 32)),
-        n_iter=50 if objective == "multiscale" else 25,
-        sigma=(0.1, 2.0) if objective == "multiscale" else 0.15,
-    ).fit(rows(3000, 0))
+    params = {"base": "gaussian", "network": MLP((32, 32)), "learning_rate": 0.02}
+    if objective == "multiscale":  # which learns many densities
+        params |= {"sigma": (0.1, 2.0), "n_iter": 15, "batch_size": 64}
+    else:
+        params |= {"sigma": 0.15, "n_iter": 8}
+    model = density(objective, **params).fit(rows(2000, 0))
     new = rows(2000, 1)
     assert model.score(new) == pytest.approx(log_p(new).mean(), abs=0.05)
 
 
-@pytest.mark.parametrize("d", [1, 2])
+@pytest.mark.parametrize("d", leading(1, [2, 1]))
 @each_objective
 def test_densities_integrate_to_one(objective, d):
-    model = density(objective, base="gaussian", n_iter=10).fit(two_modes(d=d))
+    model = density(objective, base="gaussian").fit(two_modes(d=d))
     axis = np.linspace(-15, 15, 2001 if d == 1 else 201)
     slack = 5 * model.log_partition_std_ + 1e-3
     assert log_integral(model, *[axis] * d) == pytest.approx(0, abs=slack)
 
 
-WALLS = {
+BOUNDS = {
+    "both": ((0, 1), np.linspace(0, 1, 201)),
     "lower": ((0, None), np.linspace(0, 12, 401)),
     "upper": ((None, 3), np.linspace(-9, 3, 401)),
-    "both": ((0, 1), np.linspace(0, 1, 201)),
 }
 
 
@@ -173,16 +197,16 @@ def inside(name, n=200, d=1, seed=0):
     return rows if name == "lower" else 3 - rows
 
 
-@pytest.mark.parametrize("d", [1, 2])
-@pytest.mark.parametrize("objective", ["exact", "sliced"])
-@pytest.mark.parametrize("name", WALLS)
-def test_densities_between_walls_integrate_to_one(name, objective, d):
-    bounds, axis = WALLS[name]
+@pytest.mark.parametrize("d", leading(1, [2, 1]))
+@pytest.mark.parametrize("objective", leading(1, ["exact", "sliced"]))
+@pytest.mark.parametrize("name", BOUNDS)
+def test_densities_inside_bounds_integrate_to_one(name, objective, d):
+    bounds, axis = BOUNDS[name]
     axis = axis if d == 1 else axis[::2]
-    model = density(objective, bounds=bounds, n_iter=10).fit(inside(name, d=d))
+    model = density(objective, bounds=bounds).fit(inside(name, d=d))
     slack = 5 * model.log_partition_std_ + 0.01
     assert log_integral(model, *[axis] * d) == pytest.approx(0, abs=slack)
-    drawn = model.sample(200, random_state=0, n_steps=10)
+    drawn = model.sample(200, random_state=0, n_steps=5)
     low, high = (-np.inf if bounds[0] is None else bounds[0], bounds[1] or np.inf)
     assert ((drawn >= low) & (drawn <= high)).all()
     far = np.full((1, d), -1.0 if name != "upper" else 3.5)
@@ -192,29 +216,33 @@ def test_densities_between_walls_integrate_to_one(name, objective, d):
     assert_array_equal(model.score_function(far), 0.0)
 
 
-def test_walls_of_each_column():
+def test_bounds_of_each_column():
     rows = inside("both", d=2) * [2.0, 10.0] + [0.0, 5.0]
     model = density(bounds=([0, 5], [2, 15])).fit(rows)
     assert np.isfinite(model.score_samples(rows)).all()
     assert model.predict([[1.0, 16.0]]) == model.predict([[-0.1, 9.0]]) == -1
-    drawn = model.sample(100, random_state=0, n_steps=10)
+    drawn = model.sample(100, random_state=0, n_steps=5)
     assert (drawn >= [0, 5]).all()
     assert (drawn <= [2, 15]).all()
 
 
-def test_a_density_without_a_base_between_walls():
+def test_a_density_without_a_base_inside_bounds():
     model = density(base=None, bounds=(0, 1), n_iter=30, partition=ImportanceSampling())
     model.fit(inside("both"))
     slack = 5 * model.log_partition_std_ + 1e-3
-    assert log_integral(model, WALLS["both"][1]) == pytest.approx(0, abs=slack)
+    assert log_integral(model, BOUNDS["both"][1]) == pytest.approx(0, abs=slack)
 
 
-@pytest.mark.parametrize("objective", ["exact", "denoising"])
+# ------------------------------------------------------------------------------
+# Settings of training
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", leading(1, ["exact", "denoising"]))
 def test_early_stopping_keeps_the_best_weights(objective):
     rows = np.random.default_rng(0).normal(size=(40, 4))  # too few: it must overfit
-    model = density(
-        objective, n_iter=300, early_stopping=True, validation_fraction=0.3, n_iter_no_change=5
-    ).fit(rows)
+    stopping = EarlyStopping(validation_fraction=0.3, n_iter_no_change=5)
+    model = density(objective, n_iter=300, early_stopping=stopping).fit(rows)
     assert model.n_iter_ < 300
     losses = [row["valid_loss"] for row in model.history_]
     net = model.net_
@@ -232,9 +260,18 @@ def test_early_stopping_does_not_train_on_the_held_out_rows():
 
     model = density(early_stopping=True, net_params={"callbacks": [Keep()]}).fit(X)
     held_out = set(map(tuple, model.net_.validation.block(0, len(X)).tolist()))
-    assert len(held_out) == 30
-    assert len(set(seen)) == 270
+    assert len(held_out) == 20
+    assert len(set(seen)) == 180
     assert not set(seen) & held_out
+
+
+def test_early_stopping_without_held_out_rows_is_judged_by_the_training_loss():
+    stopping = EarlyStopping(validation_fraction=None, n_iter_no_change=2, tol=1e9)
+    model = density(base="gaussian", n_iter=20, early_stopping=stopping).fit(X)
+    assert model.n_iter_ == 3  # no gain is as large as that
+    assert model.net_.validation is None
+    assert "valid_loss" not in model.history_[0]
+    assert density(base="gaussian", n_iter=4, early_stopping=False).fit(X).n_iter_ == 4
 
 
 def test_averaging_is_the_mean_of_the_epochs():
@@ -245,10 +282,108 @@ def test_averaging_is_the_mean_of_the_epochs():
         def on_epoch_end(self, net, **kwargs):
             seen.append(net.module_.energy.network.last.detach().clone())
 
-    density(n_iter=5, net_params={"callbacks": [Keep()]}).fit(X)
-    mean = density(n_iter=5, averaging=0.99).fit(X)
+    density(base="gaussian", n_iter=5, net_params={"callbacks": [Keep()]}).fit(X)
+    mean = density(base="gaussian", n_iter=5, optimizer=AdamW(averaging=0.99)).fit(X)
     last = mean.energy_.network.last.detach()
     assert_allclose(last, torch.stack(seen).mean(0), rtol=1e-4, atol=1e-6)
+
+
+def test_the_schedule_and_the_weight_decay_are_those_of_the_optimizer():
+    constant = AdamW(schedule="constant", weight_decay=0.3)
+    model = density(base="gaussian", optimizer=constant).fit(X)
+    assert [row["lr"] for row in model.history_] == [0.01] * 3
+    assert model.net_.optimizer_.param_groups[0]["weight_decay"] == 0.3
+    assert constant.get_params()["weight_decay"] == 0.3
+    falling = [row["lr"] for row in density(base="gaussian", n_iter=20).fit(X).history_]
+    assert falling[-1] < 0.001 < 0.009 < max(falling) <= 0.01
+
+
+@pytest.mark.parametrize(
+    ("params", "match"),
+    [
+        ({"optimizer": AdamW(averaging=1.0)}, "'averaging' parameter of AdamW"),
+        ({"optimizer": AdamW(weight_decay=-1.0)}, "'weight_decay' parameter of AdamW"),
+        ({"optimizer": AdamW(schedule="linear")}, "'schedule' parameter of AdamW"),
+        ({"optimizer": AdamW(max_restarts=-1)}, "'max_restarts' parameter of AdamW"),
+        ({"optimizer": "adamw"}, "'optimizer' parameter of ScoreMatchingDensity"),
+        (
+            {"early_stopping": EarlyStopping(validation_fraction=1.0)},
+            "'validation_fraction' parameter of EarlyStopping",
+        ),
+        (
+            {"early_stopping": EarlyStopping(n_iter_no_change=0)},
+            "'n_iter_no_change' parameter of EarlyStopping",
+        ),
+        ({"early_stopping": EarlyStopping(tol=-1)}, "'tol' parameter of EarlyStopping"),
+        ({"early_stopping": "yes"}, "'early_stopping' parameter of ScoreMatchingDensity"),
+        ({"objective": Sliced(n_projections=0)}, "'n_projections' parameter of Sliced"),
+        ({"objective": Sliced(projection="cauchy")}, "'projection' parameter of Sliced"),
+        ({"objective": Sliced}, "'objective' parameter of ScoreMatchingDensity"),
+        ({"base": MixtureBase(n_components=0)}, "'n_components' parameter of MixtureBase"),
+        ({"base": MixtureBase}, "'base' parameter of ScoreMatchingDensity"),
+    ],
+    ids=repr,
+)
+def test_settings_out_of_range_are_refused_with_their_name(params, match):
+    with pytest.raises(ValueError, match=match):
+        density(**params).fit(X)
+
+
+def test_settings_are_set_on_what_a_default_stands_for():
+    model = ScoreMatchingDensity().set_params(
+        network__hidden_sizes=(5,),
+        sampler__n_leapfrog=3,
+        base__n_components=2,
+        optimizer__averaging=0.5,
+        early_stopping__n_iter_no_change=4,
+    )
+    kinds = (model.network, model.sampler, model.base, model.optimizer, model.early_stopping)
+    assert list(map(type, kinds)) == [MLP, HMC, MixtureBase, AdamW, EarlyStopping]
+    assert model.sampler.adapt  # as the default one
+    assert not ScoreMatchingDensity().set_params(sampler__step_size=0.1).sampler.adapt
+    twin = clone(model).set_params(n_iter=2, random_state=0)
+    assert twin.get_params()["optimizer__averaging"] == 0.5
+    twin.fit(X)
+    assert [layer.out_features for layer in twin.energy_.network.layers] == [5]
+    assert len(twin.base_.weights) == 2
+    assert twin.net_.averaging == 0.5
+    assert twin.net_.patience == 4
+    assert twin.sampler_.n_leapfrog == 3
+    assert model.network.hidden_sizes == (5,)  # of its own
+
+
+def test_settings_of_sliced_score_matching():
+    with_name = density("sliced", base="gaussian").set_params(objective__n_projections=4)
+    assert with_name.objective.n_projections == 4
+    given = density(Sliced(n_projections=4), base="gaussian").fit(X)
+    assert_array_equal(with_name.fit(X).energy(X), given.energy(X))
+    for other in ({"n_projections": 1}, {"n_projections": 4, "projection": "gaussian"}):
+        model = density(Sliced(**other), base="gaussian").fit(X)
+        assert not np.array_equal(model.energy(X), given.energy(X))
+    assert_array_equal(density(Sliced()).fit(X).energy(X), density("sliced").fit(X).energy(X))
+
+
+@pytest.mark.parametrize(
+    ("params", "name"),
+    [
+        ({}, "objective__n_projections"),  # denoising has none
+        ({"objective": "exact"}, "objective__n_projections"),
+        ({"base": "gaussian"}, "base__n_components"),
+        ({"base": None}, "base__n_components"),
+        ({}, "bounds__lower"),
+    ],
+    ids=str,
+)
+def test_settings_of_what_has_none_are_refused(params, name):
+    owner = name.partition("__")[0]
+    with pytest.raises(ValueError, match=f"{name} needs an object.*Pass one as {owner}="):
+        ScoreMatchingDensity(**params).set_params(**{name: 3})
+
+
+def test_names_that_no_settings_take_are_refused():
+    for name in ("network__depth", "optimizer__momentum", "base__rank", "early_stopping__patience"):
+        with pytest.raises(ValueError, match=f"Invalid parameter '{name.partition('__')[2]}'"):
+            ScoreMatchingDensity().set_params(**{name: 3})
 
 
 # ------------------------------------------------------------------------------
@@ -256,7 +391,9 @@ def test_averaging_is_the_mean_of_the_epochs():
 # ------------------------------------------------------------------------------
 
 
-@each_objective
+@pytest.mark.parametrize(
+    "objective", ["denoising", "multiscale", only_full("exact"), only_full("sliced")]
+)
 def test_log_p_is_in_the_units_of_the_data(objective):
     a, b = np.array([3.0, 0.01, 1e4]), np.array([5.0, -7.0, 1e5])
     one = density(objective, dtype="float64").fit(X)
@@ -282,9 +419,9 @@ def test_bounded_log_p_is_in_the_units_of_the_data():
     assert_allclose(other.score_samples(a * rows + b), expected, atol=1e-6)
 
 
-@each_objective
+@one_objective
 def test_without_standardization_units_matter(objective):
-    model = density(objective, standardize=False).fit(X)
+    model = density(objective, standardize=False, base="gaussian").fit(X)
     assert_array_equal(model.units_.scale, 1.0)
     assert_array_equal(model.units_.centre, 0.0)
     assert np.isfinite(model.score(X_NEW))
@@ -293,30 +430,45 @@ def test_without_standardization_units_matter(objective):
 
 
 def test_the_score_without_log_z_is_in_inverse_squared_units():
-    params = {"dtype": "float64", "partition": None}
+    params = {"dtype": "float64", "partition": None, "base": "gaussian"}
     one, other = density(**params).fit(X), density(**params).fit(10 * X)
     assert one.score(X_NEW) == pytest.approx(hyvarinen_score(one, X_NEW), rel=1e-9)
     assert other.score(10 * X_NEW) == pytest.approx(one.score(X_NEW) / 100, rel=1e-6)
 
 
 # ------------------------------------------------------------------------------
-# Scores
+# Scores: gradients of log p
 # ------------------------------------------------------------------------------
 
+BASES_OF = {
+    "denoising": ("auto", "gaussian", "mixture", "kernel"),
+    "multiscale": ("auto", "gaussian"),
+    "exact": ("auto", "gaussian", "mixture", "kernel"),
+    "sliced": ("auto", "gaussian", "mixture", "kernel"),
+}
+FIRST = {("denoising", base) for base in BASES_OF["denoising"]} | {("multiscale", "gaussian")}
 
-@pytest.mark.parametrize("base", ["auto", "gaussian", "mixture", "kernel"])
-@each_objective
-def test_the_score_function_is_the_slope_of_log_p(objective, base):
-    if objective == "multiscale" and base in ("mixture", "kernel"):
-        pytest.skip("levels need a normal base")
-    model = density(objective, base=base, dtype="float64", n_iter=10).fit(X)
+
+@pytest.mark.parametrize(
+    ("objective", "base"),
+    [
+        (objective, base) if (objective, base) in FIRST else only_full(objective, base)
+        for objective, bases in BASES_OF.items()
+        for base in bases
+    ],
+)
+def test_the_score_function_is_the_gradient_of_log_p(objective, base):
+    """On every base by name; log Z does not matter."""
+    model = density(objective, base=base, dtype="float64", partition=few_draws).fit(X)
+    assert model.base_.domain.n_columns == 3
     expected = numerical_gradient(model, X_NEW)
     assert_allclose(model.score_function(X_NEW), expected, rtol=1e-4, atol=1e-5)
     assert model.score_function(X_NEW.astype(np.float32)).shape == X_NEW.shape
+    assert np.isfinite(model.score(X_NEW))
 
 
-def test_the_score_function_between_walls():
-    model = density(bounds=(0, None), dtype="float64", n_iter=10).fit(inside("lower", d=2))
+def test_the_score_function_inside_bounds():
+    model = density(bounds=(0, None), dtype="float64").fit(inside("lower", d=2))
     rows = inside("lower", 50, 2, seed=1)
     expected = numerical_gradient(model, rows, 1e-5)
     assert_allclose(model.score_function(rows), expected, rtol=1e-4, atol=1e-4)
@@ -324,9 +476,11 @@ def test_the_score_function_between_walls():
     assert_array_equal(model.score_function(beyond), 0.0)
 
 
-@each_objective
+@pytest.mark.parametrize(
+    "objective", ["exact", "multiscale", only_full("denoising"), only_full("sliced")]
+)
 def test_the_hyvarinen_score_is_that_of_finite_differences(objective):
-    model = density(objective, dtype="float64", n_iter=10, partition=None).fit(X)
+    model = trained(objective, dtype="float64").set_params(partition=None)
     h = 1e-3
     middle, laplacian = model.score_samples(X_NEW), 0.0
     for s in h * np.eye(3):
@@ -338,12 +492,12 @@ def test_the_hyvarinen_score_is_that_of_finite_differences(objective):
 
 
 def test_the_hyvarinen_score_ranks_models():
-    good = density(n_iter=0).fit(X)
-    bad = density(n_iter=0).fit(3 * X)
+    good = density(n_iter=0, base="gaussian").fit(X)
+    bad = density(n_iter=0, base="gaussian").fit(3 * X)
     assert hyvarinen_score(good, X_NEW) > hyvarinen_score(bad, X_NEW)
 
 
-def test_slopes_of_a_module_and_of_many_columns():
+def test_scores_of_a_module_and_of_many_columns():
     """Second derivatives are worked out in parts."""
     rows = correlated(60, 40)
     module = nn.Sequential(nn.Linear(40, 5), nn.Tanh(), nn.Linear(5, 1), nn.Flatten(0))
@@ -352,9 +506,10 @@ def test_slopes_of_a_module_and_of_many_columns():
     assert model.score(rows) == pytest.approx(hyvarinen_score(model, rows), rel=1e-5)
 
 
-def test_a_detector_by_the_norm_of_the_slope():
+def test_a_detector_by_the_norm_of_the_score():
     rows = np.vstack([X, [[30.0, 30.0, 30.0]]])
-    for model in (density(), make_pipeline(StandardScaler(), density())):
+    one = density(base="gaussian")
+    for model in (one, make_pipeline(StandardScaler(), one)):
         detector = EnergyOutlierDetector(model, statistic="score_norm", random_state=0).fit(X)
         found = detector.predict(rows)
         assert found[-1] == -1
@@ -370,7 +525,7 @@ def test_a_detector_by_the_norm_of_the_slope():
 
 def test_samples_of_a_known_mixture_have_its_masses():
     model = known()
-    rows = model.sample(2000, random_state=0, n_steps=30)
+    rows = model.sample(2000, random_state=0, n_steps=10)
     right = rows.sum(1) > 0
     assert right.mean() == pytest.approx(0.8, abs=0.05)
     for side, mean in ((right, 3.0), (~right, -3.0)):
@@ -378,10 +533,13 @@ def test_samples_of_a_known_mixture_have_its_masses():
         assert_allclose(np.cov(rows[side].T), np.eye(2), atol=0.25)
 
 
-@each_objective
+@pytest.mark.parametrize(
+    "objective", ["denoising", "multiscale", only_full("exact"), only_full("sliced")]
+)
 def test_samples_have_the_moments_of_the_data(objective):
-    model = density(objective).fit(X)
-    rows = model.sample(1000, random_state=0, n_steps=30)
+    """Those of one level by HMC from the base; of several levels by annealing."""
+    model = trained(objective)
+    rows = model.sample(1000, random_state=0, n_steps=10)
     assert rows.shape == (1000, 3)
     assert_allclose(rows.mean(0), X.mean(0), atol=0.25)
     assert_allclose(rows.std(0), X.std(0), rtol=0.2)
@@ -395,10 +553,10 @@ def known_normal(**params):
     return ScoreMatchingDensity(MLP((4,)), **params).fit(rows)
 
 
-@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize("standardize", leading(1, [True, False]))
 def test_conditional_samples_of_a_normal_distribution(standardize):
     model = known_normal(standardize=standardize)
-    rows = model.sample(2000, random_state=0, given=[np.nan, 0.5], n_steps=30)
+    rows = model.sample(2000, random_state=0, given=[np.nan, 0.5], n_steps=10)
     slope = COVARIANCE[0, 1] / COVARIANCE[1, 1]
     std = math.sqrt(COVARIANCE[0, 0] - slope * COVARIANCE[0, 1])
     assert_array_equal(rows[:, 1], 0.5)
@@ -413,11 +571,11 @@ def test_conditional_samples_of_a_normal_distribution(standardize):
 def test_conditional_samples_of_a_mixture():
     model = known()
     for x, expected in ((0.0, 0.2), (-0.3, 0.2 / (0.2 + 0.8 * math.exp(-1.8)))):
-        rows = model.sample(2000, random_state=0, given=[x, np.nan], n_steps=30)
+        rows = model.sample(1000, random_state=0, given=[x, np.nan], n_steps=10)
         assert (rows[:, 1] < 0).mean() == pytest.approx(expected, abs=0.06)
 
 
-def test_given_rows_that_are_no_good():
+def test_given_rows_that_are_unusable():
     model = known_normal()
     assert_array_equal(model.sample(3, 0, given=[1.0, 2.0], n_steps=2), [[1.0, 2.0]] * 3)
     assert model.sample(3, 0, given=[np.nan, np.nan], n_steps=2).shape == (3, 2)
@@ -433,7 +591,7 @@ def test_given_rows_that_are_no_good():
             model.sample(**wrong)
 
 
-def test_fill_ins_follow_the_conditional_distribution():
+def test_imputations_follow_the_conditional_distribution():
     model = known_normal()
     rng = np.random.default_rng(1)
     rows = rng.multivariate_normal(MEAN, COVARIANCE, 3000)
@@ -441,7 +599,7 @@ def test_fill_ins_follow_the_conditional_distribution():
     missing[:1000, 0] = np.nan
     missing[1000:2000, 1] = np.nan
     missing[2000:2500] = np.nan
-    filled = model.impute(missing, random_state=0, n_steps=30)
+    filled = model.impute(missing, random_state=0, n_steps=10)
     unknown = np.isnan(missing)
     assert_array_equal(filled[~unknown], rows[~unknown])
     for part in (slice(0, 1000), slice(1000, 2000), slice(2000, 2500)):
@@ -449,21 +607,23 @@ def test_fill_ins_follow_the_conditional_distribution():
         assert_allclose(np.cov(filled[part].T), COVARIANCE, atol=0.35)
 
 
-@each_objective
-def test_impute_leaves_alone_what_is_known(objective):
-    model = density(objective).fit(X)
+@pytest.mark.parametrize(
+    "objective", ["denoising", "multiscale", only_full("exact"), only_full("sliced")]
+)
+def test_impute_keeps_what_is_known(objective):
+    model = trained(objective)
     assert_array_equal(model.impute(X_NEW), X_NEW)
     missing = X_NEW.copy()
     missing[3], missing[5, 1], missing[7, :2] = np.nan, np.nan, np.nan
-    filled = model.impute(missing, random_state=0, n_steps=5)
+    filled = model.impute(missing, random_state=0, n_steps=3)
     assert_array_equal(filled[~np.isnan(missing)], X_NEW[~np.isnan(missing)])
     assert np.isfinite(filled).all()
-    assert_array_equal(model.impute(missing, 0, n_steps=5), filled)
-    small = model.impute(missing.astype(np.float32), 0, n_steps=5)
+    assert_array_equal(model.impute(missing, 0, n_steps=3), filled)
+    small = model.impute(missing.astype(np.float32), 0, n_steps=3)
     assert small.dtype == np.float32
 
 
-def test_imputation_between_walls():
+def test_imputation_inside_bounds():
     model = density(bounds=(0, 1)).fit(inside("both", d=2))
     filled = model.impute([[np.nan, 0.5], [np.nan, np.nan], [0.1, 0.2]], 0, n_steps=5)
     assert ((filled >= 0) & (filled <= 1)).all()
@@ -472,7 +632,7 @@ def test_imputation_between_walls():
 
 
 def test_a_given_sampler_moves_the_chains():
-    model = density(sampler=MALA(step_size=0.1)).fit(X)
+    model = density(base="gaussian", sampler=MALA(step_size=0.1)).fit(X)
     assert isinstance(model.sampler_, MALA)
     assert np.isfinite(model.sample(5, random_state=0, n_steps=5)).all()
 
@@ -521,8 +681,8 @@ def test_denoising_by_a_density_of_clean_rows_is_of_first_order(objective):
 def test_levels_that_a_model_does_not_know():
     rows = X_NEW
     with pytest.raises(ValueError, match="one level.*multiscale"):
-        density("denoising").fit(X).denoise(rows, noise_level=0.7)
-    model = density("multiscale").fit(X)
+        trained("denoising").denoise(rows, noise_level=0.7)
+    model = trained("multiscale")
     for level in (0.05, 3.0):
         with pytest.raises(ValueError, match="outside the levels"):
             model.denoise(rows, noise_level=level)
@@ -546,12 +706,21 @@ def test_denoising_takes_noise_off(objective):
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("d", [1, 2])
 @pytest.mark.parametrize(
-    "partition", ["auto", ImportanceSampling(20_000), AIS(100, 100), AISBracket(50, 100, 20)]
+    ("partition", "d"),
+    [
+        ("auto", 2),
+        (ImportanceSampling(20_000), 2),
+        (AIS(50, 50), 1),
+        (AISBracket(30, 30, 5), 1),
+        only_full("auto", 1),
+        only_full(AIS(50, 50), 2),
+    ],
+    ids=str,
 )
 def test_log_z_of_a_known_model(partition, d):
-    model = known(d, log_factor=1.5, partition=partition)
+    # With the sampler that is given, and in the full tier with the one by default.
+    model = known(d, log_factor=1.5, partition=partition, sampler=MALA(1.0) if d == 1 else None)
     slack = 5 * model.log_partition_std_ + 1e-3
     assert model.log_partition_ == pytest.approx(1.5, abs=slack)
     assert slack < 1
@@ -573,7 +742,7 @@ def test_log_z_of_the_base_is_zero():
 
 
 def test_what_cannot_be_normalised_has_no_likelihood():
-    """A probe says so, which cannot certify: where the network grows on all sides, it passes."""
+    """A check says so, which cannot certify: where the network grows on all sides, it passes."""
     model = density(base=None, n_iter=0).fit(X)
     assert np.isfinite(model.energy(X_NEW)).all()
     assert set(model.predict(X_NEW)) <= {-1, 1}
@@ -594,17 +763,10 @@ def test_what_cannot_be_normalised_has_no_likelihood():
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("base", ["auto", "gaussian", "mixture", "kernel"])
-@each_objective
-def test_every_base_by_name(objective, base):
-    model = density(objective, base=base)
-    if objective == "multiscale" and base in ("mixture", "kernel"):
-        with pytest.raises(ValueError, match="normal base"):
-            model.fit(X)
-        return
-    model.fit(X)
-    assert np.isfinite(model.score(X_NEW))
-    assert model.base_.domain.n_columns == 3
+@pytest.mark.parametrize("base", ["mixture", "kernel", MixtureBase(2)], ids=str)
+def test_several_levels_need_a_normal_base(base):
+    with pytest.raises(ValueError, match="normal base"):
+        density("multiscale", base=base).fit(X)
 
 
 @pytest.mark.parametrize("standardize", [False, True])
@@ -615,8 +777,8 @@ def test_a_base_is_given_in_the_units_of_the_data(standardize):
     model = density(base=base, **params).fit(rows)
     truth = scipy.stats.multivariate_normal(rows.mean(0), np.cov(rows.T, bias=True))
     assert_allclose(model.score_samples(rows), truth.logpdf(rows), rtol=1e-6, atol=1e-6)
-    trained = density(base=base, standardize=standardize).fit(rows)
-    assert np.isfinite(trained.score(rows))
+    further = density(base=base, standardize=standardize, partition=few_draws).fit(rows)
+    assert np.isfinite(further.score(rows))
     assert_allclose(base.mean, rows.mean(0))  # as it was
 
 
@@ -631,14 +793,35 @@ def test_a_mixture_is_a_base():
     assert_allclose(model.score_samples(rows), log_mixture(rows), atol=1e-4)
 
 
+def test_the_number_of_components_of_a_mixture():
+    rows = two_modes(200)
+    for base, n in ((MixtureBase(3), 3), (MixtureBase(), 2), ("mixture", 2), ("auto", 2)):
+        assert len(density(base=base, n_iter=0).fit(rows).base_.weights) == n
+
+
+def test_a_mixture_of_many_columns_has_few_components(monkeypatch):
+    """EM costs rows times components times squared columns."""
+    rows = np.random.default_rng(0).standard_normal((400, 5))
+
+    def count():
+        model = ScoreMatchingDensity(n_iter=0, partition=None, random_state=0).fit(rows)
+        return len(model.base_.weights)
+
+    assert count() == 4  # one for every hundred rows
+    monkeypatch.setattr("skebm.estimators.bases.MOST_WORK", 2.5 * 400 * 5**2)
+    assert count() == 2
+    monkeypatch.setattr("skebm.estimators.bases.MOST_WORK", 1.0)
+    assert count() == 1
+
+
 def test_bases_that_do_not_fit():
     with pytest.raises(ValueError, match="2 columns, but X has 3"):
         density(base=normal()).fit(X)
     uniform = Uniform(Real((2,), 0.0, 1.0))
     with pytest.raises(ValueError, match="no density at .* rows of X, first at row"):
         density(base=uniform, standardize=False).fit(np.vstack([inside("both", d=2), [[5.0, 5.0]]]))
-    for base in ("mixture", "kernel"):
-        with pytest.raises(ValueError, match="walls.*gaussian"):
+    for base in ("mixture", "kernel", MixtureBase(2)):
+        with pytest.raises(ValueError, match="outside `bounds`.*gaussian"):
             density(base=base, bounds=(0, 1)).fit(inside("both"))
     with pytest.raises(ValueError, match="base"):
         density(base="independent").fit(X)
@@ -659,7 +842,7 @@ def test_binary_bases_are_refused():
 IMAGES = np.random.default_rng(0).normal(size=(30, 1, 4, 4)).cumsum(3)
 
 
-@each_objective
+@one_objective
 def test_images_keep_their_shape(objective):
     model = density(objective, network=Conv((2, 3)), partition=ImportanceSampling(200)).fit(IMAGES)
     assert model.row_shape_ == (1, 4, 4)
@@ -667,18 +850,18 @@ def test_images_keep_their_shape(objective):
         assert getattr(model, method)(IMAGES[:7]).shape == (7,)
     assert np.isfinite(model.score(IMAGES))
     assert model.score_function(IMAGES[:7]).shape == (7, 1, 4, 4)
-    assert model.sample(5, random_state=0, n_steps=2).shape == (5, 1, 4, 4)
+    assert model.sample(5, random_state=0, n_steps=1).shape == (5, 1, 4, 4)
     level = 0.3 if objective in ("exact", "sliced") else None
     assert model.denoise(IMAGES[:7], level).shape == (7, 1, 4, 4)
     missing = IMAGES[:7].copy()
     missing[:, :, :2] = np.nan
-    filled = model.impute(missing, random_state=0, n_steps=2)
+    filled = model.impute(missing, random_state=0, n_steps=1)
     assert filled.shape == missing.shape
     assert_array_equal(filled[:, :, 2:], IMAGES[:7, :, 2:])
-    drawn = model.sample(3, random_state=0, given=missing[0], n_steps=2)
+    drawn = model.sample(3, random_state=0, given=missing[0], n_steps=1)
     assert drawn.shape == (3, 1, 4, 4)
     assert_array_equal(drawn[:, :, 2:], np.repeat(IMAGES[:1, :, 2:], 3, 0))
-    again = pickle.loads(pickle.dumps(model))
+    again = by_pickle(model)
     assert_array_equal(again.energy(IMAGES), model.energy(IMAGES))
     assert model.partial_fit(IMAGES[:5]).n_iter_ == 1
 
@@ -698,18 +881,17 @@ def test_images_of_another_shape():
 
 
 # ------------------------------------------------------------------------------
-# Tables that are no good
+# Unusable tables
 # ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@each_objective
-def test_values_that_are_none(objective, value):
+def test_values_that_are_not_finite(value):
     rows = X.copy()
     rows[3, 1] = value
     with pytest.raises(ValueError, match="NaN|infinity"):
-        density(objective).fit(rows)
-    model = density(objective).fit(X)
+        density().fit(rows)
+    model = trained()
     for method in ("score_samples", "predict", "score_function", "score"):
         with pytest.raises(ValueError, match="NaN|infinity"):
             getattr(model, method)(rows)
@@ -718,22 +900,22 @@ def test_values_that_are_none(objective, value):
             model.impute(rows)
 
 
-def test_rows_outside_the_walls_of_a_fit():
+def test_rows_outside_the_bounds_of_a_fit():
     with pytest.raises(ValueError, match=r"Columns \[1\] hold values below the lower bound"):
         density(bounds=(0, None)).fit(inside("lower", d=2) - [0.0, 1.0])
     with pytest.raises(ValueError, match=r"Columns \[0\] hold values above the upper bound"):
         density(bounds=(None, 3)).fit(inside("upper", d=2) + [5.0, 0.0])
     for objective in ("denoising", "multiscale"):
-        with pytest.raises(ValueError, match="walls.*exact.*sliced"):
+        with pytest.raises(ValueError, match="leaves `bounds`.*exact.*sliced"):
             density(objective, bounds=(0, None)).fit(inside("lower"))
 
 
-def test_rows_on_the_walls():
+def test_rows_on_the_bounds():
     rows = np.vstack([inside("both"), [[0.0], [1.0]]])
     model = density(bounds=(0, 1)).fit(rows)
     assert np.isfinite(model.score_samples(rows)).all()
     assert np.isfinite(model.score_function(rows)).all()
-    assert np.isfinite(density(bounds=(0, 1), partition=None).fit(rows).score(rows))
+    assert np.isfinite(model.set_params(partition=None).score(rows))
 
 
 @pytest.mark.parametrize(
@@ -761,21 +943,22 @@ def test_bounds_of_each_column_need_standardized_columns():
         density(bounds=([0, 1], None), standardize=False).fit(inside("lower", d=2) + [0.0, 1.0])
 
 
-@each_objective
+@two_objectives
 def test_repeated_rows(objective):
+    sigma = {"sigma": "auto"} if objective == "denoising" else {}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = density(objective).fit(np.repeat(X, 5, axis=0))
+        model = density(objective, **sigma).fit(np.repeat(X[:60], 5, axis=0))
     assert np.isfinite(model.score(X_NEW))
 
 
-@each_objective
+@two_objectives
 def test_discrete_columns(objective):
     rows = X.copy()
     rows[:, 1] = np.round(rows[:, 1])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = density(objective, n_iter=20).fit(rows)
+        model = density(objective, base="gaussian").fit(rows)
         assert np.isfinite(model.score(rows))
     messages = [str(w.message) for w in caught if "few distinct values" in str(w.message)]
     if objective in ("exact", "sliced"):
@@ -789,14 +972,14 @@ def test_discrete_columns(objective):
         assert not messages
 
 
-def test_discrete_columns_between_walls():
+def test_discrete_columns_inside_bounds():
     rows = np.hstack([inside("both"), np.random.default_rng(0).integers(0, 2, (200, 1))])
     with pytest.warns(UserWarning, match=r"Columns \[1\] hold few distinct values"):
         model = density(bounds=(0, 1)).fit(rows)
     assert np.isfinite(model.score(rows))
 
 
-@each_objective
+@two_objectives
 def test_constant_columns(objective):
     rows = X.copy()
     rows[:, 1] = 7.0
@@ -809,19 +992,33 @@ def test_constant_columns(objective):
     assert model.predict([[*X.mean(0)[:1], 1000.0, X.mean(0)[2]]]) == -1
 
 
+SHAPES = [(2, 3), (3, 2), (9, 2), (8, 20), (30, 1), (2, 1)]
+
+
 @pytest.mark.filterwarnings("ignore:Columns")
-@pytest.mark.parametrize("shape", [(2, 3), (3, 2), (9, 2), (8, 20), (30, 1), (2, 1)])
-@pytest.mark.parametrize("base", ["auto", "gaussian", "mixture", "kernel"])
-@each_objective
-def test_small_tables(objective, base, shape):
-    if objective == "multiscale" and base in ("mixture", "kernel"):
-        pytest.skip("levels need a normal base")
-    rows = np.random.default_rng(0).normal(size=shape)
-    params = {"base": base, "partition": ImportanceSampling(500)}
-    model = density(objective, **params).fit(rows)
-    assert np.isfinite(model.score_samples(rows)).all()
-    assert np.isfinite(model.sample(2, random_state=0, n_steps=2)).all()
-    assert set(model.predict(rows)) <= {-1, 1}
+@pytest.mark.parametrize(
+    ("objective", "base", "shapes"),
+    [
+        ("denoising", "auto", SHAPES),
+        ("denoising", "kernel", [(2, 3), (8, 20)]),
+        ("exact", "gaussian", [(2, 1)]),
+        only_full("denoising", "kernel", SHAPES),
+        *(
+            only_full(objective, base, SHAPES)
+            for objective in ("multiscale", "exact", "sliced")
+            for base in BASES_OF[objective]
+        ),
+    ],
+)
+def test_small_tables(objective, base, shapes):
+    for shape in shapes:
+        with about(objective, base, shape):
+            rows = np.random.default_rng(0).normal(size=shape)
+            model = density(objective, base=base, n_iter=2, partition=ImportanceSampling(200))
+            model.fit(rows)
+            assert np.isfinite(model.score_samples(rows)).all()
+            assert np.isfinite(model.sample(2, random_state=0, n_steps=1)).all()
+            assert set(model.predict(rows)) <= {-1, 1}
 
 
 def test_one_row_is_too_few():
@@ -832,24 +1029,24 @@ def test_one_row_is_too_few():
     density(early_stopping=True).fit(X[:2])
 
 
-@each_objective
+@one_objective
 def test_one_outlier(objective):
     rows = np.vstack([X, np.full((1, 3), 1e6)])
-    model = density(objective, base="gaussian", partition=ImportanceSampling(500)).fit(rows)
+    model = density(objective, base="gaussian", partition=few_draws).fit(rows)
     assert np.isfinite(model.score_samples(rows)).all()
     assert model.predict(rows)[-1] == -1
-    model = density(objective).fit(X)
+    model = trained(objective)
     assert model.predict(rows)[-1] == -1
     assert not np.isnan(model.score_samples(rows)).any()
 
 
-@each_objective
+@one_objective
 def test_values_too_large_for_a_float(objective):
     rows = X.copy()
     rows[0, 2], rows[1, 2] = 1e300, -1e300
     with pytest.raises(ValueError, match=r"Columns \[2\] span more.*divide"):
         density(objective).fit(rows)
-    model = density(objective).fit(X)
+    model = trained(objective)
     with np.errstate(all="ignore"):
         assert (model.predict(rows)[:2] == -1).all()
         assert not np.isnan(model.energy(rows)).any()
@@ -857,20 +1054,19 @@ def test_values_too_large_for_a_float(objective):
 
 def test_large_offsets_keep_their_digits():
     shifted = X + 1e7
-    model = density(dtype="float32").fit(shifted)
+    model = density(base="gaussian").fit(shifted)
     assert_allclose(model.units_.scale, X.std(0), rtol=1e-6)
-    assert model.score(shifted) == pytest.approx(density().fit(X).score(X), abs=1e-3)
+    assert model.score(shifted) == pytest.approx(trained().score(X), abs=1e-3)
 
 
 def test_single_precision_rows():
-    model = density().fit(X.astype(np.float32))
-    assert model.score(X.astype(np.float32)) == pytest.approx(density().fit(X).score(X), abs=1e-3)
+    model = density(base="gaussian").fit(X.astype(np.float32))
+    assert model.score(X.astype(np.float32)) == pytest.approx(trained().score(X), abs=1e-3)
     assert model.score_samples(X.astype(np.float32)).dtype == np.float64
 
 
-@each_objective
-def test_frames_that_are_no_good(objective):
-    model = density(objective)
+def test_unusable_frames():
+    model = density(base="gaussian")
     with pytest.raises(ValueError, match="0 sample|minimum of"):
         clone(model).fit(pd.DataFrame({"a": [], "b": []}))
     with pytest.raises(ValueError, match="0 feature|at least one|minimum of|Found array"):
@@ -907,7 +1103,7 @@ def test_bad_levels(sigma):
 
 @pytest.mark.parametrize("sigma", ["auto", "bandwidth", "kurtosis", 0.4, [0.1, 0.2, 0.3]], ids=str)
 def test_good_sigma(sigma):
-    model = density("denoising", sigma=sigma).fit(X)
+    model = density("denoising", base="gaussian", sigma=sigma, n_iter=0).fit(X)
     found = model.net_.module_.sigma
     assert found.shape == (3,)
     assert (found > 0).all()
@@ -934,8 +1130,8 @@ class Columns(nn.Module):
 @pytest.mark.parametrize(
     ("network", "match"),
     [
-        (Columns(), "one number per row"),
-        (nn.Linear(3, 1), r"one number per row.*\(2, 1\)"),
+        (Columns(), "one number a row"),
+        (nn.Linear(3, 1), r"one number a row.*\(2, 1\)"),
         (nn.Linear(5, 1), r"network.*rows of shape \(2, 3\)"),
         (lambda spec: "no module", "Module"),
         (MLP(()), "hidden_sizes"),
@@ -946,16 +1142,16 @@ class Columns(nn.Module):
         (MLP, "network"),
     ],
 )
-def test_networks_that_are_none(network, match):
+def test_unusable_networks(network, match):
     with pytest.raises((ValueError, TypeError), match=match):
-        density("denoising", network=network).fit(X)
+        density("denoising", base="gaussian", network=network).fit(X)
 
 
 def user_module():
     return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1), nn.Flatten(0))
 
 
-@pytest.mark.parametrize("objective", ["denoising", "exact", "sliced"])
+@pytest.mark.parametrize("objective", ["denoising", only_full("exact"), only_full("sliced")])
 def test_a_network_is_a_module_or_builds_one(objective):
     module = user_module()
     before = [p.detach().clone() for p in module.parameters()]
@@ -968,11 +1164,9 @@ def test_a_network_is_a_module_or_builds_one(objective):
     assert np.isfinite(built.score(X_NEW))
 
 
-def test_a_configuration_as_default():
+def test_the_default_network():
     model = ScoreMatchingDensity(n_iter=1, random_state=0).fit(X)
     assert [layer.out_features for layer in model.energy_.network.layers] == [128, 128]
-    with pytest.raises(ValueError, match="network__hidden_sizes.*network=None.*Pass one"):
-        ScoreMatchingDensity().set_params(network__hidden_sizes=(3,))
 
 
 # ------------------------------------------------------------------------------
@@ -980,57 +1174,50 @@ def test_a_configuration_as_default():
 # ------------------------------------------------------------------------------
 
 
-class Stop(Callback):
-    """Ctrl-C after so many batches."""
-
-    def __init__(self, after):
-        self.after = after
-
-    def on_batch_end(self, net, training=True, **kwargs):
-        self.after -= bool(training)
-        if self.after == 0:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("averaging", [0.0, 0.9])
-@each_objective
+@pytest.mark.parametrize(
+    ("objective", "averaging"),
+    [
+        ("denoising", 0.0),
+        ("exact", 0.9),
+        only_full("multiscale", 0.9),
+        only_full("sliced", 0.0),
+    ],
+)
 def test_an_interrupted_fit_leaves_a_usable_model(objective, averaging):
-    model = density(objective, averaging=averaging, n_iter=50, net_params={"callbacks": [Stop(20)]})
-    with pytest.warns(ConvergenceWarning, match="interrupted in epoch 7.*usable"):
+    params = {"optimizer": AdamW(averaging=averaging), "batch_size": 70, "n_iter": 50}
+    stop = {"net_params": {"callbacks": [Interrupt(8)]}}
+    model = density(objective, base="gaussian", **params, **stop)
+    with pytest.warns(ConvergenceWarning, match="interrupted in epoch 3.*usable"):
         model.fit(X)
-    assert model.n_iter_ == 7
+    assert model.n_iter_ == 3
     assert np.isfinite(model.score(X_NEW))
-    assert np.isfinite(model.sample(3, random_state=0, n_steps=2)).all()
-    assert_array_equal(pickle.loads(pickle.dumps(model)).predict(X), model.predict(X))
+    assert np.isfinite(model.sample(3, random_state=0, n_steps=1)).all()
+    assert_array_equal(by_pickle(model).predict(X), model.predict(X))
 
 
-@each_objective
+@one_objective
 def test_a_stream_learns_what_a_fit_learns(objective):
     model = density(objective, base="gaussian")
-    for start in range(0, 300, 60):
-        model.partial_fit(X[start : start + 60])
+    for start in range(0, 200, 40):
+        model.partial_fit(X[start : start + 40])
     assert model.n_iter_ == 5
-    assert model.score(X_NEW) == pytest.approx(density(objective).fit(X).score(X_NEW), abs=0.5)
+    assert model.score(X_NEW) == pytest.approx(trained(objective).score(X_NEW), abs=0.5)
     model.partial_fit(X[:1])
     with pytest.raises(ValueError, match="features"):
         model.partial_fit(X[:, :2])
 
 
-def test_a_stream_inside_walls():
+def test_a_stream_inside_bounds():
     model = density(bounds=(0, None)).partial_fit(inside("lower"))
     rows = inside("lower", seed=1)
     assert np.isfinite(model.partial_fit(rows).score(rows))
-
-
-def test_a_stream_that_leaves_its_walls():
-    model = density(bounds=(0, None)).partial_fit(inside("lower"))
-    with pytest.raises(ValueError, match="bound"):
+    with pytest.raises(ValueError, match="outside `bounds`"):
         model.partial_fit(inside("lower") - 5)
     assert np.isfinite(model.score(inside("lower")))
 
 
 def test_warm_start_goes_on_and_keeps_the_units():
-    model = density(warm_start=True, n_iter=2).fit(X)
+    model = density(base="gaussian", warm_start=True, n_iter=2).fit(X)
     scale, before = model.units_.scale.copy(), model.energy(X)
     model.fit(5 * X)
     assert_array_equal(model.units_.scale, scale)
@@ -1041,36 +1228,56 @@ def test_warm_start_goes_on_and_keeps_the_units():
         model.set_params(network=MLP((16,)), objective="multiscale", sigma="auto").fit(X)
 
 
+def test_warm_start_goes_on_from_one_objective_of_clean_rows_to_another():
+    model = density("exact", base="gaussian", warm_start=True).fit(X)
+    for objective in ("sliced", Sliced(n_projections=2)):
+        assert np.isfinite(model.set_params(objective=objective).fit(X).score(X))
+    with pytest.raises(ValueError, match="objective='sliced'.*not of 'denoising'"):
+        model.set_params(objective="denoising").fit(X)
+
+
 def test_a_search_over_noise_and_networks():
+    """By names of the estimator, of what None stands for, and of skorch."""
     grid = {"sigma": [0.1, 0.5], "network__hidden_sizes": [(4,), (8, 8)]}
-    search = GridSearchCV(density("denoising"), grid, cv=2, error_score="raise").fit(X)
+    search = GridSearchCV(
+        density("denoising", base="gaussian", n_iter=1, network=None),
+        grid,
+        cv=2,
+        error_score="raise",
+    ).fit(X)
     assert set(search.best_params_) == set(grid)
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
-    without = GridSearchCV(density(partition=None), {"net__lr": [1e-3, 1e-2]}, cv=2).fit(X)
+    assert len(np.unique(search.cv_results_["mean_test_score"])) == 4
+    plain = density(base="gaussian", n_iter=1, partition=None)
+    other = {"net__lr": [1e-3, 1e-2], "optimizer__weight_decay": [0.0, 10.0]}
+    without = GridSearchCV(plain, other, cv=2, error_score="raise").fit(X)
     assert np.isfinite(without.cv_results_["mean_test_score"]).all()
+    assert len(np.unique(without.cv_results_["mean_test_score"])) == 4
+    assert plain.optimizer is None  # a search fits clones
 
 
-@pytest.mark.parametrize(
-    "store",
-    [lambda m: pickle.loads(pickle.dumps(m)), by_joblib, by_skops],
-    ids=lambda f: f.__name__,
-)
-@pytest.mark.parametrize("base", ["gaussian", "mixture", "kernel", "given"])
-@pytest.mark.parametrize("objective", ["denoising", "exact"])
-def test_a_stored_model_is_the_same_model(objective, base, store):
+@functools.cache
+def _to_store(objective, base):
     given = Gaussian.fit(torch.tensor(X)) if base == "given" else base
-    model = density(objective, base=given).fit(X)
-    loaded = store(model)
+    return density(objective, base=given, partition=few_draws).fit(X)
+
+
+@pytest.mark.parametrize("store", leading(1, [by_skops, by_pickle, by_joblib]))
+@pytest.mark.parametrize("base", ["gaussian", "mixture", "kernel", "given"])
+@pytest.mark.parametrize("objective", leading(1, ["denoising", "exact"]))
+def test_a_stored_model_is_the_same_model(objective, base, store):
+    model = _to_store(objective, base)
+    loaded, twin = store(model), copy.deepcopy(model)
     assert_array_equal(loaded.score_samples(X_NEW), model.score_samples(X_NEW))
-    assert_array_equal(loaded.sample(2, 0, n_steps=2), model.sample(2, 0, n_steps=2))
-    for one in (loaded, model):
+    assert_array_equal(loaded.sample(2, 0, n_steps=1), model.sample(2, 0, n_steps=1))
+    for one in (loaded, twin):
         one.partial_fit(X_NEW)
-    assert_array_equal(loaded.energy(X_NEW), model.energy(X_NEW))
+    assert_array_equal(loaded.energy(X_NEW), twin.energy(X_NEW))
 
 
 def test_a_stored_model_does_not_depend_on_what_is_set_later():
     """A pickle that is written after set_params must load."""
-    model = density("denoising").fit(X)
+    model = trained("denoising")
     expected = model.energy(X)
     model.set_params(network__hidden_sizes=(3, 3), objective="exact", bounds=(-100, 100))
     assert_array_equal(model.energy(X), expected)
@@ -1080,25 +1287,25 @@ def test_a_stored_model_does_not_depend_on_what_is_set_later():
 
 
 def test_a_clone_is_not_fitted():
-    model = clone(density().fit(X))
+    model = clone(trained())
     with pytest.raises(NotFittedError):
         model.predict(X)
 
 
 def test_the_optimizer_can_be_replaced():
-    model = density().set_params(net__optimizer=torch.optim.SGD, net__optimizer__momentum=0.9)
-    model.fit(X)
+    model = density(base="gaussian")
+    model.set_params(net__optimizer=torch.optim.SGD, net__optimizer__momentum=0.9).fit(X)
     assert type(model.net_.optimizer_) is torch.optim.SGD
     assert model.net_.optimizer_.param_groups[0]["momentum"] == 0.9
     with pytest.raises(ValueError, match="net_params has no 'optimiser'"):
         density().set_params(net__optimiser=torch.optim.SGD)
 
 
-def test_diverging_steps_do_not_pass_in_silence():
+def test_divergence_is_not_silent():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            model = density(learning_rate=1e3, n_iter=10).fit(X)
+            model = density(base="gaussian", learning_rate=1e3, n_iter=10).fit(X)
         except FloatingPointError as error:
             assert "learning_rate" in str(error)  # noqa: PT017
             return
@@ -1106,18 +1313,3 @@ def test_diverging_steps_do_not_pass_in_silence():
     assert messages
     assert "learning_rate" in messages[0]
     assert np.isfinite(model.energy(X)).all()
-
-
-def test_a_mixture_of_many_columns_has_few_components(monkeypatch):
-    """EM costs rows times components times squared columns."""
-    rows = np.random.default_rng(0).standard_normal((400, 5))
-
-    def count():
-        model = ScoreMatchingDensity(n_iter=0, partition=None, random_state=0).fit(rows)
-        return len(model.base_.weights)
-
-    assert count() == 4  # one for every hundred rows
-    monkeypatch.setattr("skebm.estimators._real_bases.MOST_WORK", 2.5 * 400 * 5**2)
-    assert count() == 2
-    monkeypatch.setattr("skebm.estimators._real_bases.MOST_WORK", 1.0)
-    assert count() == 1

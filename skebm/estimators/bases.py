@@ -180,7 +180,7 @@ def fit_discrete_base(base: Any, rows: Rows, domain: Domain) -> Distribution | N
     """Fit the base of discrete rows that is named, or check the one that is given."""
     if base is None:
         return None
-    if base in (*REAL_BASES, *FLOWS, "classes"):
+    if isinstance(base, MixtureBase) or base in (*REAL_BASES, *FLOWS, "classes"):
         here = DISCRETE_BASES if isinstance(domain, Binary) else DISCRETE_BASES[:1]
         names = ", ".join(map(repr, here))
         raise ValueError(f"{base!r} is a distribution of real columns; on {domain} use {names}.")
@@ -279,6 +279,7 @@ def fit_real_bases(
     domain: Any = units.domain
     unbounded = domain == Real(domain.shape)
     mixture = base if isinstance(base, MixtureBase) else MixtureBase()
+    mixture._validate_params()
     name = "mixture" if isinstance(base, MixtureBase) else base
     if isinstance(base, Distribution):
         clean = _in_units(base, rows, units)

@@ -226,7 +226,11 @@ class ScoreMatchingDensity(BaseDensity):
             "deconvolve": ["boolean"],
         }
     )
-    _configs = CONFIGS | HMC_CONFIG | {"objective": lambda value, names: Sliced()}
+    _configs = (
+        CONFIGS
+        | HMC_CONFIG
+        | {"objective": lambda value, names: Sliced() if value == "sliced" else None}
+    )
     _blueprint: NeuralBlueprint
 
     def __init__(
