@@ -11,17 +11,31 @@ from torch import nn
 
 from skebm import EnergyOutlierDetector, JEMClassifier
 from skebm.energies import MLP, Conv
-from skebm.samplers import GibbsWithGradients, Langevin, Shift
+from skebm.estimators import Hybrid
+from skebm.samplers import (
+    GibbsWithGradients,
+    Langevin,
+    Persistent,
+    ReplayBuffer,
+    Shift,
+)
+from skebm.training import AdamW
 from tests.contracts.test_classifiers import X, Y
 
-small = {"network": MLP((16,)), "n_steps": 2, "n_iter": 5, "sigma": 0.3, "random_state": 0}
-small |= {"learning_rate": 0.02}
+small = {"network": MLP((16,)), "n_iter": 5, "sigma": 0.3, "random_state": 0}
+small |= {"learning_rate": 0.02, "chains": Persistent(n_steps=2)}
 
 
 @pytest.fixture(scope="module")
 def moons():
     rows, labels = make_moons(600, noise=0.1, random_state=0)
-    model = JEMClassifier(MLP((32, 32)), n_iter=100, n_steps=3, learning_rate=0.01, random_state=0)
+    model = JEMClassifier(
+        MLP((32, 32)),
+        chains=Persistent(n_steps=3),
+        n_iter=100,
+        learning_rate=0.01,
+        random_state=0,
+    )
     return model.fit(rows[:400], labels[:400]), rows[400:], labels[400:]
 
 
@@ -68,7 +82,7 @@ def test_holes_are_filled_and_noise_is_taken_off(moons):
 
 def test_weight_zero_is_the_classifier_in_plain_torch():
     settings = {"generative_weight": 0, "batch_size": len(X), "n_iter": 20, "random_state": 0}
-    settings |= {"dtype": "float64", "learning_rate_decay": "constant"}
+    settings |= {"dtype": "float64", "optimizer": AdamW(schedule="constant")}
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     found = JEMClassifier(network, **settings).fit(X, Y).logits(X)
@@ -87,7 +101,7 @@ def test_rows_without_labels_help():
     rows, labels = make_blobs(300, centers=[[-3, 0], [3, 0]], cluster_std=0.5, random_state=0)
     shown = np.full(300, -1)
     shown[[np.flatnonzero(labels == 0)[0], np.flatnonzero(labels == 1)[0]]] = 0, 1
-    kind = {"generative_weight": 1.0, "classify_noisy": False, "unlabeled": -1}
+    kind = {"generative_weight": 1.0, "objective": Hybrid(noisy=False), "unlabeled": -1}
     model = JEMClassifier(**small | {"n_iter": 40} | kind).fit(rows, shown)
     assert model.classes_.tolist() == [0, 1]
     plain = JEMClassifier(**small | {"n_iter": 40}, generative_weight=0.0)
@@ -138,10 +152,8 @@ def test_images_augmentation_and_a_replay_buffer():
     model = JEMClassifier(
         Conv((8, 8)),
         sampler=Langevin(0.01, noise_scale=0.01, clip_grad=1.0),
-        init="replay",
-        buffer_size=100,
-        augmentation=Shift(1),
-        n_steps=3,
+        chains=ReplayBuffer(n_steps=3, size=100),
+        objective=Hybrid(augmentation=Shift(1)),
         n_iter=20,
         learning_rate=0.01,
         random_state=0,
@@ -162,23 +174,20 @@ def test_chains_of_classes_start_at_normal_distributions():
     assert np.isfinite(trained.score_samples(X)).all()
 
 
-def test_noise_is_for_both_terms_unless_told():
-    both, density = (
-        JEMClassifier(**small, classify_noisy=on).fit(X, Y).predict_proba(X) for on in (True, False)
-    )
-    assert not np.allclose(both, density)
-    plain = [
-        JEMClassifier(**small, generative_weight=0, classify_noisy=on).fit(X, Y).predict_proba(X)
-        for on in (True, False)
-    ]
-    assert_array_equal(*plain)
+def test_noise_is_for_both_terms_unless_asked_otherwise():
+    def proba(noisy, **params):
+        model = JEMClassifier(**small, objective=Hybrid(noisy=noisy), **params)
+        return model.fit(X, Y).predict_proba(X)
+
+    assert not np.allclose(proba(True), proba(False))
+    assert_array_equal(proba(True, generative_weight=0), proba(False, generative_weight=0))
 
 
 @pytest.mark.parametrize(("n_columns", "weight"), [(2, 0.03), (33, 0.03), (100, 0.01)])
 def test_the_weight_of_a_density_of_many_columns_is_small(n_columns, weight):
     rows = np.random.default_rng(0).standard_normal((20, n_columns))
     labels = np.arange(20) % 2
-    found = JEMClassifier(MLP((4,)), base="gaussian", n_iter=1, n_steps=1).fit(rows, labels)
+    found = JEMClassifier(MLP((4,)), base="gaussian", n_iter=1).fit(rows, labels)
     assert found.generative_weight_ == pytest.approx(weight)
     assert found.set_params(generative_weight=0.5).fit(rows, labels).generative_weight_ == 0.5
 
@@ -187,19 +196,17 @@ def test_bits():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 200)
     rows = (rng.random((200, 5)) < np.where(labels, 0.8, 0.2)[:, None]).astype(float)
-    model = JEMClassifier(MLP((16,)), n_iter=30, learning_rate=0.02, random_state=0)
-    model.fit(rows, labels)
+    model = JEMClassifier(**small | {"n_iter": 30, "sigma": "auto"}).fit(rows, labels)
     assert model.score(rows, labels) > 0.85
     assert np.isin(model.sample(20, y=1, random_state=0), (0, 1)).all()
     assert model.sample(50, y=1, random_state=0).mean() > model.sample(50, y=0).mean() + 0.2
 
 
 @pytest.mark.parametrize("statistic", ["log_density", "max_proba", "score_norm"])
-def test_it_detects_by_any_statistic(moons, statistic):
-    model, rows, labels = moons
-    detector = EnergyOutlierDetector(model, statistic=statistic, contamination=0.1)
-    detector.fit(rows, labels)
-    assert set(detector.predict(rows)) == {-1, 1}
+def test_it_detects_by_any_statistic(statistic):
+    detector = EnergyOutlierDetector(JEMClassifier(**small), statistic=statistic, contamination=0.1)
+    detector.fit(X, Y)
+    assert set(detector.predict(X)) == {-1, 1}
 
 
 def test_as_good_as_logistic_regression_where_that_is_right():
@@ -257,14 +264,16 @@ def test_networks_that_do_not_fit():
     ("params", "match"),
     [
         ({"generative_weight": -0.1}, "generative_weight"),
-        ({"objective": "joint", "generative_weight": 2.0}, "share of log p"),
+        ({"objective": "joint", "generative_weight": 2.0}, "fraction of log p"),
         ({"class_weight": {"oak": 2.0}}, "class_weight names"),
         ({"class_weight": {"ash": -1.0}}, "class_weight must be"),
-        ({"sharpness": -1.0}, "sharpness"),
-        ({"init": "replay", "buffer_size": 5}, "replay buffer"),
-        ({"n_steps": 0}, "n_steps"),
-        ({"classify_noisy": "always"}, "classify_noisy"),
-        ({"base": "classes", "bounds": (-99, 99), "sigma": None}, "mass beyond the walls"),
+        ({"objective": Hybrid(form="joint"), "generative_weight": 2.0}, "fraction of log p"),
+        ({"objective": Hybrid(sharpness=-1.0)}, "sharpness.*Hybrid"),
+        ({"objective": Hybrid(noisy="always")}, "noisy.*Hybrid"),
+        ({"objective": "likelihood"}, "objective"),
+        ({"chains": ReplayBuffer(size=5)}, "replay buffer"),
+        ({"chains": Persistent(n_steps=0)}, "n_steps.*Persistent"),
+        ({"base": "classes", "bounds": (-99, 99), "sigma": None}, "mass outside `bounds`"),
         ({"base": "classes", "domain": "binary"}, "0 and 1"),
     ],
 )

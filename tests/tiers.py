@@ -4,6 +4,8 @@ The first tier shows every behaviour once, with the fewest cases that take each 
 What repeats it under other seeds, sizes and temperatures is marked `full`.
 """
 
+import contextlib
+
 import pytest
 
 full = pytest.mark.full
@@ -17,3 +19,19 @@ def only_full(*values, **kwargs):
 def leading(n, cases):
     """The cases of a parameter, of which the first `n` are in the first tier."""
     return [case if i < n else only_full(case) for i, case in enumerate(cases)]
+
+
+def named(names, cases):
+    """The cases of a parameter, of which those in `names` are in the first tier."""
+    assert set(names) <= set(cases)
+    return [case if case in names else only_full(case) for case in cases]
+
+
+@contextlib.contextmanager
+def about(*case):
+    """Say in a failure which case of a loop it is about."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"This is about {case}.")
+        raise

@@ -24,7 +24,6 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import estimator_checks, get_tags
-from sklearn.utils.estimator_checks import parametrize_with_checks
 from skorch.callbacks import Callback
 from torch import nn
 
@@ -55,6 +54,7 @@ from skebm.samplers import (
     ReplayBuffer,
 )
 from skebm.training import SGD, AdamW, EarlyStopping
+from tests.checks import parametrize_with_checks
 from tests.discovery import walk
 from tests.storage import by_joblib, by_pickle, by_skops
 from tests.tiers import full
@@ -620,18 +620,24 @@ def unequal_by_design(estimator):
     return {name.format(kind): reason for kind in kinds}
 
 
-# scikit-learn's checks fit real numbers. A neural energy of bits or of one-hot columns refuses
-# these by design, as it has no probability for them; all other contracts below it must keep.
-OF_ANY_NUMBERS = [name for name, case in INSTANCES.items() if not kind(case).discrete]
 # The defaults of each class, made small; every other mode is in the full tier.
 smallest = {"network": MLP((4,)), "n_iter": 1, "random_state": 0} | few_draws
-DEFAULTS = [
-    RBMEstimator(2, n_iter=2, random_state=0),
-    ScoreMatchingDensity(**smallest),
-    ContrastiveDivergenceDensity(**smallest, chains=Persistent(n_steps=1)),
-    FlowContrastiveDensity(**smallest, flow="maf", n_flow_steps=1),
-    NCEDensity(**smallest),
-]
+DEFAULTS = {
+    "RBMEstimator": RBMEstimator(2, n_iter=2, random_state=0),
+    "ScoreMatchingDensity": ScoreMatchingDensity(**smallest),
+    "ContrastiveDivergenceDensity": ContrastiveDivergenceDensity(
+        **smallest, chains=Persistent(n_steps=1)
+    ),
+    "FlowContrastiveDensity": FlowContrastiveDensity(**smallest, flow="maf", n_flow_steps=1),
+    "NCEDensity": NCEDensity(**smallest),
+}
+# The checks fit real numbers. A neural energy of bits or of one-hot columns refuses these by
+# design, as it has no probability for them; all other contracts below it must keep.
+MODES = {
+    name: clone(case).set_params(n_iter=1)
+    for name, case in INSTANCES.items()
+    if not kind(case).discrete
+}
 
 harmless = [
     pytest.mark.filterwarnings(f"ignore:{message}")
@@ -651,19 +657,8 @@ def ignore_harmless_warnings(test):
 
 
 @ignore_harmless_warnings
-@parametrize_with_checks(DEFAULTS, expected_failed_checks=unequal_by_design, xfail_strict=True)
+@parametrize_with_checks(DEFAULTS | MODES, unequal_by_design, first=DEFAULTS)
 def test_scikit_learn_checks(estimator, check):
-    check(estimator)
-
-
-@full
-@ignore_harmless_warnings
-@parametrize_with_checks(
-    [clone(INSTANCES[name]).set_params(n_iter=1) for name in OF_ANY_NUMBERS],
-    expected_failed_checks=unequal_by_design,
-    xfail_strict=True,
-)
-def test_scikit_learn_checks_of_every_mode(estimator, check):
     check(estimator)
 
 
@@ -688,8 +683,8 @@ LEFT_OUT_OF_TRANSFORMERS = [
 @pytest.mark.parametrize(
     ("case", "check"),
     [
-        pytest.param(case, check, id=f"{type(case).__name__}-{check}")
-        for case in DEFAULTS
+        pytest.param(case, check, id=f"{name}-{check}")
+        for name, case in DEFAULTS.items()
         for check in LEFT_OUT + LEFT_OUT_OF_TRANSFORMERS * hasattr(case, "transform")
     ],
 )

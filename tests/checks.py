@@ -1,0 +1,35 @@
+"""scikit-learn's checks of estimators as test cases with short names, in two tiers."""
+
+import functools
+
+import pytest
+from sklearn.utils import estimator_checks
+
+from tests.tiers import full
+
+
+def parametrize_with_checks(cases, expected_failed_checks=None, first=()):
+    """scikit-learn's own decorator of that name, for ``{name: estimator}``.
+
+    Test ids hold the names, where scikit-learn asks every estimator for its repr at every check:
+    seconds at each collection. Cases that are not in `first` are of the full tier.
+    """
+    assert set(first) <= set(cases)
+    params = []
+    for name, estimator in cases.items():
+        mark = estimator_checks.parametrize_with_checks(
+            [estimator], expected_failed_checks=expected_failed_checks
+        ).mark
+        for case in mark.args[1]:
+            values, marks = getattr(case, "values", case), getattr(case, "marks", ())
+            marks = [*marks, *(() if name in first else (full,))]
+            params.append(pytest.param(*values, marks=marks, id=f"{name}-{check_name(values[1])}"))
+    return pytest.mark.parametrize(("estimator", "check"), params)
+
+
+def check_name(check):
+    """check_fit2d_1sample, or check_n_features_in_after_fitting(a=1) with what it is given."""
+    if not isinstance(check, functools.partial):
+        return check.__name__
+    given = ",".join(f"{name}={value}" for name, value in check.keywords.items())
+    return check_name(check.func) + (f"({given})" if given else "")
