@@ -11,18 +11,30 @@ from torch import nn
 
 from skebm import EnergyOutlierDetector, JEMClassifier
 from skebm.energies import MLP, Conv
-from skebm.samplers import GibbsWithGradients, Langevin, Shift
+from skebm.estimators import Hybrid
+from skebm.samplers import (
+    GibbsWithGradients,
+    Langevin,
+    Persistent,
+    ReplayBuffer,
+    Shift,
+)
+from skebm.training import AdamW
 from tests.contracts.test_classifiers import X, Y
 
-small = {"network": MLP((16,)), "chains__n_steps": 2, "n_iter": 5, "sigma": 0.3, "random_state": 0}
-small |= {"learning_rate": 0.02}
+small = {"network": MLP((16,)), "n_iter": 5, "sigma": 0.3, "random_state": 0}
+small |= {"learning_rate": 0.02, "chains": Persistent(n_steps=2)}
 
 
 @pytest.fixture(scope="module")
 def moons():
     rows, labels = make_moons(600, noise=0.1, random_state=0)
-    model = JEMClassifier(MLP((32, 32)), n_iter=100, learning_rate=0.01, random_state=0).set_params(
-        chains__n_steps=3
+    model = JEMClassifier(
+        MLP((32, 32)),
+        chains=Persistent(n_steps=3),
+        n_iter=100,
+        learning_rate=0.01,
+        random_state=0,
     )
     return model.fit(rows[:400], labels[:400]), rows[400:], labels[400:]
 
@@ -70,10 +82,10 @@ def test_holes_are_filled_and_noise_is_taken_off(moons):
 
 def test_weight_zero_is_the_classifier_in_plain_torch():
     settings = {"generative_weight": 0, "batch_size": len(X), "n_iter": 20, "random_state": 0}
-    settings |= {"dtype": "float64", "optimizer__schedule": "constant"}
+    settings |= {"dtype": "float64", "optimizer": AdamW(schedule="constant")}
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-    found = JEMClassifier(network).set_params(**settings).fit(X, Y).logits(X)
+    found = JEMClassifier(network, **settings).fit(X, Y).logits(X)
     network = network.double()
     rows = torch.as_tensor((X - X.mean(0)) / X.std(0))
     codes = torch.as_tensor(np.unique(Y, return_inverse=True)[1])
@@ -89,10 +101,10 @@ def test_rows_without_labels_help():
     rows, labels = make_blobs(300, centers=[[-3, 0], [3, 0]], cluster_std=0.5, random_state=0)
     shown = np.full(300, -1)
     shown[[np.flatnonzero(labels == 0)[0], np.flatnonzero(labels == 1)[0]]] = 0, 1
-    kind = {"generative_weight": 1.0, "objective__noisy": False, "unlabeled": -1}
-    model = JEMClassifier().set_params(**small | {"n_iter": 40} | kind).fit(rows, shown)
+    kind = {"generative_weight": 1.0, "objective": Hybrid(noisy=False), "unlabeled": -1}
+    model = JEMClassifier(**small | {"n_iter": 40} | kind).fit(rows, shown)
     assert model.classes_.tolist() == [0, 1]
-    plain = JEMClassifier().set_params(**small | {"n_iter": 40}, generative_weight=0.0)
+    plain = JEMClassifier(**small | {"n_iter": 40}, generative_weight=0.0)
     plain.fit(rows[shown >= 0], shown[shown >= 0])
     assert model.score(rows, labels) > 0.95
     assert model.score(rows, labels) > plain.score(rows, labels) + 0.2
@@ -110,7 +122,7 @@ def test_rows_without_labels_help():
     ],
 )
 def test_labels_of_any_type(labels):
-    model = JEMClassifier().set_params(**small).fit(X, labels)
+    model = JEMClassifier(**small).fit(X, labels)
     assert set(model.predict(X)) <= set(np.unique(labels))
     assert model.score(X, labels) > 0.5
     two = len(np.unique(labels)) == 2
@@ -122,20 +134,10 @@ def test_weights_of_classes():
     rng = np.random.default_rng(0)
     rows, labels = rng.normal(size=(300, 2)), np.repeat([0, 1], [270, 30])
     rows[270:] += 1
-    plain = JEMClassifier().set_params(**small).fit(rows, labels).predict(rows).mean()
-    even = (
-        JEMClassifier()
-        .set_params(**small, class_weight="balanced")
-        .fit(rows, labels)
-        .predict(rows)
-        .mean()
-    )
+    plain = JEMClassifier(**small).fit(rows, labels).predict(rows).mean()
+    even = JEMClassifier(**small, class_weight="balanced").fit(rows, labels).predict(rows).mean()
     discriminated = (
-        JEMClassifier()
-        .set_params(**small, class_weight={1: 9.0})
-        .fit(rows, labels)
-        .predict(rows)
-        .mean()
+        JEMClassifier(**small, class_weight={1: 9.0}).fit(rows, labels).predict(rows).mean()
     )
     assert even > plain + 0.05
     assert discriminated > plain + 0.05
@@ -147,63 +149,45 @@ def test_images_augmentation_and_a_replay_buffer():
     images = rng.normal(size=(60, 1, 6, 6)) * 0.3
     images[labels == 0, :, :, :3] += 2
     images[labels == 1, :, :3] += 2
-    model = (
-        JEMClassifier(
-            Conv((8, 8)),
-            sampler=Langevin(0.01, noise_scale=0.01, clip_grad=1.0),
-            chains="replay",
-            n_iter=20,
-            learning_rate=0.01,
-            random_state=0,
-        )
-        .set_params(chains__size=100, objective__augmentation=Shift(1), chains__n_steps=3)
-        .fit(images, labels)
-    )
+    model = JEMClassifier(
+        Conv((8, 8)),
+        sampler=Langevin(0.01, noise_scale=0.01, clip_grad=1.0),
+        chains=ReplayBuffer(n_steps=3, size=100),
+        objective=Hybrid(augmentation=Shift(1)),
+        n_iter=20,
+        learning_rate=0.01,
+        random_state=0,
+    ).fit(images, labels)
     assert model.score(images, labels) > 0.95
     assert model.sample(3, y=1, random_state=0, n_steps=3).shape == (3, 1, 6, 6)
 
 
 def test_chains_of_classes_start_at_normal_distributions():
     labels = np.where(np.arange(80) % 8 == 0, "none", Y)
-    model = (
-        JEMClassifier()
-        .set_params(**small | {"n_iter": 0}, base="classes", unlabeled="none")
-        .fit(X, labels)
-    )
+    model = JEMClassifier(**small | {"n_iter": 0}, base="classes", unlabeled="none").fit(X, labels)
     base = model.base_
     z = (X - model.units_.centre) / model.units_.scale
     for k, label in enumerate(model.classes_):
         assert_allclose(base.means[k], z[labels == label].mean(0), atol=1e-5)
         assert base.weights[k] == pytest.approx((labels == label).sum() / 70)
-    trained = JEMClassifier().set_params(**small, base="classes").fit(X, Y)
+    trained = JEMClassifier(**small, base="classes").fit(X, Y)
     assert np.isfinite(trained.score_samples(X)).all()
 
 
-def test_noise_is_for_both_terms_unless_told():
-    both, density = (
-        JEMClassifier().set_params(**small, objective__noisy=on).fit(X, Y).predict_proba(X)
-        for on in (True, False)
-    )
-    assert not np.allclose(both, density)
-    plain = [
-        JEMClassifier()
-        .set_params(**small, generative_weight=0, objective__noisy=on)
-        .fit(X, Y)
-        .predict_proba(X)
-        for on in (True, False)
-    ]
-    assert_array_equal(*plain)
+def test_noise_is_for_both_terms_unless_asked_otherwise():
+    def proba(noisy, **params):
+        model = JEMClassifier(**small, objective=Hybrid(noisy=noisy), **params)
+        return model.fit(X, Y).predict_proba(X)
+
+    assert not np.allclose(proba(True), proba(False))
+    assert_array_equal(proba(True, generative_weight=0), proba(False, generative_weight=0))
 
 
 @pytest.mark.parametrize(("n_columns", "weight"), [(2, 0.03), (33, 0.03), (100, 0.01)])
 def test_the_weight_of_a_density_of_many_columns_is_small(n_columns, weight):
     rows = np.random.default_rng(0).standard_normal((20, n_columns))
     labels = np.arange(20) % 2
-    found = (
-        JEMClassifier(MLP((4,)), base="gaussian", n_iter=1)
-        .set_params(chains__n_steps=1)
-        .fit(rows, labels)
-    )
+    found = JEMClassifier(MLP((4,)), base="gaussian", n_iter=1).fit(rows, labels)
     assert found.generative_weight_ == pytest.approx(weight)
     assert found.set_params(generative_weight=0.5).fit(rows, labels).generative_weight_ == 0.5
 
@@ -212,25 +196,23 @@ def test_bits():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 200)
     rows = (rng.random((200, 5)) < np.where(labels, 0.8, 0.2)[:, None]).astype(float)
-    model = JEMClassifier(MLP((16,)), n_iter=30, learning_rate=0.02, random_state=0)
-    model.fit(rows, labels)
+    model = JEMClassifier(**small | {"n_iter": 30, "sigma": "auto"}).fit(rows, labels)
     assert model.score(rows, labels) > 0.85
     assert np.isin(model.sample(20, y=1, random_state=0), (0, 1)).all()
     assert model.sample(50, y=1, random_state=0).mean() > model.sample(50, y=0).mean() + 0.2
 
 
 @pytest.mark.parametrize("statistic", ["log_density", "max_proba", "score_norm"])
-def test_it_detects_by_any_statistic(moons, statistic):
-    model, rows, labels = moons
-    detector = EnergyOutlierDetector(model, statistic=statistic, contamination=0.1)
-    detector.fit(rows, labels)
-    assert set(detector.predict(rows)) == {-1, 1}
+def test_it_detects_by_any_statistic(statistic):
+    detector = EnergyOutlierDetector(JEMClassifier(**small), statistic=statistic, contamination=0.1)
+    detector.fit(X, Y)
+    assert set(detector.predict(X)) == {-1, 1}
 
 
 def test_as_good_as_logistic_regression_where_that_is_right():
     rows, labels = make_blobs(400, centers=3, cluster_std=2.0, random_state=1)
     linear = LogisticRegression().fit(rows[:300], labels[:300]).score(rows[300:], labels[300:])
-    model = JEMClassifier().set_params(**small | {"n_iter": 40}).fit(rows[:300], labels[:300])
+    model = JEMClassifier(**small | {"n_iter": 40}).fit(rows[:300], labels[:300])
     assert model.score(rows[300:], labels[300:]) > linear - 0.04
 
 
@@ -241,7 +223,7 @@ def test_as_good_as_logistic_regression_where_that_is_right():
 
 def refused(match, rows=X, labels=Y, error=ValueError, **params):
     with pytest.raises(error, match=match):
-        JEMClassifier().set_params(**small | params).fit(rows, labels)
+        JEMClassifier(**small | params).fit(rows, labels)
 
 
 def test_labels_that_are_none():
@@ -265,9 +247,9 @@ def test_rows_that_are_none():
 @pytest.mark.filterwarnings("ignore:Columns")
 def test_few_rows():
     labels = np.where(np.arange(80) == 5, "yew", Y)
-    model = JEMClassifier().set_params(**small).fit(X, labels)
+    model = JEMClassifier(**small).fit(X, labels)
     assert "yew" in model.classes_
-    two = JEMClassifier().set_params(**small).fit(X[:2], ["a", "b"])
+    two = JEMClassifier(**small).fit(X[:2], ["a", "b"])
     assert np.isfinite(two.predict_proba(X)).all()
 
 
@@ -282,14 +264,16 @@ def test_networks_that_do_not_fit():
     ("params", "match"),
     [
         ({"generative_weight": -0.1}, "generative_weight"),
-        ({"objective": "joint", "generative_weight": 2.0}, "share of log p"),
+        ({"objective": "joint", "generative_weight": 2.0}, "fraction of log p"),
         ({"class_weight": {"oak": 2.0}}, "class_weight names"),
         ({"class_weight": {"ash": -1.0}}, "class_weight must be"),
-        ({"objective__sharpness": -1.0}, "sharpness"),
-        ({"chains": "replay", "chains__size": 5}, "replay buffer"),
-        ({"chains__n_steps": 0}, "n_steps"),
-        ({"objective__noisy": "always"}, "classify_noisy"),
-        ({"base": "classes", "bounds": (-99, 99), "sigma": None}, "mass beyond the walls"),
+        ({"objective": Hybrid(form="joint"), "generative_weight": 2.0}, "fraction of log p"),
+        ({"objective": Hybrid(sharpness=-1.0)}, "sharpness.*Hybrid"),
+        ({"objective": Hybrid(noisy="always")}, "noisy.*Hybrid"),
+        ({"objective": "likelihood"}, "objective"),
+        ({"chains": ReplayBuffer(size=5)}, "replay buffer"),
+        ({"chains": Persistent(n_steps=0)}, "n_steps.*Persistent"),
+        ({"base": "classes", "bounds": (-99, 99), "sigma": None}, "mass outside `bounds`"),
         ({"base": "classes", "domain": "binary"}, "0 and 1"),
     ],
 )
