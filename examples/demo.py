@@ -1,14 +1,13 @@
 """
-A restricted Boltzmann machine on handwritten digits
-=====================================================
+Restricted Boltzmann machine on handwritten digits
+==================================================
 
-The first thing to run (``make demo``). A restricted Boltzmann machine (RBM) learns which 8 x 8
-pictures of digits are likely. Afterwards it says how likely a new picture is, calls unlikely ones
-outliers, and draws digits of its own.
+A first example (``make demo``). A restricted Boltzmann machine (RBM) is fitted to binary images of
+8 x 8 pixels. It then gives the log-likelihood of new images, flags outliers, and draws samples.
 """
 
 # %%
-# Pictures in black and white; a quarter of them is kept away from training.
+# Black and white images, a quarter of which are held out for testing.
 
 import time
 
@@ -24,68 +23,68 @@ X = (pixels >= 8).astype(float)  # grey levels 0 to 16 become white (0) and blac
 X_train, X_test, _, digit_test = train_test_split(X, digit, test_size=0.25, random_state=0)
 
 # %%
-# Fit it
-# ------
+# Fit
+# ---
 
 start = time.perf_counter()
 rbm = RBMEstimator(n_components=128, n_iter=1000, random_state=0).fit(X_train)
 print(
-    f"Fitted an RBM with {rbm.n_components} hidden units to {len(X_train)} pictures of "
+    f"Fitted an RBM with {rbm.n_components} hidden units to {len(X_train)} images of "
     f"{X.shape[1]} pixels\nin {time.perf_counter() - start:.1f} seconds: "
     f"{rbm.n_iter_} passes over the data."
 )
 
 # %%
-# How likely are pictures it has not seen?
-# ----------------------------------------
-# The log-likelihood is in nats (natural logarithm) per picture; higher is better. An RBM knows it
-# up to a constant, log Z, which here has too many terms to be summed. ``score_samples`` uses the
-# best estimate of log Z, ``score`` the one least favourable to the model.
+# Log-likelihood of held-out images
+# ---------------------------------
+# The log-likelihood is in nats (natural logarithm) per image; higher is better. It needs log Z,
+# which here has too many terms to be summed. ``score_samples`` uses the best estimate of log Z,
+# ``score`` the pessimistic one.
 
 log_p = rbm.score_samples(X_test)
 z_low, z_high = rbm.log_partition_bounds_
 best, worst = log_p.mean() + rbm.log_partition_ - np.array([z_low, z_high])
-p_black = (X_train.sum(axis=0) + 0.5) / (len(X_train) + 1)  # each pixel by itself
+p_black = (X_train.sum(axis=0) + 0.5) / (len(X_train) + 1)  # independent pixels
 log_p_pixels = X_test @ np.log(p_black) + (1 - X_test) @ np.log(1 - p_black)
 gain = log_p - log_p_pixels
 
 print(f"""
-Log-likelihood of {len(X_test)} held-out pictures: mean in nats per picture, higher is better
-  RBM                    {log_p.mean():6.2f}   between {worst:.2f} and {best:.2f}: see log Z
-  each pixel by itself   {log_p_pixels.mean():6.2f}   (independent Bernoulli, the simplest model)
+Log-likelihood of {len(X_test)} held-out images: mean in nats per image, higher is better
+  RBM                    {log_p.mean():6.2f}   between {worst:.2f} and {best:.2f}, by the bounds of log Z
+  independent pixels     {log_p_pixels.mean():6.2f}   (Bernoulli, the simplest model)
   gain                   {gain.mean():+6.2f}   standard error {gain.std() / len(gain) ** 0.5:.2f}
 
 log Z is estimated by annealed importance sampling: {rbm.log_partition_:.2f} nats.
   at least {z_low:.2f} nats, with a probability of 95 %
-  at most  {z_high:.2f} nats, by annealing in both directions: credible, not guaranteed""")
+  at most  {z_high:.2f} nats, by annealing in both directions: a heuristic bound""")
 
 # %%
-# Which pictures are odd?
-# -----------------------
-# Spoil the held-out pictures in three ways, none of which was seen in training. ``predict`` says
-# -1, outlier, below the log-likelihood that 10 % of the training pictures fail to reach. Of the
-# held-out pictures more than 10 % fail, since the model knows the training pictures better.
+# Anomalies
+# ---------
+# The held-out images are corrupted in three ways that do not occur in training. ``predict`` is -1
+# (outlier) below the 10 % quantile of the log-likelihood of training images. More than 10 % of the
+# held-out images are flagged, because the training images fit the model better.
 
 rng = np.random.default_rng(0)
-spoiled = {
-    "turned upside down": X_test[:, ::-1],
+corrupted = {
+    "rotated by 180 degrees": X_test[:, ::-1],
     "10 % of pixels flipped": np.abs(X_test - (rng.random(X_test.shape) < 0.1)),
     "pixels shuffled": rng.permuted(X_test, axis=1),
 }
 
 
 def auroc(real, fake):
-    """Probability that a real picture scores higher than a spoiled one."""
+    """Probability that a real image scores higher than a corrupted one."""
     is_real = np.repeat([1, 0], [len(real), len(fake)])
     return roc_auc_score(is_real, np.concatenate([real, fake]))
 
 
 print(f"""
-Held-out pictures, real and spoiled: {len(X_test)} of each
-                           log p in nats    called          AUROC against real
-                              (median)     outliers      RBM    pixel by itself
+Held-out images, real and corrupted: {len(X_test)} of each
+                           log p in nats   flagged as       AUROC against real
+                              (median)     outliers      RBM     indep. pixels
   real                     {np.median(log_p):11.1f} {np.mean(rbm.predict(X_test) == -1):12.0%}""")
-for name, X_bad in spoiled.items():
+for name, X_bad in corrupted.items():
     log_p_bad = rbm.score_samples(X_bad)
     log_p_bad_pixels = X_bad @ np.log(p_black) + (1 - X_bad) @ np.log(1 - p_black)
     print(
@@ -95,20 +94,20 @@ for name, X_bad in spoiled.items():
 print("  (AUROC: 0.5 is chance, 1 is perfect)")
 
 # %%
-# The oddest of the real pictures, next to themselves turned upside down:
+# The most anomalous real images, and the same images rotated:
 
-oddest = np.argsort(log_p)[:5]
-turned = spoiled["turned upside down"][oddest]
+lowest = np.argsort(log_p)[:5]
+rotated = corrupted["rotated by 180 degrees"][lowest]
 label = {1: "inlier", -1: "OUTLIER"}
 print(f"""
-The five oddest held-out pictures: log p in nats, outlier below {rbm.offset_:.1f}
-  digit        as it is             upside down""")
+The five most anomalous held-out images: log p in nats, outlier below {rbm.offset_:.1f}
+  digit        original             rotated""")
 for number, *values in zip(
-    digit_test[oddest],
-    log_p[oddest],
-    rbm.predict(X_test[oddest]),
-    rbm.score_samples(turned),
-    rbm.predict(turned),
+    digit_test[lowest],
+    log_p[lowest],
+    rbm.predict(X_test[lowest]),
+    rbm.score_samples(rotated),
+    rbm.predict(rotated),
     strict=True,
 ):
     real, real_label, fake, fake_label = values
@@ -117,10 +116,10 @@ for number, *values in zip(
     )
 
 # %%
-# What has it learned?
-# --------------------
-# The weights of its hidden units, pictures it draws by itself, held-out pictures seen through its
-# hidden units, and how the training went.
+# Filters, samples, reconstructions and training curves
+# -----------------------------------------------------
+# The weights of the hidden units, samples of the model, mean-field reconstructions of held-out
+# images, and the history of training.
 
 from skebm.inspection import RBMDisplay
 

@@ -1,22 +1,22 @@
 """
-A tree underneath: bases of an RBM
-==================================
+RBMs with Chow-Liu and block-tree base distributions
+====================================================
 
-Columns that code one quantity, such as one-hot and thermometer codes, depend on each other so
-strictly that hidden units are used up on restating the code. An RBM on a *base* starts from a
-distribution that knows it already:
+Columns that encode one quantity, such as one-hot and thermometer codes, have strong dependences
+that would otherwise take many hidden units. An RBM with a *base* corrects a tractable distribution
+q that already models them:
 
 .. math:: E(x) = -\\log q(x) + F(x),
 
-with q fitted first and F the free energy of a usual RBM. Where q is a tree, p(x given h) is a tree
-as well, so sampling stays exact, and annealing for log Z starts from q itself.
+where q is fitted first and F is the free energy of an RBM. If q is a tree, p(x given h) is a tree
+too, so block Gibbs sampling stays exact, and annealed importance sampling of log Z starts from q.
 """
 
 # %%
 # Data
 # ----
-# Each pixel of a digit becomes three bits: is it at least 4, 8, 12 of 16? Five of the eight
-# patterns of such three bits are impossible, which an independent base does not know.
+# Each pixel of a digit is coded by three bits: whether it is at least 4, 8, 12 of 16. Of the eight
+# patterns of three such bits four are impossible, which independent columns cannot represent.
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -30,10 +30,10 @@ print(f"{len(train)} rows to train on, {len(test)} to test on, {train.shape[1]} 
 # %%
 # Three bases, with and without hidden units
 # ------------------------------------------
-# ``"independent"`` is the usual machine, ``"chow-liu"`` the most likely tree of pairs of bits,
-# ``"block-tree"`` a tree whose nodes are up to three bits that belong together. ``n_iter=0`` leaves
-# the base alone. Scores are mean log-likelihoods in nats, by the largest of several estimates of
-# log Z, a short forward annealing and reverse ones from three starts.
+# ``"independent"`` is a plain RBM, ``"chow-liu"`` the maximum-likelihood tree of bits and
+# ``"block-tree"`` a tree of blocks of up to three bits. With ``n_iter=0`` the model is its base.
+# Scores are mean log-likelihoods in nats with the largest of several estimates of log Z: forward
+# annealing and reverse annealing from three starts.
 
 import time
 
@@ -55,23 +55,23 @@ for base in ("independent", "chow-liu", "block-tree"):
             random_state=0,
         ).fit(train)
         score = model.score(test)
-        found = [value for value, _ in model.log_partition_parts_.values()]
-        rows.append((base, n_iter, score, max(found) - min(found)))
-        what = "base alone" if n_iter == 0 else "with 32 hidden units"
+        estimates = [value for value, _ in model.log_partition_parts_.values()]
+        rows.append((base, n_iter, score, max(estimates) - min(estimates)))
+        what = "base only" if n_iter == 0 else "with 32 hidden units"
         print(
             f"{base:12} {what:21} test {score:7.2f} nats, estimates of log Z within "
             f"{rows[-1][3]:.2f}, {time.perf_counter() - started:.1f} s"
         )
 
 # %%
-# The tree alone beats what 32 hidden units make of independent columns, and hidden units on top of
-# it find what no tree says.
+# The trees alone are better than an RBM of 32 hidden units with independent columns as base, and
+# hidden units improve them further.
 
 import matplotlib.pyplot as plt
 
 fig, ax = plt.subplots(figsize=(7, 3.2))
 names = ["independent", "chow-liu", "block-tree"]
-for offset, n_iter, label in ((-0.2, 0, "base alone"), (0.2, 40, "with 32 hidden units")):
+for offset, n_iter, label in ((-0.2, 0, "base only"), (0.2, 40, "with 32 hidden units")):
     scores = [score for base, passes, score, *_ in rows if passes == n_iter]
     bars = ax.barh(np.arange(3) + offset, scores, height=0.38, label=label)
     ax.bar_label(bars, fmt="%.1f", padding=3)

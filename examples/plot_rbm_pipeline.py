@@ -1,13 +1,13 @@
 """
-Features from an RBM for a classifier
-=====================================
+RBM features for logistic regression
+====================================
 
-A linear classifier on raw pixels has to see every digit at every place. Here each digit is nudged
-by one pixel in the four directions, as in scikit-learn's own example of
-:class:`~sklearn.neural_network.BernoulliRBM`, and a restricted Boltzmann machine learns features
-for it, without labels. Both classifiers are tuned by the same cross-validation.
+A restricted Boltzmann machine learns features without labels, on which a logistic regression is
+compared with one on raw pixels. Each digit is shifted by one pixel in the four directions, as in
+scikit-learn's example of :class:`~sklearn.neural_network.BernoulliRBM`. Both classifiers are tuned
+by the same cross-validation.
 
-Training and test digits are split *before* nudging, and the folds keep the copies of a digit
+Training and test digits are split *before* shifting, and the folds keep the copies of a digit
 together. Otherwise copies of a test digit would be in the training set.
 """
 
@@ -22,9 +22,9 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 
-def nudge(pictures):
-    """Every 8 x 8 picture as it is and moved right, left, down and up; its copies adjacent."""
-    padded = np.pad(pictures.reshape(-1, 8, 8), ((0, 0), (1, 1), (1, 1)))
+def shifted_copies(images):
+    """Each 8 x 8 image unchanged and shifted right, left, down and up; copies are adjacent."""
+    padded = np.pad(images.reshape(-1, 8, 8), ((0, 0), (1, 1), (1, 1)))
     corners = [(1, 1), (1, 0), (1, 2), (0, 1), (2, 1)]
     copies = [padded[:, top : top + 8, left : left + 8] for top, left in corners]
     return np.stack(copies, axis=1).reshape(-1, 64)
@@ -35,20 +35,20 @@ X_train, X_test, y_train, y_test = train_test_split(
     X / 16, y, test_size=0.25, stratify=y, random_state=0
 )
 n_copies = 5
-X_train, X_test = nudge(X_train), nudge(X_test)
+X_train, X_test = shifted_copies(X_train), shifted_copies(X_test)
 y_train, y_test = np.repeat(y_train, n_copies), np.repeat(y_test, n_copies)
 digit_of_row = np.arange(len(X_train)) // n_copies  # copies of a digit stay in one fold
-print(f"{len(X_train)} training and {len(X_test)} test pictures of 8 x 8 grey values in [0, 1]")
+print(f"{len(X_train)} training and {len(X_test)} test images of 8 x 8 grey values in [0, 1]")
 
 # %%
-# Two classifiers, each searched over its settings
-# ------------------------------------------------
-# A sparsity target makes every hidden unit answer to few pictures (5 %), which suits a classifier:
-# without it the features lose about half of what they gain over the pixels. The logistic regression
-# on pixels may choose how strongly to regularise; the one on features takes its default.
+# Two classifiers, each with a grid search
+# ----------------------------------------
+# A sparsity target makes every hidden unit active in few images (5 %), which helps a classifier:
+# without it about half of the gain over pixels is lost. For the logistic regression on pixels the
+# strength of regularisation is searched; the one on features has its default.
 #
-# The features of scikit-learn's ``BernoulliRBM(200, learning_rate=0.06)`` serve as well (a test
-# accuracy of 94.9 %). What :class:`skebm.RBMEstimator` adds is the likelihood, not shown here.
+# The features of scikit-learn's ``BernoulliRBM(200, learning_rate=0.06)`` are as good (a test
+# accuracy of 94.9 %). :class:`skebm.RBMEstimator` adds the likelihood, which is not shown here.
 
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedGroupKFold
@@ -82,10 +82,10 @@ for name, search in searches.items():
     )
 
 # %%
-# Accuracy on the test pictures
-# -----------------------------
-# The five copies of a digit are right or wrong together, so the standard errors are those of means
-# over digits, not over pictures.
+# Accuracy on the test images
+# ---------------------------
+# Errors on the five copies of a digit are dependent, so the standard errors are those of means over
+# digits, not over images.
 
 
 def mean_and_error(per_digit):
@@ -97,7 +97,7 @@ accuracy = {
     for name, search in searches.items()
 }
 n_digits = len(X_test) // n_copies
-print(f"Test accuracy, n = {len(X_test)} pictures of {n_digits} digits")
+print(f"Test accuracy, n = {len(X_test)} images of {n_digits} digits")
 for name, per_digit in accuracy.items():
     mean, error = mean_and_error(per_digit)
     print(f"  {name:13} {mean:6.1%}   standard error {error:.1%}")
@@ -105,7 +105,7 @@ gain, error = mean_and_error(accuracy["RBM features"] - accuracy["pixels"])
 print(f"  {'gain':13} {gain:+6.1%}   standard error {error:.1%}")
 
 # %%
-# What the features are, and which digits gain
+# The features, and the accuracy of each digit
 # --------------------------------------------
 
 import matplotlib.pyplot as plt
@@ -128,7 +128,7 @@ for (name, per_digit), values, (marker, colour) in zip(
     label = f"{name} ({per_digit.mean():.1%} overall)"
     ax.scatter(values, np.arange(10), marker=marker, color=colour, label=label)
 ax.xaxis.set_major_formatter("{x:.0%}")
-ax.set(yticks=np.arange(10), xlabel="accuracy on test pictures", ylabel="digit")
+ax.set(yticks=np.arange(10), xlabel="accuracy on test images", ylabel="digit")
 ax.set_title("Logistic regression on pixels and on RBM features")
 ax.legend(loc="lower center", bbox_to_anchor=(0.5, -0.32), ncols=2, frameon=False)
 ax.invert_yaxis()

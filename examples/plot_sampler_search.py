@@ -1,19 +1,19 @@
 """
-Searching over samplers
-=======================
+Grid search over samplers
+=========================
 
-The negatives of an energy-based model come from a sampler, so which one, and with what step, is a
-hyper-parameter like any other. Samplers are configuration objects with ``get_params``: a grid may
-hold whole samplers, or reach into one by ``sampler__step_size``.
+The negative samples of an energy-based model come from a sampler, so the sampler and its step size
+are hyper-parameters. Samplers are configuration objects with ``get_params``: a grid may contain
+samplers, or a parameter of one as ``sampler__step_size``.
 """
 
 # %%
 # A pipeline from counts to a density
 # -----------------------------------
-# Word counts are made binary, and a restricted Boltzmann machine is trained by persistent chains.
-# Gibbs sampling is what such a machine calls for, so it sets the mark; the samplers that follow
-# gradients know nothing of its two layers, and would do for any differentiable energy of binary
-# rows. Every one of them makes five steps a batch.
+# Grey values are binarised, and a restricted Boltzmann machine is trained by maximum likelihood with
+# persistent chains. Block Gibbs sampling is the natural sampler of an RBM and the reference here.
+# The gradient-based samplers do not use the two layers, and are applicable to any differentiable
+# energy of binary rows. Each of them takes five steps per batch.
 
 import pandas as pd
 from sklearn.datasets import load_digits
@@ -38,22 +38,22 @@ pipeline = Pipeline([("binary", Binarizer(threshold=7)), ("rbm", rbm)])
 # %%
 # The grid
 # --------
-# A list of grids searches the sampler's *class* and, for the class that has one, its step. Scores
-# are mean log-likelihoods of held-out rows, exact here: with 16 hidden units log Z is a sum.
+# A list of grids searches the *class* of the sampler and the step size where there is one. Scores
+# are mean log-likelihoods of validation rows; with 16 hidden units log Z is exact.
 
 grid = [
     {"rbm__sampler": [Gibbs(), GibbsWithGradients(), DiscreteLangevin(adapt=True)]},
     {"rbm__sampler": [DiscreteLangevin()], "rbm__sampler__step_size": [0.1, 0.3, 1.0]},
     {
-        "rbm__sampler": [DiscreteLangevin(adjust=False)],  # biased: it accepts everything
+        "rbm__sampler": [DiscreteLangevin(adjust=False)],  # biased: no acceptance step
         "rbm__sampler__step_size": [0.1, 0.3, 1.0],
     },
 ]
 search = GridSearchCV(pipeline, grid, cv=3).fit(X_train)
 
 # %%
-# What the samplers are worth
-# ---------------------------
+# Results
+# -------
 
 import matplotlib.pyplot as plt
 
@@ -72,13 +72,13 @@ table = pd.DataFrame(
     }
 ).sort_values("log-likelihood", ascending=False)
 print(table.to_string(index=False, float_format="{:.2f}".format))
-print(f"\nbest on held-out rows, of {len(X_test)} new ones: {search.score(X_test):.2f} nats a row")
+print(f"\nthe best model on {len(X_test)} test rows: {search.score(X_test):.2f} nats per row")
 
 figure, ax = plt.subplots(figsize=(8, 4), layout="constrained")
 table = table[::-1]
 ax.errorbar(
     table["log-likelihood"], table["sampler"], xerr=table["std. error"], fmt="o", color="#0b5394"
 )
-ax.set(xlabel="log-likelihood of held-out digits, nats a row")
+ax.set(xlabel="mean log-likelihood of validation rows, nats")
 ax.grid(axis="x", color="0.9")
 plt.show()

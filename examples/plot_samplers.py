@@ -1,17 +1,17 @@
 """
-Every sampler on the same target
-================================
+Comparison of Markov chain Monte Carlo samplers
+===============================================
 
-Two hundred chains start at one corner of a density with a bent valley and an island beside it,
-which has a third of the mass. Every continuous sampler gets the same budget, 600 gradients (or
-energies) a chain after a warm-up; parallel tempering spends them on five replicas. Dots are the
-chains at the end, the line is one of them on its way.
+Two hundred chains start at one end of a curved valley; a second, separate mode has a third of the
+mass. Every continuous sampler gets the same budget, 600 gradients (or energies) per chain after a
+warm-up; parallel tempering spends them on five replicas. Dots are the final states of the chains,
+the line is the path of one of them.
 """
 
 # %%
 # The target
 # ----------
-# Any energy is a module with a domain and a ``forward``.
+# An energy is a module with a domain and a ``forward``.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -32,15 +32,15 @@ from skebm.samplers import (
 )
 
 
-def valley_and_island(x, sigma=0.0):
-    """-log of a mixture: a bent valley, and a third of the mass on an island to the right."""
+def two_modes(x, sigma=0.0):
+    """-log of a mixture of a curved valley and, with a third of the mass, a mode to the right."""
     a, b = x[..., 0], x[..., 1]
     width = 0.35 + sigma
     valley = (a / (1.5 + sigma)).square() / 2 + ((b - 0.6 * a.square() + 1) / width).square() / 2
-    island = ((a - 3.5).square() + (b + 1.5).square()) / (2 * (0.4 + sigma) ** 2)
+    second = ((a - 3.5).square() + (b + 1.5).square()) / (2 * (0.4 + sigma) ** 2)
     return -torch.logaddexp(
         np.log(2 / 3) - valley - torch.log(torch.as_tensor((1.5 + sigma) * width)),
-        np.log(1 / 3) - island - 2 * torch.log(torch.as_tensor(0.4 + sigma)),
+        np.log(1 / 3) - second - 2 * torch.log(torch.as_tensor(0.4 + sigma)),
     )
 
 
@@ -48,24 +48,24 @@ class Target(Energy):
     domain = Real((2,))
 
     def forward(self, x, cond=None):
-        return valley_and_island(x, 0.0 if cond is None else cond)
+        return two_modes(x, 0.0 if cond is None else cond)
 
 
 # %%
 # Real rows
 # ---------
-# ``trace`` keeps every step; ``n_warmup`` steps come first, in which samplers with ``adapt=True``
-# tune themselves. Steps that follow the gradient stay in the valley for long: MALA and HMC are
-# exact, but have not arrived. The long blind steps of a random walk may hit the island in two
-# dimensions, where much room is not. Tempering crosses in many. Annealed Langevin dynamics come
-# down from noise levels that see no gap, in shares that the ladder decides: biased, as plain
-# Langevin dynamics are.
+# ``trace`` keeps every step; in the ``n_warmup`` steps before, samplers with ``adapt=True`` adapt.
+# Gradient-based chains stay in the valley for a long time: MALA and HMC are exact, but have not
+# converged. The larger steps of a random walk may reach the second mode in two dimensions, but not
+# in many, where parallel tempering still does. Annealed Langevin dynamics start at noise levels
+# without separate modes; the masses that the modes get depend on the ladder, so it is biased, as
+# plain Langevin dynamics are.
 
 generator = torch.Generator().manual_seed(0)
 start = torch.tensor([-2.6, 3.2]).expand(200, 2)
 annealed = AnnealedLangevin(0.1, sigma_max=3.0, sigma_min=0.05, n_levels=10, n_steps_per_level=60)
 tempered = ParallelTempering(5, MALA(adapt=True), max_temperature=20.0)
-contestants = {
+samplers = {
     "MetropolisHastings": (MetropolisHastings(adapt=True), 600),
     "Langevin": (Langevin(0.03), 600),
     "MALA": (MALA(adapt=True), 600),
@@ -77,7 +77,7 @@ grid = torch.stack(
     torch.meshgrid(torch.linspace(-4.5, 5.5, 160), torch.linspace(-3.5, 6.5, 160), indexing="xy"),
     -1,
 )
-density = (-valley_and_island(grid)).exp()
+density = (-two_modes(grid)).exp()
 
 
 def draw_target(ax, name):
@@ -86,24 +86,25 @@ def draw_target(ax, name):
 
 
 figure, axes = plt.subplots(3, 3, figsize=(10, 10), layout="constrained")
-for ax, (name, (sampler, n_steps)) in zip(axes.flat, contestants.items(), strict=False):
+for ax, (name, (sampler, n_steps)) in zip(axes.flat, samplers.items(), strict=False):
     trace = sampler.trace(
         Target(), start, n_steps, generator, n_warmup=0 if sampler is annealed else n_steps
     )
-    on_island = float((trace.x[-1, :, 0] > 2.4).float().mean())
+    in_second = float((trace.x[-1, :, 0] > 2.4).float().mean())
     print(
-        f"{name:20} acceptance {float(trace.acceptance.mean()):.2f}, {on_island:.0%} on the island"
+        f"{name:20} acceptance {float(trace.acceptance.mean()):.2f}, "
+        f"{in_second:.0%} in the second mode"
     )
-    draw_target(ax, f"{name}: {on_island:.0%} on the island")
+    draw_target(ax, f"{name}: {in_second:.0%} in the 2nd mode")
     ax.plot(*trace.x[:, 0].T, color="#d55e00", linewidth=0.8)
     ax.plot(*trace.x[-1].T, ".", color="black", markersize=2)
 
 # %%
 # One-hot and binary rows
 # -----------------------
-# The same target on a grid of 40 x 40 cells, a one-hot column for each coordinate. Samplers that
-# follow gradients need an energy that can be asked between the cells; a bilinear form will do.
-# Gibbs sampling draws a lattice of spins, half of it at once.
+# The same target on a grid of 40 x 40 cells, a one-hot column for each coordinate. Gradient-based
+# samplers need an energy that is defined for real numbers; here it is a bilinear form. Gibbs
+# sampling draws half of the spins of a lattice at once.
 
 
 class Cells(Energy):
@@ -111,7 +112,7 @@ class Cells(Energy):
 
     def __init__(self):
         super().__init__()
-        self.table = valley_and_island(grid[::4, ::4]).T.contiguous()  # E of each pair of cells
+        self.table = two_modes(grid[::4, ::4]).T.contiguous()  # E of each pair of levels
 
     def forward(self, x, cond=None):
         return ((x[:, :40] @ self.table) * x[:, 40:]).sum(1)
@@ -136,9 +137,9 @@ axes.flat[8].set(title="Gibbs: a 40 x 40 lattice of spins", xticks=[], yticks=[]
 plt.show()
 
 # %%
-# Is it enough?
-# -------------
-# A display of the chains tells what their draws are worth.
+# Convergence diagnostics
+# -----------------------
+# A display of the chains shows effective sample sizes and R-hat.
 
 from skebm.inspection import ChainDisplay
 

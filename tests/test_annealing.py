@@ -488,7 +488,7 @@ def test_rows_are_rows_of_the_energy(make, x):
 
 
 def test_what_is_no_energy_is_refused():
-    with pytest.raises(TypeError, match="no Energy"):
+    with pytest.raises(TypeError, match="not an Energy"):
         AIS().estimate(torch.nn.Linear(2, 1))
 
 

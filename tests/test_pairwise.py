@@ -394,7 +394,7 @@ NAN = torch.full((3, 3), torch.nan)
         (lambda: BoltzmannMachine(ZERO, NAN[0]), "bias must be finite"),
         (lambda: BoltzmannMachine(ZERO, offset=math.inf), "offset must be finite"),
         (lambda: BoltzmannMachine(ZERO, edges=torch.ones(2, 2)), "edges must have shape"),
-        (lambda: BoltzmannMachine(ZERO + 1, edges=torch.eye(3)), "off the edges"),
+        (lambda: BoltzmannMachine(ZERO + 1, edges=torch.eye(3)), "where there is no edge"),
         (lambda: BoltzmannMachine.from_spins(torch.zeros(2, 3)), "square"),
         (lambda: BoltzmannMachine.from_spins(ZERO, torch.zeros(2)), "field must have shape"),
         (lambda: ising_grid(0, 3), "at least one site"),

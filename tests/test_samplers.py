@@ -642,7 +642,7 @@ def test_a_scale_of_one_row_is_refused():
 
 
 def test_unadjusted_discrete_langevin_cannot_adapt():
-    with pytest.raises(ValueError, match="adjust=False accepts always"):
+    with pytest.raises(ValueError, match="always 1 with adjust=False"):
         DiscreteLangevin(adjust=False, adapt=True).run(make_rbm(3, 2), zeros(), 1, seeded())
 
 

@@ -135,7 +135,7 @@ def test_networks_of_images_get_images():
 
 
 def test_a_network_for_each_bridge():
-    with pytest.raises(ValueError, match="need as many networks"):
+    with pytest.raises(ValueError, match="need a network each"):
         Telescope([torch.nn.Linear(2, 1)], fit_waymarks(normal(2, 0.1), normal(2), 3))
 
 

@@ -35,7 +35,7 @@ MIN_COUNT = 1e-3
 # Runs of EM with a fixed prior; the prior of the first comes from the clusters.
 N_PRIORS = 2
 
-# Rows by which the centre of the prior is shrunk. More would blur columns that nearly duplicate
+# Rows by which the centre of the prior is shrunk. More would distort columns that nearly duplicate
 # each other, which costs a nat and more.
 CENTRE_ROWS = 2.0
 
