@@ -52,6 +52,18 @@ def test_gaussians_in_closed_form(spread, scaled):
     assert_array_equal(found.values, rows)
 
 
+def test_anomalies_that_agree_with_each_other():
+    # Given one value outside of the range of fit, the other is expected outside of it, too.
+    X = gaussian(0.1)
+    normal = GaussianMixture(reg_covar=0).fit(X)
+    rows = X[:2] + [[8, 8, 0, 0], [-8, -8.5, 0, 0]]
+    mean, sd, z = conditional(normal, rows)
+    found = EnergyOutlierDetector(normal, prefit=True).fit(X).explain(rows)
+    assert (np.abs(mean[:, :2]) > np.abs(X[:, :2]).max(0)).all()
+    assert np.max(np.abs(found.expected - mean)[:, :2] / sd[:2]) < 0.05
+    assert_allclose(found.contributions[:, :2], ((z**2 - 1) / 2)[:, :2], rtol=0.01, atol=0.05)
+
+
 def test_mixtures_by_quadrature():
     # Two modes far apart: given the others, a column has both modes or one of them.
     random = np.random.default_rng(1)
@@ -139,6 +151,16 @@ def test_frames_of_both_libraries_agree():
     assert_array_equal(one.expected, other.expected)
 
 
+def test_integers_with_many_values_are_integrated_over():
+    X = people().assign(children=np.random.default_rng(0).integers(0, 500, 400))[
+        ["height", "children"]
+    ]
+    model = make_pipeline(StandardScaler(), KernelDensity(bandwidth=0.3))
+    one = EnergyOutlierDetector(model).fit(X).explain(X[:3])
+    other = EnergyOutlierDetector(model).fit(X.astype(float)).explain(X[:3].astype(float))
+    assert_allclose(one.contributions, other.contributions)
+
+
 @pytest.mark.parametrize("kind", ["U", object])
 def test_arrays_of_strings(kind):
     random = np.random.default_rng(0)
@@ -211,6 +233,16 @@ def test_other_statistics_draw_columns_from_the_rows_of_fit(statistic):
     assert_array_equal(found.contributions.argmax(1), [2, 2])
     assert found.unit == ""
     assert_allclose(found.expected[:, 2].astype(float), np.median(X[:, 2]), rtol=0.05)
+
+
+def test_other_statistics_weigh_values_by_their_frequency():
+    random = np.random.default_rng(0)
+    X = np.column_stack([random.normal(size=200), np.arange(200) >= 30])
+    forest = IsolationForest(n_estimators=20, random_state=0).fit(X)
+    found = EnergyOutlierDetector(forest, prefit=True).fit(X).explain([[0.5, 0]])
+    here, there = forest.score_samples([[0.5, 0], [0.5, 1]])
+    assert found.contributions[0, 1] == pytest.approx(0.15 * here + 0.85 * there - here)
+    assert found.expected[0, 1] == 1
 
 
 def test_rows_of_density_zero_whatever_the_column():

@@ -34,7 +34,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from skebm import EnergyOutlierDetector, RBMEstimator
 from skebm.base import PartitionEstimator
-from skebm.estimators.outlier.thresholds import ConformalThreshold
+from skebm.estimators.outlier.thresholds import ConformalThreshold, check_fdr
 from tests.discovery import walk
 
 METHODS = ("quantile", "conformal", "cross-conformal")
@@ -155,7 +155,7 @@ def test_a_row_does_not_depend_on_its_neighbours(detector):
     assert_allclose(alone, whole, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.1, 0.25, 0.5])
+@pytest.mark.parametrize("share", [0.0126, 0.1, 0.25, 0.5])
 @pytest.mark.parametrize("name", INNER)
 def test_the_quantile_flags_that_share_of_the_training_rows(name, share):
     detector = EnergyOutlierDetector(INNER[name], contamination=share, random_state=0).fit(X)
@@ -235,6 +235,11 @@ def test_margins_are_negative_exactly_where_p_values_are_small(n_parts, level):
         return
     assert_array_equal(threshold.margin(values) < 0, p <= level + 1e-12)
     assert threshold.largest_p_value <= level + 1e-12
+
+
+def test_rounding_does_not_lower_a_level():
+    assert 0.29 * 100 < 29
+    assert ConformalThreshold(0.29, [np.zeros(99)]).n_below == 28
 
 
 def test_the_margin_is_the_distance_to_the_threshold():
@@ -351,6 +356,9 @@ def test_too_few_calibration_rows_for_a_selection_are_refused():
         assert not detector.select(X_NEW, fdr=0.1).any()
     with pytest.raises(ValueError, match="fdr=0 must lie between 0 and 1"):
         detector.select(X_NEW, fdr=0)
+    check_fdr(0.1, 9)
+    with pytest.raises(ValueError, match="It takes at least 9"):
+        check_fdr(0.1, 8)
 
 
 # ------------------------------------------------------------------------------
@@ -623,6 +631,7 @@ def test_a_seed_makes_everything_repeatable():
         assert detector.estimator[-1].random_state is None
     own = EnergyOutlierDetector(RBMEstimator(2, n_iter=2, random_state=5), random_state=3).fit(X)
     assert own.estimator_.random_state == 5
+    assert EnergyOutlierDetector(GaussianMixture()).fit(X).estimator_.random_state is None
 
 
 @each_detector
