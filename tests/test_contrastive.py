@@ -33,6 +33,7 @@ from tests.objectives import (
     parameters,
     pcd,
     penalty_formula,
+    uniform,
     weights,
     with_chains,
 )
@@ -468,6 +469,22 @@ def test_chains_start_from_the_distribution_given(energy):
     objective = ContrastiveDivergence(energy, Gibbs(), chains)
     x = objective.start(Batch(data()), seeded(1)).chain.x
     assert torch.equal(x, (logits > 0).to(DOUBLE).expand(9, -1))
+
+
+def test_a_roll_back_keeps_chains_and_offsets_and_a_second_one_the_offsets(energy):
+    """Chains that were well go on from the hidden layer that they had drawn."""
+    objective, x = pcd(1)(energy, centered=True), data()
+    energy.base = uniform(energy)
+    state = later(objective, x)
+    after = objective.rolled_back(state, Batch(x), seeded(3))
+    assert torch.equal(after.chain.x, state.chain.x)
+    assert torch.equal(after.chain.aux, state.chain.aux)
+    again = objective.rolled_back(after, Batch(x), seeded(3), tries=2)
+    assert again.chain.aux is None
+    assert energy.domain.contains(again.chain.x).all()
+    assert again.n_batches == state.n_batches == 2
+    for offset, before in zip(again.offsets, state.offsets, strict=True):
+        assert torch.equal(offset, before)
 
 
 @pytest.mark.parametrize("centered", [False, True])

@@ -276,7 +276,8 @@ class NegativePhase:
             anew = self.start(energy, x, generator, halvings)
             return anew._replace(n_batches=state.n_batches, offsets=state.offsets)
         chain = state.chain
-        if chain is not None and not self.sampler.adapts:  # what adapts has a step of its own
+        # What adapts has a step of its own, and blocks have none, but a layer that was drawn.
+        if chain is not None and not self.sampler.adapts and not self.draws_hidden:
             chain = self.kernel(halvings).init(energy, chain.x)
         return state._replace(chain=chain, halvings=halvings)
 
