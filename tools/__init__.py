@@ -1,0 +1,1 @@
+"""Tools of those who work on skebm; nothing here is installed."""
