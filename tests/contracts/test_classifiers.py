@@ -141,7 +141,12 @@ def unequal_by_design(estimator):
 quick = {"learning_rate": 0.1, "n_iter": 6}
 DEFAULTS = {
     "JEMClassifier": JEMClassifier(
-        MLP((16,)), **quick, **few_draws, chains=Persistent(n_steps=1), random_state=0
+        MLP((16,)),
+        **quick,
+        **few_draws,
+        chains=Persistent(n_steps=1),
+        sampler=MALA(0.3),
+        random_state=0,
     )
 }
 MODES = {

@@ -626,7 +626,7 @@ DEFAULTS = {
     "RBMEstimator": RBMEstimator(2, n_iter=2, random_state=0),
     "ScoreMatchingDensity": ScoreMatchingDensity(**smallest),
     "ContrastiveDivergenceDensity": ContrastiveDivergenceDensity(
-        **smallest, chains=Persistent(n_steps=1)
+        **smallest, chains=Persistent(n_steps=1), sampler=MALA(0.3)
     ),
     "FlowContrastiveDensity": FlowContrastiveDensity(**smallest, flow="maf", n_flow_steps=1),
     "NCEDensity": NCEDensity(**smallest),
@@ -1300,7 +1300,7 @@ def test_given_parts_are_cloned(case):
     assert vars(partition) == vars(kind(case).partition)
 
 
-@each_lead
+@each_alike
 def test_a_grid_search_in_a_pipeline(case):
     """Also over parameters of objects that defaults stand for."""
     if getattr(case, "network", None) is tanh:
