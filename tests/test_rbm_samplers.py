@@ -42,8 +42,8 @@ def named_samplers(*first):
 
 
 def rbm(**params):
-    settings = {"n_iter": 120, "chains": Persistent(n_steps=3), "batch_size": 50}
-    settings["learning_rate"] = 0.3
+    settings = {"n_iter": 110, "chains": Persistent(n_steps=3), "batch_size": 50}
+    settings["learning_rate"] = 0.5
     return RBMEstimator(3, random_state=0, **(settings | params))
 
 
@@ -68,9 +68,12 @@ def test_a_stored_fit_goes_on_bit_for_bit(sampler):
     assert np.array_equal(model.components_, other.components_)
 
 
-def test_a_sampler_cannot_adapt_to_chains_that_restart():
-    with pytest.raises(ValueError, match="its chains go on"):
-        rbm(chains=None, learning="cd", sampler=DiscreteLangevin(adapt=True)).fit(X)
+def test_a_sampler_goes_on_adapting_while_its_chains_restart():
+    sampler, chains = DiscreteLangevin(adapt=True), FromData(n_steps=3)
+    short, long = (rbm(chains=chains, sampler=sampler, n_iter=n).fit(X) for n in (1, 6))
+    first, last = (model.net_.state_.chain.aux for model in (short, long))
+    assert last.adaptation.n_steps == first.adaptation.n_steps + 5  # 4 batches a pass, one in four
+    assert last.adaptation.error != first.adaptation.error
 
 
 def test_shorter_temperature_ladders_start_anew():

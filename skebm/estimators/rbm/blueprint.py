@@ -274,7 +274,8 @@ def _rule(estimator: Any, n_visible: int) -> tuple[str, ChainPolicy]:
     kind = FromData if learning == "cd" else Persistent
     if chains is not None and not isinstance(chains, kind):
         raise ValueError(
-            f"learning={learning!r} has chains of its own, {kind.__name__}, not {chains!r}."
+            f'learning="{learning}" takes {kind.__name__} chains, not chains={chains!r}. Use '
+            f'learning="auto", whose rule is what the chains say, or chains={kind.__name__}().'
         )
     if chains is None:
         return learning, kind(n_steps=1)
