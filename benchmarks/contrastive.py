@@ -167,7 +167,7 @@ def flat_gradient(energy: Energy) -> Tensor:
 def bias(energy: Normal | Bits, sampler: object, start: str, k: int) -> dict[str, object]:
     """A line: the expected gradient of k steps from somewhere against the likelihood's own."""
     generator = torch.Generator().manual_seed(k)
-    policy = FromNoise(energy.base) if start == "noise" else FromData()
+    policy = FromNoise(initial=energy.base) if start == "noise" else FromData()
     objective = ContrastiveDivergence(
         energy, sampler, policy.set_params(n_steps=k, n_independence_steps=0)
     )

@@ -295,13 +295,13 @@ def test_offers_of_the_base_are_taken():
 
 
 POLICIES = [
-    ReplayBuffer(200, restart=0.1),
-    Persistent(7),
-    Persistent(7, Gaussian(torch.zeros(3), 2.0)),
+    ReplayBuffer(size=200, restart=0.1),
+    Persistent(n_chains=7),
+    Persistent(n_chains=7, initial=Gaussian(torch.zeros(3), 2.0)),
     FromNoise(),
-    FromNoise(Gaussian(torch.zeros(3), 2.0)),
+    FromNoise(initial=Gaussian(torch.zeros(3), 2.0)),
     FromData(),
-    FromData(0.1),
+    FromData(noise_scale=0.1),
 ]
 
 
@@ -320,7 +320,7 @@ def test_a_policy_is_where_chains_start(policy):
 
 
 def test_policies_are_searched_over():
-    model = density(chains=ReplayBuffer(200, restart=0.1))
+    model = density(chains=ReplayBuffer(size=200, restart=0.1))
     assert model.get_params()["init__size"] == 200
     search = GridSearchCV(model, {"init__size": [128, 150], "init__restart": [0.0, 1.0]}, cv=2)
     search.set_params(error_score="raise").fit(X)
@@ -415,7 +415,7 @@ def test_chains_make_as_many_steps(n_steps):
     params = rooted | {
         "sampler": sampler,
         "base": base,
-        "chains": FromNoise(Gaussian(torch.zeros(3), 1e-6)),
+        "chains": FromNoise(initial=Gaussian(torch.zeros(3), 1e-6)),
     }
     params |= {"learning_rate": 1e-8, "n_iter": 1, "chains__n_steps": n_steps, "batch_size": 2000}
     model = density(**params, bounds=(-100, 100)).fit(np.repeat(X, 10, 0))
@@ -467,7 +467,7 @@ def test_chains_go_on(go_on, n_chains, reweight):
 
 
 def test_the_buffer_goes_on():
-    model = density(**rooted, chains=ReplayBuffer(150, restart=0.0)).fit(X)
+    model = density(**rooted, chains=ReplayBuffer(size=150, restart=0.0)).fit(X)
     before = state_of(model).pool.clone()
     assert_allclose(state_of(model.partial_fit(X)).pool, before, atol=1e-4)
 
@@ -778,8 +778,8 @@ def test_huge_values():
             {"chains": "replay", "chains__size": 50},
             "replay buffer of 50.*batch of 100.*buffer_size",
         ),
-        ({"chains": ReplayBuffer(50)}, "replay buffer of 50.*batch of 100"),
-        ({"chains": FromNoise(Gaussian(torch.zeros(5), 1.0))}, "noise|columns"),
+        ({"chains": ReplayBuffer(size=50)}, "replay buffer of 50.*batch of 100"),
+        ({"chains": FromNoise(initial=Gaussian(torch.zeros(5), 1.0))}, "noise|columns"),
         ({"chains__reweight": True, "chains": "data"}, "reweight.*init"),
         ({"chains__reweight": True, "chains": "noise"}, "reweight.*init"),
         ({"chains__reweight": True, "chains": "replay"}, "reweight.*init"),
