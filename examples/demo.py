@@ -50,7 +50,7 @@ gain = log_p - log_p_pixels
 
 print(f"""
 Log-likelihood of {len(X_test)} held-out images: mean in nats per image, higher is better
-  RBM                    {log_p.mean():6.2f}   between {worst:.2f} and {best:.2f}, by the bounds of log Z
+  RBM                    {log_p.mean():6.2f}   between {worst:.2f} and {best:.2f}: see log Z
   independent pixels     {log_p_pixels.mean():6.2f}   (Bernoulli, the simplest model)
   gain                   {gain.mean():+6.2f}   standard error {gain.std() / len(gain) ** 0.5:.2f}
 
