@@ -289,12 +289,12 @@ def test_weights_of_very_different_size(learning):
         ({"learning_rate": np.inf}, "'learning_rate'"),
         ({"n_iter": -1}, "'n_iter'"),
         ({"learning": "sml"}, "'learning'.*'pcd'"),
-        ({"chains__n_steps": 0}, "'n_gibbs_steps'"),
+        ({"chains__n_steps": 0}, "n_steps"),
         ({"chains__n_chains": 0}, "'n_chains'"),
         ({"optimizer__momentum": 1.0}, "'momentum'"),
-        ({"penalty__l1": -1}, "'l1'"),
-        ({"penalty__l2": -1}, "'l2'"),
-        ({"penalty__sparsity_target": 1}, "'sparsity_target'"),
+        ({"penalty__l1": -1}, "l1 == -1"),
+        ({"penalty__l2": -1}, "l2 == -1"),
+        ({"penalty__sparsity_target": 1}, "sparsity_target == 1"),
         ({"optimizer__averaging": 1}, "'averaging'"),
         ({"contamination": 0}, "'contamination'"),
         ({"contamination": 0.6}, "'contamination'"),
@@ -389,7 +389,7 @@ def test_any_shape(learning, shape):
 
 @pytest.mark.parametrize("n_samples", [0, -1])
 def test_too_few_samples(model, n_samples):
-    with pytest.raises(ValueError, match="n_samples must be at least 1"):
+    with pytest.raises(ValueError, match="n_samples must be an integer of at least 1"):
         model.sample(n_samples)
 
 
@@ -409,7 +409,7 @@ def test_impossible_noise(model, noise_level):
 @pytest.mark.parametrize("n_steps", [0, -3])
 def test_no_steps(model, method, n_steps):
     holes = np.where(X == 1, np.nan, X) if method == "impute" else X
-    with pytest.raises(ValueError, match="n_steps must be at least 1"):
+    with pytest.raises(ValueError, match="n_steps must be an integer of at least 1"):
         getattr(model, method)(holes, n_steps=n_steps)
 
 

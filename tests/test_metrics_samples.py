@@ -93,7 +93,7 @@ def test_the_bias_of_exact_draws_is_the_one_documented(rng, n_modes, n):
         ({"modes": np.zeros((0, 2))}, "0 sample"),
         ({"masses": [0.5, 0.5]}, "masses must be one for each of 4 modes, got 2"),
         ({"masses": [0.5, 0.5, 0.5, 0.5]}, "sum to 1"),
-        ({"masses": [1.5, -0.5, 0.0, 0.0]}, "not be negative"),
+        ({"masses": [1.5, -0.5, 0.0, 0.0]}, "non-negative"),
         ({"masses": [np.nan, 0.5, 0.5, 0.0]}, "masses contains NaN"),
         ({"max_distance": -1.0}, "max_distance must be"),
         ({"max_distance": np.nan}, "max_distance must be"),
