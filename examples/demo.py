@@ -50,11 +50,7 @@ gain = log_p - log_p_pixels
 
 print(f"""
 Log-likelihood of {len(X_test)} held-out images: mean in nats per image, higher is better
-<<<<<<< HEAD
-  RBM                    {log_p.mean():6.2f}   from {worst:.2f} to {best:.2f}, by bounds of log Z
-=======
   RBM                    {log_p.mean():6.2f}   between {worst:.2f} and {best:.2f}: see log Z
->>>>>>> words
   independent pixels     {log_p_pixels.mean():6.2f}   (Bernoulli, the simplest model)
   gain                   {gain.mean():+6.2f}   standard error {gain.std() / len(gain) ** 0.5:.2f}
 

@@ -86,11 +86,7 @@ print("From best to worst: " + ", ".join(ranking) + ".")
 # Thresholds
 # ----------
 # ``predict`` of an RBM flags a row whose log-likelihood is below a quantile of the training rows.
-<<<<<<< HEAD
-# With so few rows this flags too many: the RBM overfits, and new normal rows are less likely.
-=======
 # With so few rows it flags too many, because the RBM overfits and new normal rows are less likely.
->>>>>>> words
 # A conformal threshold is a quantile of held-out normal rows. ``"cross-conformal"`` holds out each
 # fifth in turn, so that every row is used for both training and calibration.
 

@@ -11,11 +11,7 @@ samplers, or a parameter of one as ``sampler__step_size``.
 # A pipeline from counts to a density
 # -----------------------------------
 # Grey values are binarised, and a restricted Boltzmann machine is trained by maximum likelihood
-<<<<<<< HEAD
-# with persistent chains. Block Gibbs sampling is the natural sampler of an RBM and the reference here.
-=======
 # with persistent chains. Block Gibbs sampling is the natural sampler of an RBM, the reference here.
->>>>>>> words
 # The gradient-based samplers do not use the two layers, and are applicable to any differentiable
 # energy of binary rows. Each of them takes five steps per batch.
 
