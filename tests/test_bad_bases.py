@@ -381,7 +381,7 @@ def test_unusable_temperatures(n):
 
 @pytest.mark.parametrize("kernel", ["gibbs", Gibbs, ParallelTempering(3), Exact()])
 def test_unusable_replicas(kernel):
-    with pytest.raises(ValueError, match="as Gibbs does.*Use sampler=None"):
+    with pytest.raises(ValueError, match="such as Gibbs.*Use sampler=None"):
         rbm(sampler=ParallelTempering(3, kernel)).fit(X)
 
 

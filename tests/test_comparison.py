@@ -194,7 +194,7 @@ def test_improper_energies_are_refused():
     for ask in (choose, compare):
         with pytest.raises(ValueError, match="no finite integral"):
             ask(Flat(Real((2,))))
-    with pytest.raises(TypeError, match="is no Energy"):
+    with pytest.raises(TypeError, match="is not an Energy"):
         choose("rbm")
 
 

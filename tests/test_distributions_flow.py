@@ -326,7 +326,7 @@ def test_training_ends_where_held_out_rows_gain_nothing(monkeypatch):
         kept.append(copy.deepcopy(flow.state_dict()))
         return next(found)
 
-    monkeypatch.setattr(flow, "_held_out", held_out)
+    monkeypatch.setattr(flow, "_mean_log_prob", held_out)
     noise = NormalizingFlow.fit(moons(100, 0), flow="maf", n_steps_no_change=30)
     assert len(kept) == 4
     for name, value in noise.flow.state_dict().items():

@@ -515,9 +515,9 @@ def test_lines_have_the_numbers_of_the_history(density):
 
 def test_axes_share_the_epochs(rbm):
     display = draw(TrainingDisplay.from_estimator(rbm))
-    assert list(display.axes_) == ["loss", "energy_gap", "reconstruction_error", "lr"]
+    assert list(display.axes_) == ["loss", "energy_gap", "acceptance", "reconstruction_error", "lr"]
     axes = list(display.axes_.values())
-    assert [ax.get_xlabel() for ax in axes] == ["", "", "", "epoch"]
+    assert [ax.get_xlabel() for ax in axes] == ["", "", "", "", "epoch"]
     assert len({ax.get_xlim() for ax in axes}) == 1
     assert axes[0].get_title() == "RBMEstimator: 3 epochs"
     gap = display.axes_["energy_gap"]

@@ -324,7 +324,7 @@ def table(n=300):
 def fitted(X, sample_weight=None, **params):
     """A small model, and the warnings that its training was rolled back."""
     settings = {"network": MLP((8,)), "n_iter": 4, "base": "gaussian", "random_state": 0}
-    model = ContrastiveDivergenceDensity(**settings | params)
+    model = ContrastiveDivergenceDensity().set_params(**settings | params)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model.fit(X, sample_weight=sample_weight)
@@ -343,7 +343,7 @@ def assert_usable(model, X):
 def test_steps_a_hundred_times_too_large_end_well(init):
     """Chains of unadjusted Langevin dynamics explode from twice the variance on."""
     X = table()
-    model, caught = fitted(X, sampler=Langevin(200.0), init=init)
+    model, caught = fitted(X, sampler=Langevin(200.0), chains=init)
     assert model.n_restarts_ > 0
     assert len(caught) == 1
     assert f"rolled back {model.n_restarts_} times" in caught[0]
@@ -367,7 +367,9 @@ def test_a_learning_rate_a_thousand_times_too_large_ends_well():
 @pytest.mark.parametrize("reweight", [False, True])
 def test_a_sampler_that_accepts_nothing_gets_a_smaller_step(reweight):
     X = table()
-    model, caught = fitted(X, sampler=MALA(100.0, scale="auto"), reweight=reweight)
+    model, caught = fitted(
+        X, sampler=MALA(100.0, scale="auto"), chains=Persistent(reweight=reweight)
+    )
     assert model.n_restarts_ > 0
     assert "accepts" in caught[0]
     assert model.history_[-1]["acceptance"] > 0.01
@@ -376,7 +378,7 @@ def test_a_sampler_that_accepts_nothing_gets_a_smaller_step(reweight):
 
 def test_training_that_keeps_diverging_raises():
     with pytest.raises(FloatingPointError, match="epoch 1, batch .*max_restarts=2"):
-        fitted(table(), sampler=Langevin(1e12), max_restarts=2)
+        fitted(table(), sampler=Langevin(1e12), optimizer__max_restarts=2)
 
 
 @pytest.mark.parametrize("n", [2, 5, 9])
@@ -389,7 +391,7 @@ def test_few_rows_are_no_divergence(n):
 
 def test_a_buffer_may_be_smaller_than_the_monitoring_batch():
     """The monitoring batch has more rows, and is not one of the batches."""
-    model, _ = fitted(table(1200), init="replay", buffer_size=40, batch_size=32)
+    model, _ = fitted(table(1200), chains=ReplayBuffer(size=40), batch_size=32)
     assert model.n_restarts_ == 0
 
 
@@ -404,7 +406,7 @@ def test_columns_that_never_change_are_no_divergence():
 
 @pytest.mark.parametrize("init", ["persistent", "data", "replay", "noise"])
 def test_ordinary_rows_are_learned_without_a_roll_back(init):
-    model, caught = fitted(table(), init=init)
+    model, caught = fitted(table(), chains=init)
     assert model.n_restarts_ == 0
     assert caught == []
 
@@ -415,7 +417,7 @@ def test_weighted_rows_are_monitored(init):
     X = np.concatenate([table(400), 60 + table(100)])
     weight = np.random.default_rng(1).random(500) + 0.1
     weight[400:] = 1e-6
-    model, caught = fitted(X, weight, init=init, standardize=False)
+    model, caught = fitted(X, weight, chains=init, standardize=False)
     assert model.n_restarts_ == 0
     assert caught == []
     assert np.isfinite(model.score_samples(X[:400])).all()

@@ -525,7 +525,7 @@ def test_an_energy_of_the_wrong_shape_is_an_error(estimator):
 
 
 def test_what_is_no_energy_is_refused(estimator):
-    with pytest.raises(TypeError, match="no Energy"):
+    with pytest.raises(TypeError, match="not an Energy"):
         estimator.estimate(torch.nn.Linear(2, 1))
 
 

@@ -1130,8 +1130,8 @@ class Columns(nn.Module):
 @pytest.mark.parametrize(
     ("network", "match"),
     [
-        (Columns(), "one number a row"),
-        (nn.Linear(3, 1), r"one number a row.*\(2, 1\)"),
+        (Columns(), "one number per row"),
+        (nn.Linear(3, 1), r"one number per row.*\(2, 1\)"),
         (nn.Linear(5, 1), r"network.*rows of shape \(2, 3\)"),
         (lambda spec: "no module", "Module"),
         (MLP(()), "hidden_sizes"),

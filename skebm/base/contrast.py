@@ -114,7 +114,7 @@ class Centering(BaseEstimator):
     def check(self) -> None:
         """Raise `TypeError` or `ValueError` for what is no number of [0, 1]."""
         for name in ("rate", "precondition"):
-            check_scalar(getattr(self, name), name, Real, min_val=0, max_val=1)
+            check_scalar(getattr(self, name), f"{name} of Centering", Real, min_val=0, max_val=1)
 
 
 class Penalty(BaseEstimator):
@@ -164,10 +164,10 @@ class Penalty(BaseEstimator):
     def check(self) -> None:
         """Raise `TypeError` or `ValueError` for numbers out of their range."""
         for name in ("l1", "l2", "sparsity_cost"):
-            check_scalar(getattr(self, name), name, Real, min_val=0)
+            check_scalar(getattr(self, name), f"{name} of Penalty", Real, min_val=0)
         if self.sparsity_target is not None:
             inside = {"min_val": 0, "max_val": 1, "include_boundaries": "neither"}
-            check_scalar(self.sparsity_target, "sparsity_target", Real, **inside)
+            check_scalar(self.sparsity_target, "sparsity_target of Penalty", Real, **inside)
 
     def value(self, weight: Tensor, h: Tensor, share: Tensor) -> Tensor:
         """The penalty, a differentiable scalar.
