@@ -221,3 +221,15 @@ def mean_is(samples, truth):
     samples = samples.detach()
     error = samples.std(0) / len(samples) ** 0.5
     return float(((samples.mean(0) - truth).abs() / error.clamp(min=1e-12)).max())
+
+
+def z_scores(runs, truth):
+    """Errors of independent estimates of log Z, in the standard errors that they claim."""
+    return torch.tensor([(one.value - truth) / one.std_error for one in runs])
+
+
+def assert_calibrated(z):
+    """Both limits are over four standard errors of 60 repeats from where they should be."""
+    assert z.abs().max() < 5
+    assert abs(z.mean()) < 0.5
+    assert 0.6 < z.std() < 1.6

@@ -16,7 +16,16 @@ from skebm.partition.bridge import BridgeSampling, bridge
 from skebm.partition.checks import check_base, check_proper, default_base, default_sampler
 from skebm.partition.importance import ImportanceSampling, log_weights, pareto_k
 from skebm.samplers import HMC, MALA, Gibbs, GibbsWithGradients, Langevin
-from tests.oracle import DOUBLE, Enumerated, bits, make_rbm, make_tree_rbm, seeded
+from tests.oracle import (
+    DOUBLE,
+    Enumerated,
+    assert_calibrated,
+    bits,
+    make_rbm,
+    make_tree_rbm,
+    seeded,
+    z_scores,
+)
 from tests.targets import LinearInABox, Normal, OneHot, Polynomial, Quadratic, spelled_out
 from tests.tiers import full, leading
 
@@ -33,16 +42,6 @@ class Of(Energy):
 
     def forward(self, x, cond=None):
         return self.function(x) + self.zero
-
-
-def z_scores(runs, truth):
-    return torch.tensor([(one.value - truth) / one.std_error for one in runs])
-
-
-def assert_calibrated(z):
-    assert z.abs().max() < 5
-    assert abs(z.mean()) < 0.5
-    assert 0.6 < z.std() < 1.6
 
 
 # ------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Recorder:
     def __init__(self, folder):
         import coverage
 
-        self.log = (folder / f"tests.{os.getpid()}.jsonl").open("w")
+        self.log = (folder / f"tests.{os.getpid()}.jsonl").open("w", buffering=1)
         self.coverage = coverage.Coverage(
             data_file=str(folder / f"coverage.{os.getpid()}"), source=["skebm"], config_file=False
         )

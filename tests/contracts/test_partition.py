@@ -31,7 +31,16 @@ from skebm.partition.annealed import Schedule, adapted, anneal
 from skebm.partition.importance import summarise
 from skebm.samplers import MALA, Gibbs
 from tests.discovery import without_case
-from tests.oracle import DOUBLE, Enumerated, bits, joint_energy, make_rbm, seeded
+from tests.oracle import (
+    DOUBLE,
+    Enumerated,
+    assert_calibrated,
+    bits,
+    joint_energy,
+    make_rbm,
+    seeded,
+    z_scores,
+)
 from tests.tiers import full, leading
 
 D, H = 10, 8
@@ -314,17 +323,6 @@ REPEATS = 60
 @pytest.fixture(scope="module")
 def forward_runs(energy):
     return [CASES[AIS].make().estimate(energy, generator=seeded(s)) for s in range(REPEATS)]
-
-
-def z_scores(runs, truth):
-    return torch.tensor([(one.value - truth) / one.std_error for one in runs])
-
-
-def assert_calibrated(z):
-    """Both limits are over four standard errors of 60 repeats from where they should be."""
-    assert z.abs().max() < 5
-    assert abs(z.mean()) < 0.5
-    assert 0.6 < z.std() < 1.6
 
 
 def test_ais_knows_its_error(forward_runs, target):
