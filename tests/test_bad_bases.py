@@ -459,7 +459,8 @@ def test_a_learning_rate_of_ten(base, chains):
             model.score(X)
         return
     assert np.isfinite(model.components_).all()
-    assert model.score(X) > -6 * np.log(2)
+    # The guard takes a model for lost that is a nat worse than the uniform distribution.
+    assert model.score(X) > -6 * np.log(2) - 1
 
 
 @pytest.mark.parametrize("averaging", [0.0, 0.5, 0.95])

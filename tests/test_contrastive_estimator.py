@@ -490,7 +490,7 @@ def test_steps_are_searched_over():
 def test_settings_are_set_on_what_a_default_stands_for():
     model = ContrastiveDivergenceDensity().set_params(
         network__hidden_sizes=(5,),
-        sampler__target=0.5,
+        sampler__target_acceptance=0.5,
         chains__n_steps=2,
         objective__energy_l2=0.1,
         base__n_components=2,

@@ -238,8 +238,8 @@ def test_a_part_that_a_default_does_not_stand_for_is_asked_for(model, name):
 def test_an_object_that_is_given_is_set_itself():
     model = CD(partition=AISBracket()).set_params(partition__n_betas=7)
     assert model.partition.n_betas == 7
-    model.set_params(partition=AISBracket(n_betas=9), partition__n_samples=5)
-    assert (model.partition.n_betas, model.partition.n_samples) == (9, 5)
+    model.set_params(partition=AISBracket(n_betas=9), partition__n_chains=5)
+    assert (model.partition.n_betas, model.partition.n_chains) == (9, 5)
     model.set_params(chains="replay", chains__size=50)  # in one call, in any order
     model.set_params(chains__n_steps=4, chains="data")
     assert repr(model.chains) == "FromData(n_steps=4)"
@@ -342,7 +342,7 @@ def test_a_bad_setting_of_an_object_is_refused_by_its_name(model):
     config, name = set_config(model)
     X = (np.arange(24).reshape(12, 2) % 5 > 1).astype(float)
     X = X if isinstance(model, RBMEstimator) else X + np.random.default_rng(0).normal(size=X.shape)
-    with pytest.raises(ValueError, match=rf"'{name}' parameter of {type(config).__name__} must be"):
+    with pytest.raises(ValueError, match=f"{name}.*{type(config).__name__}"):
         model.fit(X, np.arange(12) % 2)
     assert not [attribute for attribute in vars(model) if attribute.endswith("_")]
 

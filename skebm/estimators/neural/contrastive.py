@@ -490,6 +490,7 @@ def resolved_chains(chains: Any, batch_size: int, before: EnergyNet | None) -> C
     Chains go on, however many rows there are now, unless their number is asked for.
     """
     found: Any = POLICIES[chains]() if isinstance(chains, str) else clone(chains)
+    found._validate_params()
     if isinstance(found, ReplayBuffer) and found.size < batch_size:
         raise ValueError(
             f"A replay buffer of {found.size} rows is smaller than a batch of {batch_size}, whose "
