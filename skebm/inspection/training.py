@@ -82,7 +82,7 @@ class TrainingDisplay:
     >>> rbm = RBMEstimator(32, n_iter=3, early_stopping=True, random_state=0).fit(X)
     >>> display = TrainingDisplay.from_estimator(rbm)
     >>> display.names
-    ['valid_loss', 'energy_gap', 'reconstruction_error', 'lr']
+    ['valid_loss', 'energy_gap', 'acceptance', 'reconstruction_error', 'lr']
     >>> display.best_epoch
     3
 
