@@ -1,6 +1,7 @@
 """ContrastiveDivergenceDensity on bits and one-hot columns: what rows are, against enumeration."""
 
-import pickle
+import copy
+import functools
 import warnings
 
 import numpy as np
@@ -21,19 +22,45 @@ from skebm.distributions import (
     IndependentCategorical,
 )
 from skebm.energies import MLP
-from skebm.samplers import HMC, MALA, DiscreteLangevin, Gibbs, GibbsWithGradients, ParallelTempering
-from tests.contracts.test_estimators import binary_rows, one_hot_rows, real_rows
+from skebm.estimators import Likelihood, MixtureBase
+from skebm.samplers import (
+    HMC,
+    MALA,
+    DiscreteLangevin,
+    FromData,
+    FromNoise,
+    Gibbs,
+    GibbsWithGradients,
+    ParallelTempering,
+    Persistent,
+    ReplayBuffer,
+)
 from tests.oracle import Discrete
+from tests.storage import by_pickle
+from tests.tables import binary_rows, one_hot_rows, real_rows
+from tests.tiers import about, leading, only_full
 
 BITS, LEVELS = Binary((5,)), Categorical((3, 2, 4))
 KINDS = {"bits": ("binary", BITS), "levels": (LEVELS, LEVELS)}
 TABLES = {"bits": ("binary", binary_rows()), "levels": (Categorical((3, 3)), one_hot_rows())}
 each_kind = pytest.mark.parametrize("kind", KINDS)
-quick = {"network": MLP((16,)), "n_iter": 3, "chains__n_steps": 3, "random_state": 0}
+quick = {"network": MLP((16,)), "n_iter": 3, "chains": Persistent(n_steps=3), "random_state": 0}
+N = 2000  # draws that are compared with enumeration
 
 
 def density(**params):
-    return ContrastiveDivergenceDensity().set_params(**quick | params)
+    return ContrastiveDivergenceDensity(**{**quick, **params})
+
+
+@functools.cache
+def _trained(kind):
+    domain, rows = TABLES[kind]
+    return density(domain=domain).fit(rows)
+
+
+def trained(kind):
+    """A copy of a model of a table; each is fitted once."""
+    return copy.deepcopy(_trained(kind))
 
 
 class Pairs(nn.Module):
@@ -89,7 +116,7 @@ def known(kind, **params):
     ],
 )
 def test_the_domain_is_that_of_the_rows_or_of_the_sampler(rows, params, domain):
-    model = density(**params).fit(rows)
+    model = density(**params, n_iter=1).fit(rows)
     assert model.units_.domain == domain
     assert model.energy_.domain == domain
     assert np.isfinite(model.score_samples(rows)).all()
@@ -119,16 +146,28 @@ def test_the_domain_of_a_fit_stays():
     expected = model.score_samples(real_rows())
     model.set_params(domain="binary", sampler=GibbsWithGradients())
     assert_array_equal(model.score_samples(real_rows()), expected)
-    assert_array_equal(pickle.loads(pickle.dumps(model)).score_samples(real_rows()), expected)
+    assert_array_equal(by_pickle(model).score_samples(real_rows()), expected)
     zeros = np.zeros((3, 6))
     assert np.isfinite(density().fit(real_rows()).partial_fit(zeros).score_samples(zeros)).all()
 
 
-@pytest.mark.parametrize("as_rows", [sp.csr_array, sp.csr_matrix, sp.csc_array, sp.coo_array])
-@pytest.mark.parametrize("domain", ["auto", "binary"])
+@functools.cache
+def _dense(domain):
+    return density(domain=domain).fit(binary_rows())
+
+
+@pytest.mark.parametrize(
+    ("domain", "as_rows"),
+    [
+        ("auto", sp.csr_array),
+        ("binary", sp.coo_array),
+        *(only_full("auto", kind) for kind in (sp.csr_matrix, sp.csc_array, sp.coo_array)),
+        *(only_full("binary", kind) for kind in (sp.csr_array, sp.csr_matrix, sp.csc_array)),
+    ],
+)
 def test_sparse_rows_are_bits(domain, as_rows):
     rows, new = binary_rows(), binary_rows(40, seed=1)
-    dense, model = density(domain=domain).fit(rows), density(domain=domain).fit(as_rows(rows))
+    dense, model = copy.deepcopy(_dense(domain)), density(domain=domain).fit(as_rows(rows))
     assert model.units_.domain == Binary((6,))
     for name in ("score_samples", "energy", "decision_function", "predict"):
         assert_array_equal(getattr(model, name)(as_rows(new)), getattr(dense, name)(new))
@@ -174,13 +213,20 @@ def log_likelihood(model, rows):
     return -model.energy(rows).mean() - logsumexp(-model.energy(states))
 
 
-@pytest.mark.parametrize("init", ["persistent", "replay", "data", "noise"])
-def test_what_no_pair_of_bits_shows_is_learned(init):
+CHAINS = [
+    Persistent(n_steps=5),
+    ReplayBuffer(n_steps=5, size=1000),
+    FromData(n_steps=5),
+    FromNoise(n_steps=5),
+]
+
+
+@pytest.mark.parametrize("chains", leading(1, CHAINS), ids=repr)
+def test_what_no_pair_of_bits_shows_is_learned(chains):
     """The truth has three bits of entropy; the tree of pairs and the columns have four."""
     rows, new = parity(600, 0), parity(200, 1)
-    params = {"chains": init, "n_iter": 30, "chains__n_steps": 5}
-    params |= {"chains__size": 1000} if init == "replay" else {}
-    model = density(**params, network=MLP((32, 32)), learning_rate=0.01).fit(rows)
+    params = {"chains": chains, "n_iter": 20, "learning_rate": 0.02}
+    model = density(**params, network=MLP((32, 32))).fit(rows)
     exact = log_likelihood(model, new)
     assert model.score(new) == pytest.approx(exact, abs=1e-5)
     assert model.log_partition_kind_ == "exact"
@@ -193,9 +239,8 @@ def test_what_no_pair_of_bits_shows_is_learned(init):
 
 def test_levels_that_go_together_are_learned():
     rows, new = one_hot_rows(600), one_hot_rows(300, seed=1)
-    model = density(
-        domain=Categorical((3, 3)), n_iter=40, chains__n_steps=5, learning_rate=0.01
-    ).fit(rows)
+    params = {"chains": Persistent(n_steps=5), "n_iter": 20, "learning_rate": 0.02}
+    model = density(domain=Categorical((3, 3)), **params).fit(rows)
     assert model.score(new) == pytest.approx(log_likelihood(model, new), abs=1e-5)
     table = Discrete(all_states(Categorical((3, 3))), torch.zeros(9))
     seen, asked = (table.counts(torch.tensor(x)).numpy() for x in (rows, new))
@@ -262,6 +307,8 @@ IMPOSSIBLE = IndependentBernoulli(torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, -torch.
         (ON_BITS, "gaussian", "real columns.*'independent', 'chow-liu', 'block-tree'"),
         (ON_BITS, "mixture", "real columns"),
         (ON_BITS, "kernel", "real columns"),
+        (ON_BITS, MixtureBase(2), "real columns.*'independent', 'chow-liu', 'block-tree'"),
+        (ON_LEVELS, MixtureBase(2), "real columns.*use 'independent'"),
         (ON_BITS, Gaussian(torch.zeros(6), 1.0), "Real.*rows are Binary"),
         (ON_BITS, IndependentCategorical(torch.zeros(6), (3, 3)), "Categorical.*Binary"),
         (ON_BITS, IndependentBernoulli(torch.zeros(5)), "Binary.*5.*Binary.*6"),
@@ -284,18 +331,30 @@ def test_bases_of_another_kind(params, base, match):
 
 
 # ------------------------------------------------------------------------------
-# Samples, fill-ins, noise
+# Samples, imputations, noise
 # ------------------------------------------------------------------------------
 
 
+TEMPERED = ParallelTempering(3, GibbsWithGradients())
+
+
 @pytest.mark.parametrize(
-    "sampler",
-    [None, GibbsWithGradients(), DiscreteLangevin(1.0), ParallelTempering(3, GibbsWithGradients())],
+    ("kind", "sampler"),
+    [
+        ("bits", None),
+        ("levels", DiscreteLangevin(1.0)),
+        ("bits", TEMPERED),
+        only_full("levels", None),
+        only_full("bits", GibbsWithGradients()),
+        only_full("levels", GibbsWithGradients()),
+        only_full("bits", DiscreteLangevin(1.0)),
+        only_full("levels", TEMPERED),
+    ],
+    ids=str,
 )
-@each_kind
 def test_samples_are_those_of_the_model(kind, sampler):
     model, target = known(kind, sampler=sampler)
-    drawn = torch.tensor(model.sample(3000, random_state=0, n_steps=150))
+    drawn = torch.tensor(model.sample(N, random_state=0, n_steps=50))
     assert target.p_value(drawn) > 1e-3
 
 
@@ -305,7 +364,7 @@ def test_samples_on_top_of_a_base_are_those_of_the_model():
     model = density(network=Pairs(5), base=base, dtype="float64", n_iter=0).fit(rows)
     states = all_states(BITS)
     target = Discrete(states, (base.log_prob(states) - Pairs(5)(states)).detach())
-    assert target.p_value(torch.tensor(model.sample(3000, random_state=0))) > 1e-3
+    assert target.p_value(torch.tensor(model.sample(N, random_state=0, n_steps=50))) > 1e-3
 
 
 def partly(kind):
@@ -315,29 +374,32 @@ def partly(kind):
     return np.array([np.nan] * 3 + [0.0, 1.0] + [np.nan] * 4)
 
 
-@pytest.mark.parametrize("base", ["auto", None])
-@each_kind
-def test_fill_ins_are_those_of_the_model(kind, base):
+@pytest.mark.parametrize(
+    ("kind", "base"),
+    [("bits", "auto"), ("levels", None), only_full("bits", None), only_full("levels", "auto")],
+)
+def test_imputations_are_those_of_the_model(kind, base):
     model, target = known(kind, base=base)
     row = partly(kind)
     mask = torch.tensor(~np.isnan(row))
     target = target.given(mask, torch.tensor(np.nan_to_num(row)))
-    imputed = model.impute(np.repeat(row[None], 3000, 0), random_state=0)
-    drawn = model.sample(3000, random_state=0, given=row)
+    imputed = model.impute(np.repeat(row[None], N, 0), random_state=0, n_steps=50)
+    drawn = model.sample(N, random_state=0, given=row, n_steps=50)
     for found in (imputed, drawn):
-        assert_array_equal(found[:, mask], np.repeat(row[None, mask], 3000, 0))
+        assert_array_equal(found[:, mask], np.repeat(row[None, mask], N, 0))
         assert target.p_value(torch.tensor(found)) > 1e-3
 
 
-@each_kind
+@pytest.mark.parametrize("kind", leading(1, KINDS))
 def test_an_unknown_row_is_a_sample(kind):
     model, target = known(kind)
-    filled = model.impute(np.full((3000, target.x.shape[1]), np.nan), random_state=0)
+    rows = np.full((N, target.x.shape[1]), np.nan)
+    filled = model.impute(rows, random_state=0, n_steps=50)
     assert target.p_value(torch.tensor(filled)) > 1e-3
 
 
 def test_half_known_groups():
-    model = density(domain=Categorical((3, 3))).fit(one_hot_rows())
+    model = trained("levels")
     rows = one_hot_rows(5)
     rows[2, 4] = np.nan
     for ask in (lambda: model.impute(rows), lambda: model.sample(given=rows[2])):
@@ -345,8 +407,10 @@ def test_half_known_groups():
             ask()
 
 
-@pytest.mark.parametrize("level", [0.1, 0.3])
-@each_kind
+@pytest.mark.parametrize(
+    ("kind", "level"),
+    [("bits", 0.3), ("levels", 0.1), only_full("bits", 0.1), only_full("levels", 0.3)],
+)
 def test_denoised_rows_are_posterior_means(kind, level):
     """Each column was changed with this probability, to any of the other levels."""
     model, target = known(kind)
@@ -360,7 +424,7 @@ def test_denoised_rows_are_posterior_means(kind, level):
             others = max(k - 1, 1)
             log_p = log_p + torch.where(differs.any(1), np.log(level / others), np.log(1 - level))
         log_seen.append(log_p)
-    n = 600
+    n = 300
     found = model.denoise(np.repeat(noisy.numpy(), n, 0), level, random_state=0)
     found = torch.tensor(found).view(2, n, -1)
     for log_p, chains in zip(log_seen, found, strict=True):
@@ -375,21 +439,21 @@ def test_denoised_rows_are_posterior_means(kind, level):
 def test_a_tenth_of_noise_is_the_default(kind):
     model, target = known(kind)
     rows = target.x[:7].numpy()
-    one, other = model.denoise(rows, random_state=0), model.denoise(rows, 0.1, random_state=0)
+    one, other = (model.denoise(rows, *level, random_state=0, n_steps=20) for level in ((), (0.1,)))
     assert_array_equal(one, other)
     with pytest.raises(ValueError, match="Binary|Categorical"):
         model.score_function(rows)
 
 
 @pytest.mark.parametrize("level", [0, 0.5, 1, -0.1, np.nan, "much"])
-def test_noise_that_tells_nothing(level):
-    model = density().fit(binary_rows())
+def test_noise_levels_that_are_refused(level):
+    model = trained("bits")
     with pytest.raises(ValueError, match="noise_level"):
         model.denoise(binary_rows(), level)
 
 
 # ------------------------------------------------------------------------------
-# Tables that are no good
+# Unusable tables
 # ------------------------------------------------------------------------------
 
 
@@ -400,7 +464,7 @@ METHODS = ("energy", "score", "score_samples", "predict", "decision_function", "
 @each_kind
 def test_values_that_are_no_states(kind, value):
     domain, rows = TABLES[kind]
-    model, bad = density(domain=domain).fit(rows), rows.copy()
+    model, bad = trained(kind), rows.copy()
     bad[3, 1] = value
     match = "1 values other than 0 and 1, first in column 1.*binarise"
     for method in ("fit", "partial_fit"):
@@ -422,8 +486,8 @@ def test_values_that_are_no_states(kind, value):
 
 @pytest.mark.parametrize("row", [[1, 1, 0], [0, 0, 0], [1, 1, 1]])
 def test_rows_that_are_not_one_hot(row):
-    domain, rows = Categorical((3, 3)), one_hot_rows()
-    model, bad = density(domain=domain).fit(rows), rows.copy()
+    domain, rows = TABLES["levels"]
+    model, bad = trained("levels"), rows.copy()
     bad[2, 3:] = row
     match = "Row 2 of X is not one-hot in group 1, columns 3 to 5"
     with pytest.raises(ValueError, match=match):
@@ -434,8 +498,8 @@ def test_rows_that_are_not_one_hot(row):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_none(value):
-    model, bad = density().fit(binary_rows()), binary_rows()
+def test_values_that_are_not_finite(value):
+    model, bad = trained("bits"), binary_rows()
     bad[3, 1] = value
     for ask in (density(domain="binary").fit, density().fit, model.partial_fit, model.score):
         with pytest.raises(ValueError, match="NaN|infinity"):
@@ -452,17 +516,15 @@ def test_numbers_that_are_none(value):
         ({"sigma": 0.3}, "sigma=.*real columns"),
         ({"sigma": "bandwidth"}, "sigma=.*real columns"),
         ({"sigma": [0.1] * 6}, "sigma=.*real columns"),
-        ({"objective__kl_weight": 1.0}, "Langevin"),
-        ({"objective__entropy_weight": 1.0}, "Langevin"),
+        ({"objective": Likelihood(kl_weight=1.0)}, "Langevin"),
+        ({"objective": Likelihood(entropy_weight=1.0)}, "Langevin"),
     ],
 )
 def test_what_is_for_real_columns(params, match):
     with pytest.raises(ValueError, match=match):
         density(**params).fit(binary_rows())
     with pytest.raises(ValueError, match=match):
-        density(**{"domain": Categorical((3, 3))} | params | {"domain": Categorical((3, 3))}).fit(
-            one_hot_rows()
-        )
+        density(**params | {"domain": Categorical((3, 3))}).fit(one_hot_rows())
 
 
 @pytest.mark.parametrize(
@@ -493,17 +555,17 @@ STIFF = {
 }
 
 
-@pytest.mark.parametrize("base", ["auto", "independent", None])
-@pytest.mark.parametrize("name", STIFF)
-def test_bits_that_hardly_move(name, base):
-    rows = STIFF[name]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Training diverged")
-        model = density(base=base, chains__n_steps=2, domain="binary").fit(rows)
-    assert model.n_restarts_ == 0
-    assert np.isfinite(model.score_samples(rows)).all()
-    drawn = model.sample(50, random_state=0, n_steps=5)
-    assert Binary((rows.shape[1],)).contains(torch.tensor(drawn)).all()
+@pytest.mark.parametrize("base", leading(1, ["auto", "independent", None]))
+def test_bits_that_hardly_move(base):
+    chains = Persistent(n_steps=2)
+    for name, rows in STIFF.items():
+        with about(name, base), warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Training diverged")
+            model = density(base=base, chains=chains, domain="binary").fit(rows)
+            assert model.n_restarts_ == 0
+            assert np.isfinite(model.score_samples(rows)).all()
+            drawn = model.sample(50, random_state=0, n_steps=2)
+            assert Binary((rows.shape[1],)).contains(torch.tensor(drawn)).all()
 
 
 @pytest.mark.filterwarnings("error")
@@ -515,7 +577,7 @@ def test_a_stream_of_single_rows():
         assert np.isfinite(model.score_samples(rows)).all()
 
 
-def test_frames_that_are_no_good():
+def test_unusable_frames():
     with pytest.raises(ValueError, match="could not convert"):
         density().fit(pd.DataFrame({"a": [0, 1], "b": ["x", "y"]}))
     frame = pd.DataFrame(binary_rows(), columns=list("abcdef"))

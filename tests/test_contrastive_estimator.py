@@ -138,9 +138,9 @@ def score_of_the_base(target):
     ("target", "name"),
     [
         ("moons", "persistent"),
-        ("moons", "data"),
         ("ring", "replay"),
-        ("ring", "noise"),
+        only_full("moons", "data"),
+        only_full("ring", "noise"),
         only_full("moons", "replay"),
         only_full("moons", "noise"),
         only_full("ring", "persistent"),
@@ -315,7 +315,7 @@ def test_a_name_is_a_policy_with_its_defaults():
     }
     assert ContrastiveDivergenceDensity().chains == "persistent"
     for name, same in kinds.items():
-        one, other = (clone(model).set_params(chains=c, n_iter=2).fit(X) for c in (name, same))
+        one, other = (clone(model).set_params(chains=c, n_iter=1).fit(X) for c in (name, same))
         assert_same_training(one, other)
 
 
@@ -403,19 +403,18 @@ def test_a_policy_is_where_chains_start(chains):
 
 def test_policies_are_searched_over():
     """Given, and by the name of the parameter where a string stands for one."""
-    model = density(chains=ReplayBuffer(n_steps=2, size=200, restart=0.1), n_iter=1)
+    model = density(chains=ReplayBuffer(n_steps=2, size=200), n_iter=1)
     assert model.get_params()["chains__size"] == 200
-    grid = {"chains__size": [128, 150], "chains__restart": [0.0, 1.0]}
+    grid = {"chains__size": [128, 150], "chains__n_steps": [1, 2]}
     for chains in (model.chains, "replay"):
-        search = GridSearchCV(model.set_params(chains=chains), grid, cv=2, error_score="raise").fit(
-            X
-        )
-        best = search.best_estimator_
+        search = GridSearchCV(model.set_params(chains=chains), grid, cv=2, error_score="raise")
+        best = search.fit(X).best_estimator_
         assert len(state_of(best).pool) == search.best_params_["chains__size"]
+        assert best.chains.n_steps == search.best_params_["chains__n_steps"]
     assert model.chains == "replay"  # a search fits clones
-    other = {"chains": [Persistent(n_steps=1), "data", FromNoise(n_steps=1)]}
+    other = {"chains": [Persistent(n_steps=1), FromNoise(n_steps=1)]}
     search = GridSearchCV(density(n_iter=1), other, cv=2, error_score="raise").fit(X)
-    assert len(np.unique(search.cv_results_["mean_test_score"])) == 3
+    assert len(np.unique(search.cv_results_["mean_test_score"])) == 2
 
 
 # ------------------------------------------------------------------------------
@@ -539,7 +538,6 @@ def test_settings_of_the_likelihood_change_training(settings):
     plain = once("persistent")
     model = density(objective=Likelihood(**settings), batch_size=30).fit(X)
     assert not np.array_equal(model.energy(X), plain.energy(X))
-    assert_same_training(by_pickle(model).partial_fit(X), model.partial_fit(X))
 
 
 def test_the_objective_by_name_and_with_settings():
@@ -597,8 +595,7 @@ def test_training_that_is_stored_goes_on_bit_for_bit(mode):
     model = once(mode)
     loaded = by_pickle(model)
     assert_same_training(model, loaded)
-    for rows in (X_NEW, X):
-        assert_same_training(model.partial_fit(rows), loaded.partial_fit(rows))
+    assert_same_training(model.partial_fit(X_NEW), loaded.partial_fit(X_NEW))
     assert loaded.n_iter_ == model.n_iter_
 
 
@@ -733,7 +730,7 @@ STEPS = {
     "mala 100x": {"sampler": MALA(10.0)},
     "reweight 10x": {"sampler": MALA(1.0), "chains": policy("persistent", reweight=True)},
 }
-RATES = dict.fromkeys(STEPS, 0.2) | {"mala": 2.0, "langevin 100x": 2.0}
+FIRST = {"mala": 2.0, "langevin 100x": 2.0, "mala 10x": 0.2, "reweight 10x": 0.2}
 TOO_LARGE = {"network": MLP((32, 32)), "partition": ImportanceSampling(5000), "sigma": 0.3}
 
 
@@ -745,7 +742,7 @@ def score_of_the_base_alone():
 @pytest.mark.parametrize(
     ("name", "learning_rate"),
     [
-        (name, rate) if RATES[name] == rate else only_full(name, rate)
+        (name, rate) if FIRST.get(name) == rate else only_full(name, rate)
         for name in STEPS
         for rate in (0.02, 0.2, 2.0)
     ],
@@ -776,7 +773,7 @@ def test_a_learning_rate_that_nothing_can_save():
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("seed", leading(1, [0, 1, 2]))
-@each_mode
+@pytest.mark.parametrize("mode", named({"persistent", "replay", "reweight"}, MODES))
 def test_good_training_is_not_rolled_back(mode, seed):
     model = density(**MODES[mode], n_iter=5, batch_size=20, random_state=seed).fit(X)
     assert model.n_restarts_ == 0
@@ -810,6 +807,7 @@ def test_a_sampler_that_adapts_has_not_diverged(base, n_steps):
 @each_mode
 def test_the_history_says_whether_it_works(mode):
     model = once(mode)
+    assert model.n_restarts_ == 0
     for row in model.history_:
         assert {"energy_gap", "acceptance", "gain_over_base", "train_loss", "lr"} <= row.keys()
         assert all(np.isfinite(row[name]) for name in ("energy_gap", "gain_over_base"))

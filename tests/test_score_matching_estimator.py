@@ -557,13 +557,13 @@ def known_normal(**params):
 def test_conditional_samples_of_a_normal_distribution(standardize):
     model = known_normal(standardize=standardize)
     rows = model.sample(2000, random_state=0, given=[np.nan, 0.5], n_steps=10)
-    slope = COVARIANCE[0, 1] / COVARIANCE[1, 1]
-    std = math.sqrt(COVARIANCE[0, 0] - slope * COVARIANCE[0, 1])
+    coefficient = COVARIANCE[0, 1] / COVARIANCE[1, 1]
+    std = math.sqrt(COVARIANCE[0, 0] - coefficient * COVARIANCE[0, 1])
     assert_array_equal(rows[:, 1], 0.5)
-    assert rows[:, 0].mean() == pytest.approx(MEAN[0] + slope * (0.5 - MEAN[1]), abs=0.1)
+    assert rows[:, 0].mean() == pytest.approx(MEAN[0] + coefficient * (0.5 - MEAN[1]), abs=0.1)
     assert rows[:, 0].std() == pytest.approx(std, rel=0.1)
     p = scipy.stats.kstest(
-        rows[:, 0], scipy.stats.norm(MEAN[0] + slope * (0.5 - MEAN[1]), std).cdf
+        rows[:, 0], scipy.stats.norm(MEAN[0] + coefficient * (0.5 - MEAN[1]), std).cdf
     ).pvalue
     assert p > 1e-4
 
