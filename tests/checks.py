@@ -12,7 +12,8 @@ def parametrize_with_checks(cases, expected_failed_checks=None, first=()):
     """scikit-learn's own decorator of that name, for ``{name: estimator}``.
 
     Test ids hold the names, where scikit-learn asks every estimator for its repr at every check:
-    seconds at each collection. Cases that are not in `first` are of the full tier.
+    seconds at each collection. Of the full tier are cases that are not in `first`, and checks that
+    repeat another one with arguments, as with memory maps.
     """
     assert set(first) <= set(cases)
     params = []
@@ -22,8 +23,9 @@ def parametrize_with_checks(cases, expected_failed_checks=None, first=()):
         ).mark
         for case in mark.args[1]:
             values, marks = getattr(case, "values", case), getattr(case, "marks", ())
-            marks = [*marks, *(() if name in first else (full,))]
-            params.append(pytest.param(*values, marks=marks, id=f"{name}-{check_name(values[1])}"))
+            title = check_name(values[1])
+            marks = [*marks, *(() if name in first and "(" not in title else (full,))]
+            params.append(pytest.param(*values, marks=marks, id=f"{name}-{title}"))
     return pytest.mark.parametrize(("estimator", "check"), params)
 
 

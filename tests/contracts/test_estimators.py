@@ -683,7 +683,7 @@ LEFT_OUT_OF_TRANSFORMERS = [
 @pytest.mark.parametrize(
     ("case", "check"),
     [
-        pytest.param(case, check, id=f"{name}-{check}")
+        pytest.param(case, check, id=f"{name}-{check}", marks=full if name in FLOW else ())
         for name, case in DEFAULTS.items()
         for check in LEFT_OUT + LEFT_OUT_OF_TRANSFORMERS * hasattr(case, "transform")
     ],
