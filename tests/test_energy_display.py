@@ -42,7 +42,7 @@ def ax():
 
 
 def fast(**kwargs):
-    return ScoreMatchingDensity().set_params(n_iter=20, random_state=0, sigma=0.2, **kwargs)
+    return ScoreMatchingDensity(n_iter=20, random_state=0, sigma=0.2, **kwargs)
 
 
 @pytest.fixture(scope="module")

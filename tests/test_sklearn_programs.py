@@ -13,7 +13,7 @@ from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 
 from skebm import RBMEstimator
-from tests.tiers import only_full
+from tests.tiers import full, only_full
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*rows are not binary:UserWarning")
 each_class = pytest.mark.parametrize("RBM", [RBMEstimator, only_full(BernoulliRBM)])
@@ -205,6 +205,7 @@ def test_a_stack_and_a_union(RBM):
     assert wide.fit_transform(BITS[:300]).shape == (300, 10)
 
 
+@full  # starts two processes, each of which imports torch
 @each_class
 def test_cross_validation_in_processes_that_pickle(RBM):
     pipeline = make_pipeline(
