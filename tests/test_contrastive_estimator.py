@@ -53,13 +53,7 @@ POLICIES = {
     "noise": FromNoise,
 }
 each_policy = pytest.mark.parametrize("name", POLICIES)
-quick = {
-    "network": MLP((16,)),
-    "n_iter": 3,
-    "chains": Persistent(n_steps=3),
-    "random_state": 0,
-    "base": "gaussian",
-}
+quick = {"n_iter": 3, "random_state": 0, "base": "gaussian"}
 # Steps by which nothing moves, and no proposals of the base: chains stay where they began.
 rooted = {"sampler": MALA(1e-12), "sigma": None, "standardize": False}
 
@@ -78,7 +72,8 @@ X, X_NEW = real_rows(100, 3), real_rows(40, 3, seed=1)
 
 
 def density(**params):
-    return ContrastiveDivergenceDensity(**quick | params)
+    params = {"network": MLP((16,)), "chains": Persistent(n_steps=3), **quick, **params}
+    return ContrastiveDivergenceDensity(**params)
 
 
 def state_of(model):
@@ -1046,8 +1041,11 @@ def test_settings_that_do_not_go_together(params, match):
     ],
 )
 def test_names_that_nothing_takes_are_refused(name, match):
+    model = density(chains="persistent", network=None)
+    before = model.get_params(deep=False)
     with pytest.raises(ValueError, match=match):
-        density(chains="persistent").set_params(**{name: 3})
+        model.set_params(**{"n_iter": 7, "network__activation": "tanh", name: 3})
+    assert model.get_params(deep=False) == before
     with pytest.raises(ValueError, match="Invalid parameter 'reweight' for estimator FromData"):
         density(chains="data").set_params(chains__reweight=True)
 

@@ -356,7 +356,7 @@ def test_parameters_out_of_range(params, name):
 
 
 def test_settings_are_set_on_what_none_stands_for():
-    model = FlowContrastiveDensity(**small).set_params(
+    model = FlowContrastiveDensity(**small | {"network": None}).set_params(
         network__hidden_sizes=(4,), optimizer__averaging=0.5, sampler__step_size=0.1
     )
     assert model.network.hidden_sizes == (4,)

@@ -43,20 +43,20 @@ def test_a_stream_stays_on_the_gpu():
     model.partial_fit(X)
     net = model.net_
     assert model.partial_fit(X).net_ is net
-    for filled in (model.impute(X), model.denoise(X), model.reconstruct(X), model.transform(X)):
-        assert np.isfinite(filled).all()
+    for found in (model.impute(X), model.denoise(X), model.reconstruct(X), model.transform(X)):
+        assert np.isfinite(found).all()
 
 
 class Bowl(Energy):
-    """A parabola that is nan beyond a wall, where it is asked to be."""
+    """A parabola, nan where a column is above a bound."""
 
-    def __init__(self, domain, wall=torch.inf):
+    def __init__(self, domain, bound=torch.inf):
         super().__init__()
-        self.domain, self.wall = domain, wall
+        self.domain, self.bound = domain, bound
 
     def forward(self, x, cond=None):
         value = x.square().sum(1) / 2
-        return torch.where(x.amax(1) > self.wall, torch.nan, value)
+        return torch.where(x.amax(1) > self.bound, torch.nan, value)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_nan_is_found_at_the_end_of_a_run(sampler):
     generator = torch.Generator("cuda").manual_seed(0)
     x = torch.zeros(500, 4, device="cuda")
     with pytest.raises(SamplingError):
-        sampler.run(Bowl(Real((4,)), wall=1.0), x, 50, generator)
+        sampler.run(Bowl(Real((4,)), bound=1.0), x, 50, generator)
 
 
 def test_a_generator_of_the_cpu_is_refused():

@@ -21,13 +21,13 @@ from tests.storage import by_pickle
 from tests.tables import real_rows
 from tests.tiers import leading, only_full
 
-quick = {"network": MLP((16,)), "n_iter": 3, "random_state": 0}
+quick = {"n_iter": 3, "random_state": 0}
 X, X_NEW = real_rows(100, 3), real_rows(40, 3, seed=1)
 BITS = (real_rows(200, 5) > 0).astype(float)
 
 
 def density(**params):
-    return NCEDensity(**quick | params)
+    return NCEDensity(**{"network": MLP((16,)), **quick, **params})
 
 
 def normal(d, sd=1.0):

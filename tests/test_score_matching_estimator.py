@@ -43,7 +43,7 @@ two_objectives = pytest.mark.parametrize(
     "objective", ["denoising", "exact", only_full("multiscale"), only_full("sliced")]
 )
 one_objective = pytest.mark.parametrize("objective", leading(1, OBJECTIVES))
-quick = {"network": MLP((16,)), "n_iter": 3, "random_state": 0, "learning_rate": 0.01}
+quick = {"n_iter": 3, "random_state": 0, "learning_rate": 0.01}
 # As it is before the first step: the base, or what a module says.
 still = {"n_iter": 0, "random_state": 0, "standardize": False, "dtype": "float64"}
 few_draws = ImportanceSampling(500)
@@ -52,7 +52,8 @@ few_draws = ImportanceSampling(500)
 def density(objective="exact", **params):
     """A density that is trained for a moment; of levels that suit the tables below."""
     sigma = (0.1, 2.0) if objective == "multiscale" else 0.2
-    return ScoreMatchingDensity(**{**quick, "objective": objective, "sigma": sigma, **params})
+    params = {**quick, "network": MLP((16,)), "objective": objective, "sigma": sigma, **params}
+    return ScoreMatchingDensity(**params)
 
 
 def correlated(n=200, d=3, seed=0):

@@ -240,6 +240,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
             params |= {f"net__{name}": value for name, value in net_params.items()}
         return params
 
+    @restores_on_failure
     def set_params(self, **params: Any) -> Any:
         """Set parameters by name, ``net__<name>`` and ``<object>__<name>`` included.
 
