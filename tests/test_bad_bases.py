@@ -398,7 +398,7 @@ def test_parameters_of_the_sampler():
 
 @pytest.mark.parametrize("n", [0, 1, 2.5, "8", None, True])
 def test_unusable_temperatures(n):
-    with pytest.raises(ValueError, match="n_temperatures must be at least 2 and an integer"):
+    with pytest.raises(ValueError, match="n_temperatures must be an integer of at least 2"):
         rbm(sampler=ParallelTempering(n)).fit(X)
 
 

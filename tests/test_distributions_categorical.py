@@ -212,8 +212,8 @@ def test_contradictory_known_levels_are_refused(known, match):
     [
         (torch.zeros(4), (3, 2), "one for each level"),
         (torch.zeros(2, 2), (2, 2), "one for each level"),
-        (torch.zeros(3), (3, 0), "positive numbers of levels"),
-        (torch.zeros(0), (), "positive numbers of levels"),
+        (torch.zeros(3), (3, 0), "each of groups must be an integer of at least 1"),
+        (torch.zeros(0), (), "groups must hold"),
         (torch.tensor([0.0, -math.inf, -math.inf]), (1, 2), "above minus infinity"),
         (torch.tensor([0.0, math.inf]), (2,), "below infinity"),
         (torch.tensor([0.0, math.nan]), (2,), "must be numbers"),

@@ -695,7 +695,8 @@ def test_activations_without_second_derivatives_are_refused(config, activation):
 @pytest.mark.parametrize("config", [MLP, Conv])
 def test_empty_layers_are_refused(config, sizes):
     name, shape = ("hidden_sizes", (3,)) if config is MLP else ("channels", (1, 4, 4))
-    with pytest.raises(ValueError, match=f"{name} must be positive integers"):
+    wanted = "must hold the size" if sizes == () else "must be an integer of at least 1"
+    with pytest.raises(ValueError, match=f"{name} {wanted}"):
         config(sizes).build(Spec(shape, seeded()))
 
 

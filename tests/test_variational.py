@@ -611,12 +611,16 @@ def test_parameters_that_are_not_finite_are_refused(cls, bad):
     ("estimator", "message"),
     [
         (PerturbAndMAP(n_samples=1), "n_samples"),
+        (PerturbAndMAP(n_samples=2.5), "n_samples must be an integer"),
         (PerturbAndMAP(delta=0.0), "delta"),
         (PerturbAndMAP(solver="best"), "solver"),
         (PerturbAndMAP(solver="min-cut"), "relaxation"),
         (PerturbAndMAP(solver="enumeration"), r"30 units.*auto"),
         (Bethe(damping=1.0), "damping"),
         (Bethe(n_starts=0), "n_starts"),
+        (Bethe(max_iter=-1), "max_iter"),
+        (TreeReweighted(max_iter=0.5), "max_iter"),
+        (TreeReweighted(n_reweightings=-1), "n_reweightings"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(estimator, message):

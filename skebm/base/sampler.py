@@ -6,7 +6,7 @@ import abc
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
@@ -25,6 +25,14 @@ def whole_number(name: str, value: Any, least: int) -> None:
     """Raise `ValueError` unless `value` is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+
+
+def whole_numbers(name: str, values: Any, least: int) -> tuple[int, ...]:
+    """Return one integer or several as a tuple; `ValueError` unless each is at least `least`."""
+    several = tuple(values) if isinstance(values, Iterable) else (values,)
+    for value in several:
+        whole_number(f"each of {name}", value, least)
+    return tuple(int(value) for value in several)
 
 
 def check_start(

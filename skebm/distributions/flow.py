@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
-from numbers import Integral
 from numbers import Real as RealNumber
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from skebm.base import Real
+from skebm.base.sampler import whole_number, whole_numbers
 from skebm.base.torchtools import adamw, seeded
 from skebm.distributions._fitting import (
     CHUNK,
@@ -61,9 +61,7 @@ class TrainingSettings(NamedTuple):
         if self.weight_decay is None:  # like a prior, it matters less with more rows
             return self._replace(weight_decay=min(1.0, DECAY_ROWS / n_rows)).resolved(n_rows)
         for name in ("batch_size", "n_steps", "n_steps_no_change"):
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+            whole_number(name, getattr(self, name), 1)
         for name, below in (
             ("learning_rate", math.inf),
             ("weight_decay", math.inf),
@@ -118,14 +116,9 @@ def named_config(kind: str, n_columns: int, transforms: Any, hidden_sizes: Any) 
         raise ValueError(f"flow must be one of {names}, or an nn.Module, got {kind!r}.")
     if transforms is None:  # a coupling layer transforms half of the columns only
         transforms = 5 if kind == "coupling" and n_columns > 2 else 3
-    sizes = [hidden_sizes] if isinstance(hidden_sizes, Integral) else list(hidden_sizes)
-    for value in (transforms, *sizes):
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-            raise ValueError(
-                "transforms and hidden_sizes must be integers of at least 1, got "
-                f"{transforms!r} and {hidden_sizes!r}."
-            )
-    return {"kind": kind, "transforms": int(transforms), "hidden_sizes": [int(s) for s in sizes]}
+    whole_number("transforms", transforms, 1)
+    sizes = whole_numbers("hidden_sizes", hidden_sizes, 1)
+    return {"kind": kind, "transforms": int(transforms), "hidden_sizes": list(sizes)}
 
 
 def build(config: dict[str, Any], n_columns: int) -> nn.Module:

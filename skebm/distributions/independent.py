@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import Binary, Categorical, Clamp
+from skebm.base.sampler import whole_numbers
 from skebm.base.torchtools import softplus
 from skebm.distributions.base import Distribution, Tilt
 from skebm.distributions.conditionals import Given
@@ -157,9 +158,9 @@ class IndependentCategorical(Distribution):
     domain: Categorical
 
     def __init__(self, logits: Tensor, groups: Sequence[int]):
-        groups = tuple(int(k) for k in groups)
-        if not groups or min(groups) < 1:
-            raise ValueError(f"groups must be positive numbers of levels, got {groups}.")
+        groups = whole_numbers("groups", groups, 1)
+        if not groups:
+            raise ValueError("groups must hold the number of levels of at least one column.")
         if logits.shape != (sum(groups),):
             raise ValueError(
                 f"logits must be of shape ({sum(groups)},), one for each level of the groups "

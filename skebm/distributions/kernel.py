@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from skebm.base import Clamp, Real
+from skebm.base.sampler import whole_number
 from skebm.distributions import _fitting
 from skebm.distributions._fitting import draw_index, moments, positive, positive_weight_rows, varies
 from skebm.distributions.base import Distribution
@@ -527,8 +527,7 @@ class KernelDensity(Distribution):
             to 20 steps of EM leave out 500 rows in turn and up to 8 more leave out 2,000, or fewer
             where there are more than 20,000 rows; the factor is then relative to R.
         """
-        if not isinstance(n_scales, Integral) or isinstance(n_scales, bool) or n_scales < 1:
-            raise ValueError(f"n_scales must be an integer of at least 1, got {n_scales!r}.")
+        whole_number("n_scales", n_scales, 1)
         rows, w = positive_weight_rows(x, weight)
         mean, variance = moments(rows, w)
         varying = varies(variance, mean, x.dtype)

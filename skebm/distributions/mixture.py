@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from numbers import Integral
 from numbers import Real as RealNumber
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import Clamp, Real
+from skebm.base.sampler import whole_number
 from skebm.distributions._fitting import (
     checked_sigma,
     checked_weight,
@@ -360,7 +360,9 @@ class GaussianMixture(Distribution):
         tol : float >= 0, default=1e-4
             EM stops when a step adds less than this to the objective per row, in nats.
         """
-        _check_counts(n_components=n_components, n_init=n_init, max_iter=max_iter)
+        whole_number("n_components", n_components, 1)
+        whole_number("n_init", n_init, 1)
+        whole_number("max_iter", max_iter, 1)
         _check_range(regularisation, "regularisation", 1.0)
         _check_range(tol, "tol", math.inf)
         _check_range(0.0 if prior_rows is None else prior_rows, "prior_rows", math.inf)
@@ -564,12 +566,6 @@ def _positive_definite(covariances: Tensor) -> Tensor:
             "add to its diagonal."
         )
     return covariances
-
-
-def _check_counts(**counts: Any) -> None:
-    for name, value in counts.items():
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
 
 
 def _check_range(value: Any, name: str, below: float) -> None:

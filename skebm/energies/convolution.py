@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
+from skebm.base.sampler import whole_number
 from skebm.base.torchtools import seeded
 from skebm.energies.networks import ACTIVATIONS, LevelShifts, activation_of, sizes_of
 from skebm.energies.neural import Spec
@@ -145,8 +145,7 @@ def _downsampled(spec: Spec, block: int) -> Spec:
 
 def _checked_scales(n_scales: Any, shape: tuple[int, ...]) -> int:
     """The number of scales; `ValueError` if it is invalid or too large for the images."""
-    if not isinstance(n_scales, Integral) or isinstance(n_scales, bool) or n_scales < 1:
-        raise ValueError(f"n_scales must be an integer of at least 1, got {n_scales!r}.")
+    whole_number("n_scales", n_scales, 1)
     n_scales = int(n_scales)
     most = 1 + (max(shape[1:]) - 1).bit_length()
     if n_scales > most:

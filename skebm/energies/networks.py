@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from skebm.base.sampler import whole_number
+from skebm.base.sampler import whole_number, whole_numbers
 from skebm.base.torchtools import seeded, softplus
 from skebm.energies.derivatives import DirectionalDerivatives, ValueAndInputGrad
 from skebm.energies.neural import Spec
@@ -441,12 +441,10 @@ class LevelShifts(nn.Module):
 
 def sizes_of(name: str, sizes: Any) -> tuple[int, ...]:
     """Sizes of layers as integers; `ValueError` for others."""
-    if isinstance(sizes, Integral):
-        sizes = (sizes,)
-    sizes = tuple(sizes)
-    if not sizes or not all(isinstance(s, Integral) and int(s) > 0 for s in sizes):
-        raise ValueError(f"{name} must be positive integers, at least one, got {sizes!r}.")
-    return tuple(int(s) for s in sizes)
+    found = whole_numbers(name, sizes, 1)
+    if not found:
+        raise ValueError(f"{name} must hold the size of at least one layer, got {sizes!r}.")
+    return found
 
 
 def activation_of(name: Any) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from skebm.base import Binary, PairwiseEnergy
+from skebm.base.sampler import whole_number
 
 # Neighbours are gathered by index if the largest degree times this is below the number of columns:
 # 43 us instead of 315 for 100 rows of a 20 x 20 grid on one thread.
@@ -216,8 +217,8 @@ def ising_grid(
     >>> ising_grid(4, 4)(torch.ones(1, 16)).item()  # 32 pairs that agree
     -32.0
     """
-    if min(n_rows, n_columns) < 1:
-        raise ValueError(f"A grid needs at least one site, got sides {n_rows} and {n_columns}.")
+    whole_number("n_rows", n_rows, 1)
+    whole_number("n_columns", n_columns, 1)
     site = torch.arange(n_rows * n_columns).view(n_rows, n_columns)
     pairs = torch.zeros(site.numel(), site.numel(), dtype=dtype)
     for axis, side in enumerate(site.shape):

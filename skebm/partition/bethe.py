@@ -13,6 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler
+from skebm.base.sampler import whole_number
 from skebm.partition.checks import generator_for
 from skebm.partition.graph import (
     FRUSTRATED,
@@ -102,11 +103,10 @@ class Bethe(PairwiseMethod):
     ) -> LogPartition:
         """Approximate log Z; `generator` (default: seed 0) draws random starts."""
         self.check(energy)
-        if not 0 <= self.damping < 1 or self.n_starts < 1:
-            raise ValueError(
-                f"damping must be in [0, 1) and n_starts at least 1, got {self.damping!r} and "
-                f"{self.n_starts!r}."
-            )
+        whole_number("n_starts", self.n_starts, 1)
+        whole_number("max_iter", self.max_iter, 0)
+        if not 0 <= self.damping < 1:
+            raise ValueError(f"damping must be in [0, 1), got {self.damping!r}.")
         graph = pairwise_graph(energy)
         if graph.is_forest:
             return exactly(forest_log_z(graph))

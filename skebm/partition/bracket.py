@@ -13,6 +13,7 @@ from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler, sampling
 from skebm.base.energy import check_energy
+from skebm.base.sampler import whole_number
 from skebm.partition.annealed import plan
 from skebm.partition.checks import WeighingMethod, wide_base
 
@@ -93,6 +94,7 @@ class AISBracket(WeighingMethod):
             raise ValueError(
                 "AISBracket needs two rows or more to start a reverse run from: pass them as x."
             )
+        whole_number("n_steps", self.n_steps, 0)
         check_energy(energy)
         with sampling(energy), torch.no_grad():
             run = plan(self, energy, base, sampler, given, generator, self.n_chains)

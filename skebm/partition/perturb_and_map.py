@@ -14,6 +14,7 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler
+from skebm.base.sampler import whole_number
 from skebm.partition.checks import generator_for
 from skebm.partition.graph import PairwiseGraph, PairwiseMethod, pairwise_graph
 
@@ -209,8 +210,7 @@ class PerturbAndMAP(PairwiseMethod):
     ) -> LogPartition:
         """Bound log Z from above; `generator` (default: seed 0) draws the perturbations."""
         self.check(energy)
-        if self.n_samples < 2:
-            raise ValueError(f"n_samples must be at least 2, got {self.n_samples!r}.")
+        whole_number("n_samples", self.n_samples, 2)
         if not 0 < self.delta < 1:
             raise ValueError(f"delta must be in (0, 1), got {self.delta!r}.")
         graph = pairwise_graph(energy)

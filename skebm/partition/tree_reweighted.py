@@ -15,6 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler
+from skebm.base.sampler import whole_number
 from skebm.partition.graph import (
     PairwiseGraph,
     PairwiseMethod,
@@ -179,6 +180,8 @@ class TreeReweighted(PairwiseMethod):
     ) -> LogPartition:
         """Bound log Z from above; needs nothing but the energy."""
         self.check(energy)
+        whole_number("n_reweightings", self.n_reweightings, 0)
+        whole_number("max_iter", self.max_iter, 0)
         graph = pairwise_graph(energy)
         rho, doubt = self._probabilities(graph)
         if graph.is_forest and np.allclose(rho, 1, rtol=0, atol=TOLERANCE):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from numbers import Real as RealNumber
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from skebm._validation import Interval
 from skebm.base import BipartiteEnergy, ChainState, Clamp, Domain, Energy, Sampler, StepInfo
+from skebm.base.sampler import whole_number
 from skebm.samplers._moves import accepts, select
 from skebm.samplers.gibbs import Gibbs
 from skebm.samplers.langevin import AnnealedLangevin
@@ -98,8 +98,7 @@ class ParallelTempering(Sampler):
         """Raise for invalid parameters, or where `sampler` cannot sample the energy."""
         super().check(energy)
         k, kernel = self.n_temperatures, self.kernel
-        if not isinstance(k, Integral) or k < 2:
-            raise ValueError(f"n_temperatures must be at least 2 and an integer, got {k!r}.")
+        whole_number("n_temperatures", k, 2)
         usable = isinstance(kernel, Sampler) and not isinstance(kernel, AnnealedLangevin)
         if not usable or kernel.kernel is not kernel:
             raise ValueError(

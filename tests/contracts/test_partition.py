@@ -820,6 +820,12 @@ def test_every_named_start_has_rows(energy, x):
         AISBracket().estimate(energy, x=x)
 
 
+@pytest.mark.parametrize("n_steps", [-1, 0.5, None])
+def test_invalid_numbers_of_sampler_steps_are_refused(energy, n_steps):
+    with pytest.raises(ValueError, match="n_steps must be an integer of at least 0"):
+        AISBracket(n_steps=n_steps).estimate(energy, x=torch.zeros(2, D, dtype=DOUBLE))
+
+
 def test_one_row_to_start_from_is_no_silent_bracket():
     """A reverse run of one chain has no error to judge by: refuse it, or say so.
 

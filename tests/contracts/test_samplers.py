@@ -887,7 +887,7 @@ def test_exchanges_permute_the_rows():
 
 
 def test_a_ladder_of_one_temperature_is_refused():
-    with pytest.raises(ValueError, match="n_temperatures must be at least 2"):
+    with pytest.raises(ValueError, match="n_temperatures must be an integer of at least 2"):
         ParallelTempering(1).run(make_rbm(4, 3), torch.zeros(2, 4, dtype=DOUBLE), 1, seeded())
 
 
