@@ -72,7 +72,7 @@ from skebm.partition import (
     ReverseAIS,
     TreeReweighted,
 )
-from skebm.partition.annealed import Plan, Schedule
+from skebm.partition.annealed import AnnealingPlan, Schedule
 from skebm.samplers import Gibbs, ParallelTempering
 
 Rows = list[dict[str, object]]
@@ -332,7 +332,7 @@ def schedule(data: Path, quick: bool) -> Rows:
 @torch.no_grad()
 def along(path: Any, even: Schedule, seed: int) -> LogPartition:
     """AIS along a schedule."""
-    return Plan(path, Gibbs(), even, 0.05, seeded(seed)).forward(100)
+    return AnnealingPlan(path, Gibbs(), even, 0.05, seeded(seed)).forward(100)
 
 
 def mse_ratio(first: np.ndarray, second: np.ndarray) -> str:

@@ -191,6 +191,20 @@ def crowded_folders(sources):
     ]
 
 
+def repeated_class_names(sources):
+    """Names of classes that two places define: a traceback or a search should find one."""
+    places = {}
+    for path, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    return [
+        f"{name} is defined at {' and '.join(found)}"
+        for name, found in sorted(places.items())
+        if len(found) > 1
+    ]
+
+
 # ------------------------------------------------------------------------------
 # skebm keeps them
 # ------------------------------------------------------------------------------
@@ -229,6 +243,10 @@ def test_functions_are_short(package):
 
 def test_folders_are_not_crowded(package):
     assert crowded_folders(package) == []
+
+
+def test_class_names_are_unique(package):
+    assert repeated_class_names(package) == []
 
 
 # ------------------------------------------------------------------------------
@@ -321,3 +339,13 @@ def test_a_crowded_folder_is_caught():
     assert crowded_folders(house) == []
     (violation,) = crowded_folders(house | {"samplers/more/__init__.py": ""})
     assert violation.startswith("samplers holds")
+
+
+def test_a_repeated_class_name_is_caught():
+    house = {
+        "samplers/gibbs.py": "class Gibbs:\n    pass",
+        "estimators/rbm.py": "def f():\n    class Settings:\n        pass",
+    }
+    assert repeated_class_names(house) == []
+    (violation,) = repeated_class_names(house | {"partition/exact.py": "class Settings: ..."})
+    assert violation == "Settings is defined at estimators/rbm.py:2 and partition/exact.py:1"

@@ -24,7 +24,7 @@ from skebm.inspection import (
     ExplanationDisplay,
     PValueDisplay,
 )
-from skebm.inspection._band import Counts, chance_band, chosen_levels
+from skebm.inspection._band import CountDistribution, chance_band, chosen_levels
 from skebm.inspection.explanations import short
 from skebm.metrics import roc_auc_bootstrap
 
@@ -269,7 +269,7 @@ def test_coverage_is_that_of_all_orders():
         inside += bool(((below >= band.lower) & (below <= band.upper)).all())
         total += 1
     assert 0 < inside < total
-    assert Counts(m, n, k).coverage(band) == pytest.approx(inside / total)
+    assert CountDistribution(m, n, k).coverage(band) == pytest.approx(inside / total)
 
 
 def test_pointwise_ends_are_quantiles():
@@ -300,7 +300,7 @@ def test_bands_hold_by_simulation(m, n):
             inside[i, j] = (count >= band.lower) & (count <= band.upper)
     error = 4 * np.sqrt(0.09 / repeats)
     together = inside[:, 0].all(1).mean()
-    exact = Counts(m, n, k).coverage(bands[0])
+    exact = CountDistribution(m, n, k).coverage(bands[0])
     assert exact >= 0.9
     assert abs(together - exact) < error
     assert exact < 0.93
@@ -313,7 +313,7 @@ def test_levels_are_selected_where_there_are_many():
     assert len(k) <= 300
     assert (k[:10] == np.arange(1, 11)).all()
     assert k[-1] == 20_000
-    counts = Counts(5000, 20_000, k)
+    counts = CountDistribution(5000, 20_000, k)
     band = chance_band(5000, 20_000, k, 0.95, simultaneous=True)
     assert 0.95 <= counts.coverage(band) < 0.952
 

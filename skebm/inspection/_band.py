@@ -48,7 +48,7 @@ def chance_band(
     has such quantiles at one tail probability for all levels, the largest for which all counts are
     jointly inside with probability `confidence` or more.
     """
-    counts = Counts(m, n, levels)
+    counts = CountDistribution(m, n, levels)
     tail = (1 - confidence) / 2
     band = counts.quantiles(tail)
     if not simultaneous or counts.coverage(band) >= confidence:
@@ -63,7 +63,7 @@ def chance_band(
     return counts.quantiles(small)
 
 
-class Counts:
+class CountDistribution:
     """Joint distribution of the numbers of m test rows below some of n calibration rows."""
 
     def __init__(self, m: int, n: int, levels: np.ndarray) -> None:

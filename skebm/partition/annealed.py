@@ -196,7 +196,7 @@ FEW = 5
 NO_LOWER = "no lower end: weights of model draws that all missed a mode look as good as any"
 
 
-class Plan(NamedTuple):
+class AnnealingPlan(NamedTuple):
     """What every annealing run of an estimate has in common."""
 
     path: AnnealingPath
@@ -246,7 +246,7 @@ class Plan(NamedTuple):
         return found
 
 
-def plan(
+def annealing_plan(
     estimator: Any,
     energy: Energy,
     base: Any,
@@ -254,7 +254,7 @@ def plan(
     x: Tensor | Mapping[str, Tensor] | None,
     generator: torch.Generator | None,
     n_chains: int,
-) -> Plan:
+) -> AnnealingPlan:
     """Fill in what was not passed, refuse what cannot be annealed, and place the temperatures.
 
     To be called without gradients, the energy in ``eval()`` mode.
@@ -286,7 +286,7 @@ def plan(
         )
     kernel.check(middle)
     schedule = adapted(path, kernel, n_chains, estimator.n_betas, generator)
-    return Plan(path, kernel, schedule, estimator.delta, generator)
+    return AnnealingPlan(path, kernel, schedule, estimator.delta, generator)
 
 
 class AIS(WeighingMethod):
@@ -354,7 +354,7 @@ class AIS(WeighingMethod):
         """
         check_energy(energy)
         with sampling(energy), torch.no_grad():
-            run = plan(self, energy, base, sampler, x, generator, self.n_chains)
+            run = annealing_plan(self, energy, base, sampler, x, generator, self.n_chains)
             return run.forward(self.n_chains)
 
 
@@ -420,5 +420,7 @@ class ReverseAIS(WeighingMethod):
         if is_fitted(energy, base) and len(rows) > 1:
             base, rows = default_base(energy, rows[::2]), rows[1::2]
         with sampling(energy), torch.no_grad():
-            found = plan(self, energy, base, sampler, x, generator, len(rows)).backward(rows)
+            found = annealing_plan(self, energy, base, sampler, x, generator, len(rows)).backward(
+                rows
+            )
         return found._replace(bound_kind="probabilistic") if self.exact_samples else found

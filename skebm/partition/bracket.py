@@ -14,7 +14,7 @@ from torch import Tensor
 from skebm.base import Energy, LogPartition, Sampler, sampling
 from skebm.base.energy import check_energy
 from skebm.base.sampler import whole_number
-from skebm.partition.annealed import plan
+from skebm.partition.annealed import annealing_plan
 from skebm.partition.checks import WeighingMethod, wide_base
 
 GIVEN = "the given rows"
@@ -97,7 +97,7 @@ class AISBracket(WeighingMethod):
         whole_number("n_steps", self.n_steps, 0)
         check_energy(energy)
         with sampling(energy), torch.no_grad():
-            run = plan(self, energy, base, sampler, given, generator, self.n_chains)
+            run = annealing_plan(self, energy, base, sampler, given, generator, self.n_chains)
             generator = run.generator
             below = run.forward(self.n_chains)
             starts = {name: self._some(rows, generator) for name, rows in given.items()}
@@ -110,7 +110,7 @@ class AISBracket(WeighingMethod):
             found = {"AIS": below} | {f"reverse AIS from {name}": above[name] for name in above}
             wide = wide_base(energy, run.path.base)
             if wide is not None:
-                wider = plan(self, energy, wide, sampler, given, generator, self.n_chains)
+                wider = annealing_plan(self, energy, wide, sampler, given, generator, self.n_chains)
                 found[WIDE] = wider.forward(self.n_chains)
         _warn_unless_consistent(below, above)
         if wide is not None and (gap := _missed(below, found[WIDE])):
