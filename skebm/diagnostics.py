@@ -1,8 +1,8 @@
-"""Diagnostics of Markov chains: by arviz_stats where it is installed, else by the same sums."""
+"""Diagnostics of Markov chains: R-hat, effective sample sizes and autocorrelations."""
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,13 +15,13 @@ from torch import Tensor, bfloat16
 
 __all__ = ["autocorrelation", "effective_sample_size", "r_hat"]
 KINDS = ("bulk", "tail", "mean")
-TAILS = (0.05, 0.95)  # the paper's; arviz_stats has no default for arrays
-CHUNK = 2**20  # values processed at once: 8 MiB in double precision
+TAILS = (0.05, 0.95)  # quantiles of the tail effective sample size, as in the paper
+CHUNK = 2**20  # values processed at a time: 8 MiB in double precision
 Floats = NDArray[np.float64]
 
 
 def effective_sample_size(draws: Tensor | np.ndarray, *, kind: str = "bulk") -> Floats:
-    """Number of independent draws that would estimate as well as these dependent ones.
+    """Number of independent draws that would estimate as precisely as these dependent ones.
 
     Each chain is split in half, so that a drift within it counts as a difference between chains.
     The value for n antithetic draws is at most n log10(n).
@@ -31,13 +31,19 @@ def effective_sample_size(draws: Tensor | np.ndarray, *, kind: str = "bulk") -> 
     draws : Tensor or ndarray of shape (n_draws, n_chains, ...)
         Real, integer or boolean. At least four draws; of an odd number the middle one is left out.
     kind : {"bulk", "tail", "mean"}, default="bulk"
-        What is to be estimated: the centre of the distribution, from the normal scores of the
-        ranks (ties get their average); the worse of the 5% and 95% quantiles; or the mean.
+        What is to be estimated: the centre of the distribution, by the normal scores of the ranks
+        (ties share their average rank); the worse of the 5% and 95% quantiles; or the mean.
 
     Returns
     -------
     ndarray of shape (...)
-        In draws, over all chains. A constant column counts every draw.
+        Draws, of all chains together. In a column that never changes every draw counts.
+
+    Raises
+    ------
+    ValueError
+        Where draws are not real numbers, not finite, too few or of a wrong shape, or `kind` is
+        unknown.
 
     References
     ----------
@@ -49,23 +55,13 @@ def effective_sample_size(draws: Tensor | np.ndarray, *, kind: str = "bulk") -> 
     >>> import numpy as np
     >>> from skebm.diagnostics import effective_sample_size
     >>> draws = np.random.default_rng(0).normal(size=(1000, 4, 2))
-    >>> draws[1:, :, 1] += draws[:-1, :, 1]  # depends on the draw before
+    >>> draws[1:, :, 1] += draws[:-1, :, 1]  # a moving average
     >>> effective_sample_size(draws).round(-3)
     array([4000., 2000.])
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}.")
-    arviz_stats = _arviz_stats()
-
-    def statistic(x: Floats) -> Floats:
-        if kind == "mean":
-            # To one scale: arviz_stats takes any range below 1e-15 for a constant.
-            x = x / np.abs(x).max((1, 2), keepdims=True).clip(np.finfo(np.float64).tiny)
-        if arviz_stats is None:
-            return _ess(x, kind)
-        return arviz_stats.ess(x, method=kind, prob=TAILS if kind == "tail" else None)
-
-    return _by_column(statistic, draws, min_chains=1)
+    return _by_column(functools.partial(_ess, kind=kind), draws, min_chains=1)
 
 
 def r_hat(draws: Tensor | np.ndarray) -> Floats:
@@ -79,13 +75,19 @@ def r_hat(draws: Tensor | np.ndarray) -> Floats:
     Parameters
     ----------
     draws : Tensor or ndarray of shape (n_draws, n_chains, ...)
-        Real, integer or boolean. At least four draws of at least two chains that started apart.
+        Real, integer or boolean. At least four draws of at least two chains, which should start
+        far apart.
 
     Returns
     -------
     ndarray of shape (...)
-        nan for a constant column, which may also mean that no chain moves. Infinite, up to
-        rounding, for chains that are constant at different values.
+        nan for a column that never changes, as this may also be chains that are all stuck.
+        Infinite, up to rounding, for chains that do not move from different values.
+
+    Raises
+    ------
+    ValueError
+        Where draws are not real numbers, not finite, too few or of a wrong shape.
 
     References
     ----------
@@ -97,22 +99,15 @@ def r_hat(draws: Tensor | np.ndarray) -> Floats:
     >>> import numpy as np
     >>> from skebm.diagnostics import r_hat
     >>> draws = np.random.default_rng(0).normal(size=(1000, 4, 2))
-    >>> draws[:, 0, 1] += 2  # one chain elsewhere
+    >>> draws[:, 0, 1] += 2  # one chain around another mean
     >>> r_hat(draws).round(1)
     array([1. , 1.3])
     """
-    arviz_stats = _arviz_stats()
-
-    def statistic(x: Floats) -> Floats:
-        # Zero variance within chains is a documented case.
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return _r_hat(x) if arviz_stats is None else arviz_stats.rhat(x, method="rank")
-
-    return _by_column(statistic, draws, min_chains=2)
+    return _by_column(_r_hat, draws, min_chains=2)
 
 
 def autocorrelation(draws: Tensor | np.ndarray, n_lags: int) -> Floats:
-    """Correlation of each draw with the one `lag` draws earlier, for lags 0 to ``n_lags - 1``.
+    """Autocorrelation of the draws at lags 0 to ``n_lags - 1``.
 
     The mean and the variance are those of all chains together, so chains that have not mixed stay
     correlated at any lag.
@@ -122,12 +117,17 @@ def autocorrelation(draws: Tensor | np.ndarray, n_lags: int) -> Floats:
     draws : Tensor or ndarray of shape (n_draws, n_chains, ...)
         Real, integer or boolean.
     n_lags : int
-        At most `n_draws`.
+        From 1 to `n_draws`.
 
     Returns
     -------
     ndarray of shape (n_lags, ...)
-        nan for a constant column.
+        Correlations; nan for a column that never changes.
+
+    Raises
+    ------
+    ValueError
+        Where there are fewer draws than lags, or no axis of chains.
 
     Examples
     --------
@@ -142,7 +142,10 @@ def autocorrelation(draws: Tensor | np.ndarray, n_lags: int) -> Floats:
         draws = draws.detach().cpu().double().numpy()
     x = np.asarray(draws, dtype=np.float64)
     if x.ndim < 2 or not 1 <= n_lags <= len(x):
-        raise ValueError(f"There are no {n_lags} lags in draws of shape {x.shape}.")
+        raise ValueError(
+            "n_lags must be from 1 to n_draws, for draws of shape (n_draws, n_chains, ...); got "
+            f"n_lags={n_lags} and draws of shape {x.shape}."
+        )
     columns = x.reshape(*x.shape[:2], -1).transpose(2, 1, 0)
     columns = columns - columns.mean((1, 2), keepdims=True)
     variance = columns.var((1, 2))[:, None]
@@ -151,20 +154,13 @@ def autocorrelation(draws: Tensor | np.ndarray, n_lags: int) -> Floats:
     return found.T.reshape(n_lags, *x.shape[2:])
 
 
-def _arviz_stats() -> Any:
-    # Not a caught ImportError: a broken installation should raise.
-    if importlib.util.find_spec("arviz_stats") is None:
-        return None
-    from arviz_stats.base import array_stats
-
-    return array_stats
-
-
 def _by_column(statistic: Callable[[Floats], Floats], draws: Any, min_chains: int) -> Floats:
     """Apply a function of (n_columns, n_chains, n_draws) to a few columns at a time."""
     if isinstance(draws, Tensor):
         draws = draws.detach().cpu()
-        draws = (draws.float() if draws.dtype == bfloat16 else draws).numpy()  # numpy lacks it
+        draws = (
+            draws.float() if draws.dtype == bfloat16 else draws
+        ).numpy()  # NumPy has no bfloat16
     draws = np.asarray(draws)
     if draws.dtype.kind not in "biuf":
         raise ValueError(f"draws must be real, integer or boolean; got {draws.dtype}.")
@@ -189,25 +185,34 @@ def _by_column(statistic: Callable[[Floats], Floats], draws: Any, min_chains: in
 
 
 def _split(x: Floats) -> Floats:
+    """Halves of the chains as chains: (columns, chains, n) -> (columns, 2 chains, n // 2)."""
     half = x.shape[2] // 2
     return np.concatenate([x[..., :half], x[..., -half:]], axis=1)
 
 
 def _normal_scores(x: Floats) -> Floats:
+    """Normal quantiles of each column's ranks, by Blom's formula; of the shape of x."""
     rank = rankdata(x.reshape(len(x), -1), axis=1)
     return ndtri((rank - 3 / 8) / (rank.shape[1] + 1 / 4)).reshape(x.shape)
 
 
 def _r_hat(x: Floats) -> Floats:
+    """R-hat of the columns of x (columns, chains, n): (columns,)."""
     x = _split(x)
     folded = np.abs(x - np.median(x, axis=(1, 2), keepdims=True))
     scores = (_normal_scores(x), _normal_scores(folded))
-    ratio = [z.mean(2).var(1, ddof=1) / z.var(2, ddof=1).mean(1) for z in scores]
-    # fmax: folded draws may be constant where draws are not, as in a balanced binary column.
+    # Chains that do not move have no variance: nan or infinity are the documented answers.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = [z.mean(2).var(1, ddof=1) / z.var(2, ddof=1).mean(1) for z in scores]
+    # fmax ignores nan: folded draws may be constant where draws are not, as in a balanced binary
+    # column.
     return np.sqrt(np.fmax(*ratio) + 1 - 1 / x.shape[2])
 
 
 def _ess(x: Floats, kind: str) -> Floats:
+    """Effective sample sizes of the columns of x (columns, chains, n): (columns,)."""
+    if kind == "mean":  # in one scale, so that squares neither underflow nor overflow
+        x = x / np.abs(x).max((1, 2), keepdims=True).clip(np.finfo(np.float64).tiny)
     if kind == "tail":
         tails = np.quantile(x, TAILS, axis=(1, 2), keepdims=True)
         return np.minimum(*(_ess((x <= q).astype(np.float64), "mean") for q in tails))
@@ -217,7 +222,7 @@ def _ess(x: Floats, kind: str) -> Floats:
     covariance = _lagged_products(x - mean) / n
     within = covariance[:, :1] * n / (n - 1)
     variance = covariance[:, :1] + mean.var(1, ddof=1)
-    constant = np.ptp(x, axis=(1, 2)) < 1e-15  # up to rounding, as in arviz_stats
+    constant = np.ptp(x, axis=(1, 2)) < 1e-15  # up to rounding
     rho = 1 - (within - covariance) / np.where(constant[:, None], 1, variance)
     rho[:, 0] = 1
     time = np.maximum(_autocorrelation_time(rho), 1 / np.log10(total))
@@ -227,20 +232,20 @@ def _ess(x: Floats, kind: str) -> Floats:
 def _lagged_products(x: Floats) -> Floats:
     """Sum over t of x[t] x[t + lag], the mean over chains: (columns, chains, n) -> (columns, n)."""
     n = x.shape[2]
-    size = fft.next_fast_len(2 * n, real=True)  # padded, so that the end does not meet the start
+    size = fft.next_fast_len(2 * n, real=True)  # zero-padded: no products around the end
     spectrum = fft.rfft(x, size)
-    # The mean over chains before going back: one inverse transform instead of one per chain.
+    # The mean over chains is taken before the inverse transform, which is then one per column.
     return fft.irfft((spectrum.real**2 + spectrum.imag**2).mean(1), size)[:, :n]
 
 
 def _autocorrelation_time(rho: Floats) -> Floats:
-    """Sum of rho (n_columns, n) over the initial monotone positive sequence of Geyer (1992)."""
+    """Sum of rho (n_columns, n) over Geyer's (1992) initial monotone positive sequence."""
     n_columns, n = rho.shape
     pairs = rho[:, : n // 2 * 2].reshape(n_columns, -1, 2).sum(2)
-    kept = max((n - 1) // 2 - 1, 0)  # the last lags are averages of too few products
+    kept = max((n - 1) // 2 - 1, 0)  # the last lags are means of too few products
     positive = np.logical_and.accumulate(pairs[:, :kept] > 0, axis=1)
     monotone = np.minimum.accumulate(pairs[:, :kept], axis=1)
-    # Where the sequence ends, one more even lag, once: less biased for antithetic chains.
+    # Where the sequence ends, one more even lag counts once: less bias for antithetic chains.
     column, end = np.arange(n_columns), positive.sum(1)
     even = rho[column, 2 * end]
     even = np.where((even > 0) | (pairs[column, end] >= 0), even, 0)

@@ -103,5 +103,5 @@ def test_autocorrelation_of_separated_and_of_constant_chains():
     x[:, 1] += 10
     assert autocorrelation(x, 100)[-1] > 0.9
     assert np.isnan(autocorrelation(np.ones((10, 2)), 3)).all()
-    with pytest.raises(ValueError, match="There are no 11 lags"):
+    with pytest.raises(ValueError, match="n_lags=11 and draws of shape"):
         autocorrelation(np.ones((10, 2)), 11)
