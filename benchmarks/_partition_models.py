@@ -1,4 +1,4 @@
-"""What `benchmarks.partition` estimates log Z of, and the exact answers."""
+"""Models of `benchmarks.partition` with their exact log Z."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Target(NamedTuple):
 
 
 def seeded(seed: int) -> torch.Generator:
-    """A generator."""
+    """A CPU generator of that seed."""
     return torch.Generator().manual_seed(seed)
 
 
@@ -53,33 +53,35 @@ class Mixture(Energy):
 
     Parameters
     ----------
-    share : Tensor of shape (k,)
+    weights : Tensor of shape (k,)
+        Mixing weights.
     mean : Tensor of shape (k, d)
-    root : Tensor of shape (k, d, d)
-        With cov = root root'.
+    scale_tril : Tensor of shape (k, d, d)
+        A factor L of each covariance, L L'.
     log_z : float
     """
 
-    def __init__(self, share: Tensor, mean: Tensor, root: Tensor, log_z: float = 0.0):
+    def __init__(self, weights: Tensor, mean: Tensor, scale_tril: Tensor, log_z: float = 0.0):
         super().__init__()
         self.domain = Real((mean.shape[1],))
         self.log_z = log_z
-        log_norm = mean.shape[1] / 2 * math.log(2 * math.pi) + torch.linalg.det(root).abs().log()
-        self.register_buffer("height", share.log() - log_norm + log_z)
+        log_det = torch.linalg.det(scale_tril).abs().log()
+        log_norm = mean.shape[1] / 2 * math.log(2 * math.pi) + log_det
+        self.register_buffer("height", weights.log() - log_norm + log_z)
         self.register_buffer("mean", mean)
-        self.register_buffer("scale_tril", root)
-        whiten = torch.linalg.inv(root)
+        self.register_buffer("scale_tril", scale_tril)
+        whiten = torch.linalg.inv(scale_tril)
         self.register_buffer("whiten", whiten.flatten(0, 1).t().contiguous())  # (d, k d)
         self.register_buffer("shift", -torch.einsum("kij,kj->ki", whiten, mean).flatten())
-        self.register_buffer("share", share)
+        self.register_buffer("weights", weights)
 
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:
         z = torch.addmm(self.shift, x, self.whiten).view(len(x), *self.mean.shape)
         return -torch.logsumexp(self.height - z.square().sum(2) / 2, 1)
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        """Exact rows."""
-        k = torch.multinomial(self.share, n, replacement=True, generator=generator)
+        """Exact draws (n, d)."""
+        k = torch.multinomial(self.weights, n, replacement=True, generator=generator)
         z = torch.randn(n, self.mean.shape[1], generator=generator, dtype=DOUBLE)
         return self.mean[k] + torch.einsum("nij,nj->ni", self.scale_tril[k], z)
 
@@ -89,16 +91,16 @@ def rotated_gaussian() -> Target:
     generator, d = seeded(0), 50
     Q = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=DOUBLE))[0]
     mean = torch.randn(1, d, generator=generator, dtype=DOUBLE)
-    root = Q * torch.logspace(-1, 1, d, dtype=DOUBLE).sqrt()
-    energy = Mixture(torch.ones(1, dtype=DOUBLE), mean, root[None], 7.0)
+    scale = Q * torch.logspace(-1, 1, d, dtype=DOUBLE).sqrt()
+    energy = Mixture(torch.ones(1, dtype=DOUBLE), mean, scale[None], 7.0)
     return Target("Gaussian, d=50", energy, 7.0, energy.draw)
 
 
-def mixture(half_distance: float, share: float = 0.3, log_z: float = 3.0) -> Mixture:
-    """Two normal distributions in the plane, of scales 1 and 0.6, centres that far from 0."""
+def mixture(half_distance: float, weight: float = 0.3, log_z: float = 3.0) -> Mixture:
+    """Two normal distributions in the plane, of scales 1 and 0.6, centres on either side of 0."""
     mean = torch.tensor([[-1.0, -0.5], [1.0, 0.5]], dtype=DOUBLE) * half_distance / 1.25**0.5
-    root = torch.stack([torch.eye(2, dtype=DOUBLE), 0.6 * torch.eye(2, dtype=DOUBLE)])
-    return Mixture(torch.tensor([share, 1 - share], dtype=DOUBLE), mean, root, log_z)
+    scale = torch.stack([torch.eye(2, dtype=DOUBLE), 0.6 * torch.eye(2, dtype=DOUBLE)])
+    return Mixture(torch.tensor([weight, 1 - weight], dtype=DOUBLE), mean, scale, log_z)
 
 
 def by_quadrature(energy: Energy, edge: float = 15.0, n: int = 1501) -> float:
@@ -119,7 +121,7 @@ def continuous() -> list[Target]:
 
 
 # ------------------------------------------------------------------------------
-# Machines
+# RBMs
 # ------------------------------------------------------------------------------
 
 
@@ -140,15 +142,15 @@ def exact_draws(energy: Any) -> Callable[[int, torch.Generator], Tensor]:
     return draw
 
 
-def machine(data: Path, name: str) -> Target:
-    """20 hidden units trained on a table: enumerable."""
+def trained_rbm(data: Path, name: str) -> Target:
+    """An RBM of 20 hidden units trained on a table, small enough to enumerate."""
     energy, rows = trained(data, name, 20)
     exact = Exact().estimate(energy).value
     return Target(f"RBM, {name}", energy, exact, exact_draws(energy), rows)
 
 
 def trained(data: Path, name: str, n_hidden: int, **settings: Any) -> tuple[Any, Tensor]:
-    """A machine trained with seed 0 on a table of DEBD, or on MNIST, and its rows."""
+    """An RBM trained with seed 0 on a table of DEBD, or on MNIST, and its rows."""
     folder = "images/binarized_mnist" if name == "mnist" else f"debd/{name}"
     X = load(data / f"{folder}.npz")
     energy = RBMEstimator(n_hidden, random_state=0, **settings).fit(X).energy_
@@ -206,7 +208,7 @@ def glass(name: str, draw: Callable[..., Any], rows: int = SIDE, columns: int = 
 
 
 def check_transfer() -> None:
-    """The transfer matrix against enumeration, and the grid against :func:`ising_grid`."""
+    """Check the transfer matrix by enumeration, and the grid by :func:`ising_grid`."""
     for grid in (
         glass("", np.random.default_rng(0).normal, 4, 4),
         glass("", np.random.default_rng(1).normal, 3, 5),
@@ -252,16 +254,16 @@ class Suspect(NamedTuple):
     rows: Tensor
 
 
-def random_machines(n: int) -> Iterator[Suspect]:
-    """30-20, N(0, scale) weights of scales 0.1 to 0.5, and exact draws."""
+def random_rbms(n: int) -> Iterator[Suspect]:
+    """30-20 RBMs with N(0, scale) weights, scales 0.1 to 0.5, and exact draws."""
     for seed in range(n):
         scale = 0.1 + 0.4 * seed / max(n - 1, 1)
         energy = BernoulliRBM(30, 20, generator=seeded(seed), scale=scale)
         yield _with_draws(energy, seed)
 
 
-def trained_machines(data: Path, n: int) -> Iterator[Suspect]:
-    """30-20 by default learning, five passes over 30 columns of plants; exact draws."""
+def trained_rbms(data: Path, n: int) -> Iterator[Suspect]:
+    """30-20 RBMs by PCD, five passes over 30 columns of plants; exact draws."""
     X = load(data / "debd/plants.npz")
     for seed in range(n):
         columns = np.random.default_rng(seed).choice(X.shape[1], 30, replace=False)
@@ -274,27 +276,30 @@ def _with_draws(energy: Any, seed: int) -> Suspect:
     return Suspect(energy, Exact().estimate(energy).value, rows)
 
 
-def one_sided_machines(n: int) -> Iterator[Suspect]:
-    """30-20 with a template and its complement; rows are chains from the one of 0.05 to 0.4."""
+def one_sided_rbms(n: int) -> Iterator[Suspect]:
+    """30-20 RBMs with two complementary modes; rows are draws of the lighter (mass 0.05 to 0.4)."""
     for seed in range(n):
         generator = seeded(seed)
         energy = BernoulliRBM(30, 20, generator=generator, scale=0.1)
         signs = 2.0 * torch.randint(2, (30,), generator=generator) - 1
-        share = 0.05 + 0.35 * seed / max(n - 1, 1)
+        mass = 0.05 + 0.35 * seed / max(n - 1, 1)
         with torch.no_grad():
             energy.weight[0] = 4 * signs
             energy.visible_bias.copy_(-2 * signs)
             energy.hidden_bias[0] = -2 * signs.sum()
             for _ in range(3):  # the unit is on in the lighter mode
                 on = energy.moments().h[0].clamp(1e-6, 1 - 1e-6)
-                energy.hidden_bias[0] += math.log(share / (1 - share)) - torch.logit(on)
+                energy.hidden_bias[0] += math.log(mass / (1 - mass)) - torch.logit(on)
         draws = exact_draws(energy)(20_000, generator)
         light = draws[draws @ signs > signs.clamp(min=0).sum() - 15]
         yield Suspect(energy, Exact().estimate(energy).value, light[:200])
 
 
 def badly_trained(n: int) -> Iterator[Suspect]:
-    """30-20 by CD-1 with steps of 5 to 20 on two clusters, if worse than independent columns."""
+    """30-20 RBMs by CD-1 with learning rates of 5 to 20 on two clusters.
+
+    Kept if worse than independent columns.
+    """
     found, seed = 0, 0
     while found < n:
         rng = np.random.default_rng(seed)
@@ -321,14 +326,14 @@ def badly_trained(n: int) -> Iterator[Suspect]:
 
 
 def standard_normal(x: Tensor) -> Gaussian:
-    """Of rows like x."""
+    """A standard normal distribution over rows like x."""
     return Gaussian(torch.zeros_like(x[0]), 1.0)
 
 
 def far_mixtures(n: int, one_sided: bool) -> Iterator[Suspect]:
     """Two modes in the plane 6 to 20 apart, exact rows of both or of the lighter one."""
     for seed in range(n):
-        energy = mixture(3 + 7 * seed / max(n - 1, 1), share=0.3)
+        energy = mixture(3 + 7 * seed / max(n - 1, 1), weight=0.3)
         x = energy.draw(2000, seeded(seed))
         near = (x[:, None] - energy.mean).square().sum(2).argmin(1)
         yield Suspect(energy, energy.log_z, (x[near == 0] if one_sided else x)[:200])

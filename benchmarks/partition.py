@@ -1,42 +1,44 @@
-r"""How far the estimates of log Z are off, whether they know it, and what they cost.
+r"""Errors of the estimates of log Z, their stated errors, and their cost.
 
     OMP_NUM_THREADS=1 python -m benchmarks.partition --data PATH [--only TABLE] [--quick] [--json F]
 
 PATH holds `images/binarized_mnist.npz` and `debd/<set>.npz` with train parts as packed bits.
-Protocol: CPU, one thread, errors in nats, against exact answers. Seconds are of one estimate and of
-the CPU, but for *cost*: about the same where something else runs.
+Protocol: CPU, one thread, errors in nats, against exact values. Seconds are CPU seconds of one
+estimate, which depend little on other processes; for *cost* wall-clock seconds.
 
 - *calibration*: 100 estimates, seeds 0 to 99, of a normal distribution (50 columns, variances from
-  0.1 to 10 along random directions), of mixtures of two normal distributions in the plane (shares
-  0.3 and 0.7, scales 1 and 0.6; log Z checked by quadrature), in float64, and of
+  0.1 to 10 along random directions), of mixtures of two normal distributions in the plane (mixing
+  weights 0.3 and 0.7, scales 1 and 0.6; log Z checked by quadrature), in float64, and of
   `RBMEstimator(20, random_state=0)` on nltcs, plants and jester (by enumeration), in float32. AIS
   starts from the standard normal distribution (100 chains x 500) or the columns' means of the train
   part (100 x 2,000, the default). "rows" are exact draws, fresh each time: 200 for reverse AIS,
   half of which fit the base where it is normal, else 100; 1,000 for importance sampling of
-  continuous rows, to fit the base; 1,000 for bridge sampling, "chains" being 200 steps from
-  training rows instead. z = (estimate - exact) / std_error; coverage of +- 1.96; "wrong" are bounds
-  on the wrong side, 0.05 of them at most by promise.
+  continuous rows, to fit the base; 1,000 for bridge sampling, or, as "chains", the ends of 200
+  steps from training rows. z = (estimate - exact) / std_error; coverage of +- 1.96; "wrong" is the
+  fraction of bounds on the wrong side, nominally 0.05 at most.
 - *ising*: 10 x 10 spins, open boundaries, no field; couplings 0.1 to 0.6, or random ones (one
   instance each), float64, against a transfer matrix. Default settings. The bracket and reverse AIS
-  get 100 rows, the ends of `ParallelTempering(16)` after 1,000 steps from coins (not counted). AIS:
-  means of seeds 0 to 9 and the worst of them; where that is off by more than 0.1, larger budgets
-  follow. Others: seed 0.
+  get 100 rows, the states of `ParallelTempering(16)` after 1,000 steps from uniform bits (their
+  time is not counted). AIS: means over seeds 0 to 9 and the largest error; where that exceeds 0.1,
+  larger budgets follow. Others: seed 0.
 - *random*: 100 models of 12 spins each, half of all pairs coupled, fields N(0, 1), couplings
   N(0, 1) (their absolute values where attractive) times a scale between 0.1 and 2.
-- *schedule*: AIS(100, 1000), a tenth more for its pilots, against 1,100 evenly spaced temperatures
-  without them, 784-16 on MNIST (PCD, 20 passes) and jester (20 units), from the columns' means, 800
-  seeds from 10,000; ratio of mean squared errors with a bootstrap standard error.
-- *cost*: AIS(100, 1000) at 784-500 over its matrix products alone, in turn, paired ratios.
-- *warnings*: `AISBracket()` from 200 rows, on 25 models a group: which of its warnings; how
-  many values are off by more than 0.5, how many upper ends are too low, and how many of each
-  silently. Bases of the rows' means (as estimators do), or normal ones fitted to them, and wide
-  ones. Good: rows are exact draws; 30-20 machines of N(0, scale) weights, scales 0.1 to 0.5, or by
-  PCD, five passes over 30 columns of plants; two normal distributions 6 to 20 apart (100 chains x
-  500, 200 steps). Bad: rows are exact draws of the lighter of two far modes alone (its share 0.05
-  to 0.4 in machines, 0.3 in the plane); or CD-1 with steps of 5 to 20 on two clusters, kept if the
-  training rows are less likely than under independent columns.
+- *schedule*: AIS(100, 1000), with a tenth of the cost for its pilot runs, against 1,100 evenly
+  spaced temperatures without them, RBMs 784-16 on MNIST (PCD, 20 passes) and on jester (20 units),
+  from the columns' means, 800 seeds from 10,000; ratio of mean squared errors with a bootstrap
+  standard error.
+- *cost*: AIS(100, 1000) at 784-500 over its matrix products alone, interleaved, paired ratios.
+- *warnings*: `AISBracket()` from 200 rows, on 25 models a group: how often each of its warnings is
+  issued; how many values are off by more than 0.5, how many upper ends are too low, and how many
+  of these come without a warning. Bases of the rows' means (as in the estimators), or normal ones
+  fitted to them, and wide ones. Good: rows are exact draws; 30-20 RBMs with N(0, scale) weights,
+  scales 0.1 to 0.5, or trained by PCD, five passes over 30 columns of plants; two normal
+  distributions 6 to 20 apart (100 chains x 500, 200 steps). Bad: rows are exact draws of the
+  lighter of two distant modes only (its mass 0.05 to 0.4 in RBMs, 0.3 in the plane); or CD-1 with
+  learning rates of 5 to 20 on two clusters, kept if the training rows are less likely than under
+  independent columns.
 
-`--quick`: a tenth of the repeats.
+`--quick`: a tenth of the repetitions.
 """
 
 from __future__ import annotations
@@ -79,23 +81,23 @@ Rows = list[dict[str, object]]
 Run = Callable[[int], LogPartition]
 
 
-class Found(NamedTuple):
-    """An estimate, its seconds, and what was said."""
+class Timed(NamedTuple):
+    """An estimate, its CPU seconds, and its convergence warnings."""
 
     estimate: LogPartition
     seconds: float
-    said: list[str]
+    messages: list[str]
 
 
-def attempt(run: Callable[[], LogPartition]) -> Found:
+def timed(run: Callable[[], LogPartition]) -> Timed:
     """Run with warnings collected."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         started = time.process_time()
         estimate = run()
         spent = time.process_time() - started
-    said = [str(one.message) for one in caught if one.category is ConvergenceWarning]
-    return Found(estimate, spent, said)
+    messages = [str(one.message) for one in caught if one.category is ConvergenceWarning]
+    return Timed(estimate, spent, messages)
 
 
 # ------------------------------------------------------------------------------
@@ -115,7 +117,7 @@ def methods(target: Target) -> dict[str, Run]:
 
     n_betas = 2000 if trained else 500
     reverse = ReverseAIS(n_betas, exact_samples=True)
-    found = {
+    runs = {
         f"AIS 100 x {n_betas}": partial(run, AIS(100, n_betas), 0),
         "reverse AIS, rows": partial(run, reverse, 100 if trained else 200),
         "importance" if trained else "importance, rows": partial(
@@ -124,8 +126,8 @@ def methods(target: Target) -> dict[str, Run]:
         "bridge, rows": partial(run, BridgeSampling(exact_samples=True), 1000),
     }
     if trained:
-        found["bridge, chains"] = partial(run, BridgeSampling(), 0, x=target.rows)
-    return found
+        runs["bridge, chains"] = partial(run, BridgeSampling(), 0, x=target.rows)
+    return runs
 
 
 def calibration(data: Path, quick: bool) -> Rows:
@@ -133,39 +135,39 @@ def calibration(data: Path, quick: bool) -> Rows:
     rows = []
     targets: Iterable[Callable[[], Target]] = [
         *(lambda one=one: one for one in models.continuous()),
-        *(partial(models.machine, data, name) for name in ("nltcs", "plants", "jester")),
+        *(partial(models.trained_rbm, data, name) for name in ("nltcs", "plants", "jester")),
     ]
     for make in targets:
         target = make()
         for name, run in methods(target).items():
-            found = [attempt(partial(run, seed)) for seed in range(10 if quick else 100)]
-            rows.append(calibrated(target, name, found))
+            results = [timed(partial(run, seed)) for seed in range(10 if quick else 100)]
+            rows.append(calibrated(target, name, results))
         print(table(rows[-len(methods(target)) :]), flush=True)
     return rows
 
 
-def calibrated(target: Target, name: str, found: list[Found]) -> dict[str, object]:
-    """A line of the table."""
-    value, error, lower, upper = (
-        np.array([one.estimate[i] for one in found], dtype=float) for i in range(4)
+def calibrated(target: Target, name: str, results: list[Timed]) -> dict[str, object]:
+    """A row of the table."""
+    value, std_error, lower, upper = (
+        np.array([one.estimate[i] for one in results], dtype=float) for i in range(4)
     )
-    off = value - target.exact
-    z = off / error
+    error = value - target.exact
+    z = error / std_error
     bounded = not np.isnan(np.r_[lower, upper]).all()
     wrong = (lower > target.exact) | (upper < target.exact)
     return {
         "model": target.name,
         "exact": f"{target.exact:.3f}",
         "method": name,
-        "mean error": f"{off.mean():+.4f}",
-        "mean abs": f"{np.abs(off).mean():.4f}",
-        "mean std_error": f"{error.mean():.4f}",
+        "mean error": f"{error.mean():+.4f}",
+        "mean abs": f"{np.abs(error).mean():.4f}",
+        "mean std_error": f"{std_error.mean():.4f}",
         "mean z": f"{z.mean():+.2f}",
         "sd of z": f"{z.std(ddof=1):.2f}",
         "coverage": f"{np.mean(np.abs(z) <= 1.96):.2f}",
         "wrong": f"{wrong.mean():.2f}" if bounded else "",
-        "warned": f"{np.mean([bool(one.said) for one in found]):.2f}",
-        "s": float(np.mean([one.seconds for one in found])),
+        "warned": f"{np.mean([bool(one.messages) for one in results]):.2f}",
+        "s": float(np.mean([one.seconds for one in results])),
     }
 
 
@@ -184,9 +186,9 @@ def ising(data: Path, quick: bool) -> Rows:
     n_seeds = 3 if quick else 10
     for grid in models.grids():
         energy, exact = grid.energy, grid.exact
-        coins = energy.domain.uniform(100, seeded(1), dtype=torch.float64)
+        start = energy.domain.uniform(100, seeded(1), dtype=torch.float64)
         chains = ParallelTempering(16)
-        state, _ = chains.run(energy, coins, 200 if quick else 1000, seeded(2))
+        state, _ = chains.run(energy, start, 200 if quick else 1000, seeded(2))
         single = {
             "AISBracket": (AISBracket(), state.x),
             "reverse AIS": (ReverseAIS(), state.x),
@@ -201,7 +203,7 @@ def ising(data: Path, quick: bool) -> Rows:
         rows.append({"model": grid.name, "exact": f"{exact:.3f}", "method": "AIS", **line})
         for name, (method, x) in single.items():
             estimate = partial(method.estimate, energy, x=x, generator=seeded(0))
-            line = errors(exact, [attempt(estimate)])
+            line = errors(exact, [timed(estimate)])
             rows.append({"model": grid.name, "exact": f"{exact:.3f}", "method": name, **line})
         print(table(rows[first:]), flush=True)
         for n_chains, n_betas in BUDGETS[: 1 if quick else None]:
@@ -216,27 +218,27 @@ def ising(data: Path, quick: bool) -> Rows:
 
 
 def repeated(method: AIS, energy: Any, exact: float, n: int) -> tuple[float, dict[str, object]]:
-    """The worst error of seeds 0 to n - 1, and a line."""
-    found = [attempt(partial(method.estimate, energy, generator=seeded(seed))) for seed in range(n)]
-    return max(abs(one.estimate.value - exact) for one in found), errors(exact, found)
+    """The largest error of seeds 0 to n - 1, and a row of the table."""
+    results = [timed(partial(method.estimate, energy, generator=seeded(seed))) for seed in range(n)]
+    return max(abs(one.estimate.value - exact) for one in results), errors(exact, results)
 
 
-def errors(exact: float, found: list[Found]) -> dict[str, object]:
-    """Means, and the worst."""
-    value, error, lower, upper = np.array([one.estimate[:4] for one in found], dtype=float).T
-    off = value - exact
+def errors(exact: float, results: list[Timed]) -> dict[str, object]:
+    """Mean errors, and the largest one."""
+    value, std_error, lower, upper = np.array([one.estimate[:4] for one in results], dtype=float).T
+    error = value - exact
     shown = {
-        "value - exact": off.mean(),
-        "worst": off[np.abs(off).argmax()],
-        "std_error": error.mean(),
+        "value - exact": error.mean(),
+        "worst": error[np.abs(error).argmax()],
+        "std_error": std_error.mean(),
         "lower - exact": (lower - exact).max(),
         "upper - exact": (upper - exact).min(),
     }
     return {
         **{name: "" if math.isnan(one) else f"{one:+.4f}" for name, one in shown.items()},
-        "bound": found[0].estimate.bound_kind,
-        "warned": f"{np.mean([bool(one.said) for one in found]):.2f}",
-        "s": float(np.mean([one.seconds for one in found])),
+        "bound": results[0].estimate.bound_kind,
+        "warned": f"{np.mean([bool(one.messages) for one in results]):.2f}",
+        "s": float(np.mean([one.seconds for one in results])),
     }
 
 
@@ -246,7 +248,7 @@ def errors(exact: float, found: list[Found]) -> dict[str, object]:
 
 
 def random_models(data: Path, quick: bool) -> Rows:
-    """How far the bounds are, on small random models."""
+    """Distances of the bounds from log Z, on small random models."""
     rows = []
     for method, attractive, side in (
         (Bethe(), True, -1),
@@ -256,14 +258,14 @@ def random_models(data: Path, quick: bool) -> Rows:
         (PerturbAndMAP(), True, 1),
         (PerturbAndMAP(), False, 1),
     ):
-        gaps, found = [], []
+        gaps, results = [], []
         for seed in range(10 if quick else 100):
             energy = models.random_spins(seed, attractive)
-            one = attempt(partial(method.estimate, energy, generator=seeded(seed)))
+            one = timed(partial(method.estimate, energy, generator=seeded(seed)))
             estimate, exact = one.estimate, Exact().estimate(energy).value
             end = {-1: estimate.lower, 0: estimate.value, 1: estimate.upper}[side]
             gaps.append(end - exact)
-            found.append(one)
+            results.append(one)
         gap = np.array(gaps)
         rows.append(
             {
@@ -274,8 +276,8 @@ def random_models(data: Path, quick: bool) -> Rows:
                 "smallest": f"{gap.min():+.4f}",
                 "largest": f"{gap.max():+.4f}",
                 "wrong side": int((side * gap < 0).sum()) if side else "",
-                "warned": sum(bool(one.said) for one in found),
-                "s": float(np.mean([one.seconds for one in found])),
+                "warned": sum(bool(one.messages) for one in results),
+                "s": float(np.mean([one.seconds for one in results])),
             }
         )
     print(table(rows), flush=True)
@@ -300,29 +302,32 @@ def schedule(data: Path, quick: bool) -> Rows:
         path = annealing_path(energy, base)
         exact = Exact().estimate(energy).value
         even = Schedule(np.linspace(0, 1, 1100).tolist(), [], [])
-        ways: dict[str, Run] = {
+        runs: dict[str, Run] = {
             "adapted, 1000": lambda seed, e=energy, b=base: AIS(100, 1000).estimate(
                 e, base=b, generator=seeded(seed)
             ),
             "even, 1100": lambda seed, p=path, s=even: along(p, s, seed),
         }
-        found: dict[str, list[Found]] = {way: [] for way in ways}
+        results: dict[str, list[Timed]] = {spacing: [] for spacing in runs}
         for seed in seeds:
-            for way, run in ways.items():
-                found[way].append(attempt(partial(run, seed)))
-        off = {w: np.array([one.estimate.value - exact for one in f]) for w, f in found.items()}
-        ratio = mse_ratio(*off.values())
-        for way, error in off.items():
+            for spacing, run in runs.items():
+                results[spacing].append(timed(partial(run, seed)))
+        errors_of = {
+            spacing: np.array([one.estimate.value - exact for one in some])
+            for spacing, some in results.items()
+        }
+        ratio = mse_ratio(*errors_of.values())
+        for spacing, error in errors_of.items():
             rows.append(
                 {
                     "model": f"{name} {energy.domain.n_columns}-{n_hidden}",
-                    "schedule": way,
+                    "schedule": spacing,
                     "exact": f"{exact:.3f}",
                     "rmse": f"{np.sqrt(np.mean(error**2)):.4f}",
                     "mean error": f"{error.mean():+.4f}",
                     "sd": f"{error.std(ddof=1):.4f}",
-                    "mse, adapted / even": ratio if way.startswith("adapted") else "",
-                    "s": float(np.mean([one.seconds for one in found[way]])),
+                    "mse, adapted / even": ratio if spacing.startswith("adapted") else "",
+                    "s": float(np.mean([one.seconds for one in results[spacing]])),
                 }
             )
     print(table(rows), flush=True)
@@ -352,7 +357,7 @@ def mse_ratio(first: np.ndarray, second: np.ndarray) -> str:
 
 
 def cost(data: Path, quick: bool) -> Rows:
-    """AIS against its matrix products."""
+    """Time of AIS over that of its matrix products."""
     n_chains, n_betas = 100, 1000
     energy = BernoulliRBM(784, 500, generator=seeded(0), scale=0.03)
     W = energy.weight.detach()
@@ -393,18 +398,18 @@ def cost(data: Path, quick: bool) -> Rows:
 
 KINDS = {
     "crossed": "have crossed",
-    "depends on start": "depends on where",
+    "depends on start": "depends on its start",
     "missed modes": "missed modes",
 }
 
 
 def warned(data: Path, quick: bool) -> Rows:
-    """How often a bracket warns of good models and of bad ones."""
+    """How often AISBracket warns of good models and of bad ones."""
     n = 5 if quick else 25
     groups: dict[str, Iterable[Suspect]] = {
-        "good: random 30-20": models.random_machines(n),
-        "good: trained 30-20": models.trained_machines(data, n),
-        "bad: lighter mode 30-20": models.one_sided_machines(n),
+        "good: random 30-20": models.random_rbms(n),
+        "good: trained 30-20": models.trained_rbms(data, n),
+        "bad: lighter mode 30-20": models.one_sided_rbms(n),
         "bad: CD-1, large steps 30-20": models.badly_trained(n),
         "good: two modes, all rows": models.far_mixtures(n, one_sided=False),
         "bad: two modes, rows of one": models.far_mixtures(n, one_sided=True),
@@ -415,45 +420,43 @@ def warned(data: Path, quick: bool) -> Rows:
         discrete = "30-20" in name
         suspects = list(group)
         for base in ("rows' means", "uniform") if discrete else ("fitted", "N(0, 1)"):
-            found = [bracketed(one, base) for one in suspects]
-            rows.append({"models": name, "base": base, **rates(suspects, found)})
+            results = [bracketed(one, base) for one in suspects]
+            rows.append({"models": name, "base": base, **rates(suspects, results)})
         print(table(rows[first:]), flush=True)
     return rows
 
 
-def bracketed(one: Suspect, base: str) -> Found:
-    """A bracket from the rows of a model."""
+def bracketed(one: Suspect, base: str) -> Timed:
+    """AISBracket from the rows of a model."""
     fitted: Any = None
     if base == "rows' means":
         fitted = IndependentBernoulli.fit(one.rows)
     elif base == "N(0, 1)":
         fitted = models.standard_normal(one.rows)
     method = AISBracket() if base in ("rows' means", "uniform") else AISBracket(100, 500, 200)
-    return attempt(
-        partial(method.estimate, one.energy, base=fitted, x=one.rows, generator=seeded(0))
-    )
+    return timed(partial(method.estimate, one.energy, base=fitted, x=one.rows, generator=seeded(0)))
 
 
-def rates(suspects: list[Suspect], found: list[Found]) -> dict[str, object]:
-    """Shares of the models."""
-    off = np.array([f.estimate.value - s.exact for s, f in zip(suspects, found, strict=True)])
-    below = np.array([f.estimate.upper < s.exact for s, f in zip(suspects, found, strict=True)])
-    discriminated = {
-        kind: np.array([any(text in said for said in one.said) for one in found])
+def rates(suspects: list[Suspect], results: list[Timed]) -> dict[str, object]:
+    """Fractions of the models."""
+    pairs = list(zip(suspects, results, strict=True))
+    error = np.array([one.estimate.value - suspect.exact for suspect, one in pairs])
+    below = np.array([one.estimate.upper < suspect.exact for suspect, one in pairs])
+    warned_of = {
+        kind: np.array([any(text in message for message in one.messages) for one in results])
         for kind, text in KINDS.items()
     }
-    any_of = np.any(list(discriminated.values()), 0)
-    silent = below & ~any_of
+    any_warning = np.any(list(warned_of.values()), 0)
     return {
-        "n": len(found),
-        "warned": f"{any_of.mean():.2f}",
-        **{kind: f"{said.mean():.2f}" for kind, said in discriminated.items()},
-        "mean abs error": float(np.abs(off).mean()),
-        "off by 0.5": f"{np.mean(np.abs(off) > 0.5):.2f}",
-        "off, silent": f"{np.mean((np.abs(off) > 0.5) & ~any_of):.2f}",
+        "n": len(results),
+        "warned": f"{any_warning.mean():.2f}",
+        **{kind: f"{of_kind.mean():.2f}" for kind, of_kind in warned_of.items()},
+        "mean abs error": float(np.abs(error).mean()),
+        "off by 0.5": f"{np.mean(np.abs(error) > 0.5):.2f}",
+        "off, silent": f"{np.mean((np.abs(error) > 0.5) & ~any_warning):.2f}",
         "upper < exact": f"{below.mean():.2f}",
-        "so, silent": f"{silent.mean():.2f}",
-        "s": float(np.mean([one.seconds for one in found])),
+        "so, silent": f"{np.mean(below & ~any_warning):.2f}",
+        "s": float(np.mean([one.seconds for one in results])),
     }
 
 
@@ -477,11 +480,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     print(machine())
-    found = {}
+    tables = {}
     for name in args.only:
         print(f"\n{name}\n", flush=True)
-        found[name] = TABLES[name](args.data, args.quick)
-    write(args.json, found)
+        tables[name] = TABLES[name](args.data, args.quick)
+    write(args.json, tables)
 
 
 if __name__ == "__main__":

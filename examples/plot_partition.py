@@ -1,18 +1,18 @@
 """
-log Z by every method
-=====================
+Estimates of and bounds on log Z
+================================
 
-A likelihood is worth as much as its log Z, and log Z of most models cannot be computed: it is
-estimated or bounded. :func:`skebm.partition.compare` runs every method that takes a model, and on
-models small enough to enumerate it shows what each of them is worth.
+A likelihood is as accurate as its log Z, and log Z of most models cannot be computed: it is
+estimated or bounded. :func:`skebm.partition.compare` runs every method that applies to a model. On
+models small enough to enumerate, its table shows the error of each method.
 """
 
 # %%
-# A grid of spins
-# ---------------
-# Sixteen units on a ring in both directions, all pairs of neighbours attractive. While the coupling
-# is weak, all methods are within a nat. Bethe's approximation is a certain lower bound here,
-# random trees an upper one, and both take milliseconds.
+# An Ising model
+# --------------
+# Sixteen units on a periodic grid, all pairs of neighbours attractive. Under a weak coupling all
+# methods are within a nat. Bethe's approximation is a certain lower bound here, the tree-reweighted
+# free energy a certain upper bound, and both take milliseconds.
 
 import matplotlib.pyplot as plt
 
@@ -25,9 +25,9 @@ weak = compare(ising_grid(4, 4, coupling=0.2))
 print(weak[columns].round(3).to_string())
 
 # %%
-# A strong coupling puts almost all mass near two states, all units on and all off. Fair coins
-# hardly ever fall so: importance sampling and the bridge rest on a few draws, and say it
-# themselves. Annealing brings its chains to both.
+# Under a strong coupling almost all mass is near two states, all units on and all off. Draws of the
+# uniform base are hardly ever near them: importance sampling and bridge sampling have small
+# effective sample sizes, of which they warn. Annealing moves its chains to both modes.
 
 strong = compare(ising_grid(4, 4, coupling=0.8))
 print(strong[columns].round(3).to_string())
@@ -36,8 +36,8 @@ for name, warning in strong["warning"].items():
         print(f"\n{name}: {warning}")
 
 # %%
-# Brackets are ends of the interval: dark ones hold for certain, light ones with 95 % probability.
-# Reverse annealing starts at rows near the model, and there are none.
+# Square brackets are bounds: dark ones are certain, light ones hold with 95 % probability. Reverse
+# annealing starts from rows near the model, and there are none.
 
 figure, axes = plt.subplots(2, 1, figsize=(8, 9.5), layout="constrained")
 for ax, frame, name in zip(axes, (weak, strong), ("weak", "strong"), strict=True):
@@ -46,10 +46,10 @@ for ax, frame, name in zip(axes, (weak, strong), ("weak", "strong"), strict=True
 plt.show()
 
 # %%
-# A fitted machine
-# ----------------
-# An estimator passes its base, its sampler and its own rows, so that reverse annealing runs too.
-# What it takes by itself, and why, is an attribute; for larger models it is another method.
+# A restricted Boltzmann machine
+# ------------------------------
+# An estimator passes its base, its sampler and its rows, so that reverse annealing runs too. The
+# method that it uses itself, and the reason, are an attribute; larger models use other methods.
 
 import torch
 from sklearn.datasets import load_digits
@@ -64,10 +64,10 @@ print(choose(BernoulliRBM(784, 500, generator=torch.Generator().manual_seed(0)))
 print(choose(ising_grid(1, 1000, coupling=0.5, periodic=False)))
 
 # %%
-# Couplings of either sign take the guarantee from Bethe's approximation, and those of a machine
-# that has learned are strong: the bounds hold, sixty nats away, where the arrows point.
-# Annealing from below and from above meets within hundredths of a nat. That is the pair that
-# ``partition="auto"`` takes where states cannot be enumerated.
+# With couplings of both signs Bethe's approximation is no bound, and those of a trained RBM are
+# strong: the upper bounds hold, but lie about sixty nats away, where the arrows point. Forward and
+# reverse annealing agree within hundredths of a nat. This pair is what ``partition="auto"`` uses
+# where states cannot be enumerated.
 
 display = PartitionDisplay.from_estimator(rbm).plot()
 display.ax_.set_title("RBM of 64 columns and 12 hidden units on digits")

@@ -1,6 +1,6 @@
 """Validation of input, seeds and devices.
 
-The only file that imports scikit-learn's private names; they give its exact error messages.
+The only module that imports private names of scikit-learn, for its exact error messages.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = [
 
 
 def draw_seed(random_state: Any) -> int:
-    """Turn a scikit-learn ``random_state`` into one integer seed."""
+    """Draw an integer seed from a scikit-learn ``random_state``."""
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
 
 
@@ -70,7 +70,7 @@ def resolve_device(device: str) -> torch.device:
             f"device={device!r} cannot be used here ({reason}). "
             'Pass device="auto", "cpu", or one that torch sees on this machine.'
         ) from error
-    return torch.empty(0, device=device).device  # with its index: "cuda" is not equal to "cuda:0"
+    return torch.empty(0, device=device).device  # with its index: "cuda" differs from "cuda:0"
 
 
 def check_columns(estimator: Any, X: Any, *, reset: bool) -> None:
@@ -94,7 +94,7 @@ def _same_columns(estimator: Any, X: Any) -> bool:
 
 
 def check_weight(sample_weight: Any, X: Any) -> np.ndarray | None:
-    """Validate weights: finite, non-negative, not all zero; None stays None."""
+    """Validate weights (n,): finite, non-negative, not all zero; None stays None."""
     if sample_weight is None:
         return None
     weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -109,9 +109,9 @@ def check_labels(estimator: Any, X: Any, y: Any) -> np.ndarray:
         raise ValueError(
             f"{type(estimator).__name__} requires y to be passed, but the target y is None."
         )
-    found: np.ndarray = _check_y(y, multi_output=False, y_numeric=False, estimator=estimator)
-    check_consistent_length(X, found)
-    return found
+    labels: np.ndarray = _check_y(y, multi_output=False, y_numeric=False, estimator=estimator)
+    check_consistent_length(X, labels)
+    return labels
 
 
 @contextlib.contextmanager
@@ -141,25 +141,25 @@ class MinMax(NamedTuple):
         columns = np.flatnonzero((low < 0) | (high > 1))
         scaling = cls(columns, low[columns].astype(float), high[columns].astype(float))
         with np.errstate(over="ignore"):
-            wide = ~np.isfinite(scaling.high - scaling.low)
-        if wide.any():
+            overflows = ~np.isfinite(scaling.high - scaling.low)
+        if overflows.any():
             raise ValueError(
-                f"Columns {columns[wide].tolist()} span more than a float holds; "
-                "divide them by their largest absolute value first."
+                f"Columns {columns[overflows].tolist()} have ranges that overflow: divide them by "
+                "their largest absolute value first."
             )
         return scaling
 
     @property
     def width(self) -> np.ndarray:
-        """Width of each column's range, 1 where it is constant."""
+        """Width of each scaled column's range (k,), 1 where it is constant."""
         return np.where(self.high > self.low, self.high - self.low, 1.0)
 
     def apply(self, x: np.ndarray) -> np.ndarray:
-        """Scale and clip a dense block into [0, 1]; float64 in between."""
+        """Scale and clip dense rows (n, d) to [0, 1]; computed in float64."""
         if len(self.columns):
             x = x.copy()
-            inside = np.clip(x[:, self.columns].astype(float), self.low, self.high)
-            x[:, self.columns] = (inside - self.low) / self.width
+            clipped = np.clip(x[:, self.columns].astype(float), self.low, self.high)
+            x[:, self.columns] = (clipped - self.low) / self.width
         return np.clip(x, 0, 1)
 
     def outside(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:

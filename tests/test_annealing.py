@@ -1,4 +1,4 @@
-"""Annealing beyond block Gibbs: paths, schedules and kernels for any base and any energy."""
+"""Annealed importance sampling with any base, energy and kernel: paths, schedules, estimates."""
 
 import math
 
@@ -17,7 +17,7 @@ from skebm.energies import (
     ising_grid,
 )
 from skebm.partition import AIS, AISBracket, Exact, ReverseAIS
-from skebm.partition.annealed import Schedule, adapted, anneal
+from skebm.partition.annealed import Schedule, adaptive_schedule, anneal
 from skebm.samplers import HMC, MALA, DiscreteLangevin, Gibbs, GibbsWithGradients, Langevin
 from tests.oracle import DOUBLE, bits, make_rbm, make_tree_rbm, seeded
 from tests.targets import Line, Normal, Quadratic, Valley, two_modes
@@ -30,13 +30,13 @@ def logits(d=D, seed=1):
     return torch.randn(d, generator=seeded(seed), dtype=DOUBLE)
 
 
-def machine(d=D, seed=0, strength=0.7):
+def boltzmann_machine(d=D, seed=0, strength=0.7):
     W = strength * torch.randn(d, d, generator=seeded(seed), dtype=DOUBLE)
     return BoltzmannMachine(W, torch.randn(d, generator=seeded(seed + 1), dtype=DOUBLE), offset=0.4)
 
 
 class Rugged(Energy):
-    """Differentiable, on bits, and without conditionals."""
+    """Differentiable on bits, without tractable conditionals."""
 
     def __init__(self, d=D):
         super().__init__()
@@ -68,8 +68,8 @@ DISCRETE = {
     "structured": (tree_rbm, tree_rbm.base),
     "structured, other base": (tree_rbm, IndependentBernoulli(logits())),
     "bipartite, other base": (make_rbm(D, 4), tree_rbm.base),
-    "pairwise": (machine(), IndependentBernoulli(logits())),
-    "pairwise, other base": (machine(), tree_rbm.base),
+    "pairwise": (boltzmann_machine(), IndependentBernoulli(logits())),
+    "pairwise, other base": (boltzmann_machine(), tree_rbm.base),
     "any": (Rugged(), IndependentBernoulli(logits())),
     "any, uniform": (Rugged(), Uniform(Binary((D,)), DOUBLE)),
 }
@@ -84,10 +84,10 @@ def test_a_path_leads_from_the_base_to_the_energy(name):
         first, last = (-path.at(beta)(x) for beta in (0.0, 1.0))
         # At 0 the marginal is the base, and log_z0 its normaliser.
         torch.testing.assert_close(first.log_softmax(0), base.log_prob(x))
-        leap = path.log_ratio(x, 0.0, 1.0)
+        log_w = path.log_ratio(x, 0.0, 1.0)
         exact = (-energy(x)).logsumexp(0)
-        # Over exact draws of the base the mean weight is Z / Z0.
-        mean = (base.log_prob(x) + leap).logsumexp(0)
+        # The mean weight of draws of the base is Z / Z0.
+        mean = (base.log_prob(x) + log_w).logsumexp(0)
         assert float(path.log_z0 + mean) == pytest.approx(float(exact), abs=1e-9)
         torch.testing.assert_close(last.log_softmax(0), (-energy(x)).log_softmax(0))
 
@@ -105,7 +105,7 @@ def test_log_ratios_are_differences_of_the_energies_on_the_path(name, old, new):
 
 
 def test_log_ratios_are_accurate_in_single_precision():
-    """Large fields, a small step: a difference of free energies would have no digit left."""
+    """Large fields and a small step: a difference of free energies would cancel all digits."""
     double = make_rbm(40, 300, scale=3.0)
     x = (torch.rand(20, 40, generator=seeded(), dtype=DOUBLE) < 0.5).to(DOUBLE)
     base = IndependentBernoulli(torch.zeros(40, dtype=DOUBLE))
@@ -117,7 +117,7 @@ def test_log_ratios_are_accurate_in_single_precision():
     torch.testing.assert_close(found, exact, atol=2e-6, rtol=1e-5)
 
 
-def test_a_path_forgets_rows_it_has_not_seen():
+def test_hidden_layers_are_cached_for_the_last_rows_only():
     path = annealing_path(*DISCRETE["bipartite"])
     x = bits(D)
     with torch.no_grad():
@@ -126,7 +126,7 @@ def test_a_path_forgets_rows_it_has_not_seen():
         assert path.hidden_layer(x.clone(), 0.2, seeded()) is None
 
 
-def test_a_hidden_layer_is_drawn_at_the_temperature_asked_for():
+def test_hidden_layers_are_drawn_at_the_given_temperature():
     energy, base = DISCRETE["bipartite"]
     path, x = annealing_path(energy, base), bits(D)[:1].expand(40_000, -1)
     with torch.no_grad():
@@ -141,16 +141,16 @@ def test_a_hidden_layer_is_drawn_at_the_temperature_asked_for():
 def test_geometric_gradients_are_those_of_the_mixture(beta):
     energy, _, _ = normal(3)
     base = Gaussian(torch.ones(3, dtype=DOUBLE), 2.0)
-    rung = annealing_path(energy, base).at(beta)
+    tempered = annealing_path(energy, base).at(beta)
     x = torch.randn(5, 3, generator=seeded(), dtype=DOUBLE)
-    value, grad = rung.value_and_grad(x)
+    value, grad = tempered.value_and_grad(x)
     at = x.clone().requires_grad_(True)
     expected = beta * energy(at) - (1 - beta) * base.log_prob(at)
-    (slope,) = torch.autograd.grad(expected.sum(), at)
+    (expected_grad,) = torch.autograd.grad(expected.sum(), at)
     torch.testing.assert_close(value, expected.detach())
-    torch.testing.assert_close(grad, slope)
+    torch.testing.assert_close(grad, expected_grad)
     with torch.no_grad():
-        torch.testing.assert_close(rung(x.clone()), value)
+        torch.testing.assert_close(tempered(x.clone()), value)
 
 
 def test_rows_are_evaluated_once_for_all_temperatures():
@@ -181,7 +181,7 @@ def test_rows_are_evaluated_once_for_all_temperatures():
     "sampler", leading(1, [None, GibbsWithGradients(), DiscreteLangevin(adapt=True)])
 )
 @pytest.mark.parametrize("name", DISCRETE)
-def test_ais_is_right_from_any_base_on_any_bits(name, sampler):
+def test_ais_is_accurate_from_any_base_for_any_binary_energy(name, sampler):
     energy, base = DISCRETE[name]
     truth = Exact(max_cost=1e12).estimate(energy).value
     found = AIS(100, 60).estimate(energy, base=base, sampler=sampler, generator=seeded())
@@ -207,7 +207,7 @@ def test_ais_in_many_dimensions_knows_its_error():
     assert abs(z.mean()) < 0.6
     assert 0.5 < z.std() < 1.6
     assert max(one.std_error for one in runs) < 0.8
-    assert sum(one.lower > truth for one in runs) <= 6  # of 40, where 2 are promised
+    assert sum(one.lower > truth for one in runs) <= 6  # of 40, where 2 are expected
 
 
 @full
@@ -228,30 +228,30 @@ def test_reverse_ais_from_exact_draws_knows_its_error():
     assert sum(one.upper < truth for one in runs) <= 6
 
 
-def test_a_base_that_is_fitted_to_rows_is_not_fitted_to_those_annealed():
-    """Half of the rows: with the same ones reverse AIS would be biased."""
+def test_reverse_ais_does_not_anneal_rows_that_the_base_was_fitted_to():
+    """Half of the rows are used for each: with the same rows reverse AIS would be biased."""
     energy, _, target = normal(3)
     seen = []
 
-    class Watching(HMC):
+    class Recorder(HMC):
         def init(self, energy, x):
             seen.append(len(x))
             return super().init(energy, x)
 
     ReverseAIS(30).estimate(
-        energy, x=target.draw(40, seeded()), sampler=Watching(0.3), generator=seeded()
+        energy, x=target.draw(40, seeded()), sampler=Recorder(0.3), generator=seeded()
     )
     assert seen[-1] == 20
 
 
 @pytest.mark.parametrize("sampler", leading(1, [MALA(adapt=True, scale="auto"), None, HMC(0.3)]))
 def test_separate_modes_and_walls(sampler):
-    open_line, walled = Valley(two_modes), Valley(two_modes, -4.0, 3.0)
+    unbounded, bounded = Valley(two_modes), Valley(two_modes, -4.0, 3.0)
     exact = math.log(2 * math.pi) / 2  # a mixture times sqrt(2 pi)
-    line = Line(walled, -4.0, 3.0)
-    weight = (-walled(torch.from_numpy(line.grid)[:, None])).exp()
+    line = Line(bounded, -4.0, 3.0)
+    weight = (-bounded(torch.from_numpy(line.grid)[:, None])).exp()
     inside = math.log(float(torch.trapezoid(weight, torch.from_numpy(line.grid))))
-    for energy, truth in ((open_line, exact), (walled, inside)):
+    for energy, truth in ((unbounded, exact), (bounded, inside)):
         found = AIS(200, 60).estimate(energy, sampler=sampler, generator=seeded())
         assert abs(found.value - truth) < 4 * found.std_error
         assert found.std_error < 0.2
@@ -269,7 +269,7 @@ def test_units_do_not_matter_where_there_are_rows(scale):
     assert bracket.lower < truth + 3 * math.log(scale) < bracket.upper
 
 
-def test_energies_are_in_eval_mode_and_get_theirs_back():
+def test_energies_are_in_eval_mode_during_estimation_only():
     class Dropped(Quadratic):
         def __init__(self):
             super().__init__(torch.zeros(2, dtype=DOUBLE), torch.eye(2, dtype=DOUBLE))
@@ -288,7 +288,7 @@ def test_energies_are_in_eval_mode_and_get_theirs_back():
 
 
 def far_modes(d=12, gap=2.0):
-    """Rows of mostly zeros and, exp(gap) times as heavy, of ones; one hidden unit decides."""
+    """Modes of mostly zeros and of mostly ones, with exp(gap) times the mass; one hidden unit."""
     energy = BernoulliRBM(d, 1, generator=seeded(), dtype=DOUBLE)
     with torch.no_grad():
         energy.weight.fill_(6.0)
@@ -307,7 +307,7 @@ def test_a_bracket_finds_the_mode_that_rows_and_base_are_far_from(seed):
         found = bracket.estimate(energy, base=base, x=rows, generator=seeded(seed))
     assert caught[0].filename == __file__
     plain = AIS(100, 200).estimate(energy, base=base, generator=seeded(seed))
-    assert plain.value < truth - 1.0  # missed, and unaware
+    assert plain.value < truth - 1.0  # the mode is missed, and the error does not show it
     assert plain.std_error < 0.2
     assert abs(found.value - truth) < max(4 * found.std_error, 0.05)
     assert found.lower < truth
@@ -320,19 +320,21 @@ def test_a_bracket_finds_the_mode_that_rows_and_base_are_far_from(seed):
 def test_a_bracket_looks_further_on_real_rows_too():
     """Two wells; rows and the base that is fitted to them sit in the shallow one."""
 
-    def wells(x):
-        shallow = math.log(0.3) - x.square() / 2
-        return -torch.logaddexp(shallow, math.log(0.7) - (x - 12).square() / 2)
+    def two_wells(x):
+        lighter = math.log(0.3) - x.square() / 2
+        return -torch.logaddexp(lighter, math.log(0.7) - (x - 12).square() / 2)
 
     rows = torch.randn(200, 1, generator=seeded(), dtype=DOUBLE)
     truth = math.log(2 * math.pi) / 2
     with pytest.warns(ConvergenceWarning, match="missed modes far from its base"):
-        found = AISBracket(100, 100, n_steps=5).estimate(Valley(wells), x=rows, generator=seeded())
+        found = AISBracket(100, 100, n_steps=5).estimate(
+            Valley(two_wells), x=rows, generator=seeded()
+        )
     assert found.parts["AIS"][0] < truth - 1.0
     assert abs(found.value - truth) < 4 * found.std_error
 
 
-def test_a_bracket_whose_base_is_wide_runs_no_other():
+def test_a_bracket_with_a_wide_base_runs_no_wider_one():
     energy, x = make_rbm(D, 4), bits(D)
     for base, names in ((torch.zeros(D), False), (torch.ones(D), True)):
         base = IndependentBernoulli(base.to(DOUBLE))
@@ -345,52 +347,58 @@ def test_a_bracket_whose_base_is_wide_runs_no_other():
 # ------------------------------------------------------------------------------
 
 
-def test_kernels_find_steps_that_fit_each_temperature():
-    """From a wide base to a narrow model: steps must shrink, and those of the pilot are used."""
+def test_kernels_adapt_at_each_temperature():
+    """From a wide base to a narrow model the step sizes of the pilot run decrease, and are used."""
     narrow = Quadratic(torch.zeros(3, dtype=DOUBLE), 1e-4 * torch.eye(3, dtype=DOUBLE))
     path = annealing_path(narrow, Gaussian(torch.zeros(3, dtype=DOUBLE), 1.0))
     kernel, used = MALA(adapt=True), []
 
-    class Watching(MALA):
+    class Recorder(MALA):
         def step(self, energy, state, *args, **kwargs):
             used.append(float(state.aux.step_size))
             new, info = super().step(energy, state, *args, **kwargs)
-            assert new.aux is state.aux  # no longer tuned
+            assert new.aux is state.aux  # no adaptation any more
             return new, info
 
     with torch.no_grad():
-        schedule = adapted(path, kernel, 100, 400, seeded())
-        found = [float(one.step_size) for one in schedule.settings]
-        assert found[0] > 20 * found[-1]
+        schedule = adaptive_schedule(path, kernel, 100, 400, seeded())
+        step_sizes = [float(one.step_size) for one in schedule.settings]
+        assert step_sizes[0] > 20 * step_sizes[-1]
         assert all(one.adaptation is None for one in schedule.settings)
         x = path.base.sample(50, seeded(1))
-        list(anneal(path, Watching(adapt=True), x, schedule, seeded(2)))
-    assert set(used) <= set(found)
-    assert used[-1] == found[-1]
+        list(anneal(path, Recorder(adapt=True), x, schedule, seeded(2)))
+    assert set(used) <= set(step_sizes)
+    assert used[-1] == step_sizes[-1]
 
 
-def test_settings_are_those_found_next_above():
+def test_settings_are_those_of_the_next_higher_temperature():
     schedule = Schedule([0.0, 1.0], [0.2, 0.5, 0.9], ["a", "b", "c"])
-    assert [schedule.at(beta) for beta in (0.1, 0.2, 0.21, 0.6, 0.95)] == ["a", "a", "b", "c", "c"]
-    assert Schedule([0.0, 1.0], [], []).at(0.5) is None
+    assert [schedule.settings_at(beta) for beta in (0.1, 0.2, 0.21, 0.6, 0.95)] == [
+        "a",
+        "a",
+        "b",
+        "c",
+        "c",
+    ]
+    assert Schedule([0.0, 1.0], [], []).settings_at(0.5) is None
 
 
-def test_temperatures_go_where_chains_lag():
-    """Two hidden units that visible ones hold in place: near 1 the chain remembers."""
+def test_temperatures_are_dense_where_chains_mix_slowly():
+    """Two hidden units that the visible ones fix: near 1 the autocorrelation time is long."""
     energy = BernoulliRBM(12, 2, generator=seeded(), dtype=DOUBLE)
     with torch.no_grad():
         energy.weight[0], energy.weight[1] = 1.5, -1.5
         energy.hidden_bias.copy_(torch.tensor([-9.0, 9.0]))
     path = annealing_path(energy, IndependentBernoulli(torch.zeros(12, dtype=DOUBLE)))
     with torch.no_grad():
-        sticky = adapted(path, Gibbs(), 200, 1000, seeded()).betas
-        free = adapted(path, Gibbs(n_collapsed=2), 200, 1000, seeded()).betas
-    late = [sum(beta > 0.7 for beta in betas) / 1000 for betas in (sticky, free)]
+        slow = adaptive_schedule(path, Gibbs(), 200, 1000, seeded()).betas
+        fast = adaptive_schedule(path, Gibbs(n_collapsed=2), 200, 1000, seeded()).betas
+    late = [sum(beta > 0.7 for beta in betas) / 1000 for betas in (slow, fast)]
     assert late[0] > 0.36
     assert late[0] > late[1]
 
 
-def test_pilots_are_a_tenth_of_the_cost_whatever_the_budget():
+def test_pilot_runs_cost_a_tenth_of_any_budget():
     for n_chains, n_betas in ((100, 100), (100, 1000), (20, 400), (400, 300)):
         moved = []
 
@@ -401,12 +409,12 @@ def test_pilots_are_a_tenth_of_the_cost_whatever_the_budget():
 
         path = annealing_path(*DISCRETE["bipartite"])
         with torch.no_grad():
-            adapted(path, Counting(), n_chains, n_betas, seeded())
+            adaptive_schedule(path, Counting(), n_chains, n_betas, seeded())
         assert 0 < sum(moved) <= 0.1 * n_chains * n_betas
 
 
 # ------------------------------------------------------------------------------
-# What is refused
+# Invalid input
 # ------------------------------------------------------------------------------
 
 
@@ -429,7 +437,7 @@ def test_improper_energies_are_refused_with_the_fix(make):
 
 
 @pytest.mark.parametrize("make", [AIS, ReverseAIS, AISBracket])
-def test_biased_kernels_and_foreign_ones_are_refused(make):
+def test_biased_and_unsuitable_kernels_are_refused(make):
     energy, _, target = normal(2)
     rows = target.draw(8, seeded())
     with pytest.raises(ValueError, match="biased"):
@@ -475,14 +483,14 @@ def test_a_base_without_probability_where_the_rows_are_is_refused():
     ],
 )
 @pytest.mark.parametrize("make", [AIS, AISBracket])
-def test_settings_are_checked(make, settings, match):
+def test_invalid_parameters_are_refused(make, settings, match):
     with pytest.raises(ValueError, match=match):
         make(**settings).estimate(make_rbm(D, 4), x=bits(D))
 
 
 @pytest.mark.parametrize("x", [torch.zeros(3, D + 1), torch.full((3, D), 0.5), torch.zeros(0, D)])
 @pytest.mark.parametrize("make", [ReverseAIS, AISBracket])
-def test_rows_are_rows_of_the_energy(make, x):
+def test_rows_outside_the_domain_are_refused(make, x):
     with pytest.raises(ValueError, match=r"shape|not in|two rows"):
         make().estimate(make_rbm(D, 4), x=x.to(DOUBLE))
 
@@ -492,14 +500,14 @@ def test_what_is_no_energy_is_refused():
         AIS().estimate(torch.nn.Linear(2, 1))
 
 
-def test_energies_that_are_nan_are_said_to_be():
+def test_nan_energies_are_refused():
     energy, _, _ = normal(2)
     energy.mean.data.fill_(math.nan)
     with pytest.raises(FloatingPointError, match="nan"):
         AIS().estimate(energy)
 
 
-def test_chow_liu_bases_of_data_anneal_to_machines_without_one():
+def test_ais_from_a_chow_liu_base_to_an_rbm_without_one():
     rows = (torch.rand(60, D, generator=seeded(), dtype=DOUBLE) < 0.4).to(DOUBLE)
     base = ChowLiuTree.fit(rows, smoothing=0.1)
     energy = make_rbm(D, 4)

@@ -1,4 +1,4 @@
-"""What ``partition="auto"`` chooses and says, methods side by side, and their picture."""
+"""The choice of ``partition="auto"``, the table of all methods, and its plot."""
 
 import builtins
 import math
@@ -50,7 +50,7 @@ QUICK = {
 
 
 class Plain(Energy):
-    """Nothing but a domain: a quadratic energy on it."""
+    """A quadratic energy on any domain."""
 
     def __init__(self, domain):
         super().__init__()
@@ -61,7 +61,7 @@ class Plain(Energy):
 
 
 class Refusing(PartitionEstimator):
-    """Raises what it is told, from `check` or from `estimate`."""
+    """Raises the given error, from `check` or from `estimate`."""
 
     def __init__(self, error, early=False):
         self.error = error
@@ -104,7 +104,7 @@ def same(frame, other):
 # ------------------------------------------------------------------------------
 
 
-def test_states_are_enumerated_where_that_is_cheap():
+def test_few_states_are_enumerated():
     found = choose(BernoulliRBM(784, 16, generator=seeded()))
     assert found.method.get_params() == Exact().get_params()
     assert found.reason == "2^16 hidden states x 784 columns are 5.1e7 terms, at most 1e9"
@@ -116,56 +116,56 @@ def test_states_are_enumerated_where_that_is_cheap():
     ).reason == "12 states x 7 columns are 84 terms, at " + ("most 1e9")
 
 
-def test_the_limit_is_the_one_given():
+def test_max_cost_limits_the_enumeration():
     energy = BernoulliRBM(8, 5, generator=seeded())  # 2^5 x 8 = 256
     assert type(choose(energy, max_cost=256).method) is Exact
     found = choose(energy, max_cost=255)
     assert type(found.method) is AIS
     assert "256 terms, above 255" in found.reason
     chosen = choose(ising_grid(6, 6), max_cost=1e13).method
-    chosen.check(ising_grid(6, 6))  # takes what it was chosen for
+    chosen.check(ising_grid(6, 6))  # accepts the energy it was chosen for
     with pytest.raises(ValueError, match="max_cost"):
         Exact().check(ising_grid(6, 6))
 
 
-def test_what_has_no_loops_is_left_to_belief_propagation():
+def test_models_without_loops_use_belief_propagation():
     line = ising_grid(1, 60, coupling=0.4, periodic=False)
     found = choose(line)
     assert type(found.method) is Bethe
-    assert found.reason == "59 pairs of 60 units are coupled, without a loop, where it is exact"
+    assert found.reason == "exact, as 59 coupled pairs of 60 units form no loop"
     estimate = found.method.estimate(line)
     assert estimate.lower == estimate.upper
     assert type(choose(ising_grid(1, 60, coupling=0.4, periodic=True)).method) is AIS  # a ring
-    machine = BernoulliRBM(60, 50, generator=seeded(), scale=0.0)
-    assert choose(machine).reason.startswith("0 pairs of 110 units")
+    rbm = BernoulliRBM(60, 50, generator=seeded(), scale=0.0)
+    assert choose(rbm).reason.startswith("exact, as 0 coupled pairs of 110 units")
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize(
     ("x", "method", "why"),
     [
-        (None, AIS, "no rows to anneal back from"),
-        (torch.zeros(1, 36), AIS, "a single row is too little"),
-        (torch.zeros(7, 36), AISBracket, "; 7 rows to anneal back from"),
+        (None, AIS, "no rows for reverse annealing"),
+        (torch.zeros(1, 36), AIS, "one row is too few"),
+        (torch.zeros(7, 36), AISBracket, "; 7 rows for reverse annealing"),
         ({"a": torch.zeros(3, 36), "b": torch.zeros(4, 36)}, AISBracket, "; 7 rows"),
-        ({"a": torch.zeros(3, 36), "b": torch.zeros(1, 36)}, AIS, "a single row"),
+        ({"a": torch.zeros(3, 36), "b": torch.zeros(1, 36)}, AIS, "one row"),
     ],
 )
-def test_rows_make_the_difference_of_a_bracket(x, method, why):
+def test_two_rows_make_the_difference_between_ais_and_a_bracket(x, method, why):
     found = choose(ising_grid(6, 6), x=x)
     assert type(found.method) is method
     assert why in found.reason
     assert found.reason.startswith("2^36 states x 36 columns are 2.5e12 terms, above 1e9")
     small = ising_grid(6, 6)
-    if method is AISBracket:  # what was chosen takes these rows
+    if method is AISBracket:  # it accepts these rows
         AISBracket(4, 5, 1).estimate(small, x=x)
 
 
-def test_noise_of_the_training_is_drawn_from():
+def test_the_noise_of_the_training_is_the_base():
     noise = IndependentBernoulli(torch.zeros(36))
     found = choose(ising_grid(6, 6), noise=noise, x=torch.zeros(7, 36))
     assert type(found.method) is ImportanceSampling
-    assert "draws of the IndependentBernoulli it was trained on" in found.reason
+    assert "draws of the IndependentBernoulli that it was trained with" in found.reason
     assert (
         type(choose(ising_grid(3, 3), noise=IndependentBernoulli(torch.zeros(9))).method) is Exact
     )
@@ -175,9 +175,9 @@ def test_noise_of_the_training_is_drawn_from():
         choose(ising_grid(6, 6), base="gaussian")
 
 
-def test_large_numbers_and_real_ones():
+def test_reasons_for_real_rows_and_for_many_states():
     real = choose(Quadratic(torch.zeros(2, dtype=DOUBLE), torch.eye(2, dtype=DOUBLE)))
-    assert str(real) == "AIS(): real numbers cannot be enumerated; no rows to anneal back from"
+    assert str(real) == "AIS(): real numbers cannot be enumerated; no rows for reverse annealing"
     mixed = choose(Plain(Mixed((Binary((2,)), Real((1,), 0.0, 1.0)))))
     assert mixed.reason.startswith("real numbers")
     huge = choose(ising_grid(40, 40, coupling=0.1)).reason
@@ -191,19 +191,19 @@ def test_improper_energies_are_refused():
         def forward(self, x, cond=None):
             return 0 * x.sum(1)
 
-    for ask in (choose, compare):
+    for function in (choose, compare):
         with pytest.raises(ValueError, match="no finite integral"):
-            ask(Flat(Real((2,))))
+            function(Flat(Real((2,))))
     with pytest.raises(TypeError, match="is not an Energy"):
         choose("rbm")
 
 
 # ------------------------------------------------------------------------------
-# Estimators say what they do
+# Methods reported by estimators
 # ------------------------------------------------------------------------------
 
 
-def test_an_estimator_says_how_it_finds_log_z(model):
+def test_estimators_report_their_method_for_log_z(model):
     reason = "2^3 hidden states x 6 columns are 48 terms, at most 1e9"
     assert model.log_partition_method_ == f"Exact(): {reason}"
     assert repr(model.partition_) == "Exact()"
@@ -211,16 +211,16 @@ def test_an_estimator_says_how_it_finds_log_z(model):
     assert repr(wide.partition_) == "AISBracket()"
     assert wide.log_partition_method_ == (
         "AISBracket(): 2^42 visible states x 60 hidden units are 2.6e14 terms, above 1e9; "
-        f"{60 + wide.n_chains_} rows to anneal back from"
+        f"{60 + wide.n_chains_} rows for reverse annealing"
     )
     wide.components_ = np.zeros((60, 42))
-    assert wide.log_partition_method_.startswith("Bethe(): 0 pairs of 102 units")
+    assert wide.log_partition_method_.startswith("Bethe(): exact, as 0 coupled pairs of 102 units")
     b, c = wide.intercept_visible_, wide.intercept_hidden_
     truth = np.logaddexp(0, b.astype(float)).sum() + np.logaddexp(0, c.astype(float)).sum()
     assert wide.log_partition_ == pytest.approx(truth, abs=1e-5)
 
 
-def test_an_estimator_says_what_it_was_given(model):
+def test_estimators_report_the_method_that_was_passed(model):
     given = RBMEstimator(3, n_iter=1, partition=AIS(n_betas=50), random_state=0).fit(X)
     assert given.log_partition_method_ == "as given: AIS(n_betas=50)"
     none = RBMEstimator(3, n_iter=1, partition=None, random_state=0).fit(X)
@@ -236,7 +236,7 @@ def test_an_estimator_says_what_it_was_given(model):
 # ------------------------------------------------------------------------------
 
 
-def test_every_method_is_compared():
+def test_compare_knows_every_method():
     assert without_case(PartitionEstimator, METHODS) == []
 
 
@@ -267,7 +267,7 @@ def test_rows_are_what_the_methods_say(grid, methods):
     assert all(frame[name].dtype == float for name in (*NUMBERS, "seconds"))
 
 
-def test_an_estimator_passes_what_it_estimates_with(monkeypatch):
+def test_an_estimator_passes_the_inputs_of_its_own_estimate(monkeypatch):
     given = RBMEstimator(3, n_iter=3, learning="pcd", partition=QUICK["bracket"], random_state=0)
     given.fit(X)
     seen = {}
@@ -287,7 +287,7 @@ def test_an_estimator_passes_what_it_estimates_with(monkeypatch):
     assert seen["base"] is given.energy_.base
 
 
-def test_what_is_passed_replaces_what_the_estimator_has(model):
+def test_arguments_replace_the_inputs_of_the_estimator(model):
     seen = {}
 
     class Spy(Exact):
@@ -308,7 +308,7 @@ def test_what_is_passed_replaces_what_the_estimator_has(model):
 
 
 @pytest.mark.parametrize("own", ["energy", "estimator"])
-def test_it_repeats_and_rows_do_not_depend_on_each_other(own, model, grid):
+def test_compare_is_reproducible_and_rows_are_independent(own, model, grid):
     one = grid if own == "energy" else model
     x = None if own == "estimator" else grid.domain.uniform(9, seeded(3), dtype=torch.float32)
     first = compare(one, QUICK, x=x)
@@ -325,7 +325,7 @@ def test_it_repeats_and_rows_do_not_depend_on_each_other(own, model, grid):
     assert (other["value"] != first["value"]).all()
 
 
-def test_it_leaves_the_estimator_alone(monkeypatch):
+def test_compare_does_not_modify_the_estimator(monkeypatch):
     model = RBMEstimator(3, n_iter=3, learning="pcd", random_state=0).fit(X)
     before, stored = dict(vars(model)), joblib.hash(model)
     compare(model, QUICK)
@@ -350,7 +350,7 @@ def test_methods_are_named_by_class_or_by_parameters(grid):
 
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("kind", [TypeError, ValueError, FloatingPointError])
-def test_a_refusal_is_a_row(grid, kind, early):
+def test_a_refusal_is_a_row_of_nan(grid, kind, early):
     frame = compare(grid, {"no": Refusing(kind("not today"), early), "yes": Exact()})
     row = frame.loc["no"]
     assert row["reason"] == "not today"
@@ -359,12 +359,12 @@ def test_a_refusal_is_a_row(grid, kind, early):
     assert frame.loc["yes", "value"] == Exact().estimate(grid).value
 
 
-def test_a_fault_is_no_refusal(grid):
+def test_other_errors_are_raised(grid):
     with pytest.raises(RuntimeError, match="a bug"):
         compare(grid, [Refusing(RuntimeError("a bug"))])
 
 
-def test_methods_that_do_not_apply_say_so():
+def test_rows_of_methods_that_do_not_apply_give_the_reason():
     frame = compare(Quadratic(torch.zeros(2, dtype=DOUBLE), torch.eye(2, dtype=DOUBLE)), [
         Exact(), Bethe(), TreeReweighted(), PerturbAndMAP(), ReverseAIS(), AISBracket(),
         ImportanceSampling(), BridgeSampling(100, 5),
@@ -377,7 +377,7 @@ def test_methods_that_do_not_apply_say_so():
     assert "max_cost" in large.loc["Exact", "reason"]
 
 
-def test_what_methods_warn_of_is_in_the_table(grid):
+def test_convergence_warnings_are_in_the_table(grid):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         frame = compare(grid, [Loud(), Exact()])
@@ -401,11 +401,11 @@ def test_a_known_answer(grid):
 
 
 # ------------------------------------------------------------------------------
-# What it refuses
+# Invalid arguments
 # ------------------------------------------------------------------------------
 
 
-def test_models_that_are_none(model, grid):
+def test_other_objects_than_models_are_refused(model, grid):
     with pytest.raises(NotFittedError):
         compare(RBMEstimator())
     for wrong in (
@@ -430,7 +430,7 @@ def test_models_that_are_none(model, grid):
         ([], ValueError, "methods is empty"),
         ({}, ValueError, "methods is empty"),
         ([Exact(), "ais"], TypeError, "holds 'ais', which is no partition estimator"),
-        ([Exact], TypeError, r"make one, Exact\(\)"),
+        ([Exact], TypeError, r"pass an instance, Exact\(\)"),
         ({"a": 3}, TypeError, "holds 3"),
         ("exact", TypeError, "must be a list or a dict"),
         (Exact(), TypeError, "must be a list or a dict"),
@@ -438,7 +438,7 @@ def test_models_that_are_none(model, grid):
         (7, TypeError, "must be a list or a dict"),
     ],
 )
-def test_methods_that_are_none(grid, methods, error, message):
+def test_other_objects_than_methods_are_refused(grid, methods, error, message):
     with pytest.raises(error, match=message):
         compare(grid, methods)
 
@@ -455,12 +455,12 @@ def test_methods_that_are_none(grid, methods, error, message):
         ({"random_state": "seed"}, ValueError, "seed"),
     ],
 )
-def test_arguments_that_no_method_could_use_are_no_row_of_nan(grid, kwargs, error, message):
+def test_invalid_arguments_raise_instead_of_a_row_of_nan(grid, kwargs, error, message):
     with pytest.raises(error, match=message):
         compare(grid, [Exact()], **kwargs)
 
 
-def test_without_pandas_it_says_what_to_install(grid, monkeypatch):
+def test_a_missing_pandas_is_named(grid, monkeypatch):
     real = builtins.__import__
 
     def missing(name, *args, **kwargs):
@@ -470,11 +470,11 @@ def test_without_pandas_it_says_what_to_install(grid, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(ImportError, match="pip install pandas"):
-        compare(grid, [Refusing(RuntimeError("started before it looked"))])
+        compare(grid, [Refusing(RuntimeError("pandas was not checked first"))])
 
 
 # ------------------------------------------------------------------------------
-# The picture
+# The display
 # ------------------------------------------------------------------------------
 
 
@@ -517,7 +517,7 @@ def legend(display):
     return [text.get_text() for text in display.ax_.get_legend().get_texts()]
 
 
-def test_the_picture_of_an_estimator(plt, model):
+def test_the_display_of_an_estimator(plt, model):
     display = PartitionDisplay.from_estimator(model, QUICK, random_state=3)
     same(display.frame, compare(model, QUICK, random_state=3))
     assert display.plot() is display
@@ -527,7 +527,7 @@ def test_the_picture_of_an_estimator(plt, model):
     display.figure_.canvas.draw()
 
 
-def test_values_bars_and_ends_are_where_they_should_be(plt):
+def test_values_error_bars_and_bounds_have_the_right_positions(plt):
     display = PartitionDisplay(table(Exact=EXACT_ROW, AIS=NEAR, TRW=ABOVE)).plot()
     (line,) = lines(display, EXACT)
     assert list(line.get_xdata()) == [10, 10]
@@ -549,7 +549,7 @@ def test_values_bars_and_ends_are_where_they_should_be(plt):
 
 
 @pytest.mark.parametrize("side", [1, -1])
-def test_what_lies_far_off_does_not_squash_the_rest(plt, side):
+def test_distant_values_do_not_stretch_the_axis(plt, side):
     far = (10 + side * 140, NAN, NAN if side > 0 else -131.0, 151.0 if side > 0 else NAN, "exact")
     display = PartitionDisplay(table(Exact=EXACT_ROW, AIS=NEAR, TRW=ABOVE, Far=far)).plot()
     low, high = display.ax_.get_xlim()
@@ -561,19 +561,19 @@ def test_what_lies_far_off_does_not_squash_the_rest(plt, side):
     assert ("150.0" in texts(display)) is False  # one arrow for a value and its bound
 
 
-def test_a_value_far_off_without_a_bound_has_an_arrow_too(plt):
+def test_a_distant_value_without_a_bound_has_an_arrow(plt):
     rows = {"Exact": EXACT_ROW, "AIS": NEAR, "B": (-90.0, NAN, NAN, NAN, "heuristic")}
     assert "-90.0" in texts(PartitionDisplay(table(**rows)).plot())
 
 
-def test_methods_that_did_not_run_say_why(plt):
+def test_methods_that_did_not_run_show_the_reason(plt):
     frame = table(Exact=EXACT_ROW, Gone=NONE, AIS=NEAR)
     frame.loc["Gone", ["reason", "seconds"]] = ["because " * 30, NAN]
     frame.loc["AIS", "warning"] = "few draws"
     display = PartitionDisplay(frame).plot()
-    (said,) = [text for text in display.ax_.texts if text.get_text().startswith("because")]
-    assert len(said.get_text()) <= MAX_REASON
-    assert said.get_position()[1] == 1
+    (shown,) = [text for text in display.ax_.texts if text.get_text().startswith("because")]
+    assert len(shown.get_text()) <= MAX_REASON
+    assert shown.get_position()[1] == 1
     assert texts(display).count("0.50") == 2
     (mark,) = lines(display, WARNED)
     assert mark.get_ydata()[0] == 2
@@ -601,7 +601,7 @@ def test_any_frame_can_be_drawn(plt, rows):
         display.figure_.canvas.draw()
 
 
-def test_it_draws_where_and_what_it_is_told(plt):
+def test_plot_uses_the_axes_and_the_exact_value_passed(plt):
     _, axes = plt.subplots(1, 2)
     display = PartitionDisplay(table(AIS=NEAR))
     assert display.plot(axes[1]).ax_ is axes[1]
@@ -630,7 +630,7 @@ def test_texts_do_not_overlap(plt):
         assert not any(box.overlaps(other) for other in boxes[:i])
 
 
-def test_frames_that_are_none():
+def test_invalid_frames_are_refused():
     with pytest.raises(ValueError, match="lacks value, std_error"):
         PartitionDisplay([1, 2])
     with pytest.raises(ValueError, match="lacks warning"):

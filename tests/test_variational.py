@@ -1,5 +1,5 @@
-"""Bethe, tree-reweighted and perturb-and-MAP estimates of log Z: exact where they are, bounds
-where they promise one."""
+"""Bethe, tree-reweighted and perturb-and-MAP estimates of log Z: exact where they should be exact,
+bounds where they promise bounds."""
 
 import math
 import warnings
@@ -17,7 +17,7 @@ from skebm.distributions import BlockTree, ChowLiuTree, IndependentBernoulli
 from skebm.energies import BernoulliRBM, BoltzmannMachine, TemperedCorrection, Tilted, ising_grid
 from skebm.partition import Exact
 from skebm.partition.bethe import Bethe
-from skebm.partition.graph import PairwiseGraph, curvature, free_energy, pairwise_graph
+from skebm.partition.graph import PairwiseGraph, free_energy, negative_hessian, pairwise_graph
 from skebm.partition.perturb_and_map import PerturbAndMAP, by_enumeration, by_min_cut, by_relaxation
 from skebm.partition.tree_reweighted import TreeReweighted
 from tests.oracle import (
@@ -50,18 +50,18 @@ def truth(energy):
         return (-energy(rows)).logsumexp(0).item()
 
 
-def machine(seed, n=N, kind="any"):
-    """A machine of mixed density, from weak couplings to ones of several tens."""
+def boltzmann_machine(seed, n=N, kind="any"):
+    """A Boltzmann machine of random density, with couplings from weak to several tens."""
     rng = np.random.default_rng(seed)
     density, strength = rng.choice([0.2, 0.5, 1.0]), rng.choice([0.1, 0.5, 2.0, 8.0, 30.0])
     J = np.triu(strength * rng.normal(size=(n, n)) * (rng.random((n, n)) < density), 1)
     b = rng.choice([0.1, 1.0, strength]) * rng.normal(size=n)
     if kind != "any":
         J = np.abs(J)
-        b -= (J + J.T).sum(1) / 2  # as many ones as zeros
+        b -= (J + J.T).sum(1) / 2  # so that ones are as probable as zeros
     J += J.T
     offset = rng.normal()
-    if kind == "switched":  # x_i -> 1 - x_i of some: E is a polynomial, so just substitute
+    if kind == "flipped":  # x_i -> 1 - x_i for some units, substituted in the polynomial E
         s = (rng.random(n) < 0.5).astype(float)
         t = 1 - 2 * s
         offset -= s @ J @ s / 2 + b @ s
@@ -99,9 +99,9 @@ def independent(n=5):
         make_tree_rbm(4, 3).annealed(0.0),
         make_rbm(4, 3, scale=0.0),
     ],
-    ids=["rbm", "tree", "tilted", "corrected", "base", "no weights"],
+    ids=["rbm", "tree", "tilted", "tempered", "base", "no weights"],
 )
-def test_the_graph_of_a_machine_has_its_joint_energy(energy):
+def test_the_graph_of_an_rbm_has_its_joint_energy(energy):
     graph = pairwise_graph(energy)
     expected = -joint_energy(energy, bits(4), bits(3)).flatten().detach().numpy()
     np.testing.assert_allclose(graph.log_weight(bits(7).numpy()), expected, atol=1e-12)
@@ -116,21 +116,21 @@ def test_a_base_of_independent_columns_is_in_the_biases():
     np.testing.assert_allclose(pairwise_graph(energy).log_weight(bits(7).numpy()), expected)
 
 
-@pytest.mark.parametrize("kind", ["any", "switched"])
+@pytest.mark.parametrize("kind", ["any", "flipped"])
 def test_the_graph_of_a_boltzmann_machine_has_its_energy(kind):
-    energy = machine(3, kind=kind)
+    energy = boltzmann_machine(3, kind=kind)
     expected = -energy(ROWS).detach().numpy()
     np.testing.assert_allclose(pairwise_graph(energy).log_weight(ROWS.numpy()), expected)
 
 
 @pytest.mark.parametrize("seed", leading(3, range(10)))
 def test_renaming_units_makes_balanced_couplings_positive(seed):
-    graph = pairwise_graph(machine(seed, kind="switched"))
-    flipped = graph.flipped(graph.signs)
+    graph = pairwise_graph(boltzmann_machine(seed, kind="flipped"))
+    flipped = graph.flipped(graph.flips)
     assert (flipped.couplings > 0).all()
     x = ROWS.numpy()
-    renamed = np.where(graph.signs, 1 - x, x)
-    np.testing.assert_allclose(flipped.log_weight(renamed), graph.log_weight(x), atol=1e-9)
+    states = np.where(graph.flips, 1 - x, x)
+    np.testing.assert_allclose(flipped.log_weight(states), graph.log_weight(x), atol=1e-9)
 
 
 @pytest.mark.parametrize(("n_negative", "frustrated"), [(0, False), (1, True), (2, False)])
@@ -138,8 +138,8 @@ def test_an_odd_loop_is_frustrated(n_negative, frustrated):
     couplings = np.ones(5)
     couplings[:n_negative] = -1
     edges = np.array([[0, 1, 2, 3, 0], [1, 2, 3, 4, 4]])
-    graph = PairwiseGraph(0.0, np.zeros(7), edges, couplings)  # and two units alone
-    assert (graph.signs is None) == frustrated
+    graph = PairwiseGraph(0.0, np.zeros(7), edges, couplings)  # and two isolated units
+    assert (graph.flips is None) == frustrated
     assert graph.n_components == 3
     assert not graph.is_forest
 
@@ -150,7 +150,7 @@ def test_an_odd_loop_is_frustrated(n_negative, frustrated):
 
 
 def brute_force(graph, q, rho, smoothing):
-    """F at q from the tables of pairs, each at the best of its one free number."""
+    """F at q from the tables of pairs, each optimal in its one free parameter."""
 
     def entropy(p):
         return -(p * np.log(p)).sum()
@@ -179,33 +179,33 @@ def some_graph(seed, n=5, strength=2.0):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_free_energy_is_the_best_over_tables_of_pairs(seed):
+def test_the_free_energy_is_optimal_over_pair_tables(seed):
     graph, u, rho, smoothing = some_graph(seed)
     found = free_energy(graph, u, rho, smoothing).value
     assert found == pytest.approx(brute_force(graph, expit(u), rho, smoothing), abs=1e-7)
 
 
 @pytest.mark.parametrize("strength", [0.01, 1.0, 10.0])
-def test_its_gradient_and_curvature_are_finite_differences(strength):
+def test_gradient_and_hessian_are_finite_differences(strength):
     graph, u, rho, smoothing = some_graph(7, strength=strength)
     q = torch.tensor(expit(u))
 
     def at(v):
         return free_energy(graph, torch.logit(v).numpy(), rho, smoothing)
 
-    here = at(q)
+    beliefs = at(q)
     gradient = finite_difference(lambda v: np.float64(at(v).value), q)
-    np.testing.assert_allclose(here.gradient, gradient, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(beliefs.gradient, gradient, rtol=1e-5, atol=1e-5)
     rows = [finite_difference(lambda v, i=i: at(v).gradient[i], q).numpy() for i in range(5)]
-    root = np.sqrt(here.q * here.p)
-    hessian = -curvature(graph, here) / np.outer(root, root)
+    root = np.sqrt(beliefs.q * beliefs.p)
+    hessian = -negative_hessian(graph, beliefs) / np.outer(root, root)
     np.testing.assert_allclose(hessian, rows, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("J", [-700.0, -60.0, -1e-9, 1e-9, 60.0, 700.0])
 @pytest.mark.parametrize("u", [(0.0, 0.0), (40.0, -40.0), (40.0, 40.0), (-40.0, 3.0), (1.0, -1.0)])
-def test_strong_couplings_and_decided_units_do_not_overflow(J, u):
-    """In the limit: J times the largest or least share of both, and no information in decided."""
+def test_strong_couplings_and_certain_units_do_not_overflow(J, u):
+    """The limit is J times the largest or smallest probability of both units being one."""
     edges = np.array([[0], [1]])
     graph = PairwiseGraph(0.0, np.zeros(2), edges, np.array([J]))
     found = free_energy(graph, np.array(u), np.ones(1))
@@ -213,12 +213,12 @@ def test_strong_couplings_and_decided_units_do_not_overflow(J, u):
     both = min(q) if J > 1 else max(0, q.sum() - 1) if J < -1 else q.prod()
     units = sum(math.log1p(math.exp(-abs(v))) + abs(v) * expit(-abs(v)) for v in u)
     assert np.isfinite(found.gradient).all()
-    assert np.isfinite(curvature(graph, found)).all()
+    assert np.isfinite(negative_hessian(graph, found)).all()
     assert J * both - 1e-9 <= found.value <= J * both + units + 1e-9
 
 
 # ------------------------------------------------------------------------------
-# Where they are exact
+# Exact cases
 # ------------------------------------------------------------------------------
 
 
@@ -234,7 +234,7 @@ def test_forests_are_exact(cls, seeds):
 
 
 def test_a_long_chain_is_exact():
-    """Against the product of transfer matrices."""
+    """Compared with the product of transfer matrices."""
     n, K = 300, 0.8
     energy = ising_grid(1, n, K, periodic=False, dtype=DOUBLE)
     expected = n * math.log(2) + (n - 1) * math.log(math.cosh(K))
@@ -252,7 +252,7 @@ def test_independent_units_are_exact(n):
     assert found.std_error < 0.06
 
 
-def test_a_machine_without_weights_is_exact():
+def test_an_rbm_without_weights_is_exact():
     energy = make_rbm(4, 3, scale=0.0)
     for cls in (Bethe, TreeReweighted):
         assert cls().estimate(energy).value == pytest.approx(Exact().estimate(energy).value)
@@ -260,7 +260,7 @@ def test_a_machine_without_weights_is_exact():
 
 @pytest.mark.parametrize("K", [-0.8, -0.3, 0.4])
 def test_a_triangle_has_closed_forms(K):
-    """Undecided units by symmetry, and pairs of correlation tanh(K / weight)."""
+    """Probabilities of 1/2 by symmetry, and correlations tanh(K / weight) of pairs."""
     triangle = torch.ones(3, 3, dtype=DOUBLE).fill_diagonal_(0) * K
     energy = BoltzmannMachine.from_spins(triangle)
     assert truth(energy) == pytest.approx(math.log(2 * math.exp(3 * K) + 6 * math.exp(-K)))
@@ -273,17 +273,17 @@ def test_a_triangle_has_closed_forms(K):
 
 
 # ------------------------------------------------------------------------------
-# Where they are bounds
+# Bounds
 # ------------------------------------------------------------------------------
 
 
 @quiet
 @each_batch
-@pytest.mark.parametrize("kind", ["attractive", "switched"])
+@pytest.mark.parametrize("kind", ["attractive", "flipped"])
 def test_bethe_is_a_lower_bound_where_couplings_are_attractive(kind, seeds):
     gaps = []
     for seed in seeds:
-        energy = machine(seed, kind=kind)
+        energy = boltzmann_machine(seed, kind=kind)
         found = Bethe(max_iter=1 if seed % 4 == 0 else 200).estimate(energy)
         gaps.append(truth(energy) - found.lower)
         assert found.bound_kind == "exact"
@@ -296,7 +296,7 @@ def test_bethe_is_a_lower_bound_where_couplings_are_attractive(kind, seeds):
 @each_batch
 def test_the_tree_reweighted_bound_is_an_upper_bound(seeds):
     for seed in seeds:
-        energy = machine(seed)
+        energy = boltzmann_machine(seed)
         found = TreeReweighted().estimate(energy)
         assert found.upper > truth(energy) - 1e-9
         assert found.value <= found.upper
@@ -314,12 +314,12 @@ def test_the_tree_reweighted_bound_holds_before_the_search_ends(
     if not newton:
         monkeypatch.setattr(trw_module, "MAX_NEWTON", 0)
     for seed in seeds:
-        energy = machine(seed)
+        energy = boltzmann_machine(seed)
         found = TreeReweighted(max_iter=max_iter, n_reweightings=2).estimate(energy)
         assert found.upper > truth(energy) - 1e-9
 
 
-def test_both_searches_find_the_same_bound(monkeypatch):
+def test_newton_and_lbfgs_find_the_same_bound(monkeypatch):
     energy = ising_grid(4, 4, 0.5, 0.2, dtype=DOUBLE)
     newton = TreeReweighted(n_reweightings=0).estimate(energy)
     monkeypatch.setattr(trw_module, "MAX_NEWTON", 0)
@@ -333,14 +333,14 @@ def test_both_searches_find_the_same_bound(monkeypatch):
 def test_reweighting_tightens_the_bound(seeds):
     gains = []
     for seed in seeds:
-        energy = machine(seed)
+        energy = boltzmann_machine(seed)
         plain, better = (TreeReweighted(n_reweightings=k).estimate(energy).upper for k in (0, 10))
         assert better <= plain
         gains.append((plain - better) / max(plain - truth(energy), 1e-9))
     assert np.mean(gains) > 0.1
 
 
-def test_a_search_that_is_cut_short_says_so():
+def test_searches_without_convergence_give_a_warning():
     energy = ising_grid(4, 4, 0.4, 1.0, dtype=DOUBLE)
     with pytest.warns(ConvergenceWarning, match="The bound holds"):
         found = TreeReweighted(max_iter=0).estimate(energy)
@@ -353,25 +353,25 @@ def test_a_search_that_is_cut_short_says_so():
         TreeReweighted().estimate(energy)
 
 
-def test_perturbed_maxima_bound_log_z_with_the_promised_probability():
-    missed, above = 0, 0
+def test_perturb_and_map_bounds_hold_with_their_nominal_probability():
+    failures, above = 0, 0
     for seed in range(100):
-        energy = machine(seed)
+        energy = boltzmann_machine(seed)
         found = PerturbAndMAP(solver="relaxation" if seed % 5 == 0 else "auto").estimate(
             energy, generator=seeded(seed)
         )
-        missed += found.upper < truth(energy)
+        failures += found.upper < truth(energy)
         above += found.value > truth(energy)
         assert found.bound_kind == "probabilistic"
         assert math.isnan(found.lower)
         assert found.reason
-    assert missed <= 5
+    assert failures <= 5
     assert above >= 60
 
 
 @pytest.mark.parametrize("delta", [0.05, 0.3])
-def test_the_interval_of_one_unit_fails_as_often_as_it_says(delta):
-    """Where the bound is tight; 0.08 is three standard errors at 300 runs."""
+def test_the_interval_of_one_unit_fails_with_probability_delta(delta):
+    """For one unit the bound is tight; 0.08 is three standard errors of 300 runs."""
     energy, estimator = independent(1), PerturbAndMAP(40, delta=delta)
     expected = truth(energy)
     runs = [estimator.estimate(energy, generator=seeded(seed)) for seed in range(300)]
@@ -379,7 +379,7 @@ def test_the_interval_of_one_unit_fails_as_often_as_it_says(delta):
 
 
 def test_the_value_is_the_expected_maximum():
-    """Against numpy's own Gumbel variables and a maximum over a table of rows."""
+    """Compared with Gumbel variables of numpy and a maximum over all states."""
     energy = ising_grid(2, 3, 0.5, dtype=DOUBLE)
     rng, x = np.random.default_rng(1), bits(6).numpy()
     score = -energy(bits(6)).detach().numpy()
@@ -388,11 +388,11 @@ def test_the_value_is_the_expected_maximum():
     found = PerturbAndMAP(20000).estimate(energy)
     error = math.hypot(found.std_error, maxima.std() / 20000**0.5)
     assert abs(found.value - maxima.mean()) < 4 * error
-    assert maxima.mean() > truth(energy) + 10 * error  # else there is nothing to tell apart
+    assert maxima.mean() > truth(energy) + 10 * error  # so that the two are distinguishable
 
 
 # ------------------------------------------------------------------------------
-# Most probable rows
+# Most probable states
 # ------------------------------------------------------------------------------
 
 
@@ -402,7 +402,7 @@ def perturbations(seed, n=N):
 
 @pytest.mark.parametrize("seed", leading(3, range(10)))
 def test_cuts_find_the_maximum_of_attractive_models(seed):
-    graph, fields = pairwise_graph(machine(seed, kind="switched")), perturbations(seed)
+    graph, fields = pairwise_graph(boltzmann_machine(seed, kind="flipped")), perturbations(seed)
     expected = [(graph.log_weight(ROWS.numpy()) + ROWS.numpy() @ row).max() for row in fields]
     found = by_min_cut(graph, fields)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-7 * graph.scale)
@@ -412,7 +412,7 @@ def test_cuts_find_the_maximum_of_attractive_models(seed):
 
 @pytest.mark.parametrize("seed", leading(3, range(10)))
 def test_the_relaxation_is_the_linear_program(seed):
-    graph, fields = pairwise_graph(machine(seed, n=7)), perturbations(seed, 7)
+    graph, fields = pairwise_graph(boltzmann_machine(seed, n=7)), perturbations(seed, 7)
     n, m = graph.n_nodes, graph.n_edges
     eye = np.eye(m)
     i, j = np.eye(n)[graph.edges]
@@ -427,7 +427,7 @@ def test_the_relaxation_is_the_linear_program(seed):
 
 
 def test_solvers_agree_on_the_value():
-    """With the same perturbations, as the generator's seed is the same."""
+    """With the same perturbations, from the same seed."""
     energy = ising_grid(3, 4, 0.5, 0.1, dtype=DOUBLE)
     values = [
         PerturbAndMAP(20, solver=solver).estimate(energy).value
@@ -436,8 +436,8 @@ def test_solvers_agree_on_the_value():
     assert values == pytest.approx([values[0]] * 4, abs=1e-5)
 
 
-def test_large_grids_are_bracketed():
-    """Onsager's square, beyond enumeration: no frustration, so a cut, and Bethe from below."""
+def test_bounds_of_large_grids_are_consistent():
+    """A square lattice without frustration, too large to enumerate: solved by minimum cuts."""
     energy = ising_grid(8, 8, 0.3, dtype=DOUBLE)
     lower, above = Bethe().estimate(energy).lower, PerturbAndMAP().estimate(energy)
     upper = TreeReweighted().estimate(energy).upper
@@ -450,14 +450,14 @@ def test_large_grids_are_bracketed():
 
 
 # ------------------------------------------------------------------------------
-# Machines
+# RBMs
 # ------------------------------------------------------------------------------
 
 
 @quiet
 @pytest.mark.parametrize("make", [make_rbm, make_tree_rbm])
 @pytest.mark.parametrize("scale", [0.1, 1.5])
-def test_machines_are_bounded_as_their_joint(make, scale):
+def test_rbms_are_bounded_by_their_joint_model(make, scale):
     energy = make(7, 5, scale=scale)
     expected = Exact().estimate(energy).value
     upper, above = (cls().estimate(energy).upper for cls in (TreeReweighted, PerturbAndMAP))
@@ -475,7 +475,7 @@ def test_positive_weights_are_bounded_from_below():
     assert 0 < Exact().estimate(energy).value - found.lower < 0.5
 
 
-def test_a_tilted_machine_is_bounded():
+def test_a_tilted_rbm_is_bounded():
     energy = Tilted(make_tree_rbm(6, 4), torch.linspace(-2, 2, 6, dtype=DOUBLE), 0.5)
     expected = Exact().estimate(energy).value
     assert 0 < TreeReweighted().estimate(energy).upper - expected < 3
@@ -491,8 +491,8 @@ def loop(n=4):
     return ising_grid(1, n, 0.5, 0.2, dtype=DOUBLE)
 
 
-def test_uniform_trees_of_a_loop_and_of_all_pairs_have_known_probabilities():
-    complete = machine(2, n=6)
+def test_uniform_trees_of_loops_and_complete_graphs_have_known_probabilities():
+    complete = boltzmann_machine(2, n=6)
     with torch.no_grad():
         complete = BoltzmannMachine(torch.ones(6, 6, dtype=DOUBLE), complete.bias)
     for energy, probability in ((loop(), 3 / 4), (complete, 2 / 6)):
@@ -504,7 +504,7 @@ def test_uniform_trees_of_a_loop_and_of_all_pairs_have_known_probabilities():
         assert found.upper == pytest.approx(given.upper, abs=1e-4)
 
 
-def test_probabilities_are_taken_as_a_matrix_or_by_edge():
+def test_edge_probabilities_may_be_a_matrix_or_a_vector():
     energy, by_edge = loop(), np.array([0.9, 0.6, 0.8, 0.7])
     matrix = np.zeros((4, 4))
     rows, columns = energy.coupling.triu().nonzero(as_tuple=True)
@@ -527,27 +527,27 @@ def test_probabilities_are_taken_as_a_matrix_or_by_edge():
         ([0.5, 0.5, 0.5, 0.0], r"\(0, 1\]"),
         ([0.5, 0.5, 0.5, 1.1], r"\(0, 1\]"),
         ([0.5, 0.5, 0.5, math.nan], r"\(0, 1\]"),
-        ([1.0, 1.0, 1.0, 0.1], r"\[0, 1, 2, 3\] hold 3.1"),
+        ([1.0, 1.0, 1.0, 0.1], r"\[0, 1, 2, 3\] sum to 3.1"),
     ],
 )
-def test_edge_probabilities_that_cannot_be_are_refused(given, message):
+def test_invalid_edge_probabilities_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         TreeReweighted(given).estimate(loop())
 
 
-def test_a_subset_may_not_hold_too_much_where_the_sum_is_right():
-    """A triangle with a tail: 3 in all, as trees of four units have, but 2.1 in the triangle."""
+def test_edge_probabilities_outside_the_forest_polytope_are_refused():
+    """A triangle and a pendant edge: the sum of 3 is that of trees, but 2.1 are in the triangle."""
     J = torch.zeros(4, 4, dtype=DOUBLE)
     J[[0, 0, 1, 2], [1, 2, 2, 3]] = 2.0
     energy = BoltzmannMachine(J)
-    with pytest.raises(ValueError, match=r"\[0, 1, 2\] hold 2.1"):
+    with pytest.raises(ValueError, match=r"\[0, 1, 2\] sum to 2.1"):
         TreeReweighted([0.7, 0.7, 0.7, 0.9]).estimate(energy)
     found = TreeReweighted([0.7, 0.7, 0.6, 0.9]).estimate(energy)
     assert found.upper > truth(energy)
 
 
-def test_probabilities_that_are_not_checked_give_no_bound(monkeypatch):
-    monkeypatch.setattr(trw_module, "MAX_TEST", 0)
+def test_unchecked_edge_probabilities_give_no_bound(monkeypatch):
+    monkeypatch.setattr(trw_module, "MAX_CHECK_COST", 0)
     found = TreeReweighted(np.full(4, 0.75)).estimate(loop())
     assert math.isnan(found.upper)
     assert "too long" in found.reason
@@ -569,7 +569,7 @@ class Linear(Energy):
 
 
 @pytest.mark.parametrize("cls", ALL, ids=by_name)
-def test_what_is_not_pairwise_is_refused(cls):
+def test_energies_that_are_not_pairwise_are_refused(cls):
     rows = torch.eye(4, dtype=DOUBLE).repeat(5, 1)
     blocks = BlockTree.fit(rows, block_size=3)
     on_blocks = BernoulliRBM(4, 2, generator=seeded(), dtype=DOUBLE, base=blocks)
@@ -623,9 +623,9 @@ def test_parameters_that_are_not_finite_are_refused(cls, bad):
         (TreeReweighted(n_reweightings=-1), "n_reweightings"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(estimator, message):
+def test_invalid_parameters_are_refused(estimator, message):
     with pytest.raises(ValueError, match=message):
-        estimator.estimate(machine(2, n=30))
+        estimator.estimate(boltzmann_machine(2, n=30))
 
 
 @quiet
@@ -651,7 +651,7 @@ def test_the_generator_is_the_only_randomness(cls):
 
 
 @pytest.mark.parametrize("cls", ALL, ids=by_name)
-def test_single_precision_energies_are_taken_in_double(cls):
+def test_single_precision_energies_are_computed_in_double(cls):
     energy = make_rbm(5, 4)
     double, single = cls().estimate(energy), cls().estimate(energy.float())
     assert single.value == pytest.approx(double.value, abs=1e-4)

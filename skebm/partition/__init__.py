@@ -1,4 +1,4 @@
-"""Partition functions: what log Z is, and how well it is known."""
+"""Partition functions: estimates of log Z and bounds on it."""
 
 from skebm.partition.annealed import AIS, ReverseAIS
 from skebm.partition.bethe import Bethe

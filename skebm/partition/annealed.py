@@ -1,4 +1,4 @@
-"""log Z by annealing between a distribution that is known and the model."""
+"""log Z by annealed importance sampling between a tractable base and the model."""
 
 from __future__ import annotations
 
@@ -19,56 +19,59 @@ from skebm.base.sampler import whole_number
 from skebm.energies import AnnealingPath, annealing_path
 from skebm.partition.checks import (
     NO_UPPER,
-    WeighingMethod,
+    MonteCarloEstimator,
     check_base,
     check_delta,
     covers,
     default_base,
     default_sampler,
+    fits_base,
     generator_for,
-    is_fitted,
-    like,
     rows_of,
+    template_for,
 )
-from skebm.partition.importance import Weights, summarise
+from skebm.partition.importance import WeightSummary, summarise
 from skebm.samplers import Gibbs
 
-# Pilots have a quarter of the chains (some, if there are so many), at this many temperatures.
-# Beyond the largest numbers of chains and steps nothing is learned that shows.
-N_RUNGS, MIN_CHAINS, MAX_CHAINS, MAX_STEPS = 10, 10, 50, 800
-# Share of the run's cost that the pilots take, together.
-PILOTS = 0.1
-# Fewer temperatures tell no more about the path than an even spacing.
+# Pilot runs have a quarter of the chains, within these limits, and this many intervals of the
+# inverse temperature. More chains or steps than the largest improve the schedule no further.
+N_INTERVALS, MIN_CHAINS, MAX_CHAINS, MAX_STEPS = 10, 10, 50, 800
+# Cost of the two pilot runs together, relative to that of the run.
+PILOT_COST = 0.1
+# With fewer temperatures than this an even spacing is as good.
 MIN_BETAS = 20
-# Steps by which a kernel tunes itself at each temperature of the first pilot.
-TUNING_STEPS = 20
-# Share of the temperatures that go by length; the others are even, as short pilots do not see all
-# of a long autocorrelation.
-SHARE = 0.5
+# Adaptation steps of a kernel at each temperature of the first pilot run.
+ADAPTATION_STEPS = 20
+# Weight of the thermodynamic length in the spacing; the rest is even, as short pilot runs
+# underestimate long autocorrelation times.
+LENGTH_WEIGHT = 0.5
 
 
 class Schedule(NamedTuple):
-    """Inverse temperatures from 0 to 1, and the settings that a kernel has found along them.
+    """Inverse temperatures from 0 to 1, and the settings to which a kernel has adapted.
 
     Attributes
     ----------
     betas : list of float
-    known_betas : list of float
-        Where the settings were found, rising.
+    pilot_betas : list of float
+        Inverse temperatures at which the kernel has adapted, increasing.
     settings : list
-        ``aux`` of the kernel's states, frozen; None where it has none.
+        ``aux`` of the kernel's states there, frozen; None for a kernel without, empty for Gibbs.
     """
 
     betas: list[float]
-    known_betas: list[float]
+    pilot_betas: list[float]
     settings: list[Any]
 
-    def at(self, beta: float) -> Any:
-        """Settings found at `beta` or next above it, where steps are rather too small."""
+    def settings_at(self, beta: float) -> Any:
+        """Settings of the pilot's `beta` at or above this one: rather too small steps than large.
+
+        None where the kernel has none.
+        """
         if not self.settings:
             return None
-        place = int(np.searchsorted(self.known_betas, beta))
-        return self.settings[min(place, len(self.settings) - 1)]
+        index = int(np.searchsorted(self.pilot_betas, beta))
+        return self.settings[min(index, len(self.settings) - 1)]
 
 
 def anneal(
@@ -77,51 +80,69 @@ def anneal(
     x: Tensor,
     schedule: Schedule,
     generator: torch.Generator,
-    backwards: bool = False,
+    reverse: bool = False,
 ) -> Iterator[Tensor]:
-    """Take rows along a schedule from the base to the model; yield each step's log weights.
+    """Anneal rows x (n, ...) along a schedule from the base to the model.
 
-    At every inner temperature the rows move once: after the weights of the step that leads there.
-    `backwards` starts at the model.
+    Yields the increments (n,) of the log weights. At each intermediate temperature, after its
+    increment, the kernel moves the rows once. `reverse` goes from the model to the base.
     """
-    betas = schedule.betas[::-1] if backwards else schedule.betas
+    betas = schedule.betas[::-1] if reverse else schedule.betas
     for old, new in zip(betas, betas[1:], strict=False):
-        inner = 0 < new < 1
-        if inner:
-            rung = path.at(new)
-            state = kernel.init(rung, x)
+        intermediate = 0 < new < 1
+        if intermediate:
+            energy = path.at(new)
+            state = kernel.init(energy, x)
         yield path.log_ratio(x, old, new)
-        if inner:
-            settings = schedule.at(new)
+        if intermediate:
+            settings = schedule.settings_at(new)
             if settings is not None:
                 state = state._replace(aux=settings)
             elif isinstance(kernel, Gibbs):
                 state = state._replace(aux=path.hidden_layer(x, new, generator))
-            x = kernel.step(rung, state, generator)[0].x
+            x = kernel.step(energy, state, generator)[0].x
 
 
-def adapted(
+def adaptive_schedule(
     path: AnnealingPath, kernel: Sampler, n_chains: int, n_betas: int, generator: torch.Generator
 ) -> Schedule:
-    r"""Temperatures closer together where annealing is hard, and kernels that fit them.
+    r"""Temperatures spaced by thermodynamic length, and kernels adapted to them.
 
-    Steps of equal length :math:`\sqrt{\zeta}\, d\beta` give weights the least variance, where
+    The variance of the log weights is least for steps of equal length
+    :math:`\sqrt{\zeta}\, d\beta`, where
 
     .. math:: \zeta(\beta) = \mathrm{Var}(s)\, \Bigl(1 + 2 \sum_{k > 0} \rho_k\Bigr), \qquad
         s = \frac{d}{d\beta} \log p_\beta(x)
 
-    (not normalised) and :math:`\rho_k` is its autocorrelation along a chain at :math:`\beta`. The
-    variance alone is the rule of equal conditional effective sample sizes,
-    :math:`(\sum w)^2 / (n \sum w^2) = 1 - \mathrm{Var}(s)\, d\beta^2` to second order, and right
-    for chains that forget within a step. The autocorrelation adds temperatures where they lag.
+    is the score of the temperature (of the unnormalised density) and :math:`\rho_k` its
+    autocorrelation at lag k along a chain at :math:`\beta`. The variance alone gives equal
+    conditional effective sample sizes,
+    :math:`(\sum w)^2 / (n \sum w^2) = 1 - \mathrm{Var}(s)\, d\beta^2` to second order, which is
+    optimal for chains that are independent after one step. The autocorrelation adds temperatures
+    where the chains mix slowly.
 
-    Two pilots, of a tenth of the cost together, anneal draws of the base over twenty temperatures:
-    evenly spaced ones, at which a kernel with ``adapt=True`` tunes itself (that takes four hundred
-    steps, however short the run), then ones spaced by the variances that the first has found, at
-    which :math:`\zeta` is the variance of a sum over consecutive steps. Half of the final
-    temperatures are spread evenly, as all this is rough.
+    Two pilot runs, of a tenth of the cost together, anneal draws of the base over ten intervals:
+    the first over even ones, in each of which a kernel with ``adapt=True`` adapts for 20 steps,
+    however short the run; the second over intervals spaced by the variances of the first, in which
+    :math:`\zeta` is estimated by the variance of a sum over consecutive steps. As these estimates
+    are rough, half of the final temperatures are spread evenly.
 
-    The pilots' chains do not enter the estimate, which is unbiased given what they found.
+    The chains of the pilot runs do not enter the estimate, which is unbiased given the schedule.
+
+    Parameters
+    ----------
+    path : AnnealingPath
+    kernel : Sampler
+        Exact at every temperature.
+    n_chains, n_betas : int
+        Chains and temperatures of the run that the schedule is for.
+    generator : torch.Generator
+        On the device of the path.
+
+    Returns
+    -------
+    Schedule
+        Of `n_betas` temperatures.
 
     References
     ----------
@@ -135,69 +156,73 @@ def adapted(
     if n_betas == 2 or not (kernel.adapts or n_betas >= MIN_BETAS):
         return Schedule(even.tolist(), [], [])
     n = min(max(n_chains // 4, min(n_chains, MIN_CHAINS), 2), MAX_CHAINS)
-    room = max(min(int(PILOTS * n_betas * n_chains / n), MAX_STEPS), 2)
-    rungs = np.linspace(0, 1, min(N_RUNGS, room // 2) + 1)
-    n_steps = TUNING_STEPS if kernel.adapts else 1
-    length, known = _explore(path, kernel, n, rungs, n_steps, generator)
-    if room > 2 * N_RUNGS:
-        rungs = np.asarray(_spaced(rungs, length, N_RUNGS + 1))
-        length, known = _explore(path, kernel, n, rungs, room // N_RUNGS - 1, generator, known)
-    return known._replace(betas=_spaced(rungs, length, n_betas))
+    pilot_steps = max(min(int(PILOT_COST * n_betas * n_chains / n), MAX_STEPS), 2)
+    betas = np.linspace(0, 1, min(N_INTERVALS, pilot_steps // 2) + 1)
+    n_steps = ADAPTATION_STEPS if kernel.adapts else 1
+    lengths, schedule = _pilot_run(path, kernel, n, betas, n_steps, generator)
+    if pilot_steps > 2 * N_INTERVALS:
+        betas = np.asarray(_spaced(betas, lengths, N_INTERVALS + 1))
+        n_steps = pilot_steps // N_INTERVALS - 1
+        lengths, schedule = _pilot_run(path, kernel, n, betas, n_steps, generator, schedule)
+    return schedule._replace(betas=_spaced(betas, lengths, n_betas))
 
 
-def _spaced(betas: np.ndarray, length: np.ndarray, n: int) -> list[float]:
-    """`n` inverse temperatures from 0 to 1, by the lengths of the steps between some of them."""
-    so_far = np.append(0, np.cumsum(length))
+def _spaced(betas: np.ndarray, lengths: np.ndarray, n: int) -> list[float]:
+    """`n` inverse temperatures, from the lengths (k,) of the intervals between betas (k+1,)."""
+    cumulative = np.append(0, np.cumsum(lengths))
     even = np.linspace(0, 1, n)
-    if not 0 < so_far[-1] < np.inf:  # a path without length, or an overflow, left for the run
+    # A path without length, or an overflow, about which the run itself warns.
+    if not 0 < cumulative[-1] < np.inf:
         return even.tolist()
-    return np.interp(even, SHARE * so_far / so_far[-1] + (1 - SHARE) * betas, betas).tolist()
+    position = LENGTH_WEIGHT * cumulative / cumulative[-1] + (1 - LENGTH_WEIGHT) * betas
+    return np.interp(even, position, betas).tolist()
 
 
-def _explore(
+def _pilot_run(
     path: AnnealingPath,
     kernel: Sampler,
     n: int,
     betas: np.ndarray,
     n_steps: int,
     generator: torch.Generator,
-    known: Schedule | None = None,
+    adapted: Schedule | None = None,
 ) -> tuple[np.ndarray, Schedule]:
-    """Lengths of the steps between some temperatures, seen by chains at their middles.
+    """Lengths (k,) of the intervals of betas (k+1,), from n chains at their midpoints.
 
-    The kernel is set as `known`, or its settings are found on the way. Returned with them.
+    The kernel has the settings of `adapted`, or adapts during the run; the schedule returned holds
+    its settings.
     """
-    x, length, found = path.base.sample(n, generator), [], []
-    middles = (betas[:-1] + betas[1:]) / 2
-    for old, new, middle in zip(betas, betas[1:], middles.tolist(), strict=False):
-        rung = path.at(middle)
-        state = kernel.init(rung, x)
-        if known is not None:
-            state = state._replace(aux=known.at(middle))
+    x, lengths, settings = path.base.sample(n, generator), [], []
+    midpoints = (betas[:-1] + betas[1:]) / 2
+    for old, new, midpoint in zip(betas, betas[1:], midpoints.tolist(), strict=False):
+        energy = path.at(midpoint)
+        state = kernel.init(energy, x)
+        if adapted is not None:
+            state = state._replace(aux=adapted.settings_at(midpoint))
         total = torch.zeros(n, dtype=torch.float64, device=x.device)
         for _ in range(n_steps):
-            state = kernel.step(rung, state, generator)[0]
+            state = kernel.step(energy, state, generator)[0]
             total += path.log_ratio(state.x, float(old), float(new))
             if isinstance(kernel, Gibbs):
-                state = state._replace(aux=path.hidden_layer(state.x, middle, generator))
+                state = state._replace(aux=path.hidden_layer(state.x, midpoint, generator))
         x = state.x
-        length.append(total.std() / n_steps**0.5)
-        if known is None and not isinstance(kernel, Gibbs):
+        lengths.append(total.std() / n_steps**0.5)
+        if adapted is None and not isinstance(kernel, Gibbs):
             state = kernel.freeze(state)
-            found.append(state.aux)
-            if kernel.adapts:  # the next search starts from here
+            settings.append(state.aux)
+            if kernel.adapts:  # the adaptation at the next temperature starts from this step
                 kernel = clone(kernel).set_params(step_size=float(state.aux.step_size))
-    lengths = torch.stack(length).cpu().numpy()
-    return lengths, known or Schedule([], middles.tolist(), found)
+    schedule = adapted or Schedule([], midpoints.tolist(), settings)
+    return torch.stack(lengths).cpu().numpy(), schedule
 
 
-# Effective draws below which the mean of weights is not trusted.
-FEW = 5
-NO_LOWER = "no lower end: weights of model draws that all missed a mode look as good as any"
+# Effective sample size below which an annealing run warns.
+MIN_ESS = 5
+NO_LOWER = "no lower bound: the weights do not show a mode that all draws of the model have missed"
 
 
 class AnnealingPlan(NamedTuple):
-    """What every annealing run of an estimate has in common."""
+    """What all annealing runs of an estimate share: path, kernel and schedule."""
 
     path: AnnealingPath
     kernel: Sampler
@@ -206,9 +231,9 @@ class AnnealingPlan(NamedTuple):
     generator: torch.Generator
 
     def forward(self, n_chains: int) -> LogPartition:
-        """AIS from the base."""
+        """AIS from `n_chains` draws of the base; on average below log Z."""
         x = self.path.base.sample(n_chains, self.generator)
-        log_mean, std_error, ess = self._weighed(x)
+        log_mean, std_error, ess = self._weights(x)
         value = self.path.log_z0 + log_mean
         lower = value + math.log(self.delta)
         return LogPartition(
@@ -221,29 +246,31 @@ class AnnealingPlan(NamedTuple):
             reason=NO_UPPER,
         )
 
-    def backward(self, x: Tensor) -> LogPartition:
-        """Reverse AIS from rows x: a guess."""
-        log_mean, std_error, ess = self._weighed(x, backwards=True)
+    def reverse(self, x: Tensor) -> LogPartition:
+        """Reverse AIS from rows x; on average above log Z if they are exact draws."""
+        log_mean, std_error, ess = self._weights(x, reverse=True)
         value = self.path.log_z0 - log_mean
         upper = value - math.log(self.delta)
         return LogPartition(value, std_error, math.nan, upper, "heuristic", ess, reason=NO_LOWER)
 
-    def _weighed(self, x: Tensor, backwards: bool = False) -> Weights:
+    def _weights(self, x: Tensor, reverse: bool = False) -> WeightSummary:
+        """Anneal rows x and summarise their weights; warns where the effective sample is small."""
         log_w = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        for step in anneal(
-            self.path, self.kernel, x, self.schedule, self.generator, backwards=backwards
-        ):
-            log_w += step
-        found, n = summarise(log_w), len(log_w)
-        if n > 1 and found.ess < min(FEW, n / 10):
+        increments = anneal(
+            self.path, self.kernel, x, self.schedule, self.generator, reverse=reverse
+        )
+        for increment in increments:
+            log_w += increment
+        summary, n = summarise(log_w), len(log_w)
+        if n > 1 and summary.ess < min(MIN_ESS, n / 10):
             warnings.warn(
-                f"Few of {n} annealing runs carry almost all weight (effective sample size "
-                f"{found.ess:.2f}): log Z is known to within some nats at best. Use more n_betas, "
-                "or a base nearer to the model.",
+                f"The effective sample size of {n} annealing runs is {summary.ess:.2f}: log Z is "
+                "known to within several nats at best. Use more n_betas, or a base nearer to the "
+                "model.",
                 ConvergenceWarning,
                 stacklevel=4,  # the caller of `estimate`
             )
-        return found
+        return summary
 
 
 def annealing_plan(
@@ -255,17 +282,18 @@ def annealing_plan(
     generator: torch.Generator | None,
     n_chains: int,
 ) -> AnnealingPlan:
-    """Fill in what was not passed, refuse what cannot be annealed, and place the temperatures.
+    """Check the settings and inputs of an estimate, fill in defaults and make the schedule.
 
-    To be called without gradients, the energy in ``eval()`` mode.
+    To be called without gradients, the energy in ``eval()`` mode. Raises `TypeError` or
+    `ValueError` for what cannot be annealed.
     """
     estimator.check(energy)
     check_delta(estimator.delta)
     whole_number("n_betas", estimator.n_betas, 2)
     whole_number("n_chains", n_chains, 1)
     rows = rows_of(energy, x)
-    kind = like(energy, rows)
-    generator = generator_for(generator, kind.device)
+    template = template_for(energy, rows)
+    generator = generator_for(generator, template.device)
     base = default_base(energy, rows) if base is None else base
     check_base(energy, base, rows)
     if not covers(energy.domain, base.domain):
@@ -275,41 +303,43 @@ def annealing_plan(
             "BridgeSampling."
         )
     if base is not getattr(energy, "base", None):
-        base = base.to(kind.device, kind.dtype)
+        base = base.to(template.device, template.dtype)
     path = annealing_path(energy, base)
-    middle = path.at(0.5)
-    kernel = (default_sampler(middle) if sampler is None else sampler).kernel
+    midpoint = path.at(0.5)
+    kernel = (default_sampler(midpoint) if sampler is None else sampler).kernel
     if not kernel.exact:
         raise ValueError(
-            f"Annealed importance sampling is unbiased only along exact kernels, and "
-            f"{kernel} is biased. Pass one that accepts or rejects its steps."
+            f"Annealed importance sampling is unbiased only with exact kernels, and {kernel} is "
+            "biased. Pass a sampler that accepts or rejects its steps."
         )
-    kernel.check(middle)
-    schedule = adapted(path, kernel, n_chains, estimator.n_betas, generator)
+    kernel.check(midpoint)
+    schedule = adaptive_schedule(path, kernel, n_chains, estimator.n_betas, generator)
     return AnnealingPlan(path, kernel, schedule, estimator.delta, generator)
 
 
-class AIS(WeighingMethod):
-    r"""Annealed importance sampling, from a base whose log Z is known to the model.
+class AIS(MonteCarloEstimator):
+    r"""Annealed importance sampling, from a tractable base to the model.
 
     Direction: :math:`\hat Z` is unbiased, so :math:`\log \hat Z` is on average below log Z.
     ``lower`` = :math:`\log \hat Z - \log(1 / \delta)` is a lower bound that holds with probability
-    at least :math:`1 - \delta` (Markov's inequality). There is no upper bound (``nan``): weights
-    that missed a mode look as good as any. ``std_error`` is the delta method's, enlarged by what
-    the tail of the weights promises; of a mode that no chain came near it knows nothing.
-    Accumulates in float64. Warns when one chain carries almost all weight.
+    at least :math:`1 - \delta` (Markov's inequality). There is no upper bound (``nan``): the
+    weights do not show a mode that all chains have missed. ``std_error`` is that of the delta
+    method, increased by an estimate of the unobserved tail of the weights; it does not account for
+    modes that no chain has come near. Accumulates in float64. Warns where the effective sample size
+    is below five.
 
-    Pilots of a tenth of the cost place the temperatures closer together where annealing is hard,
-    and let a sampler with ``adapt=True`` find its settings at each. Their chains are not used
-    again, so that the estimate is unbiased given what they found.
+    Pilot runs of a tenth of the cost place the temperatures closer together where annealing is
+    hard, and let a sampler with ``adapt=True`` adapt at each of them. Their chains do not enter the
+    estimate, which is therefore unbiased given the schedule.
 
     Parameters
     ----------
     n_chains : int, default=100
         Independent annealing runs.
     n_betas : int, default=2000
-        Inverse temperatures of the path. The error falls faster in these than in `n_chains`.
-    delta : float, default=0.05
+        Inverse temperatures of the path. The error decreases faster with these than with
+        `n_chains`.
+    delta : float in (0, 1], default=0.05
         Probability with which the bound may fail.
 
     References
@@ -348,33 +378,34 @@ class AIS(WeighingMethod):
     ) -> LogPartition:
         """Anneal `n_chains` draws of `base`.
 
-        The default base is the energy's, or uniform, or on unbounded real rows a normal one: fitted
-        to `x`, or standard. The default `sampler` is Gibbs where there are blocks,
-        GibbsWithGradients on other discrete rows, and HMC that tunes itself on real ones.
+        The default base is that of the energy, or uniform, or on unbounded real rows a normal
+        distribution: fitted to `x`, or standard. The default `sampler` is Gibbs for bipartite and
+        pairwise energies, GibbsWithGradients on other discrete rows, and HMC with adaptation on
+        real ones.
         """
         check_energy(energy)
         with sampling(energy), torch.no_grad():
-            run = annealing_plan(self, energy, base, sampler, x, generator, self.n_chains)
-            return run.forward(self.n_chains)
+            plan = annealing_plan(self, energy, base, sampler, x, generator, self.n_chains)
+            return plan.forward(self.n_chains)
 
 
-class ReverseAIS(WeighingMethod):
-    r"""Annealing from samples of the model back to the base.
+class ReverseAIS(MonteCarloEstimator):
+    r"""Reverse annealed importance sampling, from samples of the model to the base.
 
     Direction: from **exact** model samples :math:`1 / \hat Z` is unbiased, so :math:`\log \hat Z`
     is on average above log Z and ``upper`` = :math:`\log \hat Z + \log(1 / \delta)` holds with
-    probability at least :math:`1 - \delta`. From data or training chains it is a guess that can
-    lie on either side; say which by `exact_samples`. There is no lower bound (``nan``). The
-    schedule and ``std_error`` are made as by :class:`AIS`.
+    probability at least :math:`1 - \delta` (``bound_kind`` "probabilistic"). From data or training
+    chains it is heuristic and can lie on either side; `exact_samples` says which. There is no lower
+    bound (``nan``). The schedule and ``std_error`` are those of :class:`AIS`.
 
     Parameters
     ----------
     n_betas : int, default=2000
         Inverse temperatures of the path.
-    delta : float, default=0.05
+    delta : float in (0, 1], default=0.05
         Probability with which the bound may fail, given exact samples.
     exact_samples : bool, default=False
-        Whether the rows `x` given to :meth:`estimate` are exact samples of the model.
+        Whether the rows `x` passed to :meth:`estimate` are exact samples of the model.
 
     References
     ----------
@@ -384,7 +415,7 @@ class ReverseAIS(WeighingMethod):
 
     Examples
     --------
-    Without weights every row is an exact sample of the uniform distribution, and Z is known:
+    Without weights any row is an exact sample of the uniform distribution, and Z is known:
 
     >>> import torch
     >>> from skebm.energies import BernoulliRBM
@@ -409,18 +440,17 @@ class ReverseAIS(WeighingMethod):
         x: Tensor | Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> LogPartition:
-        """Anneal the rows of `x` (n, d), or of several by name, from the model to the base.
+        """Anneal the rows of `x` (n, ...), or of several by name, from the model to the base.
 
-        A normal base, where none is given, is fitted to half of them, and the others are annealed.
+        A default normal base is fitted to half of the rows, and the other half is annealed.
         """
         check_energy(energy)
         rows = rows_of(energy, x)
         if rows is None:
-            raise ValueError("ReverseAIS starts from model samples: pass rows of them as x.")
-        if is_fitted(energy, base) and len(rows) > 1:
+            raise ValueError("ReverseAIS starts from samples of the model: pass them as x.")
+        if fits_base(energy, base) and len(rows) > 1:
             base, rows = default_base(energy, rows[::2]), rows[1::2]
         with sampling(energy), torch.no_grad():
-            found = annealing_plan(self, energy, base, sampler, x, generator, len(rows)).backward(
-                rows
-            )
-        return found._replace(bound_kind="probabilistic") if self.exact_samples else found
+            plan = annealing_plan(self, energy, base, sampler, x, generator, len(rows))
+            estimate = plan.reverse(rows)
+        return estimate._replace(bound_kind="probabilistic") if self.exact_samples else estimate

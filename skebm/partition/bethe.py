@@ -1,4 +1,4 @@
-"""Bethe's approximation of log Z: belief propagation, and what makes it converge."""
+"""Bethe's approximation of log Z: belief propagation, then L-BFGS on the Bethe free energy."""
 
 from __future__ import annotations
 
@@ -17,53 +17,54 @@ from skebm.base.sampler import whole_number
 from skebm.partition.checks import generator_for
 from skebm.partition.graph import (
     FRUSTRATED,
+    PairwiseEstimator,
     PairwiseGraph,
-    PairwiseMethod,
-    climb,
-    exactly,
+    belief_propagation,
+    exact_result,
     forest_log_z,
     free_energy,
+    maximise_lbfgs,
     pairwise_graph,
-    propagate,
 )
 
-ROUNDING = 1e-12  # allowance, relative to the sum of the terms' sizes
+ROUNDING = 1e-12  # of the bound, relative to the sum of the absolute parameters
 
 
-class Bethe(PairwiseMethod):
+class Bethe(PairwiseEstimator):
     r"""Bethe's approximation of log Z of pairwise binary models, by loopy belief propagation.
 
-    The largest value found of the Bethe free energy, which counts each unit and each coupled pair
-    as if the model had no loops:
+    The largest local maximum found of the (negative) Bethe free energy, in which the entropy is
+    that of a model without loops:
 
     .. math::
         \log Z_B = \max_{\mu} \Bigl\{ \langle \theta, \mu \rangle
             + \sum_i H(\mu_i) - \sum_{(i, j)} I(\mu_{ij}) \Bigr\}
 
-    over margins of units and pairs that fit together. Belief propagation from several starts comes
-    near its maxima, and L-BFGS climbs from there, which converges where messages oscillate. An RBM
-    is the model of both its layers.
+    over locally consistent marginals of units and pairs. Belief propagation from several starts
+    approaches the maxima, and L-BFGS continues from there, which converges where messages
+    oscillate. An RBM is treated as the pairwise model of both its layers.
 
-    Direction: where the couplings are **attractive**, all positive once some units are renamed
-    :math:`1 - x_i`, ``lower`` is a **lower bound that holds for certain** (``bound_kind``
-    "exact"), converged or not. Elsewhere the value can lie on either side of log Z, and there is no
-    bound (``nan``, "heuristic"; ``reason`` says why). There is no upper bound. Exact where the
-    graph has no loops. The error is not one of sampling: ``std_error`` is ``nan`` unless exact.
-    Computes in float64.
+    Direction: where the couplings are **attractive**, that is, all positive once some units are
+    flipped to :math:`1 - x_i`, ``lower`` is a **certain lower bound** (``bound_kind`` "exact"),
+    converged or not. Elsewhere the value can lie on either side of log Z, and there is no bound
+    (``nan``, "heuristic"; ``reason`` says why). There is no upper bound. Exact where the graph has
+    no loops. The error is not a sampling error: ``std_error`` is ``nan`` unless exact. Computes in
+    float64.
 
     Parameters
     ----------
     damping : float in [0, 1), default=0.5
-        Share of the old message in a new one.
+        Weight of the old message in a new one.
     max_iter : int, default=200
-        Rounds of messages at most, and up to ten times as many steps of L-BFGS, for each start.
+        Largest number of iterations of belief propagation for each start; L-BFGS gets up to ten
+        times as many.
     tol : float, default=1e-3
-        Messages end when no log-odds changes by more than this. Warns when at the value found the
-        derivatives with respect to all log-odds sum to more.
+        Belief propagation stops when no log-odds changes by more than this. Warns where the 1-norm
+        of the gradient with respect to the log-odds is larger at the maximum.
     n_starts : int, default=3
-        Starts: messages of undecided units; where the couplings are attractive, of units that all
-        agree, both ways; then random ones. Below a phase transition the maximum is unique; beyond
-        it there are several.
+        Starts: first messages from probabilities of one half; where the couplings are attractive,
+        from the two states that all couplings favour; then from random probabilities. With weak
+        couplings the maximum is unique; beyond a phase transition there are several.
 
     References
     ----------
@@ -109,38 +110,38 @@ class Bethe(PairwiseMethod):
             raise ValueError(f"damping must be in [0, 1), got {self.damping!r}.")
         graph = pairwise_graph(energy)
         if graph.is_forest:
-            return exactly(forest_log_z(graph))
+            return exact_result(forest_log_z(graph))
         ones = np.ones(graph.n_edges)
-        found = []
+        maxima = []
         for start in self._starts(graph, generator):
-            u = propagate(graph, start, self.damping, self.max_iter, self.tol)
-            u = climb(graph, u, ones, max_iter=10 * self.max_iter)
-            found.append(free_energy(graph, u, ones))
-        best = max(found, key=lambda beliefs: beliefs.value)
+            u = belief_propagation(graph, start, self.damping, self.max_iter, self.tol)
+            u = maximise_lbfgs(graph, u, ones, max_iter=10 * self.max_iter)
+            maxima.append(free_energy(graph, u, ones))
+        best = max(maxima, key=lambda beliefs: beliefs.value)
         if best.gradient_norm > self.tol:
             warnings.warn(
-                f"The Bethe free energy has not converged: derivatives sum to "
-                f"{best.gradient_norm:.2g}, more than tol={self.tol:g}. Use more max_iter.",
+                f"The Bethe free energy has not converged: its gradient has a norm of "
+                f"{best.gradient_norm:.2g}, more than tol={self.tol:g}. Increase max_iter.",
                 ConvergenceWarning,
                 stacklevel=2,
             )
         value = best.value
-        if graph.signs is None:
+        if graph.flips is None:
             return LogPartition(
                 value, math.nan, math.nan, math.nan, "heuristic", math.nan, reason=FRUSTRATED
             )
         lower = value - ROUNDING * graph.scale
-        why = "Bethe's approximation bounds log Z from below only"
-        return LogPartition(value, math.nan, lower, math.nan, "exact", math.nan, reason=why)
+        reason = "Bethe's approximation bounds log Z from below only"
+        return LogPartition(value, math.nan, lower, math.nan, "exact", math.nan, reason=reason)
 
     def _starts(
         self, graph: PairwiseGraph, generator: torch.Generator | None
     ) -> Iterator[np.ndarray]:
-        """Probabilities of the units that first messages come from, (n,) each."""
-        n, signs = graph.n_nodes, graph.signs
+        """Probabilities (n,) of the units from which first messages are computed, per start."""
+        n, flips = graph.n_nodes, graph.flips
         fixed = [np.full(n, 0.5)]
-        if signs is not None:
-            fixed += [signs.astype(float), 1.0 - signs]
+        if flips is not None:
+            fixed += [flips.astype(float), 1.0 - flips]
         yield from fixed[: self.n_starts]
         generator = generator_for(generator)
         for _ in range(self.n_starts - len(fixed)):

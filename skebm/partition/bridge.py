@@ -1,4 +1,4 @@
-"""log Z by a bridge between draws of a distribution that is known and draws of the model."""
+"""log Z by bridge sampling between draws of a tractable base and draws of the model."""
 
 from __future__ import annotations
 
@@ -15,50 +15,52 @@ from skebm.base import Energy, LogPartition, Sampler
 from skebm.base.bridge import Bridge, bridge
 from skebm.base.sampler import whole_number
 from skebm.partition.checks import (
-    WeighingMethod,
+    MonteCarloEstimator,
     check_base,
     default_base,
     default_sampler,
+    fits_base,
     generator_for,
-    is_fitted,
-    like,
     rows_of,
+    template_for,
 )
 from skebm.partition.importance import log_weights
 
-# Rows that are held at a time.
-CHUNK = 4096
-NO_BOUNDS = "bridge sampling is consistent and bounds neither side"
+CHUNK = 4096  # rows held in memory at a time
+NO_BOUNDS = "bridge sampling is consistent and gives no bound on either side"
 
 
-class BridgeSampling(WeighingMethod):
-    r"""The optimal bridge between draws of a base q and draws of the model.
+class BridgeSampling(MonteCarloEstimator):
+    r"""Bridge sampling: the optimal bridge between draws of a base q and draws of the model.
 
     .. math:: \hat Z = \frac{n_q^{-1} \sum_{x \sim q} l(x) / \bigl(s_p l(x) + s_q \hat Z\bigr)}
         {n_p^{-1} \sum_{x \sim p} 1 / \bigl(s_p l(x) + s_q \hat Z\bigr)}, \qquad
         l(x) = \frac{e^{-E(x)}}{q(x)}
 
-    with :math:`s_p, s_q` the shares of the draws. Terms are bounded, so that tails do no harm, and
-    less overlap of q with the model is needed than for importance sampling.
+    with :math:`s_p, s_q` the fractions of the draws from the model and from q. The terms are
+    bounded, so that tails are harmless, and less overlap of q with the model is needed than for
+    importance sampling.
 
     Direction: consistent, and neither a lower nor an upper bound (both ``nan``), because the draws
-    of the model come from chains. Chains that have missed a mode leave it out of log Z; chains that
-    stand where they started make it wrong on either side. ``std_error`` is the asymptotic one of
-    independent draws from both sides: it holds if the chains have converged. ``ess`` is the number
-    of terms that carry the smaller of the two sums, from 1 to the number of draws.
+    of the model come from chains. Modes that all chains have missed are missing from log Z; chains
+    that have not moved away from their starts make it wrong on either side. ``std_error`` is the
+    asymptotic one for independent draws from both distributions: it is valid if the chains have
+    converged. ``ess`` is the smaller of the effective sample sizes of the two means, from 1 to the
+    number of draws.
 
-    Warns where the two sides hardly overlap.
+    Warns where the two distributions hardly overlap.
 
     Parameters
     ----------
     n_samples : int, default=1000
-        Draws from either side, 2 or more: so many chains, of which the last state counts. Where a
-        base is fitted to them, half of those of the model are used for it and the other half here.
+        Draws from each distribution, 2 or more; of the model, the last states of as many chains.
+        Where the base is fitted to draws of the model, half of these are used for the fit and the
+        other half for the bridge.
     n_steps : int, default=200
-        Sampler steps of each chain (and as many of warm-up, if it tunes itself).
+        Sampler steps of each chain (and as many warm-up steps, if the sampler adapts).
     exact_samples : bool, default=False
-        Whether the rows `x` given to :meth:`estimate` are independent draws of the model, and used
-        as they are, all of them.
+        Whether the rows `x` passed to :meth:`estimate` are independent draws of the model, all of
+        which are then used as they are.
 
     References
     ----------
@@ -68,8 +70,8 @@ class BridgeSampling(WeighingMethod):
     normalizing constants and reweighting mixtures". Fruehwirth-Schnatter (2004), "Estimating
     marginal likelihoods for mixture and Markov switching models using bridge sampling techniques",
     Econometrics Journal 7(1), eq. 18 (the error). Overstall and Forster (2010), "Default Bayesian
-    model determination methods for generalised linear mixed models", CSDA 54(12) (draws that were
-    fitted to are not used again).
+    model determination methods for generalised linear mixed models", CSDA 54(12) (draws used for
+    fitting are not used again).
 
     Examples
     --------
@@ -84,8 +86,8 @@ class BridgeSampling(WeighingMethod):
     ...
     ...     def forward(self, x, cond=None):
     ...         return x.square().sum(1) / 8
-    >>> found = BridgeSampling(n_steps=30).estimate(Wide())
-    >>> abs(found.value - math.log(8 * math.pi)) < 4 * found.std_error < 0.2
+    >>> estimate = BridgeSampling(n_steps=30).estimate(Wide())
+    >>> abs(estimate.value - math.log(8 * math.pi)) < 4 * estimate.std_error < 0.2
     True
     """
 
@@ -103,35 +105,39 @@ class BridgeSampling(WeighingMethod):
         x: Tensor | Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> LogPartition:
-        """Bridge `base` and the model.
+        """Estimate log Z by a bridge between `base` and the model.
 
         Chains start at rows drawn from `x`, a tensor or several by name, or at draws of the base.
-        The default `base` is the energy's, or uniform, or on unbounded real rows a normal
-        distribution fitted to half of the model's draws. The default `sampler` is Gibbs where
-        there are blocks, GibbsWithGradients on other discrete rows, and HMC that tunes itself.
+        The default `base` is that of the energy, or uniform, or on unbounded real rows a normal
+        distribution fitted to half of the draws of the model. The default `sampler` is Gibbs for
+        bipartite and pairwise energies, GibbsWithGradients on other discrete rows, and HMC with
+        adaptation on real ones.
         """
         whole_number("n_samples", self.n_samples, 2)
         self.check(energy)
         rows = rows_of(energy, x)
-        kind = like(energy, rows)
-        generator = generator_for(generator, kind.device)
-        first = default_base(energy) if base is None else base
-        check_base(energy, first, rows)
-        first = first.to(kind.device, kind.dtype)
-        draws = self._model_draws(energy, first, sampler, rows, generator)
-        if is_fitted(energy, base):
-            first, draws = default_base(energy, draws[::2]), draws[1::2]
-        ends = log_weights(energy, first, draws, CHUNK)
-        if ends.min() == -math.inf:
-            raise ValueError("Some of the model's draws have infinite energy: they are no draws.")
-        others = log_weights(energy, first, first.sample(self.n_samples, generator), CHUNK)
-        if others.max() == -math.inf:
-            raise ValueError("No draw of the base is where the model has mass: pass another base.")
-        found = bridge(ends, others)
-        _warn_unless_overlapping(found, min(len(ends), len(others)))
+        template = template_for(energy, rows)
+        generator = generator_for(generator, template.device)
+        q = default_base(energy) if base is None else base
+        check_base(energy, q, rows)
+        q = q.to(template.device, template.dtype)
+        draws = self._model_draws(energy, q, sampler, rows, generator)
+        if fits_base(energy, base):
+            q, draws = default_base(energy, draws[::2]), draws[1::2]
+        of_model = log_weights(energy, q, draws, CHUNK)
+        if of_model.min() == -math.inf:
+            raise ValueError(
+                "Some draws of the model have infinite energy, so they are not samples of it: pass "
+                "other rows as x."
+            )
+        of_base = log_weights(energy, q, q.sample(self.n_samples, generator), CHUNK)
+        if of_base.max() == -math.inf:
+            raise ValueError("The model has no mass at any draw of the base: pass another base.")
+        result = bridge(of_model, of_base)
+        _warn_unless_overlapping(result, min(len(of_model), len(of_base)))
         nan = math.nan
         return LogPartition(
-            found.value, found.std_error, nan, nan, "heuristic", found.ess, reason=NO_BOUNDS
+            result.value, result.std_error, nan, nan, "heuristic", result.ess, reason=NO_BOUNDS
         )
 
     def _model_draws(
@@ -142,22 +148,22 @@ class BridgeSampling(WeighingMethod):
         rows: Tensor | None,
         generator: torch.Generator,
     ) -> Tensor:
-        """Rows as they are, or the ends of chains from them."""
+        """Draws of the model: the rows as they are, or last states of chains started at them."""
         if self.exact_samples:
             if rows is None or len(rows) < 4:
-                raise ValueError("exact_samples=True needs 4 draws of the model or more, as x.")
+                raise ValueError("exact_samples=True needs at least 4 draws of the model as x.")
             return rows
         sampler = default_sampler(energy) if sampler is None else sampler
         if not sampler.exact:
             raise ValueError(
-                f"Bridge sampling needs draws of the model, and {sampler} is biased. Pass one that "
-                "accepts or rejects its steps."
+                f"Bridge sampling needs draws of the model, and {sampler} is biased. Pass a "
+                "sampler that accepts or rejects its steps."
             )
         if rows is None:
             rows = base.sample(self.n_samples, generator)
             rows = rows[energy.domain.contains(rows)]
             if len(rows) == 0:
-                raise ValueError("No draw of the base is inside the energy's domain: pass rows x.")
+                raise ValueError("No draw of the base is in the domain of the energy: pass rows x.")
         index = torch.randint(
             len(rows), (self.n_samples,), generator=generator, device=generator.device
         )
@@ -166,11 +172,11 @@ class BridgeSampling(WeighingMethod):
         return state.x
 
 
-def _warn_unless_overlapping(found: Bridge, n: int) -> None:
-    if found.ess < min(10, n / 10):
+def _warn_unless_overlapping(result: Bridge, n: int) -> None:
+    if result.ess < min(10, n / 10):
         warnings.warn(
-            f"Base and model hardly overlap: {found.ess:.1f} of {n} draws carry the estimate, and "
-            "its std_error is too small. Pass a base nearer to the model, or use AIS.",
+            f"Base and model hardly overlap (effective sample size {result.ess:.1f} of {n} draws), "
+            "and std_error is too small. Pass a base nearer to the model, or use AIS.",
             ConvergenceWarning,
             stacklevel=3,  # the caller of `estimate`
         )

@@ -1,4 +1,4 @@
-"""Is there a log Z at all?"""
+"""What all estimates of log Z check and choose by default: rows, bases, samplers, propriety."""
 
 from __future__ import annotations
 
@@ -27,42 +27,46 @@ from skebm.base.energy import check_energy, check_shape
 from skebm.distributions import Distribution, Gaussian, IndependentBernoulli, Uniform
 from skebm.samplers import HMC, Gibbs, GibbsWithGradients
 
-# Why weights of base draws bound log Z from below alone.
-NO_UPPER = "no upper end: weights of draws that all missed a mode look as good as any"
-WIDER = 10.0  # times the standard deviations of a normal base
-# Uniform draws of a discrete domain, or of a box, at which a base is looked at.
-N_COPIES = 256
-# Beyond so many columns a base that is fitted has independent ones.
+# Why importance weights of draws of a base bound log Z from below only.
+NO_UPPER = "no upper bound: the weights do not show a mode that all draws have missed"
+WIDE_SCALE = 10.0  # times the standard deviations of a normal base
+# Uniform draws of a discrete domain, or of a box, at which the support of a base is checked.
+N_SUPPORT_DRAWS = 256
+# With more columns than this a fitted base has a diagonal covariance.
 MAX_DENSE = 1000
 
 
-def like(energy: Energy, x: Tensor | None = None) -> Tensor:
-    """An empty tensor in the precision and on the device of an energy, or else of rows x."""
+def template_for(energy: Energy, x: Tensor | None = None) -> Tensor:
+    """An empty tensor of the dtype and on the device of an energy, or else of rows x."""
     own = [one for one in (*energy.parameters(), *energy.buffers()) if one.is_floating_point()]
-    found = own[0] if own else torch.empty(0, dtype=torch.float64) if x is None else x
-    return found.new_empty(0)
+    source = own[0] if own else torch.empty(0, dtype=torch.float64) if x is None else x
+    return source.new_empty(0)
 
 
 def row_energies(energy: Energy, x: Tensor) -> Tensor:
-    """Energies (n,) in float64; call it in ``eval()`` mode."""
+    """Energies (n,) of rows x in float64; to be called in ``eval()`` mode."""
     value = energy(x)
     check_shape(energy, x, value)
     return value.double()
 
 
 def generator_for(generator: torch.Generator | None, device: Any = "cpu") -> torch.Generator:
-    """The generator, or one of seed 0 on a device, so that estimates repeat."""
+    """The generator, or one of seed 0 on `device`, so that estimates are reproducible."""
     return torch.Generator(device).manual_seed(0) if generator is None else generator
 
 
 def check_delta(delta: Any) -> None:
-    """Raise `ValueError` for what is no probability of failing."""
+    """Raise `ValueError` unless delta is a probability of failure, in (0, 1]."""
     if not isinstance(delta, RealNumber) or not 0 < float(delta) <= 1:
         raise ValueError(f"delta must be in (0, 1], got {delta!r}.")
 
 
 def rows_of(energy: Energy, x: Tensor | Mapping[str, Tensor] | None) -> Tensor | None:
-    """The rows passed as `x`, several starts in a row; `ValueError` for what is no row."""
+    """The rows passed as `x`, those of several starts concatenated, (n, ...); None without any.
+
+    Raises `TypeError` unless they are tensors, `ValueError` where they are not rows of the energy's
+    domain.
+    """
     if x is None:
         return None
     given = dict(x) if isinstance(x, Mapping) else {"x": x}
@@ -78,7 +82,7 @@ def rows_of(energy: Energy, x: Tensor | Mapping[str, Tensor] | None) -> Tensor |
     if not given:
         raise ValueError("x names no rows: pass a tensor, or a mapping from names to tensors.")
     first = next(iter(given.values()))
-    rows = torch.cat([one.to(like(energy, first)) for one in given.values()])
+    rows = torch.cat([one.to(template_for(energy, first)) for one in given.values()])
     inside = energy.domain.contains(rows)
     if not inside.all():
         row = int((~inside).nonzero()[0])
@@ -87,19 +91,22 @@ def rows_of(energy: Energy, x: Tensor | Mapping[str, Tensor] | None) -> Tensor |
 
 
 def bounded(domain: Domain) -> bool:
-    """Whether there is a uniform distribution over the domain."""
+    """Whether the domain has a uniform distribution: discrete, or bounded on both sides."""
     if isinstance(domain, Mixed):
         return all(bounded(part) for part in domain.parts)
     return not isinstance(domain, Real) or None not in (domain.lower, domain.upper)
 
 
 # ------------------------------------------------------------------------------
-# Where to start
+# Default samplers and bases
 # ------------------------------------------------------------------------------
 
 
 def default_sampler(energy: Energy) -> Sampler:
-    """A sampler that is exact and needs no settings, by the kind of energy."""
+    """An exact sampler that needs no settings, by the kind of energy.
+
+    Raises `ValueError` for domains that have none.
+    """
     if isinstance(energy, (BipartiteEnergy, PairwiseEnergy)):
         return Gibbs()
     if isinstance(energy.domain, (Binary, Categorical)):
@@ -109,10 +116,10 @@ def default_sampler(energy: Energy) -> Sampler:
     raise ValueError(f"There is no sampler to choose by default for {energy.domain}: pass one.")
 
 
-def is_fitted(energy: Energy, base: Any) -> bool:
-    """Whether the base will be one that :func:`default_base` fits to rows.
+def fits_base(energy: Energy, base: Any) -> bool:
+    """Whether :func:`default_base` will fit the base to rows.
 
-    Rows that it was fitted to are no independent draws any more, so estimates take others.
+    Rows that a base was fitted to are not independent of it, so estimates use other rows.
     """
     own = getattr(energy, "base", None)
     real = isinstance(energy.domain, Real) and not bounded(energy.domain)
@@ -120,61 +127,73 @@ def is_fitted(energy: Energy, base: Any) -> bool:
 
 
 def default_base(energy: Energy, x: Tensor | Mapping[str, Tensor] | None = None) -> Any:
-    r"""The base of an energy, or else one that covers its domain.
+    r"""The base of an energy, or else a distribution that covers its domain.
 
     That is the uniform distribution over discrete domains and boxes
-    (:class:`~skebm.distributions.IndependentBernoulli` of zeros on flat binary rows, so that
-    energies whose conditionals take fields can anneal from it), and a normal one on unbounded real
-    rows: of mean 0 (the nearest number inside the bounds) and scale 1, or fitted to rows x. A
-    fitted covariance is taken times :math:`1 + \min(1/2, d^{-1/2})`: tails must be covered, and
-    where the model is the fitted normal distribution itself, this costs the second moment of
-    importance weights a factor of no more than :math:`e^{1/2}`, in any number d of columns.
+    (:class:`~skebm.distributions.IndependentBernoulli` with logits of zero on flat binary rows, so
+    that energies whose conditionals take fields can anneal from it), and a normal distribution on
+    unbounded real rows: of mean 0 (or the nearest number inside the bounds) and scale 1, or fitted
+    to rows x. A fitted covariance is multiplied by :math:`1 + \min(1/2, d^{-1/2})` so that it
+    covers the tails of the model. Where the model is the fitted normal distribution itself, this
+    increases the second moment of the importance weights by a factor of at most :math:`e^{1/2}`,
+    for any number d of columns.
 
     Parameters
     ----------
     energy : Energy
     x : Tensor of shape (n, ...), mapping of str to Tensor, or None, default=None
-        Rows near the model.
+        Rows near the model, in the units of the energy's rows.
+
+    Returns
+    -------
+    Distribution
+        In the precision and on the device of the energy.
+
+    Raises
+    ------
+    ValueError
+        Where the domain mixes discrete columns with unbounded real ones, and the energy has no
+        base.
     """
     base = getattr(energy, "base", None)
     if base is not None:
         return base
     rows = rows_of(energy, x)
-    domain, kind = energy.domain, like(energy, rows)
+    domain, template = energy.domain, template_for(energy, rows)
     if bounded(domain):
-        return _uniform(domain, kind)
+        return _uniform(domain, template)
     if not isinstance(domain, Real):
         raise ValueError(f"There is no base to choose by default for {domain}: pass one.")
     if rows is None:
         low = -math.inf if domain.lower is None else domain.lower
         high = math.inf if domain.upper is None else domain.upper
-        return Gaussian(kind.new_full(domain.shape, min(max(0.0, low), high)), 1.0)
+        return Gaussian(template.new_full(domain.shape, min(max(0.0, low), high)), 1.0)
     d = domain.n_columns
     fitted = Gaussian.fit(rows, diagonal=len(domain.shape) != 1 or d > MAX_DENSE)
     return fitted.widened(1 + min(0.5, d**-0.5))
 
 
 def wide_base(energy: Energy, base: Distribution) -> Distribution | None:
-    """A base that reaches modes which `base` and rows near it may miss; None where there is none.
+    """A wider base, which covers modes far from `base` and the rows; None where there is none.
 
-    Uniform, or a normal distribution of ten times the standard deviations.
+    The uniform distribution, or a normal one of ten times the standard deviations.
     """
     if not bounded(energy.domain):
-        return base.widened(WIDER**2) if isinstance(base, Gaussian) else None
+        return base.widened(WIDE_SCALE**2) if isinstance(base, Gaussian) else None
     if (
         isinstance(base, Uniform)
         or isinstance(base, IndependentBernoulli)
         and not base.logits.any()
     ):
         return None
-    return _uniform(energy.domain, like(energy))
+    return _uniform(energy.domain, template_for(energy))
 
 
-def _uniform(domain: Domain, kind: Tensor) -> Distribution:
-    """The uniform distribution, of independent columns on flat bits: blocks can anneal from it."""
+def _uniform(domain: Domain, template: Tensor) -> Distribution:
+    """The uniform distribution; of independent columns on flat binary rows, for block Gibbs."""
     if isinstance(domain, Binary) and len(domain.shape) == 1:
-        return IndependentBernoulli(kind.new_zeros(domain.n_columns))
-    return Uniform(domain, kind.dtype, kind.device)
+        return IndependentBernoulli(template.new_zeros(domain.n_columns))
+    return Uniform(domain, template.dtype, template.device)
 
 
 # ------------------------------------------------------------------------------
@@ -183,10 +202,11 @@ def _uniform(domain: Domain, kind: Tensor) -> Distribution:
 
 
 def check_base(energy: Energy, base: Any, x: Tensor | Mapping[str, Tensor] | None = None) -> None:
-    """Raise unless a base is a `Distribution` with probability wherever the model has mass.
+    """Raise unless a base is a `Distribution` whose support covers that of the model.
 
-    Domains are compared, and log q is looked at on the rows x and on 256 uniform draws of a
-    bounded domain: it may be minus infinity only where the energy is infinite.
+    Compares the domains, and checks log q at the rows x and at 256 uniform draws of a bounded
+    domain: it may be minus infinity only where the energy is infinite. Raises `TypeError` for what
+    is no distribution, `ValueError` for one that does not cover the model.
     """
     if not isinstance(base, Distribution):
         raise TypeError(
@@ -201,24 +221,28 @@ def check_base(energy: Energy, base: Any, x: Tensor | Mapping[str, Tensor] | Non
         )
     if not covers(base.domain, energy.domain):
         raise ValueError(
-            f"The base lives on {base.domain}, which leaves out a part of {energy.domain}, where "
-            "the energy is defined. Pass a base on all of it."
+            f"The base is a distribution on {base.domain}, which leaves out a part of "
+            f"{energy.domain}, where the energy is defined. Pass a base on all of it."
         )
     rows = rows_of(energy, x)
-    kind = like(energy, rows)
     _check_support(energy, base, rows, "row {} of x")
     if bounded(energy.domain):
-        generator = generator_for(None, kind.device)
-        draws = energy.domain.uniform(N_COPIES, generator, dtype=kind.dtype)
+        template = template_for(energy, rows)
+        generator = generator_for(None, template.device)
+        draws = energy.domain.uniform(N_SUPPORT_DRAWS, generator, dtype=template.dtype)
         _check_support(energy, base, draws, "a state of its domain (uniform draw {})")
 
 
 def covers(outer: Domain, inner: Domain) -> bool:
-    """Whether all rows of one domain are in the other, of the same kind."""
+    """Whether the outer domain is of the same kind as the inner one and holds all of its rows."""
     if isinstance(outer, Real) and isinstance(inner, Real):
-        below, above = ((-math.inf if one.lower is None else one.lower) for one in (outer, inner))
-        high, least = (math.inf if one.upper is None else one.upper for one in (outer, inner))
-        return below <= above and high >= least
+        outer_low, inner_low = (
+            -math.inf if one.lower is None else one.lower for one in (outer, inner)
+        )
+        outer_high, inner_high = (
+            math.inf if one.upper is None else one.upper for one in (outer, inner)
+        )
+        return outer_low <= inner_low and outer_high >= inner_high
     if isinstance(outer, Mixed) and isinstance(inner, Mixed):
         pairs = list(zip(outer.parts, inner.parts, strict=False))
         same = len(outer.parts) == len(inner.parts)
@@ -229,33 +253,38 @@ def covers(outer: Domain, inner: Domain) -> bool:
 
 
 def _check_support(energy: Energy, base: Distribution, x: Tensor | None, where: str) -> None:
+    """Raise where log q is minus infinity or nan at a row of x with a finite energy."""
     if x is None:
         return
     with sampling(energy), torch.no_grad():
         log_q = base.to(x.device, x.dtype).log_prob(x)
-        lost = log_q.isnan() | (log_q == -math.inf)
-        if lost.any():
-            lost[lost.clone()] = row_energies(energy, x[lost]) < math.inf
-    if lost.any():
-        place = where.format(int(lost.nonzero()[0]))
+        uncovered = log_q.isnan() | (log_q == -math.inf)
+        if uncovered.any():
+            uncovered[uncovered.clone()] = row_energies(energy, x[uncovered]) < math.inf
+    if uncovered.any():
+        place = where.format(int(uncovered.nonzero()[0]))
         raise ValueError(
-            f"The base has no probability at {place}, where the model has some: its log Z cannot "
-            "be told from this base. Pass a wider one."
+            f"The base has no probability at {place}, where the model has some: log Z cannot be "
+            "estimated from this base. Pass a wider one."
         )
 
 
-# Random directions, and as many single columns.
+# ------------------------------------------------------------------------------
+# Is the energy proper?
+# ------------------------------------------------------------------------------
+
+# Random directions, and as many along single columns.
 N_RAYS = 64
-# Distances at which energies must grow, the last that they can be computed at counts: fourth powers
-# of the largest still fit into single precision.
+# Distances at which energies must grow; the last one at which they can be computed decides. Fourth
+# powers of the largest still fit into single precision.
 RADII = (1e2, 1e4, 1e6, 1e8)
 
 
-class WeighingMethod(PartitionEstimator):
-    """A way to log Z by weights of draws: it gives a number even where there is no log Z."""
+class MonteCarloEstimator(PartitionEstimator):
+    """Estimates log Z by weights of draws, which are finite even where log Z does not exist."""
 
     def check(self, energy: Energy) -> None:
-        """Raise for what is no energy, and for one that has no log Z."""
+        """Raise `TypeError` for what is no energy, `ValueError` for one that has no log Z."""
         super().check(energy)
         check_proper(energy)
 
@@ -263,52 +292,61 @@ class WeighingMethod(PartitionEstimator):
 def check_proper(energy: Energy, generator: torch.Generator | None = None) -> None:
     r"""Raise `ValueError` where :math:`e^{-E}` has no finite integral.
 
-    A probe, which can refuse and cannot certify. It looks along 64 random rays :math:`o + r u`,
-    from origins of scale 1, in the d unbounded columns (the others are uniform), and along 64 that
-    change one column only. The integral over a cone is finite only if E grows faster than
-    :math:`d \log r`, that over a column only if it grows faster than :math:`\log r`, so
+    A numerical test, which can reject and cannot certify. It follows 64 random rays
+    :math:`o + r u`, from origins of scale 1, in the d unbounded columns (the others are uniform),
+    and 64 rays that change a single column. The integral over a cone is finite only if E grows
+    faster than :math:`d \log r`, that over a column only if E grows faster than :math:`\log r`, so
+    the test requires of each ray
 
     .. math:: E(o + 2 r u) - E(o + r u) > k \log 2, \qquad k = d \text{ or } 1,
 
-    is asked of each, far out: at r of a hundred million, or at the last of 1e6, 1e4 and 1e2 where
-    E can be computed; or, as the energies of flows go up and down on their way, the same of
-    :math:`E(o + 2 r u) - E(o + r u / 100)` and log 200, or of r / 10000. A model that is improper
-    in a narrow cone alone passes. Discrete domains and boxes always pass.
+    far out: at r = 1e8, or at the largest of 1e6, 1e4 and 1e2 where E can be computed. As energies
+    of flows are not monotone along a ray, the same condition on
+    :math:`E(o + 2 r u) - E(o + r u / 100)` with log 200, or with r / 10000, is sufficient too. A
+    model that is improper in a narrow cone only passes. Discrete domains and boxes always pass.
 
     Parameters
     ----------
     energy : Energy
     generator : torch.Generator or None, default=None
-        On the device of the energy; None is one of seed 0, so that verdicts repeat.
+        On the device of the energy; None is one of seed 0, so that results are reproducible.
+
+    Raises
+    ------
+    ValueError
+        Where E grows too slowly along a ray.
+    FloatingPointError
+        Where E is nan at a distance of 100.
     """
     check_energy(energy)
     if bounded(energy.domain):
         return
-    kind = like(energy)
-    generator = generator_for(generator, kind.device)
-    origin, ray, needed = _rays(energy.domain, generator, kind)
-    grows = torch.ones(len(ray), dtype=torch.bool, device=kind.device)
+    template = template_for(energy)
+    generator = generator_for(generator, template.device)
+    origin, ray, dimension = _rays(energy.domain, generator, template)
+    grows = torch.ones(len(ray), dtype=torch.bool, device=template.device)
     with sampling(energy), torch.no_grad():
-        before = [row_energies(energy, _at(energy.domain, origin + ray))]
+        previous = [row_energies(energy, _reflected(energy.domain, origin + ray))]
         for radius in RADII:
-            near = row_energies(energy, _at(energy.domain, origin + radius * ray))
-            far = row_energies(energy, _at(energy.domain, origin + 2 * radius * ray))
-            lost = near.isnan() | far.isnan()
-            if radius == RADII[0] and lost.any():
+            near = row_energies(energy, _reflected(energy.domain, origin + radius * ray))
+            far = row_energies(energy, _reflected(energy.domain, origin + 2 * radius * ray))
+            unknown = near.isnan() | far.isnan()
+            if radius == RADII[0] and unknown.any():
                 raise FloatingPointError(
-                    f"The energy is nan along {int(lost.sum())} of {len(ray)} rays, {radius:.0f} "
-                    "from the origin: check the model's parameters, or compute in float64."
+                    f"The energy is nan along {int(unknown.sum())} of {len(ray)} rays, at a "
+                    f"distance of {radius:.0f} from the origin: check the model's parameters, or "
+                    "compute in float64."
                 )
-            # An infinite energy is as large as can be; where both are, the model has ended before.
-            up = (far == math.inf) | (far - near > needed * math.log(2))
-            for back, value in enumerate(before[-2:][::-1], 1):
-                up |= far - value > needed * math.log(2 * RADII[0] ** back)
-            grows = torch.where(lost, grows, up)
-            before.append(near)
+            # An infinite energy is large enough, also where the nearer one is infinite as well.
+            increases = (far == math.inf) | (far - near > dimension * math.log(2))
+            for n_radii, value in enumerate(previous[-2:][::-1], 1):
+                increases |= far - value > dimension * math.log(2 * RADII[0] ** n_radii)
+            grows = torch.where(unknown, grows, increases)
+            previous.append(near)
     if not grows.all():
         raise ValueError(
             f"exp(-E) has no finite integral, so log Z does not exist: along {int((~grows).sum())} "
-            f"of {len(ray)} rays E falls, or grows too slowly (d log r at most). Give the domain "
+            f"of {len(ray)} rays E decreases or grows no faster than d log r. Give the domain "
             "bounds, Real(shape, lower, upper), or the energy a base, E(x) = f(x) - log q(x) with "
             "for instance q = skebm.distributions.Gaussian(mean, scale), or a confinement such as "
             "c |x|^2."
@@ -316,46 +354,48 @@ def check_proper(energy: Energy, generator: torch.Generator | None = None) -> No
 
 
 def _rays(
-    domain: Domain, generator: torch.Generator, kind: Tensor
+    domain: Domain, generator: torch.Generator, template: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Origins and unit directions (n, ...), and the dimension of what each stands for, (n,)."""
-    origin = _origins(domain, generator, kind)
-    free = _free(domain).to(kind.device).nonzero().flatten()
-    d = len(free)
-    ray = kind.new_zeros(2 * N_RAYS, domain.n_columns)
-    cone = torch.randn(N_RAYS, d, generator=generator, dtype=kind.dtype, device=kind.device)
-    ray[:N_RAYS, free] = cone / cone.norm(dim=1, keepdim=True)
-    columns = free[torch.randperm(d, generator=generator, device=kind.device)]
-    number = torch.arange(N_RAYS, device=kind.device)
-    # There and back, column after column.
+    """Origins and unit directions (n, ...), and the dimension that each direction tests, (n,)."""
+    origin = _origins(domain, generator, template)
+    options: dict[str, Any] = {"dtype": template.dtype, "device": template.device}
+    unbounded = _unbounded(domain).to(template.device).nonzero().flatten()
+    d = len(unbounded)
+    ray = template.new_zeros(2 * N_RAYS, domain.n_columns)
+    direction = torch.randn(N_RAYS, d, generator=generator, **options)
+    ray[:N_RAYS, unbounded] = direction / direction.norm(dim=1, keepdim=True)
+    columns = unbounded[torch.randperm(d, generator=generator, device=template.device)]
+    number = torch.arange(N_RAYS, device=template.device)
+    # One column after the other, each in both directions.
     sign = 1.0 - 2.0 * (number % 2)
     ray[N_RAYS + number, columns[number // 2 % d]] = sign.to(ray)
-    needed = torch.tensor([float(d), 1.0], device=kind.device).repeat_interleave(N_RAYS)
-    return origin, ray.view(origin.shape), needed
+    dimension = torch.tensor([float(d), 1.0], device=template.device).repeat_interleave(N_RAYS)
+    return origin, ray.view(origin.shape), dimension
 
 
-def _origins(domain: Domain, generator: torch.Generator, kind: Tensor) -> Tensor:
+def _origins(domain: Domain, generator: torch.Generator, template: Tensor) -> Tensor:
+    """Rows (2 N_RAYS, ...) that the rays start from: uniform, or normal where unbounded."""
     if isinstance(domain, Mixed):
-        parts = [_origins(part, generator, kind).flatten(1) for part in domain.parts]
+        parts = [_origins(part, generator, template).flatten(1) for part in domain.parts]
         return torch.cat(parts, 1)
     if bounded(domain):
-        return domain.uniform(2 * N_RAYS, generator, dtype=kind.dtype)
+        return domain.uniform(2 * N_RAYS, generator, dtype=template.dtype)
     shape = (2 * N_RAYS, *domain.row_shape)
-    return torch.randn(shape, generator=generator, dtype=kind.dtype, device=kind.device)
+    return torch.randn(shape, generator=generator, dtype=template.dtype, device=template.device)
 
 
-def _free(domain: Domain) -> Tensor:
-    """Which columns of a row have no bound on one side or on both, (d,)."""
+def _unbounded(domain: Domain) -> Tensor:
+    """Which columns of a row lack a lower or an upper bound, (d,) of bool."""
     if isinstance(domain, Mixed):
-        return torch.cat([_free(part) for part in domain.parts])
+        return torch.cat([_unbounded(part) for part in domain.parts])
     return torch.full((domain.n_columns,), not bounded(domain))
 
 
-def _at(domain: Domain, x: Tensor) -> Tensor:
-    """Rows folded back at the one wall of a half-bounded domain."""
+def _reflected(domain: Domain, x: Tensor) -> Tensor:
+    """Rows reflected into a domain with a bound on one side."""
     if isinstance(domain, Mixed):
         blocks = zip(domain.parts, domain.split(x), strict=True)
-        return torch.cat([_at(part, block).flatten(1) for part, block in blocks], 1)
+        return torch.cat([_reflected(part, block).flatten(1) for part, block in blocks], 1)
     if not isinstance(domain, Real) or bounded(domain):
         return x
     if domain.lower is not None:

@@ -1,4 +1,4 @@
-"""What every method says about log Z of one model."""
+"""Estimates of log Z of one model by several methods, side by side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from skebm.partition.annealed import AIS, ReverseAIS
 from skebm.partition.bethe import Bethe
 from skebm.partition.bracket import AISBracket
 from skebm.partition.bridge import BridgeSampling
-from skebm.partition.checks import check_base, check_proper, like, rows_of
+from skebm.partition.checks import check_base, check_proper, rows_of, template_for
 from skebm.partition.choice import in_a_line
 from skebm.partition.exact import Exact
 from skebm.partition.importance import ImportanceSampling
@@ -49,7 +49,7 @@ COLUMNS = (
     "warning",
 )
 NOT_APPLICABLE = "not applicable"
-# How a method says that it cannot take a model.
+# Errors by which a method refuses a model.
 REFUSALS = (TypeError, ValueError, FloatingPointError)
 
 
@@ -62,32 +62,32 @@ def compare(
     x: Tensor | Mapping[str, Tensor] | None = None,
     random_state: Any = None,
 ) -> Any:
-    r"""Estimate log Z of one model by several methods, a row of a table for each.
+    r"""Estimate log Z of one model by several methods, in a table with a row for each.
 
-    Direction: that of each method, which the columns ``lower``, ``upper`` and ``bound_kind`` say.
-    Read the value of a method that bounds one side only, such as :class:`PerturbAndMAP`, as its
-    side of log Z and not as an estimate. ``std_error`` is the error of sampling alone.
+    Direction: that of each method, given by the columns ``lower``, ``upper`` and ``bound_kind``.
+    The value of a method that bounds one side only, such as :class:`PerturbAndMAP`, is to be read
+    as a bound and not as an estimate. ``std_error`` is the sampling error alone.
 
     Parameters
     ----------
     model : Energy or fitted estimator
-        An estimator passes what it computes its own `log_partition_` with: base, sampler, rows and
-        seed. It is left as it is.
+        An estimator supplies what it computes its own `log_partition_` with: base, sampler, rows
+        and seed. It is left unchanged.
     methods : iterable or dict of str to PartitionEstimator, default=None
         None is all methods of :mod:`skebm.partition`, each with its defaults. Those of an iterable
-        are named by their class, and where a class comes again by their parameters.
+        are named by their class, or by their parameters where a class occurs more than once.
     base : Distribution or None, default=None
-        What sampling methods start from, in place of the estimator's or the default one.
+        Base of the sampling methods, in place of the estimator's or the default one.
     sampler : Sampler or None, default=None
         Kernel of annealing and of chains, in place of the estimator's or the default one.
     x : Tensor of shape (n, ...), mapping of str to Tensor, or None, default=None
-        Rows near the model, in place of the estimator's. Without any, reverse annealing is not
-        applicable.
+        Rows near the model, in the units of the energy's rows, in place of the estimator's. Without
+        any, reverse annealing is not applicable.
     random_state : int, RandomState instance or None, default=None
         None is the estimator's own seed, so that the row of its own method holds its
-        `log_partition_`; for an energy 0. Each method starts a generator from the same seed: its
-        row does not depend on what other methods run. :class:`AIS` and :class:`AISBracket` then
-        share their forward runs, and their agreement confirms nothing.
+        `log_partition_`; for an energy it is 0. Every method gets a generator of the same seed, so
+        that its row does not depend on the other methods. :class:`AIS` and :class:`AISBracket`
+        therefore share their forward runs, and their agreement is no confirmation.
 
     Returns
     -------
@@ -95,33 +95,36 @@ def compare(
         Indexed by ``method``, with columns
 
         - ``value``, ``std_error``, ``lower``, ``upper``, ``bound_kind``, ``ess``, ``reason``: see
-          :class:`skebm.base.LogPartition`. A method that does not take the model, or failed, has a
-          row of nan with ``bound_kind`` "not applicable", and its message as ``reason``;
+          :class:`skebm.base.LogPartition`; the first four in nats. A method that does not take the
+          model, or fails, has a row of nan with ``bound_kind`` "not applicable", and its error
+          message as ``reason``;
         - ``seconds``: wall-clock time;
-        - ``warning``: what the method warned of (`ConvergenceWarning`), instead of a warning.
+        - ``warning``: messages of the method's `ConvergenceWarning`, which are not issued.
 
     Raises
     ------
     ImportError
         Where pandas is not installed.
+    TypeError
+        Where the model is no energy or estimator, or a method, base, sampler or x has a wrong type.
     ValueError
-        Where the energy has no log Z, or rows, base or methods are none.
+        Where the energy has no log Z, or rows or base do not fit it, or methods is empty.
 
     See Also
     --------
-    choose : Which of them ``partition="auto"`` takes.
-    skebm.inspection.PartitionDisplay : The picture of the table.
+    choose : Which method ``partition="auto"`` takes.
+    skebm.inspection.PartitionDisplay : Plot of the table.
 
     Notes
     -----
-    Small models take a second or two. Of 784 visible and 500 hidden units, with 500 rows, all
-    methods take two minutes on one core: :class:`TreeReweighted` 50 s, :class:`ReverseAIS`, which
-    anneals every row, 30, :class:`AISBracket` 20, and each of the others 6 at most.
+    Small models take a second or two. For an RBM of 784 visible and 500 hidden units and 500 rows
+    all methods take two minutes on one core: :class:`TreeReweighted` 50 s, :class:`ReverseAIS`,
+    which anneals every row, 30 s, :class:`AISBracket` 20 s, and each of the others 6 s at most.
 
     References
     ----------
     Grosse, Ghahramani and Adams (2015), "Sandwiching the marginal likelihood using bidirectional
-    Monte Carlo", arXiv:1511.02543 (bounds from both sides as a check of each other).
+    Monte Carlo", arXiv:1511.02543 (bounds on both sides that check each other).
 
     Examples
     --------
@@ -137,23 +140,23 @@ def compare(
     TreeReweighted  13.97    NaN  13.97
     """
     pandas = _pandas()
-    named = _named(methods)
+    named = _by_name(methods)
     energy, inputs = _energy_and_inputs(model)
     given = {"base": base, "sampler": sampler, "x": x}
     inputs |= {name: value for name, value in given.items() if value is not None}
     check_proper(energy)
-    inputs["x"] = _checked(energy, **inputs)
-    device = like(energy, rows_of(energy, inputs["x"])).device
+    inputs["x"] = _checked_rows(energy, **inputs)
+    device = template_for(energy, rows_of(energy, inputs["x"])).device
     generator = inputs.pop("generator", None)
     if random_state is not None:
         seed = draw_seed(random_state)
     else:
         seed = 0 if generator is None else generator.initial_seed()
 
-    def fresh() -> torch.Generator:
+    def new_generator() -> torch.Generator:
         return torch.Generator(device).manual_seed(seed)
 
-    rows = [_row(method, energy, inputs, fresh) for method in named.values()]
+    rows = [_row(method, energy, inputs, new_generator) for method in named.values()]
     index = pandas.Index(list(named), name="method")
     return pandas.DataFrame(rows, index=index, columns=list(COLUMNS))
 
@@ -169,12 +172,12 @@ def _pandas() -> Any:
 
 
 # ------------------------------------------------------------------------------
-# What was passed
+# Arguments
 # ------------------------------------------------------------------------------
 
 
-def _named(methods: Any) -> dict[str, PartitionEstimator]:
-    """Methods by name."""
+def _by_name(methods: Any) -> dict[str, PartitionEstimator]:
+    """Checked methods by name."""
     if methods is None:
         return {cls.__name__: cls() for cls in METHODS}
     if isinstance(methods, str | type | PartitionEstimator) or not isinstance(methods, Iterable):
@@ -187,8 +190,8 @@ def _named(methods: Any) -> dict[str, PartitionEstimator]:
         raise ValueError("methods is empty: pass None for all of them.")
     for one in several:
         if not isinstance(one, PartitionEstimator):
-            made = f": make one, {one.__name__}()" if isinstance(one, type) else ""
-            raise TypeError(f"methods holds {one!r}, which is no partition estimator{made}.")
+            hint = f": pass an instance, {one.__name__}()" if isinstance(one, type) else ""
+            raise TypeError(f"methods holds {one!r}, which is no partition estimator{hint}.")
     if isinstance(methods, Mapping):
         return {str(name): one for name, one in methods.items()}
     classes = [type(one).__name__ for one in several]
@@ -198,30 +201,30 @@ def _named(methods: Any) -> dict[str, PartitionEstimator]:
     ]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"methods holds {twice} twice: pass a dict, to name them apart.")
+        raise ValueError(f"methods holds {twice} twice: pass a dict with a name for each.")
     return dict(zip(names, several, strict=True))
 
 
 def _energy_and_inputs(model: Any) -> tuple[Energy, dict[str, Any]]:
-    """The energy of a model, and what its estimator passes for its own log Z."""
-    nothing = {"base": None, "sampler": None, "x": None}
+    """The energy of a model, and what its estimator computes its own log Z with."""
+    defaults = {"base": None, "sampler": None, "x": None}
     if isinstance(model, Energy):
-        return model, nothing
+        return model, defaults
     if isinstance(model, BaseEstimator) and hasattr(model, "fit"):
         check_is_fitted(model)
     energy = getattr(model, "energy_", None)
     if not isinstance(energy, Energy):
         raise TypeError(
             f"compare takes an Energy or a fitted density estimator of skebm, not a "
-            f"{type(model).__name__}. Of a pipeline or a search pass the step itself, as in "
-            "pipeline[-1]."
+            f"{type(model).__name__}. Pass the step of a pipeline, as in pipeline[-1], or the "
+            "best_estimator_ of a search."
         )
     own = getattr(model, "_partition_inputs", None)
-    return energy, nothing if own is None else own()
+    return energy, defaults if own is None else own()
 
 
-def _checked(energy: Energy, base: Any, sampler: Any, x: Any, generator: Any = None) -> Any:
-    """Rows as the methods need them; raises for what no method could use."""
+def _checked_rows(energy: Energy, base: Any, sampler: Any, x: Any, generator: Any = None) -> Any:
+    """Rows in the dtype of the energy; raises for inputs that no method could use."""
     rows = rows_of(energy, x)
     if base is not None:
         check_base(energy, base, x)
@@ -243,9 +246,9 @@ def _row(
     method: PartitionEstimator,
     energy: Energy,
     inputs: Mapping[str, Any],
-    fresh: Callable[[], torch.Generator],
+    new_generator: Callable[[], torch.Generator],
 ) -> dict[str, Any]:
-    """What a method says, how long it took, and what it warned of."""
+    """The estimate of a method, its seconds and its warnings, by column."""
     nan = math.nan
     seconds = nan
     with warnings.catch_warnings(record=True) as caught:
@@ -253,15 +256,15 @@ def _row(
         start = time.perf_counter()
         try:
             method.check(energy)
-            found = method.estimate(energy, **inputs, generator=fresh())
+            result = method.estimate(energy, **inputs, generator=new_generator())
             seconds = time.perf_counter() - start
         except REFUSALS as refusal:
-            found = LogPartition(nan, nan, nan, nan, NOT_APPLICABLE, nan, reason=str(refusal))
-    said = []
+            result = LogPartition(nan, nan, nan, nan, NOT_APPLICABLE, nan, reason=str(refusal))
+    messages = []
     for one in caught:
         if issubclass(one.category, ConvergenceWarning):
-            said.append(str(one.message).splitlines()[0])
+            messages.append(str(one.message).splitlines()[0])
         else:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-    row = found._asdict() | {"seconds": seconds, "warning": " ".join(dict.fromkeys(said))}
+    row = result._asdict() | {"seconds": seconds, "warning": " ".join(dict.fromkeys(messages))}
     return {name: row[name] for name in COLUMNS}

@@ -1,4 +1,4 @@
-"""log Z by summing over all states."""
+"""log Z by enumeration of all states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skebm.base import BipartiteEnergy, Domain, Energy, LogPartition, PartitionE
 
 
 class Side(NamedTuple):
-    """A way to enumerate: terms visited, domain of the states, energy of a state."""
+    """What an enumeration sums over: number of terms, domain of the states, energy of a state."""
 
     cost: float
     domain: Domain
@@ -21,7 +21,7 @@ class Side(NamedTuple):
 
 
 def cheaper_side(energy: Energy) -> Side:
-    """The layer of a bipartite energy that costs less to enumerate; the rows of any other one."""
+    """The cheaper layer of a bipartite energy to enumerate; the rows of any other energy."""
     visible = energy.domain
     if not isinstance(energy, BipartiteEnergy):
         return Side(visible.n_states * visible.n_columns, visible, energy)
@@ -34,19 +34,20 @@ def cheaper_side(energy: Energy) -> Side:
 
 
 def log_z_cost(energy: Energy) -> float:
-    """Terms that :class:`Exact` visits: states, times the units of the layer summed out."""
+    """Number of terms that :class:`Exact` sums: states times units of the layer summed out."""
     return cheaper_side(energy).cost
 
 
 class Exact(PartitionEstimator):
     r"""Exact log Z by enumeration, of the cheaper layer where the energy is bipartite.
 
-    Direction: exact, up to rounding of the energies; the sum is accumulated in float64.
+    Direction: exact, up to rounding of the energies (``bound_kind`` "exact", ``std_error`` 0).
+    Accumulates in float64.
 
     Parameters
     ----------
     max_cost : float, default=1e9
-        Refuse more terms (states times units of the other layer) than this.
+        Largest number of terms (states times units of the other layer); more are refused.
 
     References
     ----------
@@ -68,17 +69,17 @@ class Exact(PartitionEstimator):
         self.max_cost = max_cost
 
     def check(self, energy: Energy) -> None:
-        """Raise `TypeError` for what is no energy, `ValueError` for one of too many states."""
+        """Raise `TypeError` for what is no energy, `ValueError` for one with too many states."""
         super().check(energy)
         cost, domain, _ = cheaper_side(energy)
         if math.isinf(domain.log_n_states):
             raise ValueError(
-                f"{domain} has too many states to sum over: use AISBracket, or AIS without rows."
+                f"{domain} has too many states to enumerate: use AISBracket, or AIS without rows."
             )
         if cost > self.max_cost:
             raise ValueError(
-                f"Exact log Z would visit {cost:.2g} terms, more than max_cost={self.max_cost:.2g}."
-                " Use AISBracket, or fewer units."
+                f"Exact log Z would sum {cost:.2g} terms, more than max_cost={self.max_cost:.2g}. "
+                "Use AISBracket, or fewer units."
             )
 
     def estimate(
@@ -93,12 +94,12 @@ class Exact(PartitionEstimator):
         """Sum over all states; needs nothing but the energy."""
         self.check(energy)
         cost, domain, function = cheaper_side(energy)
-        like = next(energy.parameters(), torch.empty(0, dtype=torch.float64))
-        other = max(cost / domain.n_states, domain.n_columns, 1)
-        chunk = max(1, int(4e6 / other))  # 16 MB of float32 at a time
-        total = torch.tensor(-math.inf, dtype=torch.float64, device=like.device)
+        template = next(energy.parameters(), torch.empty(0, dtype=torch.float64))
+        width = max(cost / domain.n_states, domain.n_columns, 1)
+        chunk = max(1, int(4e6 / width))  # 16 MB of float32 at a time
+        total = torch.tensor(-math.inf, dtype=torch.float64, device=template.device)
         with torch.no_grad():
-            for states in domain.enumerate(chunk, dtype=like.dtype, device=like.device):
+            for states in domain.enumerate(chunk, dtype=template.dtype, device=template.device):
                 part = torch.logsumexp(-function(states).double(), 0)
                 total = torch.logaddexp(total, part)
         value = float(total)

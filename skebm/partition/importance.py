@@ -1,4 +1,4 @@
-"""log Z by importance sampling from a distribution that is known."""
+"""log Z by importance sampling from a tractable distribution."""
 
 from __future__ import annotations
 
@@ -16,95 +16,100 @@ from skebm.base.sampler import whole_number
 from skebm.distributions import Distribution
 from skebm.partition.checks import (
     NO_UPPER,
-    WeighingMethod,
+    MonteCarloEstimator,
     check_base,
     check_delta,
     default_base,
     generator_for,
-    like,
     row_energies,
     rows_of,
+    template_for,
 )
 
-# Heaviest tail assumed of the weights: the mean of a Pareto law of index 1 does not exist.
+# Largest Pareto index assumed for the weights: at 1 the mean ceases to exist.
 MAX_TAIL = 1.0
-SPACING = 1e-3  # standard deviation of what tells equal log weights apart
+JITTER = 1e-3  # standard deviation of noise that breaks ties of log weights
 
 
 def log_weights(energy: Energy, base: Distribution, x: Tensor, chunk: int) -> Tensor:
     """-E(x) - log q(x), (n,) in float64; minus infinity outside the domain of the energy.
 
-    Rows are taken `chunk` at a time, in ``eval()`` mode and without gradients.
+    Evaluated in chunks of `chunk` rows, in ``eval()`` mode and without gradients. Raises
+    `FloatingPointError` where the energy is nan or minus infinity.
     """
-    found = []
+    parts = []
     with sampling(energy), torch.no_grad():
         for part in x.split(chunk):
             value = -row_energies(energy, part) - base.log_prob(part).double()
-            found.append(value.masked_fill(~energy.domain.contains(part), -math.inf))
-    log_w = torch.cat(found)
-    lost = log_w.isnan() | (log_w == math.inf)
-    if lost.any():
+            parts.append(value.masked_fill(~energy.domain.contains(part), -math.inf))
+    log_w = torch.cat(parts)
+    invalid = log_w.isnan() | (log_w == math.inf)
+    if invalid.any():
         raise FloatingPointError(
-            f"The energy is not finite (nan, or minus infinity) at {int(lost.sum())} of {len(x)} "
-            "rows: check the model's parameters for infinities and nan, or compute in float64."
+            f"The energy is not finite (nan, or minus infinity) at {int(invalid.sum())} of "
+            f"{len(x)} rows: check the model's parameters for infinities and nan, or compute in "
+            "float64."
         )
     return log_w
 
 
-class Weights(NamedTuple):
-    """Summary of n log weights: log of their mean, its standard error, effective sample size."""
+class WeightSummary(NamedTuple):
+    """Summary of n weights: log of their mean, its standard error, effective sample size."""
 
     log_mean: float
     std_error: float
     ess: float
 
 
-def summarise(log_w: Tensor) -> Weights:
-    r"""Mean of the weights with a standard error that allows for a tail not seen.
+def summarise(log_w: Tensor) -> WeightSummary:
+    r"""Mean of the weights with a standard error that accounts for an unobserved tail.
 
-    The delta method, s / sqrt(n) for weights of mean 1, is too small where few weights carry the
-    mean: those that would matter most were not drawn. To its square is added the second moment of
-    the weights expected once in n to 10 n draws, under a Pareto law through the largest one, m:
+    The standard error of the delta method, s / sqrt(n) for weights of mean 1, is too small where
+    few weights dominate the mean, because still larger ones are rare and were not drawn. To its
+    square is added the second moment of the weights expected once in n to 10 n draws, under a
+    Pareto distribution through the largest weight, m:
 
     .. math:: \frac{s^2}{n} + \Bigl(\frac{m - 1}{n}\Bigr)^2 \int_{0.1}^1 u^{-2k} du,
 
-    with k Hill's estimate from the min(n / 5, 3 sqrt(n)) largest weights, at most 1.
+    with k Hill's estimate of the Pareto index from the min(n / 5, 3 sqrt(n)) largest weights, at
+    most 1. Raises `FloatingPointError` for log weights (n,) that are not finite.
 
     References
     ----------
     Hill (1975), "A simple general approach to inference about the tail of a distribution". Vehtari,
-    Simpson, Gelman, Yao and Gabry (2024), "Pareto smoothed importance sampling", JMLR 25(72), for
-    the tail's size and k as a measure of trust.
+    Simpson, Gelman, Yao and Gabry (2024), "Pareto smoothed importance sampling", JMLR 25(72) (the
+    size of the tail, and k as a diagnostic).
     """
     if not bool(log_w.isfinite().all()):
         raise FloatingPointError(
-            "The weights met energies that are not finite: check the model's parameters for "
-            "infinities and NaN, or compute in float64."
+            "The energies are not finite at some of the draws: check the model's parameters for "
+            "infinities and nan, or compute in float64."
         )
     n = len(log_w)
-    # Relative to the largest: logarithms may be so large that log n is lost beside them.
+    # Relative to the largest: log n would be lost by rounding beside very large logarithms.
     relative = log_w - log_w.max()
     log_mean = float(torch.logsumexp(relative, 0)) - math.log(n)
     w = (relative - log_mean).exp()  # mean 1
     log_mean += float(log_w.max())
     ess = float(w.sum() ** 2 / w.square().sum())
     if n == 1:
-        return Weights(log_mean, math.inf, ess)
+        return WeightSummary(log_mean, math.inf, ess)
     n_tail = max(1, int(min(n / 5, 3 * math.sqrt(n))))
     tail = log_w.topk(n_tail + 1).values
     k = min(float((tail[:-1] - tail[-1]).mean()), MAX_TAIL)
     power = 1 - 2 * k
-    unseen = (1 - 0.1**power) / power if abs(power) > 1e-6 else math.log(10)
+    integral = (1 - 0.1**power) / power if abs(power) > 1e-6 else math.log(10)
     excess = (float(w.max()) - 1) / n
-    return Weights(log_mean, math.sqrt(float(w.var()) / n + unseen * excess**2), ess)
+    return WeightSummary(log_mean, math.sqrt(float(w.var()) / n + integral * excess**2), ess)
 
 
 def pareto_k(log_w: Tensor) -> float:
-    r"""Index k of the generalised Pareto law of the largest weights; they have about 1 / k moments.
+    r"""Index k of a generalised Pareto distribution fitted to the largest weights.
 
-    The tail is the min(n / 5, 3 sqrt(n)) largest, and the fit has a weak prior at 1/2. Minus
-    infinity where all are the same; ``nan`` of less than 25 weights. Weights of states that come
-    again have no density to fit, so all are told apart by a thousandth.
+    `log_w` (n,) are log weights. The weights have about 1 / k finite moments. The tail consists of
+    the min(n / 5, 3 sqrt(n)) largest of the n weights, and the fit has a weak prior at 1/2. Minus
+    infinity where they are all equal, ``nan`` for fewer than 25 weights. As draws of few discrete
+    states have ties, which no density fits, log weights get noise of a standard deviation of 0.001.
 
     References
     ----------
@@ -119,44 +124,45 @@ def pareto_k(log_w: Tensor) -> float:
     largest = log_w.topk(n_tail + 1).values
     if largest[0] - largest[-1] <= 1e-10:
         return -math.inf
-    apart = torch.Generator(log_w.device).manual_seed(0)
-    noise = torch.randn(n, generator=apart, dtype=log_w.dtype, device=log_w.device)
-    top = (log_w + SPACING * noise).topk(n_tail + 1).values
+    generator = torch.Generator(log_w.device).manual_seed(0)
+    noise = torch.randn(n, generator=generator, dtype=log_w.dtype, device=log_w.device)
+    top = (log_w + JITTER * noise).topk(n_tail + 1).values
     top = (top - top[0]).exp()
-    x = (top[:-1] - top[-1]).flip(0)  # rising
+    x = (top[:-1] - top[-1]).flip(0)  # increasing
     quartile = x[int(n_tail / 4 + 0.5) - 1]
     m = 30 + int(math.sqrt(n_tail))
     grid = 1 - (m / (torch.arange(m, dtype=x.dtype, device=x.device) + 0.5)).sqrt()
     theta = 1 / x[-1] + grid / (3 * quartile)
     k = torch.log1p(-theta[:, None] * x).mean(1)
-    likelihood = n_tail * ((-theta / k).log() - k - 1)
-    best = (likelihood.softmax(0) * theta).sum()
-    found = float(torch.log1p(-best * x).mean())
-    return (n_tail * found + 10 * 0.5) / (n_tail + 10)
+    log_likelihood = n_tail * ((-theta / k).log() - k - 1)
+    posterior_mean = (log_likelihood.softmax(0) * theta).sum()
+    fitted = float(torch.log1p(-posterior_mean * x).mean())
+    return (n_tail * fitted + 10 * 0.5) / (n_tail + 10)
 
 
-# Vehtari et al. (2024): beyond it sample sizes and standard errors promise more than they keep.
+# Vehtari et al. (2024): above it effective sample sizes and standard errors are unreliable.
 MAX_PARETO_K = 0.7
-# Effective draws below which the mean of weights is not trusted either: at 60 of 10,000, intervals
-# of two standard errors for a trained machine held log Z in 80 of 100 runs.
-FEW = 100
+# Effective sample size below which the mean of weights is unreliable too: at 60 of 10,000 draws,
+# intervals of two standard errors for a trained RBM covered log Z in 80 of 100 runs.
+MIN_ESS = 100
 
 
-class ImportanceSampling(WeighingMethod):
-    r"""Importance sampling: the mean weight of draws from a base q that is known.
+class ImportanceSampling(MonteCarloEstimator):
+    r"""Importance sampling: the mean weight of draws from a tractable base q.
 
     .. math:: \hat Z = \frac1n \sum_{i=1}^n \frac{e^{-E(x_i)}}{q(x_i)}, \qquad x_i \sim q
 
     Direction: :math:`\hat Z` is unbiased, so :math:`\log \hat Z` is on average below log Z.
     ``lower`` = :math:`\log \hat Z - \log(1 / \delta)` is a lower bound that holds with probability
-    at least :math:`1 - \delta` (Markov's inequality). There is no upper bound (``nan``): weights
-    that missed a mode look as good as any. ``std_error`` is the delta method's, enlarged by what
-    the tail of the weights promises. Accumulates in float64.
+    at least :math:`1 - \delta` (Markov's inequality). There is no upper bound (``nan``): the
+    weights do not show a mode that all draws have missed. ``std_error`` is that of the delta
+    method, increased by an estimate of the unobserved tail of the weights. Accumulates in float64.
 
-    Warns where less than a hundred draws (or a tenth of them) carry the mean, and where the tail of
-    the weights is so heavy (Pareto index above 0.7) that neither ``ess`` nor ``std_error`` can be
-    trusted: the base is narrower than the model, or far from it. For a few columns, or a base that
-    was trained to be near; the variance grows exponentially with the columns that q gets wrong.
+    Warns where the effective sample size is below a hundred (or a tenth of the draws), and where
+    the weights have a tail so heavy (Pareto index above 0.7) that neither ``ess`` nor ``std_error``
+    is reliable: the base is narrower than the model, or far from it. Suited to few columns, or to a
+    base fitted to the model: the variance grows exponentially with the number of columns in which
+    q and the model differ.
 
     Parameters
     ----------
@@ -165,7 +171,7 @@ class ImportanceSampling(WeighingMethod):
     delta : float in (0, 1], default=0.05
         Probability with which the bound may fail.
     chunk : int, default=4096
-        Draws that are held at a time.
+        Draws that are held in memory at a time.
 
     References
     ----------
@@ -175,7 +181,7 @@ class ImportanceSampling(WeighingMethod):
 
     Examples
     --------
-    Two columns of standard deviation 2, from a base of 3: log Z = log(8 pi)
+    Two columns of standard deviation 2, from a base of standard deviation 3: log Z = log(8 pi)
 
     >>> import math
     >>> import torch
@@ -188,8 +194,8 @@ class ImportanceSampling(WeighingMethod):
     ...     def forward(self, x, cond=None):
     ...         return x.square().sum(1) / 8
     >>> base = Gaussian(torch.zeros(2, dtype=torch.float64), 3.0)
-    >>> found = ImportanceSampling().estimate(Wide(), base=base)
-    >>> abs(found.value - math.log(8 * math.pi)) < 4 * found.std_error < 0.1
+    >>> estimate = ImportanceSampling().estimate(Wide(), base=base)
+    >>> abs(estimate.value - math.log(8 * math.pi)) < 4 * estimate.std_error < 0.1
     True
     """
 
@@ -209,10 +215,10 @@ class ImportanceSampling(WeighingMethod):
         x: Tensor | Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> LogPartition:
-        """Weigh `n_samples` draws of `base`.
+        """Estimate log Z from `n_samples` draws of `base`.
 
-        The default is the energy's base, or uniform, or on unbounded real rows a normal
-        distribution: fitted to `x`, or standard. At the rows `x` the base must have probability.
+        The default base is that of the energy, or uniform, or on unbounded real rows a normal
+        distribution: fitted to `x`, or standard. The base must have probability at the rows `x`.
         """
         whole_number("n_samples", self.n_samples, 2)
         whole_number("chunk", self.chunk, 1)
@@ -221,32 +227,33 @@ class ImportanceSampling(WeighingMethod):
         rows = rows_of(energy, x)
         base = default_base(energy, rows) if base is None else base
         check_base(energy, base, rows)
-        kind = like(energy, rows)
-        base = base.to(kind.device, kind.dtype)
-        generator = generator_for(generator, kind.device)
-        found, left = [], self.n_samples
-        while left:
-            draws = base.sample(min(self.chunk, left), generator)
-            left -= len(draws)
-            found.append(log_weights(energy, base, draws, self.chunk))
-        return self._summarised(torch.cat(found))
+        template = template_for(energy, rows)
+        base = base.to(template.device, template.dtype)
+        generator = generator_for(generator, template.device)
+        parts, n_remaining = [], self.n_samples
+        while n_remaining:
+            draws = base.sample(min(self.chunk, n_remaining), generator)
+            n_remaining -= len(draws)
+            parts.append(log_weights(energy, base, draws, self.chunk))
+        return self._summarised(torch.cat(parts))
 
     def _summarised(self, log_w: Tensor) -> LogPartition:
-        heaviest = log_w.max()
-        if heaviest == -math.inf:
+        """The estimate from log weights (n,); warns where it is unreliable."""
+        largest = log_w.max()
+        if largest == -math.inf:
             raise ValueError(
-                f"None of {len(log_w)} draws of the base is where the model has mass. Pass a base "
-                "nearer to it, or rows of it as x."
+                f"The model has no mass at any of {len(log_w)} draws of the base. Pass a base "
+                "nearer to the model, or rows of the model as x."
             )
-        # Draws without mass count as draws; their weight underflows to the 0 that it is.
-        log_mean, std_error, ess = summarise(log_w.clamp_min(float(heaviest) - 1e3))
+        # Draws of no mass count as draws; clamped, their weights underflow to zero as they should.
+        log_mean, std_error, ess = summarise(log_w.clamp_min(float(largest) - 1e3))
         k, n = pareto_k(log_w), len(log_w)
-        if k > MAX_PARETO_K or ess < min(FEW, n / 10):
+        if k > MAX_PARETO_K or ess < min(MIN_ESS, n / 10):
             warnings.warn(
-                f"The weights are uneven ({ess:.1f} of {n} draws carry the mean; Pareto "
-                f"index {k:.2f}, to be trusted up to {MAX_PARETO_K}): log Z may be far above this "
-                "estimate, and std_error too small. The base is narrower than the model, or far "
-                "from it: pass one that is wider, or rows x to fit it to, or use AIS or "
+                f"The importance weights are uneven (effective sample size {ess:.1f} of {n} "
+                f"draws; Pareto index {k:.2f}, reliable up to {MAX_PARETO_K}): log Z may be far "
+                "above this estimate, and std_error too small. The base is narrower than the "
+                "model, or far from it: pass a wider one, or rows x to fit it to, or use AIS or "
                 "BridgeSampling.",
                 ConvergenceWarning,
                 stacklevel=3,  # the caller of `estimate`

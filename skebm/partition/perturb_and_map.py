@@ -1,4 +1,4 @@
-"""Upper bounds on log Z from most probable rows under random fields."""
+"""Upper bounds on log Z by perturb-and-MAP: most probable states under random fields."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from torch import Tensor
 from skebm.base import Energy, LogPartition, Sampler
 from skebm.base.sampler import whole_number
 from skebm.partition.checks import generator_for
-from skebm.partition.graph import PairwiseGraph, PairwiseMethod, pairwise_graph
+from skebm.partition.graph import PairwiseEstimator, PairwiseGraph, pairwise_graph
 
-# SciPy's flows are 32 bits wide, and a residual capacity is a sum of two.
+# SciPy's flows have 32 bits, and a residual capacity is the sum of two flows.
 MAX_FLOW = 2**30 - 1
-CHUNK = 4_000_000  # states times rows held at a time: 32 MB
+CHUNK = 4_000_000  # states times rows held in memory at a time: 32 MB
 
 
-class Cut:
+class MinCut:
     r"""Maxima of :math:`h^\top x - \sum_{(i, j)} w_{ij} |x_i - x_j|` for one w >= 0 and many h.
 
     A minimum cut between a source, on the side of the ones, and a sink (Greig, Porteous and
-    Seheult, 1989, JRSS B 51). Capacities are integers, rounded down: no cut is dearer than it is,
-    so that the maximum is never too small, and too large by at most the resolution times the number
-    of units and edges.
+    Seheult, 1989, JRSS B 51). Capacities are integers, rounded down: the value of a cut is never
+    too large, so that the maximum is never too small, and too large by at most the resolution times
+    the number of units and edges.
 
     Parameters
     ----------
@@ -37,13 +37,14 @@ class Cut:
         Number of units.
     edges : ndarray of shape (2, m)
     weights : ndarray of shape (m,)
+        w, at least zero.
     """
 
     def __init__(self, n: int, edges: np.ndarray, weights: np.ndarray):
         self.n, self.weights = n, weights
         (i, j), units = edges, np.arange(n)
         source, sink = np.full(n, n), np.full(n, n + 1)
-        # Both directions of every edge, as SciPy would add those that are missing each time.
+        # Both directions of every edge, as SciPy would add missing ones at every call.
         row = np.concatenate([i, j, source, units, units, sink])
         column = np.concatenate([j, i, units, source, sink, units])
         self.shape = (n + 2, n + 2)
@@ -51,76 +52,78 @@ class Cut:
         self.indices = column[self.order].astype(np.int32)
         self.indptr = np.searchsorted(row[self.order], np.arange(n + 3)).astype(np.int32)
 
-    def best(self, fields: np.ndarray) -> tuple[float, np.ndarray]:
-        """The maximum for h = `fields` (n,), and the units (n,) of bool that are one in it."""
-        up, down = np.maximum(fields, 0), np.maximum(-fields, 0)
-        largest = min(up.sum(), down.sum())  # no flow is larger, so no capacity needs to be
+    def maximise(self, fields: np.ndarray) -> tuple[float, np.ndarray]:
+        """The maximum for h = `fields` (n,), and where its maximiser is one, (n,) of bool."""
+        positive, negative = np.maximum(fields, 0), np.maximum(-fields, 0)
+        # An upper bound on the flow, so capacities need not be larger.
+        largest = min(positive.sum(), negative.sum())
         if largest == 0:
-            return float(up.sum()), fields > 0
+            return float(positive.sum()), fields > 0
         resolution = largest / MAX_FLOW
 
         def rounded(capacity: np.ndarray) -> np.ndarray:
             return np.floor(np.minimum(capacity, largest) / resolution).astype(np.int32)
 
-        w, none = rounded(self.weights), np.zeros(self.n, dtype=np.int32)
-        capacity = np.concatenate([w, w, rounded(up), none, rounded(down), none])[self.order]
+        w, zeros = rounded(self.weights), np.zeros(self.n, dtype=np.int32)
+        source, sink = rounded(positive), rounded(negative)
+        capacity = np.concatenate([w, w, source, zeros, sink, zeros])[self.order]
         network = sp.csr_array((capacity, self.indices, self.indptr), shape=self.shape)
-        found = maximum_flow(network, self.n, self.n + 1)
-        residual = network - found.flow
+        result = maximum_flow(network, self.n, self.n + 1)
+        residual = network - result.flow
         residual.eliminate_zeros()
-        reached = breadth_first_order(residual, self.n, return_predecessors=False)
-        inside = np.zeros(self.n + 2, dtype=bool)
-        inside[reached] = True
-        return float(up.sum()) - found.flow_value * resolution, inside[: self.n]
+        reachable = breadth_first_order(residual, self.n, return_predecessors=False)
+        is_one = np.zeros(self.n + 2, dtype=bool)
+        is_one[reachable] = True
+        return float(positive.sum()) - result.flow_value * resolution, is_one[: self.n]
 
 
 # ------------------------------------------------------------------------------
-# Maxima of a graph's log-weight plus fields, (r,), for r rows of fields (r, n)
+# Maxima over the states of a graph's log-weight plus fields: (r,) for fields (r, n)
 # ------------------------------------------------------------------------------
 
 
 def by_enumeration(graph: PairwiseGraph, fields: np.ndarray) -> np.ndarray:
-    """Exact maxima over all states."""
-    n, best = graph.n_nodes, np.full(len(fields), -np.inf)
+    """Exact maxima by enumeration of all states."""
+    n, maxima = graph.n_nodes, np.full(len(fields), -np.inf)
     chunk = max(1, CHUNK // max(len(fields), n))
     for start in range(0, 2**n, chunk):
         number = np.arange(start, min(start + chunk, 2**n))
         x = ((number[:, None] >> np.arange(n)) & 1).astype(float)
         score = x @ fields.T
         score += graph.log_weight(x)[:, None]
-        np.maximum(best, score.max(0), out=best)
-    return best
+        np.maximum(maxima, score.max(0), out=maxima)
+    return maxima
 
 
 def by_min_cut(graph: PairwiseGraph, fields: np.ndarray) -> np.ndarray:
-    """Exact maxima, but for rounding upwards, of a graph without frustration."""
-    units = graph.signs
-    assert units is not None
-    flipped = graph.flipped(units)
-    J = flipped.couplings
+    """Exact maxima, rounded upwards, of a graph without frustration."""
+    flips = graph.flips
+    assert flips is not None
+    attractive = graph.flipped(flips)
+    J = attractive.couplings
     # J x_i x_j = J (x_i + x_j - |x_i - x_j|) / 2
-    cut = Cut(graph.n_nodes, graph.edges, J / 2)
-    own = flipped.fields + flipped.sums(J, J) / 2
-    maxima = [cut.best(own + row)[0] for row in fields * np.where(units, -1, 1)]
-    return flipped.offset + (fields * units).sum(1) + maxima
+    cut = MinCut(graph.n_nodes, graph.edges, J / 2)
+    linear = attractive.fields + attractive.node_sums(J, J) / 2
+    maxima = [cut.maximise(linear + row)[0] for row in fields * np.where(flips, -1, 1)]
+    return attractive.offset + (fields * flips).sum(1) + maxima
 
 
 def by_relaxation(graph: PairwiseGraph, fields: np.ndarray) -> np.ndarray:
     r"""Maxima of the linear relaxation, at or above the exact ones.
 
-    Over probabilities of units and pairs that fit together, :math:`\max \theta^\top q + \sum J
-    \xi`. Half of it is a graph of attractive couplings with x and y in the places of x and 1 - x:
-    its maximum is the program's, and every row has a pair of its own value.
+    The linear program :math:`\max \theta^\top q + \sum J \xi` over locally consistent
+    probabilities of units and pairs. Roof duality: its value is the maximum over an attractive
+    graph of twice as many units, x and y, with y in the place of 1 - x and half of each term.
     """
     (i, j), n, half = graph.edges, graph.n_nodes, graph.couplings / 2
     attractive = half > 0
-    up, down = np.where(attractive, half, 0), np.where(attractive, 0, half)
+    positive, negative = np.where(attractive, half, 0), np.where(attractive, 0, half)
     # x_i x_j as (x_i x_j + (1 - y_i)(1 - y_j)) / 2, or as (x_i (1 - y_j) + (1 - y_i) x_j) / 2
-    to_x, to_y = graph.sums(down, down), graph.sums(up, up)
+    to_x, to_y = graph.node_sums(negative, negative), graph.node_sums(positive, positive)
     cross = np.where(attractive, 0, n)
     edges = np.stack([np.r_[i, i + n], np.r_[j + cross, j + n - cross]])
     doubled = PairwiseGraph(
-        graph.offset + float(graph.fields.sum() / 2 + up.sum()),
+        graph.offset + float(graph.fields.sum() / 2 + positive.sum()),
         np.r_[graph.fields / 2 + to_x, -graph.fields / 2 - to_y],
         np.sort(edges, 0),
         np.abs(np.r_[half, half]),
@@ -128,7 +131,7 @@ def by_relaxation(graph: PairwiseGraph, fields: np.ndarray) -> np.ndarray:
     return fields.sum(1) / 2 + by_min_cut(doubled, np.concatenate([fields, -fields], 1) / 2)
 
 
-# States times perturbations that are enumerated: seconds.
+# States times perturbations up to which enumeration takes seconds.
 MAX_TERMS = 2.0**27
 SOLVERS = {
     "enumeration": by_enumeration,
@@ -137,44 +140,46 @@ SOLVERS = {
 }
 
 
-class PerturbAndMAP(PairwiseMethod):
-    r"""Upper bound on log Z of pairwise binary models from most probable rows under random fields.
+class PerturbAndMAP(PairwiseEstimator):
+    r"""Perturb-and-MAP upper bound on log Z of pairwise binary models.
 
-    With i.i.d. Gumbel variables of mean zero, one for each unit and state,
+    With i.i.d. Gumbel variables of mean zero, one for each unit and each of its two states,
 
     .. math::
         \log Z \le \operatorname{E} \max_x \Bigl\{ -E(x) + \sum_i \gamma_i(x_i) \Bigr\} .
 
-    Each maximum is an optimisation and needs no Markov chain, which is why this takes strong
-    couplings that samplers get stuck in. An RBM is the model of both its layers.
+    Each maximum is an optimisation problem and needs no Markov chain, so strong couplings, under
+    which samplers do not mix, are no obstacle. An RBM is treated as the pairwise model of both its
+    layers.
 
-    Direction: ``value``, a mean over perturbations, estimates without bias a number that is **above
-    log Z**; ``std_error`` is about that number, not about log Z, and more samples do not bring the
-    value nearer to log Z. ``upper`` is the end of the one-sided Student interval for it: an upper
-    bound that fails with probability about `delta` at most (``bound_kind`` "probabilistic"; the
-    maxima are taken to be near normal). There is no lower bound (``nan``). Accumulates in float64.
+    Direction: ``value``, a mean over perturbations, is an unbiased estimate of the expectation
+    above, which is an **upper bound on log Z**; ``std_error`` refers to this expectation, not to
+    log Z, and more samples do not bring the value nearer to log Z. ``upper`` is the end of a
+    one-sided Student interval for the expectation: an upper bound that fails with probability of
+    about `delta` at most (``bound_kind`` "probabilistic"; the maxima are assumed to be about
+    normal). There is no lower bound (``nan``). Accumulates in float64.
 
     Parameters
     ----------
     n_samples : int, default=100
         Perturbations, at least 2.
     solver : {"auto", "enumeration", "min-cut", "relaxation"}, default="auto"
-        How the maxima are found. "enumeration": exactly, over all states. "min-cut": exactly, for
-        couplings that are attractive, perhaps after renaming some units :math:`1 - x_i`.
-        "relaxation": from above, by a linear program over margins of units and pairs, for any
-        couplings; the bound then holds all the same and is looser. A heuristic maximum, from
-        below, would void it. "auto" takes the first that can.
+        How the maxima are computed. "enumeration": exactly, over all states. "min-cut": exactly,
+        for couplings that are attractive, possibly after some units are flipped to
+        :math:`1 - x_i`. "relaxation": from above, by a linear program over marginals of units and
+        pairs, for any couplings; the bound still holds and is looser. A heuristic maximum, from
+        below, would invalidate it. "auto" is the first of these that applies.
     delta : float in (0, 1), default=0.05
         Probability with which the bound may fail.
 
     Notes
     -----
-    The bound is exact for independent units and gets loose with the couplings: units that move
-    together as one still have a Gumbel variable each, and the maximum collects them all.
+    The bound is tight for independent units and becomes looser with stronger couplings: units that
+    are almost always equal still have a Gumbel variable each, and the maximum is over all of them.
 
     The relaxation is solved by one minimum cut in a graph with two nodes for each unit (roof
-    duality). Cuts round capacities such that a maximum is never too small; it can be too large by
-    about 1e-9 of all fields for each unit and pair.
+    duality). Capacities are rounded such that a maximum is never too small; it can be too large by
+    about 1e-9 of the sum of all fields for each unit and pair.
 
     References
     ----------
@@ -221,31 +226,31 @@ class PerturbAndMAP(PairwiseMethod):
         value = float(maxima.mean())
         std_error = float(maxima.std(ddof=1)) / math.sqrt(self.n_samples)
         upper = value + float(student.ppf(1 - self.delta, self.n_samples - 1)) * std_error
-        why = "perturbations bound log Z from above only"
+        reason = "perturb-and-MAP bounds log Z from above only"
         return LogPartition(
-            value, std_error, math.nan, upper, "probabilistic", math.nan, reason=why
+            value, std_error, math.nan, upper, "probabilistic", math.nan, reason=reason
         )
 
     def _solver(self, graph: PairwiseGraph) -> str:
-        """The solver to use, or `ValueError` where the one asked for does not apply."""
+        """The solver to use; `ValueError` where the requested one does not apply."""
         terms = 2.0 ** min(graph.n_nodes, 1000) * self.n_samples
         if self.solver == "auto":
             if terms <= MAX_TERMS:
                 return "enumeration"
-            return "relaxation" if graph.signs is None else "min-cut"
+            return "relaxation" if graph.flips is None else "min-cut"
         if self.solver not in SOLVERS:
             raise ValueError(
                 f'solver must be "auto" or one of {list(SOLVERS)}, not {self.solver!r}.'
             )
         if self.solver == "enumeration" and terms > MAX_TERMS:
             raise ValueError(
-                f"Enumeration would visit {terms:.2g} terms, {self.n_samples} times all states of "
+                f"Enumeration would sum {terms:.2g} terms, {self.n_samples} times all states of "
                 f'{graph.n_nodes} units, more than {MAX_TERMS:.2g}: use solver="auto".'
             )
-        if self.solver == "min-cut" and graph.signs is None:
+        if self.solver == "min-cut" and graph.flips is None:
             raise ValueError(
-                "min-cut needs couplings that are all positive, perhaps after renaming some units "
-                '1 - x, and these are frustrated: use solver="relaxation".'
+                "min-cut needs couplings that are all positive, possibly after some units are "
+                'flipped to 1 - x, and these are frustrated: use solver="relaxation".'
             )
         return self.solver
 
@@ -253,6 +258,6 @@ class PerturbAndMAP(PairwiseMethod):
 def _gumbel(shape: tuple[int, ...], generator: torch.Generator) -> np.ndarray:
     """Gumbel variables of mean zero, in float64."""
     u = torch.empty(shape, dtype=torch.float64, device=generator.device)
-    # Minus the logarithm of an exponential variable, which cannot be zero here.
+    # Minus the logarithm of an exponential variable, which is kept from zero.
     u.exponential_(generator=generator).clamp_(min=torch.finfo(torch.float64).tiny)
     return -np.log(u.cpu().numpy()) - np.euler_gamma

@@ -1,4 +1,4 @@
-"""Every estimate of log Z: right on models that can be enumerated, and honest about its error."""
+"""All estimates of log Z: accurate on models that can be enumerated, with calibrated errors."""
 
 import inspect
 import math
@@ -27,7 +27,7 @@ from skebm.partition import (
     TreeReweighted,
     log_z_cost,
 )
-from skebm.partition.annealed import Schedule, adapted, anneal
+from skebm.partition.annealed import Schedule, adaptive_schedule, anneal
 from skebm.partition.importance import summarise
 from skebm.samplers import MALA, Gibbs
 from tests.discovery import without_case
@@ -47,15 +47,15 @@ D, H = 10, 8
 
 
 class Case(NamedTuple):
-    """An estimator, small; `make` takes its parameters."""
+    """An estimator with small settings; `make` takes its parameters."""
 
     make: Callable[..., PartitionEstimator]
     anneals: bool = False
-    samples: bool | None = True  # None: the generator is for starts that lead to the same
-    converges: bool = True  # to log Z, and not to a bound or an approximation of it
+    samples: bool | None = True  # None: starts are random, the result is not
+    converges: bool = True  # to log Z, not to a bound or an approximation
 
-    def error(self, found, least):
-        """How far an estimate for these small models may be off."""
+    def tolerance(self, found, least):
+        """Largest error of an estimate for these small models."""
         return max(4 * found.std_error, least) if self.converges else 6.0
 
 
@@ -84,7 +84,7 @@ def case(request):
 
 @pytest.fixture(scope="module")
 def energy():
-    """An RBM as it comes out of training; nothing may change it."""
+    """An RBM of trained size; tests must not modify it."""
     return make_rbm(D, H)
 
 
@@ -107,12 +107,12 @@ def test_every_partition_estimator_has_a_case():
 # ------------------------------------------------------------------------------
 
 
-def test_estimates_are_near_the_truth_and_well_formed(case, energy, target):
+def test_estimates_are_close_to_log_z_and_well_formed(case, energy, target):
     truth = target.log_z.item()
     found = case.make().estimate(energy, x=exact_rows(target), generator=seeded())
     assert isinstance(found, LogPartition)
     assert all(type(number) is float for number in (*found[:4], found.ess))
-    assert abs(found.value - truth) <= case.error(found, 1e-9)
+    assert abs(found.value - truth) <= case.tolerance(found, 1e-9)
     assert not found.std_error >= 0.6
     assert found.bound_kind in ("exact", "probabilistic", "heuristic")
     assert not found.lower > min(truth, found.value)
@@ -139,12 +139,12 @@ def test_the_generator_is_the_only_randomness(case, energy, target):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_without_a_generator_the_estimate_repeats(case, energy, target):
+def test_estimates_without_a_generator_are_reproducible(case, energy, target):
     values = [case.make().estimate(energy, x=exact_rows(target)).value for _ in range(2)]
     assert values[0] == values[1]
 
 
-def test_estimation_leaves_energy_rows_and_config_alone(case, target):
+def test_estimation_does_not_modify_energy_rows_or_parameters(case, target):
     energy, x = make_rbm(D, H), exact_rows(target)
     kept = x.clone(), [p.detach().clone() for p in energy.parameters()]
     energy.weight.grad = torch.full_like(energy.weight, 3.0)
@@ -163,29 +163,29 @@ def test_estimation_leaves_energy_rows_and_config_alone(case, target):
 
 
 @pytest.mark.parametrize("cls", CASES, ids=lambda cls: cls.__name__)
-def test_an_estimator_is_its_parameters(cls):
+def test_estimators_hold_only_their_parameters(cls):
     estimator = CASES[cls].make()
     names = set(inspect.signature(cls.__init__).parameters) - {"self", "args", "kwargs"}
     assert set(vars(estimator)) == names
     assert clone(estimator).get_params() == estimator.get_params()
 
 
-def test_single_precision_energies_lose_little(case, target):
+def test_single_precision_energies_are_accurate(case, target):
     energy = make_rbm(D, H).float()
     x = exact_rows(target).float()
     found = case.make().estimate(energy, x=x, generator=seeded())
-    assert abs(found.value - target.log_z.item()) <= case.error(found, 1e-4)
+    assert abs(found.value - target.log_z.item()) <= case.tolerance(found, 1e-4)
 
 
-def test_a_known_log_z_is_found_without_error(case):
-    """Without weights, from a base with the model's own biases, every path weight is the same."""
+def test_estimates_are_exact_from_the_model_as_base(case):
+    """Without weights, from a base with the biases of the model, all path weights are equal."""
     energy = make_rbm(6, 5, scale=0.0)
     b, c = energy.visible_bias.detach(), energy.hidden_bias.detach()
     base = IndependentBernoulli(b)
     x = (torch.rand(20, 6, generator=seeded(), dtype=DOUBLE) < b.sigmoid()).to(DOUBLE)
     found = case.make().estimate(energy, base=base, x=x, generator=seeded())
     truth = (b.exp().log1p().sum() + c.exp().log1p().sum()).item()
-    if case.make is PerturbAndMAP:  # a mean of noisy maxima even here
+    if case.make is PerturbAndMAP:  # a mean of random maxima even here
         assert abs(found.value - truth) < 4 * found.std_error
         return
     assert found.value == pytest.approx(truth)
@@ -193,8 +193,8 @@ def test_a_known_log_z_is_found_without_error(case):
     assert found.ess == math.inf or found.ess > 19.999
 
 
-def test_a_constant_shifts_log_z(case, energy, target):
-    """Twice as many hidden states of a unit without weights: log 2 more, whatever the method."""
+def test_a_unit_without_weights_adds_log_2(case, energy, target):
+    """A hidden unit without weights or bias doubles Z, for every method."""
     wider = BernoulliRBM(D, H + 1, generator=seeded(), dtype=DOUBLE)
     with torch.no_grad():
         wider.weight.zero_()
@@ -203,7 +203,7 @@ def test_a_constant_shifts_log_z(case, energy, target):
         wider.hidden_bias[:H] = energy.hidden_bias
     found = case.make().estimate(wider, x=exact_rows(target), generator=seeded())
     truth = target.log_z.item() + math.log(2)
-    assert abs(found.value - truth) <= case.error(found, 1e-9)
+    assert abs(found.value - truth) <= case.tolerance(found, 1e-9)
 
 
 # ------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_a_constant_shifts_log_z(case, energy, target):
 # ------------------------------------------------------------------------------
 
 
-def test_pessimism_takes_the_upper_end_or_two_standard_errors():
+def test_pessimistic_is_the_upper_end_or_two_standard_errors():
     bounded = LogPartition(5.0, 0.1, 4.0, 5.7, "heuristic", 10.0)
     assert bounded.pessimistic == 5.7
     assert bounded._replace(upper=math.nan).pessimistic == pytest.approx(5.2)
@@ -234,20 +234,20 @@ def test_exact_equals_brute_force(shape):
 
 
 def test_exact_sums_chunks_of_states():
-    """More states than fit in a chunk, under known biases."""
+    """More states than a chunk holds, with biases only."""
     energy = make_rbm(40, 17, scale=0.0, bias=2.0)
     b, c = energy.visible_bias, energy.hidden_bias
     truth = b.exp().log1p().sum() + c.exp().log1p().sum()
     assert Exact().estimate(energy).value == pytest.approx(truth.item(), abs=1e-9)
 
 
-def test_exact_of_no_parameters_counts_the_states():
+def test_exact_without_parameters_counts_the_states():
     energy = make_rbm(7, 4, scale=0.0, bias=0.0)
     assert Exact().estimate(energy).value == pytest.approx(11 * math.log(2), abs=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(3, 6), (6, 3)])
-def test_exact_refuses_what_costs_too_much(shape):
+def test_exact_refuses_more_terms_than_max_cost(shape):
     energy = make_rbm(*shape)
     cost = 2**3 * 6  # states of the small layer times units of the other
     assert log_z_cost(energy) == pytest.approx(cost)
@@ -257,12 +257,12 @@ def test_exact_refuses_what_costs_too_much(shape):
 
 
 @pytest.mark.parametrize("shape", [(2000, 60), (60, 2000), (2000, 2000), (24, 784)])
-def test_exact_refuses_by_default_what_would_take_for_ever(shape):
+def test_exact_refuses_large_layers_by_default(shape):
     assert log_z_cost(BernoulliRBM(*shape, generator=seeded())) > Exact().max_cost
 
 
 @pytest.mark.parametrize("shape", [(1500, 3), (3, 1500)])
-def test_exact_takes_one_wide_layer(shape):
+def test_exact_accepts_one_wide_layer(shape):
     energy = make_rbm(*shape, scale=0.0)
     truth = energy.visible_bias.exp().log1p().sum() + energy.hidden_bias.exp().log1p().sum()
     assert Exact().estimate(energy).value == pytest.approx(truth.item())
@@ -291,8 +291,8 @@ class Table(Energy):
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_exact_takes_any_energy_that_can_be_enumerated(trained):
-    """Also one without parameters, such as a spin glass with given couplings."""
+def test_exact_accepts_any_energy_that_can_be_enumerated(trained):
+    """Including one without parameters, such as a spin glass with fixed couplings."""
     slope = torch.tensor([0.5, -1.0, 2.0, 0.3, 0.0], dtype=DOUBLE)
     energy = Table(Categorical((3, 2)), slope, trained=trained)
     truth = (-slope[:3]).logsumexp(0) + (-slope[3:]).logsumexp(0)
@@ -305,8 +305,8 @@ def test_exact_refuses_a_continuous_domain():
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3)])
-def test_exact_takes_a_tilted_energy(shape):
-    """It can be enumerated from the visible side, whatever the hidden one costs."""
+def test_exact_accepts_a_tilted_energy(shape):
+    """Its visible layer can be enumerated, whatever the cost of the hidden one."""
     field = torch.randn(shape[0], generator=seeded(3), dtype=DOUBLE)
     energy = Tilted(make_rbm(*shape), field, beta=0.6)
     truth = Enumerated(energy).log_z.item()
@@ -337,14 +337,14 @@ def test_ais_is_unbiased_for_z(forward_runs, target):
 
 
 def test_ais_effective_sample_size_is_that_of_its_weights(forward_runs):
-    """The delta method's variance is (n / ess - 1) / (n - 1); the tail adds a little to it."""
+    """The variance of the delta method is (n / ess - 1) / (n - 1); the tail adds a little."""
     for one in forward_runs[:5]:
         assert 1 <= one.ess <= 50
         assert 1 < one.std_error**2 / ((50 / one.ess - 1) / 49) < 2
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_ais_holds_on_other_models_and_from_other_bases(seed):
+def test_ais_is_accurate_for_other_models_and_bases(seed):
     energy = make_rbm(9, 7, seed=seed, scale=1.2)
     truth = Enumerated(energy).log_z.item()
     logits = torch.randn(9, generator=seeded(seed), dtype=DOUBLE)
@@ -354,7 +354,7 @@ def test_ais_holds_on_other_models_and_from_other_bases(seed):
         assert found.std_error < 0.3
 
 
-def test_ais_gets_better_with_more_temperatures(energy):
+def test_ais_improves_with_more_temperatures(energy):
     errors = [AIS(100, n).estimate(energy, generator=seeded()).std_error for n in (2, 10, 100)]
     assert errors[0] > 1.5 * errors[1] > 2 * errors[2]
 
@@ -374,8 +374,8 @@ def test_ais_lower_bound_fails_no_more_often_than_promised(delta):
         assert one.lower == pytest.approx(one.value - math.log(1 / delta))
 
 
-class Noting(IndependentBernoulli):
-    """Remembers what it drew."""
+class Recording(IndependentBernoulli):
+    """Keeps its draws."""
 
     def __init__(self, logits):
         super().__init__(logits)
@@ -388,18 +388,18 @@ class Noting(IndependentBernoulli):
 
 
 def base_of(d, seed=5):
-    return Noting(0.5 * torch.randn(d, generator=seeded(seed), dtype=DOUBLE))
+    return Recording(0.5 * torch.randn(d, generator=seeded(seed), dtype=DOUBLE))
 
 
 def importance(energy, base, x):
-    """log of exp(-F(x)) / q(x), with both spelled out."""
+    """log of exp(-F(x)) / q(x), each by its definition."""
     log_q = (x * base.logits - base.logits.exp().log1p()).sum(1)
     return ((-joint_energy(energy, x, bits(H))).logsumexp(1) - log_q).detach()
 
 
-def test_ais_without_temperatures_in_between_is_importance_sampling(energy):
+def test_ais_without_intermediate_temperatures_is_importance_sampling(energy):
     base = base_of(D)
-    with pytest.warns(ConvergenceWarning, match="carry almost all weight"):
+    with pytest.warns(ConvergenceWarning, match="effective sample size of 40 annealing runs"):
         found = AIS(40, 2).estimate(energy, base=base, generator=seeded())
     (drawn,) = base.drawn
     log_w = importance(energy, base, drawn)
@@ -411,20 +411,20 @@ def test_ais_without_temperatures_in_between_is_importance_sampling(energy):
 
 @pytest.mark.parametrize("cls", ANNEALING, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("n_betas", [0, 1])
-def test_a_path_has_two_ends(cls, n_betas, energy, target):
-    """One temperature is the base alone: its log Z is no estimate of the model's."""
+def test_fewer_than_two_temperatures_are_refused(cls, n_betas, energy, target):
+    """A single temperature is that of the base, whose log Z is not that of the model."""
     with pytest.raises(ValueError, match="n_betas"):
         CASES[cls].make(n_betas=n_betas).estimate(energy, x=exact_rows(target), generator=seeded())
 
 
-def test_one_chain_does_not_know_its_error(energy):
+def test_a_single_chain_has_an_infinite_standard_error(energy):
     found = AIS(1, 20).estimate(energy, generator=seeded())
     assert math.isfinite(found.value)
     assert found.std_error == found.pessimistic == math.inf
 
 
 def steep(d=10, h=8):
-    """Large weights: from a uniform base, most of the path lies at small temperatures."""
+    """Large weights: from a uniform base, most of the length is at small inverse temperatures."""
     return make_rbm(d, h, seed=3, scale=3.0)
 
 
@@ -462,12 +462,12 @@ def delta_method(log_w):
     return (w.std() / w.mean() / len(w) ** 0.5).item()
 
 
-def test_weights_that_are_equal_have_no_error():
+def test_equal_weights_have_no_error():
     found = summarise(torch.full((50,), 700.0, dtype=DOUBLE))
     assert found == pytest.approx((700.0, 0.0, 50.0))
 
 
-def test_weights_of_any_size_have_the_same_error():
+def test_standard_errors_do_not_depend_on_the_scale_of_weights():
     log_w = torch.randn(50, generator=seeded(), dtype=DOUBLE)
     plain = summarise(log_w)
     assert summarise(log_w + 1e6) == pytest.approx(
@@ -478,12 +478,12 @@ def test_weights_of_any_size_have_the_same_error():
     assert summarise(huge).std_error >= 1.0
 
 
-def test_light_tails_leave_the_delta_method_alone():
+def test_light_tails_give_the_error_of_the_delta_method():
     log_w = 0.3 * torch.randn(2000, generator=seeded(), dtype=DOUBLE)
     assert summarise(log_w).std_error == pytest.approx(delta_method(log_w), rel=0.05)
 
 
-def test_heavy_tails_count_beyond_what_was_seen():
+def test_standard_errors_account_for_unobserved_heavy_tails():
     """The variance of Pareto weights of index 1.5 does not exist; their mean does."""
     index, n = 1.5, 200
     u = torch.rand(n, 300, generator=seeded(), dtype=DOUBLE)
@@ -499,7 +499,7 @@ def test_heavy_tails_count_beyond_what_was_seen():
 
 
 @pytest.mark.parametrize("cls", ANNEALING, ids=lambda cls: cls.__name__)
-def test_extreme_weights_give_numbers_and_a_warning(cls):
+def test_extreme_weights_give_finite_estimates_and_a_warning(cls):
     energy = make_rbm(D, H, scale=300.0, bias=300.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -535,48 +535,50 @@ def test_energies_that_are_not_finite_are_refused(cls, bad, target):
 def temperatures(energy, n_betas, n_chains=100):
     path = annealing_path(energy, IndependentBernoulli(torch.zeros(D, dtype=DOUBLE)))
     with torch.no_grad():
-        return path, adapted(path, Gibbs(), n_chains, n_betas, seeded()).betas
+        return path, adaptive_schedule(path, Gibbs(), n_chains, n_betas, seeded()).betas
 
 
 @pytest.mark.parametrize("n_betas", [2, 3, 19, 20, 100, 2000])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 10.0])
-def test_a_schedule_goes_from_nought_to_one(scale, n_betas):
+def test_schedules_increase_from_zero_to_one(scale, n_betas):
     _, betas = temperatures(make_rbm(D, H, scale=scale), n_betas)
     assert len(betas) == n_betas
     assert (betas[0], betas[-1]) == (0.0, 1.0)
     assert all(a < b for a, b in zip(betas, betas[1:], strict=False))
 
 
-def test_a_path_without_length_is_cut_evenly():
+def test_a_path_without_length_has_an_even_schedule():
     _, betas = temperatures(make_rbm(D, H, scale=0.0, bias=0.0), 50)
     assert betas == pytest.approx(torch.linspace(0, 1, 50).tolist())
 
 
-def test_temperatures_are_close_where_weights_spread():
-    """The largest step of log weights is smaller than on an even path, and so is their variance."""
+def test_temperatures_are_dense_where_the_variance_is_large():
+    """The largest increment of log weights and their variance are less than with even spacing."""
     path, betas = temperatures(steep(), 100)
     assert betas[50] < 0.4
     even = torch.linspace(0, 1, 100).tolist()
-    largest, spread = [], []
-    for cuts in (betas, even):
+    largest, variance = [], []
+    for spacing in (betas, even):
         x = path.base.sample(400, seeded(1))
         with torch.no_grad():
-            steps = torch.stack(list(anneal(path, Gibbs(), x, Schedule(cuts, [], []), seeded(2))))
+            steps = torch.stack(
+                list(anneal(path, Gibbs(), x, Schedule(spacing, [], []), seeded(2)))
+            )
         largest.append(steps.std(1).max())
-        spread.append(steps.sum(0).var())
+        variance.append(steps.sum(0).var())
     assert largest[0] < 0.8 * largest[1]
-    assert spread[0] < 0.9 * spread[1]
+    assert variance[0] < 0.9 * variance[1]
 
 
-def test_the_pilot_costs_a_tenth():
+def test_pilot_runs_cost_a_tenth():
     rows = []
 
-    class Watching(Gibbs):
+    class Recorder(Gibbs):
         def step(self, energy, state, *args, **kwargs):
             rows.append(len(state.x))
             return super().step(energy, state, *args, **kwargs)
 
-    AIS(50, 300).estimate(make_rbm(D, H), sampler=Watching(), generator=seeded())
+    AIS(50, 300).estimate(make_rbm(D, H), sampler=Recorder(), generator=seeded())
     assert sum(rows) <= 1.1 * 50 * 300
     assert rows.count(50) == 298
 
@@ -592,7 +594,7 @@ class Counting(Gibbs):
 
 
 @pytest.mark.parametrize("cls", ANNEALING, ids=lambda cls: cls.__name__)
-def test_the_sampler_given_is_used(cls, energy, target):
+def test_the_sampler_passed_is_used(cls, energy, target):
     Counting.steps = 0
     found = (
         CASES[cls]
@@ -605,7 +607,7 @@ def test_the_sampler_given_is_used(cls, energy, target):
 
 
 @pytest.mark.parametrize("cls", ANNEALING, ids=lambda cls: cls.__name__)
-def test_annealing_refuses_what_it_does_not_know(cls, energy, target):
+def test_annealing_refuses_unsuitable_samplers_and_bases(cls, energy, target):
     estimator, x = CASES[cls].make(), exact_rows(target)
     with pytest.raises(TypeError, match="Gibbs needs"):
         estimator.estimate(Table(Binary((D,)), torch.ones(D, dtype=DOUBLE)), sampler=Gibbs(), x=x)
@@ -629,7 +631,7 @@ def reverse_runs(energy, target):
     ]
 
 
-def test_reverse_ais_from_exact_samples_knows_its_error(reverse_runs, target):
+def test_reverse_ais_from_exact_samples_is_calibrated(reverse_runs, target):
     assert_calibrated(z_scores(reverse_runs, target.log_z.item()))
 
 
@@ -657,14 +659,14 @@ def test_reverse_upper_bound_fails_no_more_often_than_promised(delta):
         assert one.upper == one.pessimistic == pytest.approx(one.value + math.log(1 / delta))
 
 
-def test_reverse_ais_without_temperatures_in_between_is_importance_sampling(energy, target):
+def test_reverse_ais_without_intermediate_temperatures_is_importance_sampling(energy, target):
     base, x = base_of(D), exact_rows(target, 30)
     found = ReverseAIS(2).estimate(energy, base=base, x=x, generator=seeded())
     log_w = -importance(energy, base, x)
     assert found.value == pytest.approx(math.log(30) - log_w.logsumexp(0).item())
 
 
-def test_reverse_ais_says_where_it_started(energy, target):
+def test_reverse_ais_reports_whether_samples_were_exact(energy, target):
     kinds = [
         ReverseAIS(5, exact_samples=exact).estimate(energy, x=exact_rows(target)).bound_kind
         for exact in (True, False)
@@ -673,7 +675,7 @@ def test_reverse_ais_says_where_it_started(energy, target):
 
 
 @full
-@pytest.mark.filterwarnings("ignore:.*carry almost all weight")
+@pytest.mark.filterwarnings("ignore:The effective sample size")
 def test_forward_and_reverse_enclose_the_truth(energy, target):
     """On average, and by more the fewer the temperatures: the sandwich."""
     truth, n, gaps = target.log_z.item(), 150, []
@@ -694,7 +696,7 @@ def test_forward_and_reverse_enclose_the_truth(energy, target):
 
 
 @pytest.mark.parametrize("cls", [ReverseAIS, AISBracket], ids=lambda cls: cls.__name__)
-def test_rows_to_start_from_are_required(cls, energy):
+def test_reverse_annealing_requires_rows(cls, energy):
     with pytest.raises(ValueError, match="x"):
         cls().estimate(energy, generator=seeded())
     with pytest.raises(ValueError, match=r"(?i)\bx\b|row|sample"):
@@ -707,7 +709,7 @@ def test_rows_to_start_from_are_required(cls, energy):
 
 
 def two_modes(d=10, gap=4.0):
-    """All zeros and all ones, few rows in between; the ones weigh exp(gap) times as much."""
+    """Modes at all zeros and all ones; the latter has exp(gap) times the mass of the former."""
     energy = BernoulliRBM(d, 1, generator=seeded(), dtype=DOUBLE)
     with torch.no_grad():
         energy.weight.fill_(4.0)
@@ -717,7 +719,7 @@ def two_modes(d=10, gap=4.0):
 
 
 def quiet(energy, x, seed, **settings):
-    """A bracket, and the messages of its convergence warnings."""
+    """An estimate of AISBracket, and the messages of its convergence warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = CASES[AISBracket].make(**settings).estimate(energy, x=x, generator=seeded(seed))
@@ -737,10 +739,10 @@ def test_the_bracket_encloses_the_truth(model):
         assert found.bound_kind == "heuristic"
         assert found.upper == found.pessimistic
     assert missed <= 1
-    assert warned <= 1  # from exact samples there is nothing to warn of
+    assert warned <= 1  # exact samples give no reason for a warning
 
 
-def test_the_bracket_takes_value_and_lower_end_from_ais(energy, target):
+def test_the_bracket_has_the_value_and_lower_bound_of_ais(energy, target):
     """Same seed, same forward run: its numbers come out unchanged."""
     found, _ = quiet(energy, exact_rows(target), seed=3)
     forward = CASES[AIS].make().estimate(energy, generator=seeded(3))
@@ -758,15 +760,15 @@ def test_the_bracket_warns_of_modes_it_has_not_explored(seed):
     assert stuck.upper >= stuck.value  # the forward run still counts
     settings = {"n_chains": 100, "n_steps": 300}
     _, moved = quiet(energy, wrong, seed, **settings)
-    assert any("depends on where it starts" in message for message in moved)
+    assert any("depends on its start" in message for message in moved)
     _, fine = quiet(energy, right, seed, **settings)
     assert fine == []
 
 
-def test_the_upper_end_covers_a_mode_that_only_the_rows_know():
-    """Forward annealing does not find a hole of one row in twenty dimensions; the data lie in it.
+def test_the_upper_end_covers_a_mode_that_only_the_rows_are_in():
+    """Forward annealing misses a mode that is a single state of twenty bits; the rows are in it.
 
-    The free rows weigh 2**20, the hole exp(5) times as much.
+    All other states have a mass of 2**20 together, the mode exp(5) times as much.
     """
     d = 20
     energy = BernoulliRBM(d, 1, generator=seeded(), dtype=DOUBLE)
@@ -779,34 +781,36 @@ def test_the_upper_end_covers_a_mode_that_only_the_rows_know():
     rows = (sign > 0).to(DOUBLE).expand(50, -1)
     found, messages = quiet(energy, rows, seed=0)
     assert any("has missed modes" in message for message in messages)
-    assert found.value + 10 * found.std_error < truth - 3  # missed, and sure of itself
+    assert (
+        found.value + 10 * found.std_error < truth - 3
+    )  # the mode is missed, and the error does not show it
     assert found.upper > truth
     assert found.pessimistic > truth
 
 
-def test_starts_by_name_are_told_apart():
-    """Rows of either mode, mixed, look like one start; by name they are two that disagree."""
+def test_named_starts_get_a_reverse_run_each():
+    """Rows of both modes are one start when pooled; by name they are two, which disagree."""
     energy = two_modes(gap=0.0)
     zeros, ones = torch.zeros(40, 10, dtype=DOUBLE), torch.ones(40, 10, dtype=DOUBLE)
     energy.hidden_bias.data += 3.0
     settings = {"n_chains": 80, "n_steps": 0}
     _, mixed = quiet(energy, torch.cat([zeros, ones]), 0, **settings)
     _, named = quiet(energy, {"data": zeros, "chains": ones}, 0, **settings)
-    assert not any("depends on where" in message for message in mixed)
-    (message,) = [message for message in named if "depends on where" in message]
+    assert not any("depends on its start" in message for message in mixed)
+    (message,) = [message for message in named if "depends on its start" in message]
     assert "from data" in message
     assert "from chains" in message
 
 
 @pytest.mark.parametrize("cls", [ReverseAIS, AISBracket], ids=lambda cls: cls.__name__)
-def test_a_tensor_is_one_start_without_a_name(cls, energy, target):
+def test_a_tensor_is_one_unnamed_start(cls, energy, target):
     rows, make = exact_rows(target), CASES[cls].make
     plain, named = (make().estimate(energy, x=x) for x in (rows, {"data": rows}))
     assert plain[:6] == pytest.approx(named[:6], abs=0, nan_ok=True)
     assert list(plain.parts.values()) == list(named.parts.values())
 
 
-def test_messages_name_the_numbers_and_what_to_do():
+def test_warnings_state_the_estimates_and_a_remedy():
     _, messages = quiet(two_modes(), torch.zeros(60, 10, dtype=DOUBLE), 0, n_steps=1)
     for message in messages:
         assert len(re.findall(r"\d\.\d\d", message)) >= 2
@@ -815,8 +819,8 @@ def test_messages_name_the_numbers_and_what_to_do():
 
 
 @pytest.mark.parametrize("x", [{}, {"data": torch.zeros(1, D, dtype=DOUBLE)}])
-def test_every_named_start_has_rows(energy, x):
-    with pytest.raises(ValueError, match="two rows"):
+def test_every_named_start_needs_two_rows(energy, x):
+    with pytest.raises(ValueError, match="at least two rows"):
         AISBracket().estimate(energy, x=x)
 
 
@@ -826,10 +830,10 @@ def test_invalid_numbers_of_sampler_steps_are_refused(energy, n_steps):
         AISBracket(n_steps=n_steps).estimate(energy, x=torch.zeros(2, D, dtype=DOUBLE))
 
 
-def test_one_row_to_start_from_is_no_silent_bracket():
-    """A reverse run of one chain has no error to judge by: refuse it, or say so.
+def test_a_single_row_is_refused_or_warned_of():
+    """A reverse run of one chain has no standard error to compare with.
 
-    Here it starts in the mode that holds two per cent of the mass.
+    Here it starts in the mode that has two per cent of the mass.
     """
     row = torch.zeros(1, 10, dtype=DOUBLE)
     try:
@@ -839,16 +843,16 @@ def test_one_row_to_start_from_is_no_silent_bracket():
     assert messages, f"no warning, upper = {found.upper}"
 
 
-def test_at_most_n_chains_rows_are_annealed_back(energy, target):
-    """Rows beyond are not wasted time; which ones are kept is drawn."""
+def test_reverse_runs_anneal_at_most_n_chains_rows(energy, target):
+    """Further rows take no time; those kept are drawn at random."""
     seen = []
 
-    class Watching(Gibbs):
+    class Recorder(Gibbs):
         def step(self, energy, state, *args, **kwargs):
             seen.append(len(state.x))
             return super().step(energy, state, *args, **kwargs)
 
     CASES[AISBracket].make(n_chains=30).estimate(
-        energy, sampler=Watching(), x=exact_rows(target, 300), generator=seeded()
+        energy, sampler=Recorder(), x=exact_rows(target, 300), generator=seeded()
     )
     assert max(seen) == 30
