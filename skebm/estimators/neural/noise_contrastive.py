@@ -35,20 +35,18 @@ from skebm.estimators.neural.blueprint import (
     DOMAIN,
     NEURAL_CONSTRAINTS,
     SIGMA,
+    ChainRule,
     NeuralBlueprint,
+    accepted_input,
     confined,
+    fit_any_bases,
+    is_binary,
+    learn_any_table,
     network_of,
     neural_plan,
     reach_of,
     sampler_of,
     weight_decay_of,
-)
-from skebm.estimators.neural.contrastive import (
-    ChainRule,
-    accepted_input,
-    fit_any_bases,
-    is_binary,
-    learn_any_table,
 )
 from skebm.estimators.tables import FlatTable, Table
 from skebm.objectives import NoiseContrastive
