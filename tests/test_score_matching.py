@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from skebm.base import Batch, Binary, Energy, Real
+from skebm.base.energy import value_and_input_grad_of
 from skebm.distributions import TruncatedGaussian
 from skebm.energies import MLP, NeuralEnergy
-from skebm.energies.derivatives import value_and_input_grad_of
 from skebm.objectives import (
     DenoisingScoreMatching,
     ExactScoreMatching,

@@ -22,8 +22,7 @@ from skebm.base import (
     Sampler,
     sampling,
 )
-from skebm.base.objective import weighted_mean, weighted_variance
-from skebm.objectives.divergence import why_diverged
+from skebm.base.objective import weighted_mean, weighted_variance, why_diverged
 from skebm.objectives.log_partition import LogPartitionMonitor, gains
 from skebm.objectives.negative_phase import ContrastiveState, NegativePhase, packed
 from skebm.objectives.pseudo_likelihood import pseudo_log_likelihood
@@ -374,7 +373,7 @@ class ContrastiveDivergence(Objective):
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
-        """Judge by :func:`~skebm.objectives.divergence.why_diverged`, and by what is not finite."""
+        """Judge by :func:`~skebm.base.objective.why_diverged`, and by what is not finite."""
         domain, sampler = self.energy.domain, self.sampler
         # Of discrete rows hardly any change may be acceptable, and what adapts has tried all.
         rejects = sampler.exact and isinstance(domain, Real) and not sampler.adapts

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch, Centering, Loss, Objective, Offsets, Penalty
-from skebm.base.objective import weighted_mean
+from skebm.base.objective import weighted_mean, why_diverged
 from skebm.energies import BernoulliRBM, Moments
 from skebm.energies.rbm_gradient import Gradient, RBMGradient
-from skebm.objectives.divergence import why_diverged
 
 
 class LikelihoodState(NamedTuple):
@@ -142,7 +141,7 @@ class ExactLikelihood(Objective):
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
-        """Judge by :func:`~skebm.objectives.divergence.why_diverged`, and by what is not finite."""
+        """Judge by :func:`~skebm.base.objective.why_diverged`, and by what is not finite."""
         reason = super().diverged(logs, before, n_rows)
         return reason or why_diverged(logs, before, n_rows, self.energy.domain)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import ChainState, Energy, Real, Sampler
-from skebm.energies.derivatives import value_and_input_grad_of
+from skebm.base.energy import value_and_input_grad_of
 from skebm.samplers import MALA, Langevin
 from skebm.samplers._adaptation import settings
 from skebm.samplers._moves import standard_normal

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch, Energy, Loss, Objective, Real, sampling
+from skebm.base.energy import input_grad_of, second_derivatives_of
 from skebm.base.objective import weighted_mean
-from skebm.energies.derivatives import input_grad_of, second_derivatives_of
 
 # Noisy copies at which held-out rows are looked at: a look is then worth comparing.
 HELD_OUT_DRAWS = 16
