@@ -538,7 +538,7 @@ def test_numbers_out_of_their_range(energy, make, settings, name):
 
 
 def test_other_terms_have_no_centred_gradient(energy):
-    with pytest.raises(ValueError, match="energy_l2 and refinement have no centred one"):
+    with pytest.raises(ValueError, match="energy_l2 and refinement have none"):
         ContrastiveDivergence(energy, Gibbs(), FromData(), energy_l2=0.1, centering=Centering())
 
 

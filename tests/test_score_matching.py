@@ -541,7 +541,7 @@ OBJECTIVES = {
 
 @pytest.mark.parametrize("name", ["denoising", "multiscale"])
 def test_noise_does_not_know_walls(walls, name):
-    with pytest.raises(ValueError, match="Noise leaves the walls.*exact or sliced"):
+    with pytest.raises(ValueError, match="out of the bounds.*exact or sliced"):
         OBJECTIVES[name](walled(3, *walls))
 
 

@@ -164,19 +164,20 @@ def effective_count(values: Tensor, weight: Tensor | None) -> Tensor | int:
 # Divergence of maximum likelihood: one rule for all objectives of the likelihood
 # ------------------------------------------------------------------------------
 
-# A sampler that accepts less than this has collapsed.
+# Acceptance rate below which the sampler no longer moves.
 LEAST_ACCEPTANCE = 0.01
-# No finite table supports log-odds of this size.
+# No finite data set supports log-odds of this size.
 LARGEST_WEIGHT = 100.0
-# Energy gap between data and chains, in standard deviations of the rows' energies and a nat more.
+# Energy gap between data and chains, in units of one plus the standard deviation of the rows'
+# energies.
 LARGEST_GAP = 10.0
-# Nats a row that a model may fall below its base, as far as that is known.
+# Mean log-likelihood ratio to the base, in nats, below which a model has diverged.
 LEAST_GAIN = -0.5
-# Nats that a single step may change the energies of real rows against each other; of finite ones a
-# share of the logarithm of the number of states, but at least one nat. On digits and MNIST the
+# Largest change of the rows' relative energies in a single step, in nats; on finite domains, as a
+# fraction of the logarithm of the number of states, but at least one nat. On digits and MNIST the
 # likelihoods of restricted Boltzmann machines fell below those of independent columns from 3 % on.
 LARGEST_CHANGE, LARGEST_SHARE = 3.0, 0.03
-# Fewer rows may just be rare ones.
+# With fewer rows, the means are too noisy to judge by.
 LEAST_ROWS = 10
 
 
@@ -187,22 +188,26 @@ def why_diverged(
     domain: Domain,
     rejects: bool = False,
 ) -> str | None:
-    """Why training has run away by a monitor's numbers, or None. Each sign alone is a reason.
+    """Reason why training has diverged according to the monitored values, or None.
 
-    1. The sampler accepts less than 1 % of its steps (if it `rejects` those that are too long).
-    2. A weight between binary units beyond 100, where no finite table supports one.
-    3. Data and chains differ in energy, on real rows either way, by more than ten standard
-       deviations of the rows' energies and ten nats more. On finite domains chains that are so far
-       above the data, and by more than the logarithm of the number of states, have lost the model;
-       data that are above the chains (or have a negative log-likelihood) by more than that
-       logarithm, and by a nat more than before, are less likely than under the uniform
-       distribution, as samples have log p <= 0.
-    4. The data are half a nat a row less likely than under the base.
-    5. A single step has changed the energies of rows against each other so much that chains cannot
-       follow: by 3 nats, on finite domains by 3 % of the logarithm of the number of states.
+    Each of the following suffices:
 
-    Signs 3 to 5 ask for ten rows at least. What was as bad `before` the epoch is no reason: to
-    start badly is not to diverge.
+    1. The sampler accepts less than 1 % of its steps (only if it `rejects` steps that are too
+       long).
+    2. The largest weight between binary units exceeds 100, which no finite data set supports.
+    3. The mean energies of data and chains differ by more than ten times one plus the standard
+       deviation of the rows' energies: on real rows, in either direction. On finite domains, where
+       the gap also has to exceed the logarithm of the number of states, it counts if the chains
+       are above the data, as they are then no samples from the model. An energy gap (or a negative
+       log-likelihood) that exceeds that logarithm, and its own value `before`, by more than a nat
+       counts, too: the data are then less likely than under the uniform distribution, as samples
+       have log p <= 0.
+    4. The data are less likely than under the base, by half a nat per row.
+    5. A single step has changed the relative energies of the rows by more than chains can follow:
+       by 3 nats, on finite domains by 3 % of the logarithm of the number of states.
+
+    Criteria 3 to 5 require at least ten rows. A value that was as bad `before` the epoch does not
+    count: a poor start is not divergence.
     """
     before = before or {}
     if rejects and logs.get("acceptance", 1.0) < LEAST_ACCEPTANCE:
@@ -213,12 +218,12 @@ def why_diverged(
         return f"largest weight {weight:.3g}"
     if n_rows < LEAST_ROWS:
         return None
-    reason = _unlike(logs, before, domain.log_n_states if finite else None)
+    reason = _energy_gap(logs, before, domain.log_n_states if finite else None)
     if reason is not None:
         return reason
     gain = logs.get("gain_over_base", 0.0)
     if gain < min(before.get("gain_over_base", 0.0), 0.0) + LEAST_GAIN:
-        return f"{-gain:.3g} nats a row less likely than the base"
+        return f"the rows are {-gain:.3g} nats less likely than under the base, on average"
     change = logs.get("energy_change", 0.0)
     limit = max(1.0, LARGEST_SHARE * domain.log_n_states) if finite else LARGEST_CHANGE
     if change > limit:
@@ -226,10 +231,10 @@ def why_diverged(
     return None
 
 
-def _unlike(
+def _energy_gap(
     logs: dict[str, float], before: dict[str, float], log_n_states: float | None
 ) -> str | None:
-    """Why energies of the data and of the chains differ too much, or None; see sign 3."""
+    """Reason if the energies of data and chains differ too much, or None; see criterion 3."""
     name = "energy_gap" if "energy_gap" in logs else "loss"
     gap, old = logs[name], before.get(name)
     limit = LARGEST_GAP * (1 + logs.get("energy_spread", math.inf))
