@@ -82,8 +82,8 @@ class NegativePhase:
         For each batch, as the policy has them for this energy.
     persistent, reweight : bool
         Whether chains go on from batch to batch, and whether they are weighed.
-    shares_weight : bool
-        Whether chains share the weight of a batch; else each has that of the row it started at.
+    weighs_equally : bool
+        Whether all chains have the same weight; else each has that of the row it started at.
     draws_hidden : bool
         Whether the next step starts at a hidden layer that is drawn when this one ends. Not where
         chains are weighed, whose next step starts under the new parameters.
@@ -95,7 +95,7 @@ class NegativePhase:
         self.n_steps, self.n_independence_steps = chains.steps(energy, sampler)
         self.persistent = isinstance(chains, Persistent)
         self.reweight = isinstance(chains, Persistent) and chains.reweight
-        self.shares_weight = not isinstance(chains, FromData)
+        self.weighs_equally = not isinstance(chains, FromData)
         layers = isinstance(energy, BipartiteEnergy)
         self.draws_hidden = (
             layers and type(sampler) is Gibbs and self.persistent and not self.reweight
@@ -199,7 +199,7 @@ class NegativePhase:
             adapted, chain = chain, kernel.init(energy, rows)
             if kernel.adapts and adapted is not None:
                 chain = chain._replace(aux=adapted.aux)
-            if not self.shares_weight:
+            if not self.weighs_equally:
                 share = weight
         chain, accepted = walked(kernel, energy, chain, self.n_steps, generator, n_batches)
         if walkers is not None:
@@ -251,7 +251,7 @@ class NegativePhase:
             share = batch.weight / len(batch.x)
         if walkers is not None:
             model = share.sum() * walkers.share.to(share.dtype)
-        elif self.shares_weight:
+        elif self.weighs_equally:
             model = (share.sum() / len(chain)).expand(len(chain))
         else:
             model = share
