@@ -416,7 +416,7 @@ def test_ratio_matching_is_least_at_the_truth(modules):
     for energy in (truth, other):
         objective = modules["RatioMatching"].RatioMatching(energy)
         grads, loss = gradient(objective, batch, None)
-        found.append((float(flat(grads).abs().max()), float(loss.value)))
+        found.append((float(flat(grads).abs().max()), float(loss.value.detach())))
     assert found[0][0] < 1e-12
     assert found[1][0] > 1e-2
     assert found[0][1] < found[1][1]
@@ -429,10 +429,10 @@ def test_ratio_matching_trains_an_energy(modules):
     energy = BernoulliRBM(4, H, generator=seeded(1), scale=0.1, dtype=DOUBLE)
     objective = modules["RatioMatching"].RatioMatching(energy)
     net = trained_net(objective, x, max_epochs=15, lr=0.05)
-    p = Enumerated(net.module_.energy).p.detach()
-    error = float((p - truth.p).abs().sum()) / 2
+    p = Enumerated(net.module_.energy).p
+    error = float((p - truth.p).detach().abs().sum()) / 2
     assert error < 0.08  # 2,000 draws alone are off by 0.03 in 15 numbers
-    assert float((1 / 16 - truth.p).abs().sum()) / 2 > 0.2
+    assert float((1 / 16 - truth.p).detach().abs().sum()) / 2 > 0.2
 
 
 def test_ratio_matching_refuses_other_rows(modules, energy):
@@ -526,11 +526,10 @@ def test_the_suite_rejects_a_sampler_that_leaves_the_bounds(followed, tmp_path):
 @full
 def test_every_entry_that_is_forgotten_is_asked_for(tmp_path):
     follow(tmp_path, with_registries=False)
-    status, output = run(tmp_path, *PYTEST, "-vv", *SUITES, "tests/test_registries.py", "-k", RULES)
+    status, output = run(tmp_path, *PYTEST, *SUITES, "tests/test_registries.py", "-k", RULES)
     assert status == 1
-    said = " ".join(re.sub(r"^E +", "", output, flags=re.MULTILINE).split())
     for recipe in RECIPES.values():
         for path in recipe.entries:
             if path != recipe.path:
-                assert re.search(rf"{recipe.name} of skebm\.[^;]*? {re.escape(path)}", said), path
-    assert "RandomWalk of skebm.samplers.random_walk has no entry in UNSUITABLE" in said
+                assert re.search(rf"{recipe.name} of skebm.* {re.escape(path)}", output), path
+    assert "RandomWalk of skebm.samplers.random_walk has no entry in UNSUITABLE" in output
