@@ -21,11 +21,12 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from skebm.base import Batch, Clamp
+from skebm import samplers
+from skebm.base import Batch, Clamp, Sampler
 from skebm.energies import BernoulliRBM
 from skebm.objectives import ContrastiveDivergence
 from skebm.partition import AIS, Exact
-from skebm.samplers import Gibbs, Persistent
+from skebm.samplers import Gibbs, Persistent, _adaptation, _moves
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
 from tests.objectives import autograd, flat, gradient, later, same
@@ -146,6 +147,13 @@ def test_registries_that_a_recipe_names_are_in_the_table():
         assert all(f"{name}`" in table for name in others)
         assert {"__init__.py", "api.rst", "CHANGELOG.md"} < others
         assert len(others) == 4  # and a suite
+
+
+def test_helpers_that_the_page_names_exist():
+    table = PAGE[PAGE.index("| what | helper |") : PAGE.index("Write `skebm/samplers/")]
+    for row in table.splitlines()[2:]:
+        for name in re.findall(r"`(\w+)`", row.split("|")[2] if "|" in row else ""):
+            assert any(hasattr(at, name) for at in (_moves, _adaptation, Sampler, samplers)), name
 
 
 def test_entries_follow_their_context():
