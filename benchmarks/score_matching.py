@@ -31,8 +31,8 @@ from benchmarks._common import machine, seconds, spread, table, write
 from benchmarks.anomaly import load
 from skebm import ScoreMatchingDensity
 from skebm.base import Batch
+from skebm.base.energy import autograd_grad, second_derivative_of_grad
 from skebm.energies import MLP, NeuralEnergy
-from skebm.energies.derivatives import autograd_grad, second_derivative_of_grad
 from skebm.objectives import ExactScoreMatching
 
 SHAPES = ((2, (128, 128)), (11, (128, 128)), (30, (128, 128)), (30, (256, 256)))

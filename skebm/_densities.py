@@ -113,20 +113,6 @@ def pessimistic_log_likelihood(estimator: Any, X: Any) -> float:
 # ------------------------------------------------------------------------------
 
 
-def upper_quantile(values: np.ndarray, share: float, weight: np.ndarray) -> float:
-    """Threshold with `share` of the weight above it, rounded to a whole row.
-
-    Half-way between the values around it. A row of weight 2 is the same as the row twice.
-    """
-    order = np.argsort(-values, kind="stable")
-    values, reached = values[order], np.cumsum(weight[order])
-    k = np.floor(share * reached[-1] + 0.5 + 1e-9)  # the sum of weights is rounded
-    if k < 1:
-        return float(values[0])
-    around = np.searchsorted(reached, [k - 0.5, k + 0.5], side="right").clip(max=len(values) - 1)
-    return float(values[around].mean())
-
-
 # ------------------------------------------------------------------------------
 # Derivatives of log p
 # ------------------------------------------------------------------------------

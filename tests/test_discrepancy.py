@@ -495,7 +495,7 @@ def test_scales_are_one_for_each_column(energy):
 
 @pytest.mark.parametrize(("lower", "upper"), [(0.0, None), (None, 1.0), (0.0, 1.0)])
 def test_noise_does_not_stay_inside_walls(lower, upper):
-    with pytest.raises(ValueError, match=r"leaves the walls.*exact or sliced score matching"):
+    with pytest.raises(ValueError, match=r"out of the bounds.*exact or sliced score matching"):
         EnergyDiscrepancy(walled(3, lower, upper), 0.5)
 
 

@@ -473,8 +473,8 @@ def test_steps_raise_the_penalised_likelihood(seed):
     z = rows(150, seed)
     z = (z - z.mean(0)) / z.std(0)
     w = torch.rand(150, generator=seeded(seed), dtype=DOUBLE) + 0.1
-    u = torch.rand(6, generator=seeded(seed), dtype=DOUBLE)
-    responsibility = torch.nn.functional.one_hot(mixture.clusters(z, w, 6, u)).double()
+    labels = mixture.clusters(z, w, 6, seed)
+    responsibility = torch.nn.functional.one_hot(labels).double()
     count, means, scatter = mixture.statistics(z, w, responsibility)
     prior = mixture.make_prior(count, scatter, torch.zeros(3, dtype=DOUBLE))
     path = []
@@ -487,7 +487,7 @@ def test_steps_raise_the_penalised_likelihood(seed):
         count, means, scatter = mixture.statistics(z, w, responsibility)
     assert (np.diff(path) > -1e-9).all()
     assert path[-1] - path[0] > 1
-    whole = mixture.maximise(z, w, 6, torch.full((3,), 1e-3, dtype=DOUBLE), u, 200, 1e-4)
+    whole = mixture.maximise(z, w, labels, torch.full((3,), 1e-3, dtype=DOUBLE), 200, 1e-4)
     assert len(whole.path) < 200
     assert abs(float(whole.weights.sum()) - 1) < 1e-12
 

@@ -236,7 +236,7 @@ REASONS = {
     "acceptance": ({"acceptance": 0.001}, "accepts 0.001"),
     "gap": ({"energy_gap": 30.0}, "energy gap 30"),
     "gap the other way": ({"energy_gap": -30.0}, "energy gap -30"),
-    "gain": ({"gain_over_base": -2.0}, "2 nats a row less likely than the base"),
+    "gain": ({"gain_over_base": -2.0}, "2 nats less likely than under the base"),
     "change": ({"energy_change": 8.0}, "one step changed the rows' energies by 8"),
     "nan": ({"gain_over_base": math.nan}, "gain_over_base not finite"),
     "infinity": ({"energy_gap": math.inf}, "energy_gap not finite"),

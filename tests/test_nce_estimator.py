@@ -207,7 +207,7 @@ def test_bridges_of_few_rows():
 def test_bridges_that_are_not_offered():
     with pytest.raises(ValueError, match="there are no bridges of rows"):
         density(n_bridges=2).fit(BITS)
-    with pytest.raises(ValueError, match="knows no bridges"):
+    with pytest.raises(ValueError, match="does not support bridges"):
         density(n_bridges=2, form="ranking").fit(X)
     assert density(form="ranking", noise=normal(3, 100.0)).fit(X).n_bridges_ == 1
 

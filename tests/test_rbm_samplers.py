@@ -154,7 +154,7 @@ def test_another_sampler_on_a_warm_start():
 
 def test_annealing_refuses_a_biased_kernel():
     model = rbm(n_iter=1).fit(X)
-    with pytest.raises(ValueError, match="unbiased only along exact kernels"):
+    with pytest.raises(ValueError, match="unbiased only with exact kernels"):
         AIS(n_betas=10).estimate(model.energy_, sampler=DiscreteLangevin(adjust=False))
     gradients = AIS(n_chains=500, n_betas=100).estimate(
         model.energy_,

@@ -307,14 +307,14 @@ def test_chains_cannot_be_weighed_without_a_density_they_start_from():
 def test_only_chains_that_keep_to_themselves_are_weighed():
     energy = binary("tree", D)
     chains = Persistent(reweight=True, initial=energy.base)
-    with pytest.raises(ValueError, match="reweight follows persistent chains"):
+    with pytest.raises(ValueError, match="reweight requires a sampler"):
         ContrastiveDivergence(energy, ParallelTempering(3, GibbsWithGradients()), chains)
 
 
 def test_only_kernels_that_are_exact_are_weighed():
     energy = Bell()
     chains = Persistent(reweight=True, initial=energy.model())
-    with pytest.raises(ValueError, match="reweight follows persistent chains"):
+    with pytest.raises(ValueError, match="reweight requires a sampler"):
         ContrastiveDivergence(energy, Langevin(), chains)
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from skebm.base import Batch, Binary, Energy, Real
+from skebm.base.energy import value_and_input_grad_of
 from skebm.distributions import TruncatedGaussian
 from skebm.energies import MLP, NeuralEnergy
-from skebm.energies.derivatives import value_and_input_grad_of
 from skebm.objectives import (
     DenoisingScoreMatching,
     ExactScoreMatching,
@@ -541,7 +541,7 @@ OBJECTIVES = {
 
 @pytest.mark.parametrize("name", ["denoising", "multiscale"])
 def test_noise_does_not_know_walls(walls, name):
-    with pytest.raises(ValueError, match="Noise leaves the walls.*exact or sliced"):
+    with pytest.raises(ValueError, match="out of the bounds.*exact or sliced"):
         OBJECTIVES[name](walled(3, *walls))
 
 

@@ -234,5 +234,5 @@ def test_the_monitor_reports_the_best_classified_bridge():
 
 def test_ranks_have_no_bridges():
     energy = narrow(2).energy
-    with pytest.raises(ValueError, match="knows no bridges"):
+    with pytest.raises(ValueError, match="does not support bridges"):
         NoiseContrastive(energy, energy.base, form="ranking")

@@ -32,9 +32,6 @@ def test_base_classes_call_few_hooks_of_their_subclasses(name):
 
 
 @each_estimator
-@pytest.mark.xfail(
-    strict=False, reason="files in fit and score_samples: RBM 25, 15; CD 32, 22; JEM 34, 25"
-)
 def test_few_files_execute(name):
     for found, most in zip(calls(name), MOST_FILES[name], strict=True):
         assert len(found.files) <= most, sorted(found.files)

@@ -105,5 +105,5 @@ def test_held_out_rows_are_judged_by_their_likelihood():
 def test_only_chains_that_keep_to_themselves_are_weighed():
     initial = IndependentBernoulli(torch.zeros(5, dtype=DOUBLE))
     chains = Persistent(reweight=True, initial=initial)
-    with pytest.raises(ValueError, match="reweight follows persistent chains"):
+    with pytest.raises(ValueError, match="reweight requires a sampler"):
         ContrastiveDivergence(make_rbm(5, 3), ParallelTempering(3), chains)

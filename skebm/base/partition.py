@@ -58,10 +58,12 @@ class LogPartition(NamedTuple):
 class PartitionEstimator(BaseEstimator, abc.ABC):
     """A method of computing log Z; holds its configuration and nothing else.
 
-    `uses` names the arguments that :meth:`estimate` looks at, so that others need not be made.
+    `uses` names the arguments that :meth:`estimate` reads, so that others need not be made;
+    `x_fits_base` says that it reads x only where no base is passed, to fit one.
     """
 
     uses: ClassVar[tuple[str, ...]] = ("base", "sampler", "x")
+    x_fits_base: ClassVar[bool] = False
 
     def check(self, energy: Energy) -> None:
         """Raise `TypeError` for a class of energies, `ValueError` for an energy, not supported."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from skebm.base import Clamp, Real
@@ -285,10 +286,13 @@ def best_factor(z: Tensor, w: Tensor, max_rows: int | None = None) -> float:
     top = max(range(len(FACTORS)), key=scores.__getitem__)
     low, high = FACTORS[max(top - 1, 0)], FACTORS[min(top + 1, len(FACTORS) - 1)]
 
-    def score(log_factor: float) -> float:
-        return log_likelihood(z, w, index, count, math.exp(log_factor))
-
-    return math.exp(_golden(score, math.log(low), math.log(high)))
+    found = minimize_scalar(
+        lambda log_factor: -log_likelihood(z, w, index, count, math.exp(log_factor)),
+        bounds=(math.log(low), math.log(high)),
+        method="bounded",
+        options={"xatol": BANDWIDTH_TOLERANCE},
+    )
+    return math.exp(found.x)
 
 
 def left_out(w: Tensor, max_rows: int | None = None) -> tuple[Tensor, Tensor]:
@@ -351,23 +355,6 @@ def _score(
     others = w.sum() - w[index].clamp(max=1)
     value = density.log() - nearest / (2 * h**2) - others.log() - z.shape[1] * math.log(h)
     return float(count @ value)
-
-
-def _golden(function: Callable[[float], float], low: float, high: float) -> float:
-    """The maximiser of a unimodal function, by golden-section search."""
-    ratio = (math.sqrt(5) - 1) / 2
-    a, b = high - ratio * (high - low), low + ratio * (high - low)
-    at_a, at_b = function(a), function(b)
-    while high - low > BANDWIDTH_TOLERANCE:
-        if at_a >= at_b:
-            high, b, at_b = b, a, at_a
-            a = high - ratio * (high - low)
-            at_a = function(a)
-        else:
-            low, a, at_a = a, b, at_b
-            b = low + ratio * (high - low)
-            at_b = function(b)
-    return (low + high) / 2
 
 
 class KernelDensity(Distribution):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import warnings
 from numbers import Real as RealNumber
 from typing import Any, NamedTuple
 
 import torch
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import Clamp, Real
@@ -25,8 +28,8 @@ from skebm.distributions._fitting import (
 from skebm.distributions.base import Distribution
 from skebm.distributions.conditionals import Given, MixtureGiven
 
-# Iterations of Lloyd's algorithm after k-means++.
-LLOYD_STEPS = 5
+# Iterations of k-means; EM goes on from there.
+KMEANS_STEPS = 5
 
 # A component with an expected count below this, and below this fraction of the mean weight of a
 # row, is removed.
@@ -71,23 +74,20 @@ class EMResult(NamedTuple):
 def maximise(
     z: Tensor,
     w: Tensor,
-    n_components: int,
+    labels: Tensor,
     regularisation: Tensor,
-    u: Tensor,
     max_iter: int,
     tol: float,
     prior_rows: float | None = None,
 ) -> EMResult:
-    """EM for standardised rows z (n, d) of weights w (n,), initialised by uniform numbers u (K,).
+    """EM for standardised rows z (n, d) of weights w (n,), initialised by clusters 0 to K - 1.
 
     The prior (as in Fraley and Raftery, 2007) is worth d + 2 rows for each component. Its centre is
     the pooled covariance within the components, itself shrunk by two rows towards I / K^(2 / d),
     the size of a component of a uniform partition. It is set at the start and again when EM has
     nearly converged, and is fixed in between, so that each step raises the penalised likelihood.
     """
-    labels = clusters(z, w, n_components, u)
-    n_components = int(labels.max()) + 1
-    responsibilities = torch.nn.functional.one_hot(labels, n_components).double()
+    responsibilities = torch.nn.functional.one_hot(labels).double()
     path: list[float] = []
     for last in range(N_PRIORS):
         count, means, scatter = statistics(z, w, responsibilities)
@@ -174,36 +174,15 @@ def expectation(
     return responsibilities, float(w @ total), prior.log_density(scale_tril, inverse_tril)
 
 
-def clusters(z: Tensor, w: Tensor, n_clusters: int, u: Tensor) -> Tensor:
-    """Labels (n,) by k-means++ and Lloyd's algorithm; at most one cluster per distinct row."""
-    first = int(draw_index(w, u[:1]))
-    centres = z[first][None]
-    nearest = (z - centres[0]).square().sum(1)
-    # Rows that are equal up to rounding share one centre.
-    floor = 1e-24 * (1 + z.square().sum(1).max())
-    for number in range(1, n_clusters):
-        nearest = torch.where(nearest > floor, nearest, 0.0)
-        if not nearest.any():
-            break
-        chosen = int(draw_index(w * nearest, u[number : number + 1]))
-        centres = torch.cat([centres, z[chosen][None]])
-        nearest = torch.minimum(nearest, (z - z[chosen]).square().sum(1))
-    for _ in range(LLOYD_STEPS):
-        labels = _nearest(z, centres)
-        count = w.new_zeros(len(centres)).index_add_(0, labels, w)
-        total = torch.zeros_like(centres).index_add_(0, labels, z * w[:, None])
-        centres = torch.where(count[:, None] > 0, total / count[:, None], centres)
-    labels = _nearest(z, centres)
-    return labels.unique(return_inverse=True)[1]
-
-
-def _nearest(z: Tensor, centres: Tensor) -> Tensor:
-    distance = centres.square().sum(1)
-
-    def label(rows: Tensor) -> Tensor:
-        return torch.addmm(distance, rows, centres.t(), alpha=-2).argmin(1)
-
-    return chunked(label, z, len(centres))
+def clusters(z: Tensor, w: Tensor, n_clusters: int, seed: int) -> Tensor:
+    """Labels (n,) by k-means from k-means++; at most one cluster per distinct row."""
+    means = KMeans(
+        min(n_clusters, len(z)), n_init=1, max_iter=KMEANS_STEPS, tol=0.0, random_state=seed
+    )
+    with warnings.catch_warnings():  # of fewer distinct rows than clusters
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        labels = means.fit_predict(z.cpu().numpy(), sample_weight=w.cpu().numpy())
+    return torch.as_tensor(labels, device=z.device).unique(return_inverse=True)[1]
 
 
 # Most entries of Cholesky factors that are gathered at once when sampling.
@@ -371,12 +350,9 @@ class GaussianMixture(Distribution):
             generator = torch.Generator(x.device).manual_seed(0)
         best: EMResult | None = None
         for _ in range(n_init if n_components > 1 else 1):
-            u = torch.rand(
-                n_components, generator=generator, dtype=torch.float64, device=generator.device
-            ).to(x.device)
-            result = maximise(
-                table.z, table.w, n_components, table.ridge, u, max_iter, tol, prior_rows
-            )
+            seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
+            labels = clusters(table.z, table.w, n_components, seed)
+            result = maximise(table.z, table.w, labels, table.ridge, max_iter, tol, prior_rows)
             if best is None or result.path[-1] > best.path[-1]:
                 best = result
         assert best is not None

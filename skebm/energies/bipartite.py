@@ -44,7 +44,7 @@ class BernoulliRBM(BipartiteEnergy):
         Precision of the parameters.
     base : Distribution or None, default=None
         A distribution q with exact conditionals under unary fields, such as a Chow-Liu tree, that
-        the machine corrects: :math:`E(x, h) - \log q(x)`. Not trained. p(x given h) is then q with
+        the RBM corrects: :math:`E(x, h) - \log q(x)`. Not trained. p(x given h) is then q with
         the fields :math:`b + W^\top h`. Independent columns are but fields themselves: such a base
         is where annealing and tempering start, and the visible biases hold it already.
 

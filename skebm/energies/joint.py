@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skebm.energies.derivatives import ValueAndInputGrad, value_and_input_grad_by_autograd
+from skebm.base.energy import ValueAndInputGrad, value_and_input_grad_by_autograd
 
 
 class ClassMarginal(nn.Module):

@@ -15,9 +15,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
+from skebm.base.energy import DirectionalDerivatives, ValueAndInputGrad
 from skebm.base.sampler import whole_number, whole_numbers
 from skebm.base.torchtools import seeded, softplus
-from skebm.energies.derivatives import DirectionalDerivatives, ValueAndInputGrad
 from skebm.energies.neural import Spec
 
 

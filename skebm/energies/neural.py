@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from skebm.base import Domain, Energy, sampling
-from skebm.base.torchtools import seeded
-from skebm.distributions import Distribution, Gaussian, GaussianMixture, KernelDensity
-from skebm.energies.derivatives import (
+from skebm.base.energy import (
     DirectionalDerivatives,
     ValueAndInputGrad,
     autograd_grad,
@@ -21,6 +19,8 @@ from skebm.energies.derivatives import (
     second_derivatives_of,
     value_and_input_grad_of,
 )
+from skebm.base.torchtools import seeded
+from skebm.distributions import Distribution, Gaussian, GaussianMixture, KernelDensity
 
 # Fraction of the precision of a base that a reconstructing network may remove, so that the model
 # stays proper.

@@ -16,7 +16,7 @@ import contextlib
 import functools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
@@ -25,7 +25,6 @@ import torch
 from sklearn.base import BaseEstimator, DensityMixin, OutlierMixin, clone
 from torch import Tensor
 
-from skebm._densities import upper_quantile
 from skebm._validation import (
     Interval,
     StrOptions,
@@ -409,7 +408,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
 
     # ---------------------------------------------------------------- log Z
 
-    def _partition_inputs(self, names: Any = ("base", "sampler", "x")) -> dict[str, Any]:
+    def _partition_inputs(self, names: Iterable[str] = ("base", "sampler", "x")) -> dict[str, Any]:
         """Arguments of an estimate of log Z: those named, and the generator."""
         energy = self.energy_
         like = next(energy.parameters())
@@ -422,8 +421,10 @@ class BaseEBM(BaseEstimator, abc.ABC):
     def _choose_partition(self) -> Choice:
         """What ``partition="auto"`` means for the fitted energy."""
         if self._log_z.choice is None:
-            inputs = self._partition_inputs(("base", "x"))
-            self._log_z.choice = choose(self.energy_, base=inputs["base"], x=inputs["x"])
+            base = self._partition_inputs(("base",))["base"]
+            self._log_z.choice = choose(
+                self.energy_, base=base, x=lambda: self._partition_inputs(("x",))["x"]
+            )
         return self._log_z.choice
 
     def _log_partition(self) -> LogPartition:
@@ -433,7 +434,9 @@ class BaseEBM(BaseEstimator, abc.ABC):
             return LogPartition(0.0, nan, nan, nan, "heuristic", nan)
         if self._log_z.found is None:
             method = self.partition_
-            inputs = self._partition_inputs(method.uses)
+            inputs = self._partition_inputs([name for name in method.uses if name != "x"])
+            if "x" in method.uses and not (method.x_fits_base and inputs.get("base") is not None):
+                inputs |= self._partition_inputs(("x",))
             self._log_z.found = method.estimate(self.energy_, **inputs)
         return self._log_z.found
 
@@ -538,6 +541,20 @@ def _split(rows: Rows, fraction: float, generator: torch.Generator) -> tuple[Row
     order = torch.randperm(len(rows), generator=generator, device=rows.device)
     n = min(len(rows) - 1, max(1, round(fraction * len(rows))))
     return rows.subset(order[n:]), rows.subset(order[:n])
+
+
+def upper_quantile(values: np.ndarray, share: float, weight: np.ndarray) -> float:
+    """Threshold with `share` of the weight above it, rounded to a whole row.
+
+    Half-way between the values around it. A row of weight 2 is the same as the row twice.
+    """
+    order = np.argsort(-values, kind="stable")
+    values, reached = values[order], np.cumsum(weight[order])
+    k = np.floor(share * reached[-1] + 0.5 + 1e-9)  # the sum of weights is rounded
+    if k < 1:
+        return float(values[0])
+    around = np.searchsorted(reached, [k - 0.5, k + 0.5], side="right").clip(max=len(values) - 1)
+    return float(values[around].mean())
 
 
 class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):

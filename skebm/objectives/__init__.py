@@ -1,4 +1,4 @@
-"""Objectives: what is minimised."""
+"""Training objectives for energy-based models."""
 
 from skebm.base import Centering, Offsets, Penalty
 from skebm.objectives.contrastive import ContrastiveDivergence

@@ -1,4 +1,4 @@
-"""Contrastive divergence: maximum likelihood with samples of the model for its expectations."""
+"""Contrastive divergence: maximum likelihood with expectations estimated from model samples."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from skebm.base import (
     Sampler,
     sampling,
 )
-from skebm.base.objective import weighted_mean, weighted_variance
-from skebm.objectives.divergence import why_diverged
+from skebm.base.objective import weighted_mean, weighted_variance, why_diverged
 from skebm.objectives.log_partition import LogPartitionMonitor, gains
 from skebm.objectives.negative_phase import ContrastiveState, NegativePhase, packed
 from skebm.objectives.pseudo_likelihood import pseudo_log_likelihood
@@ -31,58 +30,59 @@ from skebm.objectives.refinement import Refinement
 from skebm.samplers import ChainPolicy
 from skebm.samplers._moves import standard_normal
 
-# Noisy copies by which held-out rows are judged.
+# Noisy copies of each held-out row over which its score is averaged.
 N_COPIES = 16
 
 
 class ContrastiveDivergence(Objective):
-    r"""Contrastive divergence of any energy: maximum likelihood with sampled negatives.
+    r"""Contrastive divergence for any energy: maximum likelihood with sampled negatives.
 
     .. math:: \nabla_\theta \bigl(-\mathbb E_{data} \log p(x)\bigr)
         = \mathbb E_{data} \nabla_\theta E(x) - \mathbb E_{p} \nabla_\theta E(x)
 
-    with the second mean taken over chains that some steps of a sampler have moved [1]_. Unbiased
-    where chains are draws of the model: those that started as such, and reweighted ones up to their
-    number. Else biased by what the steps have not undone of where the chains came from: the rows of
-    the batch (CD), noise, or the model as it was some batches ago (persistent chains, PCD [2]_).
+    where the second expectation is estimated from Markov chains after a few steps of a sampler
+    [1]_. The estimate is unbiased if the chains are distributed as the model, as they are if they
+    start so; with reweighted chains it is consistent in their number. Otherwise it is biased
+    towards the distribution that the chains started from: the rows of the batch (CD), noise, or an
+    earlier version of the model (persistent chains, PCD [2]_).
 
-    An energy may write the gradient itself, as restricted Boltzmann machines of bits do: from the
-    means of the hidden units, centred, with chains that keep the hidden layer of their next step.
-    It is autograd's for any other.
+    An energy may compute this gradient in closed form. Binary restricted Boltzmann machines do,
+    from the conditional means of the hidden units, with optional centring, and their persistent
+    chains keep the hidden layer for the next step. For other energies autograd computes it.
 
     Parameters
     ----------
     energy : Energy
     sampler : Sampler
-        Kernel of the negative phase.
+        Transition kernel of the negative phase.
     chains : ChainPolicy
-        Where chains start, how many steps they take, whether they are weighed or proposed draws of
-        the base [3]_: :class:`~skebm.samplers.FromData`, ``FromNoise``, ``Persistent`` or
-        ``ReplayBuffer``.
+        Where chains start, how many steps they take, whether they are reweighted, and whether
+        draws from the base are proposed to them [3]_: :class:`~skebm.samplers.FromData`,
+        ``FromNoise``, ``Persistent`` or ``ReplayBuffer``.
     sigma : Tensor of shape (d,) or None, default=None
-        Standard deviation of normal noise added to real rows of the data, in units of x.
+        Standard deviation of Gaussian noise added to real-valued training rows, in units of x.
     anneal : tuple of (float, int), default=(1.0, 0)
-        Factor of the noise at first, and number of batches over which it falls to 1 geometrically.
+        Initial factor on the noise, and number of batches over which it decays geometrically to 1.
     energy_l2 : float, default=0
         :math:`\alpha` of the penalty :math:`\alpha\, \mathbb E[f(x)^2]` over data and chains [4]_,
-        f the part of the energy that is trained.
+        where f is the trained part of the energy.
     clip_norm : float or None, default=None
-        Largest norm of the gradient of all parameters together.
+        Maximum norm of the gradient, over all parameters.
     refinement : Refinement or None, default=None
-        Terms of improved contrastive divergence.
+        Additional terms of improved contrastive divergence.
     centering : Centering or None, default=None
-        Centred and preconditioned gradient, of an energy that writes its own.
+        Centred and preconditioned gradient; only for energies with a closed-form gradient.
     penalty : Penalty or None, default=None
-        On weights and hidden units, of a bipartite energy.
+        Penalties on weights and hidden units; only for bipartite energies.
 
     Raises
     ------
     ValueError
-        For parts that do not go together; the message says what to pass.
+        If the arguments are incompatible; the message says what to pass instead.
 
     See Also
     --------
-    ExactLikelihood : The same gradient by enumeration.
+    ExactLikelihood : The exact gradient, by enumeration.
 
     References
     ----------
@@ -139,17 +139,18 @@ class ContrastiveDivergence(Objective):
         self._check()
         self._own_gradient = self._gradient_of(energy)
         self._has_layers = isinstance(energy, BipartiteEnergy)
-        # There the pseudo-likelihood is exact and cheap, and draws of a base say little of log Z.
+        # For these the pseudo-likelihood is exact and cheap, and draws from the base say little
+        # about log Z.
         self._has_finite_layers = self._has_layers and math.isfinite(energy.domain.log_n_states)
         self._log_partition_monitor = (
             None if self._has_finite_layers else LogPartitionMonitor.of(energy)
         )
 
     def _check(self) -> None:
-        """Raise `ValueError` for terms that the energy or the sampler have no use for."""
+        """Raise `ValueError` for options that do not apply to the energy or the sampler."""
         energy = self.energy
         if self._adds_noise and not isinstance(energy.domain, Real):
-            raise ValueError(f"Normal noise leaves {energy.domain}: pass sigma=None.")
+            raise ValueError(f"Gaussian noise cannot be added on {energy.domain}: pass sigma=None.")
         if self.refinement is not None:
             self.refinement.check(energy, self.sampler)
         if self.centering is not None:
@@ -158,49 +159,48 @@ class ContrastiveDivergence(Objective):
             self.penalty.check()
             if not isinstance(energy, BipartiteEnergy):
                 raise ValueError(
-                    f"{self.penalty} is one of weights and hidden units, which "
+                    f"{self.penalty} applies to weights and hidden units, which "
                     f"{type(energy).__name__} does not have: pass penalty=None."
                 )
 
     def _gradient_of(self, energy: Energy) -> ContrastGradient | None:
-        """The gradient that the energy writes itself, if there are no other terms."""
+        """The energy's closed-form gradient, if it has one and there are no other terms."""
         other_terms = bool(self.energy_l2) or self.refinement is not None
         own = None if other_terms else energy.contrast_gradient(self.centering, self.penalty)
         if own is None and self.centering is not None:
             why = (
-                "energy_l2 and refinement have no centred one"
+                "energy_l2 and refinement have none"
                 if other_terms
-                else f"{type(energy).__name__} does not"
+                else f"{type(energy).__name__} has none"
             )
             raise ValueError(
-                f"Only the gradient that an energy writes itself can be centred, and {why}: pass "
-                "centering=None."
+                f"Only a closed-form gradient can be centred, and {why}: pass centering=None."
             )
         return own
 
     @property
     def sampler(self) -> Sampler:
-        """Kernel of the negative phase."""
+        """Transition kernel of the negative phase."""
         return self.negatives.sampler
 
     @property
     def chains(self) -> ChainPolicy:
-        """Where chains start."""
+        """Policy that says where chains start."""
         return self.negatives.chains
 
     @property
     def persistent(self) -> bool:
-        """Whether chains go on from batch to batch."""
+        """Whether chains continue from batch to batch."""
         return self.negatives.persistent
 
     def kernel(self, halvings: int) -> Sampler:
-        """The sampler, its step halved so many times; of the same temperature."""
+        """The sampler with its step size halved `halvings` times, at the same temperature."""
         return self.negatives.kernel(halvings)
 
     # ---------------------------------------------------------------- the loss
 
     def start(self, batch: Batch, generator: torch.Generator) -> ContrastiveState:
-        """Chains, pool and offsets before the first batch."""
+        """Initialise chains, pool and offsets before the first batch."""
         own = self._own_gradient
         with torch.no_grad(), sampling(self.energy):
             state = self.negatives.start(self.energy, batch.x, generator)
@@ -208,7 +208,7 @@ class ContrastiveDivergence(Objective):
         return state._replace(offsets=offsets)
 
     def forward(self, batch: Batch, state: ContrastiveState, generator: torch.Generator) -> Loss:
-        """Mean energy of the data minus that of the chains, with the penalties."""
+        """Mean energy of the data minus that of the chains, plus the penalties."""
         x, state = self.phases(batch, state, generator)
         chain: Any = state.chain
         f = self.energy.trained(torch.cat([x, chain.x]))
@@ -225,13 +225,16 @@ class ContrastiveDivergence(Objective):
     def phases(
         self, batch: Batch, state: ContrastiveState, generator: torch.Generator
     ) -> tuple[Tensor, ContrastiveState]:
-        """Rows with their noise, and the state after the chains have moved."""
+        """Noisy rows, and the state after the chains have moved."""
         with torch.no_grad(), sampling(self.energy):
             x = self._noisy(batch.x, state.n_batches, generator)
             return x, self.negatives.move(self.energy, x, batch.weight, state, generator)
 
     def contrast(self, f: Tensor, batch: Batch, state: ContrastiveState) -> Tensor:
-        """Mean of f over the rows minus that over the chains, f being of both, with its penalty."""
+        """Mean of f over the rows minus that over the chains, plus the penalty on f.
+
+        `f` holds the values at the rows, then those at the chains.
+        """
         chain: Any = state.chain
         sign, _ = self.negatives.signs(batch, chain.x, state.walkers)
         value = -(sign @ f)
@@ -240,7 +243,7 @@ class ContrastiveDivergence(Objective):
         return value
 
     def gradients(self, batch: Batch, state: ContrastiveState, generator: torch.Generator) -> Loss:
-        """Write the gradient, clipped: the energy's own where it has one, by autograd else."""
+        """Write the clipped gradient: in closed form if the energy has one, else by autograd."""
         own = self._own_gradient
         if own is None:
             loss = super().gradients(batch, state, generator)
@@ -257,7 +260,7 @@ class ContrastiveDivergence(Objective):
         state: ContrastiveState,
         generator: torch.Generator,
     ) -> Loss:
-        """Let the energy write its gradient; it may draw the hidden layer of the next step."""
+        """Let the energy write its gradient; it may also draw the next step's hidden layer."""
         x, negatives = batch.x, self.negatives
         if self._adds_noise:
             x = self._noisy(x, state.n_batches, generator)
@@ -269,14 +272,14 @@ class ContrastiveDivergence(Objective):
         offsets, layer = own.write(x, chain.x, sign, share, offsets, source)
         if layer is not None:
             chain = ChainState(chain.x, aux=layer)
-        # Not _replace, which takes as long as a matrix product of a small machine.
+        # Not _replace, which takes as long as a matrix product of a small RBM.
         return Loss(
             None,
             ContrastiveState(pool, chain, walkers, accepted, n_batches, halvings, weight, offsets),
         )
 
     def _noisy(self, x: Tensor, n_batches: int, generator: torch.Generator) -> Tensor:
-        """Rows of the data with the noise that is due."""
+        """Rows with noise at its current, annealed level."""
         if self.sigma is None:
             return x
         factor, span = self.anneal
@@ -284,9 +287,9 @@ class ContrastiveDivergence(Objective):
         return x + factor**left * self.sigma * standard_normal(x, generator)
 
     def work(self, n_rows: int) -> float:
-        """Passes over the rows of both phases, and there and back at each step of the chains.
+        """Forward and backward passes over both phases and at each step of the chains.
 
-        Those of a gradient by hand are small products, which one thread is enough for.
+        Closed-form gradients are small matrix products, for which one thread is enough.
         """
         rows = super().work(n_rows)
         return rows if self._own_gradient else (6 + 2 * (self.negatives.n_steps + 1)) * rows
@@ -297,9 +300,9 @@ class ContrastiveDivergence(Objective):
     def monitor(
         self, batch: Batch, state: ContrastiveState, generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Energy gap between rows (with their noise) and chains, acceptance, and how likely rows
-        are as far as that is known; of a bipartite energy its largest weight, too, and the squared
-        error of a reconstruction.
+        """Energy gap between noisy rows and chains, acceptance rate and likelihood estimates.
+
+        For bipartite energies also the largest weight and the mean squared reconstruction error.
         """
         energy = self.energy
         with sampling(energy):
@@ -329,10 +332,11 @@ class ContrastiveDivergence(Objective):
     def _log_partition(
         self, state: ContrastiveState, generator: torch.Generator
     ) -> tuple[Tensor, float]:
-        """Estimate of log Z relative to the base with its error, in eval mode.
+        """Estimate of log Z relative to the base with its standard error, in eval mode.
 
-        Not that of reweighted chains: weights shrink where the parameters move because of the very
-        chains that they belong to, and theirs falls behind.
+        Reweighted chains are resampled first and their own estimate is not used: the parameters
+        are updated to lower the probability of these very chains, so their weights shrink and the
+        estimate falls behind.
         """
         assert self._log_partition_monitor is not None
         if state.chain is None or not self.negatives.weighs_equally:
@@ -344,11 +348,11 @@ class ContrastiveDivergence(Objective):
 
     @torch.no_grad()
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
-        """Minus the nats a row above the base, by draws of the base and the chains: a bridge.
+        """Minus the mean log-likelihood ratio to the base, with log Z from bridge sampling.
 
-        Of discrete rows with a hidden layer minus the mean pseudo-log-likelihood, which is exact,
-        or minus the log-likelihood by reweighted chains, which is too low on average, as log Z is.
-        Without a base to draw from it is the energy gap.
+        For discrete models with a hidden layer it is minus the mean pseudo-log-likelihood, which
+        is exact, or, with reweighted chains, minus the mean log-likelihood with their estimate of
+        log Z, which is low on average. If there is no base to draw from, it is the energy gap.
         """
         energy = self.energy
         with sampling(energy):
@@ -374,9 +378,9 @@ class ContrastiveDivergence(Objective):
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
-        """Judge by :func:`~skebm.objectives.divergence.why_diverged`, and by what is not finite."""
+        """Check for non-finite values, then by `skebm.base.objective.why_diverged`."""
         domain, sampler = self.energy.domain, self.sampler
-        # Of discrete rows hardly any change may be acceptable, and what adapts has tried all.
+        # On discrete rows low acceptance can be legitimate, and adaptive samplers set their step.
         rejects = sampler.exact and isinstance(domain, Real) and not sampler.adapts
         reason = super().diverged(logs, before, n_rows)
         return reason or why_diverged(logs, before, n_rows, domain, rejects)
@@ -384,37 +388,37 @@ class ContrastiveDivergence(Objective):
     # ---------------------------------------------------------------- state
 
     def snapshot(self, state: ContrastiveState) -> ContrastiveState:
-        """A copy of the buffer, which is written in place."""
+        """State with a copy of the pool, which is updated in place."""
         pool = state.pool
         return state if pool is None else state._replace(pool=pool.clone())
 
     def rolled_back(
         self, state: ContrastiveState, batch: Batch, generator: torch.Generator, tries: int = 1
     ) -> ContrastiveState:
-        """The chains that were well, with half the step; new ones where that was tried before."""
+        """Earlier chains with half the step size; new chains from the second attempt on."""
         with torch.no_grad(), sampling(self.energy):
             return self.negatives.rolled_back(self.energy, state, batch.x, generator, tries)
 
     def advice(self, state: ContrastiveState) -> str:
-        """The sampler's step, where it was halved and does not find its own."""
+        """Suggest the halved step size, unless the sampler adapts its own."""
         step = getattr(self.kernel(state.halvings), "step_size", None)
         if not state.halvings or step is None or self.sampler.adapts:
             return ""
         return f" and sampler__step_size to about {step:.2g}"
 
     def pack(self, state: ContrastiveState | None) -> dict[str, Tensor | None]:
-        """Pool, chains with what the sampler keeps beside them, weights, offsets, counts."""
+        """Pool, chains with the sampler's auxiliary state, weights, offsets and counters."""
         return {} if state is None else packed(state)
 
     def unpack(self, packed: dict[str, Tensor | None]) -> ContrastiveState | None:
-        """Rebuild the state; None, to start anew, where it is not one of this objective."""
+        """Rebuild the state; None, to start anew, if it does not belong to this objective."""
         if (packed.get("visible_offset") is None) != (self.centering is None):
             return None
         return self.negatives.unpack(packed, self.energy)
 
 
 def _of_layers(energy: Any, x: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
-    """Squared error of the means of reconstructed rows, and the largest weight."""
+    """Mean squared error of mean-field reconstructions, and the largest weight."""
     error = (x - energy.visible(energy.hidden(x).mean).mean).square().mean(1)
     return {
         "reconstruction_error": weighted_mean(error, weight),

@@ -1,4 +1,4 @@
-r"""Energy discrepancy: tell a row from what a noisy copy of it might have been."""
+r"""Energy discrepancy: contrast each row with perturbations of a noisy copy of it."""
 
 from __future__ import annotations
 
@@ -11,45 +11,46 @@ from skebm.base import Binary, Categorical, Domain, Energy, Real
 from skebm.base.sampler import whole_number
 from skebm.objectives.score_matching import Rowwise, normal_noise
 
-# Draws of noise at which held-out rows are looked at: a look is then worth comparing.
+# Noise draws averaged in a held-out loss, so that its values can be compared.
 HELD_OUT_DRAWS = 8
 
 
 class EnergyDiscrepancy(Rowwise):
-    r"""Contrast of a row x with rows that its noisy copy y might as well have come from.
+    r"""Energy discrepancy: contrast a row x with rows from which its noisy copy y could stem.
 
     .. math:: J(\theta) = \mathbb E_x \mathbb E_{y, x'} \log \Bigl( \frac wM
         + \frac1M \sum_{j=1}^{M} e^{E(x) - E(x'_j)} \Bigr) , \qquad
         y \sim k(\cdot \mid x), \quad x'_j \sim k(\cdot \mid y)
 
-    with k the noise: normal on real rows [1]_; on binary ones each bit flips, and on one-hot ones
-    each column goes to another level, all others alike, with probability `scale` [2]_. No slope of
-    the energy is taken, no chain is run and log Z is not needed.
+    with perturbation kernel k: Gaussian noise on real rows [1]_; with probability `scale`, a bit
+    flip in each binary column and a change to a uniformly chosen other level in each categorical
+    column [2]_. It needs no gradient of the energy with respect to x, no Markov chain and no log Z.
 
-    Without w and for many :math:`x'`, up to a constant, J is the expected
-    :math:`-\log p(x \mid y)` [1]_: least at the data's density itself, whatever the scale, where
-    denoising is least at a blurred one. On real rows it is :math:`s^2` times the objective of
-    :class:`ExactScoreMatching` for small scales s, and maximum likelihood for s far above the
-    spread of the data; in between, it sees the mass of modes that are no more than a few s apart.
+    With w = 0 and many :math:`x'`, J is, up to a constant, the expected
+    :math:`-\log p(x \mid y)` [1]_. At any scale it is minimised by the data density itself, whereas
+    denoising score matching is minimised by the data density convolved with the noise. On real
+    rows J is :math:`s^2` times the objective of :class:`ExactScoreMatching` for small scales s, and
+    maximum likelihood for s far above the spread of the data; in between, it is sensitive to the
+    relative mass of modes that are up to a few s apart.
 
-    With w = 1 the loss is that of choosing x among x and the :math:`x'_j`. As k is symmetric, its
-    expected gradient vanishes at the data's density for any M [3]_. With another w it does so in
-    the limit of large M alone, and with w = 0 and few :math:`x'` a loss need not have a minimum.
+    With w = 1 the loss is the cross-entropy of selecting x among x and the :math:`x'_j`. As k is
+    symmetric, its expected gradient vanishes at the data density for any M [3]_. For other w this
+    holds only in the limit of large M, and with w = 0 and few :math:`x'` a minimum need not exist.
 
-    On real rows each row gives a pair of copies, :math:`y = x \pm s \epsilon`, whose negatives
-    mirror each other, so that their noise cancels to first order: at small scales it would drown
-    the gradient.
+    Each real row gives an antithetic pair of copies, :math:`y = x \pm s \epsilon`, with mirrored
+    negatives, so that the noise, which would dominate the gradient at small scales, cancels to
+    first order.
 
     Parameters
     ----------
     energy : Energy
-        On unbounded real, on binary or on one-hot rows.
+        Energy on unbounded real, binary or one-hot rows.
     scale : float or Tensor of shape (d,)
-        Real rows: standard deviation of the noise of each column, positive, in units of x. Binary
+        Real rows: standard deviation of the noise in each column, positive, in units of x. Binary
         and one-hot rows: probability that a column changes, in (0, 1/2].
     n_negatives : int >= 1, default=16
-        M, the :math:`x'` of each y: a step evaluates the energy at M + 1 times its rows, at
-        2 M + 1 times real ones.
+        M, the number of :math:`x'` for each y. A step evaluates the energy at M + 1 points for
+        each row of the batch, 2 M + 1 for real rows.
     stabiliser : float >= 0, default=1.0
         w.
 
@@ -74,7 +75,7 @@ class EnergyDiscrepancy(Rowwise):
     >>> energy = NeuralEnergy(network, Real((3,)), Gaussian(torch.zeros(3), 1.0))
     >>> x = torch.randn(2000, 3, generator=generator)
     >>> loss = EnergyDiscrepancy(energy, 0.5)(Batch(x), None, generator)
-    >>> bool(loss.value < 0)  # about zero is what a flat energy has
+    >>> bool(loss.value < 0)  # it is about zero for a flat energy
     True
     """
 
@@ -104,7 +105,7 @@ class EnergyDiscrepancy(Rowwise):
     ) -> Tensor:
         """Loss of each row, (n,)."""
         if without is not None:
-            raise ValueError("Energy discrepancy leaves no centres of a base of kernels out.")
+            raise ValueError("Energy discrepancy does not support leaving out kernel centres.")
         n, m = len(x), self.n_negatives
         value = self.energy(torch.cat([x, *self._others(x, generator)]))
         gap = value[:n, None] - value[n:].view(-1, n, m)  # of each copy y
@@ -115,7 +116,7 @@ class EnergyDiscrepancy(Rowwise):
 
     @property
     def n_copies(self) -> int:
-        """Fewer than of score matching: a look has many copies."""
+        """Fewer than for score matching, as each evaluation already averages many copies."""
         return HELD_OUT_DRAWS
 
     def work(self, n_rows: int) -> float:
@@ -123,13 +124,13 @@ class EnergyDiscrepancy(Rowwise):
         return super().work(n_rows * (1 + copies * self.n_negatives))
 
     def _others(self, x: Tensor, generator: torch.Generator) -> list[Tensor]:
-        """Negatives of the noisy copies of rows: of a pair on either side, or of one copy."""
+        """Negatives drawn around the noisy copies of rows: an antithetic pair, or one copy."""
         m = self.n_negatives
         if isinstance(self.energy.domain, Real):
             rows = x.repeat_interleave(m, 0)
             noise = normal_noise(x, generator).repeat_interleave(m, 0)
-            off = self.scale * (noise + normal_noise(rows, generator))
-            return [rows + off, rows - off]
+            shift = self.scale * (noise + normal_noise(rows, generator))
+            return [rows + shift, rows - shift]
         return [self._changed(self._changed(x, generator).repeat_interleave(m, 0), generator)]
 
     def _changed(self, x: Tensor, generator: torch.Generator) -> Tensor:
@@ -153,13 +154,13 @@ def _check_domain(domain: Domain) -> None:
         raise TypeError(f"Energy discrepancy needs real, binary or one-hot rows, not {domain}.")
     if isinstance(domain, Real) and not (domain.lower is None and domain.upper is None):
         raise ValueError(
-            f"Noise leaves the walls of {domain}: use exact or sliced score matching, whose "
-            "weights vanish there."
+            f"Noise moves rows out of the bounds of {domain}: use exact or sliced score matching, "
+            "whose weights vanish at the bounds."
         )
 
 
 def _checked(scale: Tensor, domain: Domain) -> Tensor:
-    """The scale, or `ValueError` unless there is a usable one for all columns or for each."""
+    """The scale, after a check that it is valid: one number, or one for each column."""
     columns = (len(domain.groups),) if isinstance(domain, Categorical) else domain.row_shape
     if scale.shape not in ((), columns):
         raise ValueError(

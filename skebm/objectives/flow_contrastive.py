@@ -1,4 +1,4 @@
-"""Flow contrastive estimation: an energy and a flow that teach each other."""
+"""Flow contrastive estimation: noise contrastive estimation against an adversarial flow."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from skebm.objectives.noise_contrastive import SCALE
 from skebm.objectives.score_matching import Rowwise
 from skebm.samplers._moves import standard_normal
 
-# Batches between two looks at how well rows and draws are told apart, as a look synchronises, and
-# how much of the share is that of the last batch.
-LOOK, RATE = 16, 0.1
-# Share told right, beyond which the flow has something to learn from the energy.
-FAIR = 0.52
+# Batches between two checks of the classifier's accuracy, each of which synchronises the device,
+# and the weight of the last batch in the moving average of the accuracy.
+CHECK_EVERY, RATE = 16, 0.1
+# Accuracy above which the gradient of the energy is informative for the flow.
+LEAST_ACCURACY = 0.52
 
 
 class FlowState(NamedTuple):
-    """Whose turn it is.
+    """Accuracy of the classifier, and whether the flow is trained.
 
     Attributes
     ----------
-    told : Tensor, scalar
-        Moving average of the share of rows and draws that are told right.
+    discriminated : Tensor, scalar
+        Moving average of the fraction of rows and draws that are classified correctly.
     n_batches : int
+        Number of batches so far.
     moves : bool
-        Whether the flow learns, too.
+        Whether the flow is trained as well.
     """
 
     discriminated: Tensor
@@ -42,33 +43,34 @@ class FlowState(NamedTuple):
 
 
 class FlowContrastive(Rowwise):
-    r"""Flow contrastive estimation: noise contrastive, against a flow that learns not to be told.
+    r"""Flow contrastive estimation: noise contrastive estimation against an adversarial flow.
 
-    With :math:`r(x) = -E(x) - c - \log q_\phi(x)` for the log of the density ratio,
+    With :math:`r(x) = -E(x) - c - \log q_\phi(x)` for the log density ratio,
 
     .. math:: \min_{E, c} \max_\phi \; J = \mathbb E_{data}\, \mathrm{softplus}(-r(x))
         + \mathbb E_{q_\phi}\, \mathrm{softplus}(r(x)) .
 
-    The energy and c, which estimates log Z, are those of noise contrastive estimation with as many
-    draws as rows, whatever the flow is; the flow descends the Jensen-Shannon divergence from the
-    data, as far as the energy knows it, by draws that are differentiated. One pass forth and back
-    gives the gradients of all. The flow rests while rows and draws are told no better than by
-    chance (52 %, looked at every 16 batches): a classifier that knows nothing has nothing to teach,
-    and what is left is the likelihood of the rows of training.
+    For any flow, the energy and c, an estimate of log Z, are trained by noise contrastive
+    estimation with as many draws as rows. The flow is trained through reparametrised draws to
+    decrease the Jensen-Shannon divergence from the data, as estimated by the energy. One forward
+    and one backward pass give both gradients. The flow is not updated while rows and draws are
+    classified no better than by chance (an accuracy of at most 52 %, checked every 16 batches): the
+    energy then has no signal for it, and what remains of its objective is the likelihood of the
+    training rows.
 
     Parameters
     ----------
     energy : NeuralEnergy
-        Of real rows, on a base by which training is watched.
+        Energy on real rows, with a base, which is used to monitor training.
     flow : NormalizingFlow
         :math:`q_\phi`; a copy is trained.
     sigma : Tensor of shape (d,) or None, default=None
-        Standard deviation of normal noise that is added to the rows, in units of x.
+        Standard deviation of Gaussian noise added to the rows, in units of x.
 
     Attributes
     ----------
     noise : NormalizingFlow
-        The flow as it stands.
+        The flow being trained.
     log_partition : Tensor, scalar
         c, in nats.
 
@@ -89,20 +91,24 @@ class FlowContrastive(Rowwise):
     >>> flow = NormalizingFlow.fit(x, flow="maf", n_steps=20)
     >>> energy = NeuralEnergy(MLP().build(Spec((2,), generator)), Real((2,)), flow)
     >>> objective = FlowContrastive(energy, flow)
-    >>> round(objective(Batch(x), None, generator).value.item(), 4)  # 2 log 2: nothing is told
+    >>> round(objective(Batch(x), None, generator).value.item(), 4)  # 2 log 2: chance
     1.3863
     """
 
-    passes = 6  # of the network, forward and back, at rows and at draws
+    passes = 6  # through the network, forward and backward, at rows and at draws
 
     def __init__(self, energy: NeuralEnergy, flow: NormalizingFlow, *, sigma: Tensor | None = None):
         super().__init__()
         if not isinstance(flow, NormalizingFlow):
             raise TypeError(f"flow must be a skebm.distributions.NormalizingFlow, not {flow!r}.")
         if flow.domain != energy.domain:
-            raise ValueError(f"The flow is one of {flow.domain}, the energy of {energy.domain}.")
+            raise ValueError(
+                f"flow and energy must have the same domain, got {flow.domain} and {energy.domain}."
+            )
         if energy.base is None:
-            raise ValueError("The energy needs a base, whose draws training is watched by.")
+            raise ValueError(
+                "The energy needs a base, draws of which are used to monitor training."
+            )
         like = next(energy.parameters())
         self.energy, self.base = energy, energy.base
         self.noise = flow.to(like.device, like.dtype)
@@ -118,7 +124,7 @@ class FlowContrastive(Rowwise):
         return SCALE * self.shift
 
     def log_ratio(self, x: Tensor, log_q: Tensor) -> Tensor:
-        """log of model over flow as the model has it, (n,)."""
+        """Log density ratio of the model to the flow, (n,)."""
         return -self.energy(x) - self.log_partition - log_q
 
     def _noisy(self, x: Tensor, generator: torch.Generator) -> Tensor:
@@ -127,7 +133,7 @@ class FlowContrastive(Rowwise):
     def _ratios(
         self, x: Tensor, generator: torch.Generator, moves: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Log-ratios of noisy rows and of as many draws; the flow learns only if it `moves`."""
+        """Log-ratios of noisy rows and of as many draws; the flow is trained only if it `moves`."""
         x = self._noisy(x, generator)
         with torch.set_grad_enabled(moves and torch.is_grad_enabled()):
             draws, log_q_draws = self.noise.rsample_and_log_prob(len(x), generator)
@@ -140,7 +146,7 @@ class FlowContrastive(Rowwise):
     ) -> Tensor:
         """Loss of each row, (n,), against fresh draws."""
         if without is not None:
-            raise ValueError("Flow contrastive estimation leaves no centres of kernels out.")
+            raise ValueError("Flow contrastive estimation cannot leave out kernel centres.")
         data, draws = self._ratios(x, generator)
         return softplus(-data) + softplus(draws).mean()
 
@@ -148,7 +154,7 @@ class FlowContrastive(Rowwise):
         return FlowState(batch.x.new_full((), 0.5), 0, True)
 
     def gradients(self, batch: Batch, state: FlowState, generator: torch.Generator) -> Loss:
-        """Down for the energy and c, and up for the flow; None for a flow that rests."""
+        """Write gradients that minimise J over energy and c, and maximise it over the flow."""
         self.cleared()
         with torch.enable_grad():
             data, draws = self._ratios(batch.x, generator, state.moves)
@@ -164,7 +170,8 @@ class FlowContrastive(Rowwise):
     def _next(self, state: FlowState, data: Tensor, draws: Tensor) -> FlowState:
         right = ((data > 0).to(data.dtype).mean() + (draws < 0).to(data.dtype).mean()) / 2
         discriminated, n_batches = torch.lerp(state.discriminated, right, RATE), state.n_batches + 1
-        moves = bool(discriminated > FAIR) if n_batches % LOOK == 0 else state.moves
+        checks = n_batches % CHECK_EVERY == 0
+        moves = bool(discriminated > LEAST_ACCURACY) if checks else state.moves
         return FlowState(discriminated, n_batches, moves)
 
     def pack(self, state: FlowState) -> dict[str, Tensor | None]:
@@ -184,7 +191,7 @@ class FlowContrastive(Rowwise):
 
     @torch.no_grad()
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
-        """Loss, share told right, nats that energy and flow are above the base."""
+        """Loss, accuracy, and log-likelihood ratios of the model and the flow to the base."""
         with sampling(self):
             x = self._noisy(batch.x, generator)
             draws, log_q_draws = self.noise.rsample_and_log_prob(len(x), generator)
@@ -202,13 +209,13 @@ class FlowContrastive(Rowwise):
         return logs | found
 
     def _gains(self, x: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
-        """Nats above the base, log Z by its draws."""
+        """Mean log-likelihood ratio to the base, with log Z estimated from draws of the base."""
         draws = self._log_partition_monitor.draws(x)
         f = self.energy.correction(torch.cat([x, draws]))
         return gains(f[: len(x)], *log_mean(-f[len(x) :].double()), weight)
 
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
-        """Minus the nats above the base: the loss falls when the flow gets worse, too."""
+        """Minus the log-likelihood ratio to the base; the loss also falls when the flow worsens."""
         with sampling(self):
             found = self._gains(self._noisy(batch.x, generator), batch.weight)
         return -found["gain_over_base"].detach()

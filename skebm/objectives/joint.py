@@ -1,4 +1,4 @@
-r"""Joint energy models: a classifier whose logits are a density as well."""
+r"""Joint energy-based models: classifiers whose logits also define a density."""
 
 from __future__ import annotations
 
@@ -17,74 +17,75 @@ from skebm.objectives.contrastive import ContrastiveDivergence
 from skebm.samplers import ChainPolicy
 
 FORMS = ("factored", "joint")
-# Target of a row whose class is not known.
+# Target of an unlabelled row.
 UNKNOWN = -1
 
 
 class View(NamedTuple):
-    """What a batch is seen as: the rows of the cross-entropy, those of the likelihood, chains.
+    """Inputs of a batch to the loss: rows of both terms, random numbers, state of the chains.
 
     Attributes
     ----------
-    seen : Tensor of shape (n, d) or None
-        None where they are those of the likelihood.
+    classified : Tensor of shape (n, d) or None
+        Rows of the cross-entropy; None if they are those of the likelihood.
     x : Tensor of shape (n, d) or None
-        With the noise of training; None where no likelihood is asked for.
+        Rows of the likelihood, with training noise; None if the likelihood has no weight.
     u : Tensor of shape (n_chains,) or None
-        Uniform numbers by which classes of the chains are drawn, where they are.
+        Uniform numbers that determine the classes of the chains; None if none are drawn.
     state : object
+        State of the chains.
     """
 
-    seen: Tensor | None
+    classified: Tensor | None
     x: Tensor | None
     u: Tensor | None
     state: Any
 
 
 class JointLikelihood(Objective):
-    r"""Cross-entropy, and the likelihood of the rows by sampled negatives.
+    r"""Cross-entropy plus the negative log-likelihood of the rows, by contrastive divergence.
 
     .. math:: L = -\mathbb E \log p(y \mid x) - \lambda\, \mathbb E \log p(x) , \qquad
         p(x, y) = \tfrac1Z q(x)\, e^{\mathrm{logits}_y(x)}
 
-    The first term is exact. The gradient of the second is that of
-    :class:`ContrastiveDivergence`, of the energy
-    :math:`-\log q(x) - \log \sum_y e^{\mathrm{logits}_y(x)}`, with the bias of its chains. With
-    :math:`\lambda = 0` it is a classifier and no chain moves. With ``form="joint"`` the share
-    :math:`\lambda` of both is one term,
+    The first term is exact. The gradient of the second is that of :class:`ContrastiveDivergence`
+    for the energy :math:`-\log q(x) - \log \sum_y e^{\mathrm{logits}_y(x)}`, with the bias of its
+    chains. With :math:`\lambda = 0` the model is a plain classifier and no chains are run. With
+    ``form="joint"`` the loss is
 
     .. math:: L = -(1 - \lambda)\, \mathbb E \log p(y \mid x) - \lambda\, \mathbb E \log p(x, y) ,
 
-    whose gradient takes classes of the chains from :math:`p(y \mid x)`: the same expectation for
-    chains that are draws of the model, with more noise, and classes that are biased where chains
-    are [1]_.
+    whose gradient draws the classes of the chains from :math:`p(y \mid x)`: if the chains are
+    distributed as the model, it has the same expectation and more variance; if not, the classes
+    are biased as the chains are [1]_.
 
-    Rows whose target is -1 are of no known class and count in p(x) alone; all do in a batch
+    Rows with target -1 are unlabelled and contribute to p(x) alone, as do all rows of a batch
     without targets.
 
     Parameters
     ----------
     energy : NeuralEnergy
-        Its network is a :class:`~skebm.energies.ClassMarginal`.
+        Energy whose network is a :class:`~skebm.energies.ClassMarginal`.
     sampler, chains, **generative
-        As of :class:`ContrastiveDivergence`, which has no `refinement` and no weighed chains here.
+        Arguments of :class:`ContrastiveDivergence`, except for `refinement` and reweighted chains.
     generative_weight : float, default=1
         :math:`\lambda \ge 0`, at most 1 with ``form="joint"``.
     form : {"factored", "joint"}, default="factored"
+        Which of the two losses to minimise.
     class_weight : Tensor of shape (K,) or None, default=None
-        Factors of the rows of each class in the cross-entropy.
+        Weights of the classes in the cross-entropy.
     noisy : bool, default=True
-        Whether the cross-entropy sees the rows with their noise, as the likelihood does: what is
-        learned is then one density of noisy rows and their classes. Else as they are; always so
-        with :math:`\lambda = 0`.
+        Whether the cross-entropy is computed on the noisy rows, as the likelihood is, so that both
+        terms belong to one density of noisy rows and classes. Otherwise, and always with
+        :math:`\lambda = 0`, it is computed on the rows without noise.
     augmentation : callable or None, default=None
-        ``augmentation(rows, generator)``, of the rows that the cross-entropy sees: those of the
-        likelihood stay as they are [2]_.
+        ``augmentation(rows, generator)``, applied to the rows of the cross-entropy only, not to
+        those of the likelihood [2]_.
     sharpness : float, default=0
-        :math:`\rho`, length of the step up the gradient at whose end the gradient is taken that
-        training follows [3]_; 0 takes it where the weights are. It costs a second pass.
+        :math:`\rho` of sharpness-aware minimisation [3]_: the gradient is evaluated after an ascent
+        step of this length, which costs a second pass. With 0 it is evaluated at the weights.
     clip_norm : float or None, default=None
-        Largest norm of a gradient.
+        Maximum norm of the gradient.
 
     References
     ----------
@@ -110,7 +111,7 @@ class JointLikelihood(Objective):
     >>> rows = torch.randn(20, 2, generator=generator)
     >>> batch = Batch(rows, torch.randint(3, (20,), generator=generator))
     >>> loss = objective(batch, objective.start(batch, generator), generator)
-    >>> round(loss.value.item(), 4)  # log 3: all classes and all rows are as likely
+    >>> round(loss.value.item(), 4)  # log 3: all classes are equally likely
     1.0986
     """
 
@@ -136,13 +137,13 @@ class JointLikelihood(Objective):
             )
         if not 0 <= generative_weight < math.inf:
             raise ValueError(
-                f"generative_weight must be a finite number from 0, got {generative_weight!r}."
+                f"generative_weight must be finite and not negative, got {generative_weight!r}."
             )
         if form not in FORMS:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}.")
         if form == "joint" and generative_weight > 1:
             raise ValueError(
-                f'generative_weight is the share of log p(x, y) with form="joint", 0 to 1, got '
+                f'generative_weight must be between 0 and 1 with form="joint", got '
                 f"{generative_weight!r}."
             )
         if "refinement" in generative or getattr(chains, "reweight", False):
@@ -157,17 +158,17 @@ class JointLikelihood(Objective):
 
     @property
     def energy(self) -> NeuralEnergy:  # type: ignore[override]
-        """That of p(x)."""
+        """Energy of the marginal p(x)."""
         energy: Any = self.generative.energy
         return energy
 
     @property
     def persistent(self) -> bool:
-        """Whether chains go on from batch to batch."""
+        """Whether chains continue from batch to batch."""
         return self.generative.persistent
 
     def kernel(self, halvings: int) -> Sampler:
-        """What moves chains, its step halved so many times."""
+        """The sampler with its step size halved `halvings` times."""
         return self.generative.kernel(halvings)
 
     # ---------------------------------------------------------------- the loss
@@ -181,17 +182,17 @@ class JointLikelihood(Objective):
         return Loss(self._value(view, batch), view.state)
 
     def gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
-        """Write the gradient, at the weights or at the end of the step up the slope; clipped."""
+        """Write the clipped gradient, evaluated at the weights or after the ascent step."""
         view, trained = self._view(batch, state, generator), self.cleared()
-        value = self._pull(view, batch, trained)
+        value = self._backward(view, batch, trained)
         if self.sharpness:
             norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
-            reach = self.sharpness / norm.clamp_min(1e-12)
+            length = self.sharpness / norm.clamp_min(1e-12)
             before = [p.clone() for p in trained]
             for p in trained:
                 assert p.grad is not None
-                p.add_(reach * p.grad)
-            self._pull(view, batch, self.cleared())
+                p.add_(length * p.grad)
+            self._backward(view, batch, self.cleared())
             for p, old in zip(trained, before, strict=True):
                 p.copy_(old)
         if self.clip_norm is not None:
@@ -199,8 +200,8 @@ class JointLikelihood(Objective):
         return Loss(value, view.state)
 
     def _view(self, batch: Batch, state: Any, generator: torch.Generator) -> View:
-        """What is drawn for a batch."""
-        seen: Tensor | None = batch.x
+        """Move the chains and draw the noise, classes and augmentation of a batch."""
+        classified: Tensor | None = batch.x
         x, u = None, None
         if self.generative_weight:
             x, state = self.generative.phases(batch, state, generator)
@@ -208,14 +209,14 @@ class JointLikelihood(Objective):
                 kind: dict[str, Any] = {"dtype": x.dtype, "device": x.device}
                 u = torch.rand(len(state.chain.x), generator=generator, **kind)
             if self.noisy or self.generative.sigma is None:
-                seen = None if self.augmentation is None else x
+                classified = None if self.augmentation is None else x
         if self.augmentation is not None:
             with torch.no_grad():
-                seen = self.augmentation(seen, generator)
-        return View(seen, x, u, state)
+                classified = self.augmentation(classified, generator)
+        return View(classified, x, u, state)
 
-    def _pull(self, view: View, batch: Batch, trained: list[torch.nn.Parameter]) -> Tensor:
-        """Write the gradient at the present weights; the loss there."""
+    def _backward(self, view: View, batch: Batch, trained: list[torch.nn.Parameter]) -> Tensor:
+        """Write the gradient at the current weights and return the loss there."""
         with torch.enable_grad():
             value = self._value(view, batch)
             value.backward()
@@ -223,17 +224,17 @@ class JointLikelihood(Objective):
         return value.detach()
 
     def _value(self, view: View, batch: Batch) -> Tensor:
-        """Loss, by one pass over the rows of all terms."""
+        """Loss, by a single pass over the rows of all terms."""
         network, weight = self._class_marginal, self.generative_weight
         if view.x is None:
-            assert view.seen is not None
-            return self._cross_entropy(self._logits(view.seen), batch)
+            assert view.classified is not None
+            return self._cross_entropy(self._logits(view.classified), batch)
         chain, n = view.state.chain.x, len(view.x)
-        parts = [view.x, chain] if view.seen is None else [view.x, chain, view.seen]
+        shared = view.classified is None
+        parts = [view.x, chain] if view.classified is None else [view.x, chain, view.classified]
         logits = self._logits(torch.cat(parts))
         both = logits[: n + len(chain)]
-        seen = logits[:n] if view.seen is None else logits[len(both) :]
-        discriminative = self._cross_entropy(seen, batch)
+        discriminative = self._cross_entropy(logits[:n] if shared else logits[len(both) :], batch)
         if view.u is None:
             f = network.of_logits(both)
             return discriminative + weight * self.generative.contrast(f, batch, view.state)
@@ -243,7 +244,7 @@ class JointLikelihood(Objective):
         return (1 - weight) * discriminative + weight * joint
 
     def _of_targets(self, logits: Tensor, y: Tensor | None) -> Tensor:
-        """Minus the logit of each row's class; of an unknown one, minus the sum over all."""
+        """Minus the logit of each row's class; minus the log-sum-exp of all for unlabelled rows."""
         if y is None:
             return self._class_marginal.of_logits(logits)
         known = y != UNKNOWN
@@ -251,7 +252,7 @@ class JointLikelihood(Objective):
         return torch.where(known, -own, self._class_marginal.of_logits(logits))
 
     def _of_draws(self, logits: Tensor, u: Tensor) -> Tensor:
-        """Minus the logit of a class that is drawn for each row, by p(y | x)."""
+        """Minus the logit of a class drawn from p(y | x) for each row."""
         drawn = draw_index(logits.detach().softmax(1), u)
         return -logits.gather(1, drawn[:, None])[:, 0]
 
@@ -264,7 +265,7 @@ class JointLikelihood(Objective):
         return self._class_marginal.classifier(self.energy.as_input(x))
 
     def _cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Mean over rows, of which those of no known class count zero."""
+        """Mean over all rows, with zero for unlabelled ones."""
         if batch.y is None:
             return 0 * logits.sum()
         value = cross_entropy(logits, batch.y, reduction="none", ignore_index=UNKNOWN)
@@ -272,11 +273,11 @@ class JointLikelihood(Objective):
             value = value * self.class_weight[batch.y.clamp_min(0)]
         return (value if batch.weight is None else batch.weight * value).mean()
 
-    # ---------------------------------------------------------------- watching
+    # ---------------------------------------------------------------- monitoring
 
     @torch.no_grad()
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
-        """Cross-entropy and accuracy of rows of known class; and those of the chains."""
+        """Cross-entropy and accuracy on labelled rows, and the values monitored for p(x)."""
         with sampling(self.energy):
             logits = self._logits(batch.x)
             loss = self._cross_entropy(logits, batch)
@@ -294,7 +295,7 @@ class JointLikelihood(Objective):
 
     @torch.no_grad()
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
-        """Cross-entropy, and minus the weighted nats a row above the base."""
+        """Cross-entropy minus the weighted log-likelihood ratio to the base."""
         with sampling(self.energy):
             value = self._cross_entropy(self._logits(batch.x), batch)
         if self.generative_weight:
@@ -305,20 +306,20 @@ class JointLikelihood(Objective):
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
-        """Judge by the chains; a classifier alone by what is not finite.
+        """Apply the criteria of contrastive divergence; check a plain classifier for finite values.
 
-        Nats that p(x) loses while p(y | x) gains as many, as they are weighed, are no loss.
+        A decrease in log p(x) that a weighted increase in log p(y | x) compensates does not count.
         """
         if not self.generative_weight:
             return super().diverged(logs, before, n_rows)
         if before and "gain_over_base" in logs:
-            bought = (before["cross_entropy"] - logs["cross_entropy"]) / self.generative_weight
-            gain = logs["gain_over_base"] + max(0.0, bought)
+            improved = (before["cross_entropy"] - logs["cross_entropy"]) / self.generative_weight
+            gain = logs["gain_over_base"] + max(0.0, improved)
             logs = logs | {"gain_over_base": gain}
         return self.generative.diverged(logs, before, n_rows)
 
     def work(self, n_rows: int) -> float:
-        """Of the terms together."""
+        """Cost of both terms together."""
         if not self.generative_weight:
             return 3 * super().work(n_rows)
         return self.generative.work(n_rows)

@@ -1,4 +1,4 @@
-"""The likelihood itself, where the model's states can be enumerated."""
+"""Exact maximum likelihood for models whose states can be enumerated."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch, Centering, Loss, Objective, Offsets, Penalty
-from skebm.base.objective import weighted_mean
+from skebm.base.objective import weighted_mean, why_diverged
 from skebm.energies import BernoulliRBM, Moments
 from skebm.energies.rbm_gradient import Gradient, RBMGradient
-from skebm.objectives.divergence import why_diverged
 
 
 class LikelihoodState(NamedTuple):
-    """Running offsets, or None without centring."""
+    """Running offsets of the centred gradient; None without centring."""
 
     offsets: Offsets | None
 
 
 class ExactLikelihood(Objective):
-    r"""Negative log-likelihood of a Bernoulli RBM, log Z by enumeration of the cheaper layer.
+    r"""Negative log-likelihood of a Bernoulli RBM, with log Z by enumeration of the smaller layer.
 
-    Value and gradient are exact: the mean free energy of the batch plus log Z.
+    The value, the mean free energy of the batch plus log Z, and its gradient are exact.
 
     Parameters
     ----------
     energy : BernoulliRBM
     centering : Centering or None, default=None
-        Centred and preconditioned gradient. None for line-search optimizers, which need the
-        gradient of the value.
+        Centred and preconditioned gradient. Use None with line-search optimizers, which need the
+        exact gradient of the value.
     penalty : Penalty or None, default=None
-        On weights and hidden units.
+        Penalties on weights and hidden units.
 
     References
     ----------
@@ -68,12 +67,12 @@ class ExactLikelihood(Objective):
         self._seen: tuple[list[Tensor], Moments] | None = None
 
     def work(self, n_rows: int) -> float:
-        """Multiplications of a step: enumeration dwarfs the rows."""
+        """Multiplications of a step, which enumeration dominates."""
         smaller = min(self.energy.weight.shape)
         return super().work(n_rows) + self.energy.enumeration_cost() * smaller
 
     def _moments(self) -> Moments:
-        """Moments at the present weights; looking twice at the same weights costs nothing."""
+        """Moments at the current weights, cached until the weights change."""
         weights = [p.detach() for p in self.energy.parameters()]
         if self._seen is None or not all(map(torch.equal, self._seen[0], weights)):
             self._seen = [w.clone() for w in weights], self.energy.moments()
@@ -100,7 +99,7 @@ class ExactLikelihood(Objective):
         return Loss(self._value(batch, self.energy.moments()), state)
 
     def gradients(self, batch: Batch, state: LikelihoodState, generator: torch.Generator) -> Loss:
-        """Write the gradient in closed form; the value comes with it."""
+        """Write the gradient in closed form, and return the loss."""
         energy, x, share = self.energy, batch.x, _share(batch)
         model, total = self._moments(), share.sum()
         h = energy.hidden(x).mean
@@ -119,7 +118,7 @@ class ExactLikelihood(Objective):
         }
 
     def unpack(self, packed: dict[str, Tensor | None]) -> LikelihoodState | None:
-        """Rebuild the state; None, to start anew, without offsets or without centring."""
+        """Rebuild the state; None, to start anew, if there are no offsets or no centring."""
         mu, lam = packed["visible_offset"], packed["hidden_offset"]
         if mu is None or lam is None or self.centering is None:
             return None
@@ -136,19 +135,19 @@ class ExactLikelihood(Objective):
 
     @torch.no_grad()
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
-        """Minus the mean log-likelihood, exact."""
+        """Exact mean negative log-likelihood."""
         return weighted_mean(self.energy(batch.x), batch.weight) + self._moments().log_z
 
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
-        """Judge by :func:`~skebm.objectives.divergence.why_diverged`, and by what is not finite."""
+        """Check for non-finite values, then by `skebm.base.objective.why_diverged`."""
         reason = super().diverged(logs, before, n_rows)
         return reason or why_diverged(logs, before, n_rows, self.energy.domain)
 
 
 def _share(batch: Batch) -> Tensor:
-    """Weight of each row in the batch's mean, (n,)."""
+    """Weight of each row in the batch mean, (n,)."""
     n = len(batch.x)
     if batch.weight is None:
         return torch.full((n,), 1.0 / n, dtype=batch.x.dtype, device=batch.x.device)

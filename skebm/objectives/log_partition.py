@@ -1,4 +1,4 @@
-"""How likely the rows are while a model is trained: log Z from draws of its base and its chains."""
+"""Estimates of log Z during training, from draws of the base and from the chains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ N_DRAWS = 1000
 
 
 class LogPartitionMonitor:
-    """Draws of the base that an energy corrects, or of a box, which log Z is estimated from."""
+    """Estimator of log Z from draws of an energy's base, or uniform ones on a bounded domain."""
 
     def __init__(self, base: Distribution | None, domain: Domain):
         self.base, self.domain = base, domain
@@ -25,13 +25,13 @@ class LogPartitionMonitor:
 
     @classmethod
     def of(cls, energy: Energy) -> LogPartitionMonitor | None:
-        """None where there is nothing to draw from."""
+        """Monitor of an energy, or None if there is no distribution to draw from."""
         base, domain = getattr(energy, "base", None), energy.domain
-        endless = isinstance(domain, Real) and None in (domain.lower, domain.upper)
-        return None if base is None and endless else cls(base, domain)
+        unbounded = isinstance(domain, Real) and None in (domain.lower, domain.upper)
+        return None if base is None and unbounded else cls(base, domain)
 
     def draws(self, like: Tensor) -> Tensor:
-        """Rows, always the same: the base does not change."""
+        """Draws of the base, always the same ones, as the base does not change."""
         if self._draws is None:
             generator = torch.Generator(like.device).manual_seed(0)
             if self.base is None:
@@ -41,9 +41,10 @@ class LogPartitionMonitor:
         return self._draws
 
     def log_partition(self, energy: Energy, chains: Tensor | None) -> tuple[Tensor, float]:
-        """log Z relative to the base, and its error: a bridge from its draws to the chains.
+        """log Z relative to the base, and its standard error, by bridge sampling with the chains.
 
-        Consistent with chains that are draws of the model; by the base alone it is low on average.
+        Consistent if the chains are distributed as the model. Without chains it is importance
+        sampling from the base, which is low on average.
         """
         like = next(energy.parameters())
         draws = self.draws(like)
@@ -51,19 +52,19 @@ class LogPartitionMonitor:
             return log_mean(-energy.correction(draws).double())
         log_w = -energy.correction(torch.cat([draws, chains])).double()
         if not log_w.isfinite().all():
-            return log_w.sum(), math.inf  # not finite either
+            return log_w.sum(), math.inf  # the sum is not finite either
         found = bridge(log_w[len(draws) :].cpu(), log_w[: len(draws)].cpu())
         return log_w.new_tensor(found.value), found.std_error
 
 
 def log_mean(log_w: Tensor) -> tuple[Tensor, float]:
-    """Logarithm of the mean of weights, and its error as far as the draws know; low on average."""
+    """Logarithm of the mean weight, low on average, and its estimated standard error."""
     value = log_w.logsumexp(0) - math.log(len(log_w))
     return value, float((log_w - value).detach().exp().std() / math.sqrt(len(log_w)))
 
 
 def gains(f: Tensor, log_z: Tensor, error: float, weight: Tensor | None) -> dict[str, Tensor]:
-    """Mean of -f - log Z over rows, nats above the base, with the error of both."""
+    """Mean log-likelihood ratio to the base, -f - log Z, and its standard error."""
     spread = weighted_variance(f, weight) / effective_count(f, weight)
     return {
         "gain_over_base": -weighted_mean(f + log_z, weight),

@@ -1,4 +1,4 @@
-"""The negative phase of contrastive divergence: chains, how they move, how they are stored."""
+"""Negative phase of contrastive divergence: how chains start, move and are stored."""
 
 from __future__ import annotations
 
@@ -26,34 +26,36 @@ from skebm.samplers import AnnealedLangevin, ChainPolicy, FromData, Gibbs, Persi
 from skebm.samplers._adaptation import StepSettings
 from skebm.samplers._moves import accepts, by_row
 
-# Batches for each adaptation step of a kernel that adapts: a step of a small network costs no more.
+# Batches per adaptation step of an adaptive sampler, as one costs as much as a step of a small
+# network.
 ADAPT_EVERY = 4
-# Steps by which a sampler adapts before training.
+# Adaptation steps before training.
 WARM_UP = 50
-# Draws of the base for each chain that starts anew under a model that has moved away from it.
+# Draws of the base per chain, from which new chains are resampled after a divergence.
 N_PROPOSALS = 20
 
 
 class ContrastiveState(NamedTuple):
-    """Where chains stand and what is remembered of them and of the data.
+    """State of contrastive divergence between batches.
 
     Attributes
     ----------
     pool : Tensor or None
-        Rows of a chain policy that has a memory.
+        Stored rows of a chain policy with a buffer.
     chain : ChainState or None
-        Chains after the last batch; persistent ones go on from there.
+        Chains after the last batch, from which persistent ones continue.
     walkers : Walkers or None
-        Weights of chains that are reweighted.
+        Weights of reweighted chains.
     acceptance : Tensor, scalar
-        Mean acceptance of the last batch's steps.
+        Mean acceptance rate in the last batch.
     n_batches : int
+        Number of batches so far.
     halvings : int
-        How often the sampler's step was halved after a divergence.
+        How often the sampler's step size was halved after a divergence.
     share : Tensor or None
-        Weights of the rows of data that the chains started at.
+        Weights of the data rows at which the chains started.
     offsets : Offsets or None
-        Centres of the units, where the gradient is centred.
+        Offsets of the units in a centred gradient.
     """
 
     pool: Tensor | None
@@ -67,26 +69,28 @@ class ContrastiveState(NamedTuple):
 
 
 class NegativePhase:
-    """Chains of a policy that a sampler moves; holds configuration and no state.
+    """Negative phase: a chain policy and a sampler. Holds configuration and no state.
 
     Parameters
     ----------
     energy : Energy
-        What they are checked for; every call is given it anew.
+        Energy against which sampler and chains are checked; every call takes it as an argument.
     sampler : Sampler
     chains : ChainPolicy
 
     Attributes
     ----------
     n_steps, n_independence_steps : int
-        For each batch, as the policy has them for this energy.
+        Steps of the sampler and independence proposals per batch, as the policy sets them for this
+        energy.
     persistent, reweight : bool
-        Whether chains go on from batch to batch, and whether they are weighed.
+        Whether chains continue from batch to batch, and whether they are reweighted.
     weighs_equally : bool
-        Whether all chains have the same weight; else each has that of the row it started at.
+        Whether all chains of the batch have the same weight; else each has the weight of the
+        row it started at.
     draws_hidden : bool
-        Whether the next step starts at a hidden layer that is drawn when this one ends. Not where
-        chains are weighed, whose next step starts under the new parameters.
+        Whether a step ends by drawing the hidden layer at which the next one starts. Not for
+        reweighted chains, whose next step has to start under the new parameters.
     """
 
     def __init__(self, energy: Energy, sampler: Sampler, chains: ChainPolicy):
@@ -100,8 +104,8 @@ class NegativePhase:
         self.draws_hidden = (
             layers and type(sampler) is Gibbs and self.persistent and not self.reweight
         )
-        # Rows of an RBM may be probabilities of bits, which blocks can start from. What flips one
-        # bit needs bits.
+        # Rows of an RBM may be probabilities of bits. Block Gibbs sampling can start from them;
+        # single-bit-flip samplers need bits.
         self._draws_bits = (
             layers
             and isinstance(energy.domain, Binary)
@@ -112,36 +116,38 @@ class NegativePhase:
         self._check(energy)
 
     def _check(self, energy: Energy) -> None:
-        """Raise `ValueError` for a sampler, a policy and an energy that do not go together."""
+        """Raise `ValueError` if sampler, chain policy and energy are incompatible."""
         sampler, domain = self.sampler, energy.domain
         if isinstance(sampler, AnnealedLangevin):
             raise ValueError(
-                f"{sampler} comes down levels of noise, which this energy does not know: use "
-                "Langevin or MALA."
+                f"{sampler} needs an energy with several noise levels, which this one does not "
+                "have: use Langevin or MALA."
             )
         initial = getattr(self.chains, "initial", None)
         if initial is not None and (
             type(initial.domain) is not type(domain) or initial.domain.row_shape != domain.row_shape
         ):
-            raise ValueError(f"Chains begin at rows of {initial.domain}, and rows are {domain}.")
+            raise ValueError(
+                f"The chains' initial distribution is on {initial.domain}, the energy on {domain}."
+            )
         alone = sampler.kernel is sampler
         if self.reweight and not (sampler.exact and alone):
             raise ValueError(
-                "reweight follows persistent chains by steps that leave the model invariant: pass "
-                f"a sampler such as Gibbs or MALA, not {sampler}."
+                "reweight requires a sampler that leaves the model invariant, such as Gibbs or "
+                f"MALA, got {sampler}."
             )
         if self.reweight and initial is None:
             raise ValueError(
-                "reweight needs a density that chains begin at: pass Persistent(initial=...), the "
-                "base of the energy."
+                "reweight requires a density from which chains start: pass "
+                "Persistent(initial=...) with the base of the energy."
             )
         if not self.persistent and not alone:
             raise ValueError(
-                f"{sampler} is not exact from rows alone: use persistent chains with it."
+                f"{sampler} keeps more than the current rows: use it with persistent chains."
             )
 
     def kernel(self, halvings: int) -> Sampler:
-        """The sampler, its step halved so many times; of the same temperature."""
+        """The sampler with its step size halved `halvings` times, at the same temperature."""
         if halvings not in self._kernels:
             self._kernels[halvings] = halved(self.sampler, halvings)
         return self._kernels[halvings]
@@ -151,14 +157,14 @@ class NegativePhase:
     def start(
         self, energy: Energy, x: Tensor, generator: torch.Generator, halvings: int = 0
     ) -> ContrastiveState:
-        """Pool and chains before a batch: in eval mode, without gradients.
+        """Initialise pool and chains before a batch; expects eval mode without gradients.
 
-        After a divergence they begin at draws of the base that the model finds likely: those that
-        it does not would teach it about the base.
+        After a divergence, chains start from draws of the base resampled by their likelihood under
+        the model: plain draws of the base would bias the model away from it.
         """
         pool: Any = self.chains.start(energy, x, generator)
         if halvings and pool is not None:
-            pool = _likely(energy, pool, generator)
+            pool = _resampled(energy, pool, generator)
         kernel, walkers = self.kernel(halvings), None
         if not self.persistent:
             chain = _adapted(kernel, energy, x, generator) if kernel.adapts else None
@@ -183,12 +189,12 @@ class NegativePhase:
         state: ContrastiveState,
         generator: torch.Generator,
     ) -> ContrastiveState:
-        """The state after the chains of a batch, rows x (n, ...), have moved by `n_steps`."""
+        """State after the chains of a batch with rows x, (n, ...), have taken `n_steps` steps."""
         pool, chain, walkers, _, n_batches, halvings, _, offsets = state
         kernel, place, share = self.kernel(halvings), None, None
         if self.persistent:
             assert chain is not None
-            if walkers is not None:  # weighed where they stood, before anything moves them
+            if walkers is not None:  # reweighted where they are, before anything moves them
                 chain = kernel.refresh(energy, chain)
                 chain, walkers = walkers.follow(energy, chain, generator)
             if self.n_independence_steps:
@@ -213,7 +219,7 @@ class NegativePhase:
     def _rows(
         self, energy: Energy, pool: Tensor | None, x: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor | None]:
-        """Rows on which the chains of a batch start, and their places in the pool."""
+        """Rows at which the chains of a batch start, and their positions in the pool."""
         rows, place = self.chains.draw(energy, pool, x, generator)
         if self._draws_bits:
             rows = torch.bernoulli(rows, generator=generator)
@@ -224,9 +230,10 @@ class NegativePhase:
     def _proposed(
         self, energy: Energy, chain: ChainState, generator: torch.Generator
     ) -> ChainState:
-        """Chains that were offered draws of the base, by the Metropolis-Hastings rule.
+        """Chains after independence Metropolis-Hastings steps with draws of the base as proposals.
 
-        Between modes that no short steps connect; the better the nearer the base is to the model.
+        They can move between modes that local steps do not connect, and are accepted the more
+        often the closer the base is to the model.
         """
         base: Any = energy.base
         for _ in range(self.n_independence_steps):
@@ -237,10 +244,10 @@ class NegativePhase:
         return chain
 
     def signs(self, batch: Batch, chain: Tensor, walkers: Walkers | None) -> tuple[Tensor, Tensor]:
-        """Signed weights of data and chain rows, whose sum over a statistic is model - data.
+        """Signed weights of data and chains: a statistic weighted by them sums to model - data.
 
-        The n data rows count -weight / n (their negative, the share, is returned as well); chains
-        share the batch's total weight, those that started at the data have their row's.
+        The n data rows have -weight / n (their negatives are returned as well). The chains share
+        the total weight of the batch; those that started at data rows have their row's weight.
         """
         if batch.weight is None:
             # shape[0], not len(): a microsecond each, twenty times as slow.
@@ -257,7 +264,7 @@ class NegativePhase:
             model = share
         return torch.cat([-share, model]), share
 
-    # ---------------------------------------------------------------- going back
+    # ---------------------------------------------------------------- rolling back
 
     def rolled_back(
         self,
@@ -267,16 +274,16 @@ class NegativePhase:
         generator: torch.Generator,
         tries: int,
     ) -> ContrastiveState:
-        """The chains that were well, with half the step; new ones where that was tried before.
+        """Earlier chains with half the step size; new chains from the second attempt on.
 
-        Weighed chains go on, as they are right anywhere.
+        Reweighted chains always continue, as their weights keep them consistent.
         """
         halvings = state.halvings + 1
         if tries > 1 and state.walkers is None:
             anew = self.start(energy, x, generator, halvings)
             return anew._replace(n_batches=state.n_batches, offsets=state.offsets)
         chain = state.chain
-        # What adapts has a step of its own, and blocks have none, but a layer that was drawn.
+        # Adaptive samplers set their own step size; block Gibbs has none, only a drawn layer.
         if chain is not None and not self.sampler.adapts and not self.draws_hidden:
             chain = self.kernel(halvings).init(energy, chain.x)
         return state._replace(chain=chain, halvings=halvings)
@@ -284,7 +291,7 @@ class NegativePhase:
     # ---------------------------------------------------------------- storage
 
     def unpack(self, packed: dict[str, Tensor | None], energy: Energy) -> ContrastiveState | None:
-        """Rebuild a state that was :func:`packed`; None where it is not one of these chains."""
+        """Rebuild a state from :func:`packed`; None if it does not fit these chains."""
         counts, rows = packed.get("counts"), packed.get("chain")
         if counts is None or (packed.get("log_weight") is not None) != self.reweight:
             return None
@@ -307,11 +314,11 @@ class NegativePhase:
         )
 
     def _resumed(self, energy: Energy, x: Tensor, kept: list[Any], halvings: int) -> ChainState:
-        """Chains at x with what was kept beside them, where that is of this sampler."""
+        """Chains at x with the stored auxiliary state, if it fits this sampler."""
         kernel = self.kernel(halvings)
         with torch.no_grad(), sampling(energy):
             fresh, parts = kernel.init(energy, x), iter(kept)
-            if self.draws_hidden:  # chains may or may not bring a hidden layer
+            if self.draws_hidden:  # chains may or may not come with a hidden layer
                 assert isinstance(energy, BipartiteEnergy)
                 layer = (len(x), *energy.hidden_domain.row_shape)
                 fits = [tuple(part.shape) for part in kept] == [layer]
@@ -322,11 +329,11 @@ class NegativePhase:
                 return fresh
             if next(parts, None) is not None:
                 return fresh
-            return kernel.refresh(energy, fresh._replace(aux=aux))  # replicas stand at other rows
+            return kernel.refresh(energy, fresh._replace(aux=aux))  # replicas are at other rows
 
 
 def packed(state: ContrastiveState) -> dict[str, Tensor | None]:
-    """The state as named tensors."""
+    """State as named tensors."""
     chain, walkers, offsets = state.chain, state.walkers, state.offsets
     counts = [state.n_batches, state.halvings, float(state.acceptance)]
     return {
@@ -344,7 +351,7 @@ def packed(state: ContrastiveState) -> dict[str, Tensor | None]:
 
 
 def halved(sampler: Sampler, times: int) -> Sampler:
-    """The sampler with its step halved so often, and noise that keeps its temperature."""
+    """The sampler with its step size halved `times` times and its noise scaled to match."""
     powers = {"step_size": 1.0, "noise_scale": 0.5}
     changed = {}
     for name, value in sampler.get_params().items():
@@ -362,9 +369,9 @@ def walked(
     generator: torch.Generator,
     n_batches: int,
 ) -> tuple[ChainState, Any]:
-    """Chains after `n_steps`, and the mean acceptance.
+    """Chains after `n_steps`, and their mean acceptance rate.
 
-    A kernel that adapts does so in the first step of every fourth batch and keeps its settings for
+    An adaptive sampler adapts in the first step of every fourth batch and keeps its settings in
     all others: an adaptation step costs as much as a step of a small network.
     """
     step, n_adapting = kernel.step, int(n_batches % ADAPT_EVERY == 0)
@@ -381,15 +388,15 @@ def walked(
 
 
 def _adapted(kernel: Sampler, energy: Energy, x: Tensor, generator: torch.Generator) -> ChainState:
-    """Chains that have found a step: its first tries say nothing of the training."""
+    """Chains with a warmed-up step size, so that training does not start with the first guesses."""
     chain = kernel.init(energy, x)
     for _ in range(WARM_UP):
         chain, _ = kernel.step(energy, chain, generator)
     return chain
 
 
-def _likely(energy: Energy, rows: Tensor, generator: torch.Generator) -> Tensor:
-    """As many draws of the base, resampled by how much more likely the model finds them."""
+def _resampled(energy: Energy, rows: Tensor, generator: torch.Generator) -> Tensor:
+    """As many draws of the base, resampled by their importance weights under the model."""
     base: Any = getattr(energy, "base", None)
     if base is None:
         return rows
@@ -403,7 +410,7 @@ def _likely(energy: Energy, rows: Tensor, generator: torch.Generator) -> Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _plain_signs(n: int, m: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Without weights they are the same for every batch of a size."""
+    """Signs of unweighted rows, which are the same for all batches of a size."""
     sign = torch.full((n + m,), 1.0 / m, dtype=dtype, device=device)
     sign[:n] = -1.0 / n
     return sign, -sign[:n]

@@ -1,4 +1,4 @@
-"""Noise contrastive estimation: learn a density by telling its rows from known noise."""
+"""Noise contrastive estimation: learn a density by classifying data versus noise."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from skebm.objectives.score_matching import Rowwise
 from skebm.samplers._moves import standard_normal
 
 FORMS = ("logistic", "ranking")
-# Nats of log Z for a unit of the parameter: an optimizer that moves each parameter by as much gets
-# there as soon as the network does.
+# Nats of log Z per unit of its parameter: optimizers that move all parameters by equal steps then
+# fit log Z as fast as the network.
 SCALE = 10.0
-NO_RANKS = 'form="ranking" knows no bridges: use form="logistic", or n_bridges=1.'
+NO_RANKING = 'form="ranking" does not support bridges: use form="logistic", or n_bridges=1.'
 
 
 class Bridges(NamedTuple):
-    """What the classifiers of a telescope say of rows.
+    """Results of the classifiers of a telescope for each row.
 
     Attributes
     ----------
     loss : Tensor of shape (n,)
-        Mean over the bridges.
+        Mean loss over the bridges.
     right : Tensor of shape (K, n)
-        Share that each tells right, of its waymarks at either end that the row is a part of.
+        Accuracy of each bridge on the waymarks at both of its ends made from the row.
     """
 
     loss: Tensor
@@ -40,51 +40,52 @@ class Bridges(NamedTuple):
 
 
 class NoiseContrastive(Rowwise):
-    r"""Noise contrastive estimation: is a row one of the data or one of the noise?
+    r"""Noise contrastive estimation: train a classifier of data versus noise.
 
-    With :math:`\nu` draws of the noise q for a row of the data, and
-    :math:`r(x) = -E(x) - c - \log q(x)` for the log of the density ratio that the model claims,
+    With :math:`\nu` draws of the noise q per data row, and the model's log density ratio
+    :math:`r(x) = -E(x) - c - \log q(x)`,
 
     .. math:: J = \mathbb E_{data}\, \mathrm{softplus}(\log \nu - r(x))
         + \nu\, \mathbb E_q\, \mathrm{softplus}(r(x) - \log \nu)
 
-    is the cross-entropy of the classifier whose posterior log-odds are :math:`r - \log \nu`. c is
-    learned with the energy and estimates log Z: where the energy can be the data's, J is least at
-    that, and c is its log Z [1]_. As :math:`\nu` grows the gradient becomes that of the likelihood.
+    is the cross-entropy of the classifier whose posterior log-odds are :math:`r - \log \nu`. The
+    constant c is learned with the energy and estimates log Z: if the model is well specified, J is
+    minimised by the energy of the data density, with c its log Z [1]_. As :math:`\nu` grows, the
+    gradient approaches that of the likelihood.
 
-    ``form="ranking"`` picks the row among all draws of the batch, which leaves c out [2]_:
+    ``form="ranking"`` selects the row among all draws of the batch, where c cancels [2]_:
 
     .. math:: J = -\mathbb E_{data} \log
         \frac{e^{r(x)}}{e^{r(x)} + \sum_{j=1}^{m} e^{r(x'_j)}} , \qquad x'_j \sim q
 
-    Both have an expected gradient of zero at the data's density.
+    Both have an expected gradient of zero at the data density.
 
-    Where the data are far from the noise, every row is told from every draw, and nothing is
+    If the noise is far from the data, all rows and draws are classified correctly, and little is
     learned. If the energy's network is a :class:`skebm.energies.Telescope`, rows and draws are
-    mixed to waymarks in between, each of which is told from the next by a classifier of its own;
-    J is the mean of their logistic losses, and c the sum of their constants [3]_.
+    interpolated to intermediate waymarks, and a separate classifier discriminates each waymark
+    from the next; J is the mean of their logistic losses, and c the sum of their constants [3]_.
 
     Parameters
     ----------
     energy : Energy
-        On the domain of the noise. Where the noise is the energy's own base, log q cancels, and
-        the classifier is the part of the energy that is trained.
+        Energy on the domain of the noise. If the noise is the base of the energy, log q cancels,
+        and the classifier is the trained part of the energy.
     noise : Distribution
-        q, with a density wherever the data are.
+        q, whose support must include the data.
     noise_ratio : float > 0, default=1.0
-        :math:`\nu`. A batch of n rows gets :math:`\nu n` draws, rounded, one at least. On the way
-        to the data as many mixtures are made of them as are needed to use all, rows and draws.
+        :math:`\nu`. A batch of n rows gets :math:`\nu n` draws, rounded, and at least one. With a
+        telescope, rows or draws are repeated so that all of them contribute to the waymarks.
     form : {"logistic", "ranking"}, default="logistic"
-        A telescope has logistic bridges only.
+        Telescopes support the logistic form only.
     sigma : Tensor of shape (d,) or None, default=None
-        Standard deviation of normal noise that is added to real rows of the data, in units of x.
+        Standard deviation of Gaussian noise added to real-valued rows, in units of x.
 
     Attributes
     ----------
     log_partition : Tensor, scalar
-        c, in nats; 0 for ever where rows are ranked.
+        c, in nats; always 0 with ``form="ranking"``.
     telescope : Telescope or None
-        The network, if it is one.
+        The network, if it is a telescope.
 
     References
     ----------
@@ -111,7 +112,7 @@ class NoiseContrastive(Rowwise):
     1.3863
     """
 
-    passes = 3  # forward, and back for the rows of each layer and for its weights
+    passes = 3  # forward, and backward for inputs and weights of each layer
 
     def __init__(
         self,
@@ -128,25 +129,28 @@ class NoiseContrastive(Rowwise):
         if form not in FORMS:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}.")
         if noise.domain != energy.domain:
-            raise ValueError(f"The noise is one of {noise.domain}, the energy of {energy.domain}.")
+            raise ValueError(
+                f"noise and energy must have the same domain, got {noise.domain} and "
+                f"{energy.domain}."
+            )
         self.energy, self.noise = energy, noise
         self.noise_ratio, self.form = float(noise_ratio), form
         self.sigma: Tensor | None
         self.register_buffer("sigma", sigma, persistent=False)
         like = next(iter(energy.parameters()), torch.empty(0))
         if self.telescope is not None and form == "ranking":
-            raise ValueError(NO_RANKS)
+            raise ValueError(NO_RANKING)
         shift = like.new_zeros(() if self.telescope is None else self.telescope.n_bridges)
         self.shift: Tensor
         if form == "logistic":
             self.shift = nn.Parameter(shift)
-        else:  # stored alike, so that weights of the one form go on with the other
+        else:  # a buffer of the same name, so that either form can load the other's weights
             self.register_buffer("shift", shift)
         self._log_partition_monitor = LogPartitionMonitor(noise, energy.domain)
 
     @property
     def telescope(self) -> Telescope | None:
-        """The network, if it is one."""
+        """The network, if it is a telescope."""
         network = getattr(self.energy, "network", None)
         return network if isinstance(network, Telescope) else None
 
@@ -156,17 +160,17 @@ class NoiseContrastive(Rowwise):
         return SCALE * self.shift.sum()
 
     def log_ratio(self, x: Tensor) -> Tensor:
-        """log of model over noise as the model has it, (n,)."""
+        """Log density ratio of the model to the noise, (n,)."""
         return -self._tilt(x) - self.log_partition
 
     def _tilt(self, x: Tensor) -> Tensor:
-        """Minus the same without log Z."""
+        """Minus the log density ratio, without log Z."""
         if getattr(self.energy, "base", None) is self.noise:
             return self.energy.correction(x)
         return self.energy(x) + self.noise.log_prob(x)
 
     def _pair(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Rows with the noise that is added to them, and draws of the noise."""
+        """Rows with Gaussian noise added, and draws from the noise distribution."""
         if self.sigma is not None:
             x = torch.addcmul(x, self.sigma, standard_normal(x, generator))
         m = max(1, round(self.noise_ratio * len(x)))
@@ -177,7 +181,7 @@ class NoiseContrastive(Rowwise):
     ) -> Tensor:
         """Loss of each row, (n,), against fresh draws."""
         if without is not None:
-            raise ValueError("Noise contrastive estimation leaves no centres of kernels out.")
+            raise ValueError("Noise contrastive estimation cannot leave out kernel centres.")
         with torch.no_grad():
             x, other = self._pair(x, generator)
         if self.telescope is not None:
@@ -186,7 +190,7 @@ class NoiseContrastive(Rowwise):
         return self._entropy(ratio[: len(x)], ratio[len(x) :])
 
     def gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
-        """Write the gradient; what the loss says of each row is known, and asks for no graph."""
+        """Write the gradient, with the derivative of the logistic loss in closed form."""
         if self.form == "ranking" or self.telescope is not None:
             return super().gradients(batch, state, generator)
         trained = self.cleared()
@@ -194,7 +198,7 @@ class NoiseContrastive(Rowwise):
         with torch.enable_grad():
             f = self._tilt(torch.cat([x, other]))
         n, m, weight = len(x), len(other), batch.weight
-        # Log-odds of the wrong answer: what log-ratios of rows are short of, and draws too high.
+        # Log-odds of the wrong class: of noise for the rows, of data for the draws.
         wrong = torch.add(f.detach(), self.shift, alpha=SCALE)
         if self.noise_ratio != 1:
             wrong += math.log(self.noise_ratio)
@@ -206,27 +210,27 @@ class NoiseContrastive(Rowwise):
             share[:n] *= weight
             share[n:] = weight.mean() * (self.noise_ratio / m)
         value = share @ softplus(wrong)
-        pull = wrong.sigmoid_().mul_(share)
+        f_grad = wrong.sigmoid_().mul_(share)
         of_draws.neg_()
         if f.requires_grad:
-            f.backward(pull)
-        self.shift.grad = SCALE * pull.sum()
+            f.backward(f_grad)
+        self.shift.grad = SCALE * f_grad.sum()
         fill_missing(trained)
         return Loss(value, state)
 
     def _entropy(self, data: Tensor, noise: Tensor) -> Tensor:
-        """Loss of each row of the data, (n,), from log-ratios; all carry the noise's share."""
+        """Loss of each data row, (n,), from log-ratios; each includes the noise's mean loss."""
         if self.form == "ranking":
             return softplus(noise.logsumexp(0) - data)
         prior = math.log(self.noise_ratio)
         return softplus(prior - data) + self.noise_ratio * softplus(noise - prior).mean()
 
     def _bridges(self, x: Tensor, other: Tensor) -> Bridges:
-        """All classifiers of the telescope, at waymarks of rows and draws."""
+        """Evaluate all classifiers of the telescope at waymarks between rows and draws."""
         telescope = self.telescope
         assert telescope is not None
         n, m = len(x), len(other)
-        copies = -(-m // n)  # of rows, so that no draw is left over
+        copies = -(-m // n)  # of rows, so that all draws are used
         one, two = x.repeat(copies, 1), other[torch.arange(copies * n, device=x.device) % m]
         here, loss, right = one, x.new_zeros(n), []
         for k in range(telescope.n_bridges):
@@ -234,21 +238,21 @@ class NoiseContrastive(Rowwise):
             ratio = telescope.log_ratio(torch.cat([here, there]), k) - SCALE * self.shift[k]
             near, far = ratio.view(2, copies, n)
             loss = loss + (softplus(-near) + softplus(far)).mean(0)
-            discriminated = (near > 0).to(x.dtype) + (far < 0).to(x.dtype)
-            right.append(discriminated.mean(0) / 2)
+            correct = (near > 0).to(x.dtype) + (far < 0).to(x.dtype)
+            right.append(correct.mean(0) / 2)
             here = there
         return Bridges(loss / telescope.n_bridges, torch.stack(right))
 
     def work(self, n_rows: int) -> float:
-        """Of rows and draws."""
+        """Cost of rows and draws together."""
         return (1 + self.noise_ratio) * super().work(n_rows)
 
     @torch.no_grad()
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
-        """Loss, share of rows and draws told right (a half of each), nats above the noise.
+        """Loss, balanced accuracy, and mean log-likelihood ratio of the model to the noise.
 
-        Of a telescope that of the bridge that tells them best, and no nats: no draw of the noise is
-        near the model.
+        For a telescope, the accuracy of its best bridge and no likelihood ratio: no draw of the
+        noise is near the model.
         """
         with sampling(self.energy):
             x, other = self._pair(batch.x, generator)
@@ -260,7 +264,7 @@ class NoiseContrastive(Rowwise):
             n, draws = len(x), self._log_partition_monitor.draws(x)
             ratio = self.log_ratio(torch.cat([x, other, draws]))
         data, noise, log_w = ratio.tensor_split([n, n + len(other)])
-        # Bayes' rule for as many rows as draws.
+        # Bayes classifier with equal prior probabilities.
         right = weighted_mean((data > 0).to(x.dtype), batch.weight)
         logs = {
             "loss": weighted_mean(self._entropy(data, noise), batch.weight),

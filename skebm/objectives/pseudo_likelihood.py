@@ -1,4 +1,4 @@
-"""Objectives for discrete rows that need neither samples nor log Z."""
+"""Pseudo-likelihood of discrete rows, which needs neither samples nor log Z."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from skebm.base import Categorical, Energy
 
 
 def pseudo_log_likelihood(energy: Energy, x: Tensor) -> Tensor:
-    r"""Pseudo-log-likelihood of binary or one-hot rows, every column, exact and deterministic.
+    r"""Pseudo-log-likelihood of binary or one-hot rows, summed exactly over all columns.
 
     .. math:: \sum_i \log p(x_i \mid x_{-i})
         = -\sum_i \log \sum_k \exp\bigl(E(x) - E(x^{(i \to k)})\bigr)
 
-    with :math:`x^{(i \to k)}` the row whose column i has the level k, of 0 and 1 for a bit. It is
-    neither a lower nor an upper bound of log p(x). It takes an evaluation of the energy for each
-    other level of each column, d for d bits, unless the energy knows a cheaper way.
+    where :math:`x^{(i \to k)}` is x with column i set to level k (0 or 1 for a bit). It is neither
+    a lower nor an upper bound of log p(x). It takes one evaluation of the energy for each other
+    level of each column, d for d bits, unless the energy has a cheaper formula.
 
     Parameters
     ----------
     energy : Energy
-        An energy of flat binary rows, or of one-hot ones.
+        Energy on flat binary rows or on one-hot rows.
     x : Tensor of shape (n, d)
 
     Returns
     -------
     Tensor of shape (n,)
-        Nats.
+        Pseudo-log-likelihood of each row, in nats.
 
     References
     ----------
@@ -42,7 +42,7 @@ def pseudo_log_likelihood(energy: Energy, x: Tensor) -> Tensor:
     >>> from skebm.objectives import pseudo_log_likelihood
     >>> field = torch.nn.Sequential(torch.nn.Linear(5, 1), torch.nn.Flatten(0))
     >>> _ = torch.nn.init.zeros_(field[0].weight)
-    >>> energy = NeuralEnergy(field, Categorical((3, 2)))  # as good as any other level
+    >>> energy = NeuralEnergy(field, Categorical((3, 2)))  # all levels are equally likely
     >>> pseudo_log_likelihood(energy, torch.tensor([[1.0, 0, 0, 0, 1]])).exp()
     tensor([0.1667], grad_fn=<ExpBackward0>)
     """
@@ -52,14 +52,14 @@ def pseudo_log_likelihood(energy: Energy, x: Tensor) -> Tensor:
 
 
 def _of_levels(energy: Energy, x: Tensor, groups: tuple[int, ...]) -> Tensor:
-    """The same over one-hot columns: each is turned until it has had all of its levels."""
+    """Pseudo-log-likelihood of one-hot rows: each column is rolled through all of its levels."""
     here, first = energy(x), 0
     total = torch.zeros_like(here)
     for k in groups:
         column, gains = slice(first, first + k), [torch.zeros_like(here)]
-        for turn in range(1, k):
+        for shift in range(1, k):
             other = x.clone()
-            other[:, column] = x[:, column].roll(turn, 1)
+            other[:, column] = x[:, column].roll(shift, 1)
             gains.append(here - energy(other))
         total = total - torch.stack(gains).logsumexp(0)
         first += k

@@ -1,6 +1,6 @@
-r"""Score matching: fit the gradient of log p to that of the data, without samples and without Z.
+r"""Score matching: fit the model's score to that of the data, without samples and without Z.
 
-Signs are those of this library, p = exp(-E) / Z: the score of the model is minus the gradient of E.
+With p = exp(-E) / Z, the score of the model, grad log p, is minus the gradient of E.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch, Energy, Loss, Objective, Real, sampling
+from skebm.base.energy import input_grad_of, second_derivatives_of
 from skebm.base.objective import weighted_mean
-from skebm.energies.derivatives import input_grad_of, second_derivatives_of
 
-# Noisy copies at which held-out rows are looked at: a look is then worth comparing.
+# Noise draws averaged in a held-out loss, so that its values can be compared.
 HELD_OUT_DRAWS = 16
 
 
 class Rowwise(Objective, abc.ABC):
-    """What objectives without chains share: one value for each row, and the mean of them.
+    """Base of objectives without chains: the mean of one loss per row.
 
     Attributes
     ----------
     passes : int
-        How often a step goes over the network, roughly. Score matching: forward and back for the
-        slope, and both of these back again.
+        Approximate number of passes through the network in a step. For score matching: forward and
+        backward for the gradient in x, and a backward pass through both.
     leaves_out : bool
-        Whether row i of the data is centre i of a base of kernels, to be left out where the base
-        is evaluated at that row or near it: the kernel on the row itself says nothing of new rows.
+        Whether row i of the data is centre i of a kernel density base and is left out when the
+        base is evaluated at or near that row, as its own kernel does not reflect new rows.
     """
 
     passes: int = 6
@@ -40,7 +40,7 @@ class Rowwise(Objective, abc.ABC):
     def rowwise(
         self, x: Tensor, generator: torch.Generator, without: Tensor | None = None
     ) -> Tensor:
-        """Loss of each row, (n,); `without` are the centres of the base to be left out, (n,)."""
+        """Loss of each row, (n,); `without`, (n,), are indices of kernel centres to leave out."""
 
     def _left_out(self, batch: Batch) -> Tensor | None:
         return batch.row_index if self.leaves_out else None
@@ -48,19 +48,19 @@ class Rowwise(Objective, abc.ABC):
     def forward(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
         value = self.rowwise(batch.x, generator, self._left_out(batch))
         if batch.weight is not None:
-            value = batch.weight * value  # a heavy batch of a fit pulls harder
+            value = batch.weight * value  # not normalised: a batch counts by its total weight
         return Loss(value.mean(), state)
 
     @torch.no_grad()
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
-        """Mean loss of the batch; without a step of spectral norms."""
+        """Mean loss of the batch, in eval mode, so that spectral norms are not updated."""
         with sampling(self):
             value = self.rowwise(batch.x, generator, self._left_out(batch))
         return {"loss": weighted_mean(value, batch.weight).detach()}
 
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
-        looks = [self.rowwise(batch.x, generator).detach() for _ in range(self.n_copies)]
-        return weighted_mean(torch.stack(looks).mean(0), batch.weight)
+        losses = [self.rowwise(batch.x, generator).detach() for _ in range(self.n_copies)]
+        return weighted_mean(torch.stack(losses).mean(0), batch.weight)
 
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
@@ -75,55 +75,56 @@ class Rowwise(Objective, abc.ABC):
 
     @property
     def n_copies(self) -> int:
-        """How often held-out rows are looked at, each time with other noise."""
+        """Number of noise draws over which a held-out loss is averaged."""
         return HELD_OUT_DRAWS
 
     def work(self, n_rows: int) -> float:
         return self.passes * super().work(n_rows)
 
 
-# Distance from a wall, in units of x, from where on the weight of a column is constant.
-WALL = 1.0
+# Distance from a bound, in units of x, beyond which the weight of a column is constant.
+MAX_WEIGHT = 1.0
 
 
 class HyvarinenScore(Rowwise, abc.ABC):
-    r"""Score matching by second derivatives, on any mix of bounded and unbounded columns.
+    r"""Score matching by second derivatives, for bounded and unbounded columns.
 
     .. math:: J = \mathbb E \sum_i \tfrac12 h_i (\partial_i E)^2 - h_i \partial_{ii} E
         - h_i' \partial_i E ,
 
-    which is half the expected :math:`\sum_i h_i (\partial_i \log p - \partial_i \log p_{data})^2`
-    up to a constant, for weights h that vanish at the walls: h = 1 where there are none [1]_, and
-    :math:`h_i(x) = \min(x_i - lower, upper - x_i, 1)` with them ([2]_ has :math:`h_i = x_i^2` on
-    non-negative rows, [3]_ the truncated weight).
+    which is, up to a constant, half the expected
+    :math:`\sum_i h_i (\partial_i \log p - \partial_i \log p_{data})^2`, for weights h that vanish
+    at the bounds: h = 1 in unbounded columns [1]_ and
+    :math:`h_i(x) = \min(x_i - lower, upper - x_i, 1)` in bounded ones ([2]_ has
+    :math:`h_i = x_i^2` on non-negative rows, [3]_ the truncated weight).
     """
 
     def __init__(self, energy: Energy, jitter: Tensor | None = None):
         super().__init__()
         if not isinstance(energy.domain, Real):
-            raise TypeError(f"Score matching needs real rows, not those of {energy.domain}.")
+            raise TypeError(f"Score matching needs real rows, got {energy.domain}.")
         self.energy = energy
         self.jitter: Tensor | None
         self.register_buffer("jitter", jitter, persistent=False)
 
     @abc.abstractmethod
     def directions(self, h: Tensor, generator: torch.Generator) -> Tensor:
-        """Directions along which second derivatives sum up to the trace of diag(h) H."""
+        """Directions along which second derivatives sum to the trace of diag(h) H."""
 
     def rowwise(
         self, x: Tensor, generator: torch.Generator, without: Tensor | None = None
     ) -> Tensor:
         if self.jitter is not None:
             x = x + self.jitter * normal_noise(x, generator)
-        h, slope_of_h = boundary_weight(x, self.energy.domain)
+        h, h_grad = boundary_weight(x, self.energy.domain)
         found = second_derivatives_of(
             self.energy, x, self.directions(h, generator), **leaving_out(without)
         )
-        slope = found.grad.flatten(1)
+        grad = found.grad.flatten(1)
         if self._boundary:
-            half = (h * slope / 2 - slope_of_h) * slope
-            return half.sum(1) - found.second_derivative
-        return slope.square().sum(1) / 2 - found.second_derivative
+            first = (h * grad / 2 - h_grad) * grad
+            return first.sum(1) - found.second_derivative
+        return grad.square().sum(1) / 2 - found.second_derivative
 
     @property
     def _boundary(self) -> bool:
@@ -136,18 +137,18 @@ class ExactScoreMatching(HyvarinenScore):
 
     .. math:: J(\theta) = \mathbb E_{data} \bigl[\tfrac12 |\nabla E(x)|^2 - \Delta E(x)\bigr]
 
-    and with weights inside walls (:class:`HyvarinenScore`). A batch's value is an unbiased
-    estimate of J. J is unbounded below on data with ties: a narrow enough spike on a row that
-    occurs again has any slope; `jitter` is noise that prevents it. Second derivatives cost about
-    d / 3 times what the gradient does.
+    and with weights that vanish at the bounds of bounded columns (:class:`HyvarinenScore`). The
+    mean over a batch is an unbiased estimate of J. On data with ties J is unbounded below, as it
+    falls without limit as the density concentrates on a repeated row; `jitter` adds noise to
+    prevent this. The second derivatives cost about d / 3 times as much as the gradient.
 
     Parameters
     ----------
     energy : Energy
-        On real rows, twice differentiable.
+        Energy on real rows, twice differentiable.
     jitter : Tensor of shape (d,) or None, default=None
-        Standard deviations of normal noise added to rows, new at every step; then the density of
-        noisy rows is learned.
+        Standard deviations of Gaussian noise added to the rows, drawn anew at every step; the
+        model then learns the density of the noisy rows.
 
     References
     ----------
@@ -177,7 +178,7 @@ class ExactScoreMatching(HyvarinenScore):
     >>> x = 2 * torch.randn(1000, 1, generator=torch.Generator().manual_seed(0))
     >>> objective = ExactScoreMatching(Normal())
     >>> loss = objective(Batch(x), None, torch.Generator())
-    >>> loss.value.backward()  # J = v precision^2 / 2 - precision, of slope v precision - 1
+    >>> loss.value.backward()  # J = v precision^2 / 2 - precision
     >>> objective.energy.precision.grad.round()
     tensor([3.])
     """
@@ -196,24 +197,25 @@ class ExactScoreMatching(HyvarinenScore):
 
 
 class SlicedScoreMatching(HyvarinenScore):
-    r"""Score matching along random directions: the trace of the Hessian is estimated.
+    r"""Score matching along random directions, by which the trace of the Hessian is estimated.
 
     .. math:: J(\theta) = \mathbb E_{data} \mathbb E_v
         \bigl[\tfrac12 |\nabla E(x)|^2 - v^\top \nabla^2 E(x) v\bigr], \qquad
         \mathbb E\, v v^\top = I ,
 
-    the form with reduced variance, whose first term is exact. Unbiased for the value and the
-    gradient of :class:`ExactScoreMatching`, at a price that does not grow with the columns. What is
-    said there of ties and walls holds here.
+    the form with reduced variance, whose first term is exact. It is unbiased for the value and the
+    gradient of :class:`ExactScoreMatching`, at a cost that does not grow with the number of
+    columns. What is said there about ties and bounds holds here, too.
 
     Parameters
     ----------
     energy : Energy
-        On real rows, twice differentiable.
+        Energy on real rows, twice differentiable.
     n_projections : int, default=1
-        Directions for each row.
+        Number of directions per row.
     projection : {"rademacher", "gaussian"}, default="rademacher"
-        Signs have the smaller variance; they are exact where the Hessian is diagonal.
+        Distribution of the directions. Rademacher directions (random signs) have the smaller
+        variance, and are exact if the Hessian is diagonal.
     jitter : Tensor of shape (d,) or None, default=None
         As for :class:`ExactScoreMatching`.
 
@@ -263,51 +265,52 @@ class SlicedScoreMatching(HyvarinenScore):
 
 
 def leaving_out(without: Tensor | None) -> dict[str, Tensor]:
-    """Arguments of energies that leave centres of their base out; none for all others."""
+    """Keyword arguments for an energy whose base leaves out kernel centres, or none."""
     return {} if without is None else {"without": without}
 
 
 def normal_noise(
     x: Tensor, generator: torch.Generator, shape: tuple[int, ...] | None = None
 ) -> Tensor:
-    """Standard normal numbers of the shape (or another one) and the kind of x."""
+    """Standard normal draws with the dtype and device of x, and its shape unless one is given."""
     shape = tuple(x.shape) if shape is None else shape
     return torch.randn(shape, generator=generator, dtype=x.dtype, device=x.device)
 
 
 def boundary_weight(x: Tensor, domain: Any) -> tuple[Tensor, Tensor]:
-    """The weight h of each entry, (n, d), and its slope."""
+    """Weight h of each entry, (n, d), and its derivative."""
     x = x.flatten(1)
-    h, slope = torch.full_like(x, WALL), torch.zeros_like(x)
+    h, grad = torch.full_like(x, MAX_WEIGHT), torch.zeros_like(x)
     if domain.lower is not None:
         near = x - domain.lower < h
-        h, slope = torch.where(near, x - domain.lower, h), torch.where(near, 1.0, slope)
+        h, grad = torch.where(near, x - domain.lower, h), torch.where(near, 1.0, grad)
     if domain.upper is not None:
         near = domain.upper - x < h
-        h, slope = torch.where(near, domain.upper - x, h), torch.where(near, -1.0, slope)
-    # Noise may carry rows beyond the walls, where all is zero.
-    return h.clamp_min(0), slope.masked_fill(h < 0, 0.0)
+        h, grad = torch.where(near, domain.upper - x, h), torch.where(near, -1.0, grad)
+    # Noise may move rows out of bounds, where both are zero.
+    return h.clamp_min(0), grad.masked_fill(h < 0, 0.0)
 
 
 class DenoisingScoreMatching(Rowwise):
-    r"""Score matching to noisy copies of rows: the density of data blurred by noise.
+    r"""Denoising score matching: fit the score of the data density convolved with noise.
 
     .. math:: J(\theta) = \mathbb E_{x, \epsilon}\, \tfrac12
         \bigl|\sigma \odot \nabla E(x + \sigma \odot \epsilon) - \epsilon\bigr|^2
         - \tfrac12 |\epsilon|^2, \qquad \epsilon \sim N(0, I) ,
 
-    up to a constant half the expected :math:`|\sigma \odot (\nabla \log p - \nabla \log
-    p_\sigma)|^2` with :math:`p_\sigma = p_{data} * N(0, \sigma^2)`, which it is least at: not the
-    data's density, but never unbounded. Each row gives a pair :math:`x \pm \sigma \epsilon`, whose
-    noise cancels to first order, so that small levels do not drown the gradient. Unbiased for J
-    and its gradient.
+    which is, up to a constant, half the expected :math:`|\sigma \odot (\nabla \log p - \nabla \log
+    p_\sigma)|^2` with :math:`p_\sigma = p_{data} * N(0, \sigma^2)`. Its minimiser is
+    :math:`p_\sigma` and not the data density, but J is always bounded below. Each row gives an
+    antithetic pair :math:`x \pm \sigma \epsilon`, whose noise cancels to first order, so that it
+    does not dominate the gradient at small noise levels. The estimates of J and its gradient are
+    unbiased.
 
     Parameters
     ----------
     energy : Energy
-        On unbounded real rows, differentiable.
+        Energy on unbounded real rows, differentiable.
     sigma : Tensor of shape (d,) or float
-        Standard deviation of the noise of each column, positive, in units of x.
+        Standard deviation of the noise in each column, positive, in units of x.
 
     References
     ----------
@@ -325,7 +328,7 @@ class DenoisingScoreMatching(Rowwise):
     >>> from skebm.objectives import DenoisingScoreMatching
     >>> generator = torch.Generator().manual_seed(0)
     >>> network = MLP().build(Spec((3,), generator))
-    >>> base = Gaussian(torch.zeros(3), 1.0).convolved(0.5)  # what the noisy rows are
+    >>> base = Gaussian(torch.zeros(3), 1.0).convolved(0.5)  # the density of the noisy rows
     >>> objective = DenoisingScoreMatching(NeuralEnergy(network, Real((3,)), base), 0.5)
     >>> x = torch.randn(2000, 3, generator=generator)
     >>> loss = objective(Batch(x), None, generator)
@@ -347,36 +350,33 @@ class DenoisingScoreMatching(Rowwise):
         self, x: Tensor, generator: torch.Generator, without: Tensor | None = None
     ) -> Tensor:
         noise = normal_noise(x, generator)
-        off = self.sigma * noise
+        shift = self.sigma * noise
         both = None if without is None else without.repeat(2)
-        noisy = torch.cat([x + off, x - off])
-        pull = self.sigma * input_grad_of(self.energy, noisy, **leaving_out(both))
-        there, back = pull.flatten(1).chunk(2)
-        noise = noise.flatten(1)
-        half = (there.square() + back.square()).sum(1) / 4
-        return half - ((there - back) * noise).sum(1) / 2
+        noisy = torch.cat([x + shift, x - shift])
+        grad = self.sigma * input_grad_of(self.energy, noisy, **leaving_out(both))
+        return _denoising_loss(grad, noise)
 
     def work(self, n_rows: int) -> float:
         return super().work(2 * n_rows)
 
 
 class MultiscaleScoreMatching(Rowwise):
-    r"""Denoising at all levels between two: an energy of rows and of how noisy they are.
+    r"""Denoising score matching at all noise levels of a range, for an energy given the level.
 
     .. math:: J(\theta) = \mathbb E_{\log \sigma \sim U} \mathbb E_{x, \epsilon}\, \tfrac12
         \bigl|\sigma \nabla E(x + \sigma \epsilon, \sigma) - \epsilon\bigr|^2
         - \tfrac12 |\epsilon|^2
 
-    with the logarithm of :math:`\sigma` uniform (one stratified draw for each row) and pairs of
-    noise as in :class:`DenoisingScoreMatching`; every level counts the same [1]_. Large levels join
-    modes that small ones keep apart, so that chains that go down the levels find them all.
+    with log-uniform :math:`\sigma` (one stratified draw per row) and antithetic pairs of noise as
+    in :class:`DenoisingScoreMatching`; all levels have the same weight [1]_. High noise levels
+    connect modes that are separate at low ones, so that annealed samplers can reach all of them.
 
     Parameters
     ----------
     energy : Energy
-        Called as ``energy(x, sigma)`` with a level for each row, (n,).
+        Energy called as ``energy(x, sigma)`` with a noise level for each row, (n,).
     sigma_min, sigma_max : float
-        Smallest and largest level, 0 < sigma_min < sigma_max, in units of x.
+        Smallest and largest noise level, 0 < sigma_min < sigma_max, in units of x.
 
     References
     ----------
@@ -395,7 +395,7 @@ class MultiscaleScoreMatching(Rowwise):
     >>> energy = NeuralEnergy(network, Real((3,)), base, noise_levels=(0.1, 2.0))
     >>> x = torch.randn(500, 3, generator=generator)
     >>> loss = MultiscaleScoreMatching(energy, 0.1, 2.0)(Batch(x), None, generator)
-    >>> bool(loss.value < 0)  # zero is what a flat energy has
+    >>> bool(loss.value < 0)  # it is zero for a flat energy
     True
     """
 
@@ -404,7 +404,7 @@ class MultiscaleScoreMatching(Rowwise):
         _check_unbounded(energy)
         if not 0 < sigma_min < sigma_max < math.inf:
             raise ValueError(
-                f"Levels need 0 < sigma_min < sigma_max, got {sigma_min} and {sigma_max}."
+                f"Noise levels need 0 < sigma_min < sigma_max, got {sigma_min} and {sigma_max}."
             )
         self.energy, self.sigma_min, self.sigma_max = energy, sigma_min, sigma_max
 
@@ -412,24 +412,30 @@ class MultiscaleScoreMatching(Rowwise):
         self, x: Tensor, generator: torch.Generator, without: Tensor | None = None
     ) -> Tensor:
         if without is not None:
-            raise ValueError("Energies of several noise levels have no base of kernels.")
+            raise ValueError("Energies with several noise levels cannot leave out kernel centres.")
         n = len(x)
         u = torch.rand(n, generator=generator, dtype=x.dtype, device=x.device)
         u = (torch.randperm(n, generator=generator, device=x.device) + u) / n
         level = self.sigma_min * (u * math.log(self.sigma_max / self.sigma_min)).exp()
         noise = normal_noise(x, generator).flatten(1)
-        off = (level[:, None] * noise).reshape(x.shape)
-        slope = input_grad_of(self.energy, torch.cat([x + off, x - off]), level.repeat(2))
-        there, back = (level.repeat(2)[:, None] * slope.flatten(1)).chunk(2)
-        half = (there.square() + back.square()).sum(1) / 4
-        return half - ((there - back) * noise).sum(1) / 2
+        shift = (level[:, None] * noise).reshape(x.shape)
+        levels = level.repeat(2)
+        grad = input_grad_of(self.energy, torch.cat([x + shift, x - shift]), levels)
+        return _denoising_loss(levels[:, None] * grad.flatten(1), noise)
 
     def work(self, n_rows: int) -> float:
         return super().work(2 * n_rows)
 
 
+def _denoising_loss(grad: Tensor, noise: Tensor) -> Tensor:
+    """Loss of each row, (n,), from sigma times the gradients at both ends of antithetic pairs."""
+    plus, minus = grad.flatten(1).chunk(2)
+    squares = (plus.square() + minus.square()).sum(1) / 4
+    return squares - ((plus - minus) * noise.flatten(1)).sum(1) / 2
+
+
 def _kind(energy: Energy) -> dict[str, Any]:
-    """Precision and device of an energy."""
+    """Dtype and device of an energy."""
     like = next(iter(energy.parameters()), torch.empty(0))
     return {"dtype": like.dtype, "device": like.device}
 
@@ -437,9 +443,9 @@ def _kind(energy: Energy) -> dict[str, Any]:
 def _check_unbounded(energy: Energy) -> None:
     domain = energy.domain
     if not isinstance(domain, Real):
-        raise TypeError(f"Score matching needs real rows, not those of {domain}.")
+        raise TypeError(f"Score matching needs real rows, got {domain}.")
     if domain.lower is not None or domain.upper is not None:
         raise ValueError(
-            f"Noise leaves the walls of {domain}: use exact or sliced score matching, whose "
-            "weights vanish there."
+            f"Noise moves rows out of the bounds of {domain}: use exact or sliced score matching, "
+            "whose weights vanish at the bounds."
         )

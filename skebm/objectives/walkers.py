@@ -1,4 +1,4 @@
-"""Weighted chains that follow a moving model: Jarzynski's equality along training."""
+"""Reweighting of persistent chains during training, by Jarzynski's equality."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from skebm.distributions import Distribution
 from skebm.energies import annealing_path
 from skebm.samplers._adaptation import StepSettings
 
-# Effective share of the chains below which they are resampled.
+# Effective sample size, as a fraction of the chains, below which they are resampled.
 LEAST_ESS = 0.5
-# Steps from the noise to a model that is far from it.
+# Annealing steps from the base to a model that is far from it.
 START_STEPS = 1000
 
 
 class Walkers(NamedTuple):
-    r"""Importance weights of persistent chains, which make them samples of the present model.
+    r"""Importance weights of persistent chains with respect to the current model.
 
-    When the parameters move from :math:`\theta` to :math:`\theta'` a chain at x gains the weight
-    :math:`\exp(E_\theta(x) - E_{\theta'}(x))`, then it moves by a kernel that leaves
-    :math:`p_{\theta'}` invariant. Weighted means over the chains are consistent for any number of
-    kernel steps, and the mean weight is an unbiased estimate of Z of the present model: its
-    logarithm is on average below log Z, and far below once the chains have missed a mode.
+    When the parameters move from :math:`\theta` to :math:`\theta'`, the weight of a chain at x is
+    multiplied by :math:`\exp(E_\theta(x) - E_{\theta'}(x))`; then the chain moves by a kernel that
+    leaves :math:`p_{\theta'}` invariant. Weighted means over the chains are consistent for any
+    number of kernel steps, and the mean weight is an unbiased estimate of Z of the current model.
+    Its logarithm is on average below log Z, and far below once the chains have missed a mode.
 
     Attributes
     ----------
     log_weight : Tensor of shape (n_chains,), float64
-        Weights since the last resampling.
+        Log weights since the last resampling.
     log_z : Tensor, scalar, float64
-        log Z that the resamplings have collected.
+        Contribution to log Z of all resamplings so far.
     energy : Tensor of shape (n_chains,), float64
-        Energies of the chains' rows under the parameters they moved by.
+        Energies of the chains under the parameters with which they last moved.
 
     References
     ----------
@@ -49,7 +49,7 @@ class Walkers(NamedTuple):
 
     @classmethod
     def of(cls, energy: Energy, x: Tensor, noise: Distribution) -> Walkers:
-        """Weights of rows drawn from `noise`: importance sampling of the first model."""
+        """Weights of rows drawn from `noise`, by importance sampling."""
         level = energy(x).double()
         return cls(-level - noise.log_prob(x).double(), level.new_zeros(()), level)
 
@@ -64,20 +64,20 @@ class Walkers(NamedTuple):
     ) -> tuple[ChainState, Walkers]:
         """Chains and weights of rows x drawn from `noise`, the base of the energy.
 
-        Where few of them would carry the weight, as under a model trained before, the chains
-        follow the path from the base to the energy: annealed importance sampling.
+        If their effective sample size is low, as under a model that was trained before, the chains
+        follow the path from the base to the energy by annealed importance sampling.
         """
         chain, walkers = sampler.init(energy, x), cls.of(energy, x, noise)
-        if not walkers.poor:
+        if not walkers.degenerate:
             return chain, walkers
         both = isinstance(energy, BipartiteEnergy)
         at: Any = energy.annealed if both else annealing_path(energy, noise).at
         walkers = cls.of(at(0.0), x, noise)
         for k in range(1, START_STEPS + 1):
-            rung = at(k / START_STEPS)
-            chain, walkers = walkers.follow(rung, sampler.refresh(rung, chain), generator)
-            chain, _ = sampler.step(rung, chain, generator)
-            walkers = walkers.moved(rung, chain)
+            bridge = at(k / START_STEPS)
+            chain, walkers = walkers.follow(bridge, sampler.refresh(bridge, chain), generator)
+            chain, _ = sampler.step(bridge, chain, generator)
+            walkers = walkers.moved(bridge, chain)
         return sampler.refresh(energy, chain), walkers
 
     @property
@@ -86,49 +86,47 @@ class Walkers(NamedTuple):
         return self.log_weight.softmax(0)
 
     @property
-    def poor(self) -> Tensor:
-        """Whether few chains carry the weight."""
+    def degenerate(self) -> Tensor:
+        """Whether the effective sample size is too low."""
         return self.share.square().sum() * len(self.log_weight) * LEAST_ESS > 1
 
     def log_partition(self, energy: Energy, x: Tensor) -> Tensor:
-        """Estimate of log Z of `energy`, a model near the one that the chains x moved by."""
+        """Estimate of log Z of `energy`, a model near the one with which the chains x moved."""
         log_w = self.log_weight + self.energy - energy(x).double()
         return self.log_z + log_w.logsumexp(0) - math.log(len(x))
 
     def follow(
         self, energy: Energy, chain: ChainState, generator: torch.Generator
     ) -> tuple[ChainState, Walkers]:
-        """Weigh the chains under new parameters; resample them where few carry the weight.
+        """Reweight the chains for new parameters; resample them if the weights are degenerate.
 
-        Their state is one of the new energy, as :meth:`Sampler.refresh` makes it. Systematic
-        resampling; without a decision on the host, so that a GPU need not wait.
+        The state of the chains must belong to the new energy, as :meth:`Sampler.refresh` makes it.
+        Resampling is systematic and is decided on the device, so that a GPU need not wait.
         """
-        level = _levels(energy, chain)
-        weighed = self._replace(log_weight=self.log_weight + self.energy - level, energy=level)
-        log_w, poor, n = weighed.log_weight, weighed.poor, len(level)
-        pick = weighed.drawn(generator)
-        pick = torch.where(poor, pick, torch.arange(n, device=pick.device))
-        gained = log_w.logsumexp(0) - math.log(n)
-        walkers = Walkers(
-            torch.where(poor, 0.0, log_w), self.log_z + torch.where(poor, gained, 0.0), level[pick]
-        )
+        level = _energies(energy, chain)
+        weighted = self._replace(log_weight=self.log_weight + self.energy - level, energy=level)
+        log_w, resample, n = weighted.log_weight, weighted.degenerate, len(level)
+        pick = weighted.drawn(generator)
+        pick = torch.where(resample, pick, torch.arange(n, device=pick.device))
+        collected = torch.where(resample, log_w.logsumexp(0) - math.log(n), 0.0)
+        walkers = Walkers(torch.where(resample, 0.0, log_w), self.log_z + collected, level[pick])
         value, grad = (None if part is None else part[pick] for part in (chain.energy, chain.grad))
-        # What tunes a kernel is of all chains; a layer that was drawn was of its row.
+        # Step settings are shared by all chains; a drawn hidden layer belongs to its row.
         aux = chain.aux if isinstance(chain.aux, StepSettings) else None
         return ChainState(chain.x[pick], value, grad, aux), walkers
 
     def drawn(self, generator: torch.Generator) -> Tensor:
-        """Numbers of as many chains, drawn by their weights: systematic resampling, (n_chains,)."""
+        """Indices of chains drawn by their weights with systematic resampling, (n_chains,)."""
         share, n = self.share, len(self.log_weight)
         u = torch.rand((), generator=generator, dtype=share.dtype, device=share.device)
         comb = (torch.arange(n, dtype=share.dtype, device=share.device) + u) / n
         return torch.searchsorted(share.cumsum(0), comb).clamp_(max=n - 1)
 
     def moved(self, energy: Energy, chain: ChainState) -> Walkers:
-        """The same weights at the rows that the kernel has moved the chains to."""
-        return self._replace(energy=_levels(energy, chain))
+        """The same weights after the kernel has moved the chains."""
+        return self._replace(energy=_energies(energy, chain))
 
 
-def _levels(energy: Energy, chain: ChainState) -> Tensor:
-    """Energies of chains, which their state may know."""
+def _energies(energy: Energy, chain: ChainState) -> Tensor:
+    """Energies of the chains, from their state if it has them."""
     return (energy(chain.x) if chain.energy is None else chain.energy).double()

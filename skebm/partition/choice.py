@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -41,6 +41,10 @@ N_TEST_DRAWS, MIN_DRAWS, MAX_DRAWS = 2000, 20_000, 100_000
 MIN_EFFICIENCY = 0.05
 
 
+# Rows near the model: of one origin, of several by name, or none.
+Starts = Tensor | Mapping[str, Tensor] | None
+
+
 class Choice(NamedTuple):
     """A method for log Z and the reason why it was chosen, as one line with the numbers.
 
@@ -61,7 +65,7 @@ def choose(
     energy: Energy,
     *,
     base: Distribution | None = None,
-    x: Tensor | Mapping[str, Tensor] | None = None,
+    x: Starts | Callable[[], Starts] = None,
     noise: Distribution | None = None,
     max_cost: float = 1e9,
 ) -> Choice:
@@ -86,9 +90,9 @@ def choose(
     energy : Energy
     base : Distribution or None, default=None
         Where annealing starts; it must cover the model. None is the default base.
-    x : Tensor of shape (n, ...), mapping of str to Tensor, or None, default=None
+    x : Tensor of shape (n, ...), mapping of str to Tensor, callable or None, default=None
         Rows near the model, in the units of the energy's rows: of one origin, or of several by
-        name.
+        name. A function without arguments returns them, and is called only if they are needed.
     noise : Distribution or None, default=None
         Noise distribution of the training, where there was one.
     max_cost : float, default=1e9
@@ -125,7 +129,8 @@ def choose(
     AIS(): 2^100 states x 100 columns are 1.3e32 terms, above 1e9; no rows for reverse annealing
     """
     check_proper(energy)
-    rows = rows_of(energy, x)
+    given = None if callable(x) else x
+    rows_of(energy, given)  # invalid rows are an error even if the choice does not depend on them
     cost, size = _enumeration(energy)
     if cost <= max_cost:
         return Choice(Exact(max_cost), f"{size}, at most {_number(max_cost)}")
@@ -133,21 +138,23 @@ def choose(
         return Choice(Bethe(), forest)
     too_large = size if math.isinf(cost) else f"{size}, above {_number(max_cost)}"
     if noise is not None:
-        check_base(energy, noise, x)
+        check_base(energy, noise, given)
         name = type(noise).__name__
         return Choice(
             ImportanceSampling(), f"{too_large}; draws of the {name} that it was trained with"
         )
     if base is not None:
-        check_base(energy, base, x)
+        check_base(energy, base, given)
     efficiency, description = _efficiency(energy, base)
     if efficiency >= MIN_EFFICIENCY:
         # As many draws as bring the standard error to 0.005, within limits.
         n = min(max(0.4 * MAX_DRAWS * (1 / efficiency - 1), MIN_DRAWS), MAX_DRAWS)
         return Choice(ImportanceSampling(round(n / 1e4) * 10_000), f"{too_large}; {description}")
+    near = x() if callable(x) else x
+    rows = rows_of(energy, near)
     if rows is None:
         return Choice(AIS(), f"{too_large}; no rows for reverse annealing")
-    starts = x.values() if isinstance(x, Mapping) else [rows]
+    starts = near.values() if isinstance(near, Mapping) else [rows]
     if min(len(start) for start in starts) < 2:
         return Choice(AIS(), f"{too_large}; one row is too few for reverse annealing")
     return Choice(AISBracket(), f"{too_large}; {len(rows)} rows for reverse annealing")
@@ -179,6 +186,8 @@ def in_a_line(method: PartitionEstimator) -> str:
 
 def _enumeration(energy: Energy) -> tuple[float, str]:
     """Number of terms that an enumeration sums, and the same in words."""
+    if isinstance(energy.domain, Real) and not isinstance(energy, BipartiteEnergy):
+        return math.inf, "real numbers cannot be enumerated"
     side = cheaper_side(energy)
     if math.isinf(side.domain.log_n_states):
         return side.cost, "real numbers cannot be enumerated"
@@ -204,6 +213,8 @@ def _n_states(domain: Domain) -> str:
 
 def _describe_forest(energy: Energy) -> str:
     """Why belief propagation is exact for a pairwise model without loops; empty for any other."""
+    if not isinstance(energy.domain, Binary):
+        return ""
     try:
         Bethe().check(energy)
     except (TypeError, ValueError):

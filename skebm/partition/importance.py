@@ -200,6 +200,7 @@ class ImportanceSampling(MonteCarloEstimator):
     """
 
     uses = ("base", "x")
+    x_fits_base = True
 
     def __init__(self, n_samples: int = 10_000, delta: float = 0.05, chunk: int = 4096):
         self.n_samples = n_samples

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -11,46 +10,39 @@ import numpy as np
 from sklearn.base import BaseEstimator, clone
 from torch import Tensor
 
-from skebm._validation import Interval, StrOptions, draw_seed
-from skebm.base import Binary, Domain, Objective, Sampler
-from skebm.energies import MLP, NeuralEnergy
+from skebm._validation import Interval, StrOptions
+from skebm.base import Domain, Objective, Sampler
+from skebm.energies import NeuralEnergy
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity
-from skebm.estimators.bases import (
-    Bases,
-    check_base_kind,
-    fit_discrete_base,
-    fit_real_bases,
-    noise_level,
-)
 from skebm.estimators.neural import methods
 from skebm.estimators.neural.blueprint import (
     BASE,
     CONFIGS,
     DOMAIN,
     NEURAL_CONSTRAINTS,
+    POLICIES,
     SIGMA,
+    ChainRule,
     NeuralBlueprint,
     Rule,
-    default_sampler,
+    accepted_input,
+    fit_any_bases,
+    is_binary,
+    learn_any_table,
+    n_batches,
     network_of,
     neural_plan,
-    refuse_real_settings,
+    policy_for,
+    resolved_chains,
     sampler_of,
 )
-from skebm.estimators.tables import FlatTable, Table, choose_domain
+from skebm.estimators.tables import FlatTable, Table
 from skebm.objectives import ContrastiveDivergence, EnergyDiscrepancy, Refinement
-from skebm.samplers import ChainPolicy, FromData, FromNoise, Persistent, ReplayBuffer
+from skebm.samplers import ChainPolicy
 from skebm.training.engine import EnergyNet
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
-
-POLICIES: dict[str, type[ChainPolicy]] = {
-    "persistent": Persistent,
-    "replay": ReplayBuffer,
-    "data": FromData,
-    "noise": FromNoise,
-}
 
 
 class Likelihood(BaseEstimator):
@@ -133,42 +125,6 @@ class Discrepancy(BaseEstimator):
     def __init__(self, *, perturbation=0.2, n_negatives=16):
         self.perturbation = perturbation
         self.n_negatives = n_negatives
-
-
-class ChainRule(Rule):
-    """A rule whose training moves chains, which are near the model afterwards."""
-
-    def fitted_sampler(self, net: EnergyNet) -> Sampler:
-        state, module = net.state_, net.module_
-        return clone(self.sampler if state is None else module.kernel(state.halvings))
-
-    def annealing_sampler(self, net: EnergyNet, domain: Domain) -> Sampler:
-        """The sampler, or the default one where it is not exact from the rows alone."""
-        sampler = self.fitted_sampler(net)
-        exact = sampler.exact and sampler.kernel is sampler
-        return sampler if exact else default_sampler(domain)
-
-    def chain_rows(self, net: EnergyNet) -> Tensor | None:
-        """Rows of the training chains, where those are the model's."""
-        return chain_rows(net)
-
-    def known_rows(self, net: EnergyNet) -> Tensor | None:
-        """Training chains, or the rows of a replay buffer."""
-        chains, state = chain_rows(net), net.state_
-        return state.pool if chains is None and state is not None else chains
-
-    def annealing_starts(self, net: EnergyNet, reference: Tensor) -> dict[str, Tensor]:
-        starts = {"data": reference, "training chains": chain_rows(net)}
-        return {name: x.to(reference) for name, x in starts.items() if x is not None}
-
-
-def chain_rows(net: EnergyNet) -> Tensor | None:
-    """Rows of persistent chains, where a net has any."""
-    state = net.state_
-    if state is None or state.chain is None or not net.module_.persistent:
-        return None
-    rows: Tensor = state.chain.x
-    return rows
 
 
 @dataclass(frozen=True)
@@ -419,104 +375,6 @@ class ContrastiveDivergenceDensity(BaseDensity):
 # ------------------------------------------------------------------------------
 # What estimators with rows of any kind share
 # ------------------------------------------------------------------------------
-
-
-def is_binary(domain: Any) -> bool:
-    """Whether rows are said to be bits."""
-    return domain == "binary" or isinstance(domain, Binary)
-
-
-def accepted_input(estimator: Any, *, reset: bool) -> dict[str, Any]:
-    """Images for networks that may take them; sparse X where rows are, or may be, bits."""
-    if reset:
-        sparse = estimator.domain == "auto" or is_binary(estimator.domain)
-    else:
-        sparse = isinstance(estimator._blueprint.table.domain, Binary)
-    images = not isinstance(estimator.network, MLP | None)
-    return {"allow_nd": images, "accept_sparse": "csr" if sparse else False}
-
-
-def learn_any_table(estimator: Any, X: Any, weight: np.ndarray | None) -> FlatTable:
-    """Columns of X as what `domain` says they are."""
-    domain = choose_domain(X, estimator.domain, estimator.sampler, estimator.bounds)
-    kind: dict[str, Any] = {"bounds": estimator.bounds, "standardize": estimator.standardize}
-    table = FlatTable.learn(X, weight, domain=domain, **kind)
-    if table.discrete:
-        refuse_real_settings(estimator, domain)
-    return table
-
-
-def fit_any_bases(
-    estimator: Any,
-    base: Any,
-    rows: Rows,
-    table: FlatTable,
-    *,
-    adds_noise: bool = True,
-    deconvolve: bool = False,
-) -> tuple[Bases, np.ndarray | None]:
-    """The base of rows of any kind, and the noise level of training."""
-    seed = draw_seed(estimator.random_state_)
-    check_base_kind(base, table.domain)
-    if table.discrete:
-        found = fit_discrete_base(base, rows, table.domain)
-        return Bases(found, found), None
-    noise = training_noise(estimator, rows, adds_noise=adds_noise)
-    bases = fit_real_bases(base, rows, table.units, noise, seed, deconvolve=deconvolve)
-    return bases, None if noise is None else noise.cpu().numpy()
-
-
-def training_noise(estimator: Any, rows: Rows, *, adds_noise: bool) -> Tensor | None:
-    """Noise level that `sigma` asks for; `ValueError` where training can have none."""
-    sigma, bounds = estimator.sigma, estimator.bounds
-    if bounds is None and adds_noise:
-        return None if sigma is None else noise_level(sigma, rows)
-    if sigma is None or (isinstance(sigma, str) and sigma == "auto"):
-        return None
-    cause = "leaves `bounds`"
-    if bounds is None:
-        cause = 'objective="discrepancy" has of its own'
-    raise ValueError(f"sigma={sigma!r} is noise that {cause}: use sigma=None.")
-
-
-def n_batches(plan: TrainingPlan, n_rows: int) -> int:
-    """Batches of a whole fit."""
-    return plan.n_iter * math.ceil(n_rows / plan.batch_size)
-
-
-def resolved_chains(chains: Any, batch_size: int, before: EnergyNet | None) -> ChainPolicy:
-    """A copy of the policy that is asked for, with as many chains as there are.
-
-    Chains go on, however many rows there are now, unless their number is asked for.
-    """
-    found: Any = POLICIES[chains]() if isinstance(chains, str) else clone(chains)
-    found._validate_params()
-    if isinstance(found, ReplayBuffer) and found.size < batch_size:
-        raise ValueError(
-            f"A replay buffer of {found.size} rows is smaller than a batch of {batch_size}, whose "
-            "chains start at different rows of it: raise its size, or lower batch_size."
-        )
-    if isinstance(found, Persistent) and found.n_chains is None:
-        rows = None if before is None else chain_rows(before)
-        found.set_params(n_chains=batch_size if rows is None else len(rows))
-    return found
-
-
-def policy_for(chains: ChainPolicy, energy: NeuralEnergy) -> ChainPolicy:
-    """The policy with chains that begin at draws of the energy's base."""
-    found = clone(chains)
-    if "initial" in found.get_params() and found.initial is None:
-        found.set_params(initial=energy.base)
-    if getattr(found, "augmentation", None) is not None:
-        found.set_params(augmentation=of_images(found.augmentation, energy.image_shape))
-    return found
-
-
-def of_images(augmentation: Any, shape: tuple[int, ...] | None) -> Any:
-    """An augmentation of images as one of the flat rows that energies see."""
-    if augmentation is None or shape is None:
-        return augmentation
-    return lambda x, generator: augmentation(x.unflatten(1, shape), generator).flatten(1)
 
 
 def check_discrepancy(chains: Any, base: Any) -> None:

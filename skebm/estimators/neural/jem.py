@@ -24,23 +24,21 @@ from skebm.estimators.neural.blueprint import (
     CONFIGS,
     DOMAIN,
     NEURAL_CONSTRAINTS,
-    SIGMA,
-    NeuralBlueprint,
-    network_of,
-    neural_plan,
-    sampler_of,
-)
-from skebm.estimators.neural.contrastive import (
     POLICIES,
+    SIGMA,
     ChainRule,
+    NeuralBlueprint,
     accepted_input,
     fit_any_bases,
     is_binary,
     learn_any_table,
     n_batches,
+    network_of,
+    neural_plan,
     of_images,
     policy_for,
     resolved_chains,
+    sampler_of,
 )
 from skebm.estimators.neural.sampling import LEAST_CHAINS, Chains, draw
 from skebm.estimators.tables import FlatTable, Table

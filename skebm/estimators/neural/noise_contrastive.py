@@ -35,24 +35,22 @@ from skebm.estimators.neural.blueprint import (
     DOMAIN,
     NEURAL_CONSTRAINTS,
     SIGMA,
+    ChainRule,
     NeuralBlueprint,
+    accepted_input,
     confined,
+    fit_any_bases,
+    is_binary,
+    learn_any_table,
     network_of,
     neural_plan,
     reach_of,
     sampler_of,
     weight_decay_of,
 )
-from skebm.estimators.neural.contrastive import (
-    ChainRule,
-    accepted_input,
-    fit_any_bases,
-    is_binary,
-    learn_any_table,
-)
 from skebm.estimators.tables import FlatTable, Table
 from skebm.objectives import NoiseContrastive
-from skebm.objectives.noise_contrastive import NO_RANKS
+from skebm.objectives.noise_contrastive import NO_RANKING
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
 
@@ -361,7 +359,7 @@ class NCEDensity(BaseDensity):
         if self.n_bridges == 1 or (self.n_bridges == "auto" and not (possible and given)):
             return None
         if self.form != "logistic":
-            raise ValueError(NO_RANKS)
+            raise ValueError(NO_RANKING)
         if not possible:
             raise ValueError(
                 f"n_bridges={self.n_bridges}: there are no bridges of rows that are {table.domain}."

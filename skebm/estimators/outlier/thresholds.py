@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import false_discovery_control
 
-from skebm._densities import upper_quantile
+from skebm.estimators.base import upper_quantile
 
 # What contamination="auto" stands for.
 DEFAULT_LEVEL = 0.1

@@ -53,9 +53,11 @@ class RBMBlueprint(Blueprint):
     base : Distribution
     n_hidden : int
     learning : {"exact", "pcd", "cd"}
-    sampler : Sampler
-    chains : ChainPolicy
-        With as many steps and chains as there are; `initial` is left to the energy's base.
+    sampler : Sampler or None
+        None is block Gibbs sampling.
+    chains : ChainPolicy or None
+        With as many steps and chains as there are; `initial` is left to the energy's base. None
+        where the likelihood is exact.
     centering : Centering or None
     penalty : Penalty or None
     """
@@ -65,8 +67,8 @@ class RBMBlueprint(Blueprint):
     base: Distribution
     n_hidden: int
     learning: str
-    sampler: Sampler
-    chains: ChainPolicy
+    sampler: Sampler | None
+    chains: ChainPolicy | None
     centering: Centering | None
     penalty: Penalty | None
 
@@ -85,12 +87,12 @@ class RBMBlueprint(Blueprint):
             base=self.base.to(generator.device, dtype),
         )
         more: dict[str, Any] = {"centering": self.centering, "penalty": self.penalty}
-        if self.learning == "exact":
+        if self.chains is None:
             return ExactLikelihood(energy, **more)
         chains = clone(self.chains)
         if isinstance(chains, Persistent):
             chains.set_params(initial=energy.base)
-        return ContrastiveDivergence(energy, self.sampler, chains, **more)
+        return ContrastiveDivergence(energy, self.chain_sampler, chains, **more)
 
     @torch.no_grad()
     def initialise(self, energy: BernoulliRBM, rows: Rows) -> None:
@@ -116,12 +118,18 @@ class RBMBlueprint(Blueprint):
     # ---------------------------------------------------------------- chains of a trained model
 
     @property
+    def chain_sampler(self) -> Sampler:
+        """What moves the chains of training."""
+        return Gibbs() if self.sampler is None else self.sampler
+
+    @property
     def layer_sampler(self) -> Sampler:
         """What imputes and draws rows: the sampler, tempered or not, if it draws whole layers.
 
         Nothing that moves single bits forgets as fast where there are two layers.
         """
-        return self.sampler if isinstance(self.sampler.kernel, Gibbs) else Gibbs()
+        sampler = self.chain_sampler
+        return sampler if isinstance(sampler.kernel, Gibbs) else Gibbs()
 
     def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
         if name == "base":
@@ -161,9 +169,10 @@ def design(
     An explicit learning rate, batch size or momentum asks for stochastic steps, also under the
     exact rule; a stream (`partial_fit`) always takes them.
     """
-    sampler = Gibbs() if estimator.sampler is None else clone(estimator.sampler)
+    sampler = None if estimator.sampler is None else clone(estimator.sampler)
     learning, chains = _rule(estimator, table.domain.n_columns)
-    _check_sampler(sampler, learning, chains)
+    if sampler is not None:
+        _check_sampler(sampler, learning, chains)
     optimizer = SGD() if estimator.optimizer is None else estimator.optimizer
     optimizer._validate_params()
     plan = _plan(estimator, learning, optimizer, n_rows, streaming=streaming)
@@ -250,7 +259,7 @@ def _learning_rate(base: Any) -> float:
     return 0.1 if plain else 0.3
 
 
-def _rule(estimator: Any, n_visible: int) -> tuple[str, ChainPolicy]:
+def _rule(estimator: Any, n_visible: int) -> tuple[str, ChainPolicy | None]:
     """The learning rule, exact where that is cheap and nothing else is asked for; its chains."""
     learning, chains = estimator.learning, estimator.chains
     if not isinstance(chains, Persistent | FromData | None):
@@ -271,6 +280,8 @@ def _rule(estimator: Any, n_visible: int) -> tuple[str, ChainPolicy]:
             f'learning="exact" would visit {cost:.2g} terms at every step, more than '
             f'{EXACT_LEARNING_COST:.0e}. Use learning="pcd", or fewer units.'
         )
+    if learning == "exact":
+        return learning, None
     kind = FromData if learning == "cd" else Persistent
     if chains is not None and not isinstance(chains, kind):
         raise ValueError(
@@ -283,7 +294,7 @@ def _rule(estimator: Any, n_visible: int) -> tuple[str, ChainPolicy]:
     return learning, chains if chains.n_steps is not None else chains.set_params(n_steps=1)
 
 
-def _check_sampler(sampler: Sampler, learning: str, chains: ChainPolicy) -> None:
+def _check_sampler(sampler: Sampler, learning: str, chains: ChainPolicy | None) -> None:
     """Raise `ValueError` where replicas that exchange rows are of no use."""
     if sampler.kernel is sampler:
         return

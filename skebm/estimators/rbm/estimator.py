@@ -569,7 +569,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     def sampler_(self) -> Sampler:
         """The kernel of the chains."""
         check_is_fitted(self)
-        return self._blueprint.sampler
+        return self._blueprint.chain_sampler
 
     @property
     def learning_(self) -> str:
@@ -590,7 +590,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     @property
     def n_chains_(self) -> int:
         """Persistent chains."""
-        chains: Any = self._blueprint.chains
+        chains = self._blueprint.chains
         return int(chains.n_chains or 0) if isinstance(chains, Persistent) else self.batch_size_
 
     @property
