@@ -1,10 +1,14 @@
 """Find every part of skebm, so that one without a contract cannot slip in."""
 
+import ast
 import importlib
 import inspect
 import pkgutil
+from pathlib import Path
 
 import skebm
+
+ROOT = Path(skebm.__file__).parents[1]
 
 
 def walk(base_class):
@@ -24,6 +28,39 @@ def _descendants(cls):
         yield from _descendants(child)
 
 
-def without_case(base_class, cases):
-    """Names of the concrete subclasses of `base_class` that `cases`, keyed by class, lacks."""
-    return [cls.__qualname__ for cls in walk(base_class) if cls not in cases]
+def without_case(base_class, cases, table):
+    """What to add to `cases`, the table of that name, keyed by class: none is to be missing."""
+    return [
+        f"{cls.__qualname__} of {cls.__module__} has no entry in {table}: add one."
+        for cls in walk(base_class)
+        if cls not in cases
+    ]
+
+
+def names_in(source):
+    """Names that a module gives to its parts, and their lines: none that begin with _.
+
+    Classes, functions, parameters, fields and attributes; local variables are not among them.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            name = node.name
+        elif isinstance(node, ast.arg):
+            name = node.arg
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name = node.target.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            name = node.attr
+        else:
+            continue
+        if not name.startswith("_"):
+            yield name, node.lineno
+
+
+def public_names():
+    """Yield every name in skebm, those of its files too, and where it stands."""
+    for path in sorted(Path(skebm.__file__).parent.rglob("*.py")):
+        where = path.relative_to(ROOT).as_posix()
+        yield path.stem, where
+        for name, line in names_in(path.read_text("utf-8")):
+            yield name, f"{where}:{line}"

@@ -48,7 +48,12 @@ def all_states(domain, **kwargs):
 
 
 def test_every_domain_has_a_case():
-    assert without_case(Domain, {type(domain) for domain in ALL.values()}) == []
+    assert (
+        without_case(
+            Domain, {type(domain) for domain in ALL.values()}, "ALL in tests/test_domains.py"
+        )
+        == []
+    )
 
 
 # ------------------------------------------------------------------------------

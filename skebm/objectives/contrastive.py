@@ -339,7 +339,7 @@ class ContrastiveDivergence(Objective):
         estimate falls behind.
         """
         assert self._log_partition_monitor is not None
-        if state.chain is None or not self.negatives.shares_weight:
+        if state.chain is None or not self.negatives.weighs_equally:
             return self._log_partition_monitor.log_partition(self.energy, None)
         rows = state.chain.x
         if state.walkers is not None:

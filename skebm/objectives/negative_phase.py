@@ -85,8 +85,8 @@ class NegativePhase:
         energy.
     persistent, reweight : bool
         Whether chains continue from batch to batch, and whether they are reweighted.
-    shares_weight : bool
-        Whether the chains share the weight of the batch equally; else each has the weight of the
+    weighs_equally : bool
+        Whether all chains of the batch have the same weight; else each has the weight of the
         row it started at.
     draws_hidden : bool
         Whether a step ends by drawing the hidden layer at which the next one starts. Not for
@@ -99,7 +99,7 @@ class NegativePhase:
         self.n_steps, self.n_independence_steps = chains.steps(energy, sampler)
         self.persistent = isinstance(chains, Persistent)
         self.reweight = isinstance(chains, Persistent) and chains.reweight
-        self.shares_weight = not isinstance(chains, FromData)
+        self.weighs_equally = not isinstance(chains, FromData)
         layers = isinstance(energy, BipartiteEnergy)
         self.draws_hidden = (
             layers and type(sampler) is Gibbs and self.persistent and not self.reweight
@@ -205,7 +205,7 @@ class NegativePhase:
             adapted, chain = chain, kernel.init(energy, rows)
             if kernel.adapts and adapted is not None:
                 chain = chain._replace(aux=adapted.aux)
-            if not self.shares_weight:
+            if not self.weighs_equally:
                 share = weight
         chain, accepted = walked(kernel, energy, chain, self.n_steps, generator, n_batches)
         if walkers is not None:
@@ -258,7 +258,7 @@ class NegativePhase:
             share = batch.weight / len(batch.x)
         if walkers is not None:
             model = share.sum() * walkers.share.to(share.dtype)
-        elif self.shares_weight:
+        elif self.weighs_equally:
             model = (share.sum() / len(chain)).expand(len(chain))
         else:
             model = share

@@ -343,7 +343,7 @@ def case(request):
 
 
 def test_every_objective_has_a_case():
-    assert without_case(Objective, CASES) == []
+    assert without_case(Objective, CASES, "CASES in tests/contracts/test_objectives.py") == []
 
 
 # ------------------------------------------------------------------------------

@@ -219,7 +219,7 @@ def exact(request):
 
 
 def test_every_sampler_has_a_case():
-    assert without_case(Sampler, CASES) == []
+    assert without_case(Sampler, CASES, "CASES in tests/contracts/test_samplers.py") == []
     for cls, cases in CASES.items():
         assert {type(case.sampler) for case in cases.values()} == {cls}
 
@@ -788,7 +788,7 @@ UNSUITABLE = {
 
 
 def test_every_sampler_lists_unsuitable_energies():
-    assert without_case(Sampler, UNSUITABLE) == []
+    assert without_case(Sampler, UNSUITABLE, "UNSUITABLE in tests/contracts/test_samplers.py") == []
 
 
 @pytest.mark.parametrize("cls", CASES, ids=lambda cls: cls.__name__)
