@@ -507,7 +507,7 @@ def test_an_unfit_sampler_is_refused_at_once(energy):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"centering": Centering()}, "NeuralEnergy does not: pass centering=None"),
+        ({"centering": Centering()}, "NeuralEnergy has none: pass centering=None"),
         ({"penalty": Penalty(0.1)}, "NeuralEnergy does not have: pass penalty=None"),
     ],
 )

@@ -386,7 +386,7 @@ def test_penalties_are_added_by_autograd(energy, kind):
 
 
 def test_it_has_no_gradient_of_its_own_to_centre(energy):
-    with pytest.raises(ValueError, match="GaussianRBM does not: pass centering=None"):
+    with pytest.raises(ValueError, match="GaussianRBM has none: pass centering=None"):
         objective_of(energy, centering=Centering())
 
 

@@ -271,7 +271,7 @@ def test_the_monitor_says_how_well_it_classifies():
         ({"generative_weight": -0.1}, "generative_weight"),
         ({"generative_weight": math.nan}, "generative_weight"),
         ({"form": "both"}, "form must be one of"),
-        ({"form": "joint", "generative_weight": 1.5}, "share of log p"),
+        ({"form": "joint", "generative_weight": 1.5}, "between 0 and 1"),
         ({"refinement": Refinement(1.0)}, "no `refinement`"),
     ],
 )

@@ -220,7 +220,7 @@ def test_weights_make_draws_of_the_base_draws_of_the_model(n_independence_steps,
     )
     energy = exact.energy = objective.energy
     start = objective.chains.start(energy, x, seeded())
-    assert walkers.Walkers.of(energy, start, energy.base).poor  # draws alone would not do
+    assert walkers.Walkers.of(energy, start, energy.base).degenerate  # draws alone would not do
 
     states = {seed: objective.start(Batch(x), seeded(1000 + seed)) for seed in range(25)}
     with torch.no_grad():
@@ -292,7 +292,7 @@ def test_chains_that_had_far_to_go_tune_themselves_all_the_same(monkeypatch):
     )
     batch = Batch(normal(6, 3))
     state = objective.start(batch, seeded())
-    assert walkers.Walkers.of(energy, energy.base.sample(50, seeded()), energy.base).poor
+    assert walkers.Walkers.of(energy, energy.base.sample(50, seeded()), energy.base).degenerate
     before = state.chain.aux.adaptation.n_steps
     after = gradient(objective, batch, state)[1].state
     assert after.chain.aux.adaptation.n_steps > before
@@ -319,7 +319,7 @@ def test_only_kernels_that_are_exact_are_weighed():
 
 
 def test_replicas_need_chains_that_go_on():
-    with pytest.raises(ValueError, match="use persistent chains"):
+    with pytest.raises(ValueError, match="use it with persistent chains"):
         ContrastiveDivergence(Bell(), ParallelTempering(3, MALA()), FromData())
 
 
