@@ -1,20 +1,20 @@
 """
-The listing of a book, out of parts
-===================================
+Joint energy-based model of a textbook listing
+==============================================
 
-Tomczak's *Deep Generative Modeling* (2022) writes a joint energy model as one class of a hundred
-lines, listing 6.1: chains start uniformly in the box [-1, 1], go through :math:`\\eta` Langevin
-steps whose length :math:`\\alpha` and noise :math:`\\sigma` are chosen apart, and the network is in
-``eval()`` meanwhile. Here every line of it is an argument, and the figure of the chapter comes out
-of the same four panels.
+Listing 6.1 of Tomczak's *Deep Generative Modeling* (2022) is a joint energy-based model in a class
+of a hundred lines: chains start from a uniform distribution on [-1, 1] and take :math:`\\eta`
+Langevin steps with independent step size :math:`\\alpha` and noise :math:`\\sigma`, while the
+network is in evaluation mode. Here each of these choices is an argument of ``JEMClassifier``. The
+figure has the same four panels as that of the chapter.
 """
 
 # %%
-# The class
-# ---------
-# Digits of 8 x 8 pixels, scaled to [-1, 1]. ``base=None`` leaves nothing but the logits,
-# :math:`E(x) = -\log \sum_y e^{\mathrm{logits}_y(x)}`. The ``energy_net`` is any torch module; its
-# dropout, which the book does not have, is there to be switched off while chains move.
+# Model
+# -----
+# Digits of 8 x 8 pixels, scaled to [-1, 1]. With ``base=None`` the logits alone define the energy,
+# :math:`E(x) = -\log \sum_y e^{\mathrm{logits}_y(x)}`. ``energy_net`` returns any torch module. Its
+# dropout, which the book does not have, is inactive while chains are run.
 
 import numpy as np
 import torch
@@ -58,11 +58,11 @@ model = JEMClassifier(
 )
 
 # %%
-# The loop
+# Training
 # --------
-# ``partial_fit`` is one pass. After each, both terms of the book's objective are worked out on rows
-# that training has not seen: the cross-entropy, and by how much the energies of rows and of chains
-# differ, which is what :math:`L_{gen}` comes to as long as nobody asks for Z.
+# ``partial_fit`` is one epoch. After each, both terms of the book's objective are computed on
+# validation rows: the cross-entropy, and the difference of the mean energies of rows and chains,
+# which replaces :math:`L_{gen}` as Z is not known.
 
 generator = torch.Generator().manual_seed(0)
 
@@ -77,13 +77,13 @@ for _ in range(60):
     model.partial_fit(X_train, y_train, classes=range(10))
     L_clf.append(log_loss(y_valid, model.predict_proba(X_valid)))
     L_gen.append(model.energy(X_valid).mean() - model.energy(chains(500)).mean())
-print(f"{model.score(X_valid, y_valid):.1%} of {len(X_valid)} digits are named rightly")
+print(f"accuracy on {len(X_valid)} validation digits: {model.score(X_valid, y_valid):.1%}")
 print(f"training was rolled back {model.n_restarts_} times")
 
 # %%
-# The figure
-# ----------
-# Real digits, chains after :math:`\eta` steps, and the two curves.
+# Figure
+# ------
+# Real digits, chains after :math:`\eta` steps, and both loss curves.
 
 import matplotlib.pyplot as plt
 
@@ -98,7 +98,7 @@ for ax, rows, title in (
     ax.imshow(framed.transpose(0, 2, 1, 3).reshape(60, 60), cmap="gray", vmin=-1, vmax=1)
     ax.set(title=title, xticks=[], yticks=[])
 axes[1, 0].plot(np.add(L_clf, L_gen))
-axes[1, 0].set(title="(c) validation, $L_{clf} + L_{gen}$", xlabel="pass")
+axes[1, 0].set(title="(c) validation, $L_{clf} + L_{gen}$", xlabel="epoch")
 axes[1, 1].plot(L_gen)
-axes[1, 1].set(title="(d) validation, $L_{gen}$", xlabel="pass")
+axes[1, 1].set(title="(d) validation, $L_{gen}$", xlabel="epoch")
 plt.show()

@@ -43,16 +43,16 @@ densities = {
     "Gaussian": make_pipeline(StandardScaler(), GaussianMixture(reg_covar=1e-3, random_state=0)),
     "kernels": make_pipeline(StandardScaler(), KernelDensity(bandwidth=1.0)),
 }
-print("share flagged                benign  malignant")
+print("fraction flagged             benign  malignant")
 for name, density in densities.items():
     for method in ("quantile", "conformal", "cross-conformal"):
         detector = EnergyOutlierDetector(
             density, method=method, contamination=0.05, random_state=0
         ).fit(normal)
-        called = detector.predict(batch) == -1
+        flagged = detector.predict(batch) == -1
         print(
-            f"{name:9} {method:16} {called[~malignant].mean():8.0%}"
-            f" {called[malignant].mean():10.0%}"
+            f"{name:9} {method:16} {flagged[~malignant].mean():8.0%}"
+            f" {flagged[malignant].mean():10.0%}"
         )
 
 # %%

@@ -1,17 +1,17 @@
 """
-Maximum likelihood with sampled negatives
-=========================================
+Maximum likelihood by contrastive divergence
+============================================
 
-``ContrastiveDivergenceDensity`` trains a network along the gradient of the likelihood: energies
-fall at the data and rise where Markov chains of the model are. The sampler is a part of the
-estimator, and its settings are searched over like any others.
+``ContrastiveDivergenceDensity`` trains a network by stochastic gradient ascent on the likelihood:
+each step lowers the energy at the data and raises it at samples from Markov chains of the model.
+The sampler is a parameter of the estimator, and its settings can be searched over like any others.
 """
 
 # %%
-# A search over the sampler
-# -------------------------
-# ``score`` is the mean log-likelihood of held-out rows by the largest credible log Z, so that a
-# step which samples badly does not win.
+# Grid search over the sampler
+# ----------------------------
+# ``score`` is the mean log-likelihood of held-out rows with the largest credible log Z, so that
+# settings with poor samples are not preferred.
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -45,8 +45,8 @@ table = pd.DataFrame(search.cv_results_).pivot(
 print("held-out log-likelihood by step size and number of steps\n", table.round(3))
 
 # %%
-# Training is a few curves. The energy gap, mean E(data) - mean E(chains), stays near zero; the gain
-# over the base, in nats a row, is measured on rows that the network does not see.
+# The training history. The energy gap, mean E(data) - mean E(chains), stays near zero. The gain
+# over the base, in nats per row, is measured on validation rows.
 
 best = search.best_estimator_[-1]
 TrainingDisplay.from_estimator(best, names=["energy_gap", "gain_over_base", "lr"]).plot()
@@ -58,23 +58,26 @@ EnergyDisplay.from_estimator(best, Z, n_samples=200, random_state=0).plot(ax)
 plt.show()
 
 # %%
-# Steps that are too large
-# ------------------------
-# Langevin steps ten times too large, and a learning rate to match. Chains run away; training goes
-# back to where it was well, with half of both, and says so.
+# Divergence
+# ----------
+# With Langevin steps ten times too large and a high learning rate, chains diverge. Training is
+# rolled back to an earlier state, continues with half of both, and warns.
 
-wild = ContrastiveDivergenceDensity(
+diverged = ContrastiveDivergenceDensity(
     sampler=Langevin(0.3), learning_rate=0.05, n_iter=40, random_state=0
 ).fit(X[:400])
-tame = ContrastiveDivergenceDensity(n_iter=40, random_state=0).fit(X[:400])
-print(f"rolled back {wild.n_restarts_} times; held out {wild.score(X[400:]):.2f}")
-print(f"with defaults {tame.n_restarts_} times; held out {tame.score(X[400:]):.2f}")
+stable = ContrastiveDivergenceDensity(n_iter=40, random_state=0).fit(X[:400])
+for name, model in {"steps too large": diverged, "defaults": stable}.items():
+    print(
+        f"{name}: rolled back {model.n_restarts_} times, "
+        f"held-out log-likelihood {model.score(X[400:]):.2f}"
+    )
 
 # %%
 # Digits
 # ------
-# A convolutional energy on top of a mixture, with a replay buffer. What chains have learned to draw
-# is in the buffer, and ``sample`` starts new ones.
+# A convolutional energy that corrects a Gaussian mixture, trained with a replay buffer. ``sample``
+# runs new chains, and ``denoise`` removes the training noise.
 
 digits = load_digits().images[:, None] / 8 - 1
 painter = ContrastiveDivergenceDensity(

@@ -1,14 +1,14 @@
 """
-An energy and a flow that teach each other
-==========================================
+Flow contrastive estimation
+===========================
 
-``FlowContrastiveDensity`` fits a normalizing flow, and an energy that tells rows from its draws,
-while the flow learns not to be told. Both are densities afterwards.
+``FlowContrastiveDensity`` trains an energy to discriminate data from draws of a normalizing flow,
+and the flow adversarially against it. Both are normalised densities afterwards.
 """
 
 # %%
-# Two interleaved arcs, and an affine flow, which cannot tear a normal distribution in two: a bridge
-# of mass is left between the arcs. The energy takes it away.
+# Two interleaved arcs, and an affine flow. A flow is a continuous map and cannot split a Gaussian
+# into two separate parts, so some mass remains between the arcs; the energy corrects this.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -24,25 +24,27 @@ alone = FlowContrastiveDensity(**settings, n_iter=0).fit(X[:3000])
 both = FlowContrastiveDensity(**settings, n_iter=30).fit(X[:3000])
 
 new = torch.as_tensor(X[3000:]).float()
-print("log-likelihood of new rows, nats a row")
-print(f"  the flow by maximum likelihood  {float(alone.flow_.log_prob(new).mean()):.3f}")
-print(f"  the flow after the game         {float(both.flow_.log_prob(new).mean()):.3f}")
-print(f"  the energy                      {both.score(X[3000:]):.3f}")
+print("mean log-likelihood of new rows, in nats")
+print(f"  flow, maximum likelihood     {float(alone.flow_.log_prob(new).mean()):.3f}")
+print(f"  flow, adversarial training   {float(both.flow_.log_prob(new).mean()):.3f}")
+print(f"  energy                       {both.score(X[3000:]):.3f}")
 
 # %%
-# How many of the rows and of the draws are told right (half: by chance), and nats a row that energy
-# and flow are above the flow by maximum likelihood.
+# Accuracy of the classifier (0.5 is chance), and gains of the energy and the flow over the flow
+# fitted by maximum likelihood, in nats per row.
 
 TrainingDisplay.from_estimator(both, names=["accuracy", "gain_over_base", "flow_gain"]).plot()
 plt.show()
 
 # %%
+# Densities, and samples of the energy.
+
 side = np.linspace(-1.8, 2.8, 150)
 grid = np.stack(np.meshgrid(side, side - 0.25), -1).reshape(-1, 2)
 on_grid = torch.as_tensor(grid).float()
 panels = {
-    "flow by maximum likelihood": alone.flow_.log_prob(on_grid).numpy(),
-    "flow after the game": both.flow_.log_prob(on_grid).numpy(),
+    "flow, maximum likelihood": alone.flow_.log_prob(on_grid).numpy(),
+    "flow, adversarial training": both.flow_.log_prob(on_grid).numpy(),
     "energy": both.score_samples(grid),
 }
 fig, axes = plt.subplots(1, 4, figsize=(12, 3.2), sharex=True, sharey=True, layout="constrained")

@@ -1,16 +1,16 @@
 """
-A classifier that knows what it has not seen
-============================================
+Joint energy-based model: classification and outlier detection
+==============================================================
 
-A joint energy model is a classifier whose logits are a density of the rows as well. It is searched
-over like any classifier; afterwards it also says how likely a row is.
+A joint energy-based model is a classifier whose logits also define a density of the rows. It can
+be tuned like any classifier, and it also gives log p(x), the log-likelihood of a row.
 """
 
 # %%
-# A grid over a sampler and a weight
-# ----------------------------------
-# Chemical analyses of wines from three growers. ``generative_weight=0`` is the plain classifier;
-# the sampler, its step and how many of them are taken are hyper-parameters like any other.
+# Grid search over sampler and weight
+# -----------------------------------
+# Chemical analyses of wines from three growers. ``generative_weight=0`` is the plain classifier.
+# The sampler's step size and the number of steps are hyper-parameters like any other.
 
 from sklearn.datasets import load_wine
 from sklearn.model_selection import GridSearchCV, train_test_split
@@ -35,7 +35,7 @@ grid = [
 search = GridSearchCV(pipeline, grid, cv=3, scoring="neg_log_loss").fit(X_train, y_train)
 
 # %%
-# Held-out log-likelihoods of the labels, in nats:
+# Mean log-likelihoods of held-out labels, in nats:
 
 import pandas as pd
 
@@ -43,32 +43,33 @@ found = pd.DataFrame(search.cv_results_)
 names = [name for name in found if name.startswith("param_")]
 table = found[[*names, "mean_test_score", "std_test_score"]].sort_values("mean_test_score")
 print(table.to_string(index=False, float_format="{:.3f}".format, na_rep="-"))
-print(f"\nbest, on {len(X_test)} new wines: {search.score(X_test, y_test):.3f} nats")
+print(f"\nbest model, on {len(X_test)} test wines: {search.score(X_test, y_test):.3f} nats")
 
 # %%
-# Rows that no grower has made
-# ----------------------------
-# Each new wine, twice as far from the mean of all wines as it is. The classifier is surer of them
-# than of the wines themselves; to :math:`\log p(x)` they are strange.
+# Out-of-distribution rows
+# ------------------------
+# Each test wine is moved to twice its distance from the mean of all wines. The classifier is more
+# certain of these rows than of the wines themselves, whereas :math:`\log p(x)` is low.
 
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-strange = X_train.mean(0) + 2 * (X_test - X_train.mean(0))
+distant = X_train.mean(0) + 2 * (X_test - X_train.mean(0))
 model = JEMClassifier(n_iter=100, random_state=0).fit(X_train, y_train)
 statistics = {
     "log p(x), nats": model.score_samples,
     "largest p(y | x)": lambda rows: model.predict_proba(rows).max(1),
 }
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
-for ax, (name, of) in zip(axes, statistics.items(), strict=True):
-    usual, odd = of(X_test), of(strange)
-    area = roc_auc_score(np.repeat([1, 0], len(X_test)), np.concatenate([usual, odd]))
-    bins = np.linspace(min(usual.min(), odd.min()), max(usual.max(), odd.max()), 25)
-    ax.hist(usual, bins, alpha=0.6, label="new wines")
-    ax.hist(odd, bins, alpha=0.6, label="twice as far out")
+for ax, (name, statistic) in zip(axes, statistics.items(), strict=True):
+    normal, outlying = statistic(X_test), statistic(distant)
+    area = roc_auc_score(np.repeat([1, 0], len(X_test)), np.concatenate([normal, outlying]))
+    both = np.concatenate([normal, outlying])
+    bins = np.linspace(both.min(), both.max(), 25)
+    ax.hist(normal, bins, alpha=0.6, label="test wines")
+    ax.hist(outlying, bins, alpha=0.6, label="at twice the distance")
     ax.set(xlabel=name, ylabel="rows", title=f"AUROC {area:.3f}")
 axes[0].legend()
-figure.suptitle(f"{model.score(X_test, y_test):.0%} of the new wines have the right grower")
+figure.suptitle(f"accuracy on the test wines: {model.score(X_test, y_test):.0%}")
 plt.show()

@@ -1,16 +1,16 @@
 """
-A neural density from one fit
-=============================
+Density estimation by score matching
+====================================
 
-``ScoreMatchingDensity`` fits a base, here a Gaussian mixture, and a network that corrects it. There
-is no sampling in training, and the result is a normalised density: log-likelihoods, samples,
-fill-ins, slopes and anomaly scores. On images its noise level makes it a denoiser.
+``ScoreMatchingDensity`` fits a base, here a Gaussian mixture, and a network that corrects it,
+without sampling in training. The result is a normalised density with log-likelihoods, scores,
+samples, imputations and anomaly scores. As it is trained on noisy rows, it can also denoise images.
 """
 
 # %%
 # Two moons
 # ---------
-# Columns may have any units: the model standardises them, and its likelihoods are those of X.
+# Columns may have any units: the model standardises them, and log-likelihoods are in those of X.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -39,19 +39,18 @@ fig, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
 EnergyDisplay.from_estimator(model, test, n_samples=200, random_state=0).plot(axes[0])
 
 # %%
-# What is known of a row narrows the rest: at 5 km and 5 m both moons have two sides.
-# ``sample(given=...)`` draws from the conditional distribution, ``impute`` does it for the NaN of a
-# table.
+# ``sample(given=...)`` draws from a conditional distribution, here of the first column where the
+# second is 5.005 km, which crosses both moons. ``impute`` replaces the NaN of a table by draws.
 
 drawn = model.sample(1000, random_state=0, given=[np.nan, 5.005])
 axes[1].hist(drawn[:, 0], 60, density=True)
 axes[1].set(xlabel="x0, cm", title="drawn given x1 = 5.005")
 holes = np.array([[np.nan, 5.009], [-80.0, np.nan]])
-print("filled in:\n", model.impute(holes, random_state=0).round(3))
+print("imputed:\n", model.impute(holes, random_state=0).round(3))
 plt.show()
 
 # %%
-# Training is a curve that can be looked at; 0 is what a flat energy has.
+# The loss during training; a constant energy has a loss of 0.
 
 TrainingDisplay.from_estimator(model).plot()
 plt.show()
@@ -59,9 +58,9 @@ plt.show()
 # %%
 # Digits
 # ------
-# With noise of half the range of a pixel the model is one of noisy digits, smooth enough for long
-# chains; taking the noise off (Tweedie's formula, one gradient) gives digits. Pixels are
-# comparable as they are, so nothing is standardised.
+# With noise of standard deviation 0.5, the density of noisy digits is smooth enough for chains to
+# mix; removing the noise by Tweedie's formula, with one gradient, gives digits. Pixels have the
+# same scale, so they are not standardised.
 
 digits = load_digits().data / 8 - 1
 seen, unseen = digits[:1500], digits[1500:]
@@ -87,4 +86,4 @@ for line, (name, images) in zip(axes, rows.items(), strict=True):
     line[0].set_ylabel(name, rotation=0, ha="right", va="center")
 plt.show()
 error = np.square(rows["denoised"] - unseen[:16]).mean() / np.square(noisy - unseen[:16]).mean()
-print(f"what is left of the squared error of the noise: {error:.2f}")
+print(f"squared error after denoising, relative to the noise: {error:.2f}")

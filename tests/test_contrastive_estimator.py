@@ -958,7 +958,10 @@ WEIGHTED = Persistent(reweight=True)
         ({"chains": "persistant"}, "'chains' parameter"),
         ({"chains": FromData}, "'chains' parameter"),
         ({"chains": ReplayBuffer(size=50)}, "replay buffer of 50.*batch of 100.*raise its size"),
-        ({"chains": FromNoise(initial=Gaussian(torch.zeros(5), 1.0))}, "initial distribution is on"),
+        (
+            {"chains": FromNoise(initial=Gaussian(torch.zeros(5), 1.0))},
+            "initial distribution is on",
+        ),
         ({"chains": WEIGHTED, "sampler": Langevin(0.01)}, "reweight.*MALA, got Langevin"),
         ({"chains": WEIGHTED, "base": None}, "reweight.*base|base.*reweight"),
         ({"objective": Likelihood(kl_weight=0.1), "sampler": HMC()}, "MALA on real rows, not HMC"),
