@@ -67,6 +67,7 @@ def test_rows_of_a_class_are_of_that_class(moons):
     assert model.predict_proba(drawn)[:, 1].mean() > 0.95
     wanted = np.array([0, 1, 1, 0])
     assert_array_equal(model.predict(model.sample(4, y=wanted, random_state=1)), wanted)
+    assert model.sample(4, y=wanted, n_steps=1, random_state=1).shape == (4, 2)
 
 
 def test_holes_are_filled_and_noise_is_taken_off(moons):

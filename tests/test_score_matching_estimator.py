@@ -1314,3 +1314,11 @@ def test_divergence_is_not_silent():
     assert messages
     assert "learning_rate" in messages[0]
     assert np.isfinite(model.energy(X)).all()
+
+
+def test_a_base_has_no_component_for_a_lone_outlier():
+    X = np.random.default_rng(0).normal(size=(100, 2))
+    X[0] = 50.0
+    model = ScoreMatchingDensity(base=MixtureBase(n_components=2), n_iter=0, random_state=0).fit(X)
+    assert model.base_.n_components == 1
+    assert model.score_samples(X)[0] < -100

@@ -103,7 +103,7 @@ BIPARTITE = [
 ]
 # Those whose visible layer can be enumerated as well; tests/test_gaussian_rbm.py has the others.
 OF_BITS = [name for name in BIPARTITE if isinstance(BUILDERS[name]().domain, Binary)]
-BETAS = [1.0, 0.3, 2.5, 0.0]
+BETAS = [1.0, 0.3, 2.0, 0.0]
 
 
 @pytest.fixture(params=BUILDERS)
