@@ -380,7 +380,7 @@ def refuse_real_settings(estimator: Any, domain: Domain) -> None:
 
 
 def reach_of(base: Distribution | None, rows: Rows) -> float | None:
-    """How far most rows lie from the centre, where the base is a flow, whose tails are heavy."""
+    """Distance of most rows from the centre if the base is a flow, whose tails are heavy."""
     base = base.distribution if isinstance(base, Affine) else base
     if not isinstance(base, NormalizingFlow):
         return None
@@ -390,12 +390,12 @@ def reach_of(base: Distribution | None, rows: Rows) -> float | None:
 
 
 def confined(network: nn.Module, reach: float | None) -> nn.Module:
-    """A network that sees rows beyond `reach` pulled back to it."""
+    """A network whose input is clipped to a norm of at most `reach`."""
     return network if reach is None else Confined(network, reach)
 
 
 def is_binary(domain: Any) -> bool:
-    """Whether rows are said to be bits."""
+    """Whether the parameter `domain` asks for binary rows."""
     return domain == "binary" or isinstance(domain, Binary)
 
 
@@ -446,10 +446,10 @@ def training_noise(estimator: Any, rows: Rows, *, adds_noise: bool) -> Tensor | 
         return None if sigma is None else noise_level(sigma, rows)
     if sigma is None or (isinstance(sigma, str) and sigma == "auto"):
         return None
-    cause = "leaves `bounds`"
+    cause = "as noise would move rows out of `bounds`"
     if bounds is None:
-        cause = 'objective="discrepancy" has of its own'
-    raise ValueError(f"sigma={sigma!r} is noise that {cause}: use sigma=None.")
+        cause = 'with objective="discrepancy", which adds its own noise'
+    raise ValueError(f"sigma={sigma!r} is not allowed {cause}: use sigma=None.")
 
 
 def n_batches(plan: TrainingPlan, n_rows: int) -> int:

@@ -97,9 +97,9 @@ class RBMBlueprint(Blueprint):
 
     @torch.no_grad()
     def initialise(self, energy: BernoulliRBM, rows: Rows) -> None:
-        """Start at the base: visible biases are its log-odds if its columns are independent, else 0.
+        """Start at the base, with hidden units mostly off.
 
-        Hidden units are mostly off at first.
+        Visible biases are the log-odds of a base of independent columns, and 0 with other bases.
         """
         if energy.structure is None:
             base: Any = energy.base
