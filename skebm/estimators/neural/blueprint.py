@@ -400,7 +400,7 @@ def is_binary(domain: Any) -> bool:
 
 
 def accepted_input(estimator: Any, *, reset: bool) -> dict[str, Any]:
-    """Images for networks that may take them; sparse X where rows are, or may be, bits."""
+    """Accept images for networks that may take them, and sparse X if rows may be binary."""
     if reset:
         sparse = estimator.domain == "auto" or is_binary(estimator.domain)
     else:
@@ -410,7 +410,7 @@ def accepted_input(estimator: Any, *, reset: bool) -> dict[str, Any]:
 
 
 def learn_any_table(estimator: Any, X: Any, weight: np.ndarray | None) -> FlatTable:
-    """Columns of X as what `domain` says they are."""
+    """Table of the columns of X, with the type given by `domain`."""
     domain = choose_domain(X, estimator.domain, estimator.sampler, estimator.bounds)
     kind: dict[str, Any] = {"bounds": estimator.bounds, "standardize": estimator.standardize}
     table = FlatTable.learn(X, weight, domain=domain, **kind)
@@ -428,7 +428,7 @@ def fit_any_bases(
     adds_noise: bool = True,
     deconvolve: bool = False,
 ) -> tuple[Bases, np.ndarray | None]:
-    """The base of rows of any kind, and the noise level of training."""
+    """Fit the base of rows of any type, and determine the noise level of training."""
     seed = draw_seed(estimator.random_state_)
     check_base_kind(base, table.domain)
     if table.discrete:
