@@ -205,7 +205,7 @@ def test_bridges_of_few_rows():
 
 
 def test_bridges_that_are_not_offered():
-    with pytest.raises(ValueError, match="there are no bridges of rows"):
+    with pytest.raises(ValueError, match="needs real rows"):
         density(n_bridges=2).fit(BITS)
     with pytest.raises(ValueError, match="does not support bridges"):
         density(n_bridges=2, form="ranking").fit(X)

@@ -377,7 +377,7 @@ def test_settings_of_sliced_score_matching():
 )
 def test_settings_of_what_has_none_are_refused(params, name):
     owner = name.partition("__")[0]
-    with pytest.raises(ValueError, match=f"{name} needs an object.*Pass one as {owner}="):
+    with pytest.raises(ValueError, match=f"{name} cannot be set.*Pass an object as {owner}="):
         ScoreMatchingDensity(**params).set_params(**{name: 3})
 
 
@@ -902,12 +902,12 @@ def test_values_that_are_not_finite(value):
 
 
 def test_rows_outside_the_bounds_of_a_fit():
-    with pytest.raises(ValueError, match=r"Columns \[1\] hold values below the lower bound"):
+    with pytest.raises(ValueError, match=r"Columns \[1\] have values below the lower bound"):
         density(bounds=(0, None)).fit(inside("lower", d=2) - [0.0, 1.0])
-    with pytest.raises(ValueError, match=r"Columns \[0\] hold values above the upper bound"):
+    with pytest.raises(ValueError, match=r"Columns \[0\] have values above the upper bound"):
         density(bounds=(None, 3)).fit(inside("upper", d=2) + [5.0, 0.0])
     for objective in ("denoising", "multiscale"):
-        with pytest.raises(ValueError, match="leaves `bounds`.*exact.*sliced"):
+        with pytest.raises(ValueError, match="out of `bounds`.*exact.*sliced"):
             density(objective, bounds=(0, None)).fit(inside("lower"))
 
 
@@ -975,7 +975,7 @@ def test_discrete_columns(objective):
 
 def test_discrete_columns_inside_bounds():
     rows = np.hstack([inside("both"), np.random.default_rng(0).integers(0, 2, (200, 1))])
-    with pytest.warns(UserWarning, match=r"Columns \[1\] hold few distinct values"):
+    with pytest.warns(UserWarning, match=r"Columns \[1\] have few distinct values"):
         model = density(bounds=(0, 1)).fit(rows)
     assert np.isfinite(model.score(rows))
 
@@ -1045,7 +1045,7 @@ def test_one_outlier(objective):
 def test_values_too_large_for_a_float(objective):
     rows = X.copy()
     rows[0, 2], rows[1, 2] = 1e300, -1e300
-    with pytest.raises(ValueError, match=r"Columns \[2\] span more.*divide"):
+    with pytest.raises(ValueError, match=r"columns \[2\] overflows.*divide"):
         density(objective).fit(rows)
     model = trained(objective)
     with np.errstate(all="ignore"):

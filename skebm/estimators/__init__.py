@@ -1,4 +1,4 @@
-"""Estimators: the scikit-learn surface."""
+"""Estimators with the scikit-learn API."""
 
 from skebm.estimators.bases import MixtureBase
 from skebm.estimators.neural import (

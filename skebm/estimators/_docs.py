@@ -1,6 +1,6 @@
-"""Parameters and attributes that estimators share, documented once.
+"""Documentation of the parameters and attributes that estimators share.
 
-A line ``<<name, name>>`` of a class docstring stands for the entries of these names.
+A line ``<<name, name>>`` in a class docstring is replaced by the entries of these names.
 """
 
 from __future__ import annotations
@@ -16,98 +16,102 @@ class Parameters:
     r"""Entries of constructor parameters.
 
     network : config object, callable, nn.Module or None, default=None
-        f. None is :class:`skebm.energies.MLP`; ``network__hidden_sizes`` and the like can be
-        searched over. :class:`skebm.energies.Conv` takes images (n, C, H, W). A callable makes a
-        module from a :class:`skebm.energies.Spec`; a module is copied, weights and all. Rows (n,
-        ...) in, one number per row (n,) out.
+        Network f, which maps rows (n, ...) to one number per row, (n,). None is
+        :class:`skebm.energies.MLP`, whose parameters can be searched over by ``network__<name>``.
+        :class:`skebm.energies.Conv` takes images (n, C, H, W). A callable builds a module from a
+        :class:`skebm.energies.Spec`; a module is copied with its weights.
 
     sampler : Sampler or None, default=None
-        What moves the chains, in training and for samples. None is :class:`skebm.samplers.MALA`,
-        adaptive, and :class:`~skebm.samplers.GibbsWithGradients` on discrete rows. Parameters can
-        be searched over by ``sampler__<name>``; a ``sampler__step_size`` that is set on None is
-        kept, and not adapted.
+        Sampler of the chains, in training and for samples. None is adaptive
+        :class:`skebm.samplers.MALA`, and :class:`~skebm.samplers.GibbsWithGradients` on discrete
+        rows. Its parameters can be searched over by ``sampler__<name>``; a ``sampler__step_size``
+        that is set while `sampler` is None is fixed, and not adapted.
 
     chains : {"persistent", "replay", "data", "noise"} or ChainPolicy, default="persistent"
-        Where chains start at each batch, and how many steps they take: where they were, as
-        :class:`skebm.samplers.Persistent`; at rows of a buffer, 5 % of them anew,
-        :class:`~skebm.samplers.ReplayBuffer` [2]_; at the rows of the batch,
-        :class:`~skebm.samplers.FromData` [1]_; at draws of the base,
-        :class:`~skebm.samplers.FromNoise`, which is also where the first two begin. By default ten
-        steps, and one independence Metropolis-Hastings proposal from the base [6]_, which takes
-        chains between modes that short steps do not connect; ``chains__n_steps`` and the like can
-        be searched over.
+        Where chains start at each batch, and how many steps they take. ``"persistent"``: where they
+        ended (:class:`skebm.samplers.Persistent`); ``"replay"``: at rows of a buffer, 5 % of them
+        reinitialised (:class:`~skebm.samplers.ReplayBuffer`) [2]_; ``"data"``: at the rows of the
+        batch (:class:`~skebm.samplers.FromData`) [1]_; ``"noise"``: at draws of the base
+        (:class:`~skebm.samplers.FromNoise`), from which the first two are initialised as well. By
+        default chains take ten steps, and one independence Metropolis-Hastings step with a draw of
+        the base as the proposal [6]_, which connects well-separated modes. Parameters can be
+        searched over by ``chains__<name>``.
 
     domain : {"auto", "real", "binary"} or Domain, default="auto"
-        What rows are. ``"auto"`` is what the sampler takes; where that is open, bits if all entries
-        of the first rows are 0 or 1. ``skebm.base.Categorical(groups)`` are one-hot columns.
+        Type of the rows. ``"auto"`` is that of the sampler; if it allows several, rows are binary
+        if all entries in the first `fit` are 0 or 1. ``skebm.base.Categorical(groups)`` stands for
+        one-hot columns.
 
     base : str, MixtureBase, Distribution or None, default="auto"
-        q. Real columns: ``"gaussian"``: shrunk covariance, or columns truncated at `bounds`;
-        ``"mixture"``: normal distributions, with settings as :class:`MixtureBase`; ``"kernel"``:
-        normal kernels of several scales on the rows. Bits: ``"independent"``, ``"chow-liu"``,
-        ``"block-tree"``. One-hot: ``"independent"``. ``"auto"`` is the mixture (the normal
-        distribution inside bounds), the Chow-Liu tree and independent columns. A distribution of
-        :mod:`skebm.distributions`, of columns in their own units, is taken as it is. None leaves q
-        out: for discrete rows, and inside bounds on both sides.
+        Base distribution q. Real columns: ``"gaussian"`` (with shrunk covariance, or truncated at
+        `bounds`), ``"mixture"`` (a Gaussian mixture; settings in :class:`MixtureBase`) or
+        ``"kernel"`` (Gaussian kernels of several scales). Binary columns: ``"independent"``,
+        ``"chow-liu"`` or ``"block-tree"``. One-hot columns: ``"independent"``. ``"auto"`` is the
+        mixture (the Gaussian if there are bounds), the Chow-Liu tree and independent columns,
+        respectively. A distribution of :mod:`skebm.distributions` is used as it is, in the units of
+        X. None is no base, for discrete rows and for columns bounded on both sides.
 
     sigma : float, array-like, "auto", "bandwidth" or None, default="auto"
-        Standard deviation of the noise that real rows get in training, in standard deviations of
-        the columns (in units of X with ``standardize=False``), or one for each column: the model is
-        one of rows with that noise, which keeps energies from becoming spikes. ``"auto"`` is 0.75
-        times the bandwidth of kernels on the rows that is most likely leaving one out, between 0.05
-        and 1, and none inside bounds; ``"bandwidth"`` that bandwidth itself; None is none.
+        Standard deviation of the Gaussian noise added to real rows in training, or one for each
+        column, in standard deviations of the columns (in units of X with ``standardize=False``).
+        The model is the density of the noisy rows, which prevents it from collapsing to spikes.
+        ``"bandwidth"`` is the bandwidth that maximises the leave-one-out likelihood of a kernel
+        density; ``"auto"`` is 0.75 times that bandwidth, between 0.05 and 1, and no noise if there
+        are bounds; None is no noise.
 
     deconvolve : bool, default=False
-        Take the noise off the base when training is over: :math:`-\log q(x) + f(x)` with the base
-        of clean rows and the correction of noisy ones. Likelihoods of clean rows are higher where
-        the noise is wide; outliers are ranked better without.
+        Remove the noise from the base after training: the energy is then
+        :math:`-\log q(x) + f(x)` with the base of clean rows and the correction learned on noisy
+        ones. It increases the likelihood of clean rows if the noise is wide; outliers are ranked
+        better without it.
 
     bounds : pair of float or array-like of shape (n_features,), or None, default=None
-        Bounds (lower, upper), None for a side without; all columns have them on the same sides.
+        Bounds (lower, upper) of the columns, with None for an unbounded side. All columns are
+        bounded on the same sides.
 
     standardize : bool, default=True
-        Train on columns of mean 0 and variance 1. Likelihoods are those of X in any case.
+        Train on columns of mean 0 and variance 1. Likelihoods are in units of X in any case.
 
     learning_rate : float, default=2e-3
-        Of Adam.
+        Learning rate of Adam.
 
     batch_size : int or "auto", default="auto"
-        Rows per step at most; ``"auto"`` is 128.
+        Maximum number of rows per step; ``"auto"`` is 128.
 
     n_iter : int or "auto", default="auto"
-        Passes over the data; ``"auto"`` makes about a thousand steps.
+        Number of epochs; ``"auto"`` amounts to about a thousand steps.
 
     optimizer : AdamW or None, default=None
-        Weight decay, schedule of the learning rate, averaging, roll-backs:
-        :class:`skebm.training.AdamW`, of which None is the default. ``optimizer__weight_decay`` and
-        the like can be searched over.
+        Weight decay, learning rate schedule, weight averaging and roll-backs; None is
+        :class:`skebm.training.AdamW` with its default settings. Parameters can be searched over by
+        ``optimizer__<name>``.
 
     early_stopping : bool or EarlyStopping, default=False
-        Stop when the objective on held-out rows stagnates, and keep the best weights; settings as
-        :class:`skebm.training.EarlyStopping`. Outliers are ranked better without.
+        Stop when the objective on held-out rows no longer improves, and keep the best weights;
+        settings in :class:`skebm.training.EarlyStopping`. Outliers are ranked better without it.
 
     warm_start : bool, default=False
-        Go on from the weights of the previous `fit`, on its base and in its units.
+        Continue from the weights of the previous `fit`, with the same base and units.
 
     contamination : float in (0, 0.5] or "auto", default="auto"
-        Fraction of the training rows that `predict` calls outliers; ``"auto"`` is 0.1.
+        Fraction of the training rows that `predict` classifies as outliers; ``"auto"`` is 0.1.
 
     partition : "auto", PartitionEstimator or None, default="auto"
-        How log Z is found, on first need. ``"auto"``: importance sampling from the base where the
-        effective sample size is a twentieth of its draws or more, else
-        :class:`skebm.partition.AISBracket`; `log_partition_method_` says why. None: not at all;
-        `score_samples` is then -E(x), and `score` is a proper rule that needs no log Z: minus the
-        Hyvärinen score on real X (blind to the masses of far modes and dependent on units), the
-        pseudo-likelihood of discrete rows.
+        How log Z is estimated, when it is first needed. ``"auto"``: importance sampling from the
+        base if the effective sample size is at least a twentieth of its draws, otherwise
+        :class:`skebm.partition.AISBracket`; `log_partition_method_` gives the reason. None: log Z
+        is not estimated; `score_samples` is then -E(x), and `score` a proper scoring rule that
+        needs no log Z: minus the Hyvärinen score for real X (which depends on the units and is
+        insensitive to the masses of separate modes), the pseudo-likelihood for discrete rows.
 
     random_state : int, RandomState instance or None, default=None
-        Seed of everything that is drawn.
+        Seed of all random numbers.
 
     verbose : int, default=0
         1 shows a progress bar.
 
     device : str, default="auto"
-        ``"auto"`` is a GPU where there is one.
+        ``"auto"`` is a GPU if there is one.
 
     dtype : {"float32", "float64"}, default="float32"
         Precision of the computation.
@@ -128,30 +132,30 @@ class Attributes:
         Ends of the interval for log Z.
 
     log_partition_kind_ : {"exact", "probabilistic", "heuristic"}
-        What the interval is worth.
+        Whether the interval is certain, holds with a stated probability, or has no guarantee.
 
     log_partition_parts_ : dict of str to (float, float)
-        Estimates that the interval was made of, with their standard errors.
+        Estimates from which the interval was made, with their standard errors.
 
     partition_ : PartitionEstimator or None
-        How log Z is found.
+        Method by which log Z is estimated.
 
     log_partition_method_ : str
-        The same in words, with the reason for what ``"auto"`` chose.
+        Description of the method, with the reason for the choice of ``"auto"``.
 
     offset_ : float
         Threshold of `predict` in the units of `score_samples`.
 
     n_iter_, n_restarts_ : int
-        Passes that ran, and roll-backs among them.
+        Number of epochs, and of roll-backs.
 
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
 
     sigma_ : ndarray of shape (n_features,) or None
-        Noise level of training in the units of `sigma`.
+        Noise level of training, in the units of `sigma`.
 
     base_ : Distribution or None
-        The fitted base, of standardised rows and with the noise.
+        The fitted base, on standardised rows and including the noise.
 
     units_ : Units
         Centres and scales of the columns.
@@ -160,7 +164,7 @@ class Attributes:
         Shape of a row.
 
     sampler_, energy_, net_ : Sampler, NeuralEnergy, EnergyNet
-        The kernel, the energy of standardised rows as a torch module, and the skorch net.
+        The sampler, the energy of standardised rows as a torch module, and the skorch net.
     """
 
 
@@ -185,7 +189,7 @@ GROUPS = {
 
 
 def shared_docs(cls: Class) -> Class:
-    """Write the shared entries out in the docstring of a class."""
+    """Insert the shared entries into the docstring of a class."""
     doc = inspect.cleandoc(cls.__doc__ or "")
     cls.__doc__ = re.sub(r"^<<(.+)>>$", _written, doc, flags=re.MULTILINE)
     return cls

@@ -1,12 +1,12 @@
-"""What every estimator is: parameters, a fit made of parts, energies, log Z, storage.
+"""Base classes of all estimators: parameters, fitting, energies, log Z and serialisation.
 
-An estimator holds its parts and calls them. A fit goes like this::
+An estimator delegates to its components. A fit proceeds as follows::
 
     validated X --Table--> Rows --Blueprint--> EnergyNet (training) --> net_, history_, log Z
 
-The :class:`~skebm.estimators.tables.Table` is learned once and turns columns into rows of the
-energy. The :class:`Blueprint` is everything that was settled before training, the base and the
-resolved settings; it builds nets and says what a trained one means. Both are stored with the model.
+The :class:`~skebm.estimators.tables.Table` is fitted once and converts columns into rows of the
+energy. The :class:`Blueprint` holds everything that is determined before training, the base and the
+resolved settings; it builds nets and interprets trained ones. Both are stored with the model.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from skebm.training.engine import EnergyNet
 from skebm.training.plan import TrainingPlan, check_net_params
 from skebm.training.rows import Rows
 
-# Training rows that are kept to start reverse annealing from.
+# Training rows that are kept as starting points of reverse annealing.
 N_REFERENCE = 500
 
 COMMON_CONSTRAINTS: dict[str, list[Any]] = {
@@ -73,9 +73,10 @@ DENSITY_CONSTRAINTS: dict[str, list[Any]] = COMMON_CONSTRAINTS | {
 
 
 class Blueprint(abc.ABC):
-    """Everything that a fit settled before training: what is trained, from what, and how.
+    """Everything that a fit determines before training: the model, its base and the settings.
 
-    Holds no reference to the estimator. Stored with it, so that a loaded model builds its net anew.
+    It has no reference to the estimator, and is stored with it so that a loaded model can rebuild
+    its net.
 
     Attributes
     ----------
@@ -91,15 +92,15 @@ class Blueprint(abc.ABC):
         """An untrained objective, which holds the energy, on the generator's device."""
 
     def initialise(self, energy: Any, rows: Rows) -> None:
-        """Set those initial parameters that the rows tell; by default none."""
+        """Set initial parameters that depend on the rows; by default none."""
         return
 
     def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
-        """Rows to train on, and others to monitor training by; by default none."""
+        """Split off rows for monitoring the training; by default none."""
         return rows, None
 
     def deduplicate(self, rows: Rows) -> Rows:
-        """Rows equivalent to those given but cheaper to train on; by default the same."""
+        """Equivalent rows that are cheaper to train on; by default the same rows."""
         return rows
 
     def energy(self, trained: Any) -> Any:
@@ -107,24 +108,24 @@ class Blueprint(abc.ABC):
         return trained
 
     def scoring_energy(self, energy: Any) -> Any:
-        """The energy in a form whose matrix products round every row alike."""
+        """The energy in a form whose rounding does not depend on the other rows of a batch."""
         return energy
 
     @abc.abstractmethod
     def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
-        """What log Z is estimated from: ``"base"``, ``"sampler"`` or ``"x"``, rows by origin."""
+        """Input of an estimate of log Z: ``"base"``, ``"sampler"`` or ``"x"``, rows by origin."""
 
     @abc.abstractmethod
     def proper_score(self, rows: Rows, energy: Any) -> Tensor:
         """Proper scoring rule that needs no log Z, (n,), higher is better."""
 
     def check_trained(self, net: EnergyNet, rows: Rows) -> None:
-        """Warn of what the history of a fit says about its result; by default nothing."""
+        """Warn if the training history indicates a bad fit; by default nothing."""
         return
 
 
 class LogZ:
-    """log Z of a fitted model: found on first need, kept until the weights change."""
+    """log Z of a fitted model, computed when first needed and cached until the weights change."""
 
     def __init__(self) -> None:
         self.choice: Choice | None = None
@@ -132,9 +133,9 @@ class LogZ:
 
 
 def restores_on_failure(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Give an estimator its attributes back where a method fails.
+    """Restore the attributes of an estimator if a method fails.
 
-    What was learned belongs together: a new base or scaling under the old weights would be another
+    Fitted attributes belong together: old weights with a new base or scaling would be another
     model.
     """
 
@@ -156,9 +157,9 @@ def _restore(owner: Any, attributes: dict[str, Any]) -> None:
 
 
 def set_nested_params(estimator: Any, params: dict[str, Any]) -> None:
-    """Make objects that ``<object>__<name>`` is set on, where the parameter is None or a string.
+    """Create the objects for ``<object>__<name>`` if the parameter is None or a string.
 
-    `ValueError` for a parameter that takes no object.
+    Raises `ValueError` for a parameter that takes no object.
     """
     known = estimator._get_param_names()
     for name in params:
@@ -171,14 +172,14 @@ def set_nested_params(estimator: Any, params: dict[str, Any]) -> None:
         made = None if make is None else make(owner, holder, inner)
         if made is None:
             raise ValueError(
-                f"{name} needs an object to be set on, but {owner}={holder!r}. "
-                f"Pass one as {owner}= first."
+                f"{name} cannot be set, as {owner}={holder!r} has no parameters. "
+                f"Pass an object as {owner}= first."
             )
         setattr(estimator, owner, made)
 
 
 def stopping_of(early_stopping: Any) -> EarlyStopping:
-    """Settings of the parameter `early_stopping`, a truth value or an object."""
+    """Settings of the parameter `early_stopping`, a bool or an object."""
     if isinstance(early_stopping, EarlyStopping):
         early_stopping._validate_params()
         return early_stopping
@@ -198,16 +199,16 @@ def held_out_fraction(early_stopping: Any) -> float | None:
 
 
 class BaseEBM(BaseEstimator, abc.ABC):
-    """Estimator of an energy. A subclass writes three hooks, below, and its public methods."""
+    """Base class of energy-based estimators; subclasses implement the three hooks below."""
 
-    # Objects that ``<parameter>__<name>`` is set on where the parameter is None or a string.
+    # Factories for ``<parameter>__<name>`` if the parameter is None or a string.
     _configs: ClassVar[dict[str, Callable[[Any, set[str]], Any]]] = {}
 
     net_: EnergyNet
     net_params: dict[str, Any] | None
     _blueprint: Any
     _log_z: LogZ
-    _reference: np.ndarray  # training rows, as the energy sees them
+    _reference: np.ndarray  # training rows in the units of the energy
 
     # ---------------------------------------------------------------- hooks
 
@@ -217,13 +218,13 @@ class BaseEBM(BaseEstimator, abc.ABC):
 
     @abc.abstractmethod
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
-        """Learn from validated X what its columns are; at the first fit."""
+        """Learn the columns of validated X, at the first fit."""
 
     @abc.abstractmethod
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> Blueprint:
-        """Settle what is trained on `rows`; `before` is the net that training goes on from."""
+        """Resolve all settings of training on `rows`; `before` is the net to continue from."""
 
     # ---------------------------------------------------------------- parameters
 
@@ -243,8 +244,8 @@ class BaseEBM(BaseEstimator, abc.ABC):
     def set_params(self, **params: Any) -> Any:
         """Set parameters by name, ``net__<name>`` and ``<object>__<name>`` included.
 
-        Where a parameter that takes an object is None or a string, the object that it stands for
-        is made first: ``sampler__step_size=0.1`` needs no sampler to be passed before.
+        If a parameter that takes an object is None or a string, the object that it stands for is
+        created first: ``sampler__step_size=0.1`` works without passing a sampler.
         """
         net = {name[5:]: params.pop(name) for name in list(params) if name.startswith("net__")}
         super().set_params(**{k: v for k, v in params.items() if "__" not in k})
@@ -266,9 +267,9 @@ class BaseEBM(BaseEstimator, abc.ABC):
         streaming: bool,
         encode: Callable[[Any, bool], np.ndarray] | None = None,
     ) -> Rows:
-        """Train on the rows of X, from the present state where `streaming` or warm; the rows.
+        """Train on the rows of X and return them; continue if `streaming` or with a warm start.
 
-        `encode` makes targets of validated X, told whether training goes on.
+        `encode` computes the targets from validated X and whether training continues.
         """
         check_net_params(self.net_params or {})
         go_on = self.__sklearn_is_fitted__() and (streaming or self.warm_start)
@@ -296,7 +297,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
     def _start(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> tuple[EnergyNet, Rows]:
-        """A net that goes on from another one, or starts at the data; and the rows it trains on."""
+        """New net, initialised from `before` or from the data, and the rows to train it on."""
         generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
         train, validation = rows, None
         fraction = None if streaming else held_out_fraction(self.early_stopping)
@@ -321,7 +322,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         return net, blueprint.deduplicate(train)
 
     def _finalise(self, rows: Rows) -> None:
-        """Set what is learned besides the weights."""
+        """Set the fitted attributes besides the weights."""
         self.history_, self.n_restarts_ = self.net_.history.to_list(), self.net_.n_restarts_
         self.n_iter_ = len(self.history_)
         n_reference = min(len(rows), N_REFERENCE, max(2, 1_000_000 // rows.n_columns))
@@ -352,23 +353,23 @@ class BaseEBM(BaseEstimator, abc.ABC):
         return self._rows_of(self._validate(X))
 
     def _rows_of(self, X: Any) -> Rows:
-        """Rows of validated X on the device and in the precision of the energy."""
+        """Rows of validated X with the device and precision of the energy."""
         like = next(self.energy_.parameters())
         found: Rows = self._blueprint.table.rows(X, device=like.device, dtype=like.dtype)
         return found
 
     @property
     def energy_(self) -> Any:
-        """The trained energy, a torch module in ``eval`` mode; of rows as it sees them."""
+        """The trained energy as a torch module in ``eval`` mode, in its own units."""
         return self._blueprint.energy(self.net_.module_.energy.eval())
 
     def _map(self, rows: Rows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
-        """Apply ``function(energy, x)`` to rows, each independent of the others."""
+        """Apply ``function(energy, x)``, which treats rows independently, to all rows."""
         energy = self._blueprint.scoring_energy(self.energy_)
         return rows.map(lambda x: function(energy, x), energy.domain.n_columns)
 
     def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
-        """Energies of rows in the units of the data, (n,); `likely` where a likelihood is asked."""
+        """Energies of rows in the units of the data, (n,); `likely` if used as likelihoods."""
         table: Table = self._blueprint.table
         return table.energies(functools.partial(self._map, rows), likely=likely)
 
@@ -392,9 +393,9 @@ class BaseEBM(BaseEstimator, abc.ABC):
     def score_samples(self, X: Any) -> np.ndarray:
         """Log-likelihood of each row, log p(x) = -E(x) - log Z, in nats.
 
-        Exact when log Z is; with an estimated log Z off by the same unknown constant for all rows
-        (see `log_partition_bounds_`). With ``partition=None`` it is -E(x). To rank rows
-        :meth:`energy` does without log Z.
+        Exact if log Z is; an error of an estimated log Z is the same for all rows (see
+        `log_partition_bounds_`). With ``partition=None`` it is -E(x). To rank rows, use
+        :meth:`energy`, which needs no log Z.
 
         Parameters
         ----------
@@ -409,7 +410,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
     # ---------------------------------------------------------------- log Z
 
     def _partition_inputs(self, names: Iterable[str] = ("base", "sampler", "x")) -> dict[str, Any]:
-        """Arguments of an estimate of log Z: those named, and the generator."""
+        """Arguments of an estimate of log Z: those in `names`, and the generator."""
         energy = self.energy_
         like = next(energy.parameters())
         rows = torch.as_tensor(self._reference, dtype=like.dtype, device=like.device)
@@ -419,7 +420,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         return found | {"generator": torch.Generator(like.device).manual_seed(self.net_.seed_)}
 
     def _choose_partition(self) -> Choice:
-        """What ``partition="auto"`` means for the fitted energy."""
+        """Method that ``partition="auto"`` selects for the fitted energy."""
         if self._log_z.choice is None:
             base = self._partition_inputs(("base",))["base"]
             self._log_z.choice = choose(
@@ -442,7 +443,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
 
     @property
     def partition_(self) -> Any:
-        """How log Z is found: what ``partition="auto"`` chose, or a copy of what was given."""
+        """Method by which log Z is estimated: the choice of ``"auto"``, or a copy of that given."""
         check_is_fitted(self)
         if self.partition is None:
             return None
@@ -452,9 +453,9 @@ class BaseEBM(BaseEstimator, abc.ABC):
 
     @property
     def log_partition_method_(self) -> str:
-        """How log Z is found and why: ``"Exact(): 2^16 hidden states x 64 columns are ..."``.
+        """Method for log Z, with the reason: ``"Exact(): 2^16 hidden states x 64 columns ..."``.
 
-        ``"as given: AIS(n_betas=100)"`` for a method that was passed, and ``"none"`` for None.
+        ``"as given: AIS(n_betas=100)"`` if a method was passed, ``"none"`` with None.
         """
         check_is_fitted(self)
         if self.partition is None:
@@ -465,28 +466,28 @@ class BaseEBM(BaseEstimator, abc.ABC):
 
     @property
     def log_partition_(self) -> float:
-        """log Z in nats, computed on first need; 0 with ``partition=None``."""
+        """log Z in nats, computed when first needed; 0 with ``partition=None``."""
         return self._log_partition().value
 
     @property
     def log_partition_std_(self) -> float:
-        """Standard error of `log_partition_`; 0 when exact."""
+        """Standard error of `log_partition_`; 0 if exact."""
         return self._log_partition().std_error
 
     @property
     def log_partition_bounds_(self) -> tuple[float, float]:
-        """Lower and upper end for log Z; `log_partition_kind_` says what they are worth."""
+        """Lower and upper bounds on log Z, of the kind given by `log_partition_kind_`."""
         found = self._log_partition()
         return found.lower, found.upper
 
     @property
     def log_partition_kind_(self) -> str:
-        """``"exact"``, ``"probabilistic"`` or ``"heuristic"``: the nature of the bounds."""
+        """Kind of the bounds: ``"exact"``, ``"probabilistic"`` or ``"heuristic"``."""
         return self._log_partition().bound_kind
 
     @property
     def log_partition_parts_(self) -> dict[str, tuple[float, float]]:
-        """Estimates that the bounds were made of, each with its standard error; by name."""
+        """Estimates from which the bounds were made, by name, each with its standard error."""
         return self._log_partition().parts
 
     # ---------------------------------------------------------------- storage
@@ -507,7 +508,8 @@ class BaseEBM(BaseEstimator, abc.ABC):
             return
         if stored != installed_version():
             warnings.warn(
-                f"This model was stored by skebm {stored}, and this is {installed_version()}.",
+                f"This model was stored by skebm {stored}; skebm {installed_version()} is "
+                "installed.",
                 UserWarning,
                 stacklevel=2,
             )
@@ -522,7 +524,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         self.net_ = net
 
     def _available_device(self) -> torch.device:
-        """The device asked for, or the CPU where a stored model finds it missing."""
+        """The requested device, or the CPU if a stored model's device is not available."""
         try:
             return resolve_device(self.device)
         except ValueError:
@@ -537,16 +539,16 @@ class BaseEBM(BaseEstimator, abc.ABC):
 def _split(rows: Rows, fraction: float, generator: torch.Generator) -> tuple[Rows, Rows]:
     """Training rows and held-out rows, at random."""
     if len(rows) < 2:
-        raise ValueError("early_stopping needs two rows: validation_fraction takes one.")
+        raise ValueError("early_stopping needs at least two rows, one of them for validation.")
     order = torch.randperm(len(rows), generator=generator, device=rows.device)
     n = min(len(rows) - 1, max(1, round(fraction * len(rows))))
     return rows.subset(order[n:]), rows.subset(order[:n])
 
 
 def upper_quantile(values: np.ndarray, share: float, weight: np.ndarray) -> float:
-    """Threshold with `share` of the weight above it, rounded to a whole row.
+    """Threshold above which a fraction `share` of the weight lies, rounded to a whole row.
 
-    Half-way between the values around it. A row of weight 2 is the same as the row twice.
+    It is midway between adjacent values. A row of weight 2 is equivalent to two such rows.
     """
     order = np.argsort(-values, kind="stable")
     values, reached = values[order], np.cumsum(weight[order])
@@ -558,7 +560,7 @@ def upper_quantile(values: np.ndarray, share: float, weight: np.ndarray) -> floa
 
 
 class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
-    """Density estimator: fitted to rows alone, and a detector of outliers besides."""
+    """Base class of density estimators, which also detect outliers."""
 
     @fit_context(prefer_skip_nested_validation=True)
     @restores_on_failure
@@ -572,7 +574,7 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         y : None
             Not used; present by convention.
         sample_weight : array-like of shape (n_samples,), default=None
-            Non-negative weights; a row of weight 0 is as if it were not there.
+            Non-negative weights; rows of weight 0 are ignored.
 
         Returns
         -------
@@ -584,10 +586,10 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
     @fit_context(prefer_skip_nested_validation=True)
     @restores_on_failure
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Make one pass over the rows of X, in mini-batches, going on from the present state.
+        """Train for one epoch on the rows of X, in mini-batches, from the current state.
 
         Chains, offsets, momentum and the scaling of the columns persist between calls. The
-        threshold of `predict` becomes that of the rows given.
+        threshold of `predict` is set by the rows of the last call.
 
         Parameters
         ----------
@@ -610,11 +612,11 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         self.threshold_ = upper_quantile(self._energies(rows), fraction, rows.counts.cpu().numpy())
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Mean log-likelihood of the rows in nats, by the largest credible log Z.
+        """Mean log-likelihood of the rows in nats, with the largest credible log Z.
 
-        Exact when log Z is, pessimistic when it is estimated, so that a search never rewards bad
-        mixing; nan, with a warning, where the method knows no such end. With ``partition=None`` a
-        proper rule that needs no log Z.
+        Exact if log Z is; pessimistic if log Z is estimated, so that a search does not reward
+        slowly mixing models; nan, with a warning, if the method gives no upper bound. With
+        ``partition=None`` it is a proper scoring rule that needs no log Z.
 
         Parameters
         ----------
@@ -634,7 +636,7 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         if math.isnan(found.pessimistic):
             warnings.warn(
                 f"score is nan, because log Z has no credible upper end: {found.reason}. Use "
-                'partition="auto", or score_samples for what the estimate says.',
+                'partition="auto", or score_samples, which uses the estimate itself.',
                 stacklevel=2,
             )
         return -float(self._energies(rows, likely=True).mean()) - found.pessimistic

@@ -1,6 +1,6 @@
-"""Bases: the tractable distribution q that an energy corrects, named by ``base=`` and fitted.
+"""Base distributions q that energies correct: how ``base=`` is resolved and fitted.
 
-Also the noise level that training adds to real rows, as bases are convolved with it.
+Also the noise level of training, with which bases of real rows are convolved.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ DISCRETE_BASES = ("independent", "chow-liu", "block-tree")
 
 
 class MixtureBase(BaseEstimator):
-    """A base of normal distributions, fitted by EM: what ``base="mixture"`` is, with settings.
+    """Settings of a Gaussian mixture as the base, ``base="mixture"``; fitted by EM.
 
     Parameters
     ----------
     n_components : int or "auto", default="auto"
-        ``"auto"`` is one for every hundred rows, at most 40 (128 for few columns), and fewer where
-        EM would take long (one for 60,000 images of 28 x 28).
+        Number of components. ``"auto"`` is one per hundred rows, at most 40 (128 for few columns),
+        and fewer if EM would take long (one for 60,000 images of 28 x 28).
 
     Examples
     --------
@@ -68,12 +68,12 @@ class MixtureBase(BaseEstimator):
 # Binary and one-hot rows
 # ------------------------------------------------------------------------------
 
-# Share of a fair coin in the means that independent columns have.
+# Shrinkage of the means of independent columns towards 1/2.
 SHRINKAGE = 1e-3
-# Share of two fair coins in the tables of a tree's pairs: best or within 0.05 nats of it on the
-# validation parts of six DEBD sets of 1,600 to 29,000 rows.
+# Shrinkage of the pairwise tables of a tree towards uniform ones: best or within 0.05 nats of it on
+# the validation parts of six DEBD sets of 1,600 to 29,000 rows.
 PAIR_SHRINKAGE = 1e-4
-# Binary rows that stand for a table of probabilities, at least.
+# Minimum number of binary rows drawn from a table of probabilities.
 N_DRAWS = 20_000
 
 
@@ -81,22 +81,22 @@ BY_NAME = {"independent": IndependentBernoulli, "chow-liu": ChowLiuTree, "block-
 
 
 def check_base_stays(base: Any, fitted: Distribution) -> None:
-    """Raise `ValueError` where a fit that goes on asks for another kind of base."""
+    """Raise `ValueError` if the base changes while training continues."""
     kind = BY_NAME[base] if isinstance(base, str) else type(base)
     if kind is not type(fitted):
         raise ValueError(
             f"The weights correct the base of the first fit, {fitted}, and not base={base!r}: with "
-            "warm_start and partial_fit it must stay. Clone the estimator to start anew."
+            "warm_start and partial_fit it must not change. Clone the estimator to start anew."
         )
     if isinstance(base, Distribution) and not _same(base, fitted):
         raise ValueError(
             f"The weights correct the base of the first fit, and base={base!r} is another one: "
-            "with warm_start and partial_fit it must stay. Clone the estimator to start anew."
+            "with warm_start and partial_fit it must not change. Clone the estimator to start anew."
         )
 
 
 def _same(base: Distribution, fitted: Distribution) -> bool:
-    """Whether two bases of a kind have the same arrays, up to the rounding of float32."""
+    """Whether two bases of one class have the same arrays, up to the rounding of float32."""
     ours, theirs = base.__getstate__(), fitted.__getstate__()
     arrays = [k for k, value in ours.items() if isinstance(value, np.ndarray)]
     return all(
@@ -108,8 +108,8 @@ def _same(base: Distribution, fitted: Distribution) -> bool:
 def fit_base(base: Any, rows: Rows) -> Distribution:
     """Fit the named base to the rows, or check that a given one covers them.
 
-    Means are shrunk by a fixed share, so that constant columns stay finite; not by pseudo-counts,
-    which would tell a row of weight 2 from the row twice, or weights of 2 from weights of 1.
+    Means are shrunk by a fixed fraction, so that log-odds of constant columns are finite.
+    Pseudo-counts would make the result depend on the scale of the weights.
     """
     if isinstance(base, Distribution):
         return _covering(base, rows)
@@ -124,7 +124,7 @@ def fit_base(base: Any, rows: Rows) -> Distribution:
 
 
 def _binary(rows: Rows) -> tuple[Tensor, Tensor]:
-    """Rows and their counts; drawn where they are probabilities, alike at every call."""
+    """Rows and their counts; probabilities are replaced by draws with a fixed seed."""
     x = rows.block(0, len(rows))
     if torch.equal(x, x.round()):
         return x, rows.counts
@@ -139,7 +139,7 @@ def _means(rows: Rows) -> Tensor:
 
 
 def _accumulate(rows: Rows, statistic: Any) -> Tensor:
-    """Weighted mean of a statistic over the rows, a block at a time; float64."""
+    """Weighted mean of a statistic over the rows, in blocks and in float64."""
     counts, total = rows.counts, 0.0
     size = max(1, 2_000_000 // rows.n_columns)  # sparse rows become dense: 16 MB at a time
     for start in range(0, len(rows), size):
@@ -149,7 +149,7 @@ def _accumulate(rows: Rows, statistic: Any) -> Tensor:
 
 
 def _covering(base: Distribution, rows: Rows) -> Distribution:
-    """A copy of a given base on the rows' device, or `ValueError` naming what does not fit."""
+    """A copy of a given base on the rows' device, checked for compatibility with the rows."""
     if type(base).tilted is Distribution.tilted:
         raise ValueError(
             f"base={base!r} has no exact conditionals under unary fields, which block Gibbs "
@@ -162,13 +162,15 @@ def _covering(base: Distribution, rows: Rows) -> Distribution:
     base = copy.deepcopy(base).to(rows.device, rows.dtype)
     log_prob = rows.map(base.log_prob)
     if log_prob.isnan().any():
-        raise ValueError("The base gives rows of X the probability NaN: has it finite parameters?")
+        raise ValueError(
+            "The base gives rows of X the probability NaN: check that its parameters are finite."
+        )
     impossible = ~log_prob.isfinite()
     if impossible.any():
         row = int(impossible.nonzero()[0, 0])
         raise ValueError(
             f"The base gives probability zero to {int(impossible.sum())} rows of X, first to row "
-            f"{row}: no energy on top of it can repair that. Smooth the base."
+            f"{row}, which no energy can correct. Smooth the base."
         )
     if isinstance(base, IndependentBernoulli) and not base.logits.isfinite().all():
         columns = (~base.logits.isfinite()).nonzero().ravel().tolist()
@@ -177,7 +179,7 @@ def _covering(base: Distribution, rows: Rows) -> Distribution:
 
 
 def fit_discrete_base(base: Any, rows: Rows, domain: Domain) -> Distribution | None:
-    """Fit the base of discrete rows that is named, or check the one that is given."""
+    """Fit the named base of discrete rows, or check a given one."""
     if base is None:
         return None
     if isinstance(base, MixtureBase) or base in (*REAL_BASES, *FLOWS, "classes"):
@@ -186,13 +188,13 @@ def fit_discrete_base(base: Any, rows: Rows, domain: Domain) -> Distribution | N
         raise ValueError(f"{base!r} is a distribution of real columns; on {domain} use {names}.")
     if isinstance(base, Distribution):
         if base.domain != domain:
-            raise ValueError(f"The base is one of {base.domain}, and rows are {domain}.")
+            raise ValueError(f"The base is on {base.domain}, but the rows are {domain}.")
         base = base.to(rows.device, rows.dtype)
         lost = ~rows.map(base.log_prob).isfinite()
         if lost.any():
             raise ValueError(
-                f"The base gives {int(lost.sum())} rows of X no probability, first row "
-                f"{int(lost.nonzero()[0, 0])}: no energy on top of it can repair that. Smooth it."
+                f"The base gives probability zero to {int(lost.sum())} rows of X, first to row "
+                f"{int(lost.nonzero()[0, 0])}, which no energy can correct. Smooth the base."
             )
         return base
     if isinstance(domain, Categorical):
@@ -206,7 +208,7 @@ def fit_discrete_base(base: Any, rows: Rows, domain: Domain) -> Distribution | N
 
 
 def check_base_kind(base: Any, domain: Domain) -> None:
-    """Raise `ValueError` for the name of a discrete base where rows are real."""
+    """Raise `ValueError` for a discrete base of real rows."""
     if isinstance(base, str) and base in BY_NAME and isinstance(domain, Real):
         names = ", ".join(map(repr, REAL_BASES))
         raise ValueError(f"{base!r} is a distribution of bits; on real rows use {names}.")
@@ -215,33 +217,34 @@ def check_base_kind(base: Any, domain: Domain) -> None:
         and isinstance(domain, Real)
         and not isinstance(base.domain, Real)
     ):
-        raise ValueError(f"The base is one of {base.domain}, and rows are {domain}.")
+        raise ValueError(f"The base is on {base.domain}, but the rows are {domain}.")
 
 
 # ------------------------------------------------------------------------------
 # Real rows
 # ------------------------------------------------------------------------------
 
-# Components of a mixture: one for so many rows, up to a limit that falls with the columns, as the
-# price of a component grows with their square.
+# Rows per component of a mixture, up to a limit that falls with the number of columns, as the cost
+# of a component grows with their square; and least weight of a component, in rows.
 ROWS_PER_COMPONENT = 100
 LEAST_ROWS = 2.5
-# Multiplications of a round of EM: rows, times components, times squared columns.
+# Maximum cost of an EM iteration: rows times components times squared columns.
 MOST_WORK = 2.5e10
-# Starts of EM, of which the best is kept, where there are not many rows.
+# Initialisations of EM, of which the best is kept, and number of rows above which there is one.
 N_STARTS, MANY_ROWS = 4, 5000
-# Scales of a base of kernels.
+# Scales of a kernel density base.
 N_SCALES = 4
-# Beyond so many columns a normal base has independent ones.
+# Number of columns above which a Gaussian base has a diagonal covariance.
 MAX_DENSE = 1000
-# Distribution that is chosen lies between, in standard deviations.
+# Smallest and largest noise level that is chosen automatically, in standard deviations.
 LEVELS = (0.05, 1.0)
-# A column with fewer distinct values than this share of the distinct rows is taken as discrete.
+# A column is treated as discrete if its number of distinct values is below this fraction of the
+# number of distinct rows.
 DISTINCT = 0.5
 
 
 class Bases(NamedTuple):
-    """What the network corrects in training, and what of it is left when that is over."""
+    """Base that the network corrects in training, and base of the trained model."""
 
     noisy: Distribution | None
     clean: Distribution | None
@@ -262,16 +265,16 @@ def fit_real_bases(
     Parameters
     ----------
     base : str, MixtureBase, Distribution or None
-        As estimators take it; a distribution is one of the columns in their own units.
+        Parameter of an estimator; a distribution is in the units of the data.
     rows : Rows
     units : Units
     sigma : Tensor of shape (d,) or None
         Noise level of training, in units of the energy.
     seed : int
     deconvolve : bool
-        Whether the model keeps the base of clean rows.
+        Whether the trained model has the base of clean rows.
     several : bool
-        Whether the energy knows several noise levels, which needs a normal base.
+        Whether the energy has several noise levels, which needs a Gaussian base.
     """
     if base is None:
         return Bases(None, None)
@@ -284,14 +287,14 @@ def fit_real_bases(
     if isinstance(base, Distribution):
         clean = _in_units(base, rows, units)
     elif name == "auto" and several:
-        clean = _fitted("gaussian", rows, domain)  # whose noisy rows are normal at all levels
+        clean = _fitted("gaussian", rows, domain)  # which is Gaussian at all noise levels
     elif name in ("auto", "mixture") and unbounded:
-        # EM that knows of the noise places components at its scale.
+        # EM with the noise variance included fits components at its scale.
         noise = None if deconvolve else sigma
         clean = _mixture(rows, noise, seed, mixture.n_components)
         noisy = None if noise is None else clean
     elif name in FLOWS and unbounded:
-        # What the noise makes of a flow has no closed form: noisy rows are what it is fitted to.
+        # A flow convolved with noise has no closed form, so it is fitted to noisy rows.
         noisy = clean = fit_flow(name, rows, sigma, seed)
     else:
         clean = _fitted(name, rows, domain)
@@ -305,7 +308,7 @@ def fit_real_bases(
 
 
 def _mixture(rows: Rows, sigma: Tensor | None, seed: int, n_components: Any) -> GaussianMixture:
-    """One component for every hundred rows, where EM is not too slow; the noise regularises."""
+    """A Gaussian mixture with one component per hundred rows, or fewer if EM would be slow."""
     x, counts, total = rows.block(0, len(rows)), rows.counts, rows.total_weight
     if n_components == "auto":
         most = min(128, max(40, 2000 // x.shape[1]), total // ROWS_PER_COMPONENT)
@@ -315,7 +318,7 @@ def _mixture(rows: Rows, sigma: Tensor | None, seed: int, n_components: Any) -> 
         more |= {"regularisation": 1e-5, "sigma": sigma, "prior_rows": 0.0}
     n_init = N_STARTS if total <= MANY_ROWS else 1
     found = GaussianMixture.fit(x, counts, n_components, n_init=n_init, **more)
-    # A component of a row or two is where an outlier is, and would call it normal.
+    # A component with one or two rows is fitted to outliers, which would then be likely.
     keep = found.weights * total > LEAST_ROWS
     if keep.all() or not keep.any():
         return found
@@ -326,7 +329,7 @@ def _mixture(rows: Rows, sigma: Tensor | None, seed: int, n_components: Any) -> 
 def fit_flow(
     flow: Any, rows: Rows, sigma: Tensor | None, seed: int, **more: Any
 ) -> NormalizingFlow:
-    """A flow of noisy rows, by maximum likelihood."""
+    """Fit a flow to noisy rows by maximum likelihood."""
     x, generator = rows.block(0, len(rows)), torch.Generator(rows.device).manual_seed(seed)
     noise = 0.0 if sigma is None else sigma
     return NormalizingFlow.fit(x, rows.counts, flow, sigma=noise, generator=generator, **more)
@@ -351,7 +354,7 @@ def _fitted(base: str, rows: Rows, domain: Real) -> Distribution:
 
 
 def _in_units(base: Distribution, rows: Rows, units: Units) -> Distribution:
-    """A distribution of the columns as they are, in the units of the energy."""
+    """Transform a distribution in the units of the data to the units of the energy."""
     if base.domain.n_columns != rows.n_columns:
         raise ValueError(
             f"The base has {base.domain.n_columns} columns, but X has {rows.n_columns}."
@@ -362,7 +365,7 @@ def _in_units(base: Distribution, rows: Rows, units: Units) -> Distribution:
         return base
     if any(getattr(base.domain, side, None) is not None for side in ("lower", "upper")):
         raise ValueError(
-            f"{base!r} lives inside bounds, and cannot be standardised with the columns: use "
+            f"{base!r} is bounded and cannot be standardised with the columns: use "
             "standardize=False, with its bounds as bounds=."
         )
     return Affine(base, torch.as_tensor(units.centre, **kind), torch.as_tensor(units.scale, **kind))
@@ -373,24 +376,24 @@ def _check_density(base: Any, rows: Rows) -> None:
     if lost.any():
         row = int(lost.nonzero()[0, 0])
         raise ValueError(
-            f"The base has no density at {int(lost.sum())} rows of X, first at row {row}: no "
-            "energy on top of it can repair that. Pass one that covers the data, or widen it."
+            f"The base has no density at {int(lost.sum())} rows of X, first at row {row}, which no "
+            "energy can correct. Pass a base that covers the data."
         )
 
 
 def gap_noise(rows: Rows) -> Tensor | None:
-    """Distribution for columns of few distinct values only, (d,), in units of the energy, or None.
+    """Noise level for columns with few distinct values, (d,), in units of the energy, or None.
 
-    A spike on a value that occurs again would have any slope.
+    Without noise, score matching is unbounded below on repeated values.
     """
     discrete, gaps = _discrete(rows.block(0, len(rows)))
     if not discrete.any():
         return None
     columns = discrete.nonzero().flatten().tolist()
     warnings.warn(
-        f"Columns {columns} hold few distinct values, on which score matching by second "
-        "derivatives is unbounded: normal noise of half the gap between values is added to them in "
-        'training. objective="denoising" needs none of this.',
+        f"Columns {columns} have few distinct values, on which score matching by second "
+        "derivatives is unbounded: Gaussian noise of half the gap between values is added to them "
+        'in training. objective="denoising" does not need this.',
         UserWarning,
         stacklevel=2,
     )
@@ -398,9 +401,9 @@ def gap_noise(rows: Rows) -> Tensor | None:
 
 
 def _discrete(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Which columns have few distinct values among the distinct rows, and their usual gaps.
+    """Which columns have few distinct values among the distinct rows, and their median gaps.
 
-    Rows that are repeated count once: they may stand for weights.
+    Repeated rows count once, as they may represent weights.
     """
     n_rows = len(torch.unique(x, dim=0))
     found, gaps = [], []
@@ -412,7 +415,7 @@ def _discrete(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def noise_level(sigma: Any, rows: Rows) -> Tensor:
-    """Standard deviations of the noise that `sigma` asks for, (d,), in units of the energy."""
+    """Standard deviations of the noise given by `sigma`, (d,), in units of the energy."""
     x = rows.block(0, len(rows))
     if not isinstance(sigma, str):
         found = np.asarray(sigma, dtype=np.float64)
@@ -428,7 +431,7 @@ def noise_level(sigma: Any, rows: Rows) -> Tensor:
         return _by_kurtosis(x)
     if len(x) < 3:
         return torch.ones_like(x[0])
-    # Of distinct rows: those that occur twice would draw the bandwidth to zero.
+    # Distinct rows only, as duplicates would draw the bandwidth to zero.
     width: Tensor = KernelDensity.fit(torch.unique(x, dim=0)).bandwidth
     if sigma == "auto":
         spread = x.std(0, correction=0).clamp_min(1e-6)
@@ -438,9 +441,9 @@ def noise_level(sigma: Any, rows: Rows) -> Tensor:
 
 
 def _by_kurtosis(x: Tensor) -> Tensor:
-    """Half a standard deviation, more in columns of heavy tails and less in those of light ones.
+    """Half a standard deviation, more in columns with heavy tails and less with light ones.
 
-    Kurtosis is that of the rows without the two hundredths at either end (Livernoche et al., 2026).
+    The kurtosis is computed after clipping 2 % of the rows at either end (Livernoche et al., 2026).
     """
     low, high = torch.quantile(x.double(), torch.tensor([0.02, 0.98]).to(x).double(), dim=0)
     off = x.double().clamp(low, high)

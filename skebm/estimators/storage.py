@@ -1,4 +1,4 @@
-"""Storage of a trained net as NumPy arrays and plain values: portable between devices, to skops."""
+"""Storage of a trained net as NumPy arrays and plain values, for other devices and for skops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skebm.training.engine import EnergyNet
 
 
 def installed_version() -> str:
-    """The version of skebm that stores a model."""
+    """Installed version of skebm."""
     try:
         return version("skebm")
     except PackageNotFoundError:  # run from a source tree that was never installed
@@ -21,7 +21,7 @@ def installed_version() -> str:
 
 
 def pack(net: EnergyNet) -> dict[str, Any]:
-    """Everything that training goes on from, as NumPy arrays and plain values."""
+    """Everything that is needed to continue training, as NumPy arrays and plain values."""
     return {
         "weights": arrays_of(net.module_.state_dict()),
         "state": arrays_of(net.module_.pack(net.state_)),
@@ -37,7 +37,7 @@ def pack(net: EnergyNet) -> dict[str, Any]:
 
 
 def unpack(net: EnergyNet, packed: dict[str, Any]) -> None:
-    """Go back to a packed state, on the net's device."""
+    """Restore a packed state on the net's device."""
     device = net.generator.device
     net.module_.load_state_dict(tensors_of(packed["weights"], device))
     net.run_.state = net.module_.unpack(tensors_of(packed["state"], device))

@@ -1,4 +1,4 @@
-"""Tables: the columns of X as rows that an energy sees, and back."""
+"""Tables: conversion of the columns of X to rows of an energy, and back."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from skebm.training.rows import Rows
 
 
 class Table(abc.ABC):
-    """What a fit learned of the columns; turns validated input into rows of the energy.
+    """Fitted conversion of validated input to rows of the energy.
 
     Attributes
     ----------
     domain : Domain
-        What a row of the energy is.
+        Domain of the rows of the energy.
     log_volume : float
-        log of the volume, in the units of the data, of a unit cube of the energy's rows.
+        Log volume, in the units of the data, of a unit cube in the units of the energy.
     """
 
     domain: Domain
@@ -51,9 +51,9 @@ class Table(abc.ABC):
         """Energies of a block of rows, (n,), up to `log_volume`; infinite outside the domain."""
 
     def energies(self, mapped: Callable[..., Tensor], *, likely: bool = False) -> np.ndarray:
-        """Energies in the units of the data, (n,), where `mapped` applies a function to all rows.
+        """Energies in the units of the data, (n,); `mapped` applies a function to all rows.
 
-        `likely` warns of rows that have an energy but no likelihood.
+        With `likely`, warn of rows that have an energy but no likelihood.
         """
         return mapped(self.row_energy).double().numpy() + self.log_volume
 
@@ -68,15 +68,15 @@ class Table(abc.ABC):
 
 
 class UnitIntervalTable(Table):
-    """Columns in [0, 1], binary ones or probabilities; others are min-max scaled.
+    """Binary columns or probabilities in [0, 1]; other columns are min-max scaled.
 
     Parameters
     ----------
     scaling : MinMax
-        Of the columns that leave [0, 1].
+        Scaling of the columns with values outside [0, 1].
     domain : Binary
     rescale : "auto" or False
-        Whether columns that leave [0, 1] are scaled and clipped, or refused.
+        Whether columns with values outside [0, 1] are scaled and clipped, or raise an error.
     names : list of str or None
         Names of the columns, for messages.
     """
@@ -86,30 +86,30 @@ class UnitIntervalTable(Table):
 
     @classmethod
     def learn(cls, X: Any, rescale: Any, names: Any = None) -> UnitIntervalTable:
-        """Ranges of the columns; one warning names those that are scaled."""
+        """Learn the ranges of the columns; warn of those that are scaled."""
         names = None if names is None else [str(name) for name in names]
         found = cls(MinMax.fit(*column_ranges(X)), Binary((X.shape[1],)), rescale, names)
         if len(found.scaling.columns):
-            what = f"columns {found._shown(found.scaling.columns)} leave [0, 1]"
+            what = f"values outside [0, 1] in columns {found._shown(found.scaling.columns)}"
             if not rescale:
                 raise ValueError(
                     f"X has {what}, and rescale=False. Binarise or scale them to [0, 1], or pass "
                     'rescale="auto".'
                 )
             warnings.warn(
-                f"RBMEstimator models values in [0, 1], but {what}: they are min-max scaled "
-                "(rescale=False raises instead).",
+                f"RBMEstimator models values in [0, 1], but X has {what}: they are min-max scaled "
+                "(rescale=False raises an error instead).",
                 UserWarning,
                 stacklevel=2,
             )
         return found
 
     def check_range(self, X: Any) -> None:
-        """Warn of values outside the range of the training data, which are clipped; or refuse."""
+        """Warn of values outside the range of the training data, which are clipped, or raise."""
         outside = self.scaling.outside(*column_ranges(X))
         if not len(outside):
             return
-        what = f"columns {self._shown(outside)} hold values outside the range of the training data"
+        what = f"columns {self._shown(outside)} have values outside the range of the training data"
         if not self.rescale:
             raise ValueError(f"X: {what} ([0, 1]), and rescale=False.")
         warnings.warn(f"X: {what}; they are clipped to it.", UserWarning, stacklevel=2)
@@ -152,7 +152,7 @@ class UnitIntervalTable(Table):
         return value
 
     def _shown(self, columns: np.ndarray) -> str:
-        """Names or numbers of columns for a message, the first ten."""
+        """Names or numbers of the first ten columns, for a message."""
         shown = [str(i) if self.names is None else repr(self.names[i]) for i in columns[:10]]
         return ", ".join(shown) + (f" and {len(columns) - 10} more" if len(columns) > 10 else "")
 
@@ -163,7 +163,7 @@ class UnitIntervalTable(Table):
 
 
 class Units(NamedTuple):
-    """How columns become those that the energy sees, (x - centre) / scale; what rows then are."""
+    """Standardisation of columns, (x - centre) / scale, and the domain of the result."""
 
     centre: np.ndarray
     scale: np.ndarray
@@ -179,12 +179,12 @@ class Units(NamedTuple):
 
     @property
     def log_volume(self) -> float:
-        """log of the volume, in the units of the data, of a unit cube of the energy's."""
+        """Log volume, in the units of the data, of a unit cube in the units of the energy."""
         return float(np.log(self.scale).sum())
 
 
 class FlatTable(Table):
-    """Real columns, standardised where asked for, bits or one-hot columns; images as flat rows.
+    """Real columns, optionally standardised, binary or one-hot columns; images as flat rows.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ class FlatTable(Table):
 
     @property
     def discrete(self) -> bool:
-        """Whether rows are bits or one-hot columns."""
+        """Whether rows are binary or one-hot."""
         return not isinstance(self.domain, Real)
 
     @property
@@ -251,20 +251,18 @@ class FlatTable(Table):
         return Rows.of(_flat(X), self.units.apply, **kind)
 
     def check_training(self, rows: Rows) -> None:
-        """Raise `ValueError` for rows outside the bounds, or too large to be computed with."""
+        """Raise `ValueError` for rows outside the bounds, or with values that are too large."""
         outside = ~rows.map(self.domain.contains)
         if outside.any():
             where = f"{int(outside.sum())} rows of X, first row {int(outside.nonzero()[0, 0])}, "
             if not self.bounded:
-                raise ValueError(f"{where}hold numbers too large to be computed with.")
-            raise ValueError(
-                f"{where}lie outside `bounds`: drop them, or fit anew with wider ones."
-            )
+                raise ValueError(f"{where}have values that are too large.")
+            raise ValueError(f"{where}lie outside `bounds`: drop them, or refit with wider bounds.")
 
     def row_energy(self, energy: Any, x: Tensor) -> Tensor:
         value: Tensor = energy(x)
         value = value.masked_fill(~self.domain.contains(x), torch.inf)
-        # Where powers of x overflow, inf - inf is no fault of the energy.
+        # NaN from inf - inf where powers of x overflow counts as an infinite energy.
         far = x.abs().amax(1) > torch.finfo(x.dtype).max ** 0.25
         return value.masked_fill(value.isnan() & far, torch.inf)
 
@@ -281,14 +279,14 @@ def _as_is(x: np.ndarray) -> np.ndarray:
 
 
 def _flat(X: np.ndarray) -> np.ndarray:
-    """Rows without the shape of images, in one layout: another would change the rounding."""
+    """Flat rows in C order, as another memory layout would change the rounding."""
     return np.ascontiguousarray(X.reshape(len(X), -1))
 
 
 def learn_units(X: np.ndarray, weight: np.ndarray | None, standardize: bool, bounds: Any) -> Units:
-    """Centres and scales of columns, weighted; bounds become 0, or 0 and 1.
+    """Weighted centres and scales of columns; bounds become 0, or 0 and 1.
 
-    A column that does not vary keeps its scale.
+    Constant columns have a scale of 1.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         x = X.astype(np.float64)
@@ -297,7 +295,7 @@ def learn_units(X: np.ndarray, weight: np.ndarray | None, standardize: bool, bou
     if not np.isfinite(scale).all():
         columns = np.flatnonzero(~np.isfinite(scale)).tolist()
         raise ValueError(
-            f"Columns {columns} span more than a float holds: divide them by their largest "
+            f"The range of columns {columns} overflows a float: divide them by their largest "
             "absolute value first."
         )
     flat = scale <= 100 * np.finfo(X.dtype).eps * np.abs(mean)
@@ -317,7 +315,7 @@ def learn_units(X: np.ndarray, weight: np.ndarray | None, standardize: bool, bou
 
 
 def check_bounds(X: np.ndarray, bounds: Any) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Bounds of each column; `ValueError` for what are none, and where rows lie outside."""
+    """Bounds of each column; raises `ValueError` for invalid ones and for rows outside."""
     if bounds is None:
         return None, None
     if len(bounds) != 2:
@@ -331,7 +329,7 @@ def check_bounds(X: np.ndarray, bounds: Any) -> tuple[np.ndarray | None, np.ndar
         out = (sign * X < sign * bound.astype(X.dtype)).any(0)
         if out.any():
             raise ValueError(
-                f"Columns {np.flatnonzero(out).tolist()} hold values {side} bound: widen `bounds`, "
+                f"Columns {np.flatnonzero(out).tolist()} have values {side} bound: widen `bounds`, "
                 "or drop those rows."
             )
     return lower, upper
@@ -348,7 +346,7 @@ def _bound(bound: Any, d: int) -> np.ndarray | None:
     if found.ndim > 1 or (found.ndim == 1 and len(found) != d) or not np.isfinite(found).all():
         raise ValueError(
             f"A bound must be a finite number, or one for each of {d} columns, got {bound!r}. All "
-            "columns have bounds on the same sides: use None for a side without."
+            "columns have bounds on the same sides: use None for an unbounded side."
         )
     return np.broadcast_to(found, (d,)).copy()
 
@@ -357,7 +355,7 @@ def _same_for_all(bound: np.ndarray | None) -> float | None:
     if bound is None:
         return None
     if not (bound == bound[0]).all():
-        raise ValueError("With standardize=False all columns have the same bounds.")
+        raise ValueError("With standardize=False all columns must have the same bounds.")
     return float(bound[0])
 
 
@@ -365,24 +363,24 @@ def _warn_of_constants(X: np.ndarray) -> None:
     columns = np.flatnonzero((X[0] == X).all(0)).tolist() if len(X) > 1 else []
     if columns:
         warnings.warn(
-            f"Columns {columns} are constant. They are modelled as if they varied by the "
-            "noise of training around their value: leave them out if new rows cannot differ there.",
+            f"Columns {columns} are constant. They are modelled as varying around their value by "
+            "the training noise: drop them if they cannot vary in new rows.",
             UserWarning,
             stacklevel=2,
         )
 
 
 def check_discrete(X: Any, domain: Domain) -> None:
-    """Raise `ValueError` for entries that are no states; nan is unknown."""
+    """Raise `ValueError` for entries that are not valid states; nan marks missing entries."""
     values = X.data if sp.issparse(X) else X
     known = ~np.isnan(values)
     wrong = known & (values != 0) & (values != 1)
     if wrong.any():
         columns = "" if sp.issparse(X) else f", first in column {int(wrong.any(0).argmax())}"
-        kind = "Sparse X, which is one of bits," if sp.issparse(X) else "X"
+        kind = "Sparse X, which must be binary," if sp.issparse(X) else "X"
         raise ValueError(
-            f"{kind} holds {int(wrong.sum())} values other than 0 and 1{columns}, but the model is "
-            f'one of {type(domain).__name__.lower()} rows: binarise X, or use domain="real".'
+            f"{kind} has {int(wrong.sum())} values other than 0 and 1{columns}, but the model is "
+            f'for {type(domain).__name__.lower()} rows: binarise X, or use domain="real".'
         )
     if not isinstance(domain, Categorical):
         return
@@ -400,7 +398,7 @@ def check_discrete(X: Any, domain: Domain) -> None:
 
 
 def choose_domain(X: Any, domain: Any, sampler: Sampler | None, bounds: Any) -> Domain:
-    """What rows of X are: as `domain` says, else as the sampler takes them or as X looks like."""
+    """Domain of the rows of X: that given, or one chosen from the sampler and the values of X."""
     n = X.shape[1]
     if isinstance(domain, Domain):
         if isinstance(domain, Real) and domain != Real(domain.shape):
@@ -409,7 +407,7 @@ def choose_domain(X: Any, domain: Any, sampler: Sampler | None, bounds: Any) -> 
             raise ValueError(f"domain={domain} has {domain.n_columns} columns, X has {n}.")
         if isinstance(domain, Binary | Categorical | Real):
             return domain if not isinstance(domain, Binary) else Binary((n,))
-        raise ValueError(f"domain={domain} is not offered: real, binary or one-hot rows are.")
+        raise ValueError(f"domain={domain} is not supported: use real, binary or one-hot rows.")
     if domain == "binary" or sp.issparse(X):
         return Binary((n,))
     if domain == "real" or bounds is not None:

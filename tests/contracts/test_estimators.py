@@ -645,7 +645,7 @@ harmless = [
         "RBMEstimator models values in",
         ".*rows are not binary",
         "X. columns",
-        "Columns .* (are constant|hold few distinct)",
+        "Columns .* (are constant|have few distinct)",
     )
 ]
 

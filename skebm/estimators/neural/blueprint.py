@@ -1,4 +1,4 @@
-"""What a fit of a neural density settles before training: base, noise, network, rule, steps."""
+"""Settings of a neural density that are resolved before training: base, noise, network, steps."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ from skebm.training.engine import EnergyNet
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 
-# Optimizer steps of a fit, and passes at most and at least.
+# Optimizer steps of a fit, and the smallest and largest number of epochs.
 N_STEPS = 1000
 FEWEST_PASSES, MOST_PASSES = 4, 1000
 BATCH = 128
-# Rows that the network is not trained on but monitored by, and of how many.
+# Validation rows that monitor training, and the smallest table of which they are held out.
 N_HELD_OUT, FEWEST_ROWS = 100, 200
-# Fraction of the rows that a network on top of a flow reaches: the last ones are too rare among
-# draws of the flow to hold its value there down.
+# Fraction of the rows within reach of a network that corrects a flow: draws of the flow are too
+# rare near the others to constrain the network there.
 REACH = 0.99
-# Second derivatives that are worked out at once.
+# Second derivatives that are computed at once.
 AT_ONCE = 32
 
 NEURAL_CONSTRAINTS: dict[str, list[Any]] = {
@@ -85,14 +85,14 @@ POLICIES: dict[str, type[ChainPolicy]] = {
 
 
 def default_sampler(domain: Domain) -> Sampler:
-    """Adaptive MALA, or Gibbs with gradients where rows are discrete."""
+    """Adaptive MALA, or Gibbs with gradients for discrete rows."""
     if isinstance(domain, RealDomain):
         return MALA(adapt=True, scale="auto")
     return GibbsWithGradients()
 
 
 def _mala(value: Any, names: set[str]) -> Sampler:
-    """The default sampler of real rows; one whose step is set keeps it."""
+    """The default sampler of real rows; a step size that is set is not adapted."""
     return MALA(adapt="step_size" not in names or "adapt" in names, scale="auto")
 
 
@@ -100,7 +100,7 @@ def _hmc(value: Any, names: set[str]) -> Sampler:
     return HMC(n_leapfrog=5, adapt="step_size" not in names or "adapt" in names, scale="auto")
 
 
-# Objects that ``<parameter>__<name>`` is set on where the parameter is None or a string.
+# Factories for ``<parameter>__<name>`` if the parameter is None or a string.
 CONFIGS: dict[str, Callable[[Any, set[str]], Any]] = {
     "network": lambda value, names: MLP() if value is None else None,
     "sampler": _mala,
@@ -112,16 +112,16 @@ HMC_CONFIG: dict[str, Callable[[Any, set[str]], Any]] = {"sampler": _hmc}
 
 
 class Rule(abc.ABC):
-    """What is trained on top of a base, and what its samples move by; held by a blueprint.
+    """Training method of a blueprint: objective, network and sampler.
 
     Attributes
     ----------
     sampler : Sampler
-        What moves chains.
+        Sampler of the chains.
     holds_out : bool
-        Whether training is monitored by rows that it does not see.
+        Whether training is monitored on held-out rows.
     knows_noise : bool
-        Whether what is learned is the density of rows with the noise of training.
+        Whether the model is the density of rows with the noise of training.
     """
 
     sampler: Sampler
@@ -130,30 +130,30 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> Objective:
-        """What is minimised, of rows that get noise of level `sigma`, (d,)."""
+        """Objective on rows to which noise of level `sigma`, (d,), is added."""
 
     def network(self, config: Any, spec: Spec) -> nn.Module:
         """The trained part of the energy."""
         return build_network(config, spec)
 
     def proposal(self, energy: NeuralEnergy, net: EnergyNet) -> Distribution | None:
-        """A tractable distribution near the model: the base, which it corrects."""
+        """A tractable distribution near the model, by default the base."""
         return energy.base
 
     def fitted_sampler(self, net: EnergyNet) -> Sampler:
-        """What moves chains of the trained model: a copy of what training had, or came down to."""
+        """Sampler of the trained model: a copy of that of training, with its final step size."""
         return clone(self.sampler)
 
     def annealing_sampler(self, net: EnergyNet, domain: Domain) -> Sampler:
-        """What moves annealed chains."""
+        """Sampler for annealed importance sampling."""
         return self.fitted_sampler(net)
 
     def chain_rows(self, net: EnergyNet) -> Tensor | None:
-        """Rows of training chains that are draws of the model, where there are any."""
+        """Rows of training chains that are draws of the model, if there are any."""
         return None
 
     def known_rows(self, net: EnergyNet) -> Tensor | None:
-        """Rows near the model besides training rows, where there are any."""
+        """Rows near the model other than training rows, if there are any."""
         return self.chain_rows(net)
 
     def annealing_starts(self, net: EnergyNet, reference: Tensor) -> Any:
@@ -161,25 +161,25 @@ class Rule(abc.ABC):
         return reference
 
     def check_trained(self, net: EnergyNet, rows: Rows) -> None:
-        """Warn of what the history of a fit says about its result; by default nothing."""
+        """Warn if the training history indicates a bad fit; by default nothing."""
         return
 
 
 class ChainRule(Rule):
-    """A rule whose training moves chains, which are near the model afterwards."""
+    """A method that trains with chains, which are near the model afterwards."""
 
     def fitted_sampler(self, net: EnergyNet) -> Sampler:
         state, module = net.state_, net.module_
         return clone(self.sampler if state is None else module.kernel(state.halvings))
 
     def annealing_sampler(self, net: EnergyNet, domain: Domain) -> Sampler:
-        """The sampler, or the default one where it is not exact from the rows alone."""
+        """The sampler, or the default one if it is biased or keeps more than the current rows."""
         sampler = self.fitted_sampler(net)
         exact = sampler.exact and sampler.kernel is sampler
         return sampler if exact else default_sampler(domain)
 
     def chain_rows(self, net: EnergyNet) -> Tensor | None:
-        """Rows of the training chains, where those are the model's."""
+        """Rows of the training chains, if they are persistent."""
         return chain_rows(net)
 
     def known_rows(self, net: EnergyNet) -> Tensor | None:
@@ -193,7 +193,7 @@ class ChainRule(Rule):
 
 
 def chain_rows(net: EnergyNet) -> Tensor | None:
-    """Rows of persistent chains, where a net has any."""
+    """Rows of the persistent chains of a net, if it has any."""
     state = net.state_
     if state is None or state.chain is None or not net.module_.persistent:
         return None
@@ -211,13 +211,13 @@ class NeuralBlueprint(Blueprint):
     plan : TrainingPlan
     rule : Rule
     network_config : object
-        A copy of the network that was asked for.
+        A copy of the parameter `network`.
     bases : Bases
-        What the network corrects in training, and what of it is left when that is over.
+        Base of the energy in training, and that of the trained model.
     noise : ndarray of shape (d,) or None
         Noise level of training, in units of the energy.
     levels : tuple of float or None
-        Smallest and largest noise level of an energy that knows several.
+        Smallest and largest noise level of an energy with several.
     deconvolve : bool
     """
 
@@ -239,7 +239,7 @@ class NeuralBlueprint(Blueprint):
         return self.rule.objective(energy, None if sigma is None else sigma.to(like))
 
     def new_energy(self, generator: torch.Generator) -> NeuralEnergy:
-        """An untrained network on the base of noisy rows."""
+        """Untrained energy, whose base is that of noisy rows."""
         dtype, shape = self.plan.torch_dtype, self.table.image_shape
         base = self.bases.noisy
         base = None if base is None else base.to(generator.device, dtype)
@@ -252,17 +252,17 @@ class NeuralBlueprint(Blueprint):
         return NeuralEnergy(network, self.table.domain, base, **kind)
 
     def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
-        """A tenth of the rows, at most a hundred, which only the base has seen."""
+        """Hold out a tenth of the rows, at most a hundred, from the network but not the base."""
         if not self.rule.holds_out or len(rows) < FEWEST_ROWS:
             return rows, None
         n = min(N_HELD_OUT, len(rows) // 10)
         order = torch.randperm(len(rows), generator=generator, device=rows.device)
         return rows.subset(order[n:]), rows.subset(order[:n])
 
-    # ---------------------------------------------------------------- what a trained net means
+    # ---------------------------------------------------------------- trained models
 
     def energy(self, trained: NeuralEnergy) -> NeuralEnergy:
-        """The trained energy, on the base of clean rows where noise is to be taken off."""
+        """The trained energy, with the base of clean rows if it is deconvolved."""
         if not self.deconvolve or self.bases.clean is None:
             return trained
         like = next(trained.parameters())
@@ -286,7 +286,7 @@ class NeuralBlueprint(Blueprint):
         return self.rule.annealing_starts(net, reference)
 
     def proper_score(self, rows: Rows, energy: NeuralEnergy) -> Tensor:
-        """Minus the Hyvärinen score in the units of X; the pseudo-likelihood of discrete rows."""
+        """Minus the Hyvärinen score in units of X, or the pseudo-likelihood of discrete rows."""
         if self.table.discrete:
             return rows.map(lambda x: pseudo_log_likelihood(energy, x), energy.domain.n_columns)
         both = rows.map(lambda x: torch.stack(boundary_weight(x, self.table.domain), 2)).double()
@@ -297,9 +297,9 @@ class NeuralBlueprint(Blueprint):
     def derivatives(
         self, rows: Rows, energy: NeuralEnergy, *, weighted: bool = True
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Gradient of E (n, d) and the sum of its second derivatives (n,), in units of X.
+        """Gradient of E, (n, d), and the sum of its second derivatives, (n,), in units of X.
 
-        The latter `weighted` by what vanishes at bounds.
+        With `weighted`, second derivatives have weights that vanish at the bounds.
         """
         scale = torch.as_tensor(self.table.units.scale)
 
@@ -357,22 +357,22 @@ def neural_plan(
 
 
 def weight_decay_of(estimator: Any) -> float:
-    """Weight decay that an estimator asks for."""
+    """Weight decay of an estimator's optimizer."""
     return 0.0 if estimator.optimizer is None else float(estimator.optimizer.weight_decay)
 
 
 def network_of(estimator: Any) -> Any:
-    """A copy of the network that is given, or an MLP: later changes wait for the next fit."""
+    """A copy of the given network, or an MLP; later changes take effect at the next fit."""
     return clone(MLP() if estimator.network is None else estimator.network, safe=False)
 
 
 def sampler_of(estimator: Any, domain: Domain) -> Sampler:
-    """A copy of the sampler that is given, or the default one."""
+    """A copy of the given sampler, or the default one."""
     return default_sampler(domain) if estimator.sampler is None else clone(estimator.sampler)
 
 
 def refuse_real_settings(estimator: Any, domain: Domain) -> None:
-    """Raise `ValueError` for settings of real columns where rows are discrete."""
+    """Raise `ValueError` for settings of real columns if rows are discrete."""
     for name, default in (("bounds", None), ("sigma", "auto")):
         value = getattr(estimator, name)
         if value is not None and not (isinstance(value, str) and value == default):
@@ -380,7 +380,7 @@ def refuse_real_settings(estimator: Any, domain: Domain) -> None:
 
 
 def reach_of(base: Distribution | None, rows: Rows) -> float | None:
-    """How far most rows lie from the centre, where the base is a flow, whose tails are heavy."""
+    """Distance of most rows from the centre if the base is a flow, whose tails are heavy."""
     base = base.distribution if isinstance(base, Affine) else base
     if not isinstance(base, NormalizingFlow):
         return None
@@ -390,17 +390,17 @@ def reach_of(base: Distribution | None, rows: Rows) -> float | None:
 
 
 def confined(network: nn.Module, reach: float | None) -> nn.Module:
-    """A network that sees rows beyond `reach` pulled back to it."""
+    """A network whose input is clipped to a norm of at most `reach`."""
     return network if reach is None else Confined(network, reach)
 
 
 def is_binary(domain: Any) -> bool:
-    """Whether rows are said to be bits."""
+    """Whether the parameter `domain` asks for binary rows."""
     return domain == "binary" or isinstance(domain, Binary)
 
 
 def accepted_input(estimator: Any, *, reset: bool) -> dict[str, Any]:
-    """Images for networks that may take them; sparse X where rows are, or may be, bits."""
+    """Accept images for networks that may take them, and sparse X if rows may be binary."""
     if reset:
         sparse = estimator.domain == "auto" or is_binary(estimator.domain)
     else:
@@ -410,7 +410,7 @@ def accepted_input(estimator: Any, *, reset: bool) -> dict[str, Any]:
 
 
 def learn_any_table(estimator: Any, X: Any, weight: np.ndarray | None) -> FlatTable:
-    """Columns of X as what `domain` says they are."""
+    """Table of the columns of X, with the type given by `domain`."""
     domain = choose_domain(X, estimator.domain, estimator.sampler, estimator.bounds)
     kind: dict[str, Any] = {"bounds": estimator.bounds, "standardize": estimator.standardize}
     table = FlatTable.learn(X, weight, domain=domain, **kind)
@@ -428,7 +428,7 @@ def fit_any_bases(
     adds_noise: bool = True,
     deconvolve: bool = False,
 ) -> tuple[Bases, np.ndarray | None]:
-    """The base of rows of any kind, and the noise level of training."""
+    """Fit the base of rows of any type, and determine the noise level of training."""
     seed = draw_seed(estimator.random_state_)
     check_base_kind(base, table.domain)
     if table.discrete:
@@ -440,16 +440,16 @@ def fit_any_bases(
 
 
 def training_noise(estimator: Any, rows: Rows, *, adds_noise: bool) -> Tensor | None:
-    """Noise level that `sigma` asks for; `ValueError` where training can have none."""
+    """Noise level given by `sigma`; raises `ValueError` if training cannot add noise."""
     sigma, bounds = estimator.sigma, estimator.bounds
     if bounds is None and adds_noise:
         return None if sigma is None else noise_level(sigma, rows)
     if sigma is None or (isinstance(sigma, str) and sigma == "auto"):
         return None
-    cause = "leaves `bounds`"
+    cause = "as noise would move rows out of `bounds`"
     if bounds is None:
-        cause = 'objective="discrepancy" has of its own'
-    raise ValueError(f"sigma={sigma!r} is noise that {cause}: use sigma=None.")
+        cause = 'with objective="discrepancy", which adds its own noise'
+    raise ValueError(f"sigma={sigma!r} is not allowed {cause}: use sigma=None.")
 
 
 def n_batches(plan: TrainingPlan, n_rows: int) -> int:
@@ -458,9 +458,9 @@ def n_batches(plan: TrainingPlan, n_rows: int) -> int:
 
 
 def resolved_chains(chains: Any, batch_size: int, before: EnergyNet | None) -> ChainPolicy:
-    """A copy of the policy that is asked for, with as many chains as there are.
+    """A copy of the chain policy with a resolved number of chains.
 
-    Chains go on, however many rows there are now, unless their number is asked for.
+    Existing chains continue, however many rows there are now, unless their number is given.
     """
     found: Any = POLICIES[chains]() if isinstance(chains, str) else clone(chains)
     found._validate_params()
@@ -476,7 +476,7 @@ def resolved_chains(chains: Any, batch_size: int, before: EnergyNet | None) -> C
 
 
 def policy_for(chains: ChainPolicy, energy: NeuralEnergy) -> ChainPolicy:
-    """The policy with chains that begin at draws of the energy's base."""
+    """The policy, with chains initialised from the energy's base."""
     found = clone(chains)
     if "initial" in found.get_params() and found.initial is None:
         found.set_params(initial=energy.base)
@@ -486,7 +486,7 @@ def policy_for(chains: ChainPolicy, energy: NeuralEnergy) -> ChainPolicy:
 
 
 def of_images(augmentation: Any, shape: tuple[int, ...] | None) -> Any:
-    """An augmentation of images as one of the flat rows that energies see."""
+    """Adapt an augmentation of images to flat rows."""
     if augmentation is None or shape is None:
         return augmentation
     return lambda x, generator: augmentation(x.unflatten(1, shape), generator).flatten(1)

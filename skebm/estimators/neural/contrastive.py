@@ -1,4 +1,4 @@
-"""Neural densities trained by maximum likelihood, with sampled negatives."""
+"""Neural densities trained by contrastive divergence."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ from skebm.training.rows import Rows
 
 
 class Likelihood(BaseEstimator):
-    """Settings of maximum likelihood by sampled negatives, ``objective="likelihood"``.
+    """Settings of maximum likelihood by contrastive divergence, ``objective="likelihood"``.
 
     Parameters
     ----------
     sigma_anneal : float, default=1
-        Factor of the noise at first; it falls to 1 over the first half of the passes.
+        Initial factor on the noise, which decays to 1 over the first half of training.
     energy_l2 : float, default=0
         Penalty on the squares of f at data and chains [1]_.
     clip_norm : float or None, default=None
-        Largest norm of a gradient.
+        Maximum norm of the gradient.
     kl_weight, entropy_weight : float, default=0
-        Weights of the terms that the gradient leaves out, through the last step of the chains, and
-        of their entropy [2]_; for ``Langevin`` and ``MALA``.
+        Weights of the KL term, whose gradient is taken through the last step of the chains, and of
+        their entropy [2]_; for ``Langevin`` and ``MALA``.
 
     References
     ----------
@@ -99,10 +99,10 @@ class Discrepancy(BaseEstimator):
     Parameters
     ----------
     perturbation : float, default=0.2
-        Noise of the negatives, in standard deviations of the columns (in units of X with
-        ``standardize=False``); on discrete rows the probability that a column changes.
+        Standard deviation of the perturbations, in standard deviations of the columns (in units of
+        X with ``standardize=False``); for discrete rows, the probability that a column changes.
     n_negatives : int, default=16
-        Perturbed copies of each row.
+        Number of negatives per row.
 
     References
     ----------
@@ -129,7 +129,7 @@ class Discrepancy(BaseEstimator):
 
 @dataclass(frozen=True)
 class LikelihoodRule(ChainRule):
-    """Maximum likelihood with sampled negatives.
+    """Maximum likelihood by contrastive divergence.
 
     Attributes
     ----------
@@ -137,7 +137,7 @@ class LikelihoodRule(ChainRule):
     chains : ChainPolicy
     settings : Likelihood
     anneal : tuple of (float, int)
-        Factor of the noise at first, and batches until it is 1.
+        Initial factor on the noise, and number of batches until it is 1.
     """
 
     sampler: Sampler
@@ -175,25 +175,26 @@ class DiscrepancyRule(ChainRule):
 
 @shared_docs
 class ContrastiveDivergenceDensity(BaseDensity):
-    r"""Neural density by maximum likelihood: energies fall at the data and rise at samples.
+    r"""Neural density by maximum likelihood, with contrastive divergence.
 
     .. math:: p(x) = \frac1Z q(x)\, e^{-f(x)} , \qquad
         \nabla_\theta \log p(x) = -\nabla_\theta f(x) + \mathbb E_p \nabla_\theta f
 
-    A base q is fitted first, and a network f that corrects it is trained along the gradient of the
-    likelihood, whose second term is a mean over Markov chains that start at the base and go on from
-    batch to batch. Real columns, bits or one-hot columns; any network; any sampler of such rows.
-    Of 200 rows or more a tenth, at most 100, is held out from the network: by these training is
-    monitored. Where it diverges it goes back to where it was well, with smaller steps.
+    A base q is fitted first. A network f that corrects it is then trained by the gradient of the
+    log-likelihood, whose second term is estimated from Markov chains; by default they start from
+    the base and continue from batch to batch. Rows may be real, binary or one-hot, with any network
+    and any sampler for such rows. If there are 200 rows or more, a tenth, at most 100, are held out
+    from the network to monitor training. If training diverges, it is rolled back to an earlier
+    state and continues with smaller steps.
 
     Parameters
     ----------
     <<network, sampler>>
     objective : {"likelihood", "discrepancy"}, Likelihood or Discrepancy, default="likelihood"
-        ``"likelihood"`` has settings as :class:`Likelihood`, penalties among them.
-        ``"discrepancy"`` does without chains: rows are discriminated from what their noisy copies
-        might have been [7]_, with settings as :class:`Discrepancy`. For few columns: its samples
-        carry little information in many.
+        ``"likelihood"``: maximum likelihood; settings, penalties among them, in
+        :class:`Likelihood`. ``"discrepancy"``: energy discrepancy, without chains, which contrasts
+        each row with perturbations of a noisy copy of it [7]_; settings in :class:`Discrepancy`. It
+        is for few columns, as perturbations carry little information in many.
     <<chains, domain, base, sigma, deconvolve, bounds, standardize>>
     <<learning_rate, batch_size, n_iter, optimizer, early_stopping, warm_start>>
     <<contamination, partition, compute>>
@@ -202,15 +203,15 @@ class ContrastiveDivergenceDensity(BaseDensity):
     ----------
     <<sigma_, base_, units_, row_shape_, log_partition, offset_>>
     history_ : list of dict
-        One for each pass: ``train_loss`` and ``energy_gap``, both mean E(data) - mean E(chains);
-        ``gain_over_base``, nats a row above the base (an estimate); ``acceptance``; learning rate,
-        seconds.
+        One entry per epoch: ``train_loss`` and ``energy_gap``, both mean E(data) - mean E(chains);
+        ``gain_over_base``, the estimated mean log-likelihood ratio to the base, in nats;
+        ``acceptance``; learning rate, seconds.
     <<n_iter_, sampler_, n_features_in_>>
 
     See Also
     --------
-    ScoreMatchingDensity : Faster, without sampling in training; of real columns.
-    RBMEstimator : Binary rows, with features.
+    ScoreMatchingDensity : Faster, without sampling in training; for real columns.
+    RBMEstimator : Binary rows, with hidden units as features.
 
     References
     ----------
@@ -236,7 +237,7 @@ class ContrastiveDivergenceDensity(BaseDensity):
     >>> from skebm import ContrastiveDivergenceDensity
     >>> X, _ = make_moons(500, noise=0.1, random_state=0)
     >>> model = ContrastiveDivergenceDensity(random_state=0).fit(X[:400])
-    >>> bool(model.score(X[400:]) > -1.6)  # nats; a normal distribution has -1.9
+    >>> bool(model.score(X[400:]) > -1.6)  # nats; a Gaussian has -1.9
     True
     >>> model.sample(3, random_state=0).shape
     (3, 2)
@@ -373,16 +374,16 @@ class ContrastiveDivergenceDensity(BaseDensity):
 
 
 # ------------------------------------------------------------------------------
-# What estimators with rows of any kind share
+# Checks
 # ------------------------------------------------------------------------------
 
 
 def check_discrepancy(chains: Any, base: Any) -> None:
-    """Raise `ValueError` for what an objective without chains has no use for."""
+    """Raise `ValueError` for chains and bases that energy discrepancy cannot use."""
     if chains != "persistent":
         raise ValueError(f"chains={chains!r} has no effect: discrepancy has no chains.")
     if base == "kernel":
         raise ValueError(
-            'base="kernel" has its centres on the rows, which discrepancy would '
-            'discriminate from their copies by that alone: use base="mixture".'
+            'base="kernel" has its centres at the training rows, which energy discrepancy would '
+            'recognise by that alone: use base="mixture".'
         )

@@ -1,4 +1,4 @@
-"""Neural densities and normalizing flows that are trained against each other."""
+"""Neural densities and normalizing flows by flow contrastive estimation."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from skebm.training.rows import Rows
 
 @dataclass(frozen=True)
 class FlowRule(Rule):
-    """An energy against a flow that is trained as well.
+    """Flow contrastive estimation.
 
     Attributes
     ----------
     sampler : Sampler
     reach : float or None
-        How far the network sees.
+        Norm to which the network's input is clipped.
     """
 
     sampler: Sampler
@@ -63,7 +63,7 @@ class FlowRule(Rule):
 
 
 def flow_of(net: EnergyNet) -> NormalizingFlow:
-    """The trained flow, of standardised rows."""
+    """The trained flow, on standardised rows."""
     trained: Any = net.module_
     found: NormalizingFlow = trained.noise.frozen()
     return found
@@ -71,74 +71,75 @@ def flow_of(net: EnergyNet) -> NormalizingFlow:
 
 @shared_docs
 class FlowContrastiveDensity(BaseDensity):
-    r"""Neural density by flow contrastive estimation: an energy against a flow that adapts.
+    r"""Neural density by flow contrastive estimation, against an adversarial normalizing flow.
 
     .. math:: \min_{E, \log Z} \max_\phi \;
         \mathbb E_{data} \log\bigl(1 + e^{-r(x)}\bigr)
         + \mathbb E_{q_\phi} \log\bigl(1 + e^{r(x)}\bigr) , \qquad
         r(x) = -E(x) - \log Z - \log q_\phi(x)
 
-    A normalizing flow is fitted to the rows by maximum likelihood first; it is the base of the
-    energy, :math:`E(x) = -\log q_0(x) + f(x)`, and what training is monitored by. Then the network
-    f learns to discriminate rows from draws of the flow, and the flow to make draws that cannot be
-    discriminated. Both can be used afterwards: the energy by the methods of this class, the flow as
-    `flow_`. log Z is learned on the way, and estimated again by importance sampling from the flow.
+    A normalizing flow is first fitted to the rows by maximum likelihood. It is the base of the
+    energy, :math:`E(x) = -\log q_0(x) + f(x)`, and the reference for monitoring. The network f is
+    then trained to discriminate rows from draws of the flow, and a copy of the flow is trained
+    adversarially against it. Both can be used afterwards: the energy by the methods of this class,
+    the flow as `flow_`. log Z is learned during training and estimated again by importance
+    sampling from the flow.
 
-    Of 200 rows or more a tenth, at most 100, is held out: by these training is monitored. It needs
-    zuko: ``pip install "skebm[flows]"``.
+    If there are 200 rows or more, a tenth, at most 100, are held out to monitor training. The
+    estimator needs zuko: ``pip install "skebm[flows]"``.
 
     Parameters
     ----------
     <<network>>
     flow : {"coupling", "nsf", "maf"} or nn.Module, default="coupling"
-        See :meth:`skebm.distributions.NormalizingFlow.fit`. Draws are made at every step, for which
-        autoregressive flows (``"nsf"``, ``"maf"``) need a pass for every column. A flow of zuko is
-        copied, and trained from its weights.
+        Flow, see :meth:`skebm.distributions.NormalizingFlow.fit`. Every step draws from it, for
+        which autoregressive flows (``"nsf"``, ``"maf"``) need a pass for each column. A flow of
+        zuko is copied, and trained from its weights.
     n_flow_steps : int >= 1, default=1000
-        Steps of maximum likelihood that the flow takes first, at most.
+        Maximum number of steps of the initial fit by maximum likelihood.
     flow_learning_rate : float > 0, default=5e-4
-        Of the flow against the energy.
+        Learning rate of the flow in adversarial training.
     sampler : Sampler or None, default=None
-        What moves samples; None is :class:`skebm.samplers.MALA`, adaptive.
+        Sampler for samples and imputations; None is adaptive :class:`skebm.samplers.MALA`.
     sigma : float, array-like, "auto", "bandwidth" or None, default="auto"
-        Standard deviation of the noise that rows get in training, in standard deviations of the
-        columns (in units of X with ``standardize=False``), or one for each column: the model is one
-        of rows with that noise, which keeps flow and energies from becoming spikes. ``"auto"`` is
-        0.75 times the bandwidth of kernels on the rows that is most likely leaving one out,
-        between 0.05 and 1; ``"bandwidth"`` that bandwidth itself; None is none.
+        Standard deviation of the Gaussian noise added to rows in training, or one for each column,
+        in standard deviations of the columns (in units of X with ``standardize=False``). The model
+        is the density of the noisy rows, which prevents flow and energy from collapsing to spikes.
+        ``"bandwidth"`` is the bandwidth that maximises the leave-one-out likelihood of a kernel
+        density; ``"auto"`` is 0.75 times that bandwidth, between 0.05 and 1; None is no noise.
     <<standardize>>
     learning_rate : float, default=2e-3
-        Of Adam, for the energy and log Z.
+        Learning rate of Adam for the energy and log Z.
     <<batch_size, n_iter>>
     optimizer : AdamW or None, default=None
-        :class:`skebm.training.AdamW`, of which None is the default; weight decay of the network
-        alone, the schedule of both learning rates.
+        Settings of the optimizer; None is :class:`skebm.training.AdamW` with its defaults. Weight
+        decay applies to the network only, the schedule to both learning rates.
     early_stopping : bool or EarlyStopping, default=False
-        Stop when the likelihood of held-out rows stagnates (log Z by draws of the base), and keep
-        the best weights; settings as :class:`skebm.training.EarlyStopping`. The flow is not fitted
-        to the held-out rows either.
+        Stop when the likelihood of held-out rows (with log Z from draws of the base) no longer
+        improves, and keep the best weights; settings in :class:`skebm.training.EarlyStopping`. The
+        held-out rows are not used to fit the flow either.
     <<warm_start, contamination, partition, compute>>
 
     Attributes
     ----------
     flow_ : Distribution
-        The trained flow, a distribution of rows in the units of X: ``flow_.log_prob(tensor)``,
-        ``flow_.sample(n, generator)``; also as ``noise=`` of :class:`NCEDensity`.
+        The trained flow, a distribution in the units of X: ``flow_.log_prob(tensor)``,
+        ``flow_.sample(n, generator)``. It can be passed to :class:`NCEDensity` as ``noise=``.
     base_ : NormalizingFlow
-        The flow by maximum likelihood, of standardised rows.
+        The flow fitted by maximum likelihood, on standardised rows.
     log_partition_learned_ : float
-        log Z as the classifier has it, in nats.
+        log Z as learned by the classifier, in nats.
     <<log_partition, offset_, sigma_, units_, row_shape_>>
     history_ : list of dict
-        One for each pass: ``train_loss``; ``accuracy``, the mean fraction of rows and of draws
-        that are classified correctly; ``gain_over_base`` and ``flow_gain``, nats a row that the
-        energy (an estimate) and the flow are above the flow by maximum likelihood; learning rate of
-        the energy, seconds.
+        One entry per epoch: ``train_loss``; ``accuracy``, the mean fraction of rows and of draws
+        that are classified correctly; ``gain_over_base`` and ``flow_gain``, the mean log-likelihood
+        ratios of the energy (an estimate) and the trained flow to the flow fitted by maximum
+        likelihood, in nats; learning rate of the energy, seconds.
     <<n_iter_, sampler_, n_features_in_>>
 
     See Also
     --------
-    NCEDensity : The same against noise that stays as it is.
+    NCEDensity : Noise contrastive estimation, against fixed noise.
 
     References
     ----------
@@ -152,7 +153,7 @@ class FlowContrastiveDensity(BaseDensity):
     >>> from skebm import FlowContrastiveDensity
     >>> X, _ = make_moons(500, noise=0.1, random_state=0)
     >>> model = FlowContrastiveDensity(flow="maf", n_iter=20, random_state=0).fit(X[:400])
-    >>> bool(model.score(X[400:]) > -1.6)  # nats; a normal distribution has -1.9
+    >>> bool(model.score(X[400:]) > -1.6)  # nats; a Gaussian has -1.9
     True
     >>> model.flow_.sample(3, torch.Generator().manual_seed(0)).shape
     torch.Size([3, 2])
@@ -239,7 +240,7 @@ class FlowContrastiveDensity(BaseDensity):
             bases, reach, level = known.bases, known.rule.reach, known.noise
         players = [
             ("flow.*", {"lr": self.flow_learning_rate, "weight_decay": 0.0}),
-            ("shift", {"weight_decay": 0.0}),  # log Z is no weight
+            ("shift", {"weight_decay": 0.0}),  # no decay of log Z
         ]
         settings = {"param_groups": players}
         return NeuralBlueprint(
@@ -261,7 +262,7 @@ class FlowContrastiveDensity(BaseDensity):
 
     @property
     def flow_(self) -> Affine:
-        """The trained flow, a distribution of rows in the units of X."""
+        """The trained flow, a distribution in the units of X."""
         check_is_fitted(self)
         flow = flow_of(self.net_)
         centre, scale = (torch.as_tensor(part).to(flow.centre) for part in self.units_[:2])
@@ -269,7 +270,7 @@ class FlowContrastiveDensity(BaseDensity):
 
     @property
     def log_partition_learned_(self) -> float:
-        """log Z as the classifier has it, in nats."""
+        """log Z as learned by the classifier, in nats."""
         check_is_fitted(self)
         trained: Any = self.net_.module_
         return float(trained.log_partition.detach())

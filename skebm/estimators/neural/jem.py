@@ -1,4 +1,4 @@
-"""Classifiers whose logits are a density of the rows as well: joint energy models."""
+"""Joint energy-based models: classifiers whose logits also define a density of the rows."""
 
 from __future__ import annotations
 
@@ -48,37 +48,40 @@ from skebm.samplers import ChainPolicy
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
 
-# Passes of ``n_iter="auto"``; a classifier of few rows that goes on is sure where it should not be.
+# Maximum number of epochs of ``n_iter="auto"``: with more, classifiers of few rows become
+# overconfident.
 MOST_PASSES = 100
-# Weight of log p(x) at most. As that is a sum over columns, of many it is their mean: the sum would
-# outweigh a cross-entropy that is nearly nothing.
+# Maximum of the default weight of log p(x). With many columns the weight is one over their number,
+# as log p(x) is a sum over columns that would outweigh a small cross-entropy.
 MOST_WEIGHT = 0.03
 
 
 class Hybrid(BaseEstimator):
-    r"""Settings of the objective of a joint energy model: cross-entropy and likelihood.
+    r"""Settings of the objective of a joint energy-based model: cross-entropy and likelihood.
 
     Parameters
     ----------
     form : {"factored", "joint"}, default="factored"
-        ``"factored"``: exact cross-entropy, and `generative_weight` times the sampled
-        :math:`-\log p(x)`. ``"joint"``: the fraction `generative_weight` of both is
-        :math:`-\log p(x, y)`, sampled as one, with classes drawn for the chains.
+        ``"factored"``: exact cross-entropy plus `generative_weight` times :math:`-\log p(x)`, by
+        contrastive divergence. ``"joint"``: a mixture of the cross-entropy and
+        :math:`-\log p(x, y)`, of which the latter has the weight `generative_weight`; classes are
+        drawn for the chains.
     noisy : bool, default=True
-        Whether the cross-entropy sees rows with the noise of p(x), `sigma`, so that one density of
-        noisy rows and their classes is learned, as in [1]_; False: as they are, as they always are
-        with ``generative_weight=0``.
+        Whether the cross-entropy is computed on rows with the noise `sigma`, as p(x) is, so that
+        the model is one density of noisy rows and their classes, as in [1]_. If False, and always
+        with ``generative_weight=0``, it is computed on rows without noise.
     augmentation : callable or None, default=None
-        ``augmentation(rows, generator)``, of standardised rows or of images (n, C, H, W), for the
-        cross-entropy alone [2]_. :class:`skebm.samplers.Shift` and the like.
+        ``augmentation(rows, generator)`` of standardised rows or of images (n, C, H, W), such as
+        :class:`skebm.samplers.Shift`; for the cross-entropy only [2]_.
     sharpness : float, default=0
-        Length of the step up the gradient at whose end the gradient is taken [3]_; 0 is none.
+        Radius of sharpness-aware minimisation [3]_: the length of the ascent step after which the
+        gradient is evaluated.
     sigma_anneal : float, default=1
-        Factor of the noise at first; it falls to 1 over the first half of the passes.
+        Initial factor on the noise, which decays to 1 over the first half of training.
     energy_l2 : float, default=0
         Penalty on the squares of :math:`\log \sum_y e^{\mathrm{logits}_y}` at rows and chains.
     clip_norm : float or None, default=None
-        Largest norm of a gradient.
+        Maximum norm of the gradient.
 
     References
     ----------
@@ -128,7 +131,7 @@ class Hybrid(BaseEstimator):
 
 @dataclass(frozen=True)
 class JointRule(ChainRule):
-    """What is minimised, and how negatives are drawn.
+    """Training of a joint energy-based model.
 
     Attributes
     ----------
@@ -136,11 +139,11 @@ class JointRule(ChainRule):
     chains : ChainPolicy
     settings : Hybrid
     anneal : tuple of (float, int)
-        Factor of the noise at first, and batches until it is 1.
+        Initial factor on the noise, and number of batches until it is 1.
     n_classes : int
     generative_weight : float
     class_weight : tuple of float or None
-        Of each class, with the fraction of labelled rows made up for.
+        Weights of the classes, divided by the fraction of labelled rows.
     """
 
     sampler: Sampler
@@ -157,7 +160,7 @@ class JointRule(ChainRule):
         return ClassMarginal(build_network(config, spec))
 
     def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> JointLikelihood:
-        """Training begins at the base of the energy, and at even odds."""
+        """Objective of an energy that starts at its base, with equal class probabilities."""
         like, weight, asked = next(energy.parameters()), self.class_weight, self.settings
         return JointLikelihood(
             energy,
@@ -178,67 +181,69 @@ class JointRule(ChainRule):
 
 @shared_docs
 class JEMClassifier(ClassifierMixin, BaseEBM):
-    r"""Classifier whose logits are a density of the rows as well: a joint energy model.
+    r"""Joint energy-based model: a classifier whose logits also define a density of the rows.
 
     .. math:: p(x, y) = \frac1Z q(x)\, e^{\mathrm{logits}_y(x)} , \qquad
         p(y \mid x) = \mathrm{softmax}(\mathrm{logits}(x)) , \qquad
         p(x) = \frac1Z q(x) \sum_y e^{\mathrm{logits}_y(x)}
 
-    A classifier leaves open what is added to all of its logits; here that is learned, from the
-    likelihood of the rows, by sampled negatives [1]_. One network then classifies, knows rows that
-    are unlike those of training, draws rows of a class, and learns from rows without labels. The
-    base q, which the rows alone decide, is fitted first. Training that runs away goes back to where
-    it was well, with smaller steps.
+    Adding the same function of x to all logits does not change the class probabilities. A joint
+    energy-based model uses this freedom to learn the density of the rows as well, by contrastive
+    divergence [1]_. The same network then classifies, detects rows unlike the training data,
+    samples rows of a class, and learns from unlabelled rows. The base q is fitted first, to the
+    rows without labels. If training diverges, it is rolled back to an earlier state and continues
+    with smaller steps.
 
     Parameters
     ----------
     network : config object, callable, nn.Module or None, default=None
-        From rows (n, ...) to logits (n, K). None is :class:`skebm.energies.MLP`;
-        :class:`skebm.energies.Conv` takes images (n, C, H, W). A callable makes a module from a
-        :class:`skebm.energies.Spec`, whose ``n_classes`` is K; a module is copied, weights and all.
+        Network that maps rows (n, ...) to logits (n, K). None is :class:`skebm.energies.MLP`;
+        :class:`skebm.energies.Conv` takes images (n, C, H, W). A callable builds a module from a
+        :class:`skebm.energies.Spec`, whose ``n_classes`` is K; a module is copied with its weights.
     objective : {"factored", "joint"} or Hybrid, default="factored"
-        Cross-entropy plus `generative_weight` times :math:`-\log p(x)`, or the likelihood of rows
-        and classes as one term; noise, augmentation, sharpness-aware steps and penalties as
-        :class:`Hybrid`.
+        Cross-entropy plus `generative_weight` times :math:`-\log p(x)`, or a joint likelihood of
+        rows and classes; settings of noise, augmentation, sharpness-aware minimisation and
+        penalties in :class:`Hybrid`.
     generative_weight : float or "auto", default="auto"
-        :math:`\lambda \ge 0`. 0 is a plain classifier: no chain moves. 1 is maximum likelihood of
-        rows and labels together, in which :math:`\log p(x)`, a sum over columns, outweighs the
-        labels. ``"auto"`` is 0.03, or 1 over the number of columns where these are more than 33.
+        :math:`\lambda \ge 0`. 0 is a plain classifier, without chains. 1 is the joint maximum
+        likelihood of rows and labels, in which :math:`\log p(x)`, a sum over columns, outweighs the
+        labels. ``"auto"`` is 0.03, or one over the number of columns if there are more than 33.
     sampler : Sampler or None, default=None
-        What moves the chains, in training and for samples. None is :class:`skebm.samplers.MALA`,
-        adaptive, and :class:`~skebm.samplers.GibbsWithGradients` on discrete rows. The step and the
-        noise of the paper are ``Langevin(1.0, noise_scale=0.01)``, steps that are clipped
-        ``clip_grad=``. ``sampler__step_size`` and the like can be searched over.
+        Sampler of the chains, in training and for samples. None is adaptive
+        :class:`skebm.samplers.MALA`, and :class:`~skebm.samplers.GibbsWithGradients` on discrete
+        rows. The settings of [1]_ are ``Langevin(1.0, noise_scale=0.01)``; ``clip_grad=`` clips its
+        steps. Parameters can be searched over by ``sampler__<name>``.
     chains : {"persistent", "replay", "data", "noise"} or ChainPolicy, default="persistent"
-        As of :class:`ContrastiveDivergenceDensity`; without a base chains begin uniformly inside
-        `bounds`.
+        As in :class:`ContrastiveDivergenceDensity`; without a base, chains are initialised
+        uniformly within `bounds`.
     unlabeled : label or None, default=None
-        The label of rows whose class is not known: they count in p(x) alone. None: there are none.
+        Label of rows whose class is unknown, which contribute to p(x) only. None: all are labelled.
     class_weight : dict, "balanced" or None, default=None
-        Factors of the classes in the cross-entropy; p(x) is that of the rows as they are.
+        Weights of the classes in the cross-entropy; they do not affect p(x).
     <<domain>>
     base : str, MixtureBase, Distribution or None, default="auto"
-        q; as of :class:`ContrastiveDivergenceDensity`, or ``"classes"``: a normal distribution for
-        the labelled rows of each class, where chains then start [4]_.
+        Base q, as in :class:`ContrastiveDivergenceDensity`, or ``"classes"``: a Gaussian for the
+        labelled rows of each class, from which chains then start [4]_.
     sigma : float, array-like, "auto", "bandwidth" or None, default="auto"
-        Noise of the rows in p(x), in standard deviations of the columns. As of
-        :class:`ContrastiveDivergenceDensity`.
+        Standard deviation of the noise added to the rows in p(x), in standard deviations of the
+        columns, as in :class:`ContrastiveDivergenceDensity`.
     <<bounds>>
     standardize : bool, default=True
         Train on columns of mean 0 and variance 1.
     <<learning_rate, batch_size>>
     n_iter : int or "auto", default="auto"
-        Passes over the data; ``"auto"`` makes about a thousand steps, in at most 100 passes: more
-        of them make a classifier of a small table surer of itself than it should be.
+        Number of epochs; ``"auto"`` amounts to about a thousand steps, in at most 100 epochs, as
+        more make classifiers of small tables overconfident.
     <<optimizer>>
     early_stopping : bool or EarlyStopping, default=False
-        Stop when the objective on held-out rows stagnates, and keep the best weights; settings as
-        :class:`skebm.training.EarlyStopping`.
+        Stop when the objective on held-out rows no longer improves, and keep the best weights;
+        settings in :class:`skebm.training.EarlyStopping`.
     warm_start : bool, default=False
-        Go on from the weights of the previous `fit`, on its base and its classes.
+        Continue from the weights of the previous `fit`, with the same base and classes.
     partition : "auto", PartitionEstimator or None, default="auto"
-        How log Z of p(x) is found, on first need; as of :class:`ContrastiveDivergenceDensity`.
-        None: not at all; `score_samples` is then -E(x).
+        How log Z of p(x) is estimated, when it is first needed, as in
+        :class:`ContrastiveDivergenceDensity`. None: log Z is not estimated; `score_samples` is then
+        -E(x).
     <<compute>>
 
     Attributes
@@ -249,20 +254,19 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         :math:`\lambda`.
     <<sigma_, base_, units_, row_shape_, log_partition>>
     history_ : list of dict
-        One for each pass: ``cross_entropy`` and ``accuracy`` on a hundred training rows (no
-        accuracy where none of these has a label);
-        ``train_loss``; ``energy_gap``, ``gain_over_base`` and ``acceptance`` as of
-        :class:`ContrastiveDivergenceDensity`; learning rate, seconds.
+        One entry per epoch: ``cross_entropy`` and ``accuracy`` on a hundred training rows (no
+        accuracy if none of these has a label); ``train_loss``; ``energy_gap``, ``gain_over_base``
+        and ``acceptance`` as in :class:`ContrastiveDivergenceDensity`; learning rate, seconds.
     n_iter_, n_restarts_ : int
-        Passes that ran, and roll-backs among them.
+        Number of epochs, and of roll-backs.
     sampler_, energy_, net_ : Sampler, NeuralEnergy, EnergyNet
-        The kernel, the energy of p(x) of standardised rows as a torch module, and the skorch net.
+        The sampler, the energy of p(x) on standardised rows as a torch module, and the skorch net.
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
 
     See Also
     --------
     ContrastiveDivergenceDensity : The same density without classes.
-    EnergyOutlierDetector : Outliers by log p(x), the largest probability or the score of log p.
+    EnergyOutlierDetector : Outlier detection by log p(x), the largest probability or the score.
 
     References
     ----------
@@ -374,9 +378,9 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         X : array-like of shape (n_samples, n_features)
             Training rows.
         y : array-like of shape (n_samples,)
-            Labels of any type; those equal to `unlabeled` are not known.
+            Labels of any type; those equal to `unlabeled` are unknown.
         sample_weight : array-like of shape (n_samples,), default=None
-            Non-negative weights; a row of weight 0 is as if it were not there.
+            Non-negative weights; rows of weight 0 are ignored.
 
         Returns
         -------
@@ -390,7 +394,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
     ) -> JEMClassifier:
-        """Make one pass over rows and labels, in mini-batches, going on from the present state.
+        """Train for one epoch on rows and labels, in mini-batches, from the current state.
 
         Parameters
         ----------
@@ -399,7 +403,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         y : array-like of shape (n_samples,)
             Their labels.
         classes : array-like of shape (n_classes,), default=None
-            All classes that there will be, for the first call; None takes those of its y.
+            All classes, for the first call; None takes those of its y.
         sample_weight : array-like of shape (n_samples,), default=None
             Non-negative weights.
 
@@ -416,7 +420,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         return self
 
     def _encode(self, X: Any, y: Any, on: bool, classes: Any = None) -> np.ndarray:
-        """Places of the labels among the classes, -1 for rows that have none."""
+        """Indices of the labels among the classes, -1 for unlabelled rows."""
         found = check_labels(self, X, y)
         known = np.ones(len(found), dtype=bool)
         if self.unlabeled is not None:
@@ -424,7 +428,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
             if not known.any():
                 raise ValueError(
                     f"All rows are unlabelled (unlabeled={self.unlabeled!r}): a classifier needs "
-                    "labels. For p(x) alone there is ContrastiveDivergenceDensity."
+                    "labels. For p(x) alone use ContrastiveDivergenceDensity."
                 )
         labels = found[known]
         check_classification_targets(labels)
@@ -439,9 +443,9 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         new = sorted({label for label in labels.tolist() if label not in place}, key=str)
         if new:
             raise ValueError(
-                f"y holds classes {new} that the model was not made for, {self.classes_.tolist()}: "
-                "name all of them as classes= in the first call of partial_fit, or clone the "
-                "estimator to start anew."
+                f"y contains classes {new}, which are not among {self.classes_.tolist()}: pass all "
+                "of them as classes= in the first call of partial_fit, or clone the estimator to "
+                "start anew."
             )
         codes = np.full(len(found), UNKNOWN, dtype=np.int64)
         codes[known] = [place[label] for label in labels.tolist()]
@@ -495,7 +499,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
     # ---------------------------------------------------------------- classes
 
     def logits(self, X: Any) -> np.ndarray:
-        """Logits of all classes: log p(x, y) up to what all classes of all rows share but log q(x).
+        """Logits of all classes: log p(x, y) - log q(x), up to a constant.
 
         Parameters
         ----------
@@ -524,7 +528,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         return share / share.sum(1, keepdims=True)
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Logits; of two classes their difference, the log-odds of the second.
+        """Logits; for two classes their difference, the log-odds of the second.
 
         Parameters
         ----------
@@ -532,7 +536,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
 
         Returns
         -------
-        ndarray of shape (n_samples, n_classes), or (n_samples,) of two classes
+        ndarray of shape (n_samples, n_classes), or (n_samples,) for two classes
         """
         logits = self.logits(X)
         return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
@@ -554,8 +558,8 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
     def joint_energy(self, X: Any, y: Any) -> np.ndarray:
         r"""Energy of rows and classes, :math:`-\log q(x) - \mathrm{logits}_y(x)`, in nats.
 
-        Minus log p(x, y) up to `log_partition_`; :meth:`energy` is minus the logarithm of the
-        sum of :math:`e^{-E(x, y)}` over classes.
+        It is -log p(x, y) - `log_partition_`. :meth:`energy` is minus the logarithm of the sum of
+        :math:`e^{-E(x, y)}` over classes.
 
         Parameters
         ----------
@@ -590,11 +594,11 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         given: Any = None,
         n_steps: int = 100,
     ) -> np.ndarray:
-        """Draw rows of p(x), or of p(x | y).
+        """Draw rows from p(x) or p(x | y).
 
-        As :meth:`ContrastiveDivergenceDensity.sample`; chains of a class start at draws of the
-        base, or at training chains, that are likely of the class, and follow its energy:
-        approximate, exact as draws and steps grow.
+        As :meth:`ContrastiveDivergenceDensity.sample`. The chains of a class start from draws of
+        the base, or from training chains, resampled by their weights for the class, and move by its
+        energy. Samples are exact in the limit of many draws and steps.
 
         Parameters
         ----------
@@ -604,9 +608,9 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         random_state : int, RandomState instance or None, default=None
             None draws from NumPy's global generator.
         given : array-like of shape (n_features,) or None, default=None
-            A row whose numbers are held, and whose NaN are drawn; without y.
+            A row whose numbers are fixed and whose NaN are drawn; only without y.
         n_steps : int, default=100
-            Steps of the chains, after as many that adapt the sampler.
+            Number of steps of the chains, after as many adaptation steps.
 
         Returns
         -------
@@ -634,7 +638,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         return found
 
     def _given_class(self, code: int) -> tuple[NeuralEnergy, Chains]:
-        """The energy of p(x | y), and chains that start at rows by how likely they are of it."""
+        """The energy of p(x | y), and chains that start at rows weighted by their p(y | x)."""
         energy = self.energy_
         network: Any = energy.network
         shape = self._blueprint.table.image_shape
@@ -662,18 +666,18 @@ def logits_of(energy: NeuralEnergy, x: Tensor) -> Tensor:
 
 
 def all_classes(labels: np.ndarray, named: Any) -> np.ndarray:
-    """Sorted classes: those that are named, or those of the labels."""
+    """Sorted classes: those given, or those of the labels."""
     classes = np.unique(labels if named is None else named)
     if len(classes) < 2:
         raise ValueError(
-            f"y holds {len(classes)} class, {classes.tolist()}, and a classifier needs two at "
-            "least. For p(x) alone there is ContrastiveDivergenceDensity."
+            f"y contains {len(classes)} class, {classes.tolist()}, but a classifier needs at least "
+            "two. For p(x) alone use ContrastiveDivergenceDensity."
         )
     return classes
 
 
 def codes_of(y: Any, n: int, classes: np.ndarray) -> np.ndarray:
-    """Places of labels that are asked for, of each of n rows or of all."""
+    """Indices of labels among the classes, one for each of n rows or one for all."""
     labels = np.asarray(y)
     if labels.shape not in ((), (n,)):
         raise ValueError(f"y must be a label, or one for each of {n} rows, got {y!r}.")
@@ -681,27 +685,26 @@ def codes_of(y: Any, n: int, classes: np.ndarray) -> np.ndarray:
     asked = np.broadcast_to(labels, (n,)).tolist()
     unknown = sorted({label for label in asked if label not in names}, key=str)
     if unknown:
-        raise ValueError(f"y holds {unknown}, and the classes are {names}.")
+        raise ValueError(f"y contains {unknown}, but the classes are {names}.")
     return np.array([names.index(label) for label in asked])
 
 
 def weight_of(asked: Any, form: str, n_columns: int) -> float:
-    """Weight of log p(x) that a classifier asks for, of rows of so many columns."""
+    """Weight of log p(x), by default depending on the number of columns."""
     if asked == "auto":
         return min(MOST_WEIGHT, 1 / n_columns)
     weight = float(asked)
     if form == "joint" and weight > 1:
         raise ValueError(
-            f'generative_weight is the fraction of log p(x, y) with objective="joint", 0 to 1, got '
-            f"{weight}."
+            f'generative_weight must be between 0 and 1 with objective="joint", got {weight}.'
         )
     return weight
 
 
 def class_weights(asked: Any, classes: np.ndarray, rows: Rows) -> tuple[float, ...] | None:
-    """Factors of the classes in the cross-entropy, so that its mean is one over labelled rows.
+    """Weights of the classes in the cross-entropy, so that it is a mean over labelled rows.
 
-    None where they are all one.
+    None if all are 1.
     """
     assert rows.y is not None
     y, counts = rows.y.cpu().numpy(), rows.counts.cpu().numpy()
@@ -712,13 +715,15 @@ def class_weights(asked: Any, classes: np.ndarray, rows: Rows) -> tuple[float, .
         names = classes.tolist()
         unknown = [label for label in asked if label not in names]
         if unknown:
-            raise ValueError(f"class_weight names {unknown}, and the classes are {names}.")
+            raise ValueError(f"class_weight contains {unknown}, but the classes are {names}.")
         found = np.array([float(asked.get(label, 1.0)) for label in names])
         if not (np.isfinite(found) & (found >= 0)).all() or not found.any():
-            raise ValueError(f"class_weight must be finite numbers from 0, got {asked!r}.")
+            raise ValueError(
+                f"class_weight must be finite, not negative and not all zero, got {asked!r}."
+            )
     elif asked == "balanced":
         found = of_class.sum() / (len(classes) * np.maximum(of_class, 1e-12))
         found[of_class == 0] = 0.0
-    # The batch mean is over all rows: what is labelled counts for what is not.
+    # Batch means are over all rows, also those without labels.
     found = found * counts.sum() / of_class.sum()
     return None if np.allclose(found, 1) else tuple(found.tolist())

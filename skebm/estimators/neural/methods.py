@@ -1,7 +1,6 @@
-"""What fitted neural densities do with rows: samples, imputations, gradients, denoising.
+"""Methods shared by fitted neural densities: samples, imputations, gradients, denoising.
 
-Functions of an estimator, which each class of the family names among its methods; the work is done
-by the parts that the estimator holds.
+They are functions of an estimator, which each class assigns as its methods.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from skebm.estimators.tables import Units
 
 
 def chains_of(estimator: Any) -> Chains:
-    """What chains of a fitted estimator move by, and where they start."""
+    """Sampler and starting points of the chains of a fitted estimator."""
     blueprint, net = estimator._blueprint, estimator.net_
     known = blueprint.rule.known_rows(net)
     if known is None:
@@ -44,24 +43,23 @@ def chains_of(estimator: Any) -> Chains:
 
 
 def score_function(self: Any, X: Any) -> np.ndarray:
-    r"""Gradient of log p with respect to the row, :math:`-\nabla E(x)`; needs no log Z.
+    r"""Score of each row, the gradient of log p(x), :math:`-\nabla E(x)`; needs no log Z.
 
     Parameters
     ----------
     X : array-like of shape (n_samples, n_features)
-        Real rows; those of bits and of one-hot columns have no gradients: `ValueError`.
+        Real rows; binary and one-hot rows raise a `ValueError`, as they have no gradient.
 
     Returns
     -------
     ndarray of the shape of X
-        In nats per unit of each column. Zero outside bounds.
+        In nats per unit of each column; zero outside the bounds.
     """
     check_is_fitted(self)
     table = self._blueprint.table
     if table.discrete:
         raise ValueError(
-            f"There are no gradients of log p over {table.domain}: score_function is one of real "
-            "rows."
+            f"There are no gradients of log p over {table.domain}: score_function needs real rows."
         )
     rows, domain = self._rows(X), table.domain
 
@@ -80,12 +78,13 @@ def sample(
     given: Any = None,
     n_steps: int = 100,
 ) -> np.ndarray:
-    """Draw rows from the model, or from what it says of some columns given others.
+    """Draw rows from the model, or from its conditional distribution given some columns.
 
-    Draws of the base are resampled by how much more likely the model finds them (so all modes of
-    the base get their probability), then moved by `n_steps` of the sampler: approximate, exact as
-    both grow. Without a base, or far from it, chains start at training chains or training rows; a
-    model of several noise levels comes down these from normal noise.
+    Draws of the base are resampled by importance weights, so that modes have the right
+    probabilities, and then moved by `n_steps` of the sampler. Samples are approximate, and exact in
+    the limit of many draws and steps. Without a base near the model, chains start from training
+    chains or training rows. A model with several noise levels is sampled by annealed Langevin
+    dynamics from Gaussian noise.
 
     Parameters
     ----------
@@ -93,9 +92,9 @@ def sample(
     random_state : int, RandomState instance or None, default=None
         None draws from NumPy's global generator.
     given : array-like of shape (n_features,) or None, default=None
-        A row whose numbers are held, and whose NaN are drawn.
+        A row whose numbers are fixed and whose NaN are drawn.
     n_steps : int, default=100
-        Steps of the chains, after as many that adapt the sampler.
+        Number of steps of the chains, after as many adaptation steps.
 
     Returns
     -------
@@ -121,30 +120,30 @@ def sample(
 
 
 def impute(self: Any, X: Any, random_state: Any = None, *, n_steps: int = 100) -> np.ndarray:
-    """Fill NaN entries by a draw from the model given the entries that are known.
+    """Replace NaN entries by a draw from the model given the known entries.
 
-    Draws of the base given the known entries are resampled by the model, then moved by the sampler
-    with the known entries clamped. The imputations of a row are one joint draw, approximate as the
-    chains are finite. A row of NaN alone is a sample of the model.
+    Draws of the base given the known entries are resampled by importance weights, then moved by the
+    sampler with the known entries clamped. The imputations of a row are a joint draw, which is
+    approximate as the chains are finite. A row of only NaN becomes a sample of the model.
 
     Parameters
     ----------
     X : array-like of shape (n_samples, n_features)
-        NaN marks what is unknown.
+        NaN marks missing entries.
     random_state : int, RandomState instance or None, default=None
         None draws from NumPy's global generator.
     n_steps : int, default=100
-        Steps of the chains, after as many that adapt the sampler.
+        Number of steps of the chains, after as many adaptation steps.
 
     Returns
     -------
     ndarray of the shape of X
-        Known entries are returned as they are.
+        Known entries are unchanged.
     """
     check_is_fitted(self)
     whole_number("n_steps", n_steps, 1)
     X = self._validate(X, ensure_all_finite="allow-nan")
-    self._rows_of(X)  # that complete rows are rows, too
+    self._rows_of(X)  # checks the complete rows as well
     filled, unknown = X.copy(), np.isnan(X)
     incomplete = np.flatnonzero(unknown.reshape(len(X), -1).any(1))
     if len(incomplete):
@@ -159,19 +158,19 @@ def impute(self: Any, X: Any, random_state: Any = None, *, n_steps: int = 100) -
 
 
 def denoise_real(self: Any, X: Any, noise_level: float | None = None) -> np.ndarray:
-    r"""Posterior mean of the clean row, given that normal noise was added to it.
+    r"""Posterior mean of the clean row, if Gaussian noise was added to it.
 
-    Tweedie's formula [1]_, :math:`x + \sigma^2 \nabla \log p_\sigma(x)` with the density of noisy
-    rows. A model that was trained at levels of noise knows that density: the formula is then exact
-    for the model. One trained by exact or sliced score matching knows the density of clean rows,
-    and the result holds to the first order in :math:`\sigma^2`.
+    By Tweedie's formula [1]_, :math:`x + \sigma^2 \nabla \log p_\sigma(x)`, with the density of
+    noisy rows. If the model was trained on noisy rows, it is that density, and the formula is exact
+    for the model. If it was trained without noise, by exact or sliced score matching, the result
+    is accurate to first order in :math:`\sigma^2`.
 
     Parameters
     ----------
     X : array-like of shape (n_samples, n_features)
     noise_level : float or None, default=None
         Standard deviation of the noise in standard deviations of each column (in units of X with
-        ``standardize=False``). None is the level of training (of several the smallest).
+        ``standardize=False``). None is the level of training (the smallest of several).
 
     Returns
     -------
@@ -182,7 +181,7 @@ def denoise_real(self: Any, X: Any, noise_level: float | None = None) -> np.ndar
     .. [1] Efron (2011), "Tweedie's formula and selection bias", JASA 106(496), equation 2.8.
     """
     rows = self._rows(X)
-    noisy = self.net_.module_.energy.eval()  # of rows with the noise of training
+    noisy = self.net_.module_.energy.eval()  # of noisy rows
     several = getattr(noisy, "noise_levels", None) is not None
     sigma = _noise_of(self, noise_level)
 
@@ -203,10 +202,11 @@ def denoise(
 ) -> np.ndarray:
     r"""Posterior mean of the clean row, given a noisy one.
 
-    Real rows: Tweedie's formula, :math:`x + \sigma^2 \nabla \log p_\sigma(x)`, exact for the model
-    at its own level of noise and of the first order in :math:`\sigma^2` for one that was trained
-    without noise. Discrete rows: each column was changed with probability `noise_level`; the mean
-    over the second half of chains from the noisy rows, unbiased up to their burn-in.
+    Real rows: by Tweedie's formula, :math:`x + \sigma^2 \nabla \log p_\sigma(x)`, which is exact
+    for the model at its noise level of training, and accurate to first order in :math:`\sigma^2` if
+    it was trained without noise. Discrete rows, in which each column was changed with probability
+    `noise_level`: the mean over the second half of chains from the noisy rows, which is unbiased
+    if they have converged by then.
 
     Parameters
     ----------
@@ -215,14 +215,14 @@ def denoise(
         Standard deviation of the noise in standard deviations of each column; None is the level of
         training. Discrete rows: probability of a change; None is 0.1.
     random_state : int, RandomState instance or None, default=None
-        Of discrete rows alone; None draws from NumPy's global generator.
+        Used for discrete rows only; None draws from NumPy's global generator.
     n_steps : int, default=200
-        Sampler steps of discrete rows.
+        Number of sampler steps for discrete rows.
 
     Returns
     -------
     ndarray of the shape of X
-        Of discrete rows probabilities.
+        Probabilities, for discrete rows.
     """
     check_is_fitted(self)
     if not self._blueprint.table.discrete:
@@ -238,12 +238,12 @@ def denoise(
 
 
 def _noise_of(estimator: Any, noise_level: float | None) -> Tensor:
-    """Noise to take off, in units of the energy; `ValueError` for a level not learned."""
+    """Noise to remove, in units of the energy; raises `ValueError` for a level not trained on."""
     levels, sigma = estimator._blueprint.levels, _learned_noise(estimator)
     if noise_level is None:
         if sigma is None:
             raise ValueError(
-                "This model was trained without noise: pass the level that the rows have as "
+                "This model was trained without noise: pass the noise level of the rows as "
                 "noise_level, in standard deviations of the columns."
             )
         return sigma
@@ -253,14 +253,14 @@ def _noise_of(estimator: Any, noise_level: float | None) -> Tensor:
         raise ValueError(f"noise_level={noise_level} is outside the levels of training, {levels}.")
     if levels is None and sigma is not None:
         raise ValueError(
-            "This model knows one level of noise, that of its training: leave noise_level "
-            'away, or use objective="multiscale" for a choice of levels.'
+            "This model was trained at a single noise level: omit noise_level, or use "
+            'objective="multiscale" for several levels.'
         )
     return torch.tensor(float(noise_level), dtype=torch.float64)
 
 
 def _learned_noise(estimator: Any) -> Tensor | None:
-    """The noise level whose density the model is; of several the smallest."""
+    """The noise level of the density that the model is; the smallest of several."""
     blueprint = estimator._blueprint
     if blueprint.levels is not None:
         return torch.tensor(blueprint.levels[0], dtype=torch.float64)
@@ -280,13 +280,13 @@ def _score_and_laplacian(self: Any, X: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sampler(self: Any) -> Any:
-    """What moves chains."""
+    """Sampler of the chains."""
     check_is_fitted(self)
     return self._blueprint.rule.fitted_sampler(self.net_)
 
 
 def _sigma(self: Any) -> Any:
-    """Noise level of training, in the units of `sigma`; of several levels the ends."""
+    """Noise level of training, in the units of `sigma`; smallest and largest of several."""
     check_is_fitted(self)
     blueprint = self._blueprint
     if blueprint.levels is not None:
@@ -295,7 +295,7 @@ def _sigma(self: Any) -> Any:
 
 
 def _base(self: Any) -> Distribution | None:
-    """The fitted base, of rows as the energy sees them."""
+    """The fitted base, in the units of the energy."""
     check_is_fitted(self)
     return self._blueprint.bases.clean
 

@@ -1,4 +1,4 @@
-"""Neural densities that discriminate data from noise, and learn their log Z on the way."""
+"""Neural densities by noise contrastive estimation, which also learns log Z."""
 
 from __future__ import annotations
 
@@ -54,24 +54,24 @@ from skebm.objectives.noise_contrastive import NO_RANKING
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
 
-# Fraction of rows and draws that are classified correctly, beyond which a classifier has nothing
-# more to learn; of fewer rows all may be so by chance.
+# Accuracy above which a classifier has little left to learn; with fewer rows it may be reached by
+# chance.
 SATURATED, FEWEST_ROWS = 0.97, 20
-# Draws by which the moments of noise are known, and how much correlations are shrunk at least:
-# columns may be copies of each other.
+# Draws from which the moments of the noise are estimated, and the least shrinkage of correlations,
+# as columns may be duplicates.
 N_DRAWS, LEAST_SHRINKAGE = 10_000, 1e-6
-# Numbers of components of a mixture near the model, and rows by which the best is found.
+# Candidate numbers of components of a mixture near the model, and rows to choose among them.
 COMPONENTS, N_ROWS = (1, 3, 10, 30), 5000
 
 
 class Path(NamedTuple):
-    """How the noise is connected to the data, where one density ratio would be too far.
+    """Waymarks between data and noise that is too far away for a single density ratio.
 
     Attributes
     ----------
     waymarks : Waymarks
     proposal : Distribution
-        A distribution near the rows, from which log Z is estimated: no draw of the noise is there.
+        A distribution near the rows, from which log Z is estimated instead of from the noise.
     """
 
     waymarks: Waymarks
@@ -80,7 +80,7 @@ class Path(NamedTuple):
 
 @dataclass(frozen=True)
 class NoiseRule(ChainRule):
-    """How data are discriminated from noise, and what moves samples.
+    """Noise contrastive estimation with one classifier or several.
 
     Attributes
     ----------
@@ -88,11 +88,11 @@ class NoiseRule(ChainRule):
     noise_ratio : float
     form : {"logistic", "ranking"}
     path : Path or None
-        Waymarks between noise and data; None where a single classifier is trained.
+        Waymarks between noise and data; None if a single classifier is trained.
     reach : float or None
-        How far the network sees, where the noise is a flow.
+        Norm to which the network's input is clipped, if the noise is a flow.
     discrete : bool
-        Whether rows are bits or one-hot columns.
+        Whether rows are binary or one-hot.
     """
 
     sampler: Sampler
@@ -104,13 +104,13 @@ class NoiseRule(ChainRule):
 
     @property
     def n_bridges(self) -> int:
-        """Networks between noise and data."""
+        """Number of networks between noise and data."""
         return 1 if self.path is None else self.path.waymarks.n_bridges
 
     def network(self, config: Any, spec: Spec) -> nn.Module:
         if self.path is None:
             return confined(build_network(config, spec), self.reach)
-        plain = spec._replace(whitening=None)  # which each waymark has of its own
+        plain = spec._replace(whitening=None)  # each waymark has its own
         networks = [build_network(config, plain) for _ in range(self.n_bridges)]
         return Telescope(networks, self.path.waymarks)
 
@@ -120,14 +120,14 @@ class NoiseRule(ChainRule):
         return NoiseContrastive(energy, noise, sigma=sigma, **kind)
 
     def proposal(self, energy: NeuralEnergy, net: EnergyNet) -> Distribution | None:
-        """The noise; a mixture near the rows where that is far."""
+        """The noise, or a mixture near the rows if the noise is far away."""
         if self.path is None:
             return energy.base
         like = next(energy.parameters())
         return self.path.proposal.to(like.device, like.dtype)
 
     def check_trained(self, net: EnergyNet, rows: Rows) -> None:
-        """Warn of a classifier that has nothing to learn from, as noise and data are too far."""
+        """Warn if noise and data are too far apart for the classifier to learn."""
         history = net.history.to_list()
         accuracy = history[-1].get("accuracy", 0.0) if history else 0.0
         if accuracy < SATURATED or len(rows) < FEWEST_ROWS:
@@ -136,9 +136,9 @@ class NoiseRule(ChainRule):
         pairs = "rows and draws of the noise" if n == 1 else "neighbouring waymarks"
         more = f" or n_bridges of at least {2 * n + 2}," if real else ""
         warnings.warn(
-            f"The network classifies {accuracy:.1%} of {pairs} correctly: so far from each other "
-            "they teach a classifier little, and its densities are not to be trusted. Choose noise "
-            f"nearer to the data,{more} or a larger sigma.",
+            f"The network classifies {accuracy:.1%} of {pairs} correctly: they are too far apart "
+            "for the classifier to learn their density ratio, so its densities are unreliable. "
+            f"Choose noise nearer to the data,{more} or a larger sigma.",
             ConvergenceWarning,
             stacklevel=4,
         )
@@ -146,80 +146,82 @@ class NoiseRule(ChainRule):
 
 @shared_docs
 class NCEDensity(BaseDensity):
-    r"""Neural density by noise contrastive estimation: a classifier of data against known noise.
+    r"""Neural density by noise contrastive estimation: a classifier of data versus known noise.
 
     .. math:: p(x) = \frac1Z q(x)\, e^{-f(x)} , \qquad
         \log \frac{P(data \mid x)}{P(noise \mid x)} = -f(x) - \log Z - \log \nu
 
-    A distribution q is fitted to the rows, and a network f learns to discriminate them from its
-    draws, :math:`\nu` for each row [1]_. log Z is learned as a parameter beside it; no Markov
-    chain is run. After `fit` log Z is estimated again, by importance sampling from q: the learned
-    one is a by-product of the training and as wrong as that is, and the worse, the better a bad fit
-    looks.
+    A noise distribution q is fitted to the rows, and a network f learns to discriminate them from
+    draws of q, :math:`\nu` per row [1]_, without Markov chains. log Z is learned as a parameter.
+    After `fit` log Z is estimated again, by importance sampling from q, because the error of the
+    learned value grows with that of the model, and makes bad fits look good.
 
-    The nearer q is to the data, the better; where it is so far that every row is classified
-    correctly, beyond 20 nats or so, one classifier has nothing to learn from, and a warning says
-    so. Then rows and draws are mixed to waymarks between data and noise, and `n_bridges` networks
-    discriminate each of these from the next [3]_.
+    The nearer q is to the data, the better. If it is so far away that all rows are classified
+    correctly, beyond about 20 nats, a single classifier cannot learn the density ratio, and a
+    warning is given. Then rows and draws can be interpolated to waymarks between data and noise;
+    `n_bridges` networks discriminate each waymark from the next [3]_.
 
-    Of 200 rows or more a tenth, at most 100, is held out from the network: by these training is
-    monitored.
+    If there are 200 rows or more, a tenth, at most 100, are held out from the network to monitor
+    training.
 
     Parameters
     ----------
     <<network>>
     noise : str, MixtureBase or Distribution, default="auto"
-        q, which is the base of the energy as well. Real columns: ``"gaussian"``: shrunk covariance,
-        or columns truncated at `bounds`; ``"mixture"``: normal distributions, with settings as
-        :class:`MixtureBase`; ``"kernel"``: normal kernels of several scales on the rows;
-        ``"nsf"``, ``"coupling"``, ``"maf"``: normalizing flows of noisy rows
-        (:class:`skebm.distributions.NormalizingFlow`; they need ``pip install "skebm[flows]"``, and
-        `impute` has no exact conditionals of them to start from), of which the first is the most
-        accurate, the second draws fastest and the third is fitted fastest. Bits:
-        ``"independent"``, ``"chow-liu"``, ``"block-tree"``. One-hot: ``"independent"``. ``"auto"``
-        is the mixture (the normal distribution inside bounds), the Chow-Liu tree and independent
-        columns. A distribution of :mod:`skebm.distributions`, of columns in their own units, is
-        taken as it is.
+        Noise distribution q, which is also the base of the energy. Real columns: ``"gaussian"``
+        (with shrunk covariance, or truncated at `bounds`), ``"mixture"`` (a Gaussian mixture;
+        settings in :class:`MixtureBase`), ``"kernel"`` (Gaussian kernels of several scales), or
+        the normalizing flows ``"nsf"``, ``"coupling"`` and ``"maf"``, fitted to noisy rows
+        (:class:`skebm.distributions.NormalizingFlow`). Of the flows the first is the most accurate,
+        the second is sampled fastest and the third is fitted fastest; they need
+        ``pip install "skebm[flows]"``, and have no exact conditionals for `impute` to start from.
+        Binary columns: ``"independent"``, ``"chow-liu"`` or ``"block-tree"``. One-hot columns:
+        ``"independent"``. ``"auto"`` is the mixture (the Gaussian if there are bounds), the
+        Chow-Liu tree and independent columns, respectively. A distribution of
+        :mod:`skebm.distributions` is used as it is, in the units of X.
     noise_ratio : float > 0, default=1
-        :math:`\nu`, draws of the noise for each row.
+        :math:`\nu`, the number of draws of the noise per row.
     n_bridges : int >= 1 or "auto", default="auto"
-        Networks between the noise and the data, each of them one `network`; 1 is plain noise
-        contrastive estimation. For real rows. ``"auto"``: one for noise that is fitted to the rows,
-        else as many as are no more than 4 nats apart (symmetric divergence of normal distributions
-        with the moments of the waymarks).
+        Number of networks between noise and data, each a copy of `network`, for real rows; 1 is
+        plain noise contrastive estimation. ``"auto"``: 1 if the noise is fitted to the rows,
+        otherwise as many as are needed for neighbouring waymarks to be at most 4 nats apart (in
+        the symmetric KL divergence of Gaussians with their moments).
     form : {"logistic", "ranking"}, default="logistic"
-        ``"ranking"`` picks the row among all draws of a batch [2]_: log Z cancels, and is not
+        ``"ranking"`` selects the row among all draws of a batch [2]_: log Z cancels and is not
         learned.
     sampler : Sampler or None, default=None
-        What moves samples. None is :class:`skebm.samplers.MALA`, adaptive, and
+        Sampler for samples and imputations. None is adaptive :class:`skebm.samplers.MALA`, and
         :class:`~skebm.samplers.GibbsWithGradients` on discrete rows.
     <<domain, sigma, bounds, standardize, learning_rate, batch_size, n_iter>>
     optimizer : AdamW or None, default=None
-        :class:`skebm.training.AdamW`, of which None is the default. The learned log Z is not
-        decayed, but is that of a network which may be: `log_partition_` is the one to go by.
+        Settings of the optimizer; None is :class:`skebm.training.AdamW` with its defaults. Weight
+        decay does not apply to the learned log Z, but to the network that it normalises: prefer
+        `log_partition_`.
     early_stopping : bool or EarlyStopping, default=False
-        Stop when the objective on held-out rows stagnates, and keep the best weights; settings as
-        :class:`skebm.training.EarlyStopping`. For kernels, from which the rows that they were put
-        on are easily discriminated. The noise does not see the held-out rows either.
+        Stop when the objective on held-out rows no longer improves, and keep the best weights;
+        settings in :class:`skebm.training.EarlyStopping`. Recommended for ``noise="kernel"``, as
+        the network easily overfits to kernels centred on the training rows. The held-out rows are
+        not used to fit the noise either.
     <<warm_start, contamination, partition, compute>>
 
     Attributes
     ----------
     n_bridges_ : int
-        Networks between the noise and the data.
+        Number of networks between noise and data.
     log_partition_learned_ : float
-        log Z as the classifier has it, in nats; nan where rows were ranked.
+        log Z as learned by the classifier, in nats; nan with ``form="ranking"``.
     <<log_partition, offset_, sigma_, base_, units_, row_shape_>>
     history_ : list of dict
-        One for each pass: ``train_loss``; ``accuracy``, the mean fraction of rows and of draws
-        that are classified correctly, of several bridges by the best; ``gain_over_base``, nats a
-        row above the noise (an estimate; not with several bridges); learning rate, seconds.
+        One entry per epoch: ``train_loss``; ``accuracy``, the mean fraction of rows and of draws
+        that are classified correctly (by the best of several bridges); ``gain_over_base``, the
+        estimated mean log-likelihood ratio to the noise in nats (not with several bridges);
+        learning rate, seconds.
     <<n_iter_, sampler_, n_features_in_>>
 
     See Also
     --------
     ContrastiveDivergenceDensity : Maximum likelihood of the same model, with chains.
-    ScoreMatchingDensity : The gradient of log p, without noise to compare with.
+    ScoreMatchingDensity : Score matching, without a noise distribution.
 
     References
     ----------
@@ -235,7 +237,7 @@ class NCEDensity(BaseDensity):
     >>> from skebm import NCEDensity
     >>> X, _ = make_moons(500, noise=0.1, random_state=0)
     >>> model = NCEDensity(random_state=0).fit(X[:400])
-    >>> bool(model.score(X[400:]) > -1.6)  # nats; a normal distribution has -1.9
+    >>> bool(model.score(X[400:]) > -1.6)  # nats; a Gaussian has -1.9
     True
     >>> bool(abs(model.log_partition_learned_ - model.log_partition_) < 0.2)
     True
@@ -331,7 +333,7 @@ class NCEDensity(BaseDensity):
             known: Any = self._blueprint
             bases, noise, reach, path = known.bases, known.noise, known.rule.reach, known.rule.path
         settings: dict[str, Any] = {}
-        if weight_decay_of(self):  # log Z is no weight
+        if weight_decay_of(self):  # no decay of log Z
             settings["param_groups"] = [("shift", {"weight_decay": 0.0})]
         kind: dict[str, Any] = {"noise_ratio": float(self.noise_ratio), "form": self.form}
         return NeuralBlueprint(
@@ -352,7 +354,7 @@ class NCEDensity(BaseDensity):
     def _path(
         self, rows: Rows, table: FlatTable, noise: Any, sigma: np.ndarray | None
     ) -> Path | None:
-        """Waymarks from the rows to the noise; None where a single classifier is asked for."""
+        """Waymarks from the rows to the noise; None for a single classifier."""
         seed = draw_seed(self.random_state_)
         possible = not table.discrete and self.form == "logistic"
         given = isinstance(self.noise, Distribution)
@@ -362,7 +364,7 @@ class NCEDensity(BaseDensity):
             raise ValueError(NO_RANKING)
         if not possible:
             raise ValueError(
-                f"n_bridges={self.n_bridges}: there are no bridges of rows that are {table.domain}."
+                f"n_bridges={self.n_bridges} needs real rows, but X has {table.domain} rows."
             )
         level = None if sigma is None else torch.as_tensor(sigma)
         return find_path(rows, table, noise, level, self.n_bridges, seed)
@@ -382,14 +384,14 @@ class NCEDensity(BaseDensity):
 
     @property
     def n_bridges_(self) -> int:
-        """Networks between the noise and the data."""
+        """Number of networks between noise and data."""
         check_is_fitted(self)
         rule: Any = self._blueprint.rule
         return rule.n_bridges
 
     @property
     def log_partition_learned_(self) -> float:
-        """log Z as the classifier has it, in nats; nan where rows were ranked."""
+        """log Z as learned by the classifier, in nats; nan with ``form="ranking"``."""
         check_is_fitted(self)
         rule: Any = self._blueprint.rule
         if rule.form == "ranking":
@@ -406,14 +408,14 @@ def find_path(
     n_bridges: Any,
     seed: int,
 ) -> Path | None:
-    """Waymarks from rows to noise, None where one step is enough.
+    """Waymarks from rows to noise; None if a single classifier is enough.
 
-    The noise is known as it is where it is normal, by the moments of draws where not.
+    If the noise is not Gaussian, it is described by the moments of its draws.
     """
     domain: Any = table.domain
     diagonal = table.image_shape is not None or rows.n_columns > MAX_DENSE
-    # Less shrunk than a normal distribution that is to be a model: the path is along its narrow
-    # axes, which the networks correct.
+    # Less shrinkage than for a Gaussian that is used as a model: the narrow axes determine the
+    # waymarks, and the networks correct them.
     shrinkage = min(max((rows.n_columns / rows.total_weight) ** 2, LEAST_SHRINKAGE), 1.0)
     kind: dict[str, Any] = {"shrinkage": shrinkage, "diagonal": diagonal}
     data = Gaussian.fit(rows.block(0, len(rows)), rows.counts, **kind)
@@ -437,9 +439,9 @@ def find_path(
 
 
 def _mixture(rows: Rows, waymarks: Waymarks, seed: int) -> GaussianMixture:
-    """A mixture with the number of components that the information criterion chooses.
+    """A Gaussian mixture with the number of components chosen by BIC.
 
-    Fitted to whitened rows, so that narrow axes are not lost in what regularises it.
+    It is fitted to whitened rows, so that its regularisation does not widen narrow axes.
     """
     generator = torch.Generator(rows.device).manual_seed(seed)
     x, counts = rows.block(0, len(rows)).double(), rows.counts.double()

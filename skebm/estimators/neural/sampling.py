@@ -1,4 +1,4 @@
-"""Samples and imputations of a fitted neural density, by chains that start near the model."""
+"""Samples and imputations of a fitted neural density, from chains that start near the model."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from skebm.distributions import Distribution
 from skebm.distributions._fitting import draw_index
 from skebm.samplers import AnnealedLangevin
 
-# Rows that chains hold at a time; of which the means of chains are taken, as all draws are held.
+# Rows sampled at a time; fewer if means over the chains are computed, as all draws are stored.
 BLOCK, MEAN_BLOCK = 4096, 256
-# Draws of the proposal for each row that is wanted, which are resampled by the model.
+# Draws of the proposal for each sample, which are resampled by importance weights.
 N_PROPOSALS = 20
-# Effective sample size below which the proposal is too far from the model to start at.
+# Effective sample size below which the proposal is too far from the model to start from.
 LEAST_ESS = 10
-# Chains that adapt a sampler together, at least.
+# Minimum number of chains, which adapt a sampler together.
 LEAST_CHAINS = 64
-# Levels and steps of the ladder by which a model of several noise levels is drawn from.
+# Levels and steps of the annealed sampler of a model with several noise levels.
 LADDER_LEVELS, LADDER_STEPS = 20, 200
 
 
 class Chains(NamedTuple):
-    """What chains of a fitted model move by, and where they start.
+    """Sampler and starting points of the chains of a fitted model.
 
     Attributes
     ----------
@@ -36,9 +36,9 @@ class Chains(NamedTuple):
     proposal : Distribution or None
         A tractable distribution near the model, whose draws are resampled by importance weights.
     known : Tensor of shape (m, d)
-        Rows to start at where the proposal is far from the model.
+        Rows to start from if the proposal is far from the model.
     weights : callable or None
-        ``weights(known) -> (m,)``, mixing weights of these rows; None for equal ones.
+        ``weights(known) -> (m,)``, probabilities of these rows; None for equal ones.
     """
 
     sampler: Sampler
@@ -48,7 +48,7 @@ class Chains(NamedTuple):
 
 
 def draw(energy: Any, chains: Chains, n: int, generator: torch.Generator, n_steps: int) -> Tensor:
-    """Rows drawn from an energy, (n, d): approximate, exact as proposals and steps grow."""
+    """Rows drawn from an energy, (n, d); exact in the limit of many proposals and steps."""
     blocks = []
     for done in range(0, n, BLOCK):
         start = starts(energy, chains, min(BLOCK, n - done), generator)
@@ -57,7 +57,7 @@ def draw(energy: Any, chains: Chains, n: int, generator: torch.Generator, n_step
 
 
 def starts(energy: Any, chains: Chains, n: int, generator: torch.Generator) -> Tensor:
-    """Rows that chains start at, (n, d)."""
+    """Rows from which chains start, (n, d)."""
     if energy.noise_levels is not None:
         return _down_the_levels(energy, n, generator)
     if chains.proposal is not None:
@@ -74,7 +74,7 @@ def starts(energy: Any, chains: Chains, n: int, generator: torch.Generator) -> T
 
 
 def _down_the_levels(energy: Any, n: int, generator: torch.Generator) -> Tensor:
-    """Rows that came down the noise levels of an energy, from normal noise."""
+    """Rows annealed through the noise levels of an energy, from Gaussian noise."""
     low, high = energy.noise_levels
     like = next(energy.parameters())
     kind = {"dtype": like.dtype, "device": like.device}
@@ -86,7 +86,7 @@ def _down_the_levels(energy: Any, n: int, generator: torch.Generator) -> Tensor:
 def impute(
     energy: Any, chains: Chains, x: Tensor, generator: torch.Generator, n_steps: int
 ) -> Tensor:
-    """Rows whose NaN are drawn given the other entries, (n, d)."""
+    """Rows with NaN replaced by draws given the other entries, (n, d)."""
     known = ~x.isnan()
     clamp = Clamp(known, torch.nan_to_num(x))
     start = _imputation_starts(energy, chains, clamp, generator)
@@ -96,12 +96,12 @@ def impute(
 def _imputation_starts(
     energy: Any, chains: Chains, clamp: Clamp, generator: torch.Generator
 ) -> Tensor:
-    """Draws of the base given the known entries, resampled by the model."""
+    """Draws of the base given the known entries, resampled by importance weights."""
     n = len(clamp.mask)
     exact = energy.base is not None and energy.base.has_given
     if not exact or energy.noise_levels is not None:
         return clamp.apply(starts(energy, chains, n, generator))
-    # All of a row at once: what depends on which entries are known is then done once.
+    # All draws of a row at once, as conditioning on its known entries is then done once.
     repeated = Clamp(*(part.repeat_interleave(N_PROPOSALS, 0) for part in clamp))
     draws = energy.base.given(repeated).sample(generator)
     log_w = _log_weights(energy, energy.base, draws).view(n, N_PROPOSALS)
@@ -110,7 +110,7 @@ def _imputation_starts(
 
 
 def _log_weights(energy: Any, proposal: Distribution, x: Tensor) -> Tensor:
-    """log of the model over a proposal, up to a constant, (n,) in float64."""
+    """Log density ratio of the model to a proposal, up to a constant, (n,) in float64."""
 
     def log_weight(x: Tensor) -> Tensor:
         if proposal is energy.base:
@@ -122,13 +122,13 @@ def _log_weights(energy: Any, proposal: Distribution, x: Tensor) -> Tensor:
 
 
 def _picked(weight: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """Numbers of n draws by their weights, (k,), or of one draw by each row's own, (n, k)."""
+    """Indices of n draws with weights (k,), or of one draw per row with weights (n, k)."""
     u = torch.rand(n, generator=generator, dtype=weight.dtype, device=weight.device)
     return draw_index(weight, u)
 
 
 class FlippedPosterior(Energy):
-    """Energy of clean discrete rows, given noisy ones, in which each column changed on its own."""
+    """Energy of clean discrete rows given noisy ones, whose columns changed independently."""
 
     def __init__(self, energy: Energy, field: Tensor):
         super().__init__()
@@ -149,7 +149,7 @@ def discrete_posterior_mean(
 ) -> Tensor:
     """Mean of clean rows given noisy discrete ones, whose columns changed with probability `level`.
 
-    Over the second half of chains from the noisy rows: unbiased up to their burn-in.
+    Estimated over the second half of chains from the noisy rows, after their burn-in.
     """
     fields = _log_odds(energy.domain, level).to(x)
     sign = x if isinstance(energy.domain, Categorical) else 2 * x - 1
@@ -162,7 +162,7 @@ def discrete_posterior_mean(
 
 
 def _log_odds(domain: Domain, level: float) -> Tensor:
-    """Log-odds that an entry is the clean one, (d,)."""
+    """Log-odds that an entry is unchanged, (d,)."""
     odds = math.log((1 - level) / level)
     if not isinstance(domain, Categorical):
         return torch.full((domain.n_columns,), odds)

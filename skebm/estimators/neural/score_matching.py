@@ -58,9 +58,9 @@ class Sliced(BaseEstimator):
     Parameters
     ----------
     n_projections : int, default=1
-        Directions for each row and step.
+        Number of directions per row and step.
     projection : {"rademacher", "gaussian"}, default="rademacher"
-        Their distribution.
+        Distribution of the directions.
 
     Examples
     --------
@@ -82,7 +82,7 @@ class Sliced(BaseEstimator):
 
 @dataclass(frozen=True)
 class MatchingRule(Rule):
-    """What score matching minimises.
+    """Training by score matching.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class MatchingRule(Rule):
     levels : tuple of float or None
         Smallest and largest noise level of ``"multiscale"``.
     leaves_out : bool
-        Whether a row is scored by the kernels on all other rows.
+        Whether the kernel centred on a row is left out at that row.
     """
 
     sampler: Sampler
@@ -124,66 +124,69 @@ class MatchingRule(Rule):
 
 @shared_docs
 class ScoreMatchingDensity(BaseDensity):
-    r"""Neural density of continuous columns, from one fit and without sampling in training.
+    r"""Neural density of continuous columns by score matching, without sampling in training.
 
     .. math:: p(x) = \frac1Z q(x)\, e^{-f(x)} , \qquad E(x) = -\log q(x) + f(x)
 
     A base q is fitted first, and a network f that corrects it is trained by score matching: the
-    gradient of log p is fitted to that of the data, which needs neither Z nor samples. Without
-    training, or where the base says all, p is the base. log Z is found afterwards, on first need,
-    by importance sampling from the base: cheap, as it is near.
+    gradient of log p is fitted to that of the data, which needs neither Z nor samples. The model
+    starts as its base. log Z is estimated after training, when it is first needed, by importance
+    sampling from the base, which is cheap as the base is near the model.
 
     Parameters
     ----------
     network : config object, callable, nn.Module or None, default=None
-        f. None is :class:`skebm.energies.MLP`; ``network__hidden_sizes`` and the like can be
-        searched over. :class:`skebm.energies.Conv` takes images (n, C, H, W). A callable makes a
-        module from a :class:`skebm.energies.Spec`; a module is copied, weights and all. Rows
-        (n, ...) in, one number per row (n,) out, twice differentiable for the objectives with
-        second derivatives.
+        Network f, which maps rows (n, ...) to one number per row, (n,), and must be twice
+        differentiable for the objectives with second derivatives. None is
+        :class:`skebm.energies.MLP`, whose parameters can be searched over by ``network__<name>``.
+        :class:`skebm.energies.Conv` takes images (n, C, H, W). A callable builds a module from a
+        :class:`skebm.energies.Spec`; a module is copied with its weights.
     objective : {"denoising", "exact", "sliced", "multiscale"} or Sliced, default="denoising"
-        ``"denoising"``: the density of rows with noise of level `sigma`, whose score is known
-        [2]_; the cheapest, and bounded on any data. ``"exact"``: the trace of the Hessian [1]_,
-        for up to about 64 columns; ``"sliced"``: an unbiased estimate of it along random
-        directions [3]_, with settings as :class:`Sliced`. ``"multiscale"``: an energy of rows and
-        of the noise level, for images and for samples that come down the levels; its density at
-        the smallest level is known less well.
+        ``"denoising"``: denoising score matching [2]_, which fits the density of rows with noise of
+        level `sigma`; the cheapest, and bounded below on any data. ``"exact"``: score matching with
+        the exact trace of the Hessian [1]_, for up to about 64 columns. ``"sliced"``: with an
+        unbiased estimate of the trace along random directions [3]_; settings in :class:`Sliced`.
+        ``"multiscale"``: denoising score matching at a range of noise levels, for images and for
+        annealed sampling; its density at the smallest level is less accurate.
     base : str, MixtureBase, Distribution or None, default="auto"
-        q. ``"gaussian"``: shrunk covariance, or columns truncated at `bounds`; ``"mixture"``:
-        normal distributions, with settings as :class:`MixtureBase`; ``"kernel"``: normal kernels
-        of several scales on the rows, fitted leaving one out (rows are left out in training, too).
-        ``"auto"`` is the mixture, and the normal distribution inside bounds or for several levels.
-        A distribution of :mod:`skebm.distributions`, of columns in their own units, is taken as it
-        is. None leaves q out: p then has a log Z inside bounds on both sides only.
+        Base distribution q: ``"gaussian"`` (with shrunk covariance, or truncated at `bounds`),
+        ``"mixture"`` (a Gaussian mixture; settings in :class:`MixtureBase`) or ``"kernel"``
+        (Gaussian kernels of several scales, fitted by leave-one-out; the kernel of a row is also
+        left out in training). ``"auto"`` is the mixture, and the Gaussian if there are bounds or
+        several noise levels. A distribution of :mod:`skebm.distributions` is used as it is, in the
+        units of X. None is no base; log Z then exists only if columns are bounded on both sides.
     sigma : float, array-like, "auto", "bandwidth" or "kurtosis", default="auto"
-        Standard deviation of the noise, in standard deviations of the columns (in units of X with
-        ``standardize=False``), or one for each column. ``"auto"`` is 0.75 times the bandwidth of
-        kernels on the rows that is most likely leaving one out, between 0.05 and 1; ``"bandwidth"``
-        that bandwidth itself; ``"kurtosis"`` the rule of [4]_, wider in columns of heavy tails. For
-        several levels a pair (smallest, largest); ``"auto"`` is 0.05 to half the distance of rows.
-        Exact and sliced score matching take no noise, but for columns of few distinct values.
+        Standard deviation of the noise, or one for each column, in standard deviations of the
+        columns (in units of X with ``standardize=False``). ``"bandwidth"`` is the bandwidth that
+        maximises the leave-one-out likelihood of a kernel density; ``"auto"`` is 0.75 times that
+        bandwidth, between 0.05 and 1; ``"kurtosis"`` is the rule of [4]_, which adds more noise to
+        columns with heavy tails. For several levels it is a pair (smallest, largest); ``"auto"`` is
+        then 0.05 to half the distance of rows. Exact and sliced score matching add noise only to
+        columns with few distinct values.
     <<deconvolve>>
     bounds : pair of float or array-like of shape (n_features,), or None, default=None
-        Bounds (lower, upper), None for a side without; all columns have them on the same sides.
-        Exact and sliced score matching only, by weights that vanish there.
+        Bounds (lower, upper) of the columns, with None for an unbounded side; all columns are
+        bounded on the same sides. Only for exact and sliced score matching, whose weights vanish at
+        the bounds.
     <<standardize, learning_rate, batch_size, n_iter, optimizer, early_stopping, warm_start>>
     <<contamination, partition>>
     sampler : Sampler or None, default=None
-        Of real rows, for samples and imputations; None is :class:`skebm.samplers.HMC`, adaptive.
+        Sampler of real rows for samples and imputations; None is adaptive
+        :class:`skebm.samplers.HMC`.
     <<compute>>
 
     Attributes
     ----------
     sigma_ : ndarray of shape (n_features,), tuple of float or None
-        Noise level of training in the units of `sigma`; smallest and largest of several levels.
+        Noise level of training, in the units of `sigma`; smallest and largest of several levels.
     <<base_, units_, row_shape_, log_partition, offset_>>
     history_ : list of dict
-        One for each pass: losses (0 is a flat energy), learning rate, seconds.
+        One entry per epoch: losses (0 for a flat energy), learning rate, seconds.
     <<n_iter_, sampler_, n_features_in_>>
 
     See Also
     --------
-    EnergyOutlierDetector : Labels with a known rate of false alarms, from this or any density.
+    EnergyOutlierDetector : Outlier detection with a bounded rate of false alarms.
     skebm.inspection.EnergyDisplay : Contours of the energy with data and samples.
 
     References
@@ -202,7 +205,7 @@ class ScoreMatchingDensity(BaseDensity):
     >>> from skebm import ScoreMatchingDensity
     >>> X, _ = make_moons(500, noise=0.1, random_state=0)
     >>> model = ScoreMatchingDensity(random_state=0).fit(X[:400])
-    >>> bool(model.score(X[400:]) > -1.6)  # nats; a normal distribution has -1.9
+    >>> bool(model.score(X[400:]) > -1.6)  # nats; a Gaussian has -1.9
     True
     >>> model.sample(3, random_state=0).shape
     (3, 2)
@@ -341,35 +344,35 @@ class ScoreMatchingDensity(BaseDensity):
 
 
 def check_bounds_are_kept(objective: str, bounds: Any) -> None:
-    """Raise `ValueError` where an objective adds noise inside bounds."""
+    """Raise `ValueError` for bounds with an objective that adds noise."""
     if objective in ("denoising", "multiscale") and bounds is not None:
         raise ValueError(
-            f'objective={objective!r} adds noise, which leaves `bounds`: use objective="exact" or '
-            '"sliced", whose weights vanish there.'
+            f"objective={objective!r} adds noise, which would move rows out of `bounds`: use "
+            'objective="exact" or "sliced", whose weights vanish at the bounds.'
         )
 
 
 def check_objective_stays(before: str, now: str) -> None:
-    """Raise `ValueError` where warm weights would be trained for another density."""
+    """Raise `ValueError` if training would continue with an objective for another density."""
     clean = ("exact", "sliced")
     if before != now and not (before in clean and now in clean):
         raise ValueError(
-            f"The weights are those of objective={before!r}, on which warm_start and partial_fit "
-            f"go on, not of {now!r}: clone the estimator to start anew."
+            f"warm_start and partial_fit continue with weights trained by objective={before!r}, "
+            f"which cannot be used for {now!r}: clone the estimator to start anew."
         )
 
 
 def levels_of(objective: str, sigma: Any, n_columns: int) -> tuple[float, float] | None:
-    """Smallest and largest noise level of a multi-scale model, None for one without levels."""
+    """Smallest and largest noise level of a multi-scale model; None for other objectives."""
     if objective != "multiscale":
         return None
     if isinstance(sigma, str):
         if sigma != "auto":
             raise ValueError(
-                f'sigma={sigma!r} is one level; objective="multiscale" takes "auto" or a pair '
+                f'sigma={sigma!r} is a single level; objective="multiscale" takes "auto" or a pair '
                 "(smallest, largest)."
             )
-        # Noise of half the distance between rows joins whatever modes there are.
+        # Noise of half the distance between rows connects all modes.
         return LEAST_LEVEL, max(2.0, math.sqrt(n_columns / 2))
     pair = np.asarray(sigma, dtype=float).ravel()
     if len(pair) != 2 or not 0 < pair[0] < pair[1] < math.inf:

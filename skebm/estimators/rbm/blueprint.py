@@ -1,4 +1,4 @@
-"""What a fit of an RBM settles before training: the rule, chains, steps; what ``"auto"`` means."""
+"""Settings of an RBM that are resolved before training: learning rule, chains and optimizer."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ from skebm.training.engine import EnergyNet
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 
-# Terms of an enumeration (states times units of the other layer): what is visited at every step
-# without a second thought, and at most.
+# Terms of an enumeration (states times units of the other layer): up to which it is the default at
+# every step, and up to which it is allowed.
 CHEAP_COST, EXACT_LEARNING_COST = 1e7, 1e8
-# Weights of fewer chains say little of log Z.
+# With fewer chains, their weights estimate log Z poorly.
 REWEIGHTED_CHAINS = 500
-# Where hidden biases start: units on in a quarter of the rows. Under a centred gradient units that
-# start at one half stay there and are poor features (a classifier on shifted digits reads 82 % from
-# them, 88 % from these); likelihoods on nltcs, digits and MNIST are the same or better.
+# Initial hidden biases, at which units are on in a quarter of the rows. With a centred gradient,
+# units that start at one half stay there and are poor features (a classifier on shifted digits has
+# an accuracy of 82 % with them, 88 % with these); likelihoods on nltcs, digits and MNIST are the
+# same or better.
 HIDDEN_BIAS = -1.0
 
 
@@ -49,15 +50,15 @@ class RBMBlueprint(Blueprint):
     ----------
     table : UnitIntervalTable
     plan : TrainingPlan
-        Full-batch L-BFGS where the likelihood is exact and nothing asks for steps of a given size.
+        Full-batch L-BFGS if the likelihood is exact and no setting requires stochastic steps.
     base : Distribution
     n_hidden : int
     learning : {"exact", "pcd", "cd"}
     sampler : Sampler or None
         None is block Gibbs sampling.
     chains : ChainPolicy or None
-        With as many steps and chains as there are; `initial` is left to the energy's base. None
-        where the likelihood is exact.
+        With resolved numbers of steps and chains; `initial` is set to the energy's base later. None
+        if the likelihood is exact.
     centering : Centering or None
     penalty : Penalty or None
     """
@@ -96,9 +97,9 @@ class RBMBlueprint(Blueprint):
 
     @torch.no_grad()
     def initialise(self, energy: BernoulliRBM, rows: Rows) -> None:
-        """The base itself: its log-odds where columns are independent, nothing on top of others.
+        """Start at the base, with hidden units mostly off.
 
-        Hidden units start mostly off.
+        Visible biases are the log-odds of a base of independent columns, and 0 with other bases.
         """
         if energy.structure is None:
             base: Any = energy.base
@@ -106,7 +107,7 @@ class RBMBlueprint(Blueprint):
         energy.hidden_bias.fill_(HIDDEN_BIAS)
 
     def deduplicate(self, rows: Rows) -> Rows:
-        """Merge duplicate rows where every step sees all of them."""
+        """Merge duplicate rows if every step uses all rows."""
         return rows.merged() if self.line_search else rows
 
     def scoring_energy(self, energy: BernoulliRBM) -> BernoulliRBM:
@@ -119,14 +120,14 @@ class RBMBlueprint(Blueprint):
 
     @property
     def chain_sampler(self) -> Sampler:
-        """What moves the chains of training."""
+        """Sampler of the training chains."""
         return Gibbs() if self.sampler is None else self.sampler
 
     @property
     def layer_sampler(self) -> Sampler:
-        """What imputes and draws rows: the sampler, tempered or not, if it draws whole layers.
+        """Sampler for imputation and samples: the training sampler if it draws whole layers.
 
-        Nothing that moves single bits forgets as fast where there are two layers.
+        Otherwise block Gibbs, which mixes faster than any sampler that changes single bits.
         """
         sampler = self.chain_sampler
         return sampler if isinstance(sampler.kernel, Gibbs) else Gibbs()
@@ -144,7 +145,7 @@ class RBMBlueprint(Blueprint):
 
 
 def chain_rows(net: EnergyNet) -> Tensor | None:
-    """Visible rows of the persistent chains, where there are any."""
+    """Visible rows of the persistent chains, if there are any."""
     state = net.state_
     if isinstance(state, ContrastiveState) and state.chain is not None:
         return state.chain.x
@@ -152,7 +153,7 @@ def chain_rows(net: EnergyNet) -> Tensor | None:
 
 
 def at_least_two(x: Tensor) -> Tensor:
-    """Rows, a single one twice: reverse annealing needs two for an error."""
+    """The rows, or a single row twice: reverse annealing needs two for a standard error."""
     return x if len(x) > 1 else x.expand(2, -1)
 
 
@@ -166,8 +167,8 @@ def design(
 ) -> RBMBlueprint:
     """Resolve every ``"auto"`` of an estimator for a table of `n_rows`.
 
-    An explicit learning rate, batch size or momentum asks for stochastic steps, also under the
-    exact rule; a stream (`partial_fit`) always takes them.
+    An explicit learning rate, batch size or momentum selects stochastic steps, even with exact
+    learning; `partial_fit` always uses them.
     """
     sampler = None if estimator.sampler is None else clone(estimator.sampler)
     learning, chains = _rule(estimator, table.domain.n_columns)
@@ -199,7 +200,7 @@ def design(
 def _plan(
     estimator: Any, learning: str, optimizer: SGD, n_rows: int, *, streaming: bool
 ) -> TrainingPlan:
-    """Steps of training: their size and number, and who makes them."""
+    """Optimizer, learning rate, batch size and number of epochs."""
     net = estimator.net_params or {}
     rate = net.get("lr", estimator.learning_rate)
     size = net.get("batch_size", estimator.batch_size)
@@ -240,9 +241,9 @@ def _plan(
 
 
 def _batch_size(n_rows: int, n_iter: int | str) -> int:
-    """100 rows, down to scikit-learn's 10 where few passes were asked for.
+    """100 rows, or down to 10, as in scikit-learn, if there are few epochs.
 
-    So that they make 2,000 steps if they can; a call of `partial_fit` should make ten.
+    The aim is 2,000 steps in total, and ten in a call of `partial_fit`.
     """
     if n_iter == "auto":
         return 100
@@ -251,16 +252,16 @@ def _batch_size(n_rows: int, n_iter: int | str) -> int:
 
 
 def _learning_rate(base: Any) -> float:
-    """What was best on the validation parts of eight DEBD sets, to within a factor of three.
+    """Best values on the validation parts of eight DEBD data sets, to within a factor of three.
 
-    Hidden units on a tree have less to say, and chains that move by it keep up with larger steps.
+    On a tree, hidden units have less to model, and chains can follow larger steps.
     """
     plain = base == "independent" or isinstance(base, IndependentBernoulli)
     return 0.1 if plain else 0.3
 
 
 def _rule(estimator: Any, n_visible: int) -> tuple[str, ChainPolicy | None]:
-    """The learning rule, exact where that is cheap and nothing else is asked for; its chains."""
+    """The learning rule, by default exact if that is cheap, and its chains."""
     learning, chains = estimator.learning, estimator.chains
     if not isinstance(chains, Persistent | FromData | None):
         raise ValueError(f"chains={chains!r}: an RBM takes Persistent (PCD) or FromData (CD).")
@@ -277,7 +278,7 @@ def _rule(estimator: Any, n_visible: int) -> tuple[str, ChainPolicy | None]:
         )
     if learning == "exact" and cost > EXACT_LEARNING_COST:
         raise ValueError(
-            f'learning="exact" would visit {cost:.2g} terms at every step, more than '
+            f'learning="exact" would sum {cost:.2g} terms at every step, more than '
             f'{EXACT_LEARNING_COST:.0e}. Use learning="pcd", or fewer units.'
         )
     if learning == "exact":
@@ -286,7 +287,7 @@ def _rule(estimator: Any, n_visible: int) -> tuple[str, ChainPolicy | None]:
     if chains is not None and not isinstance(chains, kind):
         raise ValueError(
             f'learning="{learning}" takes {kind.__name__} chains, not chains={chains!r}. Use '
-            f'learning="auto", whose rule is what the chains say, or chains={kind.__name__}().'
+            f'learning="auto", which follows the chains, or chains={kind.__name__}().'
         )
     if chains is None:
         return learning, kind(n_steps=1)
@@ -295,25 +296,25 @@ def _rule(estimator: Any, n_visible: int) -> tuple[str, ChainPolicy | None]:
 
 
 def _check_sampler(sampler: Sampler, learning: str, chains: ChainPolicy | None) -> None:
-    """Raise `ValueError` where replicas that exchange rows are of no use."""
+    """Raise `ValueError` for replica exchange with rules that cannot use it."""
     if sampler.kernel is sampler:
         return
     if learning == "cd":
         raise ValueError(
-            f'learning="cd" restarts its chains at every batch, before those of {sampler} have '
-            'spread out. Use learning="pcd" (with warm_start too), or sampler=None.'
+            f'learning="cd" restarts its chains at every batch, before the replicas of {sampler} '
+            'have spread out. Use learning="pcd" (with warm_start too), or sampler=None.'
         )
     if getattr(chains, "reweight", False):
         raise ValueError(
-            f"reweight=True weighs chains that keep to themselves, and those of {sampler} exchange "
-            "rows. Use sampler=None, or reweight=False."
+            f"reweight=True requires independent chains, but those of {sampler} exchange rows. Use "
+            "sampler=None, or reweight=False."
         )
 
 
 def _centering(estimator: Any, learning: str, line_search: bool) -> Centering | None:
-    """Centred gradients for all but L-BFGS, which needs the gradient of the value.
+    """Centring of the gradient, except with L-BFGS, which needs the gradient of the value.
 
-    Preconditioned by half the variances where nobody asked for steps of a given size.
+    By default preconditioned with exponent 1/2, unless the learning rate is given.
     """
     asked = estimator.centering
     if isinstance(asked, Centering):

@@ -27,7 +27,7 @@ from skebm.training import SGD, EarlyStopping
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
 
-# Rows that one Gibbs run holds in memory.
+# Rows per Gibbs run, which limits its memory.
 BLOCK = 4096
 
 
@@ -39,90 +39,93 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         p(x) = \frac{1}{Z} \sum_h e^{-E(x, h)}, \qquad
         E(x, h) = -b^\top x - c^\top h - h^\top W x .
 
-    A program written for :class:`sklearn.neural_network.BernoulliRBM` runs with the name changed;
-    a parameter given means what it means there. What is added: normalised log-likelihoods with an
-    error, exact learning where the states can be enumerated, centred gradients, sampling,
-    imputation, outlier labels, sample weights, a GPU.
+    It can replace :class:`sklearn.neural_network.BernoulliRBM`, whose parameters have the same
+    meaning here. In addition it has normalised log-likelihoods with error estimates, exact learning
+    if the states can be enumerated, centred gradients, sampling, imputation, outlier labels, sample
+    weights and GPU support.
 
     Parameters
     ----------
     n_components : int, default=256
         Number of hidden units, H.
     learning_rate : float or "auto", default="auto"
-        Step size. ``"auto"``: 0.1 (0.3 on a base other than independent columns) falling linearly
-        to a hundredth of it; or, under the exact rule with `batch_size` and the momentum left
-        alone, L-BFGS with a line search.
+        Learning rate. ``"auto"``: 0.1 (0.3 with a base other than independent columns), decaying
+        linearly to a hundredth of that; or L-BFGS with a line search, if learning is exact and
+        neither `batch_size` nor a momentum is set.
     batch_size : int or "auto", default="auto"
-        Rows per step at most; batches are of even sizes. ``"auto"``: 100, less (down to 10) where
-        `n_iter` or `partial_fit` would make few steps of it, or all rows under L-BFGS.
+        Maximum number of rows per step; batches have even sizes. ``"auto"``: 100, or less (down to
+        10) if `n_iter` or `partial_fit` would otherwise make few steps; all rows with L-BFGS.
     n_iter : int or "auto", default="auto"
-        Passes over the data (L-BFGS iterations). ``"auto"``: 10,000 steps, but at least 10 and at
-        most 500 passes; up to 500 L-BFGS iterations, ended by the `tol` of `early_stopping`.
+        Number of epochs (L-BFGS iterations). ``"auto"``: 10,000 steps, but at least 10 and at most
+        500 epochs; up to 500 L-BFGS iterations, stopped by the `tol` of `early_stopping`.
     verbose : int, default=0
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None
-        Seed of the weights, the shuffling and the chains; the global generators are not touched.
+        Seed of the weights, the shuffling and the chains; global generators are not used.
     learning : {"auto", "pcd", "cd", "exact"}, default="auto"
-        Learning rule: persistent or restarted contrastive divergence, or the likelihood's own
-        gradient by enumeration, possible where states of the smaller layer times units of the
-        other are at most 1e8. ``"auto"`` is what `chains` say; without any it is exact up to 1e7,
-        and PCD elsewhere.
+        Learning rule: persistent contrastive divergence, contrastive divergence, or the exact
+        likelihood gradient by enumeration, which is possible if the number of states of the smaller
+        layer times the units of the other is at most 1e8. ``"auto"`` is the rule that matches
+        `chains`; without chains it is exact up to 1e7, and PCD beyond.
     chains : Persistent, FromData or None, default=None
-        Chains of PCD and of CD: ``Persistent(n_steps=1, n_chains=None, reweight=False)`` and
-        ``FromData(n_steps=1)`` (:mod:`skebm.samplers`). `n_steps` are Gibbs steps for each batch,
-        the k of PCD-k and CD-k. `n_chains` is the batch size, and 500 or more under `reweight`,
-        which weighs the chains by Jarzynski's equality (:class:`skebm.objectives.Walkers`):
-        consistent gradients however slowly the chains mix, and a running log-likelihood in
-        `history_` that `early_stopping` uses. A step takes about 1.5 times as long. Where chains
-        cannot follow large steps the running value is too high by many nats: compare with
-        `score`. ``chains__n_steps`` and the like can be searched over.
+        Chains of PCD and CD: ``Persistent(n_steps=1, n_chains=None, reweight=False)`` and
+        ``FromData(n_steps=1)`` (:mod:`skebm.samplers`). `n_steps` is the number of Gibbs steps per
+        batch, the k of PCD-k and CD-k. `n_chains` defaults to the batch size, and to at least 500
+        with `reweight`, which weights the chains by Jarzynski's equality
+        (:class:`skebm.objectives.Walkers`). Gradients are then consistent however slowly the chains
+        mix, and `history_` has a running log-likelihood, which `early_stopping` uses. A step takes
+        about 1.5 times as long. If chains cannot follow large steps, the running value is too high
+        by many nats: compare it with `score`. Parameters can be searched over by
+        ``chains__<name>``.
     base : {"independent", "chow-liu", "block-tree"} or Distribution, default="independent"
-        What the energy corrects, E(x) = -log q(x) + F(x); fitted first, not trained. Independent
-        columns are the usual RBM, whose visible biases start at the log-odds of the data.
-        ``"chow-liu"`` is the most likely tree of pairwise dependences, ``"block-tree"`` one whose
-        nodes are up to three columns that belong together, as in one-hot codes: hidden units are
-        free for what a tree cannot say. Or any distribution of :mod:`skebm.distributions` with
-        exact conditionals that gives every row of X a probability.
+        Base q that the RBM corrects, E(x) = -log q(x) + F(x); fitted first, then fixed. With
+        independent columns it is the usual RBM, whose visible biases start at the log-odds of the
+        data. ``"chow-liu"`` is the maximum-likelihood tree of pairwise dependences, and
+        ``"block-tree"`` a tree whose nodes are blocks of up to three dependent columns, as in
+        one-hot codes. The hidden units then model what a tree cannot. Any distribution of
+        :mod:`skebm.distributions` with exact conditionals and a positive probability for every row
+        of X can be passed, too.
     centering : Centering, "auto" or None, default="auto"
-        Centre the units in the gradient of the stochastic rules: same fixed points, better
-        conditioned, and the same for data with zeros and ones exchanged. ``"auto"`` is
-        ``Centering(precondition=0.5)``, which also divides the gradient of the contrastive rules
-        by powers of the units' variances, relative to a fair coin's, so that rare units learn as
-        fast as frequent ones; without that where `learning_rate` is given. None is the gradient of
-        scikit-learn. :class:`skebm.objectives.Centering`.
+        Centre the units in the gradient of the stochastic rules, which keeps the fixed points,
+        improves the conditioning, and makes training invariant to exchanging zeros and ones.
+        ``"auto"`` is ``Centering(precondition=0.5)``, which also divides the gradient of the
+        contrastive rules by powers of the units' variances relative to 1/4, so that rare units
+        learn as fast as frequent ones; there is no such preconditioning if `learning_rate` is set.
+        None is the gradient of scikit-learn. See :class:`skebm.objectives.Centering`.
     penalty : Penalty or None, default=None
         ``Penalty(l1=0, l2=0, sparsity_target=None, sparsity_cost=0.1)``: l1 * sum of absolute
-        weights, l2 / 2 * sum of their squares, and a pull of mean activations of hidden units to
-        a target. Where a fit does not carry over to new rows try l1 = 3e-4 on images, l2 = 20 / n
-        on small tables. ``penalty__l2`` and the like can be searched over.
+        weights, l2 / 2 * sum of squared weights, and a penalty that draws the mean activations of
+        hidden units to a target. Against overfitting, try l1 = 3e-4 on images and l2 = 20 / n on
+        small tables. Parameters can be searched over by ``penalty__<name>``. See
         :class:`skebm.objectives.Penalty`.
     optimizer : SGD or None, default=None
-        Momentum, schedule of the learning rate, averaging, roll-backs:
-        :class:`skebm.training.SGD`, of which None is the default.
+        Momentum, learning rate schedule, weight averaging and roll-backs; None is
+        :class:`skebm.training.SGD` with its default settings.
     rescale : {"auto", False}, default="auto"
-        What happens to columns that leave [0, 1] in `fit`: ``"auto"`` min-max scales them (the
-        scaling is stored, one warning names them, later values are clipped with a warning); False
-        raises.
+        Treatment of columns with values outside [0, 1] in `fit`: ``"auto"`` min-max scales them, with
+        a warning that names them, and clips later values out of range, also with a warning; False
+        raises an error.
     early_stopping : bool or EarlyStopping, default=False
-        Stop when the score on held-out rows stagnates, and keep the best weights. The score is the
-        exact log-likelihood under the exact rule, the pseudo-likelihood otherwise. Settings as
-        :class:`skebm.training.EarlyStopping`; its patience and tolerance end L-BFGS by the training
-        loss also where no rows are held out.
+        Stop when the score on held-out rows no longer improves, and keep the best weights. The
+        score is the log-likelihood if learning is exact, otherwise the pseudo-likelihood. Settings
+        in :class:`skebm.training.EarlyStopping`; its patience and tolerance, applied to the
+        training loss, also stop L-BFGS without held-out rows.
     warm_start : bool, default=False
-        Go on from the weights and chains of the previous `fit`.
+        Continue from the weights and chains of the previous `fit`.
     contamination : float in (0, 0.5] or "auto", default="auto"
-        Fraction of the training rows that `predict` calls outliers; ``"auto"`` is 0.1. A model that
-        overfits calls a larger fraction of new rows so.
+        Fraction of the training rows that `predict` classifies as outliers; ``"auto"`` is 0.1. If
+        the model overfits, the fraction is larger among new rows.
     partition : "auto", PartitionEstimator or None, default="auto"
-        How log Z is found, on first need. ``"auto"``: exactly where the enumeration has at most 1e9
-        terms or the weights make no loops, by :class:`skebm.partition.AISBracket` otherwise (see
-        :func:`skebm.partition.choose`); `log_partition_method_` says why. None: not at all;
-        `score_samples` is then -F(x) and `score` the mean pseudo-likelihood.
+        How log Z is estimated, when it is first needed. ``"auto"``: exactly, if the enumeration has
+        at most 1e9 terms or the graph of the weights has no loops, otherwise by
+        :class:`skebm.partition.AISBracket` (see :func:`skebm.partition.choose`);
+        `log_partition_method_` gives the reason. None: log Z is not estimated; `score_samples` is
+        then -F(x) and `score` the mean pseudo-likelihood.
     sampler : Sampler or None, default=None
-        Of binary rows; None is :class:`skebm.samplers.Gibbs`. Where chains stick, try
+        Sampler of binary rows; None is :class:`skebm.samplers.Gibbs`. If chains mix slowly, try
         ``Gibbs(n_collapsed=k)`` for few units, or :class:`skebm.samplers.ParallelTempering`.
     device : str, default="auto"
-        ``"auto"`` is a GPU where there is one.
+        ``"auto"`` is a GPU if there is one.
     dtype : {"float32", "float64"}, default="float32"
         Precision of the computation; outputs of `transform` have that of X.
     <<net_params>>
@@ -130,37 +133,37 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     Attributes
     ----------
     components_ : ndarray of shape (n_components, n_features)
-        Weights W; read-only views, assign a whole array to change them. So are the biases.
+        Weights W, a read-only view; assign a whole array to change it, as for the biases.
     intercept_hidden_, intercept_visible_ : ndarray of shape (n_components,) and (n_features,)
         Biases c and b.
     h_samples_ : ndarray of shape (n_chains, n_components)
-        Hidden units of the persistent chains; drawn from the model for the other rules.
+        Hidden units of the persistent chains; for the other rules, draws from the model.
     <<log_partition, offset_>>
     history_ : list of dict
-        One for each epoch: losses, energy gap, reconstruction error, learning rate, seconds.
+        One entry per epoch: losses, energy gap, reconstruction error, learning rate, seconds.
     n_iter_, n_restarts_ : int
-        Epochs that ran, and roll-backs among them.
+        Number of epochs, and of roll-backs.
     learning_, learning_rate_, batch_size_, n_chains_ : str, float, int, int
-        What ``"auto"`` became. `learning_rate_` is nan under L-BFGS.
+        Values used for ``"auto"``. `learning_rate_` is nan with L-BFGS.
     centered_, precondition_ : bool, float
-        Whether the gradient is centred (never under L-BFGS), and its preconditioning.
+        Whether the gradient is centred (never with L-BFGS), and its preconditioning.
     base_ : Distribution
         The fitted base.
     scaling_ : MinMax
-        Columns that were scaled, their minima and widths.
+        Columns that were scaled, their minima and ranges.
     sampler_, energy_, net_ : Sampler, BernoulliRBM, EnergyNet
-        The kernel, the energy as a torch module, and the skorch net.
+        The sampler, the energy as a torch module, and the skorch net.
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
 
     See Also
     --------
-    sklearn.neural_network.BernoulliRBM : SML on one core, without a likelihood.
+    sklearn.neural_network.BernoulliRBM : PCD-1 without a likelihood.
 
     Notes
     -----
-    Real values inside [0, 1] are taken as probabilities. They have a free energy but no
-    likelihood: F is concave, so `score_samples` of such a row is a lower bound on the mean
-    log-likelihood of its random binarisations.
+    Real values in [0, 1] are interpreted as probabilities of bits. Such rows have a free energy but
+    no likelihood: as F is concave, `score_samples` gives a lower bound on the mean log-likelihood
+    of their random binarisations.
 
     References
     ----------
@@ -306,10 +309,10 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         return features[:, : self._n_features_out].numpy().astype(X.dtype, copy=False)
 
     def pseudo_likelihood(self, X: Any) -> np.ndarray:
-        """Pseudo-log-likelihood of each row, every bit, exact and deterministic.
+        """Pseudo-log-likelihood of each row, summed exactly over all columns.
 
-        The sum over columns of log p(x_i given the other columns), in nats. Neither a lower nor an
-        upper bound of log p(x).
+        The sum over columns of log p(x_i given the other columns), in nats. It is neither a lower
+        nor an upper bound of log p(x).
 
         Parameters
         ----------
@@ -328,7 +331,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         return self._blueprint.proper_score(rows, energy).double().numpy()
 
     def reconstruct(self, X: Any) -> np.ndarray:
-        """Mean-field reconstruction: the mean of x given the mean of h given x.
+        """Mean-field reconstruction: mean of x given the conditional mean of h given x.
 
         Parameters
         ----------
@@ -344,7 +347,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         return self._blueprint.table.invert(mean[:, : self.n_features_in_])
 
     def gibbs(self, v: Any) -> np.ndarray:
-        """One Gibbs step from v: h given v, then v given h. Each call draws anew.
+        """Take one Gibbs step from v: draw h given v, then v given h.
 
         Parameters
         ----------
@@ -353,7 +356,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         Returns
         -------
         ndarray of shape (n_samples, n_features)
-            Booleans as in scikit-learn; in the units of the data where columns were scaled.
+            Booleans as in scikit-learn; in the units of the data if columns were scaled.
         """
         rows = self._rows(v)
         generator = self._generator(self.random_state_)
@@ -369,9 +372,9 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     ) -> np.ndarray:
         """Draw rows from the model.
 
-        Exact and independent where the states can be enumerated (at most 1e7 terms). Otherwise the
-        last rows of Gibbs chains of `n_steps`, started at the persistent chains or training rows:
-        approximate, the better the faster the model mixes.
+        Samples are exact and independent if the states can be enumerated (at most 1e7 terms).
+        Otherwise they are the final states of Gibbs chains of `n_steps` steps, started from the
+        persistent chains or training rows, and approximate if the chains have not converged.
 
         Parameters
         ----------
@@ -379,7 +382,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         random_state : int, RandomState instance or None, default=None
             None draws from NumPy's global generator.
         n_steps : int, default=1000
-            Length of the chains, where they are needed.
+            Number of Gibbs steps of the chains, if they are needed.
 
         Returns
         -------
@@ -394,7 +397,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         )
 
     def _draw(self, n: int, generator: torch.Generator, n_steps: int = 1000) -> Tensor:
-        """Binary rows of the model, exact where the states can be enumerated."""
+        """Binary rows of the model, exact if the states can be enumerated."""
         energy = self.energy_
         with torch.no_grad():
             if energy.enumeration_cost() <= CHEAP_COST:
@@ -412,15 +415,16 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
             return torch.cat(blocks)
 
     def impute(self, X: Any, random_state: Any = None, *, n_steps: int = 200) -> np.ndarray:
-        """Fill NaN entries by a draw from the model given the entries that are known.
+        """Replace NaN entries by a draw from the model given the known entries.
 
-        Block Gibbs sampling with the known entries clamped; the imputations of a row are one joint
-        draw, approximate as the chains are finite. A row of NaN alone is a sample of the model.
+        By block Gibbs sampling with the known entries clamped. The imputations of a row are a joint
+        draw, which is approximate as the chains are finite. A row of only NaN becomes a sample of
+        the model.
 
         Parameters
         ----------
         X : {array-like, sparse matrix} of shape (n_samples, n_features)
-            NaN marks what is unknown.
+            NaN marks missing entries.
         random_state : int, RandomState instance or None, default=None
             None draws from NumPy's global generator.
         n_steps : int, default=200
@@ -429,7 +433,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         Returns
         -------
         ndarray of shape (n_samples, n_features)
-            Known entries are returned as they are.
+            Known entries are unchanged.
         """
         check_is_fitted(self)
         whole_number("n_steps", n_steps, 1)
@@ -456,12 +460,12 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     def denoise(
         self, X: Any, noise_level: float = 0.1, random_state: Any = None, *, n_steps: int = 200
     ) -> np.ndarray:
-        r"""Posterior mean of the clean row, given that each bit was flipped with `noise_level`.
+        r"""Posterior mean of the clean row, if each bit was flipped with probability `noise_level`.
 
         The posterior :math:`p(x \mid \tilde x)` is the same RBM with visible biases shifted by
-        :math:`(2 \tilde x - 1) \log\frac{1 - \epsilon}{\epsilon}`: the Bayes-optimal denoiser under
-        the model. Its mean is an average of p(x given h) over the second half of `n_steps` Gibbs
-        steps: unbiased up to the chains' burn-in.
+        :math:`(2 \tilde x - 1) \log\frac{1 - \epsilon}{\epsilon}`; its mean is the Bayes-optimal
+        denoiser under the model. The mean is estimated by averaging p(x given h) over the second
+        half of `n_steps` Gibbs steps, without bias if the chains have converged by then.
 
         Parameters
         ----------
@@ -476,7 +480,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         Returns
         -------
         ndarray of shape (n_samples, n_features)
-            Probabilities, in the units of the data where columns were scaled.
+            Probabilities; in the units of the data if columns were scaled.
         """
         if not 0 < noise_level < 0.5:
             raise ValueError(f"noise_level must lie in (0, 0.5), got {noise_level}.")
@@ -491,7 +495,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
             blocks.append(_posterior_mean(posterior, x, n_steps, generator).cpu())
         return self._blueprint.table.invert(torch.cat(blocks))
 
-    # ---------------------------------------------------------------- what was learned
+    # ---------------------------------------------------------------- fitted attributes
 
     @property
     def components_(self) -> np.ndarray:
@@ -541,8 +545,8 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     def h_samples_(self) -> np.ndarray:
         """Hidden units of the persistent chains, (n_chains, n_components).
 
-        Drawn alike at every call where the chains keep none, and with chains drawn from the model
-        where a rule has none.
+        If the chains keep no hidden units, these are drawn with a fixed seed; if the rule has no
+        chains, the visible rows are drawn from the model as well.
         """
         x, state = chain_rows(self.net_), self.net_.state_
         if x is not None and type(self.sampler_) is Gibbs and state.chain.aux is not None:
@@ -561,24 +565,24 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
     @property
     def scaling_(self) -> MinMax:
-        """Columns that were scaled, their minima and widths."""
+        """Columns that were scaled, their minima and ranges."""
         check_is_fitted(self)
         return self._blueprint.table.scaling
 
     @property
     def sampler_(self) -> Sampler:
-        """The kernel of the chains."""
+        """Sampler of the chains."""
         check_is_fitted(self)
         return self._blueprint.chain_sampler
 
     @property
     def learning_(self) -> str:
-        """Learning rule that ``"auto"`` became."""
+        """Learning rule in use."""
         return self._blueprint.learning
 
     @property
     def learning_rate_(self) -> float:
-        """First learning rate; nan under L-BFGS."""
+        """Initial learning rate; nan with L-BFGS."""
         plan = self._blueprint
         return float("nan") if plan.line_search else plan.plan.learning_rate
 
@@ -589,7 +593,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
     @property
     def n_chains_(self) -> int:
-        """Persistent chains."""
+        """Number of persistent chains."""
         chains = self._blueprint.chains
         return int(chains.n_chains or 0) if isinstance(chains, Persistent) else self.batch_size_
 
@@ -600,13 +604,13 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
     @property
     def precondition_(self) -> float:
-        """Exponent of the variances that the gradient is divided by."""
+        """Exponent of the variances by which the gradient is divided."""
         centering = self._blueprint.centering
         return 0.0 if centering is None else centering.precondition
 
 
 def _exact_sample(energy: Any, n: int, generator: torch.Generator) -> Tensor:
-    """Independent exact draws: a state of the cheaper layer by its probability, then the other."""
+    """Independent exact draws of a state of the smaller layer, then of the other layer."""
     _, domain, function = cheaper_side(energy)
     kind = {"dtype": energy.weight.dtype, "device": energy.weight.device}
     states = domain.states(0, round(domain.n_states), **kind)
@@ -621,7 +625,7 @@ def _exact_sample(energy: Any, n: int, generator: torch.Generator) -> Tensor:
 def _posterior_mean(
     energy: BipartiteEnergy, x: Tensor, n_steps: int, generator: torch.Generator
 ) -> Tensor:
-    """Mean of x under a bipartite energy, by conditional means along a Gibbs chain from x."""
+    """Mean of x under a bipartite energy, from conditional means along a Gibbs chain from x."""
     total, burn_in = torch.zeros_like(x), n_steps // 2
     with torch.no_grad():
         for step in range(n_steps):
