@@ -1012,7 +1012,7 @@ WEIGHTED = Persistent(reweight=True)
         ),
         (
             {"objective": "discrepancy", "chains": "persistent", "sigma": 0.3},
-            "sigma=0.3.*of its own",
+            "sigma=0.3.*adds its own noise",
         ),
         ({"optimizer": AdamW(max_restarts=-1)}, "'max_restarts' parameter of AdamW"),
         (
@@ -1039,7 +1039,7 @@ def test_settings_that_do_not_go_together(params, match):
         ("sampler__n_steps", "Invalid parameter 'n_steps' for estimator MALA"),
         ("chains__reweigh", "Invalid parameter 'reweigh' for estimator Persistent"),
         ("objective__n_negatives", "Invalid parameter 'n_negatives' for estimator Likelihood"),
-        ("sigma__level", "sigma__level needs an object.*Pass one as sigma="),
+        ("sigma__level", "sigma__level cannot be set.*an object as sigma="),
         ("net__optimiser", "net_params has no 'optimiser'"),
     ],
 )

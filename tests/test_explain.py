@@ -188,7 +188,7 @@ def test_missing_and_unseen_values():
     assert (found.contributions[:, 1] > 1).all()
     assert set(found.expected[:, 1]) <= {"S", "L"}
     empty = incomplete.assign(height=np.nan)
-    with pytest.raises(ValueError, match="Column height has no value to impute with"):
+    with pytest.raises(ValueError, match="Column height has no values to impute from"):
         detector.fit(empty).explain(anomalies)
 
 

@@ -362,7 +362,7 @@ def test_settings_are_set_on_what_none_stands_for():
     assert model.network.hidden_sizes == (4,)
     assert model.fit(X).sampler_.step_size == 0.1
     assert model.net_.averaging == 0.5
-    with pytest.raises(ValueError, match="flow__transforms needs an object"):
+    with pytest.raises(ValueError, match="flow__transforms cannot be set"):
         FlowContrastiveDensity().set_params(flow__transforms=3)
 
 

@@ -1,4 +1,4 @@
-"""Columns of a table of any kind, and copies of the table with other values in one of them."""
+"""Columns of arrays and data frames, and copies of a table with other values in one column."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import scipy.sparse as sp
 
 from skebm._validation import take_rows
 
-# A column of numbers with more distinct values than this is integrated over, not enumerated.
+# A numeric column with more distinct values than this is integrated over, not enumerated.
 MAX_LEVELS = 20
-# Quantiles that are stored of such a column.
+# Number of quantiles that are stored of such a column.
 N_QUANTILES = 25
-# Columns are summarised by so many rows, with so many entries, at most.
+# Maximum number of rows and of entries from which columns are summarised.
 MAX_ROWS, MAX_ENTRIES = 1000, 1_000_000
 
 
 def as_table(X: Any) -> Any:
-    """Frames and dense arrays as they are, anything else as a dense array of two dimensions."""
+    """Data frames and dense arrays unchanged, anything else as a two-dimensional dense array."""
     if is_frame(X):
         return X
     X = X.toarray() if sp.issparse(X) else np.asarray(X)
     if X.ndim != 2:
-        raise ValueError(f"Expected a table of two dimensions, got {X.ndim}.")
+        raise ValueError(f"Expected a two-dimensional table, got {X.ndim} dimensions.")
     return X
 
 
@@ -40,7 +40,7 @@ def column_of(X: Any, j: int) -> Any:
 
 
 def column_names(X: Any) -> list[str]:
-    """Names of the columns, ``x0``, ``x1``, ... where they have none."""
+    """Names of the columns, or ``x0``, ``x1``, ... if they have none."""
     if is_frame(X):
         return [str(name) for name in X.columns]
     return [f"x{j}" for j in range(X.shape[1])]
@@ -52,7 +52,7 @@ def present_values(column: Any) -> np.ndarray:
     if values.dtype.kind in "biuf":
         values = values.astype(float)
         return values[~np.isnan(values)]
-    # A missing entry is None, pandas.NA (which compares to nothing) or differs from itself.
+    # A missing entry is None, pandas.NA (whose comparisons are NA) or not equal to itself.
     return np.array([v for v in values.tolist() if _is_present(v)], dtype=object)
 
 
@@ -62,7 +62,7 @@ def _is_present(value: Any) -> bool:
 
 
 class Column(NamedTuple):
-    """Summary of a column: its values, or quantiles of them, and how often each occurs."""
+    """Summary of a column: its values, or their quantiles, and how often each occurs."""
 
     name: str
     levels: np.ndarray
@@ -71,7 +71,7 @@ class Column(NamedTuple):
 
 
 def columns_of(X: Any) -> list[Column] | None:
-    """Summaries of the columns of a table; None where X does not have two dimensions."""
+    """Summaries of the columns of a table; None if X does not have two dimensions."""
     shape = X.shape if hasattr(X, "shape") else np.shape(X)
     if len(shape) != 2:
         return None
@@ -83,7 +83,7 @@ def columns_of(X: Any) -> list[Column] | None:
 
 
 def summarise(name: str, values: np.ndarray) -> Column:
-    """All distinct values of a column, or quantiles where it is a number with many."""
+    """All distinct values of a column, or quantiles of a numeric column with many."""
     if values.dtype == object:
         # Not sorted: the objects of one column may have different types.
         levels = np.array(list(dict.fromkeys(values.tolist())), dtype=object)
@@ -98,15 +98,15 @@ def summarise(name: str, values: np.ndarray) -> Column:
 
 
 def with_column(X: Any, j: int, values: np.ndarray, *, keep_dtype: bool) -> Any:
-    """Repeat each row for the `m` values that column `j` takes in it, given as (n, m).
+    """Repeat each row for `m` values of column `j`, given as (n, m).
 
-    With `keep_dtype` a frame's column of integers or booleans stays one; the values must be such.
+    With `keep_dtype`, integer and boolean columns of a frame keep their dtype.
     """
     n, m = values.shape
     wide = take_rows(X, np.repeat(np.arange(n), m))
     flat = values.ravel()
     if not is_frame(X):
-        # Values may lie between integers or booleans, and strings may be longer than those of X.
+        # Values may be fractions in integer columns, and strings may be longer than those of X.
         other = {"b": float, "i": float, "u": float, "U": object, "S": object}
         wide = np.array(wide, dtype=other.get(wide.dtype.kind))
         wide[:, j] = flat

@@ -1,4 +1,4 @@
-"""Outlier detection with any density or score, and thresholds with a known false alarm rate."""
+"""Outlier detection with any density or score, and conformal thresholds."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ from skebm.estimators.outlier.thresholds import (
 def _takes_more_rows(detector: EnergyOutlierDetector) -> bool:
     if detector._param("method") == "cross-conformal":
         raise AttributeError(
-            "A cross-conformal detector cannot take further rows: each row must be left out of one "
-            "fit. Use method='conformal'."
+            "A cross-conformal detector cannot take further rows, as each row must be left out of "
+            "one fit: use method='conformal'."
         )
     return True
 
@@ -81,7 +81,7 @@ def _has_likelihood(detector: EnergyOutlierDetector) -> bool:
     statistic = detector._param("statistic")
     if statistic != "log_density":
         raise AttributeError(
-            f"statistic={statistic!r} is no log-likelihood, so it has no score: pass "
+            f"statistic={statistic!r} is not a log-likelihood, so the detector has no score: pass "
             "scoring= to a search."
         )
     return True
@@ -92,8 +92,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
 
     Rows are ranked by a statistic, by default their log density, which is minus their energy up to
     a constant. The threshold is a quantile over the training rows, as in scikit-learn's detectors,
-    or conformal: rows that the estimator was not fitted to show how often normal rows score as low
-    as a new one,
+    or conformal: a new row is compared with held-out normal rows by its p-value,
 
     .. math::
         p(x) = \frac{1 + \#\{i : s(x_i) \le s(x)\}}{n + 1} ,
@@ -111,50 +110,51 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         columns, with a component for every hundred rows and at most 40: for tables of numbers.
     statistic : {"log_density", "score_norm", "max_proba"} or callable, default="log_density"
         Statistic that discriminates normal rows from outliers, higher for normal ones.
-        ``"log_density"`` is ``score_samples`` (of our estimators minus the energy, which needs no
-        log Z); ``"score_norm"`` minus the Euclidean norm of the score, grad log p, in the units
-        that the last step of a pipeline sees, for estimators with a ``score_function``, Gaussian
-        mixtures and Gaussian kernel densities; ``"max_proba"`` the probability of the most likely
-        class (then `fit` takes the classes as `y`). Or a function
+        ``"log_density"`` is ``score_samples`` (for estimators of skebm minus the energy, which
+        needs no log Z); ``"score_norm"`` is minus the Euclidean norm of the score, grad log p, in
+        the input units of the last step of a pipeline, for estimators with a ``score_function``,
+        Gaussian mixtures and Gaussian kernel densities; ``"max_proba"`` is the probability of the
+        most likely class (`fit` then takes the classes as `y`). Or a function
         ``(fitted estimator, X) -> (n_samples,)``.
     contamination : float in (0, 0.5] or "auto", default="auto"
-        Share of normal rows that `predict` calls outliers: of the training rows under
-        ``"quantile"``; of new normal rows, on average over fits, under ``"conformal"``. ``"auto"``
-        is 0.1, or, with a warning, the lowest level above it that few calibration rows can reach.
+        Fraction of normal rows that `predict` classifies as outliers: of the training rows with
+        ``"quantile"``; of new normal rows, on average over fits, with ``"conformal"``. ``"auto"``
+        is 0.1, or, with a warning, the lowest higher level that is attainable with few calibration
+        rows.
     method : {"quantile", "conformal", "cross-conformal"}, default="quantile"
-        ``"quantile"`` fits the estimator to all rows and guarantees nothing: an estimator that
-        overfits flags a larger share of new rows. ``"conformal"`` holds rows out; the rate of
-        false alarms is at most `contamination`, exactly. ``"cross-conformal"`` fits a model for
+        ``"quantile"`` fits the estimator to all rows and guarantees nothing: if the estimator
+        overfits, it flags a larger fraction of new rows. ``"conformal"`` holds rows out, so that
+        the rate of false alarms is at most `contamination`. ``"cross-conformal"`` fits a model for
         each fold and compares a new row with every training row by the model that was not fitted
-        to it: no row is lost, but the proven bound is about twice the level
+        to that row. It uses all rows for fitting, but the proven bound is about twice the level
         (`false_alarm_bound_`); in practice the rate is mostly near the level or below.
     calibration_fraction : float in (0, 1) or "auto", default="auto"
-        Share of the rows that ``"conformal"`` holds out. ``"auto"`` is a quarter, more (at most a
-        half) where that is fewer than ``10 / contamination`` rows.
+        Fraction of the rows that ``"conformal"`` holds out. ``"auto"`` is a quarter, or more (at
+        most a half) if that is fewer than ``10 / contamination`` rows.
     cv : int or cross-validation splitter, default=5
         Folds of ``"cross-conformal"``; a splitter must leave out every row once.
     prefit : bool, default=False
-        Whether the estimator is fitted already. `fit` then only sets the threshold, with all rows
-        given: under ``"conformal"`` they must be others than those it was fitted to. A
-        :class:`sklearn.frozen.FrozenEstimator` does the same.
+        Whether the estimator is already fitted. `fit` then only sets the threshold, with all rows
+        given: with ``"conformal"``, the estimator must not have been fitted to these rows. A
+        :class:`sklearn.frozen.FrozenEstimator` has the same effect.
     random_state : int, RandomState instance or None, default=None
         Seed of the split, and of every ``random_state`` of the estimator that is None.
 
     Attributes
     ----------
     estimator_ : estimator
-        The fitted estimator; not available under ``"cross-conformal"``.
+        The fitted estimator; not available with ``"cross-conformal"``.
     estimators_ : list of estimators
-        The same in a list, one for each fold under ``"cross-conformal"``.
+        The fitted estimators: one, or one for each fold with ``"cross-conformal"``.
     offset_ : float
         Threshold of `predict` in the units of `score_samples`.
     contamination_ : float
         The level in use.
     n_calibration_ : int
-        Number of rows that new ones are compared with.
+        Number of rows with which new rows are compared.
     false_alarm_bound_ : float
-        Proven bound on the probability, over fits and rows, that a new normal row is called an
-        outlier; nan under ``"quantile"``, which has none.
+        Proven bound on the probability, over fits and rows, that a new normal row is classified as
+        an outlier; nan with ``"quantile"``, which has none.
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
 
     See Also
@@ -165,8 +165,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     Notes
     -----
     The guarantee holds for normal rows drawn from the distribution of the calibration rows,
-    independently of them (exchangeability is enough), and for the rate averaged over fits: that of
-    one fit scatters around it with a standard deviation of about
+    independently of them (exchangeability is enough), and for the rate averaged over fits; the rate
+    of one fit varies around it with a standard deviation of about
     :math:`\sqrt{\alpha (1 - \alpha) / n}` for n calibration rows (a Beta distribution). Anomalies
     among the calibration rows lower the rate of false alarms and the power of the detector. `y` is
     used only as the classes of a classifier; scorers such as ``"roc_auc"`` need labels that are
@@ -261,11 +261,11 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
             Normal rows, in any form that the estimator takes.
         y : array-like of shape (n_samples,), default=None
-            Classes, where the estimator is a classifier; not used otherwise.
+            Classes, if the estimator is a classifier; not used otherwise.
         **fit_params : dict
-            Passed on to the `fit` of the estimator; arrays with a value for each row are split like
-            the rows. ``sample_weight`` (also ``<step>__sample_weight``) weighs the quantile too; a
-            conformal threshold takes equal weights only.
+            Passed to the `fit` of the estimator; arrays with one value per row are split like the
+            rows. ``sample_weight`` (also ``<step>__sample_weight``) also weights the quantile;
+            conformal thresholds need equal weights.
 
         Returns
         -------
@@ -314,7 +314,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     def _fit_models(
         self, X: Any, y: Any, params: dict[str, Any], random: np.random.RandomState
     ) -> tuple[list[Any], list[Any]]:
-        """Fitted estimators, and for each the rows that new ones are compared with."""
+        """Fitted estimators, and for each the rows with which new rows are compared."""
         estimator = default_estimator(n_rows(X)) if self.estimator is None else self.estimator
         check_offers(self.statistic, estimator)
         if not get_tags(estimator).target_tags.required:
@@ -330,7 +330,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         return models, [held_out for _, held_out in splits]
 
     def _splits(self, n: int, random: np.random.RandomState) -> list[Split]:
-        """Rows to fit to and to hold out; refuses a level that the latter are too few for."""
+        """Rows to fit to and to hold out; raises if the latter are too few for the level."""
         if self.method == "quantile":
             return [Split(None, None)]
         if self.method == "conformal":
@@ -356,7 +356,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         return weight
 
     def _set_threshold(self, threshold: Threshold) -> None:
-        """Take a threshold; warns where it is not at the level asked for or not finite."""
+        """Set the threshold; warn if it is not at the requested level or not finite."""
         self._threshold, self.contamination_ = threshold, threshold.level
         if self._param("contamination") == "auto" and threshold.level > DEFAULT_LEVEL:
             warnings.warn(
@@ -377,17 +377,17 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     @available_if(_takes_more_rows)
     @restores_on_failure
     def partial_fit(self, X: Any, y: Any = None) -> Any:
-        """Add normal rows to those that set the threshold; the estimator stays as it is.
+        """Add normal rows to those that set the threshold; the estimator is not refitted.
 
-        Under ``"conformal"`` they join the calibration rows, which keeps the guarantee. The first
-        call is a `fit`, where there was none.
+        With ``"conformal"`` they are added to the calibration rows, which keeps the guarantee. If
+        the detector is not fitted, it is the same as `fit`.
 
         Parameters
         ----------
         X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
             Normal rows that the estimator was not fitted to.
         y : array-like of shape (n_samples,), default=None
-            Classes for the first call, where the estimator is a classifier.
+            Classes for the first call, if the estimator is a classifier.
 
         Returns
         -------
@@ -405,12 +405,12 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     # ---------------------------------------------------------------- fitted attributes
 
     def _param(self, name: str) -> Any:
-        """A parameter as it was in the last `fit`: a later change waits for the next one."""
+        """A parameter as it was in the last `fit`; later changes take effect at the next one."""
         return self.__dict__.get("_fitted_params", {}).get(name, getattr(self, name))
 
     @property
     def estimator_(self) -> Any:
-        """The fitted estimator; not available under ``"cross-conformal"``, which has several."""
+        """The fitted estimator; not available with ``"cross-conformal"``, which has several."""
         check_is_fitted(self)
         if len(self.estimators_) > 1:
             raise AttributeError("A cross-conformal detector has estimators_, one for each fold.")
@@ -418,20 +418,20 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
 
     @property
     def _density(self) -> Any:
-        """The density that :mod:`skebm._densities` looks into; missing if the statistic is none."""
+        """The density for :mod:`skebm._densities`, if the statistic is a log density."""
         if self._param("statistic") != "log_density":
-            raise AttributeError("The statistic is no log density.")
+            raise AttributeError("The statistic is not a log density.")
         return self.estimator_
 
     @property
     def n_calibration_(self) -> int:
-        """Number of rows that new ones are compared with."""
+        """Number of rows with which new rows are compared."""
         check_is_fitted(self)
         return self._threshold.n_rows
 
     @property
     def false_alarm_bound_(self) -> float:
-        """Proven bound on the probability that a new normal row is called an outlier."""
+        """Proven bound on the probability that a new normal row is classified as an outlier."""
         check_is_fitted(self)
         return self._threshold.false_alarm_bound
 
@@ -463,8 +463,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     def score_samples(self, X: Any) -> np.ndarray:
         """Statistic of each row, higher for more normal ones.
 
-        For ``"log_density"`` the estimator's own ``score_samples``, in nats. Under
-        ``"cross-conformal"`` `decision_function` plus `offset_`, which is of the order of the
+        For ``"log_density"`` it is ``score_samples`` of the estimator, in nats. With
+        ``"cross-conformal"`` it is `decision_function` plus `offset_`, which is of the order of the
         log densities of the folds.
 
         Parameters
@@ -500,7 +500,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     def predict(self, X: Any) -> np.ndarray:
         """Classify rows as inliers (+1) or outliers (-1).
 
-        With a conformal threshold, outliers are the rows whose p-value is `contamination_` or less.
+        With a conformal threshold, outliers are the rows whose p-value is at most `contamination_`.
 
         Parameters
         ----------
@@ -516,8 +516,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     def p_values(self, X: Any) -> np.ndarray:
         """Conformal p-value of each row: small for outliers, at least ``1 / (n_calibration_ + 1)``.
 
-        For a new normal row P(p <= t) <= t at every t; under ``"cross-conformal"`` about 2 t (see
-        `false_alarm_bound_`). Ties count against calling a row an outlier.
+        For a new normal row P(p <= t) <= t for every t, with ``"cross-conformal"`` about 2 t (see
+        `false_alarm_bound_`). Ties increase the p-value, which is therefore conservative.
 
         Parameters
         ----------
@@ -534,14 +534,15 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     def select(self, X: Any, *, fdr: float = 0.1) -> np.ndarray:
         """Select the outliers of a batch at a given false discovery rate.
 
-        By the procedure of Benjamini and Hochberg on the p-values of the batch: the expected share
-        of normal rows among those selected is at most `fdr` times their share in the batch (Bates
-        et al. 2023, theorem 2) for ``"conformal"``; for ``"cross-conformal"`` nothing is proven.
+        The procedure of Benjamini and Hochberg is applied to the p-values of the batch. With
+        ``"conformal"``, the expected fraction of normal rows among those selected is at most `fdr`
+        times their fraction in the batch (Bates et al. 2023, theorem 2); for ``"cross-conformal"``
+        nothing is proven.
 
         Parameters
         ----------
         X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
-            The batch. The larger the share of outliers in it, the more are found.
+            The batch. The larger the fraction of outliers in it, the more are found.
         fdr : float in (0, 1), default=0.1
             False discovery rate.
 
@@ -556,10 +557,10 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
 
     @available_if(_has_likelihood)
     def score(self, X: Any, y: Any = None) -> float:
-        """Mean log-likelihood of the rows in nats, by the largest credible log Z.
+        """Mean log-likelihood of the rows in nats, with the largest credible log Z.
 
-        Exact where the density is normalised, pessimistic where log Z is estimated; the mean over
-        folds under ``"cross-conformal"``. For searches without labels; with labels use
+        Exact if the density is normalised, pessimistic if log Z is estimated; the mean over folds
+        with ``"cross-conformal"``. For searches without labels; with labels use
         ``scoring="roc_auc"``.
 
         Parameters
@@ -578,24 +579,24 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     def explain(self, X: Any, *, method: str = "imputation") -> Explanation:
         r"""Explain which columns make rows anomalous.
 
-        ``"imputation"``: by how many nats the log density of a row is expected to rise when column
-        j is drawn anew given the others,
+        ``"imputation"``: the expected increase of the log density of a row, in nats, when column j
+        is redrawn given the others,
 
         .. math::
             c_j(x) = \mathrm E_{p(v \mid x_{-j})}[\log p(v, x_{-j})] - \log p(x) .
 
-        The conditional density is found by enumeration for a column with up to 20 distinct values,
-        and by quadrature over the range of the training rows for any other column (beyond it for
-        rows that lie outside). For a Gaussian it is (z^2 - 1) / 2, where z is the distance of x_j
-        from its conditional mean in conditional standard deviations, so 4 is a lot; typical columns
-        are slightly negative. Of two columns that contradict each other both get a high
-        contribution. Takes one to 160 evaluations of the density for each column and row, so
-        explain only the rows that were flagged. Where the statistic is no log density (another one
-        was chosen, or the estimator is an outlier detector of scikit-learn) columns are drawn from
-        their marginal distribution in the rows of `fit`.
+        The conditional density is computed by enumeration for a column with up to 20 distinct
+        values, and by quadrature over the range of the training rows for other columns (beyond it
+        for rows that lie outside). For a Gaussian the contribution is (z^2 - 1) / 2, where z is the
+        distance of x_j from its conditional mean in conditional standard deviations, so 4 is large;
+        for typical columns it is slightly negative. If two columns contradict each other, both have
+        a high contribution. The method takes one to 160 evaluations of the density per column and
+        row, so explain only the rows that were flagged. If the statistic is not a log density
+        (another one was chosen, or the estimator is an outlier detector of scikit-learn), columns
+        are drawn from their marginal distribution in the rows of `fit`.
 
-        ``"score"``: the squared components of grad log p at the row, as the last step of a
-        pipeline sees it: cheap, and their sum is the squared norm of ``statistic="score_norm"``.
+        ``"score"``: the squared components of grad log p, in the input units of the last step of a
+        pipeline. They are cheap, and sum to the squared norm of ``statistic="score_norm"``.
 
         Parameters
         ----------

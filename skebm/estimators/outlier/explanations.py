@@ -18,8 +18,8 @@ from skebm.estimators.outlier.columns import (
 )
 from skebm.estimators.outlier.thresholds import difference
 
-# Points outside of the range of a column, and points that each round of refinement adds where its
-# conditional density lies.
+# Points outside the range of a column, points that each round of refinement adds in the region of
+# its conditional density, and maximum number of rounds.
 N_OUTSIDE, N_ADDED, MAX_ROUNDS = 12, 24, 5
 # Nats below the mode beyond which a conditional density is neglected.
 DEPTH = 12.0
@@ -31,7 +31,7 @@ Statistic = Callable[[Any], np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Contributions of the columns to how anomalous rows are, as `explain` of a detector returns.
+    """Contributions of the columns to the anomaly of rows, as returned by `explain`.
 
     Attributes
     ----------
@@ -49,8 +49,8 @@ class Explanation:
 
     See Also
     --------
-    skebm.EnergyOutlierDetector.explain : Computes it.
-    skebm.inspection.ExplanationDisplay : Draws it.
+    skebm.EnergyOutlierDetector.explain : Compute an explanation.
+    skebm.inspection.ExplanationDisplay : Plot an explanation.
 
     Examples
     --------
@@ -75,7 +75,7 @@ class Explanation:
         Parameters
         ----------
         n_features : int or None, default=None
-            How many columns of each row; None is all.
+            Number of columns for each row; None is all.
 
         Returns
         -------
@@ -102,13 +102,13 @@ def explain_by_imputation(
 ) -> Explanation:
     """Expected rise of the statistic when a column is drawn anew given the others.
 
-    With `conditional` the statistic is a log density, which itself says how probable the values of
-    a column are given the others; without, a column is drawn from its values in the rows of `fit`,
-    whatever the others are.
+    With `conditional` the statistic is a log density, which determines the conditional distribution
+    of the column. Otherwise the column is drawn from its marginal distribution in the rows of
+    `fit`.
     """
     X = as_table(X)
     if columns is None:
-        raise ValueError("The detector was not fitted to a table, so there are no columns to name.")
+        raise ValueError("explain needs a detector that was fitted to a two-dimensional table.")
     own = statistic(X)
     contributions = np.empty((len(own), len(columns)))
     expected = np.empty((len(own), len(columns)), dtype=object)
@@ -127,7 +127,7 @@ def explain_by_imputation(
 
 
 def explain_by_score(models: list[Any], X: Any) -> Explanation:
-    """Squared components of grad log p, averaged over the models, as their last step sees X."""
+    """Squared components of grad log p, averaged over models, in the input of their last step."""
     score = np.mean([score_function(model, X) for model in models], axis=0)
     before, final = last_step(models[0])
     seen = transformed(before, X)
@@ -136,14 +136,14 @@ def explain_by_score(models: list[Any], X: Any) -> Explanation:
 
 
 def _transformed_names(before: list[Any], X: Any) -> list[str]:
-    """Names of the columns that the last step sees."""
+    """Names of the input columns of the last step."""
     if before and hasattr(before[-1], "get_feature_names_out"):
         return [str(name) for name in before[-1].get_feature_names_out()]
     return column_names(X)
 
 
 def as_floats(values: np.ndarray) -> np.ndarray:
-    """Floats where every entry is a number, else the values as they are."""
+    """Values as floats if every entry is a number, otherwise unchanged."""
     try:
         return values.astype(float)
     except (TypeError, ValueError):
@@ -151,7 +151,7 @@ def as_floats(values: np.ndarray) -> np.ndarray:
 
 
 class ConditionalGrid:
-    """One column of each row given the others: points, the statistic there, and log weights."""
+    """Conditional distribution of a column on a grid: points, statistic and log weights."""
 
     def __init__(
         self, statistic: Statistic, X: Any, j: int, column: Column, *, weighted: bool
@@ -159,7 +159,7 @@ class ConditionalGrid:
         self.statistic, self.X, self.j = statistic, X, j
         levels, self.discrete = column.levels, column.discrete
         if len(levels) == 0:
-            raise ValueError(f"Column {column.name} has no value to impute with.")
+            raise ValueError(f"Column {column.name} has no values to impute from.")
         self.points = np.broadcast_to(levels, (X.shape[0], len(levels)))
         if weighted and not self.discrete:
             self.points = np.sort(np.column_stack([self.points, self._outside(levels)]), axis=1)
@@ -172,10 +172,10 @@ class ConditionalGrid:
             self._refine()
 
     def _outside(self, levels: np.ndarray) -> np.ndarray:
-        """Points towards and beyond a row's own value where it lies outside of the levels.
+        """Points towards and beyond a row's own value if it lies outside the levels.
 
-        Given other anomalous columns it may be the probable value; if not, the grid must reach to
-        where the density has vanished.
+        Given other anomalous columns, the conditional density may be high there; otherwise the grid
+        has to extend to where the density vanishes.
         """
         own = np.asarray(column_of(self.X, self.j), dtype=float)
         own = np.where(np.isfinite(own), own, levels[0])[:, None]
@@ -193,7 +193,7 @@ class ConditionalGrid:
         return np.concatenate(found).reshape(points.shape)
 
     def _refine(self) -> None:
-        """Add points where the density of a continuous column lies; weights by trapezoids."""
+        """Add points where a continuous column's density is high; trapezoidal weights."""
         for done in range(MAX_ROUNDS):
             log_weight = self.value + log_width(self.points)
             kept = log_weight >= log_weight.max(1, keepdims=True) - DEPTH
@@ -213,7 +213,7 @@ class ConditionalGrid:
         self.log_weight = self.value + log_width(self.points)
 
     def _weights(self) -> np.ndarray:
-        """Probabilities of the points; nan where the model gives none of them any."""
+        """Probabilities of the points; nan if all of them have probability zero."""
         top = self.log_weight.max(1, keepdims=True)
         with np.errstate(invalid="ignore"):
             weight = np.exp(self.log_weight - top)
@@ -234,7 +234,7 @@ class ConditionalGrid:
 
 
 def log_width(points: np.ndarray) -> np.ndarray:
-    """Log of the width of the axis that each of sorted points has in the trapezoidal rule."""
+    """Log of the weights of sorted points in the trapezoidal rule."""
     gap = np.diff(points, axis=1)
     edge = np.zeros((len(points), 1))
     width = (np.concatenate([edge, gap], axis=1) + np.concatenate([gap, edge], axis=1)) / 2

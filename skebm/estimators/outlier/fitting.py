@@ -1,4 +1,4 @@
-"""The fitted models of a detector: which rows each is fitted to, and which calibrate it."""
+"""Fitting of a detector's models: which rows they are fitted to, and which calibrate them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sklearn.preprocessing import StandardScaler
 
 from skebm._validation import draw_seed, take_fit_params, take_rows
 
-# Calibration rows that "auto" holds out, in units of 1 / level, where a quarter of the table is
-# fewer: the rate of false alarms of one fit then scatters by about a third around the level.
+# Minimum number of calibration rows with "auto", in units of 1 / level: the rate of false alarms of
+# one fit then has a standard deviation of about a third of the level.
 ENOUGH = 10
 
 
 def default_estimator(n: int) -> Any:
     """A smooth density of standardised columns, for `n` rows.
 
-    Settings by the mean over 22 data sets (docs/benchmarks.md): what is added to the variances
-    makes a mixture of many components a kernel density with few kernels.
+    Its settings are the best on average over 22 data sets (docs/benchmarks.md). The regularisation
+    makes a mixture of many components similar to a kernel density with few kernels.
     """
     mixture = GaussianMixture(
         int(np.clip(n // 100, 1, 40)), reg_covar=0.1, init_params="random_from_data"
@@ -33,7 +33,7 @@ def default_estimator(n: int) -> Any:
 
 
 class Split(NamedTuple):
-    """Numbers of the rows that a model is fitted to and of those held out; None is all rows."""
+    """Indices of the rows that a model is fitted to and of those held out; None is all rows."""
 
     train: np.ndarray | None
     held_out: np.ndarray | None
@@ -89,7 +89,7 @@ def fit_model(
     seeds: np.random.RandomState | None,
     rows: np.ndarray | None,
 ) -> Any:
-    """A clone of the estimator fitted to some rows, or to all; `y` is passed unless it is None."""
+    """Clone of the estimator, fitted to the given rows or all; `y` is passed unless it is None."""
     model = clone(estimator)
     if seeds is not None:
         set_seeds(model, seeds)

@@ -1,4 +1,4 @@
-"""Statistics of rows that discriminate normal rows from outliers: higher is more normal."""
+"""Statistics that discriminate normal rows from outliers; higher values are more normal."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ NEEDED = {
 
 
 def check_offers(statistic: Any, estimator: Any) -> None:
-    """Raise `TypeError` for an estimator that cannot give the statistic."""
+    """Raise `TypeError` for an estimator without the method that the statistic needs."""
     method, whom = NEEDED.get(statistic, ("", "")) if isinstance(statistic, str) else ("", "")
     if method and not hasattr(estimator, method):
         raise TypeError(
             f"statistic={statistic!r} needs an estimator with {method}, which "
-            f"{type(estimator).__name__} has not. Pass {whom}."
+            f"{type(estimator).__name__} does not have. Pass {whom}."
         )
 
 
 def measure(statistic: Any, estimator: Any, X: Any) -> np.ndarray:
-    """Statistic of each row, (n,) in float64; refuses shapes and values that have no order."""
+    """Statistic of each row, (n,) in float64; raises `ValueError` for wrong shapes and nan."""
     named = isinstance(statistic, str)
     function = STATISTICS[statistic] if named else statistic
     values = np.asarray(function(estimator, X), dtype=np.float64)

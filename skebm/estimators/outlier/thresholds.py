@@ -28,7 +28,7 @@ def difference(values: np.ndarray, reference: np.ndarray | float) -> np.ndarray:
 
 
 def attainable_level(contamination: float | str, n: int) -> float:
-    """The level asked for; raises where `n` calibration rows are too few to reach it."""
+    """The level to use; raises `ValueError` if `n` calibration rows are too few to attain it."""
     least = 1 / (n + 1)
     if contamination == "auto":
         return max(DEFAULT_LEVEL, least)
@@ -37,7 +37,7 @@ def attainable_level(contamination: float | str, n: int) -> float:
         raise ValueError(
             f"n_samples={n} calibration rows are too few for contamination={level:g}: the "
             f"smallest p-value is 1 / ({n} + 1) = {least:.3g}, so no row could ever be called an "
-            f"outlier. It takes at least {math.ceil(1 / level - 1e-9) - 1}: give more rows, a "
+            f"outlier. At least {math.ceil(1 / level - 1e-9) - 1} are needed: use more rows, a "
             "larger calibration_fraction, or method='cross-conformal', which calibrates with all."
         )
     return level
@@ -67,7 +67,7 @@ class QuantileThreshold(NamedTuple):
     def fit(
         cls, reference: np.ndarray, contamination: float | str, weight: np.ndarray | None = None
     ) -> QuantileThreshold:
-        """Threshold with a share of `contamination` of the weight below it."""
+        """Threshold below which a fraction `contamination` of the weight lies."""
         weight = np.ones(len(reference)) if weight is None else weight
         level = DEFAULT_LEVEL if contamination == "auto" else float(contamination)
         return cls(level, -upper_quantile(-reference, level, weight), reference, weight)
@@ -84,7 +84,7 @@ class QuantileThreshold(NamedTuple):
 
     @property
     def false_alarm_bound(self) -> float:
-        """Nan: nothing is proven of the rate among new normal rows."""
+        """NaN, as nothing is proven about the rate among new normal rows."""
         return math.nan
 
     def margin(self, values: list[np.ndarray]) -> np.ndarray:
@@ -92,14 +92,14 @@ class QuantileThreshold(NamedTuple):
         return difference(values[0], self.value)
 
     def offset(self, constants: list[float]) -> float:
-        """The threshold, less the constant of the model."""
+        """The threshold minus the constant of the model."""
         return self.value - constants[0]
 
 
 class ConformalThreshold(NamedTuple):
-    """Statistics of rows that a model was not fitted to; a sorted part for each model.
+    """Sorted statistics of the rows that each model was not fitted to, one part per model.
 
-    One part is split conformal, several are cross-conformal.
+    A single part is split-conformal, several are cross-conformal.
     """
 
     level: float
@@ -112,7 +112,7 @@ class ConformalThreshold(NamedTuple):
         return cls(level, [np.sort(part) for part in parts])
 
     def extended(self, values: np.ndarray, contamination: float | str) -> ConformalThreshold:
-        """The threshold with further calibration rows; of one part only."""
+        """The threshold with further calibration rows, for a single part."""
         (part,) = self.parts
         return self.fit([np.concatenate([part, values])], contamination)
 
@@ -123,7 +123,7 @@ class ConformalThreshold(NamedTuple):
 
     @property
     def n_below(self) -> int:
-        """How many calibration rows an outlier may have at or below it; -1: no row is one."""
+        """Maximum number of calibration rows at or below an outlier; -1 if none can be one."""
         return int(np.floor(self.level * (self.n_rows + 1) + 1e-9)) - 1  # 0.29 * 100 is below 29
 
     @property
@@ -138,7 +138,7 @@ class ConformalThreshold(NamedTuple):
         bound = float(p_value_bound(self.n_below + 1, n, n_parts))
         if len(set(map(len, self.parts))) > 1:
             return bound
-        # Folds of one size: better where they are many (Barber et al. 2021, theorem 4).
+        # For folds of equal size, a bound that is better with many (Barber et al. 2021, theorem 4).
         return min(bound, 2 * self.largest_p_value + (1 - n_parts / n) / (n_parts + 1))
 
     def p_values(self, values: list[np.ndarray]) -> np.ndarray:
@@ -150,10 +150,11 @@ class ConformalThreshold(NamedTuple):
         return (1 + below) / (self.n_rows + 1)
 
     def margin(self, values: list[np.ndarray]) -> np.ndarray:
-        """How much a row has to lose before it is an outlier, (n,).
+        """How far the statistic of each row lies above the threshold, (n,).
 
-        Negative exactly where the p-value is `level` or less: the (n_below + 1)-th largest of the
-        differences to the calibration rows, each by the model that was not fitted to that row.
+        It is the (n_below + 1)-th largest difference to the calibration rows, each computed by the
+        model that was not fitted to that row, and negative exactly if the p-value is at most
+        `level`.
         """
         n_below = self.n_below
         if len(self.parts) == 1:
@@ -172,7 +173,7 @@ class ConformalThreshold(NamedTuple):
         return found
 
     def offset(self, constants: list[float]) -> float:
-        """The (n_below + 1)-th lowest calibration row, less the constant of its model."""
+        """The (n_below + 1)-th lowest calibration statistic, minus the constant of its model."""
         shifted = [part - constant for part, constant in zip(self.parts, constants, strict=True)]
         return float(np.sort(np.concatenate(shifted))[self.n_below])
 
@@ -187,20 +188,20 @@ def check_fdr(fdr: float, n_calibration: int) -> None:
     if fdr * (n_calibration + 1) < 1 - 1e-9:
         raise ValueError(
             f"{n_calibration} calibration rows are too few for fdr={fdr:g}: the smallest p-value "
-            f"is 1 / ({n_calibration} + 1), so nothing could ever be selected. It takes at least "
-            f"{math.ceil(1 / fdr - 1e-9) - 1}."
+            f"is 1 / ({n_calibration} + 1), so nothing could ever be selected. At least "
+            f"{math.ceil(1 / fdr - 1e-9) - 1} are needed."
         )
 
 
 def benjamini_hochberg(p_values: np.ndarray, n_calibration: int, fdr: float) -> np.ndarray:
-    """Rows selected at a false discovery rate of `fdr`; warns where they are too many for any."""
+    """Rows selected at a false discovery rate of `fdr`; warns if a large batch prevents any."""
     found = false_discovery_control(p_values) <= fdr * (1 + 1e-9)
     at_once = math.ceil(len(p_values) / ((n_calibration + 1) * fdr) - 1e-9)
     if at_once > 1 and not found.any():
         warnings.warn(
             f"Nothing was selected: with {n_calibration} calibration rows and fdr={fdr:g}, at "
             f"least {at_once} of the {len(p_values)} rows must be more abnormal than all of these "
-            "at once. Smaller batches or more calibration rows find fewer outliers together.",
+            "at once. With smaller batches or more calibration rows, fewer outliers suffice.",
             UserWarning,
             stacklevel=3,
         )

@@ -102,9 +102,9 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         Momentum, learning rate schedule, weight averaging and roll-backs; None is
         :class:`skebm.training.SGD` with its default settings.
     rescale : {"auto", False}, default="auto"
-        Treatment of columns with values outside [0, 1] in `fit`: ``"auto"`` min-max scales them, with
-        a warning that names them, and clips later values out of range, also with a warning; False
-        raises an error.
+        Treatment of columns with values outside [0, 1] in `fit`: ``"auto"`` min-max scales them,
+        with a warning that names them, and clips later values out of range, also with a warning;
+        False raises an error.
     early_stopping : bool or EarlyStopping, default=False
         Stop when the score on held-out rows no longer improves, and keep the best weights. The
         score is the log-likelihood if learning is exact, otherwise the pseudo-likelihood. Settings
