@@ -186,6 +186,18 @@ def test_reasons_for_real_rows_and_for_many_states():
     assert wide.startswith("10^400 states x 4000 columns are too many terms; ")
 
 
+def test_rows_are_checked_where_they_are_given_and_asked_for_where_they_are_needed():
+    rbm = make_rbm(6, 4)
+    with pytest.raises(ValueError, match="shape"):
+        choose(rbm, x=torch.zeros(3, 5))  # although enumeration needs none
+
+    def rows():
+        raise AssertionError("no rows are needed")
+
+    assert type(choose(rbm, x=rows).method) is Exact
+    assert type(choose(ising_grid(6, 6), x=lambda: torch.zeros(7, 36)).method) is AISBracket
+
+
 def test_improper_energies_are_refused():
     class Flat(Plain):
         def forward(self, x, cond=None):
