@@ -90,14 +90,14 @@ class UnitIntervalTable(Table):
         names = None if names is None else [str(name) for name in names]
         found = cls(MinMax.fit(*column_ranges(X)), Binary((X.shape[1],)), rescale, names)
         if len(found.scaling.columns):
-            what = f"values outside [0, 1] in columns {found._shown(found.scaling.columns)}"
+            what = f"columns {found._shown(found.scaling.columns)} have values outside [0, 1]"
             if not rescale:
                 raise ValueError(
-                    f"X has {what}, and rescale=False. Binarise or scale them to [0, 1], or pass "
+                    f"X: {what}, and rescale=False. Binarise or scale them to [0, 1], or pass "
                     'rescale="auto".'
                 )
             warnings.warn(
-                f"RBMEstimator models values in [0, 1], but X has {what}: they are min-max scaled "
+                f"RBMEstimator models values in [0, 1], but {what}: they are min-max scaled "
                 "(rescale=False raises an error instead).",
                 UserWarning,
                 stacklevel=2,
