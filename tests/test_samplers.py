@@ -71,6 +71,16 @@ def test_the_three_parametrisations_of_langevin():
         assert torch.allclose(moved(sampler, energy, x), expected)
 
 
+def test_one_leapfrog_step_proposes_as_langevin_dynamics_does():
+    x, h, generator = normal_rows(200), 0.5, seeded(5)
+    torch.rand(200, 1, generator=generator, dtype=DOUBLE)  # the jitter of step sizes, here none
+    z = torch.randn(x.shape, generator=generator, dtype=DOUBLE)
+    moves = moved(HMC(h, n_leapfrog=1, jitter=0.0), unit(), x)
+    accepted = (moves != x).any(1)
+    assert accepted.double().mean() > 0.9
+    torch.testing.assert_close(moves[accepted], (x - h**2 / 2 * x + h * z)[accepted])
+
+
 def test_langevin_without_noise_descends():
     x = normal_rows(5)
     got = moved(Langevin(0.1, noise_scale=0.0), unit(), x, 10, beta=2.0)

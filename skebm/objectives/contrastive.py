@@ -261,9 +261,8 @@ class ContrastiveDivergence(Objective):
         generator: torch.Generator,
     ) -> Loss:
         """Let the energy write its gradient; it may also draw the next step's hidden layer."""
-        x, negatives = batch.x, self.negatives
-        if self._adds_noise:
-            x = self._noisy(x, state.n_batches, generator)
+        negatives = self.negatives
+        x = self._noisy(batch.x, state.n_batches, generator)
         state = negatives.move(self.energy, x, batch.weight, state, generator)
         pool, chain, walkers, accepted, n_batches, halvings, weight, offsets = state
         assert chain is not None
