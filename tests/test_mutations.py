@@ -33,6 +33,8 @@ LINES = {
     "a.b = c": {"pass"},
     "a[b] = c": {"pass"},
     "y = 'é' * a < b": {"y = ('é' * a <= b)"},
+    "MOST = y = 100": {"MOST = y = 101"},
+    "y = {'zorder': 2, 'a': 3}": {"y = {'zorder': 2, 'a': 4}"},
 }
 LEFT_ALONE = [
     '"""Twice 2 is 4."""',
@@ -45,6 +47,10 @@ LEFT_ALONE = [
     "class A:\n    b: int = 2",
     "@f(2)\ndef g(): pass",
     "if TYPE_CHECKING:\n    f(2)",
+    "MOST = 100",
+    "SMALL, LARGE = 0.5 * 2, 3",
+    "y = f(linewidth=2.0)",
+    'y = {"zorder": 2, "color": a}',
 ]
 
 

@@ -1,8 +1,8 @@
 """Small faults to plant in Python sources: one expression or statement, replaced by another.
 
 What is left alone says nothing wrong when it changes: docstrings, annotations, messages of errors
-and warnings, and defaults of parameters, which are choices: a test that catches another choice is
-a snapshot.
+and warnings, and choices: defaults of parameters, constants of a module and styles of a drawing. A
+test that catches another choice is a snapshot.
 """
 
 import ast
@@ -206,6 +206,11 @@ OPERATORS: dict[type[ast.AST], Callable[..., Iterator[Change]]] = {
 # All mutations of a source, and a sample of those of many
 # ------------------------------------------------------------------------------
 
+# Arguments of matplotlib, and keys of dicts of them, that say what a drawing looks like.
+STYLES = {
+    *("alpha", "color", "fontsize", "linestyle", "linewidth", "marker", "markersize", "zorder"),
+    *("capsize", "elinewidth", "markeredgewidth", "pad", "figsize", "labelpad", "s"),
+}
 SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -214,9 +219,26 @@ def _left_alone(node: ast.AST) -> bool:
         return _name(node.func) == "warn"
     if isinstance(node, ast.Expr):
         return _is_text(node.value) or _left_alone(node.value)
+    if isinstance(node, ast.keyword):
+        return node.arg in STYLES
     if isinstance(node, ast.If):
         return "TYPE_CHECKING" in ast.unparse(node.test)
     return isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom)
+
+
+def _is_style(key: ast.expr | None) -> bool:
+    return isinstance(key, ast.Constant) and key.value in STYLES
+
+
+def _sets_constants(node: ast.AST) -> bool:
+    """Whether a statement of a module gives values to names in capitals, and to nothing else."""
+    if isinstance(node, ast.Assign):
+        return all(
+            isinstance(name, ast.Name) and name.id.isupper()
+            for target in node.targets
+            for name in (target.elts if isinstance(target, ast.Tuple) else [target])
+        )
+    return False
 
 
 def _children(node: ast.AST, owner: ast.AST) -> list[ast.AST]:
@@ -225,6 +247,10 @@ def _children(node: ast.AST, owner: ast.AST) -> list[ast.AST]:
         return list(node.body)
     if isinstance(node, ast.Lambda):
         return [node.body]
+    if isinstance(node, ast.Dict):
+        return [v for k, v in zip(node.keys, node.values, strict=True) if not _is_style(k)]
+    if isinstance(node, ast.Module):
+        return [part for part in node.body if not _sets_constants(part)]
     if isinstance(node, ast.AnnAssign):  # in a class, a field and its default
         return [node.value] if node.value and not isinstance(owner, ast.ClassDef) else []
     return list(ast.iter_child_nodes(node))
