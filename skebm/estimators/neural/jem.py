@@ -17,7 +17,7 @@ from skebm.base import Sampler
 from skebm.base.sampler import whole_number
 from skebm.energies import ClassMarginal, NeuralEnergy, Spec, build_network
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import COMMON_CONSTRAINTS, BaseEBM, restores_on_failure
+from skebm.estimators.base import COMMON_CONSTRAINTS, BaseEBM, raises_interrupt, restores_on_failure
 from skebm.estimators.neural import methods
 from skebm.estimators.neural.blueprint import (
     BASE,
@@ -365,6 +365,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
     # ---------------------------------------------------------------- fitting
 
     @fit_context(prefer_skip_nested_validation=True)
+    @raises_interrupt
     @restores_on_failure
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> JEMClassifier:
         """Fit the model to rows and their labels.
