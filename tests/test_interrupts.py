@@ -6,13 +6,14 @@ import signal
 
 import numpy as np
 import pytest
+import torch
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import GridSearchCV
 from skorch.callbacks import Callback
 
 from skebm.estimators import base
 from tests.callbacks import Interrupt
-from tests.interrupts import BITS, CASES, assert_usable, fingerprint, make, mass, rows_of
+from tests.interrupts import BITS, CASES, REALS, assert_usable, fingerprint, make, mass, rows_of
 from tests.tiers import about, named
 
 
@@ -127,6 +128,23 @@ def test_a_failure_after_training_undoes_it(monkeypatch):
         model.partial_fit(BITS)
     assert fingerprint(model) == before
     assert mass(model)[0] == pytest.approx(1, abs=1e-5)
+
+
+class InAContext(Callback):
+    """Ctrl-C as a context of torch begins, which is then never left."""
+
+    def on_batch_end(self, net, **kwargs):
+        torch.set_grad_enabled(False)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+def test_settings_of_torch_survive_ctrl_c(method):
+    model = make("flow", net__callbacks=[InAContext()])
+    with torch.enable_grad():
+        with pytest.raises(KeyboardInterrupt):
+            getattr(model, method)(REALS)
+        assert torch.is_grad_enabled()
 
 
 def test_random_states_are_turned_back():

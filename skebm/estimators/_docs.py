@@ -87,7 +87,8 @@ class Parameters:
         :class:`skebm.training.EarlyStopping`. Outliers are ranked better without.
 
     warm_start : bool, default=False
-        Go on from the weights of the previous `fit`, on its base and in its units.
+        Go on from the weights of the previous `fit`, on its base and in its units; `history_` goes
+        on as well.
 
     contamination : float in (0, 0.5] or "auto", default="auto"
         Fraction of the training rows that `predict` calls outliers; ``"auto"`` is 0.1.
@@ -114,7 +115,9 @@ class Parameters:
 
     net_params : dict or None, default=None
         Further arguments of the skorch net, also as ``net__<name>`` in `set_params` and searches:
-        optimizer, callbacks, train_split, ...
+        optimizer, callbacks, train_split, ... With ``on_interrupt="return"`` a call that Ctrl-C
+        ends warns and returns the model trained so far, where ``"raise"``, the default, raises
+        `KeyboardInterrupt`.
     """
 
 
@@ -143,7 +146,8 @@ class Attributes:
         Threshold of `predict` in the units of `score_samples`.
 
     n_iter_, n_restarts_ : int
-        Passes that ran, and roll-backs among them.
+        Passes that ran, those of earlier warm starts and of `partial_fit` included, and
+        roll-backs among them.
 
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from skebm._validation import (
     Interval,
     StrOptions,
+    TorchModes,
     check_is_fitted,
     check_random_state,
     check_weight,
@@ -133,11 +134,14 @@ class LogZ:
 class Before:
     """What an estimator was before a call: attributes, random states, and the net they hold.
 
+    The settings of torch as well.
+
     A call that trains the net in place has it remember itself first (`EnergyNet.remember`).
     """
 
     def __init__(self, owner: Any):
         self.owner, self.attributes = owner, vars(owner).copy()
+        self.modes = TorchModes.current()
         self.net: EnergyNet | None = self.attributes.get("net_")
         everyone = check_random_state(None)  # NumPy's own, which is not ours to turn back
         self.random = [
@@ -155,6 +159,7 @@ class Before:
     def restore(self) -> None:
         """Make the estimator what it was; however often Ctrl-C is pressed, to the end."""
         try:
+            self.modes.restore()
             vars(self.owner).clear()
             vars(self.owner).update(self.attributes)
             for value, state in self.random:
@@ -615,6 +620,10 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Fit the model to the rows of X.
 
+        Ctrl-C during training raises `KeyboardInterrupt` once the model trained so far is usable:
+        its weights are those of that moment, its threshold and log Z belong to them. A call that
+        fails in any other way leaves the estimator as it was before it.
+
         Parameters
         ----------
         X : {array-like, sparse matrix} of shape (n_samples, n_features)
@@ -638,6 +647,8 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
 
         Chains, offsets, momentum and the scaling of the columns persist between calls. The
         threshold of `predict` becomes that of the rows given.
+
+        A call that fails or is interrupted leaves the estimator as it was before it, bit for bit.
 
         Parameters
         ----------

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from tqdm.auto import tqdm
 
-from skebm._validation import threads
+from skebm._validation import TorchModes, threads
 from skebm.base import Batch, Loss, Objective, SamplingError, sampling
 from skebm.training.rows import Batches, Rows
 
@@ -361,10 +361,12 @@ class EnergyNet(NeuralNet):
         first epoch is raised: callbacks have nothing to look back on then.
         """
         self.interrupted_ = True  # until the loop has come to its end
+        modes = TorchModes.current()
         self.notify("on_train_begin", X=X, y=y)
         try:
             self.fit_loop(X, y, **kwargs)
         except KeyboardInterrupt as error:
+            modes.restore()
             self.interrupted_ = not ends_training(error)
             if len(self.history) and "epoch" not in self.history[-1]:
                 del self.history[-1]  # its first entry was not made yet
@@ -682,6 +684,7 @@ class EnergyNet(NeuralNet):
                 "new weights."
             ) from error
         self.history = type(self.history)(before.history.to_list())
+        self.n_restarts_ = before.n_restarts_
         if type(before.module_) is type(self.module_):
             like = next(self.module_.parameters())
             packed = before.module_.pack(before.state_)

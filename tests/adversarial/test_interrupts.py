@@ -1,5 +1,6 @@
 """Ctrl-C at random times: every model is usable and normalised afterwards, or as before."""
 
+import os
 import random
 import signal
 import time
@@ -14,7 +15,8 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs the timers of POSIX"),
     pytest.mark.filterwarnings("ignore"),  # a model of half a fit may well warn
 ]
-TIMES = 8  # interruptions of each call of each estimator
+# Interruptions of each call of each estimator.
+TIMES = int(os.environ.get("SKEBM_INTERRUPTS", 8))
 
 
 @pytest.fixture

@@ -370,6 +370,10 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> JEMClassifier:
         """Fit the model to rows and their labels.
 
+        Ctrl-C during training raises `KeyboardInterrupt` once the model trained so far is usable:
+        its weights are those of that moment, and log Z belongs to them. A call that fails in any
+        other way leaves the estimator as it was before it.
+
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features)
@@ -392,6 +396,8 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
     ) -> JEMClassifier:
         """Make one pass over rows and labels, in mini-batches, going on from the present state.
+
+        A call that fails or is interrupted leaves the estimator as it was before it, bit for bit.
 
         Parameters
         ----------

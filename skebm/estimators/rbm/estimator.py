@@ -139,7 +139,8 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     history_ : list of dict
         One for each epoch: losses, energy gap, reconstruction error, learning rate, seconds.
     n_iter_, n_restarts_ : int
-        Epochs that ran, and roll-backs among them.
+        Epochs that ran, those of earlier warm starts and of `partial_fit` included, and
+        roll-backs among them.
     learning_, learning_rate_, batch_size_, n_chains_ : str, float, int, int
         What ``"auto"`` became. `learning_rate_` is nan under L-BFGS.
     centered_, precondition_ : bool, float
