@@ -108,11 +108,11 @@ def test_a_failed_call_leaves_every_estimator_as_it_was(name):
     with pytest.raises(MemoryError):
         model.partial_fit(*rows_of(model))
     assert fingerprint(model) == before
-    for method in (model.set_params(warm_start=True).fit, model.set_params(warm_start=False).fit):
-        armed(model, "on_train_end")
+    for warm in (True, False):
+        armed(model.set_params(warm_start=warm), "on_train_end")
         before = fingerprint(model)
-        with about(method), pytest.raises(MemoryError):
-            method(*rows_of(model))
+        with about(warm), pytest.raises(MemoryError):
+            model.fit(*rows_of(model))
         assert fingerprint(model) == before
 
 
@@ -133,7 +133,7 @@ def test_a_failure_after_training_undoes_it(monkeypatch):
 class InAContext(Callback):
     """Ctrl-C as a context of torch begins, which is then never left."""
 
-    def on_batch_end(self, net, **kwargs):
+    def on_epoch_begin(self, net, **kwargs):
         torch.set_grad_enabled(False)
         raise KeyboardInterrupt
 
@@ -144,6 +144,18 @@ def test_settings_of_torch_survive_ctrl_c(method):
     with torch.enable_grad():
         with pytest.raises(KeyboardInterrupt):
             getattr(model, method)(REALS)
+        assert torch.is_grad_enabled()
+
+
+def test_settings_of_torch_survive_a_failure_after_training(monkeypatch):
+    def full(*args):
+        torch.set_grad_enabled(False)
+        raise MemoryError
+
+    monkeypatch.setattr(base, "upper_quantile", full)
+    with torch.enable_grad():
+        with pytest.raises(MemoryError):
+            make("pcd").fit(BITS)
         assert torch.is_grad_enabled()
 
 
@@ -179,6 +191,24 @@ def test_an_interrupted_fit_is_usable_and_raises(name, warm):
     with pytest.raises(KeyboardInterrupt, match="interrupted in epoch.*usable"):
         model.fit(*rows_of(model))
     assert fingerprint(model) != before
+    assert_usable(model)
+
+
+class Spoil(Callback):
+    """Ctrl-C between a step that goes wrong and the check that notices it."""
+
+    def on_batch_end(self, net, **kwargs):
+        if len(net.history) == 2:
+            with torch.no_grad():
+                next(net.module_.energy.parameters()).fill_(torch.nan)
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ["exact", "pcd", "contrastive", "score matching"])
+def test_weights_that_diverged_as_ctrl_c_came_are_not_kept(name):
+    model = make(name, net__callbacks=[Spoil()])
+    with pytest.raises(KeyboardInterrupt, match="interrupted in epoch 2"):
+        model.fit(*rows_of(model))
     assert_usable(model)
 
 

@@ -360,7 +360,10 @@ class EnergyNet(NeuralNet):
         skorch would swallow `KeyboardInterrupt` and leave no trace of it. One that comes before the
         first epoch is raised: callbacks have nothing to look back on then.
         """
+        if not self.initialized_:
+            self.initialize()
         self.interrupted_ = True  # until the loop has come to its end
+        self.n_before_ = len(self.history)
         modes = TorchModes.current()
         self.notify("on_train_begin", X=X, y=y)
         try:
@@ -377,7 +380,6 @@ class EnergyNet(NeuralNet):
 
     def fit_loop(self, X: Rows, y: Any = None, epochs: int | None = None, **kwargs: Any) -> Any:
         self.guard_, self.reported_ = Guard(), self.n_restarts_
-        self.n_before_ = len(self.history)
         self.logs_: dict[str, float] = {}  # of the trained weights, not of their average
         self.returned_to_: int | None = None
         with threads(self.module_.work(min(self.batch_size, len(X)))):
