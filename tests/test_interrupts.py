@@ -14,7 +14,7 @@ from skorch.callbacks import Callback
 from skebm.estimators import base
 from tests.callbacks import Interrupt
 from tests.interrupts import BITS, CASES, REALS, assert_usable, fingerprint, make, mass, rows_of
-from tests.tiers import about, named
+from tests.tiers import about, leading, named
 
 
 class FailAt(Callback):
@@ -180,7 +180,7 @@ def test_a_first_call_that_fails_leaves_an_unfitted_estimator():
             model.energy(BITS)
 
 
-@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("warm", leading(1, [True, False]))
 @pytest.mark.parametrize("name", named({"pcd", "joint"}, CASES))
 def test_an_interrupted_fit_is_usable_and_raises(name, warm):
     model = make(name, warm_start=warm)
@@ -204,7 +204,7 @@ class Spoil(Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("name", ["exact", "pcd", "contrastive", "score matching"])
+@pytest.mark.parametrize("name", leading(2, ["pcd", "score matching", "exact", "contrastive"]))
 def test_weights_that_diverged_as_ctrl_c_came_are_not_kept(name):
     model = make(name, net__callbacks=[Spoil()])
     with pytest.raises(KeyboardInterrupt, match="interrupted in epoch 2"):
@@ -266,7 +266,7 @@ def test_an_interrupted_detector_is_as_before():
     assert_usable(detector)
 
 
-@pytest.mark.parametrize("seed", [0, None])
+@pytest.mark.parametrize("seed", leading(1, [None, 0]))
 def test_history_goes_on(seed):
     model = make("pcd", warm_start=True, random_state=seed).fit(BITS)
     first = model.history_
