@@ -128,6 +128,26 @@ def threads(work: float, at_least: float = 4e6) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+class TorchModes(NamedTuple):
+    """Settings of torch that Ctrl-C leaves changed when it arrives as a context manager begins or
+    ends: one that found gradients off would fail in every later fit.
+    """
+
+    gradients: bool
+    n_threads: int
+
+    @classmethod
+    def current(cls) -> TorchModes:
+        """The settings of this thread."""
+        return cls(torch.is_grad_enabled(), torch.get_num_threads())
+
+    def restore(self) -> None:
+        """Set them again."""
+        torch.set_grad_enabled(self.gradients)
+        if torch.get_num_threads() != self.n_threads:
+            torch.set_num_threads(self.n_threads)
+
+
 class MinMax(NamedTuple):
     """Min-max scaling of the columns with values outside [0, 1], clipped to their range."""
 

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 from skorch.callbacks import Callback
 
@@ -284,7 +284,7 @@ class Stop(Callback):
 @pairs([("chow-liu", "reweighted"), ("block-tree", "collapsed")])
 def test_an_interrupted_fit_is_usable(base, chains):
     model = rbm(base, chains, optimizer__averaging=0.9, batch_size=20)
-    with pytest.warns(ConvergenceWarning, match="interrupted in epoch 2"):
+    with pytest.raises(KeyboardInterrupt, match="interrupted in epoch 2"):
         model.set_params(net__callbacks=[Stop()]).fit(X)
     assert np.isfinite(model.score(X))
     assert_sound(model.set_params(net__callbacks=[]).partial_fit(X), X)

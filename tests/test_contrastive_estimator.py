@@ -688,7 +688,7 @@ def test_going_on_with_other_columns():
 def test_an_interrupted_fit_keeps_its_chains(mode):
     callbacks = {"callbacks": [("stop", Interrupt(7))]}
     model = density(**MODES[mode], batch_size=20, n_iter=50, net_params=callbacks)
-    with pytest.warns(ConvergenceWarning, match="interrupted in epoch 2.*usable"):
+    with pytest.raises(KeyboardInterrupt, match="interrupted in epoch 2.*usable"):
         model.fit(X)
     assert state_of(model).n_batches == 7
     assert np.isfinite(model.score(X_NEW))

@@ -577,7 +577,7 @@ def assert_learned(model):
 def test_an_interrupted_fit_is_no_worse_than_its_start(mode, after, averaging):
     params = {"learning_rate": 0.01, "batch_size": 10, "partition": "auto"}
     model = clone(MODES[mode]).set_params(**params, optimizer=SGD(averaging=averaging))
-    with pytest.warns(ConvergenceWarning, match="interrupted in epoch.*usable"):
+    with pytest.raises(KeyboardInterrupt, match="interrupted in epoch.*usable"):
         model.set_params(net__callbacks=[Interrupt(after)]).fit(X)
     assert model.score(X) > independent_score(X) - 0.1
 
@@ -594,8 +594,9 @@ def test_an_interrupted_sampler_leaves_a_usable_model(learning, after, monkeypat
         return step(*args, **kwargs)
 
     monkeypatch.setattr(Gibbs, "step", interrupted)
-    with pytest.warns(ConvergenceWarning, match="interrupted in epoch.*usable"):
-        model = RBMEstimator(**quick, learning=learning, batch_size=10).fit(X)
+    model = RBMEstimator(**quick, learning=learning, batch_size=10)
+    with pytest.raises(KeyboardInterrupt, match="interrupted in epoch.*usable"):
+        model.fit(X)
     assert_learned(model)
 
 
@@ -612,8 +613,9 @@ def test_an_interrupted_line_search_leaves_a_usable_model(after, monkeypatch):
 
     monkeypatch.setattr(ExactLikelihood, "gradients", interrupted)
     never = EarlyStopping(validation_fraction=None, tol=0)
-    with pytest.warns(ConvergenceWarning, match="interrupted in epoch.*usable"):
-        model = RBMEstimator(4, n_iter=100, early_stopping=never, random_state=0).fit(X)
+    model = RBMEstimator(4, n_iter=100, early_stopping=never, random_state=0)
+    with pytest.raises(KeyboardInterrupt, match="interrupted in epoch.*usable"):
+        model.fit(X)
     assert_learned(model)
 
 

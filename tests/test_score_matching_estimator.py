@@ -1188,7 +1188,7 @@ def test_an_interrupted_fit_leaves_a_usable_model(objective, averaging):
     params = {"optimizer": AdamW(averaging=averaging), "batch_size": 70, "n_iter": 50}
     stop = {"net_params": {"callbacks": [Interrupt(8)]}}
     model = density(objective, base="gaussian", **params, **stop)
-    with pytest.warns(ConvergenceWarning, match="interrupted in epoch 3.*usable"):
+    with pytest.raises(KeyboardInterrupt, match="interrupted in epoch 3.*usable"):
         model.fit(X)
     assert model.n_iter_ == 3
     assert np.isfinite(model.score(X_NEW))

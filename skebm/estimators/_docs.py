@@ -91,7 +91,8 @@ class Parameters:
         settings in :class:`skebm.training.EarlyStopping`. Outliers are ranked better without it.
 
     warm_start : bool, default=False
-        Continue from the weights of the previous `fit`, with the same base and units.
+        Continue from the weights of the previous `fit`, with the same base and units; `history_`
+        continues as well.
 
     contamination : float in (0, 0.5] or "auto", default="auto"
         Fraction of the training rows that `predict` classifies as outliers; ``"auto"`` is 0.1.
@@ -118,7 +119,9 @@ class Parameters:
 
     net_params : dict or None, default=None
         Further arguments of the skorch net, also as ``net__<name>`` in `set_params` and searches:
-        optimizer, callbacks, train_split, ...
+        optimizer, callbacks, train_split, ... With ``on_interrupt="return"`` a call that Ctrl-C
+        ends warns and returns the model trained so far, where ``"raise"``, the default, raises
+        `KeyboardInterrupt`.
     """
 
 
@@ -147,7 +150,8 @@ class Attributes:
         Threshold of `predict` in the units of `score_samples`.
 
     n_iter_, n_restarts_ : int
-        Number of epochs, and of roll-backs.
+        Number of epochs, including those of earlier warm starts and of `partial_fit`, and of
+        roll-backs.
 
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
 

@@ -12,7 +12,6 @@ resolved settings; it builds nets and interprets trained ones. Both are stored w
 from __future__ import annotations
 
 import abc
-import contextlib
 import functools
 import math
 import warnings
@@ -28,6 +27,7 @@ from torch import Tensor
 from skebm._validation import (
     Interval,
     StrOptions,
+    TorchModes,
     check_is_fitted,
     check_random_state,
     check_weight,
@@ -132,28 +132,78 @@ class LogZ:
         self.found: LogPartition | None = None
 
 
+class Before:
+    """What an estimator was before a call: attributes, random states, and the net they hold.
+
+    The settings of torch as well.
+
+    A call that trains the net in place has it remember itself first (`EnergyNet.remember`).
+    """
+
+    def __init__(self, owner: Any):
+        self.owner, self.attributes = owner, vars(owner).copy()
+        self.modes = TorchModes.current()
+        self.net: EnergyNet | None = self.attributes.get("net_")
+        everyone = check_random_state(None)  # NumPy's own, which is not ours to turn back
+        self.random = [
+            (value, value.get_state())
+            for value in self.attributes.values()
+            if isinstance(value, np.random.RandomState) and value is not everyone
+        ]
+        self.remembered = None if self.net is None else self.net.moment_  # by a call around this
+
+    def forget(self) -> None:
+        """Free what the net has remembered since."""
+        if self.net is not None and self.net.moment_ is not self.remembered:
+            self.net.moment_ = None
+
+    def restore(self) -> None:
+        """Make the estimator what it was; however often Ctrl-C is pressed, to the end."""
+        try:
+            self.modes.restore()
+            vars(self.owner).clear()
+            vars(self.owner).update(self.attributes)
+            for value, state in self.random:
+                value.set_state(state)
+            if self.net is not None and self.net.moment_ is not self.remembered:
+                self.net.go_back()
+        except KeyboardInterrupt:
+            self.restore()
+            raise
+
+
 def restores_on_failure(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Restore the attributes of an estimator if a method fails.
+    """Restore the estimator, bit for bit, if a method fails or is interrupted.
 
     Fitted attributes belong together: old weights with a new base or scaling would be another
-    model.
+    model, and so would new weights with an old log Z.
     """
 
     @functools.wraps(method)
     def attempt(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = vars(self).copy()
-        with contextlib.ExitStack() as undo:
-            undo.callback(_restore, self, before)
+        before, done = Before(self), False
+        try:
             result = method(self, *args, **kwargs)
-            undo.pop_all()
+            done = True
+        finally:
+            if not done:
+                before.restore()
+            before.forget()
         return result
 
     return attempt
 
 
-def _restore(owner: Any, attributes: dict[str, Any]) -> None:
-    vars(owner).clear()
-    vars(owner).update(attributes)
+def raises_interrupt(fit: Callable[..., Any]) -> Callable[..., Any]:
+    """Raise the Ctrl-C that ended training once `fit` has made a usable model of the weights."""
+
+    @functools.wraps(fit)
+    def raising(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = fit(self, *args, **kwargs)
+        self.net_.raise_interrupt()
+        return result
+
+    return raising
 
 
 def set_nested_params(estimator: Any, params: dict[str, Any]) -> None:
@@ -289,7 +339,11 @@ class BaseEBM(BaseEstimator, abc.ABC):
         net, train = (self.net_, rows) if go_on else (None, rows)
         if net is None or not (streaming and net.streaming and net.fits(rows)):
             net, train = self._start(rows, table, net, streaming=streaming)
+        else:
+            net.remember()
         self.net_ = net.partial_fit(train)
+        if streaming:
+            net.raise_interrupt("partial_fit was interrupted; the model is as it was before.")
         net.report()
         self._finalise(rows)
         return rows
@@ -563,9 +617,14 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
     """Base class of density estimators, which also detect outliers."""
 
     @fit_context(prefer_skip_nested_validation=True)
+    @raises_interrupt
     @restores_on_failure
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Fit the model to the rows of X.
+
+        Ctrl-C during training raises `KeyboardInterrupt` once the model trained so far is usable:
+        its weights are those of that moment, its threshold and log Z belong to them. A call that
+        fails in any other way leaves the estimator as it was before it.
 
         Parameters
         ----------
@@ -590,6 +649,8 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
 
         Chains, offsets, momentum and the scaling of the columns persist between calls. The
         threshold of `predict` is set by the rows of the last call.
+
+        A call that fails or is interrupted leaves the estimator as it was before it, bit for bit.
 
         Parameters
         ----------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import opcode
 import time
 import warnings
 from collections.abc import Callable
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from tqdm.auto import tqdm
 
-from skebm._validation import threads
+from skebm._validation import TorchModes, threads
 from skebm.base import Batch, Loss, Objective, SamplingError, sampling
 from skebm.training.rows import Batches, Rows
 
@@ -191,6 +193,38 @@ def line_search(
 CHECK_EVERY = 500
 
 
+class Moment(NamedTuple):
+    """Everything of a net that training changes, copied: what a failed call goes back to."""
+
+    tensors: list[Tensor]
+    state: Any
+    slots: dict[Tensor, Any]
+    groups: list[dict[str, Any]]
+    generator: Tensor
+    n_epochs: int
+    n_restarts: int
+    lr_scale: float
+
+
+def tensors_of_module(module: nn.Module) -> list[Tensor]:
+    """Parameters and buffers, those that are not stored included, sharing their memory."""
+    return [*weights_of(module), *module.buffers()]
+
+
+def ends_training(error: KeyboardInterrupt) -> bool:
+    """Whether a callback raised `KeyboardInterrupt` at the end of an epoch, as skorch's do to stop.
+
+    Ctrl-C may arrive in a callback too, but then the innermost frame is not at a ``raise``.
+    """
+    trace, at_end, raised = error.__traceback__, False, False
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        at_end = at_end or code.co_name == "on_epoch_end"
+        raised = opcode.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+        trace = trace.tb_next
+    return at_end and raised
+
+
 class NoCriterion(nn.Module):
     """Placeholder: skorch requires a criterion, but here the module is the loss."""
 
@@ -237,6 +271,9 @@ class EnergyNet(NeuralNet):
         Least improvement of the loss that counts, in its units.
     streaming : bool
         Whether the net is trained by `partial_fit`.
+    on_interrupt : {"raise", "return"}
+        What an estimator does when Ctrl-C has ended training: raise `KeyboardInterrupt`, or warn
+        and return.
     """
 
     history: Any
@@ -255,12 +292,13 @@ class EnergyNet(NeuralNet):
         patience: int = 10,
         tol: float = 1e-4,
         streaming: bool = False,
+        on_interrupt: str = "raise",
         **kwargs: Any,
     ):
         self.generator, self.schedule, self.averaging = generator, schedule, averaging
         self.max_restarts, self.validation = max_restarts, validation
         self.stop_on, self.patience, self.tol = stop_on, patience, tol
-        self.streaming = streaming
+        self.streaming, self.on_interrupt = streaming, on_interrupt
         if validation is not None:
             kwargs.setdefault("train_split", predefined_split(validation))
         kwargs.setdefault("train_split", None)
@@ -289,6 +327,8 @@ class EnergyNet(NeuralNet):
         super().initialize()
         self.run_, self.n_restarts_, self.lr_scale_ = Run(), 0, 1.0
         self.held_out_: Rows | None = None
+        self.moment_: Moment | None = None
+        self.interrupted_ = False
         self.average_ = WeightAverage(self.module_, self.averaging)
         self.seed_ = self.generator.initial_seed()
         return self
@@ -314,8 +354,32 @@ class EnergyNet(NeuralNet):
 
     # ---------------------------------------------------------------- epochs
 
+    def partial_fit(self, X: Rows, y: Any = None, classes: Any = None, **kwargs: Any) -> Any:
+        """Train for `max_epochs`; `interrupted_` says whether Ctrl-C ended it.
+
+        skorch would swallow `KeyboardInterrupt` and leave no trace of it. One that comes before the
+        first epoch is raised: callbacks have nothing to look back on then.
+        """
+        if not self.initialized_:
+            self.initialize()
+        self.interrupted_ = True  # until the loop has come to its end
+        self.n_before_ = len(self.history)
+        modes = TorchModes.current()
+        self.notify("on_train_begin", X=X, y=y)
+        try:
+            self.fit_loop(X, y, **kwargs)
+        except KeyboardInterrupt as error:
+            modes.restore()
+            self.interrupted_ = not ends_training(error)
+            if len(self.history) and "epoch" not in self.history[-1]:
+                del self.history[-1]  # its first entry was not made yet
+            if len(self.history) == self.n_before_:
+                raise
+        self.notify("on_train_end", X=X, y=y)
+        return self
+
     def fit_loop(self, X: Rows, y: Any = None, epochs: int | None = None, **kwargs: Any) -> Any:
-        self.interrupted_, self.guard_, self.reported_ = False, Guard(), self.n_restarts_
+        self.guard_, self.reported_ = Guard(), self.n_restarts_
         self.logs_: dict[str, float] = {}  # of the trained weights, not of their average
         self.returned_to_: int | None = None
         with threads(self.module_.work(min(self.batch_size, len(X)))):
@@ -324,6 +388,7 @@ class EnergyNet(NeuralNet):
         if best is not None:
             copy_weights(best.weights, weights_of(self.module_))
             self.returned_to_ = best.epoch
+        self.interrupted_ = False
         return self
 
     def run_single_epoch(
@@ -335,12 +400,9 @@ class EnergyNet(NeuralNet):
             self._validate(iterator)
             return
         started = time.perf_counter()
-        self.average_.resume()
         try:
+            self.average_.resume()
             logs = self._train(iterator)
-        except KeyboardInterrupt:
-            self.interrupted_ = True
-            raise
         finally:
             self.average_.show()
         logs = logs | (self._monitor(self._monitoring_batch(iterator)) if self.averaging else {})
@@ -360,18 +422,39 @@ class EnergyNet(NeuralNet):
                 self.run_.state = self.module_.start(monitored, self.generator)
             before = self.logs_ or self._monitor(monitored)
             if self.held_out_ is not None and not self.logs_:
-                self.guard_.keep_best(before, 0, weights_of(self.module_))
+                self.guard_.keep_best(before, self.n_before_, weights_of(self.module_))
         tries = 0
         while True:
             self._schedule()
             good = [w.clone() for w in weights_of(self.module_)], self.module_.snapshot(self.state_)
-            logs = self._run_batches(iterator, monitored, before)
-            if logs is not None:
-                self.logs_ = logs
-                return logs
-            tries += 1
-            self._roll_back(*good, monitored, tries)
+            try:
+                logs = self._run_batches(iterator, monitored, before)
+                if logs is not None:
+                    self.logs_ = logs
+                    return logs
+                tries += 1
+                self._roll_back(*good, monitored, tries)
+            except KeyboardInterrupt:
+                self._keep_sound(*good, monitored, before)
+                raise
             self._check_restarts()
+
+    def _keep_sound(
+        self, weights: list[Tensor], state: Any, monitored: Batch, before: dict[str, float]
+    ) -> None:
+        """Return to the weights before the epoch where those at an interruption have diverged.
+
+        Ctrl-C may come between the step that went wrong and the check that notices it.
+        """
+        try:
+            with torch.no_grad():
+                logs = self._monitor(monitored)
+            reason = self.module_.diverged(logs, before, len(monitored.x))
+        except SamplingError as error:
+            reason = str(error)
+        if reason is not None:
+            copy_weights(weights, weights_of(self.module_))
+            self.run_.state = state
 
     def _monitoring_batch(self, iterator: Batches) -> Batch:
         """Fixed rows on which training is monitored: the held-out ones, if there are any."""
@@ -488,7 +571,7 @@ class EnergyNet(NeuralNet):
     def _schedule(self) -> None:
         if self.schedule is None:
             return
-        fraction = (len(self.history) - 1) / max(self.max_epochs, 1)
+        fraction = (len(self.history) - 1 - self.n_before_) / max(self.max_epochs, 1)
         for group in self.optimizer_.param_groups:
             initial = group.setdefault("initial_lr", group["lr"])
             group["lr"] = initial * self.lr_scale_ * self.schedule(fraction)
@@ -536,15 +619,53 @@ class EnergyNet(NeuralNet):
                 "under which held-out rows were clearly more likely: later epochs overfitted. "
                 "Lower learning_rate or n_iter, or raise weight_decay."
             )
-        if self.interrupted_:
-            notes.append(
-                f"Training was interrupted in epoch {len(self.history)}; the model keeps its "
-                "weights of that moment and is usable."
-            )
+        if self.interrupted_ and self.on_interrupt == "return":
+            notes.append(self._interruption())
         for note in notes:
             warnings.warn(note, ConvergenceWarning, stacklevel=4)
 
+    def _interruption(self) -> str:
+        return (
+            f"Training was interrupted in epoch {len(self.history)}; the model keeps its "
+            "weights of that moment and is usable."
+        )
+
+    def raise_interrupt(self, note: str = "") -> None:
+        """Raise the `KeyboardInterrupt` that ended training, unless it is to be kept quiet."""
+        if self.interrupted_ and self.on_interrupt == "raise":
+            raise KeyboardInterrupt(note or self._interruption())
+
     # ---------------------------------------------------------------- persistence
+
+    def remember(self) -> None:
+        """Keep a copy of everything that training changes, for :meth:`go_back`."""
+        optimizer = self.optimizer_
+        self.moment_ = Moment(
+            [t.clone() for t in tensors_of_module(self.module_)],
+            self.module_.snapshot(self.state_) if self.state_ is not None else None,
+            {p: copy.deepcopy(slots) for p, slots in optimizer.state.items()},
+            [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups],
+            self.generator.get_state(),
+            len(self.history),
+            self.n_restarts_,
+            self.lr_scale_,
+        )
+
+    def go_back(self) -> None:
+        """Return to the state that was remembered, bit for bit."""
+        moment = self.moment_
+        assert moment is not None
+        copy_weights(moment.tensors, tensors_of_module(self.module_))
+        self.run_.state = moment.state
+        self.optimizer_.state.clear()
+        self.optimizer_.state.update(moment.slots)
+        for group, kept in zip(self.optimizer_.param_groups, moment.groups, strict=True):
+            params = group["params"]
+            group.clear()
+            group.update(kept, params=params)
+        self.generator.set_state(moment.generator)
+        del self.history[moment.n_epochs :]
+        self.n_restarts_, self.lr_scale_ = moment.n_restarts, moment.lr_scale
 
     def fits(self, rows: Rows) -> bool:
         """Whether rows have this net's device and precision."""
@@ -552,7 +673,10 @@ class EnergyNet(NeuralNet):
         return (like.device, like.dtype) == (rows.device, rows.dtype)
 
     def load_state(self, before: EnergyNet) -> None:
-        """Load the weights of another net, and its chains if the objective is of the same class."""
+        """Go on from another net: its weights, epochs, and chains if the objective's class is its.
+
+        Nothing is shared with it, so that it stays as it is whatever becomes of this one.
+        """
         try:
             self.module_.load_state_dict(before.module_.state_dict())
         except RuntimeError as error:
@@ -561,8 +685,10 @@ class EnergyNet(NeuralNet):
                 "n_components and the like must not change. Clone the estimator to start from "
                 "new weights."
             ) from error
+        self.history = type(self.history)(before.history.to_list())
+        self.n_restarts_ = before.n_restarts_
         if type(before.module_) is type(self.module_):
             like = next(self.module_.parameters())
             packed = before.module_.pack(before.state_)
-            moved = {k: None if v is None else v.to(like) for k, v in packed.items()}
+            moved = {k: None if v is None else v.to(like, copy=True) for k, v in packed.items()}
             self.run_.state = self.module_.unpack(moved)

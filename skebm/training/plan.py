@@ -27,6 +27,7 @@ NET_PARAMS = (
     "train_split",
     "callbacks",
     "verbose",
+    "on_interrupt",
 )
 NET_PREFIXES = ("optimizer__", "callbacks__")
 
@@ -175,7 +176,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def check_net_params(params: dict[str, Any]) -> None:
-    """Raise `ValueError` for a name that no net takes, with those it takes."""
+    """Raise `ValueError` for a name that no net takes, or a value that makes no sense."""
     for name in params:
         if name not in NET_PARAMS and not name.startswith(NET_PREFIXES):
             raise ValueError(
@@ -183,6 +184,10 @@ def check_net_params(params: dict[str, Any]) -> None:
                 f"with {' or '.join(NET_PREFIXES)}; the module, its loss, the batches and the "
                 "device are the estimator's own."
             )
+    if params.get("on_interrupt", "raise") not in ("raise", "return"):
+        raise ValueError(
+            f"on_interrupt in net_params is 'raise' or 'return', not {params['on_interrupt']!r}."
+        )
 
 
 @dataclass(frozen=True)

@@ -342,8 +342,9 @@ def test_a_silent_fit_prints_nothing_and_a_verbose_one_a_bar(case, capfd):
 
 @each_case
 def test_an_interrupted_fit_leaves_a_usable_model(case):
-    with pytest.warns(ConvergenceWarning, match="interrupted"):
-        model = fit(case, batch_size=20, net__callbacks=[Interrupt(6)])
+    model = clone(case).set_params(batch_size=20, net__callbacks=[Interrupt(6)])
+    with pytest.raises(KeyboardInterrupt, match="interrupted"):
+        model.fit(X, Y)
     assert np.isfinite(model.logits(X)).all()
     assert np.isfinite(model.score_samples(X)).all()
 

@@ -1489,8 +1489,9 @@ def assert_usable(model):
 @each_case_at(1, 4, 10)
 def test_an_interrupted_fit_leaves_a_usable_model(case, after, averaging):
     params = {"learning_rate": 0.01, "batch_size": 10, "optimizer__averaging": averaging}
-    with pytest.warns(ConvergenceWarning, match="interrupted in epoch.*usable"):
-        model = fit(case, net__callbacks=[Interrupt(after)], **params)
+    model = clone(case).set_params(net__callbacks=[Interrupt(after)], **params)
+    with pytest.raises(KeyboardInterrupt, match="interrupted in epoch.*usable"):
+        model.fit(data(case))
     assert model.n_iter_ <= 1 + after // 5
     assert_usable(model)
 
@@ -1499,6 +1500,7 @@ def test_an_interrupted_fit_leaves_a_usable_model(case, after, averaging):
 def test_an_interruption_is_reported_once(case):
     X, callback = data(case), Interrupt(3)
     model = clone(case).set_params(batch_size=10, net__callbacks=[callback])
+    model.set_params(net__on_interrupt="return")
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         model.partial_fit(X)
     callback.after = -1

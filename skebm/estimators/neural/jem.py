@@ -17,7 +17,7 @@ from skebm.base import Sampler
 from skebm.base.sampler import whole_number
 from skebm.energies import ClassMarginal, NeuralEnergy, Spec, build_network
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import COMMON_CONSTRAINTS, BaseEBM, restores_on_failure
+from skebm.estimators.base import COMMON_CONSTRAINTS, BaseEBM, raises_interrupt, restores_on_failure
 from skebm.estimators.neural import methods
 from skebm.estimators.neural.blueprint import (
     BASE,
@@ -369,9 +369,14 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
     # ---------------------------------------------------------------- fitting
 
     @fit_context(prefer_skip_nested_validation=True)
+    @raises_interrupt
     @restores_on_failure
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> JEMClassifier:
         """Fit the model to rows and their labels.
+
+        Ctrl-C during training raises `KeyboardInterrupt` once the model trained so far is usable:
+        its weights are those of that moment, and log Z belongs to them. A call that fails in any
+        other way leaves the estimator as it was before it.
 
         Parameters
         ----------
@@ -395,6 +400,8 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
     ) -> JEMClassifier:
         """Train for one epoch on rows and labels, in mini-batches, from the current state.
+
+        A call that fails or is interrupted leaves the estimator as it was before it, bit for bit.
 
         Parameters
         ----------

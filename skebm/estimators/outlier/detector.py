@@ -256,6 +256,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     def fit(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
         """Fit the estimator, unless it is fitted already, and set the threshold.
 
+        A call that fails or is interrupted leaves the detector as it was before it.
+
         Parameters
         ----------
         X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)

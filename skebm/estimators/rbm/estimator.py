@@ -142,7 +142,8 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     history_ : list of dict
         One entry per epoch: losses, energy gap, reconstruction error, learning rate, seconds.
     n_iter_, n_restarts_ : int
-        Number of epochs, and of roll-backs.
+        Number of epochs, including those of earlier warm starts and of `partial_fit`, and of
+        roll-backs.
     learning_, learning_rate_, batch_size_, n_chains_ : str, float, int, int
         Values used for ``"auto"``. `learning_rate_` is nan with L-BFGS.
     centered_, precondition_ : bool, float

@@ -1,0 +1,93 @@
+"""Ctrl-C at random times: every model is usable and normalised afterwards, or as before."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from tests.interrupts import CASES, assert_usable, fingerprint, make, mass, rows_of
+from tests.tiers import about, full
+
+pytestmark = [
+    full,
+    pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs the timers of POSIX"),
+    pytest.mark.filterwarnings("ignore"),  # a model of half a fit may well warn
+]
+# Interruptions of each call of each estimator.
+TIMES = int(os.environ.get("SKEBM_INTERRUPTS", 8))
+
+
+@pytest.fixture
+def alarm():
+    """Have timers do what Ctrl-C does."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+def interrupted(call, args, after):
+    """Whether Ctrl-C after so many seconds came before the call was over."""
+    try:
+        signal.setitimer(signal.ITIMER_REAL, after)
+        try:
+            call(*args)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def duration(call, args):
+    started = time.perf_counter()
+    call(*args)
+    return time.perf_counter() - started
+
+
+def known(name, method):
+    """A model whose log Z is known, before a warm `fit` or a pass of a stream."""
+    model = make(name)
+    getattr(model, method)(*rows_of(model))
+    if name != "detector":
+        model.set_params(warm_start=method == "fit")
+    mass(model)
+    return model
+
+
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+@pytest.mark.parametrize("name", [*CASES, "detector"])
+def test_ctrl_c_at_any_time(name, method, alarm):
+    random.seed(f"{name} {method}")
+    model = known(name, method)
+    args = rows_of(model) if name != "detector" else rows_of(CASES["exact"])
+    call = getattr(model, method)
+    lasts, n_raised = duration(call, args), 0
+    for _ in range(TIMES):
+        mass(model)
+        before, after = fingerprint(model), random.uniform(0, lasts)
+        raised = interrupted(call, args, after)
+        n_raised += raised
+        with about(name, method, after):
+            same = fingerprint(model) == before
+            assert not raised or same or method == "fit"
+            assert_usable(model)
+    assert n_raised > 0
+    call(*args)
+    assert_usable(model)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ctrl_c_in_a_first_fit(name, alarm):
+    random.seed(name)
+    args = rows_of(CASES[name])
+    lasts = duration(make(name).fit, args)
+    for _ in range(TIMES):
+        model, after = make(name), random.uniform(0, lasts)
+        before = fingerprint(model)
+        with about(name, after):
+            if interrupted(model.fit, args, after) and not model.__sklearn_is_fitted__():
+                assert fingerprint(model) == before
+            else:
+                assert_usable(model)
