@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import scipy.sparse as sp
@@ -265,8 +265,35 @@ class FlatTable(Table):
         value: Tensor = energy(x)
         value = value.masked_fill(~self.domain.contains(x), torch.inf)
         # Where powers of x overflow, inf - inf is no fault of the energy.
-        far = x.abs().amax(1) > torch.finfo(x.dtype).max ** 0.25
-        return value.masked_fill(value.isnan() & far, torch.inf)
+        return value.masked_fill(value.isnan() & is_far(x), torch.inf)
+
+    def check_finite(self, found: np.ndarray, rows: Rows, what: str) -> np.ndarray:
+        """Numbers found for each row; `ValueError` naming the row where one is not finite.
+
+        An energy may be infinite far away, but what is a difference or a ratio of infinities there
+        is not defined.
+        """
+        wrong = ~np.isfinite(found.reshape(len(found), -1)).all(1)
+        if wrong.any():
+            row = int(wrong.argmax())
+            self.refuse_row(rows.block(row, row + 1), row, f"{what} cannot be computed")
+        return found
+
+    def refuse_row(self, x: Tensor, row: int, what: str) -> NoReturn:
+        """Raise the `ValueError` for row number `row` of X, x as a row of the energy (1, d)."""
+        if not is_far(x).item():
+            raise ValueError(
+                f"Row {row} of X: {what}, although its entries are of ordinary size. The network "
+                "or the base returns numbers there that are not finite."
+            )
+        flat = int(x.abs().nan_to_num(0.0, posinf=torch.inf).argmax())
+        place: Any = tuple(int(i) for i in np.unravel_index(flat, self.row_shape))
+        dtype = str(x.dtype).removeprefix("torch.")
+        wider = ' or pass dtype="float64"' if x.dtype == torch.float32 else " or rescale X"
+        raise ValueError(
+            f"Row {row} of X: {what}, because its column {place[0] if len(place) == 1 else place} "
+            f"lies too far from the training rows for {dtype}. Correct or drop the row,{wider}."
+        )
 
     def invert(self, x: Tensor) -> np.ndarray:
         domain = self.domain
@@ -274,6 +301,11 @@ class FlatTable(Table):
         inside = x.detach() if low is high is None else x.detach().clamp(low, high)
         found = self.units.invert(inside.cpu().double().numpy())
         return found.reshape(len(found), *self.row_shape)
+
+
+def is_far(x: Tensor) -> Tensor:
+    """Rows with an entry whose powers overflow, (n,); NaN, which is unknown, counts for nothing."""
+    return x.abs().nan_to_num(0.0, posinf=torch.inf).amax(1) > torch.finfo(x.dtype).max ** 0.25
 
 
 def _as_is(x: np.ndarray) -> np.ndarray:

@@ -311,6 +311,7 @@ class NeuralBlueprint(Blueprint):
             return torch.cat([parts[0].grad / scale.to(x), second[:, None]], 1).detach()
 
         both = rows.map(found, energy.domain.n_columns).double().numpy()
+        self.table.check_finite(both, rows, "the derivatives of log p")
         return both[:, :-1], both[:, -1]
 
 

@@ -497,6 +497,9 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
     def logits(self, X: Any) -> np.ndarray:
         """Logits of all classes: log p(x, y) up to what all classes of all rows share but log q(x).
 
+        `ValueError` for a row so far from the training rows that they overflow; so do
+        :meth:`predict`, :meth:`predict_proba` and :meth:`decision_function`.
+
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features)
@@ -505,8 +508,11 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         -------
         ndarray of shape (n_samples, n_classes)
         """
-        rows = self._rows(X)
-        return self._map(rows, logits_of).double().numpy()
+        return self._logits(self._rows(X))
+
+    def _logits(self, rows: Rows) -> np.ndarray:
+        found = self._map(rows, logits_of).double().numpy()
+        return self._blueprint.table.check_finite(found, rows, "the logits")
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probability of each class, p(y | x), in the order of `classes_`.
@@ -569,7 +575,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         """
         rows = self._rows(X)
         codes = codes_of(y, len(rows), self.classes_)
-        logits = self._map(rows, logits_of).double()
+        logits = torch.as_tensor(self._logits(rows))
         own = logits[torch.arange(len(rows)), torch.as_tensor(codes)]
         return self._energies(rows) + (logits.logsumexp(1) - own).numpy()
 

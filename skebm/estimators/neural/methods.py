@@ -6,7 +6,9 @@ by the parts that the estimator holds.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable, Iterator
 from numbers import Real
 from typing import Any
 
@@ -25,7 +27,7 @@ from skebm.estimators.neural.sampling import (
     draw,
 )
 from skebm.estimators.neural.sampling import impute as impute_rows
-from skebm.estimators.tables import Units
+from skebm.estimators.tables import Units, is_far
 
 
 def chains_of(estimator: Any) -> Chains:
@@ -49,7 +51,8 @@ def score_function(self: Any, X: Any) -> np.ndarray:
     Parameters
     ----------
     X : array-like of shape (n_samples, n_features)
-        Real rows; those of bits and of one-hot columns have no gradients: `ValueError`.
+        Real rows; those of bits and of one-hot columns have no gradients: `ValueError`. So is a row
+        so far from the training rows that its gradient overflows.
 
     Returns
     -------
@@ -66,9 +69,12 @@ def score_function(self: Any, X: Any) -> np.ndarray:
     rows, domain = self._rows(X), table.domain
 
     def score(energy: Any, x: Tensor) -> Tensor:
-        return -energy.value_and_grad(x)[1] * domain.contains(x)[:, None]
+        # What is not finite lies outside bounds only by its size: it is left to the check.
+        outside = ~domain.contains(x) & x.isfinite().all(1)
+        return -energy.value_and_grad(x)[1].masked_fill(outside[:, None], 0.0)
 
     found = self._map(rows, score).double().numpy() / table.units.scale
+    found = table.check_finite(found, rows, "the gradient of log p")
     return found.reshape(len(rows), *table.row_shape)
 
 
@@ -116,7 +122,8 @@ def sample(
             f"{given!r}."
         )
     x = self._rows_of(row).block(0, 1).expand(n, -1)
-    found = table.invert(impute_rows(energy, chains, x, generator, n_steps)[:n_samples])
+    with _far_rows_named(table, x, lambda row: 0):
+        found = table.invert(impute_rows(energy, chains, x, generator, n_steps)[:n_samples])
     return np.where(np.isnan(row), found, row)
 
 
@@ -150,12 +157,26 @@ def impute(self: Any, X: Any, random_state: Any = None, *, n_steps: int = 100) -
     if len(incomplete):
         generator, rows = self._generator(random_state), self._rows_of(X[incomplete])
         energy, chains = self.energy_, chains_of(self)
-        blocks = [
-            impute_rows(energy, chains, rows.block(start, start + BLOCK), generator, n_steps)
-            for start in range(0, len(rows), BLOCK)
-        ]
-        filled[unknown] = self._blueprint.table.invert(torch.cat(blocks))[unknown[incomplete]]
+        table, blocks = self._blueprint.table, []
+        for start in range(0, len(rows), BLOCK):
+            x = rows.block(start, start + BLOCK)
+            with _far_rows_named(table, x, incomplete[start : start + BLOCK].__getitem__):
+                blocks.append(impute_rows(energy, chains, x, generator, n_steps))
+        filled[unknown] = table.invert(torch.cat(blocks))[unknown[incomplete]]
     return filled
+
+
+@contextlib.contextmanager
+def _far_rows_named(table: Any, x: Tensor, number: Callable[[int], int]) -> Iterator[None]:
+    """Say which row of X is too far away where chains cannot start; `number` is its place in X."""
+    far = is_far(x)
+    try:
+        yield
+    except ValueError:
+        if far.any():
+            row = int(far.int().argmax())
+            table.refuse_row(x[row : row + 1], number(row), "no chain can start")
+        raise
 
 
 def denoise_real(self: Any, X: Any, noise_level: float | None = None) -> np.ndarray:
@@ -181,7 +202,7 @@ def denoise_real(self: Any, X: Any, noise_level: float | None = None) -> np.ndar
     ----------
     .. [1] Efron (2011), "Tweedie's formula and selection bias", JASA 106(496), equation 2.8.
     """
-    rows = self._rows(X)
+    rows, table = self._rows(X), self._blueprint.table
     noisy = self.net_.module_.energy.eval()  # of rows with the noise of training
     several = getattr(noisy, "noise_levels", None) is not None
     sigma = _noise_of(self, noise_level)
@@ -190,7 +211,9 @@ def denoise_real(self: Any, X: Any, noise_level: float | None = None) -> np.ndar
         cond = sigma.to(x).expand(len(x)) if several else None
         return x - sigma.to(x).square() * noisy.value_and_grad(x, cond)[1]
 
-    return self._blueprint.table.invert(rows.map(moved))
+    z = rows.map(moved)
+    table.check_finite(z.numpy(), rows, "the posterior mean")
+    return table.invert(z)
 
 
 def denoise(

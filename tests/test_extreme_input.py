@@ -1,0 +1,103 @@
+"""Every estimator: numbers of extreme size, and settings that cannot be or have no effect."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from skebm import (
+    ContrastiveDivergenceDensity,
+    EnergyOutlierDetector,
+    FlowContrastiveDensity,
+    JEMClassifier,
+    NCEDensity,
+    ScoreMatchingDensity,
+)
+from tests.tiers import about, full
+
+_random = np.random.default_rng(0)
+X = _random.standard_normal((120, 2)) * [1.0, 3.0] + [0.0, 5.0]
+Y = (X[:, 0] > 0).astype(int)
+SMALL = {"n_iter": 2, "random_state": 0}
+NEURAL = {
+    "jem": JEMClassifier(**SMALL),
+    "jem without base": JEMClassifier(base=None, sigma=0.1, **SMALL),
+    "score matching": ScoreMatchingDensity(**SMALL),
+    "cd": ContrastiveDivergenceDensity(**SMALL),
+    "nce": NCEDensity(**SMALL),
+    "fce": FlowContrastiveDensity(n_flow_steps=5, **SMALL),
+}
+
+
+@functools.cache
+def fitted(name):
+    return NEURAL[name].fit(X, Y)
+
+
+# ------------------------------------------------------------------------------
+# Values beyond the precision
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("jem", "score matching") else full) for n in NEURAL]
+)
+@pytest.mark.parametrize("huge", [1e20, 4e38, -1e300])
+def test_huge_values_get_a_number_or_an_error_that_names_them(name, huge):
+    model, rows = fitted(name), X[:4].copy()
+    rows[2, 1] = huge
+    ends = {"energy": model.energy(rows), "score_samples": model.score_samples(rows)}
+    assert ends["energy"][2] > 1e15
+    assert ends["score_samples"][2] < -1e15
+    for method in ("logits", "predict_proba", "decision_function", "score_function", "denoise"):
+        if not hasattr(model, method):
+            continue
+        with about(method):
+            try:
+                found = getattr(model, method)(rows)
+            except ValueError as error:
+                message = str(error)
+                for part in ("Row 2 of X", "column 1", 'dtype="float64"'):
+                    assert part in message
+            else:
+                assert not np.isnan(found).any()
+
+
+def test_a_classifier_has_no_class_for_what_it_cannot_compute():
+    model, rows = fitted("jem"), X[:4].copy()
+    rows[3, 0] = 4e38
+    for method in ("predict", "predict_proba", "logits", "decision_function", "score_function"):
+        with about(method), pytest.raises(ValueError, match="Row 3 of X.*column 0.*float32"):
+            getattr(model, method)(rows)
+    with pytest.raises(ValueError, match="Row 3 of X.*column 0"):
+        model.joint_energy(rows, 0)
+    assert np.isfinite(model.predict_proba(X * 1e10)).all()
+
+
+def test_imputation_names_the_row_that_is_too_far():
+    model, rows = fitted("score matching"), X[:5].copy()
+    rows[1, 0], rows[3] = np.nan, [4e38, np.nan]
+    with pytest.raises(ValueError, match="Row 3 of X: no chain can start.*column 0"):
+        model.impute(rows, random_state=0, n_steps=2)
+    with pytest.raises(ValueError, match="column 0 lies too far"):
+        model.sample(2, given=rows[3], random_state=0, n_steps=2)
+
+
+def test_float64_computes_with_what_float32_cannot():
+    model = JEMClassifier(dtype="float64", **SMALL).fit(X, Y)
+    assert np.isfinite(model.predict_proba(X * 1e40)).all()
+    assert np.isfinite(model.score_function(X * 1e40)).all()
+
+
+def test_detectors_name_the_row_that_is_too_far():
+    rows = X[:4].copy()
+    rows[2, 1] = 4e38
+    detector = EnergyOutlierDetector(JEMClassifier(**SMALL), statistic="max_proba").fit(X, Y)
+    for method in ("predict", "decision_function"):
+        with pytest.raises(ValueError, match="Row 2 of X"):
+            getattr(detector, method)(rows)
+    by_density = EnergyOutlierDetector(ScoreMatchingDensity(**SMALL)).fit(X)
+    assert by_density.predict(rows)[2] == -1
+    with np.errstate(all="ignore"):
+        explained = by_density.explain(rows[2:3])
+    assert not np.isnan(explained.contributions).any()
