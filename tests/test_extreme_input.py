@@ -1,9 +1,11 @@
 """Every estimator: numbers of extreme size, and settings that cannot be or have no effect."""
 
 import functools
+import warnings
 
 import numpy as np
 import pytest
+import torch
 
 from skebm import (
     ContrastiveDivergenceDensity,
@@ -13,6 +15,7 @@ from skebm import (
     NCEDensity,
     ScoreMatchingDensity,
 )
+from skebm.distributions import Gaussian, GaussianMixture
 from tests.tiers import about, full
 
 _random = np.random.default_rng(0)
@@ -101,3 +104,69 @@ def test_detectors_name_the_row_that_is_too_far():
     with np.errstate(all="ignore"):
         explained = by_density.explain(rows[2:3])
     assert not np.isnan(explained.contributions).any()
+
+
+# ------------------------------------------------------------------------------
+# Columns with large means
+# ------------------------------------------------------------------------------
+
+
+def timestamps(dtype, mean=1.7e9):
+    """Two columns that depend on each other, the first far from zero."""
+    found = np.random.default_rng(0).standard_normal((300, 2))
+    found[:, 1] += found[:, 0]
+    return (found * [1e4, 1.0] + [mean, 0.0]).astype(dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mean"), [(np.float32, 1.7e9), (np.float64, 1.7e9), (np.float64, 1.7e18)]
+)
+def test_columns_with_large_means_are_standardised(dtype, mean):
+    rows = timestamps(dtype, mean)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = ScoreMatchingDensity(n_iter=8, random_state=0).fit(rows)
+    assert model.n_restarts_ == 0
+    centre, scale, _ = model.units_
+    assert scale[0] == pytest.approx(rows[:, 0].astype(float).std(), rel=1e-6)
+    assert abs(centre[0] - mean) < 2e3
+    if mean == 1.7e9:
+        expected = timestamps(np.float64, 0.0)
+        near = ScoreMatchingDensity(n_iter=8, random_state=0).fit(expected)
+        found = model.energy(rows)
+        assert np.abs(found - near.energy(expected)).max() < 0.2
+
+
+def test_a_jem_of_timestamps_learns():
+    rows = timestamps(np.float32)
+    y = (rows[:, 0] > 1.7e9).astype(int)
+    model = JEMClassifier(n_iter=12, random_state=0).fit(rows, y)
+    assert model.n_restarts_ == 0
+    assert model.score(rows, y) > 0.9
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_repeated_values_are_constant(dtype):
+    rows = timestamps(dtype)
+    rows[:, 0] = 1.7e18
+    model = ScoreMatchingDensity(n_iter=2, random_state=0)
+    with pytest.warns(UserWarning, match=r"Columns \[0\] are constant"):
+        model.fit(rows)
+    assert model.units_.scale[0] == 1
+    # Rounding errors are no variation.
+    noise = np.where(np.arange(300) % 2, np.finfo(dtype).eps, 0)
+    rows[:, 0] = np.float64(1.0) + noise
+    assert ScoreMatchingDensity(n_iter=2, random_state=0).fit(rows).units_.scale[0] == 1
+
+
+def test_large_means_that_stay_are_warned_of():
+    model = ScoreMatchingDensity(n_iter=0, standardize=False, random_state=0)
+    with pytest.warns(UserWarning, match=r"Columns \[0\] have means.*Use standardize=True"):
+        model.fit(timestamps(np.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_distributions_of_large_means(dtype):
+    rows = torch.as_tensor(timestamps(np.float64)).to(dtype)
+    for made in (Gaussian.fit(rows), GaussianMixture.fit(rows, n_components=1)):
+        assert float(made.components()[2][0][0, 0]) == pytest.approx(1e8, rel=0.3)

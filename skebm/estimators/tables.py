@@ -16,6 +16,9 @@ from skebm._validation import MinMax, column_ranges
 from skebm.base import Binary, Categorical, Domain, Real, Sampler
 from skebm.training.rows import Rows
 
+# Mean of a column, in standard deviations, above which it should not be left as it is.
+LARGE_MEAN = 10_000
+
 
 class Table(abc.ABC):
     """What a fit learned of the columns; turns validated input into rows of the energy.
@@ -320,7 +323,7 @@ def _flat(X: np.ndarray) -> np.ndarray:
 def learn_units(X: np.ndarray, weight: np.ndarray | None, standardize: bool, bounds: Any) -> Units:
     """Centres and scales of columns, weighted; bounds become 0, or 0 and 1.
 
-    A column that does not vary keeps its scale.
+    A column that does not vary keeps its scale. All is computed in float64, whatever X is.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         x = X.astype(np.float64)
@@ -332,8 +335,10 @@ def learn_units(X: np.ndarray, weight: np.ndarray | None, standardize: bool, bou
             f"Columns {columns} span more than a float holds: divide them by their largest "
             "absolute value first."
         )
-    flat = scale <= 100 * np.finfo(X.dtype).eps * np.abs(mean)
-    scale = np.where(flat | (scale == 0), 1.0, scale)
+    constant = _is_constant(X, mean, scale)
+    if not standardize and bounds is None:
+        _warn_of_large_means(mean, np.where(constant, np.inf, scale))
+    scale = np.where(constant, 1.0, scale)
     lower, upper = check_bounds(X, bounds)
     shape = mean.shape
     if not standardize:
@@ -346,6 +351,30 @@ def learn_units(X: np.ndarray, weight: np.ndarray | None, standardize: bool, bou
     if upper is not None:
         return Units(upper, scale, Real(shape, upper=0.0))
     return Units(mean, scale, Real(shape))
+
+
+def _is_constant(X: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Columns whose values are all equal, or differ by rounding errors of a small number."""
+    doubles, own = np.finfo(np.float64).eps, np.finfo(X.dtype).eps
+    rounding = max(100 * doubles, own) * np.abs(mean)
+    # Large numbers may be coarse and vary nevertheless: timestamps in float32 are rounded to two
+    # minutes. As their scale would stay what it is, what varies by much never counts as constant.
+    narrow = scale <= np.minimum(rounding, 1e-3)
+    equal: np.ndarray = (X[:1] == X).all(0)
+    return equal | narrow
+
+
+def _warn_of_large_means(mean: np.ndarray, scale: np.ndarray) -> None:
+    """Warn of columns that a network cannot tell from constants, as they are not standardised."""
+    columns = np.flatnonzero(np.abs(mean) > LARGE_MEAN * scale).tolist()
+    if columns:
+        warnings.warn(
+            f"Columns {columns} have means of more than {LARGE_MEAN:,} times their standard "
+            "deviations, and standardize=False leaves them so: training is likely to diverge. "
+            "Use standardize=True, or subtract the means first.",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def check_bounds(X: np.ndarray, bounds: Any) -> tuple[np.ndarray | None, np.ndarray | None]:
