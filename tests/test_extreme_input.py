@@ -13,9 +13,15 @@ from skebm import (
     FlowContrastiveDensity,
     JEMClassifier,
     NCEDensity,
+    RBMEstimator,
     ScoreMatchingDensity,
 )
+from skebm.base import torchtools
 from skebm.distributions import Gaussian, GaussianMixture
+from skebm.energies import MLP
+from skebm.estimators import Discrepancy, Sliced
+from skebm.partition import AIS, AISBracket, BridgeSampling, ImportanceSampling
+from skebm.samplers import MALA, ParallelTempering, Persistent, ReplayBuffer
 from tests.tiers import about, full
 
 _random = np.random.default_rng(0)
@@ -170,3 +176,76 @@ def test_distributions_of_large_means(dtype):
     rows = torch.as_tensor(timestamps(np.float64)).to(dtype)
     for made in (Gaussian.fit(rows), GaussianMixture.fit(rows, n_components=1)):
         assert float(made.components()[2][0][0, 0]) == pytest.approx(1e8, rel=0.3)
+
+
+# ------------------------------------------------------------------------------
+# Sizes that no memory holds
+# ------------------------------------------------------------------------------
+
+BITS = (_random.random((60, 5)) < 0.4).astype(float)
+MANY = 10**13
+
+
+@pytest.fixture
+def eight_gib(monkeypatch):
+    monkeypatch.setattr(torchtools, "memory_of", lambda device: 2.0**33)
+
+
+@pytest.mark.usefixtures("eight_gib")
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: RBMEstimator(10**9, **SMALL).fit(BITS), "n_components=1000000000"),
+        (lambda: RBMEstimator(learning="pcd", batch_size=MANY, **SMALL).fit(BITS), "n_chains"),
+        (
+            lambda: RBMEstimator(chains=Persistent(n_chains=MANY), **SMALL).fit(BITS),
+            "n_chains",
+        ),
+        (
+            lambda: RBMEstimator(sampler=ParallelTempering(10**10), learning="pcd").fit(BITS),
+            "n_temperatures",
+        ),
+        (lambda: NCEDensity(noise_ratio=1e9, **SMALL).fit(X), r"noise_ratio=1e\+09"),
+        (lambda: neural(chains=ReplayBuffer(size=10**12)).fit(X), "size=1000000000000 of Replay"),
+        (lambda: neural(chains=Persistent(n_chains=MANY)).fit(X), "n_chains"),
+        (lambda: neural(objective=Discrepancy(n_negatives=10**10)).fit(X), "n_negatives"),
+        (lambda: neural(network=MLP(hidden_sizes=(10**6, 10**6))).fit(X), "hidden_sizes"),
+        (
+            lambda: ScoreMatchingDensity(objective=Sliced(n_projections=10**10)).fit(X),
+            "n_projections",
+        ),
+        (lambda: log_z(AIS(n_chains=MANY)), "n_chains"),
+        (lambda: log_z(AIS(n_betas=MANY)), "n_betas"),
+        (lambda: log_z(AISBracket(n_chains=MANY)), "n_chains"),
+        (lambda: log_z(ImportanceSampling(MANY)), "n_samples"),
+        (lambda: log_z(BridgeSampling(MANY)), "n_samples"),
+        (lambda: fitted("jem").sample(MANY), "n_samples"),
+        (lambda: fitted("jem").sample(MANY, y=0), "n_samples"),
+        (lambda: fitted("score matching").sample(MANY), "n_samples"),
+        (lambda: RBMEstimator(3, **SMALL).fit(BITS).sample(MANY), "n_samples"),
+    ],
+)
+def test_sizes_beyond_the_memory_are_refused(make, name):
+    with pytest.raises(ValueError, match=f"{name}.* GiB of memory, and there are 8 GiB: lower it"):
+        make()
+
+
+def neural(**params):
+    return ContrastiveDivergenceDensity(**SMALL | params)
+
+
+def log_z(method):
+    model = fitted("score matching")
+    return method.estimate(
+        model.energy_, base=model.base_, sampler=MALA(0.1), x=torch.as_tensor(model._reference)
+    )
+
+
+def test_the_memory_is_that_of_the_machine():
+    present = torchtools.memory_of(torch.device("cpu"))
+    assert 2**28 < present < 2**50
+    torchtools.check_memory("n_rows=1", present / 8 - 1, torch.float64)
+    with pytest.raises(ValueError, match="n_rows=2 would take at least"):
+        torchtools.check_memory("n_rows=2", present / 8 + 1, torch.float64)
+    # A batch is never larger than the table, whatever its size was to be.
+    neural(batch_size=10**15).fit(X)

@@ -624,7 +624,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         check_is_fitted(self)
         if given is not None:
             raise ValueError("Pass y or given: rows of a class are drawn as a whole.")
-        whole_number("n_samples", n_samples, 1)
+        methods.check_n_samples(self, n_samples)
         whole_number("n_steps", n_steps, 1)
         codes, generator = (
             codes_of(y, n_samples, self.classes_),

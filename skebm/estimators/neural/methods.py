@@ -18,6 +18,7 @@ from torch import Tensor
 
 from skebm._validation import check_is_fitted
 from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.estimators.neural.sampling import (
     BLOCK,
@@ -38,6 +39,13 @@ def chains_of(estimator: Any) -> Chains:
         known = torch.as_tensor(estimator._reference)
     proposal = blueprint.rule.proposal(estimator.energy_, net)
     return Chains(blueprint.rule.fitted_sampler(net), proposal, known)
+
+
+def check_n_samples(estimator: Any, n_samples: int) -> None:
+    """`ValueError` for numbers of rows that are none, or that no memory holds."""
+    whole_number("n_samples", n_samples, 1)
+    n_numbers = n_samples * estimator.energy_.domain.n_columns
+    check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
 
 
 # ------------------------------------------------------------------------------
@@ -109,7 +117,7 @@ def sample(
         In the units of the data.
     """
     check_is_fitted(self)
-    whole_number("n_samples", n_samples, 1)
+    check_n_samples(self, n_samples)
     whole_number("n_steps", n_steps, 1)
     generator, n = self._generator(random_state), max(n_samples, LEAST_CHAINS)
     energy, table, chains = self.energy_, self._blueprint.table, chains_of(self)
