@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 from skebm import (
@@ -19,9 +20,11 @@ from skebm import (
 from skebm.base import torchtools
 from skebm.distributions import Gaussian, GaussianMixture
 from skebm.energies import MLP
-from skebm.estimators import Discrepancy, Sliced
+from skebm.estimators import Discrepancy, Likelihood, Sliced
+from skebm.objectives import Centering
 from skebm.partition import AIS, AISBracket, BridgeSampling, ImportanceSampling
-from skebm.samplers import MALA, ParallelTempering, Persistent, ReplayBuffer
+from skebm.samplers import MALA, Gibbs, ParallelTempering, Persistent, ReplayBuffer
+from skebm.training import SGD
 from tests.tiers import about, full
 
 _random = np.random.default_rng(0)
@@ -249,3 +252,90 @@ def test_the_memory_is_that_of_the_machine():
         torchtools.check_memory("n_rows=2", present / 8 + 1, torch.float64)
     # A batch is never larger than the table, whatever its size was to be.
     neural(batch_size=10**15).fit(X)
+
+
+# ------------------------------------------------------------------------------
+# Messages in the terms of the user
+# ------------------------------------------------------------------------------
+
+
+def test_detectors_say_in_their_own_terms_what_they_need():
+    sparse = sp.csr_array(BITS)
+    with pytest.raises(ValueError, match="takes no sparse X: pass X.toarray"):
+        EnergyOutlierDetector().fit(sparse)
+    detector = EnergyOutlierDetector().fit(BITS)
+    with pytest.raises(ValueError, match="takes no sparse X: pass X.toarray"):
+        detector.predict(sparse)
+    by_rbm = EnergyOutlierDetector(RBMEstimator(3, **SMALL)).fit(sparse)
+    assert by_rbm.predict(sparse).shape == (60,)
+    conformal = EnergyOutlierDetector(method="conformal")
+    with pytest.raises(ValueError, match="n_samples=2.*at least 1 row.*and 2 for the fit, 3 in"):
+        conformal.fit(X[:2])
+    conformal.fit(X[:3])
+    crossed = EnergyOutlierDetector(method="cross-conformal")
+    with pytest.raises(ValueError, match="n_samples=4.*cv=5.*takes at least 5 rows"):
+        crossed.fit(X[:4])
+    crossed.fit(X[:5])
+    with pytest.raises(ValueError, match="n_samples=2.*cv=2.*takes at least 3 rows"):
+        EnergyOutlierDetector(method="cross-conformal", cv=2).fit(X[:2])
+
+
+def bits_model(**params):
+    return RBMEstimator(**{"n_components": 3, "n_iter": 1, "random_state": 0} | params)
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "name"),
+    [
+        (lambda: bits_model(sampler=Gibbs()), BITS, "sampler.*likelihood is exact"),
+        (lambda: bits_model(learning="exact", sampler=Gibbs()), BITS, "sampler"),
+        (lambda: bits_model(centering=Centering()), BITS, "centering.*L-BFGS"),
+        (lambda: bits_model(optimizer=SGD(schedule="linear")), BITS, "schedule.*L-BFGS"),
+        (
+            lambda: bits_model(learning_rate=0.1, net_params={"lr": 0.2}),
+            BITS,
+            "learning_rate.*net_params",
+        ),
+        (lambda: neural(standardize=False), BITS, "standardize"),
+        (lambda: neural(base=None, deconvolve=True), X, "deconvolve"),
+        (
+            lambda: neural(objective=Likelihood(sigma_anneal=2.0), sigma=None),
+            X,
+            "sigma_anneal.*no noise",
+        ),
+        (lambda: ScoreMatchingDensity(objective="exact", sigma=0.3, **SMALL), X, "sigma.*no noise"),
+        (
+            lambda: JEMClassifier(generative_weight=0, chains="data", **SMALL),
+            X,
+            "chains.*generative_weight=0",
+        ),
+        (lambda: EnergyOutlierDetector(cv=3), X, "cv.*cross-conformal"),
+        (lambda: EnergyOutlierDetector(calibration_fraction=0.5), X, "calibration_fraction"),
+    ],
+)
+def test_arguments_without_effect_are_named(model, rows, name):
+    y = Y if rows is X else None
+    with pytest.warns(UserWarning, match=f"Without effect on this fit: {name}"):
+        model().fit(rows, y)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: RBMEstimator(n_iter=1),
+        lambda: bits_model(learning="pcd", sampler=Gibbs(), centering=Centering()),
+        lambda: bits_model(optimizer=SGD(momentum=0.5, schedule="linear")),
+        lambda: neural(domain="binary"),
+        lambda: NCEDensity(n_iter=1),
+        lambda: JEMClassifier(n_iter=1),
+        lambda: ScoreMatchingDensity(n_iter=1),
+        lambda: FlowContrastiveDensity(n_iter=1, n_flow_steps=5),
+        lambda: EnergyOutlierDetector(),
+        lambda: EnergyOutlierDetector(method="cross-conformal", cv=3),
+    ],
+)
+def test_defaults_and_what_is_used_raise_no_warning(model):
+    y = (np.arange(len(BITS)) % 2).astype(int)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Without effect")
+        model().fit(BITS, y)

@@ -164,6 +164,10 @@ class Rule(abc.ABC):
         """Warn of what the history of a fit says about its result; by default nothing."""
         return
 
+    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
+        """Those of the parameters `asked` for that training by this rule does not use."""
+        return {}
+
 
 class ChainRule(Rule):
     """A rule whose training moves chains, which are near the model afterwards."""
@@ -274,6 +278,17 @@ class NeuralBlueprint(Blueprint):
     def sigma(self) -> Tensor | None:
         """Noise level of training, (d,)."""
         return None if self.noise is None else torch.as_tensor(self.noise)
+
+    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
+        found = super().without_effect(asked) | self.rule.without_effect(asked)
+        if self.table.discrete and "standardize" in asked:
+            found["standardize"] = f"rows of {self.table.domain} are taken as they are"
+        if "deconvolve" in asked and self.bases.clean is None:
+            found["deconvolve"] = "without a base there is none to take the noise off"
+        settings = getattr(self.rule, "settings", None)
+        if getattr(settings, "sigma_anneal", 1) != 1 and self.noise is None:
+            found["sigma_anneal of objective"] = "training has no noise (sigma sets it)"
+        return found
 
     def check_trained(self, net: EnergyNet, rows: Rows) -> None:
         self.rule.check_trained(net, rows)

@@ -175,6 +175,11 @@ class JointRule(ChainRule):
             energy_l2=asked.energy_l2,
         )
 
+    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
+        if "chains" in asked and self.generative_weight == 0:
+            return {"chains": "with generative_weight=0 no chain moves"}
+        return {}
+
 
 @shared_docs
 class JEMClassifier(ClassifierMixin, BaseEBM):

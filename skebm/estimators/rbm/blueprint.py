@@ -133,6 +133,24 @@ class RBMBlueprint(Blueprint):
         sampler = self.chain_sampler
         return sampler if isinstance(sampler.kernel, Gibbs) else Gibbs()
 
+    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
+        found = super().without_effect(asked)
+        if self.learning == "exact" and "sampler" in asked:
+            found["sampler"] = (
+                'the likelihood is exact here and training has no chains (learning="pcd" has)'
+            )
+        if not self.line_search:
+            return found
+        if isinstance(asked.get("centering"), Centering):
+            found["centering"] = (
+                'L-BFGS takes the plain gradient (learning="pcd" takes centred ones)'
+            )
+        if getattr(asked.get("optimizer"), "schedule", "auto") != "auto":
+            found["schedule of optimizer"] = (
+                "L-BFGS searches its steps (with a learning_rate there is a schedule)"
+            )
+        return found
+
     def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
         if name == "base":
             return energy.base
