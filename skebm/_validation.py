@@ -6,6 +6,7 @@ The only module that imports private names of scikit-learn, for its exact error 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -146,6 +147,16 @@ class TorchModes(NamedTuple):
         torch.set_grad_enabled(self.gradients)
         if torch.get_num_threads() != self.n_threads:
             torch.set_num_threads(self.n_threads)
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+# A forked process inherits the state of torch's thread pool but not its threads: once the parent
+# has used them, the child would wait for them forever. One thread needs no pool.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_one_thread)
 
 
 class MinMax(NamedTuple):

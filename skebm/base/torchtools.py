@@ -1,8 +1,10 @@
-"""Additions to torch: an exact softplus, a fused AdamW, a context that seeds its generator."""
+"""Additions to torch: exact softplus, fused AdamW, a seeding context, a look at the memory."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -22,6 +24,30 @@ def softplus(x: Tensor) -> Tensor:
     tensor(True)
     """
     return F.softplus(x, threshold=40.0)
+
+
+@functools.cache
+def memory_of(device: torch.device) -> float:
+    """Bytes of memory that a device has, whether in use or not; infinite where that is unknown."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    if device.type != "cpu" or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return float("inf")
+    return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_memory(setting: str, n_numbers: float, dtype: torch.dtype, device: Any = "cpu") -> None:
+    """`ValueError` where a setting asks for more numbers than the memory of a device can hold.
+
+    To be called before they are allocated: systems promise memory that they do not have, and end
+    the process when it is used.
+    """
+    needed, present = n_numbers * dtype.itemsize, memory_of(torch.device(device))
+    if needed > present:
+        raise ValueError(
+            f"{setting} would take at least {needed / 2**30:,.0f} GiB of memory, and there are "
+            f"{present / 2**30:,.0f} GiB: lower it."
+        )
 
 
 @contextlib.contextmanager

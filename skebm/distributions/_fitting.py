@@ -43,8 +43,13 @@ def usable_scale(variance: Tensor, mean: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def varies(variance: Tensor, mean: Tensor, dtype: torch.dtype) -> Tensor:
-    """Which columns vary by more than their rounding errors."""
-    return variance > (100 * torch.finfo(dtype).eps * mean).square()
+    """Which columns vary by more than the rounding errors of rows in `dtype`.
+
+    Moments are float64. A few units of the last place are rounding; more of them are what a column
+    with a large mean varies by.
+    """
+    rounding = max(100 * torch.finfo(torch.float64).eps, 4 * torch.finfo(dtype).eps)
+    return variance > (rounding * mean).square()
 
 
 def moments(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

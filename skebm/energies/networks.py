@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations
 
 from skebm.base.energy import DirectionalDerivatives, ValueAndInputGrad
 from skebm.base.sampler import whole_number, whole_numbers
-from skebm.base.torchtools import seeded, softplus
+from skebm.base.torchtools import check_memory, seeded, softplus
 from skebm.energies.neural import Spec
 
 
@@ -210,6 +210,9 @@ class MLP(BaseEstimator):
         if self.output == "sum" or spec.n_classes is not None:
             spec = spec._replace(whitening=None)
         activation = activation_of(self.activation)
+        widths = (*spec.shape, *sizes)
+        n_weights = sum(a * b for a, b in zip(widths, widths[1:], strict=False))
+        check_memory(f"hidden_sizes={sizes} of MLP", n_weights, spec.dtype, spec.generator.device)
         fourier = self._fourier_features(spec)
         with seeded(spec.generator):
             built = MLPNetwork(spec, sizes, activation, self.residual, self.spectral_norm, fourier)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable
@@ -123,6 +124,19 @@ class Blueprint(abc.ABC):
         """Warn if the training history indicates a bad fit; by default nothing."""
         return
 
+    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
+        """Those of the parameters `asked` for that these settings do not use, each with the reason.
+
+        By default what `net_params` overrule.
+        """
+        net = asked.get("net_params") or {}
+        ours = {"learning_rate": "lr", "batch_size": "batch_size", "n_iter": "max_epochs"}
+        return {
+            name: f"net_params={{{theirs!r}: ...}} takes its place"
+            for name, theirs in ours.items()
+            if name in asked and theirs in net
+        }
+
 
 class LogZ:
     """log Z of a fitted model, computed when first needed and cached until the weights change."""
@@ -226,6 +240,27 @@ def set_nested_params(estimator: Any, params: dict[str, Any]) -> None:
                 f"Pass an object as {owner}= first."
             )
         setattr(estimator, owner, made)
+
+
+def asked_for(estimator: Any) -> dict[str, Any]:
+    """Parameters of an estimator that are not the defaults of its constructor."""
+    known = inspect.signature(type(estimator).__init__).parameters
+    return {
+        name: value
+        for name, value in estimator.get_params(deep=False).items()
+        if not _is_default(value, known[name].default)
+    }
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and bool(value == default))
+
+
+def warn_without_effect(reasons: dict[str, str]) -> None:
+    """One warning that names the parameters without effect, each with the reason."""
+    if reasons:
+        found = "; ".join(f"{name}, because {reason}" for name, reason in reasons.items())
+        warnings.warn(f"Without effect on this fit: {found}.", UserWarning, stacklevel=2)
 
 
 def stopping_of(early_stopping: Any) -> EarlyStopping:
@@ -358,6 +393,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         if fraction is not None:
             train, validation = _split(rows, fraction, generator)
         blueprint = self._design(train, table, before, streaming=streaming)
+        warn_without_effect(blueprint.without_effect(asked_for(self)))
         net = blueprint.plan.net(
             blueprint.objective(generator),
             generator,

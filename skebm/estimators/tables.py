@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import scipy.sparse as sp
@@ -15,6 +15,9 @@ from torch import Tensor
 from skebm._validation import MinMax, column_ranges
 from skebm.base import Binary, Categorical, Domain, Real, Sampler
 from skebm.training.rows import Rows
+
+# Mean of a column, in standard deviations, above which it should not be left as it is.
+LARGE_MEAN = 10_000
 
 
 class Table(abc.ABC):
@@ -263,8 +266,35 @@ class FlatTable(Table):
         value: Tensor = energy(x)
         value = value.masked_fill(~self.domain.contains(x), torch.inf)
         # NaN from inf - inf where powers of x overflow counts as an infinite energy.
-        far = x.abs().amax(1) > torch.finfo(x.dtype).max ** 0.25
-        return value.masked_fill(value.isnan() & far, torch.inf)
+        return value.masked_fill(value.isnan() & is_far(x), torch.inf)
+
+    def check_finite(self, found: np.ndarray, rows: Rows, what: str) -> np.ndarray:
+        """Numbers found for each row; `ValueError` naming the row where one is not finite.
+
+        An energy may be infinite far away, but what is a difference or a ratio of infinities there
+        is not defined.
+        """
+        wrong = ~np.isfinite(found.reshape(len(found), -1)).all(1)
+        if wrong.any():
+            row = int(wrong.argmax())
+            self.refuse_row(rows.block(row, row + 1), row, f"{what} cannot be computed")
+        return found
+
+    def refuse_row(self, x: Tensor, row: int, what: str) -> NoReturn:
+        """Raise the `ValueError` for row number `row` of X, x as a row of the energy (1, d)."""
+        if not is_far(x).item():
+            raise ValueError(
+                f"Row {row} of X: {what}, although its entries are of ordinary size. The network "
+                "or the base returns numbers there that are not finite."
+            )
+        flat = int(x.abs().nan_to_num(0.0, posinf=torch.inf).argmax())
+        place: Any = tuple(int(i) for i in np.unravel_index(flat, self.row_shape))
+        dtype = str(x.dtype).removeprefix("torch.")
+        wider = ' or pass dtype="float64"' if x.dtype == torch.float32 else " or rescale X"
+        raise ValueError(
+            f"Row {row} of X: {what}, because its column {place[0] if len(place) == 1 else place} "
+            f"lies too far from the training rows for {dtype}. Correct or drop the row,{wider}."
+        )
 
     def invert(self, x: Tensor) -> np.ndarray:
         domain = self.domain
@@ -272,6 +302,11 @@ class FlatTable(Table):
         inside = x.detach() if low is high is None else x.detach().clamp(low, high)
         found = self.units.invert(inside.cpu().double().numpy())
         return found.reshape(len(found), *self.row_shape)
+
+
+def is_far(x: Tensor) -> Tensor:
+    """Rows with an entry whose powers overflow, (n,); NaN, which is unknown, counts for nothing."""
+    return x.abs().nan_to_num(0.0, posinf=torch.inf).amax(1) > torch.finfo(x.dtype).max ** 0.25
 
 
 def _as_is(x: np.ndarray) -> np.ndarray:
@@ -286,7 +321,7 @@ def _flat(X: np.ndarray) -> np.ndarray:
 def learn_units(X: np.ndarray, weight: np.ndarray | None, standardize: bool, bounds: Any) -> Units:
     """Weighted centres and scales of columns; bounds become 0, or 0 and 1.
 
-    Constant columns have a scale of 1.
+    Constant columns have a scale of 1. Computed in float64, whatever the type of X.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         x = X.astype(np.float64)
@@ -298,8 +333,10 @@ def learn_units(X: np.ndarray, weight: np.ndarray | None, standardize: bool, bou
             f"The range of columns {columns} overflows a float: divide them by their largest "
             "absolute value first."
         )
-    flat = scale <= 100 * np.finfo(X.dtype).eps * np.abs(mean)
-    scale = np.where(flat | (scale == 0), 1.0, scale)
+    constant = _is_constant(X, mean, scale)
+    if not standardize and bounds is None:
+        _warn_of_large_means(mean, np.where(constant, np.inf, scale))
+    scale = np.where(constant, 1.0, scale)
     lower, upper = check_bounds(X, bounds)
     shape = mean.shape
     if not standardize:
@@ -312,6 +349,30 @@ def learn_units(X: np.ndarray, weight: np.ndarray | None, standardize: bool, bou
     if upper is not None:
         return Units(upper, scale, Real(shape, upper=0.0))
     return Units(mean, scale, Real(shape))
+
+
+def _is_constant(X: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Columns whose values are all equal, or differ by rounding errors of a small number."""
+    doubles, own = np.finfo(np.float64).eps, np.finfo(X.dtype).eps
+    rounding = max(100 * doubles, own) * np.abs(mean)
+    # Large numbers may be coarse and vary nevertheless: timestamps in float32 are rounded to two
+    # minutes. As their scale would stay what it is, what varies by much never counts as constant.
+    narrow = scale <= np.minimum(rounding, 1e-3)
+    equal: np.ndarray = (X[:1] == X).all(0)
+    return equal | narrow
+
+
+def _warn_of_large_means(mean: np.ndarray, scale: np.ndarray) -> None:
+    """Warn of columns that a network cannot tell from constants, as they are not standardised."""
+    columns = np.flatnonzero(np.abs(mean) > LARGE_MEAN * scale).tolist()
+    if columns:
+        warnings.warn(
+            f"Columns {columns} have means of more than {LARGE_MEAN:,} times their standard "
+            "deviations, and standardize=False leaves them so: training is likely to diverge. "
+            "Use standardize=True, or subtract the means first.",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def check_bounds(X: np.ndarray, bounds: Any) -> tuple[np.ndarray | None, np.ndarray | None]:

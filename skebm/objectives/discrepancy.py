@@ -9,6 +9,7 @@ from torch import Tensor
 
 from skebm.base import Binary, Categorical, Domain, Energy, Real
 from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
 from skebm.objectives.score_matching import Rowwise, normal_noise
 
 # Noise draws averaged in a held-out loss, so that its values can be compared.
@@ -126,6 +127,8 @@ class EnergyDiscrepancy(Rowwise):
     def _others(self, x: Tensor, generator: torch.Generator) -> list[Tensor]:
         """Negatives drawn around the noisy copies of rows: an antithetic pair, or one copy."""
         m = self.n_negatives
+        what = f"n_negatives={m} with {len(x)} rows in a batch"
+        check_memory(what, m * x.numel(), x.dtype, x.device)
         if isinstance(self.energy.domain, Real):
             rows = x.repeat_interleave(m, 0)
             noise = normal_noise(x, generator).repeat_interleave(m, 0)

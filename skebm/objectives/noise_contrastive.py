@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from skebm.base import Batch, Energy, Loss, sampling
 from skebm.base.objective import fill_missing, weighted_mean
-from skebm.base.torchtools import softplus
+from skebm.base.torchtools import check_memory, softplus
 from skebm.distributions import Distribution
 from skebm.energies import Telescope
 from skebm.objectives.log_partition import LogPartitionMonitor, gains, log_mean
@@ -174,6 +174,8 @@ class NoiseContrastive(Rowwise):
         if self.sigma is not None:
             x = torch.addcmul(x, self.sigma, standard_normal(x, generator))
         m = max(1, round(self.noise_ratio * len(x)))
+        what = f"noise_ratio={self.noise_ratio:g} with {len(x)} rows in a batch"
+        check_memory(what, m * x[0].numel(), x.dtype, x.device)
         return x, self.noise.sample(m, generator).to(x)
 
     def rowwise(

@@ -15,6 +15,7 @@ from torch import Tensor
 from skebm.base import Batch, Energy, Loss, Objective, Real, sampling
 from skebm.base.energy import input_grad_of, second_derivatives_of
 from skebm.base.objective import weighted_mean
+from skebm.base.torchtools import check_memory
 
 # Noise draws averaged in a held-out loss, so that its values can be compared.
 HELD_OUT_DRAWS = 16
@@ -254,6 +255,8 @@ class SlicedScoreMatching(HyvarinenScore):
 
     def directions(self, h: Tensor, generator: torch.Generator) -> Tensor:
         n, d = h.shape
+        what = f"n_projections={self.n_projections} with {n} rows in a batch"
+        check_memory(what, n * self.n_projections * d, h.dtype, h.device)
         v = normal_noise(h, generator, (n, self.n_projections, d))
         if self.projection == "rademacher":
             v = torch.where(v < 0, -1.0, 1.0).to(v)

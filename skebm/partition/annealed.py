@@ -16,6 +16,7 @@ from torch import Tensor
 from skebm.base import Energy, LogPartition, Sampler, sampling
 from skebm.base.energy import check_energy
 from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
 from skebm.energies import AnnealingPath, annealing_path
 from skebm.partition.checks import (
     NO_UPPER,
@@ -294,6 +295,9 @@ def annealing_plan(
     rows = rows_of(energy, x)
     template = template_for(energy, rows)
     generator = generator_for(generator, template.device)
+    n_numbers = n_chains * energy.domain.n_columns
+    check_memory(f"n_chains={n_chains}", n_numbers, template.dtype, template.device)
+    check_memory(f"n_betas={estimator.n_betas}", estimator.n_betas, torch.float64)
     base = default_base(energy, rows) if base is None else base
     check_base(energy, base, rows)
     if not covers(energy.domain, base.domain):

@@ -14,6 +14,7 @@ from torch import Tensor
 from skebm.base import Energy, LogPartition, Sampler
 from skebm.base.bridge import Bridge, bridge
 from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
 from skebm.partition.checks import (
     MonteCarloEstimator,
     check_base,
@@ -114,6 +115,8 @@ class BridgeSampling(MonteCarloEstimator):
         adaptation on real ones.
         """
         whole_number("n_samples", self.n_samples, 2)
+        n_numbers = self.n_samples * energy.domain.n_columns
+        check_memory(f"n_samples={self.n_samples}", n_numbers, torch.float32)
         self.check(energy)
         rows = rows_of(energy, x)
         template = template_for(energy, rows)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler, sampling
 from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.partition.checks import (
     NO_UPPER,
@@ -229,6 +230,7 @@ class ImportanceSampling(MonteCarloEstimator):
         base = default_base(energy, rows) if base is None else base
         check_base(energy, base, rows)
         template = template_for(energy, rows)
+        check_memory(f"n_samples={self.n_samples}", self.n_samples, torch.float64)
         base = base.to(template.device, template.dtype)
         generator = generator_for(generator, template.device)
         parts, n_remaining = [], self.n_samples

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler
 from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
 from skebm.partition.checks import generator_for
 from skebm.partition.graph import PairwiseEstimator, PairwiseGraph, pairwise_graph
 
@@ -220,6 +221,8 @@ class PerturbAndMAP(PairwiseEstimator):
             raise ValueError(f"delta must be in (0, 1), got {self.delta!r}.")
         graph = pairwise_graph(energy)
         solve = SOLVERS[self._solver(graph)]
+        n_numbers = 2 * self.n_samples * graph.n_nodes
+        check_memory(f"n_samples={self.n_samples}", n_numbers, torch.float64)
         gumbel = _gumbel((2, self.n_samples, graph.n_nodes), generator_for(generator))
         # A unit's state 0 has the first one, its state 1 the second.
         maxima = gumbel[0].sum(1) + solve(graph, gumbel[1] - gumbel[0])

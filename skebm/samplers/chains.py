@@ -14,6 +14,7 @@ from torch import Tensor
 
 from skebm._validation import Interval
 from skebm.base import BipartiteEnergy, Domain, Energy, Real, Sampler
+from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.samplers._moves import bounded, by_row, standard_normal
 
@@ -282,6 +283,9 @@ class Persistent(ChainPolicy):
         """Draws of the initial distribution, one a chain."""
         self._validate_params()
         n = len(x) if self.n_chains is None else self.n_chains
+        # An estimator resolves None to the size of a batch.
+        what = f"n_chains={n} of Persistent (by default the size of a batch)"
+        check_memory(what, n * energy.domain.n_columns, x.dtype, x.device)
         return _initial_rows(energy.domain, self.initial, n, generator, x.dtype)
 
     def draw(
@@ -364,6 +368,8 @@ class ReplayBuffer(ChainPolicy):
     def start(self, energy: Energy, x: Tensor, generator: torch.Generator) -> Tensor:
         """Draws of the initial distribution."""
         self._validate_params()
+        n_numbers = self.size * energy.domain.n_columns
+        check_memory(f"size={self.size} of ReplayBuffer", n_numbers, x.dtype, x.device)
         return _initial_rows(energy.domain, self.initial, self.size, generator, x.dtype)
 
     def draw(

@@ -11,6 +11,7 @@ from torch import Tensor
 from skebm._validation import Interval
 from skebm.base import BipartiteEnergy, ChainState, Clamp, Domain, Energy, Sampler, StepInfo
 from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
 from skebm.samplers._moves import accepts, select
 from skebm.samplers.gibbs import Gibbs
 from skebm.samplers.langevin import AnnealedLangevin
@@ -135,7 +136,9 @@ class ParallelTempering(Sampler):
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
         """Chains with all replicas at the rows of x; ``aux`` has their states, hottest first."""
-        kernel = self.kernel
+        kernel, n_numbers = self.kernel, self.n_temperatures * x.numel()
+        what = f"n_temperatures={self.n_temperatures} replicas of {len(x)} chains"
+        check_memory(what, n_numbers, x.dtype, x.device)
         return _ladder([kernel.init(rung, x) for rung, _ in self._rungs(energy)])
 
     def refresh(self, energy: Energy, state: ChainState) -> ChainState:

@@ -164,6 +164,10 @@ class Rule(abc.ABC):
         """Warn if the training history indicates a bad fit; by default nothing."""
         return
 
+    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
+        """Those of the parameters `asked` for that training by this rule does not use."""
+        return {}
+
 
 class ChainRule(Rule):
     """A method that trains with chains, which are near the model afterwards."""
@@ -275,6 +279,17 @@ class NeuralBlueprint(Blueprint):
         """Noise level of training, (d,)."""
         return None if self.noise is None else torch.as_tensor(self.noise)
 
+    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
+        found = super().without_effect(asked) | self.rule.without_effect(asked)
+        if self.table.discrete and "standardize" in asked:
+            found["standardize"] = f"rows of {self.table.domain} are taken as they are"
+        if "deconvolve" in asked and self.bases.clean is None:
+            found["deconvolve"] = "without a base there is none to take the noise off"
+        settings = getattr(self.rule, "settings", None)
+        if getattr(settings, "sigma_anneal", 1) != 1 and self.noise is None:
+            found["sigma_anneal of objective"] = "training has no noise (sigma sets it)"
+        return found
+
     def check_trained(self, net: EnergyNet, rows: Rows) -> None:
         self.rule.check_trained(net, rows)
 
@@ -311,6 +326,7 @@ class NeuralBlueprint(Blueprint):
             return torch.cat([parts[0].grad / scale.to(x), second[:, None]], 1).detach()
 
         both = rows.map(found, energy.domain.n_columns).double().numpy()
+        self.table.check_finite(both, rows, "the derivatives of log p")
         return both[:, :-1], both[:, -1]
 
 

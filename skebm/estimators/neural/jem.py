@@ -178,6 +178,11 @@ class JointRule(ChainRule):
             energy_l2=asked.energy_l2,
         )
 
+    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
+        if "chains" in asked and self.generative_weight == 0:
+            return {"chains": "with generative_weight=0 no chain moves"}
+        return {}
+
 
 @shared_docs
 class JEMClassifier(ClassifierMixin, BaseEBM):
@@ -508,6 +513,9 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
     def logits(self, X: Any) -> np.ndarray:
         """Logits of all classes: log p(x, y) - log q(x), up to a constant.
 
+        `ValueError` for a row so far from the training rows that they overflow; so do
+        :meth:`predict`, :meth:`predict_proba` and :meth:`decision_function`.
+
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features)
@@ -516,8 +524,11 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         -------
         ndarray of shape (n_samples, n_classes)
         """
-        rows = self._rows(X)
-        return self._map(rows, logits_of).double().numpy()
+        return self._logits(self._rows(X))
+
+    def _logits(self, rows: Rows) -> np.ndarray:
+        found = self._map(rows, logits_of).double().numpy()
+        return self._blueprint.table.check_finite(found, rows, "the logits")
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probability of each class, p(y | x), in the order of `classes_`.
@@ -580,7 +591,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         """
         rows = self._rows(X)
         codes = codes_of(y, len(rows), self.classes_)
-        logits = self._map(rows, logits_of).double()
+        logits = torch.as_tensor(self._logits(rows))
         own = logits[torch.arange(len(rows)), torch.as_tensor(codes)]
         return self._energies(rows) + (logits.logsumexp(1) - own).numpy()
 
@@ -629,7 +640,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         check_is_fitted(self)
         if given is not None:
             raise ValueError("Pass y or given: rows of a class are drawn as a whole.")
-        whole_number("n_samples", n_samples, 1)
+        methods.check_n_samples(self, n_samples)
         whole_number("n_steps", n_steps, 1)
         codes, generator = (
             codes_of(y, n_samples, self.classes_),

@@ -5,7 +5,9 @@ They are functions of an estimator, which each class assigns as its methods.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable, Iterator
 from numbers import Real
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from skebm._validation import check_is_fitted
 from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.estimators.neural.sampling import (
     BLOCK,
@@ -24,7 +27,7 @@ from skebm.estimators.neural.sampling import (
     draw,
 )
 from skebm.estimators.neural.sampling import impute as impute_rows
-from skebm.estimators.tables import Units
+from skebm.estimators.tables import Units, is_far
 
 
 def chains_of(estimator: Any) -> Chains:
@@ -35,6 +38,13 @@ def chains_of(estimator: Any) -> Chains:
         known = torch.as_tensor(estimator._reference)
     proposal = blueprint.rule.proposal(estimator.energy_, net)
     return Chains(blueprint.rule.fitted_sampler(net), proposal, known)
+
+
+def check_n_samples(estimator: Any, n_samples: int) -> None:
+    """`ValueError` for numbers of rows that are none, or that no memory holds."""
+    whole_number("n_samples", n_samples, 1)
+    n_numbers = n_samples * estimator.energy_.domain.n_columns
+    check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
 
 
 # ------------------------------------------------------------------------------
@@ -48,7 +58,8 @@ def score_function(self: Any, X: Any) -> np.ndarray:
     Parameters
     ----------
     X : array-like of shape (n_samples, n_features)
-        Real rows; binary and one-hot rows raise a `ValueError`, as they have no gradient.
+        Real rows. Binary and one-hot rows, which have no gradient, raise a `ValueError`, and so do
+        rows so far from the training rows that the gradient overflows.
 
     Returns
     -------
@@ -64,9 +75,12 @@ def score_function(self: Any, X: Any) -> np.ndarray:
     rows, domain = self._rows(X), table.domain
 
     def score(energy: Any, x: Tensor) -> Tensor:
-        return -energy.value_and_grad(x)[1] * domain.contains(x)[:, None]
+        # What is not finite lies outside bounds only by its size: it is left to the check.
+        outside = ~domain.contains(x) & x.isfinite().all(1)
+        return -energy.value_and_grad(x)[1].masked_fill(outside[:, None], 0.0)
 
     found = self._map(rows, score).double().numpy() / table.units.scale
+    found = table.check_finite(found, rows, "the gradient of log p")
     return found.reshape(len(rows), *table.row_shape)
 
 
@@ -102,7 +116,7 @@ def sample(
         In the units of the data.
     """
     check_is_fitted(self)
-    whole_number("n_samples", n_samples, 1)
+    check_n_samples(self, n_samples)
     whole_number("n_steps", n_steps, 1)
     generator, n = self._generator(random_state), max(n_samples, LEAST_CHAINS)
     energy, table, chains = self.energy_, self._blueprint.table, chains_of(self)
@@ -115,7 +129,8 @@ def sample(
             f"{given!r}."
         )
     x = self._rows_of(row).block(0, 1).expand(n, -1)
-    found = table.invert(impute_rows(energy, chains, x, generator, n_steps)[:n_samples])
+    with _far_rows_named(table, x, lambda row: 0):
+        found = table.invert(impute_rows(energy, chains, x, generator, n_steps)[:n_samples])
     return np.where(np.isnan(row), found, row)
 
 
@@ -149,12 +164,26 @@ def impute(self: Any, X: Any, random_state: Any = None, *, n_steps: int = 100) -
     if len(incomplete):
         generator, rows = self._generator(random_state), self._rows_of(X[incomplete])
         energy, chains = self.energy_, chains_of(self)
-        blocks = [
-            impute_rows(energy, chains, rows.block(start, start + BLOCK), generator, n_steps)
-            for start in range(0, len(rows), BLOCK)
-        ]
-        filled[unknown] = self._blueprint.table.invert(torch.cat(blocks))[unknown[incomplete]]
+        table, blocks = self._blueprint.table, []
+        for start in range(0, len(rows), BLOCK):
+            x = rows.block(start, start + BLOCK)
+            with _far_rows_named(table, x, incomplete[start : start + BLOCK].__getitem__):
+                blocks.append(impute_rows(energy, chains, x, generator, n_steps))
+        filled[unknown] = table.invert(torch.cat(blocks))[unknown[incomplete]]
     return filled
+
+
+@contextlib.contextmanager
+def _far_rows_named(table: Any, x: Tensor, number: Callable[[int], int]) -> Iterator[None]:
+    """Say which row of X is too far away where chains cannot start; `number` is its place in X."""
+    far = is_far(x)
+    try:
+        yield
+    except ValueError:
+        if far.any():
+            row = int(far.int().argmax())
+            table.refuse_row(x[row : row + 1], number(row), "no chain can start")
+        raise
 
 
 def denoise_real(self: Any, X: Any, noise_level: float | None = None) -> np.ndarray:
@@ -180,8 +209,8 @@ def denoise_real(self: Any, X: Any, noise_level: float | None = None) -> np.ndar
     ----------
     .. [1] Efron (2011), "Tweedie's formula and selection bias", JASA 106(496), equation 2.8.
     """
-    rows = self._rows(X)
-    noisy = self.net_.module_.energy.eval()  # of noisy rows
+    rows, table = self._rows(X), self._blueprint.table
+    noisy = self.net_.module_.energy.eval()  # of rows with the noise of training
     several = getattr(noisy, "noise_levels", None) is not None
     sigma = _noise_of(self, noise_level)
 
@@ -189,7 +218,9 @@ def denoise_real(self: Any, X: Any, noise_level: float | None = None) -> np.ndar
         cond = sigma.to(x).expand(len(x)) if several else None
         return x - sigma.to(x).square() * noisy.value_and_grad(x, cond)[1]
 
-    return self._blueprint.table.invert(rows.map(moved))
+    z = rows.map(moved)
+    table.check_finite(z.numpy(), rows, "the posterior mean")
+    return table.invert(z)
 
 
 def denoise(

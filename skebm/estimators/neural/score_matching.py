@@ -121,6 +121,11 @@ class MatchingRule(Rule):
         sliced = self.sliced
         return SlicedScoreMatching(energy, sliced.n_projections, sliced.projection, sigma)
 
+    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
+        if "sigma" in asked and self.name in ("exact", "sliced"):
+            return {"sigma": f'objective="{self.name}" adds no noise (objective="denoising" does)'}
+        return {}
+
 
 @shared_docs
 class ScoreMatchingDensity(BaseDensity):

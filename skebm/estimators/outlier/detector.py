@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import Any, cast
 
 import numpy as np
+import scipy.sparse as sp
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, OutlierMixin
 from sklearn.frozen import FrozenEstimator
 from sklearn.utils import get_tags, indexable
@@ -32,7 +33,12 @@ from skebm._validation import (
     n_rows,
     take_rows,
 )
-from skebm.estimators.base import restores_on_failure, set_nested_params
+from skebm.estimators.base import (
+    asked_for,
+    restores_on_failure,
+    set_nested_params,
+    warn_without_effect,
+)
 from skebm.estimators.outlier.columns import Column, columns_of
 from skebm.estimators.outlier.explanations import (
     Explanation,
@@ -277,6 +283,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         if n_rows(X) == 0:
             raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
         self._check_columns(X, reset=True)
+        warn_without_effect(self._without_effect())
         random = check_random_state(self.random_state)
         weight = self._weight(fit_params, X)
         if self.prefit or isinstance(self.estimator, FrozenEstimator):
@@ -297,6 +304,18 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             threshold = ConformalThreshold.fit(values, self.contamination)
         self._set_threshold(threshold)
         return self
+
+    def _without_effect(self) -> dict[str, str]:
+        """Parameters that the method does not use, each with the reason."""
+        uses = {"cv": "cross-conformal", "calibration_fraction": "conformal"}
+        found = {
+            name: f'method="{self.method}" does not use it (method="{method}" does)'
+            for name, method in uses.items()
+            if name in asked_for(self) and method != self.method
+        }
+        if self.prefit and self.method == "conformal" and self.calibration_fraction != "auto":
+            found["calibration_fraction"] = "with prefit=True all rows are for the calibration"
+        return found
 
     def _prefit_model(self, fit_params: dict[str, Any]) -> Any:
         if self.estimator is None:
@@ -454,6 +473,12 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         self._check_columns(X, reset=False)
 
     def _check_columns(self, X: Any, *, reset: bool) -> None:
+        if self.estimator is None and sp.issparse(X):
+            raise ValueError(
+                "The default estimator is a mixture of standardised columns, which takes no sparse "
+                "X: pass X.toarray(), or an estimator that takes sparse rows, such as "
+                "estimator=RBMEstimator() for binary ones."
+            )
         if getattr(X, "ndim", 2) > 1:  # the estimator has the better message for a vector
             check_columns(self, X, reset=reset)
 

@@ -18,6 +18,8 @@ from skebm._validation import draw_seed, take_fit_params, take_rows
 # Minimum number of calibration rows with "auto", in units of 1 / level: the rate of false alarms of
 # one fit then has a standard deviation of about a third of the level.
 ENOUGH = 10
+# Rows that an estimator is fitted to, at least.
+LEAST_ROWS = 2
 
 
 def default_estimator(n: int) -> Any:
@@ -48,10 +50,12 @@ def n_held_out(fraction: float | str, n: int, level: float) -> int:
 
 def random_split(n: int, n_held: int, random: np.random.RandomState) -> Split:
     """Split `n` rows at random, each part in the order of the table."""
-    if not 0 < n_held < n:
+    if not 0 < n_held <= n - LEAST_ROWS:
         raise ValueError(
-            f"n_samples={n}: holding {n_held} out for the calibration leaves {n - n_held} to fit "
-            "the estimator to. Give more rows, another calibration_fraction, or method='quantile'."
+            f"n_samples={n}: method='conformal' holds {n_held} rows out for the calibration, which "
+            f"leaves {n - n_held} to fit the estimator to. It needs at least 1 row for the "
+            f"calibration and {LEAST_ROWS} for the fit, {LEAST_ROWS + 1} in all: give more rows, "
+            "another calibration_fraction, or use method='quantile'."
         )
     order = random.permutation(n)
     return Split(np.sort(order[n_held:]), np.sort(order[:n_held]))
@@ -60,6 +64,12 @@ def random_split(n: int, n_held: int, random: np.random.RandomState) -> Split:
 def fold_splits(cv: Any, n: int, random: np.random.RandomState) -> list[Split]:
     """A split for each fold; every row is held out once."""
     count = isinstance(cv, Integral)
+    if count and cv > 1 and (n < cv or n - math.ceil(n / cv) < LEAST_ROWS):
+        raise ValueError(
+            f"n_samples={n}: method='cross-conformal' with cv={cv} fits the estimator without each "
+            f"of {cv} folds, which takes at least {max(cv, LEAST_ROWS + 1)} rows. Give more rows, "
+            "a smaller cv, or use method='quantile'."
+        )
     splitter = KFold(cv, shuffle=True, random_state=random) if count else check_cv(cv)
     splits = [Split(*pair) for pair in splitter.split(np.zeros((n, 1)))]
     held_out = np.concatenate([held for _, held in splits])

@@ -10,8 +10,10 @@ import torch
 from sklearn.base import clone
 from torch import Tensor
 
+from skebm._validation import resolve_device
 from skebm.base import Binary, Objective, Sampler
 from skebm.base.domains import enumeration_cost
+from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution, IndependentBernoulli
 from skebm.energies import BernoulliRBM
 from skebm.estimators.base import Blueprint, stopping_of
@@ -132,6 +134,24 @@ class RBMBlueprint(Blueprint):
         sampler = self.chain_sampler
         return sampler if isinstance(sampler.kernel, Gibbs) else Gibbs()
 
+    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
+        found = super().without_effect(asked)
+        if self.learning == "exact" and "sampler" in asked:
+            found["sampler"] = (
+                'the likelihood is exact here and training has no chains (learning="pcd" has)'
+            )
+        if not self.line_search:
+            return found
+        if isinstance(asked.get("centering"), Centering):
+            found["centering"] = (
+                'L-BFGS takes the plain gradient (learning="pcd" takes centred ones)'
+            )
+        if getattr(asked.get("optimizer"), "schedule", "auto") != "auto":
+            found["schedule of optimizer"] = (
+                "L-BFGS searches its steps (with a learning_rate there is a schedule)"
+            )
+        return found
+
     def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
         if name == "base":
             return energy.base
@@ -181,6 +201,7 @@ def design(
     if isinstance(chains, Persistent) and chains.n_chains is None:
         n_chains = max(plan.batch_size, REWEIGHTED_CHAINS) if chains.reweight else plan.batch_size
         chains.set_params(n_chains=int(n_chains))
+    _check_units(estimator, table.domain.n_columns, min(plan.batch_size, n_rows))
     penalty = estimator.penalty
     if penalty is not None:
         penalty.check()
@@ -195,6 +216,18 @@ def design(
         centering=_centering(estimator, learning, line_search),
         penalty=None if penalty is None else clone(penalty),
     )
+
+
+def _check_units(estimator: Any, n_visible: int, n_rows: int) -> None:
+    """`ValueError` for more hidden units than the memory holds.
+
+    Their weights, gradients and steps, and their states for the rows of a batch and as many chains.
+    """
+    n_hidden = estimator.n_components
+    n_numbers = n_hidden * (3 * n_visible + 2 * n_rows)
+    what = f"n_components={n_hidden} with {n_visible} columns and {n_rows} rows in a batch"
+    dtype, device = getattr(torch, estimator.dtype), resolve_device(estimator.device)
+    check_memory(what, n_numbers, dtype, device)
 
 
 def _plan(

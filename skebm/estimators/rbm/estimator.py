@@ -13,6 +13,7 @@ from torch import Tensor
 from skebm._validation import Interval, MinMax, Options, StrOptions, check_is_fitted
 from skebm.base import BipartiteEnergy, Clamp, Sampler
 from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.energies import Tilted
 from skebm.estimators._docs import shared_docs
@@ -392,6 +393,8 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         """
         check_is_fitted(self)
         whole_number("n_samples", n_samples, 1)
+        n_numbers = n_samples * self.energy_.domain.n_columns
+        check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
         whole_number("n_steps", n_steps, 1)
         return self._blueprint.table.invert(
             self._draw(n_samples, self._generator(random_state), n_steps)
