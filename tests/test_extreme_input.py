@@ -25,12 +25,13 @@ from skebm.objectives import Centering
 from skebm.partition import AIS, AISBracket, BridgeSampling, ImportanceSampling
 from skebm.samplers import MALA, Gibbs, ParallelTempering, Persistent, ReplayBuffer
 from skebm.training import SGD
-from tests.tiers import about, full
+from tests.tiers import about, full, only_full
 
 _random = np.random.default_rng(0)
 X = _random.standard_normal((120, 2)) * [1.0, 3.0] + [0.0, 5.0]
 Y = (X[:, 0] > 0).astype(int)
-SMALL = {"n_iter": 2, "random_state": 0}
+# No log Z: score_samples is -E.
+SMALL = {"n_iter": 2, "partition": None, "random_state": 0}
 NEURAL = {
     "jem": JEMClassifier(**SMALL),
     "jem without base": JEMClassifier(base=None, sigma=0.1, **SMALL),
@@ -96,7 +97,7 @@ def test_imputation_names_the_row_that_is_too_far():
 
 
 def test_float64_computes_with_what_float32_cannot():
-    model = JEMClassifier(dtype="float64", **SMALL).fit(X, Y)
+    model = JEMClassifier(dtype="float64", **SMALL | {"n_iter": 0}).fit(X, Y)
     assert np.isfinite(model.predict_proba(X * 1e40)).all()
     assert np.isfinite(model.score_function(X * 1e40)).all()
 
@@ -134,14 +135,14 @@ def test_columns_with_large_means_are_standardised(dtype, mean):
     rows = timestamps(dtype, mean)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = ScoreMatchingDensity(n_iter=8, random_state=0).fit(rows)
+        model = ScoreMatchingDensity(n_iter=4, random_state=0).fit(rows)
     assert model.n_restarts_ == 0
     centre, scale, _ = model.units_
     assert scale[0] == pytest.approx(rows[:, 0].astype(float).std(), rel=1e-6)
     assert abs(centre[0] - mean) < 2e3
     if mean == 1.7e9:
         expected = timestamps(np.float64, 0.0)
-        near = ScoreMatchingDensity(n_iter=8, random_state=0).fit(expected)
+        near = ScoreMatchingDensity(n_iter=4, random_state=0).fit(expected)
         found = model.energy(rows)
         assert np.abs(found - near.energy(expected)).max() < 0.2
 
@@ -149,23 +150,23 @@ def test_columns_with_large_means_are_standardised(dtype, mean):
 def test_a_jem_of_timestamps_learns():
     rows = timestamps(np.float32)
     y = (rows[:, 0] > 1.7e9).astype(int)
-    model = JEMClassifier(n_iter=12, random_state=0).fit(rows, y)
+    model = JEMClassifier(n_iter=6, random_state=0).fit(rows, y)
     assert model.n_restarts_ == 0
-    assert model.score(rows, y) > 0.9
+    assert model.score(rows, y) > 0.8
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_repeated_values_are_constant(dtype):
     rows = timestamps(dtype)
     rows[:, 0] = 1.7e18
-    model = ScoreMatchingDensity(n_iter=2, random_state=0)
+    model = ScoreMatchingDensity(n_iter=0, random_state=0)
     with pytest.warns(UserWarning, match=r"Columns \[0\] are constant"):
         model.fit(rows)
     assert model.units_.scale[0] == 1
     # Rounding errors are no variation.
     noise = np.where(np.arange(300) % 2, np.finfo(dtype).eps, 0)
     rows[:, 0] = np.float64(1.0) + noise
-    assert ScoreMatchingDensity(n_iter=2, random_state=0).fit(rows).units_.scale[0] == 1
+    assert ScoreMatchingDensity(n_iter=0, random_state=0).fit(rows).units_.scale[0] == 1
 
 
 def test_large_means_that_stay_are_warned_of():
@@ -251,7 +252,7 @@ def test_the_memory_is_that_of_the_machine():
     with pytest.raises(ValueError, match="n_rows=2 would take at least"):
         torchtools.check_memory("n_rows=2", present / 8 + 1, torch.float64)
     # A batch is never larger than the table, whatever its size was to be.
-    neural(batch_size=10**15).fit(X)
+    neural(batch_size=10**15, n_iter=1).fit(X)
 
 
 # ------------------------------------------------------------------------------
@@ -296,10 +297,10 @@ def bits_model(**params):
             BITS,
             "learning_rate.*net_params",
         ),
-        (lambda: neural(standardize=False), BITS, "standardize"),
-        (lambda: neural(base=None, deconvolve=True), X, "deconvolve"),
+        (lambda: neural(standardize=False, n_iter=0), BITS, "standardize"),
+        (lambda: neural(base=None, deconvolve=True, n_iter=0), X, "deconvolve"),
         (
-            lambda: neural(objective=Likelihood(sigma_anneal=2.0), sigma=None),
+            lambda: neural(objective=Likelihood(sigma_anneal=2.0), sigma=None, n_iter=0),
             X,
             "sigma_anneal.*no noise",
         ),
@@ -329,7 +330,7 @@ def test_arguments_without_effect_are_named(model, rows, name):
         lambda: NCEDensity(n_iter=1),
         lambda: JEMClassifier(n_iter=1),
         lambda: ScoreMatchingDensity(n_iter=1),
-        lambda: FlowContrastiveDensity(n_iter=1, n_flow_steps=5),
+        only_full(lambda: FlowContrastiveDensity(n_iter=1, n_flow_steps=1)),
         lambda: EnergyOutlierDetector(),
         lambda: EnergyOutlierDetector(method="cross-conformal", cv=3),
     ],

@@ -946,10 +946,9 @@ def test_bounds_of_each_column_need_standardized_columns():
 
 @two_objectives
 def test_repeated_rows(objective):
-    sigma = {"sigma": "auto"} if objective == "denoising" else {}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = density(objective, **sigma).fit(np.repeat(X[:60], 5, axis=0))
+        model = density(objective, sigma="auto").fit(np.repeat(X[:60], 5, axis=0))
     assert np.isfinite(model.score(X_NEW))
 
 

@@ -115,11 +115,11 @@ class BridgeSampling(MonteCarloEstimator):
         adaptation on real ones.
         """
         whole_number("n_samples", self.n_samples, 2)
-        n_numbers = self.n_samples * energy.domain.n_columns
-        check_memory(f"n_samples={self.n_samples}", n_numbers, torch.float32)
         self.check(energy)
         rows = rows_of(energy, x)
         template = template_for(energy, rows)
+        n_numbers = self.n_samples * energy.domain.n_columns
+        check_memory(f"n_samples={self.n_samples}", n_numbers, template.dtype, template.device)
         generator = generator_for(generator, template.device)
         q = default_base(energy) if base is None else base
         check_base(energy, q, rows)

@@ -52,10 +52,10 @@ def random_split(n: int, n_held: int, random: np.random.RandomState) -> Split:
     """Split `n` rows at random, each part in the order of the table."""
     if not 0 < n_held <= n - LEAST_ROWS:
         raise ValueError(
-            f"n_samples={n}: method='conformal' holds {n_held} rows out for the calibration, which "
-            f"leaves {n - n_held} to fit the estimator to. It needs at least 1 row for the "
-            f"calibration and {LEAST_ROWS} for the fit, {LEAST_ROWS + 1} in all: give more rows, "
-            "another calibration_fraction, or use method='quantile'."
+            f"n_samples={n}: holding {n_held} out for the calibration (method='conformal') leaves "
+            f"{n - n_held} to fit the estimator to. It needs at least 1 row for the calibration "
+            f"and {LEAST_ROWS} for the fit, {LEAST_ROWS + 1} in all. Give more rows, another "
+            "calibration_fraction, or method='quantile'."
         )
     order = random.permutation(n)
     return Split(np.sort(order[n_held:]), np.sort(order[:n_held]))
