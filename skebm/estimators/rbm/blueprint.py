@@ -10,7 +10,6 @@ import torch
 from sklearn.base import clone
 from torch import Tensor
 
-from skebm._validation import resolve_device
 from skebm.base import Binary, Objective, Sampler
 from skebm.base.domains import enumeration_cost
 from skebm.base.torchtools import check_memory
@@ -183,9 +182,9 @@ def at_least_two(x: Tensor) -> Tensor:
 
 
 def design(
-    estimator: Any, table: UnitIntervalTable, base: Distribution, n_rows: int, *, streaming: bool
+    estimator: Any, table: UnitIntervalTable, base: Distribution, rows: Rows, *, streaming: bool
 ) -> RBMBlueprint:
-    """Resolve every ``"auto"`` of an estimator for a table of `n_rows`.
+    """Resolve every ``"auto"`` of an estimator for the rows that it trains on.
 
     An explicit learning rate, batch size or momentum selects stochastic steps, even with exact
     learning; `partial_fit` always uses them.
@@ -196,12 +195,12 @@ def design(
         _check_sampler(sampler, learning, chains)
     optimizer = SGD() if estimator.optimizer is None else estimator.optimizer
     optimizer._validate_params()
-    plan = _plan(estimator, learning, optimizer, n_rows, streaming=streaming)
+    plan = _plan(estimator, learning, optimizer, len(rows), streaming=streaming)
     line_search = plan.optimizer == "lbfgs"
     if isinstance(chains, Persistent) and chains.n_chains is None:
         n_chains = max(plan.batch_size, REWEIGHTED_CHAINS) if chains.reweight else plan.batch_size
         chains.set_params(n_chains=int(n_chains))
-    _check_units(estimator, table.domain.n_columns, min(plan.batch_size, n_rows))
+    _check_units(estimator.n_components, rows, plan.batch_size)
     penalty = estimator.penalty
     if penalty is not None:
         penalty.check()
@@ -218,16 +217,15 @@ def design(
     )
 
 
-def _check_units(estimator: Any, n_visible: int, n_rows: int) -> None:
+def _check_units(n_hidden: int, rows: Rows, batch_size: int) -> None:
     """`ValueError` for more hidden units than the memory holds.
 
     Their weights, gradients and steps, and their states for the rows of a batch and as many chains.
     """
-    n_hidden = estimator.n_components
+    n_rows, n_visible = min(batch_size, len(rows)), rows.n_columns
     n_numbers = n_hidden * (3 * n_visible + 2 * n_rows)
     what = f"n_components={n_hidden} with {n_visible} columns and {n_rows} rows in a batch"
-    dtype, device = getattr(torch, estimator.dtype), resolve_device(estimator.device)
-    check_memory(what, n_numbers, dtype, device)
+    check_memory(what, n_numbers, rows.dtype, rows.device)
 
 
 def _plan(

@@ -278,7 +278,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         else:
             base = self._blueprint.base
             check_base_stays(self.base, base)
-        return design(self, table, base, len(rows), streaming=streaming)
+        return design(self, table, base, rows, streaming=streaming)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
