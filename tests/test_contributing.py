@@ -498,6 +498,7 @@ def passes(folder, *arguments):
     return int(re.search(r"(\d+) passed", output)[1])
 
 
+@full
 def test_what_the_recipes_add_keeps_the_contracts(followed):
     assert passes(followed, "-k", " or ".join(RECIPES)) >= 60
 

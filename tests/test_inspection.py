@@ -14,6 +14,7 @@ from sklearn.pipeline import make_pipeline
 from skebm import RBMEstimator
 from skebm.inspection import RBMDisplay
 from skebm.inspection.rbm import N_ROWS
+from tests.tiers import full
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -354,6 +355,7 @@ def test_without_matplotlib_the_error_says_what_to_install(display, monkeypatch)
         display.plot()
 
 
+@full
 def test_matplotlib_is_imported_only_to_draw():
     program = """
 import sys

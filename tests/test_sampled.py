@@ -26,6 +26,7 @@ from tests.networks import binary, build, neural
 from tests.objectives import autograd, flat, gradient, look, same
 from tests.oracle import DOUBLE, P_FLOOR, bits, finite_difference, make_tree_rbm, mean_is, seeded
 from tests.targets import spelled_out
+from tests.tiers import only_full
 
 # Largest |z| of a mean over independent noise, of a hundred numbers or so.
 SIEVE = 5
@@ -233,7 +234,7 @@ def test_weights_make_draws_of_the_base_draws_of_the_model(n_independence_steps,
     assert mean_is(found, exact.gradient(x)) < SIEVE + 1  # of 25: a heavier tail
 
 
-@pytest.mark.parametrize("n_independence_steps", [0, 2])
+@pytest.mark.parametrize("n_independence_steps", [0, only_full(2)])
 def test_weights_follow_a_model_that_moves(n_independence_steps):
     """The path of the parameters does not depend on the chains, and so Z is unbiased."""
     energy, x = binary("tree", D), some_bits()

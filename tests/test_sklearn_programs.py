@@ -31,6 +31,7 @@ TEXTS = [
 ] * 5
 
 
+@full
 @each_class
 def test_features_for_a_linear_classifier(RBM):
     X = MinMaxScaler().fit_transform(IMAGES)
@@ -195,8 +196,8 @@ def test_scikit_learns_own_parameters_keep_their_names_and_order(RBM):
 @each_class
 def test_a_stack_and_a_union(RBM):
     deep = make_pipeline(
-        RBM(n_components=32, learning_rate=0.05, n_iter=3, random_state=0),
-        RBM(n_components=16, learning_rate=0.05, n_iter=3, random_state=0),
+        RBM(n_components=32, learning_rate=0.05, n_iter=1, random_state=0),
+        RBM(n_components=16, learning_rate=0.05, n_iter=1, random_state=0),
     )
     assert deep.fit_transform(BITS[:300]).shape == (300, 16)
     wide = FeatureUnion(
