@@ -396,6 +396,7 @@ def test_a_policy_is_where_chains_start(chains):
         assert len(x) == size
 
 
+@full
 def test_policies_are_searched_over():
     """Given, and by the name of the parameter where a string stands for one."""
     model = density(chains=ReplayBuffer(n_steps=2, size=200), n_iter=1)
