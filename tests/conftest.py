@@ -1,5 +1,7 @@
 """Fixtures shared by all tests."""
 
+import signal
+
 import pytest
 import torch
 
@@ -17,3 +19,11 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def ctrl_c():
+    """SIGINT raises KeyboardInterrupt; processes started in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -17,7 +17,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from skebm import ContrastiveDivergenceDensity, ScoreMatchingDensity
+from skebm import ContrastiveDivergenceDensity, JEMClassifier, ScoreMatchingDensity
 from skebm.base import Real
 from skebm.distributions import Gaussian, GaussianMixture, Uniform
 from skebm.energies import MLP, Conv
@@ -396,6 +396,7 @@ def test_a_policy_is_where_chains_start(chains):
         assert len(x) == size
 
 
+@full
 def test_policies_are_searched_over():
     """Given, and by the name of the parameter where a string stands for one."""
     model = density(chains=ReplayBuffer(n_steps=2, size=200), n_iter=1)
@@ -1123,3 +1124,13 @@ def test_a_base_that_is_far_away_is_no_place_to_start():
         model.net_.module_.energy.network.last.fill_(100.0)
     found = starts(model.energy_, chains_of(model), 64, torch.Generator().manual_seed(0))
     assert len(torch.unique(found, dim=0)) > 20
+
+
+@pytest.mark.parametrize("kind", [ContrastiveDivergenceDensity, JEMClassifier])
+def test_training_without_a_base_starts_stable(kind):
+    X = np.random.default_rng(0).normal(size=(200, 2)) * [1.0, 5.0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = kind(base=None, sigma=0.1, n_iter=3, random_state=0).fit(X, X[:, 0] > 0)
+    assert model.net_.n_restarts_ == 0
+    assert abs(model.history_[-1]["energy_gap"]) < 10  # nats

@@ -10,6 +10,7 @@ from scipy.stats import multivariate_normal, norm
 
 from skebm import diagnostics
 from skebm.diagnostics import effective_sample_size, r_hat
+from tests.tiers import named
 
 KINDS = ("bulk", "tail", "mean")
 STATISTICS = {
@@ -322,7 +323,7 @@ def by_arviz(draws, name):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-@every_statistic
+@pytest.mark.parametrize("name", named(["bulk", "r_hat"], STATISTICS))
 def test_results_are_those_of_arviz_stats(name):
     draws = [*examples(), *map(deterministic, (11, 14, 301))]
     for x in draws:

@@ -32,6 +32,7 @@ from tests.oracle import (
     mean_is,
     seeded,
 )
+from tests.tiers import only_full
 
 D, H = 2, 3
 BETAS = [1.0, 0.4, 2.5]
@@ -324,7 +325,7 @@ def trained(policy, learn_sigma=True, n_epochs=45):
     return net, x[1500:], float(log_p)
 
 
-@pytest.mark.parametrize("policy", ["persistent, many steps", "data, many steps"])
+@pytest.mark.parametrize("policy", ["persistent, many steps", only_full("data, many steps")])
 def test_it_trains_by_the_engine_to_near_the_truth(policy):
     net, x, best = trained(policy)
     energy = net.module_.energy

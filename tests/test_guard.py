@@ -8,6 +8,7 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.mixture import GaussianMixture
 from skorch.callbacks import Callback
 
 from skebm import ContrastiveDivergenceDensity
@@ -15,7 +16,7 @@ from skebm.base import SamplingError
 from skebm.energies import MLP
 from skebm.objectives import ContrastiveDivergence
 from skebm.samplers import MALA, FromData, GibbsWithGradients, Langevin, Persistent, ReplayBuffer
-from skebm.training.engine import EnergyNet
+from skebm.training.engine import EnergyNet, Guard
 from skebm.training.rows import Rows
 from tests.networks import binary, neural
 from tests.objectives import same
@@ -421,3 +422,40 @@ def test_weighted_rows_are_monitored(init):
     assert model.n_restarts_ == 0
     assert caught == []
     assert np.isfinite(model.score_samples(X[:400])).all()
+
+
+# ------------------------------------------------------------------------------
+# Nothing gained
+# ------------------------------------------------------------------------------
+
+
+def test_training_that_gains_nothing_ends_early_and_says_so_once():
+    """A normal base is the truth here, so that all that is learned is noise."""
+    X = np.random.default_rng(0).normal(size=(300, 10))
+    model = ContrastiveDivergenceDensity(base="gaussian", n_iter=100, random_state=0)
+    with pytest.warns(ConvergenceWarning, match="no more likely than under the base") as caught:
+        model.fit(X)
+    assert len(caught) == 1
+    assert 10 <= model.n_iter_ <= 30
+    base = GaussianMixture(reg_covar=0).fit(X)
+    assert model.score(X) > base.score(X) - 0.3
+
+
+@pytest.mark.parametrize(
+    ("best", "n_epochs", "n_before", "max_epochs", "ends"),
+    [
+        (0, 9, 0, 20, False),  # at least ten epochs
+        (0, 10, 0, 20, True),
+        (0, 49, 0, 500, False),  # and a tenth of all
+        (0, 50, 0, 500, True),
+        (100, 199, 0, 500, False),  # and half of those so far
+        (100, 200, 0, 500, True),
+        (100, 109, 100, 20, False),  # of this call
+        (100, 110, 100, 20, True),
+    ],
+)
+def test_patience_grows_with_the_epochs(best, n_epochs, n_before, max_epochs, ends):
+    guard = Guard()
+    assert not guard.exhausted(n_epochs, n_before, max_epochs)  # without held-out rows
+    guard.keep_best({"gain_over_base": 1.0, "gain_error": 0.1}, best, [])
+    assert guard.exhausted(n_epochs, n_before, max_epochs) is ends

@@ -16,6 +16,8 @@ from tests.callbacks import Interrupt
 from tests.interrupts import BITS, CASES, REALS, assert_usable, fingerprint, make, mass, rows_of
 from tests.tiers import about, leading, named
 
+pytestmark = pytest.mark.usefixtures("ctrl_c")
+
 
 class FailAt(Callback):
     """Raise an error, or have Ctrl-C arrive if it is None, when `place` is reached `after` times.

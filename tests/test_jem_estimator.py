@@ -12,6 +12,7 @@ from torch import nn
 from skebm import EnergyOutlierDetector, JEMClassifier
 from skebm.energies import MLP, Conv
 from skebm.estimators import Hybrid
+from skebm.estimators.neural.jem import class_weights
 from skebm.samplers import (
     GibbsWithGradients,
     Langevin,
@@ -20,6 +21,7 @@ from skebm.samplers import (
     Shift,
 )
 from skebm.training import AdamW
+from skebm.training.rows import Rows
 from tests.contracts.test_classifiers import X, Y
 
 small = {"network": MLP((16,)), "n_iter": 5, "sigma": 0.3, "random_state": 0}
@@ -296,3 +298,10 @@ def test_classes_that_are_not_there(moons):
         model.joint_energy([[0.0, 0.0]], "ash")
     with pytest.raises(ValueError, match="y or given"):
         model.sample(1, y=0, given=[0.0, np.nan])
+
+
+def test_balanced_weights_of_a_class_without_rows_are_zero():
+    kind = {"dtype": torch.float64, "device": torch.device("cpu")}
+    rows = Rows(torch.zeros(4, 2), y=torch.tensor([0, 0, 0, 2]), **kind)
+    found = class_weights("balanced", np.arange(3), rows)
+    assert found == pytest.approx((4 / 9, 0.0, 4 / 3))

@@ -16,6 +16,7 @@ from skebm.samplers import MALA, FromData, GibbsWithGradients, Langevin, Persist
 from tests.networks import build, classified, neural
 from tests.objectives import autograd, flat, gradient
 from tests.oracle import DOUBLE, mean_is, seeded
+from tests.tiers import only_full
 
 K, D = 3, 4
 SIEVE = 5
@@ -99,7 +100,7 @@ def test_the_factored_loss_is_the_sum_of_its_terms(weight):
     torch.testing.assert_close(loss.value, value.detach())
 
 
-@pytest.mark.parametrize("form", ["factored", "joint"])
+@pytest.mark.parametrize("form", ["factored", only_full("joint")])
 def test_the_expected_gradient_is_that_of_the_joint_likelihood(form):
     """Of chains that are draws of the model, and stay them: for either form the same mean."""
     energy = of_bits()

@@ -712,3 +712,31 @@ def test_invalid_scales_of_frequencies_are_refused(scale, n_frequencies):
     config = MLP(n_frequencies=n_frequencies, frequency_scale=scale)
     with pytest.raises(ValueError, match="frequency_scale must be positive and finite, got"):
         config.build(Spec((3,), seeded()))
+
+
+# ------------------------------------------------------------------------------
+# Initial energies
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_classes", [None, 3])
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [(MLP(), (2,)), (MLP(), (20,)), (Conv((4, 4), n_scales=2), (1, 6, 6))],
+    ids=str,
+)
+def test_an_untrained_energy_without_base_and_bounds_grows(config, shape, n_classes):
+    network = build_network(config, Spec(shape, seeded(), n_classes=n_classes, confining=True))
+
+    def energy(x):
+        found = network(x.reshape(-1, *shape))
+        return found if n_classes is None else -found.logsumexp(1)
+
+    directions = F.normalize(torch.randn(500, math.prod(shape), generator=seeded(1)))
+    near, far = energy(directions), energy(1e5 * directions)
+    assert (far - near > math.prod(shape) * math.log(1e5)).all()
+
+
+def test_an_untrained_energy_with_a_base_is_the_base():
+    network = build_network(MLP(), Spec((2,), seeded()))
+    assert not network(torch.randn(5, 2, generator=seeded(1))).any()

@@ -13,7 +13,13 @@ from torch.nn.utils import parametrizations
 
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import seeded
-from skebm.energies.networks import ACTIVATIONS, LevelShifts, activation_of, sizes_of
+from skebm.energies.networks import (
+    ACTIVATIONS,
+    LevelShifts,
+    activation_of,
+    initial_output,
+    sizes_of,
+)
 from skebm.energies.neural import Spec
 
 
@@ -21,8 +27,8 @@ class Conv(BaseEstimator):
     r"""Convolutional network of images ``(C, H, W)`` with a scalar output.
 
     Layers of 3 x 3 filters, of which the first keeps the resolution and each later one halves it,
-    and a linear output layer. f starts at zero. With several scales it is the sum of as many such
-    networks [1]_,
+    and a linear output layer. f starts at zero, or, without base and bounds, so that it grows with
+    the distance. With several scales it is the sum of as many such networks [1]_,
 
     .. math:: f(x) = \sum_{s=0}^{S-1} f_s(x_s) ,
 
@@ -108,7 +114,9 @@ class ConvNetwork(nn.Module):
         self.levels = LevelShifts(channels) if spec.noise_levels else None
         n_features = channels[-1] * height * width
         classes = () if spec.n_classes is None else (spec.n_classes,)
-        self.last = nn.Parameter(torch.zeros(n_features, *classes))
+        initial = initial_output(spec, n_features)
+        last = torch.full((n_features, *classes), -initial if classes else initial)
+        self.last = nn.Parameter(last)
         self.bias = nn.Parameter(torch.zeros(classes)) if classes else 0.0
         self.bounded, self.activation = spectral, activation
 

@@ -91,6 +91,10 @@ Head = Callable[[Tensor], tuple[Tensor, Tensor]]
 # Frequencies of the sine and cosine features of the logarithm of a noise level.
 LEVEL_FREQUENCIES = (0.5, 1.0, 2.0, 4.0)
 
+# Initial weight of the mean feature in an energy without base and bounds, per root of the columns.
+# Means grow with about a third of the distance: most of exp(-E) is within a few units then.
+CONFINEMENT = 4.0
+
 
 class MLP(BaseEstimator):
     r"""Fully connected network of flat rows with a scalar output and smooth activations.
@@ -100,10 +104,11 @@ class MLP(BaseEstimator):
 
     with :math:`o = W a_L + b` and the whitened row :math:`y = A (x - \mu)`. The second form is the
     squared error of the network's reconstruction of the row [3]_ less that of the mean, which is in
-    the base. f starts at zero, so that the initial model is the base. Derivatives are explicit: the
-    gradient with respect to the row is a backward pass of its own, which costs training less than
-    autograd's double backward, and second derivatives are propagated forward through the layers
-    [1]_, k directions at the price of k + 2 passes.
+    the base. f starts at zero, so that the initial model is the base; without base and bounds it
+    starts as a multiple of the mean feature, which grows with the distance. Derivatives are
+    explicit: the gradient with respect to the row is a backward pass of its own, which costs
+    training less than autograd's double backward, and second derivatives are propagated forward
+    through the layers [1]_, k directions at the price of k + 2 passes.
 
     With `n_frequencies`, random Fourier features are appended to the input [4]_,
 
@@ -293,12 +298,13 @@ class MLPNetwork(nn.Module):
         self.centre: Tensor
         self.whitening_matrix: Tensor
         self.reconstructs = spec.whitening is not None
+        initial = initial_output(spec, sizes[-1])
         if spec.n_classes is not None:
-            self.last = nn.Parameter(torch.zeros(spec.n_classes, sizes[-1]))
+            self.last = nn.Parameter(torch.full((spec.n_classes, sizes[-1]), -initial))
             self.bias = nn.Parameter(torch.zeros(spec.n_classes))
             return
         if spec.whitening is None:
-            self.last = nn.Parameter(torch.zeros(sizes[-1]))
+            self.last = nn.Parameter(torch.full((sizes[-1],), initial))
             return
         self.last = nn.Parameter(torch.zeros(spec.shape[0], sizes[-1]))
         self.bias = nn.Parameter(torch.zeros(spec.shape[0]))
@@ -426,6 +432,16 @@ def _initialise(layer: nn.Linear) -> None:
     with torch.no_grad():
         layer.weight.normal_(std=math.sqrt(2 / layer.in_features))
         layer.bias.uniform_(-1, 1)
+
+
+def initial_output(spec: Spec, n_features: int) -> float:
+    """Initial weight of every feature in the energy: zero, or positive where it has to confine.
+
+    Features grow with the distance wherever they are on, and so does their mean with any positive
+    weight. A flat energy would let chains diffuse to where the first steps of the weights change
+    it by hundreds of nats.
+    """
+    return CONFINEMENT * math.sqrt(math.prod(spec.shape)) / n_features if spec.confining else 0.0
 
 
 class LevelShifts(nn.Module):

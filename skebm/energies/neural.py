@@ -92,6 +92,9 @@ class Spec(NamedTuple):
     n_classes : int or None
         Number of classes, for a network that returns logits, (n, n_classes), instead of one number
         per row.
+    confining : bool
+        Whether nothing else keeps rows from infinity, no base and no bounds, so that the energy of
+        the untrained network has to grow with the distance.
     """
 
     shape: tuple[int, ...]
@@ -100,6 +103,7 @@ class Spec(NamedTuple):
     noise_levels: bool = False
     whitening: Whitening | None = None
     n_classes: int | None = None
+    confining: bool = False
 
 
 def build_network(network: Any, spec: Spec) -> nn.Module:

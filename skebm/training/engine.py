@@ -25,6 +25,10 @@ from skebm.training.rows import Batches, Rows
 
 # Least loss on held-out rows, in nats per row, for which training returns to earlier weights.
 MIN_LOSS = 0.01
+# Training ends when held-out rows have not become more likely for this fraction of the epochs so
+# far, this fraction of all, and as many epochs. On 14 tables of 225 to 250 rows this rule, among
+# six, was the one that missed no later gain; it takes 0.37 of the epochs there.
+PATIENCE, PATIENCE_OF_ALL, FEWEST_EPOCHS = 0.5, 0.1, 10
 
 
 class Run:
@@ -48,8 +52,13 @@ class Best(NamedTuple):
     """The weights of the largest held-out log-likelihood gain over the base, in nats per row."""
 
     gain: float
+    error: float
     epoch: int
     weights: list[Tensor]
+
+
+class NoFurtherGainError(Exception):
+    """Held-out rows have not become more likely for long: training ends."""
 
 
 class Guard:
@@ -95,7 +104,18 @@ class Guard:
         if gain is None:  # without a base there is no estimate of log Z
             return
         if self.best is None or gain > self.best.gain:
-            self.best = Best(gain, epoch, [w.clone() for w in weights])
+            self.best = Best(gain, logs["gain_error"], epoch, [w.clone() for w in weights])
+
+    def exhausted(self, n_epochs: int, n_before: int, max_epochs: int) -> bool:
+        """Whether the best weights are so old that better ones are not to be expected.
+
+        Of `n_epochs` in all, `n_before` belong to earlier calls.
+        """
+        if self.best is None:
+            return False
+        done = n_epochs - n_before
+        patience = max(PATIENCE * done, PATIENCE_OF_ALL * max_epochs, FEWEST_EPOCHS)
+        return n_epochs - self.best.epoch >= patience
 
     def clearly_better(self) -> Best | None:
         """The best weights, if better than the last by more than two standard errors."""
@@ -381,15 +401,41 @@ class EnergyNet(NeuralNet):
     def fit_loop(self, X: Rows, y: Any = None, epochs: int | None = None, **kwargs: Any) -> Any:
         self.guard_, self.reported_ = Guard(), self.n_restarts_
         self.logs_: dict[str, float] = {}  # of the trained weights, not of their average
-        self.returned_to_: int | None = None
-        with threads(self.module_.work(min(self.batch_size, len(X)))):
-            super().fit_loop(X, y, epochs, **kwargs)
-        best = self.guard_.clearly_better()
-        if best is not None:
-            copy_weights(best.weights, weights_of(self.module_))
-            self.returned_to_ = best.epoch
+        self.note_ = ""
+        try:
+            with threads(self.module_.work(min(self.batch_size, len(X)))):
+                super().fit_loop(X, y, epochs, **kwargs)
+            ended_early = False
+        except NoFurtherGainError:
+            ended_early = True
+        self._return_to_best(ended_early)
         self.interrupted_ = False
         return self
+
+    def _return_to_best(self, ended_early: bool) -> None:
+        """Return to the best weights where training ended early or they are clearly better."""
+        best, clearly = self.guard_.best, self.guard_.clearly_better()
+        if best is None or not (ended_early or clearly):
+            return
+        copy_weights(best.weights, weights_of(self.module_))
+        where = f"The weights are those after epoch {best.epoch} of {len(self.history)}"
+        if ended_early and best.gain <= max(2 * best.error, MIN_LOSS):
+            self.note_ = (
+                f"{where}: training ended early, as held-out rows became no more likely than under "
+                f"the base (by {best.gain:.2g} nats, standard error {best.error:.2g}). The base "
+                "is as good a model of these rows; more rows or another network may find more."
+            )
+        elif clearly:
+            self.note_ = (
+                f"{where}, under which held-out rows were clearly more likely: later epochs "
+                "overfitted. Lower learning_rate or n_iter, or raise weight_decay."
+            )
+
+    def on_epoch_begin(self, net: Any, *args: Any, **kwargs: Any) -> None:
+        """End training where held-out rows gain nothing, else begin an epoch."""
+        if self.guard_.exhausted(len(self.history), self.n_before_, self.max_epochs):
+            raise NoFurtherGainError
+        super().on_epoch_begin(net, *args, **kwargs)
 
     def run_single_epoch(
         self, iterator: Any, training: bool, prefix: str, step_fn: Any, **fit_params: Any
@@ -613,12 +659,8 @@ class EnergyNet(NeuralNet):
                 f"{self.lr * self.lr_scale_:.2g}{self.module_.advice(self.state_)}, its value at "
                 "the end of training."
             )
-        if self.returned_to_ is not None:
-            notes.append(
-                f"The weights are those after epoch {self.returned_to_} of {len(self.history)}, "
-                "under which held-out rows were clearly more likely: later epochs overfitted. "
-                "Lower learning_rate or n_iter, or raise weight_decay."
-            )
+        if self.note_:
+            notes.append(self.note_)
         if self.interrupted_ and self.on_interrupt == "return":
             notes.append(self._interruption())
         for note in notes:

@@ -250,7 +250,8 @@ class NeuralBlueprint(Blueprint):
         plain = self.levels is None and shape is None
         whitening = whitening_of(base) if plain else None
         row_shape, several = self.table.row_shape, self.levels is not None
-        spec = Spec(row_shape, generator, dtype, several, whitening)
+        confining = base is None and _is_unbounded(self.table.domain)
+        spec = Spec(row_shape, generator, dtype, several, whitening, confining=confining)
         network = self.rule.network(self.network_config, spec)
         kind: dict[str, Any] = {"image_shape": shape, "noise_levels": self.levels}
         return NeuralEnergy(network, self.table.domain, base, **kind)
@@ -328,6 +329,11 @@ class NeuralBlueprint(Blueprint):
         both = rows.map(found, energy.domain.n_columns).double().numpy()
         self.table.check_finite(both, rows, "the derivatives of log p")
         return both[:, :-1], both[:, -1]
+
+
+def _is_unbounded(domain: Domain) -> bool:
+    """Whether rows are real and may go to infinity."""
+    return isinstance(domain, RealDomain) and None in (domain.lower, domain.upper)
 
 
 # ------------------------------------------------------------------------------
