@@ -25,6 +25,7 @@ from skebm.base import (
 )
 from skebm.base.energy import check_energy, check_shape
 from skebm.distributions import Distribution, Gaussian, IndependentBernoulli, Uniform
+from skebm.partition.directions import flat_directions
 from skebm.samplers import HMC, Gibbs, GibbsWithGradients
 
 # Why importance weights of draws of a base bound log Z from below only.
@@ -278,38 +279,52 @@ N_RAYS = 64
 # Distances at which energies must grow; the last one at which they can be computed decides. Fourth
 # powers of the largest still fit into single precision.
 RADII = (1e2, 1e4, 1e6, 1e8)
+# Part of d log r by which E must exceed it: E that grows just as fast is refused however it is
+# rounded, Student's t with nu > d / 1000 is not.
+MARGIN = 1e-3
 
 
 class MonteCarloEstimator(PartitionEstimator):
     """Estimates log Z by weights of draws, which are finite even where log Z does not exist."""
 
-    def check(self, energy: Energy) -> None:
-        """Raise `TypeError` for what is no energy, `ValueError` for one that has no log Z."""
+    def check(self, energy: Energy, x: Tensor | Mapping[str, Tensor] | None = None) -> None:
+        """Raise `TypeError` for what is no energy, `ValueError` for one that has no log Z.
+
+        `x` are rows near the model, along whose differences the energy is checked as well.
+        """
         super().check(energy)
-        check_proper(energy)
+        check_proper(energy, x=rows_of(energy, x))
 
 
-def check_proper(energy: Energy, generator: torch.Generator | None = None) -> None:
+def check_proper(
+    energy: Energy, generator: torch.Generator | None = None, x: Tensor | None = None
+) -> None:
     r"""Raise `ValueError` where :math:`e^{-E}` has no finite integral.
 
     A numerical test, which can reject and cannot certify. It follows 64 random rays
     :math:`o + r u`, from origins of scale 1, in the d unbounded columns (the others are uniform),
     and 64 rays that change a single column. The integral over a cone is finite only if E grows
-    faster than :math:`d \log r`, that over a column only if E grows faster than :math:`\log r`, so
+    faster than :math:`d \log r`, that over a line only if E grows faster than :math:`\log r`, so
     the test requires of each ray
 
     .. math:: E(o + 2 r u) - E(o + r u) > k \log 2, \qquad k = d \text{ or } 1,
 
     far out: at r = 1e8, or at the largest of 1e6, 1e4 and 1e2 where E can be computed. As energies
     of flows are not monotone along a ray, the same condition on
-    :math:`E(o + 2 r u) - E(o + r u / 100)` with log 200, or with r / 10000, is sufficient too. A
-    model that is improper in a narrow cone only passes. Discrete domains and boxes always pass.
+    :math:`E(o + 2 r u) - E(o + r u / 100)` with log 200, or with r / 10000, is sufficient too.
+
+    Then it searches for directions in which E is flat: of least curvature (by differences of
+    gradients), of least E at r = 100 (by descent over the sphere), principal directions and
+    differences of the rows `x`, and in the plane a ray in every degree. A cone narrower than that
+    may pass in more than two columns. Discrete domains and boxes always pass.
 
     Parameters
     ----------
     energy : Energy
     generator : torch.Generator or None, default=None
         On the device of the energy; None is one of seed 0, so that results are reproducible.
+    x : Tensor of shape (n, ...) or None, default=None
+        Rows near the model.
 
     Raises
     ------
@@ -321,36 +336,71 @@ def check_proper(energy: Energy, generator: torch.Generator | None = None) -> No
     check_energy(energy)
     if bounded(energy.domain):
         return
-    template = template_for(energy)
+    template = template_for(energy, x)
     generator = generator_for(generator, template.device)
     origin, ray, dimension = _rays(energy.domain, generator, template)
-    grows = torch.ones(len(ray), dtype=torch.bool, device=template.device)
     with sampling(energy), torch.no_grad():
-        previous = [row_energies(energy, _reflected(energy.domain, origin + ray))]
-        for radius in RADII:
-            near = row_energies(energy, _reflected(energy.domain, origin + radius * ray))
-            far = row_energies(energy, _reflected(energy.domain, origin + 2 * radius * ray))
-            unknown = near.isnan() | far.isnan()
-            if radius == RADII[0] and unknown.any():
-                raise FloatingPointError(
-                    f"The energy is nan along {int(unknown.sum())} of {len(ray)} rays, at a "
-                    f"distance of {radius:.0f} from the origin: check the model's parameters, or "
-                    "compute in float64."
-                )
-            # An infinite energy is large enough, also where the nearer one is infinite as well.
-            increases = (far == math.inf) | (far - near > dimension * math.log(2))
-            for n_radii, value in enumerate(previous[-2:][::-1], 1):
-                increases |= far - value > dimension * math.log(2 * RADII[0] ** n_radii)
-            grows = torch.where(unknown, grows, increases)
-            previous.append(near)
+        _refuse(_grows(energy, origin, ray, dimension))
+        lines, cones = flat_directions(energy, origin, _unbounded(energy.domain), generator, x)
+        one = dimension.new_ones(len(lines))
+        shape = (-1, *energy.domain.row_shape)
+        start = origin[:1].expand(len(lines), *energy.domain.row_shape)
+        grows = _grows(energy, start, lines.view(shape), one, resolve=True)
+        # A ray of a cone is refused with those around it: single rays may be flat in a proper one.
+        n, around, _ = cones.shape
+        start = origin[:1].expand(n * around, *energy.domain.row_shape)
+        every = dimension[:1].expand(n * around)
+        cone = _grows(energy, start, cones.reshape(shape), every, resolve=True)
+        _refuse(torch.cat([grows, cone.view(n, around).any(1)]))
+
+
+def _refuse(grows: Tensor) -> None:
+    """Raise `ValueError` unless the energy grows along every ray."""
     if not grows.all():
         raise ValueError(
             f"exp(-E) has no finite integral, so log Z does not exist: along {int((~grows).sum())} "
-            f"of {len(ray)} rays E decreases or grows no faster than d log r. Give the domain "
+            f"of {len(grows)} rays E decreases or grows no faster than d log r. Give the domain "
             "bounds, Real(shape, lower, upper), or the energy a base, E(x) = f(x) - log q(x) with "
             "for instance q = skebm.distributions.Gaussian(mean, scale), or a confinement such as "
             "c |x|^2."
         )
+
+
+def _grows(
+    energy: Energy, origin: Tensor, ray: Tensor, dimension: Tensor, resolve: bool = False
+) -> Tensor:
+    """Whether E grows faster than `dimension` log r along each ray, (n,) of bool.
+
+    With `resolve`, rays are not judged at distances where the rounding of the rows alone changes E
+    by as much: far out a ray in single precision leaves a direction in which E is flat.
+    """
+
+    def at(radius: float, direction: Tensor) -> Tensor:
+        return row_energies(energy, _reflected(energy.domain, origin + radius * direction))
+
+    needed = dimension * (1 + MARGIN)
+    rounded = ray * (1 + 8 * torch.finfo(ray.dtype).eps * torch.sin(1e3 * ray + 1).sign())
+    grows = torch.ones(len(ray), dtype=torch.bool, device=ray.device)
+    previous = [at(1.0, ray)]
+    for radius in RADII:
+        near, far = at(radius, ray), at(2 * radius, ray)
+        unknown = near.isnan() | far.isnan()
+        if radius == RADII[0] and unknown.any():
+            raise FloatingPointError(
+                f"The energy is nan along {int(unknown.sum())} of {len(ray)} rays, at a "
+                f"distance of {radius:.0f} from the origin: check the model's parameters, or "
+                "compute in float64."
+            )
+        # An infinite energy is large enough, also where the nearer one is infinite as well.
+        increases = (far == math.inf) | (far - near > needed * math.log(2))
+        for n_radii, value in enumerate(previous[-2:][::-1], 1):
+            increases |= far - value > needed * math.log(2 * RADII[0] ** n_radii)
+        if resolve:
+            noise = 4 * (at(2 * radius, rounded) - far).abs()
+            unknown |= noise > 0.1 * (far - near).abs().clamp_min(needed)
+        grows = torch.where(unknown, grows, increases)
+        previous.append(near)
+    return grows
 
 
 def _rays(
