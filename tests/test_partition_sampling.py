@@ -275,16 +275,16 @@ def test_weights_without_a_mean_give_no_estimate():
 
 @pytest.mark.parametrize("unbounded", [True, False])
 def test_a_heavy_tail_that_carries_little_gives_no_warning(unbounded):
-    """Weights of which 1 in 50 have a Pareto tail, of effective sample size above 90 %."""
+    """Weights of which 1 in 50 have a Pareto tail, of large effective sample size."""
     log_w = 0.05 * torch.randn(20_000, generator=seeded(), dtype=DOUBLE)
     u = torch.rand(424, generator=seeded(1), dtype=DOUBLE)
-    log_w[:424] = (1.2 + 0.05 * u.pow(-0.8)).log()
+    log_w[:424] = (1.2 + 0.05 * u.pow(-1.2)).log()
     assert pareto_k(log_w) > 0.7
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = ImportanceSampling()._summarised(log_w, unbounded)
-    assert found.ess > 0.9 * len(log_w)
-    assert found.std_error < 0.01
+    assert found.ess > 0.5 * len(log_w)
+    assert found.std_error < 0.02
 
 
 @pytest.mark.parametrize("k", [0.2, 0.5, 0.9, 1.3])

@@ -164,21 +164,16 @@ def pareto_k(log_w: Tensor) -> float:
 
 
 def tail_correction(log_w: Tensor, tail: Tail) -> float:
-    r"""How much log of the mean weight would change with ten times as many draws, in nats.
+    """How much Pareto smoothing changes log of the mean weight, in nats; 0 without a fitted tail.
 
-    The n_tail largest weights are replaced by the mean of the fitted distribution up to the weight
-    that is exceeded once in 10 n draws, :math:`u_0 = 0.1 / n_{tail}`:
-
-    .. math:: start + \frac{scale}{k} \int_{u_0}^1 (u^{-k} - 1) du,
-
-    which is finite for any k. 0 where no tail was fitted.
+    The n_tail largest weights are replaced by the expected order statistics of the fitted
+    distribution, at most the largest weight. What was not drawn is in the standard error.
     """
     if not math.isfinite(tail.k):
         return 0.0
+    u = (torch.arange(tail.n_tail, dtype=torch.float64) + 0.5) / tail.n_tail
     k = tail.k if abs(tail.k) > 1e-6 else 1e-6
-    u_0 = 0.1 / tail.n_tail
-    integral = -math.log(u_0) if abs(k - 1) < 1e-6 else (1 - u_0 ** (1 - k)) / (1 - k)
-    fitted = tail.n_tail * (tail.start + tail.scale / k * (integral - (1 - u_0)))
+    fitted = float((tail.start + tail.scale / k * (u.pow(-k) - 1)).clamp_max(1).sum())
     w = (log_w - log_w.max()).exp()
     drawn = float(w.topk(tail.n_tail).values.sum())
     # The other weights are not replaced, so their sum bounds the argument from below.
@@ -208,8 +203,7 @@ class ImportanceSampling(MonteCarloEstimator):
 
     Warns where log Z may be wrong by more than `std_error`: where the effective sample size is
     below a hundred (or a tenth of the draws), and where the weights have a tail so heavy (Pareto
-    index k above 0.7) that ten times as many draws would be expected to change the estimate by
-    more. Then the base is narrower than the model, or far from it. On rows without bounds, weights
+    index k above 0.7) that smoothing it changes the estimate by more. Then the base is narrower than the model, or far from it. On rows without bounds, weights
     of k at least 1 whose effective sample size is below a twentieth of the draws are those of a
     distribution without a mean: ``value`` and ``std_error`` are ``nan``, with the reason, and
     ``lower``, which holds for any weights, remains. Suited to few columns, or to a base fitted to
