@@ -203,12 +203,12 @@ class ImportanceSampling(MonteCarloEstimator):
 
     Warns where log Z may be wrong by more than `std_error`: where the effective sample size is
     below a hundred (or a tenth of the draws), and where the weights have a tail so heavy (Pareto
-    index k above 0.7) that smoothing it changes the estimate by more. Then the base is narrower than the model, or far from it. On rows without bounds, weights
-    of k at least 1 whose effective sample size is below a twentieth of the draws are those of a
-    distribution without a mean: ``value`` and ``std_error`` are ``nan``, with the reason, and
-    ``lower``, which holds for any weights, remains. Suited to few columns, or to a base fitted to
-    the model: the variance grows exponentially with the number of columns in which q and the model
-    differ.
+    index k above 0.7) that smoothing it changes the estimate by more. Then the base is narrower
+    than the model, or far from it. On rows without bounds, weights of k at least 1 whose effective
+    sample size is below a twentieth of the draws are those of a distribution without a mean:
+    ``value`` and ``std_error`` are ``nan``, with the reason, and ``lower``, which holds for any
+    weights, remains. Suited to few columns, or to a base fitted to the model: the variance grows
+    exponentially with the number of columns in which q and the model differ.
 
     Parameters
     ----------
