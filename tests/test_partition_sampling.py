@@ -261,6 +261,32 @@ def test_a_small_effective_sample_size_gives_a_warning():
     assert 1 < found.ess < 10
 
 
+def test_weights_without_a_mean_give_no_estimate():
+    log_w = -2 * torch.rand(4000, generator=seeded(), dtype=DOUBLE).log()
+    with pytest.warns(ConvergenceWarning, match="log Z is nan.*wider"):
+        found = ImportanceSampling()._summarised(log_w, unbounded=True)
+    assert math.isnan(found.value)
+    assert math.isnan(found.std_error)
+    assert math.isnan(found.pessimistic)
+    assert "Pareto index" in found.reason
+    with pytest.warns(ConvergenceWarning, match="far above this estimate"):
+        assert math.isfinite(ImportanceSampling()._summarised(log_w, unbounded=False).value)
+
+
+@pytest.mark.parametrize("unbounded", [True, False])
+def test_a_heavy_tail_that_carries_little_gives_no_warning(unbounded):
+    """Weights of which 1 in 50 have a Pareto tail, of large effective sample size."""
+    log_w = 0.05 * torch.randn(20_000, generator=seeded(), dtype=DOUBLE)
+    u = torch.rand(424, generator=seeded(1), dtype=DOUBLE)
+    log_w[:424] = (1.2 + 0.05 * u.pow(-1.2)).log()
+    assert pareto_k(log_w) > 0.7
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = ImportanceSampling()._summarised(log_w, unbounded)
+    assert found.ess > 0.5 * len(log_w)
+    assert found.std_error < 0.02
+
+
 @pytest.mark.parametrize("k", [0.2, 0.5, 0.9, 1.3])
 def test_the_pareto_index_is_that_of_the_distribution_and_of_arviz_stats(k):
     u = torch.rand(20_000, generator=seeded(), dtype=DOUBLE)
@@ -673,6 +699,63 @@ def test_improper_energies_are_refused(name, dtype):
             with pytest.raises(ValueError, match=r"of 128 rays.*bounds.*base.*confinement"):
                 check_proper(energy, seeded(seed))
         check_proper(FunctionEnergy(IMPROPER[name], Real((d,), -2.0, 2.0), dtype))
+
+
+def cone(x):
+    """Zero in a cone of one degree around the first axis."""
+    along, across = x[:, 0], (x[:, 1:].square().sum(1) + 1e-30).sqrt()
+    return (across - 0.0175 * along).relu().square() + (-along).relu().square()
+
+
+def sector(x):
+    """Zero in a sector of one degree, with a jump: no gradient points to it."""
+    angle = torch.atan2(x[:, 1], x[:, 0])
+    return torch.where((angle - 1).abs() < math.radians(0.5), 0 * angle, x.square().sum(1))
+
+
+OBLIQUE = {
+    "valley": (lambda x: (x[:, 0] - x[:, 1]).square() + x[:, 2:].square().sum(1), 2),
+    "valley of five": (lambda x: (3 * x[:, 0] - x[:, 1]).square() + x[:, 2:].square().sum(1), 5),
+    "cone": (cone, 3),
+    "sector": (sector, 2),
+    "logarithm": (lambda x: x.square().sum(1).log1p() / 2, 1),
+    "logarithm of five": (lambda x: 5 * x.square().sum(1).log1p() / 2, 5),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("name", OBLIQUE)
+def test_energies_that_are_flat_in_an_oblique_direction_are_refused(name, dtype):
+    f, d = OBLIQUE[name]
+    with pytest.raises(ValueError, match="no finite integral"):
+        check_proper(FunctionEnergy(f, Real((d,)), dtype))
+
+
+def test_directions_of_the_rows_are_checked():
+    """A valley in more columns than curvatures are computed for."""
+    direction = torch.randn(300, generator=seeded(), dtype=DOUBLE)
+    direction /= direction.norm()
+
+    def valley(x):
+        along = x.to(DOUBLE) @ direction
+        return (x.square().sum(1) - along.square()).clamp_min(0).sqrt()
+
+    x = torch.randn(10, 1, generator=seeded(1), dtype=DOUBLE) * direction
+    with pytest.raises(ValueError, match="no finite integral"):
+        check_proper(FunctionEnergy(valley, Real((300,))), x=x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_oblique_normal_distributions_of_large_condition_number_pass(dtype):
+    for d in (2, 30):
+        q = torch.linalg.qr(torch.randn(d, d, dtype=DOUBLE, generator=seeded(d)))[0]
+        scale = torch.logspace(0, 3, d, dtype=DOUBLE)
+        domain = Real((d,))
+
+        def normal(x, q=q, scale=scale):
+            return (x.to(DOUBLE) @ q / scale).square().sum(1)
+
+        check_proper(FunctionEnergy(normal, domain, dtype))
 
 
 @pytest.mark.parametrize("free", [0, 7])

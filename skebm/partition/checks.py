@@ -278,38 +278,60 @@ N_RAYS = 64
 # Distances at which energies must grow; the last one at which they can be computed decides. Fourth
 # powers of the largest still fit into single precision.
 RADII = (1e2, 1e4, 1e6, 1e8)
+# Part of d log r by which E must exceed it: E that grows just as fast is refused however it is
+# rounded, Student's t with nu > d / 1000 is not.
+MARGIN = 1e-3
+
+# Of the search for directions in which an energy is flat.
+N_GRADIENTS = 512  # rows at which gradients are computed for curvatures
+DISTANCES = (1.0, 1e2, 1e4)  # over which gradients are subtracted
+N_FLAT = 4  # directions of least curvature, and principal directions of rows, of each kind
+N_STARTS, N_DESCENT = 16, 16  # of the descent over the sphere
+N_AROUND, ANGLE = 4, 1e-3  # rays around one that descent has found, in radians
+N_DEGREES = 400  # rays over the circle
 
 
 class MonteCarloEstimator(PartitionEstimator):
     """Estimates log Z by weights of draws, which are finite even where log Z does not exist."""
 
-    def check(self, energy: Energy) -> None:
-        """Raise `TypeError` for what is no energy, `ValueError` for one that has no log Z."""
+    def check(self, energy: Energy, x: Tensor | Mapping[str, Tensor] | None = None) -> None:
+        """Raise `TypeError` for what is no energy, `ValueError` for one that has no log Z.
+
+        `x` are rows near the model, along whose differences the energy is checked as well.
+        """
         super().check(energy)
-        check_proper(energy)
+        check_proper(energy, x=rows_of(energy, x))
 
 
-def check_proper(energy: Energy, generator: torch.Generator | None = None) -> None:
+def check_proper(
+    energy: Energy, generator: torch.Generator | None = None, x: Tensor | None = None
+) -> None:
     r"""Raise `ValueError` where :math:`e^{-E}` has no finite integral.
 
     A numerical test, which can reject and cannot certify. It follows 64 random rays
     :math:`o + r u`, from origins of scale 1, in the d unbounded columns (the others are uniform),
     and 64 rays that change a single column. The integral over a cone is finite only if E grows
-    faster than :math:`d \log r`, that over a column only if E grows faster than :math:`\log r`, so
+    faster than :math:`d \log r`, that over a line only if E grows faster than :math:`\log r`, so
     the test requires of each ray
 
     .. math:: E(o + 2 r u) - E(o + r u) > k \log 2, \qquad k = d \text{ or } 1,
 
     far out: at r = 1e8, or at the largest of 1e6, 1e4 and 1e2 where E can be computed. As energies
     of flows are not monotone along a ray, the same condition on
-    :math:`E(o + 2 r u) - E(o + r u / 100)` with log 200, or with r / 10000, is sufficient too. A
-    model that is improper in a narrow cone only passes. Discrete domains and boxes always pass.
+    :math:`E(o + 2 r u) - E(o + r u / 100)` with log 200, or with r / 10000, is sufficient too.
+
+    Then it searches for directions in which E is flat: of least curvature (by differences of
+    gradients), of least E at r = 100 (by descent over the sphere), principal directions and
+    differences of the rows `x`, and in the plane a ray in every degree. A cone narrower than that
+    may pass in more than two columns. Discrete domains and boxes always pass.
 
     Parameters
     ----------
     energy : Energy
     generator : torch.Generator or None, default=None
         On the device of the energy; None is one of seed 0, so that results are reproducible.
+    x : Tensor of shape (n, ...) or None, default=None
+        Rows near the model.
 
     Raises
     ------
@@ -321,36 +343,179 @@ def check_proper(energy: Energy, generator: torch.Generator | None = None) -> No
     check_energy(energy)
     if bounded(energy.domain):
         return
-    template = template_for(energy)
+    template = template_for(energy, x)
     generator = generator_for(generator, template.device)
     origin, ray, dimension = _rays(energy.domain, generator, template)
-    grows = torch.ones(len(ray), dtype=torch.bool, device=template.device)
     with sampling(energy), torch.no_grad():
-        previous = [row_energies(energy, _reflected(energy.domain, origin + ray))]
-        for radius in RADII:
-            near = row_energies(energy, _reflected(energy.domain, origin + radius * ray))
-            far = row_energies(energy, _reflected(energy.domain, origin + 2 * radius * ray))
-            unknown = near.isnan() | far.isnan()
-            if radius == RADII[0] and unknown.any():
-                raise FloatingPointError(
-                    f"The energy is nan along {int(unknown.sum())} of {len(ray)} rays, at a "
-                    f"distance of {radius:.0f} from the origin: check the model's parameters, or "
-                    "compute in float64."
-                )
-            # An infinite energy is large enough, also where the nearer one is infinite as well.
-            increases = (far == math.inf) | (far - near > dimension * math.log(2))
-            for n_radii, value in enumerate(previous[-2:][::-1], 1):
-                increases |= far - value > dimension * math.log(2 * RADII[0] ** n_radii)
-            grows = torch.where(unknown, grows, increases)
-            previous.append(near)
+        _refuse(_grows(energy, origin, ray, dimension))
+        lines, cones = flat_directions(energy, origin, _unbounded(energy.domain), generator, x)
+        one = dimension.new_ones(len(lines))
+        shape = (-1, *energy.domain.row_shape)
+        start = origin[:1].expand(len(lines), *energy.domain.row_shape)
+        grows = _grows(energy, start, lines.view(shape), one, resolve=True)
+        # A ray of a cone is refused with those around it: single rays may be flat in a proper one.
+        n, around, _ = cones.shape
+        start = origin[:1].expand(n * around, *energy.domain.row_shape)
+        every = dimension[:1].expand(n * around)
+        cone = _grows(energy, start, cones.reshape(shape), every, resolve=True)
+        _refuse(torch.cat([grows, cone.view(n, around).any(1)]))
+
+
+def _refuse(grows: Tensor) -> None:
+    """Raise `ValueError` unless the energy grows along every ray."""
     if not grows.all():
         raise ValueError(
             f"exp(-E) has no finite integral, so log Z does not exist: along {int((~grows).sum())} "
-            f"of {len(ray)} rays E decreases or grows no faster than d log r. Give the domain "
+            f"of {len(grows)} rays E decreases or grows no faster than d log r. Give the domain "
             "bounds, Real(shape, lower, upper), or the energy a base, E(x) = f(x) - log q(x) with "
             "for instance q = skebm.distributions.Gaussian(mean, scale), or a confinement such as "
             "c |x|^2."
         )
+
+
+def _grows(
+    energy: Energy, origin: Tensor, ray: Tensor, dimension: Tensor, resolve: bool = False
+) -> Tensor:
+    """Whether E grows faster than `dimension` log r along each ray, (n,) of bool.
+
+    With `resolve`, rays are not judged at distances where the rounding of the rows alone changes E
+    by as much: far out a ray in single precision leaves a direction in which E is flat.
+    """
+
+    def at(radius: float, direction: Tensor) -> Tensor:
+        return row_energies(energy, _reflected(energy.domain, origin + radius * direction))
+
+    needed = dimension * (1 + MARGIN)
+    rounded = ray * (1 + 8 * torch.finfo(ray.dtype).eps * torch.sin(1e3 * ray + 1).sign())
+    grows = torch.ones(len(ray), dtype=torch.bool, device=ray.device)
+    previous = [at(1.0, ray)]
+    for radius in RADII:
+        near, far = at(radius, ray), at(2 * radius, ray)
+        unknown = near.isnan() | far.isnan()
+        if radius == RADII[0] and unknown.any():
+            raise FloatingPointError(
+                f"The energy is nan along {int(unknown.sum())} of {len(ray)} rays, at a "
+                f"distance of {radius:.0f} from the origin: check the model's parameters, or "
+                "compute in float64."
+            )
+        # An infinite energy is large enough, also where the nearer one is infinite as well.
+        increases = (far == math.inf) | (far - near > needed * math.log(2))
+        for n_radii, value in enumerate(previous[-2:][::-1], 1):
+            increases |= far - value > needed * math.log(2 * RADII[0] ** n_radii)
+        if resolve:
+            noise = 4 * (at(2 * radius, rounded) - far).abs()
+            unknown |= noise > 0.1 * (far - near).abs().clamp_min(needed)
+        grows = torch.where(unknown, grows, increases)
+        previous.append(near)
+    return grows
+
+
+def flat_directions(
+    energy: Energy,
+    origin: Tensor,
+    unbounded: Tensor,
+    generator: torch.Generator,
+    x: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Unit directions (n, d) of lines, and (m, k, d) of cones: k rays near each other.
+
+    Of the columns `unbounded` (d,) of rows. Lines: both directions of least curvature, of rows x,
+    and of descent. Cones: around what descent has found, and in the plane each ray of a circle.
+    """
+    columns = unbounded.to(origin.device).nonzero().flatten()
+    center = origin[:1].flatten(1)
+    lines = [_of_rows(x.to(origin).flatten(1)[:, columns], generator)] if x is not None else []
+    found = center.new_zeros(0, len(columns))
+    if isinstance(energy.domain, Real) and energy.domain.lower is energy.domain.upper is None:
+        lines.append(_of_least_curvature(energy, center, origin.shape[1:]))
+        found = _of_least_energy(energy, center, origin.shape[1:], generator)
+    both = torch.cat([*lines, found]) if lines else found
+    both = torch.cat([both, -both])
+    noise = torch.randn(
+        len(found), N_AROUND, len(columns), generator=generator, dtype=origin.dtype,
+        device=origin.device,
+    )  # fmt: skip
+    cones = _unit(found[:, None] + ANGLE * _unit(noise))
+    if len(columns) == 2:
+        angle = torch.linspace(0, 2 * math.pi, N_DEGREES + 1, dtype=origin.dtype)[:-1] + 0.003
+        circle = torch.stack([angle.cos(), angle.sin()], 1).to(origin)
+        cones = torch.cat([cones, circle[:, None].expand(-1, N_AROUND, -1)])
+    return _embed(both, columns, center.shape[1]), _embed(cones, columns, center.shape[1])
+
+
+def _embed(direction: Tensor, columns: Tensor, n_columns: int) -> Tensor:
+    """Directions of all columns, zero in those that are bounded."""
+    whole = direction.new_zeros(*direction.shape[:-1], n_columns)
+    whole[..., columns] = direction
+    return whole
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-30)
+
+
+def _of_rows(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Principal directions of least and largest variance of rows (n, d), and differences."""
+    if len(x) < 2:
+        return x[:0]
+    x = x[torch.randperm(len(x), generator=generator, device=x.device)[:256]]
+    differences = x[1 : 1 + 2 * N_FLAT] - x[0]
+    vectors = torch.linalg.svd(x - x.mean(0), full_matrices=False).Vh
+    every = torch.cat([vectors[:N_FLAT], vectors[-N_FLAT:], differences])
+    every = every[every.norm(dim=1) > 0]
+    return _unit(every)
+
+
+def _gradients(energy: Energy, x: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor] | None:
+    """Energies and gradients at flat rows; None where the energy has no gradient."""
+    with torch.enable_grad():
+        rows = x.detach().view(-1, *shape).requires_grad_(True)
+        value = energy(rows)
+        if not value.requires_grad:
+            return None
+        (grad,) = torch.autograd.grad(value, rows, torch.ones_like(value), allow_unused=True)
+    return None if grad is None else (value.detach(), grad.flatten(1).nan_to_num(0.0, 0.0, 0.0))
+
+
+def _of_least_curvature(energy: Energy, center: Tensor, shape: torch.Size) -> Tensor:
+    """Eigenvectors of the least eigenvalues of differences of gradients, at several distances."""
+    d = center.shape[1]
+    n_distances = min(N_GRADIENTS // (2 * d), len(DISTANCES))
+    eye, found = torch.eye(d, dtype=center.dtype, device=center.device), [center[:0]]
+    for distance in DISTANCES[:n_distances]:
+        both = _gradients(
+            energy, torch.cat([center + distance * eye, center - distance * eye]), shape
+        )
+        if both is None:
+            break
+        grad = both[1].double()
+        hessian = (grad[:d] - grad[d:]) / (2 * distance)
+        largest = hessian.abs().max().clamp_min(1e-300)  # squares of gradients may overflow
+        vectors = torch.linalg.eigh((hessian + hessian.T) / largest).eigenvectors
+        found.append(vectors[:, :N_FLAT].T.to(center))
+    return torch.cat(found)
+
+
+def _of_least_energy(
+    energy: Energy, center: Tensor, shape: torch.Size, generator: torch.Generator
+) -> Tensor:
+    """Minima of E(o + 100 u) over directions u, by normalised gradient steps of falling angle."""
+    d = center.shape[1]
+    u = _unit(
+        torch.randn(N_STARTS, d, generator=generator, dtype=center.dtype, device=center.device)
+    )
+    best, least = u, torch.full((N_STARTS,), math.inf, device=center.device, dtype=center.dtype)
+    for step in range(N_DESCENT):
+        both = _gradients(energy, center + 100 * u, shape)
+        if both is None:
+            return u[:0]
+        value, grad = both
+        better = value < least
+        best = torch.where(better[:, None], u, best)
+        least = torch.where(better, value.to(least), least)
+        tangent = grad - (grad * u).sum(1, keepdim=True) * u
+        u = _unit(u - 0.7 * 0.7**step * _unit(tangent))
+    return best
 
 
 def _rays(

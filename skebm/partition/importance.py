@@ -18,6 +18,7 @@ from skebm.distributions import Distribution
 from skebm.partition.checks import (
     NO_UPPER,
     MonteCarloEstimator,
+    bounded,
     check_base,
     check_delta,
     default_base,
@@ -104,13 +105,25 @@ def summarise(log_w: Tensor) -> WeightSummary:
     return WeightSummary(log_mean, math.sqrt(float(w.var()) / n + integral * excess**2), ess)
 
 
-def pareto_k(log_w: Tensor) -> float:
-    r"""Index k of a generalised Pareto distribution fitted to the largest weights.
+class Tail(NamedTuple):
+    """A generalised Pareto distribution fitted to the largest of n weights, relative to their max.
 
-    `log_w` (n,) are log weights. The weights have about 1 / k finite moments. The tail consists of
-    the min(n / 5, 3 sqrt(n)) largest of the n weights, and the fit has a weak prior at 1/2. Minus
-    infinity where they are all equal, ``nan`` for fewer than 25 weights. As draws of few discrete
-    states have ties, which no density fits, log weights get noise of a standard deviation of 0.001.
+    Index `k`, scale, the weight that the tail starts at, the number of weights in the tail.
+    """
+
+    k: float
+    scale: float
+    start: float
+    n_tail: int
+
+
+def fit_tail(log_w: Tensor) -> Tail:
+    r"""Fit a generalised Pareto distribution to the largest weights, of log weights (n,).
+
+    The tail consists of the min(n / 5, 3 sqrt(n)) largest of the n weights, and the fit has a weak
+    prior at k = 1/2. k is minus infinity where they are all equal, ``nan`` for fewer than 25
+    weights. As draws of few discrete states have ties, which no density fits, log weights get noise
+    of a standard deviation of 0.001.
 
     References
     ----------
@@ -121,10 +134,10 @@ def pareto_k(log_w: Tensor) -> float:
     n = len(log_w)
     n_tail = int(min(n / 5, 3 * math.sqrt(n)))
     if n_tail < 5:
-        return math.nan
+        return Tail(math.nan, math.nan, math.nan, n_tail)
     largest = log_w.topk(n_tail + 1).values
     if largest[0] - largest[-1] <= 1e-10:
-        return -math.inf
+        return Tail(-math.inf, 0.0, 1.0, n_tail)
     generator = torch.Generator(log_w.device).manual_seed(0)
     noise = torch.randn(n, generator=generator, dtype=log_w.dtype, device=log_w.device)
     top = (log_w + JITTER * noise).topk(n_tail + 1).values
@@ -138,7 +151,33 @@ def pareto_k(log_w: Tensor) -> float:
     log_likelihood = n_tail * ((-theta / k).log() - k - 1)
     posterior_mean = (log_likelihood.softmax(0) * theta).sum()
     fitted = float(torch.log1p(-posterior_mean * x).mean())
-    return (n_tail * fitted + 10 * 0.5) / (n_tail + 10)
+    k_regular = (n_tail * fitted + 10 * 0.5) / (n_tail + 10)
+    return Tail(k_regular, -fitted / float(posterior_mean), float(top[-1]), n_tail)
+
+
+def pareto_k(log_w: Tensor) -> float:
+    """Index k of the generalised Pareto distribution that `fit_tail` fits to the largest weights.
+
+    The weights have about 1 / k finite moments.
+    """
+    return fit_tail(log_w).k
+
+
+def tail_correction(log_w: Tensor, tail: Tail) -> float:
+    """How much Pareto smoothing changes log of the mean weight, in nats; 0 without a fitted tail.
+
+    The n_tail largest weights are replaced by the expected order statistics of the fitted
+    distribution, at most the largest weight. What was not drawn is in the standard error.
+    """
+    if not math.isfinite(tail.k):
+        return 0.0
+    u = (torch.arange(tail.n_tail, dtype=torch.float64) + 0.5) / tail.n_tail
+    k = tail.k if abs(tail.k) > 1e-6 else 1e-6
+    fitted = float((tail.start + tail.scale / k * (u.pow(-k) - 1)).clamp_max(1).sum())
+    w = (log_w - log_w.max()).exp()
+    drawn = float(w.topk(tail.n_tail).values.sum())
+    # The other weights are not replaced, so their sum bounds the argument from below.
+    return math.log(max(1 + (fitted - drawn) / float(w.sum()), 1e-300))
 
 
 # Vehtari et al. (2024): above it effective sample sizes and standard errors are unreliable.
@@ -146,6 +185,9 @@ MAX_PARETO_K = 0.7
 # Effective sample size below which the mean of weights is unreliable too: at 60 of 10,000 draws,
 # intervals of two standard errors for a trained RBM covered log Z in 80 of 100 runs.
 MIN_ESS = 100
+# The effective sample size of n weights without a mean is of the order of log(n)^2, below 3 % of a
+# thousand draws. With more of them a Pareto index above 1 describes a tail that carries little.
+MAX_ESS_WITHOUT_MEAN = 0.05
 
 
 class ImportanceSampling(MonteCarloEstimator):
@@ -159,11 +201,14 @@ class ImportanceSampling(MonteCarloEstimator):
     weights do not show a mode that all draws have missed. ``std_error`` is that of the delta
     method, increased by an estimate of the unobserved tail of the weights. Accumulates in float64.
 
-    Warns where the effective sample size is below a hundred (or a tenth of the draws), and where
-    the weights have a tail so heavy (Pareto index above 0.7) that neither ``ess`` nor ``std_error``
-    is reliable: the base is narrower than the model, or far from it. Suited to few columns, or to a
-    base fitted to the model: the variance grows exponentially with the number of columns in which
-    q and the model differ.
+    Warns where log Z may be wrong by more than `std_error`: where the effective sample size is
+    below a hundred (or a tenth of the draws), and where the weights have a tail so heavy (Pareto
+    index k above 0.7) that smoothing it changes the estimate by more. Then the base is narrower
+    than the model, or far from it. On rows without bounds, weights of k at least 1 whose effective
+    sample size is below a twentieth of the draws are those of a distribution without a mean:
+    ``value`` and ``std_error`` are ``nan``, with the reason, and ``lower``, which holds for any
+    weights, remains. Suited to few columns, or to a base fitted to the model: the variance grows
+    exponentially with the number of columns in which q and the model differ.
 
     Parameters
     ----------
@@ -225,7 +270,7 @@ class ImportanceSampling(MonteCarloEstimator):
         whole_number("n_samples", self.n_samples, 2)
         whole_number("chunk", self.chunk, 1)
         check_delta(self.delta)
-        self.check(energy)
+        self.check(energy, x)
         rows = rows_of(energy, x)
         base = default_base(energy, rows) if base is None else base
         check_base(energy, base, rows)
@@ -238,9 +283,9 @@ class ImportanceSampling(MonteCarloEstimator):
             draws = base.sample(min(self.chunk, n_remaining), generator)
             n_remaining -= len(draws)
             parts.append(log_weights(energy, base, draws, self.chunk))
-        return self._summarised(torch.cat(parts))
+        return self._summarised(torch.cat(parts), not bounded(energy.domain))
 
-    def _summarised(self, log_w: Tensor) -> LogPartition:
+    def _summarised(self, log_w: Tensor, unbounded: bool) -> LogPartition:
         """The estimate from log weights (n,); warns where it is unreliable."""
         largest = log_w.max()
         if largest == -math.inf:
@@ -249,19 +294,38 @@ class ImportanceSampling(MonteCarloEstimator):
                 "nearer to the model, or rows of the model as x."
             )
         # Draws of no mass count as draws; clamped, their weights underflow to zero as they should.
-        log_mean, std_error, ess = summarise(log_w.clamp_min(float(largest) - 1e3))
-        k, n = pareto_k(log_w), len(log_w)
-        if k > MAX_PARETO_K or ess < min(MIN_ESS, n / 10):
-            warnings.warn(
-                f"The importance weights are uneven (effective sample size {ess:.1f} of {n} "
-                f"draws; Pareto index {k:.2f}, reliable up to {MAX_PARETO_K}): log Z may be far "
-                "above this estimate, and std_error too small. The base is narrower than the "
-                "model, or far from it: pass a wider one, or rows x to fit it to, or use AIS or "
-                "BridgeSampling.",
-                ConvergenceWarning,
-                stacklevel=3,  # the caller of `estimate`
-            )
+        log_w = log_w.clamp_min(float(largest) - 1e3)
+        log_mean, std_error, ess = summarise(log_w)
         lower = log_mean - math.log(1 / self.delta)
+        n, tail, reason = len(log_w), fit_tail(log_w), NO_UPPER
+        # Weights on bounded rows have a mean whatever their index.
+        if unbounded and tail.k >= MAX_TAIL and ess < MAX_ESS_WITHOUT_MEAN * n:
+            reason = (
+                f"no estimate: the weights have a Pareto index of {tail.k:.2f}, so that their mean "
+                "does not exist or is far from that of the draws"
+            )
+            log_mean = std_error = math.nan
+        off = abs(tail_correction(log_w, tail))
+        heavy = tail.k > MAX_PARETO_K and off > std_error
+        if reason != NO_UPPER or heavy or ess < min(MIN_ESS, n / 10):
+            _warn_of_weights(ess, n, tail.k, math.isnan(log_mean))
         return LogPartition(
-            log_mean, std_error, lower, math.nan, "probabilistic", ess, reason=NO_UPPER
+            log_mean, std_error, lower, math.nan, "probabilistic", ess, reason=reason
         )
+
+
+def _warn_of_weights(ess: float, n: int, k: float, no_estimate: bool) -> None:
+    """Warn that log Z may be wrong by more than its standard error."""
+    effect = (
+        "log Z is nan"
+        if no_estimate
+        else ("log Z may be far above this estimate, and std_error too small")
+    )
+    warnings.warn(
+        f"The importance weights are uneven (effective sample size {ess:.1f} of {n} draws; Pareto "
+        f"index {k:.2f}, reliable up to {MAX_PARETO_K}): {effect}. The base is narrower than the "
+        "model, or far from it: pass a wider one, or rows x to fit it to, or use AIS or "
+        "BridgeSampling.",
+        ConvergenceWarning,
+        stacklevel=4,  # the caller of `estimate`
+    )
