@@ -22,7 +22,13 @@ from skebm.distributions import Gaussian, GaussianMixture
 from skebm.energies import MLP
 from skebm.estimators import Discrepancy, Likelihood, Sliced
 from skebm.objectives import Centering
-from skebm.partition import AIS, AISBracket, BridgeSampling, ImportanceSampling
+from skebm.partition import (
+    AIS,
+    AISBracket,
+    BridgeSampling,
+    ImportanceSampling,
+    PerturbAndMAP,
+)
 from skebm.samplers import MALA, Gibbs, ParallelTempering, Persistent, ReplayBuffer
 from skebm.training import SGD
 from tests.tiers import about, full, only_full
@@ -223,6 +229,10 @@ def eight_gib(monkeypatch):
         (lambda: log_z(AISBracket(n_chains=MANY)), "n_chains"),
         (lambda: log_z(ImportanceSampling(MANY)), "n_samples"),
         (lambda: log_z(BridgeSampling(MANY)), "n_samples"),
+        (
+            lambda: PerturbAndMAP(MANY).estimate(RBMEstimator(3, **SMALL).fit(BITS).energy_),
+            "n_samples",
+        ),
         (lambda: fitted("jem").sample(MANY), "n_samples"),
         (lambda: fitted("jem").sample(MANY, y=0), "n_samples"),
         (lambda: fitted("score matching").sample(MANY), "n_samples"),

@@ -624,3 +624,16 @@ def test_zeros_and_ones_are_treated_alike(learning):
     plain = RBMEstimator(4, random_state=0, **params).fit(X)
     flipped = RBMEstimator(4, random_state=0, **params).fit(1 - X)
     assert flipped.score(1 - X) == pytest.approx(plain.score(X), abs=0.15)
+
+
+@pytest.mark.parametrize(
+    ("params", "precondition"),
+    [
+        ({"learning": "pcd"}, 0.5),
+        ({"learning": "pcd", "learning_rate": 0.1}, 0.0),
+        ({"learning": "exact", "batch_size": 10}, 0.0),
+    ],
+)
+def test_gradients_are_preconditioned_where_the_learning_rate_is_free(params, precondition):
+    model = RBMEstimator(2, n_iter=1, random_state=0, **params).fit(np.eye(20, 4))
+    assert model.net_.module_.centering.precondition == precondition

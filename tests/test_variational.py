@@ -656,3 +656,8 @@ def test_single_precision_energies_are_computed_in_double(cls):
     energy = make_rbm(5, 4)
     double, single = cls().estimate(energy), cls().estimate(energy.float())
     assert single.value == pytest.approx(double.value, abs=1e-4)
+
+
+def test_two_perturbations_have_a_standard_error():
+    found = PerturbAndMAP(2).estimate(boltzmann_machine(0), generator=seeded())
+    assert 0 < found.std_error < math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import opcode
 import time
 import warnings
@@ -456,7 +457,7 @@ class EnergyNet(NeuralNet):
         if self.held_out_ is not None:
             self.guard_.keep_best(logs, len(self.history), weights_of(self.module_))
         for name, value in logs.items():
-            self.history.record("train_loss" if name == "loss" else name, value)
+            self._record(name, value)
         self.history.record("lr", self.optimizer_.param_groups[-1]["lr"])
         self.history.record("dur", time.perf_counter() - started)
 
@@ -537,6 +538,9 @@ class EnergyNet(NeuralNet):
                     if reason is not None:
                         self.guard_.diverged(len(self.history), number, reason)
                         return None
+            if not hooked:  # skorch's checkpoints ask for the last batch
+                self.history.new_batch()
+                self._record_loss(batch, loss)
         return logs
 
     def _monitored_energy(self, monitored: Batch) -> Tensor | None:
@@ -570,7 +574,15 @@ class EnergyNet(NeuralNet):
                 n = len(batch.x) if batch.weight is None else float(batch.weight.sum())
                 total += n * float(self.module_.held_out(batch, self.state_, generator))
                 count += n
-        self.history.record("valid_loss", total / count)
+        self._record("valid_loss", total / count)
+
+    def _record(self, name: str, value: float) -> None:
+        """Record a number of the epoch, and of a loss whether it is the least, as skorch does."""
+        name = "train_loss" if name == "loss" else name
+        self.history.record(name, value)
+        if name in ("train_loss", "valid_loss"):
+            before = [row[name] for row in self.history[:-1] if name in row]
+            self.history.record(f"{name}_best", value < min(before, default=math.inf))
 
     # ---------------------------------------------------------------- steps
 
@@ -606,10 +618,13 @@ class EnergyNet(NeuralNet):
             for name in names
         )
 
-    def _record_batch(self, batch: Batch, loss: Loss) -> None:
+    def _record_loss(self, batch: Batch, loss: Loss) -> None:
         self.history.record_batch("train_batch_size", len(batch.x))
         if loss.value is not None:
             self.history.record_batch("train_loss", float(loss.value))
+
+    def _record_batch(self, batch: Batch, loss: Loss) -> None:
+        self._record_loss(batch, loss)
         self.notify("on_batch_end", batch=batch, training=True, loss=loss.value, y_pred=None)
 
     # ---------------------------------------------------------------- guard, schedule
