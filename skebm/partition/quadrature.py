@@ -39,6 +39,10 @@ N_WITNESSES = 1000
 RESOLVED = 2.0
 # Log densities this far below the largest are of no account.
 NEGLIGIBLE = 25.0
+# Correlation from which on the coordinates are rotated.
+CORRELATED = 0.5
+# Cells narrower than this are not halved: beyond, 1 - t is too inaccurate.
+NARROWEST = 1e-12
 # Rows of which energies are computed at a time.
 CHUNK = 16_384
 # Factor of the difference between two rules, which at singular corners is about the error itself.
@@ -129,13 +133,20 @@ class Coordinates(NamedTuple):
 
 
 def _factor(points: Tensor) -> Tensor:
-    """Cholesky factor of the covariance of points (n, d), regularised where it is singular."""
+    """Cholesky factor of the covariance of points (n, d), regularised where it is singular.
+
+    Diagonal where correlations are weak: heavy tails along a column stay along an axis.
+    """
     deviation = points - points.mean(0)
     covariance = deviation.t() @ deviation / len(points)
     variance = covariance.diag()
     # Constant columns have the scale of the others, or one.
     least = 1e-6 * variance.max() if variance.max() > 0 else torch.ones_like(variance)
     ridge = 1e-6 * variance + torch.where(variance > 0, torch.zeros_like(variance), least)
+    scale = (variance + ridge).sqrt()
+    correlation = covariance / (scale[:, None] * scale)
+    if (correlation - correlation.diag().diag()).abs().max() < CORRELATED:
+        return scale.diag()
     factor: Tensor = torch.linalg.cholesky(covariance + ridge.diag())
     return factor
 
@@ -311,6 +322,10 @@ class Cells:
         hidden = (2 * self.half[self.cell]).prod(1) * excess.clamp_min(0)
         return self.error.scatter_reduce(0, self.cell, hidden, "amax")
 
+    def final(self) -> Tensor:
+        """Which cells (n,) are too narrow to be halved."""
+        return self.half.gather(1, self.axis[:, None])[:, 0] < NARROWEST
+
     def outer(self) -> Tensor:
         """Which cells (n,) extend to infinity."""
         coordinates = self.density.coordinates
@@ -406,7 +421,11 @@ def integrate(
         while True:
             errors, total = cells.errors, cells.total
             error = float(errors.sum()) / total if total > 0 else math.inf
-            marked = _largest(errors)
+            final = cells.final()
+            if total > 0 and float(cells.value[final].sum()) > tol * total:
+                error = math.inf  # a density that increases too fast to be integrated
+                break
+            marked = _largest(errors.masked_fill(final, 0))
             cost = 2 * len(marked) * len(cells.rule.nodes)
             if error <= tol or not len(marked):
                 break
@@ -428,8 +447,8 @@ def _why_failed(cells: Cells, errors: Tensor, error: float) -> str:
         return f"no mass was found in {n}: pass rows of the model as x"
     if errors[cells.outer()].sum() > 0.5 * errors.sum():
         return (
-            "the mass does not decay far out, so log Z may not exist: cells that extend to "
-            f"infinity are most of a relative error of {error:.2g} after {n}"
+            "the mass does not decay far out, so log Z may not exist: most of the error, relative "
+            f"{error:.2g} after {n}, is in cells that extend to infinity"
         )
     return f"a relative error of {error:.2g} after {n}: raise max_evaluations, or use AISBracket"
 

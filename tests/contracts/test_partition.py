@@ -23,6 +23,7 @@ from skebm.partition import (
     Exact,
     ImportanceSampling,
     PerturbAndMAP,
+    Quadrature,
     ReverseAIS,
     TreeReweighted,
     log_z_cost,
@@ -53,6 +54,7 @@ class Case(NamedTuple):
     anneals: bool = False
     samples: bool | None = True  # None: starts are random, the result is not
     converges: bool = True  # to log Z, not to a bound or an approximation
+    binary: bool = True  # or takes real rows only, and is tested in a file of its own
 
     def tolerance(self, found, least):
         """Largest error of an estimate for these small models."""
@@ -73,11 +75,12 @@ CASES = {
     Bethe: Case(Bethe, samples=None, converges=False),
     TreeReweighted: Case(TreeReweighted, samples=False, converges=False),
     PerturbAndMAP: Case(PerturbAndMAP, converges=False),
+    Quadrature: Case(Quadrature, samples=False, binary=False),  # tests/test_quadrature.py
 }
 ANNEALING = [cls for cls, case in CASES.items() if case.anneals]
 
 
-@pytest.fixture(params=CASES, ids=lambda cls: cls.__name__)
+@pytest.fixture(params=[cls for cls in CASES if CASES[cls].binary], ids=lambda cls: cls.__name__)
 def case(request):
     return CASES[request.param]
 
