@@ -26,6 +26,7 @@ from skebm.partition import (
     Quadrature,
     ReverseAIS,
     TreeReweighted,
+    annealed,
     log_z_cost,
 )
 from skebm.partition.annealed import Schedule, adaptive_schedule, anneal
@@ -849,7 +850,7 @@ def test_a_single_row_is_refused_or_warned_of():
 
 
 def test_reverse_runs_anneal_at_most_n_chains_rows(energy, target):
-    """Further rows take no time; those kept are drawn at random."""
+    """Further rows take no time; those kept are drawn at random. Both starts move together."""
     seen = []
 
     class Recorder(Gibbs):
@@ -860,4 +861,46 @@ def test_reverse_runs_anneal_at_most_n_chains_rows(energy, target):
     CASES[AISBracket].make(n_chains=30).estimate(
         energy, sampler=Recorder(), x=exact_rows(target, 300), generator=seeded()
     )
-    assert max(seen) == 30
+    assert max(seen) == 2 * 30
+
+
+def test_the_bracket_stops_at_the_tolerance(energy, target):
+    """An easy model takes a sixteenth of the temperatures, a small tolerance all of them."""
+    x = exact_rows(target)
+    few, all_of_them = AISBracket(50, 125, n_steps=7), AISBracket(50, 2000, n_steps=100, tol=0.3)
+    assert all_of_them.estimate(energy, x=x)[:6] == few.estimate(energy, x=x)[:6]
+    n_moves = 0
+
+    class Counting(Gibbs):
+        def step(self, *args, **kwargs):
+            nonlocal n_moves
+            n_moves += 1
+            return super().step(*args, **kwargs)
+
+    bracket = AISBracket(10, 500, n_steps=0)
+    counts = []
+    for tol in (1.0, 1e-4, None):
+        n_moves = 0
+        bracket.set_params(tol=tol).estimate(energy, sampler=Counting(), x=x)
+        counts.append(n_moves)
+    assert 3.5 < counts[2] / counts[0] < 4.5
+    assert counts[1] == counts[0] + counts[2]
+
+
+@pytest.mark.parametrize("tol", [0, -1.0, "small", math.nan])
+def test_invalid_tolerances_are_refused(energy, tol):
+    with pytest.raises(ValueError, match="tol must be a positive number or None"):
+        AISBracket(tol=tol).estimate(energy, x=torch.zeros(2, D, dtype=DOUBLE))
+
+
+def test_progress_is_shown_after_two_seconds(energy, target, monkeypatch, capsys):
+    x, settings = exact_rows(target), {"n_chains": 10, "n_betas": 30, "n_steps": 5}
+    AISBracket(**settings, verbose=1).estimate(energy, x=x)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(annealed, "PROGRESS_DELAY", 0)
+    AISBracket(**settings).estimate(energy, x=x)
+    assert capsys.readouterr().err == ""
+    AISBracket(**settings, verbose=1).estimate(energy, x=x)
+    shown = capsys.readouterr().err
+    assert "log Z: AIS" in shown
+    assert "log Z: reverse AIS" in shown
