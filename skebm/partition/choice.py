@@ -83,7 +83,8 @@ def choose(
     5. :class:`ImportanceSampling` of real rows from `base`, from the base that the energy corrects,
        or from the uniform distribution over a box, where the effective sample size is at least a
        twentieth of the draws;
-    6. :class:`AISBracket`, where there are two rows or more to start reverse annealing from;
+    6. :class:`AISBracket`, where there are two rows or more to start reverse annealing from
+       (of real rows with 500 temperatures);
     7. :class:`AIS`.
 
     The first two are exact. The docstrings of the others give the direction of their errors.
