@@ -176,7 +176,11 @@ def test_the_noise_of_the_training_is_the_base():
 
 
 def test_reasons_for_real_rows_and_for_many_states():
-    real = choose(Quadratic(torch.zeros(2, dtype=DOUBLE), torch.eye(2, dtype=DOUBLE)))
+    few = choose(Quadratic(torch.zeros(2, dtype=DOUBLE), torch.eye(2, dtype=DOUBLE)))
+    assert str(few) == (
+        "Quadrature(): real numbers cannot be enumerated; 2 columns, with an error of 4e-05"
+    )
+    real = choose(Quadratic(torch.zeros(4, dtype=DOUBLE), torch.eye(4, dtype=DOUBLE)))
     assert str(real) == "AIS(): real numbers cannot be enumerated; no rows for reverse annealing"
     mixed = choose(Plain(Mixed((Binary((2,)), Real((1,), 0.0, 1.0)))))
     assert mixed.reason.startswith("real numbers")
@@ -625,7 +629,7 @@ def test_plot_uses_the_axes_and_the_exact_value_passed(plt):
 
 def test_texts_do_not_overlap(plt):
     names = [cls.__name__ for cls in METHODS]
-    rows = [EXACT_ROW, ABOVE, FAR, FAR, NEAR, NONE, NEAR, NEAR, NONE]
+    rows = [EXACT_ROW, NEAR, ABOVE, FAR, FAR, NEAR, NONE, NEAR, NEAR, NONE]
     frame = table(**dict(zip(names, rows, strict=True)))
     frame["reason"] = "x" * 200
     frame["warning"] = "a warning"

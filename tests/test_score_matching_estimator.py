@@ -728,7 +728,7 @@ def test_log_z_of_a_known_model(partition, d):
     assert model.score_samples(two_modes(20, d)) == pytest.approx(
         log_mixture(two_modes(20, d)), abs=slack
     )
-    name = "ImportanceSampling" if partition == "auto" else type(partition).__name__
+    name = "Quadrature" if partition == "auto" else type(partition).__name__
     prefix = "" if partition == "auto" else "as given: "
     assert model.log_partition_method_.startswith(prefix + name)
     assert model.score(two_modes(20, d)) <= model.score_samples(two_modes(20, d)).mean()
@@ -736,10 +736,11 @@ def test_log_z_of_a_known_model(partition, d):
 
 def test_log_z_of_the_base_is_zero():
     model = known_normal()
-    assert model.log_partition_ == pytest.approx(0, abs=1e-9)
+    assert model.log_partition_ == pytest.approx(0, abs=model.log_partition_std_)
+    assert model.log_partition_std_ < 1e-4
     truth = scipy.stats.multivariate_normal(MEAN, COVARIANCE)
     rows = truth.rvs(20, random_state=0)
-    assert_allclose(model.score_samples(rows), truth.logpdf(rows), atol=1e-8)
+    assert_allclose(model.score_samples(rows), truth.logpdf(rows), atol=1e-4)
 
 
 def test_what_cannot_be_normalised_has_no_likelihood():

@@ -525,6 +525,8 @@ class BaseEBM(BaseEstimator, abc.ABC):
             return LogPartition(0.0, nan, nan, nan, "heuristic", nan)
         if self._log_z.found is None:
             method = self.partition_
+            if self.partition == "auto" and "verbose" in method.get_params():
+                method.set_params(verbose=self.verbose)
             inputs = self._partition_inputs([name for name in method.uses if name != "x"])
             if "x" in method.uses and not (method.x_fits_base and inputs.get("base") is not None):
                 inputs |= self._partition_inputs(("x",))

@@ -9,6 +9,7 @@ from skebm.partition.comparison import compare
 from skebm.partition.exact import Exact, cheaper_side, log_z_cost
 from skebm.partition.importance import ImportanceSampling
 from skebm.partition.perturb_and_map import PerturbAndMAP
+from skebm.partition.quadrature import Quadrature
 from skebm.partition.tree_reweighted import TreeReweighted
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Exact",
     "ImportanceSampling",
     "PerturbAndMAP",
+    "Quadrature",
     "ReverseAIS",
     "TreeReweighted",
     "cheaper_side",

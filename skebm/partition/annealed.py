@@ -12,6 +12,7 @@ import torch
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from skebm.base import Energy, LogPartition, Sampler, sampling
 from skebm.base.energy import check_energy
@@ -217,6 +218,8 @@ def _pilot_run(
     return torch.stack(lengths).cpu().numpy(), schedule
 
 
+# Seconds after which an annealing run shows its progress.
+PROGRESS_DELAY = 2.0
 # Effective sample size below which an annealing run warns.
 MIN_ESS = 5
 NO_LOWER = "no lower bound: the weights do not show a mode that all draws of the model have missed"
@@ -230,11 +233,12 @@ class AnnealingPlan(NamedTuple):
     schedule: Schedule
     delta: float
     generator: torch.Generator
+    verbose: int = 0
 
     def forward(self, n_chains: int) -> LogPartition:
         """AIS from `n_chains` draws of the base; on average below log Z."""
         x = self.path.base.sample(n_chains, self.generator)
-        log_mean, std_error, ess = self._weights(x)
+        log_mean, std_error, ess = self._summary(self._log_weights(x))
         value = self.path.log_z0 + log_mean
         lower = value + math.log(self.delta)
         return LogPartition(
@@ -249,19 +253,34 @@ class AnnealingPlan(NamedTuple):
 
     def reverse(self, x: Tensor) -> LogPartition:
         """Reverse AIS from rows x; on average above log Z if they are exact draws."""
-        log_mean, std_error, ess = self._weights(x, reverse=True)
+        return self._reversed(self._log_weights(x, reverse=True))
+
+    def reverse_each(self, starts: Mapping[str, Tensor]) -> dict[str, LogPartition]:
+        """Reverse AIS from each of several starts, of which all rows move together."""
+        log_w = self._log_weights(torch.cat(list(starts.values())), reverse=True)
+        parts = log_w.split([len(x) for x in starts.values()])
+        return {name: self._reversed(part) for name, part in zip(starts, parts, strict=True)}
+
+    def _reversed(self, log_w: Tensor) -> LogPartition:
+        log_mean, std_error, ess = self._summary(log_w)
         value = self.path.log_z0 - log_mean
         upper = value - math.log(self.delta)
         return LogPartition(value, std_error, math.nan, upper, "heuristic", ess, reason=NO_LOWER)
 
-    def _weights(self, x: Tensor, reverse: bool = False) -> WeightSummary:
-        """Anneal rows x and summarise their weights; warns where the effective sample is small."""
+    def _log_weights(self, x: Tensor, reverse: bool = False) -> Tensor:
+        """Anneal rows x (n, ...), with a progress bar after two seconds; log weights (n,)."""
         log_w = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         increments = anneal(
             self.path, self.kernel, x, self.schedule, self.generator, reverse=reverse
         )
-        for increment in increments:
+        shown: dict[str, Any] = {"delay": PROGRESS_DELAY, "disable": not self.verbose}
+        n, name = len(self.schedule.betas) - 1, "reverse AIS" if reverse else "AIS"
+        for increment in tqdm(increments, total=n, desc=f"log Z: {name}", leave=False, **shown):
             log_w += increment
+        return log_w
+
+    def _summary(self, log_w: Tensor) -> WeightSummary:
+        """Summary of log weights (n,); warns where the effective sample is small."""
         summary, n = summarise(log_w), len(log_w)
         if n > 1 and summary.ess < min(MIN_ESS, n / 10):
             warnings.warn(
@@ -318,7 +337,8 @@ def annealing_plan(
         )
     kernel.check(midpoint)
     schedule = adaptive_schedule(path, kernel, n_chains, estimator.n_betas, generator)
-    return AnnealingPlan(path, kernel, schedule, estimator.delta, generator)
+    verbose = estimator.verbose
+    return AnnealingPlan(path, kernel, schedule, estimator.delta, generator, verbose)
 
 
 class AIS(MonteCarloEstimator):
@@ -345,6 +365,8 @@ class AIS(MonteCarloEstimator):
         `n_chains`.
     delta : float in (0, 1], default=0.05
         Probability with which the bound may fail.
+    verbose : int, default=0
+        1 shows a progress bar for what takes over two seconds.
 
     References
     ----------
@@ -366,10 +388,13 @@ class AIS(MonteCarloEstimator):
     True
     """
 
-    def __init__(self, n_chains: int = 100, n_betas: int = 2000, delta: float = 0.05):
+    def __init__(
+        self, n_chains: int = 100, n_betas: int = 2000, delta: float = 0.05, verbose: int = 0
+    ):
         self.n_chains = n_chains
         self.n_betas = n_betas
         self.delta = delta
+        self.verbose = verbose
 
     def estimate(
         self,
@@ -410,6 +435,8 @@ class ReverseAIS(MonteCarloEstimator):
         Probability with which the bound may fail, given exact samples.
     exact_samples : bool, default=False
         Whether the rows `x` passed to :meth:`estimate` are exact samples of the model.
+    verbose : int, default=0
+        1 shows a progress bar for what takes over two seconds.
 
     References
     ----------
@@ -430,10 +457,17 @@ class ReverseAIS(MonteCarloEstimator):
     (4.1589, 'probabilistic')
     """
 
-    def __init__(self, n_betas: int = 2000, delta: float = 0.05, exact_samples: bool = False):
+    def __init__(
+        self,
+        n_betas: int = 2000,
+        delta: float = 0.05,
+        exact_samples: bool = False,
+        verbose: int = 0,
+    ):
         self.n_betas = n_betas
         self.delta = delta
         self.exact_samples = exact_samples
+        self.verbose = verbose
 
     def estimate(
         self,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from numbers import Real as RealNumber
+from typing import Any, NamedTuple
 
 import torch
+from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
@@ -19,6 +21,9 @@ from skebm.partition.checks import MonteCarloEstimator, wide_base
 
 UNNAMED = "the given rows"
 WIDE = "AIS from a wider base"
+# Parts of the temperatures that are tried first, where there are enough of them.
+FRACTIONS = (1 / 16, 1 / 4)
+FEWEST_BETAS = 125
 
 
 class AISBracket(MonteCarloEstimator):
@@ -49,6 +54,12 @@ class AISBracket(MonteCarloEstimator):
         Sampler steps from the rows of `x` to a further reverse start; 0 leaves it out.
     delta : float in (0, 1], default=0.05
         Probability with which the lower bound may fail.
+    tol : float or None, default=0.05
+        Standard error, in nats, at which a sixteenth, or a fourth, of `n_betas` and `n_steps` is
+        enough, where forward and reverse values are within four times as much of each other. None
+        uses all of them. Fewer than 125 temperatures are not tried.
+    verbose : int, default=0
+        1 shows a progress bar for each run that takes over two seconds.
 
     References
     ----------
@@ -70,12 +81,20 @@ class AISBracket(MonteCarloEstimator):
     """
 
     def __init__(
-        self, n_chains: int = 100, n_betas: int = 2000, n_steps: int = 1000, delta: float = 0.05
+        self,
+        n_chains: int = 100,
+        n_betas: int = 2000,
+        n_steps: int = 1000,
+        delta: float = 0.05,
+        tol: float | None = 0.05,
+        verbose: int = 0,
     ):
         self.n_chains = n_chains
         self.n_betas = n_betas
         self.n_steps = n_steps
         self.delta = delta
+        self.tol = tol
+        self.verbose = verbose
 
     def estimate(
         self,
@@ -97,7 +116,33 @@ class AISBracket(MonteCarloEstimator):
                 "AISBracket needs at least two rows to start a reverse run from: pass them as x."
             )
         whole_number("n_steps", self.n_steps, 0)
+        whole_number("n_betas", self.n_betas, 2)
+        if not isinstance(self.tol, RealNumber | None) or self.tol is not None and not self.tol > 0:
+            raise ValueError(f"tol must be a positive number or None, got {self.tol!r}.")
         check_energy(energy)
+        inputs = (energy, base, sampler, given, generator)
+        for share in FRACTIONS:
+            if self.tol is None or self.n_betas * share < FEWEST_BETAS:
+                continue
+            few = clone(self).set_params(
+                n_betas=round(share * self.n_betas), n_steps=math.ceil(share * self.n_steps)
+            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                runs = few._runs(*inputs)
+            if runs.agree(self.tol):
+                return runs.result()
+        return self._runs(*inputs).result()
+
+    def _runs(
+        self,
+        energy: Energy,
+        base: Any,
+        sampler: Sampler | None,
+        given: Mapping[str, Tensor],
+        generator: torch.Generator | None,
+    ) -> Runs:
+        """All annealing runs, with `n_betas` temperatures each."""
         with sampling(energy), torch.no_grad():
             plan = annealing_plan(self, energy, base, sampler, given, generator, self.n_chains)
             generator = plan.generator
@@ -108,25 +153,48 @@ class AISBracket(MonteCarloEstimator):
                 kernel = plan.kernel if sampler is None else sampler
                 moved = kernel.run(energy, pooled, self.n_steps, generator)[0].x
                 starts[f"rows after {self.n_steps} sampler steps"] = moved
-            reverse = {name: plan.reverse(rows) for name, rows in starts.items()}
-            estimates = {"AIS": forward}
-            estimates |= {f"reverse AIS from {name}": one for name, one in reverse.items()}
-            wide = wide_base(energy, plan.path.base)
-            if wide is not None:
-                plan = annealing_plan(self, energy, wide, sampler, given, generator, self.n_chains)
-                estimates[WIDE] = plan.forward(self.n_chains)
-        _warn_unless_consistent(forward, reverse)
-        if wide is not None and _is_above(estimates[WIDE], forward):
-            _warn_of_far_modes(estimates[WIDE], forward)
-            # Union bound: either of the two lower bounds may fail.
-            forward = estimates[WIDE]._replace(lower=estimates[WIDE].lower - math.log(2))
-        upper = max(one.value + 2 * one.std_error for one in estimates.values())
-        parts = {name: (one.value, one.std_error) for name, one in estimates.items()}
-        return forward._replace(upper=upper, bound_kind="heuristic", parts=parts, reason="")
+            reverse = plan.reverse_each(starts)
+            wide, base = None, wide_base(energy, plan.path.base)
+            if base is not None:
+                plan = annealing_plan(self, energy, base, sampler, given, generator, self.n_chains)
+                wide = plan.forward(self.n_chains)
+        return Runs(forward, reverse, wide)
 
     def _subsample(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """At most `n_chains` of the rows, drawn without replacement."""
         return x[torch.randperm(len(x), generator=generator, device=x.device)[: self.n_chains]]
+
+
+class Runs(NamedTuple):
+    """Estimates by AIS, by reverse AIS from several starts, and by AIS from a wider base."""
+
+    forward: LogPartition
+    reverse: dict[str, LogPartition]
+    wide: LogPartition | None
+
+    def agree(self, tol: float) -> bool:
+        """Whether errors are at most `tol`, and differences no larger than they explain."""
+        both = [self.forward, *self.reverse.values()]
+        values = [one.value for one in both]
+        if self.wide is not None and _is_above(self.wide, self.forward):
+            return False
+        return max(one.std_error for one in both) <= tol and max(values) - min(values) <= 4 * tol
+
+    def result(self) -> LogPartition:
+        """The estimate with its interval; warns where the runs disagree."""
+        forward, wide = self.forward, self.wide
+        estimates = {"AIS": forward}
+        estimates |= {f"reverse AIS from {name}": one for name, one in self.reverse.items()}
+        if wide is not None:
+            estimates[WIDE] = wide
+        _warn_unless_consistent(forward, self.reverse)
+        if wide is not None and _is_above(wide, forward):
+            _warn_of_far_modes(wide, forward)
+            # Union bound: either of the two lower bounds may fail.
+            forward = wide._replace(lower=wide.lower - math.log(2))
+        upper = max(one.value + 2 * one.std_error for one in estimates.values())
+        parts = {name: (one.value, one.std_error) for name, one in estimates.items()}
+        return forward._replace(upper=upper, bound_kind="heuristic", parts=parts, reason="")
 
 
 def _warn_unless_consistent(forward: LogPartition, reverse: Mapping[str, LogPartition]) -> None:
@@ -170,4 +238,4 @@ def _warn_of_far_modes(wide: LogPartition, forward: LogPartition) -> None:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, ConvergenceWarning, stacklevel=4)  # the caller of `estimate`
+    warnings.warn(message, ConvergenceWarning, stacklevel=5)  # the caller of `estimate`

@@ -34,6 +34,7 @@ from skebm.partition.checks import (
 from skebm.partition.exact import Exact, cheaper_side
 from skebm.partition.graph import pairwise_graph
 from skebm.partition.importance import ImportanceSampling, log_weights
+from skebm.partition.quadrature import MAX_COLUMNS, Quadrature, integrate
 
 # Draws of a base: to test whether it is near the model, and for the estimate itself.
 N_TEST_DRAWS, MIN_DRAWS, MAX_DRAWS = 2000, 20_000, 100_000
@@ -75,13 +76,16 @@ def choose(
 
     1. :class:`Exact`, where the enumeration has at most `max_cost` terms;
     2. :class:`Bethe`, where pairs of binary units are coupled without loops: exact at any size;
-    3. :class:`ImportanceSampling`, where the model was trained to discriminate rows from draws of
+    3. :class:`Quadrature`, where rows are real numbers in at most three columns, and its error
+       is small enough within its budget;
+    4. :class:`ImportanceSampling`, where the model was trained to discriminate rows from draws of
        `noise`, which is then the ``base`` of the estimate;
-    4. :class:`ImportanceSampling` of real rows from `base`, from the base that the energy corrects,
+    5. :class:`ImportanceSampling` of real rows from `base`, from the base that the energy corrects,
        or from the uniform distribution over a box, where the effective sample size is at least a
        twentieth of the draws;
-    5. :class:`AISBracket`, where there are two rows or more to start reverse annealing from;
-    6. :class:`AIS`.
+    6. :class:`AISBracket`, where there are two rows or more to start reverse annealing from
+       (of real rows with 500 temperatures);
+    7. :class:`AIS`.
 
     The first two are exact. The docstrings of the others give the direction of their errors.
 
@@ -137,27 +141,46 @@ def choose(
     if forest := _describe_forest(energy):
         return Choice(Bethe(), forest)
     too_large = size if math.isinf(cost) else f"{size}, above {_number(max_cost)}"
+    for one in (base, noise):
+        if one is not None:
+            check_base(energy, one, given)
+    near = x
+    if isinstance(energy.domain, Real) and energy.domain.n_columns <= MAX_COLUMNS:
+        near = x() if callable(x) else x
+        if accuracy := _quadrature(energy, base, rows_of(energy, near)):
+            return Choice(Quadrature(), f"{too_large}; {accuracy}")
     if noise is not None:
-        check_base(energy, noise, given)
         name = type(noise).__name__
         return Choice(
             ImportanceSampling(), f"{too_large}; draws of the {name} that it was trained with"
         )
-    if base is not None:
-        check_base(energy, base, given)
     efficiency, description = _efficiency(energy, base)
     if efficiency >= MIN_EFFICIENCY:
         # As many draws as bring the standard error to 0.005, within limits.
         n = min(max(0.4 * MAX_DRAWS * (1 / efficiency - 1), MIN_DRAWS), MAX_DRAWS)
         return Choice(ImportanceSampling(round(n / 1e4) * 10_000), f"{too_large}; {description}")
-    near = x() if callable(x) else x
+    near = near() if callable(near) else near
     rows = rows_of(energy, near)
     if rows is None:
         return Choice(AIS(), f"{too_large}; no rows for reverse annealing")
     starts = near.values() if isinstance(near, Mapping) else [rows]
     if min(len(start) for start in starts) < 2:
         return Choice(AIS(), f"{too_large}; one row is too few for reverse annealing")
-    return Choice(AISBracket(), f"{too_large}; {len(rows)} rows for reverse annealing")
+    # Leapfrog steps of HMC, the sampler of real rows, cost as much as a dozen others.
+    method = (
+        AISBracket(n_betas=500, n_steps=250) if isinstance(energy.domain, Real) else AISBracket()
+    )
+    return Choice(method, f"{too_large}; {len(rows)} rows for reverse annealing")
+
+
+def _quadrature(energy: Energy, base: Distribution | None, x: Tensor | None) -> str:
+    """The error of quadrature in words; empty where it is too large."""
+    settings = Quadrature()
+    base = getattr(energy, "base", None) if base is None else base
+    found = integrate(energy, base, x, settings.tol, settings.max_evaluations)
+    if found.reason:
+        return ""
+    return f"{energy.domain.n_columns} columns, with an error of {found.error:.1g}"
 
 
 def _efficiency(energy: Energy, base: Distribution | None) -> tuple[float, str]:

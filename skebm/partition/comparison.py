@@ -24,10 +24,12 @@ from skebm.partition.choice import in_a_line
 from skebm.partition.exact import Exact
 from skebm.partition.importance import ImportanceSampling
 from skebm.partition.perturb_and_map import PerturbAndMAP
+from skebm.partition.quadrature import Quadrature
 from skebm.partition.tree_reweighted import TreeReweighted
 
 METHODS = (
     Exact,
+    Quadrature,
     Bethe,
     TreeReweighted,
     PerturbAndMAP,

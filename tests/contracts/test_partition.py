@@ -23,8 +23,10 @@ from skebm.partition import (
     Exact,
     ImportanceSampling,
     PerturbAndMAP,
+    Quadrature,
     ReverseAIS,
     TreeReweighted,
+    annealed,
     log_z_cost,
 )
 from skebm.partition.annealed import Schedule, adaptive_schedule, anneal
@@ -53,6 +55,7 @@ class Case(NamedTuple):
     anneals: bool = False
     samples: bool | None = True  # None: starts are random, the result is not
     converges: bool = True  # to log Z, not to a bound or an approximation
+    binary: bool = True  # or takes real rows only, and is tested in a file of its own
 
     def tolerance(self, found, least):
         """Largest error of an estimate for these small models."""
@@ -73,11 +76,12 @@ CASES = {
     Bethe: Case(Bethe, samples=None, converges=False),
     TreeReweighted: Case(TreeReweighted, samples=False, converges=False),
     PerturbAndMAP: Case(PerturbAndMAP, converges=False),
+    Quadrature: Case(Quadrature, samples=False, binary=False),  # tests/test_quadrature.py
 }
 ANNEALING = [cls for cls, case in CASES.items() if case.anneals]
 
 
-@pytest.fixture(params=CASES, ids=lambda cls: cls.__name__)
+@pytest.fixture(params=[cls for cls in CASES if CASES[cls].binary], ids=lambda cls: cls.__name__)
 def case(request):
     return CASES[request.param]
 
@@ -846,7 +850,7 @@ def test_a_single_row_is_refused_or_warned_of():
 
 
 def test_reverse_runs_anneal_at_most_n_chains_rows(energy, target):
-    """Further rows take no time; those kept are drawn at random."""
+    """Further rows take no time; those kept are drawn at random. Both starts move together."""
     seen = []
 
     class Recorder(Gibbs):
@@ -857,4 +861,46 @@ def test_reverse_runs_anneal_at_most_n_chains_rows(energy, target):
     CASES[AISBracket].make(n_chains=30).estimate(
         energy, sampler=Recorder(), x=exact_rows(target, 300), generator=seeded()
     )
-    assert max(seen) == 30
+    assert max(seen) == 2 * 30
+
+
+def test_the_bracket_stops_at_the_tolerance(energy, target):
+    """An easy model takes a sixteenth of the temperatures, a small tolerance all of them."""
+    x = exact_rows(target)
+    few, all_of_them = AISBracket(50, 125, n_steps=7), AISBracket(50, 2000, n_steps=100, tol=0.3)
+    assert all_of_them.estimate(energy, x=x)[:6] == few.estimate(energy, x=x)[:6]
+    n_moves = 0
+
+    class Counting(Gibbs):
+        def step(self, *args, **kwargs):
+            nonlocal n_moves
+            n_moves += 1
+            return super().step(*args, **kwargs)
+
+    bracket = AISBracket(10, 500, n_steps=0)
+    counts = []
+    for tol in (1.0, 1e-4, None):
+        n_moves = 0
+        bracket.set_params(tol=tol).estimate(energy, sampler=Counting(), x=x)
+        counts.append(n_moves)
+    assert 3.5 < counts[2] / counts[0] < 4.5
+    assert counts[1] == counts[0] + counts[2]
+
+
+@pytest.mark.parametrize("tol", [0, -1.0, "small", math.nan])
+def test_invalid_tolerances_are_refused(energy, tol):
+    with pytest.raises(ValueError, match="tol must be a positive number or None"):
+        AISBracket(tol=tol).estimate(energy, x=torch.zeros(2, D, dtype=DOUBLE))
+
+
+def test_progress_is_shown_after_two_seconds(energy, target, monkeypatch, capsys):
+    x, settings = exact_rows(target), {"n_chains": 10, "n_betas": 30, "n_steps": 5}
+    AISBracket(**settings, verbose=1).estimate(energy, x=x)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(annealed, "PROGRESS_DELAY", 0)
+    AISBracket(**settings).estimate(energy, x=x)
+    assert capsys.readouterr().err == ""
+    AISBracket(**settings, verbose=1).estimate(energy, x=x)
+    shown = capsys.readouterr().err
+    assert "log Z: AIS" in shown
+    assert "log Z: reverse AIS" in shown
