@@ -98,14 +98,14 @@ class Parameters:
         Fraction of the training rows that `predict` classifies as outliers; ``"auto"`` is 0.1.
 
     partition : "auto", PartitionEstimator or None, default="auto"
-        How log Z is estimated, when it is first needed. ``"auto"``:
-        :class:`skebm.partition.Quadrature` of up to three real columns; of more, importance
-        sampling from the base if the effective sample size is at least a twentieth of its draws,
-        otherwise
-        :class:`skebm.partition.AISBracket`; `log_partition_method_` gives the reason. None: log Z
-        is not estimated; `score_samples` is then -E(x), and `score` a proper scoring rule that
-        needs no log Z: minus the Hyvärinen score for real X (which depends on the units and is
-        insensitive to the masses of separate modes), the pseudo-likelihood for discrete rows.
+        How log Z is estimated, when it is first needed. ``"auto"``: importance sampling from the
+        base if the effective sample size is at least a twentieth of its draws (a half, of up to
+        three real columns); otherwise :class:`skebm.partition.Quadrature` of up to three real
+        columns, and of more :class:`skebm.partition.AISBracket`; `log_partition_method_` gives the
+        reason. None: log Z is not estimated; `score_samples` is then -E(x), and `score` a proper
+        scoring rule that needs no log Z: minus the Hyvärinen score for real X (which depends on the
+        units and is insensitive to the masses of separate modes), the pseudo-likelihood for
+        discrete rows.
 
     random_state : int, RandomState instance or None, default=None
         Seed of all random numbers.

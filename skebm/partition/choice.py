@@ -40,6 +40,8 @@ from skebm.partition.quadrature import MAX_COLUMNS, Quadrature, integrate
 N_TEST_DRAWS, MIN_DRAWS, MAX_DRAWS = 2000, 20_000, 100_000
 # Effective sample size a draw from which importance sampling is chosen.
 MIN_EFFICIENCY = 0.05
+# And from which it is cheaper than quadrature, to errors below a hundredth of a nat.
+HIGH_EFFICIENCY = 0.5
 
 
 # Rows near the model: of one origin, of several by name, or none.
@@ -76,8 +78,9 @@ def choose(
 
     1. :class:`Exact`, where the enumeration has at most `max_cost` terms;
     2. :class:`Bethe`, where pairs of binary units are coupled without loops: exact at any size;
-    3. :class:`Quadrature`, where rows are real numbers in at most three columns, and its error
-       is small enough within its budget;
+    3. :class:`Quadrature`, where rows are real numbers in at most three columns, importance
+       sampling has an effective sample size below half of the draws, and the error of the
+       integral is small enough within the budget;
     4. :class:`ImportanceSampling`, where the model was trained to discriminate rows from draws of
        `noise`, which is then the ``base`` of the estimate;
     5. :class:`ImportanceSampling` of real rows from `base`, from the base that the energy corrects,
@@ -144,8 +147,12 @@ def choose(
     for one in (base, noise):
         if one is not None:
             check_base(energy, one, given)
+    few = isinstance(energy.domain, Real) and energy.domain.n_columns <= MAX_COLUMNS
+    efficiency, description = 0.0, ""
+    if few or noise is None:
+        efficiency, description = _efficiency(energy, base if noise is None else noise)
     near = x
-    if isinstance(energy.domain, Real) and energy.domain.n_columns <= MAX_COLUMNS:
+    if few and efficiency < HIGH_EFFICIENCY:
         near = x() if callable(x) else x
         if accuracy := _quadrature(energy, base, rows_of(energy, near)):
             return Choice(Quadrature(), f"{too_large}; {accuracy}")
@@ -154,7 +161,6 @@ def choose(
         return Choice(
             ImportanceSampling(), f"{too_large}; draws of the {name} that it was trained with"
         )
-    efficiency, description = _efficiency(energy, base)
     if efficiency >= MIN_EFFICIENCY:
         # As many draws as bring the standard error to 0.005, within limits.
         n = min(max(0.4 * MAX_DRAWS * (1 / efficiency - 1), MIN_DRAWS), MAX_DRAWS)

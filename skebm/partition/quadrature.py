@@ -553,7 +553,7 @@ class Quadrature(MonteCarloEstimator):
         self.tol = tol
         self.max_evaluations = max_evaluations
 
-    def check(self, energy: Energy) -> None:
+    def check(self, energy: Energy, x: Tensor | Mapping[str, Tensor] | None = None) -> None:
         """Raise `TypeError` for rows that are not real, `ValueError` for more than 3 columns.
 
         `ValueError` as well for an energy that has no log Z.
@@ -566,7 +566,7 @@ class Quadrature(MonteCarloEstimator):
                 f"Quadrature takes rows of at most {MAX_COLUMNS} columns, not "
                 f"{domain.n_columns}: use AISBracket, or AIS without rows."
             )
-        super().check(energy)
+        super().check(energy, x)
 
     def estimate(
         self,
@@ -585,7 +585,7 @@ class Quadrature(MonteCarloEstimator):
         whole_number("max_evaluations", self.max_evaluations, 1)
         if not isinstance(self.tol, RealNumber) or not 0 < float(self.tol) <= MAX_ERROR:
             raise ValueError(f"tol must be in (0, {MAX_ERROR}], got {self.tol!r}.")
-        self.check(energy)
+        self.check(energy, x)
         rows = rows_of(energy, x)
         base = getattr(energy, "base", None) if base is None else base
         if base is not None:

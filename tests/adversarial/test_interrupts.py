@@ -10,8 +10,6 @@ import pytest
 from tests.interrupts import CASES, assert_usable, fingerprint, make, mass, rows_of
 from tests.tiers import about, full
 
-pytestmark = pytest.mark.usefixtures("ctrl_c")
-
 pytestmark = [
     full,
     pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs the timers of POSIX"),
