@@ -1024,13 +1024,7 @@ def ways_to_store(*values):
     return [by_pickle] if of_others else [by_pickle, by_skops]
 
 
-STORED_ALIKE = ("float64", "no_partition", "early_stopping", "binary-no_partition")
-
-
-@pytest.mark.parametrize(
-    "case",
-    tiered(INSTANCES, [name for name in INSTANCES if name.partition("-")[2] not in STORED_ALIKE]),
-)
+@pytest.mark.parametrize("case", tiered(INSTANCES, [*FIRST, FLOW]))
 def test_a_stored_model_is_the_same_model(case):
     X, model = new_data(case), _fitted(case)  # itself, as copies have been stored
     expected, score, X_missing = outputs(model, X), model.score(X), with_missing(case, X)

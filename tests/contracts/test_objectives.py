@@ -333,6 +333,10 @@ ALL = {name: case for cases in CASES.values() for name, case in cases.items()}
 LEADS = [name for cases in CASES.values() for name in list(cases)[:2]]  # of each class
 
 
+# What does not depend on the settings of an objective.
+lead = pytest.mark.parametrize("case", named(LEADS, ALL), indirect=True)
+
+
 def those(**kind):
     return [n for n, case in ALL.items() if all(getattr(case, k) == v for k, v in kind.items())]
 
@@ -523,6 +527,7 @@ def test_a_weighted_mean_repeats_rows():
 # ------------------------------------------------------------------------------
 
 
+@lead
 @pytest.mark.parametrize("n_batches", [0, 2])
 def test_a_stored_state_goes_on_as_if_nothing_had_happened(case, n_batches):
     objective, x = case.make(), case.rows()
@@ -547,6 +552,7 @@ def test_no_state_can_be_stored(case):
     assert again is None or same(again, objective.start(Batch(case.rows()), seeded(1)))
 
 
+@lead
 def test_an_objective_can_be_copied_in_the_midst_of_training(case):
     objective, x = case.make(), case.rows()
     state = later(objective, x)
@@ -562,6 +568,7 @@ def test_an_objective_can_be_copied_in_the_midst_of_training(case):
 # ------------------------------------------------------------------------------
 
 
+@lead
 @pytest.mark.parametrize("training", [True, only_full(False)])
 def test_looking_changes_nothing(case, training):
     objective, x = case.make().train(training), case.rows()
@@ -618,6 +625,7 @@ def test_numbers_that_are_not_finite_are_a_divergence(name):
             assert isinstance(objective.diverged(logs | {name: bad}), str), (name, bad)
 
 
+@lead
 @pytest.mark.parametrize("kind", ["heavy", only_full(None), only_full("of mean 1")])
 def test_the_held_out_loss_is_a_mean(case, kind):
     """The engine weighs batches by their total weight itself."""
