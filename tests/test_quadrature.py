@@ -88,7 +88,7 @@ def mixture(d, separation, sd):
 
 @pytest.mark.parametrize(
     ("d", "sd"),
-    [(1, 1e-5), (2, 1e-3), (3, 0.1), (2, 2.0), pytest.param(3, 1e-3, marks=full)],
+    [(1, 1e-5), (2, 1e-3), (3, 0.1), (2, 2.0), pytest.param(3, 0.01, marks=full)],
 )
 def test_narrow_modes_far_from_each_other(d, sd):
     """Also where a mode lies in several cells and the rows in some of them only."""

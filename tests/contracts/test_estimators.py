@@ -1563,4 +1563,5 @@ def test_without_restarts_divergence_is_an_error(case):
 def test_the_guard_leaves_good_training_alone(case):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "Without effect on this fit: sigma")
         assert fit(case).n_restarts_ == 0
