@@ -582,8 +582,9 @@ class EnergyNet(NeuralNet):
         name = "train_loss" if name == "loss" else name
         self.history.record(name, value)
         if name in ("train_loss", "valid_loss"):
-            before = [row[name] for row in self.history[:-1] if name in row]
-            self.history.record(f"{name}_best", value < min(before, default=math.inf))
+            # The last epoch that was marked has the least loss: no need to look at all of them.
+            marked = (row[name] for row in reversed(self.history) if row.get(f"{name}_best"))
+            self.history.record(f"{name}_best", value < next(marked, math.inf))
 
     # ---------------------------------------------------------------- steps
 
