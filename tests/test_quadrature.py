@@ -96,6 +96,18 @@ def test_narrow_modes_far_from_each_other(d, sd):
     assert_honest(energy, truth, x)
 
 
+@full
+def test_modes_too_narrow_for_the_budget_have_no_error():
+    energy, truth, x = mixture(3, 10.0, 1e-3)
+    with pytest.warns(ConvergenceWarning, match="max_evaluations"):
+        found = Quadrature().estimate(energy, x=x)
+    assert found.value == pytest.approx(truth, abs=0.1)
+    assert math.isnan(found.std_error)
+    assert math.isnan(found.lower)
+    assert math.isnan(found.upper)
+    assert "raise max_evaluations" in found.reason
+
+
 def test_a_mode_with_one_row_of_two_hundred():
     energy, truth, x = mixture(2, 10.0, 0.01)
     first = x[x[:, 0] > 0][:199]
