@@ -91,8 +91,9 @@ class Parameters:
         settings in :class:`skebm.training.EarlyStopping`. Outliers are ranked better without it.
 
     warm_start : bool, default=False
-        Continue from the weights of the previous `fit`, with the same base and units; `history_`
-        continues as well.
+        Continue from the weights, chains, optimizer and random generator of the previous `fit`,
+        with the same base and units; `history_` continues as well. The schedule of the learning
+        rate starts anew.
 
     contamination : float in (0, 0.5] or "auto", default="auto"
         Fraction of the training rows that `predict` classifies as outliers; ``"auto"`` is 0.1.

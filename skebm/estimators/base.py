@@ -387,7 +387,9 @@ class BaseEBM(BaseEstimator, abc.ABC):
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> tuple[EnergyNet, Rows]:
         """New net, initialised from `before` or from the data, and the rows to train it on."""
-        generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
+        # A fit that goes on holds out the same rows as the one before.
+        seed = draw_seed(self.random_state_) if before is None else before.seed_
+        generator = torch.Generator(rows.device).manual_seed(seed)
         train, validation = rows, None
         fraction = None if streaming else held_out_fraction(self.early_stopping)
         if fraction is not None:

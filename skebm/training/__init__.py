@@ -1,5 +1,6 @@
 """Training: the engine, what it trains on, and how users configure it."""
 
 from skebm.training.plan import SGD, AdamW, EarlyStopping
+from skebm.training.resume import Resume
 
-__all__ = ["SGD", "AdamW", "EarlyStopping"]
+__all__ = ["SGD", "AdamW", "EarlyStopping", "Resume"]

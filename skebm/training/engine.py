@@ -1,4 +1,4 @@
-"""The training engine: a skorch net whose module is the objective. Alone in importing skorch."""
+"""The training engine: a skorch net whose module is the objective."""
 
 from __future__ import annotations
 
@@ -145,16 +145,31 @@ class WeightAverage:
         if self.trained is not None:
             copy_weights(self.trained, weights_of(self.module))
 
+    def _start(self) -> AveragedModel:
+        least = 1 - self.decay
+        return AveragedModel(
+            self.module,
+            avg_fn=lambda mean, new, n: mean + (new - mean) * max(least, 1 / (float(n) + 1)),
+        )
+
+    def state(self) -> dict[str, Any] | None:
+        """The average and the trained weights; None before the first epoch."""
+        if self.mean is None:
+            return None
+        return {"mean": self.mean.state_dict(), "trained": self.trained}
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """Restore what :meth:`state` returned."""
+        if state is not None:
+            self.mean, self.trained = self._start(), state["trained"]
+            self.mean.load_state_dict(state["mean"])
+
     def show(self) -> None:
         """Add the trained weights to the average, and write the average into the module."""
         if not self.decay:
             return
         if self.mean is None:
-            least = 1 - self.decay
-            self.mean = AveragedModel(
-                self.module,
-                avg_fn=lambda mean, new, n: mean + (new - mean) * max(least, 1 / (float(n) + 1)),
-            )
+            self.mean = self._start()
         self.trained = [w.clone() for w in weights_of(self.module)]
         self.mean.update_parameters(self.module)
         copy_weights(weights_of(self.mean.module), weights_of(self.module))
@@ -262,7 +277,7 @@ class Progress(Callback):
         shown = ("train_loss", "valid_loss", "energy_gap", "reconstruction_error", "log_likelihood")
         numbers = {name: f"{row[name]:.4g}" for name in shown if name in row}
         self.bar_.set_postfix(numbers, refresh=False)  # `update` decides when to redraw
-        self.bar_.update()
+        self.bar_.update(len(net.history) - net.n_before_ - self.bar_.n)
 
     def on_train_end(self, net: Any, **kwargs: Any) -> None:
         self.bar_.close()
@@ -386,6 +401,9 @@ class EnergyNet(NeuralNet):
             self.initialize()
         self.interrupted_ = True  # until the loop has come to its end
         self.n_before_ = len(self.history)
+        self.guard_, self.reported_ = Guard(), self.n_restarts_
+        self.logs_: dict[str, float] = {}  # of the trained weights, not of their average
+        self.note_ = ""
         modes = TorchModes.current()
         self.notify("on_train_begin", X=X, y=y)
         try:
@@ -401,12 +419,11 @@ class EnergyNet(NeuralNet):
         return self
 
     def fit_loop(self, X: Rows, y: Any = None, epochs: int | None = None, **kwargs: Any) -> Any:
-        self.guard_, self.reported_ = Guard(), self.n_restarts_
-        self.logs_: dict[str, float] = {}  # of the trained weights, not of their average
-        self.note_ = ""
+        done = len(self.history) - self.n_before_  # a callback may have resumed training
+        left = (self.max_epochs if epochs is None else epochs) - done
         try:
             with threads(self.module_.work(min(self.batch_size, len(X)))):
-                super().fit_loop(X, y, epochs, **kwargs)
+                super().fit_loop(X, y, left, **kwargs)
             ended_early = False
         except NoFurtherGainError:
             ended_early = True
@@ -731,23 +748,87 @@ class EnergyNet(NeuralNet):
         like = next(self.module_.parameters())
         return (like.device, like.dtype) == (rows.device, rows.dtype)
 
-    def load_state(self, before: EnergyNet) -> None:
-        """Go on from another net: its weights, epochs, and chains if the objective's class is its.
+    def training_state(self) -> dict[str, Any]:
+        """Everything that training changes and a later call needs, as tensors and plain values."""
+        return {
+            "weights": self.module_.state_dict(),
+            "state": self.module_.pack(self.state_),
+            "optimizer": self.optimizer_.state_dict(),
+            "generator": self.generator.get_state(),
+            "seed": self.seed_,
+            "lr_scale": self.lr_scale_,
+            "history": self.history.to_list(),
+            "n_restarts": self.n_restarts_,
+        }
 
-        Nothing is shared with it, so that it stays as it is whatever becomes of this one.
+    def load_training_state(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`training_state` returned, whose tensors are on this net's device."""
+        self.module_.load_state_dict(state["weights"])
+        self.run_.state = self.module_.unpack(state["state"])
+        self.optimizer_.load_state_dict(state["optimizer"])
+        generator = state["generator"].cpu()
+        if generator.shape == self.generator.get_state().shape:  # else of another kind of device
+            self.generator.set_state(generator)
+        self.seed_, self.lr_scale_ = state["seed"], state["lr_scale"]
+        self.history = type(self.history)(state["history"])
+        self.n_restarts_ = state["n_restarts"]
+
+    def fit_state(self) -> dict[str, Any]:
+        """The state between two epochs of a fit, from which the fit can go on."""
+        stoppers = [c for _, c in self.callbacks_ if isinstance(c, EarlyStopping)]
+        return {
+            "training": self.training_state(),
+            "n_before": self.n_before_,
+            "reported": self.reported_,
+            "logs": self.logs_,
+            "guard": vars(self.guard_),
+            "average": self.average_.state(),
+            "early_stopping": [
+                {name: value for name, value in vars(stopper).items() if name.endswith("_")}
+                for stopper in stoppers
+            ],
+        }
+
+    def load_fit_state(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`fit_state` returned."""
+        self.load_training_state(state["training"])
+        self.n_before_, self.reported_, self.logs_ = (
+            state[name] for name in ("n_before", "reported", "logs")
+        )
+        vars(self.guard_).update(state["guard"])
+        if self.guard_.best is not None:
+            self.guard_.best = Best(*self.guard_.best)
+        self.average_.load(state["average"])
+        stoppers = [c for _, c in self.callbacks_ if isinstance(c, EarlyStopping)]
+        for stopper, kept in zip(stoppers, state["early_stopping"], strict=True):
+            vars(stopper).update(kept)
+
+    def load_state(self, before: EnergyNet) -> None:
+        """Go on from another net: weights, epochs, generator and what else fits.
+
+        Chains are taken over by an objective of the same class, the optimizer's state by the same
+        optimizer, except that of a line search: its curvature would be wrong for other rows.
+        Nothing is shared with the other net, so that it stays as it is whatever becomes of this.
         """
+        state = copy.deepcopy(before.training_state())
+        mine = self.training_state()
+        if type(before.module_) is not type(self.module_):
+            state["state"] = {}
+        like = next(self.module_.parameters())
+        state["state"] = {
+            name: None if value is None else value.to(like)
+            for name, value in state["state"].items()
+        }
+        same = type(self.optimizer_) is type(before.optimizer_)
+        if same and not isinstance(self.optimizer_, torch.optim.LBFGS):
+            mine["optimizer"]["state"] = state["optimizer"]["state"]
         try:
-            self.module_.load_state_dict(before.module_.state_dict())
+            self.load_training_state(state | {"optimizer": mine["optimizer"]})
         except RuntimeError as error:
             raise ValueError(
                 "The previous weights have another shape: with warm_start or partial_fit, "
                 "n_components and the like must not change. Clone the estimator to start from "
                 "new weights."
             ) from error
-        self.history = type(self.history)(before.history.to_list())
-        self.n_restarts_ = before.n_restarts_
-        if type(before.module_) is type(self.module_):
-            like = next(self.module_.parameters())
-            packed = before.module_.pack(before.state_)
-            moved = {k: None if v is None else v.to(like, copy=True) for k, v in packed.items()}
-            self.run_.state = self.module_.unpack(moved)
+        for group in self.optimizer_.param_groups:
+            group["lr"] *= self.lr_scale_

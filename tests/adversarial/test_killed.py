@@ -1,4 +1,4 @@
-"""kill -9 at random times of a loop that stores a model after each pass (docs/saving.md)."""
+"""kill -9 at random times of fits and loops that store their state (docs/saving.md)."""
 
 import os
 import pickle
@@ -9,7 +9,9 @@ import warnings
 
 import joblib
 import pytest
+import torch
 
+from skebm.training import Resume
 from tests.interrupts import CASES, make, rows_of
 from tests.tiers import about, full
 
@@ -24,7 +26,7 @@ N_PASSES = 30
 TIMES = int(os.environ.get("SKEBM_KILLS", 4))
 
 
-def train(name, path):
+def train_by_passes(name, path):
     """Go on from the model in a file up to a number of passes, and store it after each."""
     model = pickle.loads(path.read_bytes()) if path.exists() else make(name)
     done = model.n_iter_ if path.exists() else 0
@@ -36,6 +38,29 @@ def train(name, path):
     return model
 
 
+def train_by_fit(name, path):
+    """One fit that goes on from its file."""
+    model = make(name, n_iter=N_PASSES)
+    model.set_params(net_params={"callbacks": [("resume", Resume(path))]})
+    return model.fit(*rows_of(model)).set_params(net_params=None)
+
+
+def passes_by_passes(path):
+    """Passes that a file holds, which is whole whenever training was killed."""
+    return pickle.loads(path.read_bytes()).n_iter_
+
+
+def passes_by_fit(path):
+    """Epochs that a file holds."""
+    return len(torch.load(path, weights_only=True)["state"]["training"]["history"])
+
+
+WAYS = {
+    "partial_fit": (train_by_passes, passes_by_passes),
+    "fit": (train_by_fit, passes_by_fit),
+}
+
+
 def fingerprint(model):
     """A hash of all that is learned, of draws and of another pass; not of how long it took."""
     history = [{k: v for k, v in row.items() if k != "dur"} for row in model.history_]
@@ -44,7 +69,7 @@ def fingerprint(model):
     return joblib.hash([history, drawn, model.score_samples(rows_of(model)[0])])
 
 
-def killed(name, path, after):
+def killed(train, name, path, after):
     """Train in a child that is killed after so many seconds; whether that was before its end."""
     child = os.fork()
     if not child:
@@ -56,19 +81,20 @@ def killed(name, path, after):
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CASES)
-def test_training_that_is_killed_goes_on_bit_for_bit(name, tmp_path):
+def test_training_that_is_killed_goes_on_bit_for_bit(name, way, tmp_path):
+    train, passes_in = WAYS[way]
     random.seed(name)
     started = time.perf_counter()
     expected = fingerprint(train(name, tmp_path / "whole"))
     lasts, path, n_killed, n_passes = time.perf_counter() - started, tmp_path / "model", 0, 0
     for _ in range(TIMES):
         after = random.uniform(0, lasts / TIMES)
-        n_killed += killed(name, path, after)
+        n_killed += killed(train, name, path, after)
         if path.exists():
-            model = pickle.loads(path.read_bytes())  # whole, whenever it was killed
             with about(name, after):
-                assert model.n_iter_ >= n_passes  # nothing that was stored is lost
-            n_passes = model.n_iter_
+                assert passes_in(path) >= n_passes  # nothing that was stored is lost
+            n_passes = passes_in(path)
     assert n_killed > 0
     assert fingerprint(train(name, path)) == expected

@@ -1,0 +1,169 @@
+"""A checkpoint from which an interrupted fit goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from skorch.callbacks import Callback
+from torch import Tensor
+
+from skebm.training.rows import Rows
+
+# Relative difference of the moments of two tables that rounding on another machine may explain.
+SAME = 1e-4
+
+
+class Resume(Callback):
+    """Store the state of a fit after its epochs; if the file exists, go on from it.
+
+    The result is that of a fit that was never interrupted, bit for bit on the same machine:
+    weights and their average, chains, the optimizer's state, the learning rate's schedule, the
+    random generator, the best weights so far, early stopping and the history are stored. The file
+    is written to the side and then replaced, so that it is whole whenever the process dies, and
+    holds tensors and plain values only: reading it executes no code. It stays after the fit has
+    ended; the same fit then returns at once.
+
+    The fit that goes on needs the rows, the parameters and the `random_state`, an integer, of the
+    one before; `ValueError` otherwise. What callbacks of your own have counted is not stored.
+
+    Parameters
+    ----------
+    path : path-like
+        The file; one for each fit.
+    seconds : float, default=0
+        Least time between two writes, in seconds; 0 writes after every epoch.
+
+    Examples
+    --------
+    >>> import tempfile, pathlib
+    >>> import numpy as np
+    >>> from skebm import RBMEstimator
+    >>> from skebm.training import Resume
+    >>> X = (np.random.default_rng(0).random((100, 6)) < 0.3).astype(float)
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "fit.state"
+    >>> rbm = RBMEstimator(2, n_iter=5, random_state=0)
+    >>> rbm = rbm.set_params(net__callbacks=[("resume", Resume(path))]).fit(X)
+    >>> path.exists()
+    True
+    """
+
+    def __init__(self, path: Any, seconds: float = 0.0):
+        self.path = path
+        self.seconds = seconds
+
+    def on_train_begin(self, net: Any, X: Any = None, **kwargs: Any) -> None:
+        if net.streaming:
+            warnings.warn(
+                "Resume has no effect on partial_fit, which makes one pass: store the model after "
+                "each call instead.",
+                UserWarning,
+                stacklevel=2,
+            )
+            return
+        if not self.seconds >= 0:
+            raise ValueError(f"seconds of Resume must be 0 or larger, got {self.seconds!r}.")
+        self.file_ = Path(self.path)
+        if not self.file_.parent.is_dir():
+            raise ValueError(f"There is no folder {self.file_.parent} for the file of Resume.")
+        self.fit_ = settings_of(net), moments_of(X, net.validation, net.held_out_)
+        self.written_ = time.monotonic()
+        if not self.file_.exists():
+            return
+        try:
+            stored = torch.load(self.file_, map_location=net.generator.device, weights_only=True)
+            before, moments, state = stored["settings"], stored["moments"], stored["state"]
+        except (RuntimeError, TypeError, KeyError, EOFError, pickle.UnpicklingError) as error:
+            raise ValueError(f"{self.file_} is not a file that Resume wrote.") from error
+        self._check(before, moments.cpu())
+        net.load_fit_state(state)
+
+    def _check(self, settings: dict[str, Any], moments: Tensor) -> None:
+        mine, table = self.fit_
+        other = [name for name in mine if settings.get(name) != mine[name]]
+        if not other and not (
+            moments.shape == table.shape and torch.allclose(moments, table, rtol=SAME, atol=1e-12)
+        ):
+            other = ["the rows"]
+        if other:
+            raise ValueError(
+                f"{self.file_} belongs to another fit, which differs in {', '.join(other)}. "
+                "Give each fit a file of its own, or delete this one to start again; "
+                "random_state must be an integer."
+            )
+
+    def on_epoch_end(self, net: Any, **kwargs: Any) -> None:
+        if net.streaming:
+            return
+        last = len(net.history) - net.n_before_ == net.max_epochs
+        if last or time.monotonic() - self.written_ >= self.seconds:
+            self._write(net)
+            self.written_ = time.monotonic()
+
+    def _write(self, net: Any) -> None:
+        settings, moments = self.fit_
+        stored = {"settings": settings, "moments": moments, "state": plain(net.fit_state())}
+        beside = self.file_.with_name(self.file_.name + ".part")
+        with open(beside, "wb") as file:
+            torch.save(stored, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, self.file_)
+
+
+def settings_of(net: Any) -> dict[str, Any]:
+    """What must be equal in the fit that goes on, by names for a message."""
+    groups = net.optimizer_.state_dict()["param_groups"]
+    return {
+        "random_state": net.seed_,
+        "n_iter": net.max_epochs,
+        "batch_size": net.batch_size,
+        "learning_rate": net.lr,
+        "the objective": type(net.module_).__name__,
+        "the optimizer": type(net.optimizer_).__name__,
+        "the settings of the optimizer": plain(groups),
+        "averaging": net.averaging,
+        "the schedule": getattr(net.schedule, "__name__", None),
+        "the epochs before": len(net.history),
+        "the shapes of the weights": {
+            name: list(value.shape) for name, value in net.module_.state_dict().items()
+        },
+    }
+
+
+def moments_of(*tables: Rows | None) -> Tensor:
+    """Weighted moments of the columns of tables, which tell whether they are the same rows."""
+    found = []
+    for rows in tables:
+        if rows is None:
+            continue
+        n, total = len(rows), torch.zeros(3, rows.n_columns, dtype=torch.float64)
+        for start in range(0, n, 4096):
+            x = rows.block(start, start + 4096).double()
+            i = torch.arange(start, start + len(x), device=x.device)
+            w = rows.counts[i][:, None] / n
+            place = (i[:, None] + 1) / n
+            total += torch.stack([(w * t).sum(0) for t in (x, x**2, x * place)]).cpu()
+        found.append(total.flatten())
+        if rows.y is not None:
+            y = rows.y.double().reshape(n, -1)
+            place = torch.arange(1, n + 1, device=y.device)[:, None] / n
+            found.append((y * place).mean(0).cpu())
+    return torch.cat(found)
+
+
+def plain(tree: Any) -> Any:
+    """Nested containers with NumPy scalars as Python numbers, which are read without code."""
+    if isinstance(tree, np.generic):
+        return tree.item()
+    if isinstance(tree, dict):
+        return {key: plain(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [plain(value) for value in tree]
+    return tree
