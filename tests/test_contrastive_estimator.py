@@ -382,7 +382,8 @@ CONFIGURED = [
 ]
 
 
-@pytest.mark.parametrize("chains", CONFIGURED, ids=repr)
+# The stored ones are started, those with a size are as large as that.
+@pytest.mark.parametrize("chains", named(CONFIGURED[:2] + CONFIGURED[4:5], CONFIGURED), ids=repr)
 def test_a_policy_is_where_chains_start(chains):
     before = chains.get_params()
     model = density(chains=chains).fit(X)
@@ -586,7 +587,7 @@ def once(mode):
     return copy.deepcopy(_once(mode))
 
 
-@each_mode
+@pytest.mark.parametrize("mode", named({"persistent", "replay", "noise", "momentum"}, MODES))
 def test_training_that_is_stored_goes_on_bit_for_bit(mode):
     model = once(mode)
     loaded = by_pickle(model)
@@ -596,7 +597,7 @@ def test_training_that_is_stored_goes_on_bit_for_bit(mode):
 
 
 @pytest.mark.parametrize("reweight", [False, True])
-@pytest.mark.parametrize("n_chains", [50, None])
+@pytest.mark.parametrize("n_chains", leading(1, [50, None]))
 @pytest.mark.parametrize("go_on", ["partial_fit", "warm_start"])
 def test_chains_go_on(go_on, n_chains, reweight):
     """They stand where they stood, up to steps that move them by next to nothing."""
@@ -928,7 +929,7 @@ def test_huge_values():
         density().fit(rows)
     model = once("persistent")
     with np.errstate(all="ignore"):
-        for scale in (1e6, 1e12, 1e18, 1e24, 1e30, 1e300):
+        for scale in (1e6, 1e18, 1e30, 1e300):
             far = X[:3] * scale
             assert (model.predict(far) == -1).all()
             assert not np.isnan(model.score_samples(far)).any()

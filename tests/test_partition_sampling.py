@@ -676,18 +676,20 @@ IMPROPER = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("dtype", leading(1, [torch.float32, DOUBLE]))
+@pytest.mark.parametrize("seeds", leading(1, [range(2), range(2, 5)]))
 @pytest.mark.parametrize("name", PROPER)
-def test_proper_energies_pass(name, dtype):
+def test_proper_energies_pass(name, dtype, seeds):
     for shape in ((1,), (2,), (100,)):
-        for seed in range(5):
+        for seed in seeds:
             check_proper(FunctionEnergy(PROPER[name], Real(shape), dtype), seeded(seed))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("dtype", leading(1, [torch.float32, DOUBLE]))
+@pytest.mark.parametrize("seeds", leading(1, [range(5), range(5, 20)]))
 @pytest.mark.parametrize("name", PLANE)
-def test_proper_energies_of_the_plane_pass(name, dtype):
-    for seed in range(20):
+def test_proper_energies_of_the_plane_pass(name, dtype, seeds):
+    for seed in seeds:
         check_proper(FunctionEnergy(PLANE[name], Real((2,)), dtype), seeded(seed))
 
 

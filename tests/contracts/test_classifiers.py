@@ -42,7 +42,8 @@ fixed_step = sampled | {"sampler": MALA(0.3)}  # the default one is adapted firs
 
 CASES = {
     JEMClassifier: {
-        "factored": JEMClassifier(**sampled),
+        "factored": JEMClassifier(**fixed_step),
+        "adapted": JEMClassifier(**sampled),
         "joint": JEMClassifier(**fixed_step, objective="joint", generative_weight=0.5),
         "plain": JEMClassifier(**sampled, generative_weight=0.0),
         "replay": JEMClassifier(
