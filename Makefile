@@ -50,7 +50,7 @@ doctest: $(VENV)/test.installed ## run the examples of the docstrings
 
 clean: ## remove what was built, but not the environment
 	rm -rf dist docs/_build docs/gallery docs/generated docs/sg_execution_times.rst
-	rm -rf .mutation .mypy_cache .pytest_cache .ruff_cache digits_rbm.png examples/digits_rbm.png
+	rm -rf .hypothesis .mutation .mypy_cache .pytest_cache .ruff_cache digits_rbm.png examples/digits_rbm.png
 
 $(PY):
 	@echo "--- creating $(VENV)"

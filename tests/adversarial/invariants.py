@@ -6,7 +6,9 @@ import math
 import re
 import signal
 import time
+import traceback
 import warnings
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -85,14 +87,17 @@ def deadline(seconds):
 
 def check(estimator, table, max_seconds=MAX_SECONDS):
     """Fit to a :class:`~tests.adversarial.hostile.Split`, score, and say what does not hold."""
-    started, scores = time.perf_counter(), None
+    started, busy, scores = time.perf_counter(), time.process_time(), None
     with Caught() as caught, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         with deadline(2 * max_seconds):
             estimator.fit(table.X, table.y if wants_classes(estimator) else None)
             scores = estimator.score_samples(table.X)
     seconds = time.perf_counter() - started
-    violations = violated(caught.error, said, seconds, table.X, max_seconds)
+    violations = violated(caught.error, said, table.X)
+    if seconds > max_seconds:
+        used = time.process_time() - busy
+        violations["slow"] = f"{seconds:.0f} s, {used:.0f} of the processor{place(caught.error)}"
     if scores is None:
         refused = "" if "exception" in violations else str(caught.error or "")
         return Found(violations, refused, seconds=seconds)
@@ -104,11 +109,16 @@ def check(estimator, table, max_seconds=MAX_SECONDS):
     return Found(violations | {"exception": message}, seconds=seconds)
 
 
-def violated(error, said, seconds, X, max_seconds):
-    """Violations of `fit` and the first `score_samples`."""
+def place(error):
+    """Where in skebm a call was stopped, or nothing."""
+    frames = traceback.extract_tb(error.__traceback__) if error else []
+    inside = [frame for frame in frames if "skebm" in Path(frame.filename).parts]
+    return f", stopped in {inside[-1].name} of {Path(inside[-1].filename).name}" if inside else ""
+
+
+def violated(error, said, X):
+    """What is wrong with the error and the warnings of `fit` and the first `score_samples`."""
     found = {}
-    if seconds > max_seconds:
-        found["slow"] = f"{seconds:.0f} s"
     if isinstance(error, Exception) and not is_refusal(error, X):
         found["exception"] = f"{type(error).__name__}: {error}"
     if len(said) > MAX_WARNINGS:
