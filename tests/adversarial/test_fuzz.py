@@ -60,7 +60,7 @@ fuzzed = settings(
     derandomize=TIMES is None,
     database=None,
     deadline=None,
-    max_examples=int(TIMES or 20),
+    max_examples=int(TIMES or 15),
     suppress_health_check=list(HealthCheck),
 )
 

@@ -29,7 +29,7 @@ CASES = {
     ContrastiveDivergenceDensity: lambda: ContrastiveDivergenceDensity(**FEW),
     ScoreMatchingDensity: lambda: ScoreMatchingDensity(**FEW),
     NCEDensity: lambda: NCEDensity(**FEW),
-    FlowContrastiveDensity: lambda: FlowContrastiveDensity(flow="maf", n_flow_steps=10, **FEW),
+    FlowContrastiveDensity: lambda: FlowContrastiveDensity(n_flow_steps=10, **FEW),
     JEMClassifier: lambda: JEMClassifier(**FEW),
     EnergyOutlierDetector: lambda: EnergyOutlierDetector(
         ScoreMatchingDensity(**FEW), random_state=0
