@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(PY) -m pytest -n 2 --dist workst
 # pytest keeps tests with rewritten assertions as bytecode: several seconds a worker.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-full test-all mutate lint types docs doctest clean
+.PHONY: help demo test test-full test-all mutate soak lint types docs doctest clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -31,6 +31,9 @@ test-all: $(VENV)/test.installed ## run all tests
 mutate: $(VENV)/mutation.installed ## plant faults in a copy of skebm; which test notices?
 	$(PY) -m tools.mutate $(ARGS)
 
+soak: $(VENV)/test.installed ## fit every estimator to hostile tables, and list what does not hold
+	OMP_NUM_THREADS=1 $(PY) -m tools.soak $(ARGS)
+
 lint: $(VENV)/test.installed ## check style and formatting
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -47,7 +50,7 @@ doctest: $(VENV)/test.installed ## run the examples of the docstrings
 
 clean: ## remove what was built, but not the environment
 	rm -rf dist docs/_build docs/gallery docs/generated docs/sg_execution_times.rst
-	rm -rf .mutation .mypy_cache .pytest_cache .ruff_cache digits_rbm.png examples/digits_rbm.png
+	rm -rf .hypothesis .mutation .mypy_cache .pytest_cache .ruff_cache digits_rbm.png examples/digits_rbm.png
 
 $(PY):
 	@echo "--- creating $(VENV)"

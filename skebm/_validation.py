@@ -202,10 +202,10 @@ class MinMax(NamedTuple):
         return np.flatnonzero((low < lower - tolerance) | (high > upper + tolerance))
 
     def invert(self, x: np.ndarray) -> np.ndarray:
-        """Transform back to the units of the data."""
+        """Transform back to the units of the data; a constant column has its one value."""
         if len(self.columns):
             x = x.copy()
-            x[:, self.columns] = x[:, self.columns] * self.width + self.low
+            x[:, self.columns] = x[:, self.columns] * (self.high - self.low) + self.low
         return x
 
 

@@ -481,6 +481,13 @@ def test_scaling_of_sparse_columns():
     assert_array_equal(sparse.transform(counts), dense.transform(counts.toarray()))
 
 
+def test_samples_of_a_constant_column_have_its_value():
+    with pytest.warns(UserWarning, match="min-max scaled"):
+        model = RBMEstimator(2, random_state=0, n_iter=0).fit(np.full((20, 40), 3.0))
+    assert_array_equal(model.sample(500, random_state=0), 3.0)
+    assert_array_equal(model.denoise(np.full((2, 40), 3.0)), 3.0)
+
+
 def test_probabilities_are_bounded_below_by_their_own_score(model):
     """F is concave: the score of a row of probabilities is at most that of its binarisations."""
     truth = Enumerated(model)
