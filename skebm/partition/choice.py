@@ -43,6 +43,10 @@ MIN_EFFICIENCY = 0.05
 # And from which it is cheaper than quadrature, to errors below a hundredth of a nat.
 HIGH_EFFICIENCY = 0.5
 
+# Weights of an energy times rows at which it may be computed in one step of a bracket, and fewest
+# weights: below, what an evaluation costs does not depend on them.
+MAX_PRODUCTS, MIN_SIZE = 1e10, 2_000
+
 
 # Rows near the model: of one origin, of several by name, or none.
 Starts = Tensor | Mapping[str, Tensor] | None
@@ -87,7 +91,8 @@ def choose(
        or from the uniform distribution over a box, where the effective sample size is at least a
        twentieth of the draws;
     6. :class:`AISBracket`, where there are two rows or more to start reverse annealing from
-       (of real rows with 500 temperatures);
+       (of real rows with at most 500 temperatures, fewer where the energy has many weights, and
+       with a larger error then);
     7. :class:`AIS`.
 
     The first two are exact. The docstrings of the others give the direction of their errors.
@@ -172,10 +177,10 @@ def choose(
     starts = near.values() if isinstance(near, Mapping) else [rows]
     if min(len(start) for start in starts) < 2:
         return Choice(AIS(), f"{too_large}; one row is too few for reverse annealing")
-    # Leapfrog steps of HMC, the sampler of real rows, cost as much as a dozen others.
-    method = (
-        AISBracket(n_betas=500, n_steps=250) if isinstance(energy.domain, Real) else AISBracket()
-    )
+    method = AISBracket()
+    if isinstance(energy.domain, Real):
+        # Leapfrog steps of HMC, the sampler of real rows, cost as much as a dozen others.
+        method = AISBracket(n_betas=500, n_steps=250, max_evaluations=_budget(energy))
     return Choice(method, f"{too_large}; {len(rows)} rows for reverse annealing")
 
 
@@ -211,6 +216,12 @@ def _efficiency(energy: Energy, base: Distribution | None) -> tuple[float, str]:
 def in_a_line(method: PartitionEstimator) -> str:
     """A method with its parameters other than defaults, on one line."""
     return " ".join(repr(method).split())
+
+
+def _budget(energy: Energy) -> float:
+    """Evaluations of an energy with gradients that take some five seconds, of one digit."""
+    size = sum(one.numel() for one in energy.parameters())
+    return float(f"{MAX_PRODUCTS / max(size, MIN_SIZE):.0e}")
 
 
 def _enumeration(energy: Energy) -> tuple[float, str]:
