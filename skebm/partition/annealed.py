@@ -77,34 +77,34 @@ def check_seconds(max_seconds: Any) -> None:
     raise ValueError(f"max_seconds must be a positive number or None, got {max_seconds!r}.")
 
 
-def shares(n_betas: int) -> list[float]:
+def fractions(n_betas: int) -> list[float]:
     """Parts of `n_betas` temperatures that are worth a run of their own, and all of them."""
-    return [share for share in FRACTIONS if share * n_betas >= FEWEST_BETAS] + [1.0]
+    return [fraction for fraction in FRACTIONS if fraction * n_betas >= FEWEST_BETAS] + [1.0]
 
 
 def in_stages(
-    shares: list[float],
+    fractions: list[float],
     run: Callable[[float], R],
     deadline: Deadline,
     *,
     enough: Callable[[R], bool] = lambda found: False,
     affordable: Callable[[R, float], bool] = lambda found, factor: True,
 ) -> tuple[R, bool]:
-    """The result of `run` with growing shares of the temperatures, and whether a limit ended them.
+    """The result of `run` with growing parts of the temperatures, and whether a limit ended it.
 
     Until it is `enough`, or the next, which costs `factor` times as much, is not affordable, or
     would take longer than there is time left for: that is measured by the one before it.
     """
-    share, *later = shares
+    fraction, *later = fractions
     began = time.monotonic()
-    found = run(share)
+    found = run(fraction)
     while later and not enough(found):
-        factor = later[0] / share
+        factor = later[0] / fraction
         if (time.monotonic() - began) * factor > deadline.left() or not affordable(found, factor):
             return found, True
-        share, *later = later
+        fraction, *later = later
         began = time.monotonic()
-        new = run(share)
+        new = run(fraction)
         # An unfinished run is of less use than a finished one of fewer temperatures.
         if deadline.cut:
             return found, True
@@ -376,14 +376,14 @@ def within_seconds(estimator: Any, run: Callable[[Any, Deadline], LogPartition])
     if estimator.max_seconds is None:
         return run(estimator, deadline)
 
-    def part(share: float) -> tuple[LogPartition, list[str]]:
-        few = clone(estimator).set_params(n_betas=round(share * estimator.n_betas))
+    def part(fraction: float) -> tuple[LogPartition, list[str]]:
+        few = clone(estimator).set_params(n_betas=round(fraction * estimator.n_betas))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)
             found = run(few, deadline)
         return found, [str(one.message) for one in caught]
 
-    (found, messages), limited = in_stages(shares(estimator.n_betas), part, deadline)
+    (found, messages), limited = in_stages(fractions(estimator.n_betas), part, deadline)
     if limited:
         limits = {"max_seconds": estimator.max_seconds}
         messages.append(limited_by(limits, found.std_error))

@@ -21,9 +21,9 @@ from skebm.partition.annealed import (
     Deadline,
     annealing_plan,
     check_seconds,
+    fractions,
     in_stages,
     limited_by,
-    shares,
     uneven,
 )
 from skebm.partition.checks import MonteCarloEstimator, wide_base
@@ -145,11 +145,12 @@ class AISBracket(MonteCarloEstimator):
         check_energy(energy)
         deadline = Deadline(self.max_seconds)
 
-        def run(share: float) -> Runs:
+        def run(fraction: float) -> Runs:
             some = self
-            if share < 1:
+            if fraction < 1:
                 some = clone(self).set_params(
-                    n_betas=round(share * self.n_betas), n_steps=math.ceil(share * self.n_steps)
+                    n_betas=round(fraction * self.n_betas),
+                    n_steps=math.ceil(fraction * self.n_steps),
                 )
             with warnings.catch_warnings():  # the result says what is wrong, once
                 warnings.simplefilter("ignore", ConvergenceWarning)
@@ -158,7 +159,7 @@ class AISBracket(MonteCarloEstimator):
         tol = self.tol
         some = most is not None or self.max_seconds is not None or tol is not None
         runs, limited = in_stages(
-            shares(self.n_betas) if some else [1.0],
+            fractions(self.n_betas) if some else [1.0],
             run,
             deadline,
             enough=lambda runs: tol is not None and runs.agree(tol),
@@ -166,7 +167,8 @@ class AISBracket(MonteCarloEstimator):
         )
         messages, result = runs.messages(self.n_chains), runs.result()
         limits = {"max_evaluations": most, "max_seconds": self.max_seconds}
-        if limited and not result.std_error <= TOLD * (tol or 0):
+        timed = self.max_seconds is not None
+        if limited and (timed or not result.std_error <= TOLD * (tol or 0)):
             messages.append(limited_by(limits, result.std_error))
         if messages:
             warnings.warn(" ".join(messages), ConvergenceWarning, stacklevel=2)
