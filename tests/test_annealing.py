@@ -17,6 +17,7 @@ from skebm.energies import (
     annealing_path,
     ising_grid,
 )
+from skebm.energies.path import GeometricPath
 from skebm.partition import AIS, AISBracket, Exact, ReverseAIS, annealed
 from skebm.partition.annealed import (
     Deadline,
@@ -178,6 +179,33 @@ def test_rows_are_evaluated_once_for_all_temperatures():
     assert calls == [4]
     path.at(0.3).value_and_grad(x.clone())
     assert calls == [4, 4]
+
+
+@pytest.mark.parametrize("kernel", [HMC(0.8, 3), MALA(0.8)])
+def test_rows_that_a_kernel_has_accepted_are_not_evaluated_again(kernel):
+    calls = []
+
+    class Counted(Quadratic):
+        def forward(self, x, cond=None):
+            calls.append(len(x))
+            return super().forward(x)
+
+    class Forgetful(GeometricPath):
+        def remember(self, x):
+            return
+
+    energy = Counted(torch.ones(2, dtype=DOUBLE), torch.eye(2, dtype=DOUBLE))
+    base = Gaussian(torch.zeros(2, dtype=DOUBLE), 2.0)
+    schedule, found = Schedule([0.0, 0.2, 0.5, 0.7, 1.0], [], []), []
+    for make in (annealing_path, Forgetful):
+        calls.clear()
+        with torch.no_grad():
+            path = make(energy, base)
+            x = base.sample(40, seeded())
+            found.append(torch.stack(list(anneal(path, kernel, x, schedule, seeded()))))
+        steps = getattr(kernel, "n_leapfrog", 1)
+        assert len(calls) == 1 + 3 * steps if make is annealing_path else 1 + 3 * (1 + steps)
+    torch.testing.assert_close(*found)
 
 
 # ------------------------------------------------------------------------------

@@ -79,6 +79,10 @@ class AnnealingPath(abc.ABC):
         """A hidden layer drawn given x at `beta`, or None unless :meth:`log_ratio` had this x."""
         return None
 
+    def remember(self, x: Tensor) -> None:
+        """Keep what is known of rows x after a step of a sampler; by default nothing."""
+        return
+
 
 class BipartitePath(AnnealingPath):
     r"""From a base q to a bipartite energy, hidden units being free at 0.
@@ -196,19 +200,35 @@ class GeometricPath(AnnealingPath):
 
     .. math:: p_\beta(x) \propto q(x)^{1 - \beta} \exp\bigl(-\beta E(x)\bigr)
 
-    Energy and base are evaluated once for the same rows, for all temperatures.
+    Energy and base are evaluated once for the same rows, for all temperatures, also where a sampler
+    has accepted some of the rows that it evaluated last (:meth:`remember`).
     """
 
     def __init__(self, energy: Energy, base: Any):
         super().__init__(energy, base)
         self._cache: tuple[Tensor | None, Any] = None, None  # the last rows and their parts
+        self._start: tuple[Tensor | None, Any] = None, None  # those of the last ratio
 
     def at(self, beta: float) -> Energy:
         return Geometric(self, beta)
 
     def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
         parts = self.parts(x)
+        self._start = x, parts
         return (old - new) * (parts.energy.double() + parts.log_q.double())
+
+    def remember(self, x: Tensor) -> None:
+        """Keep the parts of rows x, each of the last ratio or among those evaluated last."""
+        (start, old), (proposal, new) = self._start, self._cache
+        if start is None or proposal is None or not start.shape == proposal.shape == x.shape:
+            return
+        if old.energy_grad is None or new.energy_grad is None:
+            return
+        moved, stayed = ((x == one).flatten(1).all(1) for one in (proposal, start))
+        if bool((moved | stayed).all()):
+            rows = moved.view(-1, *[1] * (x.dim() - 1))
+            masks = moved, moved, rows, rows
+            self._cache = x, Parts(*map(torch.where, masks, new, old))
 
     def parts(self, x: Tensor, with_grad: bool = False) -> Parts:
         """Energy and log q of rows; cached for the last ones."""

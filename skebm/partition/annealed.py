@@ -17,7 +17,6 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from skebm.base import Energy, LogPartition, Sampler, sampling
-from skebm.base.energy import check_energy
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.energies import AnnealingPath, annealing_path
@@ -173,6 +172,7 @@ def anneal(
             elif isinstance(kernel, Gibbs):
                 state = state._replace(aux=path.hidden_layer(x, new, generator))
             x = kernel.step(energy, state, generator)[0].x
+            path.remember(x)
 
 
 def adaptive_schedule(
@@ -404,10 +404,9 @@ def annealing_plan(
 ) -> AnnealingPlan:
     """Check the settings and inputs of an estimate, fill in defaults and make the schedule.
 
-    To be called without gradients, the energy in ``eval()`` mode. Raises `TypeError` or
-    `ValueError` for what cannot be annealed.
+    To be called without gradients, the energy in ``eval()`` mode, after ``estimator.check``. Raises
+    `TypeError` or `ValueError` for what cannot be annealed.
     """
-    estimator.check(energy)
     check_delta(estimator.delta)
     whole_number("n_betas", estimator.n_betas, 2)
     whole_number("n_chains", n_chains, 1)
@@ -541,7 +540,7 @@ class AIS(MonteCarloEstimator):
         pairwise energies, GibbsWithGradients on other discrete rows, and HMC with adaptation on
         real ones.
         """
-        check_energy(energy)
+        self.check(energy)
 
         def run(one: AIS, deadline: Deadline) -> LogPartition:
             plan = annealing_plan(one, energy, base, sampler, x, generator, self.n_chains, deadline)
@@ -619,7 +618,7 @@ class ReverseAIS(MonteCarloEstimator):
 
         A default normal base is fitted to half of the rows, and the other half is annealed.
         """
-        check_energy(energy)
+        self.check(energy)
         rows = rows_of(energy, x)
         if rows is None:
             raise ValueError("ReverseAIS starts from samples of the model: pass them as x.")

@@ -14,7 +14,6 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler, sampling
-from skebm.base.energy import check_energy
 from skebm.base.sampler import whole_number
 from skebm.partition.annealed import (
     MIN_ESS,
@@ -142,7 +141,7 @@ class AISBracket(MonteCarloEstimator):
         if not isinstance(most, RealNumber | None) or most is not None and not most > 0:
             raise ValueError(f"max_evaluations must be a positive number or None, got {most!r}.")
         check_seconds(self.max_seconds)
-        check_energy(energy)
+        self.check(energy)
         deadline = Deadline(self.max_seconds)
 
         def run(fraction: float) -> Runs:

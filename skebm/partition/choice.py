@@ -227,10 +227,10 @@ def in_a_line(method: PartitionEstimator) -> str:
     return " ".join(repr(method).split())
 
 
-def _budget(energy: Energy) -> float:
+def _budget(energy: Energy) -> int:
     """Evaluations of an energy with gradients that take some five seconds, of one digit."""
     size = sum(one.numel() for one in energy.parameters())
-    return float(f"{MAX_PRODUCTS / max(size, MIN_SIZE):.0e}")
+    return int(float(f"{MAX_PRODUCTS / max(size, MIN_SIZE):.0e}"))
 
 
 def _enumeration(energy: Energy) -> tuple[float, str]:
