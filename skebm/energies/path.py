@@ -222,13 +222,14 @@ class GeometricPath(AnnealingPath):
         (start, old), (proposal, new) = self._start, self._cache
         if start is None or proposal is None or not start.shape == proposal.shape == x.shape:
             return
-        if old.energy_grad is None or new.energy_grad is None:
-            return
         moved, stayed = ((x == one).flatten(1).all(1) for one in (proposal, start))
-        if bool((moved | stayed).all()):
-            rows = moved.view(-1, *[1] * (x.dim() - 1))
-            masks = moved, moved, rows, rows
-            self._cache = x, Parts(*map(torch.where, masks, new, old))
+        if not bool((moved | stayed).all()):
+            return
+        rows = moved.view(-1, *[1] * (x.dim() - 1))
+        kept = [torch.where(moved, *both) for both in zip(new[:2], old[:2], strict=True)]
+        if old.energy_grad is not None and new.energy_grad is not None:
+            kept += [torch.where(rows, *both) for both in zip(new[2:], old[2:], strict=True)]
+        self._cache = x, Parts(*kept)
 
     def parts(self, x: Tensor, with_grad: bool = False) -> Parts:
         """Energy and log q of rows; cached for the last ones."""

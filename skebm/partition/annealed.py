@@ -274,6 +274,7 @@ def _pilot_run(
         total = torch.zeros(n, dtype=torch.float64, device=x.device)
         for _ in range(n_steps):
             state = kernel.step(energy, state, generator)[0]
+            path.remember(state.x)
             total += path.log_ratio(state.x, float(old), float(new))
             if isinstance(kernel, Gibbs):
                 state = state._replace(aux=path.hidden_layer(state.x, midpoint, generator))
