@@ -1,6 +1,7 @@
 """Annealed importance sampling with any base, energy and kernel: paths, schedules, estimates."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -16,8 +17,16 @@ from skebm.energies import (
     annealing_path,
     ising_grid,
 )
-from skebm.partition import AIS, AISBracket, Exact, ReverseAIS
-from skebm.partition.annealed import Schedule, adaptive_schedule, anneal
+from skebm.energies.path import GeometricPath
+from skebm.partition import AIS, AISBracket, Exact, ReverseAIS, annealed
+from skebm.partition.annealed import (
+    Deadline,
+    Schedule,
+    adaptive_schedule,
+    anneal,
+    fractions,
+    in_stages,
+)
 from skebm.samplers import HMC, MALA, DiscreteLangevin, Gibbs, GibbsWithGradients, Langevin
 from tests.oracle import DOUBLE, bits, make_rbm, make_tree_rbm, seeded
 from tests.targets import Line, Normal, Quadratic, Valley, two_modes
@@ -170,6 +179,33 @@ def test_rows_are_evaluated_once_for_all_temperatures():
     assert calls == [4]
     path.at(0.3).value_and_grad(x.clone())
     assert calls == [4, 4]
+
+
+@pytest.mark.parametrize("kernel", [HMC(0.8, 3), MALA(0.8)])
+def test_rows_that_a_kernel_has_accepted_are_not_evaluated_again(kernel):
+    calls = []
+
+    class Counted(Quadratic):
+        def forward(self, x, cond=None):
+            calls.append(len(x))
+            return super().forward(x)
+
+    class Forgetful(GeometricPath):
+        def remember(self, x):
+            return
+
+    energy = Counted(torch.ones(2, dtype=DOUBLE), torch.eye(2, dtype=DOUBLE))
+    base = Gaussian(torch.zeros(2, dtype=DOUBLE), 2.0)
+    schedule, found = Schedule([0.0, 0.2, 0.5, 0.7, 1.0], [], []), []
+    for make in (annealing_path, Forgetful):
+        calls.clear()
+        with torch.no_grad():
+            path = make(energy, base)
+            x = base.sample(40, seeded())
+            found.append(torch.stack(list(anneal(path, kernel, x, schedule, seeded()))))
+        steps = getattr(kernel, "n_leapfrog", 1)
+        assert len(calls) == 1 + 3 * steps if make is annealing_path else 1 + 3 * (1 + steps)
+    torch.testing.assert_close(*found)
 
 
 # ------------------------------------------------------------------------------
@@ -411,6 +447,159 @@ def test_pilot_runs_cost_a_tenth_of_any_budget():
         with torch.no_grad():
             adaptive_schedule(path, Counting(), n_chains, n_betas, seeded())
         assert 0 < sum(moved) <= 0.1 * n_chains * n_betas
+
+
+# ------------------------------------------------------------------------------
+# Limits
+# ------------------------------------------------------------------------------
+
+
+class Clock:
+    """Stands still but for one second a reading."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(annealed, "time", found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("max_seconds", "expected"),
+    # Each run takes ten seconds for a sixteenth.
+    [(None, [1 / 16, 1 / 4, 1.0]), (15.0, [1 / 16]), (70.0, [1 / 16, 1 / 4])],
+)
+def test_a_run_is_begun_where_there_is_time_for_it(clock, max_seconds, expected):
+    deadline, done = Deadline(max_seconds), []
+
+    def run(fraction):
+        done.append(fraction)
+        clock.now += 160 * fraction
+        return fraction
+
+    found, limited = in_stages(fractions(2000), run, deadline)
+    assert done == expected
+    assert found == expected[-1]
+    assert limited == (max_seconds is not None)
+
+
+def test_few_temperatures_have_one_run():
+    assert fractions(100) == [1.0]
+    assert fractions(500) == [1 / 4, 1.0]
+
+
+def test_an_unfinished_run_gives_way_to_a_finished_one():
+    deadline = Deadline(1e9)
+
+    def run(fraction):
+        deadline.cut = fraction == 1.0
+        return fraction
+
+    assert in_stages([0.25, 1.0], run, deadline) == (0.25, True)
+    assert in_stages([1.0], run, deadline) == (1.0, True)
+
+
+@pytest.mark.parametrize("name", ["bipartite", "any"])
+def test_ais_out_of_time_leaves_out_temperatures(clock, name):
+    energy, base = DISCRETE[name]
+    truth = Exact(max_cost=1e12).estimate(energy).value
+    starts = {"data": bits(D)}
+    for estimator in (
+        AIS(400, 60, max_seconds=20.0),
+        ReverseAIS(60, max_seconds=20.0),
+        AISBracket(100, 60, n_steps=10, max_seconds=20.0),
+    ):
+        clock.now = 0.0
+        with pytest.warns(ConvergenceWarning, match=r"limit has ended.*max_seconds=20") as caught:
+            found = estimator.estimate(energy, base=base, x=starts, generator=seeded())
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+        assert clock.now < 40  # of sixty temperatures
+        if isinstance(estimator, AIS):
+            assert abs(found.value - truth) < 4 * found.std_error
+            assert found.lower < truth
+
+
+@pytest.mark.parametrize("make", [AIS, ReverseAIS, AISBracket])
+def test_enough_time_is_no_limit(make):
+    energy, x = make_rbm(D, 4), bits(D)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = make(n_betas=60, max_seconds=1e6).estimate(energy, x=x, generator=seeded())
+        plain = make(n_betas=60).estimate(energy, x=x, generator=seeded())
+    assert found == plain
+
+
+@full
+def test_weights_stay_unbiased_where_time_runs_out(clock):
+    """Mean of Z-hat / Z over runs that are cut at a fixed temperature."""
+    energy, base = DISCRETE["bipartite"]
+    truth = Exact().estimate(energy).value
+    ratios = []
+    for seed in range(200):
+        clock.now = 0.0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            found = AIS(50, 40, max_seconds=12.0).estimate(
+                energy, base=base, generator=seeded(seed)
+            )
+        ratios.append(math.exp(found.value - truth))
+    ratios = torch.tensor(ratios)
+    assert abs(ratios.mean() - 1) < 4 * ratios.std() / len(ratios) ** 0.5
+    assert ratios.std() < 0.5
+
+
+def far_rows():
+    """An energy with a mode far from rows and base: runs do not agree."""
+    energy = far_modes()
+    return energy, (torch.rand(50, 12, generator=seeded(50), dtype=DOUBLE) < 0.05).to(DOUBLE)
+
+
+def test_a_bracket_ends_before_the_step_that_takes_too_many_evaluations():
+    energy, rows = far_rows()
+    base = IndependentBernoulli.fit(rows)
+    inputs = {"base": base, "x": rows}
+    few = AISBracket(50, 125, n_steps=5)
+    with pytest.warns(ConvergenceWarning, match="missed modes far"):
+        expected = few.estimate(energy, **inputs, generator=seeded())
+    # A forward run, one from a wider base and two reverse runs of 50 chains, and 5 steps.
+    cost = 125 * 200 + 5 * 50
+    for most, n_betas in ((4 * cost - 1, 125), (4 * cost, 500)):
+        long = AISBracket(50, 500, n_steps=20, max_evaluations=most)
+        with pytest.warns(ConvergenceWarning, match="missed modes far") as caught:
+            found = long.estimate(energy, **inputs, generator=seeded())
+        assert len(caught) == 1
+        assert (found == expected) == (n_betas == 125)
+
+
+def test_a_limit_is_told_where_the_error_is_large():
+    easy = make_rbm(D, 4)
+    told = AISBracket(20, 500, n_steps=4, tol=1e-3, max_evaluations=1e3)
+    with pytest.warns(ConvergenceWarning, match=r"limit has ended.*max_evaluations=1e\+03"):
+        found = told.estimate(easy, x=bits(D), generator=seeded())
+    assert found.std_error > 4e-3
+    quiet = AISBracket(20, 500, n_steps=4, tol=0.02, max_evaluations=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = quiet.estimate(easy, x=bits(D), generator=seeded())
+    assert 0.02 < found.std_error < 0.08
+
+
+@pytest.mark.parametrize("limit", ["max_seconds", "max_evaluations"])
+@pytest.mark.parametrize("value", [0, -1.0, "1", math.nan])
+def test_invalid_limits_are_refused(limit, value):
+    makes = [AISBracket] if limit == "max_evaluations" else [AIS, ReverseAIS, AISBracket]
+    for make in makes:
+        with pytest.raises(ValueError, match=limit):
+            make(**{limit: value}).estimate(make_rbm(D, 4), x=bits(D))
 
 
 # ------------------------------------------------------------------------------

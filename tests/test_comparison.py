@@ -190,6 +190,15 @@ def test_reasons_for_real_rows_and_for_many_states():
     assert wide.startswith("10^400 states x 4000 columns are too many terms; ")
 
 
+def test_the_work_on_real_rows_is_limited_by_the_size_of_the_energy():
+    rows = torch.randn(50, 4, generator=seeded(), dtype=DOUBLE)
+    energy = Quadratic(torch.zeros(4, dtype=DOUBLE), torch.eye(4, dtype=DOUBLE))
+    few = choose(energy, x=rows).method
+    assert repr(few) == "AISBracket(max_evaluations=5000000, n_betas=500, n_steps=250)"
+    energy.weights = torch.nn.Parameter(torch.zeros(30_000, dtype=DOUBLE))
+    assert choose(energy, x=rows).method.max_evaluations == 300_000
+
+
 def test_rows_are_checked_where_they_are_given_and_asked_for_where_they_are_needed():
     rbm = make_rbm(6, 4)
     with pytest.raises(ValueError, match="shape"):

@@ -2,13 +2,16 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning
 
+from skebm import ContrastiveDivergenceDensity
 from skebm.base import Binary, Energy, Real
 from skebm.distributions import Gaussian, Uniform
-from skebm.partition import AISBracket, ImportanceSampling, Quadrature, choose
+from skebm.energies import MLP
+from skebm.partition import AISBracket, ImportanceSampling, Quadrature, choice, choose, quadrature
 from skebm.partition.quadrature import Coordinates, integrate, rule_of
 from tests.oracle import DOUBLE, seeded
 from tests.tiers import about, full
@@ -312,3 +315,31 @@ def test_it_is_not_chosen_where_its_error_is_too_large():
     """A sawtooth in three columns, from a base that is near it on average."""
     energy = FunctionEnergy(lambda x: (x * 1e4).frac().sum(1), Real((3,), 0.0, 1.0))
     assert isinstance(choose(energy).method, ImportanceSampling)
+
+
+def test_a_choice_comes_with_the_estimate_that_it_rests_on():
+    energy, _, x = normal(2)
+    found = choose(energy, x=x)
+    assert found.estimate == found.method.estimate(energy, x=x)
+    energy, _, x = normal(4)
+    assert choose(energy, x=x).estimate is None
+
+
+def test_estimators_integrate_once(monkeypatch):
+    rows = np.random.default_rng(0).standard_normal((60, 2)) ** 2
+    model = ContrastiveDivergenceDensity(MLP((4,)), base=None, n_iter=1, random_state=0).fit(rows)
+    calls = []
+
+    def counted(*args):
+        calls.append(args)
+        return integrate(*args)
+
+    monkeypatch.setattr(choice, "integrate", counted)
+    monkeypatch.setattr(quadrature, "integrate", counted)
+    assert model.log_partition_method_.startswith("Quadrature()")
+    value = model.log_partition_
+    assert len(calls) == 1
+    again = model.partition_.estimate(
+        model.energy_, base=model.base_, x=model._partition_inputs(("x",))["x"]
+    )
+    assert again.value == value

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import BipartiteEnergy, Energy, PairwiseEnergy
-from skebm.distributions import Distribution, IndependentBernoulli
+from skebm.distributions import Distribution, Gaussian, IndependentBernoulli
 from skebm.energies.bipartite import BernoulliRBM, Tilted
 from skebm.energies.units import Bernoulli
 
@@ -78,6 +78,10 @@ class AnnealingPath(abc.ABC):
     def hidden_layer(self, x: Tensor, beta: float, generator: torch.Generator) -> Tensor | None:
         """A hidden layer drawn given x at `beta`, or None unless :meth:`log_ratio` had this x."""
         return None
+
+    def remember(self, x: Tensor) -> None:
+        """Keep what is known of rows x after a step of a sampler; by default nothing."""
+        return
 
 
 class BipartitePath(AnnealingPath):
@@ -196,19 +200,36 @@ class GeometricPath(AnnealingPath):
 
     .. math:: p_\beta(x) \propto q(x)^{1 - \beta} \exp\bigl(-\beta E(x)\bigr)
 
-    Energy and base are evaluated once for the same rows, for all temperatures.
+    Energy and base are evaluated once for the same rows, for all temperatures, also where a sampler
+    has accepted some of the rows that it evaluated last (:meth:`remember`).
     """
 
     def __init__(self, energy: Energy, base: Any):
         super().__init__(energy, base)
         self._cache: tuple[Tensor | None, Any] = None, None  # the last rows and their parts
+        self._start: tuple[Tensor | None, Any] = None, None  # those of the last ratio
 
     def at(self, beta: float) -> Energy:
         return Geometric(self, beta)
 
     def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
         parts = self.parts(x)
+        self._start = x, parts
         return (old - new) * (parts.energy.double() + parts.log_q.double())
+
+    def remember(self, x: Tensor) -> None:
+        """Keep the parts of rows x, each of the last ratio or among those evaluated last."""
+        (start, old), (proposal, new) = self._start, self._cache
+        if start is None or proposal is None or not start.shape == proposal.shape == x.shape:
+            return
+        moved, stayed = ((x == one).flatten(1).all(1) for one in (proposal, start))
+        if not bool((moved | stayed).all()):
+            return
+        rows = moved.view(-1, *[1] * (x.dim() - 1))
+        kept = [torch.where(moved, *both) for both in zip(new[:2], old[:2], strict=True)]
+        if old.energy_grad is not None and new.energy_grad is not None:
+            kept += [torch.where(rows, *both) for both in zip(new[2:], old[2:], strict=True)]
+        self._cache = x, Parts(*kept)
 
     def parts(self, x: Tensor, with_grad: bool = False) -> Parts:
         """Energy and log q of rows; cached for the last ones."""
@@ -217,17 +238,24 @@ class GeometricPath(AnnealingPath):
             return parts
         if with_grad:
             value, grad = self.energy.value_and_grad(x)
-            with torch.enable_grad():
-                at = x.detach().requires_grad_(True)
-                log_q = self.base.log_prob(at)
-                score = torch.zeros_like(x)
-                if log_q.requires_grad:
-                    (score,) = torch.autograd.grad(log_q.sum(), at)
-            parts = Parts(value, log_q.detach(), grad, score)
+            log_q, score = self._log_q_and_score(x)
+            parts = Parts(value, log_q, grad, score)
         else:
             parts = Parts(self.energy(x).detach(), self.base.log_prob(x))
         self._cache = x, parts
         return parts
+
+    def _log_q_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Log q of rows and its gradient, detached."""
+        if isinstance(self.base, Gaussian):  # the closed form costs a fourth of autograd
+            return self.base.log_prob(x), self.base.score(x)
+        with torch.enable_grad():
+            at = x.detach().requires_grad_(True)
+            log_q = self.base.log_prob(at)
+            score = torch.zeros_like(x)
+            if log_q.requires_grad:
+                (score,) = torch.autograd.grad(log_q.sum(), at)
+        return log_q.detach(), score
 
 
 class Geometric(Energy):

@@ -525,6 +525,8 @@ class BaseEBM(BaseEstimator, abc.ABC):
         if self.partition is None:
             nan = float("nan")
             return LogPartition(0.0, nan, nan, nan, "heuristic", nan)
+        if self._log_z.found is None and self.partition == "auto":
+            self._log_z.found = self._choose_partition().estimate
         if self._log_z.found is None:
             method = self.partition_
             if self.partition == "auto" and "verbose" in method.get_params():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from numbers import Real as RealNumber
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +17,6 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from skebm.base import Energy, LogPartition, Sampler, sampling
-from skebm.base.energy import check_energy
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.energies import AnnealingPath, annealing_path
@@ -47,6 +48,67 @@ ADAPTATION_STEPS = 20
 # Weight of the thermodynamic length in the spacing; the rest is even, as short pilot runs
 # underestimate long autocorrelation times.
 LENGTH_WEIGHT = 0.5
+
+
+# Parts of the temperatures that are tried first, where there are enough of them.
+FRACTIONS = (1 / 16, 1 / 4)
+FEWEST_BETAS = 125
+
+R = TypeVar("R")
+
+
+class Deadline:
+    """A limit on wall-clock time; `cut` says whether it has shortened a run."""
+
+    def __init__(self, max_seconds: float | None):
+        self.max_seconds = math.inf if max_seconds is None else max_seconds
+        self.started, self.cut = time.monotonic(), False
+
+    def left(self) -> float:
+        """Seconds until it has passed."""
+        return self.started + self.max_seconds - time.monotonic()
+
+
+def check_seconds(max_seconds: Any) -> None:
+    """Raise `ValueError` unless `max_seconds` is a positive number or None."""
+    if max_seconds is None or isinstance(max_seconds, RealNumber) and float(max_seconds) > 0:
+        return
+    raise ValueError(f"max_seconds must be a positive number or None, got {max_seconds!r}.")
+
+
+def fractions(n_betas: int) -> list[float]:
+    """Parts of `n_betas` temperatures that are worth a run of their own, and all of them."""
+    return [fraction for fraction in FRACTIONS if fraction * n_betas >= FEWEST_BETAS] + [1.0]
+
+
+def in_stages(
+    fractions: list[float],
+    run: Callable[[float], R],
+    deadline: Deadline,
+    *,
+    enough: Callable[[R], bool] = lambda found: False,
+    affordable: Callable[[R, float], bool] = lambda found, factor: True,
+) -> tuple[R, bool]:
+    """The result of `run` with growing parts of the temperatures, and whether a limit ended it.
+
+    Until it is `enough`, or the next, which costs `factor` times as much, is not affordable, or
+    would take longer than there is time left for: that is measured by the one before it.
+    """
+    fraction, *later = fractions
+    began = time.monotonic()
+    found = run(fraction)
+    while later and not enough(found):
+        factor = later[0] / fraction
+        if (time.monotonic() - began) * factor > deadline.left() or not affordable(found, factor):
+            return found, True
+        fraction, *later = later
+        began = time.monotonic()
+        new = run(fraction)
+        # An unfinished run is of less use than a finished one of fewer temperatures.
+        if deadline.cut:
+            return found, True
+        found = new
+    return found, deadline.cut
 
 
 class Schedule(NamedTuple):
@@ -83,14 +145,21 @@ def anneal(
     schedule: Schedule,
     generator: torch.Generator,
     reverse: bool = False,
+    deadline: Deadline | None = None,
 ) -> Iterator[Tensor]:
     """Anneal rows x (n, ...) along a schedule from the base to the model.
 
     Yields the increments (n,) of the log weights. At each intermediate temperature, after its
-    increment, the kernel moves the rows once. `reverse` goes from the model to the base.
+    increment, the kernel moves the rows once. `reverse` goes from the model to the base. Once the
+    deadline has passed, one increment takes the place of those that are left, as in a schedule
+    without their temperatures: the clock does not depend on the rows, so the weights stay unbiased.
     """
     betas = schedule.betas[::-1] if reverse else schedule.betas
     for old, new in zip(betas, betas[1:], strict=False):
+        if deadline is not None and new != betas[-1] and deadline.left() < 0:
+            deadline.cut = True
+            yield path.log_ratio(x, old, betas[-1])
+            return
         intermediate = 0 < new < 1
         if intermediate:
             energy = path.at(new)
@@ -103,6 +172,7 @@ def anneal(
             elif isinstance(kernel, Gibbs):
                 state = state._replace(aux=path.hidden_layer(x, new, generator))
             x = kernel.step(energy, state, generator)[0].x
+            path.remember(x)
 
 
 def adaptive_schedule(
@@ -204,6 +274,7 @@ def _pilot_run(
         total = torch.zeros(n, dtype=torch.float64, device=x.device)
         for _ in range(n_steps):
             state = kernel.step(energy, state, generator)[0]
+            path.remember(state.x)
             total += path.log_ratio(state.x, float(old), float(new))
             if isinstance(kernel, Gibbs):
                 state = state._replace(aux=path.hidden_layer(state.x, midpoint, generator))
@@ -234,6 +305,7 @@ class AnnealingPlan(NamedTuple):
     delta: float
     generator: torch.Generator
     verbose: int = 0
+    deadline: Deadline | None = None
 
     def forward(self, n_chains: int) -> LogPartition:
         """AIS from `n_chains` draws of the base; on average below log Z."""
@@ -271,7 +343,13 @@ class AnnealingPlan(NamedTuple):
         """Anneal rows x (n, ...), with a progress bar after two seconds; log weights (n,)."""
         log_w = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         increments = anneal(
-            self.path, self.kernel, x, self.schedule, self.generator, reverse=reverse
+            self.path,
+            self.kernel,
+            x,
+            self.schedule,
+            self.generator,
+            reverse=reverse,
+            deadline=self.deadline,
         )
         shown: dict[str, Any] = {"delay": PROGRESS_DELAY, "disable": not self.verbose}
         n, name = len(self.schedule.betas) - 1, "reverse AIS" if reverse else "AIS"
@@ -283,14 +361,36 @@ class AnnealingPlan(NamedTuple):
         """Summary of log weights (n,); warns where the effective sample is small."""
         summary, n = summarise(log_w), len(log_w)
         if n > 1 and summary.ess < min(MIN_ESS, n / 10):
-            warnings.warn(
-                f"The effective sample size of {n} annealing runs is {summary.ess:.2f}: log Z is "
-                "known to within several nats at best. Use more n_betas, or a base nearer to the "
-                "model.",
-                ConvergenceWarning,
-                stacklevel=4,  # the caller of `estimate`
-            )
+            # the caller of `estimate`
+            warnings.warn(uneven(summary.ess, n), ConvergenceWarning, stacklevel=4)
         return summary
+
+
+def within_seconds(estimator: Any, run: Callable[[Any, Deadline], LogPartition]) -> LogPartition:
+    """The estimate of ``run(estimator, deadline)``, with as many temperatures as there is time for.
+
+    Those of the estimator where it has no `max_seconds`.
+    """
+    check_seconds(estimator.max_seconds)
+    whole_number("n_betas", estimator.n_betas, 2)
+    deadline = Deadline(estimator.max_seconds)
+    if estimator.max_seconds is None:
+        return run(estimator, deadline)
+
+    def part(fraction: float) -> tuple[LogPartition, list[str]]:
+        few = clone(estimator).set_params(n_betas=round(fraction * estimator.n_betas))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ConvergenceWarning)
+            found = run(few, deadline)
+        return found, [str(one.message) for one in caught]
+
+    (found, messages), limited = in_stages(fractions(estimator.n_betas), part, deadline)
+    if limited:
+        limits = {"max_seconds": estimator.max_seconds}
+        messages.append(limited_by(limits, found.std_error))
+    if messages:  # at the caller of `estimate`
+        warnings.warn(" ".join(messages), ConvergenceWarning, stacklevel=3)
+    return found
 
 
 def annealing_plan(
@@ -301,13 +401,13 @@ def annealing_plan(
     x: Tensor | Mapping[str, Tensor] | None,
     generator: torch.Generator | None,
     n_chains: int,
+    deadline: Deadline | None = None,
 ) -> AnnealingPlan:
     """Check the settings and inputs of an estimate, fill in defaults and make the schedule.
 
-    To be called without gradients, the energy in ``eval()`` mode. Raises `TypeError` or
-    `ValueError` for what cannot be annealed.
+    To be called without gradients, the energy in ``eval()`` mode, after ``estimator.check``. Raises
+    `TypeError` or `ValueError` for what cannot be annealed.
     """
-    estimator.check(energy)
     check_delta(estimator.delta)
     whole_number("n_betas", estimator.n_betas, 2)
     whole_number("n_chains", n_chains, 1)
@@ -338,7 +438,25 @@ def annealing_plan(
     kernel.check(midpoint)
     schedule = adaptive_schedule(path, kernel, n_chains, estimator.n_betas, generator)
     verbose = estimator.verbose
-    return AnnealingPlan(path, kernel, schedule, estimator.delta, generator, verbose)
+    return AnnealingPlan(path, kernel, schedule, estimator.delta, generator, verbose, deadline)
+
+
+def uneven(ess: float, n: int) -> str:
+    """What a small effective sample size of `n` annealing runs means, and what to do."""
+    return (
+        f"The effective sample size of {n} annealing runs is {ess:.2f}: log Z is known to within "
+        "several nats at best. Use more n_betas, or a base nearer to the model."
+    )
+
+
+def limited_by(limits: dict[str, Any], std_error: float) -> str:
+    """That a limit has ended an estimate, with what error, and what to do."""
+    names = ", ".join(f"{name}={value:.3g}" for name, value in limits.items() if value is not None)
+    return (
+        f"A limit has ended the estimate of log Z at a standard error of {std_error:.2g} nats "
+        f"({names}). For a smaller error raise the limit; an estimator takes such a method as "
+        "partition=."
+    )
 
 
 class AIS(MonteCarloEstimator):
@@ -367,6 +485,11 @@ class AIS(MonteCarloEstimator):
         Probability with which the bound may fail.
     verbose : int, default=0
         1 shows a progress bar for what takes over two seconds.
+    max_seconds : float or None, default=None
+        Limit on wall-clock time. A sixteenth, a fourth and all of the temperatures (125 at least)
+        are tried in turn, as far as there is time; a run that the end of the time finds unfinished
+        leaves out the rest of its temperatures. The estimate keeps its direction and bound, has a
+        larger error, and is not reproducible, even with the same seed. Warns where it takes effect.
 
     References
     ----------
@@ -389,12 +512,18 @@ class AIS(MonteCarloEstimator):
     """
 
     def __init__(
-        self, n_chains: int = 100, n_betas: int = 2000, delta: float = 0.05, verbose: int = 0
+        self,
+        n_chains: int = 100,
+        n_betas: int = 2000,
+        delta: float = 0.05,
+        verbose: int = 0,
+        max_seconds: float | None = None,
     ):
         self.n_chains = n_chains
         self.n_betas = n_betas
         self.delta = delta
         self.verbose = verbose
+        self.max_seconds = max_seconds
 
     def estimate(
         self,
@@ -412,10 +541,14 @@ class AIS(MonteCarloEstimator):
         pairwise energies, GibbsWithGradients on other discrete rows, and HMC with adaptation on
         real ones.
         """
-        check_energy(energy)
-        with sampling(energy), torch.no_grad():
-            plan = annealing_plan(self, energy, base, sampler, x, generator, self.n_chains)
+        self.check(energy)
+
+        def run(one: AIS, deadline: Deadline) -> LogPartition:
+            plan = annealing_plan(one, energy, base, sampler, x, generator, self.n_chains, deadline)
             return plan.forward(self.n_chains)
+
+        with sampling(energy), torch.no_grad():
+            return within_seconds(self, run)
 
 
 class ReverseAIS(MonteCarloEstimator):
@@ -437,6 +570,8 @@ class ReverseAIS(MonteCarloEstimator):
         Whether the rows `x` passed to :meth:`estimate` are exact samples of the model.
     verbose : int, default=0
         1 shows a progress bar for what takes over two seconds.
+    max_seconds : float or None, default=None
+        Limit on wall-clock time, as in :class:`AIS`; with it the estimate is not reproducible.
 
     References
     ----------
@@ -463,11 +598,13 @@ class ReverseAIS(MonteCarloEstimator):
         delta: float = 0.05,
         exact_samples: bool = False,
         verbose: int = 0,
+        max_seconds: float | None = None,
     ):
         self.n_betas = n_betas
         self.delta = delta
         self.exact_samples = exact_samples
         self.verbose = verbose
+        self.max_seconds = max_seconds
 
     def estimate(
         self,
@@ -482,13 +619,18 @@ class ReverseAIS(MonteCarloEstimator):
 
         A default normal base is fitted to half of the rows, and the other half is annealed.
         """
-        check_energy(energy)
+        self.check(energy)
         rows = rows_of(energy, x)
         if rows is None:
             raise ValueError("ReverseAIS starts from samples of the model: pass them as x.")
         if fits_base(energy, base) and len(rows) > 1:
             base, rows = default_base(energy, rows[::2]), rows[1::2]
+
+        def run(one: ReverseAIS, deadline: Deadline) -> LogPartition:
+            n = len(rows)
+            plan = annealing_plan(one, energy, base, sampler, x, generator, n, deadline)
+            return plan.reverse(rows)
+
         with sampling(energy), torch.no_grad():
-            plan = annealing_plan(self, energy, base, sampler, x, generator, len(rows))
-            estimate = plan.reverse(rows)
+            estimate = within_seconds(self, run)
         return estimate._replace(bound_kind="probabilistic") if self.exact_samples else estimate

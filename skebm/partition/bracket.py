@@ -14,16 +14,23 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler, sampling
-from skebm.base.energy import check_energy
 from skebm.base.sampler import whole_number
-from skebm.partition.annealed import annealing_plan
+from skebm.partition.annealed import (
+    MIN_ESS,
+    Deadline,
+    annealing_plan,
+    check_seconds,
+    fractions,
+    in_stages,
+    limited_by,
+    uneven,
+)
 from skebm.partition.checks import MonteCarloEstimator, wide_base
 
 UNNAMED = "the given rows"
 WIDE = "AIS from a wider base"
-# Parts of the temperatures that are tried first, where there are enough of them.
-FRACTIONS = (1 / 16, 1 / 4)
-FEWEST_BETAS = 125
+# Standard error, as a multiple of `tol`, from which on a limit that ended the estimate is told.
+TOLD = 4
 
 
 class AISBracket(MonteCarloEstimator):
@@ -60,6 +67,13 @@ class AISBracket(MonteCarloEstimator):
         uses all of them. Fewer than 125 temperatures are not tried.
     verbose : int, default=0
         1 shows a progress bar for each run that takes over two seconds.
+    max_evaluations : float or None, default=None
+        Most rows at which energies are computed by one of the steps above (a sixteenth, a fourth
+        or all of the temperatures), pilot runs apart. A step that would take more is left out, and
+        the estimate is that of the step before it, with its larger error; the first is always
+        taken. Warns where the standard error is above four times `tol`.
+    max_seconds : float or None, default=None
+        Limit on wall-clock time, as in :class:`AIS`; with it the estimate is not reproducible.
 
     References
     ----------
@@ -88,6 +102,8 @@ class AISBracket(MonteCarloEstimator):
         delta: float = 0.05,
         tol: float | None = 0.05,
         verbose: int = 0,
+        max_evaluations: float | None = None,
+        max_seconds: float | None = None,
     ):
         self.n_chains = n_chains
         self.n_betas = n_betas
@@ -95,6 +111,8 @@ class AISBracket(MonteCarloEstimator):
         self.delta = delta
         self.tol = tol
         self.verbose = verbose
+        self.max_evaluations = max_evaluations
+        self.max_seconds = max_seconds
 
     def estimate(
         self,
@@ -119,20 +137,41 @@ class AISBracket(MonteCarloEstimator):
         whole_number("n_betas", self.n_betas, 2)
         if not isinstance(self.tol, RealNumber | None) or self.tol is not None and not self.tol > 0:
             raise ValueError(f"tol must be a positive number or None, got {self.tol!r}.")
-        check_energy(energy)
-        inputs = (energy, base, sampler, given, generator)
-        for share in FRACTIONS:
-            if self.tol is None or self.n_betas * share < FEWEST_BETAS:
-                continue
-            few = clone(self).set_params(
-                n_betas=round(share * self.n_betas), n_steps=math.ceil(share * self.n_steps)
-            )
-            with warnings.catch_warnings():
+        most = self.max_evaluations
+        if not isinstance(most, RealNumber | None) or most is not None and not most > 0:
+            raise ValueError(f"max_evaluations must be a positive number or None, got {most!r}.")
+        check_seconds(self.max_seconds)
+        self.check(energy)
+        deadline = Deadline(self.max_seconds)
+
+        def run(fraction: float) -> Runs:
+            some = self
+            if fraction < 1:
+                some = clone(self).set_params(
+                    n_betas=round(fraction * self.n_betas),
+                    n_steps=math.ceil(fraction * self.n_steps),
+                )
+            with warnings.catch_warnings():  # the result says what is wrong, once
                 warnings.simplefilter("ignore", ConvergenceWarning)
-                runs = few._runs(*inputs)
-            if runs.agree(self.tol):
-                return runs.result()
-        return self._runs(*inputs).result()
+                return some._runs(energy, base, sampler, given, generator, deadline)
+
+        tol = self.tol
+        some = most is not None or self.max_seconds is not None or tol is not None
+        runs, limited = in_stages(
+            fractions(self.n_betas) if some else [1.0],
+            run,
+            deadline,
+            enough=lambda runs: tol is not None and runs.agree(tol),
+            affordable=lambda runs, factor: most is None or factor * runs.n_evaluations <= most,
+        )
+        messages, result = runs.messages(self.n_chains), runs.result()
+        limits = {"max_evaluations": most, "max_seconds": self.max_seconds}
+        timed = self.max_seconds is not None
+        if limited and (timed or not result.std_error <= TOLD * (tol or 0)):
+            messages.append(limited_by(limits, result.std_error))
+        if messages:
+            warnings.warn(" ".join(messages), ConvergenceWarning, stacklevel=2)
+        return result
 
     def _runs(
         self,
@@ -141,24 +180,30 @@ class AISBracket(MonteCarloEstimator):
         sampler: Sampler | None,
         given: Mapping[str, Tensor],
         generator: torch.Generator | None,
+        deadline: Deadline,
     ) -> Runs:
         """All annealing runs, with `n_betas` temperatures each."""
+        n = self.n_chains
         with sampling(energy), torch.no_grad():
-            plan = annealing_plan(self, energy, base, sampler, given, generator, self.n_chains)
+            plan = annealing_plan(self, energy, base, sampler, given, generator, n, deadline)
             generator = plan.generator
             forward = plan.forward(self.n_chains)
             starts = {name: self._subsample(rows, generator) for name, rows in given.items()}
             pooled = self._subsample(torch.cat(list(starts.values())), generator)
-            if self.n_steps:
+            n_moved = 0
+            if self.n_steps and deadline.left() > 0:
                 kernel = plan.kernel if sampler is None else sampler
                 moved = kernel.run(energy, pooled, self.n_steps, generator)[0].x
                 starts[f"rows after {self.n_steps} sampler steps"] = moved
+                n_moved = self.n_steps * len(pooled) * (2 if kernel.adapts else 1)
             reverse = plan.reverse_each(starts)
             wide, base = None, wide_base(energy, plan.path.base)
-            if base is not None:
-                plan = annealing_plan(self, energy, base, sampler, given, generator, self.n_chains)
+            if base is not None and deadline.left() > 0:
+                plan = annealing_plan(self, energy, base, sampler, given, generator, n, deadline)
                 wide = plan.forward(self.n_chains)
-        return Runs(forward, reverse, wide)
+        n_annealed = n * (1 if wide is None else 2) + sum(map(len, starts.values()))
+        per_step = getattr(plan.kernel, "n_leapfrog", 1)
+        return Runs(forward, reverse, wide, per_step * (self.n_betas * n_annealed + n_moved))
 
     def _subsample(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """At most `n_chains` of the rows, drawn without replacement."""
@@ -171,6 +216,7 @@ class Runs(NamedTuple):
     forward: LogPartition
     reverse: dict[str, LogPartition]
     wide: LogPartition | None
+    n_evaluations: int = 0
 
     def agree(self, tol: float) -> bool:
         """Whether errors are at most `tol`, and differences no larger than they explain."""
@@ -181,61 +227,63 @@ class Runs(NamedTuple):
         return max(one.std_error for one in both) <= tol and max(values) - min(values) <= 4 * tol
 
     def result(self) -> LogPartition:
-        """The estimate with its interval; warns where the runs disagree."""
+        """The estimate with its interval."""
         forward, wide = self.forward, self.wide
         estimates = {"AIS": forward}
         estimates |= {f"reverse AIS from {name}": one for name, one in self.reverse.items()}
         if wide is not None:
             estimates[WIDE] = wide
-        _warn_unless_consistent(forward, self.reverse)
-        if wide is not None and _is_above(wide, forward):
-            _warn_of_far_modes(wide, forward)
-            # Union bound: either of the two lower bounds may fail.
-            forward = wide._replace(lower=wide.lower - math.log(2))
+            if _is_above(wide, forward):
+                # Union bound: either of the two lower bounds may fail.
+                forward = wide._replace(lower=wide.lower - math.log(2))
         upper = max(one.value + 2 * one.std_error for one in estimates.values())
         parts = {name: (one.value, one.std_error) for name, one in estimates.items()}
         return forward._replace(upper=upper, bound_kind="heuristic", parts=parts, reason="")
 
+    def messages(self, n_chains: int) -> list[str]:
+        """What is wrong where estimates cross, disagree or depend on the start, beyond errors."""
+        forward, wide, reverse, found = self.forward, self.wide, self.reverse, []
+        by_value = sorted(reverse, key=lambda name: reverse[name].value)
+        low, high = reverse[by_value[0]], reverse[by_value[-1]]
+        result = f"forward AIS gives log Z = {_in_words(forward)}"
+        if low.value < forward.value - max(0.01, 3 * math.hypot(forward.std_error, low.std_error)):
+            found.append(
+                f"Forward and reverse annealing have crossed: {result}, reverse AIS from "
+                f"{by_value[0]} {_in_words(low)}, below it. Those rows are not samples of the "
+                "model. Train with more sampler steps or a smaller learning rate."
+            )
+        if high.value - low.value > max(0.5, 3 * math.hypot(low.std_error, high.std_error)):
+            values = ", ".join(f"{reverse[name].value:.2f} from {name}" for name in by_value)
+            found.append(
+                f"Reverse AIS depends on its start: log Z = {values}. The chains do not mix "
+                "between the modes of the model. Train with more sampler steps; report the "
+                "pessimistic end."
+            )
+        error = 3 * math.hypot(forward.std_error, high.std_error)
+        if high.value - forward.value > max(1.0, error):
+            found.append(
+                f"Forward annealing has missed modes: {result}, reverse AIS from {by_value[-1]} "
+                f"{_in_words(high)}, far above it. Use more n_betas and n_chains; if they still "
+                "disagree, train with more sampler steps."
+            )
+        if wide is not None and _is_above(wide, forward):
+            found.append(
+                f"Annealing has missed modes far from its base: log Z = {_in_words(forward)} from "
+                f"the base, {_in_words(wide)} from a wider one, which is returned. The rows and "
+                "the base are near a part of the model only. Train with more sampler steps, from "
+                "more dispersed starts."
+            )
+            forward = wide
+        if forward.ess < min(MIN_ESS, n_chains / 10):
+            found.append(uneven(forward.ess, n_chains))
+        return found
 
-def _warn_unless_consistent(forward: LogPartition, reverse: Mapping[str, LogPartition]) -> None:
-    """Warn of estimates that cross, disagree or depend on the start, beyond their errors."""
-    by_value = sorted(reverse, key=lambda name: reverse[name].value)
-    low, high = reverse[by_value[0]], reverse[by_value[-1]]
-    result = f"forward AIS gives log Z = {forward.value:.2f} +- {forward.std_error:.2f}"
-    if low.value < forward.value - max(0.01, 3 * math.hypot(forward.std_error, low.std_error)):
-        _warn(
-            f"Forward and reverse annealing have crossed: {result}, reverse AIS from "
-            f"{by_value[0]} {low.value:.2f} +- {low.std_error:.2f}, below it. Those rows are not "
-            "samples of the model. Train with more sampler steps or a smaller learning rate."
-        )
-    if high.value - low.value > max(0.5, 3 * math.hypot(low.std_error, high.std_error)):
-        values = ", ".join(f"{reverse[name].value:.2f} from {name}" for name in by_value)
-        _warn(
-            f"Reverse AIS depends on its start: log Z = {values}. The chains do not mix between "
-            "the modes of the model. Train with more sampler steps; report the pessimistic end."
-        )
-    if high.value - forward.value > max(1.0, 3 * math.hypot(forward.std_error, high.std_error)):
-        _warn(
-            f"Forward annealing has missed modes: {result}, reverse AIS from {by_value[-1]} "
-            f"{high.value:.2f} +- {high.std_error:.2f}, far above it. Use more n_betas and "
-            "n_chains; if they still disagree, train with more sampler steps."
-        )
+
+def _in_words(one: LogPartition) -> str:
+    return f"{one.value:.2f} +- {one.std_error:.2f}"
 
 
 def _is_above(wide: LogPartition, forward: LogPartition) -> bool:
     """Whether annealing from the wider base gives more than the usual base, beyond the errors."""
     error = 3 * math.hypot(forward.std_error, wide.std_error)
     return wide.value - forward.value > max(0.5, error)
-
-
-def _warn_of_far_modes(wide: LogPartition, forward: LogPartition) -> None:
-    _warn(
-        f"Annealing has missed modes far from its base: log Z = {forward.value:.2f} +- "
-        f"{forward.std_error:.2f} from the base, {wide.value:.2f} +- {wide.std_error:.2f} from a "
-        "wider one, which is returned. The rows and the base are near a part of the model only. "
-        "Train with more sampler steps, from more dispersed starts."
-    )
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, ConvergenceWarning, stacklevel=5)  # the caller of `estimate`

@@ -14,10 +14,12 @@ from skebm.base import (
     BipartiteEnergy,
     Domain,
     Energy,
+    LogPartition,
     PartitionEstimator,
     Real,
     sampling,
 )
+from skebm.base.energy import check_energy
 from skebm.distributions import Distribution
 from skebm.partition.annealed import AIS
 from skebm.partition.bethe import Bethe
@@ -34,7 +36,7 @@ from skebm.partition.checks import (
 from skebm.partition.exact import Exact, cheaper_side
 from skebm.partition.graph import pairwise_graph
 from skebm.partition.importance import ImportanceSampling, log_weights
-from skebm.partition.quadrature import MAX_COLUMNS, Quadrature, integrate
+from skebm.partition.quadrature import MAX_COLUMNS, Integral, Quadrature, integrate
 
 # Draws of a base: to test whether it is near the model, and for the estimate itself.
 N_TEST_DRAWS, MIN_DRAWS, MAX_DRAWS = 2000, 20_000, 100_000
@@ -42,6 +44,10 @@ N_TEST_DRAWS, MIN_DRAWS, MAX_DRAWS = 2000, 20_000, 100_000
 MIN_EFFICIENCY = 0.05
 # And from which it is cheaper than quadrature, to errors below a hundredth of a nat.
 HIGH_EFFICIENCY = 0.5
+
+# Weights of an energy times rows at which it may be computed in one step of a bracket, and fewest
+# weights: below, what an evaluation costs does not depend on them.
+MAX_PRODUCTS, MIN_SIZE = 1e10, 2_000
 
 
 # Rows near the model: of one origin, of several by name, or none.
@@ -55,10 +61,13 @@ class Choice(NamedTuple):
     ----------
     method : PartitionEstimator
     reason : str
+    estimate : LogPartition or None
+        That of the method with its default generator, where the choice has computed it already.
     """
 
     method: PartitionEstimator
     reason: str
+    estimate: LogPartition | None = None
 
     def __str__(self) -> str:
         return f"{in_a_line(self.method)}: {self.reason}"
@@ -87,7 +96,8 @@ def choose(
        or from the uniform distribution over a box, where the effective sample size is at least a
        twentieth of the draws;
     6. :class:`AISBracket`, where there are two rows or more to start reverse annealing from
-       (of real rows with 500 temperatures);
+       (of real rows with at most 500 temperatures, fewer where the energy has many weights, and
+       with a larger error then);
     7. :class:`AIS`.
 
     The first two are exact. The docstrings of the others give the direction of their errors.
@@ -108,7 +118,8 @@ def choose(
     Returns
     -------
     Choice
-        Named tuple (method, reason); ``str`` of it is one line with both.
+        Named tuple (method, reason, estimate); ``str`` of it is one line with the first two. The
+        choice of :class:`Quadrature` comes with its estimate.
 
     Raises
     ------
@@ -135,9 +146,12 @@ def choose(
     >>> print(choose(ising_grid(10, 10, coupling=0.3)))
     AIS(): 2^100 states x 100 columns are 1.3e32 terms, above 1e9; no rows for reverse annealing
     """
-    check_proper(energy)
-    given = None if callable(x) else x
-    rows_of(energy, given)  # invalid rows are an error even if the choice does not depend on them
+    check_energy(energy)
+    few = isinstance(energy.domain, Real) and energy.domain.n_columns <= MAX_COLUMNS
+    near = x() if few and callable(x) else x
+    given = None if callable(near) else near
+    # Invalid rows are an error even if the choice does not depend on them.
+    check_proper(energy, x=rows_of(energy, given))
     cost, size = _enumeration(energy)
     if cost <= max_cost:
         return Choice(Exact(max_cost), f"{size}, at most {_number(max_cost)}")
@@ -147,15 +161,15 @@ def choose(
     for one in (base, noise):
         if one is not None:
             check_base(energy, one, given)
-    few = isinstance(energy.domain, Real) and energy.domain.n_columns <= MAX_COLUMNS
     efficiency, description = 0.0, ""
     if few or noise is None:
         efficiency, description = _efficiency(energy, base if noise is None else noise)
-    near = x
     if few and efficiency < HIGH_EFFICIENCY:
-        near = x() if callable(x) else x
-        if accuracy := _quadrature(energy, base, rows_of(energy, near)):
-            return Choice(Quadrature(), f"{too_large}; {accuracy}")
+        method = Quadrature()
+        found = _integral(method, energy, base, rows_of(energy, given))
+        if not found.reason:
+            error = f"{energy.domain.n_columns} columns, with an error of {found.error:.1g}"
+            return Choice(method, f"{too_large}; {error}", method.summary(found, stacklevel=3))
     if noise is not None:
         name = type(noise).__name__
         return Choice(
@@ -172,21 +186,21 @@ def choose(
     starts = near.values() if isinstance(near, Mapping) else [rows]
     if min(len(start) for start in starts) < 2:
         return Choice(AIS(), f"{too_large}; one row is too few for reverse annealing")
-    # Leapfrog steps of HMC, the sampler of real rows, cost as much as a dozen others.
-    method = (
-        AISBracket(n_betas=500, n_steps=250) if isinstance(energy.domain, Real) else AISBracket()
-    )
-    return Choice(method, f"{too_large}; {len(rows)} rows for reverse annealing")
+    bracket = AISBracket()
+    if isinstance(energy.domain, Real):
+        # Leapfrog steps of HMC, the sampler of real rows, cost as much as a dozen others.
+        bracket = AISBracket(n_betas=500, n_steps=250, max_evaluations=_budget(energy))
+    return Choice(bracket, f"{too_large}; {len(rows)} rows for reverse annealing")
 
 
-def _quadrature(energy: Energy, base: Distribution | None, x: Tensor | None) -> str:
-    """The error of quadrature in words; empty where it is too large."""
-    settings = Quadrature()
+def _integral(
+    method: Quadrature, energy: Energy, base: Distribution | None, x: Tensor | None
+) -> Integral:
+    """The integral as `method` computes it."""
     base = getattr(energy, "base", None) if base is None else base
-    found = integrate(energy, base, x, settings.tol, settings.max_evaluations)
-    if found.reason:
-        return ""
-    return f"{energy.domain.n_columns} columns, with an error of {found.error:.1g}"
+    if base is not None:
+        check_base(energy, base, x)
+    return integrate(energy, base, x, method.tol, method.max_evaluations)
 
 
 def _efficiency(energy: Energy, base: Distribution | None) -> tuple[float, str]:
@@ -211,6 +225,12 @@ def _efficiency(energy: Energy, base: Distribution | None) -> tuple[float, str]:
 def in_a_line(method: PartitionEstimator) -> str:
     """A method with its parameters other than defaults, on one line."""
     return " ".join(repr(method).split())
+
+
+def _budget(energy: Energy) -> int:
+    """Evaluations of an energy with gradients that take some five seconds, of one digit."""
+    size = sum(one.numel() for one in energy.parameters())
+    return int(float(f"{MAX_PRODUCTS / max(size, MIN_SIZE):.0e}"))
 
 
 def _enumeration(energy: Energy) -> tuple[float, str]:

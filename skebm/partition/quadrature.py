@@ -592,13 +592,17 @@ class Quadrature(MonteCarloEstimator):
             check_base(energy, base, rows)
         check_memory(f"max_evaluations={self.max_evaluations}", self.max_evaluations, torch.float64)
         found = integrate(energy, base, rows, self.tol, self.max_evaluations)
+        return self.summary(found, stacklevel=3)
+
+    def summary(self, found: Integral, stacklevel: int = 2) -> LogPartition:
+        """The estimate that an integral is; warns where its error is larger than `tol`."""
         if not found.converged:
             warnings.warn(
                 f"The integral has a relative error of {found.error:.2g} after "
                 f"{found.n_evaluations:,} evaluations, above tol={self.tol:.2g}. Raise "
                 "max_evaluations, or use AISBracket.",
                 ConvergenceWarning,
-                stacklevel=2,
+                stacklevel=stacklevel,
             )
         value, nan = found.log_z, math.nan
         if found.reason:
