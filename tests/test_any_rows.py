@@ -38,7 +38,7 @@ from skebm.samplers import (
 from tests.oracle import Discrete
 from tests.storage import by_pickle
 from tests.tables import binary_rows, one_hot_rows, real_rows
-from tests.tiers import about, leading, only_full
+from tests.tiers import about, full, leading, only_full
 
 BITS, LEVELS = Binary((5,)), Categorical((3, 2, 4))
 KINDS = {"bits": ("binary", BITS), "levels": (LEVELS, LEVELS)}
@@ -222,6 +222,7 @@ CHAINS = [
 ]
 
 
+@full
 @pytest.mark.parametrize("chains", leading(1, CHAINS), ids=repr)
 def test_what_no_pair_of_bits_shows_is_learned(chains):
     """The truth has three bits of entropy; the tree of pairs and the columns have four."""
@@ -238,6 +239,7 @@ def test_what_no_pair_of_bits_shows_is_learned(chains):
     assert -3 * np.log(2) - 0.2 < exact < -3 * np.log(2) + 1e-6
 
 
+@full
 def test_levels_that_go_together_are_learned():
     rows, new = one_hot_rows(600), one_hot_rows(300, seed=1)
     params = {"chains": Persistent(n_steps=5), "n_iter": 20, "learning_rate": 0.02}

@@ -236,6 +236,7 @@ def test_columns_that_begin_to_vary_in_a_stream(base, chains):
 SAMPLERS = [None, Gibbs(), ParallelTempering(3), ParallelTempering(21)]
 
 
+@full
 @pytest.mark.parametrize("n_chains", leading(1, [2, 20]))
 def test_warm_starts_change_the_sampler(n_chains):
     """What one kernel keeps beside the rows means nothing to another."""
@@ -362,6 +363,7 @@ def test_clones_are_alike(base):
     np.testing.assert_array_equal(twin.fit(X).score_samples(X), model.fit(X).score_samples(X))
 
 
+@full
 def test_a_search_over_bases_and_temperatures():
     model = rbm("independent", "tempered", n_iter=1)
     grid = {"base": [*NAMES, BASES["given tree"]], "sampler__n_temperatures": [2, 4]}

@@ -433,9 +433,12 @@ SAMPLERS = [
 ]
 
 
-# Every sampler moves persistent chains, and every policy starts chains of the default one.
+# Every kind of sampler moves persistent chains, and every policy starts chains of the default one.
+KINDS = {type(sampler): sampler for sampler in SAMPLERS}
 PAIRS = [
-    (sampler, name) if name == "persistent" or sampler is None else only_full(sampler, name)
+    (sampler, name)
+    if name == "persistent" and sampler is KINDS[type(sampler)] or sampler is None
+    else only_full(sampler, name)
     for name in POLICIES
     for sampler in SAMPLERS
 ]
@@ -848,6 +851,7 @@ def test_displays():
 IMAGES = np.random.default_rng(0).normal(size=(40, 1, 4, 4)).cumsum(3)
 
 
+@full
 def test_images_with_chains_that_are_shifted():
     seen = []
 

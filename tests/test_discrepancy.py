@@ -100,6 +100,7 @@ def test_the_potential_is_that_of_quadrature():
     torch.testing.assert_close(total / 3, discrepancy(x, s)(energy).detach())
 
 
+@full
 @pytest.mark.parametrize(
     ("d", "scale"),
     [
@@ -148,6 +149,7 @@ def test_pairs_do_not_drown_in_their_noise():
     assert unpaired[0.001] > 50 * unpaired[0.1]
 
 
+@full
 @pytest.mark.parametrize("n_negatives", leading(1, [2, 1, 8]))
 def test_one_row_among_others_is_at_rest_at_the_truth(n_negatives):
     """With w = 1 for any number of negatives, whatever the noise; not next to the truth."""

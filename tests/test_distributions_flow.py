@@ -24,6 +24,7 @@ from tests.oracle import DOUBLE, P_FLOOR, finite_difference, mean_is, seeded
 from tests.storage import by_skops
 from tests.test_distributions import NoTensors
 from tests.test_distributions_mixture import assert_contract, grid
+from tests.tiers import full, leading
 
 zuko = pytest.importorskip("zuko")
 
@@ -232,6 +233,7 @@ def test_a_named_flow_is_stored_as_arrays(kind):
 # ------------------------------------------------------------------------------
 
 
+@full
 def test_moons_are_no_normal_distribution():
     """In nats a row; 0.9 is what there is."""
     x, new = moons(600, 0), moons(2000, 1)
@@ -296,7 +298,7 @@ def test_a_constant_column_has_the_scale_one():
 
 
 @pytest.mark.parametrize("kind", NAMED)
-@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("dtype", leading(1, [torch.float32, DOUBLE]))
 def test_two_rows_of_one_column(kind, dtype):
     x = torch.tensor([[0.0], [1.0]], dtype=dtype)
     small = {"flow": kind, "transforms": 1, "hidden_sizes": (4,)}

@@ -19,6 +19,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from skebm import EnergyOutlierDetector, RBMEstimator, ScoreMatchingDensity
 from skebm.inspection import EnergyDisplay, TrainingDisplay
 from skebm.inspection.energy import _quantiles
+from tests.tiers import full
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -239,6 +240,7 @@ def test_a_slice_through_a_row(wide, table, kind):
     assert display.fixed == table[["b", "c", "d"]].iloc[4].to_dict()
 
 
+@full
 def test_samples_of_a_slice_are_conditional_on_the_fixed_columns(wide, table):
     given = np.full(5, 2.0)
     here, there = (
@@ -560,6 +562,7 @@ def test_gaps_in_the_history():
     assert draw(TrainingDisplay(history=history)).best_epoch is None
 
 
+@full
 def test_pipelines_searches_and_detectors(moons):
     pipeline = make_pipeline(StandardScaler(), fast()).fit(moons)
     search = GridSearchCV(fast(), {"optimizer__weight_decay": [0.0]}, cv=2).fit(moons)

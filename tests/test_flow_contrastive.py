@@ -26,7 +26,7 @@ from tests.objectives import gradient
 from tests.oracle import DOUBLE, mean_is, seeded
 from tests.storage import by_pickle
 from tests.tables import real_rows
-from tests.tiers import only_full
+from tests.tiers import full, only_full
 
 SIEVE = 5
 X, X_NEW = real_rows(60, 3), real_rows(20, 3, seed=1)
@@ -234,6 +234,7 @@ def model(moons):
     return model.fit(moons[0])
 
 
+@full
 def test_the_energy_is_better_than_the_flow_alone(model, moons):
     alone = clone(model).set_params(n_iter=0).fit(moons[0])
     assert model.score(moons[1]) > alone.score(moons[1]) + 0.1

@@ -21,6 +21,7 @@ from skebm.training.rows import Rows
 from tests.networks import binary, neural
 from tests.objectives import same
 from tests.oracle import DOUBLE, make_rbm, seeded
+from tests.tiers import full
 
 N_ROWS, BATCH = 60, 20  # three batches an epoch
 STEP = 0.08
@@ -357,6 +358,7 @@ def test_samples_are_drawn_by_the_steps_that_training_ended_with():
     assert np.isfinite(model.sample(5, random_state=0)).all()
 
 
+@full
 def test_a_learning_rate_a_thousand_times_too_large_ends_well():
     X = table()
     model, caught = fitted(X, learning_rate=20.0)

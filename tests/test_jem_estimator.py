@@ -23,6 +23,7 @@ from skebm.samplers import (
 from skebm.training import AdamW
 from skebm.training.rows import Rows
 from tests.contracts.test_classifiers import X, Y
+from tests.tiers import full
 
 small = {"network": MLP((16,)), "n_iter": 5, "sigma": 0.3, "random_state": 0}
 small |= {"learning_rate": 0.02, "chains": Persistent(n_steps=2)}
@@ -212,6 +213,7 @@ def test_it_detects_by_any_statistic(statistic):
     assert set(detector.predict(X)) == {-1, 1}
 
 
+@full
 def test_as_good_as_logistic_regression_where_that_is_right():
     rows, labels = make_blobs(400, centers=3, cluster_std=2.0, random_state=1)
     linear = LogisticRegression().fit(rows[:300], labels[:300]).score(rows[300:], labels[300:])

@@ -16,7 +16,7 @@ from skebm.samplers import MALA, FromData, GibbsWithGradients, Langevin, Persist
 from tests.networks import build, classified, neural
 from tests.objectives import autograd, flat, gradient
 from tests.oracle import DOUBLE, mean_is, seeded
-from tests.tiers import only_full
+from tests.tiers import full, only_full
 
 K, D = 3, 4
 SIEVE = 5
@@ -100,6 +100,7 @@ def test_the_factored_loss_is_the_sum_of_its_terms(weight):
     torch.testing.assert_close(loss.value, value.detach())
 
 
+@full
 @pytest.mark.parametrize("form", ["factored", only_full("joint")])
 def test_the_expected_gradient_is_that_of_the_joint_likelihood(form):
     """Of chains that are draws of the model, and stay them: for either form the same mean."""
@@ -298,6 +299,7 @@ def test_a_sampler_of_another_domain():
         JointLikelihood(classified(), GibbsWithGradients(), FromData())
 
 
+@full
 def test_training_finds_classes_and_density():
     """Two normal classes, whose logits and whose marginal are known."""
     generator = seeded(0)

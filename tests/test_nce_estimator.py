@@ -19,7 +19,7 @@ from skebm.estimators import MixtureBase
 from skebm.training import AdamW, EarlyStopping
 from tests.storage import by_pickle
 from tests.tables import real_rows
-from tests.tiers import leading, only_full
+from tests.tiers import full, leading, only_full
 
 quick = {"n_iter": 3, "random_state": 0}
 X, X_NEW = real_rows(100, 3), real_rows(40, 3, seed=1)
@@ -163,6 +163,7 @@ def test_one_classifier_of_data_far_from_the_noise_is_announced():
     assert np.mean(-model.energy(new) - truth) - model.log_partition_learned_ < -5
 
 
+@full
 def test_bridges_of_rows_that_are_not_normal():
     """Two narrow clusters, of wide noise: one classifier is 3.7 nats off."""
     rng = np.random.default_rng(0)
@@ -180,6 +181,7 @@ def test_noise_that_was_fitted_needs_no_bridges():
         assert density(noise=noise, n_iter=0).fit(X).n_bridges_ == 1
 
 
+@full
 def test_bridges_inside_bounds():
     inside = 0.5 + 0.01 * np.random.default_rng(0).normal(size=(1000, 4))
     box = Uniform(Real((4,), 0.0, 1.0))

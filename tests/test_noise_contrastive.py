@@ -16,7 +16,7 @@ from skebm.objectives import NoiseContrastive
 from tests.networks import neural
 from tests.objectives import autograd, flat, gradient
 from tests.oracle import DOUBLE, make_rbm, mean_is, seeded
-from tests.tiers import leading
+from tests.tiers import full, leading
 
 SIEVE = 5
 FORMS = ("logistic", "ranking")
@@ -92,6 +92,7 @@ def test_the_logistic_loss_is_the_cross_entropy_of_the_classifier(ratio):
     assert found.std() / 200**0.5 < 0.005  # the sieve is fine
 
 
+@full
 def test_the_ranking_loss_of_one_draw_is_that_of_a_pair():
     energy, q = Bell(), scipy.stats.norm(0, 1.5)
     grid = np.linspace(-9, 9, 801)

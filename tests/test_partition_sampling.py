@@ -118,6 +118,7 @@ def test_importance_knows_its_error_in_fifty_columns():
     assert all(one.std_error < 0.05 for one in runs)
 
 
+@full
 def test_importance_sampling_fits_its_base_to_rows():
     runs = [
         ImportanceSampling(1000).estimate(
@@ -130,6 +131,7 @@ def test_importance_sampling_fits_its_base_to_rows():
     assert all(one.std_error < 0.1 for one in runs)
 
 
+@full
 def test_importance_sampling_is_calibrated_on_a_mixture():
     assert_calibrated(z_scores(importance_runs(MIXTURE, base=MIXTURE_BASE), MIXTURE_LOG_Z))
 
@@ -321,6 +323,7 @@ def draw_normal(n, seed):
     return NORMAL.draw(n, seeded(seed))
 
 
+@full
 @pytest.mark.parametrize("factor", leading(1, [2.0, 0.5, 1.15]))
 def test_bridge_knows_its_error_in_fifty_columns(factor):
     """From bases that are too narrow or too wide for importance sampling."""

@@ -26,7 +26,7 @@ from tests.networks import binary, build, neural
 from tests.objectives import autograd, flat, gradient, look, same
 from tests.oracle import DOUBLE, P_FLOOR, bits, finite_difference, make_tree_rbm, mean_is, seeded
 from tests.targets import spelled_out
-from tests.tiers import only_full
+from tests.tiers import full, only_full
 
 # Largest |z| of a mean over independent noise, of a hundred numbers or so.
 SIEVE = 5
@@ -115,7 +115,10 @@ def train(objective, batch, state, n_batches, first=0, rate=0.05):
 
 @pytest.mark.parametrize(
     ("base", "n_independence_steps"),
-    [("tree", 0), ("independent", 2), only_full("tree", 2), only_full("independent", 0)],
+    [
+        ("tree", 2),
+        *(only_full(*pair) for pair in (("tree", 0), ("independent", 2), ("independent", 0))),
+    ],
 )
 def test_chains_that_are_draws_give_the_gradient_of_bits(base, n_independence_steps):
     energy = binary(base, D)
@@ -164,6 +167,7 @@ def test_rows_that_are_draws_of_the_model_do_not_pull(n_steps):
     assert mean_is(gradients(objective, rows, state, 150), 0) < SIEVE
 
 
+@full
 def test_the_bias_of_contrastive_divergence_falls_with_its_steps():
     energy = binary("tree", D)
     exact, x = Enumeration(energy), some_bits()
@@ -236,6 +240,7 @@ def test_weights_make_draws_of_the_base_draws_of_the_model(n_independence_steps,
     assert mean_is(found, exact.gradient(x)) < SIEVE + 1  # of 25: a heavier tail
 
 
+@full
 @pytest.mark.parametrize("n_independence_steps", [0, only_full(2)])
 def test_weights_follow_a_model_that_moves(n_independence_steps):
     """The path of the parameters does not depend on the chains, and so Z is unbiased."""

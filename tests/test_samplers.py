@@ -169,6 +169,7 @@ def test_the_warm_up_reaches_the_target_acceptance(sampler, first):
         assert abs(float(info.acceptance) - target) < 0.06
 
 
+@full
 @pytest.mark.parametrize("first", leading(1, [5.0, 0.02]))
 def test_discrete_langevin_reaches_the_target_acceptance(first):
     energy = make_rbm(40, 20, scale=1.0)
@@ -189,6 +190,7 @@ def test_the_warm_up_estimates_the_scale_of_each_column(sampler, n_chains):
     assert ((ratio / ratio.mean()).log().abs() < slack).all()
 
 
+@full
 @pytest.mark.parametrize("sampler", leading(1, ADAPTIVE), ids=lambda s: type(s).__name__)
 def test_the_warm_up_estimates_the_covariance(sampler):
     """Two columns of correlation 0.99, and a third that is thirty times as wide."""

@@ -33,7 +33,7 @@ from skebm.samplers import HMC, MALA
 from skebm.training import AdamW, EarlyStopping
 from tests.callbacks import Interrupt
 from tests.storage import by_joblib, by_pickle, by_skops
-from tests.tiers import about, leading, only_full
+from tests.tiers import about, full, leading, only_full
 
 OBJECTIVES = ("denoising", "multiscale", "exact", "sliced")
 each_objective = pytest.mark.parametrize("objective", OBJECTIVES)
@@ -534,6 +534,7 @@ def test_samples_of_a_known_mixture_have_its_masses():
         assert_allclose(np.cov(rows[side].T), np.eye(2), atol=0.25)
 
 
+@full
 @pytest.mark.parametrize(
     "objective", ["denoising", "multiscale", only_full("exact"), only_full("sliced")]
 )

@@ -154,6 +154,7 @@ def test_weights_can_be_replaced(RBM):
     np.testing.assert_array_equal(rbm.transform(BITS[:5]), np.full((5, 6), 0.5))
 
 
+@full
 @each_class
 def test_score_samples_ranks_data_above_noise(RBM):
     rbm = RBM(n_components=10, learning_rate=0.1, n_iter=5, random_state=0).fit(BITS)

@@ -131,6 +131,7 @@ def test_a_likelihood_that_is_not_normalised_is_noticed():
     assert "+-" in check(worse, split("box")).below_base
 
 
+@full
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
 def test_integrals_are_within_their_error(scale):
     rows = scale * np.random.default_rng(0).standard_normal((200, 1))

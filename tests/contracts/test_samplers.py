@@ -340,6 +340,7 @@ def test_averaged_noise_has_a_smaller_bias_elsewhere():
     assert off(0.2, True) < off(0.2, False) / 10
 
 
+@full
 def test_the_bias_of_langevin_vanishes_as_its_step_decays():
     first = excess_variance(Langevin(0.4), 40)
     last = excess_variance(Langevin(0.4, decay=0.9, decay_delay=2.0), 400)
@@ -347,6 +348,7 @@ def test_the_bias_of_langevin_vanishes_as_its_step_decays():
     assert abs(last) < 0.05
 
 
+@full
 @pytest.mark.parametrize(
     ("large", "small"), [((1.0, 50), (0.3, 200)), only_full((0.3, 200), (0.15, 1000))]
 )
@@ -531,8 +533,7 @@ def clamped_runs():
             yield only_full(name, "exact", 1.0, 30)
         # Two places to start from have no covariance to speak of.
         if getattr(case.sampler, "scale", None) != "dense":
-            marks = () if name == "PT" else full
-            yield pytest.param(name, "elsewhere", 1.0, 100, marks=marks)
+            yield only_full(name, "elsewhere", 1.0, 100)
 
 
 @pytest.mark.parametrize(("name", "start", "beta", "n_steps"), list(clamped_runs()))
