@@ -384,6 +384,16 @@ def test_training_that_keeps_diverging_raises():
         fitted(table(), sampler=Langevin(1e12), optimizer__max_restarts=2)
 
 
+def test_an_error_of_divergence_names_the_columns_that_were_not_scaled():
+    X = 1e12 * table()
+    message = "its size is not the cause.*standardize=True"
+    with pytest.raises(ValueError, match=message):
+        fitted(X, standardize=False)
+    with pytest.raises(ValueError, match="Lower learning_rate") as caught:
+        fitted(table(), sampler=Langevin(1e12), optimizer__max_restarts=2)
+    assert "standardize" not in str(caught.value)
+
+
 @pytest.mark.parametrize("n", [2, 5, 9])
 def test_few_rows_are_no_divergence(n):
     X = table(300)[:n]

@@ -7,11 +7,20 @@ import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning
 
-from skebm import ContrastiveDivergenceDensity
+from skebm import ContrastiveDivergenceDensity, NCEDensity
 from skebm.base import Binary, Energy, Real
 from skebm.distributions import Gaussian, Uniform
 from skebm.energies import MLP
-from skebm.partition import AISBracket, ImportanceSampling, Quadrature, choice, choose, quadrature
+from skebm.estimators.base import LogZ
+from skebm.partition import (
+    AISBracket,
+    Choice,
+    ImportanceSampling,
+    Quadrature,
+    choice,
+    choose,
+    quadrature,
+)
 from skebm.partition.quadrature import Coordinates, integrate, rule_of
 from tests.oracle import DOUBLE, seeded
 from tests.tiers import about, full
@@ -306,6 +315,7 @@ def test_it_is_chosen_for_up_to_three_real_columns():
         energy, _, x = normal(d)
         assert isinstance(choose(energy, x=x).method, Quadrature)
         assert isinstance(choose(energy, x=lambda x=x: x).method, Quadrature)
+        assert isinstance(choose(energy, x=x, importance=False).method, Quadrature)
     energy, _, x = normal(4)
     assert isinstance(choose(energy, x=x).method, AISBracket)
 
@@ -323,6 +333,24 @@ def test_a_choice_comes_with_the_estimate_that_it_rests_on():
     assert found.estimate == found.method.estimate(energy, x=x)
     energy, _, x = normal(4)
     assert choose(energy, x=x).estimate is None
+
+
+@pytest.mark.filterwarnings("error")
+def test_uneven_weights_are_replaced_by_another_method():
+    """Few draws of a mixture with lighter tails than the model do not show how heavy theirs are."""
+    random = np.random.default_rng(0)
+    X = random.standard_normal((200, 1)) + random.choice([-2.0, 2.0], (200, 1))
+    model = NCEDensity(noise="gaussian", n_bridges=3, n_iter=5, random_state=0).fit(X)
+    assert model.log_partition_method_.startswith("Quadrature()")  # in one column in any case
+    exact = model.log_partition_
+    model._log_z = LogZ()
+    model._log_z.choice = Choice(ImportanceSampling(20_000), "the draws of the choice were even")
+    assert model.log_partition_ == exact
+    assert model.log_partition_method_.startswith("Quadrature()")
+    model.set_params(partition=ImportanceSampling(20_000))  # what the user asks for stays
+    model._log_z = LogZ()
+    with pytest.warns(ConvergenceWarning, match="importance weights are uneven"):
+        assert model.log_partition_ != exact
 
 
 def test_estimators_integrate_once(monkeypatch):

@@ -79,7 +79,8 @@ class Parameters:
         Maximum number of rows per step; ``"auto"`` is 128.
 
     n_iter : int or "auto", default="auto"
-        Number of epochs; ``"auto"`` amounts to about a thousand steps.
+        Number of epochs; ``"auto"`` amounts to about a thousand steps, and at most five epochs for
+        each row.
 
     optimizer : AdamW or None, default=None
         Weight decay, learning rate schedule, weight averaging and roll-backs; None is

@@ -40,9 +40,9 @@ from skebm._validation import (
 from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler
 from skebm.estimators.storage import installed_version, pack, unpack
 from skebm.estimators.tables import Table
-from skebm.partition import Choice, choose
+from skebm.partition import Choice, ImportanceSampling, choose
 from skebm.partition.choice import in_a_line
-from skebm.training import EarlyStopping
+from skebm.training import DivergenceError, EarlyStopping
 from skebm.training.engine import EnergyNet
 from skebm.training.plan import TrainingPlan, check_net_params
 from skebm.training.rows import Rows
@@ -376,7 +376,10 @@ class BaseEBM(BaseEstimator, abc.ABC):
             net, train = self._start(rows, table, net, streaming=streaming)
         else:
             net.remember()
-        self.net_ = net.partial_fit(train)
+        try:
+            self.net_ = net.partial_fit(train)
+        except DivergenceError as error:
+            raise DivergenceError(f"{error} {table.divergence_advice(rows)}".rstrip()) from error
         if streaming:
             net.raise_interrupt("partial_fit was interrupted; the model is as it was before.")
         net.report()
@@ -511,12 +514,14 @@ class BaseEBM(BaseEstimator, abc.ABC):
         }
         return found | {"generator": torch.Generator(like.device).manual_seed(self.net_.seed_)}
 
-    def _choose_partition(self) -> Choice:
+    def _choose_partition(self, *, importance: bool = True) -> Choice:
         """Method that ``partition="auto"`` selects for the fitted energy."""
-        if self._log_z.choice is None:
-            base = self._partition_inputs(("base",))["base"]
+        if self._log_z.choice is None or not importance:
             self._log_z.choice = choose(
-                self.energy_, base=base, x=lambda: self._partition_inputs(("x",))["x"]
+                self.energy_,
+                base=self._partition_inputs(("base",))["base"],
+                x=lambda: self._partition_inputs(("x",))["x"],
+                importance=importance,
             )
         return self._log_z.choice
 
@@ -525,17 +530,33 @@ class BaseEBM(BaseEstimator, abc.ABC):
         if self.partition is None:
             nan = float("nan")
             return LogPartition(0.0, nan, nan, nan, "heuristic", nan)
-        if self._log_z.found is None and self.partition == "auto":
-            self._log_z.found = self._choose_partition().estimate
         if self._log_z.found is None:
-            method = self.partition_
-            if self.partition == "auto" and "verbose" in method.get_params():
-                method.set_params(verbose=self.verbose)
-            inputs = self._partition_inputs([name for name in method.uses if name != "x"])
-            if "x" in method.uses and not (method.x_fits_base and inputs.get("base") is not None):
-                inputs |= self._partition_inputs(("x",))
-            self._log_z.found = method.estimate(self.energy_, **inputs)
+            auto = self.partition == "auto"
+            self._log_z.found = self._chosen_estimate() if auto else self._estimate(self.partition_)
         return self._log_z.found
+
+    def _chosen_estimate(self) -> LogPartition:
+        """The estimate of the chosen method, or of another one where its weights are uneven."""
+        choice = self._choose_partition()
+        if isinstance(choice.method, ImportanceSampling):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                found = self._estimate(self.partition_)
+            if not caught:
+                return found
+            choice = self._choose_partition(importance=False)
+        if choice.estimate is not None:
+            return choice.estimate
+        method = self.partition_
+        if "verbose" in method.get_params():
+            method.set_params(verbose=self.verbose)
+        return self._estimate(method)
+
+    def _estimate(self, method: PartitionEstimator) -> LogPartition:
+        inputs = self._partition_inputs([name for name in method.uses if name != "x"])
+        if "x" in method.uses and not (method.x_fits_base and inputs.get("base") is not None):
+            inputs |= self._partition_inputs(("x",))
+        return method.estimate(self.energy_, **inputs)
 
     @property
     def partition_(self) -> Any:

@@ -18,6 +18,8 @@ from skebm.training.rows import Rows
 
 # Mean of a column, in standard deviations, above which it should not be left as it is.
 LARGE_MEAN = 10_000
+# Standard deviations between its inverse and itself are not what makes training diverge.
+USUAL_SCALE = 100.0
 
 
 class Table(abc.ABC):
@@ -63,6 +65,10 @@ class Table(abc.ABC):
     def check_training(self, rows: Rows) -> None:
         """Raise `ValueError` for rows that training cannot take; by default none."""
         return
+
+    def divergence_advice(self, rows: Rows) -> str:
+        """What in these rows may have made training diverge, and the remedy; by default nothing."""
+        return ""
 
 
 # ------------------------------------------------------------------------------
@@ -261,6 +267,19 @@ class FlatTable(Table):
             if not self.bounded:
                 raise ValueError(f"{where}have values that are too large.")
             raise ValueError(f"{where}lie outside `bounds`: drop them, or refit with wider bounds.")
+
+    def divergence_advice(self, rows: Rows) -> str:
+        """Point to `standardize` where the energy sees columns of very different scales."""
+        if self.discrete or (self.units.scale != 1).any():
+            return ""
+        scale = rows.block(0, len(rows)).double().std(0)
+        low, high = float(scale[scale > 0].min()), float(scale.max())
+        if low > 1 / USUAL_SCALE and high < USUAL_SCALE:
+            return ""
+        return (
+            f"The columns have standard deviations between {low:.2g} and {high:.2g}; "
+            "standardize=True scales them to 1."
+        )
 
     def row_energy(self, energy: Any, x: Tensor) -> Tensor:
         value: Tensor = energy(x)

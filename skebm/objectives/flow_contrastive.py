@@ -196,10 +196,12 @@ class FlowContrastive(Rowwise):
             x = self._noisy(batch.x, generator)
             draws, log_q_draws = self.noise.rsample_and_log_prob(len(x), generator)
             log_q = self.noise.log_prob(x)
-            data = self.log_ratio(x, log_q)
-            noise = self.log_ratio(draws, log_q_draws)
+            # Evaluations of a flow are dear: that of the base is one call for all rows.
+            of_base = self.base.log_prob(torch.cat([x, draws]))
+            ratios = of_base - self.energy.correction(torch.cat([x, draws])) - self.log_partition
+            n = len(x)
+            data, noise, known = ratios[:n] - log_q, ratios[n:] - log_q_draws, of_base[:n]
             found = self._gains(x, batch.weight)
-            known = self.base.log_prob(x)
         right = weighted_mean((data > 0).to(x.dtype), batch.weight)
         logs = {
             "loss": weighted_mean(softplus(-data), batch.weight) + softplus(noise).mean(),

@@ -42,7 +42,8 @@ from skebm.partition.quadrature import MAX_COLUMNS, Integral, Quadrature, integr
 N_TEST_DRAWS, MIN_DRAWS, MAX_DRAWS = 2000, 20_000, 100_000
 # Effective sample size a draw from which importance sampling is chosen.
 MIN_EFFICIENCY = 0.05
-# And from which it is cheaper than quadrature, to errors below a hundredth of a nat.
+# And from which it is cheaper than quadrature in two columns or three, to errors below a hundredth
+# of a nat.
 HIGH_EFFICIENCY = 0.5
 
 # Weights of an energy times rows at which it may be computed in one step of a bracket, and fewest
@@ -80,6 +81,7 @@ def choose(
     x: Starts | Callable[[], Starts] = None,
     noise: Distribution | None = None,
     max_cost: float = 1e9,
+    importance: bool = True,
 ) -> Choice:
     """Choose a method for log Z of an energy: what ``partition="auto"`` means.
 
@@ -87,9 +89,9 @@ def choose(
 
     1. :class:`Exact`, where the enumeration has at most `max_cost` terms;
     2. :class:`Bethe`, where pairs of binary units are coupled without loops: exact at any size;
-    3. :class:`Quadrature`, where rows are real numbers in at most three columns, importance
-       sampling has an effective sample size below half of the draws, and the error of the
-       integral is small enough within the budget;
+    3. :class:`Quadrature`, where rows are real numbers in one column, or in two or three and
+       importance sampling has an effective sample size below half of the draws, and the error of
+       the integral is small enough within the budget;
     4. :class:`ImportanceSampling`, where the model was trained to discriminate rows from draws of
        `noise`, which is then the ``base`` of the estimate;
     5. :class:`ImportanceSampling` of real rows from `base`, from the base that the energy corrects,
@@ -114,6 +116,9 @@ def choose(
         Noise distribution of the training, where there was one.
     max_cost : float, default=1e9
         Largest number of terms (states times units of the other layer) to enumerate.
+    importance : bool, default=True
+        Whether importance sampling may be chosen. False after its weights turned out to be uneven:
+        a heavy tail may show in many draws only, not in the few that the choice looks at.
 
     Returns
     -------
@@ -162,15 +167,15 @@ def choose(
         if one is not None:
             check_base(energy, one, given)
     efficiency, description = 0.0, ""
-    if few or noise is None:
+    if importance and (few or noise is None):
         efficiency, description = _efficiency(energy, base if noise is None else noise)
-    if few and efficiency < HIGH_EFFICIENCY:
+    if few and (efficiency < HIGH_EFFICIENCY or energy.domain.n_columns == 1):
         method = Quadrature()
         found = _integral(method, energy, base, rows_of(energy, given))
         if not found.reason:
             error = f"{energy.domain.n_columns} columns, with an error of {found.error:.1g}"
             return Choice(method, f"{too_large}; {error}", method.summary(found, stacklevel=3))
-    if noise is not None:
+    if importance and noise is not None:
         name = type(noise).__name__
         return Choice(
             ImportanceSampling(), f"{too_large}; draws of the {name} that it was trained with"

@@ -1,6 +1,7 @@
 """Training: the engine, what it trains on, and how users configure it."""
 
+from skebm.training.engine import DivergenceError
 from skebm.training.plan import SGD, AdamW, EarlyStopping
 from skebm.training.resume import Resume
 
-__all__ = ["SGD", "AdamW", "EarlyStopping", "Resume"]
+__all__ = ["SGD", "AdamW", "DivergenceError", "EarlyStopping", "Resume"]

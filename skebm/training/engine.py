@@ -59,6 +59,10 @@ class Best(NamedTuple):
     weights: list[Tensor]
 
 
+class DivergenceError(FloatingPointError, ValueError):
+    """With these settings, training diverges again after every roll-back."""
+
+
 class NoFurtherGainError(Exception):
     """Held-out rows have not become more likely for long: training ends."""
 
@@ -228,6 +232,8 @@ def line_search(
 
 # Batches between two checks for divergence, each of which synchronises with the device.
 CHECK_EVERY = 500
+# Roll-backs, each with half the learning rate, after which its size is not the cause.
+MANY_RESTARTS = 5
 
 
 class Moment(NamedTuple):
@@ -297,7 +303,7 @@ class EnergyNet(NeuralNet):
     averaging : float in [0, 1)
         Decay per epoch of the weights' moving average; 0 keeps the last weights.
     max_restarts : int
-        Number of roll-backs after divergence before `FloatingPointError` is raised.
+        Number of roll-backs after divergence before `DivergenceError` is raised.
     validation : Rows or None
         Validation rows.
     stop_on : {"train_loss", "valid_loss"} or None
@@ -673,14 +679,22 @@ class EnergyNet(NeuralNet):
         self.run_.state = self.module_.rolled_back(state, monitored, self.generator, tries)
 
     def _check_restarts(self) -> None:
-        """Raise `FloatingPointError` where training was rolled back too often."""
+        """Raise `DivergenceError` where training was rolled back too often."""
         restarts = self.n_restarts_ - self.reported_
-        if restarts > self.max_restarts:
-            raise FloatingPointError(
-                f"Training diverged {restarts} times, first at {self.guard_.first}; "
-                f"max_restarts={self.max_restarts}. Lower learning_rate (it was "
-                f"{2 * self.optimizer_.param_groups[-1]['lr']:.3g} the last time)."
+        if restarts <= self.max_restarts:
+            return
+        rate = 2 * self.optimizer_.param_groups[-1]["lr"]
+        remedy = f"Lower learning_rate (it was {rate:.3g} the last time)."
+        if restarts > MANY_RESTARTS:
+            remedy = (
+                f"As learning_rate={rate:.3g} did not help either, its size is not the cause: "
+                "scale the columns and remove rows far from the others, or pass another base, "
+                "sampler or objective."
             )
+        raise DivergenceError(
+            f"Training diverged {restarts} times, first at {self.guard_.first}; "
+            f"max_restarts={self.max_restarts}. {remedy}"
+        )
 
     def report(self) -> None:
         """Warn where training was rolled back, returned to earlier weights or was interrupted."""
@@ -697,8 +711,8 @@ class EnergyNet(NeuralNet):
             notes.append(self.note_)
         if self.interrupted_ and self.on_interrupt == "return":
             notes.append(self._interruption())
-        for note in notes:
-            warnings.warn(note, ConvergenceWarning, stacklevel=4)
+        if notes:
+            warnings.warn(" ".join(notes), ConvergenceWarning, stacklevel=4)
 
     def _interruption(self) -> str:
         return (

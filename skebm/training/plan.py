@@ -47,7 +47,7 @@ class AdamW(BaseEstimator):
         the last weights.
     max_restarts : int, default=10
         How often a diverged training is rolled back, with half the learning rate, before
-        `FloatingPointError` is raised.
+        `DivergenceError` is raised.
 
     References
     ----------
@@ -90,7 +90,7 @@ class SGD(BaseEstimator):
         the last weights.
     max_restarts : int, default=10
         How often a diverged training is rolled back, with half the learning rate, before
-        `FloatingPointError` is raised.
+        `DivergenceError` is raised.
 
     Examples
     --------

@@ -155,7 +155,7 @@ def is_refusal(error, X):
 
 def wants_classes(estimator):
     inner = getattr(estimator, "estimator", estimator)
-    return is_classifier(inner)
+    return inner is not None and is_classifier(inner)
 
 
 def density_of(estimator):

@@ -4,6 +4,7 @@ import copy
 import functools
 import io
 import pickle
+import warnings
 from itertools import permutations, product
 
 import joblib
@@ -31,7 +32,7 @@ from sklearn.neighbors import KernelDensity
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from skebm import EnergyOutlierDetector, RBMEstimator
+from skebm import EnergyOutlierDetector, RBMEstimator, ScoreMatchingDensity
 from skebm.base import PartitionEstimator
 from skebm.estimators.outlier.thresholds import ConformalThreshold, check_fdr
 from tests.checks import parametrize_with_checks
@@ -414,6 +415,17 @@ def test_partial_fit_of_a_quantile_moves_the_threshold():
     with pytest.raises(AttributeError) as error:
         cross.partial_fit(X)
     assert "cannot take further rows" in str(error.value.__cause__)
+
+
+def test_what_holds_of_every_fold_is_said_once():
+    rows = np.column_stack([X[:60, 0], np.ones(60), np.arange(60) == 0])  # rare in the third
+    inner = ScoreMatchingDensity(n_iter=1)
+    detector = EnergyOutlierDetector(inner, method="cross-conformal", cv=3, random_state=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        detector.fit(rows)
+    said = [str(one.message) for one in caught if "are constant" in str(one.message)]
+    assert len(said) == 1
 
 
 def test_weights_weigh_the_quantile():

@@ -50,6 +50,9 @@ from skebm.training.rows import Rows
 # Optimizer steps of a fit, and the smallest and largest number of epochs.
 N_STEPS = 1000
 FEWEST_PASSES, MOST_PASSES = 4, 1000
+# Epochs for each row: a table of a few dozen rows, of which none can be held out to stop training,
+# is soon learnt by heart (docs/benchmarks.md, "Few rows").
+PASSES_PER_ROW = 5
 BATCH = 128
 # Validation rows that monitor training, and the smallest table of which they are held out.
 N_HELD_OUT, FEWEST_ROWS = 100, 200
@@ -357,7 +360,7 @@ def neural_plan(
         size = min(BATCH, n_rows)
     if n_iter == "auto":
         passes = math.ceil(N_STEPS / math.ceil(n_rows / size))
-        n_iter = min(most_passes, max(FEWEST_PASSES, passes))
+        n_iter = min(most_passes, PASSES_PER_ROW * n_rows, max(FEWEST_PASSES, passes))
     optimizer = AdamW() if estimator.optimizer is None else estimator.optimizer
     optimizer._validate_params()
     stopping = stopping_of(estimator.early_stopping)

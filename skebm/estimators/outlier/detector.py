@@ -48,6 +48,7 @@ from skebm.estimators.outlier.explanations import (
 from skebm.estimators.outlier.fitting import (
     Split,
     default_estimator,
+    each_warning_once,
     fit_model,
     fold_splits,
     n_held_out,
@@ -347,7 +348,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             )
         splits = self._splits(n_rows(X), random)
         seeds = None if self.random_state is None else random
-        models = [fit_model(estimator, X, y, params, seeds, train) for train, _ in splits]
+        with each_warning_once():
+            models = [fit_model(estimator, X, y, params, seeds, train) for train, _ in splits]
         return models, [held_out for _, held_out in splits]
 
     def _splits(self, n: int, random: np.random.RandomState) -> list[Split]:

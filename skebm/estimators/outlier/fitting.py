@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
+import warnings
+from collections.abc import Iterator
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -18,6 +22,8 @@ from skebm._validation import draw_seed, take_fit_params, take_rows
 # Minimum number of calibration rows with "auto", in units of 1 / level: the rate of false alarms of
 # one fit then has a standard deviation of about a third of the level.
 ENOUGH = 10
+# What warnings about several folds may differ in: a list of columns, or a number.
+NUMBERS = re.compile(r"\[[\d, ]*\]|[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 # Rows that an estimator is fitted to, at least.
 LEAST_ROWS = 2
 
@@ -89,6 +95,20 @@ def set_seeds(model: Any, random: np.random.RandomState) -> None:
         if value is None and (name == "random_state" or name.endswith("__random_state"))
     }
     model.set_params(**unset)
+
+
+@contextlib.contextmanager
+def each_warning_once() -> Iterator[None]:
+    """Repeat the warnings of a block of fits after it, once if they differ in numbers only.
+
+    Folds have much in common: what holds of one, such as a constant column, holds of most.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    said = {(one.category, NUMBERS.sub("", str(one.message))): one for one in reversed(caught)}
+    for one in reversed(said.values()):
+        warnings.warn(one.message, one.category, stacklevel=4)
 
 
 def fit_model(
