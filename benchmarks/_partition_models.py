@@ -17,7 +17,9 @@ from skebm import RBMEstimator
 from skebm.base import Energy, Real
 from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import BernoulliRBM, BoltzmannMachine, ising_grid
+from skebm.objectives import Centering
 from skebm.partition import Exact, cheaper_side
+from skebm.training import SGD
 
 DOUBLE = torch.float64
 SIDE = 10
@@ -309,8 +311,8 @@ def badly_trained(n: int) -> Iterator[Suspect]:
             20,
             learning="cd",
             learning_rate=rng.uniform(5, 20),
-            learning_rate_decay="constant",
-            precondition=0.0,
+            optimizer=SGD(schedule="constant"),
+            centering=Centering(precondition=0.0),
             rescale=False,
             n_iter=5,
             random_state=seed,

@@ -29,14 +29,14 @@ estimate, which depend little on other processes; for *cost* wall-clock seconds.
   standard error.
 - *cost*: AIS(100, 1000) at 784-500 over its matrix products alone, interleaved, paired ratios.
 - *warnings*: `AISBracket()` from 200 rows, on 25 models a group: how often each of its warnings is
-  issued; how many values are off by more than 0.5, how many upper ends are too low, and how many
-  of these come without a warning. Bases of the rows' means (as in the estimators), or normal ones
-  fitted to them, and wide ones. Good: rows are exact draws; 30-20 RBMs with N(0, scale) weights,
-  scales 0.1 to 0.5, or trained by PCD, five passes over 30 columns of plants; two normal
-  distributions 6 to 20 apart (100 chains x 500, 200 steps). Bad: rows are exact draws of the
-  lighter of two distant modes only (its mass 0.05 to 0.4 in RBMs, 0.3 in the plane); or CD-1 with
-  learning rates of 5 to 20 on two clusters, kept if the training rows are less likely than under
-  independent columns.
+  issued; how many values are off by more than 0.5, how many upper ends are too low, and how many of
+  these come without a warning; the distance of the upper end to the value. Bases of the rows' means
+  (as in the estimators), or normal ones fitted to them, and wide ones. Good: rows are exact draws;
+  30-20 RBMs with N(0, scale) weights, scales 0.1 to 0.5, or trained by PCD, five passes over 30
+  columns of plants; two normal distributions 6 to 20 apart (100 chains x 500, 200 steps). Bad: rows
+  are exact draws of the lighter of two distant modes only (its mass 0.05 to 0.4 in RBMs, 0.3 in the
+  plane); or CD-1 with learning rates of 5 to 20 on two clusters, kept if the training rows are less
+  likely than under independent columns.
 
 `--quick`: a tenth of the repetitions.
 """
@@ -400,6 +400,7 @@ KINDS = {
     "crossed": "have crossed",
     "depends on start": "depends on its start",
     "missed modes": "missed modes",
+    "wide": "The upper end of the interval",
 }
 
 
@@ -447,6 +448,7 @@ def rates(suspects: list[Suspect], results: list[Timed]) -> dict[str, object]:
         for kind, text in KINDS.items()
     }
     any_warning = np.any(list(warned_of.values()), 0)
+    width = np.array([one.estimate.upper - one.estimate.value for one in results])
     return {
         "n": len(results),
         "warned": f"{any_warning.mean():.2f}",
@@ -456,6 +458,8 @@ def rates(suspects: list[Suspect], results: list[Timed]) -> dict[str, object]:
         "off, silent": f"{np.mean((np.abs(error) > 0.5) & ~any_warning):.2f}",
         "upper < exact": f"{below.mean():.2f}",
         "so, silent": f"{np.mean(below & ~any_warning):.2f}",
+        "median width": float(np.median(width)),
+        "largest": float(width.max()),
         "s": float(np.mean([one.seconds for one in results])),
     }
 

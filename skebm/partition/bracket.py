@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real as RealNumber
 from typing import Any, NamedTuple
 
@@ -31,25 +31,31 @@ UNNAMED = "the given rows"
 WIDE = "AIS from a wider base"
 # Standard error, as a multiple of `tol`, from which on a limit that ended the estimate is told.
 TOLD = 4
+# Standard error, as a multiple of the smallest, up to which a run of any value counts.
+PRECISE = 2
+# Nats between value and upper end from which on it is told.
+WIDEST = 1.0
 
 
 class AISBracket(MonteCarloEstimator):
     r"""AIS and reverse AIS from several starts: an estimate with a pessimistic upper end.
 
     ``value`` and ``std_error`` are those of AIS and ``lower`` its probabilistic bound. ``upper`` is
-    the largest credible log Z: the maximum over all estimates, of AIS and every reverse run, of the
-    value plus two standard errors. Direction: heuristic, because the reverse runs start from rows
-    that are not exact samples. ``parts`` holds every estimate. All runs share one schedule, that of
-    :class:`AIS`, except a forward run from a wider base, uniform or with ten times the standard
-    deviations, which finds modes far from both the base and the rows. Where its value is clearly
-    larger than that of the usual base it is the one returned, with a lower bound that holds with
-    the same probability.
+    the largest credible log Z: the maximum over all informative estimates of the value plus two
+    standard errors. The one of AIS always counts; another one does where its standard error is at
+    most twice the smallest, or its value above that of the most precise one by more than their
+    combined error. (A run of large error and no larger value says nothing of how large log Z is.)
+    Direction: heuristic, because the reverse runs start from rows that are not exact samples.
+    ``parts`` holds every estimate. All runs share one schedule, that of :class:`AIS`, except a
+    forward run from a wider base, uniform or with ten times the standard deviations, which finds
+    modes far from both the base and the rows. Where its value is clearly larger than that of the
+    usual base it is the one returned, with a lower bound that holds with the same probability.
 
     Warns where forward and reverse estimates cross, where the reverse ones depend on their start
     (the chains have not mixed), and where AIS lies far below the reverse runs or the run from the
     wider base (it has missed modes). Then no value can be trusted, and the pessimistic end is the
-    one to report. The absence of a warning is no proof: a mode that all runs miss has no effect on
-    them.
+    one to report. Also where the upper end is more than a nat above the value. The absence of a
+    warning is no proof: a mode that all runs miss has no effect on them.
 
     Parameters
     ----------
@@ -222,8 +228,8 @@ class Runs(NamedTuple):
         """Whether errors are at most `tol`, and differences no larger than they explain."""
         both = [self.forward, *self.reverse.values()]
         values = [one.value for one in both]
-        if self.wide is not None and _is_above(self.wide, self.forward):
-            return False
+        if self.wide is not None and _exceeds(self.wide, _most_precise(both)):
+            return False  # a mode far away, or chance: more temperatures decide
         return max(one.std_error for one in both) <= tol and max(values) - min(values) <= 4 * tol
 
     def result(self) -> LogPartition:
@@ -236,7 +242,9 @@ class Runs(NamedTuple):
             if _is_above(wide, forward):
                 # Union bound: either of the two lower bounds may fail.
                 forward = wide._replace(lower=wide.lower - math.log(2))
-        upper = max(one.value + 2 * one.std_error for one in estimates.values())
+        best = _most_precise(estimates.values())
+        told = [one for one in estimates.values() if _is_informative(one, best)]
+        upper = max(one.value + 2 * one.std_error for one in (forward, *told))
         parts = {name: (one.value, one.std_error) for name, one in estimates.items()}
         return forward._replace(upper=upper, bound_kind="heuristic", parts=parts, reason="")
 
@@ -276,7 +284,28 @@ class Runs(NamedTuple):
             forward = wide
         if forward.ess < min(MIN_ESS, n_chains / 10):
             found.append(uneven(forward.ess, n_chains))
+        interval = self.result()
+        if not found and interval.upper - interval.value > WIDEST:
+            found.append(
+                f"The upper end of the interval for log Z is {interval.upper - interval.value:.1f} "
+                f"nats above its value, {interval.value:.2f}: smaller differences of likelihoods "
+                "say nothing. Use more n_betas and n_chains."
+            )
         return found
+
+
+def _most_precise(estimates: Iterable[LogPartition]) -> LogPartition:
+    return min(estimates, key=lambda one: one.std_error)
+
+
+def _exceeds(one: LogPartition, other: LogPartition) -> bool:
+    """Whether a value is larger by more than the combined standard error."""
+    return one.value - other.value > math.hypot(one.std_error, other.std_error)
+
+
+def _is_informative(one: LogPartition, best: LogPartition) -> bool:
+    """Whether an estimate says how large log Z may be, beside the most precise one."""
+    return one.std_error <= PRECISE * best.std_error or _exceeds(one, best)
 
 
 def _in_words(one: LogPartition) -> str:

@@ -30,6 +30,7 @@ from skebm.partition import (
     log_z_cost,
 )
 from skebm.partition.annealed import Schedule, adaptive_schedule, anneal
+from skebm.partition.bracket import Runs
 from skebm.partition.importance import summarise
 from skebm.samplers import MALA, Gibbs
 from tests.discovery import without_case
@@ -792,6 +793,38 @@ def test_the_upper_end_covers_a_mode_that_only_the_rows_are_in():
     )  # the mode is missed, and the error does not show it
     assert found.upper > truth
     assert found.pessimistic > truth
+
+
+@pytest.mark.parametrize(
+    ("wide", "value", "upper", "decided"),
+    [
+        ((19.7, 0.5), 19.68, 19.71, True),  # says nothing of where log Z ends
+        ((16.0, 3.0), 19.68, 19.71, True),
+        ((19.72, 0.006), 19.68, 19.732, False),  # as precise as the others
+        ((20.3, 0.5), 19.68, 21.3, False),  # larger by more than chance
+        ((24.0, 0.5), 24.0, 25.0, False),  # a mode that the others miss
+    ],
+)
+def test_a_run_of_large_error_raises_the_upper_end_where_its_value_does(
+    wide, value, upper, decided
+):
+    def run(value, error):
+        return LogPartition(value, error, value - 3, math.nan, "probabilistic", 50.0)
+
+    forward, data, chains = run(19.68, 0.005), run(19.70, 0.005), run(19.6, 1.0)
+    found = Runs(forward, {"data": data, "chains": chains}, run(*wide)).result()
+    assert found.upper == pytest.approx(upper)
+    assert found.value == value
+    # Otherwise more temperatures are to decide whether there is a mode far away.
+    assert Runs(forward, {"data": data}, run(*wide)).agree(0.05) == decided
+
+
+def test_a_wide_interval_is_told():
+    one = LogPartition(3.0, 0.6, 0.0, math.nan, "probabilistic", 50.0)
+    (message,) = Runs(one, {"data": one}, None).messages(100)
+    assert "1.2 nats above its value, 3.00" in message
+    small = one._replace(std_error=0.4)
+    assert Runs(small, {"data": small}, None).messages(100) == []
 
 
 def test_named_starts_get_a_reverse_run_each():
