@@ -232,8 +232,8 @@ def line_search(
 
 # Batches between two checks for divergence, each of which synchronises with the device.
 CHECK_EVERY = 500
-# Roll-backs, each with half the learning rate, after which its size is not the cause.
-MANY_RESTARTS = 5
+# Learning rate below which its size is not why training diverges.
+TINY_RATE = 1e-5
 
 
 class Moment(NamedTuple):
@@ -685,7 +685,7 @@ class EnergyNet(NeuralNet):
             return
         rate = 2 * self.optimizer_.param_groups[-1]["lr"]
         remedy = f"Lower learning_rate (it was {rate:.3g} the last time)."
-        if restarts > MANY_RESTARTS:
+        if rate < TINY_RATE:
             remedy = (
                 f"As learning_rate={rate:.3g} did not help either, its size is not the cause: "
                 "scale the columns and remove rows far from the others, or pass another base, "

@@ -27,7 +27,7 @@ MAX_WARNINGS = 2
 # Sums over all states are for so many bits at most, integrals for so many real columns.
 MAX_BITS, MAX_COLUMNS = 10, 2
 # Widths of the kernels from which integrals are sampled, in standard deviations of the columns.
-WIDTHS = (0.01, 0.05, 0.2, 1.0, 5.0)
+WIDTHS = (0.01, 0.05, 0.2, 1.0, 5.0, 50.0)
 N_KERNELS, N_DRAWS, DEGREES = 50, 6000, 2.0
 # Errors of integrals beyond which nothing can be said, and what float32 adds.
 MAX_ERROR, ROUNDING = 0.2, 0.02
