@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import reprlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -14,9 +15,10 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from sklearn.base import _fit_context as fit_context
+from sklearn.utils import _param_validation as constraints
 from sklearn.utils import _safe_indexing as take_rows
 from sklearn.utils import check_random_state
-from sklearn.utils._param_validation import HasMethods, Interval, Options, StrOptions
+from sklearn.utils._param_validation import HasMethods, Options, StrOptions
 from sklearn.utils.validation import (
     _check_feature_names,
     _check_n_features,
@@ -35,6 +37,7 @@ __all__ = [
     "MinMax",
     "Options",
     "StrOptions",
+    "as_numbers",
     "check_columns",
     "check_is_fitted",
     "check_labels",
@@ -50,6 +53,14 @@ __all__ = [
     "threads",
     "validate_data",
 ]
+
+
+class Interval(constraints.Interval):
+    """Numbers of an interval. True and False, which Python counts among the integers, are none."""
+
+    def is_satisfied_by(self, val: Any) -> bool:
+        """Whether a value is a number within the interval."""
+        return not isinstance(val, bool | np.bool_) and bool(super().is_satisfied_by(val))
 
 
 def draw_seed(random_state: Any) -> int:
@@ -92,6 +103,14 @@ def _same_columns(estimator: Any, X: Any) -> bool:
     if names is None:
         return type(X) is np.ndarray and X.shape[1] == getattr(estimator, "n_features_in_", None)
     return hasattr(X, "columns") and list(X.columns) == names.tolist()
+
+
+def as_numbers(name: str, value: Any) -> np.ndarray:
+    """An argument as an array of float64; raises `ValueError` where it holds no numbers."""
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must hold numbers only, got {reprlib.repr(value)}.") from error
 
 
 def check_weight(sample_weight: Any, X: Any) -> np.ndarray | None:

@@ -357,3 +357,17 @@ def test_warm_starts_keep_what_was_learned():
     assert learned != 0
     model.set_params(n_iter=0).fit(X)
     assert model.log_partition_learned_ == learned
+
+
+def test_a_warm_start_in_another_form_hands_over_the_momenta_by_name():
+    """Which parameters are trained depends on the form: the shift only in the logistic one."""
+    model = density(warm_start=True).fit(X)
+    names = {id(p): name for name, p in model.net_.module_.named_parameters()}
+    learned = {names[id(p)]: slots for p, slots in model.net_.optimizer_.state.items()}
+    model.set_params(form="ranking", n_iter=0).fit(X)
+    module, optimizer = model.net_.module_, model.net_.optimizer_
+    trained = dict(module.named_parameters())
+    assert learned.keys() - trained.keys() == {"shift"}
+    assert len(optimizer.state) == len(trained)
+    for name, p in trained.items():
+        assert_allclose(optimizer.state[p]["exp_avg"], learned[name]["exp_avg"], rtol=0)

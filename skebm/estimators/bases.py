@@ -15,7 +15,7 @@ import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor
 
-from skebm._validation import Interval, StrOptions
+from skebm._validation import Interval, StrOptions, as_numbers
 from skebm.base import Binary, Categorical, Domain, Real
 from skebm.distributions import (
     Affine,
@@ -418,7 +418,7 @@ def noise_level(sigma: Any, rows: Rows) -> Tensor:
     """Standard deviations of the noise given by `sigma`, (d,), in units of the energy."""
     x = rows.block(0, len(rows))
     if not isinstance(sigma, str):
-        found = np.asarray(sigma, dtype=np.float64)
+        found = as_numbers("sigma", sigma)
         if found.ndim > 1 or (found.ndim == 1 and len(found) != rows.n_columns):
             raise ValueError(
                 f"sigma must be a positive number, or one for each of {rows.n_columns} columns, "

@@ -762,6 +762,11 @@ class EnergyNet(NeuralNet):
         like = next(self.module_.parameters())
         return (like.device, like.dtype) == (rows.device, rows.dtype)
 
+    def optimised(self) -> list[str]:
+        """Names of the parameters that the optimizer trains, in its order."""
+        names = {id(p): name for name, p in self.module_.named_parameters()}
+        return [names[id(p)] for group in self.optimizer_.param_groups for p in group["params"]]
+
     def training_state(self) -> dict[str, Any]:
         """Everything that training changes and a later call needs, as tensors and plain values."""
         return {
@@ -835,7 +840,13 @@ class EnergyNet(NeuralNet):
         }
         same = type(self.optimizer_) is type(before.optimizer_)
         if same and not isinstance(self.optimizer_, torch.optim.LBFGS):
-            mine["optimizer"]["state"] = state["optimizer"]["state"]
+            # By name: another form of the objective may train other parameters, and torch would
+            # write momenta of one shape into weights of another without noticing.
+            slots = state["optimizer"]["state"]
+            kept = {name: slots.get(i) for i, name in enumerate(before.optimised())}
+            mine["optimizer"]["state"] = {
+                i: kept[name] for i, name in enumerate(self.optimised()) if kept.get(name)
+            }
         try:
             self.load_training_state(state | {"optimizer": mine["optimizer"]})
         except RuntimeError as error:

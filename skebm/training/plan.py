@@ -29,6 +29,11 @@ NET_PARAMS = (
     "verbose",
     "on_interrupt",
 )
+NET_NUMBERS = {
+    "lr": Interval(Real, 0, None, closed="neither"),
+    "max_epochs": Interval(Integral, 0, None, closed="left"),
+    "batch_size": Interval(Integral, 1, None, closed="left"),
+}
 NET_PREFIXES = ("optimizer__", "callbacks__")
 
 
@@ -188,6 +193,9 @@ def check_net_params(params: dict[str, Any]) -> None:
         raise ValueError(
             f"on_interrupt in net_params is 'raise' or 'return', not {params['on_interrupt']!r}."
         )
+    for name, interval in NET_NUMBERS.items():
+        if name in params and not interval.is_satisfied_by(params[name]):
+            raise ValueError(f"{name} in net_params must be {interval}, not {params[name]!r}.")
 
 
 @dataclass(frozen=True)

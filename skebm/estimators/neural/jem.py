@@ -12,7 +12,14 @@ from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor, nn
 
-from skebm._validation import Interval, StrOptions, check_is_fitted, check_labels, fit_context
+from skebm._validation import (
+    Interval,
+    StrOptions,
+    as_numbers,
+    check_is_fitted,
+    check_labels,
+    fit_context,
+)
 from skebm.base import Sampler
 from skebm.base.sampler import whole_number
 from skebm.energies import ClassMarginal, NeuralEnergy, Spec, build_network
@@ -436,6 +443,8 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         found = check_labels(self, X, y)
         known = np.ones(len(found), dtype=bool)
         if self.unlabeled is not None:
+            if np.ndim(self.unlabeled):
+                raise ValueError(f"unlabeled must be one label, got {self.unlabeled!r}.")
             known = np.array([label != self.unlabeled for label in found.tolist()])
             if not known.any():
                 raise ValueError(
@@ -734,7 +743,7 @@ def class_weights(asked: Any, classes: np.ndarray, rows: Rows) -> tuple[float, .
         unknown = [label for label in asked if label not in names]
         if unknown:
             raise ValueError(f"class_weight contains {unknown}, but the classes are {names}.")
-        found = np.array([float(asked.get(label, 1.0)) for label in names])
+        found = as_numbers("class_weight", [asked.get(label, 1.0) for label in names])
         if not (np.isfinite(found) & (found >= 0)).all() or not found.any():
             raise ValueError(
                 f"class_weight must be finite, not negative and not all zero, got {asked!r}."

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._validation import check_is_fitted
+from skebm._validation import as_numbers, check_is_fitted
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
@@ -122,7 +122,7 @@ def sample(
     energy, table, chains = self.energy_, self._blueprint.table, chains_of(self)
     if given is None:
         return table.invert(draw(energy, chains, n, generator, n_steps)[:n_samples])
-    row = np.asarray(given, dtype=np.float64)[None]
+    row = as_numbers("given", given)[None]
     if row.shape[1:] != table.row_shape or np.isinf(row).any():
         raise ValueError(
             f"given must be one row of shape {table.row_shape} of finite numbers and NaN, got "

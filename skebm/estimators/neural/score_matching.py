@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, clone
 from torch import Tensor
 
-from skebm._validation import Interval, StrOptions, draw_seed
+from skebm._validation import Interval, StrOptions, as_numbers, draw_seed
 from skebm.base import Sampler
 from skebm.distributions import Distribution
 from skebm.energies import MLP, NeuralEnergy
@@ -379,7 +379,7 @@ def levels_of(objective: str, sigma: Any, n_columns: int) -> tuple[float, float]
             )
         # Noise of half the distance between rows connects all modes.
         return LEAST_LEVEL, max(2.0, math.sqrt(n_columns / 2))
-    pair = np.asarray(sigma, dtype=float).ravel()
+    pair = as_numbers("sigma", sigma).ravel()
     if len(pair) != 2 or not 0 < pair[0] < pair[1] < math.inf:
         raise ValueError(
             f'objective="multiscale" needs sigma=(smallest, largest), 0 < smallest < largest, got '

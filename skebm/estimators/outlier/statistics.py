@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from skebm._densities import relative_log_density, score_function
-from skebm._validation import n_rows
+from skebm._validation import as_numbers, n_rows
 
 
 def negative_score_norm(estimator: Any, X: Any) -> np.ndarray:
@@ -56,8 +56,8 @@ def measure(statistic: Any, estimator: Any, X: Any) -> np.ndarray:
     """Statistic of each row, (n,) in float64; raises `ValueError` for wrong shapes and nan."""
     named = isinstance(statistic, str)
     function = STATISTICS[statistic] if named else statistic
-    values = np.asarray(function(estimator, X), dtype=np.float64)
     what = f"statistic={statistic!r} of {type(estimator).__name__}"
+    values = as_numbers(what, function(estimator, X))
     if values.shape != (n_rows(X),):
         raise ValueError(
             f"{what} has shape {values.shape} for {n_rows(X)} rows: it needs one number per row, "
