@@ -117,6 +117,10 @@ class Objective(nn.Module, abc.ABC):
         """
         return state
 
+    def joined(self, state: Any, draws: Tensor, generator: torch.Generator) -> Any:
+        """State whose chains go on from draws of the model; by default unchanged."""
+        return state
+
     def advice(self, state: Any) -> str:
         """Settings to recommend beside the learning rate after roll-backs, appended to it."""
         return ""

@@ -43,7 +43,7 @@ from skebm.estimators.tables import Table
 from skebm.partition import Choice, ImportanceSampling, choose
 from skebm.partition.choice import in_a_line
 from skebm.training import DivergenceError, EarlyStopping
-from skebm.training.engine import EnergyNet
+from skebm.training.engine import Assess, EnergyNet
 from skebm.training.plan import TrainingPlan, check_net_params
 from skebm.training.rows import Rows
 
@@ -99,6 +99,10 @@ class Blueprint(abc.ABC):
     def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
         """Split off rows for monitoring the training; by default none."""
         return rows, None
+
+    def assessment(self) -> Assess | None:
+        """How held-out rows assess a model a few times a fit; None if each epoch's monitor does."""
+        return None
 
     def deduplicate(self, rows: Rows) -> Rows:
         """Equivalent rows that are cheaper to train on; by default the same rows."""
@@ -408,7 +412,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         ).initialize()
         if validation is None and not streaming:
             train, held_out = blueprint.hold_out(train, generator)
-            net.hold_out(held_out)
+            net.hold_out(held_out, blueprint.assessment())
         if before is None:
             blueprint.initialise(net.module_.energy, train)
         else:

@@ -398,6 +398,13 @@ class ContrastiveDivergence(Objective):
         with torch.no_grad(), sampling(self.energy):
             return self.negatives.rolled_back(self.energy, state, batch.x, generator, tries)
 
+    def joined(
+        self, state: ContrastiveState, draws: Tensor, generator: torch.Generator
+    ) -> ContrastiveState:
+        """State in which up to half of the persistent chains go on from draws of the model."""
+        with torch.no_grad(), sampling(self.energy):
+            return self.negatives.joined(self.energy, state, draws, generator)
+
     def advice(self, state: ContrastiveState) -> str:
         """Suggest the halved step size, unless the sampler adapts its own."""
         step = getattr(self.kernel(state.halvings), "step_size", None)

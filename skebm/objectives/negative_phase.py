@@ -288,6 +288,29 @@ class NegativePhase:
             chain = self.kernel(halvings).init(energy, chain.x)
         return state._replace(chain=chain, halvings=halvings)
 
+    def joined(
+        self,
+        energy: Energy,
+        state: ContrastiveState,
+        draws: Tensor,
+        generator: torch.Generator,
+    ) -> ContrastiveState:
+        """State in which up to half of the persistent chains, at random, go on from the draws.
+
+        Chains that local steps have kept near the data then meet modes elsewhere. Not reweighted
+        chains, whose weights would be wrong, nor those of samplers with replicas.
+        """
+        chain = state.chain
+        alone = self.sampler.kernel is self.sampler
+        if not (self.persistent and alone) or self.reweight or chain is None:
+            return state
+        n = min(len(draws), len(chain.x) // 2)
+        place = torch.randperm(len(chain.x), generator=generator, device=draws.device)[:n]
+        moved = self.kernel(state.halvings).init(energy, chain.x.index_copy(0, place, draws[:n]))
+        if isinstance(chain.aux, StepSettings):
+            moved = moved._replace(aux=chain.aux)
+        return state._replace(chain=moved)
+
     # ---------------------------------------------------------------- storage
 
     def unpack(self, packed: dict[str, Tensor | None], energy: Energy) -> ContrastiveState | None:

@@ -146,25 +146,26 @@ def anneal(
     generator: torch.Generator,
     reverse: bool = False,
     deadline: Deadline | None = None,
-) -> Iterator[Tensor]:
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Anneal rows x (n, ...) along a schedule from the base to the model.
 
-    Yields the increments (n,) of the log weights. At each intermediate temperature, after its
-    increment, the kernel moves the rows once. `reverse` goes from the model to the base. Once the
-    deadline has passed, one increment takes the place of those that are left, as in a schedule
-    without their temperatures: the clock does not depend on the rows, so the weights stay unbiased.
+    Yields the increments (n,) of the log weights, each with the rows that it belongs to. At each
+    intermediate temperature, after its increment, the kernel moves the rows once. `reverse` goes
+    from the model to the base. Once the deadline has passed, one increment takes the place of those
+    that are left, as in a schedule without their temperatures: the clock does not depend on the
+    rows, so the weights stay unbiased.
     """
     betas = schedule.betas[::-1] if reverse else schedule.betas
     for old, new in zip(betas, betas[1:], strict=False):
         if deadline is not None and new != betas[-1] and deadline.left() < 0:
             deadline.cut = True
-            yield path.log_ratio(x, old, betas[-1])
+            yield path.log_ratio(x, old, betas[-1]), x
             return
         intermediate = 0 < new < 1
         if intermediate:
             energy = path.at(new)
             state = kernel.init(energy, x)
-        yield path.log_ratio(x, old, new)
+        yield path.log_ratio(x, old, new), x
         if intermediate:
             settings = schedule.settings_at(new)
             if settings is not None:
@@ -296,6 +297,13 @@ MIN_ESS = 5
 NO_LOWER = "no lower bound: the weights do not show a mode that all draws of the model have missed"
 
 
+class Particles(NamedTuple):
+    """Rows x (n, ...) after annealing, with their log weights (n,), whose mean estimates Z."""
+
+    x: Tensor
+    log_weight: Tensor
+
+
 class AnnealingPlan(NamedTuple):
     """What all annealing runs of an estimate share: path, kernel and schedule."""
 
@@ -309,9 +317,7 @@ class AnnealingPlan(NamedTuple):
 
     def forward(self, n_chains: int) -> LogPartition:
         """AIS from `n_chains` draws of the base; on average below log Z."""
-        x = self.path.base.sample(n_chains, self.generator)
-        log_mean, std_error, ess = self._summary(self._log_weights(x))
-        value = self.path.log_z0 + log_mean
+        value, std_error, ess = self._summary(self.particles(n_chains).log_weight)
         lower = value + math.log(self.delta)
         return LogPartition(
             value,
@@ -323,13 +329,18 @@ class AnnealingPlan(NamedTuple):
             reason=NO_UPPER,
         )
 
+    def particles(self, n_chains: int) -> Particles:
+        """The rows of a forward run, which weighted are draws of the model."""
+        x, log_w = self._annealed(self.path.base.sample(n_chains, self.generator))
+        return Particles(x, self.path.log_z0 + log_w)
+
     def reverse(self, x: Tensor) -> LogPartition:
         """Reverse AIS from rows x; on average above log Z if they are exact draws."""
-        return self._reversed(self._log_weights(x, reverse=True))
+        return self._reversed(self._annealed(x, reverse=True)[1])
 
     def reverse_each(self, starts: Mapping[str, Tensor]) -> dict[str, LogPartition]:
         """Reverse AIS from each of several starts, of which all rows move together."""
-        log_w = self._log_weights(torch.cat(list(starts.values())), reverse=True)
+        _, log_w = self._annealed(torch.cat(list(starts.values())), reverse=True)
         parts = log_w.split([len(x) for x in starts.values()])
         return {name: self._reversed(part) for name, part in zip(starts, parts, strict=True)}
 
@@ -339,8 +350,8 @@ class AnnealingPlan(NamedTuple):
         upper = value - math.log(self.delta)
         return LogPartition(value, std_error, math.nan, upper, "heuristic", ess, reason=NO_LOWER)
 
-    def _log_weights(self, x: Tensor, reverse: bool = False) -> Tensor:
-        """Anneal rows x (n, ...), with a progress bar after two seconds; log weights (n,)."""
+    def _annealed(self, x: Tensor, reverse: bool = False) -> tuple[Tensor, Tensor]:
+        """Rows x (n, ...) at the end, and their log weights (n,); progress after two seconds."""
         log_w = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         increments = anneal(
             self.path,
@@ -353,9 +364,11 @@ class AnnealingPlan(NamedTuple):
         )
         shown: dict[str, Any] = {"delay": PROGRESS_DELAY, "disable": not self.verbose}
         n, name = len(self.schedule.betas) - 1, "reverse AIS" if reverse else "AIS"
-        for increment in tqdm(increments, total=n, desc=f"log Z: {name}", leave=False, **shown):
+        progress = tqdm(increments, total=n, desc=f"log Z: {name}", leave=False, **shown)
+        for increment, rows in progress:
+            x = rows
             log_w += increment
-        return log_w
+        return x, log_w
 
     def _summary(self, log_w: Tensor) -> WeightSummary:
         """Summary of log weights (n,); warns where the effective sample is small."""

@@ -31,6 +31,10 @@ MIN_LOSS = 0.01
 # 225 to 250 rows this rule, among six, was the one that missed no later gain; it takes 0.37 of the
 # epochs there.
 PATIENCE, PATIENCE_OF_ALL, FEWEST_EPOCHS = 0.5, 0.1, 30
+# Assessments in a fit, evenly spaced, of models that are too costly to assess after each epoch.
+N_ASSESSMENTS = 20
+# Nats that held-out rows of such a model may lose before training goes back.
+MOST_LOST = 0.5
 
 
 class Run:
@@ -59,6 +63,27 @@ class Best(NamedTuple):
     weights: list[Tensor]
 
 
+class Assessment(NamedTuple):
+    """What held-out rows (n, ...) say of a model, and draws of it.
+
+    Attributes
+    ----------
+    gain : float
+        Mean log-likelihood ratio to the base, in nats.
+    error : float
+        Its standard error, that of log Z included.
+    draws : Tensor
+    """
+
+    gain: float
+    error: float
+    draws: Tensor
+
+
+# Assesses an energy by held-out rows and their weights.
+Assess = Callable[[Any, Tensor, Tensor | None, torch.Generator], Assessment]
+
+
 class DivergenceError(FloatingPointError, ValueError):
     """With these settings, training diverges again after every roll-back."""
 
@@ -72,6 +97,8 @@ class Guard:
 
     Attributes
     ----------
+    seldom : bool
+        Whether gains are known after a tenth of the epochs each, and not after every epoch.
     first : str
         Where training diverged first, and why; empty if it did not.
     best : Best or None
@@ -81,7 +108,8 @@ class Guard:
         ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seldom: bool = False) -> None:
+        self.seldom = seldom
         self.first = ""
         self.best: Best | None = None
         self.shown: dict[str, float] = {}
@@ -115,9 +143,9 @@ class Guard:
     def exhausted(self, n_epochs: int, n_before: int, max_epochs: int) -> bool:
         """Whether the best weights are so old that better ones are not to be expected.
 
-        Of `n_epochs` in all, `n_before` belong to earlier calls.
+        Of `n_epochs` in all, `n_before` belong to earlier calls. Not where gains are known seldom.
         """
-        if self.best is None:
+        if self.best is None or self.seldom:
             return False
         done = n_epochs - n_before
         patience = max(PATIENCE * done, PATIENCE_OF_ALL * max_epochs, FEWEST_EPOCHS)
@@ -130,6 +158,11 @@ class Guard:
             return None
         loss = self.best.gain - logs["gain_over_base"]
         return self.best if loss > max(2 * logs["gain_error"], MIN_LOSS) else None
+
+    @property
+    def below_base(self) -> bool:
+        """Whether the last gain of a model that is assessed seldom is a loss."""
+        return self.seldom and self.shown.get("gain_over_base", 0.0) < 0
 
 
 class WeightAverage:
@@ -167,6 +200,10 @@ class WeightAverage:
         if state is not None:
             self.mean, self.trained = self._start(), state["trained"]
             self.mean.load_state_dict(state["mean"])
+
+    def restart(self) -> None:
+        """Begin anew with the weights of the module."""
+        self.trained = self.mean = None
 
     def show(self) -> None:
         """Add the trained weights to the average, and write the average into the module."""
@@ -370,6 +407,7 @@ class EnergyNet(NeuralNet):
         super().initialize()
         self.run_, self.n_restarts_, self.lr_scale_ = Run(), 0, 1.0
         self.held_out_: Rows | None = None
+        self.assess_: Assess | None = None
         self.moment_: Moment | None = None
         self.interrupted_ = False
         self.average_ = WeightAverage(self.module_, self.averaging)
@@ -386,9 +424,12 @@ class EnergyNet(NeuralNet):
             rows, subset = dataset.dataset, torch.as_tensor(dataset.indices)
         return Batches(rows, self.batch_size, self.generator if training else None, subset)
 
-    def hold_out(self, rows: Rows | None) -> None:
-        """Set held-out rows, on which training is monitored."""
-        self.held_out_ = rows
+    def hold_out(self, rows: Rows | None, assess: Assess | None = None) -> None:
+        """Set held-out rows, on which training is monitored, and how they assess a model.
+
+        Without `assess` the objective's monitor does, after each epoch.
+        """
+        self.held_out_, self.assess_ = rows, None if rows is None else assess
 
     @property
     def state_(self) -> Any:
@@ -407,7 +448,8 @@ class EnergyNet(NeuralNet):
             self.initialize()
         self.interrupted_ = True  # until the loop has come to its end
         self.n_before_ = len(self.history)
-        self.guard_, self.reported_ = Guard(), self.n_restarts_
+        self.guard_ = Guard(seldom=self.assess_ is not None)
+        self.reported_ = self.n_restarts_
         self.logs_: dict[str, float] = {}  # of the trained weights, not of their average
         self.note_ = ""
         modes = TorchModes.current()
@@ -440,15 +482,16 @@ class EnergyNet(NeuralNet):
     def _return_to_best(self, ended_early: bool) -> None:
         """Return to the best weights where training ended early or they are clearly better."""
         best, clearly = self.guard_.best, self.guard_.clearly_better()
-        if best is None or not (ended_early or clearly):
+        if best is None or not (ended_early or clearly or self.guard_.below_base):
             return
         copy_weights(best.weights, weights_of(self.module_))
         where = f"The weights are those after epoch {best.epoch} of {len(self.history)}"
-        if ended_early and best.gain <= max(2 * best.error, MIN_LOSS):
+        if best.gain <= max(2 * best.error, MIN_LOSS) and (ended_early or self.guard_.seldom):
+            early = "training ended early, as held-out" if ended_early else "held-out"
             self.note_ = (
-                f"{where}: training ended early, as held-out rows became no more likely than under "
+                f"{where}: {early} rows became no more likely than under "
                 f"the base (by {best.gain:.2g} nats, standard error {best.error:.2g}). The base "
-                "is as good a model of these rows; more rows or another network may find more."
+                f"is as good a model of these rows; more rows or another model may find more."
             )
         elif clearly:
             self.note_ = (
@@ -477,13 +520,18 @@ class EnergyNet(NeuralNet):
         finally:
             self.average_.show()
         logs = logs | (self._monitor(self._monitoring_batch(iterator)) if self.averaging else {})
-        self.guard_.shown = logs
+        due = self.assess_ is not None and self._is_due()
+        logs = logs | (self._assess() if due else {})
         if self.held_out_ is not None:
             self.guard_.keep_best(logs, len(self.history), weights_of(self.module_))
+        if due or not self.guard_.seldom:
+            self.guard_.shown = logs
         for name, value in logs.items():
             self._record(name, value)
         self.history.record("lr", self.optimizer_.param_groups[-1]["lr"])
         self.history.record("dur", time.perf_counter() - started)
+        if due:
+            self._mend()
 
     def _train(self, iterator: Batches) -> dict[str, float]:
         """One epoch, repeated from the last good weights as long as it diverges."""
@@ -493,7 +541,8 @@ class EnergyNet(NeuralNet):
                 self.run_.state = self.module_.start(monitored, self.generator)
             before = self.logs_ or self._monitor(monitored)
             if self.held_out_ is not None and not self.logs_:
-                self.guard_.keep_best(before, self.n_before_, weights_of(self.module_))
+                first = before if self.assess_ is None else self._assess()
+                self.guard_.keep_best(first, self.n_before_, weights_of(self.module_))
         tries = 0
         while True:
             self._schedule()
@@ -509,6 +558,39 @@ class EnergyNet(NeuralNet):
                 self._keep_sound(*good, monitored, before)
                 raise
             self._check_restarts()
+
+    def _is_due(self) -> bool:
+        """Whether the model is assessed after this epoch, as after the last one of a fit."""
+        done = N_ASSESSMENTS * (len(self.history) - self.n_before_)
+        return done // self.max_epochs > (done - N_ASSESSMENTS) // self.max_epochs
+
+    @torch.no_grad()
+    def _assess(self) -> dict[str, float]:
+        """Gain of the model over the base; some of the chains go on from draws of the model."""
+        rows = self.held_out_
+        assert self.assess_ is not None
+        assert rows is not None
+        found = self.assess_(
+            self.module_.energy,
+            rows.block(0, len(rows)),
+            rows.weight,
+            self._evaluation_generator(),
+        )
+        self.run_.state = self.module_.joined(self.state_, found.draws, self.generator)
+        return {"gain_over_base": found.gain, "gain_error": found.error}
+
+    def _mend(self) -> None:
+        """Go on from the best weights with half the rate if held-out rows have lost much.
+
+        Not after the last epoch: :meth:`_return_to_best` judges the end.
+        """
+        best, done = self.guard_.clearly_better(), len(self.history) - self.n_before_
+        if best is None or done == self.max_epochs:
+            return
+        if best.gain - self.guard_.shown["gain_over_base"] > MOST_LOST:
+            copy_weights(best.weights, weights_of(self.module_))
+            self.average_.restart()
+            self._halve_rate()
 
     def _keep_sound(
         self, weights: list[Tensor], state: Any, monitored: Batch, before: dict[str, float]
@@ -671,12 +753,16 @@ class EnergyNet(NeuralNet):
         weights = best.weights if best is not None and tries > 1 else weights
         copy_weights(weights, weights_of(self.module_))
         self.n_restarts_ += 1
+        self._halve_rate()
+        self.generator.manual_seed((self.seed_ + self.n_restarts_) % 2**63)
+        self.run_.state = self.module_.rolled_back(state, monitored, self.generator, tries)
+
+    def _halve_rate(self) -> None:
+        """Halve the learning rate, for the rest of the training, and forget the momentum."""
         self.lr_scale_ /= 2
         self.optimizer_.state.clear()
         for group in self.optimizer_.param_groups:
             group["lr"] /= 2
-        self.generator.manual_seed((self.seed_ + self.n_restarts_) % 2**63)
-        self.run_.state = self.module_.rolled_back(state, monitored, self.generator, tries)
 
     def _check_restarts(self) -> None:
         """Raise `DivergenceError` where training was rolled back too often."""

@@ -16,6 +16,7 @@ from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution, IndependentBernoulli
 from skebm.energies import BernoulliRBM
 from skebm.estimators.base import Blueprint, stopping_of
+from skebm.estimators.rbm.safety import assess
 from skebm.estimators.tables import UnitIntervalTable
 from skebm.objectives import (
     Centering,
@@ -27,7 +28,7 @@ from skebm.objectives import (
 )
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD
-from skebm.training.engine import EnergyNet
+from skebm.training.engine import Assess, EnergyNet
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 
@@ -41,6 +42,11 @@ REWEIGHTED_CHAINS = 500
 # an accuracy of 82 % with them, 88 % with these); likelihoods on nltcs, digits and MNIST are the
 # same or better.
 HIDDEN_BIAS = -1.0
+# Steps of a fit by default, and epochs at most where nothing guards against overfitting.
+N_STEPS, MOST_EPOCHS = 10_000, 500
+# Rows from which on a tenth, and at most so many, are held out. Of fewer, each is worth more to the
+# training than to the guard.
+FEWEST_ROWS, N_HELD_OUT = 200, 500
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,9 @@ class RBMBlueprint(Blueprint):
         if the likelihood is exact.
     centering : Centering or None
     penalty : Penalty or None
+    guarded : bool
+        Whether held-out rows guard the training: in a fit to enough rows whose steps are stochastic
+        and whose learning rate and batch size are ours to choose.
     """
 
     table: UnitIntervalTable
@@ -73,6 +82,7 @@ class RBMBlueprint(Blueprint):
     chains: ChainPolicy | None
     centering: Centering | None
     penalty: Penalty | None
+    guarded: bool
 
     @property
     def line_search(self) -> bool:
@@ -110,6 +120,17 @@ class RBMBlueprint(Blueprint):
     def deduplicate(self, rows: Rows) -> Rows:
         """Merge duplicate rows if every step uses all rows."""
         return rows.merged() if self.line_search else rows
+
+    def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
+        """Hold out a tenth of the rows, at most 500, where their likelihood guards the training."""
+        if not self.guarded:
+            return rows, None
+        n = min(N_HELD_OUT, len(rows) // 10)
+        order = torch.randperm(len(rows), generator=generator, device=rows.device)
+        return rows.subset(order[n:]), rows.subset(order[:n])
+
+    def assessment(self) -> Assess | None:
+        return assess
 
     def scoring_energy(self, energy: BernoulliRBM) -> BernoulliRBM:
         return energy.padded()
@@ -195,7 +216,7 @@ def design(
         _check_sampler(sampler, learning, chains)
     optimizer = SGD() if estimator.optimizer is None else estimator.optimizer
     optimizer._validate_params()
-    plan = _plan(estimator, learning, optimizer, len(rows), streaming=streaming)
+    plan, guarded = _plan(estimator, learning, optimizer, len(rows), streaming=streaming)
     line_search = plan.optimizer == "lbfgs"
     if isinstance(chains, Persistent) and chains.n_chains is None:
         n_chains = max(plan.batch_size, REWEIGHTED_CHAINS) if chains.reweight else plan.batch_size
@@ -214,6 +235,7 @@ def design(
         chains=chains,
         centering=_centering(estimator, learning, line_search),
         penalty=None if penalty is None else clone(penalty),
+        guarded=guarded,
     )
 
 
@@ -230,8 +252,8 @@ def _check_units(n_hidden: int, rows: Rows, batch_size: int) -> None:
 
 def _plan(
     estimator: Any, learning: str, optimizer: SGD, n_rows: int, *, streaming: bool
-) -> TrainingPlan:
-    """Optimizer, learning rate, batch size and number of epochs."""
+) -> tuple[TrainingPlan, bool]:
+    """Optimizer, learning rate, batch size and number of epochs; whether the fit is guarded."""
     net = estimator.net_params or {}
     rate = net.get("lr", estimator.learning_rate)
     size = net.get("batch_size", estimator.batch_size)
@@ -247,14 +269,17 @@ def _plan(
     batch_size = size
     if size == "auto":
         batch_size = n_rows if line_search else _batch_size(n_rows, 0 if streaming else n_iter)
+    ours = rate == size == "auto" and not line_search and not streaming
+    guarded = ours and n_rows >= FEWEST_ROWS
     if n_iter == "auto":
-        n_batches = math.ceil(n_rows / batch_size)
-        n_iter = 500 if line_search else min(500, max(10, math.ceil(10_000 / n_batches)))
+        wanted = max(10, math.ceil(N_STEPS / math.ceil(n_rows / batch_size)))
+        most = wanted if guarded else MOST_EPOCHS
+        n_iter = MOST_EPOCHS if line_search else min(wanted, most)
     decays = rate == "auto" if optimizer.schedule == "auto" else optimizer.schedule == "linear"
     stopping = stopping_of(estimator.early_stopping)
     learning_rate = _learning_rate(estimator.base) if rate == "auto" else float(rate)
     settings = {"momentum": optimizer.momentum} if optimizer.momentum and not line_search else {}
-    return TrainingPlan(
+    plan = TrainingPlan(
         n_iter=1 if streaming else int(n_iter),
         batch_size=int(batch_size),
         learning_rate=1.0 if line_search else learning_rate,
@@ -269,6 +294,7 @@ def _plan(
         verbose=int(estimator.verbose),
         dtype=estimator.dtype,
     )
+    return plan, guarded
 
 
 def _batch_size(n_rows: int, n_iter: int | str) -> int:
