@@ -57,8 +57,9 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         Maximum number of rows per step; batches have even sizes. ``"auto"``: 100, or less (down to
         10) if `n_iter` or `partial_fit` would otherwise make few steps; all rows with L-BFGS.
     n_iter : int or "auto", default="auto"
-        Number of epochs (L-BFGS iterations). ``"auto"``: 10,000 steps, but at least 10 and at most
-        500 epochs; up to 500 L-BFGS iterations, stopped by the `tol` of `early_stopping`.
+        Number of epochs (L-BFGS iterations). ``"auto"``: 10,000 steps, but at least 10 epochs, and
+        at most 500 where no held-out rows guard the training (see Notes); up to 500 L-BFGS
+        iterations, stopped by the `tol` of `early_stopping`.
     verbose : int, default=0
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None
@@ -163,6 +164,15 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
     Notes
     -----
+    **Held-out rows guard the training** of 200 rows or more, where learning is not exact,
+    `learning_rate` and `batch_size` are ``"auto"`` and there is no `early_stopping`. A tenth of the
+    rows, at most 500, is not trained on. Twenty times a fit their log-likelihood ratio to the base
+    is estimated by annealing from the base and from the uniform distribution (``gain_over_base``
+    and ``gain_error`` in `history_`), which finds modes that chains near the data never visit; up
+    to half of the chains go on from there. After a loss of more than half a nat training goes on
+    from the best weights at half the rate, and weights that are clearly worse than earlier ones, or
+    worse than the base, are not what `fit` leaves.
+
     Real values in [0, 1] are interpreted as probabilities of bits. Such rows have a free energy but
     no likelihood: as F is concave, `score_samples` gives a lower bound on the mean log-likelihood
     of their random binarisations.
