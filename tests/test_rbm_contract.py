@@ -215,6 +215,39 @@ def test_the_rule_is_exact_on_small_tables():
     assert_array_equal(auto.components_, exact.components_)
 
 
+@pytest.mark.parametrize(
+    ("n_columns", "options", "rule"),
+    [
+        (12, {}, "exact"),
+        (12, {"n_iter": 2}, "exact"),  # iterations of L-BFGS, which are few
+        (12, {"learning_rate": 0.1}, "pcd"),
+        (12, {"batch_size": 10}, "pcd"),
+        (12, {"optimizer": SGD(momentum=0.5)}, "pcd"),
+        (12, {"net_params": {"lr": 0.1}}, "pcd"),
+        (12, {"net_params": {"optimizer": torch.optim.Adam}}, "pcd"),
+        (12, {"learning_rate": 0.1, "learning": "exact"}, "exact"),
+        (9, {"learning_rate": 0.1}, "exact"),  # nearly as fast
+    ],
+    ids=str,
+)
+def test_stochastic_steps_are_exact_only_where_that_takes_no_longer(n_columns, options, rule):
+    rows = np.random.default_rng(0).integers(2, size=(30, n_columns)).astype(float)
+    model = RBMEstimator(**({"n_components": 50, "n_iter": 1, "random_state": 0} | options))
+    assert model.fit(rows).learning_ == rule
+
+
+def test_streams_are_exact_only_where_that_takes_no_longer():
+    for n_columns, rule in ((9, "exact"), (12, "pcd")):
+        rows = np.random.default_rng(0).integers(2, size=(30, n_columns)).astype(float)
+        model = RBMEstimator(50, random_state=0).partial_fit(rows)
+        assert model.learning_ == rule
+        whole = RBMEstimator(50, n_iter=1, random_state=0).fit(rows)
+        assert whole.learning_ == "exact"
+        whole.partial_fit(rows)  # goes on from the weights of another rule
+        assert whole.learning_ == rule
+        assert whole.n_iter_ == 2
+
+
 @pytest.mark.parametrize(("chains", "rule"), [(Persistent(), "pcd"), (FromData(), "cd")])
 def test_chains_say_what_the_rule_is(chains, rule):
     auto, named_too = (fit(rule, learning=learning, chains=chains) for learning in ("auto", rule))

@@ -32,9 +32,10 @@ from skebm.training.engine import Assess, EnergyNet
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 
-# Terms of an enumeration (states times units of the other layer): up to which it is the default at
-# every step, and up to which it is allowed.
-CHEAP_COST, EXACT_LEARNING_COST = 1e7, 1e8
+# Terms of an enumeration (states times units of the other layer) at every step: up to which it is
+# the default, by full-batch L-BFGS and for stochastic steps, and up to which it is allowed. Beyond
+# the second a step takes more than three times as long as one of PCD.
+CHEAP_COST, QUICK_COST, EXACT_LEARNING_COST = 1e7, 3e4, 1e8
 # With fewer chains, their weights estimate log Z poorly.
 REWEIGHTED_CHAINS = 500
 # Initial hidden biases, at which units are on in a quarter of the rows. With a centred gradient,
@@ -211,12 +212,15 @@ def design(
     learning; `partial_fit` always uses them.
     """
     sampler = None if estimator.sampler is None else clone(estimator.sampler)
-    learning, chains = _rule(estimator, table.domain.n_columns)
+    stochastic = streaming or _asks_for_steps(estimator)
+    learning, chains = _rule(estimator, table.domain.n_columns, stochastic=stochastic)
     if sampler is not None:
         _check_sampler(sampler, learning, chains)
     optimizer = SGD() if estimator.optimizer is None else estimator.optimizer
     optimizer._validate_params()
-    plan, guarded = _plan(estimator, learning, optimizer, len(rows), streaming=streaming)
+    plan, guarded = _plan(
+        estimator, learning, optimizer, len(rows), streaming=streaming, stochastic=stochastic
+    )
     line_search = plan.optimizer == "lbfgs"
     if isinstance(chains, Persistent) and chains.n_chains is None:
         n_chains = max(plan.batch_size, REWEIGHTED_CHAINS) if chains.reweight else plan.batch_size
@@ -250,8 +254,26 @@ def _check_units(n_hidden: int, rows: Rows, batch_size: int) -> None:
     check_memory(what, n_numbers, rows.dtype, rows.device)
 
 
+def _asks_for_steps(estimator: Any) -> bool:
+    """Whether a setting has a meaning for stochastic steps alone: rate, batch, momentum."""
+    net = estimator.net_params or {}
+    rate, size = (
+        net.get(theirs, getattr(estimator, ours))
+        for theirs, ours in (("lr", "learning_rate"), ("batch_size", "batch_size"))
+    )
+    momentum = getattr(estimator.optimizer, "momentum", 0)
+    given = any(name.startswith("optimizer") for name in net)
+    return bool(rate != "auto" or size != "auto" or momentum or given)
+
+
 def _plan(
-    estimator: Any, learning: str, optimizer: SGD, n_rows: int, *, streaming: bool
+    estimator: Any,
+    learning: str,
+    optimizer: SGD,
+    n_rows: int,
+    *,
+    streaming: bool,
+    stochastic: bool,
 ) -> tuple[TrainingPlan, bool]:
     """Optimizer, learning rate, batch size and number of epochs; whether the fit is guarded."""
     net = estimator.net_params or {}
@@ -264,7 +286,6 @@ def _plan(
             "momentum is an argument of the default optimizer; with an optimizer in net_params "
             "pass its arguments as optimizer__<name> there."
         )
-    stochastic = rate != "auto" or size != "auto" or optimizer.momentum or given or streaming
     line_search = learning == "exact" and not stochastic
     batch_size = size
     if size == "auto":
@@ -317,7 +338,7 @@ def _learning_rate(base: Any) -> float:
     return 0.1 if plain else 0.3
 
 
-def _rule(estimator: Any, n_visible: int) -> tuple[str, ChainPolicy | None]:
+def _rule(estimator: Any, n_visible: int, *, stochastic: bool) -> tuple[str, ChainPolicy | None]:
     """The learning rule, by default exact if that is cheap, and its chains."""
     learning, chains = estimator.learning, estimator.chains
     if not isinstance(chains, Persistent | FromData | None):
@@ -327,7 +348,7 @@ def _rule(estimator: Any, n_visible: int) -> tuple[str, ChainPolicy | None]:
         if chains is not None:
             learning = "pcd" if isinstance(chains, Persistent) else "cd"
         else:
-            learning = "exact" if cost <= CHEAP_COST else "pcd"
+            learning = "exact" if cost <= (QUICK_COST if stochastic else CHEAP_COST) else "pcd"
     if learning == "exact" and chains is not None:
         raise ValueError(
             f'learning="exact" has no chains, so that chains={chains!r} has no effect. Use '

@@ -68,7 +68,8 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         Learning rule: persistent contrastive divergence, contrastive divergence, or the exact
         likelihood gradient by enumeration, which is possible if the number of states of the smaller
         layer times the units of the other is at most 1e8. ``"auto"`` is the rule that matches
-        `chains`; without chains it is exact up to 1e7, and PCD beyond.
+        `chains`; without chains it is exact up to 1e7, or up to 3e4 where `learning_rate`,
+        `batch_size` or a momentum is given and in `partial_fit`, and PCD beyond.
     chains : Persistent, FromData or None, default=None
         Chains of PCD and CD: ``Persistent(n_steps=1, n_chains=None, reweight=False)`` and
         ``FromData(n_steps=1)`` (:mod:`skebm.samplers`). `n_steps` is the number of Gibbs steps per
