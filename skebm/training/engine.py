@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 
 from skebm._validation import TorchModes, threads
 from skebm.base import Batch, Loss, Objective, SamplingError, sampling
+from skebm.base.torchtools import SGD
 from skebm.training.rows import Batches, Rows
 
 # Least loss on held-out rows, in nats per row, for which training returns to earlier weights.
@@ -221,7 +222,7 @@ def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], None] | None:
 
     None if the optimizer does anything else.
     """
-    if type(optimizer) is not torch.optim.SGD or len(optimizer.param_groups) != 1:
+    if type(optimizer) not in (SGD, torch.optim.SGD) or len(optimizer.param_groups) != 1:
         return None
     (group,) = optimizer.param_groups
     if any(group[name] for name in ("momentum", "weight_decay", "maximize", "differentiable")):

@@ -11,8 +11,7 @@ import torch
 from sklearn.base import BaseEstimator
 
 from skebm._validation import Interval, StrOptions
-from skebm.base import Objective
-from skebm.base.torchtools import adamw
+from skebm.base import Objective, torchtools
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
 
@@ -165,10 +164,10 @@ def cosine_decay(done: float) -> float:
 SCHEDULES = {"linear": linear_decay, "cosine": cosine_decay, "constant": None}
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "sgd": (torch.optim.SGD, {}),
-    "adamw": (adamw, {}),
+    "sgd": (torchtools.SGD, {}),
+    "adamw": (torchtools.adamw, {}),
     "lbfgs": (
-        torch.optim.LBFGS,
+        torchtools.LBFGS,
         {
             "max_iter": 1,
             "max_eval": 30,
