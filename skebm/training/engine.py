@@ -495,9 +495,12 @@ class EnergyNet(NeuralNet):
                 f"is as good a model of these rows; more rows or another model may find more."
             )
         elif clearly:
+            remedy = "Lower learning_rate or n_iter, or raise weight_decay."
+            if self.guard_.seldom:  # an RBM, which a given learning_rate would leave unguarded
+                remedy = "Lower n_components or n_iter, or pass a penalty."
             self.note_ = (
                 f"{where}, under which held-out rows were clearly more likely: later epochs "
-                "overfitted. Lower learning_rate or n_iter, or raise weight_decay."
+                f"overfitted. {remedy}"
             )
 
     def on_epoch_begin(self, net: Any, *args: Any, **kwargs: Any) -> None:
