@@ -227,6 +227,15 @@ def test_few_rows_and_streams_are_not_held_out(bits):
     assert not assessed(RBMEstimator(**OURS).partial_fit(bits))
 
 
+def test_weights_count_among_held_out_rows(bits):
+    """Rows of weight zero are none: those of the others are held out, with their weights."""
+    weight = np.r_[np.zeros(40), np.full(220, 2.0)]
+    weighted = RBMEstimator(**OURS).fit(bits, sample_weight=weight)
+    assert len(weighted.net_.held_out_) == 22
+    alike = RBMEstimator(**OURS).fit(bits[40:])
+    assert assessed(weighted) == pytest.approx(assessed(alike), abs=1e-5)
+
+
 def test_held_out_rows_are_not_trained_on(bits):
     model = RBMEstimator(**OURS).fit(bits)
     held_out = model.net_.held_out_

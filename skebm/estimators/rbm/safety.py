@@ -47,7 +47,7 @@ def assess(
     Assessment
         With nan or infinite gains where the energy is not finite.
     """
-    base = energy.base
+    base, share = energy.base, None if weight is None else weight.double()
     schedule = Schedule(torch.linspace(0, 1, N_BETAS).tolist(), [], [])
     with torch.no_grad(), sampling(energy):
         ratio = (-energy(x) - base.log_prob(x)).double()
@@ -63,9 +63,9 @@ def assess(
     if not bool(log_weight.isfinite().all()):
         return Assessment(-math.inf, 0.0, draws)
     log_z = max((summarise(run.log_weight) for run in runs), key=lambda found: found.log_mean)
-    error = weighted_variance(ratio, weight) / effective_count(ratio, weight)
+    error = weighted_variance(ratio, share) / effective_count(ratio, share)
     return Assessment(
-        float(weighted_mean(ratio, None if weight is None else weight.double())) - log_z.log_mean,
+        float(weighted_mean(ratio, share)) - log_z.log_mean,
         math.hypot(math.sqrt(float(error)), log_z.std_error),
         draws,
     )
