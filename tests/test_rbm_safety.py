@@ -20,7 +20,7 @@ from skebm.samplers import FromData, Gibbs, ParallelTempering, Persistent
 from skebm.training import SGD, EarlyStopping
 from skebm.training.engine import N_ASSESSMENTS, Assessment, EnergyNet, Guard
 from tests.oracle import DOUBLE, make_rbm, make_tree_rbm, seeded
-from tests.tiers import full
+from tests.tiers import full, only_full
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,9 @@ def test_models_that_are_assessed_seldom_do_not_end_below_their_base():
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n_iter", "n"), [(3, 3), (20, N_ASSESSMENTS), (47, N_ASSESSMENTS)])
+@pytest.mark.parametrize(
+    ("n_iter", "n"), [(3, 3), only_full(20, N_ASSESSMENTS), only_full(47, N_ASSESSMENTS)]
+)
 def test_models_are_assessed_twenty_times_and_at_the_end(bits, n_iter, n):
     model = RBMEstimator(3, learning="pcd", n_iter=n_iter, random_state=0).fit(bits)
     assert len(assessed(model)) == n
@@ -263,6 +265,7 @@ def test_overfitting_ends_at_the_base():
     assert unguarded < -1
 
 
+@full
 def test_what_is_learned_stays(bits):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -272,7 +275,7 @@ def test_what_is_learned_stays(bits):
 
 
 def test_the_gain_is_that_of_score(bits):
-    model = RBMEstimator(4, learning="pcd", random_state=0, n_iter=60).fit(bits)
+    model = RBMEstimator(4, learning="pcd", random_state=0, n_iter=20).fit(bits)
     rows = model.net_.held_out_
     x = rows.block(0, len(rows))
     base = float(model.base_.log_prob(x).double().mean())

@@ -492,8 +492,8 @@ class EnergyNet(NeuralNet):
             self.note_ = (
                 f"{where}: {early} rows became no more likely than under "
                 f"the base (by {best.gain:.2g} nats, standard error {best.error:.2g}). The base "
-                "is as good a model of these rows; more rows, more epochs or another model may find "
-                "more."
+                "is as good a model of these rows; more rows, more epochs or another model may "
+                "find more."
             )
         elif clearly:
             remedy = "Lower learning_rate or n_iter, or raise weight_decay."
