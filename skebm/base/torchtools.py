@@ -86,7 +86,7 @@ def without_compiler(optimizer: type[Optimizer]) -> type[Optimizer]:
 
 SGD = without_compiler(torch.optim.SGD)
 LBFGS = without_compiler(torch.optim.LBFGS)
-_AdamW = without_compiler(torch.optim.AdamW)
+AdamW = without_compiler(torch.optim.AdamW)
 
 
 def adamw(parameters: Iterable[Any], **settings: Any) -> torch.optim.AdamW:
@@ -94,4 +94,4 @@ def adamw(parameters: Iterable[Any], **settings: Any) -> torch.optim.AdamW:
     parameters = list(parameters)
     groups = [group["params"] if isinstance(group, dict) else [group] for group in parameters]
     fused = all(p.device.type in ("cpu", "cuda") for group in groups for p in group)
-    return _AdamW(parameters, **{"fused": fused} | settings)
+    return AdamW(parameters, **{"fused": fused} | settings)

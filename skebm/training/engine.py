@@ -99,7 +99,7 @@ class Guard:
     Attributes
     ----------
     seldom : bool
-        Whether gains are known after a tenth of the epochs each, and not after every epoch.
+        Whether gains are known a few times a fit, and not after every epoch.
     first : str
         Where training diverged first, and why; empty if it did not.
     best : Best or None

@@ -32,8 +32,9 @@ def assess(
     larger of the two values of log Z is believed, and the rows of both runs, resampled by their
     weights, are the draws.
 
-    Direction: the larger of two estimates of log Z, each of which is low on average, unless
-    annealing has reached all modes; so gains are too large rather than too small.
+    Direction: each estimate of log Z is low on average, far below where annealing has missed modes,
+    so that gains are then too large. Where it has missed none, the larger of two is high by about
+    half of its standard error.
 
     Parameters
     ----------
