@@ -19,6 +19,7 @@ from skebm.distributions import (
     IndependentCategorical,
     KernelDensity,
     NormalizingFlow,
+    Stack,
     TruncatedGaussian,
     Uniform,
 )
@@ -44,6 +45,7 @@ CASES = {
     GaussianMixture: [],
     KernelDensity: [],
     NormalizingFlow: [],
+    Stack: [],
     TruncatedGaussian: [],
     Uniform: [],
 }

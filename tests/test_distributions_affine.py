@@ -13,6 +13,7 @@ from skebm.distributions import (
     GaussianMixture,
     IndependentBernoulli,
     KernelDensity,
+    Stack,
     TruncatedGaussian,
 )
 from tests.oracle import DOUBLE, mean_is, seeded
@@ -24,6 +25,7 @@ NOISES = {
     "normal": Gaussian.fit(ROWS),
     "mixture": GaussianMixture.fit(ROWS, n_components=2),
     "kernels": KernelDensity.fit(ROWS, bandwidth=0.5),
+    "stack": Stack.fit(ROWS),
 }
 
 

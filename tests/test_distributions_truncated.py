@@ -11,7 +11,7 @@ import scipy.stats
 import torch
 
 from skebm.base import Clamp, Real
-from skebm.distributions import Gaussian, TruncatedGaussian, truncated
+from skebm.distributions import Gaussian, TruncatedGaussian, bounded
 from tests.oracle import DOUBLE, P_FLOOR, mean_is, seeded
 from tests.test_distributions_mixture import assert_contract, grid
 
@@ -122,15 +122,15 @@ def test_masses_do_not_lose_precision(a, b):
     truth = math.log(scipy.integrate.trapezoid(np.exp(-t * (t / 2 + start)), t)) - start**2 / 2
     truth -= math.log(math.tau) / 2
     one, other = (torch.tensor([v], dtype=DOUBLE) for v in (a, b))
-    assert float(truncated.log_mass(one, other)) == pytest.approx(truth, rel=1e-12, abs=1e-6)
-    mirrored = truncated.log_mass(-other, -one)
+    assert float(bounded.log_mass(one, other)) == pytest.approx(truth, rel=1e-12, abs=1e-6)
+    mirrored = bounded.log_mass(-other, -one)
     assert float(mirrored) == pytest.approx(truth, rel=1e-12, abs=1e-6)
 
 
 def test_log_probabilities_are_inverted():
     y = torch.tensor([-1e-3, -1.0, -50.0, -499.0, -501.0, -1e4, -4e8], dtype=DOUBLE)
     truth = scipy.special.ndtri_exp(y.numpy())
-    np.testing.assert_allclose(truncated.inverse_log_ndtr(y), truth, rtol=1e-12)
+    np.testing.assert_allclose(bounded.inverse_log_ndtr(y), truth, rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])

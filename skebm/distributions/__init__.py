@@ -3,14 +3,14 @@
 from skebm.distributions.affine import Affine
 from skebm.distributions.base import Distribution, Tilt
 from skebm.distributions.blocks import BlockTree
+from skebm.distributions.bounded import TruncatedGaussian, Uniform
 from skebm.distributions.flow import NormalizingFlow
 from skebm.distributions.gaussian import Gaussian
 from skebm.distributions.independent import IndependentBernoulli, IndependentCategorical
 from skebm.distributions.kernel import KernelDensity
 from skebm.distributions.mixture import GaussianMixture
+from skebm.distributions.stack import Stack
 from skebm.distributions.tree import ChowLiuTree
-from skebm.distributions.truncated import TruncatedGaussian
-from skebm.distributions.uniform import Uniform
 
 __all__ = [
     "Affine",
@@ -23,6 +23,7 @@ __all__ = [
     "KernelDensity",
     "Distribution",
     "NormalizingFlow",
+    "Stack",
     "Tilt",
     "TruncatedGaussian",
     "Uniform",

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from skebm.base import Clamp, Conditional, Real
 from skebm.distributions.base import Distribution
-from skebm.distributions.truncated import TruncatedGaussian
-from skebm.distributions.uniform import Uniform
+from skebm.distributions.bounded import TruncatedGaussian, Uniform
 
 
 class Affine(Distribution):

@@ -81,7 +81,7 @@ class Distribution(abc.ABC):
         """
         raise TypeError(
             f"{type(self).__name__} has no closed form under added normal noise: use Gaussian, "
-            "GaussianMixture or KernelDensity."
+            "GaussianMixture, KernelDensity or Stack."
         )
 
     @property
@@ -107,8 +107,20 @@ class Distribution(abc.ABC):
             return TiltedGiven(self, clamp)
         raise TypeError(
             f"{type(self).__name__} has no exact conditionals given real entries: use Gaussian, "
-            "GaussianMixture, KernelDensity or TruncatedGaussian."
+            "GaussianMixture, KernelDensity, Stack or TruncatedGaussian."
         )
+
+    def marginal(self, columns: Tensor) -> Distribution:
+        """The exact marginal distribution of some columns of flat rows, in the given order.
+
+        `columns` are distinct numbers of columns, (k,), at least one.
+        """
+        raise TypeError(f"{type(self).__name__} has no marginals in closed form.")
+
+    @property
+    def has_marginal(self) -> bool:
+        """Whether :meth:`marginal` has a closed form."""
+        return type(self).marginal is not Distribution.marginal
 
     def flip_log_ratio(self, x: Tensor) -> Tensor:
         """log q(x with entry i set to 1 - x_i) - log q(x), (n, d), for flat binary rows.

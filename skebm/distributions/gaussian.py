@@ -220,6 +220,13 @@ class Gaussian(Distribution):
             IndependentGiven(self, clamp) if self.scale_tril is None else MixtureGiven(self, clamp)
         )
 
+    def marginal(self, columns: Tensor) -> Gaussian:
+        """The marginal distribution of some columns of flat rows."""
+        if self.scale is not None:
+            return Gaussian(self.mean[columns], self.scale[columns])
+        covariance = self.components()[2][0]
+        return Gaussian(self.mean[columns], covariance=covariance[columns][:, columns])
+
 
 def _cholesky(covariance: Tensor, mean: Tensor) -> Tensor:
     d = mean.numel()

@@ -656,6 +656,17 @@ class KernelDensity(Distribution):
         """Exact conditional distributions given the clamped entries, one for each row."""
         return KernelGiven(self, clamp) if self.scale_tril is None else ScalesGiven(self, clamp)
 
+    def marginal(self, columns: Tensor) -> KernelDensity:
+        """The marginal distribution of some columns."""
+        centres = self.centres[:, columns]
+        if self.bandwidth is not None:
+            return KernelDensity(centres, self.bandwidth[columns], self.counts)
+        covariances = self.kernel_covariances[:, columns[:, None], columns]
+        mixing = self.mixing_weights
+        return KernelDensity(
+            centres, None, self.counts, covariances=covariances, mixing_weights=mixing
+        )
+
     def __repr__(self) -> str:
         scales = "" if self.scale_tril is None else f", {len(self.scale_tril)} scales"
         n, d = self.centres.shape

@@ -500,6 +500,11 @@ class GaussianMixture(Distribution):
         """Exact conditional distributions given the clamped entries, one for each row."""
         return MixtureGiven(self, clamp)
 
+    def marginal(self, columns: Tensor) -> GaussianMixture:
+        """The marginal distribution of some columns."""
+        covariances = self.components()[2][:, columns[:, None], columns]
+        return GaussianMixture(self.weights, self.means[:, columns], covariances)
+
     def __repr__(self) -> str:
         return f"GaussianMixture({self.n_components} components, {self.means.shape[1]} columns)"
 
