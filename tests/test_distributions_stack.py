@@ -213,6 +213,19 @@ def test_weights_maximise_the_likelihood():
             assert objective(other / other.sum()) < objective(a)
 
 
+def test_parts_that_add_nothing_are_left_out():
+    log_density = torch.randn(200, 1, generator=seeded(), dtype=DOUBLE).repeat(1, 4)
+    log_density[:100, 2] += 1
+    log_density[100:, 3] += 2
+    weight = torch.ones(200, dtype=DOUBLE)
+    kept, a = stack._needed(log_density, weight)
+    assert kept == [2, 3]
+    torch.testing.assert_close(a, stack.stacking_weights(log_density[:, kept], weight))
+    whole = (log_density + stack.stacking_weights(log_density, weight).log()).logsumexp(1)
+    fewer = (log_density[:, kept] + a.log()).logsumexp(1)
+    assert float((whole - fewer).mean()) < stack.MOST_LOST
+
+
 def test_a_fit_is_above_single_models_on_unseen_rows():
     x, unseen = table(600), table(2000, seed=1)
     fitted = Stack.fit(x).log_prob(unseen)

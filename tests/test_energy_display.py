@@ -500,7 +500,7 @@ def column(estimator, name):
 
 def test_lines_have_the_numbers_of_the_history(density):
     display = draw(TrainingDisplay.from_estimator(density))
-    assert list(display.axes_) == ["loss", "lr"]
+    assert list(display.axes_) == ["loss", "gain_over_base", "lr"]
     lines = {line.get_label(): line for line in display.axes_["loss"].get_lines()}
     for label, name in (("training rows", "train_loss"), ("validation rows", "valid_loss")):
         np.testing.assert_array_equal(lines[label].get_ydata(), column(density, name))
@@ -579,10 +579,10 @@ def test_training_is_drawn_in_axes_that_are_given(density, ax):
 
     display = TrainingDisplay.from_estimator(density, names=["lr"], ax=ax)
     assert display.axes_ == {"lr": ax}
-    axes = Figure().subplots(1, 2)
+    axes = Figure().subplots(1, 3)
     assert TrainingDisplay.from_estimator(density, ax=axes).figure_ is axes[0].figure
-    assert [one.get_xlabel() for one in axes] == ["epoch", "epoch"]
-    with pytest.raises(ValueError, match="2 panels: pass as many axes, not 1"):
+    assert [one.get_xlabel() for one in axes] == ["epoch"] * 3
+    with pytest.raises(ValueError, match="3 panels: pass as many axes, not 1"):
         TrainingDisplay.from_estimator(density, ax=ax)
     assert plt.get_fignums() == []
 

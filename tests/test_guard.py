@@ -11,7 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 from skorch.callbacks import Callback
 
-from skebm import ContrastiveDivergenceDensity
+from skebm import ContrastiveDivergenceDensity, NCEDensity, ScoreMatchingDensity
 from skebm.base import SamplingError
 from skebm.energies import MLP
 from skebm.objectives import ContrastiveDivergence
@@ -454,20 +454,62 @@ def test_training_that_gains_nothing_ends_early_and_says_so_once():
 
 
 @pytest.mark.parametrize(
-    ("best", "n_epochs", "n_before", "max_epochs", "ends"),
+    ("best", "n_epochs", "n_before", "max_epochs", "n_batches", "ends"),
     [
-        (0, 29, 0, 60, False),  # at least thirty epochs
-        (0, 30, 0, 60, True),
-        (0, 49, 0, 500, False),  # and a tenth of all
-        (0, 50, 0, 500, True),
-        (100, 199, 0, 500, False),  # and half of those so far
-        (100, 200, 0, 500, True),
-        (100, 129, 100, 60, False),  # of this call
-        (100, 130, 100, 60, True),
+        (0, 29, 0, 60, 2, False),  # at least thirty epochs
+        (0, 30, 0, 60, 2, True),
+        (0, 7, 0, 40, 25, False),  # or two hundred steps
+        (0, 8, 0, 40, 25, True),
+        (0, 49, 0, 500, 2, False),  # and a tenth of all
+        (0, 50, 0, 500, 2, True),
+        (100, 199, 0, 500, 2, False),  # and half of those so far
+        (100, 200, 0, 500, 2, True),
+        (100, 129, 100, 60, 2, False),  # of this call
+        (100, 130, 100, 60, 2, True),
     ],
 )
-def test_patience_grows_with_the_epochs(best, n_epochs, n_before, max_epochs, ends):
+def test_patience_grows_with_the_epochs(best, n_epochs, n_before, max_epochs, n_batches, ends):
     guard = Guard()
-    assert not guard.exhausted(n_epochs, n_before, max_epochs)  # without held-out rows
+    assert not guard.exhausted(n_epochs, n_before, max_epochs, n_batches)  # no held-out rows
     guard.keep_best({"gain_over_base": 1.0, "gain_error": 0.1}, best, [])
-    assert guard.exhausted(n_epochs, n_before, max_epochs) is ends
+    assert guard.exhausted(n_epochs, n_before, max_epochs, n_batches) is ends
+
+
+@pytest.mark.parametrize("estimator", [ScoreMatchingDensity, NCEDensity])
+def test_a_network_that_gains_less_than_its_error_is_left_out(estimator):
+    X = np.random.default_rng(0).normal(size=(300, 6))
+    kind = {"noise" if estimator is NCEDensity else "base": "gaussian", "random_state": 0}
+    model = estimator(n_iter=100, **kind)
+    with pytest.warns(ConvergenceWarning, match="after epoch 0 of .* no more likely") as caught:
+        model.fit(X)
+    assert len(caught) == 1
+    assert model.n_iter_ < 100
+    base = estimator(n_iter=0, **kind).fit(X)
+    np.testing.assert_allclose(model.score_samples(X), base.score_samples(X), rtol=1e-5)
+
+
+def guarded(gains, error, *, ended_early=True):
+    """The epoch of the weights that a net returns to after these gains."""
+    guard = Guard()
+    for epoch, gain in enumerate(gains):
+        guard.shown = {"gain_over_base": gain, "gain_error": error}
+        guard.keep_best(guard.shown, epoch, [])
+    found = guard.returns_to(ended_early)
+    return None if found is None else found.epoch
+
+
+@pytest.mark.parametrize(
+    ("gains", "error", "ended_early", "epoch"),
+    [
+        ([0.0, 0.1, 0.2, 0.1], 0.15, True, 2),  # the best, where it is above its error
+        ([0.0, 0.1, 0.2, 0.1], 0.25, True, 0),  # else the start
+        ([0.3, 0.4, 0.5], 0.15, True, 2),  # which may have been above the base
+        ([0.3, 0.4, 0.4], 0.15, True, 0),
+        ([0.0, 0.1, 0.2, 0.1], 0.25, False, None),
+        ([0.0, 0.5, 0.1], 0.15, False, 1),  # clearly better than the last
+        ([0.0, -0.5], 0.1, False, 0),
+        ([], 0.1, True, None),
+    ],
+)
+def test_the_weights_at_the_end(gains, error, ended_early, epoch):
+    assert guarded(gains, error, ended_early=ended_early) == epoch

@@ -277,7 +277,7 @@ def test_noise_that_every_row_is_discriminated_from_is_announced():
 
 def test_noise_that_is_near_is_not_announced():
     with warnings.catch_warnings():
-        warnings.simplefilter("error", ConvergenceWarning)
+        warnings.filterwarnings("error", "The network classifies")
         density(n_iter=30, learning_rate=0.01).fit(X)
 
 

@@ -179,8 +179,8 @@ def after(gains, *, seldom=True, error=0.1):
 def test_training_ends_early_only_where_every_gain_is_known():
     """A plateau of a few assessments says nothing."""
     gains = [0.0, 1.0, *[0.5] * 60]
-    assert after(gains, seldom=False).exhausted(60, 0, 60)
-    assert not after(gains).exhausted(60, 0, 60)
+    assert after(gains, seldom=False).exhausted(60, 0, 60, 2)
+    assert not after(gains).exhausted(60, 0, 60, 2)
 
 
 def test_models_that_are_assessed_seldom_do_not_end_below_their_base():

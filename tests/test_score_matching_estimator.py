@@ -283,8 +283,9 @@ def test_averaging_is_the_mean_of_the_epochs():
         def on_epoch_end(self, net, **kwargs):
             seen.append(net.module_.energy.network.last.detach().clone())
 
-    density(base="gaussian", n_iter=5, net_params={"callbacks": [Keep()]}).fit(X)
-    mean = density(base="gaussian", n_iter=5, optimizer=AdamW(averaging=0.99)).fit(X)
+    rows = X[:40]  # of which none are held out
+    density(base="gaussian", n_iter=5, net_params={"callbacks": [Keep()]}).fit(rows)
+    mean = density(base="gaussian", n_iter=5, optimizer=AdamW(averaging=0.99)).fit(rows)
     last = mean.energy_.network.last.detach()
     assert_allclose(last, torch.stack(seen).mean(0), rtol=1e-4, atol=1e-6)
 
@@ -802,7 +803,7 @@ def test_a_mixture_is_a_base():
 
 def test_the_number_of_components_of_a_mixture():
     rows = two_modes(200)
-    for base, n in ((MixtureBase(3), 3), (MixtureBase(), 2), ("mixture", 2), ("auto", 2)):
+    for base, n in ((MixtureBase(3), 3), (MixtureBase(), 2), ("mixture", 2)):
         assert len(density(base=base, n_iter=0).fit(rows).base_.weights) == n
 
 
@@ -811,8 +812,8 @@ def test_a_mixture_of_many_columns_has_few_components(monkeypatch):
     rows = np.random.default_rng(0).standard_normal((400, 5))
 
     def count():
-        model = ScoreMatchingDensity(n_iter=0, partition=None, random_state=0).fit(rows)
-        return len(model.base_.weights)
+        model = ScoreMatchingDensity(base="mixture", n_iter=0, partition=None, random_state=0)
+        return len(model.fit(rows).base_.weights)
 
     assert count() == 4  # one for every hundred rows
     monkeypatch.setattr("skebm.estimators.bases.MOST_WORK", 2.5 * 400 * 5**2)
@@ -954,7 +955,7 @@ def test_bounds_of_each_column_need_standardized_columns():
 def test_repeated_rows(objective):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = density(objective, sigma="auto").fit(np.repeat(X[:60], 5, axis=0))
+        model = density(objective, sigma="auto").fit(np.repeat(X[:40], 5, axis=0))
     assert np.isfinite(model.score(X_NEW))
 
 

@@ -56,6 +56,9 @@ class Objective(nn.Module, abc.ABC):
     """
 
     energy: Energy
+    # Measures what monitored rows gain over the base that the trained model will have, where that
+    # is another one than the base in training; set by estimators.
+    clean_monitor: Any = None
 
     def start(self, batch: Batch, generator: torch.Generator) -> Any:
         """State before the first batch, made from representative rows; None if there is none."""

@@ -31,8 +31,8 @@ N_SCALES, MOST_CENTRES, MOST_ROWS = 4, 2000, 5000
 N_FOLDS, ENOUGH = 3, 1000
 # Fewest distinct rows that are divided into folds.
 FEWEST_ROWS = 20
-# Parts of smaller weight are left out. Steps of EM for the weights.
-LEAST_WEIGHT, N_STEPS = 0.01, 300
+# Nats per held-out row that may be lost where parts are left out. Steps of EM for the weights.
+MOST_LOST, N_STEPS = 0.005, 300
 
 
 class Candidate(NamedTuple):
@@ -106,6 +106,7 @@ class Stack(Distribution):
         x: Tensor,
         weight: Tensor | None = None,
         *,
+        kernels: bool = True,
         generator: torch.Generator | None = None,
         progress: Callable[[Sequence[Any]], Iterator[Any]] = iter,
     ) -> Stack:
@@ -116,8 +117,9 @@ class Stack(Distribution):
 
         .. math:: \hat a = \arg\max_a \sum_i \log \sum_m a_m \, q_m^{(-i)}(x_i)
 
-        so that parts that overfit have no weight. The mixtures have 1, 4, 16 and 64 components, of
-        8 rows or more on average, each without a prior and with that of
+        so that parts that overfit have no weight. Parts without which held-out rows lose no more
+        than 0.005 nats are left out, kernels first, as they take longest. The mixtures have 1, 4,
+        16 and 64 components, of 8 rows or more on average, each without a prior and with that of
         :meth:`GaussianMixture.fit`; the kernel density has four scales. There are three folds, of
         which one or two are enough for many rows. Then the parts are fitted again to all rows.
         Repeated rows are one row of larger weight. Of more than 5,000 distinct rows, the mixtures
@@ -129,6 +131,8 @@ class Stack(Distribution):
             Finite rows.
         weight : Tensor of shape (n,) or None, default=None
             Non-negative, not all zero. A row of weight 2 counts as two rows.
+        kernels : bool, default=True
+            Whether there is a kernel density, which takes several times as long as the mixtures.
         generator : torch.Generator or None, default=None
             Draws the folds and the initial clusters; None is one of seed 0.
         progress : callable, default=iter
@@ -146,7 +150,7 @@ class Stack(Distribution):
         order = order[:MOST_ROWS].to(rows.device)
         rows, w = rows[order], w[order]
         seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
-        candidates = _candidates(len(rows), rows.shape[1], seed)
+        candidates = _candidates(len(rows), rows.shape[1], seed, kernels=kernels)
         if len(rows) < FEWEST_ROWS:
             # One Gaussian, shrunk: there is nothing to choose by.
             only = candidates[-1].fit(rows, w)
@@ -164,10 +168,8 @@ class Stack(Distribution):
                 density[out] = _without(candidate, part, rows, w, out).log_prob(rows[out])
             parts.append(part)
             densities.append(density[judged])
-        a = stacking_weights(torch.stack(densities, 1), w[judged])
-        kept = (a >= min(LEAST_WEIGHT, float(a.max()))).nonzero()[:, 0].tolist()
-        stack = cls([parts[m] for m in kept], a[kept] / a[kept].sum())
-        return stack.to(x.device, x.dtype)
+        kept, a = _needed(torch.stack(densities, 1), w[judged])
+        return cls([parts[m] for m in kept], a).to(x.device, x.dtype)
 
     # ---------------------------------------------------------------- the distribution
 
@@ -287,7 +289,7 @@ def _distinct(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return rows, w.new_zeros(len(rows)).index_add_(0, member, w)
 
 
-def _candidates(n: int, d: int, seed: int) -> list[Candidate]:
+def _candidates(n: int, d: int, seed: int, *, kernels: bool) -> list[Candidate]:
     """The distributions of a stack of n rows with d columns; last a single shrunk Gaussian."""
 
     def mixture(size: int, prior: dict[str, Any]) -> Callable[[Tensor, Tensor], Distribution]:
@@ -299,7 +301,7 @@ def _candidates(n: int, d: int, seed: int) -> list[Candidate]:
         return fit
 
     most = min(n * (N_FOLDS - 1) / N_FOLDS / ROWS_PER_COMPONENT, MOST_WORK / (n * d * d))
-    found = [Candidate("kernel", _kernels)]
+    found = [Candidate("kernel", _kernels)] if kernels else []
     for size in reversed(SIZES):
         if size <= max(1, most):
             found += [Candidate(f"mixture of {size}", mixture(size, prior)) for prior in PRIORS]
@@ -324,6 +326,29 @@ def _without(
     kept = ~out[: len(part.centres)]
     scales = {"covariances": part.covariances, "mixing_weights": part.mixing_weights}
     return KernelDensity(part.centres[kept], None, part.counts[kept], **scales)
+
+
+def _needed(log_density: Tensor, weight: Tensor) -> tuple[list[int], Tensor]:
+    """Numbers and weights of the parts that held-out rows need.
+
+    The first is left out first, the others by their weights.
+    """
+    share = weight / weight.sum()
+
+    def fitted(numbers: list[int]) -> tuple[Tensor, float]:
+        some = log_density[:, numbers]
+        a = stacking_weights(some, weight)
+        return a, float(share @ (some + a.log()).logsumexp(1))
+
+    kept = list(range(log_density.shape[1]))
+    a, most = fitted(kept)
+    for m in [0, *(a[1:].argsort() + 1).tolist()]:
+        rest = [k for k in kept if k != m]
+        if rest:
+            fewer, value = fitted(rest)
+            if most - value < MOST_LOST:
+                kept, a = rest, fewer
+    return kept, a
 
 
 def stacking_weights(log_density: Tensor, weight: Tensor) -> Tensor:

@@ -44,12 +44,15 @@ class Parameters:
 
     base : str, MixtureBase, Distribution or None, default="auto"
         Base distribution q. Real columns: ``"gaussian"`` (with shrunk covariance, or truncated at
-        `bounds`), ``"mixture"`` (a Gaussian mixture; settings in :class:`MixtureBase`) or
-        ``"kernel"`` (Gaussian kernels of several scales). Binary columns: ``"independent"``,
-        ``"chow-liu"`` or ``"block-tree"``. One-hot columns: ``"independent"``. ``"auto"`` is the
-        mixture (the Gaussian if there are bounds), the Chow-Liu tree and independent columns,
-        respectively. A distribution of :mod:`skebm.distributions` is used as it is, in the units of
-        X. None is no base, for discrete rows and for columns bounded on both sides.
+        `bounds`), ``"mixture"`` (a Gaussian mixture; settings in :class:`MixtureBase`),
+        ``"kernel"`` (Gaussian kernels of several scales) or ``"stack"`` (mixtures of several sizes
+        and kernels, weighted by held-out rows: :class:`skebm.distributions.Stack`). Binary columns:
+        ``"independent"``, ``"chow-liu"`` or ``"block-tree"``. One-hot columns: ``"independent"``.
+        ``"auto"`` is the stack, without kernels, which would slow the chains down, for clean rows
+        of up to 100 real columns, the mixture for others (the Gaussian if there are bounds), the
+        Chow-Liu tree for binary rows and independent columns for one-hot ones. A distribution of
+        :mod:`skebm.distributions` is used as it is, in the units of X. None is no base, for
+        discrete rows and for columns bounded on both sides.
 
     sigma : float, array-like, "auto", "bandwidth" or None, default="auto"
         Standard deviation of the Gaussian noise added to real rows in training, or one for each
@@ -59,11 +62,12 @@ class Parameters:
         density; ``"auto"`` is 0.75 times that bandwidth, between 0.05 and 1, and no noise if there
         are bounds; None is no noise.
 
-    deconvolve : bool, default=False
-        Remove the noise from the base after training: the energy is then
-        :math:`-\log q(x) + f(x)` with the base of clean rows and the correction learned on noisy
-        ones. It increases the likelihood of clean rows if the noise is wide; outliers are ranked
-        better without it.
+    deconvolve : bool, default=True
+        Whether the model is the density of clean rows or of rows with the noise of training. True
+        removes the noise from the base after training: the energy is then
+        :math:`-\log q(x) + f(x)` with the base q of clean rows and the correction f learned on
+        noisy ones, so that `score` is the likelihood of rows as they are. False keeps the noise,
+        which ranks outliers better. Without effect if training adds no noise.
 
     bounds : pair of float or array-like of shape (n_features,), or None, default=None
         Bounds (lower, upper) of the columns, with None for an unbounded side. All columns are

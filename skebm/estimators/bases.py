@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from skebm._validation import Interval, StrOptions, as_numbers
 from skebm.base import Binary, Categorical, Domain, Real
@@ -28,6 +29,7 @@ from skebm.distributions import (
     IndependentCategorical,
     KernelDensity,
     NormalizingFlow,
+    Stack,
     TruncatedGaussian,
 )
 from skebm.distributions.flow import FLOWS
@@ -35,7 +37,7 @@ from skebm.estimators.tables import Units
 from skebm.objectives.joint import UNKNOWN
 from skebm.training.rows import Rows
 
-REAL_BASES = ("gaussian", "mixture", "kernel")
+REAL_BASES = ("gaussian", "mixture", "kernel", "stack")
 DISCRETE_BASES = ("independent", "chow-liu", "block-tree")
 
 
@@ -228,6 +230,9 @@ def check_base_kind(base: Any, domain: Domain) -> None:
 # of a component grows with their square; and least weight of a component, in rows.
 ROWS_PER_COMPONENT = 100
 LEAST_ROWS = 2.5
+# Number of columns above which "auto" does not stack, as its parts have full covariances; and
+# seconds after which its progress is shown.
+MOST_STACKED, PATIENCE = 100, 2.0
 # Maximum cost of an EM iteration: rows times components times squared columns.
 MOST_WORK = 2.5e10
 # Initialisations of EM, of which the best is kept, and number of rows above which there is one.
@@ -259,6 +264,8 @@ def fit_real_bases(
     *,
     deconvolve: bool = False,
     several: bool = False,
+    stacks: str = "no",
+    verbose: int = 0,
 ) -> Bases:
     """Fit a base to rows, with and without the noise of training.
 
@@ -275,6 +282,10 @@ def fit_real_bases(
         Whether the trained model has the base of clean rows.
     several : bool
         Whether the energy has several noise levels, which needs a Gaussian base.
+    stacks : {"no", "mixtures", "all"}
+        Whether ``"auto"`` is a stack where the trained model is that of clean rows, and of what.
+    verbose : int
+        1 shows a progress bar for a stack that takes over two seconds.
     """
     if base is None:
         return Bases(None, None)
@@ -284,8 +295,14 @@ def fit_real_bases(
     mixture = base if isinstance(base, MixtureBase) else MixtureBase()
     mixture._validate_params()
     name = "mixture" if isinstance(base, MixtureBase) else base
+    usual = name == "auto" and unbounded and not several and rows.n_columns <= MOST_STACKED
+    kernels = True
+    if usual and stacks != "no" and (deconvolve or sigma is None):
+        name, kernels = "stack", stacks == "all"
     if isinstance(base, Distribution):
         clean = _in_units(base, rows, units)
+    elif name == "stack" and unbounded:
+        clean = _stack(rows, seed, kernels, verbose)
     elif name == "auto" and several:
         clean = _fitted("gaussian", rows, domain)  # which is Gaussian at all noise levels
     elif name in ("auto", "mixture") and unbounded:
@@ -295,7 +312,7 @@ def fit_real_bases(
         noisy = None if noise is None else clean
     elif name in FLOWS and unbounded:
         # A flow convolved with noise has no closed form, so it is fitted to noisy rows.
-        noisy = clean = fit_flow(name, rows, sigma, seed)
+        clean = fit_flow(name, rows, sigma, seed)
     else:
         clean = _fitted(name, rows, domain)
     clean = clean.to(rows.device, rows.dtype)
@@ -324,6 +341,18 @@ def _mixture(rows: Rows, sigma: Tensor | None, seed: int, n_components: Any) -> 
         return found
     weights = found.weights[keep] / found.weights[keep].sum()
     return GaussianMixture(weights, found.means[keep], found.covariances[keep])
+
+
+def _stack(rows: Rows, seed: int, kernels: bool, verbose: int) -> Stack:
+    """Gaussian mixtures and kernels weighted by held-out rows, with a progress bar."""
+
+    def progress(parts: Any) -> Any:
+        shown = {"desc": "base", "unit": "part", "delay": PATIENCE, "leave": False}
+        return tqdm(parts, disable=not verbose, **shown)
+
+    x, generator = rows.block(0, len(rows)), torch.Generator(rows.device).manual_seed(seed)
+    kind: dict[str, Any] = {"kernels": kernels, "generator": generator, "progress": progress}
+    return Stack.fit(x, rows.counts, **kind)
 
 
 def fit_flow(

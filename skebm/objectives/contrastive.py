@@ -317,7 +317,9 @@ class ContrastiveDivergence(Objective):
             logs = {"loss": gap, "energy_gap": gap, "energy_spread": spread}
             if state.chain is not None:
                 logs["acceptance"] = torch.as_tensor(state.acceptance)
-            if self._log_partition_monitor is not None:
+            if self.clean_monitor is not None:
+                logs |= self.clean_monitor.gains(energy, batch.x, batch.weight)
+            elif self._log_partition_monitor is not None:
                 log_z, error = self._log_partition(state, generator)
                 logs |= gains(energy.correction(x), log_z, error, batch.weight)
             elif state.walkers is not None:

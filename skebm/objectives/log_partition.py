@@ -56,6 +56,15 @@ class LogPartitionMonitor:
         found = bridge(log_w[len(draws) :].cpu(), log_w[: len(draws)].cpu())
         return log_w.new_tensor(found.value), found.std_error
 
+    def gains(self, energy: Energy, x: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
+        """Mean log-likelihood ratio of rows to the base, and its error, without chains.
+
+        High on average, as log Z is low.
+        """
+        draws = self.draws(x)
+        f = energy.correction(torch.cat([x, draws]))
+        return gains(f[: len(x)], *log_mean(-f[len(x) :].double()), weight)
+
 
 def log_mean(log_w: Tensor) -> tuple[Tensor, float]:
     """Logarithm of the mean weight, low on average, and its estimated standard error."""

@@ -272,4 +272,6 @@ class NoiseContrastive(Rowwise):
             "loss": weighted_mean(self._entropy(data, noise), batch.weight),
             "accuracy": (right + (log_w < 0).to(x.dtype).mean()) / 2,
         }
+        if self.clean_monitor is not None:
+            return logs | self.clean_monitor.gains(self.energy, batch.x, batch.weight)
         return logs | gains(-data, *log_mean(log_w.double()), batch.weight)

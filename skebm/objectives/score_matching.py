@@ -16,6 +16,7 @@ from skebm.base import Batch, Energy, Loss, Objective, Real, sampling
 from skebm.base.energy import input_grad_of, second_derivatives_of
 from skebm.base.objective import weighted_mean
 from skebm.base.torchtools import check_memory
+from skebm.objectives.log_partition import LogPartitionMonitor
 
 # Noise draws averaged in a held-out loss, so that its values can be compared.
 HELD_OUT_DRAWS = 16
@@ -32,10 +33,13 @@ class Rowwise(Objective, abc.ABC):
     leaves_out : bool
         Whether row i of the data is centre i of a kernel density base and is left out when the
         base is evaluated at or near that row, as its own kernel does not reflect new rows.
+    log_partition_monitor : LogPartitionMonitor or None
+        Measures what monitored rows gain over the base; None leaves it out.
     """
 
     passes: int = 6
     leaves_out: bool = False
+    log_partition_monitor: LogPartitionMonitor | None = None
 
     @abc.abstractmethod
     def rowwise(
@@ -54,10 +58,23 @@ class Rowwise(Objective, abc.ABC):
 
     @torch.no_grad()
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
-        """Mean loss of the batch, in eval mode, so that spectral norms are not updated."""
+        """Mean loss, and log-likelihood ratio to the base where that is measured.
+
+        In eval mode, so that spectral norms are not updated.
+        """
         with sampling(self):
             value = self.rowwise(batch.x, generator, self._left_out(batch))
-        return {"loss": weighted_mean(value, batch.weight).detach()}
+            logs = {"loss": weighted_mean(value, batch.weight).detach()}
+            if self.clean_monitor is not None:
+                logs |= self.clean_monitor.gains(self.energy, batch.x, batch.weight)
+            elif self.log_partition_monitor is not None:
+                x = self.noisy(batch.x, generator)
+                logs |= self.log_partition_monitor.gains(self.energy, x, batch.weight)
+        return logs
+
+    def noisy(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Rows with the noise of training, by default none."""
+        return x
 
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         losses = [self.rowwise(batch.x, generator).detach() for _ in range(self.n_copies)]
@@ -115,8 +132,7 @@ class HyvarinenScore(Rowwise, abc.ABC):
     def rowwise(
         self, x: Tensor, generator: torch.Generator, without: Tensor | None = None
     ) -> Tensor:
-        if self.jitter is not None:
-            x = x + self.jitter * normal_noise(x, generator)
+        x = self.noisy(x, generator)
         h, h_grad = boundary_weight(x, self.energy.domain)
         found = second_derivatives_of(
             self.energy, x, self.directions(h, generator), **leaving_out(without)
@@ -126,6 +142,9 @@ class HyvarinenScore(Rowwise, abc.ABC):
             first = (h * grad / 2 - h_grad) * grad
             return first.sum(1) - found.second_derivative
         return grad.square().sum(1) / 2 - found.second_derivative
+
+    def noisy(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        return x if self.jitter is None else x + self.jitter * normal_noise(x, generator)
 
     @property
     def _boundary(self) -> bool:
@@ -358,6 +377,9 @@ class DenoisingScoreMatching(Rowwise):
         noisy = torch.cat([x + shift, x - shift])
         grad = self.sigma * input_grad_of(self.energy, noisy, **leaving_out(both))
         return _denoising_loss(grad, noise)
+
+    def noisy(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        return x + self.sigma * normal_noise(x, generator)
 
     def work(self, n_rows: int) -> float:
         return super().work(2 * n_rows)

@@ -28,10 +28,10 @@ from skebm.training.rows import Batches, Rows
 # Least loss on held-out rows, in nats per row, for which training returns to earlier weights.
 MIN_LOSS = 0.01
 # Training ends when held-out rows have not become more likely for this fraction of the epochs so
-# far, this fraction of all, and as many epochs, as the first ones may gain little. On 14 tables of
-# 225 to 250 rows this rule, among six, was the one that missed no later gain; it takes 0.37 of the
-# epochs there.
-PATIENCE, PATIENCE_OF_ALL, FEWEST_EPOCHS = 0.5, 0.1, 30
+# far, this fraction of all, and as many epochs or steps, as the first ones may gain little. On 14
+# tables of 225 to 250 rows this rule, among six, was the one that missed no later gain; it takes
+# 0.37 of the epochs there.
+PATIENCE, PATIENCE_OF_ALL, FEWEST_EPOCHS, FEWEST_STEPS = 0.5, 0.1, 30, 200
 # Assessments in a fit, evenly spaced, of models that are too costly to assess after each epoch.
 N_ASSESSMENTS = 20
 # Nats that held-out rows of such a model may lose before training goes back.
@@ -102,8 +102,8 @@ class Guard:
         Whether gains are known a few times a fit, and not after every epoch.
     first : str
         Where training diverged first, and why; empty if it did not.
-    best : Best or None
-        The best weights so far, where there are held-out rows and a base.
+    start, best : Best or None
+        The first weights and the best so far, where there are held-out rows and a base.
     shown : dict of str to float
         Diagnostics of the weights between epochs: the average where there is one, or the trained
         ones.
@@ -112,6 +112,7 @@ class Guard:
     def __init__(self, seldom: bool = False) -> None:
         self.seldom = seldom
         self.first = ""
+        self.start: Best | None = None
         self.best: Best | None = None
         self.shown: dict[str, float] = {}
         self._changes: list[float] = []
@@ -140,16 +141,19 @@ class Guard:
             return
         if self.best is None or gain > self.best.gain:
             self.best = Best(gain, logs["gain_error"], epoch, [w.clone() for w in weights])
+            self.start = self.start or self.best
 
-    def exhausted(self, n_epochs: int, n_before: int, max_epochs: int) -> bool:
+    def exhausted(self, n_epochs: int, n_before: int, max_epochs: int, n_batches: int) -> bool:
         """Whether the best weights are so old that better ones are not to be expected.
 
-        Of `n_epochs` in all, `n_before` belong to earlier calls. Not where gains are known seldom.
+        Of `n_epochs` in all, of `n_batches` each, `n_before` belong to earlier calls. Not where
+        gains are known seldom.
         """
         if self.best is None or self.seldom:
             return False
         done = n_epochs - n_before
-        patience = max(PATIENCE * done, PATIENCE_OF_ALL * max_epochs, FEWEST_EPOCHS)
+        fewest = min(FEWEST_EPOCHS, math.ceil(FEWEST_STEPS / n_batches))
+        patience = max(PATIENCE * done, PATIENCE_OF_ALL * max_epochs, fewest)
         return n_epochs - self.best.epoch >= patience
 
     def clearly_better(self) -> Best | None:
@@ -159,6 +163,19 @@ class Guard:
             return None
         loss = self.best.gain - logs["gain_over_base"]
         return self.best if loss > max(2 * logs["gain_error"], MIN_LOSS) else None
+
+    def returns_to(self, ended_early: bool) -> Best | None:
+        """The weights that training ends with, if not the last ones, with the best gain.
+
+        The best ones where training ended early, they are clearly better, or the last are below the
+        base; the first ones where it ended early and has gained less than a standard error.
+        """
+        best, start = self.best, self.start
+        if best is None or not (ended_early or self.clearly_better() or self.below_base):
+            return None
+        if ended_early and start is not None and best.gain - start.gain <= best.error:
+            return start._replace(gain=best.gain, error=best.error)
+        return best
 
     @property
     def below_base(self) -> bool:
@@ -481,9 +498,9 @@ class EnergyNet(NeuralNet):
         return self
 
     def _return_to_best(self, ended_early: bool) -> None:
-        """Return to the best weights where training ended early or they are clearly better."""
-        best, clearly = self.guard_.best, self.guard_.clearly_better()
-        if best is None or not (ended_early or clearly or self.guard_.below_base):
+        """Return to earlier weights where the guard says so, with a note for the warning."""
+        best, clearly = self.guard_.returns_to(ended_early), self.guard_.clearly_better()
+        if best is None:
             return
         copy_weights(best.weights, weights_of(self.module_))
         where = f"The weights are those after epoch {best.epoch} of {len(self.history)}"
@@ -504,11 +521,15 @@ class EnergyNet(NeuralNet):
                 f"overfitted. {remedy}"
             )
 
-    def on_epoch_begin(self, net: Any, *args: Any, **kwargs: Any) -> None:
+    def on_epoch_begin(
+        self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kwargs: Any
+    ) -> None:
         """End training where held-out rows gain nothing, else begin an epoch."""
-        if self.guard_.exhausted(len(self.history), self.n_before_, self.max_epochs):
+        n_batches = math.ceil(len(dataset_train) / self.batch_size)
+        n_epochs = len(self.history)
+        if self.guard_.exhausted(n_epochs, self.n_before_, self.max_epochs, n_batches):
             raise NoFurtherGainError
-        super().on_epoch_begin(net, *args, **kwargs)
+        super().on_epoch_begin(net, dataset_train, dataset_valid, **kwargs)
 
     def run_single_epoch(
         self, iterator: Any, training: bool, prefix: str, step_fn: Any, **fit_params: Any

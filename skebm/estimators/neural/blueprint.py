@@ -32,6 +32,7 @@ from skebm.estimators.bases import (
 )
 from skebm.estimators.tables import FlatTable, choose_domain
 from skebm.objectives import boundary_weight, pseudo_log_likelihood
+from skebm.objectives.log_partition import LogPartitionMonitor
 from skebm.samplers import (
     HMC,
     MALA,
@@ -55,7 +56,7 @@ FEWEST_PASSES, MOST_PASSES = 4, 1000
 PASSES_PER_ROW = 5
 BATCH = 128
 # Validation rows that monitor training, and the smallest table of which they are held out.
-N_HELD_OUT, FEWEST_ROWS = 100, 200
+N_HELD_OUT, FEWEST_ROWS = 100, 50
 # Fraction of the rows within reach of a network that corrects a flow: draws of the flow are too
 # rare near the others to constrain the network there.
 REACH = 0.99
@@ -225,7 +226,6 @@ class NeuralBlueprint(Blueprint):
         Noise level of training, in units of the energy.
     levels : tuple of float or None
         Smallest and largest noise level of an energy with several.
-    deconvolve : bool
     """
 
     table: FlatTable
@@ -235,7 +235,6 @@ class NeuralBlueprint(Blueprint):
     bases: Bases
     noise: np.ndarray | None
     levels: tuple[float, float] | None = None
-    deconvolve: bool = False
 
     # ---------------------------------------------------------------- building
 
@@ -243,7 +242,12 @@ class NeuralBlueprint(Blueprint):
         energy = self.new_energy(generator)
         sigma = self.sigma
         like = next(energy.parameters())
-        return self.rule.objective(energy, None if sigma is None else sigma.to(like))
+        found = self.rule.objective(energy, None if sigma is None else sigma.to(like))
+        if self.takes_noise_off:
+            clean: Any = self.bases.clean
+            base = clean.to(like.device, like.dtype)
+            found.clean_monitor = LogPartitionMonitor(base, energy.domain)
+        return found
 
     def new_energy(self, generator: torch.Generator) -> NeuralEnergy:
         """Untrained energy, whose base is that of noisy rows."""
@@ -260,23 +264,43 @@ class NeuralBlueprint(Blueprint):
         return NeuralEnergy(network, self.table.domain, base, **kind)
 
     def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
-        """Hold out a tenth of the rows, at most a hundred, from the network but not the base."""
+        """Hold out a tenth of the rows, at most a hundred, from the network but not the base.
+
+        Equal rows stay together, so that no row is held out of which the network sees a copy.
+        """
         if not self.rule.holds_out or len(rows) < FEWEST_ROWS:
             return rows, None
-        n = min(N_HELD_OUT, len(rows) // 10)
-        order = torch.randperm(len(rows), generator=generator, device=rows.device)
-        return rows.subset(order[n:]), rows.subset(order[:n])
+        # Equal rows have equal projections; the generator draws nothing for small tables.
+        direction = torch.randn(
+            rows.n_columns, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        ).to(rows.device)
+        keys = rows.map(lambda x: x.flatten(1).double() @ direction)
+        distinct, member = keys.unique(return_inverse=True)
+        if len(distinct) < FEWEST_ROWS:
+            return rows, None
+        n = min(N_HELD_OUT, len(distinct) // 10)
+        place = torch.randperm(len(distinct), generator=generator, device=generator.device)
+        held_out = (place.to(member) < n)[member]
+        number = torch.arange(len(rows), device=rows.device)
+        held_out = held_out.to(rows.device)
+        return rows.subset(number[~held_out]), rows.subset(number[held_out])
 
     # ---------------------------------------------------------------- trained models
 
     def energy(self, trained: NeuralEnergy) -> NeuralEnergy:
         """The trained energy, with the base of clean rows if it is deconvolved."""
-        if not self.deconvolve or self.bases.clean is None:
+        if not self.takes_noise_off:
             return trained
+        clean: Any = self.bases.clean
         like = next(trained.parameters())
-        base = self.bases.clean.to(like.device, like.dtype)
+        base = clean.to(like.device, like.dtype)
         shape = self.table.image_shape
         return NeuralEnergy(trained.network, self.table.domain, base, image_shape=shape).eval()
+
+    @property
+    def takes_noise_off(self) -> bool:
+        """Whether the trained model has another base than the energy in training."""
+        return self.bases.clean is not self.bases.noisy
 
     @property
     def sigma(self) -> Tensor | None:
@@ -287,8 +311,14 @@ class NeuralBlueprint(Blueprint):
         found = super().without_effect(asked) | self.rule.without_effect(asked)
         if self.table.discrete and "standardize" in asked:
             found["standardize"] = f"rows of {self.table.domain} are taken as they are"
-        if "deconvolve" in asked and self.bases.clean is None:
-            found["deconvolve"] = "without a base there is none to take the noise off"
+        if "deconvolve" in asked:
+            base: Any = self.bases.noisy
+            if base is None:
+                found["deconvolve"] = "without a base there is none to take the noise off"
+            elif self.noise is None:
+                found["deconvolve"] = "training has no single level of noise"
+            elif not (base.has_convolved or self.takes_noise_off):
+                found["deconvolve"] = f"{type(base).__name__} has no closed form without the noise"
         settings = getattr(self.rule, "settings", None)
         if getattr(settings, "sigma_anneal", 1) != 1 and self.noise is None:
             found["sigma_anneal of objective"] = "training has no noise (sigma sets it)"
@@ -452,6 +482,7 @@ def fit_any_bases(
     *,
     adds_noise: bool = True,
     deconvolve: bool = False,
+    stacks: str = "no",
 ) -> tuple[Bases, np.ndarray | None]:
     """Fit the base of rows of any type, and determine the noise level of training."""
     seed = draw_seed(estimator.random_state_)
@@ -460,7 +491,16 @@ def fit_any_bases(
         found = fit_discrete_base(base, rows, table.domain)
         return Bases(found, found), None
     noise = training_noise(estimator, rows, adds_noise=adds_noise)
-    bases = fit_real_bases(base, rows, table.units, noise, seed, deconvolve=deconvolve)
+    bases = fit_real_bases(
+        base,
+        rows,
+        table.units,
+        noise,
+        seed,
+        deconvolve=deconvolve,
+        stacks=stacks,
+        verbose=int(estimator.verbose),
+    )
     return bases, None if noise is None else noise.cpu().numpy()
 
 

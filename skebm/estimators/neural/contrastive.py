@@ -183,7 +183,7 @@ class ContrastiveDivergenceDensity(BaseDensity):
     A base q is fitted first. A network f that corrects it is then trained by the gradient of the
     log-likelihood, whose second term is estimated from Markov chains; by default they start from
     the base and continue from batch to batch. Rows may be real, binary or one-hot, with any network
-    and any sampler for such rows. If there are 200 rows or more, a tenth, at most 100, are held out
+    and any sampler for such rows. If there are 50 rows or more, a tenth, at most 100, are held out
     from the network to monitor training. If training diverges, it is rolled back to an earlier
     state and continues with smaller steps.
 
@@ -273,7 +273,7 @@ class ContrastiveDivergenceDensity(BaseDensity):
         domain="auto",
         base="auto",
         sigma="auto",
-        deconvolve=False,
+        deconvolve=True,
         bounds=None,
         standardize=True,
         learning_rate=2e-3,
@@ -333,7 +333,13 @@ class ContrastiveDivergenceDensity(BaseDensity):
         by_chains = isinstance(asked, Likelihood)
         if before is None:
             bases, noise = fit_any_bases(
-                self, self.base, rows, table, adds_noise=by_chains, deconvolve=self.deconvolve
+                self,
+                self.base,
+                rows,
+                table,
+                adds_noise=by_chains,
+                deconvolve=self.deconvolve,
+                stacks="mixtures" if by_chains else "no",  # kernels would slow the chains down
             )
         else:
             bases, noise = self._blueprint.bases, self._blueprint.noise
@@ -345,7 +351,6 @@ class ContrastiveDivergenceDensity(BaseDensity):
             network_config=network_of(self),
             bases=bases,
             noise=noise,
-            deconvolve=self.deconvolve,
         )
 
     def _rule(
@@ -382,8 +387,8 @@ def check_discrepancy(chains: Any, base: Any) -> None:
     """Raise `ValueError` for chains and bases that energy discrepancy cannot use."""
     if chains != "persistent":
         raise ValueError(f"chains={chains!r} has no effect: discrepancy has no chains.")
-    if base == "kernel":
+    if isinstance(base, str) and base in ("kernel", "stack"):
         raise ValueError(
-            'base="kernel" has its centres at the training rows, which energy discrepancy would '
+            f'base="{base}" has its centres at the training rows, which energy discrepancy would '
             'recognise by that alone: use base="mixture".'
         )

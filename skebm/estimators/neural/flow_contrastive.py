@@ -85,7 +85,7 @@ class FlowContrastiveDensity(BaseDensity):
     the flow as `flow_`. log Z is learned during training and estimated again by importance
     sampling from the flow.
 
-    If there are 200 rows or more, a tenth, at most 100, are held out to monitor training. The
+    If there are 50 rows or more, a tenth, at most 100, are held out to monitor training. The
     estimator needs zuko: ``pip install "skebm[flows]"``.
 
     Parameters

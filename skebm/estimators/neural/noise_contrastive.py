@@ -161,7 +161,7 @@ class NCEDensity(BaseDensity):
     warning is given. Then rows and draws can be interpolated to waymarks between data and noise;
     `n_bridges` networks discriminate each waymark from the next [3]_.
 
-    If there are 200 rows or more, a tenth, at most 100, are held out from the network to monitor
+    If there are 50 rows or more, a tenth, at most 100, are held out from the network to monitor
     training.
 
     Parameters
@@ -170,14 +170,16 @@ class NCEDensity(BaseDensity):
     noise : str, MixtureBase or Distribution, default="auto"
         Noise distribution q, which is also the base of the energy. Real columns: ``"gaussian"``
         (with shrunk covariance, or truncated at `bounds`), ``"mixture"`` (a Gaussian mixture;
-        settings in :class:`MixtureBase`), ``"kernel"`` (Gaussian kernels of several scales), or
-        the normalizing flows ``"nsf"``, ``"coupling"`` and ``"maf"``, fitted to noisy rows
-        (:class:`skebm.distributions.NormalizingFlow`). Of the flows the first is the most accurate,
-        the second is sampled fastest and the third is fitted fastest; they need
-        ``pip install "skebm[flows]"``, and have no exact conditionals for `impute` to start from.
-        Binary columns: ``"independent"``, ``"chow-liu"`` or ``"block-tree"``. One-hot columns:
-        ``"independent"``. ``"auto"`` is the mixture (the Gaussian if there are bounds), the
-        Chow-Liu tree and independent columns, respectively. A distribution of
+        settings in :class:`MixtureBase`), ``"kernel"`` (Gaussian kernels of several scales),
+        ``"stack"`` (mixtures of several sizes and kernels, weighted by held-out rows:
+        :class:`skebm.distributions.Stack`), or the normalizing flows ``"nsf"``, ``"coupling"`` and
+        ``"maf"``, fitted to noisy rows (:class:`skebm.distributions.NormalizingFlow`). Of the flows
+        the first is the most accurate, the second is sampled fastest and the third is fitted
+        fastest; they need ``pip install "skebm[flows]"``, and have no exact conditionals for
+        `impute` to start from. Binary columns: ``"independent"``, ``"chow-liu"`` or
+        ``"block-tree"``. One-hot columns: ``"independent"``. ``"auto"`` is the stack for clean rows
+        of up to 100 real columns, the mixture for others (the Gaussian if there are bounds), the
+        Chow-Liu tree for binary rows and independent columns for one-hot ones. A distribution of
         :mod:`skebm.distributions` is used as it is, in the units of X.
     noise_ratio : float > 0, default=1
         :math:`\nu`, the number of draws of the noise per row.
@@ -192,7 +194,7 @@ class NCEDensity(BaseDensity):
     sampler : Sampler or None, default=None
         Sampler for samples and imputations. None is adaptive :class:`skebm.samplers.MALA`, and
         :class:`~skebm.samplers.GibbsWithGradients` on discrete rows.
-    <<domain, sigma, bounds, standardize, learning_rate, batch_size, n_iter>>
+    <<domain, sigma, deconvolve, bounds, standardize, learning_rate, batch_size, n_iter>>
     optimizer : AdamW or None, default=None
         Settings of the optimizer; None is :class:`skebm.training.AdamW` with its defaults. Weight
         decay does not apply to the learned log Z, but to the network that it normalises: prefer
@@ -257,6 +259,7 @@ class NCEDensity(BaseDensity):
             "form": [StrOptions({"logistic", "ranking"})],
             "domain": DOMAIN,
             "sigma": SIGMA,
+            "deconvolve": ["boolean"],
         }
     )
     _configs = CONFIGS | {"noise": CONFIGS["base"]}
@@ -273,6 +276,7 @@ class NCEDensity(BaseDensity):
         sampler=None,
         domain="auto",
         sigma="auto",
+        deconvolve=True,
         bounds=None,
         standardize=True,
         learning_rate=2e-3,
@@ -297,6 +301,7 @@ class NCEDensity(BaseDensity):
         self.sampler = sampler
         self.domain = domain
         self.sigma = sigma
+        self.deconvolve = deconvolve
         self.bounds = bounds
         self.standardize = standardize
         self.learning_rate = learning_rate
@@ -326,7 +331,8 @@ class NCEDensity(BaseDensity):
     ) -> NeuralBlueprint:
         assert isinstance(table, FlatTable)
         if before is None:
-            bases, noise = fit_any_bases(self, self.noise, rows, table)
+            kind: dict[str, Any] = {"deconvolve": self.deconvolve, "stacks": "all"}
+            bases, noise = fit_any_bases(self, self.noise, rows, table, **kind)
             reach = reach_of(bases.noisy, rows)
             path = self._path(rows, table, bases.noisy, noise)
         else:
@@ -335,7 +341,7 @@ class NCEDensity(BaseDensity):
         settings: dict[str, Any] = {}
         if weight_decay_of(self):  # no decay of log Z
             settings["param_groups"] = [("shift", {"weight_decay": 0.0})]
-        kind: dict[str, Any] = {"noise_ratio": float(self.noise_ratio), "form": self.form}
+        kind = {"noise_ratio": float(self.noise_ratio), "form": self.form}
         return NeuralBlueprint(
             table=table,
             plan=neural_plan(self, len(rows), streaming=streaming, optimizer_settings=settings),
