@@ -133,11 +133,15 @@ METHODS: dict[str, Method] = {
     "OCSVM": Method(lambda X, s: OneClassSVM(), most_rows=10_000),
     "ECOD": Method(lambda X, s: peer("pyod.models.ecod", "ECOD"), outlyingness, needs="pyod"),
     "detector": Method(lambda X, s: EnergyOutlierDetector(random_state=s)),
-    "score matching": Method(lambda X, s: ScoreMatchingDensity(random_state=s, device="cpu")),
-    "contrastive divergence": Method(
-        lambda X, s: ContrastiveDivergenceDensity(random_state=s, device="cpu")
+    "score matching": Method(
+        lambda X, s: ScoreMatchingDensity(deconvolve=False, random_state=s, device="cpu")
     ),
-    "noise contrastive": Method(lambda X, s: NCEDensity(random_state=s, device="cpu")),
+    "contrastive divergence": Method(
+        lambda X, s: ContrastiveDivergenceDensity(deconvolve=False, random_state=s, device="cpu")
+    ),
+    "noise contrastive": Method(
+        lambda X, s: NCEDensity(deconvolve=False, random_state=s, device="cpu")
+    ),
     "noise contrastive, kernels": Method(
         lambda X, s: NCEDensity(noise="kernel", early_stopping=True, random_state=s, device="cpu")
     ),

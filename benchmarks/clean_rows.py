@@ -9,10 +9,11 @@ dequantised uniformly; tables of 4 to 60 columns and 60 rows or more. At most 4,
 (four fifths of smaller tables) and 4,000 others scored, standardised by the former. `--half` is a
 random half of the tables: settings were chosen on `choose`, `report` was not looked at for that.
 
-`mixture, BIC`: scikit-learn's, 1 to 40 components of 5 rows a column, full, tied or diagonal. `kernels, CV`:
-scikit-learn's, bandwidth by five folds. `base`: ours without training (`n_iter=0`). Estimators with
-their defaults, by `score`, which takes the largest credible log Z. Nats a row, mean over splits;
-gains over the base with the standard error over rows; seconds of a fit with the first scores.
+`mixture, BIC`: scikit-learn's, 1 to 40 components of 5 rows a column, full, tied or diagonal.
+`kernels, CV`: scikit-learn's, bandwidth by five folds. `base`: ours without training (`n_iter=0`).
+Estimators with their defaults, by `score`, which takes the largest credible log Z. Nats a row, mean
+over splits; gains over the base with the standard error over rows; seconds of a fit with the first
+scores.
 """
 
 from __future__ import annotations

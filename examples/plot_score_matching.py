@@ -2,9 +2,10 @@
 Density estimation by score matching
 ====================================
 
-``ScoreMatchingDensity`` fits a base, here a Gaussian mixture, and a network that corrects it,
-without sampling in training. The result is a normalised density with log-likelihoods, scores,
-samples, imputations and anomaly scores. As it is trained on noisy rows, it can also denoise images.
+``ScoreMatchingDensity`` fits a base, here a stack of Gaussian mixtures and kernels, and a network
+that corrects it, without sampling in training. The result is a normalised density with
+log-likelihoods, scores, samples, imputations and anomaly scores. As it is trained on noisy rows, it
+can also denoise images.
 """
 
 # %%
