@@ -165,7 +165,7 @@ CASES = {
         "module": ScoreMatchingDensity(**small | {"network": tanh}, **few_draws),
     },
     ContrastiveDivergenceDensity: {
-        "persistent": ContrastiveDivergenceDensity(**sampled),
+        "persistent": ContrastiveDivergenceDensity(**sampled, base="mixture"),
         "replay": ContrastiveDivergenceDensity(
             **small, **few_draws, chains=ReplayBuffer(n_steps=2, size=128)
         ),
