@@ -216,8 +216,11 @@ def design(
     learning, chains = _rule(estimator, table.domain.n_columns, stochastic=stochastic)
     if sampler is not None:
         _check_sampler(sampler, learning, chains)
-    optimizer = SGD() if estimator.optimizer is None else estimator.optimizer
-    optimizer._validate_params()
+    optimizer = estimator.optimizer
+    if optimizer is None:
+        optimizer = SGD()
+    else:
+        optimizer._validate_params()
     plan, guarded = _plan(
         estimator, learning, optimizer, len(rows), streaming=streaming, stochastic=stochastic
     )
