@@ -141,6 +141,39 @@ def test_exact_learning_reaches_what_is_known_to_be_reachable():
     assert model.score(coins) < -2 * np.log(2)
 
 
+def penalised(penalty, **params):
+    """The mean negative log-likelihood with the penalty, by its formula."""
+    model = RBMEstimator(4, random_state=0, penalty=penalty, **params).fit(SMALL)
+    weight = model.components_.astype(np.float64)
+    cost = penalty.l1 * np.abs(weight).sum() + penalty.l2 / 2 * (weight**2).sum()
+    return cost - model.score(SMALL)
+
+
+def test_an_l1_penalty_leaves_the_weights_that_it_should():
+    """From initial weights that are small to l1, all ended at 0, at a far worse penalised value."""
+    p, penalty = SMALL.mean(0), Penalty(l1=0.005)
+    independent = -(p * np.log(p) + (1 - p) * np.log1p(-p)).sum()
+    assert penalised(penalty) < independent - 0.2
+
+
+RULES = [
+    {"learning": "exact", "learning_rate": 1.0, "batch_size": 300, "n_iter": 1500},
+    {"learning": "pcd", "learning_rate": 0.5, "batch_size": 100, "n_iter": 700},
+]
+
+
+@full
+@pytest.mark.parametrize("rule", RULES, ids=["exact", "pcd"])
+@pytest.mark.parametrize("penalty", [Penalty(l2=0.02), Penalty(l1=0.005)], ids=str)
+def test_penalties_have_the_same_optimum_by_every_rule(penalty, rule):
+    """Preconditioned where there are chains; weights of 0, near which l1 starts, are far off."""
+    best = penalised(penalty)
+    rule = rule | {"optimizer": SGD(schedule="linear")}
+    if rule["learning"] == "pcd":
+        rule["centering"] = Centering(precondition=0.5)
+    assert penalised(penalty, **rule) == pytest.approx(best, abs=0.03)
+
+
 @pytest.mark.parametrize("learning", leading(2, ["auto", "pcd", "cd", "exact"]))
 def test_learning_finds_the_structure(learning):
     params = {"learning_rate": 0.3, "batch_size": 20, "n_iter": 40, "optimizer__schedule": "linear"}

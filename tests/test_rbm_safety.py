@@ -3,6 +3,7 @@
 import itertools
 import math
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from skebm import RBMEstimator
 from skebm.base import Batch
 from skebm.distributions import IndependentBernoulli
 from skebm.energies import BernoulliRBM
+from skebm.estimators.rbm.blueprint import still_rising
 from skebm.estimators.rbm.safety import N_CHAINS, assess
 from skebm.objectives import ContrastiveDivergence
 from skebm.partition import Exact
@@ -347,3 +349,30 @@ def test_assessments_do_not_depend_on_what_was_assessed_before(bits):
     one, two = (RBMEstimator(**OURS).fit(bits) for _ in range(2))
     assert assessed(one) == assessed(two)
     assert isinstance(one.net_, EnergyNet)
+
+
+@pytest.mark.parametrize(
+    ("gains", "rises"),
+    [
+        ([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], True),
+        ([0.0, 0.5, 1.0, 1.0, 1.0, 1.02, 1.05, 1.04], False),  # by less than 0.1 nats
+        ([0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.4], False),  # by less than two standard errors
+        ([0.0, 1.0, 2.0, 3.0], False),  # too few to tell
+    ],
+)
+def test_gains_that_still_rise(gains, rises):
+    assert (still_rising(gains) is not None) == rises
+
+
+def test_training_that_has_not_converged_says_so(bits):
+    """Once, and not beside the note that the base is as good."""
+    plan = RBMEstimator(2, learning="pcd", n_iter=1, random_state=0).fit(bits)._blueprint
+    history = [{"gain_over_base": 0.1 * k} if k % 2 else {} for k in range(40)]
+    net = SimpleNamespace(history=history, n_before_=0, note_="", max_epochs=40)
+    with pytest.warns(
+        ConvergenceWarning, match="became 1 nats more likely. Set n_iter to 80 or more"
+    ):
+        plan.check_trained(net, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        plan.check_trained(SimpleNamespace(**vars(net) | {"note_": "There is one."}), None)

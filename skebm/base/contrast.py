@@ -126,6 +126,12 @@ class Penalty(BaseEstimator):
 
     with W the weights and :math:`\bar h_j` the mean activation of hidden unit j over the batch.
 
+    The loss is the mean negative log-likelihood of a row, in nats, whatever the learning rule,
+    learning rate and number of rows: penalties have the scale of the likelihood of one row, so that
+    ``l2 = s / n`` is a normal prior of precision s on every weight. Centring and preconditioning
+    multiply the gradient of loss and penalties alike, which keeps the optimum. Biases are not
+    penalised.
+
     Parameters
     ----------
     l1, l2 : float, default=0

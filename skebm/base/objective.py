@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,19 @@ class Loss(NamedTuple):
     value: Tensor | None
     state: Any
     logs: dict[str, Tensor] = {}
+
+
+class FusedSteps(Protocol):
+    """Steps that hold the parameters and the state themselves during an epoch."""
+
+    def begin(self, state: Any, rate: float, n_batches: int) -> None:
+        """Take the energy's parameters and the state, for so many steps at a learning rate."""
+
+    def __call__(self, batch: Batch) -> None:
+        """Update parameters and state by a batch."""
+
+    def finish(self) -> Any:
+        """Write the parameters into the energy and return the state; steps may go on after."""
 
 
 def fill_missing(parameters: list[nn.Parameter]) -> None:
@@ -83,6 +96,16 @@ class Objective(nn.Module, abc.ABC):
             loss.value.backward()
         fill_missing(trained)
         return loss
+
+    def fused_steps(
+        self, state: Any, n_batches: int, generator: torch.Generator
+    ) -> FusedSteps | None:
+        """Steps of plain gradient descent on all parameters, where this objective has faster ones.
+
+        They must do what :meth:`gradients` and a step of the optimizer do. None, by default, if
+        there are none; `n_batches` is the number of batches in an epoch.
+        """
+        return None
 
     def cleared(self) -> list[nn.Parameter]:
         """Trainable parameters, their gradients set to None."""

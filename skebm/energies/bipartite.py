@@ -116,9 +116,13 @@ class BernoulliRBM(BipartiteEnergy):
 
     def correction_at(self, x: Tensor, beta: float | Tensor = 1.0) -> Tensor:
         """Free energy at `beta`, (n,), without the part of a base that is no field."""
-        field = self.hidden_field(x)  # (n, H)
-        scaled = beta.unsqueeze(-1) * field if isinstance(beta, Tensor) else beta * field
-        return -(beta * (x @ self.visible_bias)) - softplus(scaled).sum(-1)
+        _, visible_bias, _ = self.tensors
+        linear, field = x @ visible_bias, self.hidden_field(x)  # (n,), (n, H)
+        if isinstance(beta, Tensor):
+            linear, field = beta * linear, beta.unsqueeze(-1) * field
+        elif beta != 1.0:
+            linear, field = beta * linear, beta * field
+        return softplus(field).sum(-1).add_(linear).neg_()
 
     def log_structure(self, x: Tensor) -> Tensor | float:
         """log q(x), (n,), of rows that may be padded; 0 where the biases hold the base."""

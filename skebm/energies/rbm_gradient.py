@@ -14,6 +14,8 @@ from skebm.energies.units import Bernoulli
 # Share of a fair coin in the first offsets: a column that is constant in the first rows of a stream
 # may wake up, and a variance next to zero would send it far away.
 START_SHRINKAGE = 0.01
+# Variance of a unit, relative to a fair coin's, below which it counts as this: a mean of 1e-4.
+LEAST_VARIANCE = 4e-4
 
 
 class Gradient(NamedTuple):
@@ -182,6 +184,6 @@ def preconditioned(gradient: Gradient, offsets: Offsets, power: float) -> Gradie
 
 
 def _relative_variance(mean: Tensor) -> Tensor:
-    """Variance of binary units over that of a fair coin, at least that of a mean of 1e-4."""
+    """Variance of binary units over that of a fair coin, bounded below."""
     # rsub and pow_ as such: the operators go through a wrapper in Python.
-    return (4 * mean).mul_(torch.rsub(mean, 1)).clamp_min_(4e-4)
+    return (4 * mean).mul_(torch.rsub(mean, 1)).clamp_min_(LEAST_VARIANCE)

@@ -23,6 +23,8 @@ from skebm.base import (
     sampling,
 )
 from skebm.base.objective import weighted_mean, weighted_variance, why_diverged
+from skebm.energies import BernoulliRBM
+from skebm.objectives.fused import FusedPCD
 from skebm.objectives.log_partition import LogPartitionMonitor, gains
 from skebm.objectives.negative_phase import ContrastiveState, NegativePhase, packed
 from skebm.objectives.pseudo_likelihood import pseudo_log_likelihood
@@ -252,6 +254,26 @@ class ContrastiveDivergence(Objective):
         if self.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters(), self.clip_norm)
         return loss
+
+    def fused_steps(
+        self, state: ContrastiveState, n_batches: int, generator: torch.Generator
+    ) -> FusedPCD | None:
+        """For PCD-1 by block Gibbs sampling of a binary RBM without a base that is no field."""
+        energy = self.energy
+        # Subclasses of either may have gradients of their own.
+        if type(self) is not ContrastiveDivergence or type(energy) is not BernoulliRBM:
+            return None
+        applies = (
+            energy.structure is None
+            and self.negatives.takes_one_block_step
+            and self._own_gradient is not None
+            and self.penalty is None
+            and not self._adds_noise
+            and self.clip_norm is None
+        )
+        if not applies:
+            return None
+        return FusedPCD(energy, state, self.centering, n_batches, generator)
 
     def _written(
         self,

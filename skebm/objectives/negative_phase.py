@@ -146,6 +146,13 @@ class NegativePhase:
                 f"{sampler} keeps more than the current rows: use it with persistent chains."
             )
 
+    @property
+    def takes_one_block_step(self) -> bool:
+        """Whether persistent chains take a step of plain block Gibbs sampling and nothing else."""
+        collapsed = getattr(self.sampler, "n_collapsed", 0)
+        alone = not collapsed and not self.n_independence_steps
+        return self.draws_hidden and self.n_steps == 1 and alone
+
     def kernel(self, halvings: int) -> Sampler:
         """The sampler with its step size halved `halvings` times, at the same temperature."""
         if halvings not in self._kernels:

@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 
 from skebm._validation import TorchModes, threads
 from skebm.base import Batch, Loss, Objective, SamplingError, sampling
+from skebm.base.objective import FusedSteps
 from skebm.base.torchtools import SGD
 from skebm.training.rows import Batches, Rows
 
@@ -42,6 +43,8 @@ class Run:
     """State that changes at every batch; not on the net, whose attributes are slow to set."""
 
     state: Any = None
+    # During a fit, the objective's own steps.
+    steps: FusedSteps | None = None
 
 
 def weights_of(module: nn.Module) -> list[Tensor]:
@@ -285,6 +288,24 @@ def line_search(
     return update
 
 
+def fused(steps: FusedSteps, run: Run) -> tuple[Callable[[Batch], Loss], Callable[[], None]]:
+    """An update by steps that hold weights and state themselves, and what writes them back."""
+    unknown = Loss(None, None)
+
+    def update(batch: Batch) -> Loss:
+        steps(batch)
+        return unknown
+
+    def finish() -> None:
+        run.state = steps.finish()
+
+    return update, finish
+
+
+def nothing() -> None:
+    """Nothing has to be written back by an update that changes weights and state themselves."""
+
+
 # Batches between two checks for divergence, each of which synchronises with the device.
 CHECK_EVERY = 500
 # Learning rate below which its size is not why training diverges.
@@ -493,6 +514,8 @@ class EnergyNet(NeuralNet):
             ended_early = False
         except NoFurtherGainError:
             ended_early = True
+        finally:
+            self.run_.steps = None
         self._return_to_best(ended_early)
         self.interrupted_ = False
         return self
@@ -646,34 +669,45 @@ class EnergyNet(NeuralNet):
         self, iterator: Batches, monitored: Batch, before: dict[str, float]
     ) -> dict[str, float] | None:
         """The batches of one epoch; the last diagnostics, or None if training diverged."""
-        update, last = self._update(), len(iterator)
+        (update, finish), last = self._update(len(iterator)), len(iterator)
         hooked = self._has_batch_callbacks()
         logs: dict[str, float] = {}
         self.module_.train()
-        with torch.no_grad():
-            for number, batch in enumerate(iterator, 1):
-                if hooked:
-                    self.notify("on_batch_begin", batch=batch, training=True)
-                check = number == last or number % CHECK_EVERY == 0
-                energy = self._monitored_energy(monitored) if check else None
-                try:
+        try:
+            with torch.no_grad():
+                for number, batch in enumerate(iterator, 1):
+                    if hooked:
+                        self.notify("on_batch_begin", batch=batch, training=True)
+                    check = number == last or number % CHECK_EVERY == 0
+                    if check:
+                        finish()
+                    energy = self._monitored_energy(monitored) if check else None
                     loss = update(batch)
-                except SamplingError as error:
-                    self.guard_.diverged(len(self.history), number, str(error))
-                    return None
-                if hooked:
-                    self._record_batch(batch, loss)
-                if check:
-                    logs = self._monitor(monitored, energy)
-                    smooth = self.guard_.smooth(logs)
-                    reason = self.module_.diverged(smooth, before, len(monitored.x))
-                    if reason is not None:
-                        self.guard_.diverged(len(self.history), number, reason)
-                        return None
-            if not hooked:  # skorch's checkpoints ask for the last batch
-                self.history.new_batch()
-                self._record_loss(batch, loss)
+                    if hooked:
+                        self._record_batch(batch, loss)
+                    if check:
+                        finish()
+                        logs = self._monitor(monitored, energy)
+                        if self._diverges(logs, before, len(monitored.x), number):
+                            return None
+        except SamplingError as error:
+            self.guard_.diverged(len(self.history), number, str(error))
+            return None
+        finally:  # Ctrl-C too leaves the weights of its moment
+            finish()
+        if not hooked:  # skorch's checkpoints ask for the last batch
+            self.history.new_batch()
+            self._record_loss(batch, loss)
         return logs
+
+    def _diverges(
+        self, logs: dict[str, float], before: dict[str, float], n_rows: int, number: int
+    ) -> bool:
+        """Whether the diagnostics after batch `number` of the epoch say that training diverges."""
+        reason = self.module_.diverged(self.guard_.smooth(logs), before, n_rows)
+        if reason is not None:
+            self.guard_.diverged(len(self.history), number, reason)
+        return reason is not None
 
     def _monitored_energy(self, monitored: Batch) -> Tensor | None:
         """Energies of up to 20 monitored rows, by whose change over a step its size is judged.
@@ -719,15 +753,27 @@ class EnergyNet(NeuralNet):
 
     # ---------------------------------------------------------------- steps
 
-    def _update(self) -> Callable[[Batch], Loss]:
-        """The function that trains on one batch: gradients and a step of the optimizer."""
+    def _update(self, n_batches: int) -> tuple[Callable[[Batch], Loss], Callable[[], None]]:
+        """The function that trains on one of `n_batches`: gradients and a step of the optimizer.
+
+        And one that makes weights and state of the net what they are after the batches so far.
+        """
         gradients, generator, optimizer = self.module_.gradients, self.generator, self.optimizer_
         if isinstance(optimizer, torch.optim.LBFGS):
-            return line_search(
+            search = line_search(
                 self.module_, optimizer, self.run_, generator, self._notify_gradients
             )
-        step, run = plain_step(optimizer) or optimizer.step, self.run_
+            return search, nothing
+        plain, run = plain_step(optimizer), self.run_
         hooked = self._has_batch_callbacks()
+        if plain is not None and not hooked and self._trains_everything():
+            if run.steps is None:
+                run.steps = self.module_.fused_steps(run.state, n_batches, generator)
+            if run.steps is not None:
+                rate = float(optimizer.param_groups[0]["lr"])
+                run.steps.begin(run.state, rate, n_batches)
+                return fused(run.steps, run)
+        step = plain or optimizer.step
 
         def update(batch: Batch) -> Loss:
             loss = gradients(batch, run.state, generator)
@@ -737,7 +783,12 @@ class EnergyNet(NeuralNet):
             step()
             return loss
 
-        return update
+        return update, nothing
+
+    def _trains_everything(self) -> bool:
+        """Whether the optimizer trains all parameters of the module."""
+        trained = [p for group in self.optimizer_.param_groups for p in group["params"]]
+        return len(trained) == sum(p.requires_grad for p in self.module_.parameters())
 
     def _notify_gradients(self, batch: Batch) -> None:
         named = list(self.get_all_learnable_params())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import Binary, Objective, Sampler
@@ -45,9 +48,18 @@ REWEIGHTED_CHAINS = 500
 HIDDEN_BIAS = -1.0
 # Steps of a fit by default, and epochs at most where nothing guards against overfitting.
 N_STEPS, MOST_EPOCHS = 10_000, 500
+# Standard deviation of the initial weights, and that for a unit of an l1 penalty. Where all weights
+# are nearly 0, the likelihood pulls at them by less than l1, so that they would all end at 0 though
+# larger ones have a far better penalised likelihood.
+WEIGHT_SCALE, SCALE_BY_L1 = 0.01, 100.0
 # Rows from which on a tenth, and at most so many, are held out. Of fewer, each is worth more to the
 # training than to the guard.
 FEWEST_ROWS, N_HELD_OUT = 200, 500
+
+
+# Name of the gain of held-out rows in the history, and the rise of its mean over a quarter of the
+# assessments, in nats, from which on training has not converged.
+GAIN, LEAST_RISE = "gain_over_base", 0.1
 
 
 @dataclass(frozen=True)
@@ -96,6 +108,7 @@ class RBMBlueprint(Blueprint):
             self.table.domain.n_columns,
             self.n_hidden,
             generator=generator,
+            scale=self.weight_scale,
             dtype=dtype,
             base=self.base.to(generator.device, dtype),
         )
@@ -106,6 +119,15 @@ class RBMBlueprint(Blueprint):
         if isinstance(chains, Persistent):
             chains.set_params(initial=energy.base)
         return ContrastiveDivergence(energy, self.chain_sampler, chains, **more)
+
+    @property
+    def weight_scale(self) -> float:
+        """Standard deviation of the initial weights: larger under an l1 penalty, as far as fields
+        of hidden units stay below one.
+        """
+        l1 = 0.0 if self.penalty is None else self.penalty.l1
+        largest = 1 / math.sqrt(self.table.domain.n_columns)
+        return max(WEIGHT_SCALE, min(SCALE_BY_L1 * l1, largest))
 
     @torch.no_grad()
     def initialise(self, energy: BernoulliRBM, rows: Rows) -> None:
@@ -132,6 +154,20 @@ class RBMBlueprint(Blueprint):
 
     def assessment(self) -> Assess | None:
         return assess
+
+    def check_trained(self, net: EnergyNet, rows: Rows) -> None:
+        """Warn if held-out rows were still becoming more likely when training ended."""
+        gains = [row[GAIN] for row in net.history[net.n_before_ :] if GAIN in row]
+        rise = still_rising(gains)
+        if not self.guarded or net.note_ or rise is None:
+            return
+        n_iter = net.max_epochs
+        warnings.warn(
+            f"Training has not converged: in the last quarter of {n_iter} epochs held-out rows "
+            f"still became {rise:.2g} nats more likely. Set n_iter to {2 * n_iter} or more.",
+            ConvergenceWarning,
+            stacklevel=4,
+        )
 
     def scoring_energy(self, energy: BernoulliRBM) -> BernoulliRBM:
         return energy.padded()
@@ -185,6 +221,20 @@ class RBMBlueprint(Blueprint):
         return starts
 
 
+def still_rising(gains: list[float]) -> float | None:
+    """Rise of the mean from the third to the last quarter of the gains, in nats.
+
+    None if it is less than 0.1 or two standard errors, or if there are fewer than 8 gains.
+    """
+    n = len(gains) // 4
+    if n < 2:
+        return None
+    before, last = np.array(gains[-2 * n : -n]), np.array(gains[-n:])
+    rise = float(last.mean() - before.mean())
+    error = math.sqrt((before.var(ddof=1) + last.var(ddof=1)) / n)
+    return rise if rise > max(LEAST_RISE, 2 * error) else None
+
+
 def chain_rows(net: EnergyNet) -> Tensor | None:
     """Visible rows of the persistent chains, if there are any."""
     state = net.state_
@@ -216,8 +266,11 @@ def design(
     learning, chains = _rule(estimator, table.domain.n_columns, stochastic=stochastic)
     if sampler is not None:
         _check_sampler(sampler, learning, chains)
-    optimizer = SGD() if estimator.optimizer is None else estimator.optimizer
-    optimizer._validate_params()
+    optimizer = estimator.optimizer
+    if optimizer is None:
+        optimizer = SGD()
+    else:
+        optimizer._validate_params()
     plan, guarded = _plan(
         estimator, learning, optimizer, len(rows), streaming=streaming, stochastic=stochastic
     )
@@ -294,7 +347,8 @@ def _plan(
     guarded = ours and n_rows >= FEWEST_ROWS
     if n_iter == "auto":
         wanted = max(10, math.ceil(N_STEPS / math.ceil(n_rows / batch_size)))
-        most = wanted if guarded else MOST_EPOCHS
+        # The exact likelihood has no chains that training could outrun.
+        most = wanted if guarded or learning == "exact" else MOST_EPOCHS
         n_iter = MOST_EPOCHS if line_search else min(wanted, most)
     decays = rate == "auto" if optimizer.schedule == "auto" else optimizer.schedule == "linear"
     stopping = stopping_of(estimator.early_stopping)
@@ -321,11 +375,11 @@ def _plan(
 def _batch_size(n_rows: int, n_iter: int | str) -> int:
     """100 rows, or down to 10, as in scikit-learn, if there are few epochs.
 
-    The aim is 2,000 steps in total, and ten in a call of `partial_fit`.
+    The aim is as many steps as by default, and ten in a call of `partial_fit`.
     """
     if n_iter == "auto":
         return 100
-    wanted = n_rows // 10 if n_iter == 0 else n_rows * int(n_iter) // 2000
+    wanted = n_rows // 10 if n_iter == 0 else n_rows * int(n_iter) // N_STEPS
     return min(100, max(10, wanted))
 
 

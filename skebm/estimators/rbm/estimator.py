@@ -55,11 +55,12 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         neither `batch_size` nor a momentum is set.
     batch_size : int or "auto", default="auto"
         Maximum number of rows per step; batches have even sizes. ``"auto"``: 100, or less (down to
-        10) if `n_iter` or `partial_fit` would otherwise make few steps; all rows with L-BFGS.
+        10) if `n_iter` would otherwise make less than 10,000 steps, or `partial_fit` less than
+        ten; all rows with L-BFGS.
     n_iter : int or "auto", default="auto"
         Number of epochs (L-BFGS iterations). ``"auto"``: 10,000 steps, but at least 10 epochs, and
-        at most 500 where no held-out rows guard the training (see Notes); up to 500 L-BFGS
-        iterations, stopped by the `tol` of `early_stopping`.
+        at most 500 where no held-out rows guard the training of PCD and CD (see Notes); up to 500
+        L-BFGS iterations, stopped by the `tol` of `early_stopping`.
     verbose : int, default=0
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None
@@ -98,9 +99,10 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     penalty : Penalty or None, default=None
         ``Penalty(l1=0, l2=0, sparsity_target=None, sparsity_cost=0.1)``: l1 * sum of absolute
         weights, l2 / 2 * sum of squared weights, and a penalty that draws the mean activations of
-        hidden units to a target. Against overfitting, try l1 = 3e-4 on images and l2 = 20 / n on
-        small tables. Parameters can be searched over by ``penalty__<name>``. See
-        :class:`skebm.objectives.Penalty`.
+        hidden units to a target, added to the mean negative log-likelihood of a row by every
+        learning rule. Against overfitting, try l1 = 3e-4 on images and l2 = 20 / n on small tables.
+        With l1 the initial weights are larger, since from small ones all would end at 0. Parameters
+        can be searched over by ``penalty__<name>``. See :class:`skebm.objectives.Penalty`.
     optimizer : SGD or None, default=None
         Momentum, learning rate schedule, weight averaging and roll-backs; None is
         :class:`skebm.training.SGD` with its default settings.
@@ -172,7 +174,8 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     and ``gain_error`` in `history_`), which finds modes that chains near the data never visit; up
     to half of the chains go on from there. After a loss of more than half a nat training goes on
     from the best weights at half the rate, and weights that are clearly worse than earlier ones, or
-    worse than the base, are not what `fit` leaves.
+    worse than the base, are not what `fit` leaves. If the mean ratio still rises by 0.1 nats from
+    the third to the last quarter of a fit, a `ConvergenceWarning` names a larger `n_iter`.
 
     Real values in [0, 1] are interpreted as probabilities of bits. Such rows have a free energy but
     no likelihood: as F is concave, `score_samples` gives a lower bound on the mean log-likelihood

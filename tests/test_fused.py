@@ -1,0 +1,146 @@
+"""Steps of PCD in few operations: what they compute is what the general ones do."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import ConvergenceWarning
+
+from skebm import RBMEstimator
+from skebm.base import Batch, Centering, ChainState
+from skebm.distributions import ChowLiuTree
+from skebm.energies import BernoulliRBM
+from skebm.objectives import ContrastiveDivergence, Penalty
+from skebm.objectives.fused import FusedPCD
+from skebm.objectives.negative_phase import ContrastiveState
+from skebm.samplers import FromData, Gibbs, Persistent
+from tests.callbacks import Interrupt
+from tests.oracle import seeded
+
+D, H, M, RATE = 7, 5, 6, 0.3
+DOUBLE = torch.float64
+CENTRINGS = [None, Centering(0.05), Centering(0.05, precondition=0.5)]
+
+
+def bits(generator, *shape):
+    return torch.bernoulli(torch.full(shape, 0.4, dtype=DOUBLE), generator=generator)
+
+
+def objective(centering=None, **settings):
+    energy = BernoulliRBM(D, H, generator=seeded(1), scale=0.7, dtype=DOUBLE)
+    given = {"sampler": Gibbs(), "chains": Persistent(n_chains=M, n_steps=1)} | settings
+    sampler, chains = given.pop("sampler"), given.pop("chains")
+    return ContrastiveDivergence(energy, sampler, chains, centering=centering, **given)
+
+
+def parameters(module):
+    return [p.detach().clone() for p in module.energy.tensors]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("centering", CENTRINGS, ids=str)
+def test_a_step_is_one_of_gradient_descent(centering, weighted):
+    """Given the chains that it drew, to rounding; batches may be of several sizes."""
+    general, generator = objective(centering), seeded(2)
+    state = general.start(Batch(bits(generator, 9, D)), generator)
+    steps = general.fused_steps(state, 4, generator)
+    for epoch in range(2):
+        steps.begin(state, RATE, 4)
+        for n in (4, 9, 3, 4)[epoch:]:
+            weight = 2 * torch.rand(n, generator=generator, dtype=DOUBLE) if weighted else None
+            batch, before = Batch(bits(generator, n, D), weight=weight), parameters(general)
+            offsets = state.offsets
+            steps(batch)
+            state = steps.finish()
+            after = parameters(general)
+            with torch.no_grad():
+                for p, value in zip(general.energy.tensors, before, strict=True):
+                    p.copy_(value)
+                sign, share = general.negatives.signs(batch, state.chain.x, None)
+                own = general._own_gradient
+                offsets, _ = own.write(batch.x, state.chain.x, sign, share, offsets, None)
+                for p, value in zip(general.energy.tensors, after, strict=True):
+                    torch.testing.assert_close(value, p - RATE * p.grad)
+                    p.copy_(value)
+            if centering is not None:
+                torch.testing.assert_close(state.offsets, offsets)
+    assert state.n_batches == 7
+
+
+def test_chains_are_drawn_from_the_conditionals():
+    """Both layers, against their exact means."""
+    m = 20_000
+    model = objective(chains=Persistent(n_chains=m, n_steps=1))
+    layer = bits(seeded(3), 1, H).expand(m, -1)
+    state = ContrastiveState(None, ChainState(layer.new_zeros(m, D), aux=layer))
+    expected = model.energy.visible(layer[:1]).mean[0]
+    weight, _, hidden_bias = parameters(model)
+    steps = model.fused_steps(state, 1, seeded(4))
+    steps.begin(state, 1e-12, 1)
+    steps(Batch(bits(seeded(5), 4, D)))
+    chain = steps.finish().chain
+    hidden = (chain.x @ weight.t() + hidden_bias).sigmoid()
+    for drawn, mean in ((chain.x, expected), (chain.aux, hidden.mean(0))):
+        assert ((drawn == 0) | (drawn == 1)).all()
+        assert ((drawn.mean(0) - mean).abs() < 4.5 * 0.5 / m**0.5).all()
+    by_unit = ((chain.aux - hidden) * (hidden - hidden.mean(0))).mean(0)
+    assert (by_unit.abs() < 4.5 * 0.25 / m**0.5).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "applies"),
+    [
+        ({}, True),
+        ({"chains": Persistent(n_chains=M, n_steps=2)}, False),
+        ({"chains": FromData(n_steps=1)}, False),
+        ({"sampler": Gibbs(n_collapsed=2)}, False),
+        ({"penalty": Penalty(l2=0.1)}, False),
+        ({"clip_norm": 1.0}, False),
+    ],
+    ids=str,
+)
+def test_other_settings_take_general_steps(settings, applies):
+    model = objective(**settings)
+    state = model.start(Batch(bits(seeded(0), 9, D)), seeded(0))
+    assert (model.fused_steps(state, 3, seeded(0)) is not None) == applies
+
+
+def test_a_base_that_is_no_field_takes_general_steps():
+    x = bits(seeded(0), 50, D)
+    energy = BernoulliRBM(D, H, generator=seeded(1), dtype=DOUBLE, base=ChowLiuTree.fit(x))
+    model = ContrastiveDivergence(energy, Gibbs(), Persistent(n_chains=M, n_steps=1))
+    assert model.fused_steps(model.start(Batch(x), seeded(0)), 3, seeded(0)) is None
+
+
+def table(n=300):
+    generator = np.random.default_rng(0)
+    group = generator.integers(0, 2, (n, 2)).repeat(3, 1)
+    return np.where(generator.random(group.shape) < 0.05, 1 - group, group).astype(float)
+
+
+def fitted(X, **params):
+    given = {"learning": "pcd", "learning_rate": 0.1, "batch_size": 10, "n_iter": 20}
+    return RBMEstimator(4, random_state=0, **given | params).fit(X)
+
+
+def test_likelihoods_are_those_of_general_steps():
+    """A callback for batches, here one that never acts, takes general steps."""
+    X = table()
+    fast, general = fitted(X), fitted(X, net_params={"callbacks": [Interrupt(after=10**9)]})
+    assert not np.array_equal(fast.components_, general.components_)  # other random numbers
+    assert abs(fast.score(X) - general.score(X)) < 0.05
+    assert np.array_equal(fast.components_, fitted(X).components_)
+
+
+def test_ctrl_c_leaves_the_weights_of_its_moment(monkeypatch):
+    step, seen = FusedPCD.__call__, []
+
+    def interrupted(self, batch):
+        if len(seen) == 40:
+            raise KeyboardInterrupt
+        seen.append(step(self, batch))
+
+    monkeypatch.setattr(FusedPCD, "__call__", interrupted)
+    with pytest.warns(ConvergenceWarning, match="interrupted in epoch 2"):
+        model = fitted(table(), net_params={"on_interrupt": "return"})
+    assert model.net_.state_.n_batches == 40
+    assert model.net_.run_.steps is None
