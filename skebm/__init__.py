@@ -12,8 +12,10 @@ from skebm.estimators import (
     FlowContrastiveDensity,
     JEMClassifier,
     NCEDensity,
+    ProductOfDensities,
     RBMEstimator,
     ScoreMatchingDensity,
+    TractableDensity,
 )
 
 __version__ = "0.1.0"
@@ -25,8 +27,10 @@ __all__ = [
     "FlowContrastiveDensity",
     "JEMClassifier",
     "NCEDensity",
+    "ProductOfDensities",
     "RBMEstimator",
     "ScoreMatchingDensity",
+    "TractableDensity",
     "base",
     "diagnostics",
     "energies",

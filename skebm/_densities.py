@@ -91,7 +91,7 @@ def check_normalised(estimator: Any) -> None:
             f"score_samples of {type(final).__name__} is no log-likelihood: its mean does not rank "
             'models. Compare detectors by labels, scoring="roc_auc".'
         )
-    if is_energy_based(final) and final.partition is None:
+    if is_energy_based(final) and getattr(final, "partition", "auto") is None:
         # Its score_samples is minus the energy, whose mean grows with the scale of the energy.
         raise ValueError(
             f"{type(final).__name__} was given partition=None, so it has no log-likelihood: use "

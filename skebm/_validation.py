@@ -19,6 +19,7 @@ from sklearn.utils import _param_validation as constraints
 from sklearn.utils import _safe_indexing as take_rows
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import HasMethods, Options, StrOptions
+from sklearn.utils.metaestimators import _BaseComposition as Composition
 from sklearn.utils.validation import (
     _check_feature_names,
     _check_n_features,
@@ -32,6 +33,7 @@ from sklearn.utils.validation import _check_method_params as take_fit_params
 from sklearn.utils.validation import _num_samples as n_rows
 
 __all__ = [
+    "Composition",
     "HasMethods",
     "Interval",
     "MinMax",
@@ -48,6 +50,7 @@ __all__ = [
     "fit_context",
     "n_rows",
     "resolve_device",
+    "set_seeds",
     "take_fit_params",
     "take_rows",
     "threads",
@@ -66,6 +69,16 @@ class Interval(constraints.Interval):
 def draw_seed(random_state: Any) -> int:
     """Draw an integer seed from a scikit-learn ``random_state``."""
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+
+
+def set_seeds(model: Any, random: np.random.RandomState) -> None:
+    """Seed every ``random_state`` of the model that is None."""
+    unset = {
+        name: draw_seed(random)
+        for name, value in sorted(model.get_params().items(), key=lambda item: item[0])
+        if value is None and (name == "random_state" or name.endswith("__random_state"))
+    }
+    model.set_params(**unset)
 
 
 def resolve_device(device: str) -> torch.device:

@@ -478,6 +478,7 @@ class KernelDensity(Distribution):
         bandwidth: float | str = "auto",
         *,
         n_scales: int = 1,
+        unit: Tensor | None = None,
     ) -> KernelDensity:
         r"""Place a kernel at each row and maximise the leave-one-out likelihood.
 
@@ -513,12 +514,20 @@ class KernelDensity(Distribution):
             M. One scale is a bandwidth for each column, without covariances. For more scales, up
             to 20 steps of EM leave out 500 rows in turn and up to 8 more leave out 2,000, or fewer
             where there are more than 20,000 rows; the factor is then relative to R.
+        unit : Tensor of shape (d,) or None, default=None
+            The bandwidths are the factor times these numbers, positive where a column varies; for
+            one scale. None: times the standard deviations.
         """
         whole_number("n_scales", n_scales, 1)
         rows, w = positive_weight_rows(x, weight)
         mean, variance = moments(rows, w)
         varying = varies(variance, mean, x.dtype)
-        scale = variance[varying].sqrt()
+        units = variance.sqrt()
+        if unit is not None:
+            if n_scales > 1:
+                raise ValueError("unit is for one scale: covariances have units of their own.")
+            units = positive(torch.where(varying, unit.to(units), 1.0), mean, "unit")
+        scale = units[varying]
         z = (rows - mean)[:, varying] / scale
         factor: float | None = None
         if isinstance(bandwidth, str) and bandwidth != "auto":
@@ -527,7 +536,7 @@ class KernelDensity(Distribution):
             factor = float(positive(bandwidth, mean.new_ones(()), "bandwidth"))
         if n_scales == 1:
             factor = best_factor(z, w) if factor is None else factor
-            h = torch.where(varying, factor * variance.sqrt(), 1.0)
+            h = torch.where(varying, factor * units, 1.0)
             return cls(rows.to(x.dtype), h.to(x.dtype), w)
         standardised, mixing, _ = fit_scales(z, w, int(n_scales), factor)
         identity = torch.eye(len(varying), dtype=z.dtype, device=z.device)

@@ -13,7 +13,9 @@ from skebm.estimators.neural import (
     Sliced,
 )
 from skebm.estimators.outlier import EnergyOutlierDetector, Explanation
+from skebm.estimators.product import ProductOfDensities
 from skebm.estimators.rbm import RBMEstimator
+from skebm.estimators.tractable import TractableDensity
 
 __all__ = [
     "ContrastiveDivergenceDensity",
@@ -26,7 +28,9 @@ __all__ = [
     "Likelihood",
     "MixtureBase",
     "NCEDensity",
+    "ProductOfDensities",
     "RBMEstimator",
     "ScoreMatchingDensity",
+    "TractableDensity",
     "Sliced",
 ]

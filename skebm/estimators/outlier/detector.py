@@ -113,8 +113,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         Model that scores the rows: any density with ``score_samples`` (:class:`RBMEstimator`,
         :class:`sklearn.mixture.GaussianMixture`, :class:`sklearn.neighbors.KernelDensity`), an
         outlier detector of scikit-learn, a classifier for ``statistic="max_proba"``, or a pipeline
-        or search that ends in one. It is cloned. None is a Gaussian mixture of standardised
-        columns, with a component for every hundred rows and at most 40: for tables of numbers.
+        or search that ends in one. It is cloned. None is :class:`ProductOfDensities` of
+        standardised columns, for tables of numbers: kernels in two metrics and a smooth mixture.
     statistic : {"log_density", "score_norm", "max_proba"} or callable, default="log_density"
         Statistic that discriminates normal rows from outliers, higher for normal ones.
         ``"log_density"`` is ``score_samples`` (for estimators of skebm minus the energy, which
@@ -251,7 +251,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        inner = get_tags(default_estimator(1) if self.estimator is None else self.estimator)
+        inner = get_tags(default_estimator() if self.estimator is None else self.estimator)
         tags.input_tags = deepcopy(inner.input_tags)
         tags.target_tags.required = inner.target_tags.required
         return tags
@@ -337,7 +337,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         self, X: Any, y: Any, params: dict[str, Any], random: np.random.RandomState
     ) -> tuple[list[Any], list[Any]]:
         """Fitted estimators, and for each the rows with which new rows are compared."""
-        estimator = default_estimator(n_rows(X)) if self.estimator is None else self.estimator
+        estimator = default_estimator() if self.estimator is None else self.estimator
         check_offers(self.statistic, estimator)
         if not get_tags(estimator).target_tags.required:
             y = None
@@ -477,7 +477,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     def _check_columns(self, X: Any, *, reset: bool) -> None:
         if self.estimator is None and sp.issparse(X):
             raise ValueError(
-                "The default estimator is a mixture of standardised columns, which takes no sparse "
+                "The default estimator is a density of standardised columns, which takes no sparse "
                 "X: pass X.toarray(), or an estimator that takes sparse rows, such as "
                 "estimator=RBMEstimator() for binary ones."
             )

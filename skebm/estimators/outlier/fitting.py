@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.base import clone
-from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import KFold, check_cv
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from skebm._validation import draw_seed, take_fit_params, take_rows
+from skebm._validation import set_seeds, take_fit_params, take_rows
+from skebm.estimators.product import ProductOfDensities
 
 # Minimum number of calibration rows with "auto", in units of 1 / level: the rate of false alarms of
 # one fit then has a standard deviation of about a third of the level.
@@ -28,16 +28,9 @@ NUMBERS = re.compile(r"\[[\d, ]*\]|[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 LEAST_ROWS = 2
 
 
-def default_estimator(n: int) -> Any:
-    """A smooth density of standardised columns, for `n` rows.
-
-    Its settings are the best on average over 22 data sets (docs/benchmarks.md). The regularisation
-    makes a mixture of many components similar to a kernel density with few kernels.
-    """
-    mixture = GaussianMixture(
-        int(np.clip(n // 100, 1, 40)), reg_covar=0.1, init_params="random_from_data"
-    )
-    return make_pipeline(StandardScaler(), mixture)
+def default_estimator() -> Any:
+    """A product of kernels in two metrics and a smooth mixture, of standardised columns."""
+    return make_pipeline(StandardScaler(), ProductOfDensities())
 
 
 class Split(NamedTuple):
@@ -85,16 +78,6 @@ def fold_splits(cv: Any, n: int, random: np.random.RandomState) -> list[Split]:
             "need a splitter, such as KFold, that leaves every row out exactly once."
         )
     return splits
-
-
-def set_seeds(model: Any, random: np.random.RandomState) -> None:
-    """Seed every ``random_state`` of the model that is None."""
-    unset = {
-        name: draw_seed(random)
-        for name, value in sorted(model.get_params().items(), key=lambda item: item[0])
-        if value is None and (name == "random_state" or name.endswith("__random_state"))
-    }
-    model.set_params(**unset)
 
 
 @contextlib.contextmanager

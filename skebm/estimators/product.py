@@ -1,0 +1,422 @@
+"""Products of densities: weighted geometric means of fitted density estimators."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from scipy.special import logsumexp
+from sklearn.base import BaseEstimator, DensityMixin, clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.mixture import BayesianGaussianMixture
+from sklearn.mixture import GaussianMixture as SklearnMixture
+from sklearn.model_selection import KFold
+from sklearn.utils import Bunch
+
+from skebm._densities import log_normaliser, relative_log_density, score_function
+from skebm._validation import (
+    Composition,
+    Interval,
+    StrOptions,
+    as_numbers,
+    check_is_fitted,
+    check_random_state,
+    fit_context,
+    set_seeds,
+    take_rows,
+    validate_data,
+)
+from skebm.base import LogPartition
+from skebm.base.sampler import whole_number
+from skebm.estimators.base import restores_on_failure
+from skebm.estimators.tractable import TractableDensity
+
+# Folds without which training rows are scored for the weights, and fewest and most of these rows.
+N_FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 20, 500
+# Effective sample size below which log Z has no credible upper end.
+LEAST_ESS = 30.0
+# Proposals at a time, and fewest for each sample; where fewer are accepted, samples are resampled.
+CHUNK, MOST_PROPOSALS = 1000, 200
+
+
+def default_experts() -> list[tuple[str, Any]]:
+    """Kernels in two metrics and a smooth mixture: few choices, made on half of the data sets."""
+    return [
+        ("kernels", TractableDensity("kernel")),
+        ("kernels_by_range", TractableDensity("kernel", metric="range")),
+        ("mixture", TractableDensity("mixture", regularisation=0.1)),
+    ]
+
+
+class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
+    r"""Product of powers of densities, each fitted to the rows by itself.
+
+    .. math:: p(x) = \frac1Z \prod_{k=1}^{K} q_k(x)^{w_k} , \qquad
+        E(x) = -\sum_k w_k \log q_k(x)
+
+    A row is likely where all experts find it likely [1]_, so that anomalies of several kinds have a
+    high energy. With weights that sum to one this is the logarithmic opinion pool [2]_. Then
+    :math:`Z \le 1`, and the ratio of the product to the mixture :math:`\sum_k w_k q_k` is at most 1
+    everywhere, so that Z is the mean of bounded importance weights, and rejection sampling from the
+    mixture is exact.
+
+    Parameters
+    ----------
+    estimators : list of (str, estimator) or None, default=None
+        The experts: densities of the columns of X in their own units, with ``score_samples`` and
+        ``sample``: those of skebm, :class:`sklearn.mixture.GaussianMixture` and
+        :class:`sklearn.neighbors.KernelDensity`. They are cloned; their parameters are reachable as
+        ``<name>__<parameter>``. None: three :class:`TractableDensity`, kernels in units of the
+        columns' standard deviations and of their ranges, and a smooth Gaussian mixture.
+    weights : "balanced" or array-like of shape (n_estimators,), default="balanced"
+        The exponents w, non-negative. ``"balanced"``: inversely proportional to the interquartile
+        range of the expert's log density over rows that it was fitted without (three folds of at
+        most 500 rows), and summing to one, so that every expert has the same say in the ranking
+        of normal rows; equal for fewer than 20 rows.
+    n_draws : int, default=2000
+        Draws of the mixture for log Z.
+    random_state : int, RandomState instance or None, default=None
+        Seeds the folds, log Z, and every ``random_state`` of the experts that is None.
+
+    Attributes
+    ----------
+    experts_ : Bunch
+        The fitted experts by name.
+    weights_ : ndarray of shape (n_estimators,)
+        w.
+    log_partition_, log_partition_std_ : float
+        log Z of the energy, when it is first needed, by importance sampling from the mixture
+        (unbiased for Z), and its standard error; nan, with a warning, if the effective sample size
+        is below 30.
+    log_partition_bounds_ : tuple of float
+        Two standard errors below and above; nan where there is no standard error. If the weights
+        sum to one, the upper end is at most the exact bound, log Z = 0 for normalised experts.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
+
+    See Also
+    --------
+    EnergyOutlierDetector : Uses this density by default.
+
+    References
+    ----------
+    .. [1] Hinton (2002), "Training products of experts by minimizing contrastive divergence",
+       Neural Computation 14(8).
+    .. [2] Genest and Zidek (1986), "Combining probability distributions: a critique and an
+       annotated bibliography", Statistical Science 1(1).
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_wine
+    >>> from skebm import ProductOfDensities
+    >>> X, y = load_wine(return_X_y=True)
+    >>> model = ProductOfDensities(random_state=0).fit(X[y < 2])
+    >>> list(model.experts_)
+    ['kernels', 'kernels_by_range', 'mixture']
+    >>> bool(model.energy(X[y == 2]).mean() > model.energy(X[y < 2]).mean() + 3)
+    True
+    """
+
+    _parameter_constraints: dict = {
+        "estimators": [list, None],
+        "weights": [StrOptions({"balanced"}), "array-like"],
+        "n_draws": [Interval(Integral, 100, None, closed="left")],
+        "random_state": ["random_state"],
+    }
+
+    def __init__(self, estimators=None, *, weights="balanced", n_draws=2000, random_state=None):
+        self.estimators = estimators
+        self.weights = weights
+        self.n_draws = n_draws
+        self.random_state = random_state
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Parameters, with those of the experts as ``<name>__<parameter>`` if `deep`."""
+        if self.estimators is None:
+            return dict(super(Composition, self).get_params(deep=False))
+        return dict(self._get_params("estimators", deep=deep))
+
+    def set_params(self, **params: Any) -> ProductOfDensities:
+        """Set parameters; ``<name>__<parameter>`` sets one of an expert."""
+        if self.estimators is None and "estimators" not in params:
+            nested = {name.partition("__")[0] for name in params if "__" in name}
+            if nested & {name for name, _ in default_experts()}:
+                self.estimators = default_experts()
+        self._set_params("estimators", **params)
+        return self
+
+    # ---------------------------------------------------------------- fitting
+
+    @fit_context(prefer_skip_nested_validation=False)
+    @restores_on_failure
+    def fit(self, X: Any, y: Any = None) -> ProductOfDensities:
+        """Fit all experts to the rows of X.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Finite numbers.
+        y : None
+            Not used; present by convention.
+
+        Returns
+        -------
+        self : ProductOfDensities
+        """
+        X = validate_data(self, X, dtype=np.float64)
+        experts = self._named_experts()
+        random = check_random_state(self.random_state)
+        fitted = {}
+        for name, expert in experts:
+            fitted[name] = self._seeded(expert, random).fit(X)
+        self.weights_ = self._weights(X, experts, random)
+        self.experts_ = Bunch(**fitted)
+        # Estimated on first need; scoring leaves the attributes of the estimator alone.
+        self._log_z: dict[str, Any] = {"seed": random.randint(2**31), "found": None}
+        return self
+
+    def _named_experts(self) -> list[tuple[str, Any]]:
+        """The experts; raises for lists that are none, and for estimators without a density."""
+        if self.estimators is None:
+            return default_experts()
+        if not self.estimators or not all(
+            isinstance(pair, tuple) and len(pair) == 2 for pair in self.estimators
+        ):
+            raise ValueError("estimators must be a list of (name, estimator), at least one.")
+        self._validate_names([name for name, _ in self.estimators])
+        for name, expert in self.estimators:
+            if not (hasattr(expert, "score_samples") and hasattr(expert, "sample")):
+                raise TypeError(
+                    f"Expert {name!r} is {type(expert).__name__}, which has no score_samples or no "
+                    "sample: pass a density, such as TractableDensity or GaussianMixture."
+                )
+        return list(self.estimators)
+
+    def _seeded(self, expert: Any, random: np.random.RandomState) -> Any:
+        model = clone(expert)
+        if self.random_state is not None:
+            set_seeds(model, random)
+        return model
+
+    def _weights(self, X: np.ndarray, experts: Any, random: np.random.RandomState) -> np.ndarray:
+        n = len(experts)
+        if not isinstance(self.weights, str):
+            weights = as_numbers("weights", self.weights)
+            if weights.shape != (n,) or not (weights >= 0).all() or not weights.any():
+                raise ValueError(
+                    f"weights must be {n} non-negative numbers, one for each expert, not all zero."
+                )
+            return weights
+        if len(X) < FEWEST_ROWS or n == 1:
+            return np.full(n, 1 / n)
+        if len(X) > MOST_ROWS:
+            X = take_rows(X, random.permutation(len(X))[:MOST_ROWS])
+        held_out = np.empty((len(X), n))
+        folds = KFold(N_FOLDS, shuffle=True, random_state=random)
+        for train, test in folds.split(X):
+            for k, (_, expert) in enumerate(experts):
+                model = self._seeded(expert, random).fit(take_rows(X, train))
+                held_out[test, k] = relative_log_density(model, take_rows(X, test))
+        low, high = np.quantile(held_out, [0.25, 0.75], axis=0)
+        spread = high - low
+        # An expert that cannot discriminate rows has no scale: it counts like the others.
+        usual = spread[spread > 0].mean() if (spread > 0).any() else 1.0
+        weights = 1 / np.where(spread > 0, spread, usual)
+        found: np.ndarray = weights / weights.sum()
+        return found
+
+    # ---------------------------------------------------------------- log Z
+
+    def _log_densities(self, X: Any) -> np.ndarray:
+        """Normalised log densities by all experts, (n, K)."""
+        experts = self.experts_.values()
+        return np.stack([relative_log_density(q, X) - log_normaliser(q) for q in experts], 1)
+
+    def _proposals(self, n: int, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
+        """Draws of the mixture in random order, and log of the product over the mixture at each."""
+        share = self.weights_ / self.weights_.sum()
+        used = share > 0
+        counts = random.multinomial(n, share)
+        pairs = zip(self.experts_.values(), counts, strict=True)
+        x = np.concatenate([draw(expert, int(count), random) for expert, count in pairs if count])
+        x = x[random.permutation(n)]
+        log_q = self._log_densities(x)[:, used]
+        return x, log_q @ self.weights_[used] - logsumexp(log_q + np.log(share[used]), axis=1)
+
+    @property
+    def _is_pool(self) -> bool:
+        """Whether the weights sum to one, so that the product is nowhere above the mixture."""
+        return math.isclose(float(self.weights_.sum()), 1.0, rel_tol=1e-9)
+
+    def _log_partition(self) -> LogPartition:
+        check_is_fitted(self)
+        if self._log_z["found"] is None:
+            random = np.random.RandomState(self._log_z["seed"])
+            _, log_ratio = self._proposals(int(self.n_draws), random)
+            self._log_z["found"] = self._summarised(log_ratio)
+        found: LogPartition = self._log_z["found"]
+        return found
+
+    def _summarised(self, log_ratio: np.ndarray) -> LogPartition:
+        """log Z of the energy, given the log of the product over the mixture at its draws."""
+        n, experts = len(log_ratio), self.experts_.values()
+        # The energy leaves out the normalisers of experts that are energies themselves.
+        offset = float(self.weights_ @ np.array([log_normaliser(expert) for expert in experts]))
+        value = float(logsumexp(log_ratio)) - math.log(n)
+        relative = np.exp(log_ratio - value)
+        std_error = float(relative.std(ddof=1)) / math.sqrt(n)
+        ess = n / float(np.square(relative).mean())
+        lower, upper, reason = value - 2 * std_error, value + 2 * std_error, ""
+        if ess < LEAST_ESS:
+            lower = upper = std_error = math.nan
+            reason = (
+                f"the importance weights have an effective sample size of {ess:.1f} of {n}, as the "
+                "experts disagree where they have most of their mass"
+            )
+            warnings.warn(
+                f"log Z may be wrong by nats: {reason}. Energies and ranks need no log Z; raise "
+                "n_draws, or use experts that are more alike.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+        if self._is_pool:  # then Z is at most 1 by Hoelder's inequality
+            upper = float(np.fmin(upper, 0.0))
+        bounds = (lower + offset, upper + offset)
+        return LogPartition(value + offset, std_error, *bounds, "probabilistic", ess, reason=reason)
+
+    @property
+    def log_partition_(self) -> float:
+        """log Z of :meth:`energy`, in nats."""
+        return self._log_partition().value
+
+    @property
+    def log_partition_std_(self) -> float:
+        """Standard error of `log_partition_`."""
+        return self._log_partition().std_error
+
+    @property
+    def log_partition_bounds_(self) -> tuple[float, float]:
+        """Interval for log Z, in nats."""
+        found = self._log_partition()
+        return found.lower, found.upper
+
+    # ---------------------------------------------------------------- fitted models
+
+    def _checked(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        found: np.ndarray = validate_data(self, X, dtype=np.float64, reset=False)
+        return found
+
+    def energy(self, X: Any) -> np.ndarray:
+        """Energy of each row, in nats: minus the weighted sum of the experts' log densities.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        X = self._checked(X)
+        pairs = zip(self.weights_, self.experts_.values(), strict=True)
+        parts = [w * relative_log_density(expert, X) for w, expert in pairs if w]
+        return -np.asarray(sum(parts))
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Log p(x) of each row in nats, with the estimate of log Z.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return -self.energy(X) - self.log_partition_
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Mean log-likelihood of the rows in nats, with the largest credible log Z: lower.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+        y : None
+            Not used; present by convention.
+
+        Returns
+        -------
+        float
+            nan if log Z has no credible upper end, which it always has if the weights sum to one.
+        """
+        return -float(self.energy(X).mean()) - self._log_partition().pessimistic
+
+    def score_function(self, X: Any) -> np.ndarray:
+        """Score of each row: the gradient of log p(x), the weighted sum of the experts' scores.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+        """
+        X = self._checked(X)
+        pairs = zip(self.weights_, self.experts_.values(), strict=True)
+        return np.asarray(sum(w * score_function(expert, X) for w, expert in pairs if w))
+
+    def sample(self, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
+        """Draw rows, by rejection sampling from the mixture of the experts.
+
+        The draws are independent and exact if the weights sum to one and at least one proposal in
+        200 is accepted, which takes Z of about 1/200. Otherwise proposals are resampled by their
+        importance weights, with a warning: rows may then be repeated, and are approximate.
+
+        Parameters
+        ----------
+        n_samples : int, default=1
+        random_state : int, RandomState instance or None, default=None
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+        """
+        check_is_fitted(self)
+        whole_number("n_samples", n_samples, 1)
+        random, most = check_random_state(random_state), MOST_PROPOSALS * int(n_samples)
+        rows, ratios, accepted, n = [], [], [], 0
+        while n < max(most, CHUNK):
+            x, log_ratio = self._proposals(CHUNK, random)
+            keep = np.log(random.random_sample(CHUNK)) < log_ratio
+            rows.append(x)
+            ratios.append(log_ratio)
+            accepted.append(x[keep])
+            n += CHUNK
+            if self._is_pool and sum(map(len, accepted)) >= n_samples:
+                return np.concatenate(accepted)[:n_samples]
+        log_ratio = np.concatenate(ratios)
+        share = np.exp(log_ratio - logsumexp(log_ratio))
+        ess = 1 / float(np.square(share).sum())
+        why = "are accepted seldom" if self._is_pool else "have weights that do not sum to one"
+        warnings.warn(
+            f"Proposals {why}: the samples are resampled from {n} of them, with an effective "
+            f"sample size of {ess:.0f}, and are approximate.",
+            UserWarning,
+            stacklevel=2,
+        )
+        chosen = random.choice(n, int(n_samples), p=share)
+        return np.asarray(np.concatenate(rows)[chosen])
+
+
+def draw(expert: Any, n: int, random: np.random.RandomState) -> np.ndarray:
+    """Draws of a density: of ours, or of scikit-learn's mixtures and kernel densities."""
+    if isinstance(expert, SklearnMixture | BayesianGaussianMixture):
+        # Its draws are seeded by the parameter of the constructor.
+        seeded = copy.copy(expert).set_params(random_state=random.randint(2**31))
+        return np.asarray(seeded.sample(n)[0])
+    return np.asarray(expert.sample(n, random_state=random.randint(2**31)))

@@ -1,0 +1,293 @@
+"""Products of densities and tractable densities: closed forms, log Z, draws, weights."""
+
+import math
+import pickle
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy import integrate
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.mixture import GaussianMixture
+from sklearn.model_selection import GridSearchCV
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
+
+from skebm import EnergyOutlierDetector, ProductOfDensities, RBMEstimator, TractableDensity
+from skebm.distributions import KernelDensity as Kernels
+from skebm.estimators.product import default_experts
+from tests.checks import parametrize_with_checks
+from tests.tiers import leading
+
+KINDS = ("stack", "kernel", "mixture", "gaussian")
+
+
+def table(n=80, d=2, seed=0):
+    random = np.random.RandomState(seed)
+    return random.standard_normal((n, d)) * [1.0, 20.0, 0.1][:d] + 5
+
+
+def gaussian(mean, variance):
+    """scikit-learn's mixture with one component, of known moments in one column."""
+    model = GaussianMixture(1, random_state=0).fit(np.array([[mean - 1.0], [mean + 1.0]]))
+    model.means_[:] = mean
+    model.covariances_[:] = variance
+    model.precisions_cholesky_[:] = variance**-0.5
+    return model
+
+
+class Fixed(GaussianMixture):
+    """A mixture that does not learn: it is Gaussian, of the given moments."""
+
+    def __init__(self, mean=0.0, variance=1.0, random_state=None):
+        super().__init__(random_state=random_state)
+        self.mean, self.variance = mean, variance
+
+    def get_params(self, deep=True):
+        return {"mean": self.mean, "variance": self.variance, "random_state": self.random_state}
+
+    def fit(self, X, y=None):
+        vars(self).update(vars(gaussian(self.mean, self.variance)))
+        return self
+
+
+TWO = [("a", Fixed(0.0, 1.0)), ("b", Fixed(2.0, 4.0))]
+
+
+# ------------------------------------------------------------------------------
+# Products
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", [(0.5, 0.5), (0.2, 0.8), (1.0, 1.0), (0.0, 1.0)])
+def test_a_product_of_two_gaussians_is_gaussian(weights):
+    model = ProductOfDensities(TWO, weights=weights, n_draws=20_000, random_state=0)
+    model.fit(np.zeros((30, 1)))
+    a, b = weights
+    precision = a + b / 4
+    mean, x = (a * 0 + b * 2 / 4) / precision, np.linspace(-4, 5, 7)[:, None]
+    exact = -0.5 * precision * (x[:, 0] - mean) ** 2 + 0.5 * math.log(precision / math.tau)
+    log_z = -model.energy(x) - exact
+    assert_allclose(log_z, log_z[0], rtol=0, atol=1e-9)
+    assert abs(model.log_partition_ - log_z[0]) < 4 * model.log_partition_std_ + 1e-12
+    low, high = model.log_partition_bounds_
+    assert low - 1e-9 <= log_z[0] <= high + 1e-9
+    assert_allclose(model.score_samples(x), exact, atol=5 * model.log_partition_std_ + 1e-9)
+    assert_allclose(model.score_function(x), -precision * (x - mean), atol=1e-9)
+    assert model.score(x) <= model.score_samples(x).mean()
+
+
+def test_draws_of_a_pool_are_exact():
+    model = ProductOfDensities(TWO, weights=(0.5, 0.5), random_state=0).fit(np.zeros((30, 1)))
+    x = model.sample(20_000, random_state=0)[:, 0]
+    precision, mean = 0.5 + 0.5 / 4, 0.5 * 2 / 4 / (0.5 + 0.5 / 4)
+    assert abs(x.mean() - mean) < 5 * (precision * len(x)) ** -0.5
+    assert abs(x.var() * precision - 1) < 5 * (2 / len(x)) ** 0.5
+    assert len(np.unique(x)) == len(x)
+
+
+def test_draws_of_a_plain_product_are_resampled_with_a_warning():
+    model = ProductOfDensities(TWO, weights=(1, 1), random_state=0).fit(np.zeros((30, 1)))
+    with pytest.warns(UserWarning, match="do not sum to one.*approximate"):
+        x = model.sample(500, random_state=0)
+    assert abs(x.mean() - 0.4) < 0.25
+
+
+def test_the_largest_credible_log_z_of_a_pool_is_at_most_its_bound():
+    far = [("a", Fixed(0.0, 1.0)), ("b", Fixed(40.0, 1.0))]
+    model = ProductOfDensities(far, weights=(0.5, 0.5), random_state=0).fit(np.zeros((30, 1)))
+    zero = np.zeros((1, 1))
+    with pytest.warns(ConvergenceWarning, match="log Z may be wrong"):
+        assert model.score(zero) == -model.energy(zero)[0]
+    assert model.log_partition_bounds_[1] == 0.0
+    assert math.isnan(model.log_partition_bounds_[0])
+    plain = ProductOfDensities(far, weights=(1, 1), random_state=0).fit(np.zeros((30, 1)))
+    with pytest.warns(ConvergenceWarning, match="log Z may be wrong"):
+        assert math.isnan(plain.score(zero))
+
+
+def test_the_integral_of_the_default_is_one():
+    X = table()
+    model = ProductOfDensities(random_state=0).fit(X)
+    assert_array_equal(list(model.experts_), [name for name, _ in default_experts()])
+
+    def density(b, a):
+        return math.exp(model.score_samples([[a, b]])[0])
+
+    found, _ = integrate.dblquad(density, 0, 10, -120, 130, epsabs=1e-4, epsrel=1e-3)
+    assert abs(math.log(found)) < 4 * model.log_partition_std_ + 2e-3
+
+
+def test_balanced_weights_make_the_spreads_alike():
+    experts = [("wide", Fixed(5.0, 1.0)), ("narrow", Fixed(5.0, 0.01))]
+    model = ProductOfDensities(experts, random_state=0).fit(table(60, 1))
+    assert_allclose(model.weights_, [100 / 101, 1 / 101])
+    constant = ProductOfDensities(experts, random_state=0).fit(np.full((60, 1), 5.0))
+    assert_allclose(constant.weights_, [0.5, 0.5])
+
+
+def test_units_of_the_columns_do_not_matter():
+    X, new = table(60), table(20, seed=1)
+    model = ProductOfDensities(random_state=0).fit(X)
+    scaled = ProductOfDensities(random_state=0).fit(X * [1e6, 1e-3] + [3, -5])
+    gap = scaled.energy(new * [1e6, 1e-3] + [3, -5]) - model.energy(new)
+    assert_allclose(gap, gap[0], rtol=0, atol=1e-4)
+    assert gap[0] == pytest.approx(math.log(1e3), abs=1e-4)
+
+
+def test_an_energy_based_expert_brings_its_log_z():
+    X = (table(60) > 5).astype(float)
+    rbm = RBMEstimator(2, n_iter=5, random_state=0)
+    model = ProductOfDensities([("rbm", rbm)], random_state=0).fit(X)
+    assert model.log_partition_ == pytest.approx(model.experts_["rbm"].log_partition_)
+    assert_allclose(model.score_samples(X), model.experts_["rbm"].score_samples(X))
+
+
+def test_parameters_of_experts_can_be_searched():
+    model = ProductOfDensities(random_state=0)
+    assert model.get_params()["estimators"] is None
+    search = GridSearchCV(model, {"mixture__regularisation": [0.01, 0.3]}, cv=2).fit(table(60))
+    expert = search.best_estimator_.experts_["mixture"]
+    assert expert.regularisation == search.best_params_["mixture__regularisation"]
+    with pytest.raises(ValueError, match="nothing"):
+        clone(model).set_params(nothing__at_all=1)
+
+
+def test_same_seed_same_model_and_a_pickle_is_the_model():
+    X = table()
+    one, two = (ProductOfDensities(random_state=0).fit(X) for _ in range(2))
+    assert_array_equal(one.score_samples(X), two.score_samples(X))
+    assert_array_equal(one.sample(5, random_state=1), two.sample(5, random_state=1))
+    again = pickle.loads(pickle.dumps(one))
+    assert_array_equal(again.score_samples(X), one.score_samples(X))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"estimators": []}, "at least one"),
+        ({"estimators": ["kernels"]}, r"\(name, estimator\)"),
+        ({"estimators": [("a", GaussianMixture()), ("a", GaussianMixture())]}, "unique"),
+        ({"estimators": TWO, "weights": [1.0]}, "2 non-negative numbers"),
+        ({"estimators": TWO, "weights": [1.0, -1.0]}, "2 non-negative numbers"),
+        ({"estimators": TWO, "weights": [0.0, 0.0]}, "not all zero"),
+        ({"estimators": TWO, "weights": [np.nan, 1.0]}, "2 non-negative numbers"),
+        ({"n_draws": 3}, "n_draws"),
+    ],
+)
+def test_bad_parameters(params, message):
+    with pytest.raises(ValueError, match=message):
+        ProductOfDensities(**params).fit(table(30, 1))
+
+
+def test_an_expert_without_a_density_is_refused():
+    with pytest.raises(TypeError, match="StandardScaler, which has no score_samples"):
+        ProductOfDensities([("a", StandardScaler())]).fit(table())
+    with pytest.raises(NotFittedError):
+        ProductOfDensities().energy(table())
+
+
+HARD = {
+    "one row": np.array([[1.0, 2.0]]),
+    "all rows alike": np.ones((40, 2)),
+    "a constant column": np.c_[table(40, 1), np.ones(40)],
+    "ten copies": np.repeat(table(12), 10, axis=0),
+    "more columns than rows": np.random.RandomState(0).standard_normal((6, 30)),
+    "huge": table(40) * 1e9,
+    "heavy tails": np.random.RandomState(0).standard_cauchy((60, 2)),
+    "integers": np.random.RandomState(0).randint(0, 3, (60, 4)),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_tables_have_finite_energies(name):
+    X = HARD[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        detector = EnergyOutlierDetector(random_state=0).fit(X)
+    assert np.isfinite(detector.decision_function(X)).all()
+    new = np.asarray(X[:1] + 7.0 * np.abs(X).max())
+    assert detector.decision_function(new)[0] < detector.decision_function(X).min()
+
+
+# ------------------------------------------------------------------------------
+# Tractable densities
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tractable_density_integrates_to_one(kind):
+    model = TractableDensity(kind, random_state=0).fit(table(60, 1))
+    found, _ = integrate.quad(lambda a: math.exp(model.score_samples([[a]])[0]), -6, 16, limit=200)
+    assert found == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_score_is_the_gradient(kind):
+    X = table(60)
+    model = TractableDensity(kind, random_state=0).fit(X)
+    at, step = X[:5], np.array([1e-4, 2e-3])
+    for j in range(2):
+        shift = np.eye(2)[j] * step
+        slope = (model.score_samples(at + shift) - model.score_samples(at - shift)) / 2 / step[j]
+        assert_allclose(model.score_function(at)[:, j], slope, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_have_the_moments_of_the_rows(kind):
+    X = table(200)
+    x = TractableDensity(kind, random_state=0).fit(X).sample(4000, random_state=0)
+    assert_allclose(x.mean(0), X.mean(0), atol=0.1 * X.std(0).max())
+    assert (np.abs(np.log(x.std(0) / X.std(0))) < 0.25).all()
+
+
+@pytest.mark.parametrize("kind", leading(2, KINDS))
+def test_weights_are_repetitions(kind):
+    X, w = table(40), np.random.RandomState(0).randint(1, 4, 40)
+    weighted = TractableDensity(kind, random_state=0).fit(X, sample_weight=w)
+    repeated = TractableDensity(kind, random_state=0).fit(np.repeat(X, w, axis=0))
+    tolerance = 0.15 if kind in ("stack", "mixture") else 0.05  # other folds and initial clusters
+    gap = weighted.score_samples(X) - repeated.score_samples(X)
+    assert np.median(np.abs(gap)) < tolerance
+
+
+def test_the_metric_is_the_unit_of_the_bandwidth():
+    X = np.random.RandomState(0).standard_exponential((200, 2)) ** 2 * [1.0, 50.0]
+    standard = TractableDensity("kernel", random_state=0).fit(X).distribution_.bandwidth.numpy()
+    ranges = TractableDensity("kernel", metric="range", random_state=0).fit(X)
+    assert_allclose(standard / X.std(0), (standard / X.std(0))[0])
+    ratio = ranges.distribution_.bandwidth.numpy() / np.ptp(X, axis=0)
+    assert_allclose(ratio, ratio[0])
+    scaled = TractableDensity("kernel", metric="range", random_state=0)
+    scaled.fit(MinMaxScaler().fit_transform(X))
+    assert_allclose(scaled.distribution_.bandwidth.numpy(), ratio)
+
+
+def test_names_of_columns_and_arguments_without_effect():
+    frame = pd.DataFrame(table(30), columns=["a", "b"])
+    model = TractableDensity("gaussian").fit(frame)
+    assert list(model.feature_names_in_) == ["a", "b"]
+    with pytest.raises(ValueError, match="feature names"):
+        model.score_samples(frame[["b", "a"]])
+    with pytest.warns(UserWarning, match="metric.*does not use it"):
+        TractableDensity("gaussian", metric="range").fit(frame)
+    with pytest.raises(ValueError, match="unit is for one scale"):
+        Kernels.fit(torch.as_tensor(table()), n_scales=2, unit=torch.ones(2))
+
+
+@parametrize_with_checks(
+    {
+        "product": ProductOfDensities(random_state=0),
+        "kernel": TractableDensity("kernel"),
+        "kernel-range": TractableDensity("kernel", metric="range"),
+        "stack": TractableDensity(random_state=0),
+        "mixture": TractableDensity("mixture", random_state=0),
+        "gaussian": TractableDensity("gaussian"),
+    },
+    first=("product", "kernel"),
+)
+def test_sklearn_checks(estimator, check):
+    check(estimator)
