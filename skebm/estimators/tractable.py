@@ -26,8 +26,9 @@ from skebm.estimators.base import asked_for, restores_on_failure, warn_without_e
 
 # Rows for each component of a mixture, and most components.
 ROWS_PER_COMPONENT, MOST_COMPONENTS = 100, 40
-# Most kernels: a row that is scored takes time for each.
-MOST_CENTRES = 5000
+# Most rows that kernels are placed at and mixtures are fitted to: scoring a row takes time for
+# each kernel. Most products of an EM step: rows times components times squared columns.
+MOST_ROWS, MOST_WORK = 5000, 4e8
 # Regularisation from which components need no prior, and nats per row at which EM ends.
 SMOOTH, TOLERANCE = 0.01, 1e-3
 # Parameters that only some distributions use.
@@ -49,11 +50,12 @@ class TractableDensity(DensityMixin, BaseEstimator):
     distribution : {"stack", "kernel", "mixture", "gaussian"}, default="stack"
         ``"stack"``: Gaussian mixtures of several sizes and kernels, weighted by the likelihood of
         held-out rows (:meth:`skebm.distributions.Stack.fit`). ``"kernel"``: a normal kernel at each
-        row, with the bandwidth of largest leave-one-out likelihood, at most 2.56 units of `metric`
-        (at 5,000 random rows if there are more). ``"mixture"``: a Gaussian mixture by EM.
-        ``"gaussian"``: one Gaussian, its covariance shrunk.
+        row, with the bandwidth of largest leave-one-out likelihood, at most 2.56 units of `metric`.
+        ``"mixture"``: a Gaussian mixture by EM. ``"gaussian"``: one Gaussian, its covariance
+        shrunk. Kernels and mixtures are fitted to 5,000 random rows if there are more.
     n_components : int or "auto", default="auto"
-        Components of a mixture. ``"auto"`` is one for every hundred rows, at most 40.
+        Components of a mixture. ``"auto"`` is one for every hundred rows, at most 40, or fewer if a
+        step of EM would take more than 4e8 products.
     regularisation : float in [0, 1), default=1e-3
         Least variance of a component of a mixture, relative to that of its column. 0.1 makes a
         mixture smooth, and similar to a kernel density with few kernels; below 0.01 covariances
@@ -148,17 +150,18 @@ class TractableDensity(DensityMixin, BaseEstimator):
             return Gaussian.fit(x, w)
         if self.distribution == "stack":
             return Stack.fit(x, w, generator=generator)
+        size = min(float(w.sum()) // ROWS_PER_COMPONENT, MOST_COMPONENTS)
+        if len(x) > MOST_ROWS:
+            order = torch.randperm(len(x), generator=generator)
+            order = order[w[order] > 0][:MOST_ROWS]
+            x, w = x[order], w[order]
         if self.distribution == "mixture":
-            size = self.n_components
-            if size == "auto":
-                size = int(np.clip(float(w.sum()) // ROWS_PER_COMPONENT, 1, MOST_COMPONENTS))
+            size = min(size, MOST_WORK // (len(x) * x.shape[1] ** 2))
+            n_components = max(1, int(size)) if self.n_components == "auto" else self.n_components
             kind: dict[str, Any] = {"regularisation": self.regularisation, "tol": TOLERANCE}
             if self.regularisation >= SMOOTH:  # no other prior is needed
                 kind["prior_rows"] = 0.0
-            return GaussianMixture.fit(x, w, size, generator=generator, **kind)
-        order = torch.randperm(len(x), generator=generator)
-        order = order[w[order] > 0][:MOST_CENTRES]
-        x, w = x[order], w[order]
+            return GaussianMixture.fit(x, w, n_components, generator=generator, **kind)
         unit = None if self.metric == "standard" else (x.amax(0) - x.amin(0)) / 12**0.5
         return KernelDensity.fit(x, w, unit=unit)
 
