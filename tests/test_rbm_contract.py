@@ -19,6 +19,7 @@ from skorch.callbacks import Callback
 from skebm import RBMEstimator
 from skebm.base import PartitionEstimator
 from skebm.objectives import Centering, Penalty
+from skebm.objectives.fused import FusedPCD
 from skebm.objectives.likelihood import ExactLikelihood
 from skebm.partition import (
     AIS,
@@ -623,7 +624,8 @@ def test_an_interrupted_fit_is_no_worse_than_its_start(mode, after, averaging):
 @pytest.mark.parametrize("learning", ["pcd", "cd"])
 @pytest.mark.parametrize("after", leading(1, [8, 1]))
 def test_an_interrupted_sampler_leaves_a_usable_model(learning, after, monkeypatch):
-    step, calls = Gibbs.step, []
+    owner, name = (FusedPCD, "__call__") if learning == "pcd" else (Gibbs, "step")
+    step, calls = getattr(owner, name), []
 
     def interrupted(*args, **kwargs):
         calls.append(0)
@@ -631,7 +633,7 @@ def test_an_interrupted_sampler_leaves_a_usable_model(learning, after, monkeypat
             raise KeyboardInterrupt
         return step(*args, **kwargs)
 
-    monkeypatch.setattr(Gibbs, "step", interrupted)
+    monkeypatch.setattr(owner, name, interrupted)
     model = RBMEstimator(**quick, learning=learning, batch_size=10)
     with pytest.raises(KeyboardInterrupt, match="interrupted in epoch.*usable"):
         model.fit(X)
