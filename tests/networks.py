@@ -92,12 +92,12 @@ def neural(
     return NeuralEnergy(built, Real((d,), lower, upper), base, **kwargs)
 
 
-def classified(d=3, network=None, n_classes=4, base="gaussian", label=None, **kwargs):
+def classified(d=3, network=None, n_classes=4, base="gaussian", label=None, power=1.0, **kwargs):
     """A neural energy of the logits of a classifier, or of one class."""
     base = normal_base(d) if base == "gaussian" else base
     shape = kwargs.get("image_shape", (d,))
     logits = build(network or MLP((6, 5)), shape, n_classes=n_classes)
-    return NeuralEnergy(ClassMarginal(logits, label), Real((d,)), base, **kwargs)
+    return NeuralEnergy(ClassMarginal(logits, label, power=power), Real((d,)), base, **kwargs)
 
 
 def telescoped(d=3, n_bridges=3):
@@ -152,6 +152,8 @@ NEURAL = {
     ).eval(),
     "classes": lambda: classified(),
     "a class": lambda: classified(network=MLP((5, 5), residual=True), label=2),
+    "classes at a power": lambda: classified(power=0.3),
+    "a class at a power": lambda: classified(label=2, power=0.3),
     "classes of images": lambda: classified(12, Conv((3, 4)), image_shape=(1, 3, 4)),
     "convolution": lambda: neural(12, Conv((3, 4), "softplus"), image_shape=(1, 3, 4)),
     "normed convolution": lambda: neural(

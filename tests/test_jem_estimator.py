@@ -34,6 +34,7 @@ def moons():
     rows, labels = make_moons(600, noise=0.1, random_state=0)
     model = JEMClassifier(
         MLP((32, 32)),
+        base="mixture",
         chains=Persistent(n_steps=3),
         n_iter=100,
         learning_rate=0.01,
@@ -87,6 +88,7 @@ def test_holes_are_filled_and_noise_is_taken_off(moons):
 def test_weight_zero_is_the_classifier_in_plain_torch():
     settings = {"generative_weight": 0, "batch_size": len(X), "n_iter": 20, "random_state": 0}
     settings |= {"dtype": "float64", "optimizer": AdamW(schedule="constant")}
+    settings |= {"objective": Hybrid(power=1.0)}
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     found = JEMClassifier(network, **settings).fit(X, Y).logits(X)
@@ -196,6 +198,74 @@ def test_the_weight_of_a_density_of_many_columns_is_small(n_columns, weight):
     assert found.set_params(generative_weight=0.5).fit(rows, labels).generative_weight_ == 0.5
 
 
+# ------------------------------------------------------------------------------
+# The power of the density
+# ------------------------------------------------------------------------------
+
+
+def log_base(model, rows):
+    """log q(x) of rows in their own units."""
+    z = torch.as_tensor((rows - model.units_.centre) / model.units_.scale, dtype=torch.float32)
+    return model.base_.log_prob(z).numpy() - np.log(model.units_.scale).sum()
+
+
+def test_few_rows_keep_the_density_of_the_base():
+    model = JEMClassifier(**small).fit(X, Y)
+    assert model.power_ == 0
+    assert_allclose(model.score_samples(X), log_base(model, X), rtol=1e-4, atol=1e-4)
+    whole = JEMClassifier(**small, objective=Hybrid(power=1.0)).fit(X, Y)
+    assert_allclose(model.predict_proba(X), whole.predict_proba(X), rtol=1e-5)
+    assert_allclose(np.exp(model.logits(X)).sum(1), 1)
+    assert not np.allclose(whole.energy(X), model.energy(X), atol=0.1)
+    assert model.partial_fit(X, Y).power_ == 1
+
+
+def test_what_a_classifier_learns_of_labels_does_not_make_rows_less_likely():
+    rows, labels = np.repeat(X, 5, axis=0), np.repeat(Y, 5)  # training rows decide
+    kind = small | {"n_iter": 30, "generative_weight": 0.0}
+    model = JEMClassifier(**kind).fit(rows, labels)
+    book = JEMClassifier(**kind, objective=Hybrid(power=1.0)).fit(rows, labels)
+    assert 0 <= model.power_ < 1
+    assert model.score_samples(X).mean() >= log_base(model, X).mean() - 0.01
+    assert model.score_samples(X).mean() > book.score_samples(X).mean()
+    stopped = JEMClassifier(**kind, early_stopping=True).fit(X, Y)
+    assert stopped.power_ != 0  # by held-out rows, however few
+
+
+def test_the_density_is_that_of_clean_rows_unless_asked_otherwise():
+    model, noisy = (
+        JEMClassifier(**small, objective=Hybrid(deconvolve=clean)).fit(X, Y)
+        for clean in (True, False)
+    )
+    assert model.score_samples(X).mean() > noisy.score_samples(X).mean() + 0.1
+    base = model.net_.module_.energy.base  # which knows of the noise
+    assert_allclose(
+        base.log_prob(torch.zeros(1, 4)),
+        model.base_.convolved(torch.as_tensor(model.sigma_, dtype=torch.float32)).log_prob(
+            torch.zeros(1, 4)
+        ),
+        rtol=1e-4,
+    )
+
+
+def test_noise_is_taken_off_by_the_model_of_noisy_rows():
+    kind = small | {"generative_weight": 1.0, "n_iter": 20}
+    model = JEMClassifier(**kind, objective=Hybrid(power=0.5)).fit(X, Y)
+    noisy = JEMClassifier(**kind, objective=Hybrid(power=0.5, deconvolve=False)).fit(X, Y)
+    sigma = noisy.sigma_ * noisy.units_.scale
+    assert_allclose(noisy.denoise(X), X + sigma**2 * noisy.score_function(X), atol=1e-4)
+    assert not np.allclose(model.denoise(X), X + sigma**2 * model.score_function(X), atol=1e-3)
+
+
+def test_logarithms_of_probabilities_that_round_to_zero():
+    model = JEMClassifier(**small | {"n_iter": 100, "learning_rate": 0.1}).fit(X, Y)
+    far = X * 1e4
+    assert (model.predict_proba(far) == 0).any()
+    found = model.predict_log_proba(far)
+    assert np.isfinite(found).all()
+    assert found.max() <= 0
+
+
 def test_bits():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 200)
@@ -275,6 +345,7 @@ def test_networks_that_do_not_fit():
         ({"objective": Hybrid(form="joint"), "generative_weight": 2.0}, "between 0 and 1"),
         ({"objective": Hybrid(sharpness=-1.0)}, "sharpness.*Hybrid"),
         ({"objective": Hybrid(noisy="always")}, "noisy.*Hybrid"),
+        ({"objective": Hybrid(power=1.5)}, "power.*Hybrid"),
         ({"objective": "likelihood"}, "objective"),
         ({"chains": ReplayBuffer(size=5)}, "replay buffer"),
         ({"chains": Persistent(n_steps=0)}, "n_steps.*Persistent"),

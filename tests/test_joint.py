@@ -12,6 +12,7 @@ from skebm.base import Batch, Binary, Real
 from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import MLP, ClassMarginal, NeuralEnergy
 from skebm.objectives import ContrastiveDivergence, JointLikelihood, Refinement
+from skebm.objectives.joint import likeliest_power
 from skebm.samplers import MALA, FromData, GibbsWithGradients, Langevin, Persistent
 from tests.networks import build, classified, neural
 from tests.objectives import autograd, flat, gradient
@@ -63,6 +64,31 @@ def test_the_marginal_sums_over_classes():
         level = -of_class(x)
         expected = log_p[:, k] - log_p[:, k].logsumexp(0)
         torch.testing.assert_close(level - level.logsumexp(0), expected)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.4, 1.0])
+def test_a_power_changes_the_rows_and_not_their_classes(power):
+    joint = of_bits()
+    energy = NeuralEnergy(joint.network.at(power), joint.domain, joint.base)
+    total = joint.network.classifier(bits()).logsumexp(1)
+    torch.testing.assert_close(-energy.correction(bits()), power * total)
+    of_class = [NeuralEnergy(energy.network.given(k), joint.domain, joint.base) for k in range(K)]
+    by_class = torch.stack([-one(bits()) for one in of_class], 1)
+    torch.testing.assert_close(by_class.logsumexp(1), -energy(bits()))
+    torch.testing.assert_close(by_class.softmax(1), joint.network.classifier(bits()).softmax(1))
+
+
+def test_the_likeliest_power_is_that_of_a_search():
+    draws = torch.randn(2000, generator=seeded(0), dtype=DOUBLE)
+    some = torch.randn(50, generator=seeded(1), dtype=DOUBLE)
+    weight = torch.rand(50, generator=seeded(2), dtype=DOUBLE)
+    powers = torch.linspace(0, 1, 1001, dtype=DOUBLE)
+    log_z = (powers[:, None] * draws).logsumexp(1) - math.log(2000)
+    for shift in (-1.0, 0.0, 0.3, 0.6, 3.0):
+        mean = weight @ (some + shift) / weight.sum()
+        best = float(powers[(powers * mean - log_z).argmax()])
+        assert likeliest_power(some + shift, weight, draws) == pytest.approx(best, abs=2e-3)
+    assert likeliest_power(torch.ones(5), torch.ones(5), torch.ones(9)) == 1  # untrained
 
 
 def test_a_class_shares_the_classifier():

@@ -32,6 +32,7 @@ from skebm import (
     RBMEstimator,
     ScoreMatchingDensity,
 )
+from skebm.estimators import Hybrid
 from skebm.samplers import ParallelTempering, Persistent
 from skebm.training import SGD
 from tests.adversarial.hostile import TABLES, split
@@ -107,6 +108,7 @@ SETTINGS: dict[type, dict[str, dict[str, Any]]] = {
         "replay": {"chains": "replay", **SHORT},
         "discriminative": {"generative_weight": 0, **SHORT},
         "balanced": {"class_weight": "balanced", **SHORT},
+        "book": {"objective": Hybrid(power=1.0, deconvolve=False), "generative_weight": 1, **SHORT},
         "early-stopping": {"early_stopping": True, "n_iter": 20},
     },
     EnergyOutlierDetector: {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from skebm.base.energy import ValueAndInputGrad, value_and_input_grad_by_autograd
@@ -13,12 +12,14 @@ from skebm.base.energy import ValueAndInputGrad, value_and_input_grad_by_autogra
 class ClassMarginal(nn.Module):
     r"""The correction of a base by a classifier: minus the log-sum-exp of its logits.
 
-    .. math:: f(x) = -\log \sum_y e^{\mathrm{logits}_y(x)}
-        \quad\text{or, of one class,}\quad f(x) = -\mathrm{logits}_y(x)
+    .. math:: f(x) = -c \log \sum_y e^{\mathrm{logits}_y(x)}
+        \quad\text{or, of one class,}\quad
+        f(x) = (1 - c) \log \sum_y e^{\mathrm{logits}_y(x)} - \mathrm{logits}_y(x)
 
     With a base q the former is the energy of :math:`p(x) = \sum_y p(x, y)` [1]_, the latter that of
     :math:`p(x \mid y)`. Adding a function of x to all logits changes both, but not
-    :math:`p(y \mid x)`.
+    :math:`p(y \mid x)`. The power c does so by a multiple of their log-sum-exp: with c = 1 they are
+    those of a joint energy-based model, and with c = 0 p(x) is q.
 
     Parameters
     ----------
@@ -26,6 +27,8 @@ class ClassMarginal(nn.Module):
         From rows to logits, (n, K).
     label : int or None, default=None
         Index of the class among the logits; None is the sum over all classes.
+    power : float, default=1
+        c.
 
     References
     ----------
@@ -44,17 +47,24 @@ class ClassMarginal(nn.Module):
     tensor(1.0986, grad_fn=<NegBackward0>)
     """
 
-    def __init__(self, classifier: nn.Module, label: int | None = None):
+    def __init__(self, classifier: nn.Module, label: int | None = None, *, power: float = 1.0):
         super().__init__()
-        self.classifier, self.label = classifier, label
+        self.classifier, self.label, self.power = classifier, label, power
 
     def given(self, label: int) -> ClassMarginal:
         """The correction for one class, with the same classifier."""
-        return ClassMarginal(self.classifier, label)
+        return ClassMarginal(self.classifier, label, power=self.power)
+
+    def at(self, power: float) -> ClassMarginal:
+        """The correction with another power, with the same classifier."""
+        return ClassMarginal(self.classifier, self.label, power=power)
 
     def of_logits(self, logits: Tensor) -> Tensor:
         """f, (n,), from logits (n, K)."""
-        return -logits.logsumexp(1) if self.label is None else -logits[:, self.label]
+        total = logits.logsumexp(1)
+        if self.label is None:
+            return -self.power * total
+        return (1 - self.power) * total - logits[:, self.label]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.of_logits(self.classifier(x))
@@ -68,8 +78,9 @@ class ClassMarginal(nn.Module):
 
     def _head(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """f and its gradient with respect to the logits."""
+        share = logits.softmax(1)
         if self.label is None:
-            return self.of_logits(logits), -logits.softmax(1)
-        grad = torch.zeros_like(logits)
-        grad[:, self.label] = -1.0
+            return self.of_logits(logits), -self.power * share
+        grad = (1 - self.power) * share
+        grad[:, self.label] -= 1.0
         return self.of_logits(logits), grad

@@ -19,6 +19,8 @@ from skebm.samplers import ChainPolicy
 FORMS = ("factored", "joint")
 # Target of an unlabelled row.
 UNKNOWN = -1
+# Error of a mean of logits in float32, and halvings by which the power of their sum is found.
+ROUNDING, N_BISECTIONS = 1e-5, 20
 
 
 class View(NamedTuple):
@@ -170,6 +172,15 @@ class JointLikelihood(Objective):
     def kernel(self, halvings: int) -> Sampler:
         """The sampler with its step size halved `halvings` times."""
         return self.generative.kernel(halvings)
+
+    @property
+    def clean_monitor(self) -> Any:
+        """That of the likelihood."""
+        return self.generative.clean_monitor
+
+    @clean_monitor.setter
+    def clean_monitor(self, monitor: Any) -> None:
+        self.generative.clean_monitor = monitor
 
     # ---------------------------------------------------------------- the loss
 
@@ -344,3 +355,33 @@ class JointLikelihood(Objective):
 
     def unpack(self, packed: dict[str, Tensor | None]) -> Any:
         return self.generative.unpack(packed) if packed else None
+
+
+def likeliest_power(rows: Tensor, weight: Tensor, draws: Tensor) -> float:
+    r"""The power c in [0, 1] at which rows are most likely under :math:`q(x) e^{c g(x)} / Z(c)`.
+
+    g is the log-sum-exp of the logits. The mean of :math:`c g - \log \mathbb E_q e^{c g}` over the
+    rows is concave in c, and 0 at c = 0: at its maximum the rows are no less likely than under q.
+
+    Parameters
+    ----------
+    rows : Tensor of shape (n,)
+        g at the rows.
+    weight : Tensor of shape (n,)
+        Weights of the rows.
+    draws : Tensor of shape (m,)
+        g at draws of q.
+    """
+    mean, draws = weighted_mean(rows.double(), weight.double()), draws.double()
+
+    def rises(power: float) -> bool:
+        """Whether the derivative is positive, or zero up to rounding."""
+        return bool(mean - (power * draws).softmax(0) @ draws > -ROUNDING)
+
+    if rises(1.0):
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(N_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rises(middle) else (low, middle)
+    return low

@@ -42,7 +42,7 @@ fixed_step = sampled | {"sampler": MALA(0.3)}  # the default one is adapted firs
 
 CASES = {
     JEMClassifier: {
-        "factored": JEMClassifier(**fixed_step),
+        "factored": JEMClassifier(**fixed_step, objective=Hybrid(power=0.5)),
         "adapted": JEMClassifier(**sampled),
         "joint": JEMClassifier(**fixed_step, objective="joint", generative_weight=0.5),
         "plain": JEMClassifier(**sampled, generative_weight=0.0),
@@ -106,7 +106,8 @@ def fitted(case):
 
 
 def outputs(model, X):
-    names = ("logits", "predict_proba", "decision_function", "predict", "energy", "score_samples")
+    names = ("logits", "predict_proba", "predict_log_proba", "decision_function", "predict")
+    names += ("energy", "score_samples")
     return {name: getattr(model, name)(X) for name in names}
 
 
@@ -259,6 +260,7 @@ def test_energies_and_classes_are_one_model(case):
     model = fitted(case)
     logits, proba = model.logits(X), model.predict_proba(X)
     assert_allclose(proba.sum(1), 1)
+    assert_allclose(model.predict_log_proba(X), np.log(proba))
     assert_array_equal(model.predict(X), model.classes_[logits.argmax(1)])
     by_class = np.stack([model.joint_energy(X, name) for name in model.classes_], 1)
     assert_allclose(np.exp(-by_class).sum(1), np.exp(-model.energy(X)), rtol=1e-5)
@@ -387,7 +389,7 @@ def test_frames(case):
 
 
 def test_an_unfitted_model_says_so():
-    for name in ("logits", "predict", "predict_proba", "decision_function", "score_samples"):
+    for name in ("logits", "predict", "predict_proba", "predict_log_proba", "decision_function"):
         with pytest.raises(NotFittedError):
             getattr(JEMClassifier(), name)(X)
     with pytest.raises(NotFittedError):

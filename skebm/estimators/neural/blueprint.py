@@ -140,6 +140,10 @@ class Rule(abc.ABC):
         """The trained part of the energy."""
         return build_network(config, spec)
 
+    def trained_network(self, network: nn.Module) -> nn.Module:
+        """The network of the model, made from the one that was trained; by default the same."""
+        return network
+
     def proposal(self, energy: NeuralEnergy, net: EnergyNet) -> Distribution | None:
         """A tractable distribution near the model, by default the base."""
         return energy.base
@@ -288,14 +292,23 @@ class NeuralBlueprint(Blueprint):
     # ---------------------------------------------------------------- trained models
 
     def energy(self, trained: NeuralEnergy) -> NeuralEnergy:
-        """The trained energy, with the base of clean rows if it is deconvolved."""
+        """The energy of the model: of noisy rows, or of clean ones if it is deconvolved."""
+        noisy = self.noisy_energy(trained)
         if not self.takes_noise_off:
-            return trained
+            return noisy
         clean: Any = self.bases.clean
         like = next(trained.parameters())
-        base = clean.to(like.device, like.dtype)
+        return self._with(noisy.network, clean.to(like.device, like.dtype))
+
+    def noisy_energy(self, trained: NeuralEnergy) -> NeuralEnergy:
+        """The energy of noisy rows, with what the rule makes of the trained network."""
+        network = self.rule.trained_network(trained.network)
+        return trained if network is trained.network else self._with(network, trained.base)
+
+    def _with(self, network: nn.Module, base: Distribution | None) -> NeuralEnergy:
+        """The energy of a single level with another network or base."""
         shape = self.table.image_shape
-        return NeuralEnergy(trained.network, self.table.domain, base, image_shape=shape).eval()
+        return NeuralEnergy(network, self.table.domain, base, image_shape=shape).eval()
 
     @property
     def takes_noise_off(self) -> bool:

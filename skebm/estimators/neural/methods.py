@@ -210,7 +210,7 @@ def denoise_real(self: Any, X: Any, noise_level: float | None = None) -> np.ndar
     .. [1] Efron (2011), "Tweedie's formula and selection bias", JASA 106(496), equation 2.8.
     """
     rows, table = self._rows(X), self._blueprint.table
-    noisy = self.net_.module_.energy.eval()  # of rows with the noise of training
+    noisy = self._blueprint.noisy_energy(self.net_.module_.energy.eval())
     several = getattr(noisy, "noise_levels", None) is not None
     sigma = _noise_of(self, noise_level)
 
