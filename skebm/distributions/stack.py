@@ -1,4 +1,4 @@
-"""Stacked densities: mixtures of whole distributions, weighted by their density of unseen rows."""
+"""Distributions made of whole others: stacks, weighted by held-out rows, and changes of units."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from skebm.base import Clamp, Real
+from skebm.base import Clamp, Conditional, Real
 from skebm.distributions._fitting import draw_index, positive_weight_rows
 from skebm.distributions.base import Distribution
+from skebm.distributions.bounded import TruncatedGaussian, Uniform
 from skebm.distributions.conditionals import Given
 from skebm.distributions.kernel import KernelDensity
+from skebm.distributions.low_rank import LowRankMixture
 from skebm.distributions.mixture import GaussianMixture
 
 # Numbers of components of the mixtures, rows that a component has at least on average, and most
@@ -25,21 +27,36 @@ ROWS_PER_COMPONENT, MOST_WORK = 8, 3e7
 # early, as neighbours in the stack make up for what a mixture lacks.
 PRIORS: tuple[dict[str, Any], ...] = ({"regularisation": 1e-5, "prior_rows": 0.0}, {})
 TOLERANCE = 1e-3
+# Numbers of components and ranks where covariances are of low rank, in their order of cost, and the
+# priors; most multiplications for the density of a row, less where chains evaluate it, and most of
+# an EM step.
+SHAPES = ((1, 16), (1, 64), (1, 128), (1, 256), (4, 16), (4, 64), (16, 16))
+LOW_PRIORS: tuple[dict[str, Any], ...] = (
+    {"regularisation": 1e-5, "prior_rows": 0.0},
+    {"regularisation": 1e-2, "prior_rows": 5.0},
+)
+MOST_PER_ROW, MOST_IN_CHAINS, MOST_LOW_WORK = 4e5, 1.2e5, 4e8
+# Columns that cost as much as the factors in the density of a component, whatever the rank.
+OVERHEAD = 8
+# Nats per column and row below which a step of EM ends it.
+LOW_TOLERANCE = 1e-3
 # Scales of the kernel density, most of its centres, and most rows for the mixtures.
 N_SCALES, MOST_CENTRES, MOST_ROWS = 4, 2000, 5000
 # Folds, and the number of held-out rows that is enough, so that some folds need not be fitted.
-N_FOLDS, ENOUGH = 3, 1000
+N_FOLDS, ENOUGH, ENOUGH_LOW = 3, 1000, 300
 # Fewest distinct rows that are divided into folds.
 FEWEST_ROWS = 20
-# Nats per held-out row that may be lost where parts are left out. Steps of EM for the weights.
-MOST_LOST, N_STEPS = 0.005, 300
+# Nats per held-out row that may be lost where parts are left out, and that a part of low rank has to
+# gain for each column. Steps of EM for the weights.
+MOST_LOST, LEAST_GAIN, N_STEPS = 0.005, 0.001, 300
 
 
 class Candidate(NamedTuple):
-    """A distribution of a stack before it is fitted."""
+    """A distribution of a stack before it is fitted, and the cost of its density in products."""
 
     name: str
     fit: Callable[[Tensor, Tensor], Distribution]
+    cost: float = 0.0
 
 
 class Stack(Distribution):
@@ -107,6 +124,7 @@ class Stack(Distribution):
         weight: Tensor | None = None,
         *,
         kernels: bool = True,
+        low_rank: bool = False,
         generator: torch.Generator | None = None,
         progress: Callable[[Sequence[Any]], Iterator[Any]] = iter,
     ) -> Stack:
@@ -150,13 +168,18 @@ class Stack(Distribution):
         order = order[:MOST_ROWS].to(rows.device)
         rows, w = rows[order], w[order]
         seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
-        candidates = _candidates(len(rows), rows.shape[1], seed, kernels=kernels)
+        most = MOST_PER_ROW if kernels else MOST_IN_CHAINS
+        if low_rank:
+            candidates = _low_rank_candidates(len(rows), rows.shape[1], seed, most)
+        else:
+            candidates = _candidates(len(rows), rows.shape[1], seed, kernels=kernels)
         if len(rows) < FEWEST_ROWS:
             # One Gaussian, shrunk: there is nothing to choose by.
             only = candidates[-1].fit(rows, w)
             return cls([only], rows.new_ones(1)).to(x.device, x.dtype)
         fold = torch.arange(len(rows), device=rows.device) % N_FOLDS
-        n_folds = min(N_FOLDS, math.ceil(ENOUGH * N_FOLDS / len(rows)))
+        enough = ENOUGH_LOW if low_rank else ENOUGH
+        n_folds = min(N_FOLDS, math.ceil(enough * N_FOLDS / len(rows)))
         judged = fold < n_folds
         parts: list[Distribution] = []
         densities = []
@@ -168,7 +191,12 @@ class Stack(Distribution):
                 density[out] = _without(candidate, part, rows, w, out).log_prob(rows[out])
             parts.append(part)
             densities.append(density[judged])
-        kept, a = _needed(torch.stack(densities, 1), w[judged])
+        density, share = torch.stack(densities, 1), w[judged]
+        if low_rank:
+            costs = [candidate.cost for candidate in candidates]
+            kept, a = _affordable(density, share, costs, most, LEAST_GAIN * rows.shape[1])
+        else:
+            kept, a = _needed(density, share)
         return cls([parts[m] for m in kept], a).to(x.device, x.dtype)
 
     # ---------------------------------------------------------------- the distribution
@@ -279,6 +307,97 @@ class StackGiven(Given):
 
 
 # ------------------------------------------------------------------------------
+# Units
+# ------------------------------------------------------------------------------
+
+
+class Affine(Distribution):
+    r"""A distribution of real rows after a change of units, :math:`z = (x - c) / s` with x from q.
+
+    .. math:: \log q_z(z) = \log q(s \odot z + c) + \textstyle\sum_i \log s_i
+
+    Parameters
+    ----------
+    distribution : Distribution
+        q, on unbounded real rows.
+    centre, scale : Tensor of shape (d,)
+        c and s > 0, in the units of x.
+
+    Raises
+    ------
+    TypeError
+        Where the rows of q are not real.
+    ValueError
+        Where q is bounded, or a scale is not positive.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.distributions import Affine, Gaussian
+    >>> q = Gaussian(torch.tensor([3.0]), 2.0)
+    >>> z = Affine(q, torch.tensor([3.0]), torch.tensor([2.0]))  # a standard normal distribution
+    >>> z.log_prob(torch.zeros(1, 1))
+    tensor([-0.9189])
+    """
+
+    def __init__(self, distribution: Distribution, centre: Tensor, scale: Tensor):
+        if not isinstance(distribution.domain, Real):
+            raise TypeError(f"Only real rows have units to change, not {distribution.domain}.")
+        if isinstance(distribution, TruncatedGaussian | Uniform) or distribution.domain != Real(
+            distribution.domain.shape
+        ):
+            raise ValueError("The units of a bounded distribution cannot be changed.")
+        if not (scale > 0).all():
+            raise ValueError("scale must be positive.")
+        self.distribution, self.domain = distribution, distribution.domain
+        self.centre, self.scale = centre, scale
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> Affine:
+        moved = super().to(device, dtype)
+        moved.distribution = self.distribution.to(device, dtype)
+        return moved
+
+    def _inverse(self, z: Tensor) -> Tensor:
+        return z * self.scale + self.centre
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        return (self.distribution.sample(n, generator) - self.centre) / self.scale
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return self.distribution.log_prob(self._inverse(x)) + self.scale.log().sum()
+
+    def score(self, x: Tensor) -> Tensor:
+        return self.distribution.score(self._inverse(x)) * self.scale
+
+    @property
+    def has_convolved(self) -> bool:
+        return self.distribution.has_convolved
+
+    @property
+    def has_given(self) -> bool:
+        return self.distribution.has_given
+
+    def convolved(self, sigma: Tensor | float) -> Affine:
+        return Affine(self.distribution.convolved(sigma * self.scale), self.centre, self.scale)
+
+    def given(self, clamp: Clamp) -> Conditional:
+        value = torch.where(clamp.mask, self._inverse(clamp.value), 0)
+        return _AffineConditional(self, self.distribution.given(Clamp(clamp.mask, value)))
+
+
+class _AffineConditional(Conditional):
+    def __init__(self, units: Affine, inner: Conditional):
+        self.units, self.inner = units, inner
+
+    @property
+    def mean(self) -> Tensor:  # type: ignore[override]
+        return (self.inner.mean - self.units.centre) / self.units.scale
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        return (self.inner.sample(generator) - self.units.centre) / self.units.scale
+
+
+# ------------------------------------------------------------------------------
 # Fitting
 # ------------------------------------------------------------------------------
 
@@ -308,6 +427,31 @@ def _candidates(n: int, d: int, seed: int, *, kernels: bool) -> list[Candidate]:
     return found
 
 
+def _low_rank_candidates(n: int, d: int, seed: int, most: float) -> list[Candidate]:
+    """Mixtures of low rank for n rows of d columns, whose density costs at most `most` a row.
+
+    Last one of rank 0.
+    """
+
+    def mixture(size: int, rank: int, prior: dict[str, Any]) -> Any:
+        def fit(x: Tensor, w: Tensor) -> Distribution:
+            generator = torch.Generator(x.device).manual_seed(seed)
+            kind: dict[str, Any] = {"tol": LOW_TOLERANCE * d, "generator": generator} | prior
+            return LowRankMixture.fit(x, w, size, rank, **kind)
+
+        return fit
+
+    found = []
+    for size, rank in reversed(SHAPES):
+        cost = size * (rank + OVERHEAD) * d
+        rows = n * (N_FOLDS - 1) / N_FOLDS / size
+        if rank < d and rows >= ROWS_PER_COMPONENT and cost <= min(most, MOST_LOW_WORK / n):
+            for prior in LOW_PRIORS:
+                fit = mixture(size, rank, prior)
+                found.append(Candidate(f"{size} of rank {rank}", fit, cost))
+    return [*found, Candidate("independent", mixture(1, 0, LOW_PRIORS[-1]), OVERHEAD * d)]
+
+
 def _kernels(x: Tensor, w: Tensor) -> KernelDensity:
     """Kernels at rows in random order, whose scales do not depend on the weights."""
     x, w = x[:MOST_CENTRES], w[:MOST_CENTRES]
@@ -333,22 +477,43 @@ def _needed(log_density: Tensor, weight: Tensor) -> tuple[list[int], Tensor]:
 
     The first is left out first, the others by their weights.
     """
-    share = weight / weight.sum()
-
-    def fitted(numbers: list[int]) -> tuple[Tensor, float]:
-        some = log_density[:, numbers]
-        a = stacking_weights(some, weight)
-        return a, float(share @ (some + a.log()).logsumexp(1))
-
     kept = list(range(log_density.shape[1]))
-    a, most = fitted(kept)
+    a, most = _stacked(log_density, weight, kept)
     for m in [0, *(a[1:].argsort() + 1).tolist()]:
         rest = [k for k in kept if k != m]
         if rest:
-            fewer, value = fitted(rest)
+            fewer, value = _stacked(log_density, weight, rest)
             if most - value < MOST_LOST:
                 kept, a = rest, fewer
     return kept, a
+
+
+def _affordable(
+    log_density: Tensor, weight: Tensor, costs: Sequence[float], most: float, least_gain: float
+) -> tuple[list[int], Tensor]:
+    """Numbers and weights of parts that cost at most `most` together.
+
+    One after the other, that by which held-out rows gain most, as long as it is `least_gain`.
+    """
+    kept: list[int] = []
+    a, before = log_density.new_zeros(0), -math.inf
+    while True:
+        left = most - sum(costs[k] for k in kept)
+        possible = [k for k in range(len(costs)) if k not in kept and costs[k] <= left]
+        found = [(*_stacked(log_density, weight, [*kept, k]), k) for k in possible]
+        if not found:
+            return kept, a
+        shares, value, k = max(found, key=lambda one: one[1])
+        if value - before < least_gain:
+            return kept, a
+        kept, a, before = [*kept, k], shares, value
+
+
+def _stacked(log_density: Tensor, weight: Tensor, parts: list[int]) -> tuple[Tensor, float]:
+    """Weights of some parts, and the mean log-density of held-out rows."""
+    some = log_density[:, parts]
+    a = stacking_weights(some, weight)
+    return a, float(weight @ (some + a.log()).logsumexp(1) / weight.sum())
 
 
 def stacking_weights(log_density: Tensor, weight: Tensor) -> Tensor:

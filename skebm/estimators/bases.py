@@ -230,8 +230,8 @@ def check_base_kind(base: Any, domain: Domain) -> None:
 # of a component grows with their square; and least weight of a component, in rows.
 ROWS_PER_COMPONENT = 100
 LEAST_ROWS = 2.5
-# Number of columns above which "auto" does not stack, as its parts have full covariances; and
-# seconds after which its progress is shown.
+# Number of columns above which the parts of a stack have covariances of low rank plus diagonal; and
+# seconds after which the progress of its fit is shown.
 MOST_STACKED, PATIENCE = 100, 2.0
 # Maximum cost of an EM iteration: rows times components times squared columns.
 MOST_WORK = 2.5e10
@@ -295,9 +295,9 @@ def fit_real_bases(
     mixture = base if isinstance(base, MixtureBase) else MixtureBase()
     mixture._validate_params()
     name = "mixture" if isinstance(base, MixtureBase) else base
-    usual = name == "auto" and unbounded and not several and rows.n_columns <= MOST_STACKED
-    kernels = True
-    if usual and stacks != "no" and (deconvolve or sigma is None):
+    usual = name == "auto" and unbounded and not several
+    wide, kernels = rows.n_columns > MOST_STACKED, True
+    if usual and (wide or stacks != "no" and (deconvolve or sigma is None)):
         name, kernels = "stack", stacks == "all"
     if isinstance(base, Distribution):
         clean = _in_units(base, rows, units)
@@ -344,7 +344,7 @@ def _mixture(rows: Rows, sigma: Tensor | None, seed: int, n_components: Any) -> 
 
 
 def _stack(rows: Rows, seed: int, kernels: bool, verbose: int) -> Stack:
-    """Gaussian mixtures and kernels weighted by held-out rows, with a progress bar."""
+    """Mixtures and, of few columns, kernels weighted by held-out rows, with a progress bar."""
 
     def progress(parts: Any) -> Any:
         shown = {"desc": "base", "unit": "part", "delay": PATIENCE, "leave": False}
@@ -352,7 +352,7 @@ def _stack(rows: Rows, seed: int, kernels: bool, verbose: int) -> Stack:
 
     x, generator = rows.block(0, len(rows)), torch.Generator(rows.device).manual_seed(seed)
     kind: dict[str, Any] = {"kernels": kernels, "generator": generator, "progress": progress}
-    return Stack.fit(x, rows.counts, **kind)
+    return Stack.fit(x, rows.counts, low_rank=x.shape[1] > MOST_STACKED, **kind)
 
 
 def fit_flow(
