@@ -10,7 +10,14 @@ from torch import nn
 
 from skebm import ContrastiveDivergenceDensity, NCEDensity, ScoreMatchingDensity
 from skebm.base import Batch, Real
-from skebm.distributions import Gaussian, GaussianMixture, KernelDensity, Stack, TruncatedGaussian
+from skebm.distributions import (
+    Gaussian,
+    GaussianMixture,
+    KernelDensity,
+    LowRankMixture,
+    Stack,
+    TruncatedGaussian,
+)
 from skebm.energies import NeuralEnergy
 from skebm.estimators import bases
 from skebm.objectives import ContrastiveDivergence, DenoisingScoreMatching, NoiseContrastive
@@ -51,9 +58,15 @@ def test_noisy_rows_have_a_mixture(estimator):
     assert isinstance(base_of(estimator, clusters(), deconvolve=False), GaussianMixture)
 
 
+@pytest.mark.parametrize("deconvolve", [True, False])
 @each_estimator
-def test_many_columns_have_a_mixture(estimator):
-    assert isinstance(base_of(estimator, clusters(60, 101)), GaussianMixture)
+def test_many_columns_have_a_stack_of_low_rank(estimator, deconvolve):
+    """Also with the noise of training, whose variance stays on the diagonals."""
+    found = base_of(estimator, clusters(60, 101), deconvolve=deconvolve)
+    assert isinstance(found, Stack)
+    assert all(isinstance(part, LowRankMixture) for part in found.parts)
+    named = base_of(ScoreMatchingDensity, clusters(60, 101), base="stack")
+    assert all(isinstance(part, LowRankMixture) for part in named.parts)
 
 
 def test_other_rows_have_a_gaussian():

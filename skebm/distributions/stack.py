@@ -27,17 +27,15 @@ ROWS_PER_COMPONENT, MOST_WORK = 8, 3e7
 # early, as neighbours in the stack make up for what a mixture lacks.
 PRIORS: tuple[dict[str, Any], ...] = ({"regularisation": 1e-5, "prior_rows": 0.0}, {})
 TOLERANCE = 1e-3
-# Numbers of components and ranks where covariances are of low rank, in their order of cost, and the
-# priors; most multiplications for the density of a row, less where chains evaluate it, and most of
-# an EM step.
-SHAPES = ((1, 16), (1, 64), (1, 128), (1, 256), (4, 16), (4, 64), (16, 16))
+# Numbers of components and ranks where covariances are of low rank, in the order of their cost.
+SHAPES = ((1, 16), (1, 64), (4, 8), (4, 16), (1, 128), (2, 64), (1, 256), (4, 64), (16, 16))
 LOW_PRIORS: tuple[dict[str, Any], ...] = (
     {"regularisation": 1e-5, "prior_rows": 0.0},
     {"regularisation": 1e-2, "prior_rows": 5.0},
 )
-MOST_PER_ROW, MOST_IN_CHAINS, MOST_LOW_WORK = 4e5, 1.2e5, 4e8
-# Columns that cost as much as the factors in the density of a component, whatever the rank.
-OVERHEAD = 8
+# Most multiplications for the density of a row, about those of a network, and of an EM step; and
+# the number of factors whose cost is that of a component without any.
+MOST_PER_ROW, MOST_LOW_WORK, OVERHEAD = 8e4, 4e8, 8
 # Nats per column and row below which a step of EM ends it.
 LOW_TOLERANCE = 1e-3
 # Scales of the kernel density, most of its centres, and most rows for the mixtures.
@@ -46,8 +44,8 @@ N_SCALES, MOST_CENTRES, MOST_ROWS = 4, 2000, 5000
 N_FOLDS, ENOUGH, ENOUGH_LOW = 3, 1000, 300
 # Fewest distinct rows that are divided into folds.
 FEWEST_ROWS = 20
-# Nats per held-out row that may be lost where parts are left out, and that a part of low rank has to
-# gain for each column. Steps of EM for the weights.
+# Nats per held-out row that may be lost where parts are left out, and that a part of low rank has
+# to gain for each column. Steps of EM for the weights.
 MOST_LOST, LEAST_GAIN, N_STEPS = 0.005, 0.001, 300
 
 
@@ -143,6 +141,11 @@ class Stack(Distribution):
         Repeated rows are one row of larger weight. Of more than 5,000 distinct rows, the mixtures
         are fitted to 5,000 at random, and of more than 2,000, the kernels are centred at 2,000.
 
+        With `low_rank` the parts are mixtures of up to 16 components of rank up to 256, and
+        independent columns. They are added one after the other, that first which held-out rows
+        gain most by, as long as that is 0.001 nats a column and all of them together take at most
+        80,000 multiplications a row, about as many as a network.
+
         Parameters
         ----------
         x : Tensor of shape (n, d)
@@ -151,6 +154,10 @@ class Stack(Distribution):
             Non-negative, not all zero. A row of weight 2 counts as two rows.
         kernels : bool, default=True
             Whether there is a kernel density, which takes several times as long as the mixtures.
+        low_rank : bool, default=False
+            Whether the parts are mixtures of low rank plus diagonal covariances instead, for many
+            columns: fits and densities then cost a multiple of the columns and not of their
+            square. There are no kernels then, whatever `kernels` is.
         generator : torch.Generator or None, default=None
             Draws the folds and the initial clusters; None is one of seed 0.
         progress : callable, default=iter
@@ -168,9 +175,8 @@ class Stack(Distribution):
         order = order[:MOST_ROWS].to(rows.device)
         rows, w = rows[order], w[order]
         seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
-        most = MOST_PER_ROW if kernels else MOST_IN_CHAINS
         if low_rank:
-            candidates = _low_rank_candidates(len(rows), rows.shape[1], seed, most)
+            candidates = _low_rank_candidates(len(rows), rows.shape[1], seed)
         else:
             candidates = _candidates(len(rows), rows.shape[1], seed, kernels=kernels)
         if len(rows) < FEWEST_ROWS:
@@ -193,8 +199,9 @@ class Stack(Distribution):
             densities.append(density[judged])
         density, share = torch.stack(densities, 1), w[judged]
         if low_rank:
-            costs = [candidate.cost for candidate in candidates]
-            kept, a = _affordable(density, share, costs, most, LEAST_GAIN * rows.shape[1])
+            kept, a = _affordable(
+                density, share, [c.cost for c in candidates], LEAST_GAIN * rows.shape[1]
+            )
         else:
             kept, a = _needed(density, share)
         return cls([parts[m] for m in kept], a).to(x.device, x.dtype)
@@ -427,11 +434,8 @@ def _candidates(n: int, d: int, seed: int, *, kernels: bool) -> list[Candidate]:
     return found
 
 
-def _low_rank_candidates(n: int, d: int, seed: int, most: float) -> list[Candidate]:
-    """Mixtures of low rank for n rows of d columns, whose density costs at most `most` a row.
-
-    Last one of rank 0.
-    """
+def _low_rank_candidates(n: int, d: int, seed: int) -> list[Candidate]:
+    """Mixtures of low rank for n rows of d columns; last one of rank 0."""
 
     def mixture(size: int, rank: int, prior: dict[str, Any]) -> Any:
         def fit(x: Tensor, w: Tensor) -> Distribution:
@@ -445,8 +449,9 @@ def _low_rank_candidates(n: int, d: int, seed: int, most: float) -> list[Candida
     for size, rank in reversed(SHAPES):
         cost = size * (rank + OVERHEAD) * d
         rows = n * (N_FOLDS - 1) / N_FOLDS / size
-        if rank < d and rows >= ROWS_PER_COMPONENT and cost <= min(most, MOST_LOW_WORK / n):
-            for prior in LOW_PRIORS:
+        if rank < d and rows >= ROWS_PER_COMPONENT and cost <= min(MOST_PER_ROW, MOST_LOW_WORK / n):
+            # One component has no small variances that only few rows show.
+            for prior in LOW_PRIORS[size == 1 :]:
                 fit = mixture(size, rank, prior)
                 found.append(Candidate(f"{size} of rank {rank}", fit, cost))
     return [*found, Candidate("independent", mixture(1, 0, LOW_PRIORS[-1]), OVERHEAD * d)]
@@ -489,16 +494,16 @@ def _needed(log_density: Tensor, weight: Tensor) -> tuple[list[int], Tensor]:
 
 
 def _affordable(
-    log_density: Tensor, weight: Tensor, costs: Sequence[float], most: float, least_gain: float
+    log_density: Tensor, weight: Tensor, costs: Sequence[float], least_gain: float
 ) -> tuple[list[int], Tensor]:
-    """Numbers and weights of parts that cost at most `most` together.
+    """Numbers and weights of parts whose densities together cost at most `MOST_PER_ROW`.
 
-    One after the other, that by which held-out rows gain most, as long as it is `least_gain`.
+    One after the other, that by which held-out rows gain most, as long as it is `least_gain` nats.
     """
     kept: list[int] = []
     a, before = log_density.new_zeros(0), -math.inf
     while True:
-        left = most - sum(costs[k] for k in kept)
+        left = MOST_PER_ROW - sum(costs[k] for k in kept)
         possible = [k for k in range(len(costs)) if k not in kept and costs[k] <= left]
         found = [(*_stacked(log_density, weight, [*kept, k]), k) for k in possible]
         if not found:

@@ -135,7 +135,7 @@ class MLP(BaseEstimator):
         about :math:`s \, (d^{1/2} + n^{1/2})` for n frequencies of d columns.
     output : {"auto", "sum", "reconstruction"}, default="auto"
         Form of f: the first or the second one. ``"auto"`` is ``"reconstruction"`` where the base
-        has a whitening, that is for normal distributions, mixtures and kernel densities; on tables
+        has a whitening, that is for normal distributions, mixtures, kernels and stacks; on tables
         it learns faster and ranks anomalies better.
     n_frequencies : int >= 0, default=0
         Columns of B; 0 is no Fourier features. They help in tables of two or three columns whose
@@ -353,7 +353,9 @@ class MLPNetwork(nn.Module):
             return ValueAndInputGrad(a @ last, grad)
         o, y = self._reconstruction(x, a)
         grad = self._backward_pass((o - y) @ last, weights, derivatives, features)
-        return ValueAndInputGrad(((o / 2 - y) * o).sum(1), grad - self.whitening.transposed_times(o))
+        return ValueAndInputGrad(
+            ((o / 2 - y) * o).sum(1), grad - self.whitening.transposed_times(o)
+        )
 
     def grad_of_logits(self, x: Tensor, head: Head) -> ValueAndInputGrad:
         """Value and gradient of a function of the logits; `head` gives its value and gradient."""

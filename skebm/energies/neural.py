@@ -23,6 +23,7 @@ from skebm.base.torchtools import seeded
 from skebm.distributions import Distribution, Gaussian, KernelDensity
 from skebm.energies.whitening import LowRankWhitening, Whitening
 
+
 class Spec(NamedTuple):
     """The specification by which a network is built.
 
