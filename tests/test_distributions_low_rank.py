@@ -7,6 +7,7 @@ from sklearn.decomposition import FactorAnalysis
 from skebm.base import Clamp
 from skebm.distributions import Gaussian, GaussianMixture, LowRankMixture, Stack, low_rank, stack
 from skebm.energies import MLP, LowRankWhitening, NeuralEnergy, Spec, whitening, whitening_of
+from skebm.energies.path import GeometricPath
 from tests.oracle import DOUBLE, finite_difference, mean_is, seeded
 from tests.test_distributions_mixture import assert_conditional_draws_are_exact, assert_contract
 
@@ -302,3 +303,22 @@ def test_a_network_that_reconstructs_many_columns_has_right_derivatives(many):
         for i in range(8)
     ]
     torch.testing.assert_close(second, torch.stack(along).sum(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_annealing_evaluates_the_base_of_a_network_once(own):
+    """The bridges are the same whether the base is the energy's own or an equal one."""
+    q = parts_of(6)
+    network = MLP((5,)).build(Spec((6,), seeded(), DOUBLE))
+    with torch.no_grad():
+        network.last.fill_(0.5)
+    energy = NeuralEnergy(network, q.domain, q)
+    path = GeometricPath(energy, q if own else q.to("cpu", DOUBLE))
+    assert path._corrects_base == own
+    x = q.sample(5, seeded(1))
+    value, grad = path.at(0.3).value_and_grad(x)
+    expected = 0.3 * energy(x) - 0.7 * q.log_prob(x)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(grad, 0.3 * energy.value_and_grad(x)[1] - 0.7 * q.score(x))
+    with torch.no_grad():
+        torch.testing.assert_close(path.at(0.3)(x.clone()), expected)

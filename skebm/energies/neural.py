@@ -209,6 +209,16 @@ class NeuralEnergy(Energy):
         """E(x) + log q(x), (n,): f(x) without noise levels."""
         return self.trained(x) if self.noise_levels is None else super().correction(x)
 
+    def corrects(self, base: Any) -> bool:
+        """Whether `base` is this energy's, and f a function of the row alone."""
+        return base is not None and base is self.base and self.noise_levels is None
+
+    def correction_and_grad(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """f(x), (n,), and its gradient, (n, d), without noise levels; detached."""
+        with torch.no_grad():
+            value, grad = value_and_input_grad_of(self.network, self.as_input(x))
+        return value.detach(), grad.detach().reshape(x.shape)
+
     def value_and_grad(self, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
         if torch.is_inference_mode_enabled():
             return super().value_and_grad(x, cond)
