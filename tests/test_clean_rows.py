@@ -80,10 +80,10 @@ def test_other_rows_have_a_gaussian():
 
 def test_chains_do_not_evaluate_kernels():
     rows = np.random.default_rng(0).standard_t(2, (120, 3))
-    named = base_of(ContrastiveDivergenceDensity, rows, base="stack")
-    assert any(isinstance(part, KernelDensity) for part in named.parts)
-    parts = base_of(ContrastiveDivergenceDensity, rows).parts
-    assert not any(isinstance(part, KernelDensity) for part in parts)
+    model = ContrastiveDivergenceDensity(**still).fit(rows)
+    by_use = {"model": model.base_, "chains": model.net_.module_.energy.base}
+    has = {k: any(isinstance(part, KernelDensity) for part in q.parts) for k, q in by_use.items()}
+    assert has == {"model": True, "chains": False}
 
 
 @each_estimator

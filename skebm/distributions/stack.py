@@ -168,43 +168,28 @@ class Stack(Distribution):
         Stack
             Of the precision and on the device of x.
         """
-        rows, w = _distinct(*positive_weight_rows(x, weight))
-        if generator is None:
-            generator = torch.Generator(x.device).manual_seed(0)
-        order = torch.randperm(len(rows), generator=generator, device=generator.device)
-        order = order[:MOST_ROWS].to(rows.device)
-        rows, w = rows[order], w[order]
-        seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
-        if low_rank:
-            candidates = _low_rank_candidates(len(rows), rows.shape[1], seed)
-        else:
-            candidates = _candidates(len(rows), rows.shape[1], seed, kernels=kernels)
-        if len(rows) < FEWEST_ROWS:
-            # One Gaussian, shrunk: there is nothing to choose by.
-            only = candidates[-1].fit(rows, w)
-            return cls([only], rows.new_ones(1)).to(x.device, x.dtype)
-        fold = torch.arange(len(rows), device=rows.device) % N_FOLDS
-        enough = ENOUGH_LOW if low_rank else ENOUGH
-        n_folds = min(N_FOLDS, math.ceil(enough * N_FOLDS / len(rows)))
-        judged = fold < n_folds
-        parts: list[Distribution] = []
-        densities = []
-        for candidate in progress(candidates):
-            part = candidate.fit(rows, w)
-            density = rows.new_full((len(rows),), -math.inf)
-            for k in range(n_folds):
-                out = fold == k
-                density[out] = _without(candidate, part, rows, w, out).log_prob(rows[out])
-            parts.append(part)
-            densities.append(density[judged])
-        density, share = torch.stack(densities, 1), w[judged]
-        if low_rank:
-            kept, a = _affordable(
-                density, share, [c.cost for c in candidates], LEAST_GAIN * rows.shape[1]
-            )
-        else:
-            kept, a = _needed(density, share)
-        return cls([parts[m] for m in kept], a).to(x.device, x.dtype)
+        kind: dict[str, Any] = {"low_rank": low_rank, "generator": generator}
+        judged = _judged(x, weight, kernels=kernels, progress=progress, **kind)
+        return cls(*judged.chosen()).to(x.device, x.dtype)
+
+    @classmethod
+    def fit_pair(
+        cls,
+        x: Tensor,
+        weight: Tensor | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        progress: Callable[[Sequence[Any]], Iterator[Any]] = iter,
+    ) -> tuple[Stack, Stack]:
+        """The stacks of :meth:`fit` with and without kernels, at the cost of the former.
+
+        The second is for chains, which evaluate it ten times as often as all else.
+        """
+        judged = _judged(
+            x, weight, kernels=True, low_rank=False, generator=generator, progress=progress
+        )
+        pair = cls(*judged.chosen()), cls(*judged.without_kernels().chosen())
+        return pair[0].to(x.device, x.dtype), pair[1].to(x.device, x.dtype)
 
     # ---------------------------------------------------------------- the distribution
 
@@ -407,6 +392,80 @@ class _AffineConditional(Conditional):
 # ------------------------------------------------------------------------------
 # Fitting
 # ------------------------------------------------------------------------------
+
+
+class Judged(NamedTuple):
+    """Fitted parts, and the log-densities (n, M) of rows of weights (n,) fitted without them."""
+
+    parts: list[Distribution]
+    log_density: Tensor
+    weight: Tensor
+    costs: list[float]
+    low_rank: bool
+
+    def without_kernels(self) -> Judged:
+        """Of the mixtures alone, of which there is always one."""
+        kept = [m for m, part in enumerate(self.parts) if not isinstance(part, KernelDensity)]
+        return self._replace(
+            parts=[self.parts[m] for m in kept],
+            log_density=self.log_density[:, kept],
+            costs=[self.costs[m] for m in kept],
+        )
+
+    def chosen(self) -> tuple[list[Distribution], Tensor]:
+        """The parts that held-out rows need, and their weights."""
+        if len(self.parts) == 1:
+            return self.parts, self.weight.new_ones(1)
+        if self.low_rank:
+            n_columns = self.parts[0].domain.n_columns
+            least = LEAST_GAIN * n_columns
+            kept, a = _affordable(self.log_density, self.weight, self.costs, least)
+        else:
+            kept, a = _needed(self.log_density, self.weight)
+        return [self.parts[m] for m in kept], a
+
+
+def _judged(
+    x: Tensor,
+    weight: Tensor | None,
+    *,
+    kernels: bool,
+    low_rank: bool,
+    generator: torch.Generator | None,
+    progress: Callable[[Sequence[Any]], Iterator[Any]],
+) -> Judged:
+    """Fit the candidates to all rows, and to all but each fold, whose rows judge them."""
+    rows, w = _distinct(*positive_weight_rows(x, weight))
+    if generator is None:
+        generator = torch.Generator(x.device).manual_seed(0)
+    order = torch.randperm(len(rows), generator=generator, device=generator.device)
+    order = order[:MOST_ROWS].to(rows.device)
+    rows, w = rows[order], w[order]
+    seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
+    if low_rank:
+        candidates = _low_rank_candidates(len(rows), rows.shape[1], seed)
+    else:
+        candidates = _candidates(len(rows), rows.shape[1], seed, kernels=kernels)
+    if len(rows) < FEWEST_ROWS:
+        # One Gaussian, shrunk: there is nothing to choose by.
+        only = candidates[-1].fit(rows, w)
+        return Judged([only], rows.new_zeros(len(rows), 1), w, [0.0], low_rank)
+    fold = torch.arange(len(rows), device=rows.device) % N_FOLDS
+    enough = ENOUGH_LOW if low_rank else ENOUGH
+    n_folds = min(N_FOLDS, math.ceil(enough * N_FOLDS / len(rows)))
+    by = fold < n_folds
+    parts: list[Distribution] = []
+    densities = []
+    for candidate in progress(candidates):
+        part = candidate.fit(rows, w)
+        density = rows.new_full((len(rows),), -math.inf)
+        for k in range(n_folds):
+            out = fold == k
+            density[out] = _without(candidate, part, rows, w, out).log_prob(rows[out])
+        parts.append(part)
+        densities.append(density[by])
+    costs = [candidate.cost for candidate in candidates]
+    return Judged(parts, torch.stack(densities, 1), w[by], costs, low_rank)
 
 
 def _distinct(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

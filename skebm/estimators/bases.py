@@ -283,7 +283,8 @@ def fit_real_bases(
     several : bool
         Whether the energy has several noise levels, which needs a Gaussian base.
     stacks : {"no", "mixtures", "all"}
-        Whether ``"auto"`` is a stack where the trained model is that of clean rows, and of what.
+        Whether ``"auto"`` is a stack where the trained model is that of clean rows, and of what in
+        training: that of the trained model has kernels as well.
     verbose : int
         1 shows a progress bar for a stack that takes over two seconds.
     """
@@ -296,13 +297,15 @@ def fit_real_bases(
     mixture._validate_params()
     name = "mixture" if isinstance(base, MixtureBase) else base
     usual = name == "auto" and unbounded and not several
-    wide, kernels = rows.n_columns > MOST_STACKED, True
+    wide, for_chains = rows.n_columns > MOST_STACKED, False
     if usual and (wide or stacks != "no" and (deconvolve or sigma is None)):
-        name, kernels = "stack", stacks == "all"
+        name, for_chains = "stack", stacks != "all"
     if isinstance(base, Distribution):
         clean = _in_units(base, rows, units)
     elif name == "stack" and unbounded:
-        clean = _stack(rows, seed, kernels, verbose)
+        clean, trained = _stack(rows, seed, for_chains, deconvolve, verbose)
+        if trained is not clean:
+            noisy = trained if sigma is None else trained.convolved(sigma)
     elif name == "auto" and several:
         clean = _fitted("gaussian", rows, domain)  # which is Gaussian at all noise levels
     elif name in ("auto", "mixture") and unbounded:
@@ -343,16 +346,25 @@ def _mixture(rows: Rows, sigma: Tensor | None, seed: int, n_components: Any) -> 
     return GaussianMixture(weights, found.means[keep], found.covariances[keep])
 
 
-def _stack(rows: Rows, seed: int, kernels: bool, verbose: int) -> Stack:
-    """Mixtures and, of few columns, kernels weighted by held-out rows, with a progress bar."""
+def _stack(
+    rows: Rows, seed: int, for_chains: bool, deconvolve: bool, verbose: int
+) -> tuple[Stack, Stack]:
+    """Stacks of the trained model and for training, with a progress bar.
+
+    Chains take one without kernels, which the trained model has as well if it is `deconvolve`.
+    """
 
     def progress(parts: Any) -> Any:
         shown = {"desc": "base", "unit": "part", "delay": PATIENCE, "leave": False}
         return tqdm(parts, disable=not verbose, **shown)
 
     x, generator = rows.block(0, len(rows)), torch.Generator(rows.device).manual_seed(seed)
-    kind: dict[str, Any] = {"kernels": kernels, "generator": generator, "progress": progress}
-    return Stack.fit(x, rows.counts, low_rank=x.shape[1] > MOST_STACKED, **kind)
+    kind: dict[str, Any] = {"generator": generator, "progress": progress}
+    wide = x.shape[1] > MOST_STACKED
+    if for_chains and deconvolve and not wide:
+        return Stack.fit_pair(x, rows.counts, **kind)
+    found = Stack.fit(x, rows.counts, kernels=not for_chains, low_rank=wide, **kind)
+    return found, found
 
 
 def fit_flow(
