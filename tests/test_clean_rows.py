@@ -10,7 +10,15 @@ from torch import nn
 
 from skebm import ContrastiveDivergenceDensity, NCEDensity, ScoreMatchingDensity
 from skebm.base import Batch, Real
-from skebm.distributions import Gaussian, GaussianMixture, KernelDensity, Stack, TruncatedGaussian
+from skebm.distributions import (
+    Gaussian,
+    GaussianMixture,
+    KernelDensity,
+    LowRankMixture,
+    Stack,
+    TruncatedGaussian,
+    stack,
+)
 from skebm.energies import NeuralEnergy
 from skebm.estimators import bases
 from skebm.objectives import ContrastiveDivergence, DenoisingScoreMatching, NoiseContrastive
@@ -52,8 +60,14 @@ def test_noisy_rows_have_a_mixture(estimator):
 
 
 @each_estimator
-def test_many_columns_have_a_mixture(estimator):
-    assert isinstance(base_of(estimator, clusters(60, 101)), GaussianMixture)
+def test_many_columns_have_a_stack_of_low_rank(estimator, monkeypatch):
+    """Also with the noise of training, whose variance is on the diagonals, and by name."""
+    monkeypatch.setattr(stack, "SHAPES", ((1, 4),))
+    name = "noise" if estimator is NCEDensity else "base"
+    for kind in ({}, {"deconvolve": False}, {name: "stack"}):
+        found = base_of(estimator, clusters(60, 101), **kind)
+        assert isinstance(found, Stack)
+        assert all(isinstance(part, LowRankMixture) for part in found.parts)
 
 
 def test_other_rows_have_a_gaussian():
@@ -66,10 +80,10 @@ def test_other_rows_have_a_gaussian():
 
 def test_chains_do_not_evaluate_kernels():
     rows = np.random.default_rng(0).standard_t(2, (120, 3))
-    named = base_of(ContrastiveDivergenceDensity, rows, base="stack")
-    assert any(isinstance(part, KernelDensity) for part in named.parts)
-    parts = base_of(ContrastiveDivergenceDensity, rows).parts
-    assert not any(isinstance(part, KernelDensity) for part in parts)
+    model = ContrastiveDivergenceDensity(**still).fit(rows)
+    by_use = {"model": model.base_, "chains": model.net_.module_.energy.base}
+    has = {k: any(isinstance(part, KernelDensity) for part in q.parts) for k, q in by_use.items()}
+    assert has == {"model": True, "chains": False}
 
 
 @each_estimator

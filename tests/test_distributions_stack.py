@@ -337,3 +337,12 @@ def test_fits_repeat_and_report_progress():
 def test_rows_that_cannot_be_fitted_are_refused(x, weight, message):
     with pytest.raises(ValueError, match=message):
         Stack.fit(x, weight)
+
+
+def test_a_pair_of_stacks_is_that_of_separate_fits():
+    x = torch.randn(150, 2, generator=torch.Generator().manual_seed(0)).cumsum(1)
+    both, mixtures = Stack.fit_pair(x)
+    for pair, single in ((both, Stack.fit(x)), (mixtures, Stack.fit(x, kernels=False))):
+        assert [type(part) for part in pair.parts] == [type(part) for part in single.parts]
+        torch.testing.assert_close(pair.log_prob(x), single.log_prob(x))
+    assert not any(isinstance(part, KernelDensity) for part in mixtures.parts)

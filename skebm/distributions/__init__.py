@@ -1,6 +1,5 @@
 """Tractable distributions: bases of energies, starts of annealing and of chains, NCE noise."""
 
-from skebm.distributions.affine import Affine
 from skebm.distributions.base import Distribution, Tilt
 from skebm.distributions.blocks import BlockTree
 from skebm.distributions.bounded import TruncatedGaussian, Uniform
@@ -8,8 +7,9 @@ from skebm.distributions.flow import NormalizingFlow
 from skebm.distributions.gaussian import Gaussian
 from skebm.distributions.independent import IndependentBernoulli, IndependentCategorical
 from skebm.distributions.kernel import KernelDensity
+from skebm.distributions.low_rank import LowRankMixture
 from skebm.distributions.mixture import GaussianMixture
-from skebm.distributions.stack import Stack
+from skebm.distributions.stack import Affine, Stack
 from skebm.distributions.tree import ChowLiuTree
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "IndependentBernoulli",
     "IndependentCategorical",
     "KernelDensity",
+    "LowRankMixture",
     "Distribution",
     "NormalizingFlow",
     "Stack",

@@ -81,7 +81,7 @@ class Distribution(abc.ABC):
         """
         raise TypeError(
             f"{type(self).__name__} has no closed form under added normal noise: use Gaussian, "
-            "GaussianMixture, KernelDensity or Stack."
+            "GaussianMixture, LowRankMixture, KernelDensity or Stack."
         )
 
     @property
@@ -107,7 +107,7 @@ class Distribution(abc.ABC):
             return TiltedGiven(self, clamp)
         raise TypeError(
             f"{type(self).__name__} has no exact conditionals given real entries: use Gaussian, "
-            "GaussianMixture, KernelDensity, Stack or TruncatedGaussian."
+            "GaussianMixture, LowRankMixture, KernelDensity, Stack or TruncatedGaussian."
         )
 
     def marginal(self, columns: Tensor) -> Distribution:

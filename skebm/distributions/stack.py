@@ -1,4 +1,4 @@
-"""Stacked densities: mixtures of whole distributions, weighted by their density of unseen rows."""
+"""Distributions made of whole others: stacks, weighted by held-out rows, and changes of units."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from skebm.base import Clamp, Real
+from skebm.base import Clamp, Conditional, Real
 from skebm.distributions._fitting import draw_index, positive_weight_rows
 from skebm.distributions.base import Distribution
+from skebm.distributions.bounded import TruncatedGaussian, Uniform
 from skebm.distributions.conditionals import Given
 from skebm.distributions.kernel import KernelDensity
+from skebm.distributions.low_rank import LowRankMixture
 from skebm.distributions.mixture import GaussianMixture
 
 # Numbers of components of the mixtures, rows that a component has at least on average, and most
@@ -25,21 +27,34 @@ ROWS_PER_COMPONENT, MOST_WORK = 8, 3e7
 # early, as neighbours in the stack make up for what a mixture lacks.
 PRIORS: tuple[dict[str, Any], ...] = ({"regularisation": 1e-5, "prior_rows": 0.0}, {})
 TOLERANCE = 1e-3
+# Numbers of components and ranks where covariances are of low rank, in the order of their cost.
+SHAPES = ((1, 16), (1, 64), (4, 8), (4, 16), (1, 128), (2, 64), (1, 256), (4, 64), (16, 16))
+LOW_PRIORS: tuple[dict[str, Any], ...] = (
+    {"regularisation": 1e-5, "prior_rows": 0.0},
+    {"regularisation": 1e-2, "prior_rows": 5.0},
+)
+# Most multiplications for the density of a row, about those of a network, and of an EM step; and
+# the number of factors whose cost is that of a component without any.
+MOST_PER_ROW, MOST_LOW_WORK, OVERHEAD = 8e4, 4e8, 8
+# Nats per column and row below which a step of EM ends it.
+LOW_TOLERANCE = 1e-3
 # Scales of the kernel density, most of its centres, and most rows for the mixtures.
 N_SCALES, MOST_CENTRES, MOST_ROWS = 4, 2000, 5000
 # Folds, and the number of held-out rows that is enough, so that some folds need not be fitted.
-N_FOLDS, ENOUGH = 3, 1000
+N_FOLDS, ENOUGH, ENOUGH_LOW = 3, 1000, 300
 # Fewest distinct rows that are divided into folds.
 FEWEST_ROWS = 20
-# Nats per held-out row that may be lost where parts are left out. Steps of EM for the weights.
-MOST_LOST, N_STEPS = 0.005, 300
+# Nats per held-out row that may be lost where parts are left out, and that a part of low rank has
+# to gain for each column. Steps of EM for the weights.
+MOST_LOST, LEAST_GAIN, N_STEPS = 0.005, 0.001, 300
 
 
 class Candidate(NamedTuple):
-    """A distribution of a stack before it is fitted."""
+    """A distribution of a stack before it is fitted, and the cost of its density in products."""
 
     name: str
     fit: Callable[[Tensor, Tensor], Distribution]
+    cost: float = 0.0
 
 
 class Stack(Distribution):
@@ -107,6 +122,7 @@ class Stack(Distribution):
         weight: Tensor | None = None,
         *,
         kernels: bool = True,
+        low_rank: bool = False,
         generator: torch.Generator | None = None,
         progress: Callable[[Sequence[Any]], Iterator[Any]] = iter,
     ) -> Stack:
@@ -125,6 +141,11 @@ class Stack(Distribution):
         Repeated rows are one row of larger weight. Of more than 5,000 distinct rows, the mixtures
         are fitted to 5,000 at random, and of more than 2,000, the kernels are centred at 2,000.
 
+        With `low_rank` the parts are mixtures of up to 16 components of rank up to 256, and
+        independent columns. They are added one after the other, that first which held-out rows
+        gain most by, as long as that is 0.001 nats a column and all of them together take at most
+        80,000 multiplications a row, about as many as a network.
+
         Parameters
         ----------
         x : Tensor of shape (n, d)
@@ -133,6 +154,10 @@ class Stack(Distribution):
             Non-negative, not all zero. A row of weight 2 counts as two rows.
         kernels : bool, default=True
             Whether there is a kernel density, which takes several times as long as the mixtures.
+        low_rank : bool, default=False
+            Whether the parts are mixtures of low rank plus diagonal covariances instead, for many
+            columns: fits and densities then cost a multiple of the columns and not of their
+            square. There are no kernels then, whatever `kernels` is.
         generator : torch.Generator or None, default=None
             Draws the folds and the initial clusters; None is one of seed 0.
         progress : callable, default=iter
@@ -143,33 +168,28 @@ class Stack(Distribution):
         Stack
             Of the precision and on the device of x.
         """
-        rows, w = _distinct(*positive_weight_rows(x, weight))
-        if generator is None:
-            generator = torch.Generator(x.device).manual_seed(0)
-        order = torch.randperm(len(rows), generator=generator, device=generator.device)
-        order = order[:MOST_ROWS].to(rows.device)
-        rows, w = rows[order], w[order]
-        seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
-        candidates = _candidates(len(rows), rows.shape[1], seed, kernels=kernels)
-        if len(rows) < FEWEST_ROWS:
-            # One Gaussian, shrunk: there is nothing to choose by.
-            only = candidates[-1].fit(rows, w)
-            return cls([only], rows.new_ones(1)).to(x.device, x.dtype)
-        fold = torch.arange(len(rows), device=rows.device) % N_FOLDS
-        n_folds = min(N_FOLDS, math.ceil(ENOUGH * N_FOLDS / len(rows)))
-        judged = fold < n_folds
-        parts: list[Distribution] = []
-        densities = []
-        for candidate in progress(candidates):
-            part = candidate.fit(rows, w)
-            density = rows.new_full((len(rows),), -math.inf)
-            for k in range(n_folds):
-                out = fold == k
-                density[out] = _without(candidate, part, rows, w, out).log_prob(rows[out])
-            parts.append(part)
-            densities.append(density[judged])
-        kept, a = _needed(torch.stack(densities, 1), w[judged])
-        return cls([parts[m] for m in kept], a).to(x.device, x.dtype)
+        kind: dict[str, Any] = {"low_rank": low_rank, "generator": generator}
+        judged = _judged(x, weight, kernels=kernels, progress=progress, **kind)
+        return cls(*judged.chosen()).to(x.device, x.dtype)
+
+    @classmethod
+    def fit_pair(
+        cls,
+        x: Tensor,
+        weight: Tensor | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        progress: Callable[[Sequence[Any]], Iterator[Any]] = iter,
+    ) -> tuple[Stack, Stack]:
+        """The stacks of :meth:`fit` with and without kernels, at the cost of the former.
+
+        The second is for chains, which evaluate it ten times as often as all else.
+        """
+        judged = _judged(
+            x, weight, kernels=True, low_rank=False, generator=generator, progress=progress
+        )
+        pair = cls(*judged.chosen()), cls(*judged.without_kernels().chosen())
+        return pair[0].to(x.device, x.dtype), pair[1].to(x.device, x.dtype)
 
     # ---------------------------------------------------------------- the distribution
 
@@ -279,8 +299,173 @@ class StackGiven(Given):
 
 
 # ------------------------------------------------------------------------------
+# Units
+# ------------------------------------------------------------------------------
+
+
+class Affine(Distribution):
+    r"""A distribution of real rows after a change of units, :math:`z = (x - c) / s` with x from q.
+
+    .. math:: \log q_z(z) = \log q(s \odot z + c) + \textstyle\sum_i \log s_i
+
+    Parameters
+    ----------
+    distribution : Distribution
+        q, on unbounded real rows.
+    centre, scale : Tensor of shape (d,)
+        c and s > 0, in the units of x.
+
+    Raises
+    ------
+    TypeError
+        Where the rows of q are not real.
+    ValueError
+        Where q is bounded, or a scale is not positive.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.distributions import Affine, Gaussian
+    >>> q = Gaussian(torch.tensor([3.0]), 2.0)
+    >>> z = Affine(q, torch.tensor([3.0]), torch.tensor([2.0]))  # a standard normal distribution
+    >>> z.log_prob(torch.zeros(1, 1))
+    tensor([-0.9189])
+    """
+
+    def __init__(self, distribution: Distribution, centre: Tensor, scale: Tensor):
+        if not isinstance(distribution.domain, Real):
+            raise TypeError(f"Only real rows have units to change, not {distribution.domain}.")
+        if isinstance(distribution, TruncatedGaussian | Uniform) or distribution.domain != Real(
+            distribution.domain.shape
+        ):
+            raise ValueError("The units of a bounded distribution cannot be changed.")
+        if not (scale > 0).all():
+            raise ValueError("scale must be positive.")
+        self.distribution, self.domain = distribution, distribution.domain
+        self.centre, self.scale = centre, scale
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> Affine:
+        moved = super().to(device, dtype)
+        moved.distribution = self.distribution.to(device, dtype)
+        return moved
+
+    def _inverse(self, z: Tensor) -> Tensor:
+        return z * self.scale + self.centre
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        return (self.distribution.sample(n, generator) - self.centre) / self.scale
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return self.distribution.log_prob(self._inverse(x)) + self.scale.log().sum()
+
+    def score(self, x: Tensor) -> Tensor:
+        return self.distribution.score(self._inverse(x)) * self.scale
+
+    @property
+    def has_convolved(self) -> bool:
+        return self.distribution.has_convolved
+
+    @property
+    def has_given(self) -> bool:
+        return self.distribution.has_given
+
+    def convolved(self, sigma: Tensor | float) -> Affine:
+        return Affine(self.distribution.convolved(sigma * self.scale), self.centre, self.scale)
+
+    def given(self, clamp: Clamp) -> Conditional:
+        value = torch.where(clamp.mask, self._inverse(clamp.value), 0)
+        return _AffineConditional(self, self.distribution.given(Clamp(clamp.mask, value)))
+
+
+class _AffineConditional(Conditional):
+    def __init__(self, units: Affine, inner: Conditional):
+        self.units, self.inner = units, inner
+
+    @property
+    def mean(self) -> Tensor:  # type: ignore[override]
+        return (self.inner.mean - self.units.centre) / self.units.scale
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        return (self.inner.sample(generator) - self.units.centre) / self.units.scale
+
+
+# ------------------------------------------------------------------------------
 # Fitting
 # ------------------------------------------------------------------------------
+
+
+class Judged(NamedTuple):
+    """Fitted parts, and the log-densities (n, M) of rows of weights (n,) fitted without them."""
+
+    parts: list[Distribution]
+    log_density: Tensor
+    weight: Tensor
+    costs: list[float]
+    low_rank: bool
+
+    def without_kernels(self) -> Judged:
+        """Of the mixtures alone, of which there is always one."""
+        kept = [m for m, part in enumerate(self.parts) if not isinstance(part, KernelDensity)]
+        return self._replace(
+            parts=[self.parts[m] for m in kept],
+            log_density=self.log_density[:, kept],
+            costs=[self.costs[m] for m in kept],
+        )
+
+    def chosen(self) -> tuple[list[Distribution], Tensor]:
+        """The parts that held-out rows need, and their weights."""
+        if len(self.parts) == 1:
+            return self.parts, self.weight.new_ones(1)
+        if self.low_rank:
+            n_columns = self.parts[0].domain.n_columns
+            least = LEAST_GAIN * n_columns
+            kept, a = _affordable(self.log_density, self.weight, self.costs, least)
+        else:
+            kept, a = _needed(self.log_density, self.weight)
+        return [self.parts[m] for m in kept], a
+
+
+def _judged(
+    x: Tensor,
+    weight: Tensor | None,
+    *,
+    kernels: bool,
+    low_rank: bool,
+    generator: torch.Generator | None,
+    progress: Callable[[Sequence[Any]], Iterator[Any]],
+) -> Judged:
+    """Fit the candidates to all rows, and to all but each fold, whose rows judge them."""
+    rows, w = _distinct(*positive_weight_rows(x, weight))
+    if generator is None:
+        generator = torch.Generator(x.device).manual_seed(0)
+    order = torch.randperm(len(rows), generator=generator, device=generator.device)
+    order = order[:MOST_ROWS].to(rows.device)
+    rows, w = rows[order], w[order]
+    seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
+    if low_rank:
+        candidates = _low_rank_candidates(len(rows), rows.shape[1], seed)
+    else:
+        candidates = _candidates(len(rows), rows.shape[1], seed, kernels=kernels)
+    if len(rows) < FEWEST_ROWS:
+        # One Gaussian, shrunk: there is nothing to choose by.
+        only = candidates[-1].fit(rows, w)
+        return Judged([only], rows.new_zeros(len(rows), 1), w, [0.0], low_rank)
+    fold = torch.arange(len(rows), device=rows.device) % N_FOLDS
+    enough = ENOUGH_LOW if low_rank else ENOUGH
+    n_folds = min(N_FOLDS, math.ceil(enough * N_FOLDS / len(rows)))
+    by = fold < n_folds
+    parts: list[Distribution] = []
+    densities = []
+    for candidate in progress(candidates):
+        part = candidate.fit(rows, w)
+        density = rows.new_full((len(rows),), -math.inf)
+        for k in range(n_folds):
+            out = fold == k
+            density[out] = _without(candidate, part, rows, w, out).log_prob(rows[out])
+        parts.append(part)
+        densities.append(density[by])
+    costs = [candidate.cost for candidate in candidates]
+    return Judged(parts, torch.stack(densities, 1), w[by], costs, low_rank)
 
 
 def _distinct(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -308,6 +493,29 @@ def _candidates(n: int, d: int, seed: int, *, kernels: bool) -> list[Candidate]:
     return found
 
 
+def _low_rank_candidates(n: int, d: int, seed: int) -> list[Candidate]:
+    """Mixtures of low rank for n rows of d columns; last one of rank 0."""
+
+    def mixture(size: int, rank: int, prior: dict[str, Any]) -> Any:
+        def fit(x: Tensor, w: Tensor) -> Distribution:
+            generator = torch.Generator(x.device).manual_seed(seed)
+            kind: dict[str, Any] = {"tol": LOW_TOLERANCE * d, "generator": generator} | prior
+            return LowRankMixture.fit(x, w, size, rank, **kind)
+
+        return fit
+
+    found = []
+    for size, rank in reversed(SHAPES):
+        cost = size * (rank + OVERHEAD) * d
+        rows = n * (N_FOLDS - 1) / N_FOLDS / size
+        if rank < d and rows >= ROWS_PER_COMPONENT and cost <= min(MOST_PER_ROW, MOST_LOW_WORK / n):
+            # One component has no small variances that only few rows show.
+            for prior in LOW_PRIORS[size == 1 :]:
+                fit = mixture(size, rank, prior)
+                found.append(Candidate(f"{size} of rank {rank}", fit, cost))
+    return [*found, Candidate("independent", mixture(1, 0, LOW_PRIORS[-1]), OVERHEAD * d)]
+
+
 def _kernels(x: Tensor, w: Tensor) -> KernelDensity:
     """Kernels at rows in random order, whose scales do not depend on the weights."""
     x, w = x[:MOST_CENTRES], w[:MOST_CENTRES]
@@ -333,22 +541,43 @@ def _needed(log_density: Tensor, weight: Tensor) -> tuple[list[int], Tensor]:
 
     The first is left out first, the others by their weights.
     """
-    share = weight / weight.sum()
-
-    def fitted(numbers: list[int]) -> tuple[Tensor, float]:
-        some = log_density[:, numbers]
-        a = stacking_weights(some, weight)
-        return a, float(share @ (some + a.log()).logsumexp(1))
-
     kept = list(range(log_density.shape[1]))
-    a, most = fitted(kept)
+    a, most = _stacked(log_density, weight, kept)
     for m in [0, *(a[1:].argsort() + 1).tolist()]:
         rest = [k for k in kept if k != m]
         if rest:
-            fewer, value = fitted(rest)
+            fewer, value = _stacked(log_density, weight, rest)
             if most - value < MOST_LOST:
                 kept, a = rest, fewer
     return kept, a
+
+
+def _affordable(
+    log_density: Tensor, weight: Tensor, costs: Sequence[float], least_gain: float
+) -> tuple[list[int], Tensor]:
+    """Numbers and weights of parts whose densities together cost at most `MOST_PER_ROW`.
+
+    One after the other, that by which held-out rows gain most, as long as it is `least_gain` nats.
+    """
+    kept: list[int] = []
+    a, before = log_density.new_zeros(0), -math.inf
+    while True:
+        left = MOST_PER_ROW - sum(costs[k] for k in kept)
+        possible = [k for k in range(len(costs)) if k not in kept and costs[k] <= left]
+        found = [(*_stacked(log_density, weight, [*kept, k]), k) for k in possible]
+        if not found:
+            return kept, a
+        shares, value, k = max(found, key=lambda one: one[1])
+        if value - before < least_gain:
+            return kept, a
+        kept, a, before = [*kept, k], shares, value
+
+
+def _stacked(log_density: Tensor, weight: Tensor, parts: list[int]) -> tuple[Tensor, float]:
+    """Weights of some parts, and the mean log-density of held-out rows."""
+    some = log_density[:, parts]
+    a = stacking_weights(some, weight)
+    return a, float(weight @ (some + a.log()).logsumexp(1) / weight.sum())
 
 
 def stacking_weights(log_density: Tensor, weight: Tensor) -> Tensor:

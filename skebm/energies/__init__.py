@@ -5,10 +5,11 @@ from skebm.energies.convolution import Conv
 from skebm.energies.gaussian_bipartite import AnnealedGaussianRBM, GaussianRBM
 from skebm.energies.joint import ClassMarginal
 from skebm.energies.networks import MLP, Confined
-from skebm.energies.neural import NeuralEnergy, Spec, Whitening, build_network, whitening_of
+from skebm.energies.neural import NeuralEnergy, Spec, build_network
 from skebm.energies.pairwise import BoltzmannMachine, ising_grid
 from skebm.energies.path import AnnealingPath, annealing_path
 from skebm.energies.telescope import Telescope, Waymarks, fit_waymarks
+from skebm.energies.whitening import LowRankWhitening, Whitening, whitening_of
 
 __all__ = [
     "MLP",
@@ -27,6 +28,7 @@ __all__ = [
     "Telescope",
     "Tilted",
     "Waymarks",
+    "LowRankWhitening",
     "Whitening",
     "annealing_path",
     "build_network",

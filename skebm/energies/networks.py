@@ -135,7 +135,7 @@ class MLP(BaseEstimator):
         about :math:`s \, (d^{1/2} + n^{1/2})` for n frequencies of d columns.
     output : {"auto", "sum", "reconstruction"}, default="auto"
         Form of f: the first or the second one. ``"auto"`` is ``"reconstruction"`` where the base
-        has a whitening, that is for normal distributions, mixtures and kernel densities; on tables
+        has a whitening, that is for normal distributions, mixtures, kernels and stacks; on tables
         it learns faster and ranks anomalies better.
     n_frequencies : int >= 0, default=0
         Columns of B; 0 is no Fourier features. They help in tables of two or three columns whose
@@ -295,8 +295,6 @@ class MLPNetwork(nn.Module):
         self.levels = LevelShifts(sizes) if spec.noise_levels else None
         self.bounded, self.activation = spectral, activation
         self.skips = [residual and i == o for i, o in zip(inputs, sizes, strict=True)]
-        self.centre: Tensor
-        self.whitening_matrix: Tensor
         self.reconstructs = spec.whitening is not None
         initial = initial_output(spec, sizes[-1])
         if spec.n_classes is not None:
@@ -308,8 +306,15 @@ class MLPNetwork(nn.Module):
             return
         self.last = nn.Parameter(torch.zeros(spec.shape[0], sizes[-1]))
         self.bias = nn.Parameter(torch.zeros(spec.shape[0]))
-        self.register_buffer("centre", spec.whitening.centre.clone(), persistent=False)
-        self.register_buffer("whitening_matrix", spec.whitening.matrix.clone(), persistent=False)
+        self.whitening_kind = type(spec.whitening)
+        for name, part in spec.whitening._asdict().items():
+            self.register_buffer(f"whitening_{name}", part.clone(), persistent=False)
+
+    @property
+    def whitening(self) -> Any:
+        """The whitening of the rows that are reconstructed."""
+        parts = (getattr(self, f"whitening_{name}") for name in self.whitening_kind._fields)
+        return self.whitening_kind(*parts)
 
     def _last(self) -> Tensor:
         return self.last / self.last.norm().clamp_min(1.0) if self.bounded else self.last
@@ -336,7 +341,8 @@ class MLPNetwork(nn.Module):
 
     def _reconstruction(self, x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         """The reconstruction, and the whitened row."""
-        return F.linear(a, self._last(), self.bias), (x - self.centre) @ self.whitening_matrix
+        whitening = self.whitening
+        return F.linear(a, self._last(), self.bias), whitening.times(x - whitening.centre)
 
     def value_and_input_grad(self, x: Tensor, *log_sigma: Tensor) -> ValueAndInputGrad:
         """Value and gradient with respect to x, by one forward and one backward pass."""
@@ -347,7 +353,9 @@ class MLPNetwork(nn.Module):
             return ValueAndInputGrad(a @ last, grad)
         o, y = self._reconstruction(x, a)
         grad = self._backward_pass((o - y) @ last, weights, derivatives, features)
-        return ValueAndInputGrad(((o / 2 - y) * o).sum(1), grad - o @ self.whitening_matrix)
+        return ValueAndInputGrad(
+            ((o / 2 - y) * o).sum(1), grad - self.whitening.transposed_times(o)
+        )
 
     def grad_of_logits(self, x: Tensor, head: Head) -> ValueAndInputGrad:
         """Value and gradient of a function of the logits; `head` gives its value and gradient."""
@@ -417,11 +425,11 @@ class MLPNetwork(nn.Module):
             grad = self._backward_pass(last, weights, derivatives, features)
             return DirectionalDerivatives(grad, second @ last)
         o, y = self._reconstruction(x, a)
-        o_first, y_first = first @ last.t(), directions @ self.whitening_matrix
+        o_first, y_first = first @ last.t(), self.whitening.times(directions)
         second_derivative = ((o_first - 2 * y_first) * o_first).sum((1, 2))
         second_derivative = second_derivative + ((o - y) * (second @ last.t())).sum(1)
         grad = self._backward_pass((o - y) @ last, weights, derivatives, features)
-        return DirectionalDerivatives(grad - o @ self.whitening_matrix, second_derivative)
+        return DirectionalDerivatives(grad - self.whitening.transposed_times(o), second_derivative)
 
 
 def _initialise(layer: nn.Linear) -> None:

@@ -20,85 +20,8 @@ from skebm.base.energy import (
     value_and_input_grad_of,
 )
 from skebm.base.torchtools import seeded
-from skebm.distributions import Distribution, Gaussian, GaussianMixture, KernelDensity, Stack
-
-# Fraction of the precision of a base that a reconstructing network may remove, so that the model
-# stays proper.
-MARGIN = 0.95
-
-
-class Whitening(NamedTuple):
-    """A whitening transform y = A (x - centre) with A symmetric.
-
-    Attributes
-    ----------
-    centre : Tensor of shape (d,)
-        Mean of the base.
-    matrix : Tensor of shape (d, d)
-        A. In the tails half the squared norm of y must be below -log q of the base: a model with
-        f(x) of at least minus that is proper.
-    """
-
-    centre: Tensor
-    matrix: Tensor
-
-
-def whitening_of(base: Distribution | None) -> Whitening | None:
-    """The whitening by a normal distribution, mixture, kernels or stack; None for other bases.
-
-    A is the inverse square root of the covariance of the base, shrunk so that no component has a
-    variance above 1 in any direction.
-    """
-    found = None if base is None else _moments(base)
-    if found is None:
-        return None
-    variances, axes = torch.linalg.eigh(found.covariance)
-    inverse_sqrt = (axes * variances.rsqrt()) @ axes.t()
-    widest = torch.linalg.eigvalsh(inverse_sqrt @ found.components @ inverse_sqrt).max()
-    shrunk = inverse_sqrt * (MARGIN / widest.clamp_min(1.0)).sqrt()
-    return Whitening(found.mean.to(found.like), shrunk.to(found.like))
-
-
-class _Moments(NamedTuple):
-    """Mean (d,), covariance (d, d), covariances of the components (K, d, d), and a tensor."""
-
-    mean: Tensor
-    covariance: Tensor
-    components: Tensor
-    like: Tensor
-
-
-def _moments(base: Distribution) -> _Moments | None:
-    """Moments of a distribution with normal components, in float64; None for any other."""
-    if isinstance(base, Stack):
-        parts = [_moments(part) for part in base.parts]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
-            return None
-        weights = base.weights.double()
-        means = torch.stack([part.mean for part in known])
-        within = torch.stack([part.covariance for part in known])
-        components = torch.cat([part.components for part in known])
-        like = known[0].like
-    elif isinstance(base, KernelDensity):
-        weights, means, like = base.weights.double(), base.centres.double(), base.centres
-        components, mixing = base.kernel_covariances, base.mixing_weights
-        share = weights.new_ones(1) if mixing is None else mixing.double()
-        within = (share @ components.flatten(1)).view_as(components[:1])
-    elif isinstance(base, GaussianMixture) or (
-        isinstance(base, Gaussian) and base.scale_tril is not None
-    ):
-        log_weights, means, components = base.components()
-        weights, within = log_weights.exp(), components
-        like = base.mean if isinstance(base, Gaussian) else base.means
-    else:
-        return None
-    mean = weights @ means
-    off = means - mean
-    between = (off * weights[:, None]).t() @ off
-    share = weights if len(within) == len(weights) else weights.new_ones(1)
-    inner = (share @ within.flatten(1)).view_as(between)
-    return _Moments(mean, inner + between, components, like)
+from skebm.distributions import Distribution, Gaussian, KernelDensity
+from skebm.energies.whitening import LowRankWhitening, Whitening
 
 
 class Spec(NamedTuple):
@@ -115,7 +38,7 @@ class Spec(NamedTuple):
     noise_levels : bool
         Whether the network is called as ``network(x, log_sigma)``, with the logarithm of a noise
         level for each row, (n,), or as ``network(x)``.
-    whitening : Whitening or None
+    whitening : Whitening, LowRankWhitening or None
         The whitening by the base, where it has one.
     n_classes : int or None
         Number of classes, for a network that returns logits, (n, n_classes), instead of one number
@@ -129,7 +52,7 @@ class Spec(NamedTuple):
     generator: torch.Generator
     dtype: torch.dtype = torch.float32
     noise_levels: bool = False
-    whitening: Whitening | None = None
+    whitening: Whitening | LowRankWhitening | None = None
     n_classes: int | None = None
     confining: bool = False
 
@@ -285,6 +208,16 @@ class NeuralEnergy(Energy):
     def correction(self, x: Tensor) -> Tensor:
         """E(x) + log q(x), (n,): f(x) without noise levels."""
         return self.trained(x) if self.noise_levels is None else super().correction(x)
+
+    def corrects(self, base: Any) -> bool:
+        """Whether `base` is this energy's, and f a function of the row alone."""
+        return base is not None and base is self.base and self.noise_levels is None
+
+    def correction_and_grad(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """f(x), (n,), and its gradient, (n, d), without noise levels; detached."""
+        with torch.no_grad():
+            value, grad = value_and_input_grad_of(self.network, self.as_input(x))
+        return value.detach(), grad.detach().reshape(x.shape)
 
     def value_and_grad(self, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
         if torch.is_inference_mode_enabled():

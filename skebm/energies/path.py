@@ -11,6 +11,7 @@ from torch import Tensor
 from skebm.base import BipartiteEnergy, Energy, PairwiseEnergy
 from skebm.distributions import Distribution, Gaussian, IndependentBernoulli
 from skebm.energies.bipartite import BernoulliRBM, Tilted
+from skebm.energies.neural import NeuralEnergy
 from skebm.energies.units import Bernoulli
 
 # Factors between 1/2 and 2 whose product neither overflows nor underflows in single precision.
@@ -236,19 +237,38 @@ class GeometricPath(AnnealingPath):
         rows, parts = self._cache
         if rows is x and not (with_grad and parts.energy_grad is None):
             return parts
-        if with_grad:
-            value, grad = self.energy.value_and_grad(x)
-            log_q, score = self._log_q_and_score(x)
-            parts = Parts(value, log_q, grad, score)
-        else:
-            parts = Parts(self.energy(x).detach(), self.base.log_prob(x))
+        parts = self._with_grad(x) if with_grad else self._without_grad(x)
         self._cache = x, parts
         return parts
 
+    @property
+    def _corrects_base(self) -> bool:
+        """Whether the energy is a network that corrects this base, which is evaluated once then."""
+        energy: Any = self.energy
+        return isinstance(energy, NeuralEnergy) and energy.corrects(self.base)
+
+    def _without_grad(self, x: Tensor) -> Parts:
+        log_q = self.base.log_prob(x)
+        if self._corrects_base:
+            return Parts(self.energy.correction(x).detach() - log_q, log_q)
+        return Parts(self.energy(x).detach(), log_q)
+
+    def _with_grad(self, x: Tensor) -> Parts:
+        log_q, score = self._log_q_and_score(x)
+        energy: Any = self.energy
+        if self._corrects_base:
+            value, grad = energy.correction_and_grad(x)
+            return Parts(value - log_q, log_q, grad - score, score)
+        value, grad = energy.value_and_grad(x)
+        return Parts(value, log_q, grad, score)
+
     def _log_q_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Log q of rows and its gradient, detached."""
-        if isinstance(self.base, Gaussian):  # the closed form costs a fourth of autograd
-            return self.base.log_prob(x), self.base.score(x)
+        closed = type(self.base).log_prob_and_score is not Distribution.log_prob_and_score
+        if closed or isinstance(self.base, Gaussian):  # a fourth of the cost of autograd
+            with torch.no_grad():
+                log_q, score = self.base.log_prob_and_score(x)
+            return log_q, score
         with torch.enable_grad():
             at = x.detach().requires_grad_(True)
             log_q = self.base.log_prob(at)

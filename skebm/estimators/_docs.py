@@ -46,11 +46,13 @@ class Parameters:
         Base distribution q. Real columns: ``"gaussian"`` (with shrunk covariance, or truncated at
         `bounds`), ``"mixture"`` (a Gaussian mixture; settings in :class:`MixtureBase`),
         ``"kernel"`` (Gaussian kernels of several scales) or ``"stack"`` (mixtures of several sizes
-        and kernels, weighted by held-out rows: :class:`skebm.distributions.Stack`). Binary columns:
+        and kernels, weighted by held-out rows: :class:`skebm.distributions.Stack`; above 100
+        columns of mixtures of low rank plus diagonal covariances). Binary columns:
         ``"independent"``, ``"chow-liu"`` or ``"block-tree"``. One-hot columns: ``"independent"``.
-        ``"auto"`` is the stack, without kernels, which would slow the chains down, for clean rows
-        of up to 100 real columns, the mixture for others (the Gaussian if there are bounds), the
-        Chow-Liu tree for binary rows and independent columns for one-hot ones. A distribution of
+        ``"auto"`` is the stack, in training without its kernels, which would slow the chains down,
+        for clean rows and for more than 100 real columns, the mixture for others (the Gaussian if
+        there are bounds), the Chow-Liu tree for binary rows and independent columns for one-hot
+        ones; the attribute `base_` shows what it chose. A distribution of
         :mod:`skebm.distributions` is used as it is, in the units of X. None is no base, for
         discrete rows and for columns bounded on both sides.
 

@@ -230,8 +230,8 @@ def check_base_kind(base: Any, domain: Domain) -> None:
 # of a component grows with their square; and least weight of a component, in rows.
 ROWS_PER_COMPONENT = 100
 LEAST_ROWS = 2.5
-# Number of columns above which "auto" does not stack, as its parts have full covariances; and
-# seconds after which its progress is shown.
+# Number of columns above which the parts of a stack have covariances of low rank plus diagonal; and
+# seconds after which the progress of its fit is shown.
 MOST_STACKED, PATIENCE = 100, 2.0
 # Maximum cost of an EM iteration: rows times components times squared columns.
 MOST_WORK = 2.5e10
@@ -283,7 +283,8 @@ def fit_real_bases(
     several : bool
         Whether the energy has several noise levels, which needs a Gaussian base.
     stacks : {"no", "mixtures", "all"}
-        Whether ``"auto"`` is a stack where the trained model is that of clean rows, and of what.
+        Whether ``"auto"`` is a stack where the trained model is that of clean rows, and of what in
+        training: that of the trained model has kernels as well.
     verbose : int
         1 shows a progress bar for a stack that takes over two seconds.
     """
@@ -295,14 +296,16 @@ def fit_real_bases(
     mixture = base if isinstance(base, MixtureBase) else MixtureBase()
     mixture._validate_params()
     name = "mixture" if isinstance(base, MixtureBase) else base
-    usual = name == "auto" and unbounded and not several and rows.n_columns <= MOST_STACKED
-    kernels = True
-    if usual and stacks != "no" and (deconvolve or sigma is None):
-        name, kernels = "stack", stacks == "all"
+    usual = name == "auto" and unbounded and not several
+    wide, for_chains = rows.n_columns > MOST_STACKED, False
+    if usual and (wide or stacks != "no" and (deconvolve or sigma is None)):
+        name, for_chains = "stack", stacks != "all"
     if isinstance(base, Distribution):
         clean = _in_units(base, rows, units)
     elif name == "stack" and unbounded:
-        clean = _stack(rows, seed, kernels, verbose)
+        clean, trained = _stack(rows, seed, for_chains, deconvolve, verbose)
+        if trained is not clean:
+            noisy = trained if sigma is None else trained.convolved(sigma)
     elif name == "auto" and several:
         clean = _fitted("gaussian", rows, domain)  # which is Gaussian at all noise levels
     elif name in ("auto", "mixture") and unbounded:
@@ -343,16 +346,25 @@ def _mixture(rows: Rows, sigma: Tensor | None, seed: int, n_components: Any) -> 
     return GaussianMixture(weights, found.means[keep], found.covariances[keep])
 
 
-def _stack(rows: Rows, seed: int, kernels: bool, verbose: int) -> Stack:
-    """Gaussian mixtures and kernels weighted by held-out rows, with a progress bar."""
+def _stack(
+    rows: Rows, seed: int, for_chains: bool, deconvolve: bool, verbose: int
+) -> tuple[Stack, Stack]:
+    """Stacks of the trained model and for training, with a progress bar.
+
+    Chains take one without kernels, which the trained model has as well if it is `deconvolve`.
+    """
 
     def progress(parts: Any) -> Any:
         shown = {"desc": "base", "unit": "part", "delay": PATIENCE, "leave": False}
         return tqdm(parts, disable=not verbose, **shown)
 
     x, generator = rows.block(0, len(rows)), torch.Generator(rows.device).manual_seed(seed)
-    kind: dict[str, Any] = {"kernels": kernels, "generator": generator, "progress": progress}
-    return Stack.fit(x, rows.counts, **kind)
+    kind: dict[str, Any] = {"generator": generator, "progress": progress}
+    wide = x.shape[1] > MOST_STACKED
+    if for_chains and deconvolve and not wide:
+        return Stack.fit_pair(x, rows.counts, **kind)
+    found = Stack.fit(x, rows.counts, kernels=not for_chains, low_rank=wide, **kind)
+    return found, found
 
 
 def fit_flow(

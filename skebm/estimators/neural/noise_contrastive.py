@@ -178,7 +178,8 @@ class NCEDensity(BaseDensity):
         fastest; they need ``pip install "skebm[flows]"``, and have no exact conditionals for
         `impute` to start from. Binary columns: ``"independent"``, ``"chow-liu"`` or
         ``"block-tree"``. One-hot columns: ``"independent"``. ``"auto"`` is the stack for clean rows
-        of up to 100 real columns, the mixture for others (the Gaussian if there are bounds), the
+        and, of low rank, for more than 100 real columns, the mixture for others (the Gaussian if
+        there are bounds), the
         Chow-Liu tree for binary rows and independent columns for one-hot ones. A distribution of
         :mod:`skebm.distributions` is used as it is, in the units of X.
     noise_ratio : float > 0, default=1

@@ -167,11 +167,12 @@ class ScoreMatchingDensity(BaseDensity):
         ``"mixture"`` (a Gaussian mixture; settings in :class:`MixtureBase`), ``"kernel"``
         (Gaussian kernels of several scales, fitted by leave-one-out; the kernel of a row is also
         left out in training) or ``"stack"`` (Gaussian mixtures of several sizes and kernels,
-        weighted by held-out rows: :class:`skebm.distributions.Stack`). ``"auto"`` is the stack for
-        clean rows of up to 100 columns, the mixture for other rows, and the Gaussian if there are
-        bounds or several noise levels. A distribution of :mod:`skebm.distributions` is used as it
-        is, in the units of X. None is no base; log Z then exists only if columns are bounded on
-        both sides.
+        weighted by held-out rows: :class:`skebm.distributions.Stack`; above 100 columns of mixtures
+        of low rank plus diagonal covariances). ``"auto"`` is the stack for clean rows and for more
+        than 100 columns, the mixture for other rows, and the Gaussian if there are bounds or
+        several noise levels; the attribute `base_` shows what it chose. A distribution of
+        :mod:`skebm.distributions` is used as it is, in the units of X. None is no base; log Z then
+        exists only if columns are bounded on both sides.
     sigma : float, array-like, "auto", "bandwidth" or "kurtosis", default="auto"
         Standard deviation of the noise, or one for each column, in standard deviations of the
         columns (in units of X with ``standardize=False``). ``"bandwidth"`` is the bandwidth that
