@@ -103,7 +103,13 @@ class LowRankMixture(Distribution):
         # Relative to the overall mean, so that rounding does not grow with the distance from zero.
         centre = weight.to(mean) @ mean
         self._centre, self._inverse_scale = centre.to(means), inverse_scale.to(means)
-        self._shift = (-(mean - centre) * inverse_scale).to(means)
+        shift = -(mean - centre) * inverse_scale
+        self._shift = shift.to(means)
+        # For the score: precisions of the columns, and the axes in units of x side by side.
+        self._precision = inverse_scale.square().to(means)
+        self._offset = (shift * inverse_scale).to(means)
+        scaled = (axes * inverse_scale[..., None]).mT
+        self._scaled_axes = scaled.flatten(0, 1).contiguous().to(means)
 
     # ---------------------------------------------------------------- fitting
 
@@ -230,24 +236,26 @@ class LowRankMixture(Distribution):
         return self._chunked(lambda rows: self._logits(rows)[1].t(), x)
 
     def _logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Psi^(1/2) Sigma^-1 (x - mu) (K, n, d), and log pi_k N(x; mu_k, Sigma_k), (K, n)."""
+        """Rows along the axes (K, n, r), and log pi_k N(x; mu_k, Sigma_k), (K, n)."""
         gain, axes = self._gain.to(x)[:, None], self._axes.to(x)
         shift, inverse_scale = self._shift.to(x)[:, None], self._inverse_scale.to(x)[:, None]
         z = torch.addcmul(shift, x - self._centre.to(x), inverse_scale)
         along = torch.bmm(z, axes)
         # Not |z|^2 less what is along the axes, which cancels where factors are large.
         v = torch.baddbmm(z, along * (1 - gain), axes.mT, alpha=-1)
-        square = v.square().sum(2) + (gain * (1 - gain) * along.square()).sum(2)
-        return v, torch.sub(self._constant.to(x)[:, None], square, alpha=0.5)
+        square = torch.linalg.vecdot(v, v) + (gain * (1 - gain) * along.square()).sum(2)
+        return along, torch.sub(self._constant.to(x)[:, None], square, alpha=0.5)
 
     def _log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        v, logits = self._logits(x)
+        along, logits = self._logits(x)
         value = logits.logsumexp(0)
-        responsibilities = (logits - value).exp()
-        scaled = v * self._inverse_scale.to(x)[:, None]
-        if self.n_components == 1:
-            return value, -scaled[0]
-        return value, -(responsibilities[..., None] * scaled).sum(0)
+        share = (logits - value).exp()
+        # Responsibilities first: no pass over the columns for each component.
+        along = along * (1 - self._gain.to(x)[:, None]) * share[..., None]
+        precision, offset = (part.to(x) for part in (self._precision, self._offset))
+        diagonal = (x - self._centre.to(x)) * (share.t() @ precision) + share.t() @ offset
+        along = along.transpose(0, 1).flatten(1)
+        return value, torch.addmm(-diagonal, along, self._scaled_axes.to(x))
 
     def convolved(self, sigma: float | Tensor) -> LowRankMixture:
         r"""The convolution with normal noise, which adds :math:`\sigma^2` to all variances.
