@@ -291,3 +291,11 @@ def test_names_of_columns_and_arguments_without_effect():
 )
 def test_sklearn_checks(estimator, check):
     check(estimator)
+
+
+def test_read_only_rows_are_taken_in_silence():
+    X = table(30)
+    X.setflags(write=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TractableDensity("gaussian").fit(X).score_samples(X)

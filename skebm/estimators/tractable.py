@@ -140,8 +140,8 @@ class TractableDensity(DensityMixin, BaseEstimator):
             }
         )
         seed = draw_seed(check_random_state(self.random_state))
-        x = torch.as_tensor(X)
-        w = torch.ones(len(x), dtype=x.dtype) if weight is None else torch.as_tensor(weight)
+        x = torch.tensor(X)  # a copy, as X may be read-only
+        w = torch.ones(len(x), dtype=x.dtype) if weight is None else torch.tensor(weight)
         self.distribution_ = self._fitted(x, w.double(), torch.Generator().manual_seed(seed))
         return self
 
@@ -169,7 +169,7 @@ class TractableDensity(DensityMixin, BaseEstimator):
 
     def _checked(self, X: Any) -> Tensor:
         check_is_fitted(self)
-        return torch.as_tensor(validate_data(self, X, dtype=np.float64, reset=False))
+        return torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
 
     def score_samples(self, X: Any) -> np.ndarray:
         """Log p(x) of each row in nats; exact.
