@@ -223,8 +223,10 @@ class Stack(Distribution):
         values = values + self.weights.log().to(values)
         total = values.logsumexp(1)
         share = (values - total[:, None]).exp()
-        scores = torch.stack([score for _, score in found], 2)
-        return total, torch.bmm(scores, share[..., None])[..., 0]
+        score = share[:, :1] * found[0][1]
+        for m, (_, other) in enumerate(found[1:], 1):
+            score = torch.addcmul(score, share[:, m : m + 1], other)
+        return total, score
 
     def convolved(self, sigma: float | Tensor) -> Stack:
         """The convolution with normal noise: that of each part."""

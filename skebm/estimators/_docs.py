@@ -82,7 +82,8 @@ class Parameters:
         Learning rate of Adam.
 
     batch_size : int or "auto", default="auto"
-        Maximum number of rows per step; ``"auto"`` is 128.
+        Maximum number of rows per step; ``"auto"`` is 128, and with more than 781 columns 100,000
+        divided by their number, at least 32.
 
     n_iter : int or "auto", default="auto"
         Number of epochs; ``"auto"`` amounts to about a thousand steps, and at most five epochs for

@@ -54,7 +54,8 @@ FEWEST_PASSES, MOST_PASSES = 4, 1000
 # Epochs for each row: a table of a few dozen rows, of which none can be held out to stop training,
 # is soon learnt by heart (docs/benchmarks.md, "Few rows").
 PASSES_PER_ROW = 5
-BATCH = 128
+# Rows of a batch, fewer where they are wide: at most that many numbers, but a few rows in any case.
+BATCH, MOST_NUMBERS, FEWEST_IN_BATCH = 128, 100_000, 32
 # Validation rows that monitor training, and the smallest table of which they are held out.
 N_HELD_OUT, FEWEST_ROWS = 100, 50
 # Fraction of the rows within reach of a network that corrects a flow: draws of the flow are too
@@ -400,7 +401,8 @@ def neural_plan(
     size = net.get("batch_size", estimator.batch_size)
     n_iter = net.get("max_epochs", estimator.n_iter)
     if size == "auto":
-        size = min(BATCH, n_rows)
+        fitting = max(FEWEST_IN_BATCH, MOST_NUMBERS // estimator.n_features_in_)
+        size = min(BATCH, fitting, n_rows)
     if n_iter == "auto":
         passes = math.ceil(N_STEPS / math.ceil(n_rows / size))
         n_iter = min(most_passes, PASSES_PER_ROW * n_rows, max(FEWEST_PASSES, passes))
