@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning
+from skorch.callbacks import Callback
 
 from skebm import RBMEstimator
 from skebm.base import Batch, Centering, ChainState
@@ -13,7 +14,6 @@ from skebm.objectives import ContrastiveDivergence, Penalty
 from skebm.objectives.fused import FusedPCD
 from skebm.objectives.negative_phase import ContrastiveState
 from skebm.samplers import FromData, Gibbs, Persistent
-from tests.callbacks import Interrupt
 from tests.oracle import seeded
 
 D, H, M, RATE = 7, 5, 6, 0.3
@@ -122,10 +122,29 @@ def fitted(X, **params):
     return RBMEstimator(4, random_state=0, **given | params).fit(X)
 
 
+class Gradients(Callback):
+    """Looks at gradients, which only general steps have."""
+
+    def on_grad_computed(self, net, named_parameters, **kwargs):
+        assert all(weight.grad is not None for _, weight in named_parameters)
+
+
+class Halves(Callback):
+    """Changes the weights after every batch."""
+
+    def on_batch_end(self, net, **kwargs):
+        for weight in net.module_.parameters():
+            weight.data.mul_(0.5)
+
+
+def test_callbacks_see_and_may_change_the_weights_of_each_batch():
+    assert np.abs(fitted(table(), net_params={"callbacks": [Halves()]}).components_).max() < 0.1
+    assert np.abs(fitted(table()).components_).max() > 0.3
+
+
 def test_likelihoods_are_those_of_general_steps():
-    """A callback for batches, here one that never acts, takes general steps."""
     X = table()
-    fast, general = fitted(X), fitted(X, net_params={"callbacks": [Interrupt(after=10**9)]})
+    fast, general = fitted(X), fitted(X, net_params={"callbacks": [Gradients()]})
     assert not np.array_equal(fast.components_, general.components_)  # other random numbers
     assert abs(fast.score(X) - general.score(X)) < 0.05
     assert np.array_equal(fast.components_, fitted(X).components_)

@@ -49,6 +49,9 @@ class FusedSteps(Protocol):
     def __call__(self, batch: Batch) -> None:
         """Update parameters and state by a batch."""
 
+    def load(self) -> None:
+        """Take the energy's parameters again, which may have been changed since `finish`."""
+
     def finish(self) -> Any:
         """Write the parameters into the energy and return the state; steps may go on after."""
 

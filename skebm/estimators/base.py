@@ -128,6 +128,10 @@ class Blueprint(abc.ABC):
         """Warn if the training history indicates a bad fit; by default nothing."""
         return
 
+    def settled(self, net: EnergyNet, rows: Rows) -> Blueprint:
+        """The blueprint with what is settled after training only; by default the same."""
+        return self
+
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
         """Those of the parameters `asked` for that these settings do not use, each with the reason.
 
@@ -388,6 +392,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
             net.raise_interrupt("partial_fit was interrupted; the model is as it was before.")
         net.report()
         self._finalise(rows)
+        self._blueprint = self._blueprint.settled(net, rows)
         return rows
 
     def _start(

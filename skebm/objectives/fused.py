@@ -174,13 +174,18 @@ class FusedPCD:
         self.random.n_left = n_batches
         x, h = state.chain.x, state.chain.aux
         self.bits.copy_(self.energy.hidden(x).sample(self.generator) if h is None else h)
-        for mine, value in zip(self._tensors, self.energy.tensors, strict=True):
-            mine.copy_(value)
+        self.load()
         if state.offsets is not None:
             self.mu.copy_(state.offsets.visible)
             self.lam.copy_(state.offsets.hidden)
         for n, views in self._views.items():
             self._weigh_equally(views, n)
+
+    @torch.no_grad()
+    def load(self) -> None:
+        """Take the energy's parameters, which may have been changed since :meth:`finish`."""
+        for mine, value in zip(self._tensors, self.energy.tensors, strict=True):
+            mine.copy_(value)
 
     @property
     def _tensors(self) -> tuple[Tensor, Tensor, Tensor]:

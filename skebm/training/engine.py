@@ -683,10 +683,13 @@ class EnergyNet(NeuralNet):
                         finish()
                     energy = self._monitored_energy(monitored) if check else None
                     loss = update(batch)
+                    if check or hooked:
+                        finish()
                     if hooked:
                         self._record_batch(batch, loss)
+                        if self.run_.steps is not None:
+                            self.run_.steps.load()  # a callback may have changed the weights
                     if check:
-                        finish()
                         logs = self._monitor(monitored, energy)
                         if self._diverges(logs, before, len(monitored.x), number):
                             return None
@@ -766,7 +769,8 @@ class EnergyNet(NeuralNet):
             return search, nothing
         plain, run = plain_step(optimizer), self.run_
         hooked = self._has_batch_callbacks()
-        if plain is not None and not hooked and self._trains_everything():
+        gradients_asked_for = self._has_batch_callbacks("on_grad_computed")
+        if plain is not None and not gradients_asked_for and self._trains_everything():
             if run.steps is None:
                 run.steps = self.module_.fused_steps(run.state, n_batches, generator)
             if run.steps is not None:
@@ -794,8 +798,9 @@ class EnergyNet(NeuralNet):
         named = list(self.get_all_learnable_params())
         self.notify("on_grad_computed", named_parameters=named, batch=batch, training=True)
 
-    def _has_batch_callbacks(self) -> bool:
-        names = ("on_batch_begin", "on_batch_end", "on_grad_computed")
+    def _has_batch_callbacks(self, *names: str) -> bool:
+        """Whether there are callbacks for these moments of a batch, or for any."""
+        names = names or ("on_batch_begin", "on_batch_end", "on_grad_computed")
         return any(
             getattr(type(callback), name) is not getattr(Callback, name)
             for _, callback in self.callbacks_

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -144,6 +144,10 @@ class Rule(abc.ABC):
     def trained_network(self, network: nn.Module) -> nn.Module:
         """The network of the model, made from the one that was trained; by default the same."""
         return network
+
+    def settled(self, blueprint: NeuralBlueprint, net: EnergyNet, rows: Rows) -> Rule:
+        """The rule with what is settled after training only; by default the same."""
+        return self
 
     def proposal(self, energy: NeuralEnergy, net: EnergyNet) -> Distribution | None:
         """A tractable distribution near the model, by default the base."""
@@ -340,6 +344,9 @@ class NeuralBlueprint(Blueprint):
 
     def check_trained(self, net: EnergyNet, rows: Rows) -> None:
         self.rule.check_trained(net, rows)
+
+    def settled(self, net: EnergyNet, rows: Rows) -> NeuralBlueprint:
+        return replace(self, rule=self.rule.settled(self, net, rows))
 
     def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
         if name == "base":

@@ -188,6 +188,12 @@ class JointRule(ChainRule):
         joint: Any = network
         return network if self.power == 1 else joint.at(self.power)
 
+    def settled(self, blueprint: NeuralBlueprint, net: EnergyNet, rows: Rows) -> JointRule:
+        if self.settings.power != "auto" or net.streaming:
+            return self
+        energy = blueprint.energy(net.module_.energy.eval())
+        return replace(self, power=fitted_power(blueprint, energy, rows, net.validation))
+
     def network(self, config: Any, spec: Spec) -> nn.Module:
         spec = spec._replace(n_classes=self.n_classes, whitening=None)
         return ClassMarginal(build_network(config, spec))
@@ -550,14 +556,6 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
             bases=bases,
             noise=noise,
         )
-
-    def _finalise(self, rows: Rows) -> None:
-        super()._finalise(rows)
-        rule: Any = self._blueprint.rule
-        if rule.settings.power == "auto" and not self.net_.streaming:
-            held_out = self.net_.validation
-            power = fitted_power(self._blueprint, self.energy_, rows, held_out)
-            self._blueprint = replace(self._blueprint, rule=replace(rule, power=power))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

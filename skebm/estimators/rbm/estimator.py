@@ -101,8 +101,9 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         weights, l2 / 2 * sum of squared weights, and a penalty that draws the mean activations of
         hidden units to a target, added to the mean negative log-likelihood of a row by every
         learning rule. Against overfitting, try l1 = 3e-4 on images and l2 = 20 / n on small tables.
-        With l1 the initial weights are larger, since from small ones all would end at 0. Parameters
-        can be searched over by ``penalty__<name>``. See :class:`skebm.objectives.Penalty`.
+        With l1 the initial weights are larger, since from small ones all would end at 0. Its
+        parameters can be searched over by ``penalty__<name>``. See
+        :class:`skebm.objectives.Penalty`.
     optimizer : SGD or None, default=None
         Momentum, learning rate schedule, weight averaging and roll-backs; None is
         :class:`skebm.training.SGD` with its default settings.
