@@ -79,10 +79,8 @@ class LowRankMixture(Distribution):
     tensor([-3.3061])
     >>> x = q.sample(2000, torch.Generator().manual_seed(0))
     >>> found = LowRankMixture.fit(x, rank=1)
-    >>> found.covariances[0].round()
-    tensor([[2., 1., -0.],
-            [1., 2., 0.],
-            [-0., 0., 1.]])
+    >>> bool((found.covariances[0] - q.covariances[0]).abs().max() < 0.2)
+    True
     """
 
     def __init__(self, weights: Tensor, means: Tensor, factors: Tensor, variances: Tensor):

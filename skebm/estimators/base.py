@@ -128,8 +128,8 @@ class Blueprint(abc.ABC):
         """Warn if the training history indicates a bad fit; by default nothing."""
         return
 
-    def settled(self, net: EnergyNet, rows: Rows) -> Blueprint:
-        """The blueprint with what is settled after training only; by default the same."""
+    def finalised(self, net: EnergyNet, rows: Rows) -> Blueprint:
+        """The blueprint with what is known after training only; by default the same."""
         return self
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
@@ -392,7 +392,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
             net.raise_interrupt("partial_fit was interrupted; the model is as it was before.")
         net.report()
         self._finalise(rows)
-        self._blueprint = self._blueprint.settled(net, rows)
+        self._blueprint = self._blueprint.finalised(net, rows)
         return rows
 
     def _start(

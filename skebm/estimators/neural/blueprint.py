@@ -145,8 +145,8 @@ class Rule(abc.ABC):
         """The network of the model, made from the one that was trained; by default the same."""
         return network
 
-    def settled(self, blueprint: NeuralBlueprint, net: EnergyNet, rows: Rows) -> Rule:
-        """The rule with what is settled after training only; by default the same."""
+    def finalised(self, blueprint: NeuralBlueprint, net: EnergyNet, rows: Rows) -> Rule:
+        """The rule with what is known after training only; by default the same."""
         return self
 
     def proposal(self, energy: NeuralEnergy, net: EnergyNet) -> Distribution | None:
@@ -345,8 +345,8 @@ class NeuralBlueprint(Blueprint):
     def check_trained(self, net: EnergyNet, rows: Rows) -> None:
         self.rule.check_trained(net, rows)
 
-    def settled(self, net: EnergyNet, rows: Rows) -> NeuralBlueprint:
-        return replace(self, rule=self.rule.settled(self, net, rows))
+    def finalised(self, net: EnergyNet, rows: Rows) -> NeuralBlueprint:
+        return replace(self, rule=self.rule.finalised(self, net, rows))
 
     def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
         if name == "base":

@@ -188,7 +188,7 @@ class JointRule(ChainRule):
         joint: Any = network
         return network if self.power == 1 else joint.at(self.power)
 
-    def settled(self, blueprint: NeuralBlueprint, net: EnergyNet, rows: Rows) -> JointRule:
+    def finalised(self, blueprint: NeuralBlueprint, net: EnergyNet, rows: Rows) -> JointRule:
         if self.settings.power != "auto" or net.streaming:
             return self
         energy = blueprint.energy(net.module_.energy.eval())
