@@ -810,7 +810,7 @@ class EnergyNet(NeuralNet):
     def _record_loss(self, batch: Batch, loss: Loss) -> None:
         self.history.record_batch("train_batch_size", len(batch.x))
         if loss.value is not None:
-            self.history.record_batch("train_loss", float(loss.value))
+            self.history.record_batch("train_loss", float(loss.value.detach()))
 
     def _record_batch(self, batch: Batch, loss: Loss) -> None:
         self._record_loss(batch, loss)
