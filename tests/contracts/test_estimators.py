@@ -909,8 +909,10 @@ def test_score_samples_of_a_row_does_not_depend_on_its_neighbours(case, as_rows,
         pick = rng.permutation(600)[:size]
         for name, values in expected.items():
             found = getattr(model, name)(as_rows(rows[pick]))
-            if name == "predict":
-                assert (found == values[pick]).mean() >= 1 - rounding
+            if name == "predict":  # the row that is the threshold may be rounded to either side
+                least = rounding * max(1.0, np.abs(expected["energy"]).max())
+                sure = np.abs(expected["decision_function"][pick]) >= least
+                assert_array_equal(found[sure], values[pick][sure])
             else:
                 assert_allclose(found, values[pick], rtol=rounding, atol=rounding, err_msg=name)
 
