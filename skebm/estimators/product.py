@@ -44,7 +44,7 @@ CHUNK, MOST_PROPOSALS = 1000, 200
 
 
 def default_experts() -> list[tuple[str, Any]]:
-    """Kernels in two metrics and a smooth mixture: few choices, made on half of the data sets."""
+    """Kernels in two metrics and a smooth mixture, without settings of their own to search over."""
     return [
         ("kernels", TractableDensity("kernel")),
         ("kernels_by_range", TractableDensity("kernel", metric="range")),
