@@ -25,7 +25,7 @@ would differ by more than their standard errors. Cells of a set share permutatio
 average over cells in each repeat before the standard error is taken.
 
 Contrast: the three methods on the same 499 training rows; "conformal" holds 199 of them out,
-"cross-conformal" has 5 folds. Cost: processor time, which other work on the machine disturbs less;
+"cross-conformal" has 5 folds. Cost: processor time, which other running programs disturb less;
 a timing is as many calls as fill 10 ms; contestants take turns in random order; medians of the
 ratios to the fitted estimator's own `score_samples` in the same round, with quartiles. *Again* is
 that same call a second time: the noise.

@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+import sklearn
 import torch
 
 
@@ -27,3 +28,13 @@ def ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def same_config():
+    """No test leaves the configuration of scikit-learn to the next one."""
+    before = sklearn.get_config()
+    yield
+    after = sklearn.get_config()
+    sklearn.set_config(**before)
+    assert after == before

@@ -25,6 +25,7 @@ from skebm._validation import (
     as_numbers,
     check_is_fitted,
     check_random_state,
+    draw_seed,
     fit_context,
     set_seeds,
     take_rows,
@@ -175,7 +176,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         self.weights_ = self._weights(X, experts, random)
         self.experts_ = Bunch(**fitted)
         # Estimated on first need; scoring leaves the attributes of the estimator alone.
-        self._log_z: dict[str, Any] = {"seed": random.randint(2**31), "found": None}
+        self._log_z: dict[str, Any] = {"seed": draw_seed(random), "found": None}
         return self
 
     def _named_experts(self) -> list[tuple[str, Any]]:
@@ -417,6 +418,6 @@ def draw(expert: Any, n: int, random: np.random.RandomState) -> np.ndarray:
     """Draws of a density: of ours, or of scikit-learn's mixtures and kernel densities."""
     if isinstance(expert, SklearnMixture | BayesianGaussianMixture):
         # Its draws are seeded by the parameter of the constructor.
-        seeded = copy.copy(expert).set_params(random_state=random.randint(2**31))
+        seeded = copy.copy(expert).set_params(random_state=draw_seed(random))
         return np.asarray(seeded.sample(n)[0])
-    return np.asarray(expert.sample(n, random_state=random.randint(2**31)))
+    return np.asarray(expert.sample(n, random_state=draw_seed(random)))

@@ -19,7 +19,6 @@ import torch
 from hypothesis import HealthCheck, assume, given, note, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from sklearn.utils._param_validation import make_constraint
 
 import skebm
 from skebm import JEMClassifier, RBMEstimator
@@ -163,7 +162,7 @@ def within(interval):
         inside = st.integers(left, right)
     else:
         inside = st.floats(left, right) | st.sampled_from([left + 1e-12, 1e-300])
-    return inside.filter(make_constraint(interval).is_satisfied_by)
+    return inside.filter(interval.is_satisfied_by)
 
 
 @st.composite

@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+import sklearn
 
 from tests.interrupts import CASES, assert_usable, fingerprint, make, mass, rows_of
 from tests.tiers import about, full
@@ -21,10 +22,15 @@ TIMES = int(os.environ.get("SKEBM_INTERRUPTS", 8))
 
 @pytest.fixture
 def alarm():
-    """Have timers do what Ctrl-C does."""
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    """Have timers do what Ctrl-C does.
+
+    One that arrives while scikit-learn enters or leaves its ``config_context`` leaves the
+    configuration of the caller changed: parameters of later tests would not be validated.
+    """
+    before, config = signal.signal(signal.SIGALRM, signal.default_int_handler), sklearn.get_config()
     yield
     signal.signal(signal.SIGALRM, before)
+    sklearn.set_config(**config)
 
 
 def interrupted(call, args, after):
