@@ -368,12 +368,30 @@ def test_gains_that_still_rise(gains, rises):
 def test_training_that_has_not_converged_says_so(bits):
     """Once, and not beside the note that the base is as good."""
     plan = RBMEstimator(2, learning="pcd", n_iter=1, random_state=0).fit(bits)._blueprint
-    history = [{"gain_over_base": 0.1 * k} if k % 2 else {} for k in range(40)]
+    history = [{"gain_over_base": 0.1 * k, "gain_error": 0.01} if k % 2 else {} for k in range(40)]
     net = SimpleNamespace(history=history, n_before_=0, note_="", max_epochs=40)
     with pytest.warns(
         ConvergenceWarning, match="became 1 nats more likely. Set n_iter to 80 or more"
     ):
-        plan.check_trained(net, None)
+        plan.check_trained(net, bits)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConvergenceWarning)
-        plan.check_trained(SimpleNamespace(**vars(net) | {"note_": "There is one."}), None)
+        plan.check_trained(SimpleNamespace(**vars(net) | {"note_": "There is one."}), bits)
+
+
+@pytest.mark.parametrize(
+    ("gain", "error", "n_iter", "warns"),
+    [(0.0, 0.1, 50, True), (0.5, 0.3, 50, True), (0.5, 0.1, 50, False), (0.0, 0.1, 5000, False)],
+)
+def test_training_that_has_not_left_its_base_says_so(bits, gain, error, n_iter, warns):
+    """Unless it took as many steps as by default."""
+    plan = RBMEstimator(2, learning="pcd", n_iter=1, random_state=0).fit(bits)._blueprint
+    history = [{"gain_over_base": gain, "gain_error": error}]
+    net = SimpleNamespace(history=history, n_before_=0, note_="", max_epochs=n_iter)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan.check_trained(net, bits)
+    said = [str(w.message) for w in caught]
+    per_epoch = -(-len(bits) // plan.plan.batch_size)
+    assert len(said) == warns
+    assert all(f"Set n_iter to {-(-10_000 // per_epoch)} or more; if" in text for text in said)

@@ -37,6 +37,8 @@ PATIENCE, PATIENCE_OF_ALL, FEWEST_EPOCHS, FEWEST_STEPS = 0.5, 0.1, 30, 200
 N_ASSESSMENTS = 20
 # Nats that held-out rows of such a model may lose before training goes back.
 MOST_LOST = 0.5
+# Steps of a fit of an RBM by default; fewer may end before units of small weights differ.
+ENOUGH_STEPS = 10_000
 
 
 class Run:
@@ -516,11 +518,11 @@ class EnergyNet(NeuralNet):
             ended_early = True
         finally:
             self.run_.steps = None
-        self._return_to_best(ended_early)
+        self._return_to_best(ended_early, math.ceil(len(X) / self.batch_size))
         self.interrupted_ = False
         return self
 
-    def _return_to_best(self, ended_early: bool) -> None:
+    def _return_to_best(self, ended_early: bool, n_batches: int) -> None:
         """Return to earlier weights where the guard says so, with a note for the warning."""
         best, clearly = self.guard_.returns_to(ended_early), self.guard_.clearly_better()
         if best is None:
@@ -529,10 +531,16 @@ class EnergyNet(NeuralNet):
         where = f"The weights are those after epoch {best.epoch} of {len(self.history)}"
         if best.gain <= max(2 * best.error, MIN_LOSS) and (ended_early or self.guard_.seldom):
             early = "training ended early, as held-out" if ended_early else "held-out"
+            n_steps, more = n_batches * self.max_epochs, "more epochs"
+            if not ended_early and n_steps < ENOUGH_STEPS:
+                more = (
+                    f"more steps than {n_steps:,} (n_iter={math.ceil(ENOUGH_STEPS / n_batches)}, "
+                    f"for {ENOUGH_STEPS:,})"
+                )
             self.note_ = (
                 f"{where}: {early} rows became no more likely than under "
                 f"the base (by {best.gain:.2g} nats, standard error {best.error:.2g}). The base "
-                "is as good a model of these rows; more rows, more epochs or another model may "
+                f"is as good a model of these rows; more rows, {more} or another model may "
                 "find more."
             )
         elif clearly:

@@ -31,7 +31,7 @@ from skebm.objectives import (
 )
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD
-from skebm.training.engine import Assess, EnergyNet
+from skebm.training.engine import ENOUGH_STEPS, Assess, EnergyNet
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 
@@ -46,8 +46,8 @@ REWEIGHTED_CHAINS = 500
 # an accuracy of 82 % with them, 88 % with these); likelihoods on nltcs, digits and MNIST are the
 # same or better.
 HIDDEN_BIAS = -1.0
-# Steps of a fit by default, and epochs at most where nothing guards against overfitting.
-N_STEPS, MOST_EPOCHS = 10_000, 500
+# Epochs at most, by default, where nothing guards against overfitting.
+MOST_EPOCHS = 500
 # Standard deviation of the initial weights, and that for a unit of an l1 penalty. Where all weights
 # are nearly 0, the likelihood pulls at them by less than l1, so that they would all end at 0 though
 # larger ones have a far better penalised likelihood.
@@ -57,9 +57,9 @@ WEIGHT_SCALE, SCALE_BY_L1 = 0.01, 100.0
 FEWEST_ROWS, N_HELD_OUT = 200, 500
 
 
-# Name of the gain of held-out rows in the history, and the rise of its mean over a quarter of the
-# assessments, in nats, from which on training has not converged.
-GAIN, LEAST_RISE = "gain_over_base", 0.1
+# Names of the gain of held-out rows in the history and of its error; and what counts as a gain, or
+# as a rise of its mean over a quarter of the assessments, in nats.
+GAIN, ERROR, LEAST_RISE = "gain_over_base", "gain_error", 0.1
 
 
 @dataclass(frozen=True)
@@ -156,15 +156,28 @@ class RBMBlueprint(Blueprint):
         return assess
 
     def check_trained(self, net: EnergyNet, rows: Rows) -> None:
-        """Warn if held-out rows were still becoming more likely when training ended."""
-        gains = [row[GAIN] for row in net.history[net.n_before_ :] if GAIN in row]
-        rise = still_rising(gains)
-        if not self.guarded or net.note_ or rise is None:
+        """Warn if held-out rows were still becoming more likely when training ended, or not yet."""
+        found = [row for row in net.history[net.n_before_ :] if GAIN in row]
+        if not self.guarded or net.note_ or not found:
             return
-        n_iter = net.max_epochs
+        n_iter, per_epoch = net.max_epochs, math.ceil(len(rows) / self.plan.batch_size)
+        rise = still_rising([row[GAIN] for row in found])
+        if rise is not None:
+            what = (
+                f"in the last quarter of {n_iter} epochs held-out rows still became {rise:.2g} "
+                f"nats more likely. Set n_iter to {2 * n_iter} or more."
+            )
+        elif n_iter * per_epoch < ENOUGH_STEPS and not is_gain(found[-1]):
+            # Units of small weights may stay alike for thousands of steps before they differ.
+            what = (
+                f"after {n_iter * per_epoch:,} steps held-out rows are no more likely than by the "
+                f"base alone. Set n_iter to {math.ceil(ENOUGH_STEPS / per_epoch)} or more; if this "
+                "remains, the base explains these columns."
+            )
+        else:
+            return
         warnings.warn(
-            f"Training has not converged: in the last quarter of {n_iter} epochs held-out rows "
-            f"still became {rise:.2g} nats more likely. Set n_iter to {2 * n_iter} or more.",
+            f"Training has not converged: {what}",
             ConvergenceWarning,
             stacklevel=4,
         )
@@ -233,6 +246,11 @@ def still_rising(gains: list[float]) -> float | None:
     rise = float(last.mean() - before.mean())
     error = math.sqrt((before.var(ddof=1) + last.var(ddof=1)) / n)
     return rise if rise > max(LEAST_RISE, 2 * error) else None
+
+
+def is_gain(assessed: dict[str, float]) -> bool:
+    """Whether held-out rows are more likely than by the base, by 0.1 nats and two errors."""
+    return assessed[GAIN] > max(LEAST_RISE, 2 * assessed[ERROR])
 
 
 def chain_rows(net: EnergyNet) -> Tensor | None:
@@ -346,7 +364,7 @@ def _plan(
     ours = rate == size == "auto" and not line_search and not streaming
     guarded = ours and n_rows >= FEWEST_ROWS
     if n_iter == "auto":
-        wanted = max(10, math.ceil(N_STEPS / math.ceil(n_rows / batch_size)))
+        wanted = max(10, math.ceil(ENOUGH_STEPS / math.ceil(n_rows / batch_size)))
         # The exact likelihood has no chains that training could outrun.
         most = wanted if guarded or learning == "exact" else MOST_EPOCHS
         n_iter = MOST_EPOCHS if line_search else min(wanted, most)
@@ -379,7 +397,7 @@ def _batch_size(n_rows: int, n_iter: int | str) -> int:
     """
     if n_iter == "auto":
         return 100
-    wanted = n_rows // 10 if n_iter == 0 else n_rows * int(n_iter) // N_STEPS
+    wanted = n_rows // 10 if n_iter == 0 else n_rows * int(n_iter) // ENOUGH_STEPS
     return min(100, max(10, wanted))
 
 
