@@ -9,11 +9,17 @@ import itertools
 import scipy.stats
 import torch
 
-from skebm.distributions import ChowLiuTree, Gaussian
+from skebm.distributions import (
+    ChowLiuTree,
+    Gaussian,
+    IndependentBernoulli,
+    IndependentCategorical,
+)
 from skebm.energies import (
     AnnealedGaussianRBM,
     BernoulliRBM,
     GaussianRBM,
+    MixedRBM,
     TemperedCorrection,
     Tilted,
 )
@@ -92,6 +98,11 @@ def joint_energy(energy, x, h):
         model = joint_energy(energy.energy, x, h)
         return energy.beta * model - (1 - energy.beta) * q.log_prob(x).sum(1)[:, None]
     W, b, c = energy.weight, energy.visible_bias, energy.hidden_bias
+    if isinstance(energy, MixedRBM):
+        factor = torch.ones_like(b).masked_scatter(energy.is_real, energy.log_precision.exp())
+        unary = log_structure(energy, x) + x @ (factor * b)
+        interaction = torch.einsum("ni,ji,mj->nm", x * factor, W, h)
+        return -(unary[:, None] + h @ c + interaction)
     if isinstance(energy, GaussianRBM):
         variance = energy.log_variance.exp()
         interaction = torch.einsum("mj,ji,ni->nm", h, W, x / variance)
@@ -102,6 +113,32 @@ def joint_energy(energy, x, h):
     if isinstance(energy.base, ChowLiuTree):  # itself tested against enumeration
         value = value - energy.base.log_prob(x)[:, None]
     return value
+
+
+def log_structure(energy, x):
+    """log of the base with the trained widths, column by column."""
+    total, first, factor = 0.0, 0, energy.log_precision.exp()
+    for part in energy.parts:
+        block = x[:, first : first + part.domain.n_columns]
+        first += part.domain.n_columns
+        if isinstance(part, Gaussian):
+            own, factor = factor[: block.shape[1]], factor[block.shape[1] :]
+            root = own.sqrt()
+            covariance = part.covariance / root[:, None] / root
+            law = torch.distributions.MultivariateNormal(part.mean / root, covariance)
+            total = total + law.log_prob(block)
+        elif isinstance(part, IndependentBernoulli):
+            law = torch.distributions.Bernoulli(logits=part.logits)
+            total = total + law.log_prob(block).sum(1)
+        elif isinstance(part, IndependentCategorical):
+            start = 0
+            for k in part.domain.groups:
+                log_p = part.logits[start : start + k].log_softmax(0)
+                total = total + block[:, start : start + k] @ log_p
+                start += k
+        else:
+            total = total + part.log_prob(block)  # a tree, itself tested against enumeration
+    return total
 
 
 class Discrete:

@@ -12,6 +12,7 @@ from skebm.base import Clamp
 from skebm.distributions import (
     Affine,
     ChowLiuTree,
+    Columns,
     Distribution,
     Gaussian,
     GaussianMixture,
@@ -39,7 +40,9 @@ CASES = {
     ],
     ChowLiuTree: [ChowLiuTree.fit(bits(4)[[0, 3, 3, 7, 8, 12, 15]], smoothing=0.1)],
     BlockTree: [BlockTree.fit(bits(5)[[0, 3, 9, 9, 18, 18, 31]], block_size=2, smoothing=0.1)],
-    # Those on one-hot and on real rows have tests of their own, tests/test_noise_*.py.
+    # Those on one-hot, real and mixed rows have tests of their own: tests/test_distributions_*.py,
+    # and tests/test_mixed_rbm.py for their tilts.
+    Columns: [],
     IndependentCategorical: [],
     Affine: [],
     Gaussian: [],

@@ -5,7 +5,7 @@ from skebm.distributions.blocks import BlockTree
 from skebm.distributions.bounded import TruncatedGaussian, Uniform
 from skebm.distributions.flow import NormalizingFlow
 from skebm.distributions.gaussian import Gaussian
-from skebm.distributions.independent import IndependentBernoulli, IndependentCategorical
+from skebm.distributions.independent import Columns, IndependentBernoulli, IndependentCategorical
 from skebm.distributions.kernel import KernelDensity
 from skebm.distributions.low_rank import LowRankMixture
 from skebm.distributions.mixture import GaussianMixture
@@ -16,6 +16,7 @@ __all__ = [
     "Affine",
     "BlockTree",
     "ChowLiuTree",
+    "Columns",
     "Gaussian",
     "GaussianMixture",
     "IndependentBernoulli",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
+from collections.abc import Iterator
 from numbers import Real as RealNumber
 from typing import Any
 
@@ -11,7 +14,7 @@ from torch import Tensor
 
 from skebm.base import Clamp, Real
 from skebm.distributions._fitting import checked_weight, positive, usable_scale
-from skebm.distributions.base import Distribution
+from skebm.distributions.base import Distribution, Tilt
 from skebm.distributions.conditionals import Given, IndependentGiven, MixtureGiven
 
 # Least automatic shrinkage, which keeps the covariance of duplicated columns invertible.
@@ -182,10 +185,14 @@ class Gaussian(Distribution):
     @property
     def log_normaliser(self) -> float:
         """log det(2 pi covariance) / 2, in float64."""
+        return float(self.log_volume().detach())
+
+    def log_volume(self) -> Tensor:
+        """:attr:`log_normaliser` as a float64 tensor, differentiable where the scales are."""
         diagonal = self.scale if self.scale_tril is None else self.scale_tril.diagonal()
         assert diagonal is not None
         d = self.mean.numel()
-        return float(diagonal.double().log().sum()) + d / 2 * math.log(2 * math.pi)
+        return diagonal.double().log().sum() + d / 2 * math.log(2 * math.pi)
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         like = self.mean
@@ -204,7 +211,7 @@ class Gaussian(Distribution):
             z = z / self.scale.to(x)
         else:
             z = torch.linalg.solve_triangular(self.scale_tril.to(x), z.t(), upper=False).t()
-        return -z.square().flatten(1).sum(1) / 2 - self.log_normaliser
+        return -z.square().flatten(1).sum(1) / 2 - self.log_volume().to(z)
 
     def score(self, x: Tensor) -> Tensor:
         """Gradient of the log-density, -covariance^-1 (x - mean)."""
@@ -220,12 +227,149 @@ class Gaussian(Distribution):
             IndependentGiven(self, clamp) if self.scale_tril is None else MixtureGiven(self, clamp)
         )
 
+    def tilted(self, field: Tensor, power: float = 1.0) -> GaussianTilt:
+        r"""Normal distributions :math:`N(\mu + \Sigma f / \gamma, \Sigma / \gamma)` of flat rows.
+
+        `ValueError` for a power of 0, where there is no distribution.
+        """
+        return GaussianTilt(self, field, power)
+
+    def rescaled(self, factor: Tensor) -> Gaussian:
+        """The distribution of x / factor, entry by entry: scale matrix and mean over `factor`.
+
+        Differentiable with respect to `factor`, positive and of shape (d,), for flat rows.
+        """
+        found = copy.copy(self)
+        found.mean = self.mean / factor
+        if self.scale is not None:
+            found.scale = self.scale / factor
+        if self.scale_tril is not None:
+            found.scale_tril = self.scale_tril / factor[:, None]
+        return found
+
     def marginal(self, columns: Tensor) -> Gaussian:
         """The marginal distribution of some columns of flat rows."""
         if self.scale is not None:
             return Gaussian(self.mean[columns], self.scale[columns])
         covariance = self.components()[2][0]
         return Gaussian(self.mean[columns], covariance=covariance[columns][:, columns])
+
+
+class GaussianTilt(Tilt):
+    r"""Normal distributions proportional to :math:`q(x)^\gamma e^{f^\top x}`, for each row of f.
+
+    Parameters
+    ----------
+    distribution : Gaussian
+        q, of flat rows.
+    field : Tensor of shape (n, d)
+    power : float
+        :math:`\gamma`, positive.
+    known : Clamp or None
+        Entries that are known; the others are distributed given them.
+    """
+
+    def __init__(
+        self, distribution: Gaussian, field: Tensor, power: float, known: Clamp | None = None
+    ):
+        if not power > 0:
+            raise ValueError("At a power of 0 real rows have no distribution: anneal from q.")
+        self.distribution, self.field, self.power, self.known = distribution, field, power, known
+
+    def given(self, clamp: Clamp) -> GaussianTilt:
+        """The tilt given known entries; `log_normaliser` integrates over the others."""
+        return GaussianTilt(self.distribution, self.field, self.power, clamp)
+
+    @functools.cached_property
+    def _free_mean(self) -> Tensor:
+        """Means without the known entries, (n, d)."""
+        q = self.distribution
+        if q.scale_tril is None:
+            assert q.scale is not None
+            return q.mean + q.scale.square() * self.field / self.power
+        return q.mean + (self.field @ q.scale_tril) @ q.scale_tril.t() / self.power
+
+    @property
+    def mean(self) -> Tensor:  # type: ignore[override]
+        """Exact means, (n, d), the known entries as they are."""
+        if self.known is None:
+            return self._free_mean
+        if self.distribution.scale is not None:
+            return self.known.apply(self._free_mean)
+        known, x = self.known, self.known.apply(self._free_mean)
+        for rows, on, gain, _ in self._patterns():
+            difference = (known.value - self._free_mean)[rows[:, None], on]
+            off = (~known.mask[rows[0]]).nonzero()[:, 0]
+            x[rows[:, None], off] += difference @ gain
+        return x
+
+    @property
+    def log_normaliser(self) -> Tensor:  # type: ignore[override]
+        """log of the integral over all rows that agree with the known entries, (n,)."""
+        q, power = self.distribution, self.power
+        if q.scale_tril is None:
+            assert q.scale is not None
+            half = self.field * q.scale
+        else:
+            half = self.field @ q.scale_tril
+        d, log_volume = q.mean.numel(), q.log_volume().to(half)
+        constant = (1 - power) * log_volume - d / 2 * math.log(power)
+        value = self.field @ q.mean + half.square().sum(1) / (2 * power) + constant
+        return value if self.known is None else value + self._log_density_of_known()
+
+    def _log_density_of_known(self) -> Tensor:
+        """Log-density of the known entries under the tilt, normalised, (n,)."""
+        assert self.known is not None
+        q, (mask, x) = self.distribution, self.known
+        difference = torch.where(mask, x - self._free_mean, 0.0)
+        if q.scale is not None:
+            scale = q.scale / math.sqrt(self.power)
+            terms = (difference / scale).square() / -2 - scale.log() - math.log(2 * math.pi) / 2
+            return torch.where(mask, terms, 0.0).sum(1)
+        value = difference.new_zeros(len(x))
+        for rows, on, _, tril in self._patterns():
+            if not len(on):
+                continue
+            tril = tril / math.sqrt(self.power)
+            white = torch.linalg.solve_triangular(
+                tril, difference[rows[:, None], on].t(), upper=False
+            )
+            log_det = tril.diagonal().log().sum() + len(on) / 2 * math.log(2 * math.pi)
+            value[rows] = white.square().sum(0) / -2 - log_det
+        return value
+
+    def _patterns(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """For rows with the same known entries: their numbers, the known columns, the regression
+        (k, d - k) of the others on these, and the Cholesky factor (k, k) of the known covariance.
+        """
+        assert self.known is not None
+        covariance = self.distribution.covariance
+        patterns, member = self.known.mask.unique(dim=0, return_inverse=True)
+        for number, known in enumerate(patterns):
+            on, off = known.nonzero()[:, 0], (~known).nonzero()[:, 0]
+            tril = torch.linalg.cholesky(covariance[on][:, on])
+            gain = torch.cholesky_solve(covariance[on][:, off], tril)
+            yield (member == number).nonzero()[:, 0], on, gain, tril
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """One draw for each row, the known entries as they are."""
+        q = self.distribution
+        z = torch.empty_like(self._free_mean).normal_(generator=generator)
+        z /= math.sqrt(self.power)
+        if q.scale_tril is None:
+            assert q.scale is not None
+            x = self._free_mean + z * q.scale
+            return x if self.known is None else self.known.apply(x)
+        x = self._free_mean + z @ q.scale_tril.t()
+        if self.known is None:
+            return x
+        # Matheron's rule: a joint draw, moved by the regression on what it missed.
+        drawn, x = x, self.known.apply(x)
+        for rows, on, gain, _ in self._patterns():
+            off = (~self.known.mask[rows[0]]).nonzero()[:, 0]
+            missed = (x - drawn)[rows[:, None], on]
+            x[rows[:, None], off] = drawn[rows[:, None], off] + missed @ gain
+        return x
 
 
 def _cholesky(covariance: Tensor, mean: Tensor) -> Tensor:

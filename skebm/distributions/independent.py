@@ -1,4 +1,4 @@
-"""Independent binary and one-hot columns."""
+"""Independent columns: binary ones, one-hot ones, and blocks of different kinds side by side."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from skebm.base import Binary, Categorical, Clamp
+from skebm.base import Binary, Categorical, Clamp, Conditional, Mixed
 from skebm.base.sampler import whole_numbers
 from skebm.base.torchtools import softplus
 from skebm.distributions.base import Distribution, Tilt
@@ -223,6 +223,101 @@ class IndependentCategorical(Distribution):
         """Exact conditionals; the levels not known to be 0 are renormalised."""
         return CategoricalGiven(self, clamp)
 
+    def tilted(self, field: Tensor, power: float = 1.0) -> CategoricalTilt:
+        """Independent columns with logits power * a + field; power 0 is uniform over all levels."""
+        logits = field if power == 0 else power * self.logits + field
+        return CategoricalTilt(logits, Levels.of(self.domain.groups, field.device))
+
+
+class Levels:
+    """Where the levels of one-hot columns stand in a row, to treat all columns at once.
+
+    Attributes
+    ----------
+    index : Tensor of shape (G, K) or None
+        Entry of each level, for columns with fewer than K levels one past the row; None where all
+        have the same number.
+    first : Tensor of shape (G,)
+        Entry of each column's first level.
+    """
+
+    def __init__(self, groups: tuple[int, ...], device: torch.device):
+        self.shape = len(groups), max(groups)
+        sizes = torch.tensor(groups, device=device)
+        self.first = sizes.cumsum(0) - sizes
+        level = torch.arange(self.shape[1], device=device)
+        index = torch.where(level < sizes[:, None], self.first[:, None] + level, int(sizes.sum()))
+        self.index = None if bool((sizes == self.shape[1]).all()) else index
+        self.column = torch.repeat_interleave(torch.arange(len(groups), device=device), sizes)
+
+    @classmethod
+    def of(cls, groups: tuple[int, ...], device: torch.device) -> Levels:
+        """The same object for the same columns."""
+        return _levels(groups, str(device))
+
+    def apart(self, x: Tensor, fill: float) -> Tensor:
+        """Rows (n, d) as levels of columns, (n, G, K), with `fill` where a column has fewer."""
+        if self.index is None:
+            return x.view(len(x), *self.shape)
+        return nn.functional.pad(x, (0, 1), value=fill)[:, self.index]
+
+    def together(self, x: Tensor) -> Tensor:
+        """Levels of columns (n, G, K) as rows (n, d)."""
+        if self.index is None:
+            return x.reshape(len(x), -1)
+        return x[:, self.index < len(self.column)]
+
+    def one_hot(self, level: Tensor, like: Tensor) -> Tensor:
+        """Rows (n, d) of the levels (n, G), in the dtype of `like`."""
+        rows = like.new_zeros(len(level), len(self.column))
+        return rows.scatter_(1, level + self.first, 1.0)
+
+
+@functools.lru_cache(maxsize=64)
+def _levels(groups: tuple[int, ...], device: str) -> Levels:
+    return Levels(groups, torch.device(device))
+
+
+class CategoricalTilt(Tilt):
+    """Independent categorical columns with unnormalised log-probabilities `logits`, (n, d)."""
+
+    def __init__(self, logits: Tensor, levels: Levels):
+        self.logits, self.levels = logits, levels
+
+    def given(self, clamp: Clamp) -> CategoricalTilt:
+        """The tilt given known entries, which may leave a column several levels.
+
+        A column without a possible level has a log-normaliser of minus infinity.
+        """
+        logits = self.logits.masked_fill(clamp.mask & (clamp.value == 0), -math.inf)
+        # A level that is known to be 1 rules out the others of its column.
+        on = (clamp.mask & (clamp.value == 1)).to(logits.dtype)
+        decided = on.new_zeros(len(on), self.levels.shape[0])
+        decided.index_add_(1, self.levels.column, on)
+        ruled_out = (decided[:, self.levels.column] > 0) & (on == 0)
+        return CategoricalTilt(logits.masked_fill(ruled_out, -math.inf), self.levels)
+
+    @functools.cached_property
+    def _apart(self) -> Tensor:
+        return self.levels.apart(self.logits, -math.inf)
+
+    @functools.cached_property
+    def mean(self) -> Tensor:  # type: ignore[override]
+        """Probability of each level, (n, d)."""
+        return self.levels.together(self._apart.softmax(2))
+
+    @property
+    def log_normaliser(self) -> Tensor:  # type: ignore[override]
+        """log of the sum over all rows that agree with the known entries, (n,)."""
+        return self._apart.logsumexp(2).sum(1)
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """By the Gumbel-max trick: -log of an exponential variable is a Gumbel variable."""
+        noise = torch.empty_like(self._apart).exponential_(generator=generator)
+        # An exponential variable of 0 would give noise of infinity.
+        noise.clamp_(min=torch.finfo(noise.dtype).tiny).log_()
+        return self.levels.one_hot((self._apart - noise).argmax(2), self.logits)
+
 
 class CategoricalGiven(Given):
     """One-hot columns of which some levels are known to be 1 or 0."""
@@ -267,3 +362,115 @@ def draw(logits: Tensor, groups: tuple[int, ...], generator: torch.Generator) ->
     noisy = logits - (-u.clamp_(min=torch.finfo(u.dtype).tiny).log()).log()
     levels = torch.stack([part.argmax(1) for part in noisy.split(groups, 1)], 1)
     return Categorical(groups).one_hot(levels, logits.dtype)
+
+
+# ------------------------------------------------------------------------------
+# Blocks of columns
+# ------------------------------------------------------------------------------
+
+
+class Columns(Distribution):
+    r"""Independent blocks of columns, each with a distribution of its own.
+
+    .. math:: q(x) = \prod_k q_k(x_k)
+
+    Bits, one-hot columns and real columns of a table, for example, each with what suits it.
+
+    Parameters
+    ----------
+    parts : sequence of Distribution
+        Of the blocks, in the order of their columns.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.distributions import Columns, Gaussian, IndependentBernoulli
+    >>> q = Columns([IndependentBernoulli(torch.zeros(2)), Gaussian(torch.zeros(1), 1.0)])
+    >>> q.log_prob(torch.tensor([[0.0, 1.0, 0.0]]))  # -2 log 2 - log(2 pi) / 2
+    tensor([-2.3052])
+    """
+
+    domain: Mixed
+
+    def __init__(self, parts: Sequence[Distribution]):
+        self.parts = list(parts)
+        if not self.parts:
+            raise ValueError("Columns needs at least one distribution.")
+        for part in self.parts:
+            if len(part.domain.row_shape) != 1:
+                raise ValueError(f"The rows of {part!r} are not flat.")
+        self.domain = Mixed(tuple(part.domain for part in self.parts))
+
+    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x.split([part.domain.n_columns for part in self.parts], 1)
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        return torch.cat([part.sample(n, generator) for part in self.parts], 1)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        blocks = zip(self.parts, self._split(x), strict=True)
+        return torch.stack([part.log_prob(block) for part, block in blocks]).sum(0)
+
+    def score(self, x: Tensor) -> Tensor:
+        """Gradient of the log-probability, block by block."""
+        blocks = zip(self.parts, self._split(x), strict=True)
+        return torch.cat([part.score(block) for part, block in blocks], 1)
+
+    def tilted(self, field: Tensor, power: float = 1.0) -> ColumnsTilt:
+        """The tilts of the blocks."""
+        blocks = zip(self.parts, self._split(field), strict=True)
+        return ColumnsTilt([part.tilted(block, power) for part, block in blocks], self)
+
+    def given(self, clamp: Clamp) -> Conditional:
+        """Exact conditionals, where each block has them."""
+        found = [part.given(known) for part, known in zip(self.parts, self.cut(clamp), strict=True)]
+        return JoinedConditional(found)
+
+    @property
+    def has_given(self) -> bool:
+        """Whether each block has exact conditionals."""
+        return all(part.has_given for part in self.parts)
+
+    def cut(self, clamp: Clamp) -> list[Clamp]:
+        """The clamp of each block."""
+        return [
+            Clamp(*pair)
+            for pair in zip(self._split(clamp.mask), self._split(clamp.value), strict=True)
+        ]
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> Columns:
+        """A copy on a device, its floating-point tensors in the given precision."""
+        return Columns([part.to(device, dtype) for part in self.parts])
+
+
+class JoinedConditional(Conditional):
+    """Conditionals of independent blocks, side by side."""
+
+    def __init__(self, parts: Sequence[Conditional]):
+        self.parts = parts
+
+    @property
+    def mean(self) -> Tensor:  # type: ignore[override]
+        return torch.cat([part.mean for part in self.parts], 1)
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        return torch.cat([part.sample(generator) for part in self.parts], 1)
+
+
+class ColumnsTilt(JoinedConditional, Tilt):
+    """Tilts of independent blocks."""
+
+    parts: Sequence[Tilt]
+
+    def __init__(self, parts: Sequence[Tilt], owner: Columns):
+        super().__init__(parts)
+        self.owner = owner
+
+    @property
+    def log_normaliser(self) -> Tensor:  # type: ignore[override]
+        return torch.stack([part.log_normaliser for part in self.parts]).sum(0)
+
+    def given(self, clamp: Clamp) -> ColumnsTilt:
+        """The tilts given known entries."""
+        pairs = zip(self.parts, self.owner.cut(clamp), strict=True)
+        return ColumnsTilt([part.given(known) for part, known in pairs], self.owner)

@@ -4,6 +4,7 @@ from skebm.energies.bipartite import BernoulliRBM, Moments, TemperedCorrection, 
 from skebm.energies.convolution import Conv
 from skebm.energies.gaussian_bipartite import AnnealedGaussianRBM, GaussianRBM
 from skebm.energies.joint import ClassMarginal
+from skebm.energies.mixed_bipartite import MixedRBM
 from skebm.energies.networks import MLP, Confined
 from skebm.energies.neural import NeuralEnergy, Spec, build_network
 from skebm.energies.pairwise import BoltzmannMachine, ising_grid
@@ -21,6 +22,7 @@ __all__ = [
     "Confined",
     "Conv",
     "GaussianRBM",
+    "MixedRBM",
     "TemperedCorrection",
     "Moments",
     "NeuralEnergy",

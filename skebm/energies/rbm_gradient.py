@@ -77,6 +77,7 @@ class RBMGradient(ContrastGradient):
         energy, n = self.energy, x.shape[0]
         rows = torch.cat([x, chain])  # (n + m, d)
         h = energy.hidden(rows).mean  # (n + m, H)
+        self.write_rest(sign, rows, h)
         h_data, layer = h[:n], None
         penalty = None if self.penalty is None else self._penalty_gradient(x, h_data, share)
         if generator is not None:
@@ -84,9 +85,29 @@ class RBMGradient(ContrastGradient):
         if offsets is not None:
             assert self.centering is not None
             offsets = offsets.updated(x, h_data, share, self.centering.rate)
-        gradient = signed_products(sign, rows, h, offsets)  # overwrites rows and h
+        gradient = signed_products(sign, self.statistics(rows), h, self._of_statistics(offsets))
         self._write(gradient, penalty, offsets)
         return offsets, layer
+
+    # ---------------------------------------------------------------- other visible units than bits
+
+    def statistics(self, x: Tensor) -> Tensor:
+        """What the weights multiply, (n, d); may be overwritten. By default the rows themselves."""
+        return x
+
+    def relative_variance(self, mean: Tensor) -> Tensor:
+        """Variances of visible units relative to that of a fair coin, bounded below, (d,)."""
+        return relative_variance(mean)
+
+    def write_rest(self, sign: Tensor, x: Tensor, h: Tensor) -> None:
+        """Write ``.grad`` of parameters besides weights and biases; by default there are none."""
+        return
+
+    def _of_statistics(self, offsets: Offsets | None) -> Offsets | None:
+        """Offsets of the statistics instead of those of the rows."""
+        if offsets is None:
+            return None
+        return Offsets(self.statistics(offsets.visible), offsets.hidden)
 
     def write_plain(
         self, gradient: Gradient, x: Tensor, h: Tensor, share: Tensor, offsets: Offsets | None
@@ -106,20 +127,22 @@ class RBMGradient(ContrastGradient):
         if self.penalty is None:
             return None
         weight, visible_bias, hidden_bias = self.energy.tensors
-        of_weight, of_hidden = self.penalty.gradient(weight, x, h, share)
+        of_weight, of_hidden = self.penalty.gradient(weight, self.statistics(x), h, share)
         if of_hidden is None:
             of_hidden = torch.zeros_like(hidden_bias)
         return Gradient(of_weight, torch.zeros_like(visible_bias), of_hidden)
 
     def _write(self, gradient: Gradient, penalty: Gradient | None, offsets: Offsets | None) -> None:
         """Write ``.grad``: a gradient already centred, plus one of penalties that is not yet."""
+        at = self._of_statistics(offsets)
         if penalty is not None:
-            for total, part in zip(gradient, centered(penalty, offsets), strict=True):
+            for total, part in zip(gradient, centered(penalty, at), strict=True):
                 total += part
-        if offsets is not None:
+        if offsets is not None and at is not None:
             assert self.centering is not None
             if self.centering.precondition:
-                gradient = preconditioned(gradient, offsets, self.centering.precondition)
+                columns = self.relative_variance(offsets.visible)
+                gradient = preconditioned(gradient, at, columns, self.centering.precondition)
         weight, visible_bias, hidden_bias = self.energy.tensors
         weight.grad = gradient.weight.contiguous()  # L-BFGS flattens it
         visible_bias.grad = gradient.visible
@@ -164,17 +187,20 @@ def signed_products(sign: Tensor, rows: Tensor, h: Tensor, offsets: Offsets | No
     return Gradient(left @ rows, visible, hidden)
 
 
-def preconditioned(gradient: Gradient, offsets: Offsets, power: float) -> Gradient:
+def preconditioned(
+    gradient: Gradient, offsets: Offsets, variance: Tensor, power: float
+) -> Gradient:
     r"""Divide a centred gradient by powers of the units' variances.
 
     With :math:`v = \mu (1 - \mu)` the variance of a unit of mean :math:`\mu`, its offset, that of
     the weights is divided by :math:`(4 v_j)^p (4 v_i)^p`, that of centred biases by
-    :math:`(4 v)^p`. Fair coins are left as they are; 1 is a diagonal natural gradient, 1/2 the same
-    with less of its noise at rare units.
+    :math:`(4 v)^p`; `variance` (d,) are the :math:`4 v_i` of the visible units. Fair coins are left
+    as they are; 1 is a diagonal natural gradient, 1/2 the same with less of its noise at rare
+    units.
     """
     weight, visible, hidden = gradient
     mu, lam = offsets
-    columns, rows = _relative_variance(mu).pow_(-power), _relative_variance(lam).pow_(-power)
+    columns, rows = variance.pow(-power), relative_variance(lam).pow_(-power)
     visible = torch.addmv(visible, weight.t(), lam) * columns
     hidden = torch.addmv(hidden, weight, mu) * rows
     weight.mul_(columns).mul_(rows[:, None])
@@ -183,7 +209,7 @@ def preconditioned(gradient: Gradient, offsets: Offsets, power: float) -> Gradie
     return Gradient(weight, visible, hidden)
 
 
-def _relative_variance(mean: Tensor) -> Tensor:
+def relative_variance(mean: Tensor) -> Tensor:
     """Variance of binary units over that of a fair coin, bounded below."""
     # rsub and pow_ as such: the operators go through a wrapper in Python.
     return (4 * mean).mul_(torch.rsub(mean, 1)).clamp_min_(LEAST_VARIANCE)

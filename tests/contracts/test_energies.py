@@ -5,13 +5,14 @@ import copy
 import pytest
 import torch
 
-from skebm.base import Binary, BipartiteEnergy, Clamp, Energy, Real
-from skebm.distributions import Gaussian
+from skebm.base import Binary, BipartiteEnergy, Clamp, Energy, Mixed, Real
+from skebm.distributions import Columns, Gaussian, IndependentBernoulli
 from skebm.energies import (
     AnnealedGaussianRBM,
     BernoulliRBM,
     BoltzmannMachine,
     GaussianRBM,
+    MixedRBM,
     NeuralEnergy,
     TemperedCorrection,
     Tilted,
@@ -85,6 +86,15 @@ CASES = {
     AnnealedGaussianRBM: {
         "annealed Gaussian": lambda: AnnealedGaussianRBM(make_gaussian_rbm(4, 3), beta=0.6)
     },
+    MixedRBM: {
+        "mixed": lambda: MixedRBM(
+            Columns([IndependentBernoulli(field(2)), Gaussian(field(2), 1.5)]),
+            3,
+            generator=seeded(),
+            scale=0.7,
+            dtype=DOUBLE,
+        )
+    },
     Tilted: {
         "tilted": lambda: Tilted(make_rbm(5, 3), field(5), beta=0.6),
         "twice": lambda: Tilted(Tilted(make_rbm(3, 4), field(3), 0.6), field(3, seed=8), 1.7),
@@ -101,7 +111,8 @@ BUILDERS = {name: build for builders in CASES.values() for name, build in builde
 BIPARTITE = [
     name for cls, builders in CASES.items() for name in builders if issubclass(cls, BipartiteEnergy)
 ]
-# Those whose visible layer can be enumerated as well; tests/test_gaussian_rbm.py has the others.
+# Those whose visible layer can be enumerated as well; test_gaussian_rbm.py and
+# test_mixed_rbm.py have the others.
 OF_BITS = [name for name in BIPARTITE if isinstance(BUILDERS[name]().domain, Binary)]
 BETAS = [1.0, 0.3, 2.0, 0.0]
 
@@ -125,6 +136,8 @@ def rows(energy, n=6, seed=0):
     """Rows near the states of the domain; energies are functions of real arguments."""
     if isinstance(energy.domain, Real):
         return 2 * torch.randn(n, *energy.domain.shape, generator=seeded(seed), dtype=DOUBLE)
+    if isinstance(energy.domain, Mixed):
+        return energy.base.sample(n, seeded(seed))
     x = energy.domain.uniform(n, seeded(seed), dtype=DOUBLE)
     return x + 0.2 * torch.randn(x.shape, generator=seeded(seed), dtype=DOUBLE)
 
