@@ -302,7 +302,7 @@ def objective_of(energy, policy="persistent", **settings):
     chains = {
         "persistent": Persistent(n_chains=40, initial=energy.base),
         "data": FromData(),
-        "many steps": Persistent(10, n_chains=100, initial=energy.base),
+        "many steps": Persistent(3, n_chains=100, initial=energy.base),
     }
     return ContrastiveDivergence(energy, Gibbs(), chains[policy], **settings)
 

@@ -117,11 +117,11 @@ def fit_base(base: Any, rows: Rows) -> Distribution:
         return _covering(base, rows)
     if base == "chow-liu":
         second = _accumulate(rows, lambda x, weight: (x * weight[:, None]).t() @ x)
-        second.diagonal().copy_(_means(rows))  # of probabilities, not of their squares
+        second.diagonal().copy_(column_means(rows))  # of probabilities, not of their squares
         return ChowLiuTree.from_moments(second, PAIR_SHRINKAGE, rows.dtype, rows.device)
     if base == "block-tree":
         return BlockTree.fit(*_binary(rows))
-    mean = _means(rows) * (1 - SHRINKAGE) + SHRINKAGE / 2
+    mean = column_means(rows) * (1 - SHRINKAGE) + SHRINKAGE / 2
     return IndependentBernoulli(torch.logit(mean).to(rows.dtype))
 
 
@@ -136,7 +136,8 @@ def _binary(rows: Rows) -> tuple[Tensor, Tensor]:
     return (u < x).to(x.dtype), rows.counts.repeat(copies)
 
 
-def _means(rows: Rows) -> Tensor:
+def column_means(rows: Rows) -> Tensor:
+    """Weighted means of the columns, in float64."""
     return _accumulate(rows, lambda x, weight: weight @ x)
 
 

@@ -19,6 +19,7 @@ from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution, IndependentBernoulli
 from skebm.energies import BernoulliRBM
 from skebm.estimators.base import Blueprint, stopping_of
+from skebm.estimators.bases import column_means
 from skebm.estimators.rbm.safety import assess
 from skebm.estimators.tables import UnitIntervalTable
 from skebm.objectives import (
@@ -46,12 +47,13 @@ REWEIGHTED_CHAINS = 500
 # an accuracy of 82 % with them, 88 % with these); likelihoods on nltcs, digits and MNIST are the
 # same or better.
 HIDDEN_BIAS = -1.0
-# Epochs at most, by default, where nothing guards against overfitting.
-MOST_EPOCHS = 500
-# Standard deviation of the initial weights, and that for a unit of an l1 penalty. Where all weights
-# are nearly 0, the likelihood pulls at them by less than l1, so that they would all end at 0 though
-# larger ones have a far better penalised likelihood.
-WEIGHT_SCALE, SCALE_BY_L1 = 0.01, 100.0
+# Epochs at most, by default, where nothing guards against overfitting; and products of a row with
+# the weights, in multiplications, that all steps may take: a minute on one core.
+MOST_EPOCHS, MOST_WORK = 500, 2e11
+# Standard deviation of weights that are not trained, and of initial ones for a unit of an l1
+# penalty. The likelihood pulls at weights of nearly 0 by less than l1, so that they would all end
+# at 0 though larger ones have a far better penalised likelihood.
+UNTRAINED_SCALE, SCALE_BY_L1 = 0.01, 100.0
 # Rows from which on a tenth, and at most so many, are held out. Of fewer, each is worth more to the
 # training than to the guard.
 FEWEST_ROWS, N_HELD_OUT = 200, 500
@@ -122,23 +124,34 @@ class RBMBlueprint(Blueprint):
 
     @property
     def weight_scale(self) -> float:
-        """Standard deviation of the initial weights: larger under an l1 penalty, as far as fields
-        of hidden units stay below one.
+        """Standard deviation of the initial weights, that of Glorot and Bengio (2010).
+
+        From smaller weights, units stay alike for thousands of steps. Larger under an l1 penalty,
+        as far as fields of hidden units stay below one; and nearly 0 without training, where the
+        model is its base.
         """
+        if self.plan.n_iter == 0:
+            return UNTRAINED_SCALE
         l1 = 0.0 if self.penalty is None else self.penalty.l1
-        largest = 1 / math.sqrt(self.table.domain.n_columns)
-        return max(WEIGHT_SCALE, min(SCALE_BY_L1 * l1, largest))
+        n_visible = self.table.domain.n_columns
+        usual = math.sqrt(2 / (n_visible + self.n_hidden))
+        return max(usual, min(SCALE_BY_L1 * l1, 1 / math.sqrt(n_visible)))
 
     @torch.no_grad()
     def initialise(self, energy: BernoulliRBM, rows: Rows) -> None:
-        """Start at the base, with hidden units mostly off.
+        """Start near the base, with hidden units mostly off.
 
         Visible biases are the log-odds of a base of independent columns, and 0 with other bases.
+        The weights are those of centred units, (h - l)'W (x - m) with the means m of the columns,
+        which changes the base by terms of second order only.
         """
+        mean = column_means(rows).to(energy.weight)
         if energy.structure is None:
             base: Any = energy.base
             energy.visible_bias.copy_(base.logits)
-        energy.hidden_bias.fill_(HIDDEN_BIAS)
+        hidden_mean = torch.full_like(energy.hidden_bias, HIDDEN_BIAS).sigmoid()
+        energy.visible_bias.sub_(hidden_mean @ energy.weight)
+        energy.hidden_bias.fill_(HIDDEN_BIAS).sub_(energy.weight @ mean)
 
     def deduplicate(self, rows: Rows) -> Rows:
         """Merge duplicate rows if every step uses all rows."""
@@ -290,7 +303,7 @@ def design(
     else:
         optimizer._validate_params()
     plan, guarded = _plan(
-        estimator, learning, optimizer, len(rows), streaming=streaming, stochastic=stochastic
+        estimator, learning, optimizer, rows, streaming=streaming, stochastic=stochastic
     )
     line_search = plan.optimizer == "lbfgs"
     if isinstance(chains, Persistent) and chains.n_chains is None:
@@ -341,13 +354,13 @@ def _plan(
     estimator: Any,
     learning: str,
     optimizer: SGD,
-    n_rows: int,
+    rows: Rows,
     *,
     streaming: bool,
     stochastic: bool,
 ) -> tuple[TrainingPlan, bool]:
     """Optimizer, learning rate, batch size and number of epochs; whether the fit is guarded."""
-    net = estimator.net_params or {}
+    net, n_rows = estimator.net_params or {}, len(rows)
     rate = net.get("lr", estimator.learning_rate)
     size = net.get("batch_size", estimator.batch_size)
     n_iter = net.get("max_epochs", estimator.n_iter)
@@ -364,7 +377,9 @@ def _plan(
     ours = rate == size == "auto" and not line_search and not streaming
     guarded = ours and n_rows >= FEWEST_ROWS
     if n_iter == "auto":
-        wanted = max(10, math.ceil(ENOUGH_STEPS / math.ceil(n_rows / batch_size)))
+        affordable = MOST_WORK / (batch_size * rows.n_columns * estimator.n_components)
+        n_steps = ENOUGH_STEPS if learning == "exact" else min(ENOUGH_STEPS, affordable)
+        wanted = max(10, math.ceil(n_steps / math.ceil(n_rows / batch_size)))
         # The exact likelihood has no chains that training could outrun.
         most = wanted if guarded or learning == "exact" else MOST_EPOCHS
         n_iter = MOST_EPOCHS if line_search else min(wanted, most)

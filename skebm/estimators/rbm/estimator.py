@@ -58,9 +58,10 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         10) if `n_iter` would otherwise make less than 10,000 steps, or `partial_fit` less than
         ten; all rows with L-BFGS.
     n_iter : int or "auto", default="auto"
-        Number of epochs (L-BFGS iterations). ``"auto"``: 10,000 steps, but at least 10 epochs, and
-        at most 500 where no held-out rows guard the training of PCD and CD (see Notes); up to 500
-        L-BFGS iterations, stopped by the `tol` of `early_stopping`.
+        Number of epochs (L-BFGS iterations). ``"auto"``: 10,000 steps, or fewer where columns times
+        hidden units times rows of a batch are above 2e7 (as many as take 2e11 multiplications), but
+        at least 10 epochs, and at most 500 where no held-out rows guard the training of PCD and CD
+        (see Notes); up to 500 L-BFGS iterations, stopped by the `tol` of `early_stopping`.
     verbose : int, default=0
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None
