@@ -514,6 +514,18 @@ def test_scaling_of_sparse_columns():
     assert_array_equal(sparse.transform(counts), dense.transform(counts.toarray()))
 
 
+def test_probabilities_are_mentioned_once():
+    """By the fit that scales them, or by the first likelihood."""
+    X = np.random.default_rng(0).normal(size=(50, 3))
+    with pytest.warns(UserWarning, match="min-max scaled.*lower bounds"):
+        model = RBMEstimator(2, random_state=0, learning="pcd", n_iter=2).fit(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.score_samples(X)
+    with pytest.warns(UserWarning, match="10 of 10 rows are not binary.*lower bounds"):
+        fitted_to_small().score_samples(np.full((10, 5), 0.5))
+
+
 def test_samples_of_a_constant_column_have_its_value():
     with pytest.warns(UserWarning, match="min-max scaled"):
         model = RBMEstimator(2, random_state=0, n_iter=0).fit(np.full((20, 40), 3.0))

@@ -76,6 +76,17 @@ class Table(abc.ABC):
 # ------------------------------------------------------------------------------
 
 
+BETWEEN = (
+    "Values between 0 and 1 are taken as probabilities of bits: log-likelihoods of such rows are "
+    "lower bounds on the means of their random binarisations, not likelihoods of their own."
+)
+
+
+def is_binary(X: np.ndarray) -> bool:
+    """Whether all values are 0 or 1."""
+    return bool(((X == 0) | (X == 1)).all())
+
+
 class UnitIntervalTable(Table):
     """Binary columns or probabilities in [0, 1]; other columns are min-max scaled.
 
@@ -92,6 +103,7 @@ class UnitIntervalTable(Table):
 
     def __init__(self, scaling: MinMax, domain: Binary, rescale: Any, names: list[str] | None):
         self.scaling, self.domain, self.rescale, self.names = scaling, domain, rescale, names
+        self.said = False  # that values are taken as probabilities
 
     @classmethod
     def learn(cls, X: Any, rescale: Any, names: Any = None) -> UnitIntervalTable:
@@ -105,9 +117,10 @@ class UnitIntervalTable(Table):
                     f"X: {what}, and rescale=False. Binarise or scale them to [0, 1], or pass "
                     'rescale="auto".'
                 )
+            found.said = not sp.issparse(X) and not is_binary(found.scaling.apply(X))
             warnings.warn(
                 f"RBMEstimator models values in [0, 1], but {what}: they are min-max scaled "
-                "(rescale=False raises an error instead).",
+                "(rescale=False raises an error instead)." + (f" {BETWEEN}" if found.said else ""),
                 UserWarning,
                 stacklevel=2,
             )
@@ -150,11 +163,9 @@ class UnitIntervalTable(Table):
             return torch.stack([value, energy.domain.contains(x).to(value)], 1)
 
         value, inside = mapped(both).double().numpy().T
-        if not inside.all():
+        if not inside.all() and not self.said:
             warnings.warn(
-                f"{int((inside == 0).sum())} of {len(value)} rows are not binary. Taken as "
-                "probabilities, their value is a lower bound on the mean log-likelihood of their "
-                "random binarisations, not a likelihood of their own.",
+                f"{int((inside == 0).sum())} of {len(value)} rows are not binary. {BETWEEN}",
                 UserWarning,
                 stacklevel=3,
             )
