@@ -1,5 +1,6 @@
 """Held-out rows guard the training of an RBM: modes that chains never visit, and overfitting."""
 
+import dataclasses
 import itertools
 import math
 import warnings
@@ -14,13 +15,15 @@ from skebm import RBMEstimator
 from skebm.base import Batch
 from skebm.distributions import IndependentBernoulli
 from skebm.energies import BernoulliRBM
-from skebm.estimators.rbm.blueprint import still_rising
+from skebm.estimators.rbm.blueprint import design, still_rising
 from skebm.estimators.rbm.safety import N_CHAINS, assess
+from skebm.estimators.tables import UnitIntervalTable
 from skebm.objectives import ContrastiveDivergence
 from skebm.partition import Exact
 from skebm.samplers import FromData, Gibbs, ParallelTempering, Persistent
 from skebm.training import SGD, EarlyStopping
 from skebm.training.engine import N_ASSESSMENTS, Assessment, EnergyNet, Guard
+from skebm.training.rows import Rows
 from tests.oracle import DOUBLE, make_rbm, make_tree_rbm, seeded
 from tests.tiers import full, only_full
 
@@ -353,16 +356,18 @@ def test_assessments_do_not_depend_on_what_was_assessed_before(bits):
 
 
 @pytest.mark.parametrize(
-    ("gains", "rises"),
+    ("gains", "quarters", "rise"),
     [
-        ([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], True),
-        ([0.0, 0.5, 1.0, 1.0, 1.0, 1.02, 1.05, 1.04], False),  # by less than 0.1 nats
-        ([0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.4], False),  # by less than two standard errors
-        ([0.0, 1.0, 2.0, 3.0], False),  # too few to tell
+        ([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], 1, 0.2),
+        ([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], 2, 0.4),
+        ([0.0, 0.5, 1.0, 1.0, 1.0, 1.02, 1.05, 1.04], 1, None),  # by less than 0.1 nats
+        ([0.0, 0.5, 0.8, 0.8, 1.0, 1.02, 1.05, 1.04], 2, 0.245),
+        ([0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.4], 1, None),  # by less than two standard errors
+        ([0.0, 1.0, 2.0, 3.0], 1, None),  # too few to tell
     ],
 )
-def test_gains_that_still_rise(gains, rises):
-    assert (still_rising(gains) is not None) == rises
+def test_gains_that_still_rise(gains, quarters, rise):
+    assert still_rising(gains, quarters) == (rise if rise is None else pytest.approx(rise))
 
 
 def test_training_that_has_not_converged_says_so(bits):
@@ -371,7 +376,7 @@ def test_training_that_has_not_converged_says_so(bits):
     history = [{"gain_over_base": 0.1 * k, "gain_error": 0.01} if k % 2 else {} for k in range(40)]
     net = SimpleNamespace(history=history, n_before_=0, note_="", max_epochs=40)
     with pytest.warns(
-        ConvergenceWarning, match="became 1 nats more likely. Set n_iter to 80 or more"
+        ConvergenceWarning, match="last half .* became 2 nats more likely. Set n_iter to 80 or more"
     ):
         plan.check_trained(net, bits)
     with warnings.catch_warnings():
@@ -386,12 +391,24 @@ def test_training_that_has_not_converged_says_so(bits):
 def test_training_that_has_not_left_its_base_says_so(bits, gain, error, n_iter, warns):
     """Unless it took as many steps as by default."""
     plan = RBMEstimator(2, learning="pcd", n_iter=1, random_state=0).fit(bits)._blueprint
+    per_epoch = -(-len(bits) // plan.plan.batch_size)
+    plan = dataclasses.replace(plan, short=n_iter * per_epoch < 10_000)
     history = [{"gain_over_base": gain, "gain_error": error}]
     net = SimpleNamespace(history=history, n_before_=0, note_="", max_epochs=n_iter)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         plan.check_trained(net, bits)
     said = [str(w.message) for w in caught]
-    per_epoch = -(-len(bits) // plan.plan.batch_size)
     assert len(said) == warns
     assert all(f"Set n_iter to {-(-10_000 // per_epoch)} or more; if" in text for text in said)
+
+
+@pytest.mark.parametrize(("n_iter", "short"), [(3, True), (10_000, False), ("auto", False)])
+def test_a_fit_is_short_if_it_was_asked_for_few_steps(bits, n_iter, short):
+    rows = Rows(torch.as_tensor(bits), dtype=torch.float32, device=torch.device("cpu"))
+    model = RBMEstimator(2, learning="pcd", n_iter=n_iter, random_state=0)
+    table = UnitIntervalTable.learn(bits, "auto")
+    plan = design(
+        model, table, IndependentBernoulli(torch.zeros(bits.shape[1])), rows, streaming=False
+    )
+    assert plan.short == short

@@ -85,6 +85,8 @@ class RBMBlueprint(Blueprint):
         if the likelihood is exact.
     centering : Centering or None
     penalty : Penalty or None
+    short : bool
+        Whether `n_iter` was given and makes fewer steps than are enough for small weights.
     guarded : bool
         Whether held-out rows guard the training: in a fit to enough rows whose steps are stochastic
         and whose learning rate and batch size are ours to choose.
@@ -99,6 +101,7 @@ class RBMBlueprint(Blueprint):
     chains: ChainPolicy | None
     centering: Centering | None
     penalty: Penalty | None
+    short: bool
     guarded: bool
 
     @property
@@ -176,13 +179,15 @@ class RBMBlueprint(Blueprint):
         if not self.guarded or net.note_ or not found:
             return
         n_iter, per_epoch = net.max_epochs, math.ceil(len(rows) / self.plan.batch_size)
-        rise = still_rising([row[GAIN] for row in found])
+        # With a rate that decays, the end of a short fit rises little, however far it has to go.
+        part = "half" if self.short else "quarter"
+        rise = still_rising([row[GAIN] for row in found], 2 if self.short else 1)
         if rise is not None:
             what = (
-                f"in the last quarter of {n_iter} epochs held-out rows still became {rise:.2g} "
-                f"nats more likely. Set n_iter to {2 * n_iter} or more."
+                f"in the last {part} of {n_iter} epochs held-out rows still became {rise:.2g} nats "
+                f"more likely. Set n_iter to {2 * n_iter} or more."
             )
-        elif n_iter * per_epoch < ENOUGH_STEPS and not is_gain(found[-1]):
+        elif self.short and not is_gain(found[-1]):
             # Units of small weights may stay alike for thousands of steps before they differ.
             what = (
                 f"after {n_iter * per_epoch:,} steps held-out rows are no more likely than by the "
@@ -249,15 +254,16 @@ class RBMBlueprint(Blueprint):
         return starts
 
 
-def still_rising(gains: list[float]) -> float | None:
-    """Rise of the mean from the third to the last quarter of the gains, in nats.
+def still_rising(gains: list[float], n_quarters: int = 1) -> float | None:
+    """Rise of the mean to the last quarter of the gains from one or two quarters before, in nats.
 
     None if it is less than 0.1 or two standard errors, or if there are fewer than 8 gains.
     """
     n = len(gains) // 4
     if n < 2:
         return None
-    before, last = np.array(gains[-2 * n : -n]), np.array(gains[-n:])
+    first = -(n_quarters + 1) * n
+    before, last = np.array(gains[first : first + n]), np.array(gains[-n:])
     rise = float(last.mean() - before.mean())
     error = math.sqrt((before.var(ddof=1) + last.var(ddof=1)) / n)
     return rise if rise > max(LEAST_RISE, 2 * error) else None
@@ -325,8 +331,15 @@ def design(
         chains=chains,
         centering=_centering(estimator, learning, line_search),
         penalty=None if penalty is None else clone(penalty),
+        short=_is_short(estimator, plan, len(rows)),
         guarded=guarded,
     )
+
+
+def _is_short(estimator: Any, plan: TrainingPlan, n_rows: int) -> bool:
+    """Whether a number of epochs was given that makes fewer than 10,000 steps."""
+    asked = (estimator.net_params or {}).get("max_epochs", estimator.n_iter)
+    return asked != "auto" and plan.n_iter * math.ceil(n_rows / plan.batch_size) < ENOUGH_STEPS
 
 
 def _check_units(n_hidden: int, rows: Rows, batch_size: int) -> None:
