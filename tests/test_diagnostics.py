@@ -9,7 +9,7 @@ from scipy.signal import lfilter
 from scipy.stats import multivariate_normal, norm
 
 from skebm import diagnostics
-from skebm.diagnostics import effective_sample_size, r_hat
+from skebm.diagnostics import autocorrelation, effective_sample_size, r_hat
 from tests.tiers import named
 
 KINDS = ("bulk", "tail", "mean")
@@ -329,3 +329,11 @@ def test_results_are_those_of_arviz_stats(name):
     for x in draws:
         if x.shape[1] > 1 or name != "r_hat":
             assert_allclose(STATISTICS[name](x), by_arviz(x, name), rtol=1e-6)
+
+
+@pytest.mark.parametrize("n_lags", [0, 21])
+def test_lags_are_at_most_the_draws(n_lags):
+    draws = np.random.default_rng(0).normal(size=(20, 3))
+    assert autocorrelation(draws, 20).shape == (20,)
+    with pytest.raises(ValueError, match="n_lags must be from 1 to n_draws"):
+        autocorrelation(draws, n_lags)

@@ -142,6 +142,15 @@ def rows(energy, n=6, seed=0):
     return x + 0.2 * torch.randn(x.shape, generator=seeded(seed), dtype=DOUBLE)
 
 
+@pytest.mark.parametrize("name", ["dense", "ring", "tilted pairs"])
+def test_pairwise_energies_are_those_of_their_couplings_and_biases(name):
+    energy = BUILDERS[name]()
+    x = bits(energy.domain.n_columns)[::3]
+    expected = -torch.einsum("ni,ij,nj->n", x, energy.coupling, x) / 2 - x @ energy.bias
+    found = energy(x)  # up to a constant
+    torch.testing.assert_close(found - found[0], expected - expected[0])
+
+
 def test_every_energy_has_a_case():
     assert without_case(Energy, CASES, "CASES in tests/contracts/test_energies.py") == []
 
