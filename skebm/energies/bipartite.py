@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from skebm.base import Binary, BipartiteEnergy, Centering, Clamp, Conditional, Penalty
 from skebm.base.domains import enumeration_cost
 from skebm.base.torchtools import softplus
+from skebm.base.units import Bernoulli
 from skebm.distributions import Distribution, IndependentBernoulli, Tilt
 from skebm.distributions.independent import log_sum
 from skebm.energies.rbm_gradient import RBMGradient
-from skebm.energies.units import Bernoulli
 
 
 class Moments(NamedTuple):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from skebm.base import Binary, BipartiteEnergy, Clamp, Real
 from skebm.base.torchtools import softplus
+from skebm.base.units import Bernoulli, Normal
 from skebm.distributions import Gaussian
-from skebm.energies.units import Bernoulli, Normal
 
 
 class GaussianRBM(BipartiteEnergy):

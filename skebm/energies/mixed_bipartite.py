@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from skebm.base import Binary, BipartiteEnergy, Centering, Clamp, Domain, Penalty
 from skebm.base.torchtools import softplus
+from skebm.base.units import Bernoulli
 from skebm.distributions import Columns, Distribution, Gaussian, Tilt
 from skebm.energies.rbm_gradient import RBMGradient
-from skebm.energies.units import Bernoulli
 
 
 class MixedRBM(BipartiteEnergy):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from skebm.base import BipartiteEnergy, Energy, PairwiseEnergy
+from skebm.base.units import Bernoulli
 from skebm.distributions import Distribution, Gaussian, IndependentBernoulli
 from skebm.energies.bipartite import BernoulliRBM, Tilted
 from skebm.energies.neural import NeuralEnergy
-from skebm.energies.units import Bernoulli
 
 # Factors between 1/2 and 2 whose product neither overflows nor underflows in single precision.
 GROUP = 100

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from skebm.base import Centering, Conditional, ContrastGradient, Offsets, Penalty
 from skebm.base.contrast import means_of
-from skebm.energies.units import Bernoulli
+from skebm.base.units import Bernoulli
 
 # Share of a fair coin in the first offsets: a column that is constant in the first rows of a stream
 # may wake up, and a variance next to zero would send it far away.

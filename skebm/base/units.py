@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from skebm.base import Conditional
+from skebm.base.energy import Conditional
 
 
 class Bernoulli(Conditional):
