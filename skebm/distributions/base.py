@@ -52,6 +52,11 @@ class Distribution(abc.ABC):
         """Tilts proportional to q(x)^power exp(field' x), one for each row of `field`, (n, d)."""
         raise TypeError(f"{type(self).__name__} has no exact conditionals under unary fields.")
 
+    @property
+    def has_tilted(self) -> bool:
+        """Whether :meth:`tilted` has exact conditionals."""
+        return type(self).tilted is not Distribution.tilted
+
     def score(self, x: Tensor) -> Tensor:
         """Gradient of :meth:`log_prob` with respect to x, of the shape of x.
 
@@ -96,7 +101,7 @@ class Distribution(abc.ABC):
 
     @property
     def _has_bits_given(self) -> bool:
-        return isinstance(self.domain, Binary) and type(self).tilted is not Distribution.tilted
+        return isinstance(self.domain, Binary) and self.has_tilted
 
     def given(self, clamp: Clamp) -> Conditional:
         """Exact conditional distributions given the clamped entries, one for each of n rows.

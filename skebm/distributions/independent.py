@@ -401,24 +401,21 @@ class Columns(Distribution):
                 raise ValueError(f"The rows of {part!r} are not flat.")
         self.domain = Mixed(tuple(part.domain for part in self.parts))
 
-    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
-        return x.split([part.domain.n_columns for part in self.parts], 1)
-
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         return torch.cat([part.sample(n, generator) for part in self.parts], 1)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        blocks = zip(self.parts, self._split(x), strict=True)
+        blocks = zip(self.parts, self.domain.split(x), strict=True)
         return torch.stack([part.log_prob(block) for part, block in blocks]).sum(0)
 
     def score(self, x: Tensor) -> Tensor:
         """Gradient of the log-probability, block by block."""
-        blocks = zip(self.parts, self._split(x), strict=True)
+        blocks = zip(self.parts, self.domain.split(x), strict=True)
         return torch.cat([part.score(block) for part, block in blocks], 1)
 
     def tilted(self, field: Tensor, power: float = 1.0) -> ColumnsTilt:
         """The tilts of the blocks."""
-        blocks = zip(self.parts, self._split(field), strict=True)
+        blocks = zip(self.parts, self.domain.split(field), strict=True)
         return ColumnsTilt([part.tilted(block, power) for part, block in blocks], self)
 
     def given(self, clamp: Clamp) -> Conditional:
@@ -433,10 +430,8 @@ class Columns(Distribution):
 
     def cut(self, clamp: Clamp) -> list[Clamp]:
         """The clamp of each block."""
-        return [
-            Clamp(*pair)
-            for pair in zip(self._split(clamp.mask), self._split(clamp.value), strict=True)
-        ]
+        blocks = zip(self.domain.split(clamp.mask), self.domain.split(clamp.value), strict=True)
+        return [Clamp(mask, value) for mask, value in blocks]
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Columns:
         """A copy on a device, its floating-point tensors in the given precision."""

@@ -238,7 +238,7 @@ class MixedGradient(RBMGradient):
 def check_parts(parts: list[Any]) -> None:
     """Raise `ValueError` for distributions without exact tilts."""
     for part in parts:
-        if type(part).tilted is Distribution.tilted or len(part.domain.row_shape) != 1:
+        if not part.has_tilted or len(part.domain.row_shape) != 1:
             raise ValueError(
                 f"{part!r} has no exact conditionals under unary fields: use independent bits or "
                 "categories, trees, or a Gaussian of flat rows."

@@ -85,8 +85,8 @@ class RBMGradient(ContrastGradient):
         if offsets is not None:
             assert self.centering is not None
             offsets = offsets.updated(x, h_data, share, self.centering.rate)
-        gradient = signed_products(sign, self.statistics(rows), h, self._of_statistics(offsets))
-        self._write(gradient, penalty, offsets)
+        at = self._of_statistics(offsets)
+        self._write(signed_products(sign, self.statistics(rows), h, at), penalty, at)
         return offsets, layer
 
     # ---------------------------------------------------------------- other visible units than bits
@@ -132,16 +132,18 @@ class RBMGradient(ContrastGradient):
             of_hidden = torch.zeros_like(hidden_bias)
         return Gradient(of_weight, torch.zeros_like(visible_bias), of_hidden)
 
-    def _write(self, gradient: Gradient, penalty: Gradient | None, offsets: Offsets | None) -> None:
-        """Write ``.grad``: a gradient already centred, plus one of penalties that is not yet."""
-        at = self._of_statistics(offsets)
+    def _write(self, gradient: Gradient, penalty: Gradient | None, at: Offsets | None) -> None:
+        """Write ``.grad``: a gradient already centred, plus one of penalties that is not yet.
+
+        `at` are the offsets of the statistics.
+        """
         if penalty is not None:
             for total, part in zip(gradient, centered(penalty, at), strict=True):
                 total += part
-        if offsets is not None and at is not None:
+        if at is not None:
             assert self.centering is not None
             if self.centering.precondition:
-                columns = self.relative_variance(offsets.visible)
+                columns = self.relative_variance(at.visible)
                 gradient = preconditioned(gradient, at, columns, self.centering.precondition)
         weight, visible_bias, hidden_bias = self.energy.tensors
         weight.grad = gradient.weight.contiguous()  # L-BFGS flattens it

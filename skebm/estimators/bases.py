@@ -153,7 +153,7 @@ def _accumulate(rows: Rows, statistic: Any) -> Tensor:
 
 def _covering(base: Distribution, rows: Rows) -> Distribution:
     """A copy of a given base on the rows' device, checked for compatibility with the rows."""
-    if type(base).tilted is Distribution.tilted:
+    if not base.has_tilted:
         raise ValueError(
             f"base={base!r} has no exact conditionals under unary fields, which block Gibbs "
             "sampling needs. Use a Chow-Liu tree or independent columns."

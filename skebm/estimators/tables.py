@@ -508,4 +508,4 @@ def choose_domain(X: Any, domain: Any, sampler: Sampler | None, bounds: Any) -> 
         real, bits = (any(issubclass(k, d) for d in kinds) for k in (Real, Binary))
         if real != bits:
             return Real((n,)) if real else Binary((n,))
-    return Binary((n,)) if bool(np.isin(X, (0, 1)).all()) else Real((n,))
+    return Binary((n,)) if is_binary(X) else Real((n,))
