@@ -401,6 +401,7 @@ def neural_plan(
     *,
     streaming: bool,
     most_passes: int = MOST_PASSES,
+    n_steps: int = N_STEPS,
     optimizer_settings: dict[str, Any] | None = None,
 ) -> TrainingPlan:
     """Resolve the steps of training for a table of `n_rows`."""
@@ -411,7 +412,7 @@ def neural_plan(
         fitting = max(FEWEST_IN_BATCH, MOST_NUMBERS // estimator.n_features_in_)
         size = min(BATCH, fitting, n_rows)
     if n_iter == "auto":
-        passes = math.ceil(N_STEPS / math.ceil(n_rows / size))
+        passes = math.ceil(n_steps / math.ceil(n_rows / size))
         n_iter = min(most_passes, PASSES_PER_ROW * n_rows, max(FEWEST_PASSES, passes))
     optimizer = AdamW() if estimator.optimizer is None else estimator.optimizer
     optimizer._validate_params()

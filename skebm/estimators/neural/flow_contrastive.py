@@ -37,6 +37,12 @@ from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
 
 
+# Optimizer steps by default, each as long as several of other objectives: what held-out rows gain
+# by the network they have gained by then (docs/benchmarks.md, "Steps of flow contrastive
+# estimation").
+N_STEPS = 250
+
+
 @dataclass(frozen=True)
 class FlowRule(Rule):
     """Flow contrastive estimation.
@@ -110,7 +116,10 @@ class FlowContrastiveDensity(BaseDensity):
     <<standardize>>
     learning_rate : float, default=2e-3
         Learning rate of Adam for the energy and log Z.
-    <<batch_size, n_iter>>
+    <<batch_size>>
+    n_iter : int or "auto", default="auto"
+        Number of epochs; ``"auto"`` amounts to about 250 steps, each as long as several of other
+        objectives, and at most five epochs for each row.
     optimizer : AdamW or None, default=None
         Settings of the optimizer; None is :class:`skebm.training.AdamW` with its defaults. Weight
         decay applies to the network only, the schedule to both learning rates.
@@ -245,7 +254,9 @@ class FlowContrastiveDensity(BaseDensity):
         settings = {"param_groups": players}
         return NeuralBlueprint(
             table=table,
-            plan=neural_plan(self, len(rows), streaming=streaming, optimizer_settings=settings),
+            plan=neural_plan(
+                self, len(rows), streaming=streaming, n_steps=N_STEPS, optimizer_settings=settings
+            ),
             rule=FlowRule(sampler_of(self, table.domain), reach),
             network_config=network_of(self),
             bases=bases,
