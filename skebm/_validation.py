@@ -244,6 +244,6 @@ class MinMax(NamedTuple):
 def column_ranges(X: Any) -> tuple[np.ndarray, np.ndarray]:
     """Smallest and largest value of each column of an array or CSR matrix, ignoring NaN."""
     if sp.issparse(X):
-        return X.min(axis=0).toarray().ravel(), X.max(axis=0).toarray().ravel()
+        return X.nanmin(axis=0).toarray().ravel(), X.nanmax(axis=0).toarray().ravel()
     # fmin and fmax ignore NaN, without a warning for columns that are all NaN.
     return np.fmin.reduce(X, axis=0), np.fmax.reduce(X, axis=0)

@@ -54,7 +54,7 @@ def pairs(first, all_chains=CHAINS):
 
 def rbm(base="chow-liu", chains="pcd", **params):
     """A small RBM; `base` and `chains` by their name above, or chains themselves."""
-    model = RBMEstimator(3, n_iter=4, random_state=0, base=BASES[base])
+    model = RBMEstimator(3, n_iter=4, visible="bernoulli", random_state=0, base=BASES[base])
     given = CHAINS[chains] if isinstance(chains, str) else {"chains": chains}
     return model.set_params(**given | params)
 
@@ -77,13 +77,12 @@ def quietly(function, *args, **kwargs):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        pytest.param(with_value(np.nan, X), "NaN", id="nan"),
-        pytest.param(sp.csr_array(with_value(np.inf, X)), "infinity", id="inf"),
+        pytest.param(with_value(np.inf, X), "infinity", id="inf"),
+        pytest.param(sp.csr_array(with_value(np.inf, X)), "infinity", id="sparse inf"),
         pytest.param(X[0], "1D array", id="1d"),
         pytest.param(X[:0], "0 sample", id="no rows"),
         pytest.param(X[:, :0], "0 feature", id="no columns"),
         pytest.param(pd.DataFrame(), "0 feature|at least one array or dtype", id="empty frame"),
-        pytest.param(pd.DataFrame({"a": [0, 1], "b": ["x", 1]}), "could not convert", id="mixed"),
     ],
 )
 def test_unusable_rows(bad, message):

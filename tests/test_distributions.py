@@ -26,6 +26,7 @@ from skebm.distributions import (
     Uniform,
 )
 from skebm.distributions.blocks import BlockTree
+from skebm.energies.mixed_bipartite import WiderColumns
 from tests.discovery import without_case
 from tests.oracle import DOUBLE, P_FLOOR, bits, chi_square, count_states, seeded
 
@@ -43,6 +44,7 @@ CASES = {
     # Those on one-hot, real and mixed rows have tests of their own: tests/test_distributions_*.py,
     # and tests/test_mixed_rbm.py for their tilts.
     Columns: [],
+    WiderColumns: [],
     IndependentCategorical: [],
     Affine: [],
     Gaussian: [],

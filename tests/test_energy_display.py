@@ -1,5 +1,6 @@
 """EnergyDisplay and TrainingDisplay: what they store, what they draw, and what they refuse."""
 
+import functools
 import warnings
 
 import numpy as np
@@ -46,6 +47,12 @@ def fast(**kwargs):
     return ScoreMatchingDensity(n_iter=20, random_state=0, sigma=0.2, **kwargs)
 
 
+def quickly_sampled(model):
+    """Draws of short chains, which displays ask for without a number of steps."""
+    model.sample = functools.partial(model.sample, n_steps=50)
+    return model
+
+
 @pytest.fixture(scope="module")
 def moons():
     return make_moons(200, noise=0.1, random_state=0)[0]
@@ -53,7 +60,7 @@ def moons():
 
 @pytest.fixture(scope="module")
 def density(moons):
-    return fast(early_stopping=True).fit(moons)
+    return quickly_sampled(fast(early_stopping=True).fit(moons))
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +162,7 @@ def test_any_estimator_with_score_samples(estimator, moons):
 
 def test_a_pipeline_that_ends_in_an_estimator_of_skebm(moons):
     pipeline = make_pipeline(StandardScaler(), fast()).fit(100 + 10 * moons)
+    quickly_sampled(pipeline[-1])
     display = EnergyDisplay.from_estimator(
         pipeline, 100 + 10 * moons, grid_resolution=9, n_samples=64, random_state=0
     )

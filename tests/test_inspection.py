@@ -296,7 +296,7 @@ def test_column_names_are_written():
 def test_columns_in_their_own_units_stretch_the_scale():
     X = np.array([[-3.0, 0.0], [5.0, 1.0], [1.0, 0.0]])
     with pytest.warns(UserWarning, match="min-max scaled"):
-        rbm = RBMEstimator(n_components=2, n_iter=1, random_state=0).fit(X)
+        rbm = RBMEstimator(2, visible="bernoulli", n_iter=1, random_state=0).fit(X)
     display = RBMDisplay.from_estimator(rbm, X, random_state=0)
     for image in draw(display, "reconstructions")["reconstructions"].get_images():
         assert image.get_clim() == (-3.0, 5.0)

@@ -220,6 +220,7 @@ def test_few_rows_keep_the_density_of_the_base():
     assert model.partial_fit(X, Y).power_ == 1
 
 
+@full
 def test_what_a_classifier_learns_of_labels_does_not_make_rows_less_likely():
     rows, labels = np.repeat(X, 5, axis=0), np.repeat(Y, 5)  # training rows decide
     kind = small | {"n_iter": 30, "generative_weight": 0.0}

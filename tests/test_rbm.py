@@ -273,7 +273,7 @@ def test_a_rare_row_alone_in_the_last_batch_is_no_divergence(learning):
 
 
 def test_a_stream_keeps_the_scaling_of_its_first_rows():
-    model = RBMEstimator(2, random_state=0, batch_size=20)
+    model = RBMEstimator(2, random_state=0, batch_size=20, visible="bernoulli")
     with pytest.warns(UserWarning, match="min-max scaled"):
         model.partial_fit(10 * SMALL)
     with warnings.catch_warnings():
@@ -408,12 +408,12 @@ SCALED = SHIFT + UNITS * SMALL  # columns 0 and 3 stay inside [0, 1]
 def fit_scaled():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return fit_once(RBMEstimator(3, random_state=0, n_iter=50), SCALED)
+        return fit_once(RBMEstimator(3, visible="bernoulli", random_state=0, n_iter=50), SCALED)
 
 
 def test_columns_outside_the_unit_interval_are_named_once():
     with pytest.warns(UserWarning, match="min-max scaled") as caught:
-        model = RBMEstimator(3, random_state=0, n_iter=5).fit(SCALED)
+        model = RBMEstimator(3, visible="bernoulli", random_state=0, n_iter=5).fit(SCALED)
     (message,) = (str(w.message) for w in caught if "scaled" in str(w.message))
     assert "columns 1, 2, 4 " in message
     assert "rescale=False" in message
@@ -486,7 +486,7 @@ def test_a_new_value_of_a_constant_column_is_outside():
     constant = SMALL.copy()
     constant[:, 0] = 5
     with pytest.warns(UserWarning, match="columns 0 "):
-        model = RBMEstimator(3, random_state=0, n_iter=20).fit(constant)
+        model = RBMEstimator(3, visible="bernoulli", random_state=0, n_iter=20).fit(constant)
     assert (model.sample(50, random_state=0)[:, 0] == 5).mean() > 0.9
     other = constant.copy()
     other[:, 0] = 5.5
@@ -496,20 +496,24 @@ def test_a_new_value_of_a_constant_column_is_outside():
 
 def test_rescale_false_raises():
     with pytest.raises(ValueError, match=r"columns 1, 2, 4 .*rescale=False.*rescale=\"auto\""):
-        RBMEstimator(3, rescale=False).fit(SCALED)
+        RBMEstimator(3, visible="bernoulli", rescale=False).fit(SCALED)
     model = fitted_to_small(rescale=False, n_iter=5)
     with pytest.raises(ValueError, match="columns 0.*rescale=False"):
         model.predict(SMALL + 1)
     with pytest.raises(ValueError, match="rescale"):
-        RBMEstimator(3, rescale=True).fit(SMALL)
+        RBMEstimator(3, visible="bernoulli", rescale=True).fit(SMALL)
 
 
 def test_scaling_of_sparse_columns():
     counts = sp.csr_array(np.random.default_rng(0).poisson(1.0, (100, 4)).astype(float))
     with pytest.warns(UserWarning, match="min-max scaled"):
-        sparse = RBMEstimator(2, random_state=0, learning="pcd", n_iter=2).fit(counts)
+        sparse = RBMEstimator(2, visible="bernoulli", random_state=0, learning="pcd", n_iter=2).fit(
+            counts
+        )
     with pytest.warns(UserWarning, match="min-max scaled"):
-        dense = RBMEstimator(2, random_state=0, learning="pcd", n_iter=2).fit(counts.toarray())
+        dense = RBMEstimator(2, visible="bernoulli", random_state=0, learning="pcd", n_iter=2).fit(
+            counts.toarray()
+        )
     assert_array_equal(sparse.components_, dense.components_)
     assert_array_equal(sparse.transform(counts), dense.transform(counts.toarray()))
 
@@ -518,7 +522,9 @@ def test_probabilities_are_mentioned_once():
     """By the fit that scales them, or by the first likelihood."""
     X = np.random.default_rng(0).normal(size=(50, 3))
     with pytest.warns(UserWarning, match="min-max scaled.*lower bounds"):
-        model = RBMEstimator(2, random_state=0, learning="pcd", n_iter=2).fit(X)
+        model = RBMEstimator(2, visible="bernoulli", random_state=0, learning="pcd", n_iter=2).fit(
+            X
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.score_samples(X)
@@ -528,7 +534,9 @@ def test_probabilities_are_mentioned_once():
 
 def test_samples_of_a_constant_column_have_its_value():
     with pytest.warns(UserWarning, match="min-max scaled"):
-        model = RBMEstimator(2, random_state=0, n_iter=0).fit(np.full((20, 40), 3.0))
+        model = RBMEstimator(2, visible="bernoulli", random_state=0, n_iter=0).fit(
+            np.full((20, 40), 3.0)
+        )
     assert_array_equal(model.sample(500, random_state=0), 3.0)
     assert_array_equal(model.denoise(np.full((2, 40), 3.0)), 3.0)
 

@@ -435,7 +435,7 @@ def test_input_that_is_scaled_is_not_changed(mode):
     before = rows.copy()
     rows.setflags(write=False)
     with pytest.warns(UserWarning, match="min-max scaled"):
-        model = clone(MODES[mode]).fit(rows)
+        model = clone(MODES[mode]).set_params(visible="bernoulli").fit(rows)
     for method in METHODS:
         call(model, method, rows)
     assert_array_equal(rows, before)

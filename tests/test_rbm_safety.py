@@ -294,7 +294,7 @@ def test_a_spurious_mode_brings_back_earlier_weights(bits, monkeypatch):
     gains = iter([0.0, 1.0, 2.0, -50.0, -60.0])
     kept = []
 
-    def told(energy, x, weight, generator):
+    def told(energy, x, weight, generator, n_completions):
         kept.append(energy.weight.detach().clone())
         return Assessment(next(gains), 0.1, energy.base.sample(4, generator))
 
@@ -312,7 +312,7 @@ def test_after_a_large_loss_training_goes_on_from_the_best_weights_at_half_the_r
 ):
     gains, kept = [0.0, 2.0, 1.7, 1.0, 1.6], []
 
-    def told(energy, x, weight, generator):
+    def told(energy, x, weight, generator, n_completions):
         kept.append(energy.weight.detach().clone())
         return Assessment(gains[len(kept) - 1], 0.1, energy.base.sample(4, generator))
 

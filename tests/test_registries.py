@@ -14,6 +14,7 @@ import pytest
 from skebm.base import Energy, Objective, PartitionEstimator, Sampler
 from skebm.distributions import Distribution
 from skebm.energies import TemperedCorrection
+from skebm.energies.mixed_bipartite import WiderColumns
 from skebm.energies.path import Geometric, TiltedPairwise
 from skebm.estimators.base import BaseEBM
 from skebm.estimators.neural.sampling import FlippedPosterior
@@ -54,7 +55,7 @@ KINDS = (
     PartitionEstimator,
     Sampler,
 )
-INTERNAL = {FlippedPosterior, Geometric, TemperedMarginal, TiltedPairwise}
+INTERNAL = {FlippedPosterior, Geometric, TemperedMarginal, TiltedPairwise, WiderColumns}
 
 # Words that skebm has given up for those of the field.
 RETIRED = {

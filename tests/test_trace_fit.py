@@ -8,7 +8,8 @@ import pytest
 from skebm.estimators.base import BaseEBM
 from tools.trace_fit import cases, trace, traced
 
-HOOKS = BaseEBM.__abstractmethods__
+# An RBM codes categories before they are validated.
+HOOKS = BaseEBM.__abstractmethods__ | {"_validate", "_energies"}
 MOST_HOOKS = 5
 # Files of skebm that execute in `fit` and in `score_samples`; three of a neural density are the
 # parts of its base: Gaussian mixtures, kernels and the stack.

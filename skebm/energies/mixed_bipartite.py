@@ -2,16 +2,33 @@ r"""Restricted Boltzmann machines with visible units of any kind, given by a dis
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from skebm.base import Binary, BipartiteEnergy, Centering, Clamp, Domain, Penalty
+from skebm.base.domains import enumeration_cost
 from skebm.base.torchtools import softplus
 from skebm.base.units import Bernoulli
-from skebm.distributions import Columns, Distribution, Gaussian, Tilt
+from skebm.distributions import (
+    Columns,
+    Distribution,
+    Gaussian,
+    IndependentBernoulli,
+    IndependentCategorical,
+    Tilt,
+)
 from skebm.energies.rbm_gradient import RBMGradient
+
+
+class Widths(NamedTuple):
+    """The base with trained precisions, and the factors of its statistics, None without any."""
+
+    structure: Distribution
+    factor: Tensor | None
 
 
 class MixedRBM(BipartiteEnergy):
@@ -84,6 +101,7 @@ class MixedRBM(BipartiteEnergy):
     domain: Domain
     hidden_domain: Binary
     is_real: Tensor
+    real_columns: Tensor
 
     def __init__(
         self,
@@ -98,6 +116,8 @@ class MixedRBM(BipartiteEnergy):
         self.parts = base.parts if isinstance(base, Columns) else [base]
         check_parts(self.parts)
         self.base, self.domain = base, base.domain
+        self._kept: tuple[Any, Widths] | None = None
+        self._n_right = 0  # columns that fill up a copy
         self.hidden_domain = Binary((n_hidden,))
         n_visible = base.domain.n_columns
         new: dict[str, Any] = {"dtype": dtype, "device": generator.device}
@@ -106,23 +126,48 @@ class MixedRBM(BipartiteEnergy):
         self.visible_bias = nn.Parameter(torch.zeros(n_visible, **new))
         self.hidden_bias = nn.Parameter(torch.zeros(n_hidden, **new))
         kinds = [torch.full((p.domain.n_columns,), isinstance(p, Gaussian)) for p in self.parts]
-        self.register_buffer("is_real", torch.cat(kinds).to(generator.device), persistent=False)
+        self._register_kinds(torch.cat(kinds).to(generator.device))
         self.log_precision = nn.Parameter(torch.zeros(int(self.is_real.sum()), **new))
 
     def extra_repr(self) -> str:
         return "n_visible={1}, n_hidden={0}".format(*self.weight.shape)
 
+    def _register_kinds(self, is_real: Tensor) -> None:
+        self.register_buffer("is_real", is_real, persistent=False)
+        self.register_buffer("real_columns", is_real.nonzero().ravel(), persistent=False)
+
     def structure(self) -> Distribution:
         """q with the trained precisions of its real columns."""
+        return self._widths().structure
+
+    def factor(self) -> Tensor | None:
+        """t(x) over x, (d,); None where no column is real."""
+        return self._widths().factor
+
+    def _widths(self) -> Widths:
+        """What follows from the precisions, computed once as long as they stay."""
+        if torch.is_grad_enabled():
+            return self._new_widths()
+        now = self.log_precision.data_ptr(), self.log_precision._version
+        if self._kept is None or self._kept[0] != now:
+            self._kept = now, self._new_widths()
+        return self._kept[1]
+
+    def _new_widths(self) -> Widths:
         if not len(self.log_precision):
-            return self.base
-        factors, parts = (self.log_precision / 2).exp(), []
+            return Widths(self.base, None)
+        roots, parts = (self.log_precision / 2).exp(), []
         for part in self.parts:
             if isinstance(part, Gaussian):
-                own, factors = factors.tensor_split([part.domain.n_columns])
+                own, roots = roots.tensor_split([part.domain.n_columns])
                 part = part.rescaled(own)
             parts.append(part)
-        return Columns(parts) if isinstance(self.base, Columns) else parts[0]
+        factor = torch.ones(self.domain.n_columns).to(self.visible_bias)
+        factor = factor.masked_scatter(self.is_real, self.log_precision.exp())
+        return Widths(Columns(parts) if isinstance(self.base, Columns) else parts[0], factor)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": None}
 
     # ---------------------------------------------------------------- energies
 
@@ -139,18 +184,11 @@ class MixedRBM(BipartiteEnergy):
         """Weight, visible and hidden bias."""
         return self.weight, self.visible_bias, self.hidden_bias
 
-    def factor(self) -> Tensor | None:
-        """t(x) over x, (d,); None where no column is real."""
-        if not len(self.log_precision):
-            return None
-        return torch.ones_like(self.visible_bias).masked_scatter(
-            self.is_real, self.log_precision.exp()
-        )
-
     def statistics(self, x: Tensor) -> Tensor:
-        """t(x), (n, d)."""
+        """t(x), (n, d), with columns of zeros in a padded copy."""
         factor = self.factor()
-        return x if factor is None else x * factor
+        t = x if factor is None else x * factor
+        return nn.functional.pad(t, (0, self._n_right)) if self._n_right else t
 
     def hidden_field(self, x: Tensor) -> Tensor:
         """c + W t(x), log-odds of the hidden units, (n, H)."""
@@ -163,6 +201,7 @@ class MixedRBM(BipartiteEnergy):
     def visible(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Tilt:
         """p(x given h), proportional to q_s(x)^beta exp(beta (b + W'h)' t(x) + field' x)."""
         own, factor = torch.addmm(self.visible_bias, h, self.weight), self.factor()
+        own = own[:, : self.domain.n_columns]
         own = own if factor is None else own * factor
         own = own if beta == 1.0 else beta * own
         return self.structure().tilted(own if field is None else own + field, beta)
@@ -186,16 +225,147 @@ class MixedRBM(BipartiteEnergy):
         """The gradient by hand, from one matrix product over data and chains."""
         return MixedGradient(self, centering, penalty)
 
-    def annealed(self, beta: float) -> MixedRBM:
-        """All parameters times `beta`: the base with free hidden units at 0, the model at 1."""
+    def enumeration_cost(self) -> float:
+        """States of the cheaper layer times units of the other."""
+        return enumeration_cost(self.domain, self.hidden_domain)
+
+    @torch.no_grad()
+    def pseudo_log_likelihood(self, x: Tensor) -> Tensor:
+        r"""Sum over columns of log p(x_i given the other columns), (n,), densities of real ones.
+
+        Exact for bits and categories; by the trapezoidal rule for real columns, given whose
+        neighbours a column is a mixture of normal distributions of known width.
+        """
+        total, first, is_real = x.new_zeros(len(x)), 0, 0
+        for part in self.parts:
+            d = part.domain.n_columns
+            if isinstance(part, Gaussian):
+                columns = range(first, first + d)
+                own = self.log_precision[is_real : is_real + d]
+                is_real += d
+                total = total + self._of_real(x, part.rescaled((own / 2).exp()), columns)
+            else:
+                groups = getattr(part.domain, "groups", (1,) * d)
+                total = total + self._of_levels(x, first, groups)
+            first += d
+        return total
+
+    def _of_levels(self, x: Tensor, first: int, groups: Sequence[int]) -> Tensor:
+        """Of bits, groups of one entry, and of one-hot columns."""
+        here, total = self(x), x.new_zeros(len(x))
+        for k in groups:
+            column, gains = slice(first, first + k), [torch.zeros_like(here)]
+            for shift in range(1, max(k, 2)):
+                other = x.clone()
+                other[:, column] = 1 - x[:, column] if k == 1 else x[:, column].roll(shift, 1)
+                gains.append(here - self(other))
+            total = total - torch.stack(gains).logsumexp(0)
+            first += k
+        return total
+
+    def _of_real(self, x: Tensor, q: Gaussian, columns: range) -> Tensor:
+        """Of real columns with the distribution q of all widths."""
+        factor, total = self.factor(), x.new_zeros(len(x))
+        assert factor is not None
+        field, score = self.hidden_field(x), q.score(x[:, columns])
+        for place, i in enumerate(columns):
+            variance = 1 / _precision(q, place)
+            weight, bias = self.weight[:, i] * factor[i], self.visible_bias[i] * factor[i]
+            # Along the column log q is quadratic, with this mean, which hidden units move.
+            mean = x[:, i] + variance * (score[:, place] + bias)
+            low, high = (variance * w.sum() for w in (weight.clamp(max=0), weight.clamp(min=0)))
+            reach = N_WIDTHS * variance.sqrt()
+            n_nodes = int(((high - low + 2 * reach) / variance.sqrt() * PER_WIDTH).clamp(max=2000))
+            step = (high - low + 2 * reach) / n_nodes
+            nodes = low - reach + step * torch.arange(n_nodes + 1).to(x)  # relative to the mean
+
+            def log_weight(z: Tensor, mean=mean, weight=weight, variance=variance, i=i) -> Tensor:
+                """Up to a constant, at z (n, k) relative to the mean."""
+                moved = field.unsqueeze(1) + (mean[:, None] + z - x[:, i, None])[..., None] * weight
+                return softplus(moved).sum(-1) - z.square() / (2 * variance)
+
+            log_norm = log_weight(nodes[None]).logsumexp(1) + step.log()
+            total = total + log_weight((x[:, i] - mean)[:, None])[:, 0] - log_norm
+        return total
+
+    def padded(self, multiple: int = 16) -> MixedRBM:
+        """A copy with both layers filled up to a multiple by units that are never on.
+
+        At such shapes BLAS rounds every row of a product alike, wherever it stands.
+        """
+        n_hidden, n_visible = self.weight.shape
+        right, down = -n_visible % multiple, -n_hidden % multiple
+        copy = self.annealed(1.0)
+        copy._n_right = right
+        weight = nn.functional.pad(copy.weight, (0, right, 0, down))
+        visible = nn.functional.pad(copy.visible_bias, (0, right))
+        hidden = nn.functional.pad(copy.hidden_bias, (0, down), value=-1e4)
+        for name, value in zip(TENSORS, (weight, visible, hidden), strict=True):
+            setattr(copy, name, nn.Parameter(value, requires_grad=False))
+        copy.hidden_domain = Binary((n_hidden + down,))
+        return copy
+
+    def annealed(self, beta: float, start: WiderColumns | None = None) -> MixedRBM:
+        """The model whose parameters are on the line from those of a start, at 0, to these, at 1.
+
+        By default all parameters times `beta`: at 0 the base with free hidden units.
+        """
         copy = object.__new__(MixedRBM)
         nn.Module.__init__(copy)
-        copy.parts, copy.base = self.parts, self.base
+        copy.parts, copy.base, copy._kept = self.parts, self.base, None
+        copy._n_right = self._n_right
         copy.domain, copy.hidden_domain = self.domain, self.hidden_domain
-        copy.register_buffer("is_real", self.is_real, persistent=False)
-        for name, value in self.named_parameters():
-            setattr(copy, name, nn.Parameter(beta * value.detach(), requires_grad=False))
+        copy._register_kinds(self.is_real)
+        for name, own in self.named_parameters():
+            value = beta * own.detach()
+            if start is not None and name in start.parameters:
+                value = value + (1 - beta) * start.parameters[name]
+            setattr(copy, name, nn.Parameter(value, requires_grad=False))
         return copy
+
+    def wider_base(self) -> WiderColumns:
+        """A start of annealing that covers modes far from the base: uniform levels, wide columns.
+
+        The standard deviations of real columns are ten times those of the base; trees stay.
+        """
+        parts: list[Distribution] = []
+        bias, first = torch.zeros_like(self.visible_bias), 0
+        for part in self.parts:
+            own = slice(first, first + part.domain.n_columns)
+            first = own.stop
+            if isinstance(part, Gaussian):
+                part = part.rescaled(torch.full_like(part.mean, 1 / WIDER))
+            elif isinstance(part, IndependentBernoulli):
+                bias[own] = -part.logits
+                part = IndependentBernoulli(torch.zeros_like(part.logits))
+            elif isinstance(part, IndependentCategorical):
+                bias[own] = -part.logits
+                part = IndependentCategorical(torch.zeros_like(part.logits), part.domain.groups)
+            parts.append(part)
+        precision = torch.full_like(self.log_precision, -2 * math.log(WIDER))
+        return WiderColumns(parts, {"visible_bias": bias, "log_precision": precision})
+
+
+class WiderColumns(Columns):
+    """A wider distribution of blocks, with the parameters of an RBM that has it without weights.
+
+    Parameters
+    ----------
+    parts : sequence of Distribution
+    parameters : dict of str to Tensor
+        ``"visible_bias"`` and ``"log_precision"`` of a :class:`MixedRBM`.
+    """
+
+    def __init__(self, parts: Sequence[Distribution], parameters: dict[str, Tensor]):
+        super().__init__(parts)
+        self.parameters = parameters
+        if len(self.parts) == 1:
+            self.domain = self.parts[0].domain  # type: ignore[assignment]
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> WiderColumns:
+        """A copy on a device, its floating-point tensors in the given precision."""
+        moved = {name: value.to(device, dtype) for name, value in self.parameters.items()}
+        return WiderColumns([part.to(device, dtype) for part in self.parts], moved)
 
 
 class MixedGradient(RBMGradient):
@@ -220,11 +390,13 @@ class MixedGradient(RBMGradient):
 
     def write_rest(self, sign: Tensor, x: Tensor, h: Tensor) -> None:
         """That of s: contrasts of (x'r) d log q / dx (rx) / 2 + t(x)'(b + W'h), r = exp(s / 2)."""
-        energy, real = self.energy, self.energy.is_real
+        energy, real = self.energy, self.energy.real_columns
         if not len(energy.log_precision):
             energy.log_precision.grad = torch.zeros_like(energy.log_precision)
             return
-        x, of_mean = x[:, real], torch.addmm(energy.visible_bias, h, energy.weight)[:, real]
+        of_mean = torch.addmm(energy.visible_bias, h, energy.weight)
+        if len(real) < x.shape[1]:
+            x, of_mean = x.index_select(1, real), of_mean.index_select(1, real)
         root, blocks, first = (energy.log_precision / 2).exp(), [], 0
         for part in energy.parts:
             if isinstance(part, Gaussian):
@@ -232,7 +404,31 @@ class MixedGradient(RBMGradient):
                 blocks.append(part.score(x[:, own] * root[own]))
                 first = own.stop
         score = torch.cat(blocks, 1)
-        energy.log_precision.grad = sign @ (x * (root * score / 2 + root.square() * of_mean))
+        grad = sign @ (x * (root * score / 2 + root.square() * of_mean))
+        # Constant columns, and those with few values, would have ever larger precisions.
+        stays = (energy.log_precision >= MAX_LOG_PRECISION) & (grad < 0)
+        energy.log_precision.grad = grad.masked_fill_(stays, 0.0)
+
+
+TENSORS = ("weight", "visible_bias", "hidden_bias")
+# Standard deviations of a wider start of annealing, in those of the base.
+WIDER = 10.0
+# Largest precision of a real column given the others and the hidden units, relative to the base's.
+MAX_LOG_PRECISION = math.log(1e4)
+# Standard deviations beyond the farthest mean that an integral over a column reaches, and its nodes
+# for each: the trapezoidal rule is then exact to rounding.
+N_WIDTHS, PER_WIDTH = 6.0, 2.0
+
+
+def _precision(q: Gaussian, i: int) -> Tensor:
+    """Precision of an entry given the others."""
+    if q.scale is not None:
+        return q.scale[i].reciprocal().square()
+    assert q.scale_tril is not None
+    unit = torch.zeros_like(q.mean)
+    unit[i] = 1.0
+    white = torch.linalg.solve_triangular(q.scale_tril, unit[:, None], upper=False)
+    return white.square().sum()
 
 
 def check_parts(parts: list[Any]) -> None:

@@ -3,6 +3,7 @@ r"""Annealing paths: bridge distributions between a tractable base and the model
 from __future__ import annotations
 
 import abc
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from skebm.base import BipartiteEnergy, Energy, PairwiseEnergy
 from skebm.base.units import Bernoulli
 from skebm.distributions import Distribution, Gaussian, IndependentBernoulli
 from skebm.energies.bipartite import BernoulliRBM, Tilted
+from skebm.energies.mixed_bipartite import MixedRBM, WiderColumns
 from skebm.energies.neural import NeuralEnergy
 
 # Factors between 1/2 and 2 whose product neither overflows nor underflows in single precision.
@@ -46,7 +48,9 @@ def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
     >>> path.at(0.5)(torch.ones(1, 9)).item()  # half of the energy of 18 pairs
     -9.0
     """
-    independent = isinstance(base, IndependentBernoulli)
+    if isinstance(energy, MixedRBM) and isinstance(base, WiderColumns):
+        return WiderPath(energy, base)
+    independent = isinstance(base, IndependentBernoulli) and not isinstance(energy, MixedRBM)
     if isinstance(energy, BipartiteEnergy) and (independent or base is energy.base is not None):
         return BipartitePath(energy, base)
     if isinstance(energy, PairwiseEnergy) and independent:
@@ -99,15 +103,16 @@ class BipartitePath(AnnealingPath):
 
     def __init__(self, energy: BipartiteEnergy, base: Any):
         super().__init__(energy, base)
-        self.corrects = not isinstance(base, IndependentBernoulli)
+        self.corrects = isinstance(energy, MixedRBM) or not isinstance(base, IndependentBernoulli)
         self.log_z0 = energy.hidden_domain.log_n_states
         if not self.corrects:
             self.log_z0 += float(base.log_normaliser.double())
         self._cache: tuple[Any, Any] = None, None  # the last rows and their hidden fields
+        self._annealed = functools.lru_cache(maxsize=2)(energy.annealed)
 
     def at(self, beta: float) -> BipartiteEnergy:
         if self.corrects:
-            return self.energy.annealed(beta)
+            return self._annealed(beta)
         return Tilted(self.energy, (1 - beta) * self.base.logits, beta)
 
     def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
@@ -133,6 +138,26 @@ class BipartitePath(AnnealingPath):
         if rows is not x:
             return None
         return Bernoulli((beta * field).sigmoid_()).sample(generator)
+
+
+class WiderPath(AnnealingPath):
+    """From a wider start to an RBM on any base, linear in the parameters."""
+
+    energy: MixedRBM
+
+    def __init__(self, energy: MixedRBM, base: WiderColumns):
+        super().__init__(energy, base)
+        at = energy.annealed(0.0, base)
+        factor, field = at.factor(), at.visible_bias[None]
+        tilt = at.structure().tilted(field if factor is None else field * factor)
+        self.log_z0 = energy.hidden_domain.log_n_states + float(tilt.log_normaliser[0].double())
+        self._annealed = functools.lru_cache(maxsize=2)(energy.annealed)
+
+    def at(self, beta: float) -> MixedRBM:
+        return self._annealed(beta, self.base)
+
+    def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
+        return (self.at(old)(x) - self.at(new)(x)).double()
 
 
 class PairwisePath(AnnealingPath):

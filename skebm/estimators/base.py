@@ -104,6 +104,10 @@ class Blueprint(abc.ABC):
         """How held-out rows assess a model a few times a fit; None if each epoch's monitor does."""
         return None
 
+    def complete(self, energy: Any, x: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:
+        """Rows with their missing entries drawn anew; by default models take complete rows."""
+        raise NotImplementedError
+
     def deduplicate(self, rows: Rows) -> Rows:
         """Equivalent rows that are cheaper to train on; by default the same rows."""
         return rows
@@ -376,7 +380,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         table = self._blueprint.table if go_on else self._learn_table(X, weight)
         rows = table.rows(X, device=device, dtype=getattr(torch, self.dtype), weight=weight)
         rows.y = None if y is None else torch.as_tensor(y, device=device)
-        table.check_training(rows)
+        table.prepare(rows)
         if not go_on:
             self.random_state_ = check_random_state(self.random_state)
         net, train = (self.net_, rows) if go_on else (None, rows)
@@ -384,6 +388,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
             net, train = self._start(rows, table, net, streaming=streaming)
         else:
             net.remember()
+        net.completion_ = self._blueprint.complete
         try:
             self.net_ = net.partial_fit(train)
         except DivergenceError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -17,11 +18,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from skebm._validation import Interval, StrOptions, as_numbers
-from skebm.base import Binary, Categorical, Domain, Real
+from skebm.base import Batch, Binary, Categorical, Clamp, Domain, Mixed, Real
 from skebm.distributions import (
     Affine,
     BlockTree,
     ChowLiuTree,
+    Columns,
     Distribution,
     Gaussian,
     GaussianMixture,
@@ -79,13 +81,23 @@ PAIR_SHRINKAGE = 1e-4
 N_DRAWS = 20_000
 
 
+# Rounds of fitting a base to completed rows and completing them by it: the more, the fewer entries
+# these have in all. Few rows are completed several times, up to so many rows.
+MOST_ROUNDS, FEWEST_ROUNDS, MOST_ENTRIES = 20, 3, 30_000_000
+N_COMPLETED, MOST_COPIES = 20_000, 10
+# Numbers that are drawn at once.
+NUMBERS = 2_000_000
 BY_NAME = {"independent": IndependentBernoulli, "chow-liu": ChowLiuTree, "block-tree": BlockTree}
 
 
-def check_base_stays(base: Any, fitted: Distribution) -> None:
-    """Raise `ValueError` if the base changes while training continues."""
-    kind = BY_NAME[base] if isinstance(base, str) else type(base)
-    if kind is not type(fitted):
+def check_base_stays(base: Any, fitted: Distribution, name: str | None) -> None:
+    """Raise `ValueError` if the base changes while training continues.
+
+    `name` is that of the fitted one, None for one that was passed.
+    """
+    if isinstance(base, str) and base == name:
+        return
+    if isinstance(base, str) or type(base) is not type(fitted):
         raise ValueError(
             f"The weights correct the base of the first fit, {fitted}, and not base={base!r}: with "
             "warm_start and partial_fit it must not change. Clone the estimator to start anew."
@@ -123,6 +135,76 @@ def fit_base(base: Any, rows: Rows) -> Distribution:
         return BlockTree.fit(*_binary(rows))
     mean = column_means(rows) * (1 - SHRINKAGE) + SHRINKAGE / 2
     return IndependentBernoulli(torch.logit(mean).to(rows.dtype))
+
+
+def fit_column_base(base: Any, rows: Rows, domain: Domain) -> Distribution:
+    """Fit the named base to rows of bits, one-hot columns and real numbers, block by block.
+
+    Trees are of the bits, ``"gaussian"`` has all covariances of the real columns; all other columns
+    are independent.
+    """
+    if isinstance(base, Distribution):
+        return _covering(base, rows)
+    parts = domain.parts if isinstance(domain, Mixed) else (domain,)
+    x, weight, first = rows.block(0, len(rows)).double(), rows.counts, 0
+    found: list[Distribution] = []
+    for part in parts:
+        block = x[:, first : first + part.n_columns]
+        first += part.n_columns
+        if isinstance(part, Real):
+            found.append(Gaussian.fit(block, weight, diagonal=base != "gaussian"))
+        elif isinstance(part, Categorical):
+            found.append(_independent_levels(block, weight, part.groups))
+        else:
+            own = Rows(block.to(rows.dtype), weight, dtype=rows.dtype, device=rows.device)
+            found.append(fit_base("independent" if base == "gaussian" else base, own))
+    made: list[Distribution] = [part.to(rows.device, rows.dtype) for part in found]
+    return made[0] if len(made) == 1 else Columns(made)
+
+
+def fit_completed(fit: Callable[[Rows], Distribution], rows: Rows) -> Distribution:
+    """A base fitted to rows of which entries are missing, which are then draws of it.
+
+    In turns rows are completed by draws of the base given the known entries, and the base is fitted
+    to the completed rows: maximum likelihood by stochastic EM, where entries are missing at random.
+    """
+    if rows.known is None:
+        return fit(rows)
+    generator = torch.Generator(rows.device).manual_seed(0)
+    n_copies = max(1, min(MOST_COPIES, N_COMPLETED // len(rows)))
+    copies = rows.copies(n_copies)
+    affordable = MOST_ENTRIES // (len(copies) * copies.n_columns)
+    for _ in range(min(MOST_ROUNDS, max(FEWEST_ROUNDS, affordable))):
+        base = fit(copies)
+        redraw(base, copies, generator)
+    first = torch.arange(0, len(copies), n_copies, device=rows.device)
+    every = torch.arange(len(rows), device=rows.device)
+    rows.impute(Batch(copies.take(first), row_index=every))
+    return fit(copies)
+
+
+@torch.no_grad()
+def redraw(base: Distribution, rows: Rows, generator: torch.Generator) -> None:
+    """Complete rows anew by draws of the base given the known entries."""
+    assert rows.known is not None
+    size = max(1, NUMBERS // rows.n_columns)
+    for index in torch.arange(len(rows), device=rows.device).split(size):
+        x = rows.take(index)
+        clamp = Clamp(rows.known[index.to(rows.known.device)].to(x.device), x)
+        drawn = clamp.apply(conditional(base, clamp).sample(generator))
+        rows.impute(Batch(drawn, row_index=index))
+
+
+def conditional(base: Distribution, clamp: Clamp) -> Any:
+    """The base given known entries; `log_normaliser` is their log-probability."""
+    return base.tilted(torch.zeros_like(clamp.value)).given(clamp)
+
+
+def _independent_levels(x: Tensor, weight: Tensor, groups: tuple[int, ...]) -> Distribution:
+    """Probabilities of levels, shrunk to equal ones by the fixed fraction."""
+    mean = weight @ x / weight.sum()
+    even = torch.cat([mean.new_full((k,), 1 / k) for k in groups])
+    return IndependentCategorical(((1 - SHRINKAGE) * mean + SHRINKAGE * even).log(), groups)
 
 
 def _binary(rows: Rows) -> tuple[Tensor, Tensor]:

@@ -62,9 +62,21 @@ class Table(abc.ABC):
         """
         return mapped(self.row_energy).double().numpy() + self.log_volume
 
-    def check_training(self, rows: Rows) -> None:
-        """Raise `ValueError` for rows that training cannot take; by default none."""
+    def prepare(self, rows: Rows) -> None:
+        """Complete rows for training; `ValueError` for those that it cannot take.
+
+        By default it takes all, and none has missing entries.
+        """
         return
+
+    def log_volumes(self, known: np.ndarray) -> np.ndarray:
+        """`log_volume` of the known columns alone, (n,); `known` (n, d) in rows of the energy."""
+        return np.zeros(len(known))
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Numbers of entries of a row of the energy that the columns of X have."""
+        return (1,) * self.domain.n_columns
 
     def divergence_advice(self, rows: Rows) -> str:
         """What in these rows may have made training diverge, and the remedy; by default nothing."""
@@ -83,8 +95,16 @@ BETWEEN = (
 
 
 def is_binary(X: np.ndarray) -> bool:
-    """Whether all values are 0 or 1."""
-    return bool(((X == 0) | (X == 1)).all())
+    """Whether all known values are 0 or 1."""
+    return bool((np.isnan(X) | (X == 0) | (X == 1)).all())
+
+
+def check_known(X: Any, names: list[str] | None) -> None:
+    """Raise `ValueError` that names a column without known values."""
+    missing = np.flatnonzero(np.isnan(column_ranges(X)[0]))
+    if len(missing):
+        name = missing[0] if names is None else repr(names[missing[0]])
+        raise ValueError(f"Column {name} is missing in all rows: drop it.")
 
 
 class UnitIntervalTable(Table):
@@ -109,6 +129,7 @@ class UnitIntervalTable(Table):
     def learn(cls, X: Any, rescale: Any, names: Any = None) -> UnitIntervalTable:
         """Learn the ranges of the columns; warn of those that are scaled."""
         names = None if names is None else [str(name) for name in names]
+        check_known(X, names)
         found = cls(MinMax.fit(*column_ranges(X)), Binary((X.shape[1],)), rescale, names)
         if len(found.scaling.columns):
             what = f"columns {found._shown(found.scaling.columns)} have values outside [0, 1]"
@@ -147,8 +168,17 @@ class UnitIntervalTable(Table):
         self.check_range(X)
         return Rows.of(X, self.scaling.apply, dtype=dtype, device=device, weight=weight)
 
+    def prepare(self, rows: Rows) -> None:
+        rows.complete(self.groups)
+
     def invert(self, x: Tensor) -> np.ndarray:
         return self.scaling.invert(x.detach().cpu().double().numpy())
+
+    def filled(self, X: Any, x: Tensor) -> np.ndarray:
+        """Validated X with its nan replaced by the entries of rows x of the energy."""
+        X = X.toarray() if sp.issparse(X) else X
+        found: np.ndarray = np.where(np.isnan(X), self.invert(x), X).astype(X.dtype)
+        return found
 
     def row_energy(self, energy: Any, x: Tensor) -> Tensor:
         value: Tensor = energy(x)
@@ -270,7 +300,7 @@ class FlatTable(Table):
             return Rows.of(X, _as_is, **kind)
         return Rows.of(_flat(X), self.units.apply, **kind)
 
-    def check_training(self, rows: Rows) -> None:
+    def prepare(self, rows: Rows) -> None:
         """Raise `ValueError` for rows outside the bounds, or with values that are too large."""
         outside = ~rows.map(self.domain.contains)
         if outside.any():
@@ -348,19 +378,27 @@ def _flat(X: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(X.reshape(len(X), -1))
 
 
-def learn_units(X: np.ndarray, weight: np.ndarray | None, standardize: bool, bounds: Any) -> Units:
+def learn_units(
+    X: np.ndarray,
+    weight: np.ndarray | None,
+    standardize: bool,
+    bounds: Any,
+    names: list[str] | None = None,
+) -> Units:
     """Weighted centres and scales of columns; bounds become 0, or 0 and 1.
 
-    Constant columns have a scale of 1. Computed in float64, whatever the type of X.
+    Constant columns have a scale of 1. Computed in float64, whatever the type of X, over the known
+    values.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         x = X.astype(np.float64)
-        mean = np.average(x, axis=0, weights=weight)
-        scale = np.sqrt(np.average(np.square(x - mean), axis=0, weights=weight))
+        mean = _known_mean(x, weight)
+        scale = np.sqrt(_known_mean(np.square(x - mean), weight))
     if not np.isfinite(scale).all():
         columns = np.flatnonzero(~np.isfinite(scale)).tolist()
+        shown = columns if names is None else ", ".join(names[j] for j in columns)
         raise ValueError(
-            f"The range of columns {columns} overflows a float: divide them by their largest "
+            f"The range of columns {shown} overflows a float: divide them by their largest "
             "absolute value first."
         )
     constant = _is_constant(X, mean, scale)
@@ -388,8 +426,18 @@ def _is_constant(X: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarr
     # Large numbers may be coarse and vary nevertheless: timestamps in float32 are rounded to two
     # minutes. As their scale would stay what it is, what varies by much never counts as constant.
     narrow = scale <= np.minimum(rounding, 1e-3)
-    equal: np.ndarray = (X[:1] == X).all(0)
-    return equal | narrow
+    low, high = column_ranges(X)
+    return (low == high) | narrow
+
+
+def _known_mean(x: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+    """Weighted means of the columns over their known values."""
+    known = ~np.isnan(x)
+    if known.all():
+        return np.average(x, axis=0, weights=weight)
+    share = known if weight is None else known * weight[:, None]
+    total: np.ndarray = (share * np.where(known, x, 0.0)).sum(0) / share.sum(0)
+    return total
 
 
 def _warn_of_large_means(mean: np.ndarray, scale: np.ndarray) -> None:

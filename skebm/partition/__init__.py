@@ -6,7 +6,7 @@ from skebm.partition.bracket import AISBracket
 from skebm.partition.bridge import BridgeSampling
 from skebm.partition.choice import Choice, choose
 from skebm.partition.comparison import compare
-from skebm.partition.exact import Exact, cheaper_side, log_z_cost
+from skebm.partition.exact import Exact, cheaper_side, exact_draws, log_z_cost
 from skebm.partition.importance import ImportanceSampling
 from skebm.partition.perturb_and_map import PerturbAndMAP
 from skebm.partition.quadrature import Quadrature
@@ -25,6 +25,7 @@ __all__ = [
     "ReverseAIS",
     "TreeReweighted",
     "cheaper_side",
+    "exact_draws",
     "choose",
     "compare",
     "log_z_cost",

@@ -104,3 +104,21 @@ class Exact(PartitionEstimator):
                 total = torch.logaddexp(total, part)
         value = float(total)
         return LogPartition(value, 0.0, value, value, "exact", math.inf)
+
+
+def exact_draws(energy: BipartiteEnergy, n: int, generator: torch.Generator) -> Tensor:
+    """Independent exact draws of a bipartite energy, (n, d).
+
+    A state of the layer that is cheaper to enumerate is drawn first, then the other layer.
+    """
+    _, domain, function = cheaper_side(energy)
+    template = next(energy.parameters())
+    kind: dict[str, Any] = {"dtype": template.dtype, "device": template.device}
+    states = domain.states(0, round(domain.n_states), **kind)
+    cumulative = torch.softmax(-function(states).double(), 0).cumsum(0)
+    u = torch.rand(n, generator=generator, dtype=torch.float64, device=kind["device"])
+    pick = torch.searchsorted(cumulative, u * cumulative[-1]).clamp_(max=len(states) - 1)
+    if domain is energy.domain:
+        return states[pick]
+    drawn: Tensor = energy.visible(states[pick]).sample(generator)
+    return drawn

@@ -87,7 +87,9 @@ class Assessment(NamedTuple):
 
 
 # Assesses an energy by held-out rows and their weights.
-Assess = Callable[[Any, Tensor, Tensor | None, torch.Generator], Assessment]
+Assess = Callable[[Any, Tensor, Tensor | None, torch.Generator, int], Assessment]
+# Draws missing entries anew, of rows (n, d) whose known entries are a mask of that shape.
+Completion = Callable[[Any, Tensor, Tensor, torch.Generator], Tensor]
 
 
 class DivergenceError(FloatingPointError, ValueError):
@@ -310,6 +312,10 @@ def nothing() -> None:
 
 # Batches between two checks for divergence, each of which synchronises with the device.
 CHECK_EVERY = 500
+# Batches between two monitorings of a net that is assessed by held-out rows.
+MONITOR_EVERY = 10
+# Steps by which the missing entries of monitored rows are completed.
+N_COMPLETING_STEPS = 3
 # Learning rate below which its size is not why training diverges.
 TINY_RATE = 1e-5
 
@@ -449,6 +455,7 @@ class EnergyNet(NeuralNet):
         self.run_, self.n_restarts_, self.lr_scale_ = Run(), 0, 1.0
         self.held_out_: Rows | None = None
         self.assess_: Assess | None = None
+        self.completion_: Completion | None = None  # where rows have missing entries
         self.moment_: Moment | None = None
         self.interrupted_ = False
         self.average_ = WeightAverage(self.module_, self.averaging)
@@ -492,6 +499,7 @@ class EnergyNet(NeuralNet):
         self.guard_ = Guard(seldom=self.assess_ is not None)
         self.reported_ = self.n_restarts_
         self.logs_: dict[str, float] = {}  # of the trained weights, not of their average
+        self.least_: dict[str, float] = {}  # losses
         self.note_ = ""
         modes = TorchModes.current()
         self.notify("on_train_begin", X=X, y=y)
@@ -616,6 +624,17 @@ class EnergyNet(NeuralNet):
                 raise
             self._check_restarts()
 
+    def _monitors(self, n_batches: int) -> bool:
+        """Whether the diagnostics after this epoch are computed, rather than those before kept.
+
+        Always where they judge the weights; otherwise after at least ten batches, as they take as
+        long as one or two.
+        """
+        done = len(self.history) - self.n_before_
+        if not self.guard_.seldom or not self.logs_ or done >= self.max_epochs:
+            return True
+        return done * n_batches // MONITOR_EVERY > (done - 1) * n_batches // MONITOR_EVERY
+
     def _is_due(self) -> bool:
         """Whether the model is assessed after this epoch, as after the last one of a fit."""
         done = N_ASSESSMENTS * (len(self.history) - self.n_before_)
@@ -632,6 +651,7 @@ class EnergyNet(NeuralNet):
             rows.block(0, len(rows)),
             rows.weight,
             self._evaluation_generator(),
+            rows.n_copies,
         )
         self.run_.state = self.module_.joined(self.state_, found.draws, self.generator)
         return {"gain_over_base": found.gain, "gain_error": found.error}
@@ -670,26 +690,38 @@ class EnergyNet(NeuralNet):
         """Fixed rows on which training is monitored: the held-out ones, if there are any."""
         rows = self.held_out_
         if rows is None:
-            return iterator.monitoring_batch
-        return Batches(rows, len(rows), None).monitoring_batch
+            rows, batch = iterator.rows, iterator.monitoring_batch
+        else:
+            rows = rows.one_copy()
+            batch = Batches(rows, len(rows), None).monitoring_batch
+        if rows.known is not None:
+            # The model's own completions: by older ones, or those of the base, it would be judged
+            # as worse than it is.
+            for _ in range(N_COMPLETING_STEPS):
+                batch = self._completed(batch, rows.known, self._evaluation_generator())
+        return batch
 
     def _run_batches(
         self, iterator: Batches, monitored: Batch, before: dict[str, float]
     ) -> dict[str, float] | None:
         """The batches of one epoch; the last diagnostics, or None if training diverged."""
-        (update, finish), last = self._update(len(iterator)), len(iterator)
-        hooked = self._has_batch_callbacks()
-        logs: dict[str, float] = {}
+        known, last = iterator.rows.known, len(iterator)
+        update, finish = self._update(last, fusable=known is None)
+        hooked, monitors = self._has_batch_callbacks(), self._monitors(last)
+        logs = self.logs_
         self.module_.train()
         try:
             with torch.no_grad():
                 for number, batch in enumerate(iterator, 1):
                     if hooked:
                         self.notify("on_batch_begin", batch=batch, training=True)
-                    check = number == last or number % CHECK_EVERY == 0
+                    check = (number == last and monitors) or number % CHECK_EVERY == 0
                     if check:
                         finish()
                     energy = self._monitored_energy(monitored) if check else None
+                    if known is not None:
+                        batch = self._completed(batch, known, self.generator)
+                        iterator.rows.impute(batch)
                     loss = update(batch)
                     if check or hooked:
                         finish()
@@ -710,6 +742,14 @@ class EnergyNet(NeuralNet):
             self.history.new_batch()
             self._record_loss(batch, loss)
         return logs
+
+    def _completed(self, batch: Batch, known: Tensor, generator: torch.Generator) -> Batch:
+        """The batch with its missing entries drawn anew; `known` are those of all rows."""
+        index = batch.row_index
+        assert self.completion_ is not None
+        assert index is not None
+        known = known[index.to(known.device)].to(batch.x.device)
+        return batch._replace(x=self.completion_(self.module_.energy, batch.x, known, generator))
 
     def _diverges(
         self, logs: dict[str, float], before: dict[str, float], n_rows: int, number: int
@@ -758,16 +798,21 @@ class EnergyNet(NeuralNet):
         name = "train_loss" if name == "loss" else name
         self.history.record(name, value)
         if name in ("train_loss", "valid_loss"):
-            # The last epoch that was marked has the least loss: no need to look at all of them.
-            marked = (row[name] for row in reversed(self.history) if row.get(f"{name}_best"))
-            self.history.record(f"{name}_best", value < next(marked, math.inf))
+            if name not in self.least_:  # of a history that was loaded, or of earlier calls
+                known = [row[name] for row in self.history[:-1] if row.get(f"{name}_best")]
+                self.least_[name] = min(known, default=math.inf)
+            self.history.record(f"{name}_best", value < self.least_[name])
+            self.least_[name] = min(self.least_[name], value)
 
     # ---------------------------------------------------------------- steps
 
-    def _update(self, n_batches: int) -> tuple[Callable[[Batch], Loss], Callable[[], None]]:
+    def _update(
+        self, n_batches: int, *, fusable: bool = True
+    ) -> tuple[Callable[[Batch], Loss], Callable[[], None]]:
         """The function that trains on one of `n_batches`: gradients and a step of the optimizer.
 
-        And one that makes weights and state of the net what they are after the batches so far.
+        And one that makes weights and state of the net what they are after the batches so far;
+        without fused steps (`fusable`) they always are.
         """
         gradients, generator, optimizer = self.module_.gradients, self.generator, self.optimizer_
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -778,7 +823,8 @@ class EnergyNet(NeuralNet):
         plain, run = plain_step(optimizer), self.run_
         hooked = self._has_batch_callbacks()
         gradients_asked_for = self._has_batch_callbacks("on_grad_computed")
-        if plain is not None and not gradients_asked_for and self._trains_everything():
+        fusable = fusable and not gradients_asked_for
+        if plain is not None and fusable and self._trains_everything():
             if run.steps is None:
                 run.steps = self.module_.fused_steps(run.state, n_batches, generator)
             if run.steps is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -29,6 +29,14 @@ class Rows(torch.utils.data.Dataset):
         Targets of the rows.
     convert : callable or None
         Applied to the dense blocks of a CSR matrix.
+
+    Attributes
+    ----------
+    known : Tensor of shape (n, d) or None
+        Which entries are data; the others are imputations, drawn anew whenever a row is trained on.
+        None where all are.
+    n_copies : int
+        How often each row is there, completed in several ways.
     """
 
     def __init__(
@@ -46,6 +54,8 @@ class Rows(torch.utils.data.Dataset):
         self.total_weight = float(x.shape[0]) if weight is None else float(weight.sum())
         self.y = None if y is None else y.to(device)
         self.n_columns = x.shape[1]
+        self.known: Tensor | None = None
+        self.n_copies = 1
 
     @classmethod
     def of(
@@ -83,7 +93,9 @@ class Rows(torch.utils.data.Dataset):
         kind: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "convert": self.convert}
         kind["y"] = None if self.y is None else self.y[index]
         if isinstance(self.x, Tensor):
-            return Rows(self.x[index.to(self.x.device)], weight, **kind)
+            found = Rows(self.x[index.to(self.x.device)], weight, **kind)
+            found.known = None if self.known is None else self.known[index.to(self.x.device)]
+            return found
         return Rows(self.x[index.cpu().numpy()], weight, **kind)
 
     def merged(self) -> Rows:
@@ -91,7 +103,7 @@ class Rows(torch.utils.data.Dataset):
 
         Other rows are returned unchanged.
         """
-        if self.n_columns > 62:
+        if self.n_columns > 62 or self.known is not None:
             return self
         x = self.block(0, len(self))
         if not bool(((x == 0) | (x == 1)).all()):
@@ -104,6 +116,55 @@ class Rows(torch.utils.data.Dataset):
         total = torch.zeros(len(distinct), dtype=torch.float64, device=x.device)
         total.index_add_(0, member, self.counts)
         return Rows(x[first], total, dtype=self.dtype, device=self.device)
+
+    def complete(self, groups: Sequence[int]) -> None:
+        """Fill in missing entries, nan, by the values of their column in other rows, at random.
+
+        `groups` are the numbers of entries of the columns. A column without any value gets zeros,
+        or the first of several entries. Rows without missing entries stay as they are.
+        """
+        if not self.has_missing():
+            return
+        x = self.block(0, len(self)).clone()
+        known = ~x.isnan()
+        generator = torch.Generator(x.device).manual_seed(0)
+        first = 0
+        for k in groups:
+            column, here = slice(first, first + k), known[:, first]
+            first += k
+            donors, missing = here.nonzero().ravel(), (~here).nonzero().ravel()
+            if not len(donors):
+                x[:, column] = torch.eye(k)[0].to(x) if k > 1 else 0.0
+            elif len(missing):
+                size = (len(missing),)
+                pick = torch.randint(len(donors), size, generator=generator, device=x.device)
+                x[missing, column] = x[donors[pick], column]
+        self.x, self.known, self.convert = x, known, None
+
+    def has_missing(self) -> bool:
+        """Whether there are missing entries, nan."""
+        if isinstance(self.x, Tensor):
+            return bool(self.x.isnan().any())
+        return bool(np.isnan(self.x.data).any())
+
+    def impute(self, batch: Batch) -> None:
+        """Replace completed rows by those of a batch, which have the same data."""
+        assert isinstance(self.x, Tensor)
+        assert batch.row_index is not None
+        self.x.index_copy_(0, batch.row_index.to(self.x.device), batch.x.to(self.x))
+
+    def copies(self, n: int) -> Rows:
+        """Each row `n` times, one after the other, with the weight of one row in all."""
+        index = torch.arange(len(self), device=self.device).repeat_interleave(n)
+        found = self.subset(index)
+        found.total_weight, found.n_copies = self.total_weight, n
+        return found
+
+    def one_copy(self) -> Rows:
+        """The first copy of each row."""
+        if self.n_copies == 1:
+            return self
+        return self.subset(torch.arange(0, len(self), self.n_copies, device=self.device))
 
     def __len__(self) -> int:
         return self.x.shape[0]

@@ -119,6 +119,7 @@ def test_errors_that_name_what_to_do_are_allowed():
     assert check(Flawed(), split("box")).violations == {}
 
 
+@full
 def test_a_likelihood_that_is_not_normalised_is_noticed():
     model = ScoreMatchingDensity(**FEW)
     assert check(model, split("box")).violations == {}

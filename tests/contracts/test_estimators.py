@@ -128,10 +128,11 @@ CASES = {
         "auto": RBMEstimator(n_components=3, n_iter=20, random_state=0),
         "pcd": RBMEstimator(**quick, learning="pcd"),
         "cd": RBMEstimator(**quick, learning="cd"),
-        "exact": RBMEstimator(**quick, learning="exact", learning_rate=0.05),
+        "exact": RBMEstimator(**quick, learning="exact", learning_rate=0.05, visible="bernoulli"),
         "float64": RBMEstimator(**quick, learning="pcd", dtype="float64"),
         "early_stopping": RBMEstimator(**quick, learning="pcd", early_stopping=True),
         "no_partition": RBMEstimator(**quick, learning="pcd", partition=None),
+        "gaussian": RBMEstimator(**quick, base="gaussian"),
         "tree": RBMEstimator(**quick, learning="pcd", base="chow-liu"),
         "exact_tree": RBMEstimator(**quick, base="chow-liu"),
         "reweight": RBMEstimator(**quick, chains=Persistent(reweight=True), early_stopping=True),
@@ -508,6 +509,8 @@ def kind(model):
     """What rows are decides, where an estimator takes several kinds."""
     domain = getattr(model, "domain", None)
     discrete = NOISE_CONTRASTIVE if isinstance(model, NCEDensity) else DISCRETE
+    if getattr(model, "base", None) == "gaussian" and isinstance(model, RBMEstimator):
+        return KINDS[RBMEstimator]._replace(rows=real_rows)
     if isinstance(domain, Categorical):
         return discrete._replace(rows=one_hot_rows)
     return discrete._replace(rows=binary_rows) if domain == "binary" else KINDS[type(model)]
@@ -591,6 +594,8 @@ def with_missing(model, X):
 
 
 def denoise(model, X):
+    if not hasattr(model, "denoise"):
+        return None
     """Noise taken off: by sampling, by the noise level of training, or else by a given one."""
     if isinstance(model, RBMEstimator) or kind(model).discrete:
         return model.denoise(X, random_state=0, n_steps=5)

@@ -36,7 +36,6 @@ from skebm.objectives import FlowContrastive
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
 
-
 # Optimizer steps by default, each as long as several of other objectives: what held-out rows gain
 # by the network they have gained by then (docs/benchmarks.md, "Steps of flow contrastive
 # estimation").

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.sparse as sp
 
 from skebm._validation import take_rows
+from skebm.estimators.columns import (
+    as_table,
+    column_names,
+    column_of,
+    is_frame,
+    present_values,
+)
 
 # A numeric column with more distinct values than this is integrated over, not enumerated.
 MAX_LEVELS = 20
@@ -15,50 +21,6 @@ MAX_LEVELS = 20
 N_QUANTILES = 25
 # Maximum number of rows and of entries from which columns are summarised.
 MAX_ROWS, MAX_ENTRIES = 1000, 1_000_000
-
-
-def as_table(X: Any) -> Any:
-    """Data frames and dense arrays unchanged, anything else as a two-dimensional dense array."""
-    if is_frame(X):
-        return X
-    X = X.toarray() if sp.issparse(X) else np.asarray(X)
-    if X.ndim != 2:
-        raise ValueError(f"Expected a two-dimensional table, got {X.ndim} dimensions.")
-    return X
-
-
-def is_frame(X: Any) -> bool:
-    """Whether X is a data frame, of pandas or polars."""
-    return hasattr(X, "iloc") or hasattr(X, "with_columns")
-
-
-def column_of(X: Any, j: int) -> Any:
-    """Column `j`: a Series of a frame, a view of an array."""
-    if not is_frame(X):
-        return X[:, j]
-    return X.iloc[:, j] if hasattr(X, "iloc") else X.to_series(j)
-
-
-def column_names(X: Any) -> list[str]:
-    """Names of the columns, or ``x0``, ``x1``, ... if they have none."""
-    if is_frame(X):
-        return [str(name) for name in X.columns]
-    return [f"x{j}" for j in range(X.shape[1])]
-
-
-def present_values(column: Any) -> np.ndarray:
-    """Values of a column without the missing ones: floats, or objects if it is not numeric."""
-    values = np.asarray(column)
-    if values.dtype.kind in "biuf":
-        values = values.astype(float)
-        return values[~np.isnan(values)]
-    # A missing entry is None, pandas.NA (whose comparisons are NA) or not equal to itself.
-    return np.array([v for v in values.tolist() if _is_present(v)], dtype=object)
-
-
-def _is_present(value: Any) -> bool:
-    same = value == value
-    return value is not None and isinstance(same, (bool, np.bool_)) and bool(same)
 
 
 class Column(NamedTuple):

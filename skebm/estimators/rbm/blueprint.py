@@ -13,13 +13,15 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skebm.base import Binary, Objective, Sampler
+from skebm.base import Binary, ChainState, Clamp, Objective, Real, Sampler
 from skebm.base.domains import enumeration_cost
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution, IndependentBernoulli
-from skebm.energies import BernoulliRBM
+from skebm.energies import BernoulliRBM, MixedRBM
+from skebm.energies.mixed_bipartite import MAX_LOG_PRECISION
 from skebm.estimators.base import Blueprint, stopping_of
-from skebm.estimators.bases import column_means
+from skebm.estimators.bases import column_means, redraw
+from skebm.estimators.columns import ColumnTable
 from skebm.estimators.rbm.safety import assess
 from skebm.estimators.tables import UnitIntervalTable
 from skebm.objectives import (
@@ -59,6 +61,11 @@ SCALE_ON_TREES, SCALE_BY_L1 = 0.01, 100.0
 # Rows from which on a tenth, and at most so many, are held out. Of fewer, each is worth more to the
 # training than to the guard.
 FEWEST_ROWS, N_HELD_OUT = 200, 500
+# Draws of the base that complete a held-out row with missing entries.
+N_COMPLETIONS = 10
+# Gibbs steps that draw missing entries anew where rows come once, in `partial_fit`.
+STREAMING_STEPS = 5
+GIBBS = Gibbs()
 
 
 # Names of the gain of held-out rows in the history and of its error; and what counts as a gain, or
@@ -72,10 +79,12 @@ class RBMBlueprint(Blueprint):
 
     Attributes
     ----------
-    table : UnitIntervalTable
+    table : UnitIntervalTable or ColumnTable
     plan : TrainingPlan
         Full-batch L-BFGS if the likelihood is exact and no setting requires stochastic steps.
     base : Distribution
+    base_name : str or None
+        As it was asked for; None if the base was passed.
     n_hidden : int
     learning : {"exact", "pcd", "cd"}
     sampler : Sampler or None
@@ -90,11 +99,14 @@ class RBMBlueprint(Blueprint):
     guarded : bool
         Whether held-out rows guard the training: in a fit to enough rows whose steps are stochastic
         and whose learning rate and batch size are ours to choose.
+    streaming : bool
+        Whether the settings are those of `partial_fit`.
     """
 
-    table: UnitIntervalTable
+    table: UnitIntervalTable | ColumnTable
     plan: TrainingPlan
     base: Distribution
+    base_name: str | None
     n_hidden: int
     learning: str
     sampler: Sampler | None
@@ -103,6 +115,20 @@ class RBMBlueprint(Blueprint):
     penalty: Penalty | None
     short: bool
     guarded: bool
+    streaming: bool
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether there are other visible units than bits."""
+        return isinstance(self.table, ColumnTable)
+
+    @property
+    def bits(self) -> Tensor:
+        """Which entries of a row are bits, (d,)."""
+        domain: Any = self.table.domain
+        parts = getattr(domain, "parts", (domain,))
+        found = [torch.full((p.n_columns,), isinstance(p, Binary)) for p in parts]
+        return torch.cat(found)
 
     @property
     def line_search(self) -> bool:
@@ -111,16 +137,16 @@ class RBMBlueprint(Blueprint):
 
     def objective(self, generator: torch.Generator) -> Objective:
         dtype = self.plan.torch_dtype
-        energy = BernoulliRBM(
-            self.table.domain.n_columns,
-            self.n_hidden,
-            generator=generator,
-            scale=self.weight_scale,
-            dtype=dtype,
-            base=self.base.to(generator.device, dtype),
-        )
+        base = self.base.to(generator.device, dtype)
+        new: dict[str, Any] = {"generator": generator, "scale": self.weight_scale, "dtype": dtype}
+        energy: BernoulliRBM | MixedRBM
+        if self.is_mixed:
+            energy = MixedRBM(base, self.n_hidden, **new)
+        else:
+            energy = BernoulliRBM(self.table.domain.n_columns, self.n_hidden, base=base, **new)
         more: dict[str, Any] = {"centering": self.centering, "penalty": self.penalty}
         if self.chains is None:
+            assert isinstance(energy, BernoulliRBM)
             return ExactLikelihood(energy, **more)
         chains = clone(self.chains)
         if isinstance(chains, Persistent):
@@ -143,7 +169,7 @@ class RBMBlueprint(Blueprint):
         return max(usual, min(SCALE_BY_L1 * l1, 1 / math.sqrt(n_visible)))
 
     @torch.no_grad()
-    def initialise(self, energy: BernoulliRBM, rows: Rows) -> None:
+    def initialise(self, energy: BernoulliRBM | MixedRBM, rows: Rows) -> None:
         """Start near the base, with hidden units mostly off.
 
         Visible biases are the log-odds of a base of independent columns, and 0 with other bases.
@@ -151,7 +177,7 @@ class RBMBlueprint(Blueprint):
         which changes the base by terms of second order only.
         """
         mean = column_means(rows).to(energy.weight)
-        if energy.structure is None:
+        if isinstance(energy, BernoulliRBM) and energy.structure is None:
             base: Any = energy.base
             energy.visible_bias.copy_(base.logits)
         hidden_mean = torch.full_like(energy.hidden_bias, HIDDEN_BIAS).sigmoid()
@@ -168,13 +194,29 @@ class RBMBlueprint(Blueprint):
             return rows, None
         n = min(N_HELD_OUT, len(rows) // 10)
         order = torch.randperm(len(rows), generator=generator, device=rows.device)
-        return rows.subset(order[n:]), rows.subset(order[:n])
+        train, held_out = rows.subset(order[n:]), rows.subset(order[:n])
+        if held_out.known is not None:
+            held_out = held_out.copies(N_COMPLETIONS)
+            redraw(self.base, held_out, generator)
+        return train, held_out
 
     def assessment(self) -> Assess | None:
         return assess
 
+    def complete(self, energy: Any, x: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:
+        """By Gibbs chains that go on whenever the rows come again; longer where they may not."""
+        state, clamp = ChainState(x), Clamp(known, x)
+        for _ in range(STREAMING_STEPS if self.streaming else 1):
+            state, _ = GIBBS.step(energy, state, generator, clamp=clamp)
+        return state.x
+
     def check_trained(self, net: EnergyNet, rows: Rows) -> None:
-        """Warn if held-out rows were still becoming more likely when training ended, or not yet."""
+        """Warn of variances that collapsed, and where training has not converged.
+
+        That is where held-out rows were still becoming more likely when it ended, or not yet.
+        """
+        if isinstance(self.table, ColumnTable):
+            self._check_widths(net.module_.energy, self.table)
         found = [row for row in net.history[net.n_before_ :] if GAIN in row]
         if not self.guarded or net.note_ or not found:
             return
@@ -202,10 +244,26 @@ class RBMBlueprint(Blueprint):
             stacklevel=4,
         )
 
-    def scoring_energy(self, energy: BernoulliRBM) -> BernoulliRBM:
+    @staticmethod
+    def _check_widths(energy: Any, table: ColumnTable) -> None:
+        narrow = (energy.log_precision >= MAX_LOG_PRECISION).nonzero().ravel().tolist()
+        if narrow:
+            names = [table.names[table.real[i]] for i in narrow]
+            warnings.warn(
+                f"The variances of columns {names} given the hidden units became the least that "
+                f"is allowed, {math.exp(-MAX_LOG_PRECISION):.0e} of those of the columns, which "
+                "are constant or have few distinct values. Drop them, or list them in "
+                "categorical_features.",
+                ConvergenceWarning,
+                stacklevel=5,
+            )
+
+    def scoring_energy(self, energy: BernoulliRBM | MixedRBM) -> BernoulliRBM | MixedRBM:
         return energy.padded()
 
-    def proper_score(self, rows: Rows, energy: BernoulliRBM) -> Tensor:
+    def proper_score(self, rows: Rows, energy: BernoulliRBM | MixedRBM) -> Tensor:
+        if isinstance(energy, MixedRBM):
+            return rows.map(energy.pseudo_log_likelihood, energy.domain.n_columns)
         return rows.map(lambda x: pseudo_log_likelihood(energy, x), energy.domain.n_columns)
 
     # ---------------------------------------------------------------- chains of a trained model
@@ -226,6 +284,15 @@ class RBMBlueprint(Blueprint):
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
         found = super().without_effect(asked)
+        domain: Any = self.table.domain
+        kinds = [type(part) for part in getattr(domain, "parts", [domain])]
+        needed = {"chow-liu": Binary, "block-tree": Binary, "gaussian": Real}.get(
+            str(self.base_name)
+        )
+        if needed is not None and needed not in kinds:
+            found["base"] = f"no column of X is {needed.__name__.lower()}"
+        if self.is_mixed and "rescale" in asked:
+            found["rescale"] = 'columns outside [0, 1] are Gaussian units (visible="bernoulli")'
         if self.learning == "exact" and "sampler" in asked:
             found["sampler"] = (
                 'the likelihood is exact here and training has no chains (learning="pcd" has)'
@@ -247,7 +314,8 @@ class RBMBlueprint(Blueprint):
             return energy.base
         if name == "sampler":
             return self.layer_sampler.kernel
-        starts = {"data": at_least_two((reference > 0.5).to(reference.dtype))}
+        data = reference if self.is_mixed else (reference > 0.5).to(reference.dtype)
+        starts = {"data": at_least_two(data)}
         chain = chain_rows(net)
         if chain is not None:
             starts["training chains"] = at_least_two(chain)
@@ -293,7 +361,12 @@ def at_least_two(x: Tensor) -> Tensor:
 
 
 def design(
-    estimator: Any, table: UnitIntervalTable, base: Distribution, rows: Rows, *, streaming: bool
+    estimator: Any,
+    table: UnitIntervalTable | ColumnTable,
+    base: Distribution,
+    rows: Rows,
+    *,
+    streaming: bool,
 ) -> RBMBlueprint:
     """Resolve every ``"auto"`` of an estimator for the rows that it trains on.
 
@@ -301,8 +374,9 @@ def design(
     learning; `partial_fit` always uses them.
     """
     sampler = None if estimator.sampler is None else clone(estimator.sampler)
-    stochastic = streaming or _asks_for_steps(estimator)
-    learning, chains = _rule(estimator, table.domain.n_columns, stochastic=stochastic)
+    stochastic = streaming or rows.known is not None or _asks_for_steps(estimator)
+    domain = None if isinstance(table, ColumnTable) else Binary((table.domain.n_columns,))
+    learning, chains = _rule(estimator, domain, stochastic=stochastic)
     if sampler is not None:
         _check_sampler(sampler, learning, chains)
     optimizer = estimator.optimizer
@@ -325,6 +399,7 @@ def design(
         table=table,
         plan=plan,
         base=base,
+        base_name=estimator.base if isinstance(estimator.base, str) else None,
         n_hidden=estimator.n_components,
         learning=learning,
         sampler=sampler,
@@ -333,6 +408,7 @@ def design(
         penalty=None if penalty is None else clone(penalty),
         short=_is_short(estimator, plan, len(rows)),
         guarded=guarded,
+        streaming=streaming,
     )
 
 
@@ -440,12 +516,21 @@ def _learning_rate(base: Any) -> float:
     return 0.1 if plain else 0.3
 
 
-def _rule(estimator: Any, n_visible: int, *, stochastic: bool) -> tuple[str, ChainPolicy | None]:
-    """The learning rule, by default exact if that is cheap, and its chains."""
+def _rule(
+    estimator: Any, domain: Binary | None, *, stochastic: bool
+) -> tuple[str, ChainPolicy | None]:
+    """The learning rule, by default exact if that is cheap, and its chains.
+
+    `domain` is None where there are other units than bits, for which there is no exact rule.
+    """
     learning, chains = estimator.learning, estimator.chains
     if not isinstance(chains, Persistent | FromData | None):
         raise ValueError(f"chains={chains!r}: an RBM takes Persistent (PCD) or FromData (CD).")
-    cost = enumeration_cost(Binary((n_visible,)), Binary((estimator.n_components,)))
+    cost = math.inf
+    if domain is not None:
+        cost = enumeration_cost(domain, Binary((estimator.n_components,)))
+    elif learning == "exact":
+        raise ValueError('learning="exact" is for binary columns: use learning="pcd".')
     if learning == "auto":
         if chains is not None:
             learning = "pcd" if isinstance(chains, Persistent) else "cd"

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.metaestimators import available_if
 from torch import Tensor
 
-from skebm._validation import Interval, MinMax, Options, StrOptions, check_is_fitted
+from skebm._validation import (
+    Interval,
+    MinMax,
+    Options,
+    StrOptions,
+    check_columns,
+    check_is_fitted,
+)
 from skebm.base import BipartiteEnergy, Clamp, Sampler
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
@@ -18,11 +28,17 @@ from skebm.distributions import Distribution
 from skebm.energies import Tilted
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity, LogZ
-from skebm.estimators.bases import check_base_stays, fit_base
+from skebm.estimators.bases import check_base_stays, fit_base, fit_column_base, fit_completed
+from skebm.estimators.columns import Coding, ColumnTable, in_unit_interval
 from skebm.estimators.rbm.blueprint import CHEAP_COST, RBMBlueprint, chain_rows, design
+from skebm.estimators.rbm.missing import (
+    Marginals,
+    hidden_means,
+    log_sums,
+)
 from skebm.estimators.tables import Table, UnitIntervalTable
 from skebm.objectives import Centering, Penalty
-from skebm.partition import cheaper_side
+from skebm.partition import exact_draws
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
 from skebm.training.engine import EnergyNet
@@ -30,6 +46,15 @@ from skebm.training.rows import Rows
 
 # Rows per Gibbs run, which limits its memory.
 BLOCK = 4096
+# Gibbs steps for the features of rows with missing entries.
+N_MEAN_STEPS = 100
+
+
+def _has_bits_only(model: Any) -> bool:
+    """Whether noise can flip every column; `AttributeError` that says so otherwise."""
+    if model.__sklearn_is_fitted__() and model._blueprint.is_mixed:
+        raise AttributeError("denoise is for binary columns only, which noise flips.")
+    return True
 
 
 @shared_docs
@@ -82,12 +107,15 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         about 1.5 times as long. If chains cannot follow large steps, the running value is too high
         by many nats: compare it with `score`. Parameters can be searched over by
         ``chains__<name>``.
-    base : {"independent", "chow-liu", "block-tree"} or Distribution, default="independent"
+    base : {"independent", "chow-liu", "block-tree", "gaussian"} or Distribution, \
+            default="independent"
         Base q that the RBM corrects, E(x) = -log q(x) + F(x); fitted first, then fixed. With
         independent columns it is the usual RBM, whose visible biases start at the log-odds of the
         data. ``"chow-liu"`` is the maximum-likelihood tree of pairwise dependences, and
         ``"block-tree"`` a tree whose nodes are blocks of up to three dependent columns, as in
-        one-hot codes. The hidden units then model what a tree cannot. Any distribution of
+        one-hot codes. The hidden units then model what a tree cannot. With categories or real
+        columns, trees are of the binary ones; ``"gaussian"`` has the full covariance of the real
+        columns. Any distribution of
         :mod:`skebm.distributions` with exact conditionals and a positive probability for every row
         of X can be passed, too.
     centering : Centering, "auto" or None, default="auto"
@@ -108,10 +136,20 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     optimizer : SGD or None, default=None
         Momentum, learning rate schedule, weight averaging and roll-backs; None is
         :class:`skebm.training.SGD` with its default settings.
+    visible : {"auto", "bernoulli"}, default="auto"
+        Visible units of the columns that are not categorical. ``"auto"``: Bernoulli units if all
+        values are in [0, 1], as in `BernoulliRBM`. Otherwise columns of zeros and ones are
+        Bernoulli units, and the others Gaussian units of standardised values, whose means and
+        variances are learned. ``"bernoulli"``: all of them are Bernoulli units, see `rescale`; so
+        are those of sparse X.
+    categorical_features : "from_dtype", array-like or None, default="from_dtype"
+        Columns of categories, which are softmax units: names, numbers or a boolean mask.
+        ``"from_dtype"``: columns of frames that hold text or are of a categorical type, and columns
+        of object arrays that hold other values than numbers. None: no column is categorical.
     rescale : {"auto", False}, default="auto"
-        Treatment of columns with values outside [0, 1] in `fit`: ``"auto"`` min-max scales them,
-        with a warning that names them, and clips later values out of range, also with a warning;
-        False raises an error.
+        Treatment of columns of Bernoulli units with values outside [0, 1] in `fit`: ``"auto"``
+        min-max scales them, with a warning that names them, and clips later values out of range,
+        also with a warning; False raises an error.
     early_stopping : bool or EarlyStopping, default=False
         Stop when the score on held-out rows no longer improves, and keep the best weights. The
         score is the log-likelihood if learning is exact, otherwise the pseudo-likelihood. Settings
@@ -139,10 +177,12 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
     Attributes
     ----------
-    components_ : ndarray of shape (n_components, n_features)
-        Weights W, a read-only view; assign a whole array to change it, as for the biases.
-    intercept_hidden_, intercept_visible_ : ndarray of shape (n_components,) and (n_features,)
-        Biases c and b.
+    components_ : ndarray of shape (n_components, n_visible)
+        Weights W, a read-only view; assign a whole array to change it, as for the biases. With
+        categorical or Gaussian units `n_visible` entries are the bits, then a level of a category
+        each, then the real columns.
+    intercept_hidden_, intercept_visible_ : ndarray of shape (n_components,) and (n_visible,)
+        Biases c and b, beside those of the base where not all units are Bernoulli units.
     h_samples_ : ndarray of shape (n_chains, n_components)
         Hidden units of the persistent chains; for the other rules, draws from the model.
     <<log_partition, offset_>>
@@ -158,8 +198,9 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     base_ : Distribution
         The fitted base.
     scaling_ : MinMax
-        Columns that were scaled, their minima and ranges.
-    sampler_, energy_, net_ : Sampler, BernoulliRBM, EnergyNet
+        Columns of Bernoulli units that were scaled, their minima and ranges; only where all units
+        are Bernoulli units.
+    sampler_, energy_, net_ : Sampler, BernoulliRBM or MixedRBM, EnergyNet
         The sampler, the energy as a torch module, and the skorch net.
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
 
@@ -209,10 +250,12 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "learning": [StrOptions({"auto", "pcd", "cd", "exact"})],
         "chains": [ChainPolicy, None],
-        "base": [StrOptions({"independent", "chow-liu", "block-tree"}), Distribution],
+        "base": [StrOptions({"independent", "chow-liu", "block-tree", "gaussian"}), Distribution],
         "centering": [Centering, StrOptions({"auto"}), None],
         "penalty": [Penalty, None],
         "optimizer": [SGD, None],
+        "visible": [StrOptions({"auto", "bernoulli"})],
+        "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
         "rescale": [StrOptions({"auto"}), Options(bool, {False})],
     }
     _configs = {
@@ -240,6 +283,8 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         centering="auto",
         penalty=None,
         optimizer=None,
+        visible="auto",
+        categorical_features="from_dtype",
         rescale="auto",
         early_stopping=False,
         warm_start=False,
@@ -262,6 +307,8 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         self.centering = centering
         self.penalty = penalty
         self.optimizer = optimizer
+        self.visible = visible
+        self.categorical_features = categorical_features
         self.rescale = rescale
         self.early_stopping = early_stopping
         self.warm_start = warm_start
@@ -280,25 +327,41 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     # ---------------------------------------------------------------- hooks of the base class
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
-        return {"accept_sparse": "csr"}
+        return {"accept_sparse": "csr", "ensure_all_finite": "allow-nan"}
 
-    def _learn_table(self, X: Any, weight: np.ndarray | None) -> UnitIntervalTable:
-        return UnitIntervalTable.learn(X, self.rescale, getattr(self, "feature_names_in_", None))
+    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
+        """Validated X, its categories as codes, nan where missing."""
+        if reset:
+            self._coding = Coding.learn(X, self.categorical_features)
+        coding: Coding | None = vars(self).get("_coding")
+        if coding is None:
+            return super()._validate(X, reset=reset, min_samples=min_samples, **kwargs)
+        check_columns(self, X, reset=reset)
+        return coding.encode(X, min_samples)
+
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> UnitIntervalTable | ColumnTable:
+        names = getattr(self, "feature_names_in_", None)
+        bits = self.visible == "bernoulli" or sp.issparse(X)
+        if self._coding is None and (bits or in_unit_interval(X)):
+            return UnitIntervalTable.learn(X, self.rescale, names)
+        return ColumnTable.learn(X, weight, self._coding, names)
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> RBMBlueprint:
-        assert isinstance(table, UnitIntervalTable)
+        assert isinstance(table, UnitIntervalTable | ColumnTable)
         if before is None:
-            base = fit_base(self.base, rows)
+            mixed = isinstance(table, ColumnTable)
+            fit = functools.partial(fit_column_base, domain=table.domain) if mixed else fit_base
+            base = fit_completed(lambda completed: fit(self.base, completed), rows)
         else:
             base = self._blueprint.base
-            check_base_stays(self.base, base)
+            check_base_stays(self.base, base, self._blueprint.base_name)
         return design(self, table, base, rows, streaming=streaming)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
+        tags.input_tags.sparse = tags.input_tags.allow_nan = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
 
@@ -306,10 +369,80 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     def _n_features_out(self) -> int:
         return self._blueprint.n_hidden
 
+    # ---------------------------------------------------------------- missing entries
+
+    def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
+        """Energies of rows, of their known entries where others are missing."""
+        known = _known(rows)
+        if known is None:
+            return super()._energies(rows, likely=likely)
+        found, complete = np.empty(len(rows)), known.all(1)
+        if complete.any():
+            some = rows.subset(complete.nonzero().ravel())
+            some.known = None
+            found[complete.cpu().numpy()] = super()._energies(some, likely=likely)
+        sums, _, _ = self._log_sums(rows, known, ~complete)
+        found[~complete.cpu().numpy()] = -sums
+        return found
+
+    def _log_sums(self, rows: Rows, known: Tensor, some: Tensor) -> tuple[np.ndarray, ...]:
+        """log of the sum of exp(-E) over missing entries of some rows, in the units of the data."""
+        energy, table, index = self.energy_, self._blueprint.table, some.nonzero().ravel()
+        generator = torch.Generator(known.device).manual_seed(self.net_.seed_)
+        base = self._blueprint.partition_input("base", energy, self.net_, known)
+        found = log_sums(energy, base, rows.take(index), known[index], table.groups, generator)
+        value, error, exact = (part.cpu().numpy() for part in found)
+        return value - table.log_volumes(known[index].cpu().numpy()), error, exact
+
+    def log_marginal(self, X: Any) -> Marginals:
+        r"""Log-likelihood of the known entries of each row, with its error.
+
+        What `score_samples` returns, log p(x) for complete rows and
+        :math:`\log \sum_{x_{missing}} p(x)` (an integral over real columns) for others: exact up
+        to log Z where a row has few completions or the model few hidden states. Otherwise it is
+        estimated by annealing from the base given the known entries, and low on average by about
+        half of the squared standard error.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            NaN marks missing entries.
+
+        Returns
+        -------
+        Marginals
+            ``log_prob`` in nats, ``std_error``, and whether each is ``exact``; arrays of shape
+            (n_samples,).
+        """
+        rows = self._rows(X)
+        value = np.empty(len(rows))
+        error, exact = np.zeros(len(rows)), np.ones(len(rows), dtype=bool)
+        known = _known(rows)
+        complete = np.ones(len(rows), bool) if known is None else known.all(1).cpu().numpy()
+        if complete.any():
+            index = torch.as_tensor(complete.nonzero()[0], device=rows.device)
+            value[complete] = -super()._energies(rows.subset(index), likely=True)
+        if known is not None:
+            found = self._log_sums(rows, known, ~known.all(1))
+            value[~complete], error[~complete], exact[~complete] = found
+        return Marginals(value - self.log_partition_, error, exact)
+
+    def _complete_rows(self, X: Any, method: str) -> Rows:
+        """Rows of new X; `ValueError` for missing entries."""
+        rows = self._rows(X)
+        if rows.has_missing():
+            raise ValueError(
+                f"X contains NaN, and {method} needs complete rows: call impute first."
+            )
+        return rows
+
     # ---------------------------------------------------------------- methods
 
     def transform(self, X: Any) -> np.ndarray:
         """Probability that each hidden unit is on, p(h_j = 1 given x).
+
+        Of a row with missing entries the probability given the known ones, a mean over Gibbs chains
+        with a fixed seed.
 
         Parameters
         ----------
@@ -324,7 +457,23 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         X = self._validate(X)
         rows = self._rows_of(X)
         features = self._map(rows, lambda energy, x: energy.hidden(x).mean)
-        return features[:, : self._n_features_out].numpy().astype(X.dtype, copy=False)
+        features = features[:, : self._n_features_out]
+        found: np.ndarray = features.numpy().astype(X.dtype, copy=False)
+        known = _known(rows)
+        if known is not None:
+            index = (~known.all(1)).nonzero().ravel()
+            generator = torch.Generator(known.device).manual_seed(self.net_.seed_)
+            means, _ = self._means(rows.take(index), known[index], N_MEAN_STEPS, generator)
+            found[index.cpu().numpy()] = means.cpu().numpy()
+        return found
+
+    def _means(
+        self, x: Tensor, known: Tensor, n_steps: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Means of hidden units and of rows given the known entries."""
+        energy = self.energy_
+        base = self._blueprint.partition_input("base", energy, self.net_, x)
+        return hidden_means(energy, base, x, known, n_steps, generator)
 
     def pseudo_likelihood(self, X: Any) -> np.ndarray:
         """Pseudo-log-likelihood of each row, summed exactly over all columns.
@@ -344,7 +493,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         ----------
         Besag (1975), "Statistical analysis of non-lattice data", The Statistician 24(3).
         """
-        rows = self._rows(X)
+        rows = self._complete_rows(X, "pseudo_likelihood")
         energy = self._blueprint.scoring_energy(self.energy_)
         return self._blueprint.proper_score(rows, energy).double().numpy()
 
@@ -360,9 +509,9 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         ndarray of shape (n_samples, n_features)
             In the units of the data.
         """
-        rows = self._rows(X)
+        rows = self._complete_rows(X, "reconstruct")
         mean = self._map(rows, lambda energy, x: energy.visible(energy.hidden(x).mean).mean)
-        return self._blueprint.table.invert(mean[:, : self.n_features_in_])
+        return self._blueprint.table.invert(mean[:, : rows.n_columns])
 
     def gibbs(self, v: Any) -> np.ndarray:
         """Take one Gibbs step from v: draw h given v, then v given h.
@@ -376,12 +525,12 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         ndarray of shape (n_samples, n_features)
             Booleans as in scikit-learn; in the units of the data if columns were scaled.
         """
-        rows = self._rows(v)
+        rows = self._complete_rows(v, "gibbs")
         generator = self._generator(self.random_state_)
         state, _ = self._blueprint.layer_sampler.kernel.run(
             self.energy_, rows.block(0, len(rows)), 1, generator
         )
-        if len(self.scaling_.columns):
+        if self._blueprint.is_mixed or len(self.scaling_.columns):
             return self._blueprint.table.invert(state.x)
         return state.x.cpu().numpy().astype(bool)
 
@@ -421,10 +570,12 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         energy = self.energy_
         with torch.no_grad():
             if energy.enumeration_cost() <= CHEAP_COST:
-                return _exact_sample(energy, n, generator)
+                return exact_draws(energy, n, generator)
             start = chain_rows(self.net_)
             if start is None:
-                start = (torch.as_tensor(self._reference) > 0.5).to(energy.weight)
+                start = self._blueprint.partition_input(
+                    "x", energy, self.net_, torch.as_tensor(self._reference).to(energy.weight)
+                )["data"]
             blocks = []
             for done in range(0, n, BLOCK):
                 size = (min(BLOCK, n - done),)
@@ -434,12 +585,19 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
                 )
             return torch.cat(blocks)
 
-    def impute(self, X: Any, random_state: Any = None, *, n_steps: int = 200) -> np.ndarray:
-        """Replace NaN entries by a draw from the model given the known entries.
+    def impute(
+        self,
+        X: Any,
+        random_state: Any = None,
+        *,
+        how: str = "sample",
+        n_draws: int | None = None,
+        n_steps: int = 200,
+    ) -> Any:
+        """Replace missing entries by draws from the model given the known entries, or their means.
 
-        By block Gibbs sampling with the known entries clamped. The imputations of a row are a joint
-        draw, which is approximate as the chains are finite. A row of only NaN becomes a sample of
-        the model.
+        By block Gibbs sampling with the known entries clamped, approximate as the chains are
+        finite. A row without known entries becomes a sample of the model.
 
         Parameters
         ----------
@@ -447,36 +605,58 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
             NaN marks missing entries.
         random_state : int, RandomState instance or None, default=None
             None draws from NumPy's global generator.
+        how : {"sample", "mean", "mode"}, default="sample"
+            ``"sample"``: the imputations of a row are a joint draw, as in multiple imputation.
+            ``"mean"``: the mean of a number and the probability of a bit, which have the least
+            squared error; the most probable level of a category. ``"mode"``: the more probable
+            value of a bit as well.
+        n_draws : int >= 1 or None, default=None
+            Number of tables to impute; with ``how="sample"`` only. None is one, not in a list.
         n_steps : int, default=200
-            Gibbs steps.
+            Gibbs steps; means are taken over the second half.
 
         Returns
         -------
-        ndarray of shape (n_samples, n_features)
-            Known entries are unchanged.
+        ndarray or data frame of shape (n_samples, n_features), or a list of `n_draws` of these
+            Known entries are unchanged. Columns of integers and booleans are rounded.
         """
         check_is_fitted(self)
         whole_number("n_steps", n_steps, 1)
-        X = self._validate(X, ensure_all_finite="allow-nan")
-        rows, generator, energy = (
-            self._rows_of(X),
-            self._generator(random_state),
-            self.energy_,
-        )
-        blocks = []
+        if how not in ("sample", "mean", "mode"):
+            raise ValueError(f'how must be "sample", "mean" or "mode", got {how!r}.')
+        if n_draws is not None:
+            whole_number("n_draws", n_draws, 1)
+            if how != "sample":
+                raise ValueError(f'n_draws={n_draws} is for how="sample": there is one {how}.')
+        X = self._validate(X)
+        rows, generator = self._rows_of(X), self._generator(random_state)
+        made = [self._imputed(rows, generator, how, n_steps) for _ in range(n_draws or 1)]
+        table = self._blueprint.table
+        found = [table.filled(X, x) for x in made]
+        return found[0] if n_draws is None else found
+
+    def _imputed(self, rows: Rows, generator: torch.Generator, how: str, n_steps: int) -> Tensor:
+        """Rows of the energy with their missing entries filled in."""
+        energy, blocks = self.energy_, []
         for start in range(0, len(rows), BLOCK):
             x = rows.block(start, start + BLOCK)
-            known = ~torch.isnan(x)
-            guess = energy.base.sample(len(x), generator)
-            clamp = Clamp(known, torch.nan_to_num(x))
-            state, _ = self._blueprint.layer_sampler.run(
-                energy, guess, n_steps, generator, clamp=clamp
-            )
-            blocks.append(state.x.cpu())
-        filled = self._blueprint.table.invert(torch.cat(blocks))
-        X = X.toarray() if hasattr(X, "toarray") else X
-        return np.where(np.isnan(X), filled, X).astype(X.dtype)
+            known = ~x.isnan()
+            if how == "sample":
+                guess = energy.base.sample(len(x), generator)
+                clamp = Clamp(known, torch.nan_to_num(x))
+                state, _ = self._blueprint.layer_sampler.run(
+                    energy, guess, n_steps, generator, clamp=clamp
+                )
+                x = state.x
+            else:
+                _, x = self._means(x, known, max(n_steps, 2), generator)
+                if how == "mode":
+                    bits = self._blueprint.bits.to(x.device) & ~known
+                    x = torch.where(bits, (x > 0.5).to(x), x)
+            blocks.append(x.cpu())
+        return torch.cat(blocks)
 
+    @available_if(_has_bits_only)
     def denoise(
         self, X: Any, noise_level: float = 0.1, random_state: Any = None, *, n_steps: int = 200
     ) -> np.ndarray:
@@ -505,7 +685,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         if not 0 < noise_level < 0.5:
             raise ValueError(f"noise_level must lie in (0, 0.5), got {noise_level}.")
         whole_number("n_steps", n_steps, 1)
-        rows = self._rows(X)
+        rows = self._complete_rows(X, "denoise")
         generator, energy = self._generator(random_state), self.energy_
         strength = float(np.log((1 - noise_level) / noise_level))
         blocks = []
@@ -585,9 +765,12 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
     @property
     def scaling_(self) -> MinMax:
-        """Columns that were scaled, their minima and ranges."""
+        """Columns that were scaled to [0, 1], their minima and ranges."""
         check_is_fitted(self)
-        return self._blueprint.table.scaling
+        table = self._blueprint.table
+        if not isinstance(table, UnitIntervalTable):
+            raise AttributeError("There is no scaling_: real columns are Gaussian units.")
+        return table.scaling
 
     @property
     def sampler_(self) -> Sampler:
@@ -629,17 +812,11 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         return 0.0 if centering is None else centering.precondition
 
 
-def _exact_sample(energy: Any, n: int, generator: torch.Generator) -> Tensor:
-    """Independent exact draws of a state of the smaller layer, then of the other layer."""
-    _, domain, function = cheaper_side(energy)
-    kind = {"dtype": energy.weight.dtype, "device": energy.weight.device}
-    states = domain.states(0, round(domain.n_states), **kind)
-    cumulative = torch.softmax(-function(states).double(), 0).cumsum(0)
-    u = torch.rand(n, generator=generator, dtype=torch.float64, device=kind["device"])
-    pick = torch.searchsorted(cumulative, u * cumulative[-1]).clamp_(max=len(states) - 1)
-    if domain is energy.domain:
-        return states[pick]
-    return energy.visible(states[pick]).sample(generator)
+def _known(rows: Rows) -> Tensor | None:
+    """Which entries of rows are data, (n, d); None where all are."""
+    if rows.known is not None:
+        return rows.known.to(rows.device)
+    return ~rows.block(0, len(rows)).isnan() if rows.has_missing() else None
 
 
 def _posterior_mean(

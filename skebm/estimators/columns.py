@@ -1,0 +1,419 @@
+"""Columns of frames and arrays: categories as codes, and the table of mixed rows of an energy."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from sklearn.utils import check_array
+from torch import Tensor
+
+from skebm._validation import column_ranges
+from skebm.base import Binary, Categorical, Domain, Mixed, Real
+from skebm.estimators.tables import Table, check_known, is_binary, learn_units
+from skebm.training.rows import Rows
+
+# ------------------------------------------------------------------------------
+# Any table
+# ------------------------------------------------------------------------------
+
+
+def as_table(X: Any) -> Any:
+    """Data frames and dense arrays unchanged, anything else as a two-dimensional dense array."""
+    if is_frame(X):
+        return X
+    X = X.toarray() if sp.issparse(X) else np.asarray(X)
+    if X.ndim != 2:
+        raise ValueError(f"Expected a two-dimensional table, got {X.ndim} dimensions.")
+    return X
+
+
+def is_frame(X: Any) -> bool:
+    """Whether X is a data frame, of pandas or polars."""
+    return hasattr(X, "iloc") or hasattr(X, "with_columns")
+
+
+def column_of(X: Any, j: int) -> Any:
+    """Column `j`: a Series of a frame, a view of an array."""
+    if not is_frame(X):
+        return X[:, j]
+    return X.iloc[:, j] if hasattr(X, "iloc") else X.to_series(j)
+
+
+def column_names(X: Any) -> list[str]:
+    """Names of the columns, or ``x0``, ``x1``, ... if they have none."""
+    if is_frame(X):
+        return [str(name) for name in X.columns]
+    return [f"x{j}" for j in range(X.shape[1])]
+
+
+def present_values(column: Any) -> np.ndarray:
+    """Values of a column without the missing ones: floats, or objects if it is not numeric."""
+    values = np.asarray(column)
+    if values.dtype.kind in "biuf":
+        values = values.astype(float)
+        return values[~np.isnan(values)]
+    # A missing entry is None, pandas.NA (whose comparisons are NA) or not equal to itself.
+    return np.array([v for v in values.tolist() if _is_present(v)], dtype=object)
+
+
+def _is_present(value: Any) -> bool:
+    same = value == value
+    return value is not None and isinstance(same, (bool, np.bool_)) and bool(same)
+
+
+# ------------------------------------------------------------------------------
+# Categories
+# ------------------------------------------------------------------------------
+
+
+class Coding(NamedTuple):
+    """The categorical columns of a table and their levels.
+
+    Attributes
+    ----------
+    levels : dict of int to tuple
+        Levels of each categorical column, by its number; codes are their places.
+    names : list of str
+        Names of all columns, for messages.
+    dtypes : list
+        Of the columns.
+    kind : {"pandas", "polars", "array"}
+        Of the table that was fitted; samples are such tables.
+    booleans : list of int
+        Columns of other types that hold booleans, and may have missing entries.
+    """
+
+    levels: dict[int, tuple[Hashable, ...]]
+    names: list[str]
+    dtypes: list[Any]
+    kind: str
+    booleans: list[int]
+
+    @classmethod
+    def learn(cls, X: Any, categorical_features: Any) -> Coding | None:
+        """The categorical columns of a table; None where there are none.
+
+        `ValueError` for columns with one level or none, and for numbers of columns out of range.
+        """
+        if sp.issparse(X):
+            if categorical_features not in (None, "from_dtype"):
+                raise ValueError(
+                    "Sparse X has no categorical columns: pass a dense array or frame."
+                )
+            return None
+        X = X if is_frame(X) else np.asarray(X)
+        if not is_frame(X) and X.ndim != 2:
+            return None  # validation says what is wrong
+        names = column_names(X)
+        picked = _categorical(X, names, categorical_features)
+        if not picked:
+            return None
+        levels = {j: _levels(column_of(X, j), names[j]) for j in picked}
+        kind = "pandas" if hasattr(X, "iloc") else "polars" if is_frame(X) else "array"
+        dtypes = list(X.dtypes) if is_frame(X) else [X.dtype] * len(names)
+        booleans = [
+            j
+            for j in range(len(names))
+            if j not in levels and str(dtypes[j]) == "object" and _is_boolean(column_of(X, j))
+        ]
+        return cls(levels, names, dtypes, kind, booleans)
+
+    def encode(self, X: Any, min_samples: int = 1) -> np.ndarray:
+        """Columns as numbers, categories as codes, (n, d) float64; nan where missing.
+
+        Levels that did not occur in `fit` are missing, too, with a warning. `ValueError` for
+        infinite numbers.
+        """
+        X = as_table(X)
+        found, unseen = np.full(X.shape, np.nan), []
+        for j in range(X.shape[1]):
+            column = column_of(X, j)
+            if j not in self.levels:
+                found[:, j] = _numbers(column, self.names[j])
+                continue
+            place = {level: code for code, level in enumerate(self.levels[j])}
+            codes = [place.get(_plain(v), -1) if _is_present(v) else -2 for v in _objects(column)]
+            found[:, j] = np.where(np.array(codes) >= 0, codes, np.nan)
+            if -1 in codes:
+                unseen.append(self.names[j])
+        if unseen:
+            warnings.warn(
+                f"Columns {unseen} have levels that did not occur in fit: they count as missing.",
+                UserWarning,
+                stacklevel=3,
+            )
+        check_array(
+            found,
+            ensure_all_finite="allow-nan",
+            ensure_min_samples=min_samples,
+            estimator="RBMEstimator",
+            input_name="X",
+        )
+        return found
+
+    def decode(self, x: np.ndarray) -> Any:
+        """Numbers and codes as a table of the kind that was fitted."""
+        columns = [
+            np.array([self.levels[j][int(code)] for code in x[:, j]], dtype=object)
+            if j in self.levels
+            else x[:, j].round().astype(bool).astype(object)
+            if j in self.booleans
+            else x[:, j]
+            for j in range(x.shape[1])
+        ]
+        if self.kind == "pandas":
+            import pandas as pd
+
+            frame = pd.DataFrame(dict(enumerate(columns)))
+            for j, dtype in enumerate(self.dtypes):
+                if j in self.levels:
+                    frame[j] = frame[j].astype(dtype)
+                elif getattr(dtype, "kind", "O") in "biu":
+                    frame[j] = frame[j].round().astype(dtype)
+            frame.columns = self.names
+            return frame
+        if self.kind == "polars":
+            import polars as pl
+
+            made = [
+                pl.Series(name, column.tolist())
+                for name, column in zip(self.names, columns, strict=True)
+            ]
+            return pl.DataFrame(made).cast(dict(zip(self.names, self.dtypes, strict=True)))
+        return np.stack([column.astype(object) for column in columns], 1)
+
+
+def _categorical(X: Any, names: list[str], asked: Any) -> list[int]:
+    """Numbers of the categorical columns."""
+    d = len(names)
+    if asked is None:
+        return []
+    if isinstance(asked, str):
+        if is_frame(X):
+            return [j for j in range(d) if _is_categorical(column_of(X, j))]
+        if X.dtype.kind in "US":
+            return list(range(d))
+        return [j for j in range(d) if X.dtype == object and _holds_other_than_numbers(X[:, j])]
+    asked = list(asked)
+    if len(asked) == d and all(isinstance(one, bool | np.bool_) for one in asked):
+        return [j for j in range(d) if asked[j]]
+    found = []
+    for one in asked:
+        if isinstance(one, str):
+            if one not in names:
+                raise ValueError(f"categorical_features names {one!r}, which is no column of X.")
+            found.append(names.index(one))
+            continue
+        if isinstance(one, bool | np.bool_) or not -d <= int(one) < d:
+            raise ValueError(
+                f"categorical_features={asked!r} must hold names or numbers of columns, or be a "
+                f"mask of {d} booleans."
+            )
+        found.append(int(one) % d)
+    return sorted(set(found))
+
+
+def _is_categorical(column: Any) -> bool:
+    """Whether a column of a frame holds text or categories, or other objects than numbers."""
+    name = str(column.dtype).lower()
+    if any(word in name for word in ("categor", "string", "str", "utf8", "enum")):
+        return True
+    return name == "object" and _holds_other_than_numbers(column)
+
+
+def _is_boolean(column: Any) -> bool:
+    """Whether a column of objects holds booleans besides missing entries."""
+    return all(isinstance(v, bool | np.bool_) for v in _objects(column) if _is_present(v))
+
+
+def _holds_other_than_numbers(column: Any) -> bool:
+    numbers = (int, float, np.number, np.bool_)
+    return not all(isinstance(v, numbers) for v in _objects(column) if _is_present(v))
+
+
+def _objects(column: Any) -> list[Any]:
+    return list(column.to_list() if hasattr(column, "to_list") else column.tolist())
+
+
+def _plain(value: Any) -> Hashable:
+    """A level that compares and hashes alike in arrays and in frames."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if not isinstance(value, Hashable):
+        raise TypeError(
+            f"A level of a categorical column must be hashable: the argument must be a string or a "
+            f"number, not {type(value).__name__!r}."
+        )
+    return value
+
+
+def _levels(column: Any, name: str) -> tuple[Hashable, ...]:
+    """Levels of a column: those a category declares, or those that occur, in order."""
+    categories = getattr(getattr(column, "cat", None), "categories", None)
+    found = dict.fromkeys(_plain(v) for v in _objects(column) if _is_present(v))
+    declared = [] if categories is None or callable(categories) else [_plain(v) for v in categories]
+    levels = list(dict.fromkeys([*declared, *found]))
+    if not found:
+        raise ValueError(f"Column {name!r} is missing in all rows: drop it.")
+    if not declared:
+        # By type and value, so that numbers and strings may be mixed.
+        levels.sort(key=lambda v: (type(v).__name__, v) if not isinstance(v, bool) else ("", v))
+    return tuple(levels)
+
+
+def _numbers(column: Any, name: str) -> np.ndarray:
+    """A column as float64, nan where missing; `ValueError` that names one with text."""
+    try:
+        return np.array([float(v) if _is_present(v) else np.nan for v in _objects(column)])
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"Column {name!r} holds values that are no numbers ({error}): list it in "
+            "categorical_features, or convert it."
+        ) from error
+
+
+# ------------------------------------------------------------------------------
+# The table
+# ------------------------------------------------------------------------------
+
+
+class ColumnTable(Table):
+    """Binary, categorical and real columns as blocks of one row: bits, one-hot codes, numbers.
+
+    Real columns are standardised; energies are in the units of the data.
+
+    Parameters
+    ----------
+    coding : Coding or None
+        The categorical columns.
+    bits, levels, real : list of int
+        Numbers of the columns of each kind, in the order of their blocks.
+    sizes : tuple of int
+        Numbers of levels of the categorical columns.
+    """
+
+    def __init__(
+        self,
+        coding: Coding | None,
+        bits: Sequence[int],
+        levels: Sequence[int],
+        sizes: Sequence[int],
+        units: Any,
+        real: Sequence[int],
+        names: list[str],
+    ):
+        self.coding, self.names, self.units = coding, names, units
+        self.bits, self.levels, self.real = list(bits), list(levels), list(real)
+        self.sizes = tuple(sizes)
+        self.log_volume = 0.0 if units is None else units.log_volume
+        parts: list[Domain] = []
+        if self.bits:
+            parts.append(Binary((len(self.bits),)))
+        if self.levels:
+            parts.append(Categorical(self.sizes))
+        if self.real:
+            parts.append(Real((len(self.real),)))
+        self.domain = parts[0] if len(parts) == 1 else Mixed(tuple(parts))
+
+    @classmethod
+    def learn(
+        cls, X: np.ndarray, weight: np.ndarray | None, coding: Coding | None, names: Any
+    ) -> ColumnTable:
+        """Which columns are of which kind, and the units of the real ones."""
+        names = [f"x{j}" for j in range(X.shape[1])] if names is None else [str(n) for n in names]
+        check_known(X, names)
+        levels = [] if coding is None else sorted(coding.levels)
+        sizes = [len(coding.levels[j]) for j in levels] if coding is not None else []
+        others = [j for j in range(X.shape[1]) if j not in set(levels)]
+        bits = [j for j in others if is_binary(X[:, j])]
+        real = [j for j in others if j not in set(bits)]
+        units = None
+        if real:
+            units = learn_units(X[:, real], weight, True, None, [names[j] for j in real])
+        return cls(coding, bits, levels, sizes, units, real, names)
+
+    def log_volumes(self, known: np.ndarray) -> np.ndarray:
+        if not self.real:
+            return super().log_volumes(known)
+        found: np.ndarray = known[:, -len(self.real) :] @ np.log(self.units.scale)
+        return found
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Numbers of entries of a row: 1 of bits and numbers, k of one of k levels."""
+        return (1,) * len(self.bits) + self.sizes + (1,) * len(self.real)
+
+    @property
+    def n_columns(self) -> int:
+        """Number of columns of X."""
+        return len(self.bits) + len(self.levels) + len(self.real)
+
+    def rows(
+        self,
+        X: Any,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        weight: np.ndarray | None = None,
+    ) -> Rows:
+        self._check_bits(X)
+        return Rows.of(X, self.convert, dtype=dtype, device=device, weight=weight)
+
+    def _check_bits(self, X: np.ndarray) -> None:
+        part = X[:, self.bits]
+        wrong = ~(np.isnan(part) | (part == 0) | (part == 1))
+        if wrong.any():
+            name = self.names[self.bits[int(wrong.any(0).argmax())]]
+            raise ValueError(
+                f"Column {name!r} was binary in fit and has values other than 0 and 1: such rows "
+                "have no probability. Drop them, or refit with them."
+            )
+
+    def convert(self, X: np.ndarray) -> np.ndarray:
+        """Numbers and codes as rows of the energy, float64; nan where missing."""
+        blocks = [X[:, self.bits].astype(np.float64)]
+        for j, size in zip(self.levels, self.sizes, strict=True):
+            one_hot = (X[:, j, None] == np.arange(size)).astype(np.float64)
+            blocks.append(np.where(np.isnan(X[:, j, None]), np.nan, one_hot))
+        if self.real:
+            blocks.append(self.units.apply(X[:, self.real]))
+        return np.concatenate(blocks, 1)
+
+    def prepare(self, rows: Rows) -> None:
+        rows.complete(self.groups)
+
+    def invert(self, x: Tensor) -> Any:
+        """Rows of the energy as a table of the kind that was fitted; levels are the likeliest."""
+        found = self.columns(x.detach().cpu().double().numpy())
+        return found if self.coding is None else self.coding.decode(found)
+
+    def filled(self, X: np.ndarray, x: Tensor) -> Any:
+        """Validated X with its nan replaced by the entries of rows x of the energy."""
+        rows = self.columns(x.detach().cpu().double().numpy())
+        found = np.where(np.isnan(X), rows, X)
+        return found.astype(X.dtype) if self.coding is None else self.coding.decode(found)
+
+    def columns(self, x: np.ndarray) -> np.ndarray:
+        """As `invert`, of an array; of probabilities of levels the code of the largest."""
+        found = np.empty((len(x), self.n_columns))
+        found[:, self.bits], at = x[:, : len(self.bits)], len(self.bits)
+        for j, size in zip(self.levels, self.sizes, strict=True):
+            found[:, j] = x[:, at : at + size].argmax(1)
+            at += size
+        if self.real:
+            found[:, self.real] = self.units.invert(x[:, at:])
+        return found
+
+    def row_energy(self, energy: Any, x: Tensor) -> Tensor:
+        value: Tensor = energy(x)
+        return value.masked_fill(value.isnan(), torch.inf)
+
+
+def in_unit_interval(X: np.ndarray) -> bool:
+    """Whether all known values are in [0, 1]."""
+    low, high = column_ranges(X)
+    return bool(np.nanmin(low) >= 0 and np.nanmax(high) <= 1)
