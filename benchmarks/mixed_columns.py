@@ -1,0 +1,326 @@
+"""RBMs on tables of numbers, categories and bits: held-out likelihood and imputation.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.mixed_columns --data PATH [--table likelihood] [--json F]
+
+PATH holds `adbench/<set>.npz` (normal rows), `uci/wine.npz` and `debd/<set>.npz`. Protocol of
+`likelihood`: of shuffled rows (seed 0) at most 2,000 are fitted and 2,000 others scored. Mixed
+tables: columns in turn stay numbers, become four categories by quartiles, or bits by the median;
+ties make fewer levels. Numbers are standardised by the fitted rows. Nats of a row, by the end of
+log Z that hurts, with the standard error of the difference to our RBM.
+
+`latent classes`: a mixture whose components are products of normal, categorical and Bernoulli
+columns, by EM from k-means, 1 to 20 components by BIC. `full`, `factors`: one normal distribution
+by Ledoit and Wolf, factor analysis with the number of factors by five folds; of numbers only.
+
+Protocol of `imputation`: a fifth or half of the entries of 500 scored rows, at random, are taken
+out, and all methods are fitted to complete rows. Errors are mean squares of numbers in standard
+deviations, and shares of wrong levels of bits and categories. scikit-learn's `KNNImputer` with 5,
+10 or 20 neighbours and `IterativeImputer` with ridge or histogram boosting are chosen on a fifth
+of the fitted rows; categories are one-hot for them, and the largest entry is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sklearn.cluster import KMeans
+from sklearn.covariance import LedoitWolf
+from sklearn.decomposition import FactorAnalysis
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.experimental import enable_iterative_imputer  # noqa: F401
+from sklearn.impute import IterativeImputer, KNNImputer
+from sklearn.linear_model import BayesianRidge
+from sklearn.model_selection import GridSearchCV
+
+from benchmarks._common import table, write
+from skebm import RBMEstimator
+
+MOST_ROWS = 2000
+MIXED = ("2_annthyroid", "22_magic.gamma", "10_cover", "40_vowels", "47_yeast")
+NUMBERS = ("redwine", "40_vowels", "29_Pima", "22_magic.gamma")
+IMPUTED = ("nltcs", "plants", "22_magic.gamma, levels", "40_vowels, levels", "redwine", "40_vowels")
+
+
+def load(data: Path, name: str) -> np.ndarray:
+    """Rows of a set, shuffled."""
+    if name == "redwine":
+        X = np.unique(np.load(data / "uci" / "wine.npz")["redwine"][:, :-1], axis=0)
+    elif (data / "debd" / f"{name}.npz").is_file():
+        content = np.load(data / "debd" / f"{name}.npz")
+        X = np.unpackbits(content["train"], axis=1)[:, : int(content["d"])]
+    else:
+        content = np.load(data / "adbench" / f"{name}.npz")
+        X = content["X"][content["y"] == 0]
+    return X[np.random.default_rng(0).permutation(len(X))].astype(float)
+
+
+def frame(data: Path, name: str) -> pd.DataFrame:
+    """The mixed table of a set; ``", levels"`` has categories only."""
+    name, _, only = name.partition(", ")
+    X = load(data, name)[: 2 * MOST_ROWS]
+    kinds = ("category",) if only else ("number", "category", "bit")
+    columns = {}
+    for j, x in enumerate(X.T):
+        kind = kinds[j % len(kinds)]
+        if kind == "number" and len(np.unique(x)) > 20:
+            columns[f"x{j}"] = x
+        elif kind == "bit":
+            columns[f"x{j}"] = (x > np.median(x)).astype(float)
+        else:
+            bins = np.unique(np.quantile(x, [0.25, 0.5, 0.75]))
+            levels = np.array(["a", "b", "c", "d"])[np.searchsorted(bins, x)]
+            columns[f"x{j}"] = pd.Categorical(levels)
+    return pd.DataFrame(columns)
+
+
+def numbers(data: Path, name: str) -> pd.DataFrame:
+    """A table of numbers, or of bits, as it is."""
+    return pd.DataFrame(load(data, name)[: 2 * MOST_ROWS])
+
+
+def halves(X: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Fitted and scored rows, numbers standardised by the former."""
+    n = min(MOST_ROWS, len(X) // 2)
+    train, test = X.iloc[:n].reset_index(drop=True), X.iloc[n : 2 * n].reset_index(drop=True)
+    for name in X.columns:
+        if X[name].dtype == float and X[name].nunique() > 2:
+            mean, scale = train[name].mean(), train[name].std(ddof=0)
+            train[name], test[name] = (train[name] - mean) / scale, (test[name] - mean) / scale
+    return train, test
+
+
+def one_hot(X: pd.DataFrame) -> tuple[np.ndarray, list[int]]:
+    """Numbers, and one-hot codes of categories, nan where missing; number of entries of columns."""
+    blocks, sizes = [], []
+    for name in X.columns:
+        x = X[name]
+        if isinstance(x.dtype, pd.CategoricalDtype):
+            code = x.cat.codes.to_numpy()
+            block = np.eye(len(x.cat.categories))[code]
+            block[code < 0] = np.nan
+        else:
+            block = x.to_numpy(float)[:, None]
+        blocks.append(block)
+        sizes.append(block.shape[1])
+    return np.concatenate(blocks, 1), sizes
+
+
+class LatentClasses:
+    """A mixture of products of columns, of the number of components that BIC prefers."""
+
+    def fit(self, X: pd.DataFrame) -> LatentClasses:
+        x, sizes = one_hot(X)
+        starts = np.cumsum([0, *sizes])[:-1]
+        real = [k == 1 and len(np.unique(x[:, s])) > 2 for k, s in zip(sizes, starts, strict=True)]
+        self.real = np.repeat(real, sizes)
+        self.bit = np.repeat([k == 1 for k in sizes], sizes) & ~self.real
+        found = [self._em(x, k) for k in (1, 2, 3, 5, 8, 12, 20)]
+        self.parameters, _ = min(found, key=lambda one: one[1])
+        return self
+
+    def _em(self, x: np.ndarray, k: int) -> tuple[Any, float]:
+        n, d = x.shape
+        r = np.eye(k)[KMeans(k, n_init=3, random_state=0).fit_predict(x)]
+        old = -np.inf
+        for _ in range(500):
+            weight = r.sum(0) + 1e-9
+            mean = (r.T @ x + 0.5 / max(k, 2)) / (weight[:, None] + 1)
+            mean[:, self.real] = (r.T @ x / weight[:, None])[:, self.real]
+            variance = r.T @ x**2 / weight[:, None] - mean**2
+            variance = np.maximum(variance, 1e-3)
+            self.parameters = (weight + 1) / (n + k), mean, variance
+            logs = self._joint(x)
+            value = np.logaddexp.reduce(logs, 1)
+            r = np.exp(logs - value[:, None])
+            if value.mean() - old < 1e-5:
+                break
+            old = value.mean()
+        n_free = k - 1 + k * (2 * self.real.sum() + (~self.real).sum())
+        return self.parameters, -2 * value.sum() + n_free * np.log(n)
+
+    def _joint(self, x: np.ndarray) -> np.ndarray:
+        share, mean, variance = self.parameters
+        logs = np.log(share) + np.zeros((len(x), 1))
+        for j in range(x.shape[1]):
+            z = x[:, j, None]
+            if self.real[j]:
+                logs = logs - (z - mean[:, j]) ** 2 / variance[:, j] / 2
+                logs = logs - np.log(2 * np.pi * variance[:, j]) / 2
+            else:
+                p = mean[:, j].clip(1e-4, 1 - 1e-4)
+                logs = logs + z * np.log(p) + (1 - z) * np.log1p(-p) * self.bit[j]
+        return logs
+
+    def score_samples(self, X: pd.DataFrame) -> np.ndarray:
+        """Log-likelihoods in nats."""
+        found: np.ndarray = np.logaddexp.reduce(self._joint(one_hot(X)[0]), 1)
+        return found
+
+
+class Full:
+    """One normal distribution, shrunk by Ledoit and Wolf."""
+
+    def fit(self, X: pd.DataFrame) -> Full:
+        self.model = LedoitWolf().fit(X)
+        return self
+
+    def score_samples(self, X: pd.DataFrame) -> np.ndarray:
+        """Log-likelihoods in nats."""
+        z = self.model.mahalanobis(X)
+        sign = np.linalg.slogdet(self.model.covariance_)[1]
+        found: np.ndarray = -(z + sign + X.shape[1] * np.log(2 * np.pi)) / 2
+        return found
+
+
+def factors(train: pd.DataFrame) -> Any:
+    """Factor analysis."""
+    sizes = [k for k in (1, 2, 3, 4, 6, 8) if k < train.shape[1]]
+    return GridSearchCV(FactorAnalysis(random_state=0), {"n_components": sizes}).fit(train)
+
+
+def pessimistic(model: Any, test: pd.DataFrame) -> np.ndarray:
+    """Log-likelihoods by the end of log Z that hurts."""
+    found: np.ndarray = getattr(model, "best_estimator_", model).score_samples(test)
+    return found + (model.score(test) - found.mean()) if isinstance(model, RBMEstimator) else found
+
+
+def likelihood(data: Path, name: str, *, mixed: bool) -> dict[str, Any]:
+    """A row of the table of likelihoods."""
+    train, test = halves(frame(data, name) if mixed else numbers(data, name))
+    fits: dict[str, Any] = {
+        "RBM": lambda: RBMEstimator(random_state=0).fit(train),
+        "RBM, full base": lambda: RBMEstimator(base="gaussian", random_state=0).fit(train),
+        "independent": lambda: RBMEstimator(n_iter=0, random_state=0).fit(train),
+        "latent classes": lambda: LatentClasses().fit(train),
+    }
+    if not mixed:
+        fits |= {"full": lambda: Full().fit(train), "factors": lambda: factors(train)}
+    row: dict[str, Any] = {"set": name, "rows": len(train), "columns": train.shape[1]}
+    ours = np.zeros(len(test))
+    for label, fit in fits.items():
+        started = time.perf_counter()
+        found = pessimistic(fit(), test)
+        took = time.perf_counter() - started
+        if label == "RBM":
+            ours = found
+        error = (found - ours).std() / len(test) ** 0.5
+        row[label] = f"{found.mean():.2f}" + (f" ({error:.2f})" if label != "RBM" else "")
+        if label == "RBM":
+            row["seconds"] = f"{took:.0f}"
+    return row
+
+
+# ------------------------------------------------------------------------------
+# Imputation
+# ------------------------------------------------------------------------------
+
+
+def imputers() -> dict[str, Any]:
+    """scikit-learn's, by name."""
+    return {f"{k} neighbours": KNNImputer(n_neighbors=k) for k in (5, 10, 20)} | {
+        "ridge": IterativeImputer(BayesianRidge(), random_state=0),
+        "boosting": IterativeImputer(
+            HistGradientBoostingRegressor(max_iter=50, random_state=0), max_iter=3, random_state=0
+        ),
+    }
+
+
+def errors(truth: pd.DataFrame, filled: pd.DataFrame, lost: np.ndarray) -> float:
+    """Mean square of numbers and share of wrong levels, over the entries that were taken out."""
+    total = 0.0
+    for j, name in enumerate(truth.columns):
+        here = lost[:, j]
+        if isinstance(truth[name].dtype, pd.CategoricalDtype):
+            total += (truth[name][here].astype(str) != filled[name][here].astype(str)).sum()
+        elif truth[name].nunique() == 2:
+            total += (truth[name][here] != filled[name][here].round()).sum()
+        else:
+            total += ((truth[name][here] - filled[name][here]) ** 2).sum()
+    return float(total / lost.sum())
+
+
+def by_sklearn(model: Any, train: pd.DataFrame, holes: pd.DataFrame) -> pd.DataFrame:
+    """Impute by a model of one-hot codes."""
+    x, sizes = one_hot(train)
+    z = model.fit(x).transform(one_hot(holes)[0])
+    found, at = holes.copy(), 0
+    for name, k in zip(holes.columns, sizes, strict=True):
+        block, at = z[:, at : at + k], at + k
+        if k == 1:
+            found[name] = block[:, 0]
+        else:
+            levels = holes[name].cat.categories
+            found[name] = pd.Categorical(levels[block.argmax(1)], categories=levels)
+    return found
+
+
+def imputation(data: Path, name: str, share: float) -> dict[str, Any]:
+    """A row of the table of imputations."""
+    levels = name.endswith("levels")
+    train, test = halves(frame(data, name) if levels else numbers(data, name))
+    test = test.iloc[:500]
+    random = np.random.default_rng(1)
+    lost = random.random(test.shape) < share
+    holes = test.mask(lost)
+    n_fit = 4 * len(train) // 5
+    part, valid = train.iloc[:n_fit], train.iloc[n_fit:].iloc[:200]
+    gone = random.random(valid.shape) < share
+    trial = {
+        label: errors(valid, by_sklearn(model, part, valid.mask(gone)), gone)
+        for label, model in imputers().items()
+    }
+    best = min(trial, key=lambda label: trial[label])
+    peer = errors(test, by_sklearn(imputers()[best], train, holes), lost)
+    base = "gaussian" if not levels and train.nunique().max() > 2 else "independent"
+    model = RBMEstimator(base=base, random_state=0).fit(train)
+    ours = errors(test, model.impute(holes, how="mean", random_state=0, n_steps=400), lost)
+    kept = len(test) * test.shape[1] * share
+    alone = RBMEstimator(base=base, n_iter=0, random_state=0).fit(train)
+    filled = errors(test, alone.impute(holes, how="mean", random_state=0, n_steps=400), lost)
+    known = model.score_samples(test) - model.score_samples(holes)
+    return {
+        "set": name,
+        "missing": share,
+        "RBM": f"{ours:.4f}",
+        "its base": f"{filled:.4f}",
+        "best of five": f"{peer:.4f}",
+        "which": best,
+        "nats of an entry": f"{known.sum() / kept:.3f}",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--table", default="all", choices=("likelihood", "imputation", "all"))
+    parser.add_argument("--json", metavar="F")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    found: dict[str, Any] = {}
+    if arguments.table != "imputation":
+        for title, names, mixed in (("mixed", MIXED, True), ("numbers", NUMBERS, False)):
+            found[title] = []
+            for name in names:
+                found[title].append(likelihood(arguments.data, name, mixed=mixed))
+                print(found[title][-1], flush=True)
+            print("\n" + table(found[title]), flush=True)
+    if arguments.table != "likelihood":
+        found["imputation"] = []
+        for name in IMPUTED:
+            for share in (0.2, 0.5):
+                found["imputation"].append(imputation(arguments.data, name, share))
+                print(found["imputation"][-1], flush=True)
+        print("\n" + table(found["imputation"]))
+    write(arguments.json, found)
+
+
+if __name__ == "__main__":
+    main()
