@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
@@ -15,7 +16,9 @@ from sklearn.model_selection import GridSearchCV
 
 from skebm import EnergyOutlierDetector, RBMEstimator
 from skebm.distributions import Columns, Gaussian
-from skebm.energies import BernoulliRBM, MixedRBM
+from skebm.energies import BernoulliRBM, MixedRBM, annealing_path
+from skebm.partition import AIS
+from tests.oracle import seeded
 from tests.tiers import full
 
 CITIES = ("Oslo", "Paris", "Rome")
@@ -204,6 +207,29 @@ def test_full_covariances():
     normal = GaussianMixture(1).fit(X).score(new)
     assert model.score(new) == pytest.approx(normal, abs=0.06)
     assert rbm(n_iter=0).fit(X).score(new) < normal - 0.1
+
+
+@pytest.mark.parametrize("base", ["independent", "gaussian"])
+@torch.no_grad()
+def test_annealing_brackets_the_exact_log_z(base):
+    """Also from the wider start, which finds modes far from the base."""
+    X = np.random.default_rng(0).standard_normal((200, 3)) @ np.diag([1.0, 5.0, 20.0])
+    model = rbm(base=base, n_iter=10, batch_size=50, learning_rate=0.3).fit(X)
+    energy, exact = model.energy_, model.log_partition_
+    assert model.log_partition_kind_ == "exact"
+    for start in (energy.base, energy.wider_base()):
+        path = annealing_path(energy, start)
+        x = start.sample(50, seeded())
+        assert_allclose(path.at(1.0)(x).double(), energy(x).double(), atol=1e-3, rtol=1e-5)
+        found = AIS(n_betas=300, n_chains=200).estimate(energy, base=start, generator=seeded())
+        assert abs(found.value - exact) < 4 * found.std_error + 0.01
+
+
+def test_gains_are_those_of_assessments():
+    """Chains near the data would say that a model is far better than it is."""
+    X = np.random.default_rng(0).standard_normal((200, 3))
+    model = rbm(n_components=20, n_iter=100).fit(X)
+    assert 10 < sum("gain_over_base" in row for row in model.history_) <= 21
 
 
 def test_bases_without_their_columns_say_so():

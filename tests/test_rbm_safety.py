@@ -9,12 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from sklearn.exceptions import ConvergenceWarning
 
 from skebm import RBMEstimator
 from skebm.base import Batch
 from skebm.distributions import IndependentBernoulli
 from skebm.energies import BernoulliRBM
+from skebm.estimators.rbm import safety
 from skebm.estimators.rbm.blueprint import design, still_rising
 from skebm.estimators.rbm.safety import N_CHAINS, assess
 from skebm.estimators.tables import UnitIntervalTable
@@ -70,9 +72,28 @@ def exact_gain(energy, x):
 # ------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def annealed(monkeypatch):
+    """Small energies are annealed as well, whose log Z would be summed."""
+    monkeypatch.setattr(safety, "CHEAP_COST", 0)
+
+
+@torch.no_grad()
+def test_small_energies_are_assessed_exactly():
+    energy = on_fair_coins(make_rbm(8, 4))
+    x = energy.base.sample(300, seeded(1))
+    found = assess(energy, x, None, seeded())
+    assert found.gain == pytest.approx(exact_gain(energy, x), abs=1e-9)
+    draws = [assess(energy, x, None, seeded(i)).draws for i in range(60)]
+    states = energy.domain.states(0, 2**8, dtype=DOUBLE, device="cpu")
+    p = torch.softmax(-energy(states), 0)
+    assert_allclose(torch.cat(draws).mean(0), p @ states, atol=0.03)
+
+
 @pytest.mark.parametrize(
     "energy", [on_fair_coins(make_rbm(8, 4)), make_tree_rbm(8, 4)], ids=["independent", "tree"]
 )
+@pytest.mark.usefixtures("annealed")
 @torch.no_grad()
 def test_gains_are_those_of_the_exact_likelihood(energy):
     x = energy.base.sample(300, seeded(1))
@@ -84,6 +105,7 @@ def test_gains_are_those_of_the_exact_likelihood(energy):
     assert all(abs(one.gain - exact) < 4 * one.error for one in found)
 
 
+@pytest.mark.usefixtures("annealed")
 @torch.no_grad()
 def test_draws_are_those_of_the_model():
     energy = on_fair_coins(make_rbm(8, 4))
@@ -99,6 +121,7 @@ def test_draws_are_those_of_the_model():
     assert ((draws.mean(0) - mean).abs() < 4 * error).all()
 
 
+@pytest.mark.usefixtures("annealed")
 @torch.no_grad()
 def test_a_mode_far_from_the_rows_is_found():
     energy = spurious(20.0)
@@ -110,6 +133,7 @@ def test_a_mode_far_from_the_rows_is_found():
     assert found.draws.mean() > 0.7  # of the rows it is 0.06
 
 
+@pytest.mark.usefixtures("annealed")
 @torch.no_grad()
 def test_weights_count_as_copies():
     energy = on_fair_coins(make_rbm(8, 4))
@@ -120,6 +144,7 @@ def test_weights_count_as_copies():
     assert one.gain == pytest.approx(other.gain, abs=1e-9)
 
 
+@pytest.mark.usefixtures("annealed")
 @torch.no_grad()
 def test_an_energy_without_bound_has_no_gain():
     energy = on_fair_coins(make_rbm(8, 4))

@@ -391,6 +391,7 @@ class Columns(Distribution):
     """
 
     domain: Mixed
+    blocks: Mixed
 
     def __init__(self, parts: Sequence[Distribution]):
         self.parts = list(parts)
@@ -399,23 +400,23 @@ class Columns(Distribution):
         for part in self.parts:
             if len(part.domain.row_shape) != 1:
                 raise ValueError(f"The rows of {part!r} are not flat.")
-        self.domain = Mixed(tuple(part.domain for part in self.parts))
+        self.blocks = self.domain = Mixed(tuple(part.domain for part in self.parts))
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         return torch.cat([part.sample(n, generator) for part in self.parts], 1)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        blocks = zip(self.parts, self.domain.split(x), strict=True)
+        blocks = zip(self.parts, self.blocks.split(x), strict=True)
         return torch.stack([part.log_prob(block) for part, block in blocks]).sum(0)
 
     def score(self, x: Tensor) -> Tensor:
         """Gradient of the log-probability, block by block."""
-        blocks = zip(self.parts, self.domain.split(x), strict=True)
+        blocks = zip(self.parts, self.blocks.split(x), strict=True)
         return torch.cat([part.score(block) for part, block in blocks], 1)
 
     def tilted(self, field: Tensor, power: float = 1.0) -> ColumnsTilt:
         """The tilts of the blocks."""
-        blocks = zip(self.parts, self.domain.split(field), strict=True)
+        blocks = zip(self.parts, self.blocks.split(field), strict=True)
         return ColumnsTilt([part.tilted(block, power) for part, block in blocks], self)
 
     def given(self, clamp: Clamp) -> Conditional:
@@ -430,7 +431,7 @@ class Columns(Distribution):
 
     def cut(self, clamp: Clamp) -> list[Clamp]:
         """The clamp of each block."""
-        blocks = zip(self.domain.split(clamp.mask), self.domain.split(clamp.value), strict=True)
+        blocks = zip(self.blocks.split(clamp.mask), self.blocks.split(clamp.value), strict=True)
         return [Clamp(mask, value) for mask, value in blocks]
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Columns:

@@ -596,6 +596,7 @@ class EnergyNet(NeuralNet):
         self.history.record("lr", self.optimizer_.param_groups[-1]["lr"])
         self.history.record("dur", time.perf_counter() - started)
         if due:
+            self.logs_ = {}  # chains that go on from draws of the model may know better
             self._mend()
 
     def _train(self, iterator: Batches) -> dict[str, float]:
@@ -605,7 +606,7 @@ class EnergyNet(NeuralNet):
             if self.state_ is None:
                 self.run_.state = self.module_.start(monitored, self.generator)
             before = self.logs_ or self._monitor(monitored)
-            if self.held_out_ is not None and not self.logs_:
+            if self.held_out_ is not None and self.guard_.best is None:
                 first = before if self.assess_ is None else self._assess()
                 self.guard_.keep_best(first, self.n_before_, weights_of(self.module_))
         tries = 0
@@ -776,7 +777,11 @@ class EnergyNet(NeuralNet):
         after = self._monitored_energy(monitored)
         if energy is not None and after is not None:
             logs["energy_change"] = (after - energy).std()
-        return {name: float(value) for name, value in logs.items()}
+        found = {name: float(value) for name, value in logs.items()}
+        if self.guard_.seldom:  # chains near the data know less of log Z than an assessment
+            found.pop("gain_over_base", None)
+            found.pop("gain_error", None)
+        return found
 
     def _evaluation_generator(self) -> torch.Generator:
         """A generator in a fixed state, so that evaluation does not change training."""
@@ -901,10 +906,15 @@ class EnergyNet(NeuralNet):
             group["lr"] /= 2
 
     def _check_restarts(self) -> None:
-        """Raise `DivergenceError` where training was rolled back too often."""
+        """Raise `DivergenceError` where training was rolled back too often.
+
+        Where held-out rows have assessed weights, training ends with the best of them instead.
+        """
         restarts = self.n_restarts_ - self.reported_
         if restarts <= self.max_restarts:
             return
+        if self.assess_ is not None and self.guard_.best is not None:
+            raise NoFurtherGainError
         rate = 2 * self.optimizer_.param_groups[-1]["lr"]
         remedy = f"Lower learning_rate (it was {rate:.3g} the last time)."
         if rate < TINY_RATE:
