@@ -59,7 +59,7 @@ def _has_bits_only(model: Any) -> bool:
 
 @shared_docs
 class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity):
-    r"""Restricted Boltzmann machine with binary units: features, a density and anomaly scores.
+    r"""Restricted Boltzmann machine: features, a density, imputations and anomaly scores.
 
     .. math::
         p(x) = \frac{1}{Z} \sum_h e^{-E(x, h)}, \qquad
@@ -69,6 +69,12 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     meaning here. In addition it has normalised log-likelihoods with error estimates, exact learning
     if the states can be enumerated, centred gradients, sampling, imputation, outlier labels, sample
     weights and GPU support.
+
+    Tables may also have numbers and categories, as Gaussian and softmax units (see `visible` and
+    `categorical_features`), with likelihoods in the units of X. Entries may be missing (nan, None,
+    pandas.NA) in `fit`, `score_samples`, `score`, `energy`, `predict`, `transform` and `impute`:
+    training then maximises the likelihood of the known ones, which is what is returned of new rows
+    (:meth:`log_marginal` has its error).
 
     Parameters
     ----------
@@ -107,10 +113,10 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         about 1.5 times as long. If chains cannot follow large steps, the running value is too high
         by many nats: compare it with `score`. Parameters can be searched over by
         ``chains__<name>``.
-    base : {"independent", "chow-liu", "block-tree", "gaussian"} or Distribution, \
-            default="independent"
-        Base q that the RBM corrects, E(x) = -log q(x) + F(x); fitted first, then fixed. With
-        independent columns it is the usual RBM, whose visible biases start at the log-odds of the
+    base : str or Distribution, default="independent"
+        Base q that the RBM corrects, E(x) = -log q(x) + F(x); fitted first, then fixed:
+        ``"independent"``, ``"chow-liu"``, ``"block-tree"`` or ``"gaussian"``. With independent
+        columns it is the usual RBM, whose visible biases start at the log-odds of the
         data. ``"chow-liu"`` is the maximum-likelihood tree of pairwise dependences, and
         ``"block-tree"`` a tree whose nodes are blocks of up to three dependent columns, as in
         one-hot codes. The hidden units then model what a tree cannot. With categories or real
@@ -223,6 +229,10 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     Real values in [0, 1] are interpreted as probabilities of bits. Such rows have a free energy but
     no likelihood: as F is concave, `score_samples` gives a lower bound on the mean log-likelihood
     of their random binarisations.
+
+    Missing entries are drawn by Gibbs chains with the known ones clamped, one step whenever a row
+    is trained on. Held-out rows are completed by the base, and their gain is that of their known
+    entries; with `early_stopping`, rows that are held out are completed by values of other rows.
 
     References
     ----------
