@@ -698,8 +698,9 @@ class EnergyNet(NeuralNet):
         if rows.known is not None:
             # The model's own completions: by older ones, or those of the base, it would be judged
             # as worse than it is.
+            generator = self._evaluation_generator()
             for _ in range(N_COMPLETING_STEPS):
-                batch = self._completed(batch, rows.known, self._evaluation_generator())
+                batch = self._completed(batch, rows.known, generator)
         return batch
 
     def _run_batches(
