@@ -42,7 +42,7 @@ fixed_step = sampled | {"sampler": MALA(0.3)}  # the default one is adapted firs
 
 CASES = {
     JEMClassifier: {
-        "factored": JEMClassifier(**fixed_step, objective=Hybrid(power=0.5)),
+        "factored": JEMClassifier(**fixed_step, base="gaussian", objective=Hybrid(power=0.5)),
         "adapted": JEMClassifier(**sampled),
         "joint": JEMClassifier(**fixed_step, objective="joint", generative_weight=0.5),
         "plain": JEMClassifier(**sampled, generative_weight=0.0),

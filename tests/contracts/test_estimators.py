@@ -147,7 +147,8 @@ CASES = {
         ),
     },
     ScoreMatchingDensity: {
-        "denoising": ScoreMatchingDensity(**small),
+        "denoising": ScoreMatchingDensity(**small, base="gaussian"),
+        "stack": ScoreMatchingDensity(**small),
         "exact": ScoreMatchingDensity(**exact),
         "sliced": ScoreMatchingDensity(
             **small, **few_draws, objective=Sliced(n_projections=2), base="gaussian"
@@ -214,7 +215,8 @@ CASES = {
         ),
     },
     NCEDensity: {
-        "mixture": NCEDensity(**small),
+        "gaussian-noise": NCEDensity(**small, noise="gaussian"),
+        "stack": NCEDensity(**small),
         "kernel": NCEDensity(**small, **few_draws, noise="kernel", early_stopping=True),
         "bridges": NCEDensity(**small, **few_draws, noise="gaussian", n_bridges=2),
         "ranking": NCEDensity(**small, **few_draws, form="ranking", noise_ratio=3),
@@ -310,7 +312,7 @@ KINDS = {
             {"objective": "denoising"},
             {"objective": "sliced"},
             {"objective": "multiscale"},
-            {"base": "gaussian"},
+            {"base": "mixture"},
             {"sigma": 0.7},
             {"optimizer": AdamW(weight_decay=0.1)},
         ),
@@ -391,7 +393,7 @@ KINDS[NCEDensity] = KINDS[ContrastiveDivergenceDensity]._replace(
         {"form": "ranking"},
         {"noise_ratio": 3},
         {"sampler": HMC()},
-        {"noise": "gaussian"},
+        {"noise": "kernel"},
         {"sigma": 0.7},
         {"optimizer": AdamW(weight_decay=0.1)},
     ),
@@ -453,7 +455,7 @@ LEADS = [
     name
     for name in INSTANCES
     if name.partition("-")[2]
-    in ("auto", "pcd", "denoising", "persistent", "replay", "mixture", "maf", "binary")
+    in ("auto", "pcd", "denoising", "persistent", "replay", "gaussian-noise", "maf", "binary")
 ]
 # The first tier has one mode of each estimator, by enumeration and of bits too, of flows, which are
 # slow, only where they have something of their own; two of what the base class and the engine do
@@ -464,7 +466,7 @@ FIRST = [
     "ScoreMatchingDensity-denoising",
     "ContrastiveDivergenceDensity-persistent",
     "ContrastiveDivergenceDensity-binary",
-    "NCEDensity-mixture",
+    "NCEDensity-gaussian-noise",
 ]
 FLOW = "FlowContrastiveDensity-maf"
 FEW = ["RBMEstimator-pcd", "ContrastiveDivergenceDensity-persistent"]
@@ -625,16 +627,17 @@ def unequal_by_design(estimator):
     return {name.format(kind): reason for kind in kinds}
 
 
-# The defaults of each class, made small; every other mode is in the full tier.
+# The defaults of each class, made small, one of them with the default base; every other mode is in
+# the full tier.
 smallest = {"network": MLP((4,)), "n_iter": 1, "random_state": 0} | few_draws
 DEFAULTS = {
     "RBMEstimator": RBMEstimator(2, n_iter=2, random_state=0),
     "ScoreMatchingDensity": ScoreMatchingDensity(**smallest),
     "ContrastiveDivergenceDensity": ContrastiveDivergenceDensity(
-        **smallest, chains=Persistent(n_steps=1), sampler=MALA(0.3)
+        **smallest, base="gaussian", chains=Persistent(n_steps=1), sampler=MALA(0.3)
     ),
     "FlowContrastiveDensity": FlowContrastiveDensity(**smallest, flow="maf", n_flow_steps=1),
-    "NCEDensity": NCEDensity(**smallest),
+    "NCEDensity": NCEDensity(**smallest, noise="gaussian"),
 }
 # The checks fit real numbers. A neural energy of bits or of one-hot columns refuses these by
 # design, as it has no probability for them; all other contracts below it must keep.
