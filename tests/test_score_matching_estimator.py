@@ -52,7 +52,14 @@ few_draws = ImportanceSampling(500)
 def density(objective="exact", **params):
     """A density that is trained for a moment; of levels that suit the tables below."""
     sigma = (0.1, 2.0) if objective == "multiscale" else 0.2
-    params = {**quick, "network": MLP((16,)), "objective": objective, "sigma": sigma, **params}
+    params = {
+        **quick,
+        "base": "gaussian",
+        "network": MLP((16,)),
+        "objective": objective,
+        "sigma": sigma,
+        **params,
+    }
     return ScoreMatchingDensity(**params)
 
 
@@ -1328,3 +1335,13 @@ def test_a_base_has_no_component_for_a_lone_outlier():
     model = ScoreMatchingDensity(base=MixtureBase(n_components=2), n_iter=0, random_state=0).fit(X)
     assert model.base_.n_components == 1
     assert model.score_samples(X)[0] < -100
+
+
+def test_parameters_of_parameters_are_checked_before_any_work(monkeypatch):
+    def worked(*args, **kwargs):
+        raise AssertionError("a base was fitted")
+
+    monkeypatch.setattr("skebm.estimators.neural.score_matching.fit_real_bases", worked)
+    model = ScoreMatchingDensity(optimizer=AdamW(averaging=1.0))
+    with pytest.raises(ValueError, match="'averaging' parameter of AdamW"):
+        model.fit(np.random.default_rng(0).normal(size=(30, 2)))

@@ -232,6 +232,16 @@ def raises_interrupt(fit: Callable[..., Any]) -> Callable[..., Any]:
     return raising
 
 
+def check_settings(estimator: Any) -> None:
+    """Validate the parameters of parameters, such as ``optimizer__averaging``, before any work.
+
+    Raises `ValueError` that names the object and its parameter.
+    """
+    for value in estimator.get_params(deep=False).values():
+        if hasattr(value, "_parameter_constraints") and not hasattr(value, "fit"):
+            value._validate_params()
+
+
 def set_nested_params(estimator: Any, params: dict[str, Any]) -> None:
     """Create the objects for ``<object>__<name>`` if the parameter is None or a string.
 
@@ -277,10 +287,7 @@ def warn_without_effect(reasons: dict[str, str]) -> None:
 
 def stopping_of(early_stopping: Any) -> EarlyStopping:
     """Settings of the parameter `early_stopping`, a bool or an object."""
-    if isinstance(early_stopping, EarlyStopping):
-        early_stopping._validate_params()
-        return early_stopping
-    return EarlyStopping()
+    return early_stopping if isinstance(early_stopping, EarlyStopping) else EarlyStopping()
 
 
 def held_out_fraction(early_stopping: Any) -> float | None:
@@ -369,6 +376,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         `encode` computes the targets from validated X and whether training continues.
         """
         check_net_params(self.net_params or {})
+        check_settings(self)
         go_on = self.__sklearn_is_fitted__() and (streaming or self.warm_start)
         X = self._validate(X, reset=not go_on, min_samples=1 if streaming else 2)
         weight = check_weight(sample_weight, X)

@@ -377,7 +377,6 @@ def fit_real_bases(
     domain: Any = units.domain
     unbounded = domain == Real(domain.shape)
     mixture = base if isinstance(base, MixtureBase) else MixtureBase()
-    mixture._validate_params()
     name = "mixture" if isinstance(base, MixtureBase) else base
     usual = name == "auto" and unbounded and not several
     wide, for_chains = rows.n_columns > MOST_STACKED, False

@@ -415,7 +415,6 @@ def neural_plan(
         passes = math.ceil(n_steps / math.ceil(n_rows / size))
         n_iter = min(most_passes, PASSES_PER_ROW * n_rows, max(FEWEST_PASSES, passes))
     optimizer = AdamW() if estimator.optimizer is None else estimator.optimizer
-    optimizer._validate_params()
     stopping = stopping_of(estimator.early_stopping)
     return TrainingPlan(
         n_iter=1 if streaming else int(n_iter),
@@ -551,7 +550,6 @@ def resolved_chains(chains: Any, batch_size: int, before: EnergyNet | None) -> C
     Existing chains continue, however many rows there are now, unless their number is given.
     """
     found: Any = POLICIES[chains]() if isinstance(chains, str) else clone(chains)
-    found._validate_params()
     if isinstance(found, ReplayBuffer) and found.size < batch_size:
         raise ValueError(
             f"A replay buffer of {found.size} rows is smaller than a batch of {batch_size}, whose "

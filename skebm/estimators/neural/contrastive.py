@@ -329,7 +329,6 @@ class ContrastiveDivergenceDensity(BaseDensity):
         asked = self.objective
         if isinstance(asked, str):
             asked = Discrepancy() if asked == "discrepancy" else Likelihood()
-        asked._validate_params()
         by_chains = isinstance(asked, Likelihood)
         if before is None:
             bases, noise = fit_any_bases(

@@ -529,7 +529,6 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         asked = (
             self.objective if isinstance(self.objective, Hybrid) else Hybrid(form=self.objective)
         )
-        asked._validate_params()
         self.generative_weight_ = weight_of(self.generative_weight, asked.form, rows.n_columns)
         class_weight = class_weights(self.class_weight, self.classes_, rows)
         if before is None:

@@ -315,7 +315,6 @@ class ScoreMatchingDensity(BaseDensity):
     ) -> NeuralBlueprint:
         assert isinstance(table, FlatTable)
         sliced = self.objective if isinstance(self.objective, Sliced) else Sliced()
-        sliced._validate_params()
         name = "sliced" if isinstance(self.objective, Sliced) else self.objective
         check_bounds_are_kept(name, self.bounds)
         leaves_out = before is None and self.base == "kernel" and len(rows) > 2

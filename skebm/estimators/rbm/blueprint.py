@@ -379,11 +379,7 @@ def design(
     learning, chains = _rule(estimator, domain, stochastic=stochastic)
     if sampler is not None:
         _check_sampler(sampler, learning, chains)
-    optimizer = estimator.optimizer
-    if optimizer is None:
-        optimizer = SGD()
-    else:
-        optimizer._validate_params()
+    optimizer = SGD() if estimator.optimizer is None else estimator.optimizer
     plan, guarded = _plan(
         estimator, learning, optimizer, rows, streaming=streaming, stochastic=stochastic
     )
