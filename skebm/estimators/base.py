@@ -238,7 +238,7 @@ def check_settings(estimator: Any) -> None:
     Raises `ValueError` that names the object and its parameter.
     """
     for value in estimator.get_params(deep=False).values():
-        if hasattr(value, "_parameter_constraints") and not hasattr(value, "fit"):
+        if hasattr(value, "_parameter_constraints"):
             value._validate_params()
 
 
@@ -292,9 +292,7 @@ def stopping_of(early_stopping: Any) -> EarlyStopping:
 
 def held_out_fraction(early_stopping: Any) -> float | None:
     """Fraction of the rows that early stopping holds out; None for none."""
-    if not isinstance(early_stopping, EarlyStopping):
-        return EarlyStopping().validation_fraction if early_stopping else None
-    return early_stopping.validation_fraction
+    return stopping_of(early_stopping).validation_fraction if early_stopping else None
 
 
 # ------------------------------------------------------------------------------
