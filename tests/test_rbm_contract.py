@@ -171,7 +171,7 @@ def test_warm_start_goes_on(mode):
     params = {"n_iter": 3, "learning_rate": 0.05, "batch_size": 10, "partition": "auto"}
     model = clone(MODES[mode]).set_params(warm_start=True, **params)
     scores = [model.fit(X_CLEAR).score(X_CLEAR) for _ in range(3)]
-    if model.base == "independent":
+    if model.base_name_ == "independent":
         assert scores[2] > scores[0] + 0.1
     else:  # a tree says all there is to say about two switches before the first step
         assert abs(scores[2] - scores[0]) < 0.05

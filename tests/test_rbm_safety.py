@@ -18,6 +18,7 @@ from skebm.distributions import IndependentBernoulli
 from skebm.energies import BernoulliRBM
 from skebm.estimators.rbm import safety
 from skebm.estimators.rbm.blueprint import design, still_rising
+from skebm.estimators.rbm.choice import BaseChoice
 from skebm.estimators.rbm.safety import N_CHAINS, assess
 from skebm.estimators.tables import UnitIntervalTable
 from skebm.objectives import ContrastiveDivergence
@@ -234,7 +235,13 @@ def test_models_are_assessed_twenty_times_and_at_the_end(bits, n_iter, n):
     assert "gain_over_base" in model.history_[-1]
 
 
-OURS = {"n_components": 3, "learning": "pcd", "n_iter": 4, "random_state": 0}
+OURS = {
+    "n_components": 3,
+    "learning": "pcd",
+    "base": "independent",
+    "n_iter": 4,
+    "random_state": 0,
+}
 
 
 @pytest.mark.parametrize(
@@ -281,7 +288,8 @@ def overfitted(**options):
     random = np.random.default_rng(0)
     p = np.geomspace(0.5, 0.02, 150)
     X, test = (random.random((n, 150)) < p for n in (200, 2000))
-    model = RBMEstimator(12, learning="pcd", random_state=0, **options).fit(X.astype(float))
+    model = RBMEstimator(12, learning="pcd", base="independent", random_state=0, **options)
+    model.fit(X.astype(float))
     x = torch.as_tensor(test).float()
     gain = model.score(test.astype(float)) - float(model.base_.log_prob(x).double().mean())
     return model, gain
@@ -433,7 +441,6 @@ def test_a_fit_is_short_if_it_was_asked_for_few_steps(bits, n_iter, short):
     rows = Rows(torch.as_tensor(bits), dtype=torch.float32, device=torch.device("cpu"))
     model = RBMEstimator(2, learning="pcd", n_iter=n_iter, random_state=0)
     table = UnitIntervalTable.learn(bits, "auto")
-    plan = design(
-        model, table, IndependentBernoulli(torch.zeros(bits.shape[1])), rows, streaming=False
-    )
+    base = IndependentBernoulli(torch.zeros(bits.shape[1]))
+    plan = design(model, table, base, BaseChoice("independent", ""), rows, streaming=False)
     assert plan.short == short

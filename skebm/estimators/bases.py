@@ -41,6 +41,8 @@ from skebm.training.rows import Rows
 
 REAL_BASES = ("gaussian", "mixture", "kernel", "stack")
 DISCRETE_BASES = ("independent", "chow-liu", "block-tree")
+# Of rows of bits, categories and numbers side by side.
+COLUMN_BASES = (*DISCRETE_BASES, "gaussian")
 
 
 class MixtureBase(BaseEstimator):
@@ -93,9 +95,9 @@ BY_NAME = {"independent": IndependentBernoulli, "chow-liu": ChowLiuTree, "block-
 def check_base_stays(base: Any, fitted: Distribution, name: str | None) -> None:
     """Raise `ValueError` if the base changes while training continues.
 
-    `name` is that of the fitted one, None for one that was passed.
+    `name` is that of the fitted one, None for one that was passed. ``"auto"`` lets it stay.
     """
-    if isinstance(base, str) and base == name:
+    if isinstance(base, str) and base in ("auto", name):
         return
     if isinstance(base, str) or type(base) is not type(fitted):
         raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,19 @@ from torch import Tensor
 from skebm.base import Binary, ChainState, Clamp, Objective, Real, Sampler
 from skebm.base.domains import enumeration_cost
 from skebm.base.torchtools import check_memory
-from skebm.distributions import Distribution, IndependentBernoulli
+from skebm.distributions import (
+    BlockTree,
+    ChowLiuTree,
+    Columns,
+    Distribution,
+    IndependentBernoulli,
+)
 from skebm.energies import BernoulliRBM, MixedRBM
 from skebm.energies.mixed_bipartite import MAX_LOG_PRECISION
 from skebm.estimators.base import Blueprint, stopping_of
-from skebm.estimators.bases import column_means, redraw
+from skebm.estimators.bases import column_means, conditional, redraw
 from skebm.estimators.columns import ColumnTable
+from skebm.estimators.rbm.choice import BaseChoice
 from skebm.estimators.rbm.safety import assess
 from skebm.estimators.tables import UnitIntervalTable
 from skebm.objectives import (
@@ -34,7 +41,7 @@ from skebm.objectives import (
 )
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD
-from skebm.training.engine import ENOUGH_STEPS, Assess, EnergyNet
+from skebm.training.engine import ENOUGH_STEPS, Assess, DivergenceError, EnergyNet
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 
@@ -61,6 +68,8 @@ SCALE_ON_TREES, SCALE_BY_L1 = 0.01, 100.0
 # Rows from which on a tenth, and at most so many, are held out. Of fewer, each is worth more to the
 # training than to the guard.
 FEWEST_ROWS, N_HELD_OUT = 200, 500
+# Epochs of a training that compares bases, relative to those of the fit.
+TRIAL = 0.1
 # Draws of the base that complete a held-out row with missing entries.
 N_COMPLETIONS = 10
 # Gibbs steps that draw missing entries anew where rows come once, in `partial_fit`.
@@ -84,7 +93,9 @@ class RBMBlueprint(Blueprint):
         Full-batch L-BFGS if the likelihood is exact and no setting requires stochastic steps.
     base : Distribution
     base_name : str or None
-        As it was asked for; None if the base was passed.
+        None if the base was passed.
+    base_reason : str
+        Why it is the base.
     n_hidden : int
     learning : {"exact", "pcd", "cd"}
     sampler : Sampler or None
@@ -107,6 +118,7 @@ class RBMBlueprint(Blueprint):
     plan: TrainingPlan
     base: Distribution
     base_name: str | None
+    base_reason: str
     n_hidden: int
     learning: str
     sampler: Sampler | None
@@ -194,15 +206,54 @@ class RBMBlueprint(Blueprint):
             return rows, None
         n = min(N_HELD_OUT, len(rows) // 10)
         order = torch.randperm(len(rows), generator=generator, device=rows.device)
-        train, held_out = rows.subset(order[n:]), rows.subset(order[:n])
-        if held_out.known is not None:
-            held_out = held_out.copies(N_COMPLETIONS)
-            redraw(self.base, held_out, generator)
-        return train, held_out
+        return rows.subset(order[n:]), self.completed(rows.subset(order[:n]), generator)
+
+    def completed(self, rows: Rows, generator: torch.Generator) -> Rows:
+        """Held-out rows, or copies that draws of the base complete where entries are missing."""
+        if rows.known is None:
+            return rows
+        rows = rows.copies(N_COMPLETIONS)
+        redraw(self.base, rows, generator)
+        return rows
 
     def assessment(self) -> Assess | None:
         return assess
 
+    def trial(
+        self,
+        train: Rows,
+        held_out: Rows,
+        generator: torch.Generator,
+        net_params: dict[str, Any] | None,
+    ) -> float:
+        """Mean log-likelihood of held-out rows after a short training, in nats.
+
+        That of their known entries; minus infinity where training diverges.
+        """
+        plan = replace(self.plan, n_iter=math.ceil(TRIAL * self.plan.n_iter))
+        own = {k: v for k, v in (net_params or {}).items() if k.startswith("optimizer")}
+        net = plan.net(self.objective(generator), generator, streaming=False, net_params=own)
+        net.initialize()
+        net.completion_ = self.complete
+        completed = self.completed(held_out, generator)
+        net.hold_out(completed, assess)
+        self.initialise(net.module_.energy, train)
+        try:
+            net.partial_fit(train)
+        except DivergenceError:
+            return -math.inf
+        if net.interrupted_:
+            raise KeyboardInterrupt("fit was interrupted when it chose the base.")
+        x, weight = completed.block(0, len(completed)), completed.weight
+        found = assess(net.module_.energy, x, weight, generator, completed.n_copies)
+        x, counts = held_out.block(0, len(held_out)), held_out.counts
+        with torch.no_grad():
+            of_base = self.base.log_prob(x)
+            if held_out.known is not None:
+                of_base = conditional(self.base, Clamp(held_out.known, x)).log_normaliser
+        return found.gain + float(counts @ of_base.double() / counts.sum())
+
+    @torch.no_grad()
     def complete(self, energy: Any, x: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:
         """By Gibbs chains that go on whenever the rows come again; longer where they may not."""
         state, clamp = ChainState(x), Clamp(known, x)
@@ -364,11 +415,12 @@ def design(
     estimator: Any,
     table: UnitIntervalTable | ColumnTable,
     base: Distribution,
+    chosen: BaseChoice,
     rows: Rows,
     *,
     streaming: bool,
 ) -> RBMBlueprint:
-    """Resolve every ``"auto"`` of an estimator for the rows that it trains on.
+    """Resolve every other ``"auto"`` of an estimator for the rows that it trains on.
 
     An explicit learning rate, batch size or momentum selects stochastic steps, even with exact
     learning; `partial_fit` always uses them.
@@ -381,7 +433,7 @@ def design(
         _check_sampler(sampler, learning, chains)
     optimizer = SGD() if estimator.optimizer is None else estimator.optimizer
     plan, guarded = _plan(
-        estimator, learning, optimizer, rows, streaming=streaming, stochastic=stochastic
+        estimator, learning, optimizer, base, rows, streaming=streaming, stochastic=stochastic
     )
     line_search = plan.optimizer == "lbfgs"
     if isinstance(chains, Persistent) and chains.n_chains is None:
@@ -395,7 +447,8 @@ def design(
         table=table,
         plan=plan,
         base=base,
-        base_name=estimator.base if isinstance(estimator.base, str) else None,
+        base_name=chosen.name,
+        base_reason=chosen.reason,
         n_hidden=estimator.n_components,
         learning=learning,
         sampler=sampler,
@@ -441,6 +494,7 @@ def _plan(
     estimator: Any,
     learning: str,
     optimizer: SGD,
+    base: Distribution,
     rows: Rows,
     *,
     streaming: bool,
@@ -472,7 +526,7 @@ def _plan(
         n_iter = MOST_EPOCHS if line_search else min(wanted, most)
     decays = rate == "auto" if optimizer.schedule == "auto" else optimizer.schedule == "linear"
     stopping = stopping_of(estimator.early_stopping)
-    learning_rate = _learning_rate(estimator.base) if rate == "auto" else float(rate)
+    learning_rate = _learning_rate(base) if rate == "auto" else float(rate)
     settings = {"momentum": optimizer.momentum} if optimizer.momentum and not line_search else {}
     plan = TrainingPlan(
         n_iter=1 if streaming else int(n_iter),
@@ -503,13 +557,13 @@ def _batch_size(n_rows: int, n_iter: int | str) -> int:
     return min(100, max(10, wanted))
 
 
-def _learning_rate(base: Any) -> float:
+def _learning_rate(base: Distribution) -> float:
     """Best values on the validation parts of eight DEBD data sets, to within a factor of three.
 
     On a tree, hidden units have less to model, and chains can follow larger steps.
     """
-    plain = base == "independent" or isinstance(base, IndependentBernoulli)
-    return 0.1 if plain else 0.3
+    parts = base.parts if isinstance(base, Columns) else [base]
+    return 0.3 if any(isinstance(part, ChowLiuTree | BlockTree) for part in parts) else 0.1
 
 
 def _rule(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -27,10 +28,17 @@ from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.energies import Tilted
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity, LogZ
-from skebm.estimators.bases import check_base_stays, fit_base, fit_column_base, fit_completed
+from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity, LogZ, draw_seed
+from skebm.estimators.bases import (
+    COLUMN_BASES,
+    check_base_stays,
+    fit_base,
+    fit_column_base,
+    fit_completed,
+)
 from skebm.estimators.columns import Coding, ColumnTable, in_unit_interval
 from skebm.estimators.rbm.blueprint import CHEAP_COST, RBMBlueprint, chain_rows, design
+from skebm.estimators.rbm.choice import PLAIN, BaseChoice, candidates, choose_base
 from skebm.estimators.rbm.missing import (
     Marginals,
     hidden_means,
@@ -113,17 +121,18 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         about 1.5 times as long. If chains cannot follow large steps, the running value is too high
         by many nats: compare it with `score`. Parameters can be searched over by
         ``chains__<name>``.
-    base : str or Distribution, default="independent"
-        Base q that the RBM corrects, E(x) = -log q(x) + F(x); fitted first, then fixed:
+    base : str or Distribution, default="auto"
+        Base q that the RBM corrects, E(x) = -log q(x) + F(x); fitted first, then fixed: ``"auto"``,
         ``"independent"``, ``"chow-liu"``, ``"block-tree"`` or ``"gaussian"``. With independent
         columns it is the usual RBM, whose visible biases start at the log-odds of the
         data. ``"chow-liu"`` is the maximum-likelihood tree of pairwise dependences, and
         ``"block-tree"`` a tree whose nodes are blocks of up to three dependent columns, as in
         one-hot codes. The hidden units then model what a tree cannot. With categories or real
         columns, trees are of the binary ones; ``"gaussian"`` has the full covariance of the real
-        columns. Any distribution of
-        :mod:`skebm.distributions` with exact conditionals and a positive probability for every row
-        of X can be passed, too.
+        columns. ``"auto"`` is the one with which held-out rows are most likely after a short
+        training, where held-out rows guard the training (see Notes), and independent columns
+        elsewhere; `base_reason_` tells. Any distribution of :mod:`skebm.distributions` with exact
+        conditionals and a positive probability for every row of X can be passed, too.
     centering : Centering, "auto" or None, default="auto"
         Centre the units in the gradient of the stochastic rules, which keeps the fixed points,
         improves the conditioning, and makes training invariant to exchanging zeros and ones.
@@ -203,6 +212,8 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         Whether the gradient is centred (never with L-BFGS), and its preconditioning.
     base_ : Distribution
         The fitted base.
+    base_name_, base_reason_ : str
+        Name of the base, ``"given"`` for a distribution that was passed, and why it was chosen.
     scaling_ : MinMax
         Columns of Bernoulli units that were scaled, their minima and ranges; only where all units
         are Bernoulli units.
@@ -260,7 +271,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "learning": [StrOptions({"auto", "pcd", "cd", "exact"})],
         "chains": [ChainPolicy, None],
-        "base": [StrOptions({"independent", "chow-liu", "block-tree", "gaussian"}), Distribution],
+        "base": [StrOptions({"auto", *COLUMN_BASES}), Distribution],
         "centering": [Centering, StrOptions({"auto"}), None],
         "penalty": [Penalty, None],
         "optimizer": [SGD, None],
@@ -289,7 +300,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         random_state=None,
         learning="auto",
         chains=None,
-        base="independent",
+        base="auto",
         centering="auto",
         penalty=None,
         optimizer=None,
@@ -360,14 +371,37 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> RBMBlueprint:
         assert isinstance(table, UnitIntervalTable | ColumnTable)
-        if before is None:
-            mixed = isinstance(table, ColumnTable)
-            fit = functools.partial(fit_column_base, domain=table.domain) if mixed else fit_base
-            base = fit_completed(lambda completed: fit(self.base, completed), rows)
-        else:
-            base = self._blueprint.base
-            check_base_stays(self.base, base, self._blueprint.base_name)
-        return design(self, table, base, rows, streaming=streaming)
+        if before is not None:
+            last = self._blueprint
+            check_base_stays(self.base, last.base, last.base_name)
+            chosen = BaseChoice(last.base_name, last.base_reason)
+            return design(self, table, last.base, chosen, rows, streaming=streaming)
+
+        mixed = isinstance(table, ColumnTable)
+        fit = functools.partial(fit_column_base, domain=table.domain) if mixed else fit_base
+
+        def based_on(chosen: BaseChoice, rows: Rows) -> RBMBlueprint:
+            name = self.base if chosen.name is None else chosen.name
+            base = fit_completed(lambda completed: fit(name, completed), rows)
+            return design(self, table, base, chosen, rows, streaming=streaming)
+
+        if self.base != "auto":
+            name = self.base if isinstance(self.base, str) else None
+            return based_on(BaseChoice(name, "as given"), rows)
+        plain = based_on(BaseChoice(PLAIN, "by default"), rows)
+        names = candidates(table.domain)
+        if not plain.guarded or len(names) == 1:
+            return plain
+        generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
+
+        def trial(name: str, train: Rows, held_out: Rows) -> float:
+            blueprint = based_on(BaseChoice(name, ""), train)
+            return blueprint.trial(train, held_out, generator, self.net_params)
+
+        chosen = choose_base(names, trial, rows, generator)
+        if chosen.name == PLAIN:
+            return replace(plain, base_reason=chosen.reason)
+        return based_on(chosen, rows)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -772,6 +806,18 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         """The fitted base."""
         check_is_fitted(self)
         return self._blueprint.base
+
+    @property
+    def base_name_(self) -> str:
+        """Name of the base."""
+        check_is_fitted(self)
+        return self._blueprint.base_name or "given"
+
+    @property
+    def base_reason_(self) -> str:
+        """Why this base was chosen."""
+        check_is_fitted(self)
+        return self._blueprint.base_reason
 
     @property
     def scaling_(self) -> MinMax:

@@ -1,0 +1,154 @@
+"""The base that an RBM chooses from its training rows."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from skebm import RBMEstimator
+from skebm.base import Binary, Categorical, Mixed, Real
+from skebm.distributions import IndependentBernoulli
+from skebm.estimators.rbm.choice import candidates, choose_base
+from skebm.training.rows import Rows
+
+
+def chain_of_bits(n=300, d=10, stay=0.97, seed=0):
+    """Bits each of which is the one before with probability `stay`: a tree, hard for two units."""
+    random = np.random.default_rng(seed)
+    x = np.empty((n, d))
+    x[:, 0] = random.random(n) < 0.5
+    for i in range(1, d):
+        x[:, i] = np.where(random.random(n) < stay, x[:, i - 1], 1 - x[:, i - 1])
+    return x
+
+
+def rbm(n_components=2, **params):
+    return RBMEstimator(n_components, random_state=0, partition=None, learning="pcd", **params)
+
+
+def bits(n):
+    return Rows(torch.zeros(n, 3), dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("domain", "names"),
+    [
+        (Binary((5,)), ["independent", "block-tree"]),
+        (Binary((501,)), ["independent", "chow-liu"]),
+        (Binary((1,)), ["independent"]),
+        (Categorical((3, 2)), ["independent"]),
+        (Real((4,)), ["independent", "gaussian"]),
+        (Mixed((Binary((2,)), Real((2,)))), ["independent", "block-tree", "gaussian"]),
+        (Mixed((Binary((1,)), Categorical((3,)), Real((1,)))), ["independent"]),
+    ],
+)
+def test_candidates_are_what_the_columns_allow(domain, names):
+    assert candidates(domain) == names
+
+
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [
+        ({"a": -3.0, "b": -2.0}, "b"),
+        ({"a": -2.0, "b": -1.95}, "a"),  # a lead of less than 0.1 nats is none
+        ({"a": -2.0, "b": -1.5, "c": -1.2}, "c"),
+        ({"a": -np.inf, "b": -4.0}, "b"),
+        ({"a": -np.inf, "b": -np.inf}, "a"),
+    ],
+)
+def test_the_plainest_is_kept_unless_another_is_better(values, best):
+    seen = []
+
+    def trial(name, train, held_out):
+        seen.append((len(train), len(held_out)))
+        return values[name]
+
+    choice = choose_base(list(values), trial, bits(300), torch.Generator().manual_seed(0))
+    assert choice.name == best
+    assert seen == [(270, 30)] * len(values)
+    assert "30 held-out rows" in choice.reason
+    assert all(name in choice.reason for name in values)
+
+
+def test_a_tree_is_chosen_where_hidden_units_cannot_model_it():
+    x = chain_of_bits()
+    model = rbm(n_iter=10).fit(x)
+    assert model.base_name_ == "block-tree"
+    assert "block-tree -" in model.base_reason_
+    test = chain_of_bits(seed=1)
+    plain = rbm(n_iter=10, base="independent").fit(test)
+    assert model.score(test) > plain.score(test)
+    assert plain.base_reason_ == "as given"
+
+
+def test_independent_columns_stay_independent():
+    x = (np.random.default_rng(0).random((400, 6)) < 0.3).astype(float)
+    model = rbm(n_iter=10).fit(x)
+    assert isinstance(model.base_, IndependentBernoulli)
+    assert model.base_name_ == "independent"
+    assert "block-tree -" in model.base_reason_
+
+
+@pytest.mark.parametrize(
+    ("params", "n"),
+    [
+        ({"learning_rate": 0.05}, 300),
+        ({"batch_size": 10}, 300),
+        ({}, 150),
+    ],
+)
+def test_nothing_is_chosen_where_no_rows_guard_the_training(params, n):
+    model = rbm(n_iter=3, **params).fit(chain_of_bits(n))
+    assert (model.base_name_, model.base_reason_) == ("independent", "by default")
+
+
+def test_partial_fit_takes_independent_columns_and_keeps_a_chosen_base():
+    x = chain_of_bits()
+    assert rbm().partial_fit(x).base_reason_ == "by default"
+    model = rbm(n_iter=10).fit(x)
+    name, base = model.base_name_, model.base_
+    assert name != "independent"
+    model.partial_fit(x[:100])
+    model.set_params(warm_start=True).fit(x)
+    assert model.base_name_ == name
+    assert model.base_ is base
+    model.set_params(base="independent")
+    with pytest.raises(ValueError, match="must not change"):
+        model.fit(x)
+
+
+def test_numbers_may_have_their_full_covariance():
+    random = np.random.default_rng(0)
+    x = random.standard_normal((500, 8)) @ random.standard_normal((8, 8))
+    model = rbm(1, n_iter=10).fit(x)
+    assert model.base_name_ == "gaussian"
+    frame = pd.DataFrame({"a": random.standard_normal(400), "b": random.integers(0, 2, 400)})
+    assert rbm(n_iter=2).fit(frame).base_reason_ == "by default"  # nothing to choose from
+
+
+def test_rows_with_missing_entries_choose_by_what_is_known():
+    x = chain_of_bits()
+    x[np.random.default_rng(0).random(x.shape) < 0.2] = np.nan
+    assert rbm(n_iter=10).fit(x).base_name_ == "block-tree"
+
+
+def test_an_interrupted_choice_leaves_no_model(monkeypatch):
+    calls = []
+
+    def interrupted(self, *args):
+        calls.append(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("skebm.estimators.rbm.blueprint.RBMBlueprint.trial", interrupted)
+    model = rbm(n_iter=5)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(chain_of_bits())
+    assert len(calls) == 1
+    assert not hasattr(model, "net_")
+
+
+def test_the_choice_is_reproducible():
+    x = chain_of_bits()
+    first, second = (rbm(n_iter=5).fit(x) for _ in range(2))
+    assert first.base_reason_ == second.base_reason_
+    np.testing.assert_array_equal(first.components_, second.components_)
