@@ -46,7 +46,7 @@ print(train.head(), f"\n\n{train.isna().mean().mean():.0%} of the entries are mi
 from skebm import RBMEstimator
 
 rbm = RBMEstimator(8, n_iter=100, batch_size=50, random_state=0).fit(train)
-independent = RBMEstimator(n_iter=0, random_state=0).fit(train)
+independent = RBMEstimator(base="independent", n_iter=0, random_state=0).fit(train)
 print(f"held-out nats: {rbm.score(new):.2f}, independent columns {independent.score(new):.2f}")
 marginal = rbm.log_marginal(new)
 print(f"exact: {marginal.exact.all()}; log Z: {rbm.log_partition_method_}")

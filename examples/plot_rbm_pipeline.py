@@ -67,7 +67,7 @@ searches = {
     ),
     "RBM features": GridSearchCV(
         Pipeline([("rbm", rbm), *linear]),
-        {"rbm__n_components": [100, 200], "rbm__learning_rate": [0.1, 0.3, 0.5]},
+        {"rbm__n_components": [100, 200], "rbm__learning_rate": [0.1]},
         cv=folds,
         n_jobs=1,
     ),

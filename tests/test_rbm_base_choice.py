@@ -59,13 +59,13 @@ def test_candidates_are_what_the_columns_allow(domain, names):
 def test_the_plainest_is_kept_unless_another_is_better(values, best):
     seen = []
 
-    def trial(name, train, held_out):
-        seen.append((len(train), len(held_out)))
+    def trial(name, train, held_out, share):
+        seen.append((len(train), len(held_out), share))
         return values[name]
 
     choice = choose_base(list(values), trial, bits(300), torch.Generator().manual_seed(0))
     assert choice.name == best
-    assert seen == [(270, 30)] * len(values)
+    assert seen == [(270, 30, 0.5), *[(270, 30, 0.1)] * (len(values) - 1)]
     assert "30 held-out rows" in choice.reason
     assert all(name in choice.reason for name in values)
 

@@ -68,8 +68,6 @@ SCALE_ON_TREES, SCALE_BY_L1 = 0.01, 100.0
 # Rows from which on a tenth, and at most so many, are held out. Of fewer, each is worth more to the
 # training than to the guard.
 FEWEST_ROWS, N_HELD_OUT = 200, 500
-# Epochs of a training that compares bases, relative to those of the fit.
-TRIAL = 0.1
 # Draws of the base that complete a held-out row with missing entries.
 N_COMPLETIONS = 10
 # Gibbs steps that draw missing entries anew where rows come once, in `partial_fit`.
@@ -224,13 +222,14 @@ class RBMBlueprint(Blueprint):
         train: Rows,
         held_out: Rows,
         generator: torch.Generator,
+        share: float,
         net_params: dict[str, Any] | None,
     ) -> float:
-        """Mean log-likelihood of held-out rows after a short training, in nats.
+        """Mean log-likelihood of held-out rows after a share of the epochs, in nats.
 
         That of their known entries; minus infinity where training diverges.
         """
-        plan = replace(self.plan, n_iter=math.ceil(TRIAL * self.plan.n_iter))
+        plan = replace(self.plan, n_iter=math.ceil(share * self.plan.n_iter))
         own = {k: v for k, v in (net_params or {}).items() if k.startswith("optimizer")}
         net = plan.net(self.objective(generator), generator, streaming=False, net_params=own)
         net.initialize()

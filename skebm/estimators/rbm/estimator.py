@@ -129,10 +129,11 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         ``"block-tree"`` a tree whose nodes are blocks of up to three dependent columns, as in
         one-hot codes. The hidden units then model what a tree cannot. With categories or real
         columns, trees are of the binary ones; ``"gaussian"`` has the full covariance of the real
-        columns. ``"auto"`` is the one with which held-out rows are most likely after a short
-        training, where held-out rows guard the training (see Notes), and independent columns
-        elsewhere; `base_reason_` tells. Any distribution of :mod:`skebm.distributions` with exact
-        conditionals and a positive probability for every row of X can be passed, too.
+        columns. ``"auto"`` is independent columns, unless held-out rows are more likely with a
+        tree (or ``"gaussian"``) after a tenth of the epochs than with those after half of them;
+        only where held-out rows guard the training (see Notes). `base_reason_` tells. Any
+        distribution of :mod:`skebm.distributions` with exact conditionals and a positive
+        probability for every row of X can be passed, too.
     centering : Centering, "auto" or None, default="auto"
         Centre the units in the gradient of the stochastic rules, which keeps the fixed points,
         improves the conditioning, and makes training invariant to exchanging zeros and ones.
@@ -394,9 +395,9 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
             return plain
         generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
 
-        def trial(name: str, train: Rows, held_out: Rows) -> float:
+        def trial(name: str, train: Rows, held_out: Rows, share: float) -> float:
             blueprint = based_on(BaseChoice(name, ""), train)
-            return blueprint.trial(train, held_out, generator, self.net_params)
+            return blueprint.trial(train, held_out, generator, share, self.net_params)
 
         chosen = choose_base(names, trial, rows, generator)
         if chosen.name == PLAIN:
