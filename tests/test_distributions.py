@@ -8,9 +8,10 @@ import pickle
 import pytest
 import torch
 
-from skebm.base import Clamp
+from skebm.base import Binary, Clamp
 from skebm.distributions import (
     Affine,
+    CategoricalTree,
     ChowLiuTree,
     Columns,
     Distribution,
@@ -25,7 +26,7 @@ from skebm.distributions import (
     TruncatedGaussian,
     Uniform,
 )
-from skebm.distributions.blocks import BlockTree
+from skebm.distributions.trees.blocks import BlockTree
 from skebm.energies.mixed_bipartite import WiderColumns
 from tests.discovery import without_case
 from tests.oracle import DOUBLE, P_FLOOR, bits, chi_square, count_states, seeded
@@ -41,6 +42,9 @@ CASES = {
     ],
     ChowLiuTree: [ChowLiuTree.fit(bits(4)[[0, 3, 3, 7, 8, 12, 15]], smoothing=0.1)],
     BlockTree: [BlockTree.fit(bits(5)[[0, 3, 9, 9, 18, 18, 31]], block_size=2, smoothing=0.1)],
+    CategoricalTree: [
+        CategoricalTree.fit(bits(4)[[0, 3, 3, 7, 8, 12, 15]], Binary((4,)), smoothing=0.1)
+    ],
     # Those on one-hot, real and mixed rows have tests of their own: tests/test_distributions_*.py,
     # and tests/test_mixed_rbm.py for their tilts.
     Columns: [],

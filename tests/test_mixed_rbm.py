@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
-from skebm.base import Batch, Clamp, Domain
+from skebm.base import Batch, Binary, Categorical, Clamp, Domain, Mixed
 from skebm.distributions import (
+    CategoricalTree,
     ChowLiuTree,
     Columns,
     Gaussian,
@@ -40,6 +41,13 @@ def tree():
     return ChowLiuTree.fit(rows, smoothing=0.1)
 
 
+def tree_of_levels():
+    """A bit, and two categories that depend on it."""
+    domain = Mixed((Binary((1,)), Categorical((3, 2))))
+    rows = domain.uniform(40, seeded(6), dtype=DOUBLE)
+    return CategoricalTree.fit(rows, domain, smoothing=0.1)
+
+
 COVARIANCE = torch.tensor([[1.0, 0.6], [0.6, 1.3]], dtype=DOUBLE)
 PARTS = {
     "bits": lambda: [IndependentBernoulli(normal(3))],
@@ -52,9 +60,11 @@ PARTS = {
         IndependentCategorical(normal(5, seed=2), (3, 2)),
         Gaussian(0.3 * normal(1), 1.2),
     ],
+    "tree of levels": lambda: [tree_of_levels()],
+    "mixed, tree of levels": lambda: [tree_of_levels(), Gaussian(0.3 * normal(1), 1.2)],
     "mixed, correlated": lambda: [Gaussian(normal(2), covariance=COVARIANCE), tree()],
 }
-WITH_REAL = [name for name in PARTS if name not in ("bits", "tree", "categories")]
+WITH_REAL = [name for name in PARTS if name not in ("bits", "tree", "categories", "tree of levels")]
 
 
 def base_of(name):
@@ -260,7 +270,7 @@ def test_annealing_from_the_base_knows_log_z(name):
 @full
 def test_annealing_is_within_its_error_in_95_of_100():
     """Within two standard errors, of Gaussian and mixed models; a few less by chance."""
-    z = ais_errors(WITH_REAL, range(25))
+    z = ais_errors(WITH_REAL, range(20))
     assert len(z) == 100
     assert int((z.abs() < 2).sum()) >= 90
     assert float(z.square().mean().sqrt()) < 1.3

@@ -36,10 +36,11 @@ def bits(n):
         (Binary((5,)), ["independent", "block-tree"]),
         (Binary((501,)), ["independent", "chow-liu"]),
         (Binary((1,)), ["independent"]),
-        (Categorical((3, 2)), ["independent"]),
+        (Categorical((3, 2)), ["independent", "chow-liu"]),
+        (Categorical((3,)), ["independent"]),
         (Real((4,)), ["independent", "gaussian"]),
         (Mixed((Binary((2,)), Real((2,)))), ["independent", "block-tree", "gaussian"]),
-        (Mixed((Binary((1,)), Categorical((3,)), Real((1,)))), ["independent"]),
+        (Mixed((Binary((1,)), Categorical((3,)), Real((1,)))), ["independent", "chow-liu"]),
     ],
 )
 def test_candidates_are_what_the_columns_allow(domain, names):

@@ -276,6 +276,15 @@ class Mixed(Domain):
         return torch.cat([part.dequantise(b, generator).flatten(1) for part, b in blocks], 1)
 
 
+def columns_of(domain: Domain) -> tuple[int, ...]:
+    """Entries of a row for each column: the levels of a category, 1 for others."""
+    parts = domain.parts if isinstance(domain, Mixed) else (domain,)
+    found: list[int] = []
+    for part in parts:
+        found += part.groups if isinstance(part, Categorical) else (1,) * part.n_columns
+    return tuple(found)
+
+
 def enumeration_cost(one: Domain, other: Domain) -> float:
     """Cost of summing over both layers: states of the cheaper one times units of the other."""
     return min(one.n_states * other.n_columns, other.n_states * one.n_columns)

@@ -1,7 +1,6 @@
 """Tractable distributions: bases of energies, starts of annealing and of chains, NCE noise."""
 
 from skebm.distributions.base import Distribution, Tilt
-from skebm.distributions.blocks import BlockTree
 from skebm.distributions.bounded import TruncatedGaussian, Uniform
 from skebm.distributions.flow import NormalizingFlow
 from skebm.distributions.gaussian import Gaussian
@@ -10,11 +9,14 @@ from skebm.distributions.kernel import KernelDensity
 from skebm.distributions.low_rank import LowRankMixture
 from skebm.distributions.mixture import GaussianMixture
 from skebm.distributions.stack import Affine, Stack
-from skebm.distributions.tree import ChowLiuTree
+from skebm.distributions.trees.blocks import BlockTree
+from skebm.distributions.trees.categorical import CategoricalTree
+from skebm.distributions.trees.chow_liu import ChowLiuTree
 
 __all__ = [
     "Affine",
     "BlockTree",
+    "CategoricalTree",
     "ChowLiuTree",
     "Columns",
     "Gaussian",

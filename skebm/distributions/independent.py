@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -400,7 +401,10 @@ class Columns(Distribution):
         for part in self.parts:
             if len(part.domain.row_shape) != 1:
                 raise ValueError(f"The rows of {part!r} are not flat.")
-        self.blocks = self.domain = Mixed(tuple(part.domain for part in self.parts))
+        self.blocks = Mixed(tuple(part.domain for part in self.parts))
+        # A distribution of several kinds of columns is one block, but its kinds are parts of a row.
+        kinds = [getattr(part.domain, "parts", (part.domain,)) for part in self.parts]
+        self.domain = Mixed(tuple(itertools.chain(*kinds)))
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         return torch.cat([part.sample(n, generator) for part in self.parts], 1)

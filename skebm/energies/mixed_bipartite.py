@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from skebm.base import Binary, BipartiteEnergy, Centering, Clamp, Domain, Penalty
-from skebm.base.domains import enumeration_cost
+from skebm.base.domains import columns_of, enumeration_cost
 from skebm.base.torchtools import softplus
 from skebm.base.units import Bernoulli
 from skebm.distributions import (
@@ -245,8 +245,7 @@ class MixedRBM(BipartiteEnergy):
                 is_real += d
                 total = total + self._of_real(x, part.rescaled((own / 2).exp()), columns)
             else:
-                groups = getattr(part.domain, "groups", (1,) * d)
-                total = total + self._of_levels(x, first, groups)
+                total = total + self._of_levels(x, first, columns_of(part.domain))
             first += d
         return total
 

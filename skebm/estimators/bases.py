@@ -22,6 +22,7 @@ from skebm.base import Batch, Binary, Categorical, Clamp, Domain, Mixed, Real
 from skebm.distributions import (
     Affine,
     BlockTree,
+    CategoricalTree,
     ChowLiuTree,
     Columns,
     Distribution,
@@ -40,7 +41,8 @@ from skebm.objectives.joint import UNKNOWN
 from skebm.training.rows import Rows
 
 REAL_BASES = ("gaussian", "mixture", "kernel", "stack")
-DISCRETE_BASES = ("independent", "chow-liu", "block-tree")
+TREES = ("chow-liu", "block-tree")
+DISCRETE_BASES = ("independent", *TREES)
 # Of rows of bits, categories and numbers side by side.
 COLUMN_BASES = (*DISCRETE_BASES, "gaussian")
 
@@ -142,14 +144,20 @@ def fit_base(base: Any, rows: Rows) -> Distribution:
 def fit_column_base(base: Any, rows: Rows, domain: Domain) -> Distribution:
     """Fit the named base to rows of bits, one-hot columns and real numbers, block by block.
 
-    Trees are of the bits, ``"gaussian"`` has all covariances of the real columns; all other columns
-    are independent.
+    Trees are of the bits and categories, ``"gaussian"`` has all covariances of the real columns;
+    all others are independent. Categories are blocks already: with them a block tree is a Chow-Liu
+    tree.
     """
     if isinstance(base, Distribution):
         return _covering(base, rows)
     parts = domain.parts if isinstance(domain, Mixed) else (domain,)
     x, weight, first = rows.block(0, len(rows)).double(), rows.counts, 0
     found: list[Distribution] = []
+    if base in TREES and any(isinstance(part, Categorical) for part in parts):
+        discrete = tuple(part for part in parts if not isinstance(part, Real))
+        joined = Mixed(discrete) if len(discrete) > 1 else discrete[0]
+        first, parts = joined.n_columns, parts[len(discrete) :]
+        found.append(CategoricalTree.fit(x[:, :first], joined, weight))
     for part in parts:
         block = x[:, first : first + part.n_columns]
         first += part.n_columns

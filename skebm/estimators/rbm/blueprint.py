@@ -13,11 +13,12 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skebm.base import Binary, ChainState, Clamp, Objective, Real, Sampler
+from skebm.base import Binary, Categorical, ChainState, Clamp, Objective, Real, Sampler
 from skebm.base.domains import enumeration_cost
 from skebm.base.torchtools import check_memory
 from skebm.distributions import (
     BlockTree,
+    CategoricalTree,
     ChowLiuTree,
     Columns,
     Distribution,
@@ -26,7 +27,7 @@ from skebm.distributions import (
 from skebm.energies import BernoulliRBM, MixedRBM
 from skebm.energies.mixed_bipartite import MAX_LOG_PRECISION
 from skebm.estimators.base import Blueprint, stopping_of
-from skebm.estimators.bases import column_means, conditional, redraw
+from skebm.estimators.bases import TREES, column_means, conditional, redraw
 from skebm.estimators.columns import ColumnTable
 from skebm.estimators.rbm.choice import BaseChoice
 from skebm.estimators.rbm.safety import assess
@@ -336,11 +337,10 @@ class RBMBlueprint(Blueprint):
         found = super().without_effect(asked)
         domain: Any = self.table.domain
         kinds = [type(part) for part in getattr(domain, "parts", [domain])]
-        needed = {"chow-liu": Binary, "block-tree": Binary, "gaussian": Real}.get(
-            str(self.base_name)
-        )
-        if needed is not None and needed not in kinds:
-            found["base"] = f"no column of X is {needed.__name__.lower()}"
+        if self.base_name in TREES and Binary not in kinds and Categorical not in kinds:
+            found["base"] = "no column of X is binary or categorical"
+        if self.base_name == "gaussian" and Real not in kinds:
+            found["base"] = "no column of X is real"
         if self.is_mixed and "rescale" in asked:
             found["rescale"] = 'columns outside [0, 1] are Gaussian units (visible="bernoulli")'
         if self.learning == "exact" and "sampler" in asked:
@@ -562,7 +562,8 @@ def _learning_rate(base: Distribution) -> float:
     On a tree, hidden units have less to model, and chains can follow larger steps.
     """
     parts = base.parts if isinstance(base, Columns) else [base]
-    return 0.3 if any(isinstance(part, ChowLiuTree | BlockTree) for part in parts) else 0.1
+    trees = (ChowLiuTree, BlockTree, CategoricalTree)
+    return 0.3 if any(isinstance(part, trees) for part in parts) else 0.1
 
 
 def _rule(

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from skebm.base import Binary, Domain, Real
+from skebm.base import Binary, Categorical, Domain, Real
+from skebm.base.domains import columns_of
 from skebm.training.rows import Rows
 
 PLAIN = "independent"
-# Columns of bits up to which a tree may have blocks, whose search takes a minute for 500 columns.
+# Columns of bits up to which a tree may have blocks, whose search takes a minute for 500. A
+# category is a block already.
 MOST_IN_BLOCKS = 500
 # Nats by which held-out rows must be more likely with dependent columns, whose steps take longer.
 LEAST_GAIN = 0.1
@@ -34,12 +36,13 @@ class BaseChoice(NamedTuple):
 def candidates(domain: Domain) -> list[str]:
     """Names of the bases among which rows of a domain may choose, the plainest first."""
     parts: Any = getattr(domain, "parts", (domain,))
-    names = [PLAIN]
-    for part in parts:
-        if isinstance(part, Binary) and part.n_columns > 1:
-            names.append("block-tree" if part.n_columns <= MOST_IN_BLOCKS else "chow-liu")
-        if isinstance(part, Real) and part.n_columns > 1:
-            names.append("gaussian")
+    discrete = [part for part in parts if isinstance(part, Binary | Categorical)]
+    names, entries = [PLAIN], [k for part in discrete for k in columns_of(part)]
+    if len(entries) > 1:
+        plain_tree = max(entries) > 1 or len(entries) > MOST_IN_BLOCKS
+        names.append("chow-liu" if plain_tree else "block-tree")
+    if any(isinstance(part, Real) and part.n_columns > 1 for part in parts):
+        names.append("gaussian")
     return names
 
 

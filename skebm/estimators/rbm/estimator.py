@@ -127,13 +127,14 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         columns it is the usual RBM, whose visible biases start at the log-odds of the
         data. ``"chow-liu"`` is the maximum-likelihood tree of pairwise dependences, and
         ``"block-tree"`` a tree whose nodes are blocks of up to three dependent columns, as in
-        one-hot codes. The hidden units then model what a tree cannot. With categories or real
-        columns, trees are of the binary ones; ``"gaussian"`` has the full covariance of the real
-        columns. ``"auto"`` is independent columns, unless held-out rows are more likely with a
-        tree (or ``"gaussian"``) after a tenth of the epochs than with those after half of them;
-        only where held-out rows guard the training (see Notes). `base_reason_` tells. Any
-        distribution of :mod:`skebm.distributions` with exact conditionals and a positive
-        probability for every row of X can be passed, too.
+        one-hot codes. The hidden units then model what a tree cannot. Categories are nodes of
+        both trees, which then have no blocks; real columns are independent in them.
+        ``"gaussian"`` has the full covariance of the real columns. ``"auto"`` is independent
+        columns, unless held-out rows are more likely with a tree (or ``"gaussian"``) after a tenth
+        of the epochs than with independent columns after half of them; only where held-out rows
+        guard the training (see Notes). `base_reason_` tells. Any distribution of
+        :mod:`skebm.distributions` with exact conditionals and a positive probability for every row
+        of X can be passed, too.
     centering : Centering, "auto" or None, default="auto"
         Centre the units in the gradient of the stochastic rules, which keeps the fixed points,
         improves the conditioning, and makes training invariant to exchanging zeros and ones.

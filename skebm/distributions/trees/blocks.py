@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from skebm.base import Binary, Clamp
 from skebm.distributions.base import Distribution, Tilt
-from skebm.distributions.tree import maximum_spanning_tree
+from skebm.distributions.trees.chow_liu import maximum_spanning_tree
 
 # Constants of structure learning, chosen on the validation parts of seven DEBD sets of 1,600 to
 # 29,000 rows; gains are in nats per row. They do not depend on the number of rows, because only
@@ -321,7 +321,7 @@ class BlockTree(Distribution):
         device = log_tables.device
         blocks = torch.as_tensor(blocks, dtype=torch.long).to(device)
         parent = torch.as_tensor(parent, dtype=torch.long).to(device)
-        order, self._levels = _breadth_first(_checked_shapes(blocks, parent, log_tables))
+        order, self._levels = breadth_first(_checked_shapes(blocks, parent, log_tables))
         rank = torch.tensor(order, device=device).argsort()
         self.blocks = blocks[order]
         self.parent = torch.where(parent < 0, parent, rank[parent])[order]
@@ -417,9 +417,9 @@ class BlockTree(Distribution):
         ]
         return torch.cat([self.tilted(field).sample(generator) for field in fields])
 
-    def tilted(self, field: Tensor, power: float = 1.0) -> BlockTilt:
+    def tilted(self, field: Tensor, power: float = 1.0) -> TableTilt:
         """Tilts proportional to q(x)^power exp(field' x), one for each row of `field`, (n, d)."""
-        return BlockTilt(self, field, power)
+        return TableTilt(self, field, power)
 
     def log_prob(self, x: Tensor) -> Tensor:
         differentiated = x.requires_grad and torch.is_grad_enabled()
@@ -451,6 +451,31 @@ class BlockTree(Distribution):
             change.append(own.index_add_(0, self._parents[1:], flipped))
         return torch.stack(change, 1).flatten(0, 1)[self._position].t()
 
+    def potentials(self, field: Tensor, known: Clamp | None) -> Tensor:
+        """Sum of the fields over the ones of each pattern, (m, K, n); -inf against the evidence."""
+        on, off = self._by_node(field), None
+        if known is not None:
+            one = known.value > 0.5
+            on = on.masked_fill_(self._by_node(known.mask & ~one), -math.inf)
+            off = torch.zeros_like(on).masked_fill_(self._by_node(known.mask & one), -math.inf)
+        potentials = on.new_zeros(len(on), self._valid.shape[1], on.shape[2])
+        for j in range(on.shape[1]):
+            half = 1 << j
+            torch.add(potentials[:, :half], on[:, j, None], out=potentials[:, half : 2 * half])
+            if off is not None:
+                potentials[:, :half] += off[:, j, None]
+        return potentials
+
+    def _by_node(self, x: Tensor) -> Tensor:
+        """Columns (n, d) as (m, b, n), with zeros for the columns that a block lacks."""
+        columns = torch.nn.functional.pad(x, (0, 1)).t().index_select(0, self._columns)
+        return columns.view(*self.blocks.shape, len(x))
+
+    def rows_of(self, patterns: Tensor) -> Tensor:
+        """Probabilities of the columns, (n, d), from those of the patterns, (m, K, n)."""
+        bits = torch.matmul(self._bits, patterns).flatten(0, 1)
+        return bits.index_select(0, self._position).t().contiguous()
+
     def _patterns(self, x: Tensor) -> Tensor:
         """Number of the pattern of each node in binary rows, (n, m)."""
         bits = torch.nn.functional.pad(x, (0, 1)).long()[:, self._columns]
@@ -458,7 +483,27 @@ class BlockTree(Distribution):
         return (bits.view(len(x), *self.blocks.shape) * place).sum(2)
 
 
-class BlockTilt(Tilt):
+class TreeOfTables(Protocol):
+    """A tree whose nodes have a table of the probabilities of their patterns given the parent's.
+
+    Nodes are in breadth-first order; `_levels` has the first and the last of each depth.
+    """
+
+    _levels: list[tuple[int, int]]
+    _parents: Tensor
+    _tables: Tensor
+
+    def _powered(self, power: float) -> Tensor:
+        """The tables to a power, (m, K, K); 0 for patterns that do not exist."""
+
+    def potentials(self, field: Tensor, known: Clamp | None) -> Tensor:
+        """Field of each pattern, (m, K, n); -inf for those that are known not to be."""
+
+    def rows_of(self, patterns: Tensor) -> Tensor:
+        """Rows (n, d), or their means, from one-hot patterns or probabilities, (m, K, n)."""
+
+
+class TableTilt(Tilt):
     """The distributions proportional to q(x)^power exp(field' x), by belief propagation.
 
     The upward pass runs once, when first needed, on all nodes of a level together. Messages are
@@ -466,7 +511,7 @@ class BlockTilt(Tilt):
 
     Parameters
     ----------
-    tree : BlockTree
+    tree : BlockTree or CategoricalTree
         q.
     field : Tensor of shape (n, d)
         Unary fields, in nats.
@@ -483,39 +528,14 @@ class BlockTilt(Tilt):
         Log of the sum of q(x)^power exp(field' x) over the rows that agree with the known columns.
     """
 
-    def __init__(self, tree: BlockTree, field: Tensor, power: float, known: Clamp | None = None):
-        self.tree, self.field, self.power, self.known = tree, field, power, known
+    def __init__(self, tree: TreeOfTables, field: Tensor, power: float, known: Clamp | None = None):
+        self.tree, self.power, self.known = tree, power, known
+        self.field = field.detach()  # messages are computed in place
         self._tables = tree._tables if power == 1 else tree._powered(power)  # (m, K, K)
 
-    def given(self, clamp: Clamp) -> BlockTilt:
+    def given(self, clamp: Clamp) -> TableTilt:
         """The tilt conditioned on known columns, which replace those known before."""
-        return BlockTilt(self.tree, self.field, self.power, clamp)
-
-    def _log_potentials(self) -> Tensor:
-        """Sum of the fields over the ones of each pattern, (m, K, n); -inf against the evidence."""
-        tree, off = self.tree, None
-        on = self._by_node(self.field)
-        if self.known is not None:
-            mask, one = self.known.mask, self.known.value > 0.5
-            on = on.masked_fill_(self._by_node(mask & ~one), -math.inf)
-            off = torch.zeros_like(on).masked_fill_(self._by_node(mask & one), -math.inf)
-        potentials = on.new_zeros(len(on), tree._valid.shape[1], on.shape[2])
-        for j in range(on.shape[1]):
-            half = 1 << j
-            torch.add(potentials[:, :half], on[:, j, None], out=potentials[:, half : 2 * half])
-            if off is not None:
-                potentials[:, :half] += off[:, j, None]
-        return potentials
-
-    def _by_node(self, x: Tensor) -> Tensor:
-        """Columns (n, d) as (m, b, n), with zeros for the columns that a block lacks."""
-        columns = torch.nn.functional.pad(x, (0, 1)).t().index_select(0, self.tree._columns)
-        return columns.view(*self.tree.blocks.shape, len(x))
-
-    def _by_row(self, patterns: Tensor) -> Tensor:
-        """Probabilities of the columns, (n, d), from those of the patterns, (m, K, n)."""
-        bits = torch.matmul(self.tree._bits, patterns).flatten(0, 1)
-        return bits.index_select(0, self.tree._position).t().contiguous()
+        return TableTilt(self.tree, self.field, self.power, clamp)
 
     @cached_property
     def _upward(self) -> tuple[Tensor, Tensor]:
@@ -523,7 +543,7 @@ class BlockTilt(Tilt):
 
         The second result is the log-normaliser, (n,).
         """
-        tree, belief = self.tree, self._log_potentials()
+        tree, belief = self.tree, self.tree.potentials(self.field, self.known)
         top = belief.new_empty(len(belief), belief.shape[2])
         for start, stop in reversed(tree._levels):
             level = belief[start:stop]
@@ -557,7 +577,7 @@ class BlockTilt(Tilt):
                 p_parent.div_(torch.bmm(self._tables[start:stop], belief[start:stop]))
             weight = self._downward(start, stop, p_parent)
             p[start:stop] = weight.div_(weight.sum(1, keepdim=True))
-        mean = self._by_row(p).clamp_(0, 1)
+        mean = tree.rows_of(p).clamp_(0, 1)
         return mean if self.known is None else self.known.apply(mean)
 
     def sample(self, generator: torch.Generator) -> Tensor:
@@ -576,7 +596,7 @@ class BlockTilt(Tilt):
             reached = (cumulative > u[start:stop] * cumulative[:, -1:]).to(belief.dtype)
             chosen[start:stop] = reached
             chosen[start:stop, 1:] -= reached[:, :-1]
-        return self._by_row(chosen)
+        return tree.rows_of(chosen)
 
 
 def _checked_shapes(blocks: Tensor, parent: Tensor, log_tables: Tensor) -> list[int]:
@@ -600,7 +620,7 @@ def _checked_shapes(blocks: Tensor, parent: Tensor, log_tables: Tensor) -> list[
     return parent.tolist()
 
 
-def _breadth_first(parent: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
+def breadth_first(parent: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
     """Nodes in breadth-first order, and the start and the stop of each level."""
     children: dict[int, list[int]] = {}
     for node, above in enumerate(parent):

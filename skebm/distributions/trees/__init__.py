@@ -1,0 +1,1 @@
+"""Tree-structured distributions of bits and categories."""
