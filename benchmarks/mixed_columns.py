@@ -198,12 +198,11 @@ def pessimistic(model: Any, test: pd.DataFrame) -> np.ndarray:
 def likelihood(data: Path, name: str, *, mixed: bool) -> dict[str, Any]:
     """A row of the table of likelihoods."""
     train, test = halves(frame(data, name) if mixed else numbers(data, name))
+    plain = RBMEstimator(base="independent", random_state=0)
     fits: dict[str, Any] = {
         "RBM": lambda: RBMEstimator(random_state=0).fit(train),
-        "RBM, independent base": lambda: RBMEstimator(base="independent", random_state=0).fit(
-            train
-        ),
-        "independent": lambda: RBMEstimator(base="independent", n_iter=0).fit(train),
+        "RBM, independent base": lambda: plain.fit(train),
+        "independent": lambda: clone(plain).set_params(n_iter=0).fit(train),
         "latent classes": lambda: LatentClasses().fit(train),
     }
     if not mixed:
