@@ -312,8 +312,9 @@ def nothing() -> None:
 
 # Batches between two checks for divergence, each of which synchronises with the device.
 CHECK_EVERY = 500
-# Batches between two monitorings of a net that is assessed by held-out rows.
-MONITOR_EVERY = 10
+# Batches between two monitorings of a net that is assessed by held-out rows. A monitoring takes as
+# long as three batches of mixed columns, or twenty of bits by fused steps.
+MONITOR_EVERY = 30
 # Steps by which the missing entries of monitored rows are completed.
 N_COMPLETING_STEPS = 3
 # Learning rate below which its size is not why training diverges.
@@ -498,7 +499,8 @@ class EnergyNet(NeuralNet):
         self.n_before_ = len(self.history)
         self.guard_ = Guard(seldom=self.assess_ is not None)
         self.reported_ = self.n_restarts_
-        self.logs_: dict[str, float] = {}  # of the trained weights, not of their average
+        self.logs_: dict[str, float] = {}  # of the trained weights
+        self.averaged_: dict[str, float] = {}  # of their average
         self.least_: dict[str, float] = {}  # losses
         self.note_ = ""
         modes = TorchModes.current()
@@ -584,7 +586,10 @@ class EnergyNet(NeuralNet):
             logs = self._train(iterator)
         finally:
             self.average_.show()
-        logs = logs | (self._monitor(self._monitoring_batch(iterator)) if self.averaging else {})
+        if self.averaging:
+            if self._monitors(len(iterator)) or not self.averaged_:
+                self.averaged_ = self._monitor(self._monitoring_batch(iterator))
+            logs = logs | self.averaged_
         due = self.assess_ is not None and self._is_due()
         logs = logs | (self._assess() if due else {})
         if self.held_out_ is not None:
@@ -628,8 +633,8 @@ class EnergyNet(NeuralNet):
     def _monitors(self, n_batches: int) -> bool:
         """Whether the diagnostics after this epoch are computed, rather than those before kept.
 
-        Always where they judge the weights; otherwise after at least ten batches, as they take as
-        long as one or two.
+        Always where they judge the weights; otherwise after some batches, as they take as long as
+        several.
         """
         done = len(self.history) - self.n_before_
         if not self.guard_.seldom or not self.logs_ or done >= self.max_epochs:
