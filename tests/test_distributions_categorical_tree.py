@@ -179,3 +179,9 @@ def test_bad_trees_are_refused(domain, parent, shape, match):
 def test_tables_must_sum_to_one():
     with pytest.raises(ValueError, match="sum to 1"):
         CategoricalTree(Binary((2,)), [-1, 0], torch.zeros(2, 2, 2))
+
+
+def test_tables_that_do_not_fit_are_refused():
+    domain = Categorical((1_000_000, 2))
+    with pytest.raises(ValueError, match="1000000 levels"):
+        CategoricalTree.fit(torch.zeros(1, 1_000_002), domain)

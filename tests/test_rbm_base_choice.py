@@ -38,6 +38,7 @@ def bits(n):
         (Binary((1,)), ["independent"]),
         (Categorical((3, 2)), ["independent", "chow-liu"]),
         (Categorical((3,)), ["independent"]),
+        (Categorical((400, 3)), ["independent"]),  # tables of too many cells
         (Real((4,)), ["independent", "gaussian"]),
         (Mixed((Binary((2,)), Real((2,)))), ["independent", "block-tree", "gaussian"]),
         (Mixed((Binary((1,)), Categorical((3,)), Real((1,)))), ["independent", "chow-liu"]),

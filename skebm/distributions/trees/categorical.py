@@ -10,6 +10,7 @@ from torch import Tensor
 
 from skebm.base import Binary, Categorical, Clamp, Domain, Mixed
 from skebm.base.domains import columns_of
+from skebm.base.torchtools import check_memory
 from skebm.distributions.base import Distribution
 from skebm.distributions.trees.blocks import (
     Counts,
@@ -134,6 +135,9 @@ class CategoricalTree(Distribution):
             with weights proportional to p(a) and `smoothing`.
         """
         groups = _checked_columns(domain)
+        n_levels = max(2, *groups)
+        what = f"A tree of {len(groups)} columns with up to {n_levels} levels"
+        check_memory(what, len(groups) * n_levels**2 + 3 * sum(groups) ** 2, torch.double)
         share = torch.ones(len(x), dtype=torch.double, device=x.device)
         share = share if weight is None else weight.double()
         share = share / share.sum().clamp_min(torch.finfo(torch.double).tiny)
@@ -142,7 +146,7 @@ class CategoricalTree(Distribution):
         sizes = torch.tensor([max(k, 2) for k in groups])
         counts = Counts((on.t() @ (on * share[:, None])).cpu(), sizes.cumsum(0) - sizes)
         parent = maximum_spanning_tree(mutual_information(counts).numpy()).tolist()
-        cut, n_levels = sizes.tolist(), int(sizes.max())
+        cut = sizes.tolist()
         pairs = [block.split(cut, 1) for block in counts.pairs.split(cut, 0)]
         tables = torch.ones(len(groups), n_levels, n_levels, dtype=torch.double)
         for u, above in enumerate(parent):

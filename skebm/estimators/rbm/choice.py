@@ -12,6 +12,8 @@ from skebm.base.domains import columns_of
 from skebm.training.rows import Rows
 
 PLAIN = "independent"
+# Cells of the tables of a tree, each of which takes part in every draw of a row.
+MOST_CELLS = 200_000
 # Columns of bits up to which a tree may have blocks, whose search takes a minute for 500. A
 # category is a block already.
 MOST_IN_BLOCKS = 500
@@ -38,7 +40,8 @@ def candidates(domain: Domain) -> list[str]:
     parts: Any = getattr(domain, "parts", (domain,))
     discrete = [part for part in parts if isinstance(part, Binary | Categorical)]
     names, entries = [PLAIN], [k for part in discrete for k in columns_of(part)]
-    if len(entries) > 1:
+    n_levels = max([2, *entries])
+    if len(entries) > 1 and len(entries) * n_levels**2 <= MOST_CELLS:
         plain_tree = max(entries) > 1 or len(entries) > MOST_IN_BLOCKS
         names.append("chow-liu" if plain_tree else "block-tree")
     if any(isinstance(part, Real) and part.n_columns > 1 for part in parts):
