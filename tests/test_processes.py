@@ -23,7 +23,7 @@ torch.set_num_threads(2)
 large = torch.ones(1000, 1000)
 large @ large  # from here on there are two threads
 X = (np.random.default_rng(0).random((300, 200)) < 0.4).astype(float)
-model = RBMEstimator(256, n_iter=0, learning="pcd", partition=None, random_state=0).fit(X)
+model = RBMEstimator(256, n_iter=0, base="independent", partition=None, random_state=0).fit(X)
 expected = model.score_samples(X)
 
 
