@@ -35,14 +35,17 @@ class BaseChoice(NamedTuple):
     reason: str
 
 
-def candidates(domain: Domain) -> list[str]:
-    """Names of the bases among which rows of a domain may choose, the plainest first."""
+def candidates(domain: Domain, *, short: bool) -> list[str]:
+    """Names of the bases among which rows of a domain may choose, the plainest first.
+
+    A `short` training is over before the search of a block tree would be.
+    """
     parts: Any = getattr(domain, "parts", (domain,))
     discrete = [part for part in parts if isinstance(part, Binary | Categorical)]
     names, entries = [PLAIN], [k for part in discrete for k in columns_of(part)]
     n_levels = max([2, *entries])
     if len(entries) > 1 and len(entries) * n_levels**2 <= MOST_CELLS:
-        plain_tree = max(entries) > 1 or len(entries) > MOST_IN_BLOCKS
+        plain_tree = short or max(entries) > 1 or len(entries) > MOST_IN_BLOCKS
         names.append("chow-liu" if plain_tree else "block-tree")
     if any(isinstance(part, Real) and part.n_columns > 1 for part in parts):
         names.append("gaussian")

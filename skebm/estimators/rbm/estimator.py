@@ -391,7 +391,10 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
             name = self.base if isinstance(self.base, str) else None
             return based_on(BaseChoice(name, "as given"), rows)
         plain = based_on(BaseChoice(PLAIN, "by default"), rows)
-        if not plain.guarded or len(names := candidates(table.domain)) == 1:
+        if not plain.guarded:
+            return plain
+        names = candidates(table.domain, short=plain.short)
+        if len(names) == 1:
             return plain
         generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
 
