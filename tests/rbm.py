@@ -17,15 +17,17 @@ MODES = {
     "pcd": RBMEstimator(**quick, learning="pcd"),
     "exact_tree": RBMEstimator(**quick, base="chow-liu"),
     "auto": RBMEstimator(n_components=3, n_iter=20, random_state=0),
-    "cd": RBMEstimator(**quick, learning="cd"),
+    "cd": RBMEstimator(**quick, base="independent", learning="cd"),
     "exact": RBMEstimator(**quick, learning="exact", learning_rate=0.05),
-    "float64": RBMEstimator(**quick, learning="pcd", dtype="float64"),
+    "float64": RBMEstimator(**quick, base="independent", learning="pcd", dtype="float64"),
     "early_stopping": RBMEstimator(**quick, learning="pcd", early_stopping=True),
-    "no_partition": RBMEstimator(**quick, learning="pcd", partition=None),
+    "no_partition": RBMEstimator(**quick, base="independent", learning="pcd", partition=None),
     "tree": RBMEstimator(**quick, learning="pcd", base="chow-liu"),
     "reweight": RBMEstimator(**quick, chains=Persistent(reweight=True), early_stopping=True),
-    "tempering": RBMEstimator(**quick, learning="pcd", sampler=ParallelTempering(3)),
-    "collapsed": RBMEstimator(**quick, learning="pcd", sampler=Gibbs(2)),
+    "tempering": RBMEstimator(
+        **quick, base="independent", learning="pcd", sampler=ParallelTempering(3)
+    ),
+    "collapsed": RBMEstimator(**quick, base="independent", learning="pcd", sampler=Gibbs(2)),
 }
 
 # Methods that take rows.

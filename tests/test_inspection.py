@@ -37,7 +37,7 @@ def digits():
 
 @pytest.fixture(scope="module")
 def rbm(digits):
-    return RBMEstimator(n_components=30, n_iter=50, random_state=0).fit(digits)
+    return RBMEstimator(30, base="independent", n_iter=50, random_state=0).fit(digits)
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +228,7 @@ def test_a_contrastive_loss_is_not_drawn_twice(digits):
 
 
 def test_one_epoch_is_a_point(digits):
-    rbm = RBMEstimator(n_components=30, n_iter=1, random_state=0).fit(digits)
+    rbm = RBMEstimator(30, base="independent", n_iter=1, random_state=0).fit(digits)
     axes = draw(RBMDisplay.from_estimator(rbm, n_samples=0), "training")
     assert axes["energy_gap"].lines[0].get_marker() == "o"
     assert axes["energy_gap"].get_legend() is None

@@ -144,7 +144,7 @@ def test_bases_are_fitted_to_what_is_known():
 
 def test_held_out_rows_with_holes_guard_the_training():
     """A default fit: assessed by the known entries, it ends above its base."""
-    model = RBMEstimator(4, base="independent", n_iter=150, random_state=0)
+    model = RBMEstimator(4, base="independent", n_iter=100, random_state=0)
     model.fit(with_holes(bits(400), 0.2))
     assert max(row.get("gain_over_base", -1) for row in model.history_) > 0.3
     base = RBMEstimator(4, n_iter=0, random_state=0).fit(bits())
