@@ -456,6 +456,7 @@ class EnergyNet(NeuralNet):
         self.run_, self.n_restarts_, self.lr_scale_ = Run(), 0, 1.0
         self.held_out_: Rows | None = None
         self.assess_: Assess | None = None
+        self.n_assessments_ = N_ASSESSMENTS
         self.completion_: Completion | None = None  # where rows have missing entries
         self.moment_: Moment | None = None
         self.interrupted_ = False
@@ -473,12 +474,15 @@ class EnergyNet(NeuralNet):
             rows, subset = dataset.dataset, torch.as_tensor(dataset.indices)
         return Batches(rows, self.batch_size, self.generator if training else None, subset)
 
-    def hold_out(self, rows: Rows | None, assess: Assess | None = None) -> None:
+    def hold_out(
+        self, rows: Rows | None, assess: Assess | None = None, n_times: int = N_ASSESSMENTS
+    ) -> None:
         """Set held-out rows, on which training is monitored, and how they assess a model.
 
-        Without `assess` the objective's monitor does, after each epoch.
+        Without `assess` the objective's monitor does, after each epoch; else `n_times` a fit.
         """
         self.held_out_, self.assess_ = rows, None if rows is None else assess
+        self.n_assessments_ = n_times
 
     @property
     def state_(self) -> Any:
@@ -643,8 +647,9 @@ class EnergyNet(NeuralNet):
 
     def _is_due(self) -> bool:
         """Whether the model is assessed after this epoch, as after the last one of a fit."""
-        done = N_ASSESSMENTS * (len(self.history) - self.n_before_)
-        return done // self.max_epochs > (done - N_ASSESSMENTS) // self.max_epochs
+        times = self.n_assessments_
+        done = times * (len(self.history) - self.n_before_)
+        return done // self.max_epochs > (done - times) // self.max_epochs
 
     @torch.no_grad()
     def _assess(self) -> dict[str, float]:

@@ -42,7 +42,13 @@ from skebm.objectives import (
 )
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD
-from skebm.training.engine import ENOUGH_STEPS, Assess, DivergenceError, EnergyNet
+from skebm.training.engine import (
+    ENOUGH_STEPS,
+    N_ASSESSMENTS,
+    Assess,
+    DivergenceError,
+    EnergyNet,
+)
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 
@@ -236,7 +242,8 @@ class RBMBlueprint(Blueprint):
         net.initialize()
         net.completion_ = self.complete
         completed = self.completed(held_out, generator)
-        net.hold_out(completed, assess)
+        # As often as in the fit itself: on a tree, an assessment takes as long as a hundred steps.
+        net.hold_out(completed, assess, math.ceil(share * N_ASSESSMENTS))
         self.initialise(net.module_.energy, train)
         try:
             net.partial_fit(train)
