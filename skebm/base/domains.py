@@ -276,11 +276,15 @@ class Mixed(Domain):
         return torch.cat([part.dequantise(b, generator).flatten(1) for part, b in blocks], 1)
 
 
+def parts_of(domain: Domain) -> tuple[Domain, ...]:
+    """Blocks of columns of one kind."""
+    return domain.parts if isinstance(domain, Mixed) else (domain,)
+
+
 def columns_of(domain: Domain) -> tuple[int, ...]:
     """Entries of a row for each column: the levels of a category, 1 for others."""
-    parts = domain.parts if isinstance(domain, Mixed) else (domain,)
     found: list[int] = []
-    for part in parts:
+    for part in parts_of(domain):
         found += part.groups if isinstance(part, Categorical) else (1,) * part.n_columns
     return tuple(found)
 

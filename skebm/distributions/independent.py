@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from skebm.base import Binary, Categorical, Clamp, Conditional, Mixed
+from skebm.base.domains import parts_of
 from skebm.base.sampler import whole_numbers
 from skebm.base.torchtools import softplus
 from skebm.distributions.base import Distribution, Tilt
@@ -403,8 +404,7 @@ class Columns(Distribution):
                 raise ValueError(f"The rows of {part!r} are not flat.")
         self.blocks = Mixed(tuple(part.domain for part in self.parts))
         # A distribution of several kinds of columns is one block, but its kinds are parts of a row.
-        kinds = [getattr(part.domain, "parts", (part.domain,)) for part in self.parts]
-        self.domain = Mixed(tuple(itertools.chain(*kinds)))
+        self.domain = Mixed(tuple(itertools.chain(*map(parts_of, self.blocks.parts))))
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         return torch.cat([part.sample(n, generator) for part in self.parts], 1)

@@ -677,9 +677,8 @@ def _split(rows: Rows, fraction: float, generator: torch.Generator) -> tuple[Row
     """Training rows and held-out rows, at random."""
     if len(rows) < 2:
         raise ValueError("early_stopping needs at least two rows, one of them for validation.")
-    order = torch.randperm(len(rows), generator=generator, device=rows.device)
     n = min(len(rows) - 1, max(1, round(fraction * len(rows))))
-    return rows.subset(order[n:]), rows.subset(order[:n])
+    return rows.split(n, generator)
 
 
 def upper_quantile(values: np.ndarray, share: float, weight: np.ndarray) -> float:

@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from skebm._validation import Interval, StrOptions, as_numbers
 from skebm.base import Batch, Binary, Categorical, Clamp, Domain, Mixed, Real
+from skebm.base.domains import parts_of
 from skebm.distributions import (
     Affine,
     BlockTree,
@@ -150,7 +151,7 @@ def fit_column_base(base: Any, rows: Rows, domain: Domain) -> Distribution:
     """
     if isinstance(base, Distribution):
         return _covering(base, rows)
-    parts = domain.parts if isinstance(domain, Mixed) else (domain,)
+    parts = parts_of(domain)
     x, weight, first = rows.block(0, len(rows)).double(), rows.counts, 0
     found: list[Distribution] = []
     if base in TREES and any(isinstance(part, Categorical) for part in parts):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from skebm._validation import column_ranges
 from skebm.base import Binary, Categorical, Domain, Mixed, Real
+from skebm.base.domains import columns_of
 from skebm.estimators.tables import Table, check_known, is_binary, learn_units
 from skebm.training.rows import Rows
 
@@ -345,7 +346,7 @@ class ColumnTable(Table):
     @property
     def groups(self) -> tuple[int, ...]:
         """Numbers of entries of a row: 1 of bits and numbers, k of one of k levels."""
-        return (1,) * len(self.bits) + self.sizes + (1,) * len(self.real)
+        return columns_of(self.domain)
 
     @property
     def n_columns(self) -> int:

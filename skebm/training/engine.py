@@ -755,6 +755,7 @@ class EnergyNet(NeuralNet):
             self._record_loss(batch, loss)
         return logs
 
+    @torch.no_grad()
     def _completed(self, batch: Batch, known: Tensor, generator: torch.Generator) -> Batch:
         """The batch with its missing entries drawn anew; `known` are those of all rows."""
         index = batch.row_index

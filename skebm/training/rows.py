@@ -98,6 +98,11 @@ class Rows(torch.utils.data.Dataset):
             return found
         return Rows(self.x[index.cpu().numpy()], weight, **kind)
 
+    def split(self, n: int, generator: torch.Generator) -> tuple[Rows, Rows]:
+        """All rows but `n`, and these, drawn at random."""
+        order = torch.randperm(len(self), generator=generator, device=self.device)
+        return self.subset(order[n:]), self.subset(order[:n])
+
     def merged(self) -> Rows:
         """Distinct rows weighted by their total weight, for binary rows of up to 62 columns.
 

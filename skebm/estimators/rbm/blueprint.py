@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import Binary, Categorical, ChainState, Clamp, Objective, Real, Sampler
-from skebm.base.domains import enumeration_cost
+from skebm.base.domains import enumeration_cost, parts_of
 from skebm.base.torchtools import check_memory
 from skebm.distributions import (
     BlockTree,
@@ -30,7 +30,7 @@ from skebm.estimators.base import Blueprint, stopping_of
 from skebm.estimators.bases import TREES, column_means, conditional, redraw
 from skebm.estimators.columns import ColumnTable
 from skebm.estimators.rbm.choice import BaseChoice
-from skebm.estimators.rbm.safety import assess
+from skebm.estimators.rbm.safety import assess, n_held_out
 from skebm.estimators.tables import UnitIntervalTable
 from skebm.objectives import (
     Centering,
@@ -72,9 +72,9 @@ MOST_EPOCHS, MOST_WORK = 500, 2e11
 # of nearly 0 by less than l1, so that they would all end at 0 though larger ones have a far better
 # penalised likelihood.
 SCALE_ON_TREES, SCALE_BY_L1 = 0.01, 100.0
-# Rows from which on a tenth, and at most so many, are held out. Of fewer, each is worth more to the
-# training than to the guard.
-FEWEST_ROWS, N_HELD_OUT = 200, 500
+# Rows from which on some are held out. Of fewer, each is worth more to the training than to the
+# guard.
+FEWEST_ROWS = 200
 # Draws of the base that complete a held-out row with missing entries.
 N_COMPLETIONS = 10
 # Gibbs steps that draw missing entries anew where rows come once, in `partial_fit`.
@@ -142,8 +142,7 @@ class RBMBlueprint(Blueprint):
     @property
     def bits(self) -> Tensor:
         """Which entries of a row are bits, (d,)."""
-        domain: Any = self.table.domain
-        parts = getattr(domain, "parts", (domain,))
+        parts = parts_of(self.table.domain)
         found = [torch.full((p.n_columns,), isinstance(p, Binary)) for p in parts]
         return torch.cat(found)
 
@@ -209,9 +208,8 @@ class RBMBlueprint(Blueprint):
         """Hold out a tenth of the rows, at most 500, where their likelihood guards the training."""
         if not self.guarded:
             return rows, None
-        n = min(N_HELD_OUT, len(rows) // 10)
-        order = torch.randperm(len(rows), generator=generator, device=rows.device)
-        return rows.subset(order[n:]), self.completed(rows.subset(order[:n]), generator)
+        train, held_out = rows.split(n_held_out(len(rows)), generator)
+        return train, self.completed(held_out, generator)
 
     def completed(self, rows: Rows, generator: torch.Generator) -> Rows:
         """Held-out rows, or copies that draws of the base complete where entries are missing."""
@@ -260,7 +258,6 @@ class RBMBlueprint(Blueprint):
                 of_base = conditional(self.base, Clamp(held_out.known, x)).log_normaliser
         return found.gain + float(counts @ of_base.double() / counts.sum())
 
-    @torch.no_grad()
     def complete(self, energy: Any, x: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:
         """By Gibbs chains that go on whenever the rows come again; longer where they may not."""
         state, clamp = ChainState(x), Clamp(known, x)
@@ -342,8 +339,7 @@ class RBMBlueprint(Blueprint):
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
         found = super().without_effect(asked)
-        domain: Any = self.table.domain
-        kinds = [type(part) for part in getattr(domain, "parts", [domain])]
+        kinds = [type(part) for part in parts_of(self.table.domain)]
         if self.base_name in TREES and Binary not in kinds and Categorical not in kinds:
             found["base"] = "no column of X is binary or categorical"
         if self.base_name == "gaussian" and Real not in kinds:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from skebm.base import Binary, Categorical, Domain, Real
-from skebm.base.domains import columns_of
+from skebm.base.domains import columns_of, parts_of
+from skebm.estimators.rbm.safety import n_held_out
 from skebm.training.rows import Rows
 
 PLAIN = "independent"
@@ -24,8 +25,6 @@ LEAST_GAIN = 0.1
 # of the epochs of both, trees are ahead on tables where they are behind at the end (digits, by 0.8
 # nats).
 PLAIN_SHARE, SHARE = 0.5, 0.1
-# Rows that compare the bases, at most, and at most as a fraction.
-N_COMPARED, FRACTION_COMPARED = 500, 0.1
 
 
 class BaseChoice(NamedTuple):
@@ -40,7 +39,7 @@ def candidates(domain: Domain, *, short: bool) -> list[str]:
 
     A `short` training is over before the search of a block tree would be.
     """
-    parts: Any = getattr(domain, "parts", (domain,))
+    parts = parts_of(domain)
     discrete = [part for part in parts if isinstance(part, Binary | Categorical)]
     names, entries = [PLAIN], [k for part in discrete for k in columns_of(part)]
     n_levels = max([2, *entries])
@@ -76,12 +75,10 @@ def choose_base(
     generator : torch.Generator
         Draws the rows that are held out.
     """
-    order = torch.randperm(len(rows), generator=generator, device=rows.device)
-    n = min(N_COMPARED, int(FRACTION_COMPARED * len(rows)))
-    train, held_out = rows.subset(order[n:]), rows.subset(order[:n])
+    train, held_out = rows.split(n_held_out(len(rows)), generator)
     plain, *others = names
     found = {plain: trial(plain, train, held_out, PLAIN_SHARE)}
     found |= {name: trial(name, train, held_out, SHARE) for name in others}
     best = max(names, key=lambda name: found[name] - LEAST_GAIN * (name != plain))
     compared = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
-    return BaseChoice(best, f"nats of {n} held-out rows after equal times: {compared}")
+    return BaseChoice(best, f"nats of {len(held_out)} held-out rows after equal times: {compared}")

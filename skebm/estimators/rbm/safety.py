@@ -23,6 +23,13 @@ from skebm.training.engine import Assessment
 N_CHAINS, N_BETAS = 50, 75
 # Terms up to which log Z is summed instead, in less time than annealing takes.
 CHEAP_COST = 1e5
+# Rows that assess a model, at most; otherwise a tenth.
+N_HELD_OUT = 500
+
+
+def n_held_out(n_rows: int) -> int:
+    """Number of rows that assess a model, of all."""
+    return min(N_HELD_OUT, n_rows // 10)
 
 
 def assess(
