@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from skebm.base import Binary, Clamp
-from skebm.distributions.base import Distribution, Tilt
 from skebm.distributions.trees.chow_liu import maximum_spanning_tree
+from skebm.distributions.trees.tables import TreeOfTables
 
 # Constants of structure learning, chosen on the validation parts of seven DEBD sets of 1,600 to
 # 29,000 rows; gains are in nats per row. They do not depend on the number of rows, because only
@@ -267,7 +266,7 @@ def _independent(p: Tensor, n_columns: int) -> Tensor:
     return result
 
 
-class BlockTree(Distribution):
+class BlockTree(TreeOfTables):
     r"""A tree over blocks of binary columns, with a free table for the patterns of each block.
 
     .. math:: q(x) = q_r(x_{B_r}) \prod_{u \ne r} q_u\bigl(x_{B_u} \mid x_{B_{\pi(u)}}\bigr)
@@ -321,11 +320,9 @@ class BlockTree(Distribution):
         device = log_tables.device
         blocks = torch.as_tensor(blocks, dtype=torch.long).to(device)
         parent = torch.as_tensor(parent, dtype=torch.long).to(device)
-        order, self._levels = breadth_first(_checked_shapes(blocks, parent, log_tables))
-        rank = torch.tensor(order, device=device).argsort()
+        _check_shapes(blocks, parent, log_tables)
+        order = self._arrange(parent)
         self.blocks = blocks[order]
-        self.parent = torch.where(parent < 0, parent, rank[parent])[order]
-        self._parents = self.parent.clamp_min(0)  # the root counts as a child of itself
         n_blocks, width = self.blocks.shape
         self.domain = Binary((int(self.blocks.max()) + 1,))
         present = self.blocks >= 0
@@ -336,27 +333,7 @@ class BlockTree(Distribution):
         # Missing columns of a block point to a zero field that is appended after the last column.
         self._columns = torch.where(present, self.blocks, self.domain.n_columns).flatten()
         self._position = self._columns.argsort()[: self.domain.n_columns]
-        self.log_tables = self._checked_tables(log_tables[order])
-        self._tables = self._powered(1.0)
-
-    def _checked_tables(self, log_tables: Tensor) -> Tensor:
-        """Tables with zeros for patterns that do not exist, and equal rows of the root."""
-        tables = log_tables.clone()
-        tables[0] = tables[0, 0].clone()
-        tables = torch.where(self._valid[:, None], tables, 0.0)
-        missing = ~self._valid[self._parents]  # (m, K): patterns that the parent lacks
-        missing[0] = False
-        tables = torch.where(missing[:, :, None], 0.0, tables)
-        total = (tables.double().exp() * self._valid[:, None]).sum(2)
-        error = torch.where(missing, 0.0, total - 1).abs().max()
-        if not (torch.isfinite(tables).all() and error < 1e-3):
-            raise ValueError(
-                "The rows of log_tables must be finite and their exponentials sum to 1."
-            )
-        return tables
-
-    def _powered(self, power: float) -> Tensor:
-        return (power * self.log_tables).exp_() * self._valid[:, None]
+        self._set_tables(log_tables[order])
 
     @classmethod
     def fit(
@@ -408,18 +385,6 @@ class BlockTree(Distribution):
     def __setstate__(self, state: dict[str, np.ndarray]) -> None:
         tables = torch.from_numpy(np.array(state["log_tables"]))
         self.__init__(state["blocks"], state["parent"], tables)  # type: ignore[misc]
-
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        size = max(1, 4_000_000 // self._valid.numel())
-        fields = [
-            self.log_tables.new_zeros(min(size, n - start), self.domain.n_columns)
-            for start in range(0, max(n, 1), size)
-        ]
-        return torch.cat([self.tilted(field).sample(generator) for field in fields])
-
-    def tilted(self, field: Tensor, power: float = 1.0) -> TableTilt:
-        """Tilts proportional to q(x)^power exp(field' x), one for each row of `field`, (n, d)."""
-        return TableTilt(self, field, power)
 
     def log_prob(self, x: Tensor) -> Tensor:
         differentiated = x.requires_grad and torch.is_grad_enabled()
@@ -483,124 +448,8 @@ class BlockTree(Distribution):
         return (bits.view(len(x), *self.blocks.shape) * place).sum(2)
 
 
-class TreeOfTables(Protocol):
-    """A tree whose nodes have a table of the probabilities of their patterns given the parent's.
-
-    Nodes are in breadth-first order; `_levels` has the first and the last of each depth.
-    """
-
-    _levels: list[tuple[int, int]]
-    _parents: Tensor
-    _tables: Tensor
-
-    def _powered(self, power: float) -> Tensor:
-        """The tables to a power, (m, K, K); 0 for patterns that do not exist."""
-
-    def potentials(self, field: Tensor, known: Clamp | None) -> Tensor:
-        """Field of each pattern, (m, K, n); -inf for those that are known not to be."""
-
-    def rows_of(self, patterns: Tensor) -> Tensor:
-        """Rows (n, d), or their means, from one-hot patterns or probabilities, (m, K, n)."""
-
-
-class TableTilt(Tilt):
-    """The distributions proportional to q(x)^power exp(field' x), by belief propagation.
-
-    The upward pass runs once, when first needed, on all nodes of a level together. Messages are
-    sums of positive terms of about one, and only their logarithms are added.
-
-    Parameters
-    ----------
-    tree : BlockTree or CategoricalTree
-        q.
-    field : Tensor of shape (n, d)
-        Unary fields, in nats.
-    power : float
-        Exponent of q.
-    known : Clamp or None, default=None
-        Known columns and their values.
-
-    Attributes
-    ----------
-    mean : Tensor of shape (n, d)
-        Probability of a one in each column.
-    log_normaliser : Tensor of shape (n,)
-        Log of the sum of q(x)^power exp(field' x) over the rows that agree with the known columns.
-    """
-
-    def __init__(self, tree: TreeOfTables, field: Tensor, power: float, known: Clamp | None = None):
-        self.tree, self.power, self.known = tree, power, known
-        self.field = field.detach()  # messages are computed in place
-        self._tables = tree._tables if power == 1 else tree._powered(power)  # (m, K, K)
-
-    def given(self, clamp: Clamp) -> TableTilt:
-        """The tilt conditioned on known columns, which replace those known before."""
-        return TableTilt(self.tree, self.field, self.power, clamp)
-
-    @cached_property
-    def _upward(self) -> tuple[Tensor, Tensor]:
-        """The upward pass: potential times messages of each pattern, (m, K, n), largest 1.
-
-        The second result is the log-normaliser, (n,).
-        """
-        tree, belief = self.tree, self.tree.potentials(self.field, self.known)
-        top = belief.new_empty(len(belief), belief.shape[2])
-        for start, stop in reversed(tree._levels):
-            level = belief[start:stop]
-            torch.amax(level, 1, out=top[start:stop])
-            level.sub_(top[start:stop, None]).exp_()
-            if start:
-                message = torch.bmm(self._tables[start:stop], level).log_()
-                belief.index_add_(0, tree._parents[start:stop], message)
-        log_root = (self._tables[0, 0, :, None] * belief[0]).sum(0).log()
-        return belief, top.t().contiguous().sum(1) + log_root
-
-    @property
-    def log_normaliser(self) -> Tensor:  # type: ignore[override]
-        return self._upward[1]
-
-    def _downward(self, start: int, stop: int, p_parent: Tensor) -> Tensor:
-        """Weights of the patterns of a level, (., K, n), given those of their parents."""
-        belief = self._upward[0][start:stop]
-        if not start:
-            return self._tables[0, 0, :, None] * belief
-        tables = self._tables[start:stop].transpose(1, 2)
-        return torch.bmm(tables, p_parent).mul_(belief)
-
-    @cached_property
-    def mean(self) -> Tensor:  # type: ignore[override]
-        tree, (belief, _) = self.tree, self._upward
-        p = torch.empty_like(belief)
-        for start, stop in tree._levels:
-            p_parent = p[tree._parents[start:stop]] if start else p[:0]
-            if start:
-                p_parent.div_(torch.bmm(self._tables[start:stop], belief[start:stop]))
-            weight = self._downward(start, stop, p_parent)
-            p[start:stop] = weight.div_(weight.sum(1, keepdim=True))
-        mean = tree.rows_of(p).clamp_(0, 1)
-        return mean if self.known is None else self.known.apply(mean)
-
-    def sample(self, generator: torch.Generator) -> Tensor:
-        tree, (belief, _) = self.tree, self._upward
-        u = torch.rand(
-            (len(belief), 1, belief.shape[2]),
-            generator=generator,
-            dtype=belief.dtype,
-            device=belief.device,
-        )
-        chosen = torch.empty_like(belief)
-        for start, stop in tree._levels:
-            of_parent = chosen[tree._parents[start:stop]] if start else chosen[:0]
-            cumulative = self._downward(start, stop, of_parent).cumsum(1)
-            # Strictly greater: u = 0 must not select a first pattern of weight zero.
-            reached = (cumulative > u[start:stop] * cumulative[:, -1:]).to(belief.dtype)
-            chosen[start:stop] = reached
-            chosen[start:stop, 1:] -= reached[:, :-1]
-        return tree.rows_of(chosen)
-
-
-def _checked_shapes(blocks: Tensor, parent: Tensor, log_tables: Tensor) -> list[int]:
-    """Parents of the nodes; `ValueError` for wrong shapes or blocks that are no partition."""
+def _check_shapes(blocks: Tensor, parent: Tensor, log_tables: Tensor) -> None:
+    """`ValueError` for wrong shapes or blocks that are no partition."""
     if blocks.ndim != 2 or not 1 <= blocks.shape[1] <= 5:
         raise ValueError(f"blocks must have shape (m, 1 to 5), but got {tuple(blocks.shape)}.")
     n_patterns = 2 ** blocks.shape[1]
@@ -617,22 +466,3 @@ def _checked_shapes(blocks: Tensor, parent: Tensor, log_tables: Tensor) -> list[
         raise ValueError("Every column from 0 to d - 1 must be in exactly one block.")
     if not present[:, 0].all() or (present[:, 1:] & ~present[:, :-1]).any():
         raise ValueError("A block must have a column, and its padding must be at its end.")
-    return parent.tolist()
-
-
-def breadth_first(parent: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
-    """Nodes in breadth-first order, and the start and the stop of each level."""
-    children: dict[int, list[int]] = {}
-    for node, above in enumerate(parent):
-        children.setdefault(max(above, -1), []).append(node)
-    order: list[int] = []
-    levels, level = [], children.get(-1, [])
-    if len(level) != 1:
-        raise ValueError(f"A tree has one root, with parent -1, but this one has {len(level)}.")
-    while level:
-        levels.append((len(order), len(order) + len(level)))
-        order += level
-        level = [child for node in level for child in children.get(node, [])]
-    if len(order) != len(parent):
-        raise ValueError("The parents must form one tree; some nodes are not below the root.")
-    return order, levels

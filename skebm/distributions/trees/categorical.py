@@ -8,23 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skebm.base import Binary, Categorical, Clamp, Domain, Mixed
-from skebm.base.domains import columns_of
+from skebm.base import Binary, Categorical, Clamp, Domain
+from skebm.base.domains import columns_of, parts_of
 from skebm.base.torchtools import check_memory
-from skebm.distributions.base import Distribution
-from skebm.distributions.trees.blocks import (
-    Counts,
-    TableTilt,
-    breadth_first,
-    mutual_information,
-)
+from skebm.distributions.trees.blocks import Counts, mutual_information
 from skebm.distributions.trees.chow_liu import maximum_spanning_tree
+from skebm.distributions.trees.tables import TreeOfTables
 
 # Weight of even levels in the marginal of a column, which levels that do not occur need.
 LEVEL_SMOOTHING = 1e-3
 
 
-class CategoricalTree(Distribution):
+class CategoricalTree(TreeOfTables):
     r"""A tree of columns with two or more levels, :math:`q(x) = \prod_i q(x_i \mid x_{\pi(i)})`.
 
     :meth:`fit` finds the tree of the largest likelihood, the maximum spanning tree of the mutual
@@ -80,10 +75,7 @@ class CategoricalTree(Distribution):
                 f"{tuple(log_tables.shape)}."
             )
         self.domain = domain
-        order, self._levels = breadth_first(parent.tolist())
-        self.order = torch.tensor(order, device=device)
-        self.parent = torch.where(parent < 0, parent, self.order.argsort()[parent])[self.order]
-        self._parents = self.parent.clamp_min(0)  # the root counts as a child of itself
+        self.order = self._arrange(parent)
         level = torch.arange(n_levels)
         first = torch.tensor([0, *groups]).cumsum(0)[:-1]
         is_bit, size = torch.tensor(groups) == 1, torch.tensor(sizes)
@@ -91,27 +83,11 @@ class CategoricalTree(Distribution):
         entry = torch.where(is_bit[:, None], first[:, None] + level - 1, first[:, None] + level)
         entry = torch.where(is_bit[:, None] & (level == 0), domain.n_columns, entry)
         valid = level < size[:, None]
-        entry = torch.where(valid, entry, domain.n_columns + 1)[order].flatten()
-        self._entry, self._valid = entry.to(device), valid[order].to(device)
+        entry = torch.where(valid, entry, domain.n_columns + 1)
+        self._entry = entry.to(device)[self.order].flatten()
+        self._valid = valid.to(device)[self.order]
         self._position = self._entry.argsort()[: domain.n_columns]
-        tables = log_tables[self.order].clone()
-        tables[0] = tables[0, 0].clone()
-        self.log_tables = torch.where(self._valid[:, None], tables, 0.0)
-        self._check_tables()
-        self._tables = self._powered(1.0)
-
-    def _check_tables(self) -> None:
-        total = (self.log_tables.double().exp() * self._valid[:, None]).sum(2)
-        of_parent = self._valid[self._parents]
-        of_parent[0] = self._valid[0]
-        error = torch.where(of_parent, total - 1, 0.0).abs().max()
-        if not (torch.isfinite(self.log_tables).all() and error < 1e-3):
-            raise ValueError(
-                "The rows of log_tables must be finite and their exponentials sum to 1."
-            )
-
-    def _powered(self, power: float) -> Tensor:
-        return (power * self.log_tables).exp_() * self._valid[:, None]
+        self._set_tables(log_tables[self.order])
 
     @classmethod
     def fit(
@@ -193,18 +169,6 @@ class CategoricalTree(Distribution):
         # The rows of the root's table are alike, and its levels sum to one.
         return (value * of_parent).sum(1).t().contiguous().sum(1)
 
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        size = max(1, 4_000_000 // self._valid.numel())
-        starts = range(0, max(n, 1), size)
-        fields = [
-            self.log_tables.new_zeros(min(size, n - s), self.domain.n_columns) for s in starts
-        ]
-        return torch.cat([self.tilted(field).sample(generator) for field in fields])
-
-    def tilted(self, field: Tensor, power: float = 1.0) -> TableTilt:
-        """Tilts proportional to q(x)^power exp(field' x), one for each row of `field`, (n, d)."""
-        return TableTilt(self, field, power)
-
     def potentials(self, field: Tensor, known: Clamp | None) -> Tensor:
         """Field of each level, (m, K, n); -inf for those that are known not to be, or are none."""
         found = self._by_level(field, -math.inf)
@@ -228,8 +192,7 @@ class CategoricalTree(Distribution):
 
 def _checked_columns(domain: Domain) -> tuple[int, ...]:
     """Entries of each column; `ValueError` for rows that are not of bits and categories."""
-    parts = domain.parts if isinstance(domain, Mixed) else (domain,)
-    for part in parts:
+    for part in parts_of(domain):
         if not isinstance(part, Binary | Categorical) or len(part.row_shape) != 1:
             raise ValueError(f"A CategoricalTree is of flat bits and categories, not {domain}.")
     return columns_of(domain)
