@@ -43,6 +43,7 @@ from sklearn.impute import IterativeImputer, KNNImputer
 from sklearn.linear_model import BayesianRidge
 from sklearn.model_selection import GridSearchCV
 
+from benchmarks import density
 from benchmarks._common import table, write
 from skebm import RBMEstimator
 
@@ -325,29 +326,24 @@ CODES = {
 }
 
 
-def of_bits(data: Path, name: str, part: str) -> pd.DataFrame:
+def of_bits(X: np.ndarray, name: str) -> pd.DataFrame:
     """The columns of a binary set as categories; all zeros are a level of their own."""
-    content = np.load(data / "debd" / f"{name}.npz")
-    X = np.unpackbits(content[part], axis=1)[:, : int(content["d"])]
     blocks = np.split(X, np.cumsum(CODES[name])[:-1], axis=1)
     return pd.DataFrame(
         {f"x{j}": np.where(b.any(1), b.argmax(1), -1) for j, b in enumerate(blocks)}
     )
 
 
-def levels(data: Path, name: str) -> dict[str, Any]:
+def one_hot_codes(data: Path, name: str) -> dict[str, Any]:
     """A row of the table of sets whose bits are one-hot codes."""
-    train, test = of_bits(data, name, "train"), of_bits(data, name, "test")
+    train, _, test = (of_bits(X, name) for X in density.load(data, name))
     row: dict[str, Any] = {"set": name, "rows": len(train)}
-    for label, n_components, base in (
-        ("tree", 1, "chow-liu"),
-        ("20 units", 20, "auto"),
-        ("64 units", 64, "auto"),
-        ("256 units", 256, "auto"),
+    plain = RBMEstimator(categorical_features=list(train.columns), random_state=0)
+    for label, more in (
+        ("tree", {"n_components": 1, "base": "chow-liu", "n_iter": 0}),
+        *((f"{h} units", {"n_components": h}) for h in (20, 64, 256)),
     ):
-        more = {"n_iter": 0} if label == "tree" else {}
-        model = RBMEstimator(n_components, base=base, categorical_features=list(train.columns))
-        model.set_params(random_state=0, **more)
+        model = clone(plain).set_params(**more)
         started = time.perf_counter()
         model.fit(train)
         took = time.perf_counter() - started
@@ -370,7 +366,7 @@ def main() -> None:
     if arguments.table in ("levels", "all"):
         found["levels"] = []
         for name in CODES:
-            found["levels"].append(levels(arguments.data, name))
+            found["levels"].append(one_hot_codes(arguments.data, name))
             print(found["levels"][-1], flush=True)
         print("\n" + table(found["levels"]), flush=True)
     if arguments.table in ("likelihood", "all"):

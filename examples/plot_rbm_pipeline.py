@@ -60,14 +60,16 @@ from skebm.objectives import Penalty
 
 folds = StratifiedGroupKFold(3, shuffle=True, random_state=0)
 linear = [("scale", StandardScaler()), ("logistic", LogisticRegression(max_iter=2000))]
-rbm = RBMEstimator(n_iter=40, penalty=Penalty(sparsity_target=0.05), random_state=0)
+rbm = RBMEstimator(
+    learning_rate=0.1, n_iter=40, penalty=Penalty(sparsity_target=0.05), random_state=0
+)
 searches = {
     "pixels": GridSearchCV(
         Pipeline(linear), {"logistic__C": [0.01, 0.1, 1, 10, 100]}, cv=folds, n_jobs=1
     ),
     "RBM features": GridSearchCV(
         Pipeline([("rbm", rbm), *linear]),
-        {"rbm__n_components": [100, 200], "rbm__learning_rate": [0.1]},
+        {"rbm__n_components": [100, 200]},
         cv=folds,
         n_jobs=1,
     ),
