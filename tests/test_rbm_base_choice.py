@@ -1,14 +1,15 @@
-"""The base that an RBM chooses from its training rows."""
+"""What the training rows of an RBM decide: its base, and the number of epochs of few rows."""
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.exceptions import ConvergenceWarning
 
 from skebm import RBMEstimator
 from skebm.base import Binary, Categorical, Mixed, Real
 from skebm.distributions import IndependentBernoulli
-from skebm.estimators.rbm.choice import candidates, choose_base
+from skebm.estimators.rbm.choice import Gain, candidates, choose_base, epochs_by_halves
 from skebm.training.rows import Rows
 
 
@@ -156,3 +157,65 @@ def test_the_choice_is_reproducible():
     first, second = (rbm(n_iter=5).fit(x) for _ in range(2))
     assert first.base_reason_ == second.base_reason_
     np.testing.assert_array_equal(first.components_, second.components_)
+
+
+# ------------------------------------------------------------------------------
+# Epochs by halves of few rows
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("curves", "epochs"),
+    [
+        (([1.0, 3.0, 2.0], [1.0, 2.0, 2.5]), 20),
+        (([1.0, 0.0, -9.0], [-0.2, 0.2, 0.3]), 10),
+        (([0.1, 0.2, 0.1], [0.1, 0.3, 0.2]), 0),  # less than the standard error
+        (([-1.0, -2.0, -3.0], [-1.0, 0.5, -3.0]), 0),
+        (([1.0, 3.0, 2.0], []), 0),  # a half diverged
+    ],
+)
+def test_epochs_are_those_at_which_both_halves_gain_most(curves, epochs):
+    seen, left = [], list(curves)
+
+    def gains(train, held_out):
+        seen.append((len(train), len(held_out)))
+        return [Gain(10 * i + 10, gain, 0.4) for i, gain in enumerate(left.pop(0))]
+
+    assert epochs_by_halves(gains, bits(51), torch.Generator().manual_seed(0)) == epochs
+    assert seen == [(26, 25), (25, 26)]
+
+
+def few(n=24, d=12, **params):
+    """Independent numbers, which eight hidden units overfit."""
+    x = np.random.default_rng(0).standard_normal((n, d))
+    return RBMEstimator(8, random_state=0, partition=None, **params), x
+
+
+def test_few_rows_without_dependences_leave_the_base_as_it_is():
+    model, x = few()
+    with pytest.warns(ConvergenceWarning, match="never made the other half more likely"):
+        model.fit(x)
+    assert model.n_iter_ == 0
+    model.set_params(warm_start=True).fit(x)
+    assert model.n_iter_ == 0  # as chosen before
+
+
+def test_few_rows_with_dependences_are_trained_on():
+    model = RBMEstimator(20, random_state=0, partition=None, learning="cd")
+    model.fit(chain_of_bits(120))
+    assert 0 < model.n_iter_ <= 500
+    assert model.n_iter_ % 50 == 0
+    assert all("gain_over_base" not in row for row in model.history_)
+
+
+@pytest.mark.parametrize(
+    ("params", "n", "epochs"),
+    [
+        ({"n_iter": 3}, 24, 3),
+        ({"net_params": {"max_epochs": 4}}, 24, 4),
+        ({"learning_rate": 1e-3}, 24, 500),
+    ],
+)
+def test_a_program_that_says_how_to_train_is_followed(params, n, epochs):
+    model, x = few(n, d=2, **params)
+    assert model.fit(x).n_iter_ == epochs

@@ -40,7 +40,8 @@ def frame(n=200, seed=0):
 
 
 def rbm(**params):
-    return RBMEstimator(**{"n_components": 4, "random_state": 0, "n_iter": 40} | params)
+    settings = {"n_components": 4, "random_state": 0, "n_iter": 40, "base": "independent"}
+    return RBMEstimator(**settings | params)
 
 
 @pytest.fixture(scope="module")

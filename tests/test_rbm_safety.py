@@ -297,9 +297,9 @@ def overfitted(**options):
 
 def test_overfitting_ends_at_the_base():
     with pytest.warns(ConvergenceWarning, match="no more likely than under the base"):
-        model, gain = overfitted(n_iter=100)
+        model, gain = overfitted(n_iter=60)
     assert gain > -0.05
-    _, unguarded = overfitted(n_iter=100, learning_rate=0.1)
+    _, unguarded = overfitted(n_iter=60, learning_rate=0.1)
     assert unguarded < -1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from skebm.energies.mixed_bipartite import MAX_LOG_PRECISION
 from skebm.estimators.base import Blueprint, stopping_of
 from skebm.estimators.bases import TREES, column_means, conditional, redraw
 from skebm.estimators.columns import ColumnTable
-from skebm.estimators.rbm.choice import BaseChoice
+from skebm.estimators.rbm.choice import BaseChoice, Gain
 from skebm.estimators.rbm.safety import assess, n_held_out
 from skebm.estimators.tables import UnitIntervalTable
 from skebm.objectives import (
@@ -75,6 +75,10 @@ SCALE_ON_TREES, SCALE_BY_L1 = 0.01, 100.0
 # Rows from which on some are held out. Of fewer, each is worth more to the training than to the
 # guard.
 FEWEST_ROWS = 200
+# Of fewer rows, halves choose the number of epochs; fewer than these say nothing.
+FEWEST_IN_HALVES = 8
+# Assessments of each half, between which the number of epochs is chosen.
+N_BY_HALVES = 10
 # Draws of the base that complete a held-out row with missing entries.
 N_COMPLETIONS = 10
 # Gibbs steps that draw missing entries anew where rows come once, in `partial_fit`.
@@ -85,6 +89,13 @@ GIBBS = Gibbs()
 # Names of the gain of held-out rows in the history and of its error; and what counts as a gain, or
 # as a rise of its mean over a quarter of the assessments, in nats.
 GAIN, ERROR, LEAST_RISE = "gain_over_base", "gain_error", 0.1
+
+
+class TrialTools(NamedTuple):
+    """What trials of one fit share: the generator, and the arguments of the net."""
+
+    generator: torch.Generator
+    net_params: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -115,6 +126,9 @@ class RBMBlueprint(Blueprint):
     guarded : bool
         Whether held-out rows guard the training: in a fit to enough rows whose steps are stochastic
         and whose learning rate and batch size are ours to choose.
+    by_halves : bool
+        Whether halves of the rows choose the number of epochs instead: where the rows are fewer and
+        that number is ours to choose too.
     streaming : bool
         Whether the settings are those of `partial_fit`.
     """
@@ -132,6 +146,7 @@ class RBMBlueprint(Blueprint):
     penalty: Penalty | None
     short: bool
     guarded: bool
+    by_halves: bool
     streaming: bool
 
     @property
@@ -222,41 +237,53 @@ class RBMBlueprint(Blueprint):
     def assessment(self) -> Assess | None:
         return assess
 
-    def trial(
-        self,
-        train: Rows,
-        held_out: Rows,
-        generator: torch.Generator,
-        share: float,
-        net_params: dict[str, Any] | None,
-    ) -> float:
+    def trial(self, train: Rows, held_out: Rows, share: float, tools: TrialTools) -> float:
         """Mean log-likelihood of held-out rows after a share of the epochs, in nats.
 
         That of their known entries; minus infinity where training diverges.
         """
-        plan = replace(self.plan, n_iter=math.ceil(share * self.plan.n_iter))
-        own = {k: v for k, v in (net_params or {}).items() if k.startswith("optimizer")}
-        net = plan.net(self.objective(generator), generator, streaming=False, net_params=own)
-        net.initialize()
-        net.completion_ = self.complete
-        completed = self.completed(held_out, generator)
         # As often as in the fit itself: on a tree, an assessment takes as long as a hundred steps.
-        net.hold_out(completed, assess, math.ceil(share * N_ASSESSMENTS))
-        self.initialise(net.module_.energy, train)
-        try:
-            net.partial_fit(train)
-        except DivergenceError:
+        net = self._tried(train, held_out, share, math.ceil(share * N_ASSESSMENTS), tools)
+        if net is None:
             return -math.inf
-        if net.interrupted_:
-            raise KeyboardInterrupt("fit was interrupted when it chose the base.")
-        x, weight = completed.block(0, len(completed)), completed.weight
-        found = assess(net.module_.energy, x, weight, generator, completed.n_copies)
         x, counts = held_out.block(0, len(held_out)), held_out.counts
         with torch.no_grad():
             of_base = self.base.log_prob(x)
             if held_out.known is not None:
                 of_base = conditional(self.base, Clamp(held_out.known, x)).log_normaliser
-        return found.gain + float(counts @ of_base.double() / counts.sum())
+        best = net.guard_.returns_to(False)
+        gain = net.guard_.shown[GAIN] if best is None else best.gain
+        return gain + float(counts @ of_base.double() / counts.sum())
+
+    def gains(self, train: Rows, held_out: Rows, tools: TrialTools) -> list[Gain]:
+        """Gains of held-out rows while others train a model; none where training diverges."""
+        net = self._tried(train, held_out, 1.0, N_BY_HALVES, tools)
+        history = [] if net is None else net.history
+        return [Gain(row["epoch"], row[GAIN], row[ERROR]) for row in history if GAIN in row]
+
+    def _tried(
+        self, train: Rows, held_out: Rows, share: float, n_times: int, tools: TrialTools
+    ) -> EnergyNet | None:
+        """A net trained for a share of the epochs, assessed `n_times`; None if it diverges."""
+        plan = replace(self.plan, n_iter=math.ceil(share * self.plan.n_iter))
+        own = {k: v for k, v in (tools.net_params or {}).items() if k.startswith("optimizer")}
+        generator = tools.generator
+        net = plan.net(self.objective(generator), generator, streaming=False, net_params=own)
+        net.initialize()
+        net.completion_ = self.complete
+        net.hold_out(self.completed(held_out, generator), assess, n_times)
+        self.initialise(net.module_.energy, train)
+        try:
+            net.partial_fit(train)
+        except DivergenceError:
+            return None
+        if net.interrupted_:
+            raise KeyboardInterrupt("fit was interrupted when it compared settings.")
+        return net
+
+    def trained_for(self, n_iter: int) -> RBMBlueprint:
+        """The same with another number of epochs."""
+        return replace(self, plan=replace(self.plan, n_iter=n_iter))
 
     def complete(self, energy: Any, x: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:
         """By Gibbs chains that go on whenever the rows come again; longer where they may not."""
@@ -272,6 +299,14 @@ class RBMBlueprint(Blueprint):
         """
         if isinstance(self.table, ColumnTable):
             self._check_widths(net.module_.energy, self.table)
+        if self.by_halves and self.plan.n_iter == 0:
+            warnings.warn(
+                f"Models of one half of the {len(rows)} rows never made the other half more likely "
+                "than their base does, so that the base is left as it is (n_iter_ is 0). More rows "
+                "or fewer n_components may find more; n_iter= trains in any case.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
         found = [row for row in net.history[net.n_before_ :] if GAIN in row]
         if not self.guarded or net.note_ or not found:
             return
@@ -434,7 +469,7 @@ def design(
     if sampler is not None:
         _check_sampler(sampler, learning, chains)
     optimizer = SGD() if estimator.optimizer is None else estimator.optimizer
-    plan, guarded = _plan(
+    plan, ours = _plan(
         estimator, learning, optimizer, base, rows, streaming=streaming, stochastic=stochastic
     )
     line_search = plan.optimizer == "lbfgs"
@@ -458,7 +493,10 @@ def design(
         centering=_centering(estimator, learning, line_search),
         penalty=None if penalty is None else clone(penalty),
         short=_is_short(estimator, plan, len(rows)),
-        guarded=guarded,
+        guarded=ours and len(rows) >= FEWEST_ROWS,
+        by_halves=ours
+        and FEWEST_IN_HALVES <= len(rows) < FEWEST_ROWS
+        and _epochs_are_ours(estimator),
         streaming=streaming,
     )
 
@@ -467,6 +505,12 @@ def _is_short(estimator: Any, plan: TrainingPlan, n_rows: int) -> bool:
     """Whether a number of epochs was given that makes fewer than 10,000 steps."""
     asked = (estimator.net_params or {}).get("max_epochs", estimator.n_iter)
     return asked != "auto" and plan.n_iter * math.ceil(n_rows / plan.batch_size) < ENOUGH_STEPS
+
+
+def _epochs_are_ours(estimator: Any) -> bool:
+    """Whether neither a number of epochs is given nor a rule that ends training."""
+    asked = (estimator.net_params or {}).get("max_epochs", estimator.n_iter)
+    return asked == "auto" and not estimator.early_stopping
 
 
 def _check_units(n_hidden: int, rows: Rows, batch_size: int) -> None:
@@ -502,7 +546,10 @@ def _plan(
     streaming: bool,
     stochastic: bool,
 ) -> tuple[TrainingPlan, bool]:
-    """Optimizer, learning rate, batch size and number of epochs; whether the fit is guarded."""
+    """Optimizer, learning rate, batch size and epochs; whether the rows may judge the training.
+
+    That is where its steps are stochastic and rate and batch size are ours to choose.
+    """
     net, n_rows = estimator.net_params or {}, len(rows)
     rate = net.get("lr", estimator.learning_rate)
     size = net.get("batch_size", estimator.batch_size)
@@ -518,13 +565,12 @@ def _plan(
     if size == "auto":
         batch_size = n_rows if line_search else _batch_size(n_rows, 0 if streaming else n_iter)
     ours = rate == size == "auto" and not line_search and not streaming
-    guarded = ours and n_rows >= FEWEST_ROWS
     if n_iter == "auto":
         affordable = MOST_WORK / (batch_size * rows.n_columns * estimator.n_components)
         n_steps = ENOUGH_STEPS if learning == "exact" else min(ENOUGH_STEPS, affordable)
         wanted = max(10, math.ceil(n_steps / math.ceil(n_rows / batch_size)))
         # The exact likelihood has no chains that training could outrun.
-        most = wanted if guarded or learning == "exact" else MOST_EPOCHS
+        most = MOST_EPOCHS if n_rows < FEWEST_ROWS and learning != "exact" else wanted
         n_iter = MOST_EPOCHS if line_search else min(wanted, most)
     decays = rate == "auto" if optimizer.schedule == "auto" else optimizer.schedule == "linear"
     stopping = stopping_of(estimator.early_stopping)
@@ -545,7 +591,7 @@ def _plan(
         verbose=int(estimator.verbose),
         dtype=estimator.dtype,
     )
-    return plan, guarded
+    return plan, ours
 
 
 def _batch_size(n_rows: int, n_iter: int | str) -> int:

@@ -1,7 +1,8 @@
-"""Which base the RBM corrects, where the training rows are to decide."""
+"""What the training rows decide: which base the RBM corrects, or for how long few rows train it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -32,6 +33,14 @@ class BaseChoice(NamedTuple):
 
     name: str | None
     reason: str
+
+
+class Gain(NamedTuple):
+    """Mean log-likelihood ratio of held-out rows to the base after an epoch, with its error."""
+
+    epoch: int
+    gain: float
+    error: float
 
 
 def candidates(domain: Domain, *, short: bool) -> list[str]:
@@ -82,3 +91,30 @@ def choose_base(
     best = max(names, key=lambda name: found[name] - LEAST_GAIN * (name != plain))
     compared = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
     return BaseChoice(best, f"nats of {len(held_out)} held-out rows after equal times: {compared}")
+
+
+def epochs_by_halves(
+    gains: Callable[[Rows, Rows], list[Gain]], rows: Rows, generator: torch.Generator
+) -> int:
+    """Number of epochs after which models of one half of few rows are best for the other half.
+
+    The mean of both halves counts. None at all where the rows never gain more over the base than
+    its standard error, or where training diverges.
+
+    Parameters
+    ----------
+    gains : callable
+        Trains on the first rows, and returns the gains of the second ones.
+    rows : Rows
+        Training rows.
+    generator : torch.Generator
+        Draws the halves.
+    """
+    halves = rows.split(len(rows) // 2, generator)
+    curves = [gains(*halves), gains(*halves[::-1])]
+    means = [
+        Gain(a.epoch, (a.gain + b.gain) / 2, math.hypot(a.error, b.error) / 2)
+        for a, b in zip(*curves, strict=False)
+    ]
+    best = max(means, key=lambda mean: mean.gain, default=None)
+    return best.epoch if best is not None and best.gain > best.error else 0

@@ -37,8 +37,21 @@ from skebm.estimators.bases import (
     fit_completed,
 )
 from skebm.estimators.columns import Coding, ColumnTable, in_unit_interval
-from skebm.estimators.rbm.blueprint import CHEAP_COST, RBMBlueprint, chain_rows, design
-from skebm.estimators.rbm.choice import PLAIN, BaseChoice, candidates, choose_base
+from skebm.estimators.rbm.blueprint import (
+    CHEAP_COST,
+    RBMBlueprint,
+    TrialTools,
+    chain_rows,
+    design,
+)
+from skebm.estimators.rbm.choice import (
+    PLAIN,
+    BaseChoice,
+    Gain,
+    candidates,
+    choose_base,
+    epochs_by_halves,
+)
 from skebm.estimators.rbm.missing import (
     Marginals,
     hidden_means,
@@ -99,8 +112,9 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     n_iter : int or "auto", default="auto"
         Number of epochs (L-BFGS iterations). ``"auto"``: 10,000 steps, or fewer where columns times
         hidden units times rows of a batch are above 2e7 (as many as take 2e11 multiplications), but
-        at least 10 epochs, and at most 500 where no held-out rows guard the training of PCD and CD
-        (see Notes); up to 500 L-BFGS iterations, stopped by the `tol` of `early_stopping`.
+        at least 10 epochs. PCD and CD take at most 500 epochs of fewer than 200 rows, of which
+        halves say how many (see Notes), 0 included. L-BFGS takes up to 500 iterations, stopped by
+        the `tol` of `early_stopping`.
     verbose : int, default=0
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None
@@ -238,6 +252,11 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     from the best weights at half the rate, and weights that are clearly worse than earlier ones, or
     worse than the base, are not what `fit` leaves. If the mean ratio still rises by 0.1 nats from
     the third to the last quarter of a fit, a `ConvergenceWarning` names a larger `n_iter`.
+
+    **Fewer rows**, from 8 on, choose the number of epochs instead, where `n_iter` is ``"auto"``
+    too: a model of each half is trained first, and the fit ends after the epoch, of ten, at which
+    both made the rows of the other half most likely on average. The base is left as it is, with a
+    `ConvergenceWarning`, where they never gain more over it than a standard error.
 
     Real values in [0, 1] are interpreted as probabilities of bits. Such rows have a free energy but
     no likelihood: as F is concave, `score_samples` gives a lower bound on the mean log-likelihood
@@ -377,7 +396,8 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
             last = self._blueprint
             check_base_stays(self.base, last.base, last.base_name)
             chosen = BaseChoice(last.base_name, last.base_reason)
-            return design(self, table, last.base, chosen, rows, streaming=streaming)
+            new = design(self, table, last.base, chosen, rows, streaming=streaming)
+            return new.trained_for(last.plan.n_iter) if new.by_halves and last.by_halves else new
 
         mixed = isinstance(table, ColumnTable)
         fit = functools.partial(fit_column_base, domain=table.domain) if mixed else fit_base
@@ -387,24 +407,30 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
             base = fit_completed(lambda completed: fit(name, completed), rows)
             return design(self, table, base, chosen, rows, streaming=streaming)
 
-        if self.base != "auto":
-            name = self.base if isinstance(self.base, str) else None
-            return based_on(BaseChoice(name, "as given"), rows)
-        plain = based_on(BaseChoice(PLAIN, "by default"), rows)
-        if not plain.guarded:
-            return plain
-        names = candidates(table.domain, short=plain.short)
-        if len(names) == 1:
-            return plain
+        if self.base == "auto":
+            first = BaseChoice(PLAIN, "by default")
+        else:
+            first = BaseChoice(self.base if isinstance(self.base, str) else None, "as given")
+        found = based_on(first, rows)
+        names = candidates(table.domain, short=found.short) if self.base == "auto" else [PLAIN]
+        if not found.by_halves and (len(names) == 1 or not found.guarded):
+            return found
+
         generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
+        tools = TrialTools(generator, self.net_params)
+
+        def gains(train: Rows, held_out: Rows) -> list[Gain]:
+            half = based_on(first, train).trained_for(found.plan.n_iter)
+            return half.gains(train, held_out, tools)
 
         def trial(name: str, train: Rows, held_out: Rows, share: float) -> float:
-            blueprint = based_on(BaseChoice(name, ""), train)
-            return blueprint.trial(train, held_out, generator, share, self.net_params)
+            return based_on(BaseChoice(name, ""), train).trial(train, held_out, share, tools)
 
+        if found.by_halves:
+            return found.trained_for(epochs_by_halves(gains, rows, generator))
         chosen = choose_base(names, trial, rows, generator)
         if chosen.name == PLAIN:
-            return replace(plain, base_reason=chosen.reason)
+            return replace(found, base_reason=chosen.reason)
         return based_on(chosen, rows)
 
     def __sklearn_tags__(self) -> Any:
