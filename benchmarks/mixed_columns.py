@@ -286,10 +286,10 @@ def imputation(data: Path, name: str, share: float) -> dict[str, Any]:
     best = min(trial, key=lambda label: trial[label])
     peer = errors(test, by_sklearn(imputers()[best], train, holes), lost)
     model = RBMEstimator(random_state=0).fit(train)
-    ours = errors(test, model.impute(holes, how="mean", random_state=0, n_steps=400), lost)
+    ours = errors(test, means(model, holes), lost)
     kept = len(test) * test.shape[1] * share
     alone = RBMEstimator(base=model.base_name_, n_iter=0, random_state=0).fit(train)
-    filled = errors(test, alone.impute(holes, how="mean", random_state=0, n_steps=400), lost)
+    filled = errors(test, means(alone, holes), lost)
     known = model.score_samples(test) - model.score_samples(holes)
     return {
         "set": name,
@@ -302,6 +302,12 @@ def imputation(data: Path, name: str, share: float) -> dict[str, Any]:
         "nats of an entry": f"{known.sum() / kept:.3f}",
         "90 % intervals": coverage(model, test, holes, lost),
     }
+
+
+def means(model: Any, holes: pd.DataFrame) -> pd.DataFrame:
+    """Conditional means, and modes of categories, as a frame also where all columns are numbers."""
+    found = model.impute(holes, how="mean", random_state=0, n_steps=400)
+    return pd.DataFrame(found, columns=holes.columns, index=holes.index)
 
 
 def coverage(model: Any, truth: pd.DataFrame, holes: pd.DataFrame, lost: np.ndarray) -> str:
