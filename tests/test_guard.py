@@ -157,6 +157,16 @@ def test_each_divergence_halves_again():
     assert "rolled back 2 times (first at epoch 1, batch 1: The fuse has blown.)" in notes(net)
 
 
+@pytest.mark.parametrize(("n_more", "start"), [(2, 1), (3, 0)])
+def test_an_epoch_that_diverges_again_and_again_goes_back_to_the_first_weights(n_more, start):
+    """Its own may be so near to divergence that no rate is small enough."""
+    net = net_of(Fused(fuses=(10, *[1] * n_more)))
+    net.fit(training_rows())
+    assert net.n_restarts_ == 1 + n_more
+    assert torch.equal(net.module_.weights, dict(net.callbacks_)["epochs"].weights[start])
+    assert len(net.history) == 4
+
+
 def test_hopeless_training_raises_with_the_last_good_weights():
     net = net_of(Hopeless(STEP), max_restarts=3)
     start = weights(net.module_)

@@ -523,6 +523,7 @@ class EnergyNet(NeuralNet):
 
     def fit_loop(self, X: Rows, y: Any = None, epochs: int | None = None, **kwargs: Any) -> Any:
         done = len(self.history) - self.n_before_  # a callback may have resumed training
+        self.first_ = [w.clone() for w in weights_of(self.module_)]
         left = (self.max_epochs if epochs is None else epochs) - done
         try:
             with threads(self.module_.work(min(self.batch_size, len(X)))):
@@ -900,10 +901,15 @@ class EnergyNet(NeuralNet):
     def _roll_back(self, weights: list[Tensor], state: Any, monitored: Batch, tries: int) -> None:
         """Return to the last good weights with half the step, another seed and no momentum.
 
-        From the second roll-back of an epoch on, return to the best weights, where they are known.
+        From the second roll-back of an epoch on, return to the best weights, where they are known;
+        otherwise from the fourth on to the first ones of this call, as the last ones may have been
+        so near to divergence that no rate is small enough.
         """
         best = self.guard_.best
-        weights = best.weights if best is not None and tries > 1 else weights
+        if best is not None and tries > 1:
+            weights = best.weights
+        elif tries > 3:
+            weights = self.first_
         copy_weights(weights, weights_of(self.module_))
         self.n_restarts_ += 1
         self._halve_rate()

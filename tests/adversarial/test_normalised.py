@@ -41,7 +41,7 @@ MODELS = {
     "flow importance": FlowContrastiveDensity(**flow, partition=ImportanceSampling(4000)),
 }
 # Points of a grid along each column, and the half of its width.
-GRIDS = {1: (6001, 30.0), 2: (601, 15.0)}
+GRIDS = {1: (6001, 30.0), 2: (301, 15.0)}
 # Standard deviations of the proposals around each row, in those of the rows.
 WIDTHS = (0.05, 0.3, 1.0, 3.0)
 

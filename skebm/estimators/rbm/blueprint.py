@@ -44,6 +44,7 @@ from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD
 from skebm.training.engine import (
     ENOUGH_STEPS,
+    MOST_LOST,
     N_ASSESSMENTS,
     Assess,
     DivergenceError,
@@ -256,10 +257,22 @@ class RBMBlueprint(Blueprint):
         return gain + float(counts @ of_base.double() / counts.sum())
 
     def gains(self, train: Rows, held_out: Rows, tools: TrialTools) -> list[Gain]:
-        """Gains of held-out rows while others train a model; none where training diverges."""
+        """Gains of held-out rows while others train a model; none where training diverges.
+
+        Up to the first clear loss, after which a trial goes on from better weights at half the
+        rate, as a fit without held-out rows does not.
+        """
         net = self._tried(train, held_out, 1.0, N_BY_HALVES, tools)
-        history = [] if net is None else net.history
-        return [Gain(row["epoch"], row[GAIN], row[ERROR]) for row in history if GAIN in row]
+        found: list[Gain] = []
+        most = 0.0
+        for row in [] if net is None else net.history:
+            if GAIN not in row:
+                continue
+            found.append(Gain(row["epoch"], row[GAIN], row[ERROR]))
+            most = max(most, row[GAIN])
+            if most - row[GAIN] > max(MOST_LOST, 2 * row[ERROR]):
+                break
+        return found
 
     def _tried(
         self, train: Rows, held_out: Rows, share: float, n_times: int, tools: TrialTools

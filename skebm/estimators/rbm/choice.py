@@ -98,8 +98,8 @@ def epochs_by_halves(
 ) -> int:
     """Number of epochs after which models of one half of few rows are best for the other half.
 
-    The mean of both halves counts. None at all where the rows never gain more over the base than
-    its standard error, or where training diverges.
+    The mean of both halves counts, as long as both curves go on. None at all where the rows never
+    gain more over the base than its standard error, or where training diverges.
 
     Parameters
     ----------
