@@ -412,8 +412,10 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         else:
             first = BaseChoice(self.base if isinstance(self.base, str) else None, "as given")
         found = based_on(first, rows)
-        names = candidates(table.domain, short=found.short) if self.base == "auto" else [PLAIN]
-        if not found.by_halves and (len(names) == 1 or not found.guarded):
+        if not found.by_halves and not (found.guarded and self.base == "auto"):
+            return found
+        names = candidates(table.domain, short=found.short)
+        if not found.by_halves and len(names) == 1:
             return found
 
         generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
