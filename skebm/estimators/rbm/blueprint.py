@@ -514,16 +514,23 @@ def design(
     )
 
 
+def _asked_epochs(estimator: Any) -> int | str:
+    """The number of epochs that is asked for, or "auto"."""
+    asked: int | str = (estimator.net_params or {}).get("max_epochs", estimator.n_iter)
+    return asked
+
+
 def _is_short(estimator: Any, plan: TrainingPlan, n_rows: int) -> bool:
     """Whether a number of epochs was given that makes fewer than 10,000 steps."""
-    asked = (estimator.net_params or {}).get("max_epochs", estimator.n_iter)
-    return asked != "auto" and plan.n_iter * math.ceil(n_rows / plan.batch_size) < ENOUGH_STEPS
+    return (
+        _asked_epochs(estimator) != "auto"
+        and plan.n_iter * math.ceil(n_rows / plan.batch_size) < ENOUGH_STEPS
+    )
 
 
 def _epochs_are_ours(estimator: Any) -> bool:
     """Whether neither a number of epochs is given nor a rule that ends training."""
-    asked = (estimator.net_params or {}).get("max_epochs", estimator.n_iter)
-    return asked == "auto" and not estimator.early_stopping
+    return _asked_epochs(estimator) == "auto" and not estimator.early_stopping
 
 
 def _check_units(n_hidden: int, rows: Rows, batch_size: int) -> None:
@@ -566,7 +573,7 @@ def _plan(
     net, n_rows = estimator.net_params or {}, len(rows)
     rate = net.get("lr", estimator.learning_rate)
     size = net.get("batch_size", estimator.batch_size)
-    n_iter = net.get("max_epochs", estimator.n_iter)
+    n_iter = _asked_epochs(estimator)
     given = any(name.startswith("optimizer") for name in net)
     if optimizer.momentum and given:
         raise ValueError(

@@ -412,24 +412,24 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         else:
             first = BaseChoice(self.base if isinstance(self.base, str) else None, "as given")
         found = based_on(first, rows)
-        if not found.by_halves and not (found.guarded and self.base == "auto"):
+        names: list[str] = []
+        if found.guarded and self.base == "auto":
+            names = candidates(table.domain, short=found.short)
+        if not found.by_halves and len(names) < 2:
             return found
-        names = candidates(table.domain, short=found.short)
-        if not found.by_halves and len(names) == 1:
-            return found
-
         generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
         tools = TrialTools(generator, self.net_params)
+        if found.by_halves:
 
-        def gains(train: Rows, held_out: Rows) -> list[Gain]:
-            half = based_on(first, train).trained_for(found.plan.n_iter)
-            return half.gains(train, held_out, tools)
+            def gains(train: Rows, held_out: Rows) -> list[Gain]:
+                half = based_on(first, train).trained_for(found.plan.n_iter)
+                return half.gains(train, held_out, tools)
+
+            return found.trained_for(epochs_by_halves(gains, rows, generator))
 
         def trial(name: str, train: Rows, held_out: Rows, share: float) -> float:
             return based_on(BaseChoice(name, ""), train).trial(train, held_out, share, tools)
 
-        if found.by_halves:
-            return found.trained_for(epochs_by_halves(gains, rows, generator))
         chosen = choose_base(names, trial, rows, generator)
         if chosen.name == PLAIN:
             return replace(found, base_reason=chosen.reason)
