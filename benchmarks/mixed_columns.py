@@ -9,7 +9,7 @@ ties make fewer levels. Numbers are standardised by the fitted rows. Nats of a r
 log Z that hurts, with the standard error of the difference to our RBM.
 
 `latent classes`: a mixture whose components are products of normal, categorical and Bernoulli
-columns, by EM from k-means, 1 to 20 components by BIC. `full`, `factors`: one normal distribution
+columns, by EM from k-means, 1 to 50 components by BIC. `full`, `factors`: one normal distribution
 by Ledoit and Wolf, factor analysis with the number of factors by five folds; of numbers only.
 
 Protocol of `imputation`: a fifth or half of the entries of 500 scored rows, at random, are taken
@@ -126,7 +126,7 @@ class LatentClasses:
         real = [k == 1 and len(np.unique(x[:, s])) > 2 for k, s in zip(sizes, starts, strict=True)]
         self.real = np.repeat(real, sizes)
         self.bit = np.repeat([k == 1 for k in sizes], sizes) & ~self.real
-        found = [self._em(x, k) for k in (1, 2, 3, 5, 8, 12, 20)]
+        found = [self._em(x, k) for k in (1, 2, 3, 5, 8, 12, 20, 30, 50)]
         self.parameters, _ = min(found, key=lambda one: one[1])
         return self
 

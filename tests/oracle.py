@@ -9,11 +9,14 @@ import itertools
 import scipy.stats
 import torch
 
+from skebm.base import Categorical, Real
+from skebm.base.domains import parts_of
 from skebm.distributions import (
     ChowLiuTree,
     Gaussian,
     IndependentBernoulli,
     IndependentCategorical,
+    LatentClasses,
 )
 from skebm.energies import (
     AnnealedGaussianRBM,
@@ -136,9 +139,34 @@ def log_structure(energy, x):
                 log_p = part.logits[start : start + k].log_softmax(0)
                 total = total + block[:, start : start + k] @ log_p
                 start += k
+        elif isinstance(part, LatentClasses):
+            n_real = part.mean.shape[1]
+            own, factor = factor[:n_real], factor[n_real:]
+            total = total + log_classes(part, block, own)
         else:
             total = total + part.log_prob(block)  # a tree, itself tested against enumeration
     return total
+
+
+def log_classes(q, x, precision):
+    """log of a latent class model with precisions times a factor, class by class."""
+    found = []
+    for log_weight, logits, mean, scale in zip(
+        q.log_weights.log_softmax(0), q.logits, q.mean, q.scale, strict=True
+    ):
+        law = torch.distributions.Normal(mean, scale / precision.sqrt())
+        value, first = log_weight + law.log_prob(x[:, len(logits) :]).sum(1), 0
+        for kind in parts_of(q.domain):
+            for k in kind.groups if isinstance(kind, Categorical) else (1,) * kind.n_columns:
+                if isinstance(kind, Real):
+                    continue
+                own, levels = logits[first : first + k], x[:, first : first + k]
+                own = torch.log_softmax(torch.cat([own, own.new_zeros(int(k == 1))]), 0)
+                rest = 1 - levels if k == 1 else levels[:, :0]
+                value = value + torch.cat([levels, rest], 1) @ own
+                first += k
+        found.append(value)
+    return torch.stack(found).logsumexp(0)
 
 
 class Discrete:

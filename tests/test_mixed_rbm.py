@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from skebm.base import Batch, Binary, Categorical, Clamp, Domain, Mixed
+from skebm.base import Batch, Binary, Categorical, Clamp, Domain, Mixed, Real
+from skebm.base.domains import columns_of, parts_of
 from skebm.distributions import (
     CategoricalTree,
     ChowLiuTree,
@@ -16,6 +17,7 @@ from skebm.distributions import (
     IndependentBernoulli,
     IndependentCategorical,
     KernelDensity,
+    LatentClasses,
 )
 from skebm.energies import MixedRBM, annealing_path
 from skebm.objectives import Centering, ContrastiveDivergence, Penalty
@@ -48,6 +50,19 @@ def tree_of_levels():
     return CategoricalTree.fit(rows, domain, smoothing=0.1)
 
 
+def classes(*kinds):
+    """Three latent classes of bits, categories and numbers."""
+    domain = Mixed(kinds) if len(kinds) > 1 else kinds[0]
+    n_real = sum(kind.n_columns for kind in kinds if isinstance(kind, Real))
+    return LatentClasses(
+        normal(3),
+        domain,
+        logits=normal(3, domain.n_columns - n_real, seed=2),
+        mean=2 * normal(3, n_real, seed=3),
+        scale=1.3 * normal(3, n_real, seed=4).div(8).exp(),
+    )
+
+
 COVARIANCE = torch.tensor([[1.0, 0.6], [0.6, 1.3]], dtype=DOUBLE)
 PARTS = {
     "bits": lambda: [IndependentBernoulli(normal(3))],
@@ -63,7 +78,11 @@ PARTS = {
     "tree of levels": lambda: [tree_of_levels()],
     "mixed, tree of levels": lambda: [tree_of_levels(), Gaussian(0.3 * normal(1), 1.2)],
     "mixed, correlated": lambda: [Gaussian(normal(2), covariance=COVARIANCE), tree()],
+    "classes": lambda: [classes(Real((2,)))],
+    "mixed classes": lambda: [classes(Binary((1,)), Categorical((3, 2)), Real((1,)))],
 }
+# Powers of these bases have no closed form, so that they have no temperatures but 1.
+UNTEMPERED = ("classes", "mixed classes")
 WITH_REAL = [name for name in PARTS if name not in ("bits", "tree", "categories", "tree of levels")]
 
 
@@ -108,15 +127,15 @@ def states(energy, known=None, n=181, reach=27.0):
     With a mask and a row known where it is True, of the rows that agree.
     """
     line, blocks, n_lines, first = torch.linspace(-reach, reach, n, dtype=DOUBLE), [], 0, 0
-    for part in energy.parts:
-        d = part.domain.n_columns
-        if not isinstance(part, Gaussian):
-            found = torch.cat(list(part.domain.enumerate(dtype=DOUBLE)))
+    for part in itertools.chain(*(parts_of(part.domain) for part in energy.parts)):
+        d = part.n_columns
+        if not isinstance(part, Real):
+            found = torch.cat(list(part.enumerate(dtype=DOUBLE)))
             if known is not None:
                 mask, row = (one[first : first + d] for one in known)
                 found = found[((found == row) | ~mask).all(1)]
             blocks.append(found)
-        for i in range(first, first + d) if isinstance(part, Gaussian) else ():
+        for i in range(first, first + d) if isinstance(part, Real) else ():
             fixed = known is not None and bool(known[0][i])
             n_lines += not fixed
             blocks.append((known[1][i][None] if fixed else line)[:, None])
@@ -152,7 +171,7 @@ def a_clamp(energy, n, seed=4):
     """Half of the columns known, whole one-hot columns at a time."""
     x, masks = some_rows(energy, n, seed), []
     for part in energy.parts:
-        groups = getattr(part.domain, "groups", (1,) * part.domain.n_columns)
+        groups = columns_of(part.domain)
         coin = torch.rand(n, len(groups), generator=seeded(seed)) < 0.5
         masks.append(coin.repeat_interleave(torch.tensor(groups), 1))
     return Clamp(torch.cat(masks, 1), x)
@@ -189,8 +208,12 @@ def test_the_hidden_conditional_is_that_of_the_joint(energy, beta):
 
 @pytest.mark.parametrize("given", [False, True], ids=["free", "given columns"])
 @pytest.mark.parametrize("beta", [1.0, 0.4, 2.5])
-def test_visible_conditionals_and_hidden_energies_by_quadrature(energy, beta, given):
+def test_visible_conditionals_and_hidden_energies_by_quadrature(name, energy, beta, given):
     """Means, normalisers and draws of p(x given h), with fields and known columns."""
+    if name in UNTEMPERED and beta != 1:
+        with pytest.raises(ValueError, match="no closed form"):
+            energy.visible(bits(H), beta)
+        return
     h, d = bits(H), energy.domain.n_columns
     field, clamp = normal(len(h), d, seed=6), a_clamp(energy, len(h)) if given else None
     tilt = energy.visible(h, beta, field)
@@ -271,8 +294,8 @@ def test_annealing_from_the_base_knows_log_z(name):
 def test_annealing_is_within_its_error_in_95_of_100():
     """Within two standard errors, of Gaussian and mixed models; a few less by chance."""
     z = ais_errors(WITH_REAL, range(20))
-    assert len(z) == 100
-    assert int((z.abs() < 2).sum()) >= 90
+    assert len(z) >= 100
+    assert float((z.abs() < 2).double().mean()) >= 0.9
     assert float(z.square().mean().sqrt()) < 1.3
 
 
@@ -283,7 +306,9 @@ def test_annealing_is_within_its_error_in_95_of_100():
 
 @pytest.mark.parametrize("known", [False, True], ids=["free", "given columns"])
 @pytest.mark.parametrize("sampler", [Gibbs(), Gibbs(n_collapsed=2), ParallelTempering(3)], ids=str)
-def test_chains_that_start_exact_stay_exact(energy, sampler, known):
+def test_chains_that_start_exact_stay_exact(name, energy, sampler, known):
+    if name in UNTEMPERED and isinstance(sampler, ParallelTempering):
+        pytest.skip("the base has no temperatures")
     if known and isinstance(sampler, ParallelTempering):
         pytest.skip("hot replicas are not exact given a column")
     n, clamp = 8_000, None

@@ -40,15 +40,24 @@ def bits(n):
         (Categorical((3, 2)), ["independent", "chow-liu"]),
         (Categorical((3,)), ["independent"]),
         (Categorical((400, 3)), ["independent"]),  # tables of too many cells
-        (Real((4,)), ["independent", "gaussian"]),
-        (Mixed((Binary((2,)), Real((2,)))), ["independent", "block-tree", "gaussian"]),
-        (Mixed((Binary((1,)), Categorical((3,)), Real((1,)))), ["independent", "chow-liu"]),
+        (Real((1,)), ["independent", "latent-classes"]),
+        (Real((4,)), ["independent", "gaussian", "latent-classes"]),
+        (
+            Mixed((Binary((2,)), Real((2,)))),
+            ["independent", "block-tree", "gaussian", "latent-classes"],
+        ),
+        (
+            Mixed((Binary((1,)), Categorical((3,)), Real((1,)))),
+            ["independent", "chow-liu", "latent-classes"],
+        ),
     ],
 )
 def test_candidates_are_what_the_columns_allow(domain, names):
     assert candidates(domain, short=False) == names
     without_blocks = ["chow-liu" if name == "block-tree" else name for name in names]
     assert candidates(domain, short=True) == without_blocks
+    tempered = candidates(domain, short=False, tempered=True)
+    assert tempered == [name for name in names if name != "latent-classes"]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +136,7 @@ def test_numbers_may_have_their_full_covariance():
     x = random.standard_normal((500, 8)) @ random.standard_normal((8, 8))
     model = rbm(1, n_iter=10).fit(x)
     assert model.base_name_ == "gaussian"
-    frame = pd.DataFrame({"a": random.standard_normal(400), "b": random.integers(0, 2, 400)})
+    frame = pd.DataFrame({"level": random.choice(list("abc"), 400)})
     assert rbm(n_iter=2).fit(frame).base_reason_ == "by default"  # nothing to choose from
 
 

@@ -15,9 +15,10 @@ from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import GridSearchCV
 
 from skebm import EnergyOutlierDetector, RBMEstimator
-from skebm.distributions import Columns, Gaussian
+from skebm.distributions import Columns, Gaussian, LatentClasses
 from skebm.energies import BernoulliRBM, MixedRBM, annealing_path
 from skebm.partition import AIS
+from skebm.samplers import ParallelTempering
 from tests.oracle import seeded
 from tests.tiers import full
 
@@ -210,7 +211,7 @@ def test_full_covariances():
     assert rbm(base="independent", n_iter=0).fit(X).score(new) < normal - 0.1
 
 
-@pytest.mark.parametrize("base", ["independent", "gaussian"])
+@pytest.mark.parametrize("base", ["independent", "gaussian", "latent-classes"])
 @torch.no_grad()
 def test_annealing_brackets_the_exact_log_z(base):
     """Also from the wider start, which finds modes far from the base."""
@@ -224,6 +225,42 @@ def test_annealing_brackets_the_exact_log_z(base):
         assert_allclose(path.at(1.0)(x).double(), energy(x).double(), atol=1e-3, rtol=1e-5)
         found = AIS(n_betas=300, n_chains=200).estimate(energy, base=start, generator=seeded())
         assert abs(found.value - exact) < 4 * found.std_error + 0.01
+
+
+def clustered(n=300):
+    """A number and a level that four classes tell, of very different widths."""
+    random = np.random.default_rng(0)
+    c = random.integers(0, 4, n)
+    x = np.array([-6.0, 0, 0.3, 9])[c] + np.array([0.1, 1, 0.05, 3])[c] * random.normal(size=n)
+    return pd.DataFrame(
+        {"x": x, "y": x + random.normal(size=n), "level": np.array(list("abca"))[c]}
+    )
+
+
+def test_latent_classes_are_one_mixture_of_all_columns():
+    X = clustered()
+    base = rbm(base="latent-classes", n_iter=0).fit(X)
+    assert isinstance(base.base_, LatentClasses)
+    assert base.score(X) > rbm(base="independent", n_iter=0).fit(X).score(X) + 1
+    model = rbm(base="latent-classes", n_iter=20).fit(X)
+    assert model.log_partition_kind_ == "exact"
+    drawn = model.sample(20, random_state=0)
+    assert list(drawn.columns) == ["x", "y", "level"]
+    X.loc[0, "level"] = X.loc[1, "x"] = np.nan
+    for how in ("sample", "mean"):
+        filled = model.impute(X, random_state=0, how=how)
+        assert not filled.isna().any(axis=None)
+    assert np.isfinite(model.score_samples(X)).all()
+    assert np.isfinite(model.pseudo_likelihood(X.iloc[2:])).all()
+    with pytest.raises(ValueError, match='of bits alone use "chow-liu"'):
+        rbm(base="latent-classes").fit(np.eye(4))
+    with pytest.raises(ValueError, match="tempers the model"):
+        rbm(base="latent-classes", sampler=ParallelTempering(3)).fit(X)
+
+
+def test_by_default_held_out_rows_choose_latent_classes():
+    model = RBMEstimator(4, random_state=0, n_iter=10).fit(clustered())
+    assert model.base_name_ == "latent-classes", model.base_reason_
 
 
 def test_gains_are_those_of_assessments():

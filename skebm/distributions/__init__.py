@@ -6,6 +6,7 @@ from skebm.distributions.flow import NormalizingFlow
 from skebm.distributions.gaussian import Gaussian
 from skebm.distributions.independent import Columns, IndependentBernoulli, IndependentCategorical
 from skebm.distributions.kernel import KernelDensity
+from skebm.distributions.latent_classes import LatentClasses
 from skebm.distributions.low_rank import LowRankMixture
 from skebm.distributions.mixture import GaussianMixture
 from skebm.distributions.stack import Affine, Stack
@@ -24,6 +25,7 @@ __all__ = [
     "IndependentBernoulli",
     "IndependentCategorical",
     "KernelDensity",
+    "LatentClasses",
     "LowRankMixture",
     "Distribution",
     "NormalizingFlow",

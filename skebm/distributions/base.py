@@ -57,6 +57,11 @@ class Distribution(abc.ABC):
         """Whether :meth:`tilted` has exact conditionals."""
         return type(self).tilted is not Distribution.tilted
 
+    @property
+    def has_powers(self) -> bool:
+        """Whether :meth:`tilted` takes other powers than 1, which tempering needs."""
+        return self.has_tilted
+
     def score(self, x: Tensor) -> Tensor:
         """Gradient of :meth:`log_prob` with respect to x, of the shape of x.
 

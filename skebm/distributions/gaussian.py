@@ -234,18 +234,23 @@ class Gaussian(Distribution):
         """
         return GaussianTilt(self, field, power)
 
-    def rescaled(self, factor: Tensor) -> Gaussian:
-        """The distribution of x / factor, entry by entry: scale matrix and mean over `factor`.
+    def with_precision(self, log_factor: Tensor) -> Gaussian:
+        """The distribution of x exp(-log_factor / 2), entry by entry.
 
-        Differentiable with respect to `factor`, positive and of shape (d,), for flat rows.
+        Precisions are multiplied by exp(log_factor), correlations stay. Differentiable with respect
+        to `log_factor`, (d,), for flat rows.
         """
-        found = copy.copy(self)
+        found, factor = copy.copy(self), (log_factor / 2).exp()
         found.mean = self.mean / factor
         if self.scale is not None:
             found.scale = self.scale / factor
         if self.scale_tril is not None:
             found.scale_tril = self.scale_tril / factor[:, None]
         return found
+
+    def precision_score(self, x: Tensor) -> Tensor:
+        """Derivative of the log-density by `log_factor` of :meth:`with_precision`, at 0, (n, d)."""
+        return (1 + x * self.score(x)) / 2
 
     def marginal(self, columns: Tensor) -> Gaussian:
         """The marginal distribution of some columns of flat rows."""

@@ -433,6 +433,10 @@ class Columns(Distribution):
         """Whether each block has exact conditionals."""
         return all(part.has_given for part in self.parts)
 
+    @property
+    def has_powers(self) -> bool:
+        return all(part.has_powers for part in self.parts)
+
     def cut(self, clamp: Clamp) -> list[Clamp]:
         """The clamp of each block."""
         blocks = zip(self.blocks.split(clamp.mask), self.blocks.split(clamp.value), strict=True)

@@ -78,6 +78,11 @@ class BernoulliRBM(BipartiteEnergy):
             raise ValueError(
                 f"The base has {base.domain.n_columns} columns and the energy {n_visible}."
             )
+        if base is not None and not base.has_powers:
+            raise ValueError(
+                f"Powers of {base!r} have no closed form, which annealing from the uniform "
+                "distribution needs: use independent bits or a tree."
+            )
         self.base = base
         self.structure = None if isinstance(base, IndependentBernoulli) else base
         self.domain = Binary((n_visible,))

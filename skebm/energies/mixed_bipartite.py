@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from skebm.base import Binary, BipartiteEnergy, Centering, Clamp, Domain, Penalty
-from skebm.base.domains import columns_of, enumeration_cost
+from skebm.base import Binary, BipartiteEnergy, Centering, Clamp, Domain, Penalty, Real
+from skebm.base.domains import columns_of, enumeration_cost, parts_of
 from skebm.base.torchtools import softplus
 from skebm.base.units import Bernoulli
 from skebm.distributions import (
@@ -19,6 +19,7 @@ from skebm.distributions import (
     Gaussian,
     IndependentBernoulli,
     IndependentCategorical,
+    LatentClasses,
     Tilt,
 )
 from skebm.energies.rbm_gradient import RBMGradient
@@ -45,7 +46,8 @@ class MixedRBM(BipartiteEnergy):
 
     The covariance of real columns is trained: in :math:`q_s` each real column is that of q divided
     by :math:`e^{s_i / 2}`, so that its precision is that of q times :math:`e^{s_i}` and
-    correlations stay; the hidden units explain the rest of the variance. The statistics t(x) are
+    correlations stay; the hidden units explain the rest of the variance. (Of latent classes, only
+    the precisions within the classes are multiplied.) The statistics t(x) are
     :math:`e^{s_i} x_i` of real entries and x_i of all others: where q has independent columns of
     unit variance and mean 0, the mean of a real column given h is then :math:`b_i + W_i^\top h`,
     whatever its variance.
@@ -55,9 +57,9 @@ class MixedRBM(BipartiteEnergy):
     base : Distribution
         q, on flat rows, with exact tilts: :class:`~skebm.distributions.IndependentBernoulli`, a
         tree, :class:`~skebm.distributions.IndependentCategorical`,
-        :class:`~skebm.distributions.Gaussian`, or several of them side by side
-        (:class:`~skebm.distributions.Columns`). Not trained. Annealing, tempering and chains start
-        from it.
+        :class:`~skebm.distributions.Gaussian`, :class:`~skebm.distributions.LatentClasses`, or
+        several of them side by side (:class:`~skebm.distributions.Columns`). Not trained.
+        Annealing, tempering and chains start from it.
     n_hidden : int
         Number of hidden units, H.
     generator : torch.Generator
@@ -113,7 +115,7 @@ class MixedRBM(BipartiteEnergy):
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
-        self.parts = base.parts if isinstance(base, Columns) else [base]
+        self.parts: list[Any] = base.parts if isinstance(base, Columns) else [base]
         check_parts(self.parts)
         self.base, self.domain = base, base.domain
         self._kept: tuple[Any, Widths] | None = None
@@ -125,8 +127,9 @@ class MixedRBM(BipartiteEnergy):
         self.weight = nn.Parameter(scale * weight)
         self.visible_bias = nn.Parameter(torch.zeros(n_visible, **new))
         self.hidden_bias = nn.Parameter(torch.zeros(n_hidden, **new))
-        kinds = [torch.full((p.domain.n_columns,), isinstance(p, Gaussian)) for p in self.parts]
-        self._register_kinds(torch.cat(kinds).to(generator.device))
+        kinds = parts_of(base.domain)
+        is_real = [torch.full((kind.n_columns,), isinstance(kind, Real)) for kind in kinds]
+        self._register_kinds(torch.cat(is_real).to(generator.device))
         self.log_precision = nn.Parameter(torch.zeros(int(self.is_real.sum()), **new))
 
     def extra_repr(self) -> str:
@@ -156,12 +159,11 @@ class MixedRBM(BipartiteEnergy):
     def _new_widths(self) -> Widths:
         if not len(self.log_precision):
             return Widths(self.base, None)
-        roots, parts = (self.log_precision / 2).exp(), []
-        for part in self.parts:
-            if isinstance(part, Gaussian):
-                own, roots = roots.tensor_split([part.domain.n_columns])
-                part = part.rescaled(own)
-            parts.append(part)
+        own = self.log_precision.split([n_real(part) for part in self.parts])
+        parts = [
+            part.with_precision(s) if len(s) else part
+            for part, s in zip(self.parts, own, strict=True)
+        ]
         factor = torch.ones(self.domain.n_columns).to(self.visible_bias)
         factor = factor.masked_scatter(self.is_real, self.log_precision.exp())
         return Widths(Columns(parts) if isinstance(self.base, Columns) else parts[0], factor)
@@ -236,16 +238,19 @@ class MixedRBM(BipartiteEnergy):
         Exact for bits and categories; by the trapezoidal rule for real columns, given whose
         neighbours a column is a mixture of normal distributions of known width.
         """
-        total, first, is_real = x.new_zeros(len(x)), 0, 0
-        for part in self.parts:
-            d = part.domain.n_columns
+        total, first = x.new_zeros(len(x)), 0
+        structure = self.structure()
+        parts = structure.parts if isinstance(structure, Columns) else [structure]
+        for part in parts:
+            groups = columns_of(part.domain)
+            d, real = part.domain.n_columns, n_real(part)
             if isinstance(part, Gaussian):
-                columns = range(first, first + d)
-                own = self.log_precision[is_real : is_real + d]
-                is_real += d
-                total = total + self._of_real(x, part.rescaled((own / 2).exp()), columns)
+                total = total + self._of_real(x, part, range(first, first + d))
             else:
-                total = total + self._of_levels(x, first, columns_of(part.domain))
+                n_levels = len(groups) - real
+                total = total + self._of_levels(x, first, groups[:n_levels])
+            if isinstance(part, LatentClasses):
+                total = total + self._of_classes(x, part, range(first + d - real, first + d))
             first += d
         return total
 
@@ -287,6 +292,40 @@ class MixedRBM(BipartiteEnergy):
             total = total + log_weight((x[:, i] - mean)[:, None])[:, 0] - log_norm
         return total
 
+    def _of_classes(self, x: Tensor, q: LatentClasses, columns: range) -> Tensor:
+        """Of real columns that are independent in each class of the distribution q."""
+        factor, total = self.factor(), x.new_zeros(len(x))
+        assert factor is not None
+        field, first = self.hidden_field(x), columns.stop - q.domain.n_columns
+        row = x[:, first : columns.stop]
+        for place, i in enumerate(columns):
+            weight, bias = self.weight[:, i] * factor[i], self.visible_bias[i] * factor[i]
+            others = torch.arange(first, columns.stop, device=x.device) != i
+            clamp = Clamp(others.expand(len(x), -1), row)
+            of_class = q.tilted(torch.zeros_like(row)).given(clamp).log_joint
+
+            def log_weight(z: Tensor, c: int, weight=weight, bias=bias, place=place, i=i) -> Tensor:
+                """Of class c without the other columns, up to a constant, at z (n, k)."""
+                moved = field.unsqueeze(1) + (z - x[:, i, None])[..., None] * weight
+                white = (z - q.mean[c, place]) / q.scale[c, place]
+                log_q = -white.square() / 2 - q.scale[c, place].log()
+                return softplus(moved).sum(-1) + bias * z + log_q
+
+            norms, own = [], []
+            for c in range(q.n_classes):
+                scale = q.scale[c, place]
+                variance, reach = scale.square(), N_WIDTHS * scale
+                low, high = (variance * w.sum() for w in (weight.clamp(max=0), weight.clamp(min=0)))
+                width = high - low + 2 * reach
+                n_nodes = int((width / scale * PER_WIDTH).clamp(max=2000))
+                nodes = low - reach + width / n_nodes * torch.arange(n_nodes + 1).to(x)
+                z = (q.mean[c, place] + variance * bias + nodes).expand(len(x), -1)
+                norms.append(log_weight(z, c).logsumexp(1) + (width / n_nodes).log())
+                own.append(log_weight(x[:, i, None], c)[:, 0])
+            total = total + (of_class + torch.stack(own, 1)).logsumexp(1)
+            total = total - (of_class + torch.stack(norms, 1)).logsumexp(1)
+        return total
+
     def padded(self, multiple: int = 16) -> MixedRBM:
         """A copy with both layers filled up to a multiple by units that are never on.
 
@@ -325,7 +364,8 @@ class MixedRBM(BipartiteEnergy):
     def wider_base(self) -> WiderColumns:
         """A start of annealing that covers modes far from the base: uniform levels, wide columns.
 
-        The standard deviations of real columns are ten times those of the base; trees stay.
+        The standard deviations of real columns are ten times those of the base; trees and the
+        levels of latent classes stay.
         """
         parts: list[Distribution] = []
         bias, first = torch.zeros_like(self.visible_bias), 0
@@ -333,13 +373,15 @@ class MixedRBM(BipartiteEnergy):
             own = slice(first, first + part.domain.n_columns)
             first = own.stop
             if isinstance(part, Gaussian):
-                part = part.rescaled(torch.full_like(part.mean, 1 / WIDER))
+                part = part.with_precision(torch.full_like(part.mean, -2 * math.log(WIDER)))
             elif isinstance(part, IndependentBernoulli):
                 bias[own] = -part.logits
                 part = IndependentBernoulli(torch.zeros_like(part.logits))
             elif isinstance(part, IndependentCategorical):
                 bias[own] = -part.logits
                 part = IndependentCategorical(torch.zeros_like(part.logits), part.domain.groups)
+            elif isinstance(part, LatentClasses):
+                part = part.with_precision(torch.full_like(part.mean[0], -2 * math.log(WIDER)))
             parts.append(part)
         precision = torch.full_like(self.log_precision, -2 * math.log(WIDER))
         return WiderColumns(parts, {"visible_bias": bias, "log_precision": precision})
@@ -388,22 +430,19 @@ class MixedGradient(RBMGradient):
         return torch.where(self.energy.is_real, own, found)
 
     def write_rest(self, sign: Tensor, x: Tensor, h: Tensor) -> None:
-        """That of s: contrasts of (x'r) d log q / dx (rx) / 2 + t(x)'(b + W'h), r = exp(s / 2)."""
+        """That of s: contrasts of d log q_s(x) / ds + t(x)'(b + W'h)."""
         energy, real = self.energy, self.energy.real_columns
         if not len(energy.log_precision):
             energy.log_precision.grad = torch.zeros_like(energy.log_precision)
             return
-        of_mean = torch.addmm(energy.visible_bias, h, energy.weight)
+        of_mean, t = torch.addmm(energy.visible_bias, h, energy.weight), self.statistics(x)
         if len(real) < x.shape[1]:
-            x, of_mean = x.index_select(1, real), of_mean.index_select(1, real)
-        root, blocks, first = (energy.log_precision / 2).exp(), [], 0
-        for part in energy.parts:
-            if isinstance(part, Gaussian):
-                own = slice(first, first + part.domain.n_columns)
-                blocks.append(part.score(x[:, own] * root[own]))
-                first = own.stop
-        score = torch.cat(blocks, 1)
-        grad = sign @ (x * (root * score / 2 + root.square() * of_mean))
+            t, of_mean = t.index_select(1, real), of_mean.index_select(1, real)
+        structure = energy.structure()
+        parts: list[Any] = structure.parts if isinstance(structure, Columns) else [structure]
+        blocks = zip(parts, x.split([p.domain.n_columns for p in parts], 1), strict=True)
+        score = torch.cat([part.precision_score(one) for part, one in blocks if n_real(part)], 1)
+        grad = sign @ (score + t * of_mean)
         # Constant columns, and those with few values, would have ever larger precisions.
         stays = (energy.log_precision >= MAX_LOG_PRECISION) & (grad < 0)
         energy.log_precision.grad = grad.masked_fill_(stays, 0.0)
@@ -428,6 +467,11 @@ def _precision(q: Gaussian, i: int) -> Tensor:
     unit[i] = 1.0
     white = torch.linalg.solve_triangular(q.scale_tril, unit[:, None], upper=False)
     return white.square().sum()
+
+
+def n_real(part: Distribution) -> int:
+    """Number of real columns of a distribution."""
+    return sum(kind.n_columns for kind in parts_of(part.domain) if isinstance(kind, Real))
 
 
 def check_parts(parts: list[Any]) -> None:

@@ -32,6 +32,7 @@ from skebm.distributions import (
     IndependentBernoulli,
     IndependentCategorical,
     KernelDensity,
+    LatentClasses,
     NormalizingFlow,
     Stack,
     TruncatedGaussian,
@@ -45,7 +46,8 @@ REAL_BASES = ("gaussian", "mixture", "kernel", "stack")
 TREES = ("chow-liu", "block-tree")
 DISCRETE_BASES = ("independent", *TREES)
 # Of rows of bits, categories and numbers side by side.
-COLUMN_BASES = (*DISCRETE_BASES, "gaussian")
+LATENT = "latent-classes"
+COLUMN_BASES = (*DISCRETE_BASES, "gaussian", LATENT)
 
 
 class MixtureBase(BaseEstimator):
@@ -132,6 +134,11 @@ def fit_base(base: Any, rows: Rows) -> Distribution:
     """
     if isinstance(base, Distribution):
         return _covering(base, rows)
+    if base == LATENT:
+        raise ValueError(
+            f'base="{LATENT}" is for tables with columns of numbers or categories: of bits alone '
+            'use "chow-liu" or "block-tree".'
+        )
     if base == "chow-liu":
         second = _accumulate(rows, lambda x, weight: (x * weight[:, None]).t() @ x)
         second.diagonal().copy_(column_means(rows))  # of probabilities, not of their squares
@@ -147,13 +154,15 @@ def fit_column_base(base: Any, rows: Rows, domain: Domain) -> Distribution:
 
     Trees are of the bits and categories, ``"gaussian"`` has all covariances of the real columns;
     all others are independent. Categories are blocks already: with them a block tree is a Chow-Liu
-    tree.
+    tree. ``"latent-classes"`` is one mixture of all columns.
     """
     if isinstance(base, Distribution):
         return _covering(base, rows)
     parts = parts_of(domain)
     x, weight, first = rows.block(0, len(rows)).double(), rows.counts, 0
     found: list[Distribution] = []
+    if base == LATENT:
+        return LatentClasses.fit(x, domain, weight).to(rows.device, rows.dtype)
     if base in TREES and any(isinstance(part, Categorical) for part in parts):
         discrete = tuple(part for part in parts if not isinstance(part, Real))
         joined = Mixed(discrete) if len(discrete) > 1 else discrete[0]

@@ -480,7 +480,7 @@ def design(
     domain = None if isinstance(table, ColumnTable) else Binary((table.domain.n_columns,))
     learning, chains = _rule(estimator, domain, stochastic=stochastic)
     if sampler is not None:
-        _check_sampler(sampler, learning, chains)
+        _check_sampler(sampler, learning, chains, base)
     optimizer = SGD() if estimator.optimizer is None else estimator.optimizer
     plan, ours = _plan(
         estimator, learning, optimizer, base, rows, streaming=streaming, stochastic=stochastic
@@ -679,10 +679,17 @@ def _rule(
     return learning, chains if chains.n_steps is not None else chains.set_params(n_steps=1)
 
 
-def _check_sampler(sampler: Sampler, learning: str, chains: ChainPolicy | None) -> None:
-    """Raise `ValueError` for replica exchange with rules that cannot use it."""
+def _check_sampler(
+    sampler: Sampler, learning: str, chains: ChainPolicy | None, base: Distribution
+) -> None:
+    """Raise `ValueError` for replica exchange with rules and bases that cannot use it."""
     if sampler.kernel is sampler:
         return
+    if not base.has_powers:
+        raise ValueError(
+            f"{sampler} tempers the model, and powers of the base {base!r} have no closed form. "
+            "Use another base, or sampler=None."
+        )
     if learning == "cd":
         raise ValueError(
             f'learning="cd" restarts its chains at every batch, before the replicas of {sampler} '

@@ -10,6 +10,7 @@ import torch
 
 from skebm.base import Binary, Categorical, Domain, Real
 from skebm.base.domains import columns_of, parts_of
+from skebm.estimators.bases import LATENT
 from skebm.estimators.rbm.safety import n_held_out
 from skebm.training.rows import Rows
 
@@ -43,10 +44,11 @@ class Gain(NamedTuple):
     error: float
 
 
-def candidates(domain: Domain, *, short: bool) -> list[str]:
+def candidates(domain: Domain, *, short: bool, tempered: bool = False) -> list[str]:
     """Names of the bases among which rows of a domain may choose, the plainest first.
 
-    A `short` training is over before the search of a block tree would be.
+    A `short` training is over before the search of a block tree would be. `tempered` chains need
+    powers of the base.
     """
     parts = parts_of(domain)
     discrete = [part for part in parts if isinstance(part, Binary | Categorical)]
@@ -57,6 +59,8 @@ def candidates(domain: Domain, *, short: bool) -> list[str]:
         names.append("chow-liu" if plain_tree else "block-tree")
     if any(isinstance(part, Real) and part.n_columns > 1 for part in parts):
         names.append("gaussian")
+    if not tempered and any(isinstance(part, Real) for part in parts):
+        names.append(LATENT)
     return names
 
 

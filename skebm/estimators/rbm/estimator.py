@@ -137,15 +137,18 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         ``chains__<name>``.
     base : str or Distribution, default="auto"
         Base q that the RBM corrects, E(x) = -log q(x) + F(x); fitted first, then fixed: ``"auto"``,
-        ``"independent"``, ``"chow-liu"``, ``"block-tree"`` or ``"gaussian"``. With independent
-        columns it is the usual RBM, whose visible biases start at the log-odds of the
-        data. ``"chow-liu"`` is the maximum-likelihood tree of pairwise dependences, and
-        ``"block-tree"`` a tree whose nodes are blocks of up to three dependent columns, as in
-        one-hot codes. The hidden units then model what a tree cannot. Categories are nodes of
-        both trees, which then have no blocks; real columns are independent in them.
-        ``"gaussian"`` has the full covariance of the real columns. ``"auto"`` is independent
-        columns, unless held-out rows are more likely with a tree (or ``"gaussian"``) after a tenth
-        of the epochs than with independent columns after half of them; only where held-out rows
+        ``"independent"``, ``"chow-liu"``, ``"block-tree"``, ``"gaussian"`` or
+        ``"latent-classes"``. With independent columns it is the usual RBM, whose visible biases
+        start at the log-odds of the data. ``"chow-liu"`` is the maximum-likelihood tree of
+        pairwise dependences, and ``"block-tree"`` a tree whose nodes are blocks of up to three
+        dependent columns, as in one-hot codes. The hidden units then model what a tree cannot.
+        Categories are nodes of both trees, which then have no blocks; real columns are independent
+        in them.
+        ``"gaussian"`` has the full covariance of the real columns. ``"latent-classes"`` is a
+        mixture of independent columns of all kinds, not of bits alone, whose number of classes
+        held-out rows choose (:class:`skebm.distributions.LatentClasses`). ``"auto"`` is independent
+        columns, unless held-out rows are more likely with another base after a tenth of the epochs
+        than with independent columns after half of them; only where held-out rows
         guard the training (see Notes). `base_reason_` tells. Any distribution of
         :mod:`skebm.distributions` with exact conditionals and a positive probability for every row
         of X can be passed, too.
@@ -414,7 +417,9 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         found = based_on(first, rows)
         names: list[str] = []
         if found.guarded and self.base == "auto":
-            names = candidates(table.domain, short=found.short)
+            sampler = found.chain_sampler
+            tempered = sampler.kernel is not sampler
+            names = candidates(table.domain, short=found.short, tempered=tempered)
         if not found.by_halves and len(names) < 2:
             return found
         generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))

@@ -1,0 +1,484 @@
+"""Latent class models: mixtures of independent bits, categories and real numbers."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import warnings
+from typing import Any
+
+import torch
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+from skebm.base import Binary, Categorical, Clamp, Domain, Real
+from skebm.base.domains import parts_of
+from skebm.base.sampler import whole_number
+from skebm.base.torchtools import softplus
+from skebm.distributions._fitting import (
+    checked_weight,
+    chunked,
+    draw_index,
+    moments,
+    usable_scale,
+)
+from skebm.distributions.base import Distribution, Tilt
+from skebm.distributions.independent import CategoricalTilt, Levels, by_column
+
+# Numbers of classes among which held-out rows choose; two that are no better end the search.
+N_CLASSES = (1, 2, 3, 5, 8, 12, 20, 30, 50)
+# Held-out rows of all, and rows that take part in the choice at most.
+HELD_OUT, MOST_ROWS = 0.2, 10_000
+# Least variance of a real column in a class, relative to that of the column; rows that the prior
+# of the parameters of a class is worth; and shrinkage of levels towards equal probabilities.
+LEAST_VARIANCE, PRIOR_ROWS, SHRINKAGE = 1e-3, 1.0, 1e-3
+# Steps of EM at most, and nats a row that a step adds at least.
+MAX_ITER, TOLERANCE = 500, 1e-5
+
+
+class LatentClasses(Distribution):
+    r"""A latent class model: within each class, all columns are independent.
+
+    .. math::
+        q(x) = \sum_{c=1}^{K} \pi_c \prod_{bits} p_{ci}^{x_i} (1 - p_{ci})^{1 - x_i}
+        \prod_{levels} p_{ci}^{x_i} \prod_{real} N(x_i; \mu_{ci}, \sigma_{ci}^2)
+
+    Tilts are exact, as each class under unary fields is one of the same kind.
+
+    Parameters
+    ----------
+    log_weights : Tensor of shape (K,)
+        :math:`\log \pi`, up to a constant.
+    domain : Domain
+        Binary, categorical and real columns, in this order (or only some of them).
+    logits : Tensor of shape (K, number of entries of bits and levels)
+        Log-odds of bits, and log-probabilities of levels up to a constant for each column.
+    mean, scale : Tensor of shape (K, number of real columns)
+        Means and standard deviations.
+
+    Attributes
+    ----------
+    log_weights, logits, mean, scale : Tensor
+        Normalised.
+
+    References
+    ----------
+    Lazarsfeld and Henry (1968), "Latent structure analysis". Dempster, Laird and Rubin (1977),
+    "Maximum likelihood from incomplete data via the EM algorithm", JRSS B 39(1).
+
+    Examples
+    --------
+    A bit and a number that are independent given one of two classes:
+
+    >>> import torch
+    >>> from skebm.base import Binary, Mixed, Real
+    >>> from skebm.distributions import LatentClasses
+    >>> q = LatentClasses(
+    ...     torch.zeros(2),
+    ...     Mixed((Binary((1,)), Real((1,)))),
+    ...     logits=torch.tensor([[-9.0], [9.0]]),
+    ...     mean=torch.tensor([[-3.0], [3.0]]),
+    ...     scale=torch.ones(2, 1),
+    ... )
+    >>> q.log_prob(torch.tensor([[1.0, 3.0], [0.0, 3.0]])).round(decimals=1)
+    tensor([ -1.6, -10.6])
+    """
+
+    def __init__(
+        self, log_weights: Tensor, domain: Domain, *, logits: Tensor, mean: Tensor, scale: Tensor
+    ):
+        kinds = _kinds(domain)
+        n_classes, n_discrete, n_real = len(log_weights), *_sizes(domain)
+        shapes = (n_classes, n_discrete), (n_classes, n_real), (n_classes, n_real)
+        for name, value, shape in zip(
+            ("logits", "mean", "scale"), (logits, mean, scale), shapes, strict=True
+        ):
+            if tuple(value.shape) != shape:
+                raise ValueError(f"{name} must be of shape {shape}, got {tuple(value.shape)}.")
+        if not (scale > 0).all() or not (mean.isfinite().all() and scale.isfinite().all()):
+            raise ValueError("Means must be finite, and scales finite and positive.")
+        self.domain = domain
+        self.groups: tuple[int, ...] = sum((p.groups for p in kinds[1]), ())
+        self.n_bits = sum(part.n_columns for part in kinds[0])
+        self.log_weights = log_weights.log_softmax(0)
+        bits, levels = logits[:, : self.n_bits], logits[:, self.n_bits :]
+        levels = by_column(levels, self.groups) if self.groups else levels
+        self.logits = torch.cat([bits, levels], 1)
+        self.mean, self.scale = mean, scale
+
+    @property
+    def n_classes(self) -> int:
+        """K."""
+        return len(self.log_weights)
+
+    @property
+    def n_discrete(self) -> int:
+        """Number of entries of bits and levels, which come first in a row."""
+        return self.logits.shape[1]
+
+    # ---------------------------------------------------------------- fitting
+
+    @classmethod
+    def fit(
+        cls,
+        x: Tensor,
+        domain: Domain,
+        weight: Tensor | None = None,
+        n_classes: int | str = "auto",
+        *,
+        generator: torch.Generator | None = None,
+    ) -> LatentClasses:
+        """Maximise the penalised likelihood of rows by expectation-maximisation, from k-means.
+
+        The prior of a class is worth a row: one of the mean levels of all rows, and of the variance
+        within the classes. Columns may have any units.
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, d)
+            Complete rows of `domain`.
+        domain : Domain
+            Binary, categorical and real columns, in this order (or only some of them).
+        weight : Tensor of shape (n,) or None, default=None
+            A row of weight 2 counts as two rows.
+        n_classes : int >= 1 or "auto", default="auto"
+            K. ``"auto"`` is the number, of 1, 2, 3, 5, 8, 12, 20, 30 and 50, with which a fifth of
+            the rows are most likely under a model of the others.
+        generator : torch.Generator or None, default=None
+            Draws the initial clusters and the held-out rows; None is one of seed 0.
+        """
+        _kinds(domain)
+        w = checked_weight(x, weight)
+        if generator is None:
+            generator = torch.Generator(x.device).manual_seed(0)
+        rows = _ScaledRows(x[w > 0].detach().double(), w[w > 0], domain)
+        if n_classes == "auto":
+            n_classes = _chosen_number(rows, generator)
+        whole_number("n_classes", n_classes, 1)
+        return rows.fitted(int(n_classes), generator).to(x.device, x.dtype)
+
+    # ---------------------------------------------------------------- the distribution
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return chunked(
+            lambda rows: self._log_joint(rows).logsumexp(1), x, self.n_classes * x.shape[1]
+        )
+
+    def _log_joint(self, x: Tensor) -> Tensor:
+        """log pi_c p(x given c), (n, K)."""
+        discrete, real = x[:, : self.n_discrete], x[:, self.n_discrete :]
+        value = self.log_weights - softplus(self.logits[:, : self.n_bits]).sum(1)
+        if self.logits.isinf().any():  # the product of minus infinity and 0 is nan
+            never = self.logits.isinf() & (discrete[:, None] == 0)
+            value = value + torch.where(never, 0.0, discrete[:, None] * self.logits).sum(2)
+        else:
+            value = value + discrete @ self.logits.t()
+        return value + self._log_normal(real).sum(2)
+
+    def _log_normal(self, x: Tensor) -> Tensor:
+        """Log-densities of real entries in each class, (n, K, number of real columns)."""
+        z = (x[:, None] - self.mean) / self.scale
+        return -z.square() / 2 - self.scale.log() - math.log(math.tau) / 2
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        like = self.log_weights
+        field = torch.zeros(n, self.domain.n_columns, dtype=like.dtype, device=generator.device)
+        return self.tilted(field).sample(generator)
+
+    def tilted(self, field: Tensor, power: float = 1.0) -> LatentClassTilt:
+        """Latent class models with other weights, levels and means; `ValueError` for powers."""
+        if power != 1.0:
+            raise ValueError(
+                "Powers of a latent class model have no closed form: temper another base, or use "
+                "a sampler without temperatures."
+            )
+        return LatentClassTilt(self, field)
+
+    @property
+    def has_powers(self) -> bool:
+        return False
+
+    def flip_log_ratio(self, x: Tensor) -> Tensor:
+        """log q(x with entry i set to 1 - x_i) - log q(x), (n, d), for rows of bits alone."""
+        if not isinstance(self.domain, Binary):
+            raise TypeError(f"Only bits can be flipped, not entries of {self.domain}.")
+        of_class = self._log_joint(x).log_softmax(1)[:, :, None]
+        return (of_class + (1 - 2 * x[:, None]) * self.logits).logsumexp(1)
+
+    def given(self, clamp: Clamp) -> Any:
+        """Exact conditionals, one for each row."""
+        return self.tilted(torch.zeros_like(clamp.value)).given(clamp)
+
+    @property
+    def has_given(self) -> bool:
+        return True
+
+    # ---------------------------------------------------------------- precisions of real columns
+
+    def with_precision(self, log_factor: Tensor) -> LatentClasses:
+        """The model whose precisions within the classes are multiplied by exp(log_factor).
+
+        Means stay. Differentiable with respect to `log_factor`, (number of real columns,).
+        """
+        found = copy.copy(self)
+        found.scale = self.scale * (-log_factor / 2).exp()
+        return found
+
+    def precision_score(self, x: Tensor) -> Tensor:
+        """Derivative of the log-density by the log of the precision of each real column."""
+        of_class = self._log_joint(x).softmax(1)
+        z = (x[:, None, self.n_discrete :] - self.mean) / self.scale
+        return 0.5 - (of_class[:, :, None] * z.square()).sum(1) / 2
+
+    def __repr__(self) -> str:
+        return f"LatentClasses({self.n_classes} classes, {self.domain.n_columns} columns)"
+
+
+class LatentClassTilt(Tilt):
+    """Latent class models proportional to q(x) exp(f'x), for each row of f.
+
+    Parameters
+    ----------
+    distribution : LatentClasses
+        q.
+    field : Tensor of shape (n, d)
+    known : Clamp or None
+        Entries that are known; the others are distributed given them.
+    """
+
+    def __init__(self, distribution: LatentClasses, field: Tensor, known: Clamp | None = None):
+        self.distribution, self.field, self.known = distribution, field, known
+
+    def given(self, clamp: Clamp) -> LatentClassTilt:
+        """The tilt given known entries; `log_normaliser` sums over rows that agree."""
+        return LatentClassTilt(self.distribution, self.field, clamp)
+
+    @functools.cached_property
+    def log_joint(self) -> Tensor:
+        """log of the sum over all rows of class c that agree with the known entries, (n, K)."""
+        rows = torch.arange(len(self.field), device=self.field.device)
+        return chunked(self._log_joint, rows, self.distribution.n_classes * self.field.shape[1])
+
+    def _log_joint(self, rows: Tensor) -> Tensor:
+        q, field = self.distribution, self.field[rows]
+        known = None if self.known is None else Clamp(*(part[rows] for part in self.known))
+        first, second = q.n_bits, q.n_discrete
+        value = q.log_weights - softplus(q.logits[:, :first]).sum(1)
+        if first:
+            logits = q.logits[:, :first] + field[:, None, :first]
+            terms = softplus(logits)
+            if known is not None:
+                mask, x = known.mask[:, None, :first], known.value[:, None, :first]
+                terms = torch.where(mask, logits * x, terms)
+            value = value + terms.sum(2)
+        if second > first:
+            tilt = self._levels(q.logits[:, first:second] + field[:, None, first:second], known)
+            value = value + tilt.log_normaliser.view(len(field), -1)
+        f = field[:, None, second:]
+        terms = f * q.mean + (f * q.scale).square() / 2
+        if known is not None:
+            x = torch.where(known.mask, known.value, 0.0)[:, second:]
+            of_known = f * x[:, None] + q._log_normal(x)
+            terms = torch.where(known.mask[:, None, second:], of_known, terms)
+        return value + terms.sum(2)
+
+    def _levels(self, logits: Tensor, known: Clamp | None) -> CategoricalTilt:
+        """Tilts of the categories in each class, one after the other, from logits (n, K, l)."""
+        q = self.distribution
+        tilt = CategoricalTilt(logits.flatten(0, 1), Levels.of(q.groups, logits.device))
+        if known is None:
+            return tilt
+        levels = slice(q.n_bits, q.n_discrete)
+        parts = (part[:, levels].repeat_interleave(logits.shape[1], 0) for part in known)
+        return tilt.given(Clamp(*parts))
+
+    @property
+    def log_normaliser(self) -> Tensor:  # type: ignore[override]
+        """log of the sum over all rows that agree with the known entries, (n,)."""
+        return self.log_joint.logsumexp(1)
+
+    @property
+    def mean(self) -> Tensor:  # type: ignore[override]
+        """Exact means, (n, d), the known entries as they are."""
+        q, field, of_class = self.distribution, self.field, self.log_joint.softmax(1)
+        found = torch.zeros_like(field)
+        for c in range(q.n_classes):
+            found += of_class[:, c, None] * self._of_classes(torch.full_like(of_class[:, 0], c))[0]
+        return found if self.known is None else self.known.apply(found)
+
+    def _of_classes(self, classes: Tensor) -> tuple[Tensor, Any]:
+        """Means of rows (n, d) of the given classes (n,), and the tilts of their categories."""
+        q, field, c = self.distribution, self.field, classes.long()
+        bits, levels = slice(0, q.n_bits), slice(q.n_bits, q.n_discrete)
+        logits, tilt = q.logits[c] + field[:, : q.n_discrete], None
+        parts = [logits[:, bits].sigmoid()]
+        if q.groups:
+            tilt = CategoricalTilt(logits[:, levels], Levels.of(q.groups, field.device))
+            if self.known is not None:
+                tilt = tilt.given(Clamp(*(part[:, levels] for part in self.known)))
+            parts.append(tilt.mean)
+        parts.append(q.mean[c] + q.scale[c].square() * field[:, q.n_discrete :])
+        return torch.cat(parts, 1), tilt
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """One draw for each row, the known entries as they are."""
+        q = self.distribution
+        kind: dict[str, Any] = {"generator": generator, "device": self.field.device}
+        u = torch.rand(len(self.field), dtype=torch.float64, **kind)
+        classes = draw_index(self.log_joint.double().softmax(1), u)
+        x, tilt = self._of_classes(classes)
+        bits, levels, real = x.tensor_split([q.n_bits, q.n_discrete], 1)
+        bits = torch.rand(bits.shape, dtype=x.dtype, **kind).lt(bits).to(x.dtype)
+        if tilt is not None:
+            levels = tilt.sample(generator)
+        noise = torch.randn(real.shape, dtype=x.dtype, **kind)
+        x = torch.cat([bits, levels, real + noise * q.scale[classes]], 1)
+        return x if self.known is None else self.known.apply(x)
+
+
+# ------------------------------------------------------------------------------
+# Expectation-maximisation
+# ------------------------------------------------------------------------------
+
+
+class _ScaledRows:
+    """Rows of float64, real columns standardised, and their weights: the input of EM."""
+
+    def __init__(self, x: Tensor, w: Tensor, domain: Domain):
+        self.domain, self.w = domain, w
+        discrete, _ = _sizes(domain)
+        self.discrete, real = x[:, :discrete], x[:, discrete:]
+        self.centre, variance = moments(real, w)
+        self.scale = usable_scale(variance, self.centre, x.dtype)
+        self.real = (real - self.centre) / self.scale
+
+    def subset(self, index: Tensor) -> _ScaledRows:
+        """Some of the rows, in the same units."""
+        found = copy.copy(self)
+        found.discrete, found.real, found.w = (
+            self.discrete[index],
+            self.real[index],
+            self.w[index],
+        )
+        return found
+
+    def clusters(self, n_classes: int, generator: torch.Generator) -> Tensor:
+        """Labels by k-means, one-hot (n, K)."""
+        seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
+        means = KMeans(min(n_classes, len(self.w)), n_init=1, random_state=seed)
+        x = torch.cat([self.discrete, self.real], 1).cpu().numpy()
+        with warnings.catch_warnings():  # of fewer distinct rows than clusters
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            labels = means.fit_predict(x, sample_weight=self.w.cpu().numpy())
+        labels = torch.as_tensor(labels, device=self.w.device).unique(return_inverse=True)[1]
+        return torch.nn.functional.one_hot(labels).double()
+
+    def em(self, n_classes: int, generator: torch.Generator) -> LatentClasses:
+        """A model of the standardised rows."""
+        of_class, before = self.clusters(n_classes, generator), -math.inf
+        for _ in range(MAX_ITER):
+            found = self.maximised(of_class)
+            log_joint = self.log_joint(found)
+            log_prob = log_joint.logsumexp(1, keepdim=True)
+            value = float(self.w @ log_prob[:, 0] / self.w.sum())
+            if value - before < TOLERANCE:
+                break
+            before, of_class = value, (log_joint - log_prob).exp()
+        return found
+
+    def maximised(self, of_class: Tensor) -> LatentClasses:
+        """The M-step: a model from the probabilities of the classes, (n, K)."""
+        weight = self.w[:, None] * of_class
+        count, total = weight.sum(0)[:, None], self.w.sum()
+        # Means of levels, a row of their overall mean added; these shrunk, so that none is 0.
+        overall = self.w @ self.discrete / total
+        even = _even_levels(self.domain, overall)
+        overall = (1 - SHRINKAGE) * overall + SHRINKAGE * even
+        p = (weight.t() @ self.discrete + PRIOR_ROWS * overall) / (count + PRIOR_ROWS)
+        n_bits = sum(part.n_columns for part in _kinds(self.domain)[0])
+        logits = torch.cat([torch.logit(p[:, :n_bits]), p[:, n_bits:].log()], 1)
+        mean = weight.t() @ self.real / count.clamp_min(1e-12)
+        # Of standardised columns: the differences of squares cancel no digits that matter.
+        scatter = (weight.t() @ self.real.square() - count * mean.square()).clamp_min(0)
+        within = scatter.sum(0) / total
+        variance = (scatter + PRIOR_ROWS * within) / (count + PRIOR_ROWS)
+        # A constant column, whose unit is 1, gets the variance 1.
+        least = torch.where(within > 0, LEAST_VARIANCE, 1.0)
+        return LatentClasses(
+            (count[:, 0] + 1).log(),
+            self.domain,
+            logits=logits,
+            mean=mean,
+            scale=torch.maximum(variance, least).sqrt(),
+        )
+
+    def log_joint(self, q: LatentClasses) -> Tensor:
+        """log pi_c p(x given c), (n, K), by matrix products."""
+        value = q.log_weights - softplus(q.logits[:, : q.n_bits]).sum(1)
+        value = value - q.scale.log().sum(1) - (q.mean / q.scale).square().sum(1) / 2
+        value = value - q.mean.shape[1] / 2 * math.log(math.tau) + self.discrete @ q.logits.t()
+        precision = q.scale.pow(-2)
+        return value + self.real @ (precision * q.mean).t() - self.real.square() @ precision.t() / 2
+
+    def fitted(self, n_classes: int, generator: torch.Generator) -> LatentClasses:
+        """A model in the units of the rows."""
+        q = self.em(n_classes, generator)
+        mean, scale = q.mean * self.scale + self.centre, q.scale * self.scale
+        return LatentClasses(q.log_weights, self.domain, logits=q.logits, mean=mean, scale=scale)
+
+
+def _chosen_number(rows: _ScaledRows, generator: torch.Generator) -> int:
+    """Number of classes with which held-out rows are most likely."""
+    n = len(rows.w)
+    n_held_out = round(HELD_OUT * min(n, MOST_ROWS))
+    if n_held_out < 1 or n - n_held_out < 2:
+        return 1
+    order = torch.randperm(n, generator=generator, device=generator.device).to(rows.w.device)
+    held_out, train = rows.subset(order[:n_held_out]), rows.subset(order[n_held_out:MOST_ROWS])
+    best, found, since = -math.inf, 1, 0
+    for n_classes in N_CLASSES:
+        if n_classes > len(train.w):
+            break
+        log_prob = held_out.log_joint(train.em(n_classes, generator)).logsumexp(1)
+        value = float(held_out.w @ log_prob / held_out.w.sum())
+        if value > best:
+            best, found, since = value, n_classes, 0
+        else:
+            since += 1
+        if since == 2:
+            break
+    return found
+
+
+def _kinds(domain: Domain) -> tuple[list[Any], list[Any], list[Any]]:
+    """Binary, categorical and real parts; `ValueError` for others and other orders."""
+    parts = parts_of(domain)
+    order = [Binary, Categorical, Real]
+    place = [next((i for i, kind in enumerate(order) if isinstance(p, kind)), -1) for p in parts]
+    flat = all(len(part.row_shape) == 1 for part in parts)
+    bounded = any(isinstance(p, Real) and p != Real(p.shape) for p in parts)
+    if -1 in place or place != sorted(place) or bounded or not flat:
+        raise ValueError(
+            f"A latent class model is of flat bits, categories and unbounded numbers, in this "
+            f"order, not of {domain}."
+        )
+    found: tuple[list[Any], ...] = [], [], []
+    for i, part in zip(place, parts, strict=True):
+        found[i].append(part)
+    return found[0], found[1], found[2]
+
+
+def _sizes(domain: Domain) -> tuple[int, int]:
+    """Numbers of entries of bits and levels, and of real columns."""
+    bits, levels, real = (sum(p.n_columns for p in parts) for parts in _kinds(domain))
+    return bits + levels, real
+
+
+def _even_levels(domain: Domain, like: Tensor) -> Tensor:
+    """Equal probabilities of the values of bits and of levels."""
+    bits, levels, _ = _kinds(domain)
+    even = [like.new_full((sum(p.n_columns for p in bits),), 0.5)]
+    even += [like.new_full((k,), 1 / k) for part in levels for k in part.groups]
+    return torch.cat(even)
