@@ -10,7 +10,7 @@ import numpy as np
 import scipy.stats
 import torch
 
-from skebm.base import Categorical, Energy, Real
+from skebm.base import Binary, Categorical, Energy, Mixed, Real
 from tests.oracle import DOUBLE, Discrete
 
 
@@ -153,6 +153,55 @@ def spelled_out(energy, beta=1.0):
     x = torch.cat(list(energy.domain.enumerate(dtype=DOUBLE)))
     with torch.no_grad():
         return Discrete(x, -beta * energy(x))
+
+
+class MixedRows(Energy):
+    """A bit, a category and a number that is normal given them, about a mean of each state."""
+
+    def __init__(self):
+        super().__init__()
+        self.domain = Mixed((Binary((1,)), Categorical((3,)), Real((1,))))
+        generator = torch.Generator().manual_seed(5)
+        self.field = torch.nn.Parameter(torch.randn(4, generator=generator, dtype=DOUBLE))
+        self.means = torch.nn.Parameter(torch.tensor([0.7, -1.0, 0.2, 1.1], dtype=DOUBLE))
+
+    def forward(self, x, cond=None):
+        discrete, number = x[:, :4], x[:, 4]
+        product = discrete[:, 0] * discrete[:, 3]
+        return discrete @ self.field + product + 2 * (number - discrete @ self.means).square()
+
+
+class MixedTarget:
+    """The exact answer for :class:`MixedRows`, where entries are known too."""
+
+    def __init__(self, energy, beta=1.0, mask=None, value=None):
+        self.energy, self.beta, self.mask, self.value = energy, beta, mask, value
+        x = torch.cat(list(Mixed(energy.domain.parts[:2]).enumerate(dtype=DOUBLE)))
+        self.number_known = mask is not None and bool(mask[4])
+        number = value[4].expand(len(x)) if self.number_known else x @ energy.means
+        with torch.no_grad():
+            log_p = -beta * energy(torch.cat([x, number[:, None]], 1))
+        self.states = Discrete(x, log_p)
+        if mask is not None:
+            self.states = self.states.given(mask[:4], value[:4])
+
+    def draw(self, n, generator):
+        states = self.states.draw(n, generator)
+        noise = torch.randn(n, generator=generator, dtype=DOUBLE) / (4 * self.beta) ** 0.5
+        number = states @ self.energy.means.detach() + noise
+        if self.number_known:
+            number = self.value[4].expand(n)
+        return torch.cat([states, number[:, None]], 1)
+
+    def p_value(self, x):
+        tests = [self.states.p_value(x[:, :4])]
+        if not self.number_known:
+            z = (x[:, 4] - x[:, :4] @ self.energy.means.detach()) * (4 * self.beta) ** 0.5
+            tests.append(scipy.stats.kstest(z.numpy(), "norm").pvalue)
+        return min(1.0, len(tests) * min(tests))
+
+    def given(self, mask, value):
+        return MixedTarget(self.energy, self.beta, mask, value)
 
 
 class LinearInABox(Energy):

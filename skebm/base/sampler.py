@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from typing import Any, ClassVar
 
 import torch
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 from torch import Tensor, nn
 
 from skebm.base.domains import Binary, Domain
@@ -193,6 +193,10 @@ class Sampler(BaseEstimator, abc.ABC):
         The ``aux`` of an adaptive sampler has a method ``frozen()``.
         """
         return state._replace(aux=state.aux.frozen()) if self.adapts else state
+
+    def with_step_size(self, step_size: float) -> Sampler:
+        """A copy with another step size, of samplers that have one."""
+        return clone(self).set_params(step_size=step_size)
 
     def energies(self, energy: Energy, state: ChainState) -> Tensor:
         """Energies of the chains, (n,), as a trace records them."""

@@ -285,7 +285,7 @@ def _pilot_run(
             state = kernel.freeze(state)
             settings.append(state.aux)
             if kernel.adapts:  # the adaptation at the next temperature starts from this step
-                kernel = clone(kernel).set_params(step_size=float(state.aux.step_size))
+                kernel = kernel.with_step_size(float(state.aux.step_size))
     schedule = adapted or Schedule([], midpoints.tolist(), settings)
     return torch.stack(lengths).cpu().numpy(), schedule
 

@@ -26,7 +26,7 @@ from skebm.base import (
 from skebm.base.energy import check_energy, check_shape
 from skebm.distributions import Distribution, Gaussian, IndependentBernoulli, Uniform
 from skebm.energies import MixedRBM
-from skebm.samplers import HMC, Gibbs, GibbsWithGradients
+from skebm.samplers import HMC, Blocks, Gibbs, GibbsWithGradients
 
 # Why importance weights of draws of a base bound log Z from below only.
 NO_UPPER = "no upper bound: the weights do not show a mode that all draws have missed"
@@ -114,6 +114,8 @@ def default_sampler(energy: Energy) -> Sampler:
         return GibbsWithGradients()
     if isinstance(energy.domain, Real):
         return HMC(n_leapfrog=5, adapt=True, scale="auto")
+    if isinstance(energy.domain, Mixed):
+        return Blocks(HMC(n_leapfrog=5, adapt=True, scale="auto"))
     raise ValueError(f"There is no sampler to choose by default for {energy.domain}: pass one.")
 
 

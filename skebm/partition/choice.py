@@ -19,6 +19,7 @@ from skebm.base import (
     Real,
     sampling,
 )
+from skebm.base.domains import parts_of
 from skebm.base.energy import check_energy
 from skebm.distributions import Distribution
 from skebm.partition.annealed import AIS
@@ -192,7 +193,7 @@ def choose(
     if min(len(start) for start in starts) < 2:
         return Choice(AIS(), f"{too_large}; one row is too few for reverse annealing")
     bracket = AISBracket()
-    if isinstance(energy.domain, Real):
+    if _moves_by_gradients(energy):
         # Leapfrog steps of HMC, the sampler of real rows, cost as much as a dozen others.
         bracket = AISBracket(n_betas=500, n_steps=250, max_evaluations=_budget(energy))
     return Choice(bracket, f"{too_large}; {len(rows)} rows for reverse annealing")
@@ -210,7 +211,7 @@ def _integral(
 
 def _efficiency(energy: Energy, base: Distribution | None) -> tuple[float, str]:
     """Effective sample size a draw of the base, or of the energy's default one; and in words."""
-    if not isinstance(energy.domain, Real):
+    if not _moves_by_gradients(energy):
         return 0.0, ""
     base = getattr(energy, "base", None) if base is None else base
     if base is None:
@@ -225,6 +226,12 @@ def _efficiency(energy: Energy, base: Distribution | None) -> tuple[float, str]:
     log_w = log_w - log_w.max()
     efficiency = float(log_w.exp().sum() ** 2 / (2 * log_w).exp().sum()) / N_TEST_DRAWS
     return efficiency, f"effective sample size {efficiency:.0%} of the draws of {base!r}"
+
+
+def _moves_by_gradients(energy: Energy) -> bool:
+    """Whether rows are real, or some columns are and no hidden layer draws them."""
+    mixed = any(isinstance(part, Real) for part in parts_of(energy.domain))
+    return isinstance(energy.domain, Real) or mixed and not isinstance(energy, BipartiteEnergy)
 
 
 def in_a_line(method: PartitionEstimator) -> str:

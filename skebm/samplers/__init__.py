@@ -1,6 +1,7 @@
 """Samplers: Markov chain Monte Carlo for p(x) proportional to exp(-E(x))."""
 
 from skebm.samplers.augmentation import Augmentation, Compose, Flip, Shift
+from skebm.samplers.blocks import Blocks
 from skebm.samplers.chains import ChainPolicy, FromData, FromNoise, Persistent, ReplayBuffer
 from skebm.samplers.discrete import DiscreteLangevin, GibbsWithGradients
 from skebm.samplers.gibbs import Gibbs
@@ -15,6 +16,7 @@ __all__ = [
     "MALA",
     "AnnealedLangevin",
     "Augmentation",
+    "Blocks",
     "ChainPolicy",
     "Compose",
     "DiscreteLangevin",

@@ -9,12 +9,13 @@ import pytest
 import torch
 from sklearn.base import clone
 
-from skebm.base import Binary, ChainState, Clamp, Energy, Real, Sampler, StepInfo
+from skebm.base import Binary, ChainState, Clamp, Energy, Mixed, Real, Sampler, StepInfo
 from skebm.energies import BernoulliRBM, BoltzmannMachine, Tilted, ising_grid
 from skebm.samplers import (
     HMC,
     MALA,
     AnnealedLangevin,
+    Blocks,
     DiscreteLangevin,
     Gibbs,
     GibbsWithGradients,
@@ -39,6 +40,8 @@ from tests.targets import (
     Discrete,
     Line,
     LinearInABox,
+    MixedRows,
+    MixedTarget,
     NoisyPointCloud,
     Normal,
     OneHot,
@@ -175,6 +178,12 @@ CASES = {
     DiscreteLangevin: {
         **on_discrete_rows(DiscreteLangevin(1.0), "DMALA"),
         "DULA": Case(DiscreteLangevin(adjust=False), wide_rbm),
+    },
+    Blocks: {
+        "blocks": Case(Blocks(MALA(0.3)), MixedRows, MixedTarget),
+        "blocks scaled": Case(
+            Blocks(HMC(0.4, 3, scale=[1.5]), DiscreteLangevin(1.0)), MixedRows, MixedTarget
+        ),
     },
     MetropolisHastings: on_real_rows(MetropolisHastings(1.0)),
     MALA: on_real_rows(MALA(0.3)),
@@ -508,6 +517,31 @@ def test_a_used_hidden_layer_is_not_used_again(name):
     assert state.aux is None or not torch.equal(state.aux, h)
 
 
+def test_blocks_that_cannot_be_are_refused():
+    energy, x = MixedRows(), torch.zeros(2, 5, dtype=DOUBLE)
+    x[:, 1] = 1
+    for sampler, match in (
+        (Blocks(GibbsWithGradients()), "does not sample Real"),
+        (Blocks(discrete=MALA()), "does not sample Binary"),
+        (Blocks(ParallelTempering(3, MALA())), "replicas"),
+        (Blocks(discrete=DiscreteLangevin(adapt=True)), "only `real` may"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=match):
+            sampler.run(energy, x, 1, seeded())
+    several = MixedRows()
+    several.domain = Mixed((Real((2,)), Real((3,))))
+    with pytest.raises(ValueError, match="several blocks of real columns"):
+        Blocks().run(several, x, 1, seeded())
+
+
+def test_blocks_adapt_the_steps_of_their_numbers():
+    energy, generator = MixedRows(), seeded()
+    x = MixedTarget(energy).draw(500, generator)
+    state, _ = Blocks(MALA(10.0, adapt=True)).run(energy, x, 20, generator, n_warmup=200)
+    assert 0.02 < state.aux.step_size < 1
+    assert Blocks(MALA(0.3)).with_step_size(0.1).real.step_size == 0.1
+
+
 # ------------------------------------------------------------------------------
 # Clamping
 # ------------------------------------------------------------------------------
@@ -780,6 +814,7 @@ UNSUITABLE = {
     ParallelTempering: NO_CONDITIONALS,
     GibbsWithGradients: [Bowl(Real((3,)))],
     DiscreteLangevin: [Bowl(Real((3,)))],
+    Blocks: [Bowl(Binary((3,))), Bowl(Real((3,)))],
     MetropolisHastings: [Bowl(Binary((3,)))],
     MALA: [Bowl(Binary((3,)))],
     HMC: [Bowl(Binary((3,)))],
