@@ -77,6 +77,13 @@ def test_conditionals_given_known_entries_are_those_of_the_sum():
         assert torch.equal(drawn[mask], row[mask])
 
 
+def test_the_score_is_the_gradient():
+    q, x = model(), model().sample(20, seeded(2)).requires_grad_()
+    value, score = q.log_prob_and_score(x)
+    torch.testing.assert_close(value, q.log_prob(x))
+    torch.testing.assert_close(score, torch.autograd.grad(q.log_prob(x).sum(), x)[0])
+
+
 def test_the_precision_score_is_the_derivative():
     q, x = model(), model().sample(20, seeded(2))
     s = torch.zeros(1, dtype=DOUBLE, requires_grad=True)

@@ -79,8 +79,8 @@ def test_the_plainest_is_kept_unless_another_is_better(values, best):
 
     choice = choose_base(list(values), trial, bits(300), torch.Generator().manual_seed(0))
     assert choice.name == best
-    assert seen == [(270, 30, 0.5), *[(270, 30, 0.1)] * (len(values) - 1)]
-    assert "30 held-out rows" in choice.reason
+    assert seen == [(200, 100, 0.5), *[(200, 100, 0.1)] * (len(values) - 1)]
+    assert "100 held-out rows" in choice.reason
     assert all(name in choice.reason for name in values)
 
 

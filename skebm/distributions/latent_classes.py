@@ -6,6 +6,8 @@ import copy
 import functools
 import math
 import warnings
+from collections.abc import Sequence
+from numbers import Real as RealNumber
 from typing import Any
 
 import torch
@@ -31,9 +33,12 @@ from skebm.distributions.independent import CategoricalTilt, Levels, by_column
 N_CLASSES = (1, 2, 3, 5, 8, 12, 20, 30, 50)
 # Held-out rows of all, and rows that take part in the choice at most.
 HELD_OUT, MOST_ROWS = 0.2, 10_000
-# Least variance of a real column in a class, relative to that of the column; rows that the prior
-# of the parameters of a class is worth; and shrinkage of levels towards equal probabilities.
-LEAST_VARIANCE, PRIOR_ROWS, SHRINKAGE = 1e-3, 1.0, 1e-3
+# Rows that the prior of the parameters of a class is worth, among which held-out rows choose, too:
+# less of it where columns have spikes, as counts have at 0.
+PRIOR_ROWS = (1.0, 0.1)
+# Least variance of a real column in a class, relative to that of the column, and shrinkage of
+# levels towards equal probabilities.
+LEAST_VARIANCE, SHRINKAGE = 1e-3, 1e-3
 # Steps of EM at most, and nats a row that a step adds at least.
 MAX_ITER, TOLERANCE = 500, 1e-5
 
@@ -128,12 +133,13 @@ class LatentClasses(Distribution):
         weight: Tensor | None = None,
         n_classes: int | str = "auto",
         *,
+        prior_rows: float | str = "auto",
         generator: torch.Generator | None = None,
     ) -> LatentClasses:
         """Maximise the penalised likelihood of rows by expectation-maximisation, from k-means.
 
-        The prior of a class is worth a row: one of the mean levels of all rows, and of the variance
-        within the classes. Columns may have any units.
+        The prior of a class is worth a row, or a part of one, of the mean levels of all rows and of
+        the variance within the classes. Columns may have any units.
 
         Parameters
         ----------
@@ -146,6 +152,8 @@ class LatentClasses(Distribution):
         n_classes : int >= 1 or "auto", default="auto"
             K. ``"auto"`` is the number, of 1, 2, 3, 5, 8, 12, 20, 30 and 50, with which a fifth of
             the rows are most likely under a model of the others.
+        prior_rows : float > 0 or "auto", default="auto"
+            Rows that the prior is worth. ``"auto"`` is 1, or with K the better one of 1 and 0.1.
         generator : torch.Generator or None, default=None
             Draws the initial clusters and the held-out rows; None is one of seed 0.
         """
@@ -154,10 +162,14 @@ class LatentClasses(Distribution):
         if generator is None:
             generator = torch.Generator(x.device).manual_seed(0)
         rows = _ScaledRows(x[w > 0].detach().double(), w[w > 0], domain)
+        priors = PRIOR_ROWS if prior_rows == "auto" else (prior_rows,)
+        if not all(isinstance(one, RealNumber) and one > 0 for one in priors):
+            raise ValueError(f'prior_rows must be positive or "auto", got {prior_rows!r}.')
+        prior = float(priors[0])
         if n_classes == "auto":
-            n_classes = _chosen_number(rows, generator)
+            n_classes, prior = _chosen(rows, [float(one) for one in priors], generator)
         whole_number("n_classes", n_classes, 1)
-        return rows.fitted(int(n_classes), generator).to(x.device, x.dtype)
+        return rows.fitted(int(n_classes), prior, generator).to(x.device, x.dtype)
 
     # ---------------------------------------------------------------- the distribution
 
@@ -181,6 +193,22 @@ class LatentClasses(Distribution):
         """Log-densities of real entries in each class, (n, K, number of real columns)."""
         z = (x[:, None] - self.mean) / self.scale
         return -z.square() / 2 - self.scale.log() - math.log(math.tau) / 2
+
+    def log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-density (n,) and its gradient (n, d), class scores weighted by their probabilities.
+
+        Bits and levels are taken as the numbers 0 and 1.
+        """
+        log_joint = self._log_joint(x)
+        value = log_joint.logsumexp(1)
+        of_class = (log_joint - value[:, None]).exp()
+        pull = (self.mean - x[:, None, self.n_discrete :]) / self.scale.square()
+        real = (of_class[:, :, None] * pull).sum(1)
+        return value, torch.cat([of_class @ self.logits, real], 1)
+
+    def score(self, x: Tensor) -> Tensor:
+        """Gradient of the log-density, (n, d)."""
+        return self.log_prob_and_score(x)[1]
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         like = self.log_weights
@@ -375,11 +403,11 @@ class _ScaledRows:
         labels = torch.as_tensor(labels, device=self.w.device).unique(return_inverse=True)[1]
         return torch.nn.functional.one_hot(labels).double()
 
-    def em(self, n_classes: int, generator: torch.Generator) -> LatentClasses:
-        """A model of the standardised rows."""
+    def em(self, n_classes: int, prior: float, generator: torch.Generator) -> LatentClasses:
+        """A model of the standardised rows, with a prior worth so many rows."""
         of_class, before = self.clusters(n_classes, generator), -math.inf
         for _ in range(MAX_ITER):
-            found = self.maximised(of_class)
+            found = self.maximised(of_class, prior)
             log_joint = self.log_joint(found)
             log_prob = log_joint.logsumexp(1, keepdim=True)
             value = float(self.w @ log_prob[:, 0] / self.w.sum())
@@ -388,22 +416,22 @@ class _ScaledRows:
             before, of_class = value, (log_joint - log_prob).exp()
         return found
 
-    def maximised(self, of_class: Tensor) -> LatentClasses:
+    def maximised(self, of_class: Tensor, prior: float) -> LatentClasses:
         """The M-step: a model from the probabilities of the classes, (n, K)."""
         weight = self.w[:, None] * of_class
         count, total = weight.sum(0)[:, None], self.w.sum()
-        # Means of levels, a row of their overall mean added; these shrunk, so that none is 0.
+        # Means of levels, rows of their overall mean added; these shrunk, so that none is 0.
         overall = self.w @ self.discrete / total
         even = _even_levels(self.domain, overall)
         overall = (1 - SHRINKAGE) * overall + SHRINKAGE * even
-        p = (weight.t() @ self.discrete + PRIOR_ROWS * overall) / (count + PRIOR_ROWS)
+        p = (weight.t() @ self.discrete + prior * overall) / (count + prior)
         n_bits = sum(part.n_columns for part in _kinds(self.domain)[0])
         logits = torch.cat([torch.logit(p[:, :n_bits]), p[:, n_bits:].log()], 1)
         mean = weight.t() @ self.real / count.clamp_min(1e-12)
         # Of standardised columns: the differences of squares cancel no digits that matter.
         scatter = (weight.t() @ self.real.square() - count * mean.square()).clamp_min(0)
         within = scatter.sum(0) / total
-        variance = (scatter + PRIOR_ROWS * within) / (count + PRIOR_ROWS)
+        variance = (scatter + prior * within) / (count + prior)
         # A constant column, whose unit is 1, gets the variance 1.
         least = torch.where(within > 0, LEAST_VARIANCE, 1.0)
         return LatentClasses(
@@ -422,31 +450,33 @@ class _ScaledRows:
         precision = q.scale.pow(-2)
         return value + self.real @ (precision * q.mean).t() - self.real.square() @ precision.t() / 2
 
-    def fitted(self, n_classes: int, generator: torch.Generator) -> LatentClasses:
+    def fitted(self, n_classes: int, prior: float, generator: torch.Generator) -> LatentClasses:
         """A model in the units of the rows."""
-        q = self.em(n_classes, generator)
+        q = self.em(n_classes, prior, generator)
         mean, scale = q.mean * self.scale + self.centre, q.scale * self.scale
         return LatentClasses(q.log_weights, self.domain, logits=q.logits, mean=mean, scale=scale)
 
 
-def _chosen_number(rows: _ScaledRows, generator: torch.Generator) -> int:
-    """Number of classes with which held-out rows are most likely."""
+def _chosen(
+    rows: _ScaledRows, priors: Sequence[float], generator: torch.Generator
+) -> tuple[int, float]:
+    """Number of classes, and prior, with which held-out rows are most likely."""
     n = len(rows.w)
     n_held_out = round(HELD_OUT * min(n, MOST_ROWS))
     if n_held_out < 1 or n - n_held_out < 2:
-        return 1
+        return 1, priors[0]
     order = torch.randperm(n, generator=generator, device=generator.device).to(rows.w.device)
     held_out, train = rows.subset(order[:n_held_out]), rows.subset(order[n_held_out:MOST_ROWS])
-    best, found, since = -math.inf, 1, 0
+    best, found, since = -math.inf, (1, priors[0]), 0
     for n_classes in N_CLASSES:
         if n_classes > len(train.w):
             break
-        log_prob = held_out.log_joint(train.em(n_classes, generator)).logsumexp(1)
-        value = float(held_out.w @ log_prob / held_out.w.sum())
-        if value > best:
-            best, found, since = value, n_classes, 0
-        else:
-            since += 1
+        since += 1
+        for prior in priors:
+            log_prob = held_out.log_joint(train.em(n_classes, prior, generator)).logsumexp(1)
+            value = float(held_out.w @ log_prob / held_out.w.sum())
+            if value > best:
+                best, found, since = value, (n_classes, prior), 0
         if since == 2:
             break
     return found

@@ -39,8 +39,9 @@ class Parameters:
 
     domain : {"auto", "real", "binary"} or Domain, default="auto"
         Type of the rows. ``"auto"`` is that of the sampler; if it allows several, rows are binary
-        if all entries in the first `fit` are 0 or 1. ``skebm.base.Categorical(groups)`` stands for
-        one-hot columns.
+        if all entries in the first `fit` are 0 or 1. (`ContrastiveDivergenceDensity` alone:
+        ``"mixed"`` tells bits from numbers, as where there are categories.)
+        ``skebm.base.Categorical(groups)`` stands for one-hot columns.
 
     base : str, MixtureBase, Distribution or None, default="auto"
         Base distribution q. Real columns: ``"gaussian"`` (with shrunk covariance, or truncated at
@@ -97,6 +98,15 @@ class Parameters:
     early_stopping : bool or EarlyStopping, default=False
         Stop when the objective on held-out rows no longer improves, and keep the best weights;
         settings in :class:`skebm.training.EarlyStopping`. Outliers are ranked better without it.
+
+    categorical_features : "from_dtype", array-like or None, default="from_dtype"
+        Columns of categories: names, numbers or a boolean mask. ``"from_dtype"``: columns of frames
+        that hold text or are of a categorical type, and columns of object arrays that hold other
+        values than numbers. With such columns, the others are bits where they hold zeros and ones,
+        and standardised numbers otherwise; the base is then one of
+        ``"latent-classes"`` (``"auto"``), ``"independent"``, a tree or ``"gaussian"``, as in
+        :class:`skebm.RBMEstimator`, rows have no noise, and the sampler is
+        :class:`skebm.samplers.Blocks`. None: no column is categorical.
 
     warm_start : bool, default=False
         Continue from the weights, chains, optimizer and random generator of the previous `fit`,

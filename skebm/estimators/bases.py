@@ -312,6 +312,19 @@ def fit_discrete_base(base: Any, rows: Rows, domain: Domain) -> Distribution | N
     return fit_base("chow-liu" if base == "auto" else base, rows)
 
 
+def fit_mixed_base(base: Any, rows: Rows, domain: Domain) -> Distribution:
+    """Fit the named base of rows of several kinds of columns, or check a given one."""
+    if base is None:
+        raise ValueError(
+            f"base=None is not possible on {domain}: numbers need a base that keeps them from "
+            f'infinity. Use "auto", which is "{LATENT}".'
+        )
+    if base != "auto" and not isinstance(base, Distribution) and base not in COLUMN_BASES:
+        names = ", ".join(map(repr, COLUMN_BASES))
+        raise ValueError(f"{base!r} is a distribution of real columns; on {domain} use {names}.")
+    return fit_column_base(LATENT if base == "auto" else base, rows, domain)
+
+
 def check_base_kind(base: Any, domain: Domain) -> None:
     """Raise `ValueError` for a discrete base of real rows."""
     if isinstance(base, str) and base in BY_NAME and isinstance(domain, Real):

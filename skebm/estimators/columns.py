@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from sklearn.utils import check_array
 from torch import Tensor
 
-from skebm._validation import column_ranges
+from skebm._validation import check_columns, column_ranges
 from skebm.base import Binary, Categorical, Domain, Mixed, Real
 from skebm.base.domains import columns_of
 from skebm.estimators.tables import Table, check_known, is_binary, learn_units
@@ -124,7 +124,7 @@ class Coding(NamedTuple):
         ]
         return cls(levels, names, dtypes, kind, booleans)
 
-    def encode(self, X: Any, min_samples: int = 1) -> np.ndarray:
+    def encode(self, X: Any, min_samples: int = 1, estimator: str = "RBMEstimator") -> np.ndarray:
         """Columns as numbers, categories as codes, (n, d) float64; nan where missing.
 
         Levels that did not occur in `fit` are missing, too, with a warning. `ValueError` for
@@ -152,7 +152,7 @@ class Coding(NamedTuple):
             found,
             ensure_all_finite="allow-nan",
             ensure_min_samples=min_samples,
-            estimator="RBMEstimator",
+            estimator=estimator,
             input_name="X",
         )
         return found
@@ -187,6 +187,28 @@ class Coding(NamedTuple):
             ]
             return pl.DataFrame(made).cast(dict(zip(self.names, self.dtypes, strict=True)))
         return np.stack([column.astype(object) for column in columns], 1)
+
+
+def validate_coded(
+    estimator: Any,
+    X: Any,
+    plain: Callable[..., Any],
+    *,
+    reset: bool,
+    min_samples: int,
+    **kwargs: Any,
+) -> Any:
+    """Validated X, categories as codes and missing entries as nan; by `plain` without categories.
+
+    With `reset`, the categories of the columns are learned: `_coding` of the estimator.
+    """
+    if reset:
+        estimator._coding = Coding.learn(X, estimator.categorical_features)
+    coding: Coding | None = vars(estimator).get("_coding")
+    if coding is None:
+        return plain(X, reset=reset, min_samples=min_samples, **kwargs)
+    check_columns(estimator, X, reset=reset)
+    return coding.encode(X, min_samples, type(estimator).__name__)
 
 
 def _categorical(X: Any, names: list[str], asked: Any) -> list[int]:
@@ -347,6 +369,29 @@ class ColumnTable(Table):
     def groups(self) -> tuple[int, ...]:
         """Numbers of entries of a row: 1 of bits and numbers, k of one of k levels."""
         return columns_of(self.domain)
+
+    @property
+    def discrete(self) -> bool:
+        """Whether some columns are bits or categories."""
+        return bool(self.bits or self.levels)
+
+    image_shape = None
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of a row of X."""
+        return (self.n_columns,)
+
+    @property
+    def network_shape(self) -> tuple[int, ...]:
+        """Shape in which a network takes a row."""
+        return self.domain.row_shape
+
+    def column_at(self, entry: int) -> str:
+        """Name of the column of an entry of a row of the energy."""
+        order = [*self.bits, *self.levels, *self.real]
+        ends = np.cumsum(self.groups)
+        return repr(self.names[order[int(np.searchsorted(ends, entry, side="right"))]])
 
     @property
     def n_columns(self) -> int:

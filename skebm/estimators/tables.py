@@ -82,6 +82,37 @@ class Table(abc.ABC):
         """What in these rows may have made training diverge, and the remedy; by default nothing."""
         return ""
 
+    def check_finite(self, found: np.ndarray, rows: Rows, what: str) -> np.ndarray:
+        """Numbers found for each row; `ValueError` naming the row where one is not finite.
+
+        An energy may be infinite far away, but what is a difference or a ratio of infinities there
+        is not defined.
+        """
+        wrong = ~np.isfinite(found.reshape(len(found), -1)).all(1)
+        if wrong.any():
+            row = int(wrong.argmax())
+            self.refuse_row(rows.block(row, row + 1), row, f"{what} cannot be computed")
+        return found
+
+    def refuse_row(self, x: Tensor, row: int, what: str) -> NoReturn:
+        """Raise the `ValueError` for row number `row` of X, x as a row of the energy (1, d)."""
+        if not is_far(x).item():
+            raise ValueError(
+                f"Row {row} of X: {what}, although its entries are of ordinary size. The network "
+                "or the base returns numbers there that are not finite."
+            )
+        flat = int(x.abs().nan_to_num(0.0, posinf=torch.inf).argmax())
+        dtype = str(x.dtype).removeprefix("torch.")
+        wider = ' or pass dtype="float64"' if x.dtype == torch.float32 else " or rescale X"
+        raise ValueError(
+            f"Row {row} of X: {what}, because its column {self.column_at(flat)} "
+            f"lies too far from the training rows for {dtype}. Correct or drop the row,{wider}."
+        )
+
+    def column_at(self, entry: int) -> Any:
+        """Number, place or name of the column of an entry of a row of the energy."""
+        return entry
+
 
 # ------------------------------------------------------------------------------
 # Columns in [0, 1]
@@ -280,6 +311,21 @@ class FlatTable(Table):
         """Shape of an image, or None for flat rows."""
         return self.row_shape if len(self.row_shape) > 1 else None
 
+    @property
+    def network_shape(self) -> tuple[int, ...]:
+        """Shape in which a network takes a row."""
+        return self.row_shape
+
+    def column_at(self, entry: int) -> Any:
+        """Number of a column, or place of a pixel."""
+        place = tuple(int(i) for i in np.unravel_index(entry, self.row_shape))
+        return place[0] if len(place) == 1 else place
+
+    def filled(self, X: np.ndarray, x: Tensor) -> np.ndarray:
+        """Validated X with its nan replaced by the entries of rows x of the energy."""
+        found: np.ndarray = np.where(np.isnan(X), self.invert(x), X).astype(X.dtype)
+        return found
+
     def rows(
         self,
         X: Any,
@@ -327,34 +373,6 @@ class FlatTable(Table):
         value = value.masked_fill(~self.domain.contains(x), torch.inf)
         # NaN from inf - inf where powers of x overflow counts as an infinite energy.
         return value.masked_fill(value.isnan() & is_far(x), torch.inf)
-
-    def check_finite(self, found: np.ndarray, rows: Rows, what: str) -> np.ndarray:
-        """Numbers found for each row; `ValueError` naming the row where one is not finite.
-
-        An energy may be infinite far away, but what is a difference or a ratio of infinities there
-        is not defined.
-        """
-        wrong = ~np.isfinite(found.reshape(len(found), -1)).all(1)
-        if wrong.any():
-            row = int(wrong.argmax())
-            self.refuse_row(rows.block(row, row + 1), row, f"{what} cannot be computed")
-        return found
-
-    def refuse_row(self, x: Tensor, row: int, what: str) -> NoReturn:
-        """Raise the `ValueError` for row number `row` of X, x as a row of the energy (1, d)."""
-        if not is_far(x).item():
-            raise ValueError(
-                f"Row {row} of X: {what}, although its entries are of ordinary size. The network "
-                "or the base returns numbers there that are not finite."
-            )
-        flat = int(x.abs().nan_to_num(0.0, posinf=torch.inf).argmax())
-        place: Any = tuple(int(i) for i in np.unravel_index(flat, self.row_shape))
-        dtype = str(x.dtype).removeprefix("torch.")
-        wider = ' or pass dtype="float64"' if x.dtype == torch.float32 else " or rescale X"
-        raise ValueError(
-            f"Row {row} of X: {what}, because its column {place[0] if len(place) == 1 else place} "
-            f"lies too far from the training rows for {dtype}. Correct or drop the row,{wider}."
-        )
 
     def invert(self, x: Tensor) -> np.ndarray:
         domain = self.domain

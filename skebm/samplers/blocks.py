@@ -9,8 +9,6 @@ from sklearn.base import clone
 from torch import Tensor
 
 from skebm.base import (
-    Binary,
-    Categorical,
     ChainState,
     Clamp,
     Domain,
@@ -158,6 +156,8 @@ class Blocks(Sampler):
 
 class Block(Energy):
     """An energy as a function of one block of columns, the others being as in rows x."""
+
+    energy: Energy
 
     def __init__(self, energy: Energy, domain: Domain, x: Tensor, first: int):
         super().__init__()

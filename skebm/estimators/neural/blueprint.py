@@ -15,27 +15,30 @@ from sklearn.base import clone
 from torch import Tensor, nn
 
 from skebm._validation import HasMethods, Interval, StrOptions, draw_seed
-from skebm.base import Binary, Domain, Objective, Sampler
+from skebm.base import Binary, Domain, Mixed, Objective, Sampler
 from skebm.base import Real as RealDomain
 from skebm.distributions import Affine, Distribution, NormalizingFlow
 from skebm.energies import MLP, Confined, NeuralEnergy, Spec, build_network, whitening_of
 from skebm.estimators.base import Blueprint, stopping_of
 from skebm.estimators.bases import (
-    DISCRETE_BASES,
+    COLUMN_BASES,
     REAL_BASES,
     Bases,
     MixtureBase,
     check_base_kind,
     fit_discrete_base,
+    fit_mixed_base,
     fit_real_bases,
     noise_level,
 )
+from skebm.estimators.columns import Coding, ColumnTable
 from skebm.estimators.tables import FlatTable, choose_domain
 from skebm.objectives import boundary_weight, pseudo_log_likelihood
 from skebm.objectives.log_partition import LogPartitionMonitor
 from skebm.samplers import (
     HMC,
     MALA,
+    Blocks,
     ChainPolicy,
     FromData,
     FromNoise,
@@ -78,7 +81,7 @@ SIGMA = [
     None,
 ]
 DOMAIN = [StrOptions({"auto", "real", "binary"}), Domain]
-BASE = [StrOptions({"auto", *REAL_BASES, *DISCRETE_BASES}), MixtureBase, Distribution, None]
+BASE = [StrOptions({"auto", *REAL_BASES, *COLUMN_BASES}), MixtureBase, Distribution, None]
 
 
 POLICIES: dict[str, type[ChainPolicy]] = {
@@ -90,9 +93,11 @@ POLICIES: dict[str, type[ChainPolicy]] = {
 
 
 def default_sampler(domain: Domain) -> Sampler:
-    """Adaptive MALA, or Gibbs with gradients for discrete rows."""
+    """Adaptive MALA, Gibbs with gradients for discrete rows, or both in turn."""
     if isinstance(domain, RealDomain):
         return MALA(adapt=True, scale="auto")
+    if isinstance(domain, Mixed):
+        return Blocks(MALA(adapt=True, scale="auto"))
     return GibbsWithGradients()
 
 
@@ -224,7 +229,7 @@ class NeuralBlueprint(Blueprint):
 
     Attributes
     ----------
-    table : FlatTable
+    table : FlatTable or ColumnTable
     plan : TrainingPlan
     rule : Rule
     network_config : object
@@ -237,7 +242,7 @@ class NeuralBlueprint(Blueprint):
         Smallest and largest noise level of an energy with several.
     """
 
-    table: FlatTable
+    table: FlatTable | ColumnTable
     plan: TrainingPlan
     rule: Rule
     network_config: Any
@@ -265,7 +270,7 @@ class NeuralBlueprint(Blueprint):
         base = None if base is None else base.to(generator.device, dtype)
         plain = self.levels is None and shape is None
         whitening = whitening_of(base) if plain else None
-        row_shape, several = self.table.row_shape, self.levels is not None
+        row_shape, several = self.table.network_shape, self.levels is not None
         confining = base is None and _is_unbounded(self.table.domain)
         spec = Spec(row_shape, generator, dtype, several, whitening, confining=confining)
         network = self.rule.network(self.network_config, spec)
@@ -357,6 +362,11 @@ class NeuralBlueprint(Blueprint):
 
     def proper_score(self, rows: Rows, energy: NeuralEnergy) -> Tensor:
         """Minus the Hyvärinen score in units of X, or the pseudo-likelihood of discrete rows."""
+        if isinstance(self.table, ColumnTable):
+            raise ValueError(
+                "partition=None leaves no score for rows of several kinds of columns: use "
+                'partition="auto".'
+            )
         if self.table.discrete:
             return rows.map(lambda x: pseudo_log_likelihood(energy, x), energy.domain.n_columns)
         both = rows.map(lambda x: torch.stack(boundary_weight(x, self.table.domain), 2)).double()
@@ -371,7 +381,8 @@ class NeuralBlueprint(Blueprint):
 
         With `weighted`, second derivatives have weights that vanish at the bounds.
         """
-        scale = torch.as_tensor(self.table.units.scale)
+        units: Any = self.table.units
+        scale = torch.as_tensor(units.scale)
 
         def found(x: Tensor) -> Tensor:
             h = boundary_weight(x, energy.domain)[0] if weighted else torch.ones_like(x)
@@ -448,7 +459,7 @@ def sampler_of(estimator: Any, domain: Domain) -> Sampler:
     return default_sampler(domain) if estimator.sampler is None else clone(estimator.sampler)
 
 
-def refuse_real_settings(estimator: Any, domain: Domain) -> None:
+def refuse_real_settings(estimator: Any, domain: Domain | str) -> None:
     """Raise `ValueError` for settings of real columns if rows are discrete."""
     for name, default in (("bounds", None), ("sigma", "auto")):
         value = getattr(estimator, name)
@@ -486,6 +497,25 @@ def accepted_input(estimator: Any, *, reset: bool) -> dict[str, Any]:
     return {"allow_nd": images, "accept_sparse": "csr" if sparse else False}
 
 
+def learn_column_table(
+    estimator: Any, X: np.ndarray, weight: np.ndarray | None, coding: Coding | None
+) -> ColumnTable:
+    """Table of columns of several kinds; `ValueError` for settings of real columns."""
+    refuse_real_settings(estimator, "of several kinds of columns")
+    if not estimator.standardize:
+        raise ValueError(
+            "standardize=False is for real columns alone: beside others they are standardised."
+        )
+    table = ColumnTable.learn(X, weight, coding, getattr(estimator, "feature_names_in_", None))
+    if np.isnan(X).any():
+        name = table.names[int(np.isnan(X).any(0).argmax())]
+        raise ValueError(
+            f"Input X contains NaN, first in column {name!r}: training takes complete rows. Impute "
+            "them first, or use RBMEstimator, which trains on missing entries."
+        )
+    return table
+
+
 def learn_any_table(estimator: Any, X: Any, weight: np.ndarray | None) -> FlatTable:
     """Table of the columns of X, with the type given by `domain`."""
     domain = choose_domain(X, estimator.domain, estimator.sampler, estimator.bounds)
@@ -500,7 +530,7 @@ def fit_any_bases(
     estimator: Any,
     base: Any,
     rows: Rows,
-    table: FlatTable,
+    table: FlatTable | ColumnTable,
     *,
     adds_noise: bool = True,
     deconvolve: bool = False,
@@ -509,6 +539,9 @@ def fit_any_bases(
     """Fit the base of rows of any type, and determine the noise level of training."""
     seed = draw_seed(estimator.random_state_)
     check_base_kind(base, table.domain)
+    if isinstance(table, ColumnTable):
+        of_columns = fit_mixed_base(base, rows, table.domain)
+        return Bases(of_columns, of_columns), None
     if table.discrete:
         found = fit_discrete_base(base, rows, table.domain)
         return Bases(found, found), None

@@ -11,15 +11,15 @@ from sklearn.base import BaseEstimator, clone
 from torch import Tensor
 
 from skebm._validation import Interval, StrOptions
-from skebm.base import Domain, Objective, Sampler
+from skebm.base import Domain, Mixed, Objective, Sampler
 from skebm.energies import NeuralEnergy
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity
+from skebm.estimators.columns import ColumnTable, validate_coded
 from skebm.estimators.neural import methods
 from skebm.estimators.neural.blueprint import (
     BASE,
     CONFIGS,
-    DOMAIN,
     NEURAL_CONSTRAINTS,
     POLICIES,
     SIGMA,
@@ -30,6 +30,7 @@ from skebm.estimators.neural.blueprint import (
     fit_any_bases,
     is_binary,
     learn_any_table,
+    learn_column_table,
     n_batches,
     network_of,
     neural_plan,
@@ -195,7 +196,7 @@ class ContrastiveDivergenceDensity(BaseDensity):
         :class:`Likelihood`. ``"discrepancy"``: energy discrepancy, without chains, which contrasts
         each row with perturbations of a noisy copy of it [7]_; settings in :class:`Discrepancy`. It
         is for few columns, as perturbations carry little information in many.
-    <<chains, domain, base, sigma, deconvolve, bounds, standardize>>
+    <<chains, domain, categorical_features, base, sigma, deconvolve, bounds, standardize>>
     <<learning_rate, batch_size, n_iter, optimizer, early_stopping, warm_start>>
     <<contamination, partition, compute>>
 
@@ -251,10 +252,11 @@ class ContrastiveDivergenceDensity(BaseDensity):
         | {
             "objective": [StrOptions({"likelihood", "discrepancy"}), Likelihood, Discrepancy],
             "chains": [StrOptions(set(POLICIES)), ChainPolicy],
-            "domain": DOMAIN,
+            "domain": [StrOptions({"auto", "real", "binary", "mixed"}), Domain],
             "base": BASE,
             "sigma": SIGMA,
             "deconvolve": ["boolean"],
+            "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
         }
     )
     _configs = CONFIGS | {
@@ -271,6 +273,7 @@ class ContrastiveDivergenceDensity(BaseDensity):
         objective="likelihood",
         chains="persistent",
         domain="auto",
+        categorical_features="from_dtype",
         base="auto",
         sigma="auto",
         deconvolve=True,
@@ -295,6 +298,7 @@ class ContrastiveDivergenceDensity(BaseDensity):
         self.objective = objective
         self.chains = chains
         self.domain = domain
+        self.categorical_features = categorical_features
         self.base = base
         self.sigma = sigma
         self.deconvolve = deconvolve
@@ -319,13 +323,26 @@ class ContrastiveDivergenceDensity(BaseDensity):
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return accepted_input(self, reset=reset)
 
-    def _learn_table(self, X: Any, weight: np.ndarray | None) -> FlatTable:
+    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
+        """Validated X, its categories as codes, nan where missing."""
+        kwargs |= {"reset": reset, "min_samples": min_samples}
+        return validate_coded(self, X, super()._validate, **kwargs)
+
+    def _rows(self, X: Any) -> Rows:
+        rows = super()._rows(X)
+        if self._coding is not None and rows.has_missing():
+            raise ValueError("Input X contains NaN or levels unseen in fit: call impute first.")
+        return rows
+
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> FlatTable | ColumnTable:
+        if self._coding is not None or self.domain == "mixed":
+            return learn_column_table(self, X, weight, self._coding)
         return learn_any_table(self, X, weight)
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> NeuralBlueprint:
-        assert isinstance(table, FlatTable)
+        assert isinstance(table, FlatTable | ColumnTable)
         asked = self.objective
         if isinstance(asked, str):
             asked = Discrepancy() if asked == "discrepancy" else Likelihood()
@@ -358,6 +375,11 @@ class ContrastiveDivergenceDensity(BaseDensity):
         sampler = sampler_of(self, domain)
         if isinstance(asked, Discrepancy):
             check_discrepancy(self.chains, self.base)
+            if isinstance(domain, Mixed):
+                raise ValueError(
+                    'objective="discrepancy" perturbs rows of one kind of columns: use '
+                    '"likelihood".'
+                )
             return DiscrepancyRule(sampler, asked)
         chains = resolved_chains(self.chains, min(plan.batch_size, len(rows)), before)
         anneal = asked.sigma_anneal, n_batches(plan, len(rows)) // 2

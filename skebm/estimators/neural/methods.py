@@ -19,6 +19,7 @@ from skebm._validation import as_numbers, check_is_fitted
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
+from skebm.estimators.columns import ColumnTable
 from skebm.estimators.neural.sampling import (
     BLOCK,
     LEAST_CHAINS,
@@ -122,6 +123,11 @@ def sample(
     energy, table, chains = self.energy_, self._blueprint.table, chains_of(self)
     if given is None:
         return table.invert(draw(energy, chains, n, generator, n_steps)[:n_samples])
+    if isinstance(table, ColumnTable):
+        raise ValueError(
+            "given= is a row of numbers, and these columns are of several kinds: use impute on "
+            "rows with missing entries."
+        )
     row = as_numbers("given", given)[None]
     if row.shape[1:] != table.row_shape or np.isinf(row).any():
         raise ValueError(
@@ -158,19 +164,16 @@ def impute(self: Any, X: Any, random_state: Any = None, *, n_steps: int = 100) -
     check_is_fitted(self)
     whole_number("n_steps", n_steps, 1)
     X = self._validate(X, ensure_all_finite="allow-nan")
-    self._rows_of(X)  # checks the complete rows as well
-    filled, unknown = X.copy(), np.isnan(X)
-    incomplete = np.flatnonzero(unknown.reshape(len(X), -1).any(1))
+    rows, table = self._rows_of(X), self._blueprint.table
+    x = rows.block(0, len(rows))
+    incomplete = x.isnan().any(1).nonzero().ravel()
     if len(incomplete):
-        generator, rows = self._generator(random_state), self._rows_of(X[incomplete])
+        generator = self._generator(random_state)
         energy, chains = self.energy_, chains_of(self)
-        table, blocks = self._blueprint.table, []
-        for start in range(0, len(rows), BLOCK):
-            x = rows.block(start, start + BLOCK)
-            with _far_rows_named(table, x, incomplete[start : start + BLOCK].__getitem__):
-                blocks.append(impute_rows(energy, chains, x, generator, n_steps))
-        filled[unknown] = table.invert(torch.cat(blocks))[unknown[incomplete]]
-    return filled
+        for some in incomplete.split(BLOCK):
+            with _far_rows_named(table, x[some], some.tolist().__getitem__):
+                x[some] = impute_rows(energy, chains, x[some], generator, n_steps)
+    return table.filled(X, x)
 
 
 @contextlib.contextmanager
@@ -256,6 +259,8 @@ def denoise(
         Probabilities, for discrete rows.
     """
     check_is_fitted(self)
+    if isinstance(self._blueprint.table, ColumnTable):
+        raise ValueError("denoise is for rows of one kind of columns: numbers, bits or levels.")
     if not self._blueprint.table.discrete:
         return denoise_real(self, X, noise_level)
     whole_number("n_steps", n_steps, 2)

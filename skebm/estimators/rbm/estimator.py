@@ -19,7 +19,6 @@ from skebm._validation import (
     MinMax,
     Options,
     StrOptions,
-    check_columns,
     check_is_fitted,
 )
 from skebm.base import BipartiteEnergy, Clamp, Sampler
@@ -36,7 +35,7 @@ from skebm.estimators.bases import (
     fit_column_base,
     fit_completed,
 )
-from skebm.estimators.columns import Coding, ColumnTable, in_unit_interval
+from skebm.estimators.columns import ColumnTable, in_unit_interval, validate_coded
 from skebm.estimators.rbm.blueprint import (
     CHEAP_COST,
     RBMBlueprint,
@@ -376,13 +375,8 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
     def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
         """Validated X, its categories as codes, nan where missing."""
-        if reset:
-            self._coding = Coding.learn(X, self.categorical_features)
-        coding: Coding | None = vars(self).get("_coding")
-        if coding is None:
-            return super()._validate(X, reset=reset, min_samples=min_samples, **kwargs)
-        check_columns(self, X, reset=reset)
-        return coding.encode(X, min_samples)
+        kwargs |= {"reset": reset, "min_samples": min_samples}
+        return validate_coded(self, X, super()._validate, **kwargs)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> UnitIntervalTable | ColumnTable:
         names = getattr(self, "feature_names_in_", None)
