@@ -182,6 +182,7 @@ class MixedTarget:
         with torch.no_grad():
             log_p = -beta * energy(torch.cat([x, number[:, None]], 1))
         self.states = Discrete(x, log_p)
+        self.log_z = log_p.logsumexp(0) + 0.5 * math.log(2 * math.pi / (4 * beta))
         if mask is not None:
             self.states = self.states.given(mask[:4], value[:4])
 

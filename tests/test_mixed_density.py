@@ -6,14 +6,25 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import logsumexp
 
 from skebm import ContrastiveDivergenceDensity, EnergyOutlierDetector
 from skebm.base import Categorical, Mixed
-from skebm.distributions import CategoricalTree, Columns, LatentClasses
+from skebm.distributions import (
+    CategoricalTree,
+    Columns,
+    Gaussian,
+    IndependentBernoulli,
+    IndependentCategorical,
+    LatentClasses,
+)
 from skebm.energies import MLP
+from skebm.partition import AIS, AISBracket, ImportanceSampling, choose
 from skebm.samplers import Blocks, GibbsWithGradients
+from tests.oracle import DOUBLE, seeded
+from tests.targets import MixedRows, MixedTarget
 from tests.tiers import full
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -129,6 +140,25 @@ def test_streams_go_on():
         model.partial_fit(part)
     assert np.isfinite(model.score(frame()))
     assert model.n_iter_ == 2
+
+
+def test_annealing_knows_log_z_of_mixed_rows():
+    """From a base that leaves out how the columns depend on each other."""
+    energy, generator = MixedRows(), seeded()
+    exact = float(MixedTarget(energy).log_z)
+    q = Columns(
+        [
+            IndependentBernoulli(torch.zeros(1, dtype=DOUBLE)),
+            IndependentCategorical(torch.zeros(3, dtype=DOUBLE), (3,)),
+            Gaussian(torch.zeros(1, dtype=DOUBLE), 1.5),
+        ]
+    )
+    x = MixedTarget(energy).draw(200, generator)
+    assert isinstance(choose(energy, base=q, x=x, importance=False).method, AISBracket)
+    found = AIS(n_chains=200, n_betas=50).estimate(energy, base=q, generator=generator)
+    assert abs(found.value - exact) < 4 * found.std_error
+    found = ImportanceSampling(20_000).estimate(energy, base=q, generator=generator)
+    assert abs(found.value - exact) < 4 * found.std_error
 
 
 @full
