@@ -582,7 +582,7 @@ def test_a_stream_of_single_rows():
 
 def test_unusable_frames():
     with pytest.raises(ValueError, match="could not convert"):
-        density().fit(pd.DataFrame({"a": [0, 1], "b": ["x", "y"]}))
+        density(categorical_features=None).fit(pd.DataFrame({"a": [0, 1], "b": ["x", "y"]}))
     frame = pd.DataFrame(binary_rows(), columns=list("abcdef"))
     model = density().fit(frame)
     for method in ("predict", "partial_fit"):

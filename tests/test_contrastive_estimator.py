@@ -911,7 +911,7 @@ def test_values_that_are_not_finite(value):
         (pd.DataFrame({"a": [], "b": []}), "0 sample|minimum of"),
         (X[0], "2D array"),
         (X[None], "dim"),
-        (pd.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"]}), "could not convert"),
+        (pd.DataFrame({"a": [1.0, 2.0], "b": [None, None]}, dtype=object), "NaN|missing"),
         (X + 1j, "Complex"),
         ([[1.0, 2.0], [3.0]], "inhomogeneous|sequence"),
     ],

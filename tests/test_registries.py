@@ -20,6 +20,7 @@ from skebm.estimators.base import BaseEBM
 from skebm.estimators.neural.sampling import FlippedPosterior
 from skebm.samplers import Augmentation, ChainPolicy, Gibbs
 from skebm.samplers._moves import TemperedMarginal
+from skebm.samplers.blocks import Block
 from tests.discovery import names_in, public_names, walk, without_case
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +56,7 @@ KINDS = (
     PartitionEstimator,
     Sampler,
 )
-INTERNAL = {FlippedPosterior, Geometric, TemperedMarginal, TiltedPairwise, WiderColumns}
+INTERNAL = {Block, FlippedPosterior, Geometric, TemperedMarginal, TiltedPairwise, WiderColumns}
 
 # Words that skebm has given up for those of the field.
 RETIRED = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from sklearn.utils import check_array
 from torch import Tensor
 
-from skebm._validation import check_columns, column_ranges
+from skebm._validation import column_ranges
 from skebm.base import Binary, Categorical, Domain, Mixed, Real
 from skebm.base.domains import columns_of
 from skebm.estimators.tables import Table, check_known, is_binary, learn_units
@@ -187,28 +187,6 @@ class Coding(NamedTuple):
             ]
             return pl.DataFrame(made).cast(dict(zip(self.names, self.dtypes, strict=True)))
         return np.stack([column.astype(object) for column in columns], 1)
-
-
-def validate_coded(
-    estimator: Any,
-    X: Any,
-    plain: Callable[..., Any],
-    *,
-    reset: bool,
-    min_samples: int,
-    **kwargs: Any,
-) -> Any:
-    """Validated X, categories as codes and missing entries as nan; by `plain` without categories.
-
-    With `reset`, the categories of the columns are learned: `_coding` of the estimator.
-    """
-    if reset:
-        estimator._coding = Coding.learn(X, estimator.categorical_features)
-    coding: Coding | None = vars(estimator).get("_coding")
-    if coding is None:
-        return plain(X, reset=reset, min_samples=min_samples, **kwargs)
-    check_columns(estimator, X, reset=reset)
-    return coding.encode(X, min_samples, type(estimator).__name__)
 
 
 def _categorical(X: Any, names: list[str], asked: Any) -> list[int]:

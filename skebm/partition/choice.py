@@ -230,8 +230,9 @@ def _efficiency(energy: Energy, base: Distribution | None) -> tuple[float, str]:
 
 def _moves_by_gradients(energy: Energy) -> bool:
     """Whether rows are real, or some columns are and no hidden layer draws them."""
-    mixed = any(isinstance(part, Real) for part in parts_of(energy.domain))
-    return isinstance(energy.domain, Real) or mixed and not isinstance(energy, BipartiteEnergy)
+    if isinstance(energy.domain, Real) or isinstance(energy, BipartiteEnergy):
+        return isinstance(energy.domain, Real)
+    return any(isinstance(part, Real) for part in parts_of(energy.domain))
 
 
 def in_a_line(method: PartitionEstimator) -> str:

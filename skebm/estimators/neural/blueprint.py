@@ -506,14 +506,7 @@ def learn_column_table(
         raise ValueError(
             "standardize=False is for real columns alone: beside others they are standardised."
         )
-    table = ColumnTable.learn(X, weight, coding, getattr(estimator, "feature_names_in_", None))
-    if np.isnan(X).any():
-        name = table.names[int(np.isnan(X).any(0).argmax())]
-        raise ValueError(
-            f"Input X contains NaN, first in column {name!r}: training takes complete rows. Impute "
-            "them first, or use RBMEstimator, which trains on missing entries."
-        )
-    return table
+    return ColumnTable.learn(X, weight, coding, getattr(estimator, "feature_names_in_", None))
 
 
 def learn_any_table(estimator: Any, X: Any, weight: np.ndarray | None) -> FlatTable:

@@ -10,12 +10,12 @@ import numpy as np
 from sklearn.base import BaseEstimator, clone
 from torch import Tensor
 
-from skebm._validation import Interval, StrOptions
+from skebm._validation import Interval, StrOptions, validate_coded
 from skebm.base import Domain, Mixed, Objective, Sampler
 from skebm.energies import NeuralEnergy
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity
-from skebm.estimators.columns import ColumnTable, validate_coded
+from skebm.estimators.columns import Coding, ColumnTable
 from skebm.estimators.neural import methods
 from skebm.estimators.neural.blueprint import (
     BASE,
@@ -326,13 +326,7 @@ class ContrastiveDivergenceDensity(BaseDensity):
     def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
         """Validated X, its categories as codes, nan where missing."""
         kwargs |= {"reset": reset, "min_samples": min_samples}
-        return validate_coded(self, X, super()._validate, **kwargs)
-
-    def _rows(self, X: Any) -> Rows:
-        rows = super()._rows(X)
-        if self._coding is not None and rows.has_missing():
-            raise ValueError("Input X contains NaN or levels unseen in fit: call impute first.")
-        return rows
+        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> FlatTable | ColumnTable:
         if self._coding is not None or self.domain == "mixed":

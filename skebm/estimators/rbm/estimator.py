@@ -20,6 +20,7 @@ from skebm._validation import (
     Options,
     StrOptions,
     check_is_fitted,
+    validate_coded,
 )
 from skebm.base import BipartiteEnergy, Clamp, Sampler
 from skebm.base.sampler import whole_number
@@ -35,7 +36,7 @@ from skebm.estimators.bases import (
     fit_column_base,
     fit_completed,
 )
-from skebm.estimators.columns import ColumnTable, in_unit_interval, validate_coded
+from skebm.estimators.columns import Coding, ColumnTable, in_unit_interval
 from skebm.estimators.rbm.blueprint import (
     CHEAP_COST,
     RBMBlueprint,
@@ -376,7 +377,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
         """Validated X, its categories as codes, nan where missing."""
         kwargs |= {"reset": reset, "min_samples": min_samples}
-        return validate_coded(self, X, super()._validate, **kwargs)
+        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> UnitIntervalTable | ColumnTable:
         names = getattr(self, "feature_names_in_", None)
