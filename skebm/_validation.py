@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import reprlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +41,6 @@ __all__ = [
     "StrOptions",
     "as_numbers",
     "check_columns",
-    "validate_coded",
     "check_is_fitted",
     "check_labels",
     "check_random_state",
@@ -97,41 +96,6 @@ def resolve_device(device: str) -> torch.device:
             'Pass device="auto", "cpu", or one that torch sees on this machine.'
         ) from error
     return torch.empty(0, device=device).device  # with its index: "cuda" differs from "cuda:0"
-
-
-def validate_coded(
-    estimator: Any,
-    X: Any,
-    plain: Callable[..., Any],
-    learn: Callable[[Any, Any], Any],
-    *,
-    reset: bool,
-    min_samples: int,
-    **kwargs: Any,
-) -> Any:
-    """Validated X, categories as codes and missing entries as nan; by `plain` without categories.
-
-    With `reset`, `learn` finds the categories of the columns: `_coding` of the estimator. Arrays of
-    numbers have none unless they are listed.
-    """
-    if reset:
-        asked = estimator.categorical_features
-        numbers = isinstance(X, np.ndarray) and X.dtype.kind in "biuf"
-        listed = not (asked is None or isinstance(asked, str))
-        estimator._coding = None if numbers and not listed else learn(X, asked)
-    coding = vars(estimator).get("_coding")
-    if coding is None:
-        return plain(X, reset=reset, min_samples=min_samples, **kwargs)
-    check_columns(estimator, X, reset=reset)
-    found = coding.encode(X, min_samples, type(estimator).__name__)
-    accepted = estimator._accepted_input(reset=reset) | kwargs
-    if accepted.get("ensure_all_finite") != "allow-nan" and np.isnan(found).any():
-        name = coding.names[int(np.isnan(found).any(0).argmax())]
-        raise ValueError(
-            f"Input X contains NaN: column {name!r} has missing entries or levels unseen in fit. "
-            "Fill them in by impute, or use RBMEstimator, which takes them."
-        )
-    return found
 
 
 def check_columns(estimator: Any, X: Any, *, reset: bool) -> None:

@@ -29,6 +29,7 @@ from skebm._validation import (
     Interval,
     StrOptions,
     TorchModes,
+    check_columns,
     check_is_fitted,
     check_random_state,
     check_weight,
@@ -671,6 +672,41 @@ class BaseEBM(BaseEstimator, abc.ABC):
                 stacklevel=3,
             )
             return torch.device("cpu")
+
+
+def validate_coded(
+    estimator: Any,
+    X: Any,
+    plain: Callable[..., Any],
+    learn: Callable[[Any, Any], Any],
+    *,
+    reset: bool,
+    min_samples: int,
+    **kwargs: Any,
+) -> Any:
+    """Validated X, categories as codes and missing entries as nan; by `plain` without categories.
+
+    With `reset`, `learn` finds the categories of the columns: `_coding` of the estimator. Arrays of
+    numbers have none unless they are listed.
+    """
+    if reset:
+        asked = estimator.categorical_features
+        numbers = isinstance(X, np.ndarray) and X.dtype.kind in "biuf"
+        listed = not (asked is None or isinstance(asked, str))
+        estimator._coding = None if numbers and not listed else learn(X, asked)
+    coding = vars(estimator).get("_coding")
+    if coding is None:
+        return plain(X, reset=reset, min_samples=min_samples, **kwargs)
+    check_columns(estimator, X, reset=reset)
+    found = coding.encode(X, min_samples, type(estimator).__name__)
+    accepted = estimator._accepted_input(reset=reset) | kwargs
+    if accepted.get("ensure_all_finite") != "allow-nan" and np.isnan(found).any():
+        name = coding.names[int(np.isnan(found).any(0).argmax())]
+        raise ValueError(
+            f"Input X contains NaN: column {name!r} has missing entries or levels unseen in fit. "
+            "Fill them in by impute, or use RBMEstimator, which takes them."
+        )
+    return found
 
 
 def _split(rows: Rows, fraction: float, generator: torch.Generator) -> tuple[Rows, Rows]:

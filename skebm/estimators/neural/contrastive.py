@@ -10,11 +10,11 @@ import numpy as np
 from sklearn.base import BaseEstimator, clone
 from torch import Tensor
 
-from skebm._validation import Interval, StrOptions, validate_coded
+from skebm._validation import Interval, StrOptions
 from skebm.base import Domain, Mixed, Objective, Sampler
 from skebm.energies import NeuralEnergy
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity
+from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity, validate_coded
 from skebm.estimators.columns import Coding, ColumnTable
 from skebm.estimators.neural import methods
 from skebm.estimators.neural.blueprint import (

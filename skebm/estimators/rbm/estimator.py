@@ -20,7 +20,6 @@ from skebm._validation import (
     Options,
     StrOptions,
     check_is_fitted,
-    validate_coded,
 )
 from skebm.base import BipartiteEnergy, Clamp, Sampler
 from skebm.base.sampler import whole_number
@@ -28,7 +27,13 @@ from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.energies import Tilted
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity, LogZ, draw_seed
+from skebm.estimators.base import (
+    DENSITY_CONSTRAINTS,
+    BaseDensity,
+    LogZ,
+    draw_seed,
+    validate_coded,
+)
 from skebm.estimators.bases import (
     COLUMN_BASES,
     check_base_stays,
