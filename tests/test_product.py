@@ -266,6 +266,22 @@ def test_the_metric_is_the_unit_of_the_bandwidth():
     assert_allclose(scaled.distribution_.bandwidth.numpy(), ratio)
 
 
+@pytest.mark.parametrize(("n", "size"), [(60, 1), (499, 4), (500, 5)])
+def test_a_mixture_has_a_component_for_every_hundred_rows(n, size):
+    X = np.linspace(0, 1000, n)[:, None] ** 2
+    assert TractableDensity("mixture", random_state=0).fit(X).distribution_.n_components == size
+
+
+def test_a_large_regularisation_is_the_only_prior():
+    X, kind = table(80), {"n_components": 1, "random_state": 0}
+    smooth = TractableDensity("mixture", regularisation=0.1, **kind).fit(X).distribution_
+    expected = np.cov(X.T, bias=True) + 0.1 * np.diag(X.var(0))
+    assert_allclose(smooth.covariances[0].numpy(), expected, rtol=1e-6)
+    sharp = TractableDensity("mixture", regularisation=0.001, **kind).fit(X).distribution_
+    # Else two rows without correlation are a prior.
+    assert abs(float(sharp.covariances[0, 0, 1])) < 0.9995 * abs(np.cov(X.T, bias=True)[0, 1])
+
+
 def test_names_of_columns_and_arguments_without_effect():
     frame = pd.DataFrame(table(30), columns=["a", "b"])
     model = TractableDensity("gaussian").fit(frame)
