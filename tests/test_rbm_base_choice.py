@@ -73,15 +73,52 @@ def test_candidates_are_what_the_columns_allow(domain, names):
 def test_the_plainest_is_kept_unless_another_is_better(values, best):
     seen = []
 
-    def trial(name, train, held_out, share):
+    def trial(name, n_hidden, train, held_out, share):
         seen.append((len(train), len(held_out), share))
-        return values[name]
+        return of_name[name]
 
-    choice = choose_base(list(values), trial, bits(300), torch.Generator().manual_seed(0))
-    assert choice.name == best
-    assert seen == [(200, 100, 0.5), *[(200, 100, 0.1)] * (len(values) - 1)]
+    of_name = {"independent" if name == "a" else name: value for name, value in values.items()}
+    names, generator = list(of_name), torch.Generator().manual_seed(0)
+    choice = choose_base(names, (8,), trial, bits(300), generator)
+    assert (choice.name, choice.n_hidden) == ("independent" if best == "a" else best, 8)
+    assert seen == [(200, 100, 0.5), *[(200, 100, 0.1)] * (len(names) - 1)]
     assert "100 held-out rows" in choice.reason
-    assert all(name in choice.reason for name in values)
+    assert all(name in choice.reason for name in names)
+
+
+@pytest.mark.parametrize(
+    ("of_size", "best"),
+    [({8: -2.0, 4: -1.5, 2: -1.45}, 2), ({8: -2.0, 4: -1.95, 2: -3.0}, 8), ({8: 0.0}, 8)],
+)
+@pytest.mark.parametrize("names", [[None], ["independent", "chow-liu"]])
+def test_the_usual_number_of_units_is_kept_unless_fewer_are_better(names, of_size, best):
+    seen = []
+
+    def trial(name, n_hidden, train, held_out, share):
+        seen.append((name, n_hidden, share))
+        return of_size[n_hidden] + (name == "chow-liu")
+
+    sizes = tuple(of_size)
+    choice = choose_base(names, sizes, trial, bits(300), torch.Generator().manual_seed(0))
+    assert (choice.name, choice.n_hidden) == (names[-1], best)
+    assert [n for _, n, _ in seen] == [8] * len(names) + list(sizes[1:])
+    assert all(share == (0.5 if name == "independent" else 0.1) for name, _, share in seen)
+    assert ("by hidden units" in choice.reason) == (len(sizes) > 1)
+
+
+def test_hidden_units_are_as_few_as_the_rows_say():
+    """Noise of 30 bits: what 256 units learn of 400 rows is wrong."""
+    x = (np.random.default_rng(0).random((400, 30)) < 0.5).astype(float)
+    plain = {"learning": "pcd", "partition": None, "random_state": 0, "n_iter": 20}
+    model = RBMEstimator(base="independent", **plain).fit(x)
+    assert model.n_components_ == model.components_.shape[0] in (16, 64, 256)
+    assert "by hidden units: 256" in model.base_reason_
+    assert model.transform(x).shape == (400, model.n_components_)
+    again = RBMEstimator(base="independent", warm_start=True, **plain).fit(x)
+    assert again.fit(x).n_components_ == again.n_components_
+    assert RBMEstimator(5, **plain).fit(x).n_components_ == 5
+    assert RBMEstimator(learning_rate=0.1, **plain).fit(x).n_components_ == 256
+    assert RBMEstimator(**plain).partial_fit(x).n_components_ == 256
 
 
 def test_a_tree_is_chosen_where_hidden_units_cannot_model_it():

@@ -443,5 +443,7 @@ def test_a_fit_is_short_if_it_was_asked_for_few_steps(bits, n_iter, short):
     model = RBMEstimator(2, learning="pcd", n_iter=n_iter, random_state=0)
     table = UnitIntervalTable.learn(bits, "auto")
     base = IndependentBernoulli(torch.zeros(bits.shape[1]))
-    plan = design(model, table, base, BaseChoice("independent", ""), rows, streaming=False)
+    plan = design(
+        model, table, base, BaseChoice("independent", model.n_components, ""), rows, streaming=False
+    )
     assert plan.short == short

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from skebm.energies.mixed_bipartite import MAX_LOG_PRECISION
 from skebm.estimators.base import Blueprint, stopping_of
 from skebm.estimators.bases import TREES, column_means, conditional, redraw
 from skebm.estimators.columns import ColumnTable
-from skebm.estimators.rbm.choice import BaseChoice, Gain
+from skebm.estimators.rbm.choice import N_HIDDEN, BaseChoice, Gain
 from skebm.estimators.rbm.safety import assess, n_held_out
 from skebm.estimators.tables import UnitIntervalTable
 from skebm.objectives import (
@@ -90,13 +91,6 @@ GIBBS = Gibbs()
 # Names of the gain of held-out rows in the history and of its error; and what counts as a gain, or
 # as a rise of its mean over a quarter of the assessments, in nats.
 GAIN, ERROR, LEAST_RISE = "gain_over_base", "gain_error", 0.1
-
-
-class TrialTools(NamedTuple):
-    """What trials of one fit share: the generator, and the arguments of the net."""
-
-    generator: torch.Generator
-    net_params: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -238,7 +232,7 @@ class RBMBlueprint(Blueprint):
     def assessment(self) -> Assess | None:
         return assess
 
-    def trial(self, train: Rows, held_out: Rows, share: float, tools: TrialTools) -> float:
+    def trial(self, train: Rows, held_out: Rows, share: float, tools: Trials) -> float:
         """Mean log-likelihood of held-out rows after a share of the epochs, in nats.
 
         That of their known entries; minus infinity where training diverges.
@@ -256,7 +250,7 @@ class RBMBlueprint(Blueprint):
         gain = net.guard_.shown[GAIN] if best is None else best.gain
         return gain + float(counts @ of_base.double() / counts.sum())
 
-    def gains(self, train: Rows, held_out: Rows, tools: TrialTools) -> list[Gain]:
+    def gains(self, train: Rows, held_out: Rows, tools: Trials) -> list[Gain]:
         """Gains of held-out rows while others train a model; none where training diverges.
 
         Up to the first clear loss, after which a trial goes on from better weights at half the
@@ -275,7 +269,7 @@ class RBMBlueprint(Blueprint):
         return found
 
     def _tried(
-        self, train: Rows, held_out: Rows, share: float, n_times: int, tools: TrialTools
+        self, train: Rows, held_out: Rows, share: float, n_times: int, tools: Trials
     ) -> EnergyNet | None:
         """A net trained for a share of the epochs, assessed `n_times`; None if it diverges."""
         plan = replace(self.plan, n_iter=math.ceil(share * self.plan.n_iter))
@@ -423,6 +417,44 @@ class RBMBlueprint(Blueprint):
         return starts
 
 
+@dataclass
+class Trials:
+    """Short trainings that the rows of one fit compare.
+
+    Attributes
+    ----------
+    fit : callable
+        ``fit(name, rows)``: the named base of some rows.
+    plan : callable
+        ``plan(base, chosen, rows)``: the blueprint of a choice.
+    generator : torch.Generator
+    net_params : dict or None
+        Arguments of the net.
+    bases : dict of str to Distribution
+        Bases of the training rows of :meth:`value`, which are the same for all.
+    """
+
+    fit: Callable[[str | None, Rows], Distribution]
+    plan: Callable[[Distribution, BaseChoice, Rows], RBMBlueprint]
+    generator: torch.Generator
+    net_params: dict[str, Any] | None
+    bases: dict[str | None, Distribution] = field(default_factory=dict)
+
+    def value(
+        self, name: str | None, n_hidden: int, train: Rows, held_out: Rows, share: float
+    ) -> float:
+        """Mean log-likelihood of held-out rows after a share of the epochs, in nats."""
+        if name not in self.bases:
+            self.bases[name] = self.fit(name, train)
+        plan = self.plan(self.bases[name], BaseChoice(name, n_hidden, ""), train)
+        return plan.trial(train, held_out, share, self)
+
+    def gains(self, chosen: BaseChoice, n_iter: int, train: Rows, held_out: Rows) -> list[Gain]:
+        """Gains of held-out rows over the base while others train a model for `n_iter` epochs."""
+        half = self.plan(self.fit(chosen.name, train), chosen, train).trained_for(n_iter)
+        return half.gains(train, held_out, self)
+
+
 def still_rising(gains: list[float], n_quarters: int = 1) -> float | None:
     """Rise of the mean to the last quarter of the gains from one or two quarters before, in nats.
 
@@ -483,13 +515,20 @@ def design(
         _check_sampler(sampler, learning, chains, base)
     optimizer = SGD() if estimator.optimizer is None else estimator.optimizer
     plan, ours = _plan(
-        estimator, learning, optimizer, base, rows, streaming=streaming, stochastic=stochastic
+        estimator,
+        learning,
+        optimizer,
+        base,
+        chosen.n_hidden,
+        rows,
+        streaming=streaming,
+        stochastic=stochastic,
     )
     line_search = plan.optimizer == "lbfgs"
     if isinstance(chains, Persistent) and chains.n_chains is None:
         n_chains = max(plan.batch_size, REWEIGHTED_CHAINS) if chains.reweight else plan.batch_size
         chains.set_params(n_chains=int(n_chains))
-    _check_units(estimator.n_components, rows, plan.batch_size)
+    _check_units(chosen.n_hidden, rows, plan.batch_size)
     penalty = estimator.penalty
     if penalty is not None:
         penalty.check()
@@ -499,7 +538,7 @@ def design(
         base=base,
         base_name=chosen.name,
         base_reason=chosen.reason,
-        n_hidden=estimator.n_components,
+        n_hidden=chosen.n_hidden,
         learning=learning,
         sampler=sampler,
         chains=chains,
@@ -512,6 +551,12 @@ def design(
         and _epochs_are_ours(estimator),
         streaming=streaming,
     )
+
+
+def asked_units(estimator: Any) -> tuple[int, ...]:
+    """Numbers of hidden units: the one that is asked for, or those among which rows may choose."""
+    asked = estimator.n_components
+    return N_HIDDEN if asked == "auto" else (int(asked),)
 
 
 def _asked_epochs(estimator: Any) -> int | str:
@@ -561,6 +606,7 @@ def _plan(
     learning: str,
     optimizer: SGD,
     base: Distribution,
+    n_hidden: int,
     rows: Rows,
     *,
     streaming: bool,
@@ -586,7 +632,7 @@ def _plan(
         batch_size = n_rows if line_search else _batch_size(n_rows, 0 if streaming else n_iter)
     ours = rate == size == "auto" and not line_search and not streaming
     if n_iter == "auto":
-        affordable = MOST_WORK / (batch_size * rows.n_columns * estimator.n_components)
+        affordable = MOST_WORK / (batch_size * rows.n_columns * n_hidden)
         n_steps = ENOUGH_STEPS if learning == "exact" else min(ENOUGH_STEPS, affordable)
         wanted = max(10, math.ceil(n_steps / math.ceil(n_rows / batch_size)))
         # The exact likelihood has no chains that training could outrun.
@@ -647,7 +693,8 @@ def _rule(
         raise ValueError(f"chains={chains!r}: an RBM takes Persistent (PCD) or FromData (CD).")
     cost = math.inf
     if domain is not None:
-        cost = enumeration_cost(domain, Binary((estimator.n_components,)))
+        # The same rule for all numbers of hidden units among which rows may choose.
+        cost = enumeration_cost(domain, Binary((asked_units(estimator)[0],)))
     elif learning == "exact":
         raise ValueError('learning="exact" is for binary columns: use learning="pcd".')
     if learning == "auto":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -45,14 +44,14 @@ from skebm.estimators.columns import Coding, ColumnTable, in_unit_interval
 from skebm.estimators.rbm.blueprint import (
     CHEAP_COST,
     RBMBlueprint,
-    TrialTools,
+    Trials,
+    asked_units,
     chain_rows,
     design,
 )
 from skebm.estimators.rbm.choice import (
     PLAIN,
     BaseChoice,
-    Gain,
     candidates,
     choose_base,
     epochs_by_halves,
@@ -104,8 +103,10 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
     Parameters
     ----------
-    n_components : int, default=256
-        Number of hidden units, H.
+    n_components : int or "auto", default="auto"
+        Number of hidden units, H. ``"auto"`` is 256, as in `BernoulliRBM`, or 64 or 16 where
+        held-out rows guard the training (see Notes) and are more likely with these after a part of
+        the epochs: fewer units overfit less. See `n_components_`.
     learning_rate : float or "auto", default="auto"
         Learning rate. ``"auto"``: 0.1 (0.3 with a base other than independent columns), decaying
         linearly to a hundredth of that; or L-BFGS with a line search, if learning is exact and
@@ -236,8 +237,11 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         Whether the gradient is centred (never with L-BFGS), and its preconditioning.
     base_ : Distribution
         The fitted base.
+    n_components_ : int
+        Number of hidden units.
     base_name_, base_reason_ : str
-        Name of the base, ``"given"`` for a distribution that was passed, and why it was chosen.
+        Name of the base, ``"given"`` for a distribution that was passed, and why it and the number
+        of hidden units were chosen.
     scaling_ : MinMax
         Columns of Bernoulli units that were scaled, their minima and ranges; only where all units
         are Bernoulli units.
@@ -296,7 +300,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     """
 
     _parameter_constraints: dict = DENSITY_CONSTRAINTS | {
-        "n_components": [Interval(Integral, 1, None, closed="left")],
+        "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "learning": [StrOptions({"auto", "pcd", "cd", "exact"})],
         "chains": [ChainPolicy, None],
@@ -320,7 +324,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
     def __init__(
         self,
-        n_components=256,
+        n_components="auto",
         *,
         learning_rate="auto",
         batch_size="auto",
@@ -398,47 +402,45 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         if before is not None:
             last = self._blueprint
             check_base_stays(self.base, last.base, last.base_name)
-            chosen = BaseChoice(last.base_name, last.base_reason)
+            asked = self.n_components
+            n_hidden = last.n_hidden if asked == "auto" else asked
+            chosen = BaseChoice(last.base_name, n_hidden, last.base_reason)
             new = design(self, table, last.base, chosen, rows, streaming=streaming)
             return new.trained_for(last.plan.n_iter) if new.by_halves and last.by_halves else new
 
         mixed = isinstance(table, ColumnTable)
         fit = functools.partial(fit_column_base, domain=table.domain) if mixed else fit_base
 
-        def based_on(chosen: BaseChoice, rows: Rows) -> RBMBlueprint:
-            name = self.base if chosen.name is None else chosen.name
-            base = fit_completed(lambda completed: fit(name, completed), rows)
-            return design(self, table, base, chosen, rows, streaming=streaming)
+        def fitted(name: str | None, rows: Rows) -> Distribution:
+            asked = self.base if name is None else name
+            return fit_completed(lambda completed: fit(asked, completed), rows)
 
+        plan = functools.partial(design, self, table, streaming=streaming)
+        sizes, given = asked_units(self), self.base if isinstance(self.base, str) else None
+        first = BaseChoice(given, sizes[0], "as given")
         if self.base == "auto":
-            first = BaseChoice(PLAIN, "by default")
-        else:
-            first = BaseChoice(self.base if isinstance(self.base, str) else None, "as given")
-        found = based_on(first, rows)
-        names: list[str] = []
-        if found.guarded and self.base == "auto":
-            sampler = found.chain_sampler
-            tempered = sampler.kernel is not sampler
-            names = candidates(table.domain, short=found.short, tempered=tempered)
-        if not found.by_halves and len(names) < 2:
+            first = BaseChoice(PLAIN, sizes[0], "by default")
+        found = plan(fitted(first.name, rows), first, rows)
+        names = self._candidates(found, first)
+        choice = found.guarded and len(names) + len(sizes) > 2
+        if not found.by_halves and not choice:
             return found
         generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
-        tools = TrialTools(generator, self.net_params)
+        trials = Trials(fitted, plan, generator, self.net_params)
         if found.by_halves:
-
-            def gains(train: Rows, held_out: Rows) -> list[Gain]:
-                half = based_on(first, train).trained_for(found.plan.n_iter)
-                return half.gains(train, held_out, tools)
-
+            gains = functools.partial(trials.gains, first, found.plan.n_iter)
             return found.trained_for(epochs_by_halves(gains, rows, generator))
+        chosen = choose_base(names, sizes, trials.value, rows, generator)
+        same = chosen.name == first.name
+        return plan(found.base if same else fitted(chosen.name, rows), chosen, rows)
 
-        def trial(name: str, train: Rows, held_out: Rows, share: float) -> float:
-            return based_on(BaseChoice(name, ""), train).trial(train, held_out, share, tools)
-
-        chosen = choose_base(names, trial, rows, generator)
-        if chosen.name == PLAIN:
-            return replace(found, base_reason=chosen.reason)
-        return based_on(chosen, rows)
+    def _candidates(self, found: RBMBlueprint, first: BaseChoice) -> list[str | None]:
+        """Names of the bases among which the rows choose, the plainest first."""
+        if not found.guarded or self.base != "auto":
+            return [first.name]
+        sampler = found.chain_sampler
+        tempered = sampler.kernel is not sampler
+        return [*candidates(found.table.domain, short=found.short, tempered=tempered)]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -851,8 +853,14 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         return self._blueprint.base_name or "given"
 
     @property
+    def n_components_(self) -> int:
+        """Number of hidden units."""
+        check_is_fitted(self)
+        return self._blueprint.n_hidden
+
+    @property
     def base_reason_(self) -> str:
-        """Why this base was chosen."""
+        """Why this base was chosen, and this number of hidden units where rows chose it."""
         check_is_fitted(self)
         return self._blueprint.base_reason
 
