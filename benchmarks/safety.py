@@ -1,7 +1,7 @@
 """Default RBMs on the DEBD sets: is any model below its base?
 
     OMP_NUM_THREADS=1 python -m benchmarks.safety --data PATH [--sets dna ...] [--bases chow-liu]
-    OMP_NUM_THREADS=1 python -m benchmarks.safety --data PATH --bases auto --n-components 256
+    OMP_NUM_THREADS=1 python -m benchmarks.safety --data PATH --bases auto --n-components auto
 
 PATH holds `debd/<set>.npz` with the published train, valid and test splits as packed bits.
 Protocol: `RBMEstimator(n_components, base=..., random_state=0)`, 64 units where nothing is said,
@@ -25,7 +25,7 @@ from skebm import RBMEstimator
 BASES = ("independent", "chow-liu", "block-tree")
 
 
-def measure(data: Path, name: str, base: str, n_components: int) -> dict[str, object]:
+def measure(data: Path, name: str, base: str, n_components: int | str) -> dict[str, object]:
     """One row of the table."""
     train, _, test = load(data, name)
     model = RBMEstimator(n_components, base=base, random_state=0)
@@ -39,6 +39,7 @@ def measure(data: Path, name: str, base: str, n_components: int) -> dict[str, ob
         "set": f"{name}, {train.shape[1]} columns",
         "rows": len(train),
         "base": model.base_name_,
+        "units": model.n_components_,
         "of the base": f"{float(of_base.mean()):.2f}",
         "gain": f"{gain.mean():+.2f} ({gain.std() / len(gain) ** 0.5:.2f})",
         "score": f"{float(of_base.mean()) + gain.mean():.3f}",
@@ -56,7 +57,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--sets", nargs="+")
     parser.add_argument("--bases", nargs="+", default=list(BASES))
-    parser.add_argument("--n-components", type=int, default=64)
+    parser.add_argument(
+        "--n-components", type=lambda given: given if given == "auto" else int(given), default=64
+    )
     parser.add_argument("--json", metavar="F")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
