@@ -101,9 +101,25 @@ def test_the_usual_number_of_units_is_kept_unless_fewer_are_better(names, of_siz
     sizes = tuple(of_size)
     choice = choose_base(names, sizes, trial, bits(300), torch.Generator().manual_seed(0))
     assert (choice.name, choice.n_hidden) == (names[-1], best)
-    assert [n for _, n, _ in seen] == [8] * len(names) + list(sizes[1:])
+    of_plain = [("independent", 8)] * (len(names) > 1)  # with fewer units where it leads only
+    assert [one[:2] for one in seen] == of_plain + [(names[-1], n) for n in sizes]
     assert all(share == (0.5 if name == "independent" else 0.1) for name, _, share in seen)
-    assert ("by hidden units" in choice.reason) == (len(sizes) > 1)
+
+
+def test_independent_columns_that_lead_are_tried_with_fewer_units():
+    values = {("independent", 8): -1.0, ("independent", 4): -0.8, ("chow-liu", 8): -2.0}
+    seen = []
+
+    def trial(name, n_hidden, *rest):
+        seen.append((name, n_hidden))
+        return values.get((name, n_hidden), -1.5)
+
+    choice = choose_base(
+        ["independent", "chow-liu"], (8, 4), trial, bits(300), torch.Generator().manual_seed(0)
+    )
+    assert (choice.name, choice.n_hidden) == ("independent", 4)
+    assert seen == [*[("independent", 8), ("chow-liu", 8), ("chow-liu", 4)], ("independent", 4)]
+    assert "100 held-out rows by base and hidden units: independent 8: -1.00" in choice.reason
 
 
 def test_hidden_units_are_as_few_as_the_rows_say():
@@ -112,7 +128,7 @@ def test_hidden_units_are_as_few_as_the_rows_say():
     plain = {"learning": "pcd", "partition": None, "random_state": 0, "n_iter": 20}
     model = RBMEstimator(base="independent", **plain).fit(x)
     assert model.n_components_ == model.components_.shape[0] in (16, 64, 256)
-    assert "by hidden units: 256" in model.base_reason_
+    assert "independent 64:" in model.base_reason_
     assert model.transform(x).shape == (400, model.n_components_)
     again = RBMEstimator(base="independent", warm_start=True, **plain).fit(x)
     assert again.fit(x).n_components_ == again.n_components_
@@ -125,7 +141,7 @@ def test_a_tree_is_chosen_where_hidden_units_cannot_model_it():
     x = chain_of_bits()
     model = rbm(n_iter=10).fit(x)
     assert model.base_name_ == "chow-liu"
-    assert "chow-liu -" in model.base_reason_
+    assert "chow-liu 2: -" in model.base_reason_
     test = chain_of_bits(seed=1)
     plain = rbm(n_iter=10, base="independent").fit(test)
     assert model.score(test) > plain.score(test)
@@ -137,7 +153,7 @@ def test_independent_columns_stay_independent():
     model = rbm(n_iter=10).fit(x)
     assert isinstance(model.base_, IndependentBernoulli)
     assert model.base_name_ == "independent"
-    assert "chow-liu -" in model.base_reason_
+    assert "chow-liu 2: -" in model.base_reason_
 
 
 @pytest.mark.parametrize(

@@ -77,19 +77,21 @@ def choose_base(
     rows: Rows,
     generator: torch.Generator,
 ) -> BaseChoice:
-    """The base with which held-out rows are most likely after a training of about the same time.
+    """Base and number of hidden units with which held-out rows are most likely, by short trainings.
 
-    Then, with this base, the number of hidden units with which they are after the same epochs. The
-    first of the names and of the numbers is kept unless another one is better by 0.1 nats. What a
-    base has by itself is no guide: a tree is always ahead of independent columns, and yet hidden
-    units may model on their own what it models, and with it what it cannot.
+    Independent columns train for half of the epochs and others, which learn their part sooner, for
+    a tenth, about the same time, with each number of hidden units: independent columns with the
+    first, and with the others where they lead. The first name and the first number are kept unless
+    others are better by 0.1 nats each. What a base has by itself is no guide: a tree is always
+    ahead of independent columns, and yet hidden units may model on their own what it models, and
+    with it what it cannot.
 
     Parameters
     ----------
     names : sequence of str or None
         Candidates; the first is the plainest. None alone is a base that was passed.
     sizes : sequence of int
-        Numbers of hidden units; bases are compared with the first.
+        Numbers of hidden units, the usual one first.
     trial : callable
         Trains with the named base and a number of hidden units on the first rows for a share of the
         epochs, and returns the mean log-likelihood of the second rows, in nats.
@@ -100,23 +102,25 @@ def choose_base(
     """
     enough = min(FEWEST_HELD_OUT, len(rows) // 3)
     train, held_out = rows.split(max(n_held_out(len(rows)), enough), generator)
-    plain, *others = names
-    shares = {name: PLAIN_SHARE if name == PLAIN else SHARE for name in names}
-    usual, *fewer = sizes
-    found = {name: trial(name, usual, train, held_out, shares[name]) for name in names}
-    best = max(names, key=lambda name: found[name] - LEAST_GAIN * (name != plain))
-    reasons = []
-    if others:
-        compared = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
-        reasons.append(f"after equal times: {compared}")
-    by_size = {usual: found[best]}
-    by_size |= {n: trial(best, n, train, held_out, shares[best]) for n in fewer}
-    n_hidden = max(sizes, key=lambda n: by_size[n] - LEAST_GAIN * (n != usual))
-    if fewer:
-        compared = ", ".join(f"{n} {value:.2f}" for n, value in by_size.items())
-        reasons.append(f"by hidden units: {compared}")
-    reason = f"nats of {len(held_out)} held-out rows " + "; ".join(reasons)
-    return BaseChoice(best, n_hidden, reason)
+    plain, usual = names[0], sizes[0]
+    found: dict[tuple[str | None, int], float] = {}
+
+    def compare(name: str | None, several: Sequence[int]) -> None:
+        share = PLAIN_SHARE if name == PLAIN else SHARE
+        for n in several:
+            found[name, n] = trial(name, n, train, held_out, share)
+
+    def lead(one: tuple[str | None, int]) -> float:
+        return found[one] - LEAST_GAIN * ((one[0] != plain) + (one[1] != usual))
+
+    for name in names:
+        compare(name, sizes[:1] if name == PLAIN else sizes)
+    if max(found, key=lead) == (PLAIN, usual):
+        compare(PLAIN, sizes[1:])
+    name, n_hidden = max(found, key=lead)
+    compared = ", ".join(f"{one or 'base'} {n}: {value:.2f}" for (one, n), value in found.items())
+    reason = f"nats of {len(held_out)} held-out rows by base and hidden units: {compared}"
+    return BaseChoice(name, n_hidden, reason)
 
 
 def epochs_by_halves(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from skebm.base.objective import effective_count, weighted_mean, weighted_varian
 from skebm.distributions._fitting import draw_index
 from skebm.energies import BernoulliRBM, MixedRBM, annealing_path
 from skebm.partition.annealed import AnnealingPlan, Schedule
+from skebm.partition.bracket import AISBracket
 from skebm.partition.checks import wide_base
 from skebm.partition.exact import Exact, exact_draws, log_z_cost
 from skebm.partition.importance import summarise
@@ -21,6 +23,9 @@ from skebm.training.engine import Assessment
 # Annealing runs and their temperatures, evenly spaced, from each of two bases: a twentieth of a
 # second for 64 hidden units and 64 columns.
 N_CHAINS, N_BETAS = 50, 75
+# Rows and temperatures of the bracket of a model that is compared with others.
+N_NEAR = 100
+BRACKET = AISBracket(n_chains=N_CHAINS, n_betas=300, n_steps=100, tol=None)
 # Terms up to which log Z is summed instead, in less time than annealing takes.
 CHEAP_COST = 1e5
 # Rows that assess a model, at most; otherwise a tenth.
@@ -82,6 +87,23 @@ def assess(
     error = weighted_variance(ratio, share) / effective_count(ratio, share)
     gain = float(weighted_mean(ratio, share)) - log_z
     return Assessment(gain, math.hypot(math.sqrt(float(error)), log_z_error), draws)
+
+
+def pessimistic_log_z(
+    energy: BernoulliRBM | MixedRBM, x: Tensor, generator: torch.Generator
+) -> float:
+    """The largest credible log Z by a short bracket from rows x near the model; exact if cheap.
+
+    Infinite where the energy is not finite.
+    """
+    if log_z_cost(energy) <= CHEAP_COST:
+        found = Exact().estimate(energy).value
+        return found if math.isfinite(found) else math.inf
+    near = x[:N_NEAR].round() if isinstance(energy, BernoulliRBM) else x[:N_NEAR]
+    with warnings.catch_warnings():  # of wide brackets, which are what is asked for
+        warnings.simplefilter("ignore")
+        found = BRACKET.estimate(energy, x=near, generator=generator).upper
+    return found if math.isfinite(found) else math.inf
 
 
 def _annealed(
