@@ -331,6 +331,11 @@ def test_results_are_those_of_arviz_stats(name):
             assert_allclose(STATISTICS[name](x), by_arviz(x, name), rtol=1e-6)
 
 
+def test_tensors_that_need_gradients_are_taken_as_numbers():
+    draws = torch.linspace(0, 1, 20)[:, None].requires_grad_()
+    assert_allclose(autocorrelation(draws, 3), autocorrelation(draws.detach().numpy(), 3))
+
+
 @pytest.mark.parametrize("n_lags", [0, 21])
 def test_lags_are_at_most_the_draws(n_lags):
     draws = np.random.default_rng(0).normal(size=(20, 3))

@@ -88,10 +88,10 @@ def test_the_plainest_is_kept_unless_another_is_better(values, best):
 
 @pytest.mark.parametrize(
     ("of_size", "best"),
-    [({8: -2.0, 4: -1.5, 2: -1.45}, 2), ({8: -2.0, 4: -1.95, 2: -3.0}, 8), ({8: 0.0}, 8)],
+    [({8: -2.0, 16: -1.5, 2: -1.55}, 16), ({8: -2.0, 16: -1.95, 2: -3.0}, 8), ({8: 0.0}, 8)],
 )
 @pytest.mark.parametrize("names", [[None], ["independent", "chow-liu"]])
-def test_the_usual_number_of_units_is_kept_unless_fewer_are_better(names, of_size, best):
+def test_the_first_number_of_units_is_kept_unless_others_are_better(names, of_size, best):
     seen = []
 
     def trial(name, n_hidden, train, held_out, share):
@@ -101,25 +101,25 @@ def test_the_usual_number_of_units_is_kept_unless_fewer_are_better(names, of_siz
     sizes = tuple(of_size)
     choice = choose_base(names, sizes, trial, bits(300), torch.Generator().manual_seed(0))
     assert (choice.name, choice.n_hidden) == (names[-1], best)
-    of_plain = [("independent", 8)] * (len(names) > 1)  # with fewer units where it leads only
+    of_plain = [("independent", n) for n in sizes[:2]] * (len(names) > 1)
     assert [one[:2] for one in seen] == of_plain + [(names[-1], n) for n in sizes]
     assert all(share == (0.5 if name == "independent" else 0.1) for name, _, share in seen)
 
 
-def test_independent_columns_that_lead_are_tried_with_fewer_units():
-    values = {("independent", 8): -1.0, ("independent", 4): -0.8, ("chow-liu", 8): -2.0}
+def test_independent_columns_that_lead_are_tried_with_few_units_too():
+    values = {("independent", 16): -1.0, ("independent", 4): -0.8, ("chow-liu", 8): -2.0}
     seen = []
 
     def trial(name, n_hidden, *rest):
         seen.append((name, n_hidden))
         return values.get((name, n_hidden), -1.5)
 
-    choice = choose_base(
-        ["independent", "chow-liu"], (8, 4), trial, bits(300), torch.Generator().manual_seed(0)
-    )
+    names, generator = ["independent", "chow-liu"], torch.Generator().manual_seed(0)
+    choice = choose_base(names, (8, 16, 4), trial, bits(300), generator)
     assert (choice.name, choice.n_hidden) == ("independent", 4)
-    assert seen == [*[("independent", 8), ("chow-liu", 8), ("chow-liu", 4)], ("independent", 4)]
-    assert "100 held-out rows by base and hidden units: independent 8: -1.00" in choice.reason
+    assert seen[:2] == [("independent", 8), ("independent", 16)]
+    assert seen[2:] == [*[("chow-liu", n) for n in (8, 16, 4)], ("independent", 4)]
+    assert "100 held-out rows by base and hidden units: independent 8: -1.50" in choice.reason
 
 
 def test_hidden_units_are_as_few_as_the_rows_say():

@@ -39,7 +39,7 @@ from skebm.energies.mixed_bipartite import MAX_LOG_PRECISION
 from skebm.estimators.base import Blueprint, stopping_of
 from skebm.estimators.bases import TREES, column_means, conditional, redraw
 from skebm.estimators.columns import ColumnTable
-from skebm.estimators.rbm.choice import N_HIDDEN, BaseChoice, Gain
+from skebm.estimators.rbm.choice import USUAL, BaseChoice, Gain
 from skebm.estimators.rbm.safety import assess, n_held_out, pessimistic_log_z
 from skebm.estimators.tables import UnitIntervalTable
 from skebm.objectives import (
@@ -568,10 +568,9 @@ def design(
     )
 
 
-def asked_units(estimator: Any) -> tuple[int, ...]:
-    """Numbers of hidden units: the one that is asked for, or those among which rows may choose."""
-    asked = estimator.n_components
-    return N_HIDDEN if asked == "auto" else (int(asked),)
+def usual_units(estimator: Any) -> int:
+    """Number of hidden units where rows do not choose."""
+    return USUAL if estimator.n_components == "auto" else int(estimator.n_components)
 
 
 def _asked_epochs(estimator: Any) -> int | str:
@@ -709,7 +708,7 @@ def _rule(
     cost = math.inf
     if domain is not None:
         # The same rule for all numbers of hidden units among which rows may choose.
-        cost = enumeration_cost(domain, Binary((asked_units(estimator)[0],)))
+        cost = enumeration_cost(domain, Binary((usual_units(estimator),)))
     elif learning == "exact":
         raise ValueError('learning="exact" is for binary columns: use learning="pcd".')
     if learning == "auto":

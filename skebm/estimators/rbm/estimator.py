@@ -45,11 +45,12 @@ from skebm.estimators.rbm.blueprint import (
     CHEAP_COST,
     RBMBlueprint,
     Trials,
-    asked_units,
     chain_rows,
     design,
+    usual_units,
 )
 from skebm.estimators.rbm.choice import (
+    N_HIDDEN,
     PLAIN,
     BaseChoice,
     candidates,
@@ -104,9 +105,9 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     Parameters
     ----------
     n_components : int or "auto", default="auto"
-        Number of hidden units, H. ``"auto"`` is 256, as in `BernoulliRBM`, or 64 or 16 where
-        held-out rows guard the training (see Notes) and are more likely with these after a part of
-        the epochs: fewer units overfit less. See `n_components_`.
+        Number of hidden units, H. ``"auto"`` is 64, 256 or 16, with which held-out rows are most
+        likely after a part of the epochs, where they guard the training (see Notes); elsewhere it
+        is 256, as in `BernoulliRBM`. See `n_components_`.
     learning_rate : float or "auto", default="auto"
         Learning rate. ``"auto"``: 0.1 (0.3 with a base other than independent columns), decaying
         linearly to a hundredth of that; or L-BFGS with a line search, if learning is exact and
@@ -416,10 +417,11 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
             return fit_completed(lambda completed: fit(asked, completed), rows)
 
         plan = functools.partial(design, self, table, streaming=streaming)
-        sizes, given = asked_units(self), self.base if isinstance(self.base, str) else None
-        first = BaseChoice(given, sizes[0], "as given")
+        usual, given = usual_units(self), self.base if isinstance(self.base, str) else None
+        sizes = N_HIDDEN if self.n_components == "auto" else (usual,)
+        first = BaseChoice(given, usual, "as given")
         if self.base == "auto":
-            first = BaseChoice(PLAIN, sizes[0], "by default")
+            first = BaseChoice(PLAIN, usual, "by default")
         found = plan(fitted(first.name, rows), first, rows)
         names = self._candidates(found, first)
         choice = found.guarded and len(names) + len(sizes) > 2
