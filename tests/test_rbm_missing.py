@@ -46,6 +46,15 @@ def model(request):
 # ------------------------------------------------------------------------------
 
 
+def test_hidden_states_are_summed_as_long_as_the_terms_are_few(model, monkeypatch):
+    """Rows times states of 4 hidden units times 6 columns."""
+    monkeypatch.setattr(missing, "MOST_COMPLETIONS", 1)
+    X = np.full((10, 6), np.nan)
+    for cost, exact in ((10 * 2**4 * 6, True), (10 * 2**4 * 6 - 1, False)):
+        monkeypatch.setattr(missing, "EXACT_COST", cost)
+        assert (model.log_marginal(X).exact == exact).all()
+
+
 @pytest.mark.parametrize("way", ["hidden", "completions"])
 def test_the_likelihood_of_known_bits_is_the_sum_over_the_others(model, way, monkeypatch):
     X = with_holes(bits(20, seed=2))
