@@ -50,7 +50,7 @@ from skebm import RBMEstimator
 MOST_ROWS = 2000
 MIXED = ("2_annthyroid", "22_magic.gamma", "10_cover", "40_vowels", "47_yeast")
 NUMBERS = ("redwine", "40_vowels", "29_Pima", "22_magic.gamma")
-IMPUTED = ("nltcs", "plants", "22_magic.gamma, levels", "40_vowels, levels", "redwine", "40_vowels")
+IMPUTED = ("redwine", "40_vowels", "40_vowels, levels", "22_magic.gamma, levels", "nltcs", "plants")
 
 
 def load(data: Path, name: str) -> np.ndarray:

@@ -33,14 +33,18 @@ from skebm.distributions.independent import CategoricalTilt, Levels, by_column
 N_CLASSES = (1, 2, 3, 5, 8, 12, 20, 30, 50)
 # Held-out rows of all, and rows that take part in the choice at most.
 HELD_OUT, MOST_ROWS = 0.2, 10_000
+# Entries of the rows that a model is fitted to at most (the others are left out at random, but a
+# thousand rows stay), and times the number of classes, where that may be chosen.
+MOST_ENTRIES, MOST_WORK, FEWEST_ROWS = 1_000_000, 3e7, 1000
 # Rows that the prior of the parameters of a class is worth, among which held-out rows choose, too:
 # less of it where columns have spikes, as counts have at 0.
 PRIOR_ROWS = (1.0, 0.1)
 # Least variance of a real column in a class, relative to that of the column, and shrinkage of
 # levels towards equal probabilities.
 LEAST_VARIANCE, SHRINKAGE = 1e-3, 1e-3
-# Steps of EM at most, and nats a row that a step adds at least.
-MAX_ITER, TOLERANCE = 500, 1e-5
+# Iterations of k-means, from which EM goes on; its steps at most, and nats a row that a step adds
+# at least.
+KMEANS_STEPS, MAX_ITER, TOLERANCE = 20, 500, 1e-5
 
 
 class LatentClasses(Distribution):
@@ -139,7 +143,8 @@ class LatentClasses(Distribution):
         """Maximise the penalised likelihood of rows by expectation-maximisation, from k-means.
 
         The prior of a class is worth a row, or a part of one, of the mean levels of all rows and of
-        the variance within the classes. Columns may have any units.
+        the variance within the classes. Columns may have any units. Of more than 1e6 entries, a
+        random part of the rows is fitted.
 
         Parameters
         ----------
@@ -151,7 +156,7 @@ class LatentClasses(Distribution):
             A row of weight 2 counts as two rows.
         n_classes : int >= 1 or "auto", default="auto"
             K. ``"auto"`` is the number, of 1, 2, 3, 5, 8, 12, 20, 30 and 50, with which a fifth of
-            the rows are most likely under a model of the others.
+            the rows are most likely under a model of the others; fewer where EM would take long.
         prior_rows : float > 0 or "auto", default="auto"
             Rows that the prior is worth. ``"auto"`` is 1, or with K the better one of 1 and 0.1.
         generator : torch.Generator or None, default=None
@@ -162,6 +167,10 @@ class LatentClasses(Distribution):
         if generator is None:
             generator = torch.Generator(x.device).manual_seed(0)
         rows = _ScaledRows(x[w > 0].detach().double(), w[w > 0], domain)
+        n_most = max(FEWEST_ROWS, MOST_ENTRIES // x.shape[1])
+        if len(rows.w) > n_most:
+            order = torch.randperm(len(rows.w), generator=generator, device=generator.device)
+            rows = rows.subset(order[:n_most].to(rows.w.device))
         priors = PRIOR_ROWS if prior_rows == "auto" else (prior_rows,)
         if not all(isinstance(one, RealNumber) and one > 0 for one in priors):
             raise ValueError(f'prior_rows must be positive or "auto", got {prior_rows!r}.')
@@ -333,12 +342,13 @@ class LatentClassTilt(Tilt):
         q, field, of_class = self.distribution, self.field, self.log_joint.softmax(1)
         found = torch.zeros_like(field)
         for c in range(q.n_classes):
-            found += of_class[:, c, None] * self._of_classes(torch.full_like(of_class[:, 0], c))[0]
+            same = torch.full((len(field),), c, device=field.device)
+            found += of_class[:, c, None] * self._of_classes(same)[0]
         return found if self.known is None else self.known.apply(found)
 
     def _of_classes(self, classes: Tensor) -> tuple[Tensor, Any]:
         """Means of rows (n, d) of the given classes (n,), and the tilts of their categories."""
-        q, field, c = self.distribution, self.field, classes.long()
+        q, field, c = self.distribution, self.field, classes
         bits, levels = slice(0, q.n_bits), slice(q.n_bits, q.n_discrete)
         logits, tilt = q.logits[c] + field[:, : q.n_discrete], None
         parts = [logits[:, bits].sigmoid()]
@@ -395,7 +405,8 @@ class _ScaledRows:
     def clusters(self, n_classes: int, generator: torch.Generator) -> Tensor:
         """Labels by k-means, one-hot (n, K)."""
         seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
-        means = KMeans(min(n_classes, len(self.w)), n_init=1, random_state=seed)
+        size = min(n_classes, len(self.w))
+        means = KMeans(size, n_init=1, max_iter=KMEANS_STEPS, random_state=seed)
         x = torch.cat([self.discrete, self.real], 1).cpu().numpy()
         with warnings.catch_warnings():  # of fewer distinct rows than clusters
             warnings.simplefilter("ignore", ConvergenceWarning)
@@ -469,7 +480,8 @@ def _chosen(
     held_out, train = rows.subset(order[:n_held_out]), rows.subset(order[n_held_out:MOST_ROWS])
     best, found, since = -math.inf, (1, priors[0]), 0
     for n_classes in N_CLASSES:
-        if n_classes > len(train.w):
+        work = float(n_classes) * len(train.w) * (train.discrete.shape[1] + train.real.shape[1])
+        if n_classes > len(train.w) or work > MOST_WORK:
             break
         since += 1
         for prior in priors:
