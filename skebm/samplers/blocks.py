@@ -155,16 +155,14 @@ class Blocks(Sampler):
 
 
 class Block(Energy):
-    """An energy as a function of one block of columns, the others being as in rows x."""
+    """An energy as a function of one block of columns, the others being as in rows x (n or 1)."""
 
     energy: Energy
 
     def __init__(self, energy: Energy, domain: Domain, x: Tensor, first: int):
         super().__init__()
-        self.domain, self.x, self.first = domain, x, first
+        self.energy, self.domain, self.x, self.first = energy, domain, x, first
         self.last = first + domain.n_columns
-        # Not a submodule: it is in eval mode already, and registering it takes longer than a step.
-        object.__setattr__(self, "energy", energy)
 
     def cut(self, x: Tensor) -> Tensor:
         """The block of whole rows."""
@@ -172,7 +170,8 @@ class Block(Energy):
 
     def whole(self, x: Tensor) -> Tensor:
         """Whole rows from those of the block."""
-        return torch.cat([self.x[:, : self.first], x.flatten(1), self.x[:, self.last :]], 1)
+        rest = self.x.expand(len(x), -1)
+        return torch.cat([rest[:, : self.first], x.flatten(1), rest[:, self.last :]], 1)
 
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:
         value: Tensor = self.energy(self.whole(x))

@@ -22,6 +22,7 @@ from skebm.energies import (
 from skebm.energies.path import Geometric, GeometricPath, TiltedPairwise
 from skebm.estimators.neural.sampling import FlippedPosterior
 from skebm.samplers._moves import TemperedMarginal
+from skebm.samplers.blocks import Block
 from tests.discovery import without_case
 from tests.networks import NEURAL, binary, one_hot
 from tests.oracle import (
@@ -38,7 +39,9 @@ from tests.oracle import (
     make_tree_rbm,
     seeded,
 )
-from tests.targets import Quadratic
+from tests.targets import MixedRows, Quadratic
+
+OTHERS = torch.tensor([[1.0, 0, 0, 1, 0.5]], dtype=DOUBLE)
 
 
 def field(n, seed=7):
@@ -99,6 +102,10 @@ CASES = {
         "tilted": lambda: Tilted(make_rbm(5, 3), field(5), beta=0.6),
         "twice": lambda: Tilted(Tilted(make_rbm(3, 4), field(3), 0.6), field(3, seed=8), 1.7),
         "tilted Gaussian": lambda: Tilted(make_gaussian_rbm(4, 3), field(4), beta=0.6),
+    },
+    Block: {
+        "bits of mixed rows": lambda: Block(MixedRows(), Binary((1,)), OTHERS, 0),
+        "numbers of mixed rows": lambda: Block(MixedRows(), Real((1,)), OTHERS, 4),
     },
     NeuralEnergy: NEURAL,
     FlippedPosterior: {
