@@ -9,7 +9,7 @@ from sklearn.exceptions import ConvergenceWarning
 from skebm import RBMEstimator
 from skebm.base import Binary, Categorical, Mixed, Real
 from skebm.distributions import IndependentBernoulli
-from skebm.estimators.rbm.choice import Gain, candidates, choose_base, epochs_by_halves
+from skebm.estimators.rbm.choice import Gain, Tried, candidates, choose_base, epochs_by_halves
 from skebm.training.rows import Rows
 
 
@@ -29,6 +29,10 @@ def rbm(n_components=2, **params):
 
 def bits(n):
     return Rows(torch.zeros(n, 3), dtype=torch.float32, device=torch.device("cpu"))
+
+
+def tried(value, optimism=0.0):
+    return Tried(value + optimism, lambda: value)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +79,7 @@ def test_the_plainest_is_kept_unless_another_is_better(values, best):
 
     def trial(name, n_hidden, train, held_out, share):
         seen.append((len(train), len(held_out), share))
-        return of_name[name]
+        return tried(of_name[name])
 
     of_name = {"independent" if name == "a" else name: value for name, value in values.items()}
     names, generator = list(of_name), torch.Generator().manual_seed(0)
@@ -96,7 +100,7 @@ def test_the_first_number_of_units_is_kept_unless_others_are_better(names, of_si
 
     def trial(name, n_hidden, train, held_out, share):
         seen.append((name, n_hidden, share))
-        return of_size[n_hidden] + (name == "chow-liu")
+        return tried(of_size[n_hidden] + (name == "chow-liu"))
 
     sizes = tuple(of_size)
     choice = choose_base(names, sizes, trial, bits(300), torch.Generator().manual_seed(0))
@@ -112,26 +116,43 @@ def test_independent_columns_that_lead_are_tried_with_few_units_too():
 
     def trial(name, n_hidden, *rest):
         seen.append((name, n_hidden))
-        return values.get((name, n_hidden), -1.5)
+        return tried(values.get((name, n_hidden), -1.5))
 
     names, generator = ["independent", "chow-liu"], torch.Generator().manual_seed(0)
     choice = choose_base(names, (8, 16, 4), trial, bits(300), generator)
     assert (choice.name, choice.n_hidden) == ("independent", 4)
     assert seen[:2] == [("independent", 8), ("independent", 16)]
     assert seen[2:] == [*[("chow-liu", n) for n in (8, 16, 4)], ("independent", 4)]
-    assert "100 held-out rows by base and hidden units: independent 8: -1.50" in choice.reason
+    assert "100 held-out rows by base and hidden units: independent 8: < -1.50" in choice.reason
+
+
+def test_pessimistic_ends_decide_and_are_found_only_where_they_may():
+    values = {"independent": (-3.0, 2.0), "chow-liu": (-2.0, 0.5), "gaussian": (-2.5, 0.3)}
+    asked = []
+
+    def trial(name, n_hidden, *rest):
+        value, optimism = values[name]
+        return Tried(value + optimism, lambda: asked.append(name) or value)
+
+    choice = choose_base(list(values), (8,), trial, bits(300), torch.Generator().manual_seed(0))
+    assert choice.name == "chow-liu"  # and not the one that is the best by the short estimate
+    assert asked == ["independent", "chow-liu"]
+    assert "independent 8: -3.00, chow-liu 8: -2.00, gaussian 8: < -2.20" in choice.reason
 
 
 def test_hidden_units_are_as_few_as_the_rows_say():
     """Noise of 30 bits: what 256 units learn of 400 rows is wrong."""
     x = (np.random.default_rng(0).random((400, 30)) < 0.5).astype(float)
-    plain = {"learning": "pcd", "partition": None, "random_state": 0, "n_iter": 20}
+    plain = {"learning": "pcd", "partition": None, "random_state": 0}
     model = RBMEstimator(base="independent", **plain).fit(x)
     assert model.n_components_ == model.components_.shape[0] in (16, 64, 256)
     assert "independent 64:" in model.base_reason_
     assert model.transform(x).shape == (400, model.n_components_)
-    again = RBMEstimator(base="independent", warm_start=True, **plain).fit(x)
-    assert again.fit(x).n_components_ == again.n_components_
+    model.set_params(warm_start=True, n_iter=1)
+    units = model.n_components_
+    assert model.fit(x).n_components_ == units
+    plain["n_iter"] = 3  # too short for a choice
+    assert RBMEstimator(base="independent", **plain).fit(x).n_components_ == 256
     assert RBMEstimator(5, **plain).fit(x).n_components_ == 5
     assert RBMEstimator(learning_rate=0.1, **plain).fit(x).n_components_ == 256
     assert RBMEstimator(**plain).partial_fit(x).n_components_ == 256
@@ -141,7 +162,7 @@ def test_a_tree_is_chosen_where_hidden_units_cannot_model_it():
     x = chain_of_bits()
     model = rbm(n_iter=10).fit(x)
     assert model.base_name_ == "chow-liu"
-    assert "chow-liu 2: -" in model.base_reason_
+    assert "chow-liu 2: " in model.base_reason_
     test = chain_of_bits(seed=1)
     plain = rbm(n_iter=10, base="independent").fit(test)
     assert model.score(test) > plain.score(test)
@@ -153,7 +174,7 @@ def test_independent_columns_stay_independent():
     model = rbm(n_iter=10).fit(x)
     assert isinstance(model.base_, IndependentBernoulli)
     assert model.base_name_ == "independent"
-    assert "chow-liu 2: -" in model.base_reason_
+    assert "chow-liu 2: " in model.base_reason_
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ from skebm.energies.mixed_bipartite import MAX_LOG_PRECISION
 from skebm.estimators.base import Blueprint, stopping_of
 from skebm.estimators.bases import TREES, column_means, conditional, redraw
 from skebm.estimators.columns import ColumnTable
-from skebm.estimators.rbm.choice import USUAL, BaseChoice, Gain
+from skebm.estimators.rbm.choice import USUAL, BaseChoice, Gain, Tried
 from skebm.estimators.rbm.safety import assess, n_held_out, pessimistic_log_z
 from skebm.estimators.tables import UnitIntervalTable
 from skebm.objectives import (
@@ -241,29 +241,35 @@ class RBMBlueprint(Blueprint):
     def assessment(self) -> Assess | None:
         return assess
 
-    def trial(self, train: Rows, held_out: Rows, share: float, tools: Trials) -> float:
-        """Mean log-likelihood of held-out rows after a share of the epochs, in nats.
+    def trial(self, train: Rows, held_out: Rows, share: float, tools: Trials) -> Tried:
+        """How likely held-out rows are after a share of the epochs.
 
-        By the pessimistic end of log Z: the short annealing of the guard misses more of it the
-        farther a model is from its base. Of rows with missing entries that of the known ones, by
-        the guard's. Minus infinity where training diverges.
+        First by the guard, whose short annealing misses more of log Z the farther a model is from
+        its base. Of rows with missing entries the known ones, by the guard alone. Minus infinity
+        where training diverges.
         """
         # As often as in the fit itself: on a tree, an assessment takes as long as a hundred steps.
         net = self._tried(train, held_out, share, math.ceil(share * N_ASSESSMENTS), tools)
         if net is None:
-            return -math.inf
+            return Tried(-math.inf, lambda: -math.inf)
         x, counts = held_out.block(0, len(held_out)), held_out.counts
         share_of_row = counts / counts.sum()
-        if held_out.known is None:
-            energy = net.module_.energy
+        with torch.no_grad():
+            of_base = self.base.log_prob(x)
+            if held_out.known is not None:
+                of_base = conditional(self.base, Clamp(held_out.known, x)).log_normaliser
+        best = net.guard_.returns_to(False)
+        gain = net.guard_.shown[GAIN] if best is None else best.gain
+        most = gain + float(share_of_row @ of_base.double())
+
+        def pessimistic(energy: Any = net.module_.energy) -> float:
+            if held_out.known is not None:
+                return most
             with torch.no_grad(), sampling(energy):
                 mean = float(share_of_row @ -energy(x).double())
             return mean - pessimistic_log_z(energy, x, tools.generator)
-        with torch.no_grad():
-            of_base = conditional(self.base, Clamp(held_out.known, x)).log_normaliser
-        best = net.guard_.returns_to(False)
-        gain = net.guard_.shown[GAIN] if best is None else best.gain
-        return gain + float(share_of_row @ of_base.double())
+
+        return Tried(most, pessimistic)
 
     def gains(self, train: Rows, held_out: Rows, tools: Trials) -> list[Gain]:
         """Gains of held-out rows while others train a model; none where training diverges.
@@ -457,8 +463,8 @@ class Trials:
 
     def value(
         self, name: str | None, n_hidden: int, train: Rows, held_out: Rows, share: float
-    ) -> float:
-        """Mean log-likelihood of held-out rows after a share of the epochs, in nats."""
+    ) -> Tried:
+        """How likely held-out rows are after a share of the epochs."""
         if name not in self.bases:
             self.bases[name] = self.fit(name, train)
         plan = self.plan(self.bases[name], BaseChoice(name, n_hidden, ""), train)

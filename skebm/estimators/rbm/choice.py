@@ -43,6 +43,21 @@ class BaseChoice(NamedTuple):
     reason: str
 
 
+class Tried(NamedTuple):
+    """Mean log-likelihood of held-out rows after a short training, in nats.
+
+    Attributes
+    ----------
+    most : float
+        By a short estimate of log Z, which is low where a model is far from its base.
+    pessimistic : callable
+        ``pessimistic()``: by the largest credible log Z, which takes longer.
+    """
+
+    most: float
+    pessimistic: Callable[[], float]
+
+
 class Gain(NamedTuple):
     """Mean log-likelihood ratio of held-out rows to the base after an epoch, with its error."""
 
@@ -74,7 +89,7 @@ def candidates(domain: Domain, *, short: bool, tempered: bool = False) -> list[s
 def choose_base(
     names: Sequence[str | None],
     sizes: Sequence[int],
-    trial: Callable[[str | None, int, Rows, Rows, float], float],
+    trial: Callable[[str | None, int, Rows, Rows, float], Tried],
     rows: Rows,
     generator: torch.Generator,
 ) -> BaseChoice:
@@ -95,7 +110,7 @@ def choose_base(
         Numbers of hidden units, in the order of preference.
     trial : callable
         Trains with the named base and a number of hidden units on the first rows for a share of the
-        epochs, and returns the mean log-likelihood of the second rows, in nats.
+        epochs, and tells how likely the second rows are.
     rows : Rows
         Training rows.
     generator : torch.Generator
@@ -104,24 +119,39 @@ def choose_base(
     enough = min(FEWEST_HELD_OUT, len(rows) // 3)
     train, held_out = rows.split(max(n_held_out(len(rows)), enough), generator)
     plain, preferred = names[0], sizes[0]
-    found: dict[tuple[str | None, int], float] = {}
+    found: dict[tuple[str | None, int], Tried] = {}
 
     def compare(name: str | None, several: Sequence[int]) -> None:
         share = PLAIN_SHARE if name == PLAIN else SHARE
         for n in several:
             found[name, n] = trial(name, n, train, held_out, share)
 
-    def lead(one: tuple[str | None, int]) -> float:
-        return found[one] - LEAST_GAIN * ((one[0] != plain) + (one[1] != preferred))
+    def handicap(one: tuple[str | None, int]) -> float:
+        return LEAST_GAIN * ((one[0] != plain) + (one[1] != preferred))
+
+    def most(one: tuple[str | None, int]) -> float:
+        return found[one].most - handicap(one)
 
     for name in names:
         compare(name, sizes[:2] if name == PLAIN else sizes)
-    if max(found, key=lead)[0] == PLAIN:
+    if max(found, key=most)[0] == PLAIN:
         compare(PLAIN, sizes[2:])
-    name, n_hidden = max(found, key=lead)
-    compared = ", ".join(f"{one or 'base'} {n}: {value:.2f}" for (one, n), value in found.items())
+    # The pessimistic ends of those that may still be the best.
+    ends: dict[tuple[str | None, int], float] = {}
+    best = next(iter(found))
+    for one in sorted(found, key=most, reverse=True):
+        if ends and most(one) <= ends[best] - handicap(best):
+            break
+        ends[one] = found[one].pessimistic()
+        if ends[one] - handicap(one) >= ends.get(best, -math.inf) - handicap(best):
+            best = one
+    shown = {
+        one: f"{ends[one]:.2f}" if one in ends else f"< {tried.most:.2f}"
+        for one, tried in found.items()
+    }
+    compared = ", ".join(f"{name or 'base'} {n}: {value}" for (name, n), value in shown.items())
     reason = f"nats of {len(held_out)} held-out rows by base and hidden units: {compared}"
-    return BaseChoice(name, n_hidden, reason)
+    return BaseChoice(*best, reason)
 
 
 def epochs_by_halves(

@@ -106,8 +106,9 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     ----------
     n_components : int or "auto", default="auto"
         Number of hidden units, H. ``"auto"`` is 64, 256 or 16, with which held-out rows are most
-        likely after a part of the epochs, where they guard the training (see Notes); elsewhere it
-        is 256, as in `BernoulliRBM`. See `n_components_`.
+        likely after a part of the epochs, where they guard the training (see Notes) and it has
+        10,000 steps or no `n_iter`; elsewhere it is 256, as in `BernoulliRBM`. See
+        `n_components_`.
     learning_rate : float or "auto", default="auto"
         Learning rate. ``"auto"``: 0.1 (0.3 with a base other than independent columns), decaying
         linearly to a hundredth of that; or L-BFGS with a line search, if learning is exact and
@@ -418,12 +419,13 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
         plan = functools.partial(design, self, table, streaming=streaming)
         usual, given = usual_units(self), self.base if isinstance(self.base, str) else None
-        sizes = N_HIDDEN if self.n_components == "auto" else (usual,)
         first = BaseChoice(given, usual, "as given")
         if self.base == "auto":
             first = BaseChoice(PLAIN, usual, "by default")
         found = plan(fitted(first.name, rows), first, rows)
         names = self._candidates(found, first)
+        several = self.n_components == "auto" and not found.short
+        sizes = N_HIDDEN if several else (usual,)
         choice = found.guarded and len(names) + len(sizes) > 2
         if not found.by_halves and not choice:
             return found

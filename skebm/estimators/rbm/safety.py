@@ -23,9 +23,10 @@ from skebm.training.engine import Assessment
 # Annealing runs and their temperatures, evenly spaced, from each of two bases: a twentieth of a
 # second for 64 hidden units and 64 columns.
 N_CHAINS, N_BETAS = 50, 75
-# Rows and temperatures of the bracket of a model that is compared with others.
-N_NEAR = 100
-BRACKET = AISBracket(n_chains=N_CHAINS, n_betas=300, n_steps=100, tol=None)
+# Rows and temperatures, a fourth of them if the error is then small, of the bracket of a model that
+# is compared with others.
+N_NEAR = 50
+BRACKET = AISBracket(n_chains=N_CHAINS, n_betas=500, n_steps=200, tol=0.1)
 # Terms up to which log Z is summed instead, in less time than annealing takes.
 CHEAP_COST = 1e5
 # Rows that assess a model, at most; otherwise a tenth.
