@@ -259,7 +259,8 @@ class RBMBlueprint(Blueprint):
             if held_out.known is not None:
                 of_base = conditional(self.base, Clamp(held_out.known, x)).log_normaliser
         best = net.guard_.returns_to(False)
-        gain = net.guard_.shown[GAIN] if best is None else best.gain
+        # Of far rows the gain may be infinite, which the guard does not keep.
+        gain = net.guard_.shown.get(GAIN, -math.inf) if best is None else best.gain
         most = gain + float(share_of_row @ of_base.double())
 
         def pessimistic(energy: Any = net.module_.energy) -> float:
