@@ -258,6 +258,17 @@ def test_latent_classes_are_one_mixture_of_all_columns():
         rbm(base="latent-classes", sampler=ParallelTempering(3)).fit(X)
 
 
+def test_zeros_beside_numbers_are_a_number():
+    X = np.random.default_rng(0).normal(size=(60, 3)) + 3
+    X[:, 1], X[:, 2] = 0.0, X[:, 2] > 3
+    model = rbm(base="independent", n_iter=1).fit(X)
+    assert model._blueprint.table.bits == [2]
+    assert model._blueprint.table.real == [0, 1]
+    far, near = model.score_samples([[3.0, 40.0, 1.0], [3.0, 0.0, 1.0]])
+    assert np.isfinite(far)
+    assert far < near - 50
+
+
 def test_by_default_held_out_rows_choose_latent_classes():
     model = RBMEstimator(4, random_state=0, n_iter=10).fit(clustered())
     assert model.base_name_ == "latent-classes", model.base_reason_

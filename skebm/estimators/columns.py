@@ -331,6 +331,11 @@ class ColumnTable(Table):
         sizes = [len(coding.levels[j]) for j in levels] if coding is not None else []
         others = [j for j in range(X.shape[1]) if j not in set(levels)]
         bits = [j for j in others if is_binary(X[:, j])]
+        if len(bits) < len(others):
+            # Beside numbers, zeros alone may be a number that did not vary: as a bit, all other
+            # values of new rows would be refused.
+            low, high = column_ranges(X)
+            bits = [j for j in bits if low[j] != high[j]]
         real = [j for j in others if j not in set(bits)]
         units = None
         if real:
