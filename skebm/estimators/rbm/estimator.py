@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from numbers import Integral, Real
 from typing import Any
 
@@ -67,7 +68,7 @@ from skebm.objectives import Centering, Penalty
 from skebm.partition import exact_draws
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
-from skebm.training.engine import EnergyNet
+from skebm.training.engine import ENOUGH_STEPS, EnergyNet
 from skebm.training.rows import Rows
 
 # Rows per Gibbs run, which limits its memory.
@@ -107,8 +108,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     n_components : int or "auto", default="auto"
         Number of hidden units, H. ``"auto"`` is 64, 256 or 16, with which held-out rows are most
         likely after a part of the epochs, where they guard the training (see Notes) and it has
-        10,000 steps or no `n_iter`; elsewhere it is 256, as in `BernoulliRBM`. See
-        `n_components_`.
+        10,000 steps; elsewhere it is 256, as in `BernoulliRBM`. See `n_components_`.
     learning_rate : float or "auto", default="auto"
         Learning rate. ``"auto"``: 0.1 (0.3 with a base other than independent columns), decaying
         linearly to a hundredth of that; or L-BFGS with a line search, if learning is exact and
@@ -424,7 +424,9 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
             first = BaseChoice(PLAIN, usual, "by default")
         found = plan(fitted(first.name, rows), first, rows)
         names = self._candidates(found, first)
-        several = self.n_components == "auto" and not found.short
+        # Of so many columns that 10,000 steps would take too long, trials would, too.
+        n_steps = found.plan.n_iter * math.ceil(len(rows) / found.plan.batch_size)
+        several = self.n_components == "auto" and n_steps >= ENOUGH_STEPS
         sizes = N_HIDDEN if several else (usual,)
         choice = found.guarded and len(names) + len(sizes) > 2
         if not found.by_halves and not choice:
