@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -445,6 +446,11 @@ class Columns(Distribution):
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Columns:
         """A copy on a device, its floating-point tensors in the given precision."""
         return Columns([part.to(device, dtype) for part in self.parts])
+
+
+def blocks_of(distribution: Distribution) -> list[Any]:
+    """The distributions of independent blocks of columns; one of a kind alone is one block."""
+    return distribution.parts if isinstance(distribution, Columns) else [distribution]
 
 
 class JoinedConditional(Conditional):

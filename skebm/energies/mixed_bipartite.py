@@ -22,6 +22,7 @@ from skebm.distributions import (
     LatentClasses,
     Tilt,
 )
+from skebm.distributions.independent import blocks_of
 from skebm.energies.rbm_gradient import RBMGradient
 
 
@@ -115,7 +116,7 @@ class MixedRBM(BipartiteEnergy):
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
-        self.parts: list[Any] = base.parts if isinstance(base, Columns) else [base]
+        self.parts = blocks_of(base)
         check_parts(self.parts)
         self.base, self.domain = base, base.domain
         self._kept: tuple[Any, Widths] | None = None
@@ -239,9 +240,7 @@ class MixedRBM(BipartiteEnergy):
         neighbours a column is a mixture of normal distributions of known width.
         """
         total, first = x.new_zeros(len(x)), 0
-        structure = self.structure()
-        parts = structure.parts if isinstance(structure, Columns) else [structure]
-        for part in parts:
+        for part in blocks_of(self.structure()):
             groups = columns_of(part.domain)
             d, real = part.domain.n_columns, n_real(part)
             if isinstance(part, Gaussian):
@@ -438,8 +437,7 @@ class MixedGradient(RBMGradient):
         of_mean, t = torch.addmm(energy.visible_bias, h, energy.weight), self.statistics(x)
         if len(real) < x.shape[1]:
             t, of_mean = t.index_select(1, real), of_mean.index_select(1, real)
-        structure = energy.structure()
-        parts: list[Any] = structure.parts if isinstance(structure, Columns) else [structure]
+        parts = blocks_of(energy.structure())
         blocks = zip(parts, x.split([p.domain.n_columns for p in parts], 1), strict=True)
         score = torch.cat([part.precision_score(one) for part, one in blocks if n_real(part)], 1)
         grad = sign @ (score + t * of_mean)

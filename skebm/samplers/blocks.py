@@ -90,10 +90,10 @@ class Blocks(Sampler):
     def check(self, energy: Energy) -> None:
         """Raise for an energy of one kind of columns, and samplers that cannot be blocks."""
         super().check(energy)
-        kinds = [type(part) for part in self._parts(energy.domain)]
-        if kinds.count(Real) > 1:
+        turns = self._turns(energy.domain)
+        if [type(part) for _, part, _ in turns].count(Real) > 1:
             raise ValueError(f"{energy.domain} has several blocks of real columns: make them one.")
-        for part, sampler in zip(self._parts(energy.domain), self._samplers(energy), strict=True):
+        for sampler, part, _ in turns:
             name = "real" if isinstance(part, Real) else "discrete"
             if not isinstance(part, sampler.domains):
                 raise TypeError(f"{name}={sampler} does not sample {part}.")
@@ -105,9 +105,10 @@ class Blocks(Sampler):
     def init(self, energy: Energy, x: Tensor) -> ChainState:
         """State of chains at the rows of x; ``aux`` is that of the real columns."""
         aux = None
-        for sampler, block, own in self._blocks(energy, x):
-            state = sampler.init(block, own)
-            if isinstance(block.domain, Real):
+        for sampler, part, first in self._turns(energy.domain):
+            block = Block(energy, part, x, first)
+            state = sampler.init(block, block.cut(x))
+            if isinstance(part, Real):
                 aux = state.aux
         return ChainState(x, evaluate(energy, x)[0], aux=aux)
 
@@ -125,33 +126,26 @@ class Blocks(Sampler):
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
         """A step of each block, given the others."""
-        x, aux, accepted, value = state.x, state.aux, 0.0, state.energy
-        n_blocks = len(self._parts(energy.domain))
-        for number in range(n_blocks):
-            sampler, block, own = list(self._blocks(energy, x))[number]
-            real = isinstance(block.domain, Real)
-            before = sampler.refresh(block, ChainState(own, aux=aux if real else None))
+        accepted: float | Tensor = 0.0
+        x, aux, value = state.x, state.aux, state.energy
+        turns = self._turns(energy.domain)
+        for sampler, part, first in turns:
+            block, real = Block(energy, part, x, first), isinstance(part, Real)
+            before = sampler.refresh(block, ChainState(block.cut(x), aux=aux if real else None))
             known = None if clamp is None else Clamp(*(block.cut(part) for part in clamp))
             new, info = sampler.step(block, before, generator, beta, known)
             x, accepted, value = block.whole(new.x), accepted + info.acceptance, new.energy
             aux = new.aux if real else aux
-        return ChainState(x, value, aux=aux), StepInfo(accepted / n_blocks)
+        return ChainState(x, value, aux=aux), StepInfo(accepted / len(turns))
 
-    def _parts(self, domain: Any) -> tuple[Domain, ...]:
-        return domain.parts
-
-    def _samplers(self, energy: Energy) -> list[Sampler]:
-        parts = self._parts(energy.domain)
-        return [self._of_real if isinstance(part, Real) else self._of_discrete for part in parts]
-
-    def _blocks(self, energy: Energy, x: Tensor) -> Any:
-        """For each block its sampler, its energy given the rest of x, and its part of the rows."""
-        first = 0
-        parts = self._parts(energy.domain)
-        for part, sampler in zip(parts, self._samplers(energy), strict=True):
-            block = Block(energy, part, x, first)
-            yield sampler, block, block.cut(x)
+    def _turns(self, domain: Any) -> list[tuple[Sampler, Domain, int]]:
+        """For each block its sampler, its domain, and its first entry of a row."""
+        found, first = [], 0
+        for part in domain.parts:
+            sampler = self._of_real if isinstance(part, Real) else self._of_discrete
+            found.append((sampler, part, first))
             first += part.n_columns
+        return found
 
 
 class Block(Energy):

@@ -234,6 +234,10 @@ class TrainingPlan:
     verbose: int
     dtype: str
 
+    def n_batches(self, n_rows: int) -> int:
+        """Batches of a whole fit."""
+        return self.n_iter * math.ceil(n_rows / self.batch_size)
+
     @property
     def torch_dtype(self) -> torch.dtype:
         """Precision of the computation."""

@@ -565,11 +565,6 @@ def training_noise(estimator: Any, rows: Rows, *, adds_noise: bool) -> Tensor | 
     raise ValueError(f"sigma={sigma!r} is not allowed {cause}: use sigma=None.")
 
 
-def n_batches(plan: TrainingPlan, n_rows: int) -> int:
-    """Batches of a whole fit."""
-    return plan.n_iter * math.ceil(n_rows / plan.batch_size)
-
-
 def resolved_chains(chains: Any, batch_size: int, before: EnergyNet | None) -> ChainPolicy:
     """A copy of the chain policy with a resolved number of chains.
 

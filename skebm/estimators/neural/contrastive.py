@@ -31,7 +31,6 @@ from skebm.estimators.neural.blueprint import (
     is_binary,
     learn_any_table,
     learn_column_table,
-    n_batches,
     network_of,
     neural_plan,
     policy_for,
@@ -376,7 +375,7 @@ class ContrastiveDivergenceDensity(BaseDensity):
                 )
             return DiscrepancyRule(sampler, asked)
         chains = resolved_chains(self.chains, min(plan.batch_size, len(rows)), before)
-        anneal = asked.sigma_anneal, n_batches(plan, len(rows)) // 2
+        anneal = asked.sigma_anneal, plan.n_batches(len(rows)) // 2
         return LikelihoodRule(sampler, chains, asked, anneal)
 
     def __sklearn_tags__(self) -> Any:

@@ -30,10 +30,10 @@ from skebm.distributions import (
     BlockTree,
     CategoricalTree,
     ChowLiuTree,
-    Columns,
     Distribution,
     IndependentBernoulli,
 )
+from skebm.distributions.independent import blocks_of
 from skebm.energies import BernoulliRBM, MixedRBM
 from skebm.energies.mixed_bipartite import MAX_LOG_PRECISION
 from skebm.estimators.base import Blueprint, stopping_of
@@ -588,10 +588,7 @@ def _asked_epochs(estimator: Any) -> int | str:
 
 def _is_short(estimator: Any, plan: TrainingPlan, n_rows: int) -> bool:
     """Whether a number of epochs was given that makes fewer than 10,000 steps."""
-    return (
-        _asked_epochs(estimator) != "auto"
-        and plan.n_iter * math.ceil(n_rows / plan.batch_size) < ENOUGH_STEPS
-    )
+    return _asked_epochs(estimator) != "auto" and plan.n_batches(n_rows) < ENOUGH_STEPS
 
 
 def _epochs_are_ours(estimator: Any) -> bool:
@@ -697,7 +694,7 @@ def _learning_rate(base: Distribution) -> float:
 
     On a tree, hidden units have less to model, and chains can follow larger steps.
     """
-    parts = base.parts if isinstance(base, Columns) else [base]
+    parts = blocks_of(base)
     trees = (ChowLiuTree, BlockTree, CategoricalTree)
     return 0.3 if any(isinstance(part, trees) for part in parts) else 0.1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from numbers import Integral, Real
 from typing import Any
 
@@ -425,8 +424,8 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         found = plan(fitted(first.name, rows), first, rows)
         names = self._candidates(found, first)
         # Of so many columns that 10,000 steps would take too long, trials would, too.
-        n_steps = found.plan.n_iter * math.ceil(len(rows) / found.plan.batch_size)
-        several = self.n_components == "auto" and n_steps >= ENOUGH_STEPS
+        long = found.plan.n_batches(len(rows)) >= ENOUGH_STEPS
+        several = self.n_components == "auto" and long
         sizes = N_HIDDEN if several else (usual,)
         choice = found.guarded and len(names) + len(sizes) > 2
         if not found.by_halves and not choice:

@@ -78,8 +78,7 @@ def assess(
             ratio = ratio.view(-1, n_completions).logsumexp(1) - math.log(n_completions)
             share = None if share is None else share[::n_completions]
         if log_z_cost(energy) <= CHEAP_COST:
-            log_z, log_z_error = Exact().estimate(energy).value, 0.0
-            log_z = log_z if math.isfinite(log_z) else math.inf
+            log_z, log_z_error = _or_infinite(Exact().estimate(energy).value), 0.0
             draws = exact_draws(energy, 2 * N_CHAINS, generator)
         else:
             log_z, log_z_error, draws = _annealed(energy, generator)
@@ -98,13 +97,15 @@ def pessimistic_log_z(
     Infinite where the energy is not finite.
     """
     if log_z_cost(energy) <= CHEAP_COST:
-        found = Exact().estimate(energy).value
-        return found if math.isfinite(found) else math.inf
+        return _or_infinite(Exact().estimate(energy).value)
     near = x[:N_NEAR].round() if isinstance(energy, BernoulliRBM) else x[:N_NEAR]
     with warnings.catch_warnings():  # of wide brackets, which are what is asked for
         warnings.simplefilter("ignore")
-        found = BRACKET.estimate(energy, x=near, generator=generator).upper
-    return found if math.isfinite(found) else math.inf
+        return _or_infinite(BRACKET.estimate(energy, x=near, generator=generator).upper)
+
+
+def _or_infinite(log_z: float) -> float:
+    return log_z if math.isfinite(log_z) else math.inf
 
 
 def _annealed(
