@@ -208,7 +208,7 @@ class Gaussian(Distribution):
         z = x - self.mean.to(x)
         if self.scale_tril is None:
             assert self.scale is not None
-            z = z / self.scale.to(x)
+            z.div_(self.scale.to(x))  # new memory would cost more than the division
         else:
             z = torch.linalg.solve_triangular(self.scale_tril.to(x), z.t(), upper=False).t()
         return -z.square().flatten(1).sum(1) / 2 - self.log_volume().to(z)

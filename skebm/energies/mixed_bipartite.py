@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from skebm.base import Binary, BipartiteEnergy, Centering, Clamp, Domain, Penalty, Real
+from skebm.base import (
+    Binary,
+    BipartiteEnergy,
+    Centering,
+    Clamp,
+    Domain,
+    Offsets,
+    Penalty,
+    Real,
+)
 from skebm.base.domains import columns_of, enumeration_cost, parts_of
 from skebm.base.torchtools import softplus
 from skebm.base.units import Bernoulli
@@ -23,7 +32,7 @@ from skebm.distributions import (
     Tilt,
 )
 from skebm.distributions.independent import blocks_of
-from skebm.energies.rbm_gradient import RBMGradient
+from skebm.energies.rbm_gradient import Gradient, RBMGradient
 
 
 class Widths(NamedTuple):
@@ -416,6 +425,7 @@ class MixedGradient(RBMGradient):
     """
 
     energy: MixedRBM
+    _product: Tensor | None = None  # memory that is used again
 
     def statistics(self, x: Tensor) -> Tensor:
         return self.energy.statistics(x)
@@ -428,19 +438,39 @@ class MixedGradient(RBMGradient):
         own = 4 * factor.pow(1 / self.centering.precondition)
         return torch.where(self.energy.is_real, own, found)
 
-    def write_rest(self, sign: Tensor, x: Tensor, h: Tensor) -> None:
-        """That of s: contrasts of d log q_s(x) / ds + t(x)'(b + W'h)."""
-        energy, real = self.energy, self.energy.real_columns
+    def contrast_of_rest(self, sign: Tensor, x: Tensor, h: Tensor) -> tuple[Tensor, ...] | None:
+        """Contrasts of d log q_s(x) / ds, (n_real,), of t(x), (d,), and of hidden means, (H,).
+
+        None where no column is real.
+        """
+        energy = self.energy
         if not len(energy.log_precision):
-            energy.log_precision.grad = torch.zeros_like(energy.log_precision)
-            return
-        of_mean, t = torch.addmm(energy.visible_bias, h, energy.weight), self.statistics(x)
-        if len(real) < x.shape[1]:
-            t, of_mean = t.index_select(1, real), of_mean.index_select(1, real)
+            return None
         parts = blocks_of(energy.structure())
         blocks = zip(parts, x.split([p.domain.n_columns for p in parts], 1), strict=True)
-        score = torch.cat([part.precision_score(one) for part, one in blocks if n_real(part)], 1)
-        grad = sign @ (score + t * of_mean)
+        score = [sign @ part.precision_score(one) for part, one in blocks if n_real(part)]
+        factor = energy.factor()
+        assert factor is not None
+        return torch.cat(score), (sign @ x) * factor, sign @ h
+
+    def write_rest(
+        self, rest: tuple[Tensor, ...] | None, gradient: Gradient, at: Offsets | None
+    ) -> None:
+        """That of s: contrasts of d log q_s(x) / ds + t(x)'(b + W'h).
+
+        The contrast of h t(x)' is the gradient of the weights, so that no row is multiplied again.
+        """
+        energy, real = self.energy, self.energy.real_columns
+        if rest is None:
+            energy.log_precision.grad = torch.zeros_like(energy.log_precision)
+            return
+        score, t, h = rest
+        weight, bias = energy.weight, energy.visible_bias
+        self._product = torch.mul(weight, gradient.weight, out=self._product)
+        grad = self._product.sum(0) + bias * t
+        if at is not None:
+            grad += (at.hidden @ weight) * t + (h @ weight) * at.visible
+        grad = score + (grad if len(real) == len(t) else grad[real])
         # Constant columns, and those with few values, would have ever larger precisions.
         stays = (energy.log_precision >= MAX_LOG_PRECISION) & (grad < 0)
         energy.log_precision.grad = grad.masked_fill_(stays, 0.0)

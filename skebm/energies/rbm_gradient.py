@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -53,6 +53,7 @@ class RBMGradient(ContrastGradient):
 
     def __init__(self, energy: BinaryLayers, centering: Centering | None, penalty: Penalty | None):
         self.energy, self.centering, self.penalty = energy, centering, penalty
+        self._rows: Tensor | None = None
 
     def start(self, x: Tensor, weight: Tensor | None) -> Offsets | None:
         """Means of the rows, where units are centred; a little off 0 and 1 where their variances
@@ -75,9 +76,9 @@ class RBMGradient(ContrastGradient):
         generator: torch.Generator | None,
     ) -> tuple[Offsets | None, Tensor | None]:
         energy, n = self.energy, x.shape[0]
-        rows = torch.cat([x, chain])  # (n + m, d)
+        rows = self._joined(x, chain)  # (n + m, d)
         h = energy.hidden(rows).mean  # (n + m, H)
-        self.write_rest(sign, rows, h)
+        rest = self.contrast_of_rest(sign, rows, h)
         h_data, layer = h[:n], None
         penalty = None if self.penalty is None else self._penalty_gradient(x, h_data, share)
         if generator is not None:
@@ -86,8 +87,18 @@ class RBMGradient(ContrastGradient):
             assert self.centering is not None
             offsets = offsets.updated(x, h_data, share, self.centering.rate)
         at = self._of_statistics(offsets)
-        self._write(signed_products(sign, self.statistics(rows), h, at), penalty, at)
+        gradient = signed_products(sign, self.statistics(rows), h, at, energy.tensors[0].grad)
+        self.write_rest(rest, gradient, at)
+        self._write(gradient, penalty, at)
         return offsets, layer
+
+    def _joined(self, x: Tensor, chain: Tensor) -> Tensor:
+        """Data and chains, in the same memory at every step, as new memory is slow."""
+        shape = (len(x) + len(chain), x.shape[1])
+        kept = self._rows
+        if kept is None or kept.shape != shape or kept.dtype != x.dtype or kept.device != x.device:
+            self._rows = kept = x.new_empty(shape)
+        return torch.cat([x, chain], out=kept)
 
     # ---------------------------------------------------------------- other visible units than bits
 
@@ -99,9 +110,15 @@ class RBMGradient(ContrastGradient):
         """Variances of visible units relative to that of a fair coin, bounded below, (d,)."""
         return relative_variance(mean)
 
-    def write_rest(self, sign: Tensor, x: Tensor, h: Tensor) -> None:
-        """Write ``.grad`` of parameters besides weights and biases; by default there are none."""
-        return
+    def contrast_of_rest(self, sign: Tensor, x: Tensor, h: Tensor) -> Any:
+        """What :meth:`write_rest` needs of the rows; by default nothing."""
+        return None
+
+    def write_rest(self, rest: Any, gradient: Gradient, at: Offsets | None) -> None:
+        """Write ``.grad`` of parameters besides weights and biases; by default there are none.
+
+        `gradient` is that of the weights and biases, centred at the offsets `at`.
+        """
 
     def _of_statistics(self, offsets: Offsets | None) -> Offsets | None:
         """Offsets of the statistics instead of those of the rows."""
@@ -172,21 +189,24 @@ def centered(gradient: Gradient, offsets: Offsets | None) -> Gradient:
     return gradient
 
 
-def signed_products(sign: Tensor, rows: Tensor, h: Tensor, offsets: Offsets | None) -> Gradient:
+def signed_products(
+    sign: Tensor, rows: Tensor, h: Tensor, offsets: Offsets | None, out: Tensor | None = None
+) -> Gradient:
     """Sum of signs (n,) times products of hidden means (n, H) and rows (n, d), both overwritten.
 
-    The signs sum to 0. Centred where there are offsets, as by :func:`centered`; to centre the
+    That of the weights is written to `out` (H, d), as new memory of large weights costs as much as
+    their product. The signs sum to 0. Centred where there are offsets, as by :func:`centered`; to centre the
     factors is cheaper than to centre their products, and does not cancel.
     """
     if offsets is None:
         visible, hidden = sign @ rows, sign @ h
-        return Gradient(h.t().mul_(sign) @ rows, visible, hidden)
+        return Gradient(torch.mm(h.t().mul_(sign), rows, out=out), visible, hidden)
     rows.sub_(offsets.visible)
     left = h.sub_(offsets.hidden).t().mul_(sign)  # (H, n)
     # Associated so that the vectors meet the n rows and not the H x d gradient.
     visible = torch.addmv(sign, h, offsets.hidden, alpha=-1) @ rows
     hidden = left @ torch.addmv(torch.ones_like(sign), rows, offsets.visible, alpha=-1)
-    return Gradient(left @ rows, visible, hidden)
+    return Gradient(torch.mm(left, rows, out=out), visible, hidden)
 
 
 def preconditioned(
