@@ -66,6 +66,7 @@ class RBMGradient(ContrastGradient):
             visible = visible * (1 - START_SHRINKAGE) + START_SHRINKAGE / 2
         return Offsets(visible, hidden)
 
+    @torch.no_grad()
     def write(
         self,
         x: Tensor,
