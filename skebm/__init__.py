@@ -15,6 +15,7 @@ from skebm.estimators import (
     ProductOfDensities,
     RBMEstimator,
     ScoreMatchingDensity,
+    TableEncoder,
     TractableDensity,
 )
 
@@ -30,6 +31,7 @@ __all__ = [
     "ProductOfDensities",
     "RBMEstimator",
     "ScoreMatchingDensity",
+    "TableEncoder",
     "TractableDensity",
     "base",
     "diagnostics",

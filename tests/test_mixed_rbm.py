@@ -22,6 +22,7 @@ from skebm.distributions import (
 from skebm.energies import MixedRBM, annealing_path
 from skebm.objectives import Centering, ContrastiveDivergence, Penalty
 from skebm.partition import AIS, Exact
+from skebm.partition.checks import check_proper
 from skebm.samplers import FromData, Gibbs, ParallelTempering, Persistent
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
@@ -524,3 +525,12 @@ def test_blocks_must_be_flat_and_there():
         Columns([])
     with pytest.raises(ValueError, match="not flat"):
         Columns([Gaussian(torch.zeros(2, 2), 1.0)])
+
+
+def test_steep_weights_of_a_real_column_are_proper():
+    """exp(-E) is a finite mixture, also where E falls for a long way along a ray."""
+    energy = MixedRBM(Gaussian(torch.zeros(2), 1.0), 3, generator=seeded(0))
+    with torch.no_grad():
+        energy.weight.fill_(1e9)
+        energy.log_precision.fill_(-8.0)
+    check_proper(energy)

@@ -31,6 +31,8 @@ class Energy(nn.Module, abc.ABC):
     """
 
     domain: Domain
+    # Whether exp(-E) has a finite integral whatever the parameters, by the form of E.
+    always_proper: bool = False
 
     @abc.abstractmethod
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:

@@ -81,6 +81,7 @@ class GaussianRBM(BipartiteEnergy):
     """
 
     domain: Real
+    always_proper = True  # a finite mixture of normal distributions
     hidden_domain: Binary
     log_variance: Tensor
 

@@ -111,6 +111,7 @@ class MixedRBM(BipartiteEnergy):
     """
 
     domain: Domain
+    always_proper = True  # a finite mixture of what its base is
     hidden_domain: Binary
     is_real: Tensor
     real_columns: Tensor

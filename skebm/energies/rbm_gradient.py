@@ -196,8 +196,8 @@ def signed_products(
     """Sum of signs (n,) times products of hidden means (n, H) and rows (n, d), both overwritten.
 
     That of the weights is written to `out` (H, d), as new memory of large weights costs as much as
-    their product. The signs sum to 0. Centred where there are offsets, as by :func:`centered`; to centre the
-    factors is cheaper than to centre their products, and does not cancel.
+    their product. The signs sum to 0. Centred where there are offsets, as by :func:`centered`; to
+    centre the factors is cheaper than to centre their products, and does not cancel.
     """
     if offsets is None:
         visible, hidden = sign @ rows, sign @ h

@@ -1,6 +1,7 @@
 """Estimators with the scikit-learn API."""
 
 from skebm.estimators.bases import MixtureBase
+from skebm.estimators.encoding import TableEncoder
 from skebm.estimators.neural import (
     ContrastiveDivergenceDensity,
     Discrepancy,
@@ -31,6 +32,7 @@ __all__ = [
     "ProductOfDensities",
     "RBMEstimator",
     "ScoreMatchingDensity",
-    "TractableDensity",
     "Sliced",
+    "TableEncoder",
+    "TractableDensity",
 ]

@@ -124,11 +124,10 @@ class Coding(NamedTuple):
         ]
         return cls(levels, names, dtypes, kind, booleans)
 
-    def encode(self, X: Any, min_samples: int = 1, estimator: str = "RBMEstimator") -> np.ndarray:
-        """Columns as numbers, categories as codes, (n, d) float64; nan where missing.
+    def codes(self, X: Any) -> tuple[np.ndarray, list[str]]:
+        """Numbers and codes of levels, (n, d) float64, and the columns with unseen levels.
 
-        Levels that did not occur in `fit` are missing, too, with a warning. `ValueError` for
-        infinite numbers.
+        nan is missing, -1 a level that did not occur in `fit`.
         """
         X = as_table(X)
         found, unseen = np.full(X.shape, np.nan), []
@@ -138,10 +137,23 @@ class Coding(NamedTuple):
                 found[:, j] = _numbers(column, self.names[j])
                 continue
             place = {level: code for code, level in enumerate(self.levels[j])}
-            codes = [place.get(_plain(v), -1) if _is_present(v) else -2 for v in _objects(column)]
-            found[:, j] = np.where(np.array(codes) >= 0, codes, np.nan)
+            codes = [
+                place.get(_plain(v), -1) if _is_present(v) else np.nan for v in _objects(column)
+            ]
+            found[:, j] = codes
             if -1 in codes:
                 unseen.append(self.names[j])
+        return found, unseen
+
+    def encode(self, X: Any, min_samples: int = 1, estimator: str = "RBMEstimator") -> np.ndarray:
+        """Columns as numbers, categories as codes, (n, d) float64; nan where missing.
+
+        Levels that did not occur in `fit` are missing, too, with a warning. `ValueError` for
+        infinite numbers.
+        """
+        found, unseen = self.codes(X)
+        for j in self.levels:
+            found[found[:, j] < 0, j] = np.nan
         if unseen:
             warnings.warn(
                 f"Columns {unseen} have levels that did not occur in fit: they count as missing.",

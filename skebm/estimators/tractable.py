@@ -29,6 +29,8 @@ ROWS_PER_COMPONENT, MOST_COMPONENTS = 100, 40
 # Most rows that kernels are placed at and mixtures are fitted to: scoring a row takes time for
 # each kernel. Most products of an EM step: rows times components times squared columns.
 MOST_ROWS, MOST_WORK = 5000, 4e8
+# Rows that are scored at a time: a mixture of 40 components takes 3 kB for a row of ten columns.
+BLOCK = 20_000
 # Regularisation from which components need no prior, and nats per row at which EM ends.
 SMOOTH, TOLERANCE = 0.01, 1e-3
 # Parameters that only some distributions use.
@@ -171,6 +173,13 @@ class TractableDensity(DensityMixin, BaseEstimator):
         check_is_fitted(self)
         return torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
 
+    def _by_blocks(self, x: Tensor, method: str) -> np.ndarray:
+        """A method of the distribution on rows, some at a time to save memory."""
+        evaluate = getattr(self.distribution_, method)
+        with torch.no_grad():
+            found: np.ndarray = torch.cat([evaluate(rows) for rows in x.split(BLOCK)]).numpy()
+        return found
+
     def score_samples(self, X: Any) -> np.ndarray:
         """Log p(x) of each row in nats; exact.
 
@@ -182,10 +191,7 @@ class TractableDensity(DensityMixin, BaseEstimator):
         -------
         ndarray of shape (n_samples,)
         """
-        x = self._checked(X)
-        with torch.no_grad():
-            found: np.ndarray = self.distribution_.log_prob(x).numpy()
-        return found
+        return self._by_blocks(self._checked(X), "log_prob")
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-likelihood of the rows in nats; exact.
@@ -213,10 +219,7 @@ class TractableDensity(DensityMixin, BaseEstimator):
         -------
         ndarray of shape (n_samples, n_features)
         """
-        x = self._checked(X)
-        with torch.no_grad():
-            found: np.ndarray = self.distribution_.score(x).numpy()
-        return found
+        return self._by_blocks(self._checked(X), "score")
 
     def sample(self, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
         """Independent exact draws.

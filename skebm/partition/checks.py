@@ -328,7 +328,8 @@ def check_proper(
     Then it searches for directions in which E is flat: of least curvature (by differences of
     gradients), of least E at r = 100 (by descent over the sphere), principal directions and
     differences of the rows `x`, and in the plane a ray in every degree. A cone narrower than that
-    may pass in more than two columns. Discrete domains and boxes always pass.
+    may pass in more than two columns. Discrete domains, boxes and energies that are
+    ``always_proper`` pass without a test.
 
     Parameters
     ----------
@@ -346,7 +347,7 @@ def check_proper(
         Where E is nan at a distance of 100.
     """
     check_energy(energy)
-    if bounded(energy.domain):
+    if bounded(energy.domain) or energy.always_proper:
         return
     template = template_for(energy, x)
     generator = generator_for(generator, template.device)

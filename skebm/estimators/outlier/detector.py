@@ -113,8 +113,9 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         Model that scores the rows: any density with ``score_samples`` (:class:`RBMEstimator`,
         :class:`sklearn.mixture.GaussianMixture`, :class:`sklearn.neighbors.KernelDensity`), an
         outlier detector of scikit-learn, a classifier for ``statistic="max_proba"``, or a pipeline
-        or search that ends in one. It is cloned. None is :class:`ProductOfDensities` of
-        standardised columns, for tables of numbers: kernels in two metrics and a smooth mixture.
+        or search that ends in one. It is cloned. None is a :class:`TableEncoder`, which takes
+        frames with numbers, categories, text, dates and missing entries, and
+        :class:`ProductOfDensities`: kernels in two metrics and a smooth mixture.
     statistic : {"log_density", "score_norm", "max_proba"} or callable, default="log_density"
         Statistic that discriminates normal rows from outliers, higher for normal ones.
         ``"log_density"`` is ``score_samples`` (for estimators of skebm minus the energy, which
@@ -251,8 +252,11 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        inner = get_tags(default_estimator() if self.estimator is None else self.estimator)
-        tags.input_tags = deepcopy(inner.input_tags)
+        estimator = default_estimator() if self.estimator is None else self.estimator
+        inner = get_tags(estimator)
+        # Pipelines do not pass all tags of their first step on.
+        first = inner if self.estimator is not None else get_tags(estimator[0])
+        tags.input_tags = deepcopy(first.input_tags)
         tags.target_tags.required = inner.target_tags.required
         return tags
 
@@ -477,8 +481,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     def _check_columns(self, X: Any, *, reset: bool) -> None:
         if self.estimator is None and sp.issparse(X):
             raise ValueError(
-                "The default estimator is a density of standardised columns, which takes no sparse "
-                "X: pass X.toarray(), or an estimator that takes sparse rows, such as "
+                "The default estimator is a density of dense columns, which takes no sparse X: "
+                "pass X.toarray(), or an estimator that takes sparse rows, such as "
                 "estimator=RBMEstimator() for binary ones."
             )
         if getattr(X, "ndim", 2) > 1:  # the estimator has the better message for a vector

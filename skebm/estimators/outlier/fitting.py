@@ -14,9 +14,9 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.model_selection import KFold, check_cv
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from skebm._validation import set_seeds, take_fit_params, take_rows
+from skebm.estimators.encoding import TableEncoder
 from skebm.estimators.product import ProductOfDensities
 
 # Minimum number of calibration rows with "auto", in units of 1 / level: the rate of false alarms of
@@ -29,8 +29,8 @@ LEAST_ROWS = 2
 
 
 def default_estimator() -> Any:
-    """A product of kernels in two metrics and a smooth mixture, of standardised columns."""
-    return make_pipeline(StandardScaler(), ProductOfDensities())
+    """A product of kernels in two metrics and a smooth mixture, of any columns as numbers."""
+    return make_pipeline(TableEncoder(), ProductOfDensities())
 
 
 class Split(NamedTuple):

@@ -1,0 +1,287 @@
+"""Tables of any columns as numbers, for densities of numbers."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.impute import KNNImputer
+from sklearn.preprocessing import StandardScaler
+
+from skebm._validation import (
+    Interval,
+    StrOptions,
+    check_columns,
+    check_is_fitted,
+    fit_context,
+    validate_data,
+)
+from skebm.estimators.base import restores_on_failure
+from skebm.estimators.columns import Coding, as_table, column_names, column_of, is_frame
+
+# Value of a column for levels that did not occur in fit; the column is 0 in all rows of fit, and
+# densities take one that does not vary to have a standard deviation of 1.
+UNSEEN = 10.0
+# Rows among which the neighbours of a row with missing entries are found.
+MOST_DONORS = 2000
+
+
+class OneHot(NamedTuple):
+    """One-hot columns of a categorical column.
+
+    Attributes
+    ----------
+    names : list of str
+        Of the one-hot columns, that of unseen levels last.
+    place : ndarray of int
+        One-hot column of each code; the last entry is that of unseen levels, code -1.
+    """
+
+    names: list[str]
+    place: np.ndarray
+
+    @classmethod
+    def learn(cls, name: str, levels: tuple[Any, ...], codes: np.ndarray, most: int) -> OneHot:
+        """A column for each level that occurs, the rarest together if there are more than `most`.
+
+        Levels that are declared but do not occur are unseen ones.
+        """
+        counts = np.bincount(codes[codes >= 0].astype(int), minlength=len(levels))
+        order = np.argsort(-counts, kind="stable")
+        order = order[counts[order] > 0]
+        own = order if len(order) <= most else order[: most - 1]
+        n = len(own) + (len(own) < len(order))
+        place = np.full(len(levels) + 1, n)
+        place[order] = n - 1
+        place[own] = np.arange(len(own))
+        names = [f"{name}_{levels[code]}" for code in own]
+        names += [f"{name}_rare"] * (len(own) < len(order)) + [f"{name}_unseen"]
+        return cls(names, place)
+
+    def rows(self, codes: np.ndarray) -> np.ndarray:
+        """Rows of zeros and a one, nan where missing."""
+        missing = np.isnan(codes)
+        place = self.place[np.where(missing, 0, codes).astype(int)]
+        found = np.zeros((len(codes), len(self.names)))
+        found[np.arange(len(codes)), place] = np.where(place == len(self.names) - 1, UNSEEN, 1.0)
+        found[missing, :-1], found[missing, -1] = np.nan, 0.0
+        return found
+
+
+class TableEncoder(TransformerMixin, BaseEstimator):
+    """Turn a table of any columns into standardised numbers, for densities of numbers.
+
+    Numbers are standardised; booleans are 0 and 1, dates and durations days. Categories and text
+    become one-hot columns, a level that did not occur in `fit` ten standard deviations from all
+    others. Missing entries are the mean of the nearest rows, by the columns that are known.
+    It is the first step of the default estimator of :class:`EnergyOutlierDetector`.
+
+    Parameters
+    ----------
+    categorical_features : "from_dtype", array-like or None, default="from_dtype"
+        The columns that are categories: by their dtype (text, categories and other objects than
+        numbers), by names, numbers or a mask, or None of them.
+    max_levels : int, default=20
+        Most one-hot columns of a category, besides that of unseen levels; the rarest levels share
+        the last one.
+    n_neighbors : int, default=5
+        Rows whose mean a missing entry is, of at most 2,000 rows of `fit` drawn at random.
+
+    Attributes
+    ----------
+    n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from skebm import TableEncoder
+    >>> X = pd.DataFrame({"city": ["Rome", "Oslo", "Rome"], "rain": [10.0, 30.0, None]})
+    >>> encoder = TableEncoder().fit(X)
+    >>> encoder.get_feature_names_out().tolist()
+    ['rain', 'city_Rome', 'city_Oslo', 'city_unseen']
+    >>> encoder.transform(pd.DataFrame({"city": ["Bonn"], "rain": [20.0]})).tolist()
+    [[0.0, 0.0, 0.0, 10.0]]
+    """
+
+    _parameter_constraints: dict = {
+        "categorical_features": ["array-like", StrOptions({"from_dtype"}), None],
+        "max_levels": [Interval(Integral, 2, None, closed="left")],
+        "n_neighbors": [Interval(Integral, 1, None, closed="left")],
+    }
+
+    def __init__(self, categorical_features="from_dtype", *, max_levels=20, n_neighbors=5):
+        self.categorical_features = categorical_features
+        self.max_levels = max_levels
+        self.n_neighbors = n_neighbors
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.categorical = True
+        tags.input_tags.string = True
+        return tags
+
+    @fit_context(prefer_skip_nested_validation=True)
+    @restores_on_failure
+    def fit(self, X: Any, y: Any = None) -> TableEncoder:
+        """Learn units, levels and neighbours from the rows of a table.
+
+        Parameters
+        ----------
+        X : {array-like, frame} of shape (n_samples, n_features)
+            `ValueError` that names the column for infinite numbers, and for columns that are
+            missing in all rows.
+        y : None
+            Not used; present by convention.
+
+        Returns
+        -------
+        self : TableEncoder
+        """
+        self._fit(X)
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:
+        """Fit to the rows of a table, and return them as numbers.
+
+        Parameters
+        ----------
+        X : {array-like, frame} of shape (n_samples, n_features)
+        y : None
+            Not used; present by convention.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_columns)
+        """
+        return self.fit(X).transform(X)
+
+    def _fit(self, X: Any) -> None:
+        X = days_for_dates(X)
+        self._coding = Coding.learn(X, self.categorical_features)
+        codes = self._codes(X, reset=True)
+        names = column_names(X if is_frame(X) else codes)
+        empty = np.flatnonzero(np.isnan(codes).all(0))
+        if len(empty):
+            raise ValueError(f"Column {names[empty[0]]!r} is missing in all rows: drop it.")
+        self._names = names
+        levels = {} if self._coding is None else self._coding.levels
+        self._numbers = [j for j in range(len(names)) if j not in levels]
+        self._levels = {
+            j: OneHot.learn(names[j], levels[j], codes[:, j], self.max_levels) for j in levels
+        }
+        self._scaler = None
+        if self._numbers:
+            self._scaler = StandardScaler().fit(self._numbers_of(codes))
+        z = self._numeric(codes)
+        if len(z) > MOST_DONORS:
+            z = z[np.random.RandomState(0).permutation(len(z))[:MOST_DONORS]]
+        # Kept for rows with holes, also where no row of fit has one.
+        self._imputer = KNNImputer(n_neighbors=self.n_neighbors, keep_empty_features=True).fit(z)
+
+    def _codes(self, X: Any, *, reset: bool) -> np.ndarray:
+        """Validated numbers and codes of levels, float64: nan is missing, -1 unseen."""
+        if self._coding is None:
+            found = validate_data(self, X, dtype=np.float64, ensure_all_finite=False, reset=reset)
+        else:
+            check_columns(self, X, reset=reset)
+            found, _ = self._coding.codes(X)
+            if not len(found):
+                raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
+        infinite = np.flatnonzero(np.isinf(found).any(0))
+        if len(infinite):
+            name = column_names(X if is_frame(X) else found)[infinite[0]]
+            raise ValueError(f"Input X contains infinity, in column {name!r}: drop such rows.")
+        return found
+
+    def _numeric(self, codes: np.ndarray) -> np.ndarray:
+        """Standardised numbers and one-hot columns; nan where missing."""
+        blocks = [level.rows(codes[:, j]) for j, level in self._levels.items()]
+        if self._scaler is not None:
+            blocks.insert(0, self._scaler.transform(self._numbers_of(codes)))
+        return np.concatenate(blocks, 1)
+
+    def _numbers_of(self, codes: np.ndarray) -> np.ndarray:
+        return codes if self._coding is None else codes[:, self._numbers]
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Rows of a table as numbers.
+
+        Parameters
+        ----------
+        X : {array-like, frame} of shape (n_samples, n_features)
+            With the columns of `fit`, which may have missing entries and unseen levels.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_columns)
+            Float64, without missing entries.
+        """
+        check_is_fitted(self)
+        z = self._numeric(self._codes(days_for_dates(X), reset=False))
+        holes = np.isnan(z).any(1)
+        if holes.any():
+            z[holes] = self._imputer.transform(z[holes])
+        return z
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return "_imputer" in self.__dict__
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Names of the columns of :meth:`transform`.
+
+        Parameters
+        ----------
+        input_features : None
+            Not used; present by convention.
+
+        Returns
+        -------
+        ndarray of str of shape (n_columns,)
+        """
+        check_is_fitted(self)
+        names = [self._names[j] for j in self._numbers]
+        for level in self._levels.values():
+            names += level.names
+        return np.asarray(names, dtype=object)
+
+
+def days_for_dates(X: Any) -> Any:
+    """A table whose columns of dates and durations are numbers of days, nan where missing."""
+    if sp.issparse(X):
+        raise ValueError("Sparse X: pass X.toarray().")
+    if not is_frame(X):
+        X = np.asarray(X)
+        return days(X) if X.dtype.kind in "Mm" else X
+    table, found = as_table(X), {}
+    for j in range(X.shape[1]):
+        column = column_of(table, j)
+        name = str(column.dtype).lower()
+        if name.startswith(("datetime", "date", "timedelta", "duration")):
+            found[j] = days(_instants(column, "m" if name[:2] in ("ti", "du") else "M"))
+    if not found:
+        return X
+    if hasattr(X, "iloc"):
+        X = X.copy(deep=False)
+        for j, values in found.items():
+            X.isetitem(j, values)
+        return X
+    import polars as pl
+
+    return X.with_columns([pl.Series(X.columns[j], values) for j, values in found.items()])
+
+
+def _instants(column: Any, kind: str) -> np.ndarray:
+    """A column of dates or durations as an array of them; dates with a time zone in UTC."""
+    if getattr(column.dtype, "tz", None) is not None:  # of pandas
+        column = column.dt.tz_convert(None)
+    return np.asarray(column.to_numpy(), dtype=f"{kind}8[ns]")
+
+
+def days(x: np.ndarray) -> np.ndarray:
+    """Dates and durations as numbers of days; those that are missing as nan."""
+    since = x if x.dtype.kind == "m" else x - np.datetime64(0, "D")
+    return np.where(np.isnat(x), np.nan, since / np.timedelta64(1, "D"))
