@@ -66,9 +66,9 @@ def gaussian_mixture(seed: int) -> GridSearchCV:
     return GridSearchCV(model, {"n_components": COMPONENTS}, cv=3)
 
 
-def peer(module: str, name: str) -> Any:
-    """A detector of a package that may be missing."""
-    return getattr(importlib.import_module(module), name)()
+def peer(module: str, name: str, **settings: Any) -> Any:
+    """A detector of PyOD, which may be missing, with its defaults besides `settings`."""
+    return getattr(importlib.import_module(f"pyod.models.{module}"), name)(**settings)
 
 
 def small_rbm(X: np.ndarray, seed: int, **more: Any) -> RBMEstimator:
@@ -131,7 +131,23 @@ METHODS: dict[str, Method] = {
     "GMM": Method(lambda X, s: gaussian_mixture(s), published="GMM"),
     "KDE": Method(lambda X, s: kernel_density(X), published="KDE"),
     "OCSVM": Method(lambda X, s: OneClassSVM(), most_rows=10_000),
-    "ECOD": Method(lambda X, s: peer("pyod.models.ecod", "ECOD"), outlyingness, needs="pyod"),
+    "ECOD": Method(lambda X, s: peer("ecod", "ECOD"), outlyingness, needs="pyod"),
+    "COPOD": Method(lambda X, s: peer("copod", "COPOD"), outlyingness, needs="pyod"),
+    "AutoEncoder": Method(
+        lambda X, s: peer("auto_encoder", "AutoEncoder", random_state=s, verbose=0),
+        outlyingness,
+        needs="pyod",
+    ),
+    "VAE": Method(
+        lambda X, s: peer("vae", "VAE", random_state=s, verbose=0), outlyingness, needs="pyod"
+    ),
+    "DeepSVDD": Method(
+        lambda X, s: peer(
+            "deep_svdd", "DeepSVDD", n_features=X.shape[1], random_state=s, verbose=0
+        ),
+        outlyingness,
+        needs="pyod",
+    ),
     "detector": Method(lambda X, s: EnergyOutlierDetector(random_state=s)),
     "score matching": Method(
         lambda X, s: ScoreMatchingDensity(deconvolve=False, random_state=s, device="cpu")

@@ -21,10 +21,10 @@ same: a Gaussian mixture of 1, 5, 10 or 20 components chosen in the same way, fu
 `reg_covar=1e-3`, `n_init=2`.
 
 All others: `OneClassSVM` with its defaults on at most 10,000 training rows (the first of the
-shuffled ones), as its time grows with their square; ECOD with its defaults, where PyOD is
-installed. `detector` is `EnergyOutlierDetector` with its defaults, a product of kernels in two
-metrics and a smooth mixture, decided on after a look at some thirty combinations on all these
-sets, seed 0 (`benchmarks.products` has what choosing on half of them does). `--one-class` is a look
+shuffled ones), as its time grows with their square; ECOD, COPOD, AutoEncoder, VAE and DeepSVDD with
+their defaults, where PyOD is installed. `detector` is `EnergyOutlierDetector` with its defaults, a
+product of kernels in two metrics and a smooth mixture, decided on after a look at some thirty
+combinations on all these sets, seed 0 (`benchmarks.products` has what choosing on half of them does). `--one-class` is a look
 at further sets, which were among those looked at: a class of a classification set in
 `PATH/tabular` is normal, the others are anomalies, for each class. `score matching` is
 `ScoreMatchingDensity` with its defaults, chosen in the same way; `contrastive divergence` and

@@ -77,7 +77,7 @@ def test_the_rarest_levels_share_a_column():
     assert z[:, 1:4].sum(1).tolist() == [1] * 9
 
 
-def test_missing_entries_are_the_mean_of_the_nearest_rows():
+def test_missing_entries_are_those_of_the_nearest_row():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 1))
     X = np.hstack([x, 2 * x + 0.01 * rng.normal(size=(300, 1))])
@@ -87,8 +87,18 @@ def test_missing_entries_are_the_mean_of_the_nearest_rows():
     whole, filled = encoder.transform(X), encoder.transform(holes)
     assert np.abs(filled[:50] - whole[:50]).max() < 0.2
     assert np.array_equal(filled[50:], whole[50:])
+    nearest = np.abs(whole[:50, :1] - whole[50:, 0]).argmin(1)
+    alone = TableEncoder().fit(X[50:])
+    assert np.array_equal(alone.transform(holes[:50])[:, 1], alone.transform(X[50:])[nearest, 1])
     fitted = TableEncoder().fit(holes)
     assert np.isfinite(fitted.transform(holes)).all()
+
+
+def test_missing_levels_stay_levels():
+    X = frame(200)
+    X.loc[::7, "city"] = None
+    z = pd.DataFrame(TableEncoder().fit_transform(X)).to_numpy()
+    assert set(z[:, 3:6].sum(1)) == {1.0}
 
 
 def test_polars_and_object_arrays_give_what_pandas_gives():

@@ -76,8 +76,9 @@ class TableEncoder(TransformerMixin, BaseEstimator):
 
     Numbers are standardised; booleans are 0 and 1, dates and durations days. Categories and text
     become one-hot columns, a level that did not occur in `fit` ten standard deviations from all
-    others. Missing entries are the mean of the nearest rows, by the columns that are known.
-    It is the first step of the default estimator of :class:`EnergyOutlierDetector`.
+    others. A missing entry is that of the nearest row of `fit` (of at most 2,000) by the columns
+    that are known, as a mean would lie between levels, where no row does. This is the first step of
+    the default estimator of :class:`EnergyOutlierDetector`.
 
     Parameters
     ----------
@@ -87,8 +88,6 @@ class TableEncoder(TransformerMixin, BaseEstimator):
     max_levels : int, default=20
         Most one-hot columns of a category, besides that of unseen levels; the rarest levels share
         the last one.
-    n_neighbors : int, default=5
-        Rows whose mean a missing entry is, of at most 2,000 rows of `fit` drawn at random.
 
     Attributes
     ----------
@@ -109,13 +108,11 @@ class TableEncoder(TransformerMixin, BaseEstimator):
     _parameter_constraints: dict = {
         "categorical_features": ["array-like", StrOptions({"from_dtype"}), None],
         "max_levels": [Interval(Integral, 2, None, closed="left")],
-        "n_neighbors": [Interval(Integral, 1, None, closed="left")],
     }
 
-    def __init__(self, categorical_features="from_dtype", *, max_levels=20, n_neighbors=5):
+    def __init__(self, categorical_features="from_dtype", *, max_levels=20):
         self.categorical_features = categorical_features
         self.max_levels = max_levels
-        self.n_neighbors = n_neighbors
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -180,7 +177,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         if len(z) > MOST_DONORS:
             z = z[np.random.RandomState(0).permutation(len(z))[:MOST_DONORS]]
         # Kept for rows with holes, also where no row of fit has one.
-        self._imputer = KNNImputer(n_neighbors=self.n_neighbors, keep_empty_features=True).fit(z)
+        self._imputer = KNNImputer(n_neighbors=1, keep_empty_features=True).fit(z)
 
     def _codes(self, X: Any, *, reset: bool) -> np.ndarray:
         """Validated numbers and codes of levels, float64: nan is missing, -1 unseen."""
