@@ -24,9 +24,10 @@ All others: `OneClassSVM` with its defaults on at most 10,000 training rows (the
 shuffled ones), as its time grows with their square; ECOD, COPOD, AutoEncoder, VAE and DeepSVDD with
 their defaults, where PyOD is installed. `detector` is `EnergyOutlierDetector` with its defaults, a
 product of kernels in two metrics and a smooth mixture, decided on after a look at some thirty
-combinations on all these sets, seed 0 (`benchmarks.products` has what choosing on half of them does). `--one-class` is a look
-at further sets, which were among those looked at: a class of a classification set in
-`PATH/tabular` is normal, the others are anomalies, for each class. `score matching` is
+combinations on all these sets, seed 0 (`benchmarks.products` has what choosing on half of them
+does). `--one-class` is a look at further sets, which were among those looked at: a class of a
+classification set in `PATH/tabular` is normal, the others are anomalies, for each class.
+`score matching` is
 `ScoreMatchingDensity` with its defaults, chosen in the same way; `contrastive divergence` and
 `noise contrastive` are those estimators with theirs; `kernels` has noise of kernels on the rows,
 and ends when rows that had no kernels gain nothing more; `flow contrastive` is that estimator with

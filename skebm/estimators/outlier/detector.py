@@ -53,6 +53,7 @@ from skebm.estimators.outlier.fitting import (
     fold_splits,
     n_held_out,
     random_split,
+    trimmed,
 )
 from skebm.estimators.outlier.statistics import STATISTICS, check_offers, measure
 from skebm.estimators.outlier.thresholds import (
@@ -141,6 +142,13 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         most a half) if that is fewer than ``10 / contamination`` rows.
     cv : int or cross-validation splitter, default=5
         Folds of ``"cross-conformal"``; a splitter must leave out every row once.
+    trim : float in (0, 0.5), "auto" or None, default=None
+        Share of the training rows that the estimator is not fitted to, for tables that hold
+        anomalies: those that models fitted to the other four of five folds find most abnormal,
+        twice, which takes ten more fits. ``"auto"`` leaves out the rows that are more than six
+        times as far below the median of the statistic as the lower quartile is; on clean rows that
+        costs nothing. Anomalies that form a dense cluster are not recognised. Thresholds and
+        calibration are with all rows.
     prefit : bool, default=False
         Whether the estimator is already fitted. `fit` then only sets the threshold, with all rows
         given: with ``"conformal"``, the estimator must not have been fitted to these rows. A
@@ -158,6 +166,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         Threshold of `predict` in the units of `score_samples`.
     contamination_ : float
         The level in use.
+    n_trimmed_ : int
+        Number of training rows that were left out, summed over folds.
     n_calibration_ : int
         Number of rows with which new rows are compared.
     false_alarm_bound_ : float
@@ -220,6 +230,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         "method": [StrOptions({"quantile", "conformal", "cross-conformal"})],
         "calibration_fraction": [Interval(Real, 0, 1, closed="neither"), StrOptions({"auto"})],
         "cv": [Interval(Integral, 2, None, closed="left"), "cv_object"],
+        "trim": [Interval(Real, 0, 0.5, closed="neither"), StrOptions({"auto"}), None],
         "prefit": ["boolean"],
         "random_state": ["random_state"],
     }
@@ -233,6 +244,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         method="quantile",
         calibration_fraction="auto",
         cv=5,
+        trim=None,
         prefit=False,
         random_state=None,
     ):
@@ -242,6 +254,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         self.method = method
         self.calibration_fraction = calibration_fraction
         self.cv = cv
+        self.trim = trim
         self.prefit = prefit
         self.random_state = random_state
 
@@ -293,6 +306,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         weight = self._weight(fit_params, X)
         if self.prefit or isinstance(self.estimator, FrozenEstimator):
             models, held_out = [self._prefit_model(fit_params)], [None]
+            self.n_trimmed_ = 0
         else:
             models, held_out = self._fit_models(X, y, fit_params, random)
         values = [
@@ -318,6 +332,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             for name, method in uses.items()
             if name in asked_for(self) and method != self.method
         }
+        if self.trim is not None and (self.prefit or isinstance(self.estimator, FrozenEstimator)):
+            found["trim"] = "a fitted estimator is not fitted again"
         if self.prefit and self.method == "conformal" and self.calibration_fraction != "auto":
             found["calibration_fraction"] = "with prefit=True all rows are for the calibration"
         return found
@@ -352,9 +368,27 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             )
         splits = self._splits(n_rows(X), random)
         seeds = None if self.random_state is None else random
+        models, self.n_trimmed_ = [], 0
         with each_warning_once():
-            models = [fit_model(estimator, X, y, params, seeds, train) for train, _ in splits]
+            for train, _ in splits:
+                rows = train
+                if self.trim is not None:
+                    rows = np.arange(n_rows(X)) if train is None else train
+                    n_given = len(rows)
+                    rows = trimmed(rows, self.trim, self._judge(estimator, X, y, params), random)
+                    self.n_trimmed_ += n_given - len(rows)
+                models.append(fit_model(estimator, X, y, params, seeds, rows))
         return models, [held_out for _, held_out in splits]
+
+    def _judge(self, estimator: Any, X: Any, y: Any, params: dict[str, Any]) -> Any:
+        """The statistic of some rows by a model that is fitted to others."""
+
+        def statistic(train: np.ndarray, test: np.ndarray) -> np.ndarray:
+            seeds = None if self.random_state is None else np.random.RandomState(0)
+            model = fit_model(estimator, X, y, params, seeds, train)
+            return measure(self.statistic, model, take_rows(X, test))
+
+        return statistic
 
     def _splits(self, n: int, random: np.random.RandomState) -> list[Split]:
         """Rows to fit to and to hold out; raises if the latter are too few for the level."""
