@@ -34,6 +34,12 @@ INSTANCES = {
     "space": KernelDensity(rows(30, 3), BANDWIDTH, WEIGHTS),
     "one": KernelDensity(rows(1, 2), 1.0),
 }
+FACTORS = torch.rand(30, generator=seeded(5), dtype=DOUBLE) + 0.3
+LOCAL = {
+    "local line": KernelDensity(rows(30, 1), 0.4, WEIGHTS, factors=FACTORS),
+    "local space": KernelDensity(rows(30, 3), BANDWIDTH, factors=FACTORS),
+}
+INSTANCES |= LOCAL
 
 
 def scales(centres, n_scales, weights=None, seed=7):
@@ -66,10 +72,13 @@ def as_mixture(noise):
         torch.ones(1, dtype=DOUBLE) if noise.mixing_weights is None else noise.mixing_weights
     )
     m = len(noise.weights)
+    covariances = covariances.repeat_interleave(m, 0)
+    if noise.factors is not None:
+        covariances = covariances * noise.factors.square()[:, None, None]
     return GaussianMixture(
         torch.outer(mixing_weights, noise.weights).flatten(),
         noise.centres.repeat(len(mixing_weights), 1),
-        covariances.repeat_interleave(m, 0),
+        covariances,
     )
 
 
@@ -108,8 +117,9 @@ def test_densities_integrate_to_one():
     x, cell = grid(-12, 12, 401, 2)
     assert float(INSTANCES["plane"].log_prob(x).exp().sum()) * cell == pytest.approx(1, abs=1e-6)
     x, cell = grid(-15, 15, 3001, 1)
-    found = INSTANCES["several line"].log_prob(x).exp().sum()
-    assert float(found) * cell == pytest.approx(1, abs=1e-9)
+    for name in ("several line", "local line"):
+        found = INSTANCES[name].log_prob(x).exp().sum()
+        assert float(found) * cell == pytest.approx(1, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", ["several line", "several space"])
@@ -279,7 +289,7 @@ def test_conditional_means_equal_quadrature(name):
     assert_conditionals_equal_quadrature(INSTANCES[name])
 
 
-@pytest.mark.parametrize("name", ["space", "several space"])
+@pytest.mark.parametrize("name", ["space", "local space", "several space"])
 def test_conditional_means_are_those_of_the_mixture(name):
     noise = INSTANCES[name]
     clamp = Clamp(torch.rand(50, 3, generator=seeded(2)) < 0.5, noise.sample(50, seeded(1)))
@@ -287,7 +297,8 @@ def test_conditional_means_are_those_of_the_mixture(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "known"), [("plane", 0), ("space", 1), ("several plane", 1), ("several space", 2)]
+    ("name", "known"),
+    [("plane", 0), ("space", 1), ("local space", 1), ("several plane", 1), ("several space", 2)],
 )
 def test_conditional_draws_are_exact(name, known, generator):
     assert_conditional_draws_are_exact(INSTANCES[name], known, generator)
@@ -369,6 +380,94 @@ def test_weights_count_where_rows_are_spread(monkeypatch):
     index, count = kernel.left_out(torch.ones(300, dtype=DOUBLE))
     assert count.sum() == 30
     assert index.diff().unique().tolist() == [10]
+
+
+# ------------------------------------------------------------------------------
+# Bandwidths by neighbours
+# ------------------------------------------------------------------------------
+
+
+def neighbour_distance(x, k):
+    """Of each row to its k-th nearest other row, in standard deviations of the columns."""
+    z = x / x.std(0, correction=0)
+    distance = (z[:, None] - z).square().sum(2).sqrt().fill_diagonal_(math.inf)
+    return distance.sort(1).values[:, k - 1]
+
+
+@pytest.mark.parametrize("k", [1, 5])
+def test_bandwidths_are_in_proportion_to_distances(k):
+    x = rows(60, 2)
+    x[0] = x[1]  # a copy, whose distance is bounded below
+    found, truth = KernelDensity.fit(x, n_neighbours=k).factors, neighbour_distance(x, k)
+    truth = truth / truth[truth > 0].sort().values[(int((truth > 0).sum()) - 1) // 2]
+    torch.testing.assert_close(found, truth.clamp(min=0.1))
+
+
+def local_left_out_likelihood(q, h):
+    """Mean over centres of the log-density of all other kernels, bandwidths times h."""
+    total = 0.0
+    for i in range(len(q.centres)):
+        rest = torch.arange(len(q.centres)) != i
+        other = KernelDensity(q.centres[rest], h * q.bandwidth, factors=q.factors[rest])
+        total += float(other.log_prob(q.centres[i][None]))
+    return total / len(q.centres)
+
+
+def test_the_common_factor_maximises_the_likelihood():
+    q = KernelDensity.fit(rows(60, 2), n_neighbours=3)
+    best = local_left_out_likelihood(q, 1.0)
+    assert all(local_left_out_likelihood(q, h) < best for h in (0.1, 0.9, 1.1, 10.0))
+
+
+def test_weights_count_as_repeated_rows_for_neighbours():
+    x = rows(40, 2)
+    weight = torch.randint(0, 4, (40,), generator=seeded(1)).double()
+    one = KernelDensity.fit(x, weight, n_neighbours=4)
+    other = KernelDensity.fit(x.repeat_interleave(weight.long(), 0), n_neighbours=4)
+    torch.testing.assert_close(one.bandwidth, other.bandwidth)
+    at = rows(10, 2, seed=2)
+    torch.testing.assert_close(one.log_prob(at), other.log_prob(at))
+
+
+def test_neighbours_describe_narrow_and_wide_parts():
+    x = rows(900, 2)
+    x[::3] *= 20
+    train, test = x[:450], x[450:]
+    local = KernelDensity.fit(train, n_neighbours=5).log_prob(test).mean()
+    assert local > KernelDensity.fit(train).log_prob(test).mean() + 0.1
+
+
+@pytest.mark.parametrize("x", [rows(1, 2), torch.ones(5, 2, dtype=DOUBLE), rows(2, 3), rows(3, 0)])
+def test_degenerate_rows_have_finite_densities_with_neighbours(x):
+    q = KernelDensity.fit(x, n_neighbours=5)
+    assert q.log_prob(x).isfinite().all()
+    assert q.sample(3, seeded(0)).isfinite().all()
+
+
+def test_bad_neighbours_and_factors_are_refused():
+    x = rows(10, 2)
+    for k in (0, -1, 1.5):
+        with pytest.raises(ValueError, match="n_neighbours"):
+            KernelDensity.fit(x, n_neighbours=k)
+    with pytest.raises(ValueError, match="n_neighbours is for one scale"):
+        KernelDensity.fit(x, n_scales=2, n_neighbours=3)
+    for factors in (torch.ones(9), torch.zeros(10), -torch.ones(10)):
+        with pytest.raises(ValueError, match="factors must be"):
+            KernelDensity(x, 1.0, factors=factors)
+    with pytest.raises(ValueError, match="factors are of a bandwidth"):
+        KernelDensity(x, covariances=torch.eye(2)[None], factors=torch.ones(10))
+    local = LOCAL["local space"]
+    assert not local.has_convolved
+    with pytest.raises(TypeError, match="no common noise"):
+        local.convolved(0.1)
+
+
+def test_marginals_keep_the_factors():
+    local = LOCAL["local space"]
+    columns = torch.tensor([2, 0])
+    x = rows(10, 2, seed=2)
+    truth = as_mixture(local).marginal(columns).log_prob(x)
+    torch.testing.assert_close(local.marginal(columns).log_prob(x), truth)
 
 
 def test_a_fit_is_equivariant_to_units():

@@ -18,6 +18,8 @@ from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
 from skebm import EnergyOutlierDetector, ProductOfDensities, RBMEstimator, TractableDensity
 from skebm.distributions import KernelDensity as Kernels
+from skebm.distributions import SignedLog
+from skebm.estimators import tractable
 from skebm.estimators.product import default_experts
 from tests.checks import parametrize_with_checks
 from tests.tiers import leading
@@ -307,6 +309,33 @@ def test_names_of_columns_and_arguments_without_effect():
 )
 def test_sklearn_checks(estimator, check):
     check(estimator)
+
+
+@pytest.mark.parametrize("metric", ["standard", "range", "log"])
+@pytest.mark.parametrize("n_neighbors", [None, 3])
+def test_kernels_in_every_metric(metric, n_neighbors):
+    X = np.vstack([table(60), 20 * table(20, seed=1)])
+    model = TractableDensity("kernel", metric=metric, n_neighbors=n_neighbors).fit(X)
+    q = model.distribution_
+    assert isinstance(q, SignedLog) == (metric == "log")
+    inner = q.distribution if metric == "log" else q
+    assert (inner.factors is None) == (n_neighbors is None)
+    scaled = TractableDensity("kernel", metric=metric, n_neighbors=n_neighbors)
+    gap = scaled.fit(X * [10, 0.1] + 7).score_samples(X * [10, 0.1] + 7) - model.score_samples(X)
+    assert_allclose(gap, 0, atol=1e-6)  # the volumes of 10 and 0.1 cancel
+    x = X[:5]
+    steps = 1e-6 * np.eye(2)
+    slope = [(model.score_samples(x + h) - model.score_samples(x - h)) / 2e-6 for h in steps]
+    assert_allclose(model.score_function(x), np.stack(slope, 1), rtol=1e-3, atol=1e-4)
+
+
+def test_many_rows_are_scored_in_blocks(monkeypatch):
+    X = table(50)
+    model = TractableDensity("mixture", random_state=0).fit(X)
+    value, score = model.score_samples(X), model.score_function(X)
+    monkeypatch.setattr(tractable, "BLOCK", 7)
+    assert_allclose(model.score_samples(X), value)
+    assert_allclose(model.score_function(X), score)
 
 
 def test_read_only_rows_are_taken_in_silence():

@@ -9,6 +9,7 @@ from skebm.distributions.kernel import KernelDensity
 from skebm.distributions.latent_classes import LatentClasses
 from skebm.distributions.low_rank import LowRankMixture
 from skebm.distributions.mixture import GaussianMixture
+from skebm.distributions.signed_log import SignedLog
 from skebm.distributions.stack import Affine, Stack
 from skebm.distributions.trees.blocks import BlockTree
 from skebm.distributions.trees.categorical import CategoricalTree
@@ -29,6 +30,7 @@ __all__ = [
     "LowRankMixture",
     "Distribution",
     "NormalizingFlow",
+    "SignedLog",
     "Stack",
     "Tilt",
     "TruncatedGaussian",

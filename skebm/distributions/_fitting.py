@@ -107,3 +107,10 @@ def draw_index(weight: Tensor, u: Tensor) -> Tensor:
     else:
         index = torch.searchsorted(cumulative, u[:, None] * cumulative[:, -1:], right=True)[:, 0]
     return index.clamp_(max=weight.shape[-1] - 1)
+
+
+def weighted_quantile(x: Tensor, w: Tensor, level: float) -> Tensor:
+    """The least of the values (n,) up to which a part `level` of the weights (n,) lies."""
+    order = x.argsort()
+    place = torch.searchsorted(w[order].cumsum(0), level * w.sum() * (1 - 1e-12))
+    return x[order[place.clamp(max=len(x) - 1)]]

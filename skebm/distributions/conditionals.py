@@ -132,8 +132,11 @@ class KernelGiven(Given):
         z = torch.randn(value.shape, dtype=torch.float64, **kind).to(value.device)
         parts = zip(self._weights(), self._rows(), strict=True)
         chosen = [draw_index(weight, u[rows]) for weight, rows in parts]
-        centres = q.centres[torch.cat([*chosen, u[:0].long()])].double()
-        return self.clamp.apply((centres + z * q.bandwidth.double()).to(value.dtype))
+        index = torch.cat([*chosen, u[:0].long()])
+        h = q.bandwidth.double()
+        if q.factors is not None:
+            h = h * q.factors.double()[index, None]
+        return self.clamp.apply((q.centres[index].double() + z * h).to(value.dtype))
 
     def _rows(self) -> list[slice]:
         size = max(1, CHUNK // len(self.distribution.centres))
@@ -142,12 +145,17 @@ class KernelGiven(Given):
     def _weights(self) -> Iterator[Tensor]:
         """Conditional weights of the kernels for each chunk of rows, (m, number of kernels)."""
         centres, origin, h = self.distribution.scaled_centres()
-        log_weight = self.distribution.weights.double().log()
+        log_weight, factors = self.distribution.weights.double().log(), self.distribution.factors
         for rows in self._rows():
             known = self.clamp.mask[rows].double()
             z = (self.clamp.value[rows].double() - origin) / h * known
             distance = known @ centres.square().t() - 2 * z @ centres.t()  # up to a constant
-            yield (log_weight - distance / 2).softmax(1)
+            if factors is None:
+                yield (log_weight - distance / 2).softmax(1)
+                continue
+            f, n_known = factors.double(), known.sum(1, keepdim=True)
+            distance = (distance + z.square().sum(1, keepdim=True)) / f.square()
+            yield (log_weight - n_known * f.log() - distance / 2).softmax(1)
 
 
 class ScalesGiven(Given):

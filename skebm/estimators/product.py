@@ -47,8 +47,8 @@ CHUNK, MOST_PROPOSALS = 1000, 200
 def default_experts() -> list[tuple[str, Any]]:
     """Kernels in two metrics and a smooth mixture, without settings of their own to search over."""
     return [
-        ("kernels", TractableDensity("kernel")),
-        ("kernels_by_range", TractableDensity("kernel", metric="range")),
+        ("kernels_by_range", TractableDensity("kernel", metric="range", n_neighbors=5)),
+        ("kernels_of_logs", TractableDensity("kernel", metric="log", n_neighbors=5)),
         ("mixture", TractableDensity("mixture", regularisation=0.1)),
     ]
 
@@ -72,11 +72,12 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         ``sample``: those of skebm, :class:`sklearn.mixture.GaussianMixture` and
         :class:`sklearn.neighbors.KernelDensity`. They are cloned; their parameters are reachable as
         ``<name>__<parameter>``. None: three :class:`TractableDensity`, kernels in units of the
-        columns' standard deviations and of their ranges, and a smooth Gaussian mixture.
+        columns' ranges and of their signed logarithms, with bandwidths by the distance to the fifth
+        neighbour, and a smooth Gaussian mixture.
     weights : "balanced" or array-like of shape (n_estimators,), default="balanced"
-        The exponents w, non-negative. ``"balanced"``: inversely proportional to the interquartile
-        range of the expert's log density over rows that it was fitted without (three folds of at
-        most 500 rows), and summing to one, so that every expert has the same say in the ranking
+        The exponents w, non-negative. ``"balanced"``: inversely proportional to the standard
+        deviation of the expert's log density over rows that it was fitted without (three folds of
+        at most 500 rows), and summing to one, so that every expert has the same say in the ranking
         of normal rows; equal for fewer than 20 rows.
     n_draws : int, default=2000
         Draws of the mixture for log Z.
@@ -116,7 +117,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
     >>> X, y = load_wine(return_X_y=True)
     >>> model = ProductOfDensities(random_state=0).fit(X[y < 2])
     >>> list(model.experts_)
-    ['kernels', 'kernels_by_range', 'mixture']
+    ['kernels_by_range', 'kernels_of_logs', 'mixture']
     >>> bool(model.energy(X[y == 2]).mean() > model.energy(X[y < 2]).mean() + 3)
     True
     """
@@ -221,8 +222,8 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
             for k, (_, expert) in enumerate(experts):
                 model = self._seeded(expert, random).fit(take_rows(X, train))
                 held_out[test, k] = relative_log_density(model, take_rows(X, test))
-        low, high = np.quantile(held_out, [0.25, 0.75], axis=0)
-        spread = high - low
+        finite = np.where(np.isfinite(held_out), held_out, held_out[np.isfinite(held_out)].min())
+        spread = np.where(np.ptp(finite, axis=0) > 0, finite.std(axis=0), 0.0)
         # An expert that cannot discriminate rows has no scale: it counts like the others.
         usual = spread[spread > 0].mean() if (spread > 0).any() else 1.0
         weights = 1 / np.where(spread > 0, spread, usual)

@@ -21,7 +21,14 @@ from skebm._validation import (
     validate_data,
 )
 from skebm.base.sampler import whole_number
-from skebm.distributions import Distribution, Gaussian, GaussianMixture, KernelDensity, Stack
+from skebm.distributions import (
+    Distribution,
+    Gaussian,
+    GaussianMixture,
+    KernelDensity,
+    SignedLog,
+    Stack,
+)
 from skebm.estimators.base import asked_for, restores_on_failure, warn_without_effect
 
 # Rows for each component of a mixture, and most components.
@@ -38,6 +45,7 @@ USED_BY = {
     "n_components": ("mixture",),
     "regularisation": ("mixture",),
     "metric": ("kernel",),
+    "n_neighbors": ("kernel",),
 }
 
 
@@ -62,10 +70,14 @@ class TractableDensity(DensityMixin, BaseEstimator):
         Least variance of a component of a mixture, relative to that of its column. 0.1 makes a
         mixture smooth, and similar to a kernel density with few kernels; below 0.01 covariances
         also have the prior of :meth:`skebm.distributions.GaussianMixture.fit`.
-    metric : {"standard", "range"}, default="standard"
+    metric : {"standard", "range", "log"}, default="standard"
         Unit in which the bandwidth of ``"kernel"`` is the same for all columns: the standard
         deviation of a column, or its range over :math:`\sqrt{12}`, which is the standard deviation
-        if values are uniform in that range.
+        if values are uniform in that range. ``"log"``: kernels are in signed logarithms of the
+        columns, linear within their interquartile range (:class:`~skebm.distributions.SignedLog`).
+    n_neighbors : int or None, default=None
+        The bandwidth of a row's ``"kernel"`` is in proportion to the distance to this nearest
+        other row. None: all bandwidths are equal.
     random_state : int, RandomState instance or None, default=None
 
     Attributes
@@ -95,7 +107,8 @@ class TractableDensity(DensityMixin, BaseEstimator):
         "distribution": [StrOptions({"stack", "kernel", "mixture", "gaussian"})],
         "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "regularisation": [Interval(Real, 0, 1, closed="left")],
-        "metric": [StrOptions({"standard", "range"})],
+        "metric": [StrOptions({"standard", "range", "log"})],
+        "n_neighbors": [Interval(Integral, 1, None, closed="left"), None],
         "random_state": ["random_state"],
     }
 
@@ -106,12 +119,14 @@ class TractableDensity(DensityMixin, BaseEstimator):
         n_components="auto",
         regularisation=1e-3,
         metric="standard",
+        n_neighbors=None,
         random_state=None,
     ):
         self.distribution = distribution
         self.n_components = n_components
         self.regularisation = regularisation
         self.metric = metric
+        self.n_neighbors = n_neighbors
         self.random_state = random_state
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -164,8 +179,13 @@ class TractableDensity(DensityMixin, BaseEstimator):
             if self.regularisation >= SMOOTH:  # no other prior is needed
                 kind["prior_rows"] = 0.0
             return GaussianMixture.fit(x, w, n_components, generator=generator, **kind)
+        if self.metric == "log":
+            centre, scale = SignedLog.units(x, w)
+            logs = torch.arcsinh((x - centre) / scale)
+            q = KernelDensity.fit(logs, w, n_neighbours=self.n_neighbors)
+            return SignedLog(q, centre, scale)
         unit = None if self.metric == "standard" else (x.amax(0) - x.amin(0)) / 12**0.5
-        return KernelDensity.fit(x, w, unit=unit)
+        return KernelDensity.fit(x, w, unit=unit, n_neighbours=self.n_neighbors)
 
     # ---------------------------------------------------------------- fitted models
 

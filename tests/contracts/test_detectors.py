@@ -629,7 +629,8 @@ def test_the_default_is_a_product_for_tables_of_numbers(n, n_components):
     detector = EnergyOutlierDetector(random_state=0).fit(rows)
     experts = detector.estimator_[-1].experts_
     assert len(experts["mixture"].distribution_.weights) <= n_components
-    assert len(experts["kernels"].distribution_.centres) == n
+    assert len(experts["kernels_by_range"].distribution_.centres) == n
+    assert len(experts["kernels_of_logs"].distribution_.distribution.centres) == n
     far = rows[:5] + 20 * rows.std(0)
     assert (detector.predict(far) == -1).all()
     by_score = EnergyOutlierDetector(detector.estimator_, prefit=True, statistic="score_norm")

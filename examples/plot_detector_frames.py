@@ -1,0 +1,88 @@
+"""
+Anomalies in a frame as it is
+=============================
+
+``EnergyOutlierDetector()`` takes a frame with numbers, text, booleans, dates and missing entries,
+and says which column makes a row anomalous. ``trim`` keeps anomalies among the training rows out of
+the fit.
+
+Data: made up orders of a shop. Large orders are of firms, which order on weekdays; prices grow with
+the weight. Three kinds of errors are planted in new orders.
+"""
+
+# %%
+# Orders with holes
+# -----------------
+
+import numpy as np
+import pandas as pd
+
+from skebm import EnergyOutlierDetector
+
+
+def orders(n, seed):
+    """Orders without errors, a tenth of two columns missing."""
+    random = np.random.default_rng(seed)
+    firm = random.random(n) < 0.3
+    weight = np.where(firm, 40, 4) * random.lognormal(0, 0.4, n)
+    frame = pd.DataFrame(
+        {
+            "customer": np.where(firm, "firm", "person"),
+            "country": random.choice(["FR", "IT", "DE"], n, p=[0.5, 0.3, 0.2]),
+            "express": random.random(n) < np.where(firm, 0.1, 0.4),
+            "ordered": pd.Timestamp("2025-01-06")
+            + pd.to_timedelta(random.integers(0, 180, n), "D"),
+            "weight": weight,
+            "price": 5 + 3 * weight * random.lognormal(0, 0.1, n),
+        }
+    )
+    for column in ("country", "weight"):
+        frame.loc[random.random(n) < 0.1, column] = None
+    return frame
+
+
+train, new = orders(1000, seed=0), orders(300, seed=1)
+print(train.head().to_string(index=False))
+
+# %%
+# Planted errors
+# --------------
+# Firms' prices at persons' weights, a date twenty years off, and a country nobody had ordered from:
+# a level that did not occur in `fit` is an outlier, not an error.
+
+
+def with_errors(frame):
+    """The errors in the first thirty rows."""
+    frame.loc[:9, ["price", "weight"]] = 400.0, 4.0
+    frame.loc[10:19, "ordered"] -= pd.Timedelta(days=7300)
+    frame.loc[20:29, "country"] = "XX"
+    return frame
+
+
+new = with_errors(new)
+detector = EnergyOutlierDetector(method="conformal", contamination=0.05, random_state=0).fit(train)
+flagged = detector.predict(new) == -1
+print(f"flagged {flagged[:30].mean():.0%} of the errors, {flagged[30:].mean():.1%} of the others")
+
+# %%
+# Which column
+# ------------
+
+reasons = detector.explain(new.iloc[[0, 10, 20]])
+print(reasons.to_frame(1)[["feature", "value", "expected"]].to_string(index=False))
+
+# %%
+# Anomalies among the training rows
+# ---------------------------------
+# The same errors in 30 of 1,030 training rows hide those in new ones. Rows that models of the others
+# find most abnormal are left out of the fit; a share above the rate of anomalies is safe.
+
+dirty = pd.concat([train, new[:30]], ignore_index=True)
+later = with_errors(orders(300, seed=2))
+for trim in (None, 0.1):
+    detector = EnergyOutlierDetector(trim=trim, random_state=0).fit(dirty)
+    first = detector.decision_function(later).argsort()[:30]
+    print(
+        f"trim={trim}: {detector.n_trimmed_} rows left out; "
+        f"{np.mean(first < 30):.0%} of the 30 most abnormal rows are errors"
+    )
