@@ -53,7 +53,6 @@ from skebm.estimators.outlier.fitting import (
     fold_splits,
     n_held_out,
     random_split,
-    trimmed,
 )
 from skebm.estimators.outlier.statistics import STATISTICS, check_offers, measure
 from skebm.estimators.outlier.thresholds import (
@@ -65,6 +64,7 @@ from skebm.estimators.outlier.thresholds import (
     benjamini_hochberg,
     check_fdr,
 )
+from skebm.estimators.outlier.trimming import far_rows
 
 
 def _takes_more_rows(detector: EnergyOutlierDetector) -> bool:
@@ -144,10 +144,9 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         Folds of ``"cross-conformal"``; a splitter must leave out every row once.
     trim : float in (0, 0.5), "auto" or None, default=None
         Share of the training rows that the estimator is not fitted to, for tables that hold
-        anomalies: those that models fitted to the other four of five folds find most abnormal,
-        twice, which takes ten more fits. ``"auto"`` leaves out the rows that are more than six
-        times as far below the median of the statistic as the lower quartile is; on clean rows that
-        costs nothing. Anomalies that form a dense cluster are not recognised. Thresholds and
+        anomalies: those of the highest energy by a normal distribution of the most central half of
+        the rows, columns encoded by :class:`TableEncoder`. ``"auto"`` leaves out the rows whose
+        energy is six times as far above the median as the upper quartile is. Thresholds and
         calibration are with all rows.
     prefit : bool, default=False
         Whether the estimator is already fitted. `fit` then only sets the threshold, with all rows
@@ -371,24 +370,16 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         models, self.n_trimmed_ = [], 0
         with each_warning_once():
             for train, _ in splits:
-                rows = train
-                if self.trim is not None:
-                    rows = np.arange(n_rows(X)) if train is None else train
-                    n_given = len(rows)
-                    rows = trimmed(rows, self.trim, self._judge(estimator, X, y, params), random)
-                    self.n_trimmed_ += n_given - len(rows)
+                rows = train if self.trim is None else self._near(X, train)
                 models.append(fit_model(estimator, X, y, params, seeds, rows))
         return models, [held_out for _, held_out in splits]
 
-    def _judge(self, estimator: Any, X: Any, y: Any, params: dict[str, Any]) -> Any:
-        """The statistic of some rows by a model that is fitted to others."""
-
-        def statistic(train: np.ndarray, test: np.ndarray) -> np.ndarray:
-            seeds = None if self.random_state is None else np.random.RandomState(0)
-            model = fit_model(estimator, X, y, params, seeds, train)
-            return measure(self.statistic, model, take_rows(X, test))
-
-        return statistic
+    def _near(self, X: Any, rows: np.ndarray | None) -> np.ndarray:
+        """The rows, None for all, without those that are trimmed."""
+        rows = np.arange(n_rows(X)) if rows is None else rows
+        far = far_rows(take_rows(X, rows), self.trim)
+        self.n_trimmed_ += int(far.sum())
+        return rows[~far]
 
     def _splits(self, n: int, random: np.random.RandomState) -> list[Split]:
         """Rows to fit to and to hold out; raises if the latter are too few for the level."""

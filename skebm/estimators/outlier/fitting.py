@@ -6,7 +6,7 @@ import contextlib
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -26,9 +26,6 @@ ENOUGH = 10
 NUMBERS = re.compile(r"\[[\d, ]*\]|[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 # Rows that an estimator is fitted to, at least.
 LEAST_ROWS = 2
-# Trimming: folds, how often, fewest rows, and with "auto" how many times as far below the median as
-# the lower quartile a row has to be.
-TRIM_FOLDS, TRIM_ROUNDS, FEWEST_TO_TRIM, FAR = 5, 2, 20, 6.0
 
 
 def default_estimator() -> Any:
@@ -81,49 +78,6 @@ def fold_splits(cv: Any, n: int, random: np.random.RandomState) -> list[Split]:
             "need a splitter, such as KFold, that leaves every row out exactly once."
         )
     return splits
-
-
-def trimmed(
-    rows: np.ndarray,
-    trim: float | str,
-    statistic: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    random: np.random.RandomState,
-) -> np.ndarray:
-    """The rows without the most abnormal ones, by models that were fitted without them.
-
-    A model that was fitted to an anomaly may find it normal, so each fold is judged by the kept
-    rows of the others, twice: once among all rows, then among those that were kept.
-
-    Parameters
-    ----------
-    rows : ndarray of int
-        Of the table.
-    trim : float or "auto"
-        Share that is left out, or how it is found; see :class:`EnergyOutlierDetector`.
-    statistic : callable
-        ``(rows to fit to, rows to judge)`` to a statistic, higher for normal rows, which may have
-        another constant for each model.
-    random : RandomState
-        Draws the folds.
-    """
-    if len(rows) < FEWEST_TO_TRIM:
-        raise ValueError(
-            f"n_samples={len(rows)}: trim={trim!r} takes at least {FEWEST_TO_TRIM} rows. Give more "
-            "rows, or trim=None."
-        )
-    keep = np.ones(len(rows), dtype=bool)
-    for _ in range(TRIM_ROUNDS):
-        values = np.empty(len(rows))
-        for train, test in KFold(TRIM_FOLDS, shuffle=True, random_state=random).split(rows):
-            found = statistic(rows[train[keep[train]]], rows[test])
-            values[test] = found - np.median(found)
-        if trim == "auto":
-            low, middle = np.quantile(values, [0.25, 0.5])
-            keep = values >= middle - FAR * (middle - low)
-        else:
-            keep = np.ones(len(rows), dtype=bool)
-            keep[np.argsort(values, kind="stable")[: int(float(trim) * len(rows))]] = False
-    return rows[keep]
 
 
 @contextlib.contextmanager
