@@ -49,16 +49,9 @@ print(train.head().to_string(index=False))
 # Firms' prices at persons' weights, a date twenty years off, and a country nobody had ordered from:
 # a level that did not occur in `fit` is an outlier, not an error.
 
-
-def with_errors(frame):
-    """The errors in the first thirty rows."""
-    frame.loc[:9, ["price", "weight"]] = 400.0, 4.0
-    frame.loc[10:19, "ordered"] -= pd.Timedelta(days=7300)
-    frame.loc[20:29, "country"] = "XX"
-    return frame
-
-
-new = with_errors(new)
+new.loc[:9, ["price", "weight"]] = 400.0, 4.0
+new.loc[10:19, "ordered"] -= pd.Timedelta(days=7300)
+new.loc[20:29, "country"] = "XX"
 detector = EnergyOutlierDetector(method="conformal", contamination=0.05, random_state=0).fit(train)
 flagged = detector.predict(new) == -1
 print(f"flagged {flagged[:30].mean():.0%} of the errors, {flagged[30:].mean():.1%} of the others")

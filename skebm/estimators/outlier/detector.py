@@ -144,10 +144,9 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         Folds of ``"cross-conformal"``; a splitter must leave out every row once.
     trim : float in (0, 0.5), "auto" or None, default=None
         Share of the training rows that the estimator is not fitted to, for tables that hold
-        anomalies: those of the highest energy by a normal distribution of the most central half of
-        the rows, columns encoded by :class:`TableEncoder`. ``"auto"`` leaves out the rows whose
-        energy is six times as far above the median as the upper quartile is. Thresholds and
-        calibration are with all rows.
+        anomalies: those that an isolation forest finds most abnormal, columns encoded by
+        :class:`TableEncoder`. ``"auto"`` leaves out the rows with an anomaly score above 0.6.
+        Thresholds and calibration are with all rows.
     prefit : bool, default=False
         Whether the estimator is already fitted. `fit` then only sets the threshold, with all rows
         given: with ``"conformal"``, the estimator must not have been fitted to these rows. A
@@ -370,14 +369,14 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         models, self.n_trimmed_ = [], 0
         with each_warning_once():
             for train, _ in splits:
-                rows = train if self.trim is None else self._near(X, train)
+                rows = train if self.trim is None else self._near(X, train, random)
                 models.append(fit_model(estimator, X, y, params, seeds, rows))
         return models, [held_out for _, held_out in splits]
 
-    def _near(self, X: Any, rows: np.ndarray | None) -> np.ndarray:
+    def _near(self, X: Any, rows: np.ndarray | None, random: np.random.RandomState) -> np.ndarray:
         """The rows, None for all, without those that are trimmed."""
         rows = np.arange(n_rows(X)) if rows is None else rows
-        far = far_rows(take_rows(X, rows), self.trim)
+        far = far_rows(take_rows(X, rows), self.trim, random)
         self.n_trimmed_ += int(far.sum())
         return rows[~far]
 
