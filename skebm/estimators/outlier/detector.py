@@ -145,8 +145,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     trim : float in (0, 0.5), "auto" or None, default=None
         Share of the training rows that the estimator is not fitted to, for tables that hold
         anomalies: those that an isolation forest finds most abnormal, columns encoded by
-        :class:`TableEncoder`. ``"auto"`` leaves out the rows with an anomaly score above 0.6.
-        Thresholds and calibration are with all rows.
+        :class:`TableEncoder`. ``"auto"`` leaves out those that it predicts to be outliers,
+        about a seventh of clean rows. Thresholds and calibration are with all rows.
     prefit : bool, default=False
         Whether the estimator is already fitted. `fit` then only sets the threshold, with all rows
         given: with ``"conformal"``, the estimator must not have been fitted to these rows. A

@@ -10,8 +10,6 @@ from sklearn.ensemble import IsolationForest
 from skebm._validation import draw_seed, n_rows
 from skebm.estimators.encoding import TableEncoder
 
-# Anomaly score of a forest, in [0, 1], above which rows are left out with "auto": half is usual.
-FAR = 0.6
 N_TREES = 200
 FEWEST_ROWS = 20
 
@@ -26,7 +24,7 @@ def far_rows(X: Any, trim: float | str, random: np.random.RandomState) -> np.nda
     ----------
     X : {array-like, frame} of shape (n_samples, n_features)
     trim : float or "auto"
-        Share of the rows, or ``"auto"``: those with an anomaly score above 0.6.
+        Share of the rows, or ``"auto"``: those that the forest predicts to be outliers.
     random : RandomState
 
     References
@@ -41,9 +39,8 @@ def far_rows(X: Any, trim: float | str, random: np.random.RandomState) -> np.nda
         )
     z = TableEncoder().fit_transform(X)
     forest = IsolationForest(n_estimators=N_TREES, random_state=draw_seed(random)).fit(z)
-    score = -forest.score_samples(z)
     if trim == "auto":
-        return np.asarray(score > FAR)
+        return np.asarray(forest.predict(z) == -1)
     far = np.zeros(n, dtype=bool)
-    far[np.argsort(-score, kind="stable")[: int(float(trim) * n)]] = True
+    far[np.argsort(forest.score_samples(z), kind="stable")[: int(float(trim) * n)]] = True
     return far
