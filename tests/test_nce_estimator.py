@@ -54,6 +54,23 @@ def test_a_normal_distribution_under_wider_noise(d):
 
 
 @pytest.mark.parametrize(
+    ("form", "ratio", "n_bridges"), [("logistic", 3, 1), ("ranking", 1, 1), ("logistic", 1, 2)]
+)
+def test_the_posterior_is_that_of_data_against_noise(form, ratio, n_bridges):
+    X = np.random.default_rng(0).normal(size=(400, 2)) * [2, 0.5]
+    params = {"network": MLP((8,)), "n_iter": 2, "form": form, "noise_ratio": ratio}
+    model = NCEDensity(**params, n_bridges=n_bridges, deconvolve=False, random_state=0).fit(X)
+    x = X[:20]
+    learned = model.log_partition_ if form == "ranking" else model.log_partition_learned_
+    noise = model.base_.log_prob(torch.as_tensor(model.units_.apply(x)).float()).numpy()
+    noise = noise - np.log(model.units_.scale).sum()
+    log_odds = -model.energy(x) - learned - noise - np.log(ratio)
+    assert_allclose(model.noise_posterior(x), scipy.special.expit(log_odds), rtol=1e-3)
+    far = model.noise_posterior(x + 50)
+    assert ((far >= 0) & (far <= 1)).all()
+
+
+@pytest.mark.parametrize(
     ("noise", "least"),
     [("gaussian", 0.3), (MixtureBase(n_components=2), 0.1), only_full("kernel", -0.02)],
     ids=str,

@@ -152,6 +152,43 @@ def test_the_pseudo_likelihood_is_the_sum_of_conditionals(model):
 # ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("base", ["independent", "chow-liu"])
+def test_joint_energies_sum_to_the_energy_of_a_row(base):
+    """exp(-E(x)) is the sum of exp(-E(x, h)) over all states of the hidden units."""
+    X = frame(60)
+    model = rbm(n_components=3, base=base, n_iter=3).fit(X)
+    joint = [
+        model.joint_energy(X[:9], np.tile(h, (9, 1))) for h in itertools.product((0, 1), repeat=3)
+    ]
+    assert_allclose(-np.logaddexp.reduce(-np.array(joint)), model.energy(X[:9]), rtol=1e-5)
+    # The probabilities of hidden states are those of transform.
+    on = np.exp(model.energy(X[:9]) - np.array(joint)[4:]).sum(0)  # the first unit is on
+    assert_allclose(on, model.transform(X[:9])[:, 0], rtol=1e-4)
+
+
+def test_joint_energies_of_bits_are_in_the_textbook_form():
+    X = np.random.default_rng(0).integers(0, 2, (50, 4)).astype(float)
+    model = rbm(n_components=3, base="independent", n_iter=3).fit(X)
+    h = np.random.default_rng(1).integers(0, 2, (50, 3))
+    linear = X @ model.intercept_visible_ + h @ model.intercept_hidden_
+    expected = -np.einsum("nj,ji,ni->n", h, model.components_, X) - linear
+    assert_allclose(model.joint_energy(X, h), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_bad_hidden_states(short):
+    X = frame(3)
+    for H, message in (
+        (np.zeros((2, 3)), "H has shape"),
+        (np.full((3, short.n_components), 0.5), "0 or 1"),
+        (np.full((3, short.n_components), np.nan), "NaN"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            short.joint_energy(X, H)
+    X.iloc[0, 0] = None
+    with pytest.raises(ValueError, match="missing entries"):
+        short.joint_energy(X, np.zeros((3, short.n_components)))
+
+
 def test_values_in_the_unit_interval_are_bernoulli_units():
     X = np.random.default_rng(0).random((60, 3))
     assert isinstance(rbm(n_iter=1).fit(X).energy_, BernoulliRBM)

@@ -6,10 +6,11 @@ import math
 import warnings
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from scipy.special import expit
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
@@ -405,6 +406,35 @@ class NCEDensity(BaseDensity):
             return math.nan
         module: Any = self.net_.module_
         return float(module.log_partition.detach())
+
+    def noise_posterior(self, X: Any) -> np.ndarray:
+        r"""Probability that each row is of the data rather than of the noise, by the classifier.
+
+        .. math:: D(x) = \frac{p(x)}{p(x) + \nu q(x)}
+
+        with p the model by the log Z that the classifier learned (`log_partition_learned_`; with
+        ``form="ranking"``, which learns none, `log_partition_`), q the noise and :math:`\nu`
+        `noise_ratio`. With several bridges it is that of a single classifier of data and noise.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+            In [0, 1].
+
+        References
+        ----------
+        Gutmann and Hyvärinen (2012), "Noise-contrastive estimation of unnormalized statistical
+        models, with applications to natural image statistics", JMLR 13, equation 6.
+        """
+        rows, rule = self._rows(X), cast(Any, self._blueprint.rule)
+        log_z = self.log_partition_ if rule.form == "ranking" else self.log_partition_learned_
+        correction = self._map(rows, lambda energy, x: energy.correction(x)).double().numpy()
+        found: np.ndarray = expit(-correction - log_z - math.log(rule.noise_ratio))
+        return found
 
 
 def find_path(

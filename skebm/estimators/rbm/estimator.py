@@ -10,6 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_array
 from sklearn.utils.metaestimators import available_if
 from torch import Tensor
 
@@ -554,6 +555,48 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
             means, _ = self._means(rows.take(index), known[index], N_MEAN_STEPS, generator)
             found[index.cpu().numpy()] = means.cpu().numpy()
         return found
+
+    def joint_energy(self, X: Any, H: Any) -> np.ndarray:
+        r"""Energy of rows with given states of the hidden units, E(x, h), in nats.
+
+        .. math:: \sum_h e^{-E(x, h)} = e^{-E(x)}
+
+        with E(x) the :meth:`energy`, in the same units. For binary columns with independent bases
+        it is :math:`-h^\top W x - b^\top x - c^\top h`.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            Without missing entries.
+        H : array-like of shape (n_samples, n_components)
+            States of the hidden units, 0 or 1, for each row.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+
+        References
+        ----------
+        Smolensky (1986), "Information processing in dynamical systems: foundations of harmony
+        theory".
+        """
+        check_is_fitted(self)
+        rows = self._rows_of(self._validate(X))
+        known = _known(rows)
+        if known is not None and not known.all():
+            raise ValueError("X has missing entries: impute them first (impute).")
+        H = check_array(H, dtype=np.float64, input_name="H")
+        if H.shape != (len(rows), self._n_features_out):
+            raise ValueError(
+                f"H has shape {H.shape}: it must have a state of each of the "
+                f"{self._n_features_out} hidden units for each of the {len(rows)} rows."
+            )
+        if not np.isin(H, (0, 1)).all():
+            raise ValueError("H must hold states of hidden units, 0 or 1.")
+        field = self._map(rows, lambda energy, x: energy.hidden_field(x))
+        log_odds = field[:, : self._n_features_out].double().numpy()
+        free: np.ndarray = np.asarray(self._energies(rows))
+        return free + np.logaddexp(0, log_odds).sum(1) - (H * log_odds).sum(1)
 
     def _means(
         self, x: Tensor, known: Tensor, n_steps: int, generator: torch.Generator
