@@ -17,8 +17,9 @@ from torch import nn
 
 from skebm import NCEDensity, ScoreMatchingDensity
 from skebm.base import Clamp
-from skebm.distributions import Affine, Gaussian, GaussianMixture, NormalizingFlow, flow
-from skebm.distributions import flow as flow_module
+from skebm.distributions import Affine, Gaussian, GaussianMixture, NormalizingFlow
+from skebm.distributions.transformed import flow
+from skebm.distributions.transformed import flow as flow_module
 from skebm.energies import MLP
 from tests.oracle import DOUBLE, P_FLOOR, finite_difference, mean_is, seeded
 from tests.storage import by_skops

@@ -37,7 +37,7 @@ from skebm.distributions import (
     Stack,
     TruncatedGaussian,
 )
-from skebm.distributions.flow import FLOWS
+from skebm.distributions.transformed.flow import FLOWS
 from skebm.estimators.tables import Units
 from skebm.objectives.joint import UNKNOWN
 from skebm.training.rows import Rows

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from skebm._validation import Interval, StrOptions, check_is_fitted, draw_seed
 from skebm.base import Sampler
 from skebm.distributions import Affine, Distribution, NormalizingFlow
-from skebm.distributions.flow import FLOWS
+from skebm.distributions.transformed.flow import FLOWS
 from skebm.energies import MLP, NeuralEnergy, Spec, build_network
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity

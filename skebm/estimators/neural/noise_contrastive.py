@@ -18,7 +18,7 @@ from skebm._validation import Interval, StrOptions, check_is_fitted, draw_seed
 from skebm.base import Real as RealDomain
 from skebm.base import Sampler
 from skebm.distributions import Distribution, Gaussian, GaussianMixture, TruncatedGaussian
-from skebm.distributions.flow import FLOWS
+from skebm.distributions.transformed.flow import FLOWS
 from skebm.energies import (
     NeuralEnergy,
     Spec,
