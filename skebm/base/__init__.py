@@ -7,7 +7,16 @@ randomness in one :class:`torch.Generator` that is passed as an argument.
 
 from skebm.base.contrast import Centering, ContrastGradient, Offsets, Penalty
 from skebm.base.domains import Binary, Categorical, Domain, Mixed, Real
-from skebm.base.energy import BipartiteEnergy, Clamp, Conditional, Energy, PairwiseEnergy
+from skebm.base.energy import (
+    BipartiteEnergy,
+    Clamp,
+    Conditional,
+    Energy,
+    EnergyMixture,
+    EnergySum,
+    PairwiseEnergy,
+    PairwiseSum,
+)
 from skebm.base.objective import Batch, Loss, Objective
 from skebm.base.partition import LogPartition, PartitionEstimator
 from skebm.base.sampler import Sampler, sampling
@@ -26,12 +35,15 @@ __all__ = [
     "ContrastGradient",
     "Domain",
     "Energy",
+    "EnergyMixture",
+    "EnergySum",
     "LogPartition",
     "Loss",
     "Mixed",
     "Objective",
     "Offsets",
     "PairwiseEnergy",
+    "PairwiseSum",
     "PartitionEstimator",
     "Penalty",
     "Real",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import abc
+import math
+from collections.abc import Iterator, Sequence
+from numbers import Real as RealNumber
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +40,20 @@ class Energy(nn.Module, abc.ABC):
     @abc.abstractmethod
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:
         """Energy of each row, (n,); `cond` carries a noise level, a label or a history."""
+
+    def __add__(self, other: Any) -> Energy:
+        """The sum of two energies on the same domain: the product of their densities."""
+        if not isinstance(other, Energy):
+            return NotImplemented
+        return weighted_sum([(1.0, self), (1.0, other)])
+
+    def __mul__(self, factor: Any) -> Energy:
+        """The energy times a number: the density to this power."""
+        if not isinstance(factor, RealNumber) or isinstance(factor, bool):
+            return NotImplemented
+        return weighted_sum([(float(factor), self)])
+
+    __rmul__ = __mul__
 
     def value_and_grad(self, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
         """Energy (n,) and its gradient with respect to x, (n, ...); works under ``no_grad``.
@@ -212,6 +229,247 @@ class PairwiseEnergy(Energy):
     @abc.abstractmethod
     def logits(self, x: Tensor, columns: Tensor | None = None) -> Tensor:
         """Log-odds of a one in each of `columns` (all by default) given the others, (n, k)."""
+
+
+# ------------------------------------------------------------------------------
+# Sums and mixtures of energies, which are energies
+# ------------------------------------------------------------------------------
+
+
+class EnergySum(Energy):
+    r"""Weighted sum of energies: a product of powers of their densities.
+
+    .. math:: E(x) = \sum_k w_k E_k(x), \qquad p(x) \propto \prod_k p_k(x)^{w_k}
+
+    ``e1 + e2`` and ``2.0 * e1`` make such sums, of pairwise energies a :class:`PairwiseSum`.
+
+    Parameters
+    ----------
+    energies : sequence of Energy
+        On the same domain. Their parameters are shared, not copied.
+    weights : sequence of float or None, default=None
+        w, finite. None: all 1.
+
+    Attributes
+    ----------
+    energies : ModuleList
+    weights : tuple of float
+
+    References
+    ----------
+    Hinton (2002), "Training products of experts by minimizing contrastive divergence", Neural
+    Computation 14(8).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.energies import BernoulliRBM, ising_grid
+    >>> rbm = BernoulliRBM(4, 2, generator=torch.Generator().manual_seed(0))
+    >>> energy = rbm + 0.5 * ising_grid(2, 2)
+    >>> x = torch.ones(1, 4)
+    >>> bool(energy(x) == rbm(x) + 0.5 * ising_grid(2, 2)(x))
+    True
+    """
+
+    domain: Domain
+
+    def __init__(self, energies: Sequence[Energy], weights: Sequence[float] | None = None):
+        super().__init__()
+        self.domain = common_domain(energies)
+        self.energies = nn.ModuleList(energies)
+        self.weights = _checked_weights(weights, len(self.energies))
+
+    def extra_repr(self) -> str:
+        return f"weights={self.weights}"
+
+    def parts(self) -> Iterator[tuple[float, Any]]:
+        """Weights and energies."""
+        return _parts(self)
+
+    def forward(self, x: Tensor, cond: Any = None) -> Tensor:
+        """Energy of each row, (n,)."""
+        return _summed([w * energy(x, cond) for w, energy in self.parts()])
+
+    def value_and_grad(self, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
+        """Energy (n,) and its gradient, by those of the parts."""
+        found = [(w, *energy.value_and_grad(x, cond)) for w, energy in self.parts()]
+        return _summed([w * v for w, v, _ in found]), _summed([w * g for w, _, g in found])
+
+    def flip_difference(self, x: Tensor) -> Tensor:
+        """E(x with entry i set to 1 - x_i) - E(x), (n, d), by those of the parts."""
+        return _summed([w * energy.flip_difference(x) for w, energy in self.parts()])
+
+
+class PairwiseSum(PairwiseEnergy):
+    """Weighted sum of pairwise energies, which is pairwise; see :class:`EnergySum`.
+
+    Parameters
+    ----------
+    energies : sequence of PairwiseEnergy
+        On the same columns. Their parameters are shared, not copied.
+    weights : sequence of float or None, default=None
+        Finite. None: all 1.
+
+    Attributes
+    ----------
+    energies : ModuleList
+    weights : tuple of float
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.energies import ising_grid
+    >>> energy = ising_grid(2, 2, 0.3) + ising_grid(2, 2, 0.2)
+    >>> bool(torch.allclose(energy.coupling, ising_grid(2, 2, 0.5).coupling))
+    True
+    """
+
+    domain: Domain
+
+    def __init__(self, energies: Sequence[PairwiseEnergy], weights: Sequence[float] | None = None):
+        super().__init__()
+        self.domain = common_domain(energies)
+        for energy in energies:
+            if not isinstance(energy, PairwiseEnergy):
+                raise TypeError(f"{type(energy).__name__} is not a PairwiseEnergy: use EnergySum.")
+        self.energies = nn.ModuleList(energies)
+        self.weights = _checked_weights(weights, len(self.energies))
+
+    def extra_repr(self) -> str:
+        return f"weights={self.weights}"
+
+    def parts(self) -> Iterator[tuple[float, Any]]:
+        """Weights and energies."""
+        return _parts(self)
+
+    @property
+    def bias(self) -> Tensor:  # type: ignore[override]
+        """Of the sum, (d,)."""
+        return _summed([w * energy.bias for w, energy in self.parts()])
+
+    @property
+    def coupling(self) -> Tensor:
+        """Of the sum, (d, d)."""
+        return _summed([w * energy.coupling for w, energy in self.parts()])
+
+    @property
+    def colours(self) -> tuple[Tensor, ...]:
+        """Columns that have one colour in every part, and so no couplings in the sum."""
+        columns = []
+        for _, energy in self.parts():
+            own = torch.empty(self.domain.n_columns, dtype=torch.long, device=self.bias.device)
+            for colour, group in enumerate(energy.colours):
+                own[group] = colour
+            columns.append(own)
+        colour = torch.stack(columns, 1).unique(dim=0, return_inverse=True)[1]
+        return tuple((colour == k).nonzero()[:, 0] for k in range(int(colour.max()) + 1))
+
+    def logits(self, x: Tensor, columns: Tensor | None = None) -> Tensor:
+        """Log-odds of a one in each of `columns` given the others, (n, k)."""
+        return _summed([w * energy.logits(x, columns) for w, energy in self.parts()])
+
+    def forward(self, x: Tensor, cond: Any = None) -> Tensor:
+        """Energy of each row, (n,)."""
+        return _summed([w * energy(x, cond) for w, energy in self.parts()])
+
+    @torch.no_grad()
+    def value_and_grad(self, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
+        """Energy (n,) and its gradient, which is minus the logits, (n, d)."""
+        return self(x, cond), -self.logits(x)
+
+    def flip_difference(self, x: Tensor) -> Tensor:
+        """E(x with entry i set to 1 - x_i) - E(x) = (2 x_i - 1) logit_i, (n, d)."""
+        return (2 * x - 1) * self.logits(x)
+
+
+class EnergyMixture(Energy):
+    r"""Mixture of unnormalised densities.
+
+    .. math:: E(x) = -\log \sum_k e^{a_k - E_k(x)}
+
+    Of energies with partition functions Z_k it is a mixture with the weights
+    :math:`e^{a_k} Z_k / Z`: pass :math:`a_k = \log \pi_k - \log Z_k` for the weights pi.
+
+    Parameters
+    ----------
+    energies : sequence of Energy
+        On the same domain. Their parameters are shared, not copied.
+    log_weights : sequence of float or None, default=None
+        a, finite. None: all 0.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.base import EnergyMixture
+    >>> from skebm.energies import ising_grid
+    >>> energy = EnergyMixture([ising_grid(2, 2, 1.0), ising_grid(2, 2, -1.0)])
+    >>> round(energy(torch.ones(1, 4)).item(), 4)  # -log(e^8 + e^-8)
+    -8.0
+    """
+
+    domain: Domain
+    log_weights: Tensor
+
+    def __init__(self, energies: Sequence[Energy], log_weights: Sequence[float] | None = None):
+        super().__init__()
+        self.domain = common_domain(energies)
+        self.energies = nn.ModuleList(energies)
+        n = len(self.energies)
+        weights = _checked_weights([0.0] * n if log_weights is None else log_weights, n)
+        self.register_buffer("log_weights", torch.tensor(weights, dtype=torch.float64))
+
+    def forward(self, x: Tensor, cond: Any = None) -> Tensor:
+        """Energy of each row, (n,)."""
+        values = torch.stack([energy(x, cond) for energy in self.energies], 1)
+        return -torch.logsumexp(self.log_weights.to(values) - values, 1)
+
+
+def weighted_sum(terms: Sequence[tuple[float, Energy]]) -> EnergySum | PairwiseSum:
+    """The sum of weighted energies, sums among them taken apart; pairwise if all are."""
+    flat: list[tuple[float, Any]] = []
+    for weight, energy in terms:
+        if isinstance(energy, EnergySum | PairwiseSum):
+            flat += [(weight * w, part) for w, part in energy.parts()]
+        else:
+            flat.append((weight, energy))
+    weights, energies = [w for w, _ in flat], [energy for _, energy in flat]
+    if all(isinstance(energy, PairwiseEnergy) for energy in energies):
+        return PairwiseSum(energies, weights)
+    return EnergySum(energies, weights)
+
+
+def common_domain(energies: Sequence[Energy]) -> Domain:
+    """The domain of all energies; `ValueError` where they differ, or where there is none."""
+    for energy in energies:
+        check_energy(energy)
+    if not energies:
+        raise ValueError("At least one energy is needed.")
+    domain = energies[0].domain
+    for energy in energies:
+        if energy.domain != domain:
+            raise ValueError(
+                f"Energies must have the same domain: {type(energies[0]).__name__} has {domain}, "
+                f"{type(energy).__name__} {energy.domain}."
+            )
+    return domain
+
+
+def _parts(energy: Any) -> Iterator[tuple[float, Any]]:
+    return zip(energy.weights, energy.energies, strict=True)
+
+
+def _checked_weights(weights: Sequence[float] | None, n: int) -> tuple[float, ...]:
+    found = (1.0,) * n if weights is None else tuple(float(w) for w in weights)
+    if len(found) != n or not all(map(math.isfinite, found)):
+        raise ValueError(f"weights must be {n} finite numbers, one for each energy, not {weights}.")
+    return found
+
+
+def _summed(values: list[Tensor]) -> Tensor:
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total
 
 
 # ------------------------------------------------------------------------------

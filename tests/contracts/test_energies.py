@@ -5,7 +5,17 @@ import copy
 import pytest
 import torch
 
-from skebm.base import Binary, BipartiteEnergy, Clamp, Energy, Mixed, Real
+from skebm.base import (
+    Binary,
+    BipartiteEnergy,
+    Clamp,
+    Energy,
+    EnergyMixture,
+    EnergySum,
+    Mixed,
+    PairwiseSum,
+    Real,
+)
 from skebm.distributions import Columns, Gaussian, IndependentBernoulli
 from skebm.energies import (
     AnnealedGaussianRBM,
@@ -80,6 +90,20 @@ CASES = {
         ),
         "to bits": lambda: between(make_rbm(5, 3), make_tree_rbm(5, 3).base),
     },
+    EnergySum: {
+        "sum of bits": lambda: 0.7 * make_rbm(5, 3) + make_boltzmann(5),
+        "sum of numbers": lambda: (
+            make_gaussian_rbm(3, 2) + 0.5 * Quadratic(field(3), torch.eye(3, dtype=DOUBLE) + 0.5)
+        ),
+    },
+    PairwiseSum: {
+        "sum of pairs": lambda: (
+            ising_grid(1, 6, 0.6, dtype=DOUBLE) + 0.5 * ising_grid(2, 3, -0.3, dtype=DOUBLE)
+        ),
+    },
+    EnergyMixture: {
+        "mixture": lambda: EnergyMixture([make_rbm(5, 3), make_boltzmann(5)], [0.3, -1.0])
+    },
     TemperedMarginal: {"hot": lambda: TemperedMarginal(make_rbm(5, 3), 0.6)},
     TemperedCorrection: {"corrected": lambda: TemperedCorrection(make_tree_rbm(5, 3), beta=0.6)},
     GaussianRBM: {
@@ -149,7 +173,7 @@ def rows(energy, n=6, seed=0):
     return x + 0.2 * torch.randn(x.shape, generator=seeded(seed), dtype=DOUBLE)
 
 
-@pytest.mark.parametrize("name", ["dense", "ring", "tilted pairs"])
+@pytest.mark.parametrize("name", ["dense", "ring", "tilted pairs", "sum of pairs"])
 def test_pairwise_energies_are_those_of_their_couplings_and_biases(name):
     energy = BUILDERS[name]()
     x = bits(energy.domain.n_columns)[::3]
