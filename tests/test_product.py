@@ -7,11 +7,13 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import integrate
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.frozen import FrozenEstimator
 from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import GridSearchCV
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
@@ -309,6 +311,27 @@ def test_names_of_columns_and_arguments_without_effect():
 )
 def test_sklearn_checks(estimator, check):
     check(estimator)
+
+
+def test_fitted_experts_are_multiplied_as_they_are():
+    """The product of two normal densities of unit variance, in closed form."""
+    random = np.random.RandomState(0)
+    one, two = (
+        TractableDensity("gaussian").fit(random.standard_normal((4000, 2)) + centre)
+        for centre in (0, 2)
+    )
+    experts = [("one", FrozenEstimator(one)), ("two", FrozenEstimator(two))]
+    model = ProductOfDensities(experts, weights=[1, 1], n_draws=20_000, random_state=0)
+    model.fit(table(30) - 5)
+    assert model.experts_["one"].estimator is one
+    truth = 2 * scipy.stats.norm.logpdf(2, 0, 2**0.5)
+    assert model.log_partition_ == pytest.approx(truth, abs=0.15)
+    with pytest.warns(UserWarning, match="approximate"):
+        draws = model.sample(3000, random_state=0)
+    assert_allclose(draws.mean(0), 1, atol=0.1)
+    assert_allclose(draws.var(0), 0.5, atol=0.1)
+    with pytest.raises(NotFittedError):
+        ProductOfDensities([("a", FrozenEstimator(TractableDensity()))]).fit(table(30))
 
 
 @pytest.mark.parametrize("metric", ["standard", "range", "log"])

@@ -12,6 +12,7 @@ import numpy as np
 from scipy.special import logsumexp
 from sklearn.base import BaseEstimator, DensityMixin, clone
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.frozen import FrozenEstimator
 from sklearn.mixture import BayesianGaussianMixture
 from sklearn.mixture import GaussianMixture as SklearnMixture
 from sklearn.model_selection import KFold
@@ -71,9 +72,10 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         The experts: densities of the columns of X in their own units, with ``score_samples`` and
         ``sample``: those of skebm, :class:`sklearn.mixture.GaussianMixture` and
         :class:`sklearn.neighbors.KernelDensity`. They are cloned; their parameters are reachable as
-        ``<name>__<parameter>``. None: three :class:`TractableDensity`, kernels in units of the
-        columns' ranges and of their signed logarithms, with bandwidths by the distance to the fifth
-        neighbour, and a smooth Gaussian mixture.
+        ``<name>__<parameter>``. A :class:`sklearn.frozen.FrozenEstimator` is taken as it was
+        fitted. None: three :class:`TractableDensity`, kernels in units of the columns' ranges and
+        of their signed logarithms, with bandwidths by the distance to the fifth neighbour, and a
+        smooth Gaussian mixture.
     weights : "balanced" or array-like of shape (n_estimators,), default="balanced"
         The exponents w, non-negative. ``"balanced"``: inversely proportional to the standard
         deviation of the expert's log density over rows that it was fitted without (three folds of
@@ -173,7 +175,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         random = check_random_state(self.random_state)
         fitted = {}
         for name, expert in experts:
-            fitted[name] = self._seeded(expert, random).fit(X)
+            fitted[name] = self._fitted(expert, X, random)
         self.weights_ = self._weights(X, experts, random)
         self.experts_ = Bunch(**fitted)
         # Estimated on first need; scoring leaves the attributes of the estimator alone.
@@ -197,11 +199,15 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
                 )
         return list(self.estimators)
 
-    def _seeded(self, expert: Any, random: np.random.RandomState) -> Any:
+    def _fitted(self, expert: Any, X: np.ndarray, random: np.random.RandomState) -> Any:
+        """A clone of the expert that is fitted to rows; a frozen one as it is."""
+        if isinstance(expert, FrozenEstimator):
+            check_is_fitted(expert)
+            return expert
         model = clone(expert)
         if self.random_state is not None:
             set_seeds(model, random)
-        return model
+        return model.fit(X)
 
     def _weights(self, X: np.ndarray, experts: Any, random: np.random.RandomState) -> np.ndarray:
         n = len(experts)
@@ -220,7 +226,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         folds = KFold(N_FOLDS, shuffle=True, random_state=random)
         for train, test in folds.split(X):
             for k, (_, expert) in enumerate(experts):
-                model = self._seeded(expert, random).fit(take_rows(X, train))
+                model = self._fitted(expert, take_rows(X, train), random)
                 held_out[test, k] = relative_log_density(model, take_rows(X, test))
         finite = np.where(np.isfinite(held_out), held_out, held_out[np.isfinite(held_out)].min())
         spread = np.where(np.ptp(finite, axis=0) > 0, finite.std(axis=0), 0.0)
