@@ -130,6 +130,17 @@ def test_auto_leaves_out_what_a_forest_predicts_to_be_outliers():
     assert EnergyOutlierDetector(Centre(), random_state=0).fit(X).n_trimmed_ == 0
 
 
+@pytest.mark.parametrize(
+    "X", [np.tile([[0.0], [1.0]], (40, 1)), np.full((40, 2), 3.0), normal(80) * 1e300]
+)
+def test_auto_keeps_half_of_rows_that_differ_in_little(X):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        detector = EnergyOutlierDetector(trim="auto", random_state=0).fit(X)
+        assert np.isfinite(detector.decision_function(X)).all()
+    assert detector.n_trimmed_ <= len(X) / 2
+
+
 def test_trimming_helps_the_default_on_rows_with_anomalies():
     random = np.random.default_rng(1)
 

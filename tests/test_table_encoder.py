@@ -39,6 +39,12 @@ def test_numbers_are_standardised_as_by_scikit_learn():
     assert np.array_equal(TableEncoder().fit_transform(X), StandardScaler().fit_transform(X))
 
 
+@pytest.mark.parametrize("unit", [1e300, 1e-300])
+def test_numbers_of_extreme_size(unit):
+    X = load_wine().data[:, :3]
+    assert np.allclose(TableEncoder().fit_transform(X * unit), StandardScaler().fit_transform(X))
+
+
 def test_columns_by_their_types():
     X = frame()
     encoder = TableEncoder().fit(X)
@@ -117,6 +123,26 @@ def test_polars_and_object_arrays_give_what_pandas_gives():
     part = X[["age", "city"]]
     array = part.to_numpy(dtype=object)
     assert np.array_equal(TableEncoder().fit_transform(array), TableEncoder().fit_transform(part))
+
+
+def test_periods_and_durations_are_days():
+    X = pd.DataFrame(
+        {
+            "month": pd.period_range("2020-01", periods=24, freq="M"),
+            "took": pd.to_timedelta(np.arange(24), "h"),
+        }
+    )
+    z = TableEncoder().fit_transform(X)
+    assert (np.diff(z, axis=0) > 0).all()
+    assert np.corrcoef(z[:, 1], np.arange(24))[0, 1] == pytest.approx(1)
+
+
+def test_texts_that_are_all_distinct_have_a_finite_log_density():
+    X = pd.DataFrame({"id": [f"row {i}" for i in range(80)], "x": np.arange(80.0)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        detector = EnergyOutlierDetector(random_state=0).fit(X)
+        assert np.isfinite(detector.score_samples(X)).all()
 
 
 def test_chosen_categories():

@@ -25,6 +25,8 @@ from skebm.estimators.columns import Coding, as_table, column_names, column_of, 
 # Value of a column for levels that did not occur in fit; the column is 0 in all rows of fit, and
 # densities take one that does not vary to have a standard deviation of 1.
 UNSEEN = 10.0
+# Numbers larger than this, or than its inverse smaller, have squares that are no numbers.
+EXTREME = 1e100
 # Rows among which the neighbours of a row with missing entries are found.
 MOST_DONORS = 2000
 
@@ -172,6 +174,9 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         }
         self._scaler = None
         if self._numbers:
+            largest = np.nanmax(np.abs(codes[:, self._numbers]), axis=0)
+            extreme = (largest > EXTREME) | ((largest < 1 / EXTREME) & (largest > 0))
+            self._factor = np.where(extreme, 1 / np.where(extreme, largest, 1.0), 1.0)
             self._scaler = StandardScaler().fit(self._numbers_of(codes))
         z = self._numeric(codes)
         if len(z) > MOST_DONORS:
@@ -202,7 +207,9 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         return np.concatenate(blocks, 1)
 
     def _numbers_of(self, codes: np.ndarray) -> np.ndarray:
-        return codes if self._coding is None else codes[:, self._numbers]
+        """Columns of numbers, those of extreme size over their largest one in `fit`."""
+        numbers = codes if self._coding is None else codes[:, self._numbers]
+        return numbers if (self._factor == 1).all() else numbers * self._factor
 
     def transform(self, X: Any) -> np.ndarray:
         """Rows of a table as numbers.
@@ -257,7 +264,9 @@ def days_for_dates(X: Any) -> Any:
     for j in range(X.shape[1]):
         column = column_of(table, j)
         name = str(column.dtype).lower()
-        if name.startswith(("datetime", "date", "timedelta", "duration")):
+        if name.startswith("period"):  # of pandas: months, for example, by their starts
+            column = column.dt.to_timestamp()
+        if name.startswith(("datetime", "date", "timedelta", "duration", "period")):
             found[j] = days(_instants(column, "m" if name[:2] in ("ti", "du") else "M"))
     if not found:
         return X

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -80,7 +81,10 @@ class SignedLog(Distribution):
         return torch.arcsinh((x - self.centre.to(x)) / self.scale.to(x))
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return self.centre + self.scale * self.distribution.sample(n, generator).sinh()
+        logs = self.distribution.sample(n, generator)
+        # Kernels at rows without neighbours are wide: rows stay numbers whose squares are finite.
+        most = math.log(torch.finfo(logs.dtype).max) / 3
+        return self.centre + self.scale * logs.clamp_(-most, most).sinh()
 
     def log_prob(self, x: Tensor) -> Tensor:
         widths = torch.hypot(self.scale.to(x), x - self.centre.to(x))

@@ -24,7 +24,8 @@ def far_rows(X: Any, trim: float | str, random: np.random.RandomState) -> np.nda
     ----------
     X : {array-like, frame} of shape (n_samples, n_features)
     trim : float or "auto"
-        Share of the rows, or ``"auto"``: those that the forest predicts to be outliers.
+        Share of the rows, or ``"auto"``: those that the forest predicts to be outliers, at most
+        half of them.
     random : RandomState
 
     References
@@ -39,8 +40,9 @@ def far_rows(X: Any, trim: float | str, random: np.random.RandomState) -> np.nda
         )
     z = TableEncoder().fit_transform(X)
     forest = IsolationForest(n_estimators=N_TREES, random_state=draw_seed(random)).fit(z)
-    if trim == "auto":
-        return np.asarray(forest.predict(z) == -1)
+    score = forest.score_samples(z)
+    if trim == "auto":  # all rows may be predicted to be outliers where they differ in little
+        return np.asarray((forest.predict(z) == -1) & (score < np.median(score)))
     far = np.zeros(n, dtype=bool)
-    far[np.argsort(forest.score_samples(z), kind="stable")[: int(float(trim) * n)]] = True
+    far[np.argsort(score, kind="stable")[: int(float(trim) * n)]] = True
     return far
