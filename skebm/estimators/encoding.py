@@ -143,6 +143,8 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         self._fit(X)
         return self
 
+    @fit_context(prefer_skip_nested_validation=True)
+    @restores_on_failure
     def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:
         """Fit to the rows of a table, and return them as numbers.
 
@@ -156,9 +158,10 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         -------
         ndarray of shape (n_samples, n_columns)
         """
-        return self.fit(X).transform(X)
+        return self._filled(self._fit(X))
 
-    def _fit(self, X: Any) -> None:
+    def _fit(self, X: Any) -> np.ndarray:
+        """The rows as numbers, nan where missing."""
         X = days_for_dates(X)
         self._coding = Coding.learn(X, self.categorical_features)
         codes = self._codes(X, reset=True)
@@ -179,10 +182,12 @@ class TableEncoder(TransformerMixin, BaseEstimator):
             self._factor = np.where(extreme, 1 / np.where(extreme, largest, 1.0), 1.0)
             self._scaler = StandardScaler().fit(self._numbers_of(codes))
         z = self._numeric(codes)
+        donors = z
         if len(z) > MOST_DONORS:
-            z = z[np.random.RandomState(0).permutation(len(z))[:MOST_DONORS]]
+            donors = z[np.random.RandomState(0).permutation(len(z))[:MOST_DONORS]]
         # Kept for rows with holes, also where no row of fit has one.
-        self._imputer = KNNImputer(n_neighbors=1, keep_empty_features=True).fit(z)
+        self._imputer = KNNImputer(n_neighbors=1, keep_empty_features=True).fit(donors)
+        return z
 
     def _codes(self, X: Any, *, reset: bool) -> np.ndarray:
         """Validated numbers and codes of levels, float64: nan is missing, -1 unseen."""
@@ -225,7 +230,10 @@ class TableEncoder(TransformerMixin, BaseEstimator):
             Float64, without missing entries.
         """
         check_is_fitted(self)
-        z = self._numeric(self._codes(days_for_dates(X), reset=False))
+        return self._filled(self._numeric(self._codes(days_for_dates(X), reset=False)))
+
+    def _filled(self, z: np.ndarray) -> np.ndarray:
+        """Rows whose missing entries are those of their nearest row."""
         holes = np.isnan(z).any(1)
         if holes.any():
             z[holes] = self._imputer.transform(z[holes])
