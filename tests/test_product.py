@@ -367,3 +367,19 @@ def test_read_only_rows_are_taken_in_silence():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         TractableDensity("gaussian").fit(X).score_samples(X)
+
+
+class Bounded(Fixed):
+    """Without a density below its mean."""
+
+    def score_samples(self, X):
+        return np.where(X[:, 0] > self.mean, super().score_samples(X), -np.inf)
+
+
+@pytest.mark.parametrize("mean", [5.0, 1e3])
+def test_rows_without_a_density_do_not_count_for_the_weights(mean):
+    """Of an expert without any it is that of the others."""
+    experts = [("part", Bounded(mean, 1.0)), ("whole", Fixed(5.0, 1.0))]
+    weights = ProductOfDensities(experts, random_state=0).fit(table(60, 1)).weights_
+    assert np.isfinite(weights).all()
+    assert (weights[0] == pytest.approx(0.5)) == (mean == 1e3)

@@ -228,8 +228,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
             for k, (_, expert) in enumerate(experts):
                 model = self._fitted(expert, take_rows(X, train), random)
                 held_out[test, k] = relative_log_density(model, take_rows(X, test))
-        finite = np.where(np.isfinite(held_out), held_out, held_out[np.isfinite(held_out)].min())
-        spread = np.where(np.ptp(finite, axis=0) > 0, finite.std(axis=0), 0.0)
+        spread = np.apply_along_axis(_spread, 0, held_out)
         # An expert that cannot discriminate rows has no scale: it counts like the others.
         usual = spread[spread > 0].mean() if (spread > 0).any() else 1.0
         weights = 1 / np.where(spread > 0, spread, usual)
@@ -419,6 +418,12 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         )
         chosen = random.choice(n, int(n_samples), p=share)
         return np.asarray(np.concatenate(rows)[chosen])
+
+
+def _spread(values: np.ndarray) -> float:
+    """Standard deviation of the finite values; 0 where there are none, or all are equal."""
+    values = values[np.isfinite(values)]
+    return float(values.std()) if len(values) and np.ptp(values) > 0 else 0.0
 
 
 def draw(expert: Any, n: int, random: np.random.RandomState) -> np.ndarray:
