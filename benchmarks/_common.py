@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import truediv
 from pathlib import Path
 from statistics import quantiles
+from typing import Any
 
 import numpy as np
 import sklearn
@@ -53,6 +54,17 @@ def table(rows: list[dict[str, object]]) -> str:
 
     body = [line([row[name] for name in names]) for row in rows]
     return "\n".join([line(list(names)), "|" + "---|" * len(names), *body])
+
+
+def shown(rows: Iterable[dict[str, Any] | None]) -> list[dict[str, Any]]:
+    """The rows, each printed when it is there, and their table at the end; None are left out."""
+    found = []
+    for row in rows:
+        if row is not None:
+            found.append(row)
+            print(row, flush=True)
+    print("\n" + table(found), flush=True)
+    return found
 
 
 def write(path: str | None, result: dict[str, object]) -> None:

@@ -109,6 +109,17 @@ def split(X: np.ndarray, y: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarr
     return scaler.transform(normal[:half]), scaler.transform(test), labels
 
 
+def part(
+    data: Path, name: str, most: tuple[int, int, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As `split` with seed 0, of at most so many training rows, normal test rows and anomalies."""
+    train, test, labels = split(*load(data, name), 0)
+    n_train, n_normal, n_anomalies = most
+    anomalies = np.random.default_rng(0).permutation(np.flatnonzero(labels))[:n_anomalies]
+    kept = np.concatenate([np.flatnonzero(labels == 0)[:n_normal], anomalies])
+    return train[:n_train], test[kept], labels[kept]
+
+
 def peak() -> int:
     """Largest resident memory of this process so far, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024

@@ -17,6 +17,7 @@ and everything else as that one found them. PATH holds `debd/<set>.npz`, `adbenc
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 import warnings
 from pathlib import Path
@@ -27,7 +28,7 @@ import pandas as pd
 import torch
 
 from benchmarks import density, mixed_columns
-from benchmarks._common import machine, seconds, spread, table, write
+from benchmarks._common import machine, seconds, shown, spread, write
 from skebm import RBMEstimator
 
 KINDS = ("bits", "numbers", "categories", "mixed")
@@ -156,18 +157,10 @@ def main() -> None:
     torch.set_num_threads(1)
     found: dict[str, Any] = {"machine": machine()}
     if arguments.table in ("steps", "all"):
-        found["steps"] = []
-        for size in SIZES:
-            for kind in KINDS:
-                found["steps"].append(steps(kind, *size, arguments.repeats))
-                print(found["steps"][-1], flush=True)
-        print("\n" + table(found["steps"]), flush=True)
+        cells = itertools.product(SIZES, KINDS)
+        found["steps"] = shown(steps(kind, *size, arguments.repeats) for size, kind in cells)
     if arguments.table in ("choice", "all"):
-        found["choice"] = []
-        for name in CHOICES:
-            found["choice"].append(choice(arguments.data, name))
-            print(found["choice"][-1], flush=True)
-        print("\n" + table(found["choice"]))
+        found["choice"] = shown(choice(arguments.data, name) for name in CHOICES)
     write(arguments.json, found)
 
 

@@ -45,8 +45,8 @@ from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import make_pipeline
 
-from benchmarks._common import machine, table, write
-from benchmarks.anomaly import load, peak, split
+from benchmarks._common import machine, shown, write
+from benchmarks.anomaly import load, part, peak
 from skebm import EnergyOutlierDetector, ProductOfDensities
 
 MOST = (2000, 2000, 1000)
@@ -54,15 +54,6 @@ MOST_COLUMNS = 40
 N_PLANTED = 50
 HOLES, DRAWS = 0.1, 3
 N_CLEAN, RATES = 1000, (0.05, 0.1, 0.2)
-
-
-def rows(data: Path, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Training rows, test rows, and which of these are anomalies."""
-    train, test, labels = split(*load(data, name), 0)
-    random = np.random.default_rng(0)
-    anomalies = random.permutation(np.flatnonzero(labels))[: MOST[2]]
-    kept = np.concatenate([np.flatnonzero(labels == 0)[: MOST[1]], anomalies])
-    return train[: MOST[0]], test[kept], labels[kept]
 
 
 def mixed(train: np.ndarray, X: np.ndarray) -> pd.DataFrame:
@@ -88,7 +79,7 @@ def auroc(train: pd.DataFrame, test: pd.DataFrame, labels: np.ndarray) -> float:
 
 def holes(data: Path, name: str) -> dict[str, Any]:
     """A row of the table of frames with holes."""
-    train, test, labels = rows(data, name)
+    train, test, labels = part(data, name, MOST)
     whole = [mixed(train, X) for X in (train, test)]
     value = auroc(*whole, labels)
     with_holes = []
@@ -110,7 +101,7 @@ def holes(data: Path, name: str) -> dict[str, Any]:
 
 def planted(data: Path, name: str) -> dict[str, Any] | None:
     """A row of the table of planted cells; None for sets with many columns."""
-    train, test, labels = rows(data, name)
+    train, test, labels = part(data, name, MOST)
     if train.shape[1] > MOST_COLUMNS:
         return None
     random = np.random.default_rng(0)
@@ -252,23 +243,15 @@ def main() -> None:
     ):
         if args.table not in (title, "all"):
             continue
-        found[title] = []
-        for name in sets:
-            row = make(args.data, name)
-            if row is not None:
-                found[title].append(row)
-                print(row, flush=True)
-        print("\n" + table(found[title]))
+        found[title] = shown(make(args.data, name) for name in sets)
         for key in means:
             values = [row[key] for row in found[title] if key in row]
             if values:
                 print(f"{key}: mean {np.mean(values):.2f}, largest {np.max(values):.2f}")
     if args.table in ("images", "all"):
-        found["images"] = [images(args.data, str(label)) for label in range(10)]
-        print("\n" + table(found["images"]))
+        found["images"] = shown(images(args.data, str(label)) for label in range(10))
     if args.table in ("million", "all"):
-        found["million"] = [million()]
-        print("\n" + table(found["million"]))
+        found["million"] = shown([million()])
     write(args.json, found)
 
 

@@ -30,6 +30,7 @@ at random; whole test rows are scored. The loss is paired, with its standard err
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 import warnings
 from pathlib import Path
@@ -49,7 +50,7 @@ from sklearn.linear_model import BayesianRidge
 from sklearn.model_selection import GridSearchCV
 
 from benchmarks import density
-from benchmarks._common import table, write
+from benchmarks._common import shown, write
 from skebm import RBMEstimator
 
 MOST_ROWS = 2000
@@ -419,38 +420,19 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     found: dict[str, Any] = {}
-    if arguments.table in ("levels", "all"):
-        found["levels"] = []
-        for name in CODES:
-            found["levels"].append(one_hot_codes(arguments.data, name))
-            print(found["levels"][-1], flush=True)
-        print("\n" + table(found["levels"]), flush=True)
-    if arguments.table in ("likelihood", "all"):
-        for title, names, mixed in (("mixed", MIXED, True), ("numbers", NUMBERS, False)):
-            found[title] = []
-            for name in names:
-                found[title].append(likelihood(arguments.data, name, mixed=mixed))
-                print(found[title][-1], flush=True)
-            print("\n" + table(found[title]), flush=True)
-    if arguments.table in ("measured", "all"):
-        found["measured"] = []
-        for name in DEQUANTISED:
-            found["measured"].append(likelihood(arguments.data, name, mixed=False))
-            print(found["measured"][-1], flush=True)
-        print("\n" + table(found["measured"]), flush=True)
-    if arguments.table in ("holes", "all"):
-        found["holes"] = []
-        for name in ("nltcs", "plants"):
-            found["holes"].append(with_holes(arguments.data, name))
-            print(found["holes"][-1], flush=True)
-        print("\n" + table(found["holes"]), flush=True)
-    if arguments.table in ("imputation", "all"):
-        found["imputation"] = []
-        for name in IMPUTED:
-            for share in (0.2, 0.5):
-                found["imputation"].append(imputation(arguments.data, name, share))
-                print(found["imputation"][-1], flush=True)
-        print("\n" + table(found["imputation"]))
+    data, asked = arguments.data, arguments.table
+    if asked in ("levels", "all"):
+        found["levels"] = shown(one_hot_codes(data, name) for name in CODES)
+    if asked in ("likelihood", "all"):
+        found["mixed"] = shown(likelihood(data, name, mixed=True) for name in MIXED)
+        found["numbers"] = shown(likelihood(data, name, mixed=False) for name in NUMBERS)
+    if asked in ("measured", "all"):
+        found["measured"] = shown(likelihood(data, name, mixed=False) for name in DEQUANTISED)
+    if asked in ("holes", "all"):
+        found["holes"] = shown(with_holes(data, name) for name in ("nltcs", "plants"))
+    if asked in ("imputation", "all"):
+        cells = itertools.product(IMPUTED, (0.2, 0.5))
+        found["imputation"] = shown(imputation(data, name, share) for name, share in cells)
     write(arguments.json, found)
 
 

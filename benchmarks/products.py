@@ -23,7 +23,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from benchmarks._anomaly_methods import KthNeighbour
 from benchmarks._common import table, write
-from benchmarks.anomaly import load, split
+from benchmarks.anomaly import part
 from skebm import ProductOfDensities, TractableDensity
 from skebm.estimators.product import default_experts
 
@@ -47,10 +47,7 @@ def experts(n: int) -> list[tuple[str, TractableDensity]]:
 
 def scaled(data: Path, name: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Energies of the test rows by expert, in units of their spread, and the labels."""
-    train, test, labels = split(*load(data, name), 0)
-    anomalies = np.random.default_rng(0).permutation(np.flatnonzero(labels))[: MOST[2]]
-    kept = np.concatenate([np.flatnonzero(labels == 0)[: MOST[1]], anomalies])
-    train, test, labels = train[: MOST[0]], test[kept], labels[kept]
+    train, test, labels = part(data, name, MOST)
     model = ProductOfDensities(experts(len(train)), random_state=0).fit(train)
     pairs = zip(model.weights_, model.experts_.items(), strict=True)
     found = {label: -w * expert.score_samples(test) for w, (label, expert) in pairs}

@@ -185,7 +185,7 @@ def test_bad_hidden_states(short):
         with pytest.raises(ValueError, match=message):
             short.joint_energy(X, H)
     X.iloc[0, 0] = None
-    with pytest.raises(ValueError, match="missing entries"):
+    with pytest.raises(ValueError, match="joint_energy needs complete rows"):
         short.joint_energy(X, np.zeros((3, short.n_components)))
 
 

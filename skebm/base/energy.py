@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
+import functools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from numbers import Real as RealNumber
 from typing import Any, NamedTuple
@@ -284,7 +286,7 @@ class EnergySum(Energy):
 
     def parts(self) -> Iterator[tuple[float, Any]]:
         """Weights and energies."""
-        return _parts(self)
+        return zip(self.weights, self.energies, strict=True)
 
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:
         """Energy of each row, (n,)."""
@@ -300,7 +302,7 @@ class EnergySum(Energy):
         return _summed([w * energy.flip_difference(x) for w, energy in self.parts()])
 
 
-class PairwiseSum(PairwiseEnergy):
+class PairwiseSum(EnergySum, PairwiseEnergy):
     """Weighted sum of pairwise energies, which is pairwise; see :class:`EnergySum`.
 
     Parameters
@@ -309,11 +311,6 @@ class PairwiseSum(PairwiseEnergy):
         On the same columns. Their parameters are shared, not copied.
     weights : sequence of float or None, default=None
         Finite. None: all 1.
-
-    Attributes
-    ----------
-    energies : ModuleList
-    weights : tuple of float
 
     Examples
     --------
@@ -324,23 +321,11 @@ class PairwiseSum(PairwiseEnergy):
     True
     """
 
-    domain: Domain
-
     def __init__(self, energies: Sequence[PairwiseEnergy], weights: Sequence[float] | None = None):
-        super().__init__()
-        self.domain = common_domain(energies)
+        super().__init__(energies, weights)
         for energy in energies:
             if not isinstance(energy, PairwiseEnergy):
                 raise TypeError(f"{type(energy).__name__} is not a PairwiseEnergy: use EnergySum.")
-        self.energies = nn.ModuleList(energies)
-        self.weights = _checked_weights(weights, len(self.energies))
-
-    def extra_repr(self) -> str:
-        return f"weights={self.weights}"
-
-    def parts(self) -> Iterator[tuple[float, Any]]:
-        """Weights and energies."""
-        return _parts(self)
 
     @property
     def bias(self) -> Tensor:  # type: ignore[override]
@@ -367,19 +352,6 @@ class PairwiseSum(PairwiseEnergy):
     def logits(self, x: Tensor, columns: Tensor | None = None) -> Tensor:
         """Log-odds of a one in each of `columns` given the others, (n, k)."""
         return _summed([w * energy.logits(x, columns) for w, energy in self.parts()])
-
-    def forward(self, x: Tensor, cond: Any = None) -> Tensor:
-        """Energy of each row, (n,)."""
-        return _summed([w * energy(x, cond) for w, energy in self.parts()])
-
-    @torch.no_grad()
-    def value_and_grad(self, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
-        """Energy (n,) and its gradient, which is minus the logits, (n, d)."""
-        return self(x, cond), -self.logits(x)
-
-    def flip_difference(self, x: Tensor) -> Tensor:
-        """E(x with entry i set to 1 - x_i) - E(x) = (2 x_i - 1) logit_i, (n, d)."""
-        return (2 * x - 1) * self.logits(x)
 
 
 class EnergyMixture(Energy):
@@ -424,11 +396,11 @@ class EnergyMixture(Energy):
         return -torch.logsumexp(self.log_weights.to(values) - values, 1)
 
 
-def weighted_sum(terms: Sequence[tuple[float, Energy]]) -> EnergySum | PairwiseSum:
+def weighted_sum(terms: Sequence[tuple[float, Energy]]) -> EnergySum:
     """The sum of weighted energies, sums among them taken apart; pairwise if all are."""
     flat: list[tuple[float, Any]] = []
     for weight, energy in terms:
-        if isinstance(energy, EnergySum | PairwiseSum):
+        if isinstance(energy, EnergySum):
             flat += [(weight * w, part) for w, part in energy.parts()]
         else:
             flat.append((weight, energy))
@@ -454,10 +426,6 @@ def common_domain(energies: Sequence[Energy]) -> Domain:
     return domain
 
 
-def _parts(energy: Any) -> Iterator[tuple[float, Any]]:
-    return zip(energy.weights, energy.energies, strict=True)
-
-
 def _checked_weights(weights: Sequence[float] | None, n: int) -> tuple[float, ...]:
     found = (1.0,) * n if weights is None else tuple(float(w) for w in weights)
     if len(found) != n or not all(map(math.isfinite, found)):
@@ -466,10 +434,7 @@ def _checked_weights(weights: Sequence[float] | None, n: int) -> tuple[float, ..
 
 
 def _summed(values: list[Tensor]) -> Tensor:
-    total = values[0]
-    for value in values[1:]:
-        total = total + value
-    return total
+    return functools.reduce(operator.add, values)
 
 
 # ------------------------------------------------------------------------------

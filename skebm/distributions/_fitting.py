@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Real as RealNumber
 from typing import Any
 
@@ -109,8 +109,15 @@ def draw_index(weight: Tensor, u: Tensor) -> Tensor:
     return index.clamp_(max=weight.shape[-1] - 1)
 
 
-def weighted_quantile(x: Tensor, w: Tensor, level: float) -> Tensor:
-    """The least of the values (n,) up to which a part `level` of the weights (n,) lies."""
-    order = x.argsort()
-    place = torch.searchsorted(w[order].cumsum(0), level * w.sum() * (1 - 1e-12))
-    return x[order[place.clamp(max=len(x) - 1)]]
+def weighted_quantiles(x: Tensor, w: Tensor, levels: Sequence[float]) -> list[Tensor]:
+    """For each level the least value of each column up to which this part of the weights lies.
+
+    `x` are columns (n, d), or one (n,).
+    """
+    x, order = x.sort(0)
+    up_to = w[order].cumsum(0)
+    found = []
+    for level in levels:
+        place = (up_to < level * w.sum() * (1 - 1e-12)).sum(0, keepdim=True)
+        found.append(x.gather(0, place.clamp_(max=len(x) - 1))[0])
+    return found

@@ -146,6 +146,8 @@ class Distribution(abc.ABC):
             if isinstance(value, Tensor):
                 real = dtype if value.is_floating_point() else value.dtype
                 setattr(moved, name, value.to(device, real))
+            elif isinstance(value, Distribution):
+                setattr(moved, name, value.to(device, dtype))
         return moved
 
     def __repr__(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from skebm.distributions._fitting import (
     positive,
     positive_weight_rows,
     varies,
-    weighted_quantile,
+    weighted_quantiles,
 )
 from skebm.distributions.base import Distribution
 from skebm.distributions.conditionals import Given, KernelGiven, ScalesGiven
@@ -124,23 +124,23 @@ def evaluate(
     x: Tensor,
     score: bool,
     without: Tensor | None = None,
-    log_kept: Tensor | None = None,
+    kept: Tensor | None = None,
     log_others: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Log-densities (n,) and, with `score`, scores (n, d), in the precision of x.
 
     `without` (n,) is a centre that each row leaves out. Leaving out a centre keeps the fraction
-    exp(`log_kept`) (m,) of its own weight, and the fraction exp(`log_others`) (m,) of the total.
+    exp(`kept`) (m,) of its own weight, and the fraction exp(`log_others`) (m,) of the total.
     """
     size = max(1, min(_fitting.CHUNK, PAIRS) // kernels.right[:, 0].numel())
     parts = []
     for number, rows in enumerate(x.split(size)):
         centred = rows.double() - kernels.origin
         logits = kernels.logits(centred)
-        if without is not None and log_kept is not None and log_others is not None:
+        if without is not None and kept is not None and log_others is not None:
             out = without[number * size : number * size + len(rows)]
             at = torch.arange(len(rows), device=rows.device)
-            logits[:, at, out] = logits[:, at, out] + log_kept[out]
+            logits[:, at, out] = logits[:, at, out] + kept[out]
             logits -= log_others[out][:, None]
         values = _sums(kernels, centred, logits, score)
         parts.append(tuple(value.to(x.dtype) for value in values))
@@ -197,9 +197,8 @@ def fit_scales(
     mixing_weights = torch.full_like(sizes, 1 / n_scales)
     path: list[float] = []
     for n_rows, n_steps in STAGES:
-        index, count = left_out(w, max(min(n_rows, MAX_PAIRS // len(z)), 1))
-        usable = w.sum() - w[index].clamp(max=1) > 0
-        index, count = index[usable], count[usable] * unit
+        index, count = usable_left_out(w, max(min(n_rows, MAX_PAIRS // len(z)), 1))
+        count = count * unit
         if not len(index) or not z.shape[1]:
             break
         best, current = -math.inf, (covariances, mixing_weights)
@@ -237,7 +236,7 @@ def statistics(
 ) -> Statistics:
     """Expected statistics of the rows `index`, weighted by `count`; all rows are centres."""
     kernels = prepare(z, w, inverses(torch.linalg.cholesky(covariances)), mixing_weights.log())
-    log_kept = ((w[index] - 1).clamp(min=0) / w[index]).log()
+    kept = log_kept(w[index])
     log_others = (1 - w[index].clamp(max=1) / w.sum()).log()
     ones = torch.nn.functional.pad(kernels.centres, (0, 1), value=1.0)
     n_scales, d = len(mixing_weights), z.shape[1]
@@ -246,7 +245,7 @@ def statistics(
     for part in torch.arange(len(index), device=z.device).split(max(1, PAIRS // len(z))):
         rows = kernels.centres[index[part]]
         logits = kernels.logits(rows)
-        logits[:, torch.arange(len(part), device=z.device), index[part]] += log_kept[part]
+        logits[:, torch.arange(len(part), device=z.device), index[part]] += kept[part]
         top = logits.amax(2).amax(0)
         weight = logits.sub_(top[:, None]).exp_()
         sums = torch.mm(weight.flatten(0, 1), ones).view(n_scales, len(part), d + 1)
@@ -303,22 +302,41 @@ def best_factor(z: Tensor, w: Tensor, max_rows: int | None = None) -> float:
 
     Rows count by their weights w (n,): leaving out a row of weight 2 keeps one copy.
     """
-    index, count = left_out(w, max_rows)
-    usable = w.sum() - w[index].clamp(max=1) > 0
-    index, count = index[usable], count[usable]
+    index, count = usable_left_out(w, max_rows)
     if not len(index) or not z.shape[1]:  # a single row, or no column
         return 1.0
     scores = _grid(z, w, index, count)
+    return _refined(scores, lambda factor: log_likelihood(z, w, index, count, factor))
+
+
+def _refined(scores: Sequence[float], likelihood: Callable[[float], float]) -> float:
+    """The factor of largest likelihood, by a line search around the best of `FACTORS`."""
     top = max(range(len(FACTORS)), key=scores.__getitem__)
     low, high = FACTORS[max(top - 1, 0)], FACTORS[min(top + 1, len(FACTORS) - 1)]
-
     found = minimize_scalar(
-        lambda log_factor: -log_likelihood(z, w, index, count, math.exp(log_factor)),
+        lambda log_factor: -likelihood(math.exp(log_factor)),
         bounds=(math.log(low), math.log(high)),
         method="bounded",
         options={"xatol": BANDWIDTH_TOLERANCE},
     )
     return math.exp(found.x)
+
+
+def usable_left_out(w: Tensor, max_rows: int | None) -> tuple[Tensor, Tensor]:
+    """:func:`left_out` of rows besides which there are others."""
+    index, count = left_out(w, max_rows)
+    usable = w.sum() - w[index].clamp(max=1) > 0
+    return index[usable], count[usable]
+
+
+def log_kept(w: Tensor) -> Tensor:
+    """log of the fraction of a weight that is left when one is taken away, (n,)."""
+    return ((w - 1).clamp(min=0) / w).log()
+
+
+def squared_distances(z: Tensor, squared: Tensor, part: Tensor) -> Tensor:
+    """From the rows `part` to all rows of z, whose squared norms are `squared`, (k, n)."""
+    return torch.addmm(squared, z[part], z.t(), alpha=-2).add_(squared[part][:, None])
 
 
 def left_out(w: Tensor, max_rows: int | None = None) -> tuple[Tensor, Tensor]:
@@ -367,7 +385,7 @@ def _distances(
     for start in range(0, len(index), size):
         rows = slice(start, start + size)
         part = index[rows]
-        distance = torch.addmm(squared, z[part], z.t(), alpha=-2).add_(squared[part][:, None])
+        distance = squared_distances(z, squared, part)
         place = torch.arange(len(part), device=z.device)
         distance[place, part] = math.inf
         own = (w[part] - 1).clamp_(min=0)
@@ -401,7 +419,7 @@ def neighbour_distances(z: Tensor, w: Tensor, k: int) -> Tensor:
     squared, found = z.square().sum(1), []
     most = min(k + 1, len(z))
     for part in torch.arange(len(z), device=z.device).split(max(1, PAIRS // len(z))):
-        distance = torch.addmm(squared, z[part], z.t(), alpha=-2).add_(squared[part][:, None])
+        distance = squared_distances(z, squared, part)
         distance[torch.arange(len(part), device=z.device), part] = 0.0
         near, index = distance.clamp_(min=0).topk(most, dim=1, largest=False)
         amount = w[index] - (index == part[:, None]) * w[part].clamp(max=1)[:, None]
@@ -411,34 +429,27 @@ def neighbour_distances(z: Tensor, w: Tensor, k: int) -> Tensor:
     away = distances > 0
     if not away.any():
         return torch.ones_like(distances)
-    middle = weighted_quantile(distances[away], w[away], 0.5)
+    (middle,) = weighted_quantiles(distances[away], w[away], (0.5,))
     return (distances / middle).clamp_(min=LEAST_DISTANCE)
 
 
 def best_common_factor(z: Tensor, w: Tensor, factors: Tensor) -> float:
     """What to multiply `factors` (n,) by for the largest leave-one-out likelihood of rows z."""
-    index, count = left_out(w, MAX_LOCAL_ROWS)
-    usable = w.sum() - w[index].clamp(max=1) > 0
-    index, count = index[usable], count[usable]
+    index, count = usable_left_out(w, MAX_LOCAL_ROWS)
     if not len(index) or not z.shape[1]:
         return 1.0
-    squared = z.square().sum(1)
-    distance = torch.addmm(squared, z[index], z.t(), alpha=-2).add_(squared[index][:, None])
+    distance = squared_distances(z, z.square().sum(1), index)
     place = torch.arange(len(index), device=z.device)
     distance.clamp_(min=0)[place, index] = 0.0
     distance *= factors.square().reciprocal() / -2
     log_weight = (w.log() - z.shape[1] * factors.log()).expand(len(index), -1).clone()
-    log_weight[place, index] += ((w[index] - 1).clamp(min=0) / w[index]).log()
+    log_weight[place, index] += log_kept(w[index])
 
-    def loss(log_factor: float) -> float:
-        inside = torch.logsumexp(distance * math.exp(-2 * log_factor) + log_weight, 1)
-        return -float(count @ inside) / float(count.sum()) + z.shape[1] * log_factor
+    def likelihood(factor: float) -> float:
+        inside = torch.logsumexp(distance / factor**2 + log_weight, 1)
+        return float(count @ inside) / float(count.sum()) - z.shape[1] * math.log(factor)
 
-    grid = [math.log(factor) for factor in FACTORS]
-    top = min(range(len(grid)), key=lambda k: loss(grid[k]))
-    bounds = grid[max(top - 1, 0)], grid[min(top + 1, len(grid) - 1)]
-    options = {"xatol": BANDWIDTH_TOLERANCE}
-    return math.exp(minimize_scalar(loss, bounds=bounds, method="bounded", options=options).x)
+    return _refined([likelihood(factor) for factor in FACTORS], likelihood)
 
 
 class KernelDensity(Distribution):
@@ -740,9 +751,8 @@ class KernelDensity(Distribution):
             return evaluate(kernels, x, score)
         self._check_without(x, without)
         counts = self.counts.double()
-        log_kept = ((counts - 1).clamp(min=0) / counts).log()
         log_others = (1 - counts.clamp(max=1) / counts.sum()).log()
-        return evaluate(kernels, x, score, without.long(), log_kept, log_others)
+        return evaluate(kernels, x, score, without.long(), log_kept(counts), log_others)
 
     def _check_without(self, x: Tensor, without: Any) -> None:
         if (

@@ -346,11 +346,6 @@ class Affine(Distribution):
         self.distribution, self.domain = distribution, distribution.domain
         self.centre, self.scale = centre, scale
 
-    def to(self, device: torch.device | str, dtype: torch.dtype) -> Affine:
-        moved = super().to(device, dtype)
-        moved.distribution = self.distribution.to(device, dtype)
-        return moved
-
     def _inverse(self, z: Tensor) -> Tensor:
         return z * self.scale + self.centre
 

@@ -32,7 +32,7 @@ from skebm.distributions import (
     Tilt,
 )
 from skebm.distributions.independent import blocks_of
-from skebm.energies.rbm_gradient import Gradient, RBMGradient
+from skebm.energies.rbm_gradient import Gradient, RBMGradient, memory
 
 
 class Widths(NamedTuple):
@@ -467,7 +467,8 @@ class MixedGradient(RBMGradient):
             return
         score, t, h = rest
         weight, bias = energy.weight, energy.visible_bias
-        self._product = torch.mul(weight, gradient.weight, out=self._product)
+        self._product = memory(self._product, weight.shape, weight)
+        torch.mul(weight, gradient.weight, out=self._product)
         grad = self._product.sum(0) + bias * t
         if at is not None:
             grad += (at.hidden @ weight) * t + (h @ weight) * at.visible

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -95,11 +96,8 @@ class RBMGradient(ContrastGradient):
 
     def _joined(self, x: Tensor, chain: Tensor) -> Tensor:
         """Data and chains, in the same memory at every step, as new memory is slow."""
-        shape = (len(x) + len(chain), x.shape[1])
-        kept = self._rows
-        if kept is None or kept.shape != shape or kept.dtype != x.dtype or kept.device != x.device:
-            self._rows = kept = x.new_empty(shape)
-        return torch.cat([x, chain], out=kept)
+        self._rows = memory(self._rows, (len(x) + len(chain), x.shape[1]), x)
+        return torch.cat([x, chain], out=self._rows)
 
     # ---------------------------------------------------------------- other visible units than bits
 
@@ -167,6 +165,14 @@ class RBMGradient(ContrastGradient):
         weight.grad = gradient.weight.contiguous()  # L-BFGS flattens it
         visible_bias.grad = gradient.visible
         hidden_bias.grad = gradient.hidden
+
+
+def memory(kept: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:
+    """A tensor to write to: the one that was kept, if it is of the shape and the kind of `like`."""
+    if kept is None or kept.shape != torch.Size(shape):
+        return like.new_empty(shape)
+    same = kept.dtype == like.dtype and kept.device == like.device
+    return kept if same else like.new_empty(shape)
 
 
 def centered(gradient: Gradient, offsets: Offsets | None) -> Gradient:

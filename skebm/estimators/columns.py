@@ -124,26 +124,23 @@ class Coding(NamedTuple):
         ]
         return cls(levels, names, dtypes, kind, booleans)
 
-    def codes(self, X: Any) -> tuple[np.ndarray, list[str]]:
-        """Numbers and codes of levels, (n, d) float64, and the columns with unseen levels.
+    def codes(self, X: Any) -> np.ndarray:
+        """Numbers and codes of levels, (n, d) float64.
 
         nan is missing, -1 a level that did not occur in `fit`.
         """
         X = as_table(X)
-        found, unseen = np.full(X.shape, np.nan), []
+        found = np.empty(X.shape)
         for j in range(X.shape[1]):
             column = column_of(X, j)
             if j not in self.levels:
                 found[:, j] = _numbers(column, self.names[j])
                 continue
             place = {level: code for code, level in enumerate(self.levels[j])}
-            codes = [
+            found[:, j] = [
                 place.get(_plain(v), -1) if _is_present(v) else np.nan for v in _objects(column)
             ]
-            found[:, j] = codes
-            if -1 in codes:
-                unseen.append(self.names[j])
-        return found, unseen
+        return found
 
     def encode(self, X: Any, min_samples: int = 1, estimator: str = "RBMEstimator") -> np.ndarray:
         """Columns as numbers, categories as codes, (n, d) float64; nan where missing.
@@ -151,9 +148,12 @@ class Coding(NamedTuple):
         Levels that did not occur in `fit` are missing, too, with a warning. `ValueError` for
         infinite numbers.
         """
-        found, unseen = self.codes(X)
+        found, unseen = self.codes(X), []
         for j in self.levels:
-            found[found[:, j] < 0, j] = np.nan
+            new = found[:, j] < 0
+            if new.any():
+                unseen.append(self.names[j])
+                found[new, j] = np.nan
         if unseen:
             warnings.warn(
                 f"Columns {unseen} have levels that did not occur in fit: they count as missing.",

@@ -20,7 +20,7 @@ from skebm._validation import (
     validate_data,
 )
 from skebm.estimators.base import restores_on_failure
-from skebm.estimators.columns import Coding, as_table, column_names, column_of, is_frame
+from skebm.estimators.columns import Coding, column_names, column_of, is_frame
 
 # Value of a column for levels that did not occur in fit; the column is 0 in all rows of fit, and
 # densities take one that does not vary to have a standard deviation of 1.
@@ -165,7 +165,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         X = days_for_dates(X)
         self._coding = Coding.learn(X, self.categorical_features)
         codes = self._codes(X, reset=True)
-        names = column_names(X if is_frame(X) else codes)
+        names = column_names(X)
         empty = np.flatnonzero(np.isnan(codes).all(0))
         if len(empty):
             raise ValueError(f"Column {names[empty[0]]!r} is missing in all rows: drop it.")
@@ -195,12 +195,12 @@ class TableEncoder(TransformerMixin, BaseEstimator):
             found = validate_data(self, X, dtype=np.float64, ensure_all_finite=False, reset=reset)
         else:
             check_columns(self, X, reset=reset)
-            found, _ = self._coding.codes(X)
+            found = self._coding.codes(X)
             if not len(found):
                 raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
         infinite = np.flatnonzero(np.isinf(found).any(0))
         if len(infinite):
-            name = column_names(X if is_frame(X) else found)[infinite[0]]
+            name = column_names(X)[infinite[0]]
             raise ValueError(f"Input X contains infinity, in column {name!r}: drop such rows.")
         return found
 
@@ -268,9 +268,9 @@ def days_for_dates(X: Any) -> Any:
     if not is_frame(X):
         X = np.asarray(X)
         return days(X) if X.dtype.kind in "Mm" else X
-    table, found = as_table(X), {}
+    found = {}
     for j in range(X.shape[1]):
-        column = column_of(table, j)
+        column = column_of(X, j)
         name = str(column.dtype).lower()
         if name.startswith("period"):  # of pandas: months, for example, by their starts
             column = column.dt.to_timestamp()

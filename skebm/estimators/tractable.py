@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from numbers import Integral, Real
 from typing import Any
 
@@ -180,10 +181,8 @@ class TractableDensity(DensityMixin, BaseEstimator):
                 kind["prior_rows"] = 0.0
             return GaussianMixture.fit(x, w, n_components, generator=generator, **kind)
         if self.metric == "log":
-            centre, scale = SignedLog.units(x, w)
-            logs = torch.arcsinh((x - centre) / scale)
-            q = KernelDensity.fit(logs, w, n_neighbours=self.n_neighbors)
-            return SignedLog(q, centre, scale)
+            kernels = functools.partial(KernelDensity.fit, n_neighbours=self.n_neighbors)
+            return SignedLog.fit(x, w, kernels)
         unit = None if self.metric == "standard" else (x.amax(0) - x.amin(0)) / 12**0.5
         return KernelDensity.fit(x, w, unit=unit, n_neighbours=self.n_neighbors)
 

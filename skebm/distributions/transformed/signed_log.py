@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from skebm.base import Real
-from skebm.distributions._fitting import moments, positive, varies, weighted_quantile
+from skebm.distributions._fitting import moments, positive, varies, weighted_quantiles
 from skebm.distributions.base import Distribution
 
 # Quartiles of a normal distribution are so many standard deviations apart.
@@ -61,6 +61,23 @@ class SignedLog(Distribution):
         self.centre = centre.detach().clone()
         self.scale = positive(scale, self.centre, "scale")
 
+    @classmethod
+    def fit(
+        cls, x: Tensor, weight: Tensor, inner: Callable[[Tensor, Tensor], Distribution]
+    ) -> SignedLog:
+        """The distribution of rows (n, d), of whose logarithms in :meth:`units` `inner` makes q.
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, d)
+        weight : Tensor of shape (n,)
+            Non-negative.
+        inner : callable
+            ``(logs, weight)`` to a distribution.
+        """
+        centre, scale = cls.units(x, weight)
+        return cls(inner(torch.arcsinh((x - centre) / scale), weight), centre, scale)
+
     @staticmethod
     def units(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Medians and widths of columns, by their quartiles as of a normal distribution, (d,).
@@ -68,13 +85,10 @@ class SignedLog(Distribution):
         The standard deviation of columns whose quartiles are next to equal, 1 of constant ones.
         """
         mean, variance = moments(x, weight)
-        quartiles = [
-            torch.stack([weighted_quantile(column, weight, level) for column in x.t()])
-            for level in (0.25, 0.5, 0.75)
-        ]
-        deviation, width = variance.sqrt(), (quartiles[2] - quartiles[0]) / QUARTILES_APART
+        low, middle, high = weighted_quantiles(x, weight, (0.25, 0.5, 0.75))
+        deviation, width = variance.sqrt(), (high - low) / QUARTILES_APART
         scale = torch.where(width > LEAST_WIDTH * deviation, width, deviation)
-        return quartiles[1], torch.where(varies(variance, mean, x.dtype), scale, 1.0)
+        return middle, torch.where(varies(variance, mean, x.dtype), scale, 1.0)
 
     def logs(self, x: Tensor) -> Tensor:
         """u, (n, d)."""
@@ -105,9 +119,3 @@ class SignedLog(Distribution):
         """The exact marginal distribution of some columns."""
         inner = self.distribution.marginal(columns)
         return SignedLog(inner, self.centre[columns], self.scale[columns])
-
-    def to(self, device: torch.device | str, dtype: torch.dtype) -> Any:
-        """A copy on a device, its floating-point tensors in the given precision."""
-        moved = super().to(device, dtype)
-        moved.distribution = self.distribution.to(device, dtype)
-        return moved

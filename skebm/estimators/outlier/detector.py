@@ -302,7 +302,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         warn_without_effect(self._without_effect())
         random = check_random_state(self.random_state)
         weight = self._weight(fit_params, X)
-        if self.prefit or isinstance(self.estimator, FrozenEstimator):
+        if self._takes_fitted:
             models, held_out = [self._prefit_model(fit_params)], [None]
             self.n_trimmed_ = 0
         else:
@@ -322,6 +322,11 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         self._set_threshold(threshold)
         return self
 
+    @property
+    def _takes_fitted(self) -> bool:
+        """Whether the estimator is fitted already."""
+        return self.prefit or isinstance(self.estimator, FrozenEstimator)
+
     def _without_effect(self) -> dict[str, str]:
         """Parameters that the method does not use, each with the reason."""
         uses = {"cv": "cross-conformal", "calibration_fraction": "conformal"}
@@ -330,7 +335,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             for name, method in uses.items()
             if name in asked_for(self) and method != self.method
         }
-        if self.trim is not None and (self.prefit or isinstance(self.estimator, FrozenEstimator)):
+        if self.trim is not None and self._takes_fitted:
             found["trim"] = "a fitted estimator is not fitted again"
         if self.prefit and self.method == "conformal" and self.calibration_fraction != "auto":
             found["calibration_fraction"] = "with prefit=True all rows are for the calibration"

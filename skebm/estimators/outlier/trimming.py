@@ -42,7 +42,7 @@ def far_rows(X: Any, trim: float | str, random: np.random.RandomState) -> np.nda
     forest = IsolationForest(n_estimators=N_TREES, random_state=draw_seed(random)).fit(z)
     score = forest.score_samples(z)
     if trim == "auto":  # all rows may be predicted to be outliers where they differ in little
-        return np.asarray((forest.predict(z) == -1) & (score < np.median(score)))
+        return np.asarray(score < min(forest.offset_, np.median(score)))
     far = np.zeros(n, dtype=bool)
     far[np.argsort(score, kind="stable")[: int(float(trim) * n)]] = True
     return far

@@ -581,10 +581,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         theory".
         """
         check_is_fitted(self)
-        rows = self._rows_of(self._validate(X))
-        known = _known(rows)
-        if known is not None and not known.all():
-            raise ValueError("X has missing entries: impute them first (impute).")
+        rows = self._complete_rows(X, "joint_energy")
         H = check_array(H, dtype=np.float64, input_name="H")
         if H.shape != (len(rows), self._n_features_out):
             raise ValueError(
@@ -595,7 +592,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
             raise ValueError("H must hold states of hidden units, 0 or 1.")
         field = self._map(rows, lambda energy, x: energy.hidden_field(x))
         log_odds = field[:, : self._n_features_out].double().numpy()
-        free: np.ndarray = np.asarray(self._energies(rows))
+        free: np.ndarray = self._energies(rows)
         return free + np.logaddexp(0, log_odds).sum(1) - (H * log_odds).sum(1)
 
     def _means(
