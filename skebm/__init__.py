@@ -6,6 +6,7 @@ One convention everywhere: p(x) = exp(-E(x)) / Z, so lower energy means more lik
 
 from skebm import base, diagnostics, distributions, energies, objectives, partition, samplers
 from skebm.estimators import (
+    BoltzmannMachineDensity,
     ContrastiveDivergenceDensity,
     EnergyOutlierDetector,
     Explanation,
@@ -22,6 +23,7 @@ from skebm.estimators import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "BoltzmannMachineDensity",
     "ContrastiveDivergenceDensity",
     "EnergyOutlierDetector",
     "Explanation",

@@ -62,7 +62,7 @@ def test_pseudo_log_likelihood_takes_any_binary_energy():
         both = torch.stack([log_p, log_p[other.long() @ place]])
         expected += log_p - both.logsumexp(0)
     torch.testing.assert_close(pseudo_log_likelihood(energy, x), expected)
-    with pytest.raises(ValueError, match="binary"):
+    with pytest.raises(ValueError, match="bits and categories"):
         pseudo_log_likelihood(Pairs(Real((D,))), x)
 
 

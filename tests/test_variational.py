@@ -13,13 +13,15 @@ from sklearn.exceptions import ConvergenceWarning
 
 import skebm.partition.tree_reweighted as trw_module
 from skebm.base import Binary, Energy
+from skebm.base.graph import PairwiseGraph
 from skebm.distributions import BlockTree, ChowLiuTree, IndependentBernoulli
 from skebm.energies import BernoulliRBM, BoltzmannMachine, TemperedCorrection, Tilted, ising_grid
 from skebm.partition import Exact
 from skebm.partition.bethe import Bethe
-from skebm.partition.graph import PairwiseGraph, free_energy, negative_hessian, pairwise_graph
-from skebm.partition.perturb_and_map import PerturbAndMAP, by_enumeration, by_min_cut, by_relaxation
+from skebm.partition.graph import free_energy, negative_hessian, pairwise_graph
+from skebm.partition.perturb_and_map import PerturbAndMAP
 from skebm.partition.tree_reweighted import TreeReweighted
+from skebm.samplers.perturbed_map import by_enumeration, by_min_cut, by_relaxation
 from tests.oracle import (
     DOUBLE,
     bits,
@@ -405,10 +407,10 @@ def perturbations(seed, n=N):
 def test_cuts_find_the_maximum_of_attractive_models(seed):
     graph, fields = pairwise_graph(boltzmann_machine(seed, kind="flipped")), perturbations(seed)
     expected = [(graph.log_weight(ROWS.numpy()) + ROWS.numpy() @ row).max() for row in fields]
-    found = by_min_cut(graph, fields)
+    found = by_min_cut(graph, fields).values
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-7 * graph.scale)
     assert (found >= np.array(expected) - 1e-11 * graph.scale).all()  # rounded upwards
-    np.testing.assert_allclose(by_enumeration(graph, fields), expected, rtol=1e-12)
+    np.testing.assert_allclose(by_enumeration(graph, fields).values, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("seed", leading(3, range(10)))
@@ -419,8 +421,8 @@ def test_the_relaxation_is_the_linear_program(seed):
     i, j = np.eye(n)[graph.edges]
     rows = np.block([[-i, eye], [-j, eye], [i + j, -eye]])
     right = np.r_[np.zeros(2 * m), np.ones(m)]
-    exact = by_enumeration(graph, fields)
-    for row, found, best in zip(fields, by_relaxation(graph, fields), exact, strict=True):
+    exact = by_enumeration(graph, fields).values
+    for row, found, best in zip(fields, by_relaxation(graph, fields).values, exact, strict=True):
         objective = -np.r_[graph.fields + row, graph.couplings]
         program = linprog(objective, rows, right, bounds=(0, 1))
         assert found == pytest.approx(graph.offset - program.fun, abs=1e-7 * graph.scale)

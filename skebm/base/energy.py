@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from skebm.base.contrast import Centering, ContrastGradient, Penalty
-from skebm.base.domains import Binary, Domain
+from skebm.base.domains import Binary, Domain, Real, columns_of, parts_of
 
 
 class Clamp(NamedTuple):
@@ -56,6 +56,13 @@ class Energy(nn.Module, abc.ABC):
         return weighted_sum([(float(factor), self)])
 
     __rmul__ = __mul__
+
+    def __truediv__(self, temperature: Any) -> Energy:
+        """The energy at a temperature: the density to the power 1 / temperature, normalised."""
+        if not isinstance(temperature, RealNumber) or isinstance(temperature, bool):
+            return NotImplemented
+        check_temperature(temperature)
+        return self * (1.0 / temperature)
 
     def value_and_grad(self, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
         """Energy (n,) and its gradient with respect to x, (n, ...); works under ``no_grad``.
@@ -115,6 +122,81 @@ class Energy(nn.Module, abc.ABC):
             flipped[:, i] = 1 - x[:, i]
             columns.append(self(flipped) - value)
         return torch.stack(columns, 1)
+
+    def level_difference(self, x: Tensor) -> Tensor:
+        """E(x after a change of one column) - E(x), for every change, (n, d).
+
+        Entry i stands for the flip of bit i, or for level i of its one-hot column: 0 at the level
+        that the column has. It takes an evaluation for each change where there is no formula.
+        """
+        if isinstance(self.domain, Binary):
+            return self.flip_difference(x)
+        value, columns = self(x), []
+        for first, width in discrete_columns(self.domain):
+            entries = slice(first, first + width)
+            for level in range(width):
+                changed = x.clone()
+                if width == 1:
+                    changed[:, first] = 1 - x[:, first]
+                else:
+                    changed[:, entries] = 0
+                    changed[:, first + level] = 1
+                columns.append(self(changed) - value)
+        return torch.stack(columns, 1)
+
+
+def discrete_columns(domain: Domain) -> Iterator[tuple[int, int]]:
+    """First entry and number of entries of each column of bits and categories.
+
+    `ValueError` for real columns, whose changes cannot be listed.
+    """
+    if any(isinstance(part, Real) for part in parts_of(domain)):
+        raise ValueError(
+            f"Only bits and categories change from level to level; this energy is on {domain}."
+        )
+    first = 0
+    for width in columns_of(domain):
+        yield first, width
+        first += width
+
+
+def difference_of_levels(logits: Tensor, x: Tensor, domain: Domain) -> Tensor:
+    """Energy differences of all changes of one column, (n, d), from log-weights of its levels.
+
+    `logits` (n, d) are log-odds of bits and, of one-hot columns, log-weights up to a constant.
+    """
+    if isinstance(domain, Binary):
+        return (2 * x - 1) * logits
+    found = []
+    for part, L, block in zip(
+        parts_of(domain), *(_blocks(rows, domain) for rows in (logits, x)), strict=True
+    ):
+        if isinstance(part, Binary):
+            found.append((2 * block - 1) * L)
+        else:
+            found.append(_present(L * block, part.groups) - L)
+    return torch.cat(found, 1)
+
+
+def _blocks(rows: Tensor, domain: Domain) -> tuple[Tensor, ...]:
+    """Rows cut into the parts of a domain."""
+    return rows.split([part.n_columns for part in parts_of(domain)], 1)
+
+
+def _present(values: Tensor, groups: tuple[int, ...]) -> Tensor:
+    """Sums over the entries of each one-hot column, at all of its entries, (n, d)."""
+    k = groups[0]
+    if all(other == k for other in groups):
+        shape = values.shape
+        return values.view(len(values), -1, k).sum(2, keepdim=True).expand(-1, -1, k).reshape(shape)
+    sums = [part.sum(1, keepdim=True).expand_as(part) for part in values.split(groups, 1)]
+    return torch.cat(sums, 1)
+
+
+def check_temperature(temperature: Any) -> None:
+    """Raise `ValueError` unless `temperature` is a positive number."""
+    if not isinstance(temperature, RealNumber) or not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be a positive number, got {temperature!r}.")
 
 
 def check_energy(energy: Any) -> None:
@@ -214,7 +296,10 @@ class BipartiteEnergy(Energy):
 
 
 class PairwiseEnergy(Energy):
-    """E(x) = -x'Jx / 2 - b'x on flat binary rows, J symmetric with a zero diagonal."""
+    """E(x) = -x'Jx / 2 - b'x on flat rows of bits and one-hot columns.
+
+    J is symmetric, and zero between entries of the same column.
+    """
 
     bias: Tensor  # b, (d,)
 
@@ -226,11 +311,17 @@ class PairwiseEnergy(Energy):
     @property
     @abc.abstractmethod
     def colours(self) -> tuple[Tensor, ...]:
-        """A colouring of the graph: a partition of the columns into groups without couplings."""
+        """A colouring of the graph: a partition of the columns into groups without couplings.
+
+        One-hot columns are there with all their entries, in groups of as many levels.
+        """
 
     @abc.abstractmethod
     def logits(self, x: Tensor, columns: Tensor | None = None) -> Tensor:
-        """Log-odds of a one in each of `columns` (all by default) given the others, (n, k)."""
+        """Log-odds of a one in each of `columns` (all by default) given the others, (n, k).
+
+        At one-hot entries, the log-weight of the level up to a constant of its column.
+        """
 
 
 # ------------------------------------------------------------------------------
@@ -300,6 +391,10 @@ class EnergySum(Energy):
     def flip_difference(self, x: Tensor) -> Tensor:
         """E(x with entry i set to 1 - x_i) - E(x), (n, d), by those of the parts."""
         return _summed([w * energy.flip_difference(x) for w, energy in self.parts()])
+
+    def level_difference(self, x: Tensor) -> Tensor:
+        """E(x after a change of one column) - E(x), (n, d), by those of the parts."""
+        return _summed([w * energy.level_difference(x) for w, energy in self.parts()])
 
 
 class PairwiseSum(EnergySum, PairwiseEnergy):

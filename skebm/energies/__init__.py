@@ -7,7 +7,7 @@ from skebm.energies.joint import ClassMarginal
 from skebm.energies.mixed_bipartite import MixedRBM
 from skebm.energies.networks import MLP, Confined
 from skebm.energies.neural import NeuralEnergy, Spec, build_network
-from skebm.energies.pairwise import BoltzmannMachine, ising_grid
+from skebm.energies.pairwise import BoltzmannMachine, grid_edges, ising_grid
 from skebm.energies.path import AnnealingPath, annealing_path
 from skebm.energies.telescope import Telescope, Waymarks, fit_waymarks
 from skebm.energies.whitening import LowRankWhitening, Whitening, whitening_of
@@ -35,6 +35,7 @@ __all__ = [
     "annealing_path",
     "build_network",
     "fit_waymarks",
+    "grid_edges",
     "ising_grid",
     "whitening_of",
 ]

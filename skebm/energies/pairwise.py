@@ -1,4 +1,4 @@
-r"""Pairwise energies: fully visible Boltzmann machines and the Ising model on a grid."""
+r"""Pairwise energies: Boltzmann machines of bits and categories, and the Ising model on a grid."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skebm.base import Binary, PairwiseEnergy
+from skebm.base import Binary, Categorical, Domain, PairwiseEnergy
+from skebm.base.domains import columns_of, parts_of
+from skebm.base.energy import difference_of_levels
 from skebm.base.sampler import whole_number
 
 # Neighbours are gathered by index if the largest degree times this is below the number of columns:
@@ -17,14 +19,21 @@ ALL = slice(None)
 
 
 class BoltzmannMachine(PairwiseEnergy):
-    r"""Fully visible Boltzmann machine of binary units.
+    r"""Fully visible Boltzmann machine of binary units; the Potts model of categorical columns.
 
     .. math::
         E(x) = c - \tfrac12 x^\top J x - b^\top x, \qquad x \in \{0, 1\}^d, \qquad
         \log\frac{p(x_i = 1 \mid x_{-i})}{p(x_i = 0 \mid x_{-i})} = b_i + \sum_j J_{ij} x_j .
 
     J is symmetric with a zero diagonal, also in training: the parameter has one entry for each edge
-    of the graph of couplings. Pairs of columns without an edge stay uncoupled.
+    of the graph of couplings. Pairs of columns without an edge stay uncoupled. On one-hot rows
+    (`domain`) :math:`b_a + \sum_j J_{aj} x_j` are the log-weights of the levels a of a column, and
+    levels of the same column are not coupled.
+
+    Each pair of columns enters E once, with the factor one half of the double sum. Texts that write
+    :math:`E(x) = -x^\top W x - b^\top x` without it, as Tomczak (2022) in eq. 6.32, count each
+    pair twice: their model is ``BoltzmannMachine(2 * W, b)``, which differs from
+    ``BoltzmannMachine(W, b)`` by nats, not by a unit.
 
     Parameters
     ----------
@@ -39,6 +48,9 @@ class BoltzmannMachine(PairwiseEnergy):
         couplings needs `edges`.
     offset : float, default=0.0
         The constant c, not trained.
+    domain : Domain or None, default=None
+        Of the rows, with d entries: ``Binary``, ``Categorical``, or ``Mixed`` of these. None is
+        binary. Couplings between levels of the same column have no effect and are dropped.
 
     Attributes
     ----------
@@ -71,17 +83,26 @@ class BoltzmannMachine(PairwiseEnergy):
     order: Tensor
     neighbours: Tensor | None
 
-    def __init__(self, coupling: Any, bias: Any = None, *, edges: Any = None, offset: float = 0.0):
+    def __init__(
+        self,
+        coupling: Any,
+        bias: Any = None,
+        *,
+        edges: Any = None,
+        offset: float = 0.0,
+        domain: Domain | None = None,
+    ):
         super().__init__()
         W = _matrix(coupling)
-        J = ((W + W.t()) / 2).fill_diagonal_(0)
+        self.domain = Binary((len(W),)) if domain is None else _discrete(domain, len(W))
+        alone = same_column(self.domain).to(W.device)
+        J = ((W + W.t()) / 2).masked_fill(alone, 0)
         pairs = J != 0
         if edges is not None:
             marked = _like(pairs, edges, "edges")
             if (pairs & ~(marked | marked.t())).any():
                 raise ValueError("coupling must be zero where there is no edge.")
-            pairs = (marked | marked.t()).fill_diagonal_(False)
-        self.domain = Binary((len(W),))
+            pairs = (marked | marked.t()) & ~alone
         self.weight = nn.Parameter(J[pairs.triu()])
         self.bias = nn.Parameter(_like(W[0], bias, "bias") + W.diagonal() / 2)
         # A scalar of double precision is not rounded, and does not promote float32 rows.
@@ -100,7 +121,7 @@ class BoltzmannMachine(PairwiseEnergy):
             neighbours = index.new_zeros(mask.shape)
             neighbours[mask] = pairs.nonzero()[:, 1]  # both list the pairs row by row
             index = index.gather(1, neighbours)
-        colour = _colouring(pairs.cpu())
+        colour = _column_colouring(pairs.cpu(), self.domain)
         self._sizes = colour.bincount().tolist()
         order = colour.argsort(stable=True).to(pairs.device)
         tables = {"neighbours": neighbours, "edge_index": index, "mask": mask, "order": order}
@@ -112,6 +133,7 @@ class BoltzmannMachine(PairwiseEnergy):
         """A partition of the columns into groups without couplings, which are sampled jointly.
 
         There are two for a bipartite graph, such as a grid of even sides, and d for a complete one.
+        One-hot columns are there with all their entries, in groups of as many levels.
         """
         return self.order.split(self._sizes)
 
@@ -132,7 +154,10 @@ class BoltzmannMachine(PairwiseEnergy):
         return values * self.mask[columns]
 
     def logits(self, x: Tensor, columns: Tensor | None = None) -> Tensor:
-        """Log-odds of a one in each of `columns` (all by default) given the others, (n, k)."""
+        """Log-odds of a one in each of `columns` (all by default) given the others, (n, k).
+
+        At one-hot entries, the log-weight of the level.
+        """
         chosen = ALL if columns is None else columns
         weights, bias = self._weights(chosen), self.bias[chosen]
         if self.neighbours is None:
@@ -157,7 +182,13 @@ class BoltzmannMachine(PairwiseEnergy):
 
     def flip_difference(self, x: Tensor) -> Tensor:
         """E(x with entry i set to 1 - x_i) - E(x) = (2 x_i - 1) logit_i, (n, d)."""
+        if not isinstance(self.domain, Binary):
+            return super().flip_difference(x)  # which says why not
         return (2 * x - 1) * self.logits(x)
+
+    def level_difference(self, x: Tensor) -> Tensor:
+        """E(x after a change of one column) - E(x), (n, d), from the logits."""
+        return difference_of_levels(self.logits(x), x, self.domain)
 
     @classmethod
     def from_spins(cls, coupling: Any, field: Any = None, offset: float = 0.0) -> BoltzmannMachine:
@@ -175,6 +206,10 @@ class BoltzmannMachine(PairwiseEnergy):
     @torch.no_grad()
     def to_spins(self) -> tuple[Tensor, Tensor, float]:
         """Coupling (d, d), field (d,) and offset of the same energy on spins, s = 2x - 1."""
+        if not isinstance(self.domain, Binary):
+            raise ValueError(
+                f"Only bits have spins, 2x - 1; this energy is defined on {self.domain}."
+            )
         J = self.coupling / 4
         sums = J.sum(1, dtype=torch.float64)
         h = self.bias / 2 + sums
@@ -229,6 +264,25 @@ def ising_grid(
     return BoltzmannMachine.from_spins(coupling * (pairs + pairs.t()), fields)
 
 
+def grid_edges(n_rows: int, n_columns: int, *, periodic: bool = False) -> Tensor:
+    """Adjacency matrix of the nearest neighbours on a grid, (d, d) of bool.
+
+    Parameters
+    ----------
+    n_rows, n_columns : int
+        Sides of the grid; site (r, c) is column ``r * n_columns + c`` of a row.
+    periodic : bool, default=False
+        Whether the last of a row or column is a neighbour of the first.
+
+    Examples
+    --------
+    >>> from skebm.energies import grid_edges
+    >>> int(grid_edges(4, 4).sum()) // 2
+    24
+    """
+    return ising_grid(n_rows, n_columns, 1.0, periodic=periodic).coupling.detach() != 0
+
+
 def _matrix(coupling: Any) -> Tensor:
     """A finite square matrix of floats."""
     W = torch.as_tensor(coupling)
@@ -248,6 +302,33 @@ def _like(model: Tensor, values: Any, name: str) -> Tensor:
     if not tensor.isfinite().all():
         raise ValueError(f"{name} must be finite.")
     return tensor
+
+
+def _discrete(domain: Domain, d: int) -> Domain:
+    """A domain of bits and one-hot columns with d entries in a row."""
+    if not all(isinstance(part, (Binary, Categorical)) for part in parts_of(domain)):
+        raise ValueError(f"A Boltzmann machine is defined on bits and categories, not on {domain}.")
+    if domain.row_shape != (d,):
+        raise ValueError(f"{domain} has rows of shape {domain.row_shape}, coupling is {d} x {d}.")
+    return domain
+
+
+def same_column(domain: Domain) -> Tensor:
+    """Which pairs of entries of a row belong to the same column, (d, d)."""
+    widths = torch.tensor(columns_of(domain))
+    column = torch.arange(len(widths)).repeat_interleave(widths)
+    return column[:, None] == column
+
+
+def _column_colouring(pairs: Tensor, domain: Domain) -> Tensor:
+    """Colour of each entry of a row, (d,): that of its column, and of no column of other width."""
+    widths = torch.tensor(columns_of(domain))
+    column = torch.arange(len(widths)).repeat_interleave(widths)
+    i, j = pairs.nonzero().t()
+    coupled = torch.zeros(len(widths), len(widths), dtype=torch.bool)
+    coupled[column[i], column[j]] = True
+    both = torch.stack([_colouring(coupled), widths], 1)
+    return both.unique(dim=0, return_inverse=True)[1].repeat_interleave(widths)
 
 
 def _colouring(pairs: Tensor) -> Tensor:

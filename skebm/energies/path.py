@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,14 @@ from torch import Tensor
 
 from skebm.base import BipartiteEnergy, Energy, PairwiseEnergy
 from skebm.base.units import Bernoulli
-from skebm.distributions import Distribution, Gaussian, IndependentBernoulli
+from skebm.distributions import (
+    Columns,
+    Distribution,
+    Gaussian,
+    IndependentBernoulli,
+    IndependentCategorical,
+    Uniform,
+)
 from skebm.energies.bipartite import BernoulliRBM, Tilted
 from skebm.energies.mixed_bipartite import MixedRBM, WiderColumns
 from skebm.energies.neural import NeuralEnergy
@@ -53,9 +61,36 @@ def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
     independent = isinstance(base, IndependentBernoulli) and not isinstance(energy, MixedRBM)
     if isinstance(energy, BipartiteEnergy) and (independent or base is energy.base is not None):
         return BipartitePath(energy, base)
-    if isinstance(energy, PairwiseEnergy) and independent:
-        return PairwisePath(energy, base)
+    if isinstance(energy, PairwiseEnergy) and (fields := unary_fields(base)) is not None:
+        return PairwisePath(energy, base, fields)
     return GeometricPath(energy, base)
+
+
+class UnaryFields(NamedTuple):
+    """A distribution of independent bits and levels as log q(x) = logits' x - log_normaliser."""
+
+    logits: Tensor
+    log_normaliser: float
+
+
+def unary_fields(base: Distribution) -> UnaryFields | None:
+    """The fields of independent bits and levels; None of any other distribution."""
+    if isinstance(base, IndependentBernoulli):
+        return UnaryFields(base.logits, float(base.log_normaliser.double()))
+    if isinstance(base, IndependentCategorical) and base.logits.isfinite().all():
+        return UnaryFields(base.logits, 0.0)
+    if isinstance(base, Uniform) and len(base.domain.row_shape) == 1:
+        n_states = base.domain.log_n_states
+        zeros = torch.zeros(base.domain.n_columns)
+        return UnaryFields(zeros, n_states) if math.isfinite(n_states) else None
+    if not isinstance(base, Columns):
+        return None
+    parts = [unary_fields(part) for part in base.parts]
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts):
+        return None
+    total = sum(part.log_normaliser for part in found)
+    return UnaryFields(torch.cat([part.logits for part in found]), total)
 
 
 class AnnealingPath(abc.ABC):
@@ -161,22 +196,22 @@ class WiderPath(AnnealingPath):
 
 
 class PairwisePath(AnnealingPath):
-    r"""From independent columns to a pairwise binary energy, linear in its parameters.
+    r"""From independent columns to a pairwise energy, linear in its parameters.
 
     .. math:: p_\beta(x) \propto \exp\bigl((1 - \beta) a^\top x - \beta E(x)\bigr)
     """
 
     energy: Any
 
-    def __init__(self, energy: PairwiseEnergy, base: Any):
+    def __init__(self, energy: PairwiseEnergy, base: Any, fields: UnaryFields):
         super().__init__(energy, base)
-        self.log_z0 = float(base.log_normaliser.double())
+        self.field, self.log_z0 = fields.logits.to(energy.bias), fields.log_normaliser
 
     def at(self, beta: float) -> PairwiseEnergy:
-        return TiltedPairwise(self.energy, (1 - beta) * self.base.logits, beta)
+        return TiltedPairwise(self.energy, (1 - beta) * self.field, beta)
 
     def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
-        return (old - new) * (self.energy(x) + x @ self.base.logits).double()
+        return (old - new) * (self.energy(x) + x @ self.field).double()
 
 
 class TiltedPairwise(PairwiseEnergy):

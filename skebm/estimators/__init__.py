@@ -1,6 +1,7 @@
 """Estimators with the scikit-learn API."""
 
 from skebm.estimators.bases import MixtureBase
+from skebm.estimators.boltzmann import BoltzmannMachineDensity, SparsityPath
 from skebm.estimators.encoding import TableEncoder
 from skebm.estimators.neural import (
     ContrastiveDivergenceDensity,
@@ -19,6 +20,7 @@ from skebm.estimators.rbm import RBMEstimator
 from skebm.estimators.tractable import TractableDensity
 
 __all__ = [
+    "BoltzmannMachineDensity",
     "ContrastiveDivergenceDensity",
     "Discrepancy",
     "EnergyOutlierDetector",
@@ -33,6 +35,7 @@ __all__ = [
     "RBMEstimator",
     "ScoreMatchingDensity",
     "Sliced",
+    "SparsityPath",
     "TableEncoder",
     "TractableDensity",
 ]

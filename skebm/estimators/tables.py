@@ -171,7 +171,7 @@ class UnitIntervalTable(Table):
                 )
             found.said = not sp.issparse(X) and not is_binary(found.scaling.apply(X))
             warnings.warn(
-                f"RBMEstimator models values in [0, 1], but {what}: they are min-max scaled "
+                f"Bits take values in [0, 1], but {what}: they are min-max scaled "
                 "(rescale=False raises an error instead)." + (f" {BETWEEN}" if found.said else ""),
                 UserWarning,
                 stacklevel=2,
@@ -211,6 +211,10 @@ class UnitIntervalTable(Table):
         found: np.ndarray = np.where(np.isnan(X), self.invert(x), X).astype(X.dtype)
         return found
 
+    def column_at(self, entry: int) -> Any:
+        """Number or name of a column."""
+        return entry if self.names is None else repr(self.names[entry])
+
     def row_energy(self, energy: Any, x: Tensor) -> Tensor:
         value: Tensor = energy(x)
         return value
@@ -236,6 +240,36 @@ class UnitIntervalTable(Table):
         """Names or numbers of the first ten columns, for a message."""
         shown = [str(i) if self.names is None else repr(self.names[i]) for i in columns[:10]]
         return ", ".join(shown) + (f" and {len(columns) - 10} more" if len(columns) > 10 else "")
+
+
+class SpinTable(UnitIntervalTable):
+    """Columns of spins, -1 and 1, as bits 0 and 1."""
+
+    @classmethod
+    def learn_spins(cls, X: Any, names: Any = None) -> SpinTable:
+        """A table of as many columns as X; rows are checked where they are used."""
+        d = X.shape[1]
+        names = None if names is None else [str(name) for name in names]
+        scaling = MinMax(np.arange(d), np.full(d, -1.0), np.full(d, 1.0))
+        return cls(scaling, Binary((d,)), False, names)
+
+    def check_range(self, X: Any) -> None:
+        """Raise for values other than -1 and 1; missing ones are left to others."""
+        values = X.toarray() if sp.issparse(X) else X
+        wrong = ~(np.isnan(values) | (np.abs(values) == 1)).all(0)
+        if wrong.any():
+            raise ValueError(
+                f"X: columns {self._shown(np.flatnonzero(wrong))} have values other than -1 and 1, "
+                'which are spins. Pass coding="binary" to `fit` bits.'
+            )
+
+
+def holds_spins(X: Any) -> bool:
+    """Whether all values are -1 or 1, and some are -1."""
+    if sp.issparse(X):
+        return False
+    known = X[~np.isnan(X)]
+    return bool((np.abs(known) == 1).all() and (known < 0).any())
 
 
 # ------------------------------------------------------------------------------

@@ -5,10 +5,16 @@ from skebm.objectives.contrastive import ContrastiveDivergence
 from skebm.objectives.discrepancy import EnergyDiscrepancy
 from skebm.objectives.flow_contrastive import FlowContrastive, FlowState
 from skebm.objectives.joint import JointLikelihood
-from skebm.objectives.likelihood import ExactLikelihood
+from skebm.objectives.likelihood import EnumeratedLikelihood, ExactLikelihood
+from skebm.objectives.local import (
+    LocalObjective,
+    ProbabilityFlow,
+    PseudoLikelihood,
+    RatioMatching,
+    pseudo_log_likelihood,
+)
 from skebm.objectives.negative_phase import ContrastiveState
 from skebm.objectives.noise_contrastive import NoiseContrastive
-from skebm.objectives.pseudo_likelihood import pseudo_log_likelihood
 from skebm.objectives.refinement import Refinement
 from skebm.objectives.score_matching import (
     DenoisingScoreMatching,
@@ -25,15 +31,20 @@ __all__ = [
     "ContrastiveState",
     "DenoisingScoreMatching",
     "EnergyDiscrepancy",
+    "EnumeratedLikelihood",
     "ExactLikelihood",
     "ExactScoreMatching",
     "FlowContrastive",
     "FlowState",
     "JointLikelihood",
+    "LocalObjective",
     "MultiscaleScoreMatching",
     "NoiseContrastive",
     "Offsets",
     "Penalty",
+    "ProbabilityFlow",
+    "PseudoLikelihood",
+    "RatioMatching",
     "Refinement",
     "SlicedScoreMatching",
     "Walkers",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from skebm.base import Batch, Centering, Loss, Objective, Offsets, Penalty
-from skebm.base.objective import weighted_mean, why_diverged
+from skebm.base import Batch, Centering, Energy, Loss, Objective, Offsets, Penalty
+from skebm.base.objective import fill_missing, weighted_mean, why_diverged
 from skebm.energies import BernoulliRBM, Moments
 from skebm.energies.rbm_gradient import Gradient, RBMGradient
+
+# Numbers of a block of states: 16 MB of float32.
+CHUNK = 4_000_000
 
 
 class LikelihoodState(NamedTuple):
@@ -144,6 +148,97 @@ class ExactLikelihood(Objective):
         """Check for non-finite values, then by `skebm.base.objective.why_diverged`."""
         reason = super().diverged(logs, before, n_rows)
         return reason or why_diverged(logs, before, n_rows, self.energy.domain)
+
+
+class EnumeratedLikelihood(Objective):
+    r"""Negative log-likelihood of any energy on few states, with log Z by a sum over all of them.
+
+    .. math:: \mathbb E_{data}\, E(x) + \log \sum_{x'} e^{-E(x')}
+
+    Value and gradient are exact; the sum is over states in blocks, in the precision of the energy.
+    Convex in parameters in which the energy is linear.
+
+    Parameters
+    ----------
+    energy : Energy
+        On bits, one-hot columns, or both, with few enough states.
+    l1, l2 : float, default=0
+        Penalties :math:`\lambda_1 \sum |w| + \lambda_2 \sum w^2 / 2` on ``energy.weight``. The
+        gradient does not include that of the first, which is the optimizer's matter.
+
+    References
+    ----------
+    Ackley, Hinton and Sejnowski (1985), "A learning algorithm for Boltzmann machines", Cognitive
+    Science 9.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.base import Batch
+    >>> from skebm.energies import ising_grid
+    >>> from skebm.objectives import EnumeratedLikelihood
+    >>> batch, generator = Batch(torch.ones(1, 9)), torch.Generator()
+    >>> loss = EnumeratedLikelihood(ising_grid(3, 3, 0.0))(batch, None, generator).value
+    >>> round(loss.item(), 4)  # 9 log 2
+    6.2383
+    """
+
+    def __init__(self, energy: Energy, *, l1: float = 0.0, l2: float = 0.0):
+        super().__init__()
+        self.energy, self.l1, self.l2 = energy, l1, l2
+
+    def work(self, n_rows: int) -> float:
+        """Multiplications of a step, which the enumeration dominates."""
+        return super().work(n_rows) + self.energy.domain.n_states * self.energy.domain.n_columns
+
+    def _states(self) -> Iterator[Tensor]:
+        like = next(self.energy.parameters())
+        chunk = max(1, CHUNK // self.energy.domain.n_columns)
+        return self.energy.domain.enumerate(chunk, dtype=like.dtype, device=like.device)
+
+    @torch.no_grad()
+    def _log_z(self) -> Tensor:
+        parts = [(-self.energy(states)).double().logsumexp(0) for states in self._states()]
+        return torch.stack(parts).logsumexp(0)
+
+    def _data_term(self, batch: Batch) -> Tensor:
+        return _share(batch) @ self.energy(batch.x)
+
+    def _penalty(self) -> Tensor | float:
+        if not (self.l1 or self.l2):
+            return 0.0
+        w: Any = self.energy.weight
+        return self.l1 * w.detach().abs().sum() + self.l2 / 2 * w.square().sum()
+
+    def forward(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
+        """Weighted mean of E(x), plus log Z and the penalties; the states are kept for backward."""
+        parts = [(-self.energy(states)).logsumexp(0) for states in self._states()]
+        log_z = torch.stack(parts).logsumexp(0)
+        share = _share(batch).sum()
+        return Loss(self._data_term(batch) + share * log_z + self._penalty(), state)
+
+    def gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
+        """Write the gradient, of which each block of states has its share, and return the loss."""
+        trained, log_z, share = self.cleared(), self._log_z(), _share(batch).sum()
+        with torch.enable_grad():
+            value = self._data_term(batch) + self._penalty()
+            value.backward()
+            for states in self._states():
+                energy = self.energy(states)
+                p = torch.exp(-energy.detach() - log_z.to(energy)) * share
+                (-(p @ energy)).backward()
+        fill_missing(trained)
+        return Loss(value.detach().double() + share * log_z, state)
+
+    @torch.no_grad()
+    def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
+        """Mean negative log-likelihood of the batch, plus the penalties."""
+        return {"loss": self.held_out(batch, state, generator) + self._penalty()}
+
+    @torch.no_grad()
+    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+        """Exact mean negative log-likelihood."""
+        return weighted_mean(self.energy(batch.x), batch.weight) + self._log_z()
 
 
 def _share(batch: Batch) -> Tensor:

@@ -13,12 +13,12 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler
+from skebm.base.graph import PairwiseGraph
 from skebm.base.sampler import whole_number
 from skebm.partition.checks import generator_for
 from skebm.partition.graph import (
     FRUSTRATED,
     PairwiseEstimator,
-    PairwiseGraph,
     belief_propagation,
     exact_result,
     forest_log_z,

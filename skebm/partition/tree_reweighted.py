@@ -15,10 +15,10 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler
+from skebm.base.graph import PairwiseGraph
 from skebm.base.sampler import whole_number
 from skebm.partition.graph import (
     PairwiseEstimator,
-    PairwiseGraph,
     exact_result,
     forest_log_z,
     free_energy,
@@ -26,7 +26,7 @@ from skebm.partition.graph import (
     maximise_newton,
     pairwise_graph,
 )
-from skebm.partition.perturb_and_map import MinCut
+from skebm.samplers.perturbed_map import MinCut
 
 # Units times edges above which checking given probabilities would take minutes.
 MAX_CHECK_COST = 3e6

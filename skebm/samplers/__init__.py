@@ -9,6 +9,7 @@ from skebm.samplers.hamiltonian import HMC
 from skebm.samplers.langevin import AnnealedLangevin, Langevin
 from skebm.samplers.mala import MALA
 from skebm.samplers.metropolis import MetropolisHastings
+from skebm.samplers.perturbed_map import PerturbedMAP
 from skebm.samplers.tempering import ParallelTempering
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "MetropolisHastings",
     "ParallelTempering",
     "Persistent",
+    "PerturbedMAP",
     "ReplayBuffer",
     "Shift",
 ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from skebm.base import (
+    Binary,
     BipartiteEnergy,
     ChainState,
     Clamp,
@@ -17,11 +20,15 @@ from skebm.base import (
     Sampler,
     StepInfo,
 )
+from skebm.base.domains import columns_of
 from skebm.base.sampler import whole_number
+
+# Colours for each column above which columns are drawn one by one.
+SINGLE_COLUMNS = 0.25
 
 
 class Gibbs(Sampler):
-    r"""Block Gibbs sampling of a bipartite or a pairwise binary energy: exact.
+    r"""Block Gibbs sampling of a bipartite or a pairwise energy: exact.
 
     **Bipartite**: :math:`h \sim p(h \mid x)`, :math:`x' \sim p(x \mid h)` leaves
     :math:`p(x) \propto \sum_h e^{-\beta E(x, h)}` invariant, and every draw is accepted. The
@@ -37,9 +44,9 @@ class Gibbs(Sampler):
     ``state.aux`` may be a hidden layer already drawn from p(h given x) at the same `beta`; the step
     then starts from it and saves a matrix product.
 
-    **Pairwise** (:class:`~skebm.base.PairwiseEnergy`, such as Ising grids): columns of one colour
-    are not coupled, so they are drawn jointly given the others. A step is a sweep over all colours:
-    two blocks on a grid, a block for each column where all are coupled.
+    **Pairwise** (:class:`~skebm.base.PairwiseEnergy`, such as Ising grids and Potts models):
+    columns of one colour are not coupled, so they are drawn jointly given the others. A step is a
+    sweep over all colours: two blocks on a grid, a block for each column where all are coupled.
 
     Parameters
     ----------
@@ -143,15 +150,80 @@ def _sweep(
     clamp: Clamp | None,
 ) -> Tensor:
     """Rows (n, d) after drawing the columns of each colour given the others."""
-    x = x.clone()
+    if not isinstance(energy.domain, Binary):
+        return _sweep_levels(energy, x, generator, beta, clamp)
     u = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)
     u = u.clamp_(min=torch.finfo(u.dtype).eps / 2).logit()  # the logit of 0 would be -inf
-    for columns in energy.colours:
+    colours = energy.colours
+    if x.device.type == "cpu" and len(colours) > SINGLE_COLUMNS * x.shape[1]:
+        return _sweep_columns(energy, x, u, beta, clamp)
+    x = x.clone()
+    for columns in colours:
         drawn = (u[:, columns] < beta * energy.logits(x, columns)).to(x.dtype)
         if clamp is not None:
             drawn = torch.where(clamp.mask[:, columns], x[:, columns], drawn)
         x[:, columns] = drawn
     return x
+
+
+def _sweep_columns(
+    energy: PairwiseEnergy, x: Tensor, u: Tensor, beta: float, clamp: Clamp | None
+) -> Tensor:
+    """The same, one column after the other, for graphs in which most are coupled.
+
+    The log-odds of the columns to come are updated after each draw. In NumPy, whose calls take a
+    fifth of the time of torch's on so few numbers.
+    """
+    with torch.no_grad():
+        logits = (beta * energy.logits(x)).t().contiguous().numpy()
+        J = (beta * energy.coupling).contiguous().numpy()
+    drawn, thresholds = x.detach().t().contiguous().clone(), u.t().contiguous().numpy()
+    state = drawn.numpy()
+    fixed = None if clamp is None else clamp.mask.t().contiguous().numpy()
+    for i in range(len(state)):
+        new = (thresholds[i] < logits[i]).astype(state.dtype)
+        if fixed is not None:
+            new = np.where(fixed[i], state[i], new)
+        change = new - state[i]
+        if change.any():
+            logits[i + 1 :] += J[i + 1 :, i, None] * change
+            state[i] = new
+    return drawn.t()
+
+
+def _sweep_levels(
+    energy: PairwiseEnergy,
+    x: Tensor,
+    generator: torch.Generator,
+    beta: float,
+    clamp: Clamp | None,
+) -> Tensor:
+    """The same for rows with one-hot columns, by the Gumbel-max trick."""
+    x = x.clone()
+    width = [k for k in columns_of(energy.domain) for _ in range(k)]
+    kind: dict[str, Any] = {"generator": generator, "dtype": x.dtype, "device": x.device}
+    for columns in energy.colours:
+        k = width[int(columns[0])]
+        logits = (beta * energy.logits(x, columns)).view(len(x), -1, k)
+        if k == 1:  # the other level of a bit has log-weight 0
+            logits = torch.cat([logits, torch.zeros_like(logits)], 2)
+        if clamp is not None:
+            value, mask = clamp.value[:, columns], clamp.mask[:, columns]
+            logits = logits.masked_fill(_excluded(value, mask, k), -math.inf)
+        u = torch.rand(logits.shape, **kind).clamp_(min=torch.finfo(x.dtype).tiny)
+        level = (logits - (-u.log()).log()).argmax(2, keepdim=True)
+        drawn = torch.zeros_like(logits).scatter_(2, level, 1)
+        x[:, columns] = drawn[:, :, :1].flatten(1) if k == 1 else drawn.flatten(1)
+    return x
+
+
+def _excluded(value: Tensor, mask: Tensor, k: int) -> Tensor:
+    """Levels that clamped entries exclude, (n, columns, k); of a bit one and zero."""
+    value, mask = value.view(len(value), -1, k) > 0.5, mask.view(len(mask), -1, k)
+    if k == 1:
+        return torch.cat([mask & ~value, mask & value], 2)
+    present = mask & value
+    return (mask & ~value) | (present.any(2, keepdim=True) & ~value)
 
 
 ALWAYS = StepInfo(1.0)

@@ -24,6 +24,7 @@ from skebm._validation import TorchModes, threads
 from skebm.base import Batch, Loss, Objective, SamplingError, sampling
 from skebm.base.objective import FusedSteps
 from skebm.base.torchtools import SGD
+from skebm.training.owlqn import searches_steps
 from skebm.training.rows import Batches, Rows
 
 # Least loss on held-out rows, in nats per row, for which training returns to earlier weights.
@@ -779,7 +780,7 @@ class EnergyNet(NeuralNet):
 
         None under a line search, which controls the step size itself, and for less than 10 rows.
         """
-        if isinstance(self.optimizer_, torch.optim.LBFGS) or len(monitored.x) < 10:
+        if searches_steps(self.optimizer_) or len(monitored.x) < 10:
             return None
         with sampling(self.module_.energy):
             return self.module_.energy(monitored.x[:20])
@@ -833,7 +834,7 @@ class EnergyNet(NeuralNet):
         without fused steps (`fusable`) they always are.
         """
         gradients, generator, optimizer = self.module_.gradients, self.generator, self.optimizer_
-        if isinstance(optimizer, torch.optim.LBFGS):
+        if searches_steps(optimizer):
             search = line_search(
                 self.module_, optimizer, self.run_, generator, self._notify_gradients
             )
@@ -1089,7 +1090,7 @@ class EnergyNet(NeuralNet):
             for name, value in state["state"].items()
         }
         same = type(self.optimizer_) is type(before.optimizer_)
-        if same and not isinstance(self.optimizer_, torch.optim.LBFGS):
+        if same and not searches_steps(self.optimizer_):
             # By name: another form of the objective may train other parameters, and torch would
             # write momenta of one shape into weights of another without noticing.
             slots = state["optimizer"]["state"]

@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator
 from skebm._validation import Interval, StrOptions
 from skebm.base import Objective, torchtools
 from skebm.training.engine import EnergyNet
+from skebm.training.owlqn import OWLQN
 from skebm.training.rows import Rows
 
 # Fraction of the passes in which a cosine schedule rises to the learning rate.
@@ -166,6 +167,7 @@ SCHEDULES = {"linear": linear_decay, "cosine": cosine_decay, "constant": None}
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (torchtools.SGD, {}),
     "adamw": (torchtools.adamw, {}),
+    "owlqn": (OWLQN, {}),
     "lbfgs": (
         torchtools.LBFGS,
         {
@@ -205,7 +207,7 @@ class TrainingPlan:
     ----------
     n_iter, batch_size : int
     learning_rate : float
-    optimizer : {"sgd", "adamw", "lbfgs"}
+    optimizer : {"sgd", "adamw", "lbfgs", "owlqn"}
     optimizer_settings : dict
         Arguments of the optimizer besides the learning rate.
     schedule : {"linear", "cosine", "constant"}

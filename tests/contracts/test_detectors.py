@@ -59,7 +59,7 @@ each_conformal = pytest.mark.parametrize("detector", CONFORMAL)
 
 # Warnings of the RBM about rows that are not binary; here it is given such rows on purpose.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:RBMEstimator models values in"),
+    pytest.mark.filterwarnings("ignore:Bits take values in"),
     pytest.mark.filterwarnings("ignore:.*rows are not binary"),
     pytest.mark.filterwarnings("ignore:X. columns"),
     pytest.mark.filterwarnings("ignore:.*clipped"),

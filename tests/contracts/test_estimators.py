@@ -28,6 +28,7 @@ from skorch.callbacks import Callback
 from torch import nn
 
 from skebm import (
+    BoltzmannMachineDensity,
     ContrastiveDivergenceDensity,
     FlowContrastiveDensity,
     NCEDensity,
@@ -146,6 +147,22 @@ CASES = {
             centering=None,
             penalty=Penalty(l1=0.01, sparsity_target=0.1),
             optimizer=SGD(momentum=0.5, averaging=0.5),
+        ),
+    },
+    BoltzmannMachineDensity: {
+        "auto": BoltzmannMachineDensity(random_state=0),
+        "pseudo_likelihood": BoltzmannMachineDensity(
+            "pseudo_likelihood", l2=0.01, random_state=0, dtype="float64"
+        ),
+        "ratio_matching": BoltzmannMachineDensity(
+            "ratio_matching", batch_size=20, n_iter=5, early_stopping=True, random_state=0
+        ),
+        "probability_flow": BoltzmannMachineDensity(
+            "probability_flow", l1=0.05, l2=0.0, partition=None, random_state=0
+        ),
+        "pcd": BoltzmannMachineDensity("pcd", n_iter=5, batch_size=20, l2=0.01, random_state=0),
+        "perturb_and_map": BoltzmannMachineDensity(
+            "perturb_and_map", n_iter=2, batch_size=30, l2=0.01, random_state=0
         ),
     },
     ScoreMatchingDensity: {
@@ -280,6 +297,39 @@ KINDS = {
             {"chains": Persistent(n_chains=3)},
             {"learning": "cd"},
             {"centering": None},
+        ),
+    ),
+    BoltzmannMachineDensity: Kind(
+        rows=binary_rows,
+        rounding=0,
+        outputs=("conditional_proba", "pseudo_likelihood"),
+        short={"n_steps": 5},
+        numbers=(bool, int, np.uint8, np.float16, np.float32, np.float64, list),
+        sampler=Gibbs(),
+        partition=Exact(),
+        wider={"edges": np.eye(6, k=1) + np.eye(6, k=-1)},
+        searched={"l2": [0.01, 0.1]},
+        later=(
+            {"dtype": "float32"},
+            {"dtype": "float64"},
+            {"learning": "pcd"},
+            {"learning": "probability_flow"},
+            {"chains": Persistent(n_chains=3)},
+            {"coding": "spin"},
+            {"learning_rate": 0.3},
+            {"early_stopping": True},
+            {"optimizer__averaging": 0.9},
+            {"verbose": 1},
+        ),
+        optimizers=(
+            {},
+            {"net_params": {"optimizer": torch.optim.Adam}},
+        ),
+        going_on=(
+            {"dtype": "float64"},
+            {"learning": "pcd"},
+            {"learning": "pseudo_likelihood"},
+            {"l2": 0.1},
         ),
     ),
     ScoreMatchingDensity: Kind(
@@ -465,6 +515,7 @@ LEADS = [
 FIRST = [
     "RBMEstimator-auto",
     "RBMEstimator-pcd",
+    "BoltzmannMachineDensity-auto",
     "ScoreMatchingDensity-denoising",
     "ContrastiveDivergenceDensity-persistent",
     "ContrastiveDivergenceDensity-binary",
@@ -634,6 +685,7 @@ def unequal_by_design(estimator):
 smallest = {"network": MLP((4,)), "n_iter": 1, "random_state": 0} | few_draws
 DEFAULTS = {
     "RBMEstimator": RBMEstimator(2, n_iter=2, random_state=0),
+    "BoltzmannMachineDensity": BoltzmannMachineDensity(n_iter=2, random_state=0),
     "ScoreMatchingDensity": ScoreMatchingDensity(**smallest),
     "ContrastiveDivergenceDensity": ContrastiveDivergenceDensity(
         **smallest, base="gaussian", chains=Persistent(n_steps=1), sampler=MALA(0.3)
@@ -652,7 +704,7 @@ MODES = {
 harmless = [
     pytest.mark.filterwarnings(f"ignore:{message}")
     for message in (
-        "RBMEstimator models values in",
+        "Bits take values in",
         ".*rows are not binary",
         "X. columns",
         "Columns .* (are constant|have few distinct)",
@@ -825,7 +877,8 @@ def test_rows_of_weight_zero_are_not_there(case):
 def test_equal_weights_are_no_weights(case):
     case = clone(case).set_params(dtype="float64")
     # Twice as many rows are more to go by for a base that counts them.
-    weight = 2.0 if kind(case).rows is binary_rows else 1.0
+    counts = isinstance(case, BoltzmannMachineDensity) or kind(case).rows is not binary_rows
+    weight = 1.0 if counts else 2.0
     weighted = clone(case).fit(data(case), sample_weight=np.full(60, weight))
     expected = net_weights(fit(case))
     for name, found in net_weights(weighted).items():

@@ -1,0 +1,413 @@
+"""Settings of a Boltzmann machine that are resolved before training: rule, edges and penalties."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+from skebm.base import Batch, Binary, Categorical, Objective, Sampler
+from skebm.base.domains import columns_of, parts_of
+from skebm.distributions import (
+    Columns,
+    Distribution,
+    IndependentBernoulli,
+    IndependentCategorical,
+)
+from skebm.energies import BoltzmannMachine
+from skebm.energies.pairwise import same_column
+from skebm.estimators.base import Blueprint
+from skebm.estimators.columns import ColumnTable
+from skebm.estimators.tables import UnitIntervalTable
+from skebm.objectives import (
+    ContrastiveDivergence,
+    ContrastiveState,
+    EnumeratedLikelihood,
+    LocalObjective,
+    ProbabilityFlow,
+    PseudoLikelihood,
+    RatioMatching,
+    pseudo_log_likelihood,
+)
+from skebm.samplers import ChainPolicy, Gibbs, Persistent, PerturbedMAP
+from skebm.training.engine import EnergyNet
+from skebm.training.plan import TrainingPlan
+from skebm.training.rows import Rows
+
+# Terms of an enumeration (states times entries of a row) up to which exact learning is the default,
+# and up to which it is allowed.
+CHEAP_COST, MOST_COST = 2e7, 2e9
+LOCAL: dict[str, type[LocalObjective]] = {
+    "pseudo_likelihood": PseudoLikelihood,
+    "ratio_matching": RatioMatching,
+    "probability_flow": ProbabilityFlow,
+}
+CONVEX = ("exact", *LOCAL)
+# Coupling of two bits beyond which no table can tell it from an infinite one.
+INFINITE = 20.0
+# Prior rows of the fields of columns that have one state only.
+PSEUDO_COUNT = 1.0
+
+
+@dataclass(frozen=True)
+class BoltzmannBlueprint(Blueprint):
+    """Resolved settings of a Boltzmann machine.
+
+    Attributes
+    ----------
+    table : UnitIntervalTable or ColumnTable
+    plan : TrainingPlan
+    learning, reason : str
+        The rule, and why it is the rule.
+    spins : bool
+        Whether rows of X are spins, -1 and 1.
+    edges : ndarray of bool of shape (D, D)
+        Entries of rows that may be coupled.
+    unseen : ndarray of bool of shape (D,)
+        Entries whose state never occurs, or always: their fields are not trained.
+    base : Distribution
+        Independent columns, where training, annealing and chains start.
+    l1, l2 : float
+        Penalties of couplings of bits.
+    sampler : Sampler or None
+    chains : ChainPolicy or None
+    """
+
+    table: UnitIntervalTable | ColumnTable
+    plan: TrainingPlan
+    learning: str
+    reason: str
+    spins: bool
+    edges: np.ndarray
+    unseen: np.ndarray
+    base: Distribution
+    l1: float
+    l2: float
+    sampler: Sampler | None
+    chains: ChainPolicy | None
+
+    @property
+    def searches(self) -> bool:
+        """Whether all rows are used at every step, by a quasi-Newton method."""
+        return self.plan.optimizer == "owlqn"
+
+    def objective(self, generator: torch.Generator) -> Objective:
+        energy = self._energy(generator.device)
+        penalties = {"l1": self.l1, "l2": self.l2}
+        if self.learning == "exact":
+            return EnumeratedLikelihood(energy, **penalties)
+        if self.learning in LOCAL:
+            return LOCAL[self.learning](energy, **penalties)
+        chains = clone(self.chains)
+        if isinstance(chains, Persistent):
+            chains.set_params(initial=self.base.to(generator.device, self.plan.torch_dtype))
+        return ContrastiveDivergence(energy, self.training_sampler, chains)
+
+    def _energy(self, device: torch.device) -> BoltzmannMachine:
+        """Uncoupled columns with the fields of the base; fields of unseen states stay."""
+        d = self.table.domain.n_columns
+        kind: dict[str, Any] = {"device": device, "dtype": self.plan.torch_dtype}
+        energy = BoltzmannMachine(
+            torch.zeros(d, d, **kind),
+            fields_of(self.base).to(**kind),
+            edges=self.edges,
+            domain=self.table.domain,
+        )
+        if self.unseen.any():
+            unseen = torch.as_tensor(self.unseen, device=device)
+            energy.bias.register_hook(lambda grad: grad.masked_fill(unseen, 0))
+        return energy
+
+    def initialise(self, energy: BoltzmannMachine, rows: Rows) -> None:
+        """By pseudo-likelihood for the rules with chains, which start near the optimum then."""
+        if self.learning in CONVEX or not len(energy.weight):
+            return
+        convex = self.with_rule("pseudo_likelihood")
+        net = convex.trained(rows, torch.Generator(rows.device).manual_seed(0))
+        energy.load_state_dict(net.module_.energy.state_dict())
+
+    def with_rule(self, learning: str) -> BoltzmannBlueprint:
+        """The same with another rule, by steps that use all rows."""
+        return replace(self, learning=learning, plan=line_search(self.plan), chains=None)
+
+    def with_penalties(self, l1: float, l2: float) -> BoltzmannBlueprint:
+        """The same with other penalties."""
+        new = replace(self, l1=l1, l2=l2)
+        return replace(new, plan=with_l1(self.plan, l1)) if self.searches else new
+
+    def with_edges(self, edges: np.ndarray) -> BoltzmannBlueprint:
+        """The same on a graph with other edges."""
+        return replace(self, edges=edges)
+
+    def trained(
+        self, rows: Rows, generator: torch.Generator, start: BoltzmannMachine | None = None
+    ) -> EnergyNet:
+        """A net trained on rows; from the weights of another energy with the same edges."""
+        plan = replace(self.plan, verbose=0)
+        net = plan.net(self.objective(generator), generator, streaming=False).initialize()
+        if start is not None:
+            net.module_.energy.load_state_dict(start.state_dict())
+        net.partial_fit(self.deduplicate(rows))
+        if net.interrupted_:
+            raise KeyboardInterrupt("fit was interrupted when it compared settings.")
+        return net
+
+    def deduplicate(self, rows: Rows) -> Rows:
+        return rows.merged() if self.searches else rows
+
+    def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
+        if name == "base":
+            return self.base.to(reference.device, reference.dtype)
+        if name == "sampler":
+            return self.model_sampler.kernel
+        starts = {"data": two_or_more(self.states(reference))}
+        chain = chain_rows(net)
+        if chain is not None and self.learning == "pcd":
+            starts["training chains"] = two_or_more(chain)
+        return starts
+
+    def states(self, x: Tensor) -> Tensor:
+        """Rows whose probabilities of bits are rounded."""
+        if not isinstance(self.table.domain, Binary):
+            return x
+        return (x > 0.5).to(x.dtype)
+
+    def proper_score(self, rows: Rows, energy: Any) -> Tensor:
+        return rows.map(lambda x: pseudo_log_likelihood(energy, x), energy.domain.n_columns)
+
+    @property
+    def model_sampler(self) -> Sampler:
+        """Sampler of rows of the model."""
+        return Gibbs() if self.sampler is None else self.sampler
+
+    @property
+    def training_sampler(self) -> Sampler:
+        """Sampler of the negative phase."""
+        return PerturbedMAP() if self.learning == "perturb_and_map" else self.model_sampler
+
+    def check_trained(self, net: EnergyNet, rows: Rows) -> None:
+        """Warn of couplings that grow without limit."""
+        coupling = net.module_.energy.coupling.detach().abs()
+        if float(coupling.max()) > INFINITE:
+            i, j = divmod(int(coupling.argmax()), len(coupling))
+            names = " and ".join(str(self.table.column_at(k)) for k in (i, j))
+            warnings.warn(
+                f"The coupling of columns {names} grows without limit, because one (almost) "
+                f"determines the other: it is {float(coupling.max()):.3g} after {len(net.history)} "
+                "iterations. Raise l2, or drop one of them.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+
+    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
+        found = super().without_effect(asked)
+        if self.learning in CONVEX and "chains" in asked:
+            found["chains"] = f'learning="{self.learning}" has no chains'
+        if self.learning == "perturb_and_map" and "chains" in asked:
+            found["chains"] = "every perturbation is a draw of its own"
+        if self.searches and "optimizer" in asked:
+            found["optimizer"] = (
+                "all rows are used at every step, by L-BFGS (a batch_size changes that)"
+            )
+        return found
+
+
+# ------------------------------------------------------------------------------
+# Pieces
+# ------------------------------------------------------------------------------
+
+
+def line_search(plan: TrainingPlan) -> TrainingPlan:
+    """The plan for steps that use all rows."""
+    return replace(
+        plan,
+        optimizer="owlqn",
+        optimizer_settings={},
+        learning_rate=1.0,
+        n_iter=MOST_ITERATIONS,
+        batch_size=2**31,
+        schedule="constant",
+        averaging=0.0,
+        patience=PATIENCE,
+        tol=TOLERANCE,
+        judged_by_training=True,
+    )
+
+
+# Iterations of the quasi-Newton method at most, and those without a gain of nats that end it.
+MOST_ITERATIONS, PATIENCE, TOLERANCE = 1000, 3, 1e-7
+
+
+def with_l1(plan: TrainingPlan, l1: float) -> TrainingPlan:
+    """The plan whose optimizer has an l1 penalty on the couplings."""
+    groups = {"param_groups": [("energy.weight", {"l1": l1})]} if l1 else {}
+    return replace(plan, optimizer_settings=groups)
+
+
+def two_or_more(x: Tensor) -> Tensor:
+    """The rows, or a single row twice: reverse annealing needs two for a standard error."""
+    return x if len(x) > 1 else x.expand(2, -1)
+
+
+def chain_rows(net: EnergyNet) -> Tensor | None:
+    """Rows of the persistent chains, if there are any."""
+    state = net.state_
+    if isinstance(state, ContrastiveState) and state.chain is not None:
+        return state.chain.x
+    return None
+
+
+def independent(rows: Rows, domain: Any) -> Distribution:
+    """Independent columns, with a row of prior counts."""
+    x, weight = rows.block(0, len(rows)).double(), rows.counts
+    parts, blocks = parts_of(domain), x.split([p.n_columns for p in parts_of(domain)], 1)
+    found: list[Distribution] = [
+        IndependentCategorical.fit(block, part.groups, weight, pseudo_count=PSEUDO_COUNT)
+        if isinstance(part, Categorical)
+        else IndependentBernoulli.fit(block, weight, pseudo_count=PSEUDO_COUNT)
+        for part, block in zip(parts, blocks, strict=True)
+    ]
+    return found[0] if len(found) == 1 else Columns(found)
+
+
+def fields_of(base: Any) -> Tensor:
+    """Fields of independent bits and levels."""
+    if isinstance(base, Columns):
+        return torch.cat([fields_of(part) for part in base.parts])
+    found: Tensor = base.logits
+    return found
+
+
+def unseen_states(rows: Rows) -> np.ndarray:
+    """Entries (D,) that are all zeros or all ones."""
+    x = rows.block(0, len(rows))
+    found: np.ndarray = (((x == 0) | (x == 1)) & (x == x[:1])).all(0).cpu().numpy()
+    return found
+
+
+def warn_of_unseen(unseen: np.ndarray, name_of: Callable[[int], Any]) -> None:
+    """Warn of columns with states that never occur."""
+    names = list(dict.fromkeys(str(name_of(i)) for i in np.flatnonzero(unseen)))
+    if names:
+        shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+        warnings.warn(
+            f"Some states of the columns {shown} never occur. Their fields would be infinite: they "
+            "are those of one more row in which all states are equally likely, and are not "
+            "coupled.",
+            UserWarning,
+            stacklevel=5,
+        )
+
+
+def entry_edges(edges: np.ndarray | None, table: Any) -> np.ndarray:
+    """Pairs of entries that may be coupled, (D, D), from pairs of columns of X."""
+    domain = table.domain
+    others: np.ndarray = ~same_column(domain).numpy()
+    if edges is None:
+        return others
+    order, widths = columns_in_order(table), columns_of(domain)
+    found = edges[order][:, order].repeat(widths, 0).repeat(widths, 1)
+    return found & others
+
+
+def columns_in_order(table: Any) -> list[int]:
+    """Numbers of the columns of X in the order of the rows of the energy."""
+    if isinstance(table, ColumnTable):
+        return [*table.bits, *table.levels]
+    return list(range(table.domain.n_columns))
+
+
+def enumeration_cost(domain: Any) -> float:
+    """Terms of a sum over all states."""
+    return float(domain.n_states * domain.n_columns)
+
+
+def choose_rule(asked: str, domain: Any) -> tuple[str, str]:
+    """The learning rule, and why it is."""
+    cost = enumeration_cost(domain)
+    if asked == "exact" and cost > MOST_COST:
+        raise ValueError(
+            f'learning="exact" would sum {cost:.2g} terms at every step, more than '
+            f'{MOST_COST:.0e}. Use learning="pseudo_likelihood", or "pcd".'
+        )
+    if asked != "auto":
+        return asked, "as given"
+    if cost <= CHEAP_COST:
+        return "exact", f"a sum over all states has {cost:.2g} terms, at most {CHEAP_COST:.0e}"
+    return "pseudo_likelihood", f"a sum over all states has more than {CHEAP_COST:.0e} terms"
+
+
+# ------------------------------------------------------------------------------
+# The ridge penalty
+# ------------------------------------------------------------------------------
+
+# Precisions of the normal prior of a coupling of bits, among which held-out rows choose; the
+# first leaves columns independent. Rows for each coupling of a column from which the choice makes
+# no difference, and the prior precision is then 1.
+PRECISIONS, MANY_ROWS = (1e5, 1e3, 100.0, 30.0, 10.0, 3.0, 1.0, 0.1), 50
+# Rows below which five parts choose instead of one, as each of them says little.
+FEW_ROWS = 1000
+
+
+def choose_ridge(
+    blueprint: BoltzmannBlueprint, rows: Rows, generator: torch.Generator
+) -> BoltzmannBlueprint:
+    """The blueprint with the ridge penalty under which held-out rows are most likely.
+
+    Precisions are compared from the largest to the smallest, each model starting at the one before.
+    """
+    n = float(rows.counts.sum())
+    if n >= MANY_ROWS * rows.n_columns:
+        return blueprint.with_penalties(blueprint.l1, 1.0 / n)
+    if len(rows) < 5:
+        return blueprint.with_penalties(blueprint.l1, PRECISIONS[1] / n)
+    rule = blueprint.learning if blueprint.learning in CONVEX else "pseudo_likelihood"
+    convex = blueprint.with_rule(rule)
+    parts = torch.arange(len(rows), device=rows.device)[
+        torch.randperm(len(rows), generator=generator, device=rows.device)
+    ].chunk(5)
+    total = np.zeros(len(PRECISIONS))
+    for part in parts if len(rows) < FEW_ROWS else parts[:1]:
+        keep = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+        keep[part] = False
+        train, held_out = rows.subset(keep.nonzero().ravel()), rows.subset(part)
+        total += path_losses(convex, train, held_out, generator, penalties_of_precisions(train))
+    best = PRECISIONS[int(np.nanargmin(total))]
+    return blueprint.with_penalties(blueprint.l1, best / n)
+
+
+def penalties_of_precisions(rows: Rows) -> list[tuple[float, float]]:
+    """l1 and l2 for each precision."""
+    n = float(rows.counts.sum())
+    return [(0.0, precision / n) for precision in PRECISIONS]
+
+
+def path_losses(
+    convex: BoltzmannBlueprint,
+    train: Rows,
+    held_out: Rows,
+    generator: torch.Generator,
+    penalties: list[tuple[float, float]],
+) -> np.ndarray:
+    """Total loss of held-out rows for each of several penalties."""
+    last: BoltzmannMachine | None = None
+    found = []
+    for l1, l2 in penalties:
+        net = convex.with_penalties(l1, l2).trained(train, generator, last)
+        last = net.module_.energy
+        found.append(loss_of(net.module_, held_out))
+    return np.array(found)
+
+
+def loss_of(objective: Any, rows: Rows) -> float:
+    """Sum of the loss over rows, without penalties."""
+    batch = Batch(rows.block(0, len(rows)), None, rows.counts.to(rows.dtype))
+    mean = objective.held_out(batch, None, torch.Generator())
+    return float(mean) * float(rows.counts.sum())

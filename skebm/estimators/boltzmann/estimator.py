@@ -1,0 +1,715 @@
+"""Fully visible Boltzmann machine as a scikit-learn estimator: the Ising model, the Potts model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from sklearn.base import clone
+from torch import Tensor
+
+from skebm._validation import (
+    Interval,
+    StrOptions,
+    check_is_fitted,
+    check_weight,
+    draw_seed,
+)
+from skebm.base import Clamp, Sampler
+from skebm.base.energy import check_temperature
+from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
+from skebm.estimators._docs import shared_docs
+from skebm.estimators.base import (
+    DENSITY_CONSTRAINTS,
+    BaseDensity,
+    stopping_of,
+    validate_coded,
+)
+from skebm.estimators.boltzmann.blueprint import (
+    CHEAP_COST,
+    CONVEX,
+    LOCAL,
+    BoltzmannBlueprint,
+    chain_rows,
+    choose_ridge,
+    choose_rule,
+    columns_in_order,
+    entry_edges,
+    enumeration_cost,
+    independent,
+    line_search,
+    unseen_states,
+    warn_of_unseen,
+    with_l1,
+)
+from skebm.estimators.boltzmann.errors import CouplingErrors, as_errors, covariance
+from skebm.estimators.boltzmann.gauge import conditional_means, zero_sum
+from skebm.estimators.boltzmann.structure import PathResult, SparsityPath, choose_graph
+from skebm.estimators.columns import Coding, ColumnTable
+from skebm.estimators.tables import SpinTable, Table, UnitIntervalTable, holds_spins
+from skebm.partition.exact import exact_draws
+from skebm.samplers import ChainPolicy, FromNoise, Gibbs, Persistent
+from skebm.training import AdamW
+from skebm.training.engine import EnergyNet
+from skebm.training.plan import TrainingPlan
+from skebm.training.rows import Rows
+
+RULES = ("auto", "exact", *LOCAL, "pcd", "perturb_and_map")
+# Rows of a batch and steps of the rules with chains; each perturbation is an optimisation problem.
+BATCH, STEPS, MAP_BATCH, MAP_STEPS, RATE = 500, 1000, 100, 300, 0.01
+# Rows whose chains run together, and chains of the Fisher information.
+BLOCK, N_DRAWS, N_DRAW_STEPS = 10_000, 10_000, 200
+
+
+@shared_docs
+class BoltzmannMachineDensity(BaseDensity):
+    r"""Fully visible Boltzmann machine: couplings, a graph and a density of discrete columns.
+
+    .. math:: p(x) = \frac{1}{Z} \exp\Bigl(\sum_{i < j} J_{ij} x_i x_j + \sum_i b_i x_i\Bigr)
+
+    For bits (0 and 1) or spins (-1 and 1) it is the Ising model with a coupling of each pair, the
+    binary counterpart of :class:`sklearn.covariance.GraphicalLasso`; for categories the Potts
+    model. Where its likelihood or pseudo-likelihood is maximised, training is convex and has no
+    chains. Each pair counts once; texts without the one half of :math:`x^\top J x / 2`, such as
+    Tomczak (2022), eq. 6.32, count it twice and have couplings of half the size
+    (:class:`skebm.energies.BoltzmannMachine`).
+
+    Parameters
+    ----------
+    learning : str, default="auto"
+        Learning rule. ``"exact"``: maximum likelihood by a sum over all states, of up to about 25
+        bits. ``"pseudo_likelihood"``, ``"ratio_matching"`` and ``"probability_flow"``: rules that
+        compare each row with those one change away (:class:`skebm.objectives.PseudoLikelihood` and
+        so on). ``"pcd"``: maximum likelihood with persistent chains, which start from the
+        pseudo-likelihood's optimum. ``"perturb_and_map"``: moments of the rows matched by most
+        probable states under random fields (:class:`skebm.samplers.PerturbedMAP`), of bits.
+        ``"auto"`` is exact up to 2e7 terms, 19 bits, and the pseudo-likelihood beyond;
+        `learning_reason_` says why.
+    coding : {"auto", "binary", "spin"}, default="auto"
+        Values of columns that are not categories, and the meaning of couplings. ``"spin"``: -1 and
+        1; other values raise an error. ``"auto"`` is that where X holds these two values alone.
+    edges : array-like or sparse matrix of shape (n_features, n_features), or None, default=None
+        Symmetric adjacency matrix of the columns that may be coupled; None couples all pairs. See
+        :func:`skebm.energies.grid_edges`. A graph of networkx is
+        ``networkx.to_numpy_array(graph) != 0``.
+    l1 : float, SparsityPath, "ebic" or "cv", default=0
+        Penalty :math:`\lambda_1 \sum_{i<j} |J_{ij}|`, added to the mean loss of a row. A
+        :class:`~skebm.estimators.SparsityPath`, or the name of its criterion, chooses the graph
+        and trains its couplings without the penalty; `path_` has what was compared.
+    l2 : float or "auto", default="auto"
+        Penalty :math:`\lambda_2 / 2 \sum_{i<j} J_{ij}^2`. ``"auto"``: one over the number of rows,
+        a normal prior of variance 1, for 50 rows or more for each coupling of a column; for fewer,
+        held-out rows choose among eight, from nearly independent columns on. Penalties are of
+        couplings in their coding.
+    categorical_features : "from_dtype", array-like or None, default="from_dtype"
+        Columns of categories: names, numbers or a boolean mask. ``"from_dtype"``: columns of frames
+        that hold text or are of a categorical type, and columns of object arrays that hold other
+        values than numbers. None: no column is categorical.
+    n_iter : int or "auto", default="auto"
+        Iterations of the quasi-Newton method, at most 1,000 that end where the loss no longer
+        falls; epochs of rules with chains, by default of 1,000 steps (300 of perturb-and-MAP).
+    learning_rate, batch_size : float, int or "auto", default="auto"
+        Of stochastic steps (Adam): 0.01 and 500 rows (100 of perturb-and-MAP). Numbers make the
+        convex rules stochastic as well.
+    optimizer : AdamW or None, default=None
+        Of stochastic steps.
+    chains : Persistent or None, default=None
+        Chains of ``"pcd"``; None is ``Persistent(n_steps=1)`` with 500 of them.
+    early_stopping : bool or EarlyStopping, default=False
+        Stop when the loss of held-out rows no longer falls, and keep the best weights.
+    <<warm_start, contamination>>
+    partition : "auto", PartitionEstimator or None, default="auto"
+        How log Z is estimated, when it is first needed. ``"auto"``: exactly, if the enumeration has
+        at most 1e9 terms or the graph has no loops, otherwise by
+        :class:`skebm.partition.AISBracket`. None: log Z is not estimated, and `score` is the mean
+        pseudo-log-likelihood.
+    sampler : Sampler or None, default=None
+        Sampler of rows and of the chains; None is :class:`skebm.samplers.Gibbs`.
+    <<random_state, verbose, device, dtype, net_params>>
+
+    Attributes
+    ----------
+    couplings_ : ndarray of shape (n_entries, n_entries)
+        J in the coding, symmetric. Without categories, an entry is a column of X; a category has an
+        entry for each level, next to each other, and couplings between entries of two categories
+        sum to zero over the levels of either (the gauge of least norm).
+    bias_ : ndarray of shape (n_entries,)
+        b in the coding.
+    entries_ : list of (str, object)
+        Column and level of each entry; the level is None for bits and spins.
+    graph_ : ndarray of bool of shape (n_features, n_features)
+        Which columns are coupled.
+    strengths_ : ndarray of shape (n_features, n_features)
+        Frobenius norm of the couplings of two columns: their absolute value, for bits.
+    learning_, learning_reason_ : str
+        The rule, and why it is the rule.
+    coding_ : {"binary", "spin"}
+    l1_, l2_ : float
+        Penalties of the last training.
+    path_ : PathResult
+        Penalties, criterion, numbers of edges and the choice, where a path was asked for.
+    <<log_partition, offset_>>
+    history_ : list of dict
+        One entry per epoch or iteration.
+    n_iter_, n_restarts_ : int
+    sampler_, energy_, net_ : Sampler, BoltzmannMachine, EnergyNet
+        The sampler, the energy as a torch module (of bits and one-hot entries), the skorch net.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
+
+    See Also
+    --------
+    RBMEstimator : Hidden units, for dependences of more than two columns.
+    sklearn.covariance.GraphicalLassoCV : The same questions for real columns.
+
+    Notes
+    -----
+    A column with one state only has an infinite field; it gets that of the rows and one more, in
+    which all states are equally likely, and is not coupled. Missing entries can be filled in by
+    :meth:`impute`, and are refused elsewhere. Values between 0 and 1 weigh both states of a bit.
+
+    References
+    ----------
+    Ackley, Hinton and Sejnowski (1985), "A learning algorithm for Boltzmann machines", Cognitive
+    Science 9. Besag (1975), "Statistical analysis of non-lattice data", The Statistician 24(3).
+    Nguyen, Zecchina and Berg (2017), "Inverse statistical problems: from the inverse Ising problem
+    to data science", Advances in Physics 66(3).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skebm import BoltzmannMachineDensity
+    >>> rng = np.random.default_rng(0)
+    >>> a, b = rng.integers(0, 2, (2, 500))
+    >>> noisy = np.where(rng.random(500) < 0.1, 1 - a, a)
+    >>> model = BoltzmannMachineDensity().fit(np.column_stack([a, noisy, b]))
+    >>> model.couplings_.round(1)  # of a and its noisy copy: 2 log(0.9 / 0.1) = 4.4
+    array([[ 0. ,  4.2,  0. ],
+           [ 4.2,  0. , -0. ],
+           [ 0. , -0. ,  0. ]])
+    >>> model.learning_
+    'exact'
+    """
+
+    _parameter_constraints: dict = DENSITY_CONSTRAINTS | {
+        "learning": [StrOptions(set(RULES))],
+        "coding": [StrOptions({"auto", "binary", "spin"})],
+        "edges": ["array-like", "sparse matrix", None],
+        "l1": [Interval(Real, 0, None, closed="left"), SparsityPath, StrOptions({"ebic", "cv"})],
+        "l2": [Interval(Real, 0, None, closed="left"), StrOptions({"auto"})],
+        "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
+        "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+        "batch_size": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+        "optimizer": [AdamW, None],
+        "chains": [Persistent, None],
+    }
+    _configs = {
+        "l1": lambda value, names: SparsityPath(criterion=value if value == "cv" else "ebic"),
+        "chains": lambda value, names: Persistent(n_steps=1),
+        "sampler": lambda value, names: Gibbs(),
+        "optimizer": lambda value, names: AdamW(),
+    }
+    _blueprint: BoltzmannBlueprint
+    path_: PathResult
+
+    def __init__(
+        self,
+        learning="auto",
+        *,
+        coding="auto",
+        edges=None,
+        l1=0.0,
+        l2="auto",
+        categorical_features="from_dtype",
+        n_iter="auto",
+        learning_rate="auto",
+        batch_size="auto",
+        optimizer=None,
+        chains=None,
+        early_stopping=False,
+        warm_start=False,
+        contamination="auto",
+        partition="auto",
+        sampler=None,
+        random_state=None,
+        verbose=0,
+        device="auto",
+        dtype="float32",
+        net_params=None,
+    ):
+        self.learning = learning
+        self.coding = coding
+        self.edges = edges
+        self.l1 = l1
+        self.l2 = l2
+        self.categorical_features = categorical_features
+        self.n_iter = n_iter
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.optimizer = optimizer
+        self.chains = chains
+        self.early_stopping = early_stopping
+        self.warm_start = warm_start
+        self.contamination = contamination
+        self.partition = partition
+        self.sampler = sampler
+        self.random_state = random_state
+        self.verbose = verbose
+        self.device = device
+        self.dtype = dtype
+        self.net_params = net_params
+
+    # ---------------------------------------------------------------- hooks of the base class
+
+    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+        return {"accept_sparse": "csr"}
+
+    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
+        kwargs |= {"reset": reset, "min_samples": min_samples}
+        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
+
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
+        names = getattr(self, "feature_names_in_", None)
+        if self._coding is not None:
+            return self._learn_categories(X, weight, names)
+        if self.coding == "spin" or self.coding == "auto" and holds_spins(X):
+            return SpinTable.learn_spins(X, names)
+        return UnitIntervalTable.learn(X, "auto", names)
+
+    def _learn_categories(self, X: np.ndarray, weight: np.ndarray | None, names: Any) -> Table:
+        """The table of bits and categories; `ValueError` for spins and numbers among them."""
+        if self.coding == "spin":
+            raise ValueError('coding="spin" is for tables without categories.')
+        table = ColumnTable.learn(X, weight, self._coding, names)
+        if table.real:
+            raise ValueError(
+                f"Column {table.names[table.real[0]]!r} holds numbers other than 0 and 1. A "
+                "Boltzmann machine has bits and categories: bin the column (KBinsDiscretizer), "
+                "or list it in categorical_features."
+            )
+        return table
+
+    def _design(
+        self, rows: Rows, table: Any, before: EnergyNet | None, *, streaming: bool
+    ) -> BoltzmannBlueprint:
+        learning, reason = choose_rule(self.learning, table.domain)
+        plan = self._plan(learning, rows, streaming=streaming)
+        spins = isinstance(table, SpinTable)
+        unit = (4.0, 16.0) if spins else (1.0, 1.0)  # couplings of bits are four times larger
+        given = isinstance(self.l1, Real)
+        l1 = float(self.l1) / unit[0] if given else 0.0
+        if l1 and plan.optimizer != "owlqn":
+            raise ValueError(
+                f"l1={self.l1} needs all rows at every step: use fit with one of the rules "
+                f"{', '.join(CONVEX)}, without learning_rate and batch_size."
+            )
+        if before is not None:
+            last = self._blueprint
+            unseen, edges, base, l2 = last.unseen, last.edges, last.base, last.l2
+        else:
+            unseen = unseen_states(rows)
+            warn_of_unseen(unseen, table.column_at)
+            edges = entry_edges(self._checked_edges(), table)
+            edges &= ~unseen & ~unseen[:, None]
+            base, l2 = independent(rows, table.domain), 0.0
+        if self.l2 != "auto":
+            l2 = float(self.l2) / unit[1]
+        found = BoltzmannBlueprint(
+            table=table,
+            plan=with_l1(plan, l1) if plan.optimizer == "owlqn" else plan,
+            learning=learning,
+            reason=reason,
+            spins=spins,
+            edges=edges,
+            unseen=unseen,
+            base=base,
+            l1=l1,
+            l2=l2,
+            sampler=self.sampler,
+            chains=self._chains(learning, plan),
+        )
+        if before is not None:
+            return found
+        generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
+        if not given:
+            asked = SparsityPath(criterion=self.l1) if isinstance(self.l1, str) else self.l1
+            found, self.path_ = choose_graph(found, rows, asked, generator)
+        if self.l2 == "auto":
+            found = choose_ridge(found, rows, generator)
+        return found
+
+    def _checked_edges(self) -> np.ndarray | None:
+        """Pairs of columns that may be coupled, (d, d) of bool."""
+        if self.edges is None:
+            return None
+        edges = self.edges.toarray() if sp.issparse(self.edges) else np.asarray(self.edges)
+        d = self.n_features_in_
+        if edges.shape != (d, d):
+            raise ValueError(
+                f"edges must have shape ({d}, {d}), a row and a column for each column of X, not "
+                f"{edges.shape}."
+            )
+        found = edges != 0
+        if not np.array_equal(found, found.T):
+            i, j = np.argwhere(found != found.T)[0]
+            raise ValueError(
+                f"edges must be symmetric, and of ({i}, {j}) and ({j}, {i}) only one is an edge: "
+                "pass edges | edges.T."
+            )
+        return found
+
+    def _plan(self, learning: str, rows: Rows, *, streaming: bool) -> TrainingPlan:
+        """Steps that use all rows for the convex rules, unless stochastic ones are asked for."""
+        net = self.net_params or {}
+        rate = net.get("lr", self.learning_rate)
+        size = net.get("batch_size", self.batch_size)
+        n_iter = net.get("max_epochs", self.n_iter)
+        stopping = stopping_of(self.early_stopping)
+        optimizer = AdamW() if self.optimizer is None else self.optimizer
+        given = any(name.startswith("optimizer") for name in net)
+        maps = learning == "perturb_and_map"
+        usual = min(MAP_BATCH if maps else BATCH, len(rows))
+        batch_size = usual if size == "auto" else int(size)
+        steps = MAP_STEPS if maps else STEPS
+        n_epochs = (
+            max(1, round(steps * batch_size / len(rows))) if n_iter == "auto" else int(n_iter)
+        )
+        plan = TrainingPlan(
+            n_iter=1 if streaming else n_epochs,
+            batch_size=batch_size,
+            learning_rate=RATE if rate == "auto" else float(rate),
+            optimizer="adamw",
+            optimizer_settings={} if given else {"weight_decay": optimizer.weight_decay},
+            schedule=optimizer.schedule,
+            averaging=optimizer.averaging,
+            max_restarts=optimizer.max_restarts,
+            patience=stopping.n_iter_no_change,
+            tol=stopping.tol,
+            judged_by_training=stopping.validation_fraction is None,
+            verbose=int(self.verbose),
+            dtype=self.dtype,
+        )
+        stochastic = streaming or rate != "auto" or size != "auto" or given
+        if learning not in CONVEX or stochastic:
+            return plan
+        found = line_search(plan)
+        return found if n_iter == "auto" else replace(found, n_iter=int(n_iter))
+
+    def _chains(self, learning: str, plan: TrainingPlan) -> ChainPolicy | None:
+        if learning == "perturb_and_map":
+            return FromNoise(n_steps=1)
+        if learning != "pcd":
+            return None
+        chains = Persistent(n_steps=1) if self.chains is None else clone(self.chains)
+        if chains.n_steps is None:
+            chains.set_params(n_steps=1)
+        return chains if chains.n_chains is not None else chains.set_params(n_chains=BATCH)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    # ---------------------------------------------------------------- methods
+
+    def conditional_proba(self, X: Any) -> np.ndarray:
+        """Probability of each state given the other columns of a row; exact, without log Z.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_entries)
+            Of the upper state of bits and spins, p(x_i = 1 given the others), and of each level of
+            categories; in the order of `entries_`.
+        """
+        rows = self._rows(X)
+        found: np.ndarray = self._map(rows, conditional_means).double().numpy()
+        return found[:, self._entry_order()]
+
+    def pseudo_likelihood(self, X: Any) -> np.ndarray:
+        """Pseudo-log-likelihood of each row, the sum of log p(x_i given the others), in nats.
+
+        Neither a lower nor an upper bound of log p(x).
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+
+        References
+        ----------
+        Besag (1975), "Statistical analysis of non-lattice data", The Statistician 24(3).
+        """
+        rows = self._rows(X)
+        return self._blueprint.proper_score(rows, self.energy_).double().numpy()
+
+    def sample(
+        self,
+        n_samples: int = 1,
+        random_state: Any = None,
+        *,
+        temperature: float = 1.0,
+        n_steps: int = 1000,
+    ) -> np.ndarray:
+        r"""Draw rows from the model, :math:`p(x)^{1/T}` normalised.
+
+        Draws are exact and independent where a sum over all states has at most 2e7 terms. Otherwise
+        they are the last states of chains of `n_steps` steps that start at training rows (uniform
+        rows for other temperatures than 1), and approximate if these have not converged.
+
+        Parameters
+        ----------
+        n_samples : int, default=1
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        temperature : float, default=1.0
+            T > 0, by which the energy is divided: above 1 rows are more random, below 1 nearer to
+            the most probable ones.
+        n_steps : int, default=1000
+            Steps of the chains, if they are needed.
+
+        Returns
+        -------
+        ndarray or data frame of shape (n_samples, n_features)
+        """
+        check_is_fitted(self)
+        whole_number("n_samples", n_samples, 1)
+        whole_number("n_steps", n_steps, 1)
+        check_temperature(temperature)
+        d = self.energy_.domain.n_columns
+        check_memory(f"n_samples={n_samples}", float(n_samples) * d, torch.float64)
+        drawn = self._draw(n_samples, self._generator(random_state), n_steps, temperature)
+        return self._blueprint.table.invert(drawn)
+
+    def _draw(
+        self, n: int, generator: torch.Generator, n_steps: int, temperature: float = 1.0
+    ) -> Tensor:
+        energy, blueprint = self.energy_ / temperature, self._blueprint
+        with torch.no_grad():
+            if enumeration_cost(energy.domain) <= CHEAP_COST:
+                return exact_draws(energy, n, generator)
+            start = chain_rows(self.net_) if blueprint.learning == "pcd" else None
+            if temperature != 1:
+                like = energy.bias
+                start = energy.domain.uniform(n, generator, dtype=like.dtype).to(like.device)
+            elif start is None:
+                start = blueprint.states(torch.as_tensor(self._reference).to(self.energy_.bias))
+            blocks = []
+            for done in range(0, n, BLOCK):
+                size = (min(BLOCK, n - done),)
+                pick = torch.randint(len(start), size, generator=generator, device=start.device)
+                state, _ = blueprint.model_sampler.run(energy, start[pick], n_steps, generator)
+                blocks.append(state.x)
+            return torch.cat(blocks)
+
+    def impute(self, X: Any, random_state: Any = None, *, n_steps: int = 200) -> Any:
+        """Replace missing entries by a draw from the model given the known ones.
+
+        By Gibbs sampling with the known entries clamped, approximate as the chains are finite.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            NaN marks missing entries.
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        n_steps : int, default=200
+
+        Returns
+        -------
+        ndarray or data frame of shape (n_samples, n_features)
+            Known entries are unchanged.
+        """
+        check_is_fitted(self)
+        whole_number("n_steps", n_steps, 1)
+        X = self._validate(X, ensure_all_finite="allow-nan")
+        rows, generator = self._rows_of(X), self._generator(random_state)
+        energy, blocks = self.energy_, []
+        for start in range(0, len(rows), BLOCK):
+            x = rows.block(start, start + BLOCK)
+            known = ~x.isnan()
+            guess = energy.domain.uniform(len(x), generator, dtype=x.dtype).to(x.device)
+            clamp = Clamp(known, torch.nan_to_num(x))
+            state, _ = self._blueprint.model_sampler.run(
+                energy, clamp.apply(guess), n_steps, generator, clamp=clamp
+            )
+            blocks.append(state.x.cpu())
+        return self._blueprint.table.filled(X, torch.cat(blocks))
+
+    def standard_errors(self, X: Any, sample_weight: Any = None) -> CouplingErrors:
+        r"""Standard errors of couplings and fields, asymptotically; penalties are left out.
+
+        Of the likelihood the inverse Fisher information of the model (for ``"pcd"`` estimated from
+        10,000 draws); of the local rules the sandwich :math:`H^{-1} V H^{-1}` of the mean Hessian H
+        and the covariance V of the slopes, at the rows. They do not know of a graph that was chosen
+        by the same rows.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            The training rows.
+        sample_weight : array-like of shape (n_samples,), default=None
+            A row of weight 2 counts as two rows.
+
+        Returns
+        -------
+        CouplingErrors
+            ``couplings`` and ``bias``, of the shapes of `couplings_` and `bias_`.
+
+        Raises
+        ------
+        ValueError
+            For perturb-and-MAP, which has no such errors, and more than 10,000 parameters.
+
+        References
+        ----------
+        Varin, Reid and Firth (2011), "An overview of composite likelihood methods", Statistica
+        Sinica 21, section 2.3. Hyvärinen (2006), "Consistency of pseudolikelihood estimation of
+        fully visible Boltzmann machines", Neural Computation 18(10).
+        """
+        rows, blueprint = self._weighted_rows(X, sample_weight), self._blueprint
+        if blueprint.learning == "perturb_and_map":
+            raise ValueError(
+                "perturb-and-MAP matches the moments of another distribution, whose errors are not "
+                'those of the model: use learning="pseudo_likelihood".'
+            )
+        energy = self.energy_
+        with torch.no_grad():
+            draws = () if blueprint.learning in LOCAL else self._states_of_the_model()
+            found = covariance(energy, blueprint.learning, rows, draws)
+            couplings, bias = as_errors(energy, found, blueprint.spins)
+        order = self._entry_order()
+        return CouplingErrors(couplings.numpy()[order][:, order], bias.numpy()[order])
+
+    def _weighted_rows(self, X: Any, sample_weight: Any) -> Rows:
+        check_is_fitted(self)
+        X = self._validate(X)
+        weight = check_weight(sample_weight, X)
+        like = self.energy_.bias
+        found: Rows = self._blueprint.table.rows(
+            X, device=like.device, dtype=like.dtype, weight=weight
+        )
+        return found
+
+    def _states_of_the_model(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Blocks of states with their probabilities: all of them, or draws of the model."""
+        energy = self.energy_
+        if self._blueprint.learning == "exact":
+            log_z = self.log_partition_
+            like = energy.bias
+            for x in energy.domain.enumerate(65536, dtype=like.dtype, device=like.device):
+                yield x, torch.exp(-energy(x).double() - log_z)
+            return
+        generator = torch.Generator(energy.bias.device).manual_seed(self.net_.seed_)
+        x = self._draw(N_DRAWS, generator, N_DRAW_STEPS)
+        yield x, torch.full((len(x),), 1 / len(x), dtype=torch.float64)
+
+    # ---------------------------------------------------------------- fitted attributes
+
+    def _entry_order(self) -> list[int]:
+        """Entries of rows of the energy in the order of the columns of X."""
+        table = self._blueprint.table
+        if not isinstance(table, ColumnTable):
+            return list(range(table.domain.n_columns))
+        order, widths = columns_in_order(table), table.groups
+        first = dict(zip(order, np.cumsum([0, *widths[:-1]]).tolist(), strict=True))
+        width = dict(zip(order, widths, strict=True))
+        return [first[j] + k for j in sorted(order) for k in range(width[j])]
+
+    def _columns_of_entries(self) -> list[int]:
+        """Column of X of each entry of `couplings_`."""
+        levels = {} if self._coding is None else self._coding.levels
+        return [j for j in range(self.n_features_in_) for _ in levels.get(j, (None,))]
+
+    @property
+    def entries_(self) -> list[tuple[str, Any]]:
+        """Column and level of each entry of `couplings_`."""
+        check_is_fitted(self)
+        names = getattr(self, "feature_names_in_", None)
+        names = [f"x{j}" for j in range(self.n_features_in_)] if names is None else list(names)
+        levels = {} if self._coding is None else self._coding.levels
+        return [
+            (str(name), level) for j, name in enumerate(names) for level in levels.get(j, (None,))
+        ]
+
+    def _parameters(self) -> tuple[np.ndarray, np.ndarray]:
+        """Couplings and fields in the coding, in the order of `entries_`."""
+        check_is_fitted(self)
+        energy = self.energy_
+        if self._blueprint.spins:
+            J, b, _ = energy.to_spins()
+        else:
+            J, b = zero_sum(energy)
+        order = self._entry_order()
+        return J.detach().cpu().numpy()[order][:, order], b.detach().cpu().numpy()[order]
+
+    @property
+    def couplings_(self) -> np.ndarray:
+        """J in the coding, (n_entries, n_entries)."""
+        return self._parameters()[0]
+
+    @property
+    def bias_(self) -> np.ndarray:
+        """b in the coding, (n_entries,)."""
+        return self._parameters()[1]
+
+    @property
+    def strengths_(self) -> np.ndarray:
+        """Frobenius norms of the couplings of two columns, (n_features, n_features)."""
+        squares, column = self.couplings_.astype(float) ** 2, self._columns_of_entries()
+        found = np.zeros((self.n_features_in_, self.n_features_in_))
+        np.add.at(found, (np.array(column)[:, None], np.array(column)), squares)
+        return np.sqrt(found)
+
+    @property
+    def graph_(self) -> np.ndarray:
+        """Which columns are coupled, (n_features, n_features) of bool."""
+        check_is_fitted(self)
+        coupled = (self.energy_.coupling.detach() != 0).cpu().numpy()
+        order, column = self._entry_order(), np.array(self._columns_of_entries())
+        found = np.zeros((self.n_features_in_, self.n_features_in_), dtype=bool)
+        np.logical_or.at(found, (column[:, None], column), coupled[order][:, order])
+        return found
+
+    @property
+    def learning_(self) -> str:
+        """Learning rule in use."""
+        return self._blueprint.learning
+
+    @property
+    def learning_reason_(self) -> str:
+        """Why it is the rule."""
+        return self._blueprint.reason
+
+    @property
+    def coding_(self) -> str:
+        """Coding of the couplings."""
+        return "spin" if self._blueprint.spins else "binary"
+
+    @property
+    def l1_(self) -> float:
+        """Penalty of absolute couplings in the last training."""
+        check_is_fitted(self)
+        return self._blueprint.l1 * (4.0 if self._blueprint.spins else 1.0)
+
+    @property
+    def l2_(self) -> float:
+        """Penalty of squared couplings in the last training."""
+        check_is_fitted(self)
+        return self._blueprint.l2 * (16.0 if self._blueprint.spins else 1.0)
+
+    @property
+    def sampler_(self) -> Sampler:
+        """Sampler of rows."""
+        return self._blueprint.model_sampler

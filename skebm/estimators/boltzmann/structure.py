@@ -1,0 +1,201 @@
+"""Which columns are coupled: a path over the l1 penalty, and the choice of one of its graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+
+from skebm._validation import Interval, StrOptions
+from skebm.base import Batch
+from skebm.base.domains import columns_of
+from skebm.estimators.boltzmann.blueprint import CONVEX, BoltzmannBlueprint, loss_of
+from skebm.training.rows import Rows
+
+# Values without a better one after which a path ends.
+PATIENCE = 4
+
+
+class SparsityPath(BaseEstimator):
+    r"""How the graph of a Boltzmann machine is chosen from a path over the l1 penalty.
+
+    Models are trained from the largest useful penalty downwards, each from the weights of the one
+    before. Each gives a graph, on which couplings are trained again without the l1 penalty, whose
+    shrinkage is not wanted in the model.
+
+    Parameters
+    ----------
+    criterion : {"ebic", "cv"}, default="ebic"
+        ``"ebic"``: the extended Bayesian information criterion,
+        :math:`-2 n \ell + c\, k (\log n + 4 \gamma \log d)`, of the graph's own fit, with k
+        couplings and :math:`\ell` the mean log-likelihood of a row (c = 1) or pseudo-likelihood
+        (c = 2: it counts every coupling in the conditionals of both of its columns). ``"cv"``: the
+        loss of held-out rows, which finds graphs that predict well and have false edges.
+    n_values : int, default=20
+        Penalties, evenly spaced on a logarithmic scale.
+    ratio : float in (0, 1), default=0.01
+        Smallest penalty relative to the largest, at which no column is coupled.
+    gamma : float, default=0.5
+        Weight of the prior on sparse graphs of the ``"ebic"``; 0 is the BIC.
+    n_folds : int, default=5
+        Parts of the rows of ``"cv"``.
+
+    References
+    ----------
+    Ravikumar, Wainwright and Lafferty (2010), "High-dimensional Ising model selection using
+    l1-regularized logistic regression", Annals of Statistics 38(3). Foygel and Drton (2010),
+    "Extended Bayesian information criteria for Gaussian graphical models", NeurIPS, eq. 2.
+
+    Examples
+    --------
+    >>> from skebm import BoltzmannMachineDensity
+    >>> from skebm.estimators import SparsityPath
+    >>> BoltzmannMachineDensity(l1=SparsityPath(gamma=0.25)).get_params()["l1__gamma"]
+    0.25
+    """
+
+    _parameter_constraints: dict = {
+        "criterion": [StrOptions({"ebic", "cv"})],
+        "n_values": [Interval(Integral, 2, None, closed="left")],
+        "ratio": [Interval(Real, 0, 1, closed="neither")],
+        "gamma": [Interval(Real, 0, None, closed="left")],
+        "n_folds": [Interval(Integral, 2, None, closed="left")],
+    }
+
+    def __init__(self, *, criterion="ebic", n_values=20, ratio=0.01, gamma=0.5, n_folds=5):
+        self.criterion = criterion
+        self.n_values = n_values
+        self.ratio = ratio
+        self.gamma = gamma
+        self.n_folds = n_folds
+
+
+@dataclass(frozen=True)
+class PathResult:
+    """What was compared on a path over the l1 penalty.
+
+    Attributes
+    ----------
+    l1 : ndarray of shape (n_values,)
+        Penalties, falling.
+    criterion : ndarray of shape (n_values,)
+        EBIC, or mean loss of held-out rows; the lowest was chosen.
+    n_edges : ndarray of shape (n_values,)
+        Coupled pairs of columns.
+    chosen : int
+        Index of the choice.
+    """
+
+    l1: np.ndarray
+    criterion: np.ndarray
+    n_edges: np.ndarray
+    chosen: int
+
+
+def choose_graph(
+    blueprint: BoltzmannBlueprint, rows: Rows, asked: Any, generator: torch.Generator
+) -> tuple[BoltzmannBlueprint, PathResult]:
+    """The blueprint on the chosen graph without an l1 penalty, and what was compared."""
+    rule = blueprint.learning if blueprint.learning in CONVEX else "pseudo_likelihood"
+    convex = blueprint.with_rule(rule)
+    largest = largest_penalty(convex, rows, generator)
+    values = np.geomspace(1.0, asked.ratio, asked.n_values) * largest
+    if largest == 0:  # no edges, or no row tells of any
+        none = np.zeros(1)
+        result = PathResult(none, none, none.astype(int), 0)
+        return blueprint.with_edges(np.zeros_like(blueprint.edges)), result
+    walk = _by_folds if asked.criterion == "cv" else _by_ebic
+    graphs, criterion = walk(convex, rows, asked, generator, values)
+    chosen = int(np.argmin(criterion))
+    n_edges = np.array([n_pairs(graph, blueprint) for graph in graphs])
+    result = PathResult(values[: len(criterion)], np.array(criterion), n_edges, chosen)
+    return blueprint.with_edges(graphs[chosen]), result
+
+
+def _by_ebic(
+    convex: BoltzmannBlueprint,
+    rows: Rows,
+    asked: SparsityPath,
+    generator: torch.Generator,
+    values: np.ndarray,
+) -> tuple[list[np.ndarray], list[float]]:
+    """Graphs of a path, to where the criterion no longer falls, and the criterion of each."""
+    n, d = float(rows.counts.sum()), len(columns_of(convex.table.domain))
+    twice = 1 if convex.learning == "exact" else 2
+    price = twice * (np.log(n) + 4 * asked.gamma * np.log(d))
+    last, graphs, found = None, [], []
+    for l1 in values:
+        net = convex.with_penalties(l1, 0.0).trained(rows, generator, last)
+        last = net.module_.energy
+        graphs.append(support(last, convex))
+        if len(graphs) > 1 and np.array_equal(graphs[-1], graphs[-2]):
+            found.append(found[-1])
+            continue
+        again = convex.with_edges(graphs[-1]).with_penalties(0.0, 1.0 / n).trained(rows, generator)
+        k = len(again.module_.energy.weight)
+        found.append(2 * loss_of(again.module_, rows) + price * k)
+        if len(found) - 1 - int(np.argmin(found)) >= PATIENCE:
+            break
+    return graphs, found
+
+
+def _by_folds(
+    convex: BoltzmannBlueprint,
+    rows: Rows,
+    asked: SparsityPath,
+    generator: torch.Generator,
+    values: np.ndarray,
+) -> tuple[list[np.ndarray], list[float]]:
+    """Graphs of a path of all rows, and the mean loss of held-out rows at each penalty."""
+    if len(rows) < asked.n_folds:
+        raise ValueError(f"n_folds={asked.n_folds} needs as many rows, and there are {len(rows)}.")
+    total = np.zeros(len(values))
+    order = torch.randperm(len(rows), generator=generator, device=rows.device)
+    for part in order.chunk(asked.n_folds):
+        keep = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+        keep[part] = False
+        train, held_out = rows.subset(keep.nonzero().ravel()), rows.subset(part)
+        last = None
+        for i, l1 in enumerate(values):
+            net = convex.with_penalties(l1, 0.0).trained(train, generator, last)
+            last = net.module_.energy
+            total[i] += loss_of(net.module_, held_out)
+    last, graphs = None, []
+    for l1 in values:
+        last = convex.with_penalties(l1, 0.0).trained(rows, generator, last).module_.energy
+        graphs.append(support(last, convex))
+    return graphs, list(total / float(rows.counts.sum()))
+
+
+def largest_penalty(convex: BoltzmannBlueprint, rows: Rows, generator: torch.Generator) -> float:
+    """Penalty at which all couplings are zero: the largest slope at independent columns."""
+    objective = convex.with_penalties(0.0, 0.0).objective(generator)
+    if not len(objective.energy.weight):
+        return 0.0
+    x, weight = rows.block(0, len(rows)), rows.weight
+    objective.gradients(Batch(x, None, weight), None, generator)
+    return float(objective.energy.weight.grad.abs().max())
+
+
+def support(energy: Any, blueprint: BoltzmannBlueprint) -> np.ndarray:
+    """Pairs of entries whose columns are coupled, (D, D)."""
+    widths = columns_of(blueprint.table.domain)
+    coupled = column_pairs((energy.coupling.detach() != 0).cpu().numpy(), widths)
+    return coupled.repeat(widths, 0).repeat(widths, 1) & blueprint.edges
+
+
+def column_pairs(pairs: np.ndarray, widths: Sequence[int]) -> np.ndarray:
+    """Pairs of columns of which some entries are paired, from pairs of entries."""
+    first = np.cumsum([0, *widths[:-1]])
+    found: np.ndarray = np.logical_or.reduceat(np.logical_or.reduceat(pairs, first, 0), first, 1)
+    return found
+
+
+def n_pairs(edges: np.ndarray, blueprint: BoltzmannBlueprint) -> int:
+    """Number of coupled pairs of columns."""
+    return int(column_pairs(edges, columns_of(blueprint.table.domain)).sum()) // 2
