@@ -1,5 +1,6 @@
 """The default detector on tables nobody cleaned, and trimming of training rows."""
 
+import re
 import warnings
 
 import numpy as np
@@ -10,7 +11,7 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import roc_auc_score
 from sklearn.mixture import GaussianMixture
 
-from skebm import EnergyOutlierDetector
+from skebm import EnergyOutlierDetector, ProductOfDensities
 from tests.tiers import full
 
 
@@ -82,6 +83,28 @@ def test_missing_entries_in_new_rows_alone():
 def test_empty_frames_are_refused(frame):
     with pytest.raises(ValueError, match="0 sample|0 feature|at least one"):
         EnergyOutlierDetector().fit(frame)
+
+
+@pytest.mark.parametrize(("method", "n"), [("quantile", 1), ("cross-conformal", 3)])
+def test_a_verbose_fit_shows_models_and_experts(method, n, capfd):
+    params = {"cv": 3} if method == "cross-conformal" else {}
+    EnergyOutlierDetector(method=method, verbose=1, random_state=0, **params).fit(normal())
+    out, err = capfd.readouterr()
+    assert out == ""
+    for step in ("fit", "threshold"):
+        counts = re.findall(rf"EnergyOutlierDetector: {step}:.*?(\d)/{n} ", err)
+        assert counts[0] == "0"
+        assert counts[-1] == str(n)
+    # Its three experts are fitted to all rows, and without each of three folds.
+    assert err.count("12/12 ") >= n
+    assert "mixture 0." in err
+
+
+def test_other_fits_are_silent_or_as_verbose_as_their_estimator(capfd):
+    EnergyOutlierDetector(random_state=0).fit(normal())
+    assert capfd.readouterr() == ("", "")
+    EnergyOutlierDetector(ProductOfDensities(), verbose=1).fit(normal())
+    assert "ProductOfDensities" not in capfd.readouterr().err
 
 
 # ------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import re
 import warnings
 
 import numpy as np
@@ -167,6 +168,31 @@ def test_same_seed_same_model_and_a_pickle_is_the_model():
     assert_array_equal(one.sample(5, random_state=1), two.sample(5, random_state=1))
     again = pickle.loads(pickle.dumps(one))
     assert_array_equal(again.score_samples(X), one.score_samples(X))
+
+
+@pytest.mark.parametrize(
+    ("n", "weights", "n_fits"),
+    [(60, "balanced", 8), (60, (0.3, 0.7), 2), (19, "balanced", 2)],  # three folds for the weights
+)
+def test_a_verbose_fit_counts_the_fits_and_shows_the_weights(n, weights, n_fits, capfd):
+    model = ProductOfDensities(TWO, weights=weights, verbose=1).fit(table(n, 1))
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1  # written over and over, ended once
+    shown = re.findall(r"ProductOfDensities: ([a-z]+)", err)
+    assert list(dict.fromkeys(shown)) == ["a", "b"]
+    last, (a, b) = err.rstrip("\n").split("\r")[-1], model.weights_
+    assert re.search(
+        rf"{n_fits}/{n_fits} .*a {a:.2f} \(\d+\.\d s\), b {b:.2f} \(\d+\.\d s\)\]", last
+    )
+    model.set_params(verbose=0).fit(table(n, 1))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_bar_ends_with_the_fit_that_fails(capfd):
+    with pytest.raises(ValueError, match="2 non-negative numbers"):
+        ProductOfDensities(TWO, weights=[1.0], verbose=1).fit(table(30, 1))
+    assert capfd.readouterr().err.endswith("\n")
 
 
 @pytest.mark.parametrize(

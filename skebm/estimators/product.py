@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
+import time
 import warnings
+from collections.abc import Iterator
 from numbers import Integral
 from typing import Any
 
@@ -17,6 +20,7 @@ from sklearn.mixture import BayesianGaussianMixture
 from sklearn.mixture import GaussianMixture as SklearnMixture
 from sklearn.model_selection import KFold
 from sklearn.utils import Bunch
+from tqdm.auto import tqdm
 
 from skebm._densities import log_normaliser, relative_log_density, score_function
 from skebm._validation import (
@@ -54,6 +58,36 @@ def default_experts() -> list[tuple[str, Any]]:
     ]
 
 
+class Fits:
+    """Progress bar over the fits of experts, which ends with their weights and seconds."""
+
+    def __init__(self, names: list[str], n_each: int, verbose: int):
+        self.seconds = dict.fromkeys(names, 0.0)
+        shown = {"desc": "ProductOfDensities", "unit": "fit"}
+        self.bar = tqdm(total=n_each * len(names), disable=not verbose, **shown)
+
+    def __enter__(self) -> Fits:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.close()
+
+    @contextlib.contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Name the expert that is fitted within the block, and count the fit."""
+        self.bar.set_description(f"ProductOfDensities: {name}")
+        started = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - started
+        self.bar.update()
+
+    def show_weights(self, weights: np.ndarray) -> None:
+        """Show the weights, and the seconds of each expert, in place of its name."""
+        self.bar.set_description("ProductOfDensities", refresh=False)
+        pairs = zip(self.seconds.items(), weights, strict=True)
+        self.bar.set_postfix_str(", ".join(f"{name} {w:.2f} ({s:.1f} s)" for (name, s), w in pairs))
+
+
 class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
     r"""Product of powers of densities, each fitted to the rows by itself.
 
@@ -85,6 +119,9 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         Draws of the mixture for log Z.
     random_state : int, RandomState instance or None, default=None
         Seeds the folds, log Z, and every ``random_state`` of the experts that is None.
+    verbose : int, default=0
+        1 shows a progress bar over the fits of experts, those of the folds included, which names
+        the expert being fitted, and at the end the weights and what each expert took in seconds.
 
     Attributes
     ----------
@@ -129,13 +166,23 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         "weights": [StrOptions({"balanced"}), "array-like"],
         "n_draws": [Interval(Integral, 100, None, closed="left")],
         "random_state": ["random_state"],
+        "verbose": ["verbose"],
     }
 
-    def __init__(self, estimators=None, *, weights="balanced", n_draws=2000, random_state=None):
+    def __init__(
+        self,
+        estimators=None,
+        *,
+        weights="balanced",
+        n_draws=2000,
+        random_state=None,
+        verbose=0,
+    ):
         self.estimators = estimators
         self.weights = weights
         self.n_draws = n_draws
         self.random_state = random_state
+        self.verbose = verbose
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters, with those of the experts as ``<name>__<parameter>`` if `deep`."""
@@ -173,10 +220,18 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         X = validate_data(self, X, dtype=np.float64)
         experts = self._named_experts()
         random = check_random_state(self.random_state)
+        balances = self._balances(len(X), len(experts))
+        names = [name for name, _ in experts]
         fitted = {}
-        for name, expert in experts:
-            fitted[name] = self._fitted(expert, X, random)
-        self.weights_ = self._weights(X, experts, random)
+        with Fits(names, 1 + N_FOLDS * balances, self.verbose) as fits:
+            for name, expert in experts:
+                with fits.of(name):
+                    fitted[name] = self._fitted(expert, X, random)
+            if balances:
+                self.weights_ = self._balanced_weights(X, experts, random, fits)
+            else:
+                self.weights_ = self._given_weights(len(experts))
+            fits.show_weights(self.weights_)
         self.experts_ = Bunch(**fitted)
         # Estimated on first need; scoring leaves the attributes of the estimator alone.
         self._log_z: dict[str, Any] = {"seed": draw_seed(random), "found": None}
@@ -209,25 +264,35 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
             set_seeds(model, random)
         return model.fit(X)
 
-    def _weights(self, X: np.ndarray, experts: Any, random: np.random.RandomState) -> np.ndarray:
-        n = len(experts)
-        if not isinstance(self.weights, str):
-            weights = as_numbers("weights", self.weights)
-            if weights.shape != (n,) or not (weights >= 0).all() or not weights.any():
-                raise ValueError(
-                    f"weights must be {n} non-negative numbers, one for each expert, not all zero."
-                )
-            return weights
-        if len(X) < FEWEST_ROWS or n == 1:
+    def _balances(self, n_samples: int, n_experts: int) -> bool:
+        """Whether weights are computed from held-out rows."""
+        return isinstance(self.weights, str) and n_samples >= FEWEST_ROWS and n_experts > 1
+
+    def _given_weights(self, n: int) -> np.ndarray:
+        """The weights of `n` experts that are parameters, or equal ones."""
+        if isinstance(self.weights, str):
             return np.full(n, 1 / n)
+        weights = as_numbers("weights", self.weights)
+        if weights.shape != (n,) or not (weights >= 0).all() or not weights.any():
+            raise ValueError(
+                f"weights must be {n} non-negative numbers, one for each expert, not all zero."
+            )
+        return weights
+
+    def _balanced_weights(
+        self, X: np.ndarray, experts: Any, random: np.random.RandomState, fits: Fits
+    ) -> np.ndarray:
+        """Weights inversely proportional to the spread of log densities of held-out rows."""
+        n = len(experts)
         if len(X) > MOST_ROWS:
             X = take_rows(X, random.permutation(len(X))[:MOST_ROWS])
         held_out = np.empty((len(X), n))
         folds = KFold(N_FOLDS, shuffle=True, random_state=random)
         for train, test in folds.split(X):
-            for k, (_, expert) in enumerate(experts):
-                model = self._fitted(expert, take_rows(X, train), random)
-                held_out[test, k] = relative_log_density(model, take_rows(X, test))
+            for k, (name, expert) in enumerate(experts):
+                with fits.of(name):
+                    model = self._fitted(expert, take_rows(X, train), random)
+                    held_out[test, k] = relative_log_density(model, take_rows(X, test))
         spread = np.apply_along_axis(_spread, 0, held_out)
         # An expert that cannot discriminate rows has no scale: it counts like the others.
         usual = spread[spread > 0].mean() if (spread > 0).any() else 1.0

@@ -53,6 +53,7 @@ from skebm.estimators.outlier.fitting import (
     fold_splits,
     n_held_out,
     random_split,
+    with_progress,
 )
 from skebm.estimators.outlier.statistics import STATISTICS, check_offers, measure
 from skebm.estimators.outlier.thresholds import (
@@ -153,6 +154,10 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         :class:`sklearn.frozen.FrozenEstimator` has the same effect.
     random_state : int, RandomState instance or None, default=None
         Seed of the split, and of every ``random_state`` of the estimator that is None.
+    verbose : int, default=0
+        1 shows progress bars over the models that are fitted and over those that then score rows
+        for the threshold, and those of the default estimator. One that is given has its own
+        `verbose`.
 
     Attributes
     ----------
@@ -231,6 +236,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         "trim": [Interval(Real, 0, 0.5, closed="neither"), StrOptions({"auto"}), None],
         "prefit": ["boolean"],
         "random_state": ["random_state"],
+        "verbose": ["verbose"],
     }
 
     def __init__(
@@ -245,6 +251,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         trim=None,
         prefit=False,
         random_state=None,
+        verbose=0,
     ):
         self.estimator = estimator
         self.statistic = statistic
@@ -255,6 +262,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         self.trim = trim
         self.prefit = prefit
         self.random_state = random_state
+        self.verbose = verbose
 
     def set_params(self, **params: Any) -> Any:
         """Set parameters by name, ``estimator__<name>`` included."""
@@ -307,9 +315,10 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             self.n_trimmed_ = 0
         else:
             models, held_out = self._fit_models(X, y, fit_params, random)
+        scored = with_progress(list(zip(models, held_out, strict=True)), "threshold", self.verbose)
         values = [
             measure(self.statistic, model, X if rows is None else take_rows(X, rows))
-            for model, rows in zip(models, held_out, strict=True)
+            for model, rows in scored
         ]
         self.estimators_, self._columns = models, columns_of(X)
         self._fitted_params = {
@@ -360,7 +369,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         self, X: Any, y: Any, params: dict[str, Any], random: np.random.RandomState
     ) -> tuple[list[Any], list[Any]]:
         """Fitted estimators, and for each the rows with which new rows are compared."""
-        estimator = default_estimator() if self.estimator is None else self.estimator
+        estimator = default_estimator(self.verbose) if self.estimator is None else self.estimator
         check_offers(self.statistic, estimator)
         if not get_tags(estimator).target_tags.required:
             y = None
@@ -373,7 +382,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         seeds = None if self.random_state is None else random
         models, self.n_trimmed_ = [], 0
         with each_warning_once():
-            for train, _ in splits:
+            for train, _ in with_progress(splits, "fit", self.verbose):
                 rows = train if self.trim is None else self._near(X, train, random)
                 models.append(fit_model(estimator, X, y, params, seeds, rows))
         return models, [held_out for _, held_out in splits]

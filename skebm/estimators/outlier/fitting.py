@@ -6,7 +6,7 @@ import contextlib
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.model_selection import KFold, check_cv
 from sklearn.pipeline import make_pipeline
+from tqdm.auto import tqdm
 
 from skebm._validation import set_seeds, take_fit_params, take_rows
 from skebm.estimators.encoding import TableEncoder
@@ -28,9 +29,15 @@ NUMBERS = re.compile(r"\[[\d, ]*\]|[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 LEAST_ROWS = 2
 
 
-def default_estimator() -> Any:
+def default_estimator(verbose: int = 0) -> Any:
     """A product of kernels in two metrics and a smooth mixture, of any columns as numbers."""
-    return make_pipeline(TableEncoder(), ProductOfDensities())
+    return make_pipeline(TableEncoder(), ProductOfDensities(verbose=verbose))
+
+
+def with_progress(parts: list[Any], what: str, verbose: int) -> Iterable[Any]:
+    """The parts of a step of `fit`, with a progress bar over them if it is `verbose`."""
+    shown = {"desc": f"EnergyOutlierDetector: {what}", "unit": "model"}
+    return tqdm(parts, disable=not verbose, **shown)
 
 
 class Split(NamedTuple):
