@@ -1,7 +1,7 @@
 """Anomaly detection on tables, next to the usual detectors and published numbers.
 
     python -m benchmarks.anomaly --data PATH [--sets NAME ...] [--seeds N] [--methods NAME ...]
-        [--limit SECONDS] [--quick] [--one-class] [--json F]
+        [--limit SECONDS] [--quick] [--one-class] [--ranks PICTURE] [--json F]
 
 PATH holds `adbench/<set>.npz` (22 sets of ADBench: `X`, and `y` with 1 for an anomaly) and
 `published/adbench_oneclass.csv`.
@@ -42,7 +42,8 @@ Every fit has a forked process, libraries loaded before; `fit, s` and `score, s`
 sets, of wall time, the search for settings included. `growth` is that of ru_maxrss from before
 `fit` until after the scoring (the largest over sets of means over seeds): what the process holds
 above interpreter, libraries, data set and rows. Free memory that it inherits hides some growth.
-What takes more than `--limit` seconds has no result, and the reason is printed.
+What takes more than `--limit` seconds has no result, and the reason is printed. `--ranks` draws
+mean ranks by AUROC, over the sets where all methods have a result, and their critical difference.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks._anomaly_methods import METHODS, Method
 from benchmarks._common import machine, table, write
+from benchmarks._ranks import draw_ranks
 
 MOST_ROWS = 50_000
 ONE_SEED = 20_000  # sets with more rows get one seed, as in the published columns
@@ -242,26 +244,32 @@ def difference(ours: dict[str, float], theirs: dict[str, float]) -> str:
     return f"{gaps.mean():+.1f} ± {gaps.std(ddof=1) / len(gaps) ** 0.5:.1f}"
 
 
+def mean_ranks(results: list[dict]) -> tuple[dict[str, float], int]:
+    """Ranks by AUROC of the methods that ran at all, over sets where all of these have a result."""
+    auroc = {
+        method: list(sets.values())
+        for method, sets in per_set(results, "auroc").items()
+        if np.isfinite(list(sets.values())).any()
+    }
+    grid = np.array(list(auroc.values()))
+    complete = np.isfinite(grid).all(axis=0)
+    ranks = rankdata(-grid[:, complete], axis=0).mean(axis=1)
+    return dict(zip(auroc, ranks.tolist(), strict=True)), int(complete.sum())
+
+
 def summary(results: list[dict]) -> str:
     """Means over sets, ranks, differences to two baselines, costs."""
     auroc, ap = per_set(results, "auroc"), per_set(results, "ap")
     fits, scores, growth = (per_set(results, key) for key in ("fit_s", "score_s", "growth_mb"))
-    grid = np.array([list(sets.values()) for sets in auroc.values()])
-    present = np.isfinite(grid).any(axis=1)
-    # Ranks are of sets where every method that ran at all has a result.
-    complete = np.isfinite(grid[present]).all(axis=0)
-    ranks = np.full(len(grid), np.nan)
-    ranks[present] = rankdata(-grid[present][:, complete], axis=0).mean(axis=1)
     rows = []
-    for index, method in enumerate(auroc):
-        if not present[index]:
-            continue
+    for method, rank in mean_ranks(results)[0].items():
+        values = list(auroc[method].values())
         row = {
             "method": method,
-            "sets": int(np.isfinite(grid[index]).sum()),
-            "AUROC": f"{np.nanmean(grid[index]):.1f}",
+            "sets": int(np.isfinite(values).sum()),
+            "AUROC": f"{np.nanmean(values):.1f}",
             "AP": f"{np.nanmean(list(ap[method].values())):.1f}",
-            "mean rank": f"{ranks[index]:.1f}",
+            "mean rank": f"{rank:.1f}",
         }
         for other in COMPARED:
             same = other == method or other not in auroc
@@ -327,6 +335,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=600, help="seconds for a fit and its scores")
     parser.add_argument("--quick", action="store_true", help="three small sets, one seed")
     parser.add_argument("--one-class", action="store_true", help="classes of `tabular` as sets")
+    parser.add_argument("--ranks", type=Path, metavar="PICTURE")
     parser.add_argument("--json")
     args = parser.parse_args()
     if args.quick:
@@ -347,6 +356,8 @@ def main() -> None:
     warm_up(args.methods)
     results = collect(args)
     show(args.data, results)
+    if args.ranks:
+        draw_ranks(*mean_ranks(results), args.ranks)
     write(args.json, {"results": [plain(row) for row in results]})
 
 
