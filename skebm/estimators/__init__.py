@@ -3,6 +3,7 @@
 from skebm.estimators.bases import MixtureBase
 from skebm.estimators.boltzmann import BoltzmannMachineDensity, SparsityPath
 from skebm.estimators.encoding import TableEncoder
+from skebm.estimators.hopfield import HopfieldMemory, Recall
 from skebm.estimators.neural import (
     ContrastiveDivergenceDensity,
     Discrepancy,
@@ -26,6 +27,7 @@ __all__ = [
     "EnergyOutlierDetector",
     "Explanation",
     "FlowContrastiveDensity",
+    "HopfieldMemory",
     "Hybrid",
     "JEMClassifier",
     "Likelihood",
@@ -33,6 +35,7 @@ __all__ = [
     "NCEDensity",
     "ProductOfDensities",
     "RBMEstimator",
+    "Recall",
     "ScoreMatchingDensity",
     "Sliced",
     "SparsityPath",
