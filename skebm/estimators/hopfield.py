@@ -664,18 +664,21 @@ class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     @property
     def beta_(self) -> float:
-        """Inverse temperature of the dense rule."""
+        """Inverse temperature of the dense rule; other rules have none."""
         return float(self._of_memory("beta"))
 
     @property
     def coupling_(self) -> np.ndarray:
-        """Couplings of the spins, (n_features, n_features)."""
+        """J of the spins, with a zero diagonal; the dense rule has none."""
         coupling: np.ndarray = self._of_memory("coupling")
         return coupling
 
     @property
     def energy_(self) -> BoltzmannMachine:
-        """The energy of the quadratic rules, of bits."""
+        """The energy of the quadratic rules as a part of skebm, of rows of bits in float64.
+
+        For samplers and log Z; built at each access. The dense rule has none.
+        """
         return BoltzmannMachine.from_spins(torch.tensor(self.coupling_))
 
     def _of_memory(self, name: str) -> Any:
