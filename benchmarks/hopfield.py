@@ -1,7 +1,7 @@
 """Hopfield memories: how many patterns each rule recalls, and from how many flipped bits.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.hopfield [--only threshold recall dense digits real]
-        [--seeds 5] [--json F]
+    OMP_NUM_THREADS=1 python -m benchmarks.hopfield [--only threshold recall dense settings
+        digits real] [--seeds 5] [--json F]
 
 Protocol: random spins as patterns, each rule with its defaults (asynchronous updates). A row is a
 pattern (one of at most 200 random ones) with every spin flipped with the given probability; it is
@@ -49,14 +49,30 @@ def flipped(x: np.ndarray, share: float, random: np.random.RandomState) -> np.nd
     return np.where(random.uniform(size=x.shape) < share, -x, x)
 
 
-def overlaps(rule: str, n: int, d: int, share: float, seed: int) -> np.ndarray:
-    """Overlaps of recalled rows with their patterns."""
+def corrupted(n: int, d: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random patterns, and the first of them with flips."""
     random = np.random.RandomState(seed)
     patterns = spins(n, d, random)
-    chosen = patterns[:MOST_ROWS]
+    return patterns, flipped(patterns[:MOST_ROWS], share, random)
+
+
+def overlaps(rule: str, n: int, d: int, share: float, seed: int) -> np.ndarray:
+    """Overlaps of recalled rows with their patterns."""
+    patterns, rows = corrupted(n, d, share, seed)
     memory = HopfieldMemory(rule, random_state=seed).fit(patterns)
-    found: np.ndarray = (memory.recall(flipped(chosen, share, random)).rows * chosen).mean(1)
+    found: np.ndarray = (memory.recall(rows).rows * patterns[:MOST_ROWS]).mean(1)
     return found
+
+
+def nearest(patterns: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The nearest pattern of each row, by a search."""
+    found: np.ndarray = patterns[pairwise_distances_argmin(rows, patterns)]
+    return found
+
+
+def digit_spins() -> np.ndarray:
+    """Digits as spins."""
+    return np.where(load_digits().data > 7, 1.0, -1.0)
 
 
 def shown_mean(values: Any) -> str:
@@ -103,18 +119,49 @@ def dense(seeds: range) -> Iterator[dict[str, Any]]:
     """Share of the patterns that the dense rule recalls from 20 % flips."""
     for d, multiples in DENSE:
         for multiple in multiples:
-            found = [overlaps("dense", multiple * d, d, 0.2, seed) for seed in seeds]
+            n = multiple * d
+            found = [overlaps("dense", n, d, 0.2, seed) for seed in seeds]
+            by_search = []
+            for seed in seeds:
+                patterns, rows = corrupted(n, d, 0.2, seed)
+                by_search.append((nearest(patterns, rows) == patterns[:MOST_ROWS]).all(1).mean())
             yield {
                 "columns": d,
-                "patterns": multiple * d,
+                "patterns": n,
                 "recalled": shown_mean([(m > RECALLED).mean() for m in found]),
                 "without an error": shown_mean([(m == 1).mean() for m in found]),
+                "nearest pattern": shown_mean(by_search),
+            }
+
+
+def settings(seeds: range) -> Iterator[dict[str, Any]]:
+    """Overlaps of the dense rule by beta and update, and the share of rows in cycles."""
+    for n, d in ((500, 50), (1500, 50), (300, 64), (1000, 64)):
+        for update in ("asynchronous", "synchronous"):
+            found: dict[float, list[float]] = {beta: [] for beta in (0.5, 0.7, 1.0, 2.0, 10.0)}
+            cycles = []
+            for seed in seeds:
+                random = np.random.RandomState(seed)
+                patterns = spins(n, d, random) if d == 50 else random.permutation(digit_spins())[:n]
+                clean = patterns[:MOST_ROWS]
+                rows = flipped(clean, 0.2 if d == 50 else 0.1, random)
+                for beta, overlap in found.items():
+                    memory = HopfieldMemory(beta=beta, update=update, random_state=seed)
+                    recalled = memory.fit(patterns).recall(rows)
+                    overlap.append((recalled.rows * clean).mean())
+                    if beta == 1:
+                        cycles.append((recalled.cycle_length > 1).mean())
+            yield {
+                "patterns": f"{n} random ones" if d == 50 else f"{n} digits",
+                "update": update,
+                **{f"beta {beta:g}": shown_mean(m) for beta, m in found.items()},
+                "in cycles (beta 1)": shown_mean(cycles),
             }
 
 
 def digits(seeds: range) -> Iterator[dict[str, Any]]:
     """Overlaps of recalled digits, stored as bits, by rule; 10 % of the bits are flipped."""
-    images = np.where(load_digits().data > 7, 1.0, -1.0)
+    images = digit_spins()
     for n in (5, 10, 30, 100, 300, 1000):
         found: dict[str, list[float]] = {}
         for seed in seeds:
@@ -125,7 +172,7 @@ def digits(seeds: range) -> Iterator[dict[str, Any]]:
                 rule: HopfieldMemory(rule, random_state=seed).fit(patterns).recall(rows).rows
                 for rule in ("hebb", "storkey", "pseudoinverse", "dense")
             }
-            recalled["nearest pattern"] = patterns[pairwise_distances_argmin(rows, patterns)]
+            recalled["nearest pattern"] = nearest(patterns, rows)
             for name, x in recalled.items():
                 found.setdefault(name, []).append((x * patterns[:MOST_ROWS]).mean())
         yield {"patterns": n, **{name: shown_mean(m) for name, m in found.items()}}
@@ -151,7 +198,7 @@ def real(seeds: range) -> Iterator[dict[str, Any]]:
                 .recall(rows - centre)
                 .rows
                 + centre,
-                "nearest pattern": patterns[pairwise_distances_argmin(rows, patterns)],
+                "nearest pattern": nearest(patterns, rows),
             }
             for name, x in of.items():
                 found.setdefault(name, []).append(((x - clean) ** 2).mean() ** 0.5)
@@ -162,6 +209,7 @@ PARTS = {
     "threshold": threshold,
     "recall": recall,
     "dense": dense,
+    "settings": settings,
     "digits": digits,
     "real": real,
 }
