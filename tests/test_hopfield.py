@@ -21,7 +21,8 @@ from sklearn.pipeline import make_pipeline
 
 from skebm import HopfieldMemory
 from skebm.energies import BoltzmannMachine
-from skebm.estimators import Recall, hopfield
+from skebm.estimators import Recall
+from skebm.estimators.boltzmann import hopfield
 from skebm.partition import Exact
 from skebm.samplers import Gibbs
 from tests.checks import parametrize_with_checks

@@ -195,7 +195,7 @@ def _present(values: Tensor, groups: tuple[int, ...]) -> Tensor:
 
 def check_temperature(temperature: Any) -> None:
     """Raise `ValueError` unless `temperature` is a positive number."""
-    if not isinstance(temperature, RealNumber) or not 0 < temperature < math.inf:
+    if not isinstance(temperature, RealNumber) or not 0 < float(temperature) < math.inf:
         raise ValueError(f"temperature must be a positive number, got {temperature!r}.")
 
 

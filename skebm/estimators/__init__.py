@@ -2,8 +2,8 @@
 
 from skebm.estimators.bases import MixtureBase
 from skebm.estimators.boltzmann import BoltzmannMachineDensity, SparsityPath
+from skebm.estimators.boltzmann.hopfield import HopfieldMemory, Recall
 from skebm.estimators.encoding import TableEncoder
-from skebm.estimators.hopfield import HopfieldMemory, Recall
 from skebm.estimators.neural import (
     ContrastiveDivergenceDensity,
     Discrepancy,

@@ -163,8 +163,7 @@ class EnumeratedLikelihood(Objective):
     energy : Energy
         On bits, one-hot columns, or both, with few enough states.
     l1, l2 : float, default=0
-        Penalties :math:`\lambda_1 \sum |w| + \lambda_2 \sum w^2 / 2` on ``energy.weight``. The
-        gradient does not include that of the first, which is the optimizer's matter.
+        Penalties :math:`\lambda_1 \sum |w| + \lambda_2 \sum w^2 / 2` on ``energy.weight``.
 
     References
     ----------
@@ -208,7 +207,7 @@ class EnumeratedLikelihood(Objective):
         if not (self.l1 or self.l2):
             return 0.0
         w: Any = self.energy.weight
-        return self.l1 * w.detach().abs().sum() + self.l2 / 2 * w.square().sum()
+        return self.l1 * w.abs().sum() + self.l2 / 2 * w.square().sum()
 
     def forward(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
         """Weighted mean of E(x), plus log Z and the penalties; the states are kept for backward."""

@@ -78,8 +78,7 @@ class LocalObjective(Objective):
     energy : Energy
         On bits, one-hot columns, or both side by side.
     l1, l2 : float, default=0
-        Penalties :math:`\lambda_1 \sum |w| + \lambda_2 \sum w^2 / 2` on ``energy.weight``. The
-        gradient does not include that of the first, which is the optimizer's matter.
+        Penalties :math:`\lambda_1 \sum |w| + \lambda_2 \sum w^2 / 2` on ``energy.weight``.
     """
 
     def __init__(self, energy: Energy, *, l1: float = 0.0, l2: float = 0.0):
@@ -134,7 +133,7 @@ class LocalObjective(Objective):
         if not (self.l1 or self.l2):
             return 0.0
         w: Any = self.energy.weight
-        return self.l1 * w.detach().abs().sum() + self.l2 / 2 * w.square().sum()
+        return self.l1 * w.abs().sum() + self.l2 / 2 * w.square().sum()
 
     @torch.no_grad()
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:

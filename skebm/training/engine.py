@@ -372,6 +372,7 @@ class Progress(Callback):
         self.bar_.update(len(net.history) - net.n_before_ - self.bar_.n)
 
     def on_train_end(self, net: Any, **kwargs: Any) -> None:
+        self.bar_.update(len(net.history) - net.n_before_ - self.bar_.n)  # the one that ended it
         self.bar_.close()
 
 

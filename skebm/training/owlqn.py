@@ -28,8 +28,8 @@ class _OWLQN(torch.optim.Optimizer):
     lr : float, default=1.0
         First factor of the direction that a search tries.
     l1 : float, default=0
-        :math:`\lambda_k` of a group of parameters. The closure returns the penalised value, and
-        writes the gradient of the smooth part.
+        :math:`\lambda_k` of a group of parameters, which are in the value that the closure returns,
+        and with the subgradient :math:`\lambda_k \mathrm{sign}(w)` in the gradient that it writes.
     history_size : int, default=20
     max_eval : int, default=20
         Most evaluations of a step.
@@ -65,24 +65,6 @@ class _OWLQN(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
         """One step; `closure` writes the gradients and returns the value."""
 
-        def evaluated(x: Tensor) -> tuple[float, Tensor]:
-            self._write(x)
-            value = float(closure())
-            return value, self._flat(lambda p: p.grad)
-
-        x = self._flat(lambda p: p.detach())
-        try:
-            return self._searched(x, evaluated)
-        except BaseException:  # Ctrl-C too: trial weights are not to be kept
-            self._write(x)
-            raise
-
-    def _searched(self, x: Tensor, evaluated: Callable[[Tensor], tuple[float, Tensor]]) -> Tensor:
-        """The value at the end of a line search from weights x."""
-        if self._last is None or not torch.equal(self._last[0], x):
-            self._pairs = []
-            self._last = x, *evaluated(x)
-        _, value, grad = self._last
         l1 = torch.cat(
             [
                 torch.full_like(p, group["l1"]).flatten()
@@ -90,19 +72,41 @@ class _OWLQN(torch.optim.Optimizer):
                 for p in group["params"]
             ]
         )
-        slope = _pseudo_gradient(x, grad, l1)
-        direction = _direction(slope, self._pairs)
+
+        def evaluated(x: Tensor) -> tuple[float, Tensor]:
+            """The value, and the gradient of its smooth part."""
+            self._write(x)
+            value = float(closure())
+            return value, self._flat(lambda p: p.grad) - l1 * x.sign()
+
+        x = self._flat(lambda p: p.detach())
+        try:
+            return self._searched(x, l1, evaluated)
+        except BaseException:  # Ctrl-C too: trial weights are not to be kept
+            self._write(x)
+            raise
+
+    def _searched(
+        self, x: Tensor, l1: Tensor, evaluated: Callable[[Tensor], tuple[float, Tensor]]
+    ) -> Tensor:
+        """The value at the end of a line search from weights x."""
+        if self._last is None or not torch.equal(self._last[0], x):
+            self._pairs = []
+            self._last = x, *evaluated(x)
+        _, value, grad = self._last
+        subgradient = _pseudo_gradient(x, grad, l1)
+        direction = _direction(subgradient, self._pairs)
         penalised = l1 > 0
-        direction = direction.masked_fill(penalised & (direction * slope >= 0), 0)
-        orthant = torch.where(x == 0, -slope.sign(), x.sign())
+        direction = direction.masked_fill(penalised & (direction * subgradient >= 0), 0)
+        orthant = torch.where(x == 0, -subgradient.sign(), x.sign())
         size = float(self.param_groups[0]["lr"])
         if not self._pairs:
-            size *= min(1.0, 1.0 / max(float(slope.norm()), 1e-12))
+            size *= min(1.0, 1.0 / max(float(subgradient.norm()), 1e-12))
         for _ in range(self.max_eval):
             new = x + size * direction
             new = new.masked_fill(penalised & (new * orthant < 0), 0)
             new_value, new_grad = evaluated(new)
-            if new_value <= value + ARMIJO * float(slope @ (new - x)):
+            if new_value <= value + ARMIJO * float(subgradient @ (new - x)):
                 self._remember(new - x, new_grad - grad)
                 self._last = new, new_value, new_grad
                 return torch.tensor(new_value)
@@ -123,9 +127,9 @@ def _pseudo_gradient(x: Tensor, grad: Tensor, l1: Tensor) -> Tensor:
     return torch.where(x == 0, at_zero, grad + l1 * x.sign())
 
 
-def _direction(slope: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Minus the inverse Hessian of L-BFGS times the slope, by the two-loop recursion."""
-    d, scales = -slope, []
+def _direction(gradient: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Minus the inverse Hessian of L-BFGS times the gradient, by the two-loop recursion."""
+    d, scales = -gradient, []
     for step, change in reversed(pairs):
         scale = (step @ d) / (step @ change)
         scales.append(scale)

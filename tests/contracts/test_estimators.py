@@ -301,7 +301,7 @@ KINDS = {
     ),
     BoltzmannMachineDensity: Kind(
         rows=binary_rows,
-        rounding=0,
+        rounding=1e-5,
         outputs=("conditional_proba", "pseudo_likelihood"),
         short={"n_steps": 5},
         numbers=(bool, int, np.uint8, np.float16, np.float32, np.float64, list),
@@ -569,6 +569,11 @@ def kind(model):
     if isinstance(domain, Categorical):
         return discrete._replace(rows=one_hot_rows)
     return discrete._replace(rows=binary_rows) if domain == "binary" else KINDS[type(model)]
+
+
+def is_deterministic(case):
+    """Whether all rows are used at every step, without chance, until the loss no longer falls."""
+    return isinstance(case, BoltzmannMachineDensity) and fitted(case)._blueprint.searches
 
 
 def of_columns(case, d):
@@ -901,7 +906,8 @@ def test_the_seed_decides_everything(case):
     X, one, same, other = data(case), fitted(case), fit(case), fit(case, random_state=1)
     X_missing = with_missing(case, X)
     assert_array_equal(one.score_samples(X), same.score_samples(X))
-    assert not np.array_equal(one.score_samples(X), other.score_samples(X))
+    if not is_deterministic(case):
+        assert not np.array_equal(one.score_samples(X), other.score_samples(X))
     for use, rows in ((draw, 20), (impute, X_missing)):
         found = use(one, rows, 3)
         assert_array_equal(found, use(same, rows, 3))
@@ -935,7 +941,7 @@ def test_without_a_seed_numpys_global_generator_decides(case):
     one, other = fit(case, random_state=None), fit(case, random_state=None)
     np.random.seed(0)  # noqa: NPY002
     assert_same_model(one, fit(case, random_state=None))
-    assert moved(one, other) > 0
+    assert is_deterministic(case) or moved(one, other) > 0
 
 
 # ------------------------------------------------------------------------------
@@ -1213,7 +1219,7 @@ def test_warm_start_goes_on(case):
     X, model = data(case), clone(case).set_params(warm_start=True)
     first = by_pickle(model.fit(X))
     second = by_pickle(model.fit(X))
-    assert moved(first, second) > 0
+    assert is_deterministic(case) or moved(first, second) > 0  # there, from optimum to optimum
     assert_same_model(by_pickle(first).set_params(n_iter=0).fit(X), first)
     assert_same_model(model.set_params(warm_start=False).fit(X), first)
 
@@ -1515,6 +1521,8 @@ def test_a_callback_may_change_the_gradients(case):
 
 @each_lead
 def test_averaging_gives_other_finite_weights(case):
+    if is_deterministic(case):
+        pytest.skip("a line search has no average of weights, and warns that it does not")
     last, mean = fitted(case), fit(case, optimizer__averaging=0.9)
     assert all(np.isfinite(w).all() for w in net_weights(mean).values())
     assert moved(last, mean) > 0
@@ -1607,7 +1615,7 @@ def test_nan_in_the_weights_is_rolled_back(case, after, averaging):
     with pytest.warns(ConvergenceWarning, match="rolled back 1 times.*epoch.*batch"):
         model = fit(case, **poisoned)
     assert model.n_restarts_ == 1
-    assert model.n_iter_ == case.n_iter
+    assert case.n_iter in ("auto", model.n_iter_)
     assert all(np.isfinite(w).all() for w in net_weights(model).values())
     assert np.isfinite(model.score(data(case)))
 

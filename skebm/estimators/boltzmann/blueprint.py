@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from skebm.objectives import (
 )
 from skebm.samplers import ChainPolicy, Gibbs, Persistent, PerturbedMAP
 from skebm.training.engine import EnergyNet
+from skebm.training.owlqn import OWLQN
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 
@@ -50,6 +52,8 @@ LOCAL: dict[str, type[LocalObjective]] = {
     "probability_flow": ProbabilityFlow,
 }
 CONVEX = ("exact", *LOCAL)
+# Iterations of the quasi-Newton method at most, and those without a gain of nats that end it.
+MOST_ITERATIONS, PATIENCE, TOLERANCE = 1000, 3, 1e-7
 # Coupling of two bits beyond which no table can tell it from an infinite one.
 INFINITE = 20.0
 # Prior rows of the fields of columns that have one state only.
@@ -66,8 +70,6 @@ class BoltzmannBlueprint(Blueprint):
     plan : TrainingPlan
     learning, reason : str
         The rule, and why it is the rule.
-    spins : bool
-        Whether rows of X are spins, -1 and 1.
     edges : ndarray of bool of shape (D, D)
         Entries of rows that may be coupled.
     unseen : ndarray of bool of shape (D,)
@@ -84,7 +86,6 @@ class BoltzmannBlueprint(Blueprint):
     plan: TrainingPlan
     learning: str
     reason: str
-    spins: bool
     edges: np.ndarray
     unseen: np.ndarray
     base: Distribution
@@ -130,8 +131,8 @@ class BoltzmannBlueprint(Blueprint):
         if self.learning in CONVEX or not len(energy.weight):
             return
         convex = self.with_rule("pseudo_likelihood")
-        net = convex.trained(rows, torch.Generator(rows.device).manual_seed(0))
-        energy.load_state_dict(net.module_.energy.state_dict())
+        found = convex.trained(rows, torch.Generator(rows.device).manual_seed(0))
+        energy.load_state_dict(found.energy.state_dict())
 
     def with_rule(self, learning: str) -> BoltzmannBlueprint:
         """The same with another rule, by steps that use all rows."""
@@ -147,17 +148,20 @@ class BoltzmannBlueprint(Blueprint):
         return replace(self, edges=edges)
 
     def trained(
-        self, rows: Rows, generator: torch.Generator, start: BoltzmannMachine | None = None
-    ) -> EnergyNet:
-        """A net trained on rows; from the weights of another energy with the same edges."""
-        plan = replace(self.plan, verbose=0)
-        net = plan.net(self.objective(generator), generator, streaming=False).initialize()
+        self,
+        rows: Rows,
+        generator: torch.Generator,
+        start: BoltzmannMachine | None = None,
+        tol: float = TOLERANCE,
+    ) -> Any:
+        """An objective minimised on rows; from the weights of an energy with the same edges."""
+        objective = self.objective(generator)
         if start is not None:
-            net.module_.energy.load_state_dict(start.state_dict())
-        net.partial_fit(self.deduplicate(rows))
-        if net.interrupted_:
-            raise KeyboardInterrupt("fit was interrupted when it compared settings.")
-        return net
+            objective.energy.load_state_dict(start.state_dict())
+        rows = self.deduplicate(rows)
+        batch = Batch(rows.block(0, len(rows)), None, rows.weight)
+        minimise(objective, batch, self.l1, tol)
+        return objective
 
     def deduplicate(self, rows: Rows) -> Rows:
         return rows.merged() if self.searches else rows
@@ -241,8 +245,25 @@ def line_search(plan: TrainingPlan) -> TrainingPlan:
     )
 
 
-# Iterations of the quasi-Newton method at most, and those without a gain of nats that end it.
-MOST_ITERATIONS, PATIENCE, TOLERANCE = 1000, 3, 1e-7
+def minimise(objective: Any, batch: Batch, l1: float, tol: float) -> None:
+    """Minimise a convex objective of a batch, to where it no longer falls by `tol`."""
+    energy, generator = objective.energy, torch.Generator(batch.x.device)
+    groups = [{"params": [energy.bias], "l1": 0.0}]
+    if len(energy.weight):
+        groups.append({"params": [energy.weight], "l1": l1})
+    optimizer: Any = OWLQN(groups)
+
+    def closure() -> Tensor:
+        value: Tensor = objective.gradients(batch, None, generator).value
+        return value
+
+    last, stale = math.inf, 0
+    for _ in range(MOST_ITERATIONS):
+        value = float(optimizer.step(closure))
+        stale = stale + 1 if value > last - tol else 0
+        if stale == PATIENCE:
+            return
+        last = min(last, value)
 
 
 def with_l1(plan: TrainingPlan, l1: float) -> TrainingPlan:
@@ -294,7 +315,7 @@ def unseen_states(rows: Rows) -> np.ndarray:
 
 def warn_of_unseen(unseen: np.ndarray, name_of: Callable[[int], Any]) -> None:
     """Warn of columns with states that never occur."""
-    names = list(dict.fromkeys(str(name_of(i)) for i in np.flatnonzero(unseen)))
+    names = list(dict.fromkeys(str(name_of(int(i))) for i in np.flatnonzero(unseen)))
     if names:
         shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
         warnings.warn(
@@ -315,6 +336,15 @@ def entry_edges(edges: np.ndarray | None, table: Any) -> np.ndarray:
     order, widths = columns_in_order(table), columns_of(domain)
     found = edges[order][:, order].repeat(widths, 0).repeat(widths, 1)
     return found & others
+
+
+def check_same_edges(before: np.ndarray, now: np.ndarray) -> None:
+    """`ValueError` where training cannot go on, because other pairs may be coupled."""
+    if not np.array_equal(before, now):
+        raise ValueError(
+            "edges differ from those of the previous fit, whose couplings warm_start and "
+            "partial_fit go on from: clone the estimator to start anew."
+        )
 
 
 def columns_in_order(table: Any) -> list[int]:
@@ -352,8 +382,11 @@ def choose_rule(asked: str, domain: Any) -> tuple[str, str]:
 # first leaves columns independent. Rows for each coupling of a column from which the choice makes
 # no difference, and the prior precision is then 1.
 PRECISIONS, MANY_ROWS = (1e5, 1e3, 100.0, 30.0, 10.0, 3.0, 1.0, 0.1), 50
-# Rows below which five parts choose instead of one, as each of them says little.
-FEW_ROWS = 1000
+# Parts of the rows, one of which is held out; rows below which each is in turn, as it says little.
+N_PARTS, FEW_ROWS = 5, 1000
+# Gain of nats at which the models that are compared have converged; terms of a sum over all states
+# up to which it is quick.
+ROUGH, QUICK_COST = 1e-4, 3e4
 
 
 def choose_ridge(
@@ -366,44 +399,41 @@ def choose_ridge(
     n = float(rows.counts.sum())
     if n >= MANY_ROWS * rows.n_columns:
         return blueprint.with_penalties(blueprint.l1, 1.0 / n)
-    if len(rows) < 5:
+    if len(rows) < N_PARTS:
         return blueprint.with_penalties(blueprint.l1, PRECISIONS[1] / n)
-    rule = blueprint.learning if blueprint.learning in CONVEX else "pseudo_likelihood"
-    convex = blueprint.with_rule(rule)
-    parts = torch.arange(len(rows), device=rows.device)[
-        torch.randperm(len(rows), generator=generator, device=rows.device)
-    ].chunk(5)
+    convex, factor = _quick(blueprint)
+    order = torch.randperm(len(rows), generator=generator, device=rows.device)
+    parts = order.chunk(N_PARTS)
     total = np.zeros(len(PRECISIONS))
     for part in parts if len(rows) < FEW_ROWS else parts[:1]:
-        keep = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-        keep[part] = False
-        train, held_out = rows.subset(keep.nonzero().ravel()), rows.subset(part)
-        total += path_losses(convex, train, held_out, generator, penalties_of_precisions(train))
-    best = PRECISIONS[int(np.nanargmin(total))]
-    return blueprint.with_penalties(blueprint.l1, best / n)
+        train, held_out = without(rows, part), rows.subset(part)
+        n_train = float(train.counts.sum())
+        last: BoltzmannMachine | None = None
+        for i, precision in enumerate(PRECISIONS):
+            model = convex.with_penalties(0.0, factor * precision / n_train)
+            found = model.trained(train, generator, last, ROUGH)
+            last = found.energy
+            total[i] += loss_of(found, held_out)
+    return blueprint.with_penalties(blueprint.l1, PRECISIONS[int(total.argmin())] / n)
 
 
-def penalties_of_precisions(rows: Rows) -> list[tuple[float, float]]:
-    """l1 and l2 for each precision."""
-    n = float(rows.counts.sum())
-    return [(0.0, precision / n) for precision in PRECISIONS]
+def _quick(blueprint: BoltzmannBlueprint) -> tuple[BoltzmannBlueprint, float]:
+    """A convex rule that takes little time, and the penalty relative to that of the rule itself.
+
+    The pseudo-likelihood has every coupling in two conditionals, and so twice the information.
+    """
+    if blueprint.learning in LOCAL:
+        return blueprint.with_rule(blueprint.learning), 1.0
+    if enumeration_cost(blueprint.table.domain) <= QUICK_COST and blueprint.learning == "exact":
+        return blueprint.with_rule("exact"), 1.0
+    return blueprint.with_rule("pseudo_likelihood"), 2.0
 
 
-def path_losses(
-    convex: BoltzmannBlueprint,
-    train: Rows,
-    held_out: Rows,
-    generator: torch.Generator,
-    penalties: list[tuple[float, float]],
-) -> np.ndarray:
-    """Total loss of held-out rows for each of several penalties."""
-    last: BoltzmannMachine | None = None
-    found = []
-    for l1, l2 in penalties:
-        net = convex.with_penalties(l1, l2).trained(train, generator, last)
-        last = net.module_.energy
-        found.append(loss_of(net.module_, held_out))
-    return np.array(found)
+def without(rows: Rows, part: Tensor) -> Rows:
+    """All rows but some."""
+    keep = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+    keep[part] = False
+    return rows.subset(keep.nonzero().ravel())
 
 
 def loss_of(objective: Any, rows: Rows) -> float:

@@ -101,9 +101,9 @@ def _sandwich(energy: BoltzmannMachine, rule: Any, rows: Any) -> Tensor:
     for start in range(0, len(rows), size):
         x = rows.block(start, start + size).double()
         w = rows.counts[start : start + size] / total
-        slope, curvature = _derivatives(energy, rule, x)
+        gradient, curvature = _derivatives(energy, rule, x)
         # dloss/dJ_ij = slope_i x_j + slope_j x_i, dloss/db_i = slope_i
-        score = torch.cat([slope[:, i] * x[:, j] + slope[:, j] * x[:, i], slope], 1)
+        score = torch.cat([gradient[:, i] * x[:, j] + gradient[:, j] * x[:, i], gradient], 1)
         mean += w @ score
         spread += score.t() @ (score * w[:, None])
         features = torch.cat([x, torch.ones_like(x[:, :1])], 1)  # of a logit: others, and 1
@@ -118,7 +118,7 @@ def _sandwich(energy: BoltzmannMachine, rule: Any, rows: Any) -> Tensor:
 
 
 def _derivatives(energy: BoltzmannMachine, rule: Any, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Slopes (n, D) of a rule in the logits, and its curvatures within the columns.
+    """Gradients (n, D) of a rule in the logits, and its curvatures within the columns.
 
     Entry b of the curvature number a is the second derivative in level a of the column of b and in
     b itself.
@@ -127,13 +127,13 @@ def _derivatives(energy: BoltzmannMachine, rule: Any, x: Tensor) -> tuple[Tensor
     with torch.enable_grad():
         logits = energy.logits(x.to(energy.bias)).detach().double().requires_grad_(True)
         terms = rule.of_differences(difference_of_levels(logits, x, energy.domain), energy)
-        (slope,) = torch.autograd.grad(terms.sum(), logits, create_graph=True)
+        (gradient,) = torch.autograd.grad(terms.sum(), logits, create_graph=True)
         curvature = []
         for level in range(max(width for _, width in columns)):
             entries = [first + level for first, width in columns if level < width]
-            (found,) = torch.autograd.grad(slope[:, entries].sum(), logits, retain_graph=True)
+            (found,) = torch.autograd.grad(gradient[:, entries].sum(), logits, retain_graph=True)
             curvature.append(found)
-    return slope.detach(), curvature
+    return gradient.detach(), curvature
 
 
 def _places(energy: BoltzmannMachine) -> Tensor:

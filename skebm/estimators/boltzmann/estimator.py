@@ -37,6 +37,7 @@ from skebm.estimators.boltzmann.blueprint import (
     LOCAL,
     BoltzmannBlueprint,
     chain_rows,
+    check_same_edges,
     choose_ridge,
     choose_rule,
     columns_in_order,
@@ -55,7 +56,7 @@ from skebm.estimators.columns import Coding, ColumnTable
 from skebm.estimators.tables import SpinTable, Table, UnitIntervalTable, holds_spins
 from skebm.partition.exact import exact_draws
 from skebm.samplers import ChainPolicy, FromNoise, Gibbs, Persistent
-from skebm.training import AdamW
+from skebm.training import AdamW, EarlyStopping
 from skebm.training.engine import EnergyNet
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
@@ -213,6 +214,7 @@ class BoltzmannMachineDensity(BaseDensity):
         "chains": lambda value, names: Persistent(n_steps=1),
         "sampler": lambda value, names: Gibbs(),
         "optimizer": lambda value, names: AdamW(),
+        "early_stopping": lambda value, names: EarlyStopping(),
     }
     _blueprint: BoltzmannBlueprint
     path_: PathResult
@@ -299,49 +301,59 @@ class BoltzmannMachineDensity(BaseDensity):
     ) -> BoltzmannBlueprint:
         learning, reason = choose_rule(self.learning, table.domain)
         plan = self._plan(learning, rows, streaming=streaming)
-        spins = isinstance(table, SpinTable)
-        unit = (4.0, 16.0) if spins else (1.0, 1.0)  # couplings of bits are four times larger
-        given = isinstance(self.l1, Real)
-        l1 = float(self.l1) / unit[0] if given else 0.0
-        if l1 and plan.optimizer != "owlqn":
-            raise ValueError(
-                f"l1={self.l1} needs all rows at every step: use fit with one of the rules "
-                f"{', '.join(CONVEX)}, without learning_rate and batch_size."
-            )
+        l1, l2 = self._penalties(learning, isinstance(table, SpinTable))
         if before is not None:
             last = self._blueprint
-            unseen, edges, base, l2 = last.unseen, last.edges, last.base, last.l2
+            unseen, base, edges = last.unseen, last.base, last.edges
+            if not hasattr(self, "path_"):
+                check_same_edges(edges, self._allowed_edges(table, unseen))
         else:
-            unseen = unseen_states(rows)
+            unseen, base = unseen_states(rows), independent(rows, table.domain)
             warn_of_unseen(unseen, table.column_at)
-            edges = entry_edges(self._checked_edges(), table)
-            edges &= ~unseen & ~unseen[:, None]
-            base, l2 = independent(rows, table.domain), 0.0
-        if self.l2 != "auto":
-            l2 = float(self.l2) / unit[1]
+            edges = self._allowed_edges(table, unseen)
         found = BoltzmannBlueprint(
             table=table,
             plan=with_l1(plan, l1) if plan.optimizer == "owlqn" else plan,
             learning=learning,
             reason=reason,
-            spins=spins,
             edges=edges,
             unseen=unseen,
             base=base,
             l1=l1,
-            l2=l2,
-            sampler=self.sampler,
-            chains=self._chains(learning, plan),
+            l2=self._blueprint.l2 if l2 is None and before is not None else l2 or 0.0,
+            sampler=None if self.sampler is None else clone(self.sampler),
+            chains=self._chains(learning),
         )
-        if before is not None:
-            return found
+        return found if before is not None else self._chosen(found, rows, l2)
+
+    def _penalties(self, learning: str, spins: bool) -> tuple[float, float | None]:
+        """Penalties of couplings of bits, which are four times those of spins; None for "auto"."""
+        l1 = float(self.l1) / (4.0 if spins else 1.0) if isinstance(self.l1, Real) else 0.0
+        if l1 and learning not in CONVEX:
+            raise ValueError(
+                f'l1={self.l1} is for rules without chains, and learning is "{learning}": use one '
+                f"of {', '.join(CONVEX)}, or choose a graph first (edges=)."
+            )
+        if self.l2 == "auto":
+            return l1, None
+        return l1, float(self.l2) / (16.0 if spins else 1.0)
+
+    def _chosen(
+        self, found: BoltzmannBlueprint, rows: Rows, l2: float | None
+    ) -> BoltzmannBlueprint:
+        """The blueprint with the graph and the ridge penalty that the rows choose."""
+        if hasattr(self, "path_"):
+            del self.path_
         generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
-        if not given:
+        if not isinstance(self.l1, Real):
             asked = SparsityPath(criterion=self.l1) if isinstance(self.l1, str) else self.l1
             found, self.path_ = choose_graph(found, rows, asked, generator)
-        if self.l2 == "auto":
-            found = choose_ridge(found, rows, generator)
-        return found
+        return choose_ridge(found, rows, generator) if l2 is None else found
+
+    def _allowed_edges(self, table: Any, unseen: np.ndarray) -> np.ndarray:
+        """Pairs of entries that may be coupled, (D, D)."""
+        found = entry_edges(self._checked_edges(), table)
+        return found & ~unseen & ~unseen[:, None]
 
     def _checked_edges(self) -> np.ndarray | None:
         """Pairs of columns that may be coupled, (d, d) of bool."""
@@ -400,7 +412,7 @@ class BoltzmannMachineDensity(BaseDensity):
         found = line_search(plan)
         return found if n_iter == "auto" else replace(found, n_iter=int(n_iter))
 
-    def _chains(self, learning: str, plan: TrainingPlan) -> ChainPolicy | None:
+    def _chains(self, learning: str) -> ChainPolicy | None:
         if learning == "perturb_and_map":
             return FromNoise(n_steps=1)
         if learning != "pcd":
@@ -552,8 +564,8 @@ class BoltzmannMachineDensity(BaseDensity):
 
         Of the likelihood the inverse Fisher information of the model (for ``"pcd"`` estimated from
         10,000 draws); of the local rules the sandwich :math:`H^{-1} V H^{-1}` of the mean Hessian H
-        and the covariance V of the slopes, at the rows. They do not know of a graph that was chosen
-        by the same rows.
+        and the covariance V of the gradients, at the rows. They do not know of a graph that was
+        chosen by the same rows.
 
         Parameters
         ----------
@@ -588,7 +600,7 @@ class BoltzmannMachineDensity(BaseDensity):
         with torch.no_grad():
             draws = () if blueprint.learning in LOCAL else self._states_of_the_model()
             found = covariance(energy, blueprint.learning, rows, draws)
-            couplings, bias = as_errors(energy, found, blueprint.spins)
+            couplings, bias = as_errors(energy, found, isinstance(blueprint.table, SpinTable))
         order = self._entry_order()
         return CouplingErrors(couplings.numpy()[order][:, order], bias.numpy()[order])
 
@@ -647,7 +659,7 @@ class BoltzmannMachineDensity(BaseDensity):
         """Couplings and fields in the coding, in the order of `entries_`."""
         check_is_fitted(self)
         energy = self.energy_
-        if self._blueprint.spins:
+        if self._has_spins:
             J, b, _ = energy.to_spins()
         else:
             J, b = zero_sum(energy)
@@ -693,21 +705,25 @@ class BoltzmannMachineDensity(BaseDensity):
         return self._blueprint.reason
 
     @property
+    def _has_spins(self) -> bool:
+        return isinstance(self._blueprint.table, SpinTable)
+
+    @property
     def coding_(self) -> str:
         """Coding of the couplings."""
-        return "spin" if self._blueprint.spins else "binary"
+        return "spin" if self._has_spins else "binary"
 
     @property
     def l1_(self) -> float:
         """Penalty of absolute couplings in the last training."""
         check_is_fitted(self)
-        return self._blueprint.l1 * (4.0 if self._blueprint.spins else 1.0)
+        return self._blueprint.l1 * (4.0 if self._has_spins else 1.0)
 
     @property
     def l2_(self) -> float:
         """Penalty of squared couplings in the last training."""
         check_is_fitted(self)
-        return self._blueprint.l2 * (16.0 if self._blueprint.spins else 1.0)
+        return self._blueprint.l2 * (16.0 if self._has_spins else 1.0)
 
     @property
     def sampler_(self) -> Sampler:

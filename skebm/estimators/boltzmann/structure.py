@@ -14,7 +14,8 @@ from sklearn.base import BaseEstimator
 from skebm._validation import Interval, StrOptions
 from skebm.base import Batch
 from skebm.base.domains import columns_of
-from skebm.estimators.boltzmann.blueprint import CONVEX, BoltzmannBlueprint, loss_of
+from skebm.energies import BoltzmannMachine
+from skebm.estimators.boltzmann.blueprint import CONVEX, BoltzmannBlueprint, loss_of, without
 from skebm.training.rows import Rows
 
 # Values without a better one after which a path ends.
@@ -128,17 +129,17 @@ def _by_ebic(
     n, d = float(rows.counts.sum()), len(columns_of(convex.table.domain))
     twice = 1 if convex.learning == "exact" else 2
     price = twice * (np.log(n) + 4 * asked.gamma * np.log(d))
-    last, graphs, found = None, [], []
+    last: BoltzmannMachine | None = None
+    graphs: list[np.ndarray] = []
+    found: list[float] = []
     for l1 in values:
-        net = convex.with_penalties(l1, 0.0).trained(rows, generator, last)
-        last = net.module_.energy
+        last = convex.with_penalties(l1, 0.0).trained(rows, generator, last).energy
         graphs.append(support(last, convex))
         if len(graphs) > 1 and np.array_equal(graphs[-1], graphs[-2]):
             found.append(found[-1])
             continue
         again = convex.with_edges(graphs[-1]).with_penalties(0.0, 1.0 / n).trained(rows, generator)
-        k = len(again.module_.energy.weight)
-        found.append(2 * loss_of(again.module_, rows) + price * k)
+        found.append(2 * loss_of(again, rows) + price * len(again.energy.weight))
         if len(found) - 1 - int(np.argmin(found)) >= PATIENCE:
             break
     return graphs, found
@@ -157,24 +158,21 @@ def _by_folds(
     total = np.zeros(len(values))
     order = torch.randperm(len(rows), generator=generator, device=rows.device)
     for part in order.chunk(asked.n_folds):
-        keep = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-        keep[part] = False
-        train, held_out = rows.subset(keep.nonzero().ravel()), rows.subset(part)
-        last = None
+        train, held_out, last = without(rows, part), rows.subset(part), None
         for i, l1 in enumerate(values):
-            net = convex.with_penalties(l1, 0.0).trained(train, generator, last)
-            last = net.module_.energy
-            total[i] += loss_of(net.module_, held_out)
+            model = convex.with_penalties(l1, 0.0).trained(train, generator, last)
+            last = model.energy
+            total[i] += loss_of(model, held_out)
     last, graphs = None, []
     for l1 in values:
-        last = convex.with_penalties(l1, 0.0).trained(rows, generator, last).module_.energy
+        last = convex.with_penalties(l1, 0.0).trained(rows, generator, last).energy
         graphs.append(support(last, convex))
     return graphs, list(total / float(rows.counts.sum()))
 
 
 def largest_penalty(convex: BoltzmannBlueprint, rows: Rows, generator: torch.Generator) -> float:
-    """Penalty at which all couplings are zero: the largest slope at independent columns."""
-    objective = convex.with_penalties(0.0, 0.0).objective(generator)
+    """Penalty at which all couplings are zero: the largest gradient at independent columns."""
+    objective: Any = convex.with_penalties(0.0, 0.0).objective(generator)
     if not len(objective.energy.weight):
         return 0.0
     x, weight = rows.block(0, len(rows)), rows.weight
