@@ -105,7 +105,8 @@ def choose_graph(
     rule = blueprint.learning if blueprint.learning in CONVEX else "pseudo_likelihood"
     convex = blueprint.with_rule(rule)
     largest = largest_penalty(convex, rows, generator)
-    values = np.geomspace(1.0, asked.ratio, asked.n_values) * largest
+    # At the largest penalty itself, rounding decides.
+    values = np.geomspace(1.001, asked.ratio, asked.n_values) * largest
     if largest == 0:  # no edges, or no row tells of any
         none = np.zeros(1)
         result = PathResult(none, none, none.astype(int), 0)
