@@ -259,6 +259,8 @@ def test_frames_come_back_as_frames():
 def test_numbers_beside_categories_are_refused_by_name():
     with pytest.raises(ValueError, match="Column 'age' holds numbers"):
         double().fit(frame().assign(age=np.linspace(0, 90, 600)))
+    with pytest.raises(ValueError, match="is for bits and spins"):
+        double("perturb_and_map").fit(frame())
     with pytest.raises(ValueError, match="without categories"):
         double(coding="spin").fit(frame())
 
@@ -319,6 +321,8 @@ def test_no_rows_tell_of_edges():
     [
         (np.triu(np.ones((5, 5)), 1), r"symmetric, and of \(0, 1\) and \(1, 0\)"),
         (np.ones((4, 4)), r"shape \(5, 5\)"),
+        (np.full((5, 5), np.nan), "booleans or finite numbers"),
+        (np.full((5, 5), "yes"), "booleans or finite numbers"),
     ],
 )
 def test_edges_that_make_no_sense_are_refused(edges, message):

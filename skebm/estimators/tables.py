@@ -171,8 +171,8 @@ class UnitIntervalTable(Table):
                 )
             found.said = not sp.issparse(X) and not is_binary(found.scaling.apply(X))
             warnings.warn(
-                f"Bits take values in [0, 1], but {what}: they are min-max scaled "
-                "(rescale=False raises an error instead)." + (f" {BETWEEN}" if found.said else ""),
+                f"Bits take values in [0, 1], but {what}: they are min-max scaled."
+                + (f" {BETWEEN}" if found.said else ""),
                 UserWarning,
                 stacklevel=2,
             )

@@ -367,6 +367,11 @@ def choose_rule(asked: str, domain: Any) -> tuple[str, str]:
             f'learning="exact" would sum {cost:.2g} terms at every step, more than '
             f'{MOST_COST:.0e}. Use learning="pseudo_likelihood", or "pcd".'
         )
+    if asked == "perturb_and_map" and not isinstance(domain, Binary):
+        raise ValueError(
+            'learning="perturb_and_map" is for bits and spins: use "pseudo_likelihood" for '
+            "categories."
+        )
     if asked != "auto":
         return asked, "as given"
     if cost <= CHEAP_COST:
@@ -381,9 +386,9 @@ def choose_rule(asked: str, domain: Any) -> tuple[str, str]:
 # Precisions of the normal prior of a coupling of bits, among which held-out rows choose; the
 # first leaves columns independent. Rows for each coupling of a column from which the choice makes
 # no difference, and the prior precision is then 1.
-PRECISIONS, MANY_ROWS = (1e5, 1e3, 100.0, 30.0, 10.0, 3.0, 1.0, 0.1), 50
+PRECISIONS, MANY_ROWS = (1e5, 300.0, 30.0, 10.0, 3.0, 0.3), 50
 # Parts of the rows, one of which is held out; rows below which each is in turn, as it says little.
-N_PARTS, FEW_ROWS = 5, 1000
+N_PARTS, FEW_ROWS = 3, 1000
 # Gain of nats at which the models that are compared have converged; terms of a sum over all states
 # up to which it is quick.
 ROUGH, QUICK_COST = 1e-4, 3e4

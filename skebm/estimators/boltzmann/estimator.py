@@ -106,7 +106,7 @@ class BoltzmannMachineDensity(BaseDensity):
     l2 : float or "auto", default="auto"
         Penalty :math:`\lambda_2 / 2 \sum_{i<j} J_{ij}^2`. ``"auto"``: one over the number of rows,
         a normal prior of variance 1, for 50 rows or more for each coupling of a column; for fewer,
-        held-out rows choose among eight, from nearly independent columns on. Penalties are of
+        held-out rows choose among six, from nearly independent columns on. Penalties are of
         couplings in their coding.
     categorical_features : "from_dtype", array-like or None, default="from_dtype"
         Columns of categories: names, numbers or a boolean mask. ``"from_dtype"``: columns of frames
@@ -366,6 +366,12 @@ class BoltzmannMachineDensity(BaseDensity):
                 f"edges must have shape ({d}, {d}), a row and a column for each column of X, not "
                 f"{edges.shape}."
             )
+        try:
+            known = np.isfinite(edges.astype(float)).all()
+        except (TypeError, ValueError):
+            known = False
+        if not known:
+            raise ValueError("edges must hold booleans or finite numbers, nonzero for an edge.")
         found = edges != 0
         if not np.array_equal(found, found.T):
             i, j = np.argwhere(found != found.T)[0]

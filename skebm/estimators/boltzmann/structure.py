@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
+from tqdm.auto import tqdm
 
 from skebm._validation import Interval, StrOptions
 from skebm.base import Batch
@@ -133,7 +134,7 @@ def _by_ebic(
     last: BoltzmannMachine | None = None
     graphs: list[np.ndarray] = []
     found: list[float] = []
-    for l1 in values:
+    for l1 in tqdm(values, desc="graphs", disable=not convex.plan.verbose):
         last = convex.with_penalties(l1, 0.0).trained(rows, generator, last).energy
         graphs.append(support(last, convex))
         if len(graphs) > 1 and np.array_equal(graphs[-1], graphs[-2]):
@@ -158,7 +159,8 @@ def _by_folds(
         raise ValueError(f"n_folds={asked.n_folds} needs as many rows, and there are {len(rows)}.")
     total = np.zeros(len(values))
     order = torch.randperm(len(rows), generator=generator, device=rows.device)
-    for part in order.chunk(asked.n_folds):
+    parts = order.chunk(asked.n_folds)
+    for part in tqdm(parts, desc="graphs", disable=not convex.plan.verbose):
         train, held_out, last = without(rows, part), rows.subset(part), None
         for i, l1 in enumerate(values):
             model = convex.with_penalties(l1, 0.0).trained(train, generator, last)
