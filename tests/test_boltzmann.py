@@ -100,6 +100,12 @@ def test_pcd_ends_near_maximum_likelihood():
     assert exact.score(X) - chains.score(X) < 0.005
 
 
+def test_pcd_has_the_ridge_penalty():
+    X = rows(machine(), 300)
+    exact, chains = double("exact", l2=0.2).fit(X), double("pcd", l2=0.2).fit(X)
+    assert_allclose(chains.couplings_, exact.couplings_, atol=0.05)
+
+
 def test_perturb_and_map_is_exact_for_independent_columns():
     """Without couplings the draws are exact, and so is learning."""
     X = (np.random.default_rng(0).random((4000, 4)) < [0.2, 0.5, 0.7, 0.9]).astype(float)

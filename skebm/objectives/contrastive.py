@@ -17,6 +17,7 @@ from skebm.base import (
     Energy,
     Loss,
     Objective,
+    PairwiseEnergy,
     Penalty,
     Real,
     Sampler,
@@ -75,7 +76,8 @@ class ContrastiveDivergence(Objective):
     centering : Centering or None, default=None
         Centred and preconditioned gradient; only for energies with a closed-form gradient.
     penalty : Penalty or None, default=None
-        Penalties on weights and hidden units; only for bipartite energies.
+        Penalties on weights and hidden units of bipartite energies, or on the couplings of a
+        Boltzmann machine.
 
     Raises
     ------
@@ -159,7 +161,8 @@ class ContrastiveDivergence(Objective):
             self.centering.check()
         if self.penalty is not None:
             self.penalty.check()
-            if not isinstance(energy, BipartiteEnergy):
+            couplings = isinstance(energy, PairwiseEnergy) and self.penalty.sparsity_target is None
+            if not isinstance(energy, BipartiteEnergy) and not couplings:
                 raise ValueError(
                     f"{self.penalty} applies to weights and hidden units, which "
                     f"{type(energy).__name__} does not have: pass penalty=None."
@@ -218,7 +221,8 @@ class ContrastiveDivergence(Objective):
         if self.penalty is not None:
             energy: Any = self.energy
             _, share = self.negatives.signs(batch, chain.x, None)
-            value = value + self.penalty.value(energy.weight, energy.hidden(x).mean, share)
+            h = energy.hidden(x).mean if self._has_layers else x[:, :0]
+            value = value + self.penalty.value(energy.weight, h, share)
         if self.refinement is not None:
             kernel = self.kernel(state.halvings)
             value = value + self.refinement.value(self.energy, kernel, chain, generator)

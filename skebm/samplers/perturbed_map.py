@@ -206,7 +206,7 @@ def gumbel(shape: tuple[int, ...], generator: torch.Generator) -> np.ndarray:
 
 
 # States times chains up to which enumeration is faster than a minimum cut for each chain.
-FEW_TERMS = 2.0**22
+FEW_TERMS = 2.0**23
 
 
 class PerturbedMAP(Sampler):

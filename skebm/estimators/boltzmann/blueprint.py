@@ -32,6 +32,7 @@ from skebm.objectives import (
     ContrastiveState,
     EnumeratedLikelihood,
     LocalObjective,
+    Penalty,
     ProbabilityFlow,
     PseudoLikelihood,
     RatioMatching,
@@ -109,7 +110,8 @@ class BoltzmannBlueprint(Blueprint):
         chains = clone(self.chains)
         if isinstance(chains, Persistent):
             chains.set_params(initial=self.base.to(generator.device, self.plan.torch_dtype))
-        return ContrastiveDivergence(energy, self.training_sampler, chains)
+        penalty = Penalty(l2=self.l2) if self.l2 else None
+        return ContrastiveDivergence(energy, self.training_sampler, chains, penalty=penalty)
 
     def _energy(self, device: torch.device) -> BoltzmannMachine:
         """Uncoupled columns with the fields of the base; fields of unseen states stay."""

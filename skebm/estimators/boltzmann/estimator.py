@@ -63,7 +63,7 @@ from skebm.training.rows import Rows
 
 RULES = ("auto", "exact", *LOCAL, "pcd", "perturb_and_map")
 # Rows of a batch and steps of the rules with chains; each perturbation is an optimisation problem.
-BATCH, STEPS, MAP_BATCH, MAP_STEPS, RATE = 500, 1000, 100, 300, 0.01
+BATCH, STEPS, MAP_BATCH, MAP_STEPS, RATE = 500, 500, 100, 300, 0.01
 # Rows whose chains run together, and chains of the Fisher information.
 BLOCK, N_DRAWS, N_DRAW_STEPS = 10_000, 10_000, 200
 
@@ -114,7 +114,7 @@ class BoltzmannMachineDensity(BaseDensity):
         values than numbers. None: no column is categorical.
     n_iter : int or "auto", default="auto"
         Iterations of the quasi-Newton method, at most 1,000 that end where the loss no longer
-        falls; epochs of rules with chains, by default of 1,000 steps (300 of perturb-and-MAP).
+        falls; epochs of rules with chains, by default of 500 steps (300 of perturb-and-MAP).
     learning_rate, batch_size : float, int or "auto", default="auto"
         Of stochastic steps (Adam): 0.01 and 500 rows (100 of perturb-and-MAP). Numbers make the
         convex rules stochastic as well.
