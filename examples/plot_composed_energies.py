@@ -2,9 +2,9 @@
 Threes that are thick: energies that add up
 ===========================================
 
-The density of rows that satisfy two models at once is the normalised product of theirs, so that their
-energies add. Here one restricted Boltzmann machine has seen threes of usual thickness, and another
-one thick digits other than threes. Neither has seen a thick three, and their sum draws them.
+The density of rows that satisfy two models at once is the normalised product of theirs, so that
+their energies add. Here one restricted Boltzmann machine has seen threes of usual thickness, and
+another one thick digits other than threes. Neither has seen a thick three, and their sum draws them.
 """
 
 # %%
@@ -59,9 +59,9 @@ for name, rows in groups.items():
     print(f"{name:26s} ink {rows.sum(1).mean():5.1f}   threes {share:6.1%}")
 
 # %%
-# The draws have about half of the ink by which thick threes differ from others: what the two machines
-# agree on lies between them. Weights shift it, as in ``three.energy_ + 2.0 * thick.energy_``, at the
-# cost of fewer threes.
+# The draws have about half of the ink by which thick threes differ from others: what the two
+# machines agree on lies between them. Weights shift it, as in
+# ``three.energy_ + 2.0 * thick.energy_``, at the cost of fewer threes.
 fig, axes = plt.subplots(len(groups), 10, figsize=(7, 5.6))
 for row, (name, rows) in zip(axes, groups.items(), strict=True):
     for ax, image in zip(row, rows[:10], strict=True):
