@@ -4,7 +4,7 @@ Threes that are thick: energies that add up
 
 The density of rows that satisfy two models at once is the normalised product of theirs, so that
 their energies add. Here one restricted Boltzmann machine has seen threes of usual thickness, and
-another one thick digits other than threes. Neither has seen a thick three, and their sum draws them.
+another one thick digits of other kinds. Neither has seen a thick three, and their sum draws them.
 """
 
 # %%

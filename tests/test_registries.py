@@ -15,7 +15,7 @@ from skebm.base import Energy, Objective, PartitionEstimator, Sampler
 from skebm.distributions import Distribution
 from skebm.energies import TemperedCorrection
 from skebm.energies.mixed_bipartite import WiderColumns
-from skebm.energies.path import Geometric, TiltedPairwise
+from skebm.energies.path import Couplings, Geometric, TiltedPairwise
 from skebm.estimators.base import BaseEBM
 from skebm.estimators.neural.sampling import FlippedPosterior
 from skebm.samplers import Augmentation, ChainPolicy, Gibbs
@@ -56,7 +56,15 @@ KINDS = (
     PartitionEstimator,
     Sampler,
 )
-INTERNAL = {Block, FlippedPosterior, Geometric, TemperedMarginal, TiltedPairwise, WiderColumns}
+INTERNAL = {
+    Block,
+    Couplings,
+    FlippedPosterior,
+    Geometric,
+    TemperedMarginal,
+    TiltedPairwise,
+    WiderColumns,
+}
 
 # Words that skebm has given up for those of the field.
 RETIRED = {

@@ -8,11 +8,13 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from skebm.base import BipartiteEnergy, Energy, PairwiseEnergy
+from skebm.base import Binary, BipartiteEnergy, Energy, PairwiseEnergy
+from skebm.base.torchtools import softplus
 from skebm.base.units import Bernoulli
 from skebm.distributions import (
+    ChowLiuTree,
     Columns,
     Distribution,
     Gaussian,
@@ -23,6 +25,7 @@ from skebm.distributions import (
 from skebm.energies.bipartite import BernoulliRBM, Tilted
 from skebm.energies.mixed_bipartite import MixedRBM, WiderColumns
 from skebm.energies.neural import NeuralEnergy
+from skebm.energies.pairwise import BoltzmannMachine
 
 # Factors between 1/2 and 2 whose product neither overflows nor underflows in single precision.
 GROUP = 100
@@ -31,8 +34,8 @@ GROUP = 100
 def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
     r"""The path from `base` to `energy` that keeps the conditionals of the energy.
 
-    From independent columns, or for bipartite energies from their own base, the bridge
-    distributions of a bipartite or pairwise energy are of the same kind, so that
+    From independent columns, for bipartite energies from their own base and for pairwise energies
+    from a Chow-Liu tree, the bridge distributions are of the same kind as the energy, so that
     :class:`skebm.samplers.Gibbs` samples them. Any other pair has the geometric path
     :math:`\beta E(x) - (1 - \beta) \log q(x)`.
 
@@ -63,6 +66,8 @@ def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
         return BipartitePath(energy, base)
     if isinstance(energy, PairwiseEnergy) and (fields := unary_fields(base)) is not None:
         return PairwisePath(energy, base, fields)
+    if isinstance(energy, PairwiseEnergy) and isinstance(base, ChowLiuTree):
+        return TreePath(energy, base)
     return GeometricPath(energy, base)
 
 
@@ -212,6 +217,78 @@ class PairwisePath(AnnealingPath):
 
     def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
         return (old - new) * (self.energy(x) + x @ self.field).double()
+
+
+class TreePath(AnnealingPath):
+    r"""From a tree of bits, which is a pairwise energy, to another pairwise energy.
+
+    .. math:: p_\beta(x) \propto q(x)^{1 - \beta} \exp\bigl(-\beta E(x)\bigr)
+    """
+
+    energy: Any
+
+    def __init__(self, energy: PairwiseEnergy, base: ChowLiuTree):
+        super().__init__(energy, base)
+        self.start = tree_machine(base).to(energy.bias)
+        with torch.no_grad():
+            zeros = torch.zeros_like(energy.bias)[None]
+            self.parts = [
+                (one.coupling, one.bias.detach(), float(one(zeros))) for one in (self.start, energy)
+            ]
+            summed: Any = self.start + energy
+            self._colours: tuple[Tensor, ...] = summed.colours
+
+    def at(self, beta: float) -> PairwiseEnergy:
+        (J0, b0, c0), (J1, b1, c1) = self.parts
+        return Couplings(
+            (1 - beta) * J0 + beta * J1,
+            (1 - beta) * b0 + beta * b1,
+            (1 - beta) * c0 + beta * c1,
+            self._colours,
+        )
+
+    def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
+        return (old - new) * (self.energy(x).double() - self.start(x).double())
+
+
+class Couplings(PairwiseEnergy):
+    """A pairwise energy of bits by its tables."""
+
+    def __init__(self, coupling: Tensor, bias: Tensor, offset: float, colours: tuple[Tensor, ...]):
+        super().__init__()
+        self.domain = Binary((len(bias),))
+        self.table, self.bias = nn.Parameter(coupling), nn.Parameter(bias)
+        self.offset, self._colours = offset, colours
+
+    @property
+    def coupling(self) -> Tensor:
+        """J, (d, d)."""
+        return self.table
+
+    @property
+    def colours(self) -> tuple[Tensor, ...]:
+        """Groups of columns without couplings."""
+        return self._colours
+
+    def logits(self, x: Tensor, columns: Tensor | None = None) -> Tensor:
+        if columns is None:
+            return torch.addmm(self.bias, x, self.table)
+        return torch.addmm(self.bias[columns], x, self.table[:, columns])
+
+    def forward(self, x: Tensor, cond: Any = None) -> Tensor:
+        return self.offset - (x * (self.logits(x) + self.bias)).sum(1) / 2
+
+
+def tree_machine(base: ChowLiuTree) -> BoltzmannMachine:
+    """The Boltzmann machine of a tree, whose energy is minus its log-probability."""
+    off, on = base.logits.double().unbind(1)  # of a column whose parent is zero, or one
+    d, children = len(off), (base.parent >= 0).nonzero().ravel()
+    parents = base.parent[children]
+    bias = off.clone()
+    bias.index_add_(0, parents, (softplus(off) - softplus(on))[children])
+    coupling = off.new_zeros(d, d)
+    coupling[children, parents] = coupling[parents, children] = (on - off)[children]
+    return BoltzmannMachine(coupling, bias, offset=float(softplus(off).sum()))
 
 
 class TiltedPairwise(PairwiseEnergy):

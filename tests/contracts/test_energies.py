@@ -29,7 +29,7 @@ from skebm.energies import (
     annealing_path,
     ising_grid,
 )
-from skebm.energies.path import Geometric, GeometricPath, TiltedPairwise
+from skebm.energies.path import Couplings, Geometric, GeometricPath, TiltedPairwise
 from skebm.estimators.neural.sampling import FlippedPosterior
 from skebm.samplers._moves import TemperedMarginal
 from skebm.samplers.blocks import Block
@@ -64,6 +64,12 @@ def make_boltzmann(d, seed=0):
     return BoltzmannMachine(W, field(d), offset=0.7)
 
 
+def tabled(energy):
+    """The same as tables, as a bridge distribution near the end of a path has them."""
+    coupling, bias = energy.coupling.detach(), energy.bias.detach()
+    return Couplings(coupling, bias, float(energy.offset), energy.colours)
+
+
 def between(energy, base):
     """A bridge distribution from a base that is unrelated to the energy."""
     path = annealing_path(energy, base)
@@ -83,6 +89,7 @@ CASES = {
         "dense": lambda: make_boltzmann(5),
         "ring": lambda: ising_grid(1, 6, 0.6, -0.3, dtype=DOUBLE),
     },
+    Couplings: {"pairs of a path": lambda: tabled(make_boltzmann(5))},
     TiltedPairwise: {"tilted pairs": lambda: TiltedPairwise(make_boltzmann(5), field(5), 0.6)},
     Geometric: {
         "to a normal": lambda: between(

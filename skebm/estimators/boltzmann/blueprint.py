@@ -17,6 +17,7 @@ from torch import Tensor
 from skebm.base import Batch, Binary, Categorical, Objective, Sampler
 from skebm.base.domains import columns_of, parts_of
 from skebm.distributions import (
+    ChowLiuTree,
     Columns,
     Distribution,
     IndependentBernoulli,
@@ -76,7 +77,9 @@ class BoltzmannBlueprint(Blueprint):
     unseen : ndarray of bool of shape (D,)
         Entries whose state never occurs, or always: their fields are not trained.
     base : Distribution
-        Independent columns, where training, annealing and chains start.
+        Independent columns, where training starts.
+    start : Distribution
+        Where annealing starts: a tree of bits, or the base.
     l1, l2 : float
         Penalties of couplings of bits.
     sampler : Sampler or None
@@ -90,6 +93,7 @@ class BoltzmannBlueprint(Blueprint):
     edges: np.ndarray
     unseen: np.ndarray
     base: Distribution
+    start: Distribution
     l1: float
     l2: float
     sampler: Sampler | None
@@ -109,7 +113,7 @@ class BoltzmannBlueprint(Blueprint):
             return LOCAL[self.learning](energy, **penalties)
         chains = clone(self.chains)
         if isinstance(chains, Persistent):
-            chains.set_params(initial=self.base.to(generator.device, self.plan.torch_dtype))
+            chains.set_params(initial=self.start.to(generator.device, self.plan.torch_dtype))
         penalty = Penalty(l2=self.l2) if self.l2 else None
         return ContrastiveDivergence(energy, self.training_sampler, chains, penalty=penalty)
 
@@ -170,7 +174,7 @@ class BoltzmannBlueprint(Blueprint):
 
     def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
         if name == "base":
-            return self.base.to(reference.device, reference.dtype)
+            return self.start.to(reference.device, reference.dtype)
         if name == "sampler":
             return self.model_sampler.kernel
         starts = {"data": two_or_more(self.states(reference))}
@@ -298,6 +302,14 @@ def independent(rows: Rows, domain: Any) -> Distribution:
         for part, block in zip(parts, blocks, strict=True)
     ]
     return found[0] if len(found) == 1 else Columns(found)
+
+
+def nearest_start(rows: Rows, base: Distribution) -> Distribution:
+    """A tree of bits, which is nearer to the rows than independent columns; else the base."""
+    x = rows.block(0, len(rows))
+    if not isinstance(base, IndependentBernoulli) or not bool(((x == 0) | (x == 1)).all()):
+        return base
+    return ChowLiuTree.fit(x.double(), rows.counts)
 
 
 def fields_of(base: Any) -> Tensor:

@@ -45,6 +45,7 @@ from skebm.estimators.boltzmann.blueprint import (
     enumeration_cost,
     independent,
     line_search,
+    nearest_start,
     unseen_states,
     warn_of_unseen,
     with_l1,
@@ -304,11 +305,12 @@ class BoltzmannMachineDensity(BaseDensity):
         l1, l2 = self._penalties(learning, isinstance(table, SpinTable))
         if before is not None:
             last = self._blueprint
-            unseen, base, edges = last.unseen, last.base, last.edges
+            unseen, base, start, edges = last.unseen, last.base, last.start, last.edges
             if not hasattr(self, "path_"):
                 check_same_edges(edges, self._allowed_edges(table, unseen))
         else:
             unseen, base = unseen_states(rows), independent(rows, table.domain)
+            start = nearest_start(rows, base)
             warn_of_unseen(unseen, table.column_at)
             edges = self._allowed_edges(table, unseen)
         found = BoltzmannBlueprint(
@@ -319,6 +321,7 @@ class BoltzmannMachineDensity(BaseDensity):
             edges=edges,
             unseen=unseen,
             base=base,
+            start=start,
             l1=l1,
             l2=self._blueprint.l2 if l2 is None and before is not None else l2 or 0.0,
             sampler=None if self.sampler is None else clone(self.sampler),
