@@ -64,7 +64,9 @@ from skebm.training.rows import Rows
 
 RULES = ("auto", "exact", *LOCAL, "pcd", "perturb_and_map")
 # Rows of a batch and steps of the rules with chains; each perturbation is an optimisation problem.
-BATCH, STEPS, MAP_BATCH, MAP_STEPS, RATE = 500, 500, 100, 300, 0.01
+BATCH, STEPS, MAP_BATCH, MAP_STEPS = 500, 500, 100, 300
+# Chains start at a tree and the weights at the pseudo-likelihood's: chains must be able to follow.
+RATE, PCD_RATE = 0.01, 0.003
 # Rows whose chains run together, and chains of the Fisher information.
 BLOCK, N_DRAWS, N_DRAW_STEPS = 10_000, 10_000, 200
 
@@ -117,8 +119,8 @@ class BoltzmannMachineDensity(BaseDensity):
         Iterations of the quasi-Newton method, at most 1,000 that end where the loss no longer
         falls; epochs of rules with chains, by default of 500 steps (300 of perturb-and-MAP).
     learning_rate, batch_size : float, int or "auto", default="auto"
-        Of stochastic steps (Adam): 0.01 and 500 rows (100 of perturb-and-MAP). Numbers make the
-        convex rules stochastic as well.
+        Of stochastic steps (Adam): 0.01 (0.003 of PCD) and 500 rows (100 of perturb-and-MAP).
+        Numbers make the convex rules stochastic as well.
     optimizer : AdamW or None, default=None
         Of stochastic steps.
     chains : Persistent or None, default=None
@@ -403,7 +405,9 @@ class BoltzmannMachineDensity(BaseDensity):
         plan = TrainingPlan(
             n_iter=1 if streaming else n_epochs,
             batch_size=batch_size,
-            learning_rate=RATE if rate == "auto" else float(rate),
+            learning_rate=(PCD_RATE if learning == "pcd" else RATE)
+            if rate == "auto"
+            else float(rate),
             optimizer="adamw",
             optimizer_settings={} if given else {"weight_decay": optimizer.weight_decay},
             schedule=optimizer.schedule,

@@ -16,7 +16,7 @@ from skebm._validation import Interval, StrOptions
 from skebm.base import Batch
 from skebm.base.domains import columns_of
 from skebm.energies import BoltzmannMachine
-from skebm.estimators.boltzmann.blueprint import CONVEX, BoltzmannBlueprint, loss_of, without
+from skebm.estimators.boltzmann.blueprint import CONVEX, ROUGH, BoltzmannBlueprint, loss_of, without
 from skebm.training.rows import Rows
 
 # Values without a better one after which a path ends.
@@ -135,16 +135,23 @@ def _by_ebic(
     graphs: list[np.ndarray] = []
     found: list[float] = []
     for l1 in tqdm(values, desc="graphs", disable=not convex.plan.verbose):
-        last = convex.with_penalties(l1, 0.0).trained(rows, generator, last).energy
+        last = convex.with_penalties(l1, 0.0).trained(rows, generator, last, ROUGH).energy
         graphs.append(support(last, convex))
         if len(graphs) > 1 and np.array_equal(graphs[-1], graphs[-2]):
             found.append(found[-1])
             continue
-        again = convex.with_edges(graphs[-1]).with_penalties(0.0, 1.0 / n).trained(rows, generator)
+        relaxed = convex.with_edges(graphs[-1]).with_penalties(0.0, 1.0 / n)
+        again = relaxed.trained(rows, generator, on_edges(last, graphs[-1]), ROUGH)
         found.append(2 * loss_of(again, rows) + price * len(again.energy.weight))
         if len(found) - 1 - int(np.argmin(found)) >= PATIENCE:
             break
     return graphs, found
+
+
+def on_edges(energy: BoltzmannMachine, edges: np.ndarray) -> BoltzmannMachine:
+    """An energy with the couplings of the edges that are given."""
+    kept = energy.coupling.detach() * torch.as_tensor(edges, device=energy.bias.device)
+    return BoltzmannMachine(kept, energy.bias.detach(), edges=edges, domain=energy.domain)
 
 
 def _by_folds(
