@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from numbers import Real as RealNumber
 from typing import Any
@@ -121,3 +122,39 @@ def weighted_quantiles(x: Tensor, w: Tensor, levels: Sequence[float]) -> list[Te
         place = (up_to < level * w.sum() * (1 - 1e-12)).sum(0, keepdim=True)
         found.append(x.gather(0, place.clamp_(max=len(x) - 1))[0])
     return found
+
+
+def tempered_weights(
+    log_weights: Tensor, log_bounds: Tensor, temperature: float
+) -> tuple[Tensor, float]:
+    r"""Weights, and the log bound, of an envelope of the power 1 / T of a mixture.
+
+    With :math:`q_k^{1/T} \le M_k r_k` for its parts,
+    :math:`(\sum_k \pi_k q_k)^{1/T} \le \sum_k \pi_k^{\min(1/T, 1)} M_k r_k`: powers below 1 are
+    subadditive, and those above 1 are convex.
+
+    Parameters
+    ----------
+    log_weights : Tensor of shape (K,)
+        Log of :math:`\pi`, which sums to 1.
+    log_bounds : Tensor of shape (K,)
+        Log of M.
+    temperature : float
+        T, positive.
+    """
+    logits = min(1 / temperature, 1.0) * log_weights.double() + log_bounds.double()
+    return logits.softmax(0), float(logits.logsumexp(0))
+
+
+def tempered_bounds(log_normalisers: Tensor, n_columns: int, temperature: float) -> Tensor:
+    r"""Log of the integrals of :math:`N(x; \mu, \Sigma)^{1/T}`, a multiple of a normal density.
+
+    Parameters
+    ----------
+    log_normalisers : Tensor of shape (K,)
+        :math:`\log \det(2 \pi \Sigma) / 2`.
+    n_columns : int
+    temperature : float
+        T, positive.
+    """
+    return (1 - 1 / temperature) * log_normalisers + n_columns / 2 * math.log(temperature)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import copy
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,21 @@ class Tilt(Conditional):
     @abc.abstractmethod
     def given(self, clamp: Clamp) -> Tilt:
         """The tilt conditioned on known columns; `log_normaliser` sums over rows that agree."""
+
+
+class Envelope(NamedTuple):
+    r"""A distribution r above a power of another one: :math:`q(x)^{1/T} \le M r(x)`.
+
+    Attributes
+    ----------
+    distribution : Distribution
+        r.
+    log_bound : float
+        log M; infinite where the ratio has no bound.
+    """
+
+    distribution: Distribution
+    log_bound: float
 
 
 class Distribution(abc.ABC):
@@ -61,6 +76,18 @@ class Distribution(abc.ABC):
     def has_powers(self) -> bool:
         """Whether :meth:`tilted` takes other powers than 1, which tempering needs."""
         return self.has_tilted
+
+    def tempered(self, temperature: float) -> Envelope:
+        """A distribution near this one at a temperature, q(x)^(1 / temperature) normalised.
+
+        Of a normal distribution it is that distribution, and the ratio is the bound everywhere.
+        """
+        raise TypeError(f"{type(self).__name__} has no power in closed form, and no bound of one.")
+
+    @property
+    def has_tempered(self) -> bool:
+        """Whether :meth:`tempered` has a distribution near the power."""
+        return type(self).tempered is not Distribution.tempered
 
     def score(self, x: Tensor) -> Tensor:
         """Gradient of :meth:`log_prob` with respect to x, of the shape of x.

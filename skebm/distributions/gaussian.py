@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from skebm.base import Clamp, Real
-from skebm.distributions._fitting import checked_weight, positive, usable_scale
-from skebm.distributions.base import Distribution, Tilt
+from skebm.base.energy import check_temperature
+from skebm.distributions._fitting import checked_weight, positive, tempered_bounds, usable_scale
+from skebm.distributions.base import Distribution, Envelope, Tilt
 from skebm.distributions.conditionals import Given, IndependentGiven, MixtureGiven
 
 # Least automatic shrinkage, which keeps the covariance of duplicated columns invertible.
@@ -142,6 +143,12 @@ class Gaussian(Distribution):
         if self.scale_tril is not None:
             wider.scale_tril = self.scale_tril * math.sqrt(factor)
         return wider
+
+    def tempered(self, temperature: float) -> Envelope:
+        """The normal distribution at a temperature, by which the covariance is multiplied."""
+        check_temperature(temperature)
+        bound = tempered_bounds(self.log_volume().detach(), self.mean.numel(), temperature)
+        return Envelope(self.widened(temperature), float(bound))
 
     def convolved(self, sigma: float | Tensor) -> Gaussian:
         r"""The convolution with normal noise, which adds :math:`\sigma^2` to the variances.

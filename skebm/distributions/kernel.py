@@ -12,6 +12,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from skebm.base import Clamp, Real
+from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.distributions import _fitting
 from skebm.distributions._fitting import (
@@ -19,10 +20,12 @@ from skebm.distributions._fitting import (
     moments,
     positive,
     positive_weight_rows,
+    tempered_bounds,
+    tempered_weights,
     varies,
     weighted_quantiles,
 )
-from skebm.distributions.base import Distribution
+from skebm.distributions.base import Distribution, Envelope
 from skebm.distributions.conditionals import Given, KernelGiven, ScalesGiven
 from skebm.distributions.gaussian import ledoit_wolf
 from skebm.distributions.mixture import _positive_definite
@@ -768,6 +771,36 @@ class KernelDensity(Distribution):
         if len(self.counts) == 1 and float(self.counts[0]) <= 1:
             raise ValueError("The only centre cannot be left out: its weight is at most one.")
 
+    def tempered(self, temperature: float) -> Envelope:
+        """The kernels at a temperature, weighted to lie above the power of the density."""
+        check_temperature(temperature)
+        log_weights, d = self.weights.double().log(), self.centres.shape[1]
+        if self.scale_tril is not None:
+            return self._tempered_scales(log_weights, temperature)
+        volumes = torch.full_like(log_weights, _log_volume(self.bandwidth))
+        if self.factors is not None:
+            volumes = volumes + d * self.factors.double().log()
+        bounds = tempered_bounds(volumes, d, temperature)
+        weights, log_bound = tempered_weights(log_weights, bounds, temperature)
+        h = math.sqrt(temperature) * self.bandwidth
+        return Envelope(KernelDensity(self.centres, h, weights, factors=self.factors), log_bound)
+
+    def _tempered_scales(self, log_weights: Tensor, temperature: float) -> Envelope:
+        """The same for a kernel of several scales, each of which is there at every centre."""
+        assert self.scale_tril is not None
+        assert self.mixing_weights is not None
+        diagonals = self.scale_tril.diagonal(dim1=1, dim2=2)
+        volumes = log_weights.new_tensor([_log_volume(h) for h in diagonals])
+        bounds = tempered_bounds(volumes, diagonals.shape[1], temperature)
+        mixing, of_scales = tempered_weights(self.mixing_weights.log(), bounds, temperature)
+        at_centres = torch.zeros_like(log_weights)
+        weights, of_centres = tempered_weights(log_weights, at_centres, temperature)
+        covariances = temperature * self.kernel_covariances
+        wider = KernelDensity(
+            self.centres, None, weights, covariances=covariances, mixing_weights=mixing
+        )
+        return Envelope(wider, of_scales + of_centres)
+
     def convolved(self, sigma: float | Tensor) -> KernelDensity:
         r"""The convolution with normal noise, which adds :math:`\sigma^2` to all variances.
 
@@ -812,6 +845,11 @@ class KernelDensity(Distribution):
         scales = "" if self.scale_tril is None else f", {len(self.scale_tril)} scales"
         n, d = self.centres.shape
         return f"KernelDensity({n} centres, {d} columns{scales})"
+
+
+def _log_volume(scale: Tensor) -> float:
+    """log det(2 pi Sigma) / 2 of a covariance, from the diagonal of its Cholesky factor."""
+    return float(scale.double().log().sum()) + len(scale) / 2 * math.log(math.tau)
 
 
 def _checked(numbers: Any, n: int, name: str, of: str) -> Tensor:

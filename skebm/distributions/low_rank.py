@@ -11,9 +11,17 @@ import torch
 from torch import Tensor
 
 from skebm.base import Clamp, Real
+from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
-from skebm.distributions._fitting import CHUNK, chunked, draw_index, positive
-from skebm.distributions.base import Distribution
+from skebm.distributions._fitting import (
+    CHUNK,
+    chunked,
+    draw_index,
+    positive,
+    tempered_bounds,
+    tempered_weights,
+)
+from skebm.distributions.base import Distribution, Envelope
 from skebm.distributions.conditionals import Given
 from skebm.distributions.mixture import MIN_COUNT, _check_range, _StandardisedRows, clusters
 
@@ -254,6 +262,22 @@ class LowRankMixture(Distribution):
         diagonal = (x - self._centre.to(x)) * (share.t() @ precision) + share.t() @ offset
         along = along.transpose(0, 1).flatten(1)
         return value, torch.addmm(-diagonal, along, self._scaled_axes.to(x))
+
+    def tempered(self, temperature: float) -> Envelope:
+        """The mixture of the components at a temperature, weighted to lie above the power."""
+        check_temperature(temperature)
+        log_weights = self.weights.double().log()
+        log_normalisers = log_weights - self._constant.double()
+        bounds = tempered_bounds(log_normalisers, self.means.shape[1], temperature)
+        weights, log_bound = tempered_weights(log_weights, bounds, temperature)
+        used = weights > 0  # others have underflowed
+        wider = LowRankMixture(
+            weights[used],
+            self.means[used],
+            math.sqrt(temperature) * self.factors[used],
+            temperature * self.variances[used],
+        )
+        return Envelope(wider, log_bound)
 
     def convolved(self, sigma: float | Tensor) -> LowRankMixture:
         r"""The convolution with normal noise, which adds :math:`\sigma^2` to all variances.

@@ -13,6 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import Clamp, Real
+from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.distributions._fitting import (
     checked_sigma,
@@ -22,10 +23,12 @@ from skebm.distributions._fitting import (
     moments,
     positive,
     positive_weight_rows,
+    tempered_bounds,
+    tempered_weights,
     usable_scale,
     varies,
 )
-from skebm.distributions.base import Distribution
+from skebm.distributions.base import Distribution, Envelope
 from skebm.distributions.conditionals import Given, MixtureGiven
 
 # Iterations of k-means; EM goes on from there.
@@ -483,6 +486,19 @@ class GaussianMixture(Distribution):
         value = logits.logsumexp(1)
         responsibilities = (logits - value[:, None]).exp()
         return value, -(z * responsibilities[..., None]).flatten(1) @ self._maps.to(x).t()
+
+    def tempered(self, temperature: float) -> Envelope:
+        """The mixture of the components at a temperature, weighted to lie above the power."""
+        check_temperature(temperature)
+        log_weights, means, covariances = self.components()
+        log_normalisers = log_weights - self._constant.double()
+        bounds = tempered_bounds(log_normalisers, means.shape[1], temperature)
+        weights, log_bound = tempered_weights(log_weights, bounds, temperature)
+        used = weights > 0  # others have underflowed
+        wider = GaussianMixture(
+            weights[used], self.means[used], temperature * covariances[used].to(self.means)
+        )
+        return Envelope(wider, log_bound)
 
     def convolved(self, sigma: float | Tensor) -> GaussianMixture:
         r"""The convolution with normal noise, which adds :math:`\sigma^2` to all variances.

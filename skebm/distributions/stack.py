@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from skebm.base import Clamp, Conditional, Real
-from skebm.distributions._fitting import draw_index, positive_weight_rows
-from skebm.distributions.base import Distribution
+from skebm.distributions._fitting import draw_index, positive_weight_rows, tempered_weights
+from skebm.distributions.base import Distribution, Envelope
 from skebm.distributions.bounded import TruncatedGaussian, Uniform
 from skebm.distributions.conditionals import Given
 from skebm.distributions.kernel import KernelDensity
@@ -227,6 +227,21 @@ class Stack(Distribution):
         for m, (_, other) in enumerate(found[1:], 1):
             score = torch.addcmul(score, share[:, m : m + 1], other)
         return total, score
+
+    def tempered(self, temperature: float) -> Envelope:
+        """The parts at a temperature, weighted to lie above the power of the stack."""
+        found = [part.tempered(temperature) for part in self.parts]
+        bounds = torch.tensor([one.log_bound for one in found], dtype=torch.float64)
+        bounds = bounds.to(self.weights.device)
+        weights, log_bound = tempered_weights(self.weights.log(), bounds, temperature)
+        weights = weights.to(self.weights)
+        used = [k for k, weight in enumerate(weights) if weight > 0]  # others have underflowed
+        wider = Stack([found[k].distribution for k in used], weights[used])
+        return Envelope(wider, log_bound)
+
+    @property
+    def has_tempered(self) -> bool:
+        return all(part.has_tempered for part in self.parts)
 
     def convolved(self, sigma: float | Tensor) -> Stack:
         """The convolution with normal noise: that of each part."""

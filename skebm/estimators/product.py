@@ -7,7 +7,7 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from numbers import Integral
 from typing import Any
 
@@ -37,16 +37,22 @@ from skebm._validation import (
     validate_data,
 )
 from skebm.base import LogPartition
+from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.estimators.base import restores_on_failure
-from skebm.estimators.tractable import TractableDensity
+from skebm.estimators.tractable import (
+    TractableDensity,
+    accepted_or_resampled,
+    resampled,
+    tempered,
+)
 
 # Folds without which training rows are scored for the weights, and fewest and most of these rows.
 N_FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 20, 500
+# From a number of proposals and a random state to rows and their log ratios.
+Propose = Callable[[int, np.random.RandomState], tuple[np.ndarray, np.ndarray]]
 # Effective sample size below which log Z has no credible upper end.
 LEAST_ESS = 30.0
-# Proposals at a time, and fewest for each sample; where fewer are accepted, samples are resampled.
-CHUNK, MOST_PROPOSALS = 1000, 200
 
 
 def default_experts() -> list[tuple[str, Any]]:
@@ -304,19 +310,40 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
 
     def _log_densities(self, X: Any) -> np.ndarray:
         """Normalised log densities by all experts, (n, K)."""
-        experts = self.experts_.values()
-        return np.stack([relative_log_density(q, X) - log_normaliser(q) for q in experts], 1)
+        return log_densities(list(self.experts_.values()), X)
 
     def _proposals(self, n: int, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
         """Draws of the mixture in random order, and log of the product over the mixture at each."""
         share = self.weights_ / self.weights_.sum()
         used = share > 0
-        counts = random.multinomial(n, share)
-        pairs = zip(self.experts_.values(), counts, strict=True)
-        x = np.concatenate([draw(expert, int(count), random) for expert, count in pairs if count])
-        x = x[random.permutation(n)]
+        x = draw_mixture(list(self.experts_.values()), share, n, random)
         log_q = self._log_densities(x)[:, used]
         return x, log_q @ self.weights_[used] - logsumexp(log_q + np.log(share[used]), axis=1)
+
+    def _tempered_proposals(self, temperature: float) -> tuple[Propose, float]:
+        """Proposals of the power 1 / T from a mixture of experts at T, and a log bound, or inf.
+
+        For weights that sum to one the mixture is above the power: a weighted geometric mean of
+        powers that are each below a multiple of an expert at T is below their weighted sum.
+        """
+        used = [(w, q) for w, q in zip(self.weights_, self.experts_.values(), strict=True) if w]
+        found = [at_temperature(q, temperature) for _, q in used]
+        weights = np.array([w for w, _ in used])
+        bounds = np.array([bound for _, bound in found])
+        log_share = np.log(weights / weights.sum())
+        log_bound = math.inf
+        if self._is_pool and np.isfinite(bounds).all():
+            log_bound = float(logsumexp(log_share + bounds))
+            log_share = log_share + bounds - log_bound
+
+        def propose(n: int, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
+            proposals = [q for q, _ in found]
+            x = draw_mixture(proposals, np.exp(log_share), n, random)
+            log_r = logsumexp(log_densities(proposals, x) + log_share, axis=1)
+            log_p = log_densities([q for _, q in used], x) @ weights / temperature
+            return x, log_p - log_r
+
+        return propose, log_bound
 
     @property
     def _is_pool(self) -> bool:
@@ -442,17 +469,28 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         pairs = zip(self.weights_, self.experts_.values(), strict=True)
         return np.asarray(sum(w * score_function(expert, X) for w, expert in pairs if w))
 
-    def sample(self, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
-        """Draw rows, by rejection sampling from the mixture of the experts.
+    def sample(
+        self, n_samples: int = 1, random_state: Any = None, *, temperature: float = 1.0
+    ) -> np.ndarray:
+        r"""Draw rows from the product, :math:`p(x)^{1/T}` normalised, by rejection sampling.
 
-        The draws are independent and exact if the weights sum to one and at least one proposal in
-        200 is accepted, which takes Z of about 1/200. Otherwise proposals are resampled by their
-        importance weights, with a warning: rows may then be repeated, and are approximate.
+        Proposals are from the mixture of the experts. The draws are independent and exact if the
+        weights sum to one and at least one proposal in 200 is accepted, which takes Z of about
+        1/200. Otherwise proposals are resampled by their importance weights, with a warning: rows
+        may then be repeated, and are approximate.
+
+        At other temperatures than 1 the experts of the mixture are at that temperature where they
+        are :class:`TractableDensity`, and samples are exact under the same conditions if all are,
+        and have a bound there (:meth:`TractableDensity.sample`). Other experts propose rows as they
+        are, which are always resampled.
 
         Parameters
         ----------
         n_samples : int, default=1
         random_state : int, RandomState instance or None, default=None
+        temperature : float, default=1.0
+            T > 0, by which the energy is divided: above 1 rows are more random, below 1 nearer to
+            the most probable ones.
 
         Returns
         -------
@@ -460,35 +498,53 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         """
         check_is_fitted(self)
         whole_number("n_samples", n_samples, 1)
-        random, most = check_random_state(random_state), MOST_PROPOSALS * int(n_samples)
-        rows, ratios, accepted, n = [], [], [], 0
-        while n < max(most, CHUNK):
-            x, log_ratio = self._proposals(CHUNK, random)
-            keep = np.log(random.random_sample(CHUNK)) < log_ratio
-            rows.append(x)
-            ratios.append(log_ratio)
-            accepted.append(x[keep])
-            n += CHUNK
-            if self._is_pool and sum(map(len, accepted)) >= n_samples:
-                return np.concatenate(accepted)[:n_samples]
-        log_ratio = np.concatenate(ratios)
-        share = np.exp(log_ratio - logsumexp(log_ratio))
-        ess = 1 / float(np.square(share).sum())
-        why = "are accepted seldom" if self._is_pool else "have weights that do not sum to one"
-        warnings.warn(
-            f"Proposals {why}: the samples are resampled from {n} of them, with an effective "
-            f"sample size of {ess:.0f}, and are approximate.",
-            UserWarning,
-            stacklevel=2,
-        )
-        chosen = random.choice(n, int(n_samples), p=share)
-        return np.asarray(np.concatenate(rows)[chosen])
+        check_temperature(temperature)
+        random, n_samples = check_random_state(random_state), int(n_samples)
+        log_bound = 0.0 if self._is_pool else math.inf
+        why = "have weights that do not sum to one"
+        propose: Any = self._proposals
+        if temperature != 1:
+            propose, log_bound = self._tempered_proposals(temperature)
+            if self._is_pool:
+                why = f"have no bound at temperature {temperature}"
+        if math.isinf(log_bound):
+            return resampled(lambda n: propose(n, random), n_samples, random, why)
+
+        def bounded(n: int) -> tuple[np.ndarray, np.ndarray]:
+            x, log_ratio = propose(n, random)
+            return x, log_ratio - log_bound
+
+        return accepted_or_resampled(bounded, n_samples, random)
 
 
 def _spread(values: np.ndarray) -> float:
     """Standard deviation of the finite values; 0 where there are none, or all are equal."""
     values = values[np.isfinite(values)]
     return float(values.std()) if len(values) and np.ptp(values) > 0 else 0.0
+
+
+def log_densities(experts: list[Any], X: Any) -> np.ndarray:
+    """Normalised log densities by experts, (n, K)."""
+    return np.stack([relative_log_density(q, X) - log_normaliser(q) for q in experts], 1)
+
+
+def at_temperature(expert: Any, temperature: float) -> tuple[Any, float]:
+    """A density near the power 1 / T of an expert, and the log of a bound of their ratio.
+
+    An expert that has no such density stays as it is, without a bound.
+    """
+    if isinstance(expert, TractableDensity):
+        return tempered(expert, temperature)
+    return expert, math.inf
+
+
+def draw_mixture(
+    experts: list[Any], share: np.ndarray, n: int, random: np.random.RandomState
+) -> np.ndarray:
+    """Draws of a mixture of densities, in random order."""
+    pairs = zip(experts, random.multinomial(n, share), strict=True)
+    x = np.concatenate([draw(expert, int(count), random) for expert, count in pairs if count])
+    return x[random.permutation(n)]
 
 
 def draw(expert: Any, n: int, random: np.random.RandomState) -> np.ndarray:

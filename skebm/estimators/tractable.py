@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import math
+import warnings
+from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import logsumexp
 from sklearn.base import BaseEstimator, DensityMixin
 from torch import Tensor
 
@@ -21,6 +26,7 @@ from skebm._validation import (
     fit_context,
     validate_data,
 )
+from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.distributions import (
     Distribution,
@@ -41,6 +47,8 @@ MOST_ROWS, MOST_WORK = 5000, 4e8
 BLOCK = 20_000
 # Regularisation from which components need no prior, and nats per row at which EM ends.
 SMOOTH, TOLERANCE = 0.01, 1e-3
+# Proposals at a time, and fewest for each sample; where fewer are accepted, samples are resampled.
+CHUNK, MOST_PROPOSALS = 1000, 200
 # Parameters that only some distributions use.
 USED_BY = {
     "n_components": ("mixture",),
@@ -240,13 +248,25 @@ class TractableDensity(DensityMixin, BaseEstimator):
         """
         return self._by_blocks(self._checked(X), "score")
 
-    def sample(self, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
-        """Independent exact draws.
+    def sample(
+        self, n_samples: int = 1, random_state: Any = None, *, temperature: float = 1.0
+    ) -> np.ndarray:
+        r"""Draw independent rows from the model, :math:`p(x)^{1/T}` normalised.
+
+        Draws are exact at temperature 1, and at any other of a normal distribution, whose
+        covariance is then multiplied by T. Of the other distributions proposals come from their
+        components at T, by which :math:`p(x)^{1/T}` is bounded, and draws are exact if at least
+        one in 200 is accepted. Otherwise, and above 1 with ``metric="log"``, which has no such
+        bound, proposals are resampled by their importance weights, with a warning: rows may then
+        be repeated, and are approximate.
 
         Parameters
         ----------
         n_samples : int, default=1
         random_state : int, RandomState instance or None, default=None
+        temperature : float, default=1.0
+            T > 0, by which -log p is divided: above 1 rows are more random, below 1 nearer to the
+            most probable ones.
 
         Returns
         -------
@@ -254,6 +274,88 @@ class TractableDensity(DensityMixin, BaseEstimator):
         """
         check_is_fitted(self)
         whole_number("n_samples", n_samples, 1)
-        generator = torch.Generator().manual_seed(draw_seed(check_random_state(random_state)))
-        found: np.ndarray = self.distribution_.sample(int(n_samples), generator).numpy()
-        return found
+        check_temperature(temperature)
+        random = check_random_state(random_state)
+        if temperature == 1:
+            generator = torch.Generator().manual_seed(draw_seed(random))
+            found: np.ndarray = self.distribution_.sample(int(n_samples), generator).numpy()
+            return found
+        proposal, log_bound = tempered(self, temperature)
+        bounded = math.isfinite(log_bound)
+
+        def propose(n: int) -> tuple[np.ndarray, np.ndarray]:
+            x = proposal.sample(n, draw_seed(random))
+            log_p = self._by_blocks(torch.tensor(x), "log_prob") / temperature
+            log_r = proposal._by_blocks(torch.tensor(x), "log_prob")
+            return x, log_p - log_r - (log_bound if bounded else 0.0)
+
+        if bounded:
+            return accepted_or_resampled(propose, int(n_samples), random)
+        why = f'have unbounded weights at temperature {temperature} with metric="log"'
+        return resampled(propose, int(n_samples), random, why)
+
+
+def tempered(density: TractableDensity, temperature: float) -> tuple[TractableDensity, float]:
+    r"""A density r near the power 1 / T of another one, and the log of a bound of their ratio.
+
+    The bound M has :math:`p(x)^{1/T} \le M r(x)`; its log is infinite where there is none.
+    """
+    found, log_bound = density.distribution_.tempered(temperature)
+    copied = copy.copy(density)
+    copied.distribution_ = found
+    return copied, log_bound
+
+
+Propose = Callable[[int], tuple[np.ndarray, np.ndarray]]
+
+
+def accepted_or_resampled(
+    propose: Propose, n_samples: int, random: np.random.RandomState
+) -> np.ndarray:
+    """Rows by rejection sampling, exact; resampled, with a warning, if too few are accepted.
+
+    Parameters
+    ----------
+    propose : callable
+        From a number of proposals to their rows and the log of the ratios of the density to the
+        proposals, at most 0.
+    n_samples : int
+    random : RandomState
+    """
+    rows, ratios, accepted, n = [], [], [], 0
+    while n < max(MOST_PROPOSALS * n_samples, CHUNK):
+        x, log_ratio = propose(CHUNK)
+        keep = np.log(random.random_sample(CHUNK)) < log_ratio
+        rows.append(x)
+        ratios.append(log_ratio)
+        accepted.append(x[keep])
+        n += CHUNK
+        if sum(map(len, accepted)) >= n_samples:
+            return np.concatenate(accepted)[:n_samples]
+    x, log_ratio = np.concatenate(rows), np.concatenate(ratios)
+    return _weighted(x, log_ratio, n_samples, random, "are accepted seldom")
+
+
+def resampled(
+    propose: Propose, n_samples: int, random: np.random.RandomState, why: str
+) -> np.ndarray:
+    """Rows among proposals by their importance weights, with a warning that says `why`."""
+    n_chunks = math.ceil(max(MOST_PROPOSALS * n_samples, CHUNK) / CHUNK)
+    found = [propose(CHUNK) for _ in range(n_chunks)]
+    x, log_ratio = (np.concatenate(part) for part in zip(*found, strict=True))
+    return _weighted(x, log_ratio, n_samples, random, why)
+
+
+def _weighted(
+    x: np.ndarray, log_ratio: np.ndarray, n_samples: int, random: np.random.RandomState, why: str
+) -> np.ndarray:
+    share = np.exp(log_ratio - logsumexp(log_ratio))
+    ess = 1 / float(np.square(share).sum())
+    warnings.warn(
+        f"Proposals {why}: the samples are resampled from {len(x)} of them, with an effective "
+        f"sample size of {ess:.0f}, and are approximate.",
+        UserWarning,
+        stacklevel=4,
+    )
+    found: np.ndarray = x[random.choice(len(x), n_samples, p=share)]
+    return found

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from skebm.base import Real
+from skebm.base.energy import check_temperature
 from skebm.distributions._fitting import moments, positive, varies, weighted_quantiles
-from skebm.distributions.base import Distribution
+from skebm.distributions.base import Distribution, Envelope
 
 # Quartiles of a normal distribution are so many standard deviations apart.
 QUARTILES_APART = 1.349
@@ -109,6 +110,21 @@ class SignedLog(Distribution):
         difference = x - self.centre.to(x)
         widths = torch.hypot(self.scale.to(x), difference)
         return (self.distribution.score(self.logs(x)) - difference / widths) / widths
+
+    def tempered(self, temperature: float) -> Envelope:
+        """The logarithms at a temperature; above 1 the ratio has no bound far from the centre."""
+        check_temperature(temperature)
+        inner, log_bound = self.distribution.tempered(temperature)
+        found = SignedLog(inner, self.centre, self.scale)
+        if temperature > 1:
+            return Envelope(found, math.inf)
+        volume = float(self.scale.double().log().sum())
+        return Envelope(found, log_bound + (1 - 1 / temperature) * volume)
+
+    @property
+    def has_tempered(self) -> bool:
+        """Whether q has a distribution near its power."""
+        return self.distribution.has_tempered
 
     @property
     def has_marginal(self) -> bool:

@@ -22,6 +22,7 @@ from skebm._validation import (
     fit_context,
 )
 from skebm.base import Sampler
+from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.energies import ClassMarginal, NeuralEnergy, Spec, build_network
 from skebm.estimators._docs import shared_docs
@@ -685,10 +686,11 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         y: Any = None,
         random_state: Any = None,
         *,
+        temperature: float = 1.0,
         given: Any = None,
         n_steps: int = 100,
     ) -> np.ndarray:
-        """Draw rows from p(x) or p(x | y).
+        """Draw rows from p(x) or p(x | y), to the power of 1 / T and normalised.
 
         As :meth:`ContrastiveDivergenceDensity.sample`. The chains of a class start from draws of
         the base, or from training chains, resampled by their weights for the class, and move by its
@@ -701,6 +703,9 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
             Class of all rows, or of each; None draws from p(x).
         random_state : int, RandomState instance or None, default=None
             None draws from NumPy's global generator.
+        temperature : float, default=1.0
+            T > 0, by which the energy of x, or of x given y, is divided: above 1 rows are more
+            random, below 1 nearer to the most probable ones.
         given : array-like of shape (n_features,) or None, default=None
             A row whose numbers are fixed and whose NaN are drawn; only without y.
         n_steps : int, default=100
@@ -712,12 +717,14 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
             In the units of the data.
         """
         if y is None:
-            return methods.sample(self, n_samples, random_state, given=given, n_steps=n_steps)
+            how = {"temperature": temperature, "given": given, "n_steps": n_steps}
+            return methods.sample(self, n_samples, random_state, **how)
         check_is_fitted(self)
         if given is not None:
             raise ValueError("Pass y or given: rows of a class are drawn as a whole.")
         methods.check_n_samples(self, n_samples)
         whole_number("n_steps", n_steps, 1)
+        check_temperature(temperature)
         codes, generator = (
             codes_of(y, n_samples, self.classes_),
             self._generator(random_state),
@@ -727,6 +734,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
             here = codes == code
             n = int(here.sum())
             energy, chains = self._given_class(int(code))
+            chains = chains._replace(temperature=temperature)
             drawn = draw(energy, chains, max(n, LEAST_CHAINS), generator, n_steps)
             found[here] = self._blueprint.table.invert(drawn[:n])
         return found

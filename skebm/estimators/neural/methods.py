@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from skebm._validation import as_numbers, check_is_fitted
+from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
@@ -90,10 +91,11 @@ def sample(
     n_samples: int = 1,
     random_state: Any = None,
     *,
+    temperature: float = 1.0,
     given: Any = None,
     n_steps: int = 100,
 ) -> np.ndarray:
-    """Draw rows from the model, or from its conditional distribution given some columns.
+    r"""Draw rows from the model, :math:`p(x)^{1/T}` normalised, or given some of its columns.
 
     Draws of the base are resampled by importance weights, so that modes have the right
     probabilities, and then moved by `n_steps` of the sampler. Samples are approximate, and exact in
@@ -101,11 +103,18 @@ def sample(
     chains or training rows. A model with several noise levels is sampled by annealed Langevin
     dynamics from Gaussian noise.
 
+    At other temperatures than 1 a normal base, a mixture of them or kernels have their covariances
+    multiplied by T; other bases and training rows stay what they are, and are then further from
+    the model.
+
     Parameters
     ----------
     n_samples : int, default=1
     random_state : int, RandomState instance or None, default=None
         None draws from NumPy's global generator.
+    temperature : float, default=1.0
+        T > 0, by which the energy is divided: above 1 rows are more random, below 1 nearer to the
+        most probable ones.
     given : array-like of shape (n_features,) or None, default=None
         A row whose numbers are fixed and whose NaN are drawn.
     n_steps : int, default=100
@@ -119,8 +128,10 @@ def sample(
     check_is_fitted(self)
     check_n_samples(self, n_samples)
     whole_number("n_steps", n_steps, 1)
+    check_temperature(temperature)
     generator, n = self._generator(random_state), max(n_samples, LEAST_CHAINS)
-    energy, table, chains = self.energy_, self._blueprint.table, chains_of(self)
+    energy, table = self.energy_, self._blueprint.table
+    chains = chains_of(self)._replace(temperature=temperature)
     if given is None:
         return table.invert(draw(energy, chains, n, generator, n_steps)[:n_samples])
     if isinstance(table, ColumnTable):

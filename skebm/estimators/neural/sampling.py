@@ -39,12 +39,27 @@ class Chains(NamedTuple):
         Rows to start from if the proposal is far from the model.
     weights : callable or None
         ``weights(known) -> (m,)``, probabilities of these rows; None for equal ones.
+    temperature : float
+        By which the energy is divided.
     """
 
     sampler: Sampler
     proposal: Distribution | None
     known: Tensor
     weights: Callable[[Tensor], Tensor] | None = None
+    temperature: float = 1.0
+
+    def run(
+        self,
+        energy: Any,
+        start: Tensor,
+        n_steps: int,
+        generator: torch.Generator,
+        clamp: Clamp | None = None,
+    ) -> Tensor:
+        """Rows after `n_steps` steps of the sampler at the temperature."""
+        sampler, beta = clone(self.sampler), 1 / self.temperature
+        return sampler.run(energy, start, n_steps, generator, beta=beta, clamp=clamp)[0].x
 
 
 def draw(energy: Any, chains: Chains, n: int, generator: torch.Generator, n_steps: int) -> Tensor:
@@ -52,17 +67,18 @@ def draw(energy: Any, chains: Chains, n: int, generator: torch.Generator, n_step
     blocks = []
     for done in range(0, n, BLOCK):
         start = starts(energy, chains, min(BLOCK, n - done), generator)
-        blocks.append(clone(chains.sampler).run(energy, start, n_steps, generator)[0].x)
+        blocks.append(chains.run(energy, start, n_steps, generator))
     return torch.cat(blocks)
 
 
 def starts(energy: Any, chains: Chains, n: int, generator: torch.Generator) -> Tensor:
     """Rows from which chains start, (n, d)."""
     if energy.noise_levels is not None:
-        return _down_the_levels(energy, n, generator)
+        return _down_the_levels(energy, n, generator, chains.temperature)
     if chains.proposal is not None:
-        proposals = chains.proposal.sample(N_PROPOSALS * n, generator)
-        weight = _log_weights(energy, chains.proposal, proposals).softmax(0)
+        proposal = _at_temperature(chains.proposal, chains.temperature)
+        proposals = proposal.sample(N_PROPOSALS * n, generator)
+        weight = _log_weights(energy, proposal, proposals, chains.temperature).softmax(0)
         if float(weight.square().sum()) * LEAST_ESS < 1:
             return proposals[_picked(weight, n, generator)]
     known = chains.known.to(next(energy.parameters()))
@@ -73,14 +89,22 @@ def starts(energy: Any, chains: Chains, n: int, generator: torch.Generator) -> T
     return known[_picked(weight, n, generator)]
 
 
-def _down_the_levels(energy: Any, n: int, generator: torch.Generator) -> Tensor:
+def _at_temperature(proposal: Distribution, temperature: float) -> Distribution:
+    """The distribution near a power of the proposal, if it has one; else the proposal."""
+    if temperature == 1 or not proposal.has_tempered:
+        return proposal
+    return proposal.tempered(temperature).distribution
+
+
+def _down_the_levels(energy: Any, n: int, generator: torch.Generator, temperature: float) -> Tensor:
     """Rows annealed through the noise levels of an energy, from Gaussian noise."""
     low, high = energy.noise_levels
     like = next(energy.parameters())
     kind = {"dtype": like.dtype, "device": like.device}
     x = torch.randn(n, energy.domain.n_columns, generator=generator, **kind)
+    x = x * math.hypot(1, high) * math.sqrt(temperature)
     ladder = AnnealedLangevin(sigma_max=high, sigma_min=low, n_levels=LADDER_LEVELS)
-    return ladder.run(energy, x * math.hypot(1, high), LADDER_STEPS, generator)[0].x
+    return ladder.run(energy, x, LADDER_STEPS, generator, beta=1 / temperature)[0].x
 
 
 def impute(
@@ -90,32 +114,34 @@ def impute(
     known = ~x.isnan()
     clamp = Clamp(known, torch.nan_to_num(x))
     start = _imputation_starts(energy, chains, clamp, generator)
-    return clone(chains.sampler).run(energy, start, n_steps, generator, clamp=clamp)[0].x
+    return chains.run(energy, start, n_steps, generator, clamp)
 
 
 def _imputation_starts(
     energy: Any, chains: Chains, clamp: Clamp, generator: torch.Generator
 ) -> Tensor:
     """Draws of the base given the known entries, resampled by importance weights."""
-    n = len(clamp.mask)
-    exact = energy.base is not None and energy.base.has_given
-    if not exact or energy.noise_levels is not None:
+    n, T = len(clamp.mask), chains.temperature
+    base = None if energy.base is None else _at_temperature(energy.base, T)
+    if base is None or not base.has_given or energy.noise_levels is not None:
         return clamp.apply(starts(energy, chains, n, generator))
     # All draws of a row at once, as conditioning on its known entries is then done once.
     repeated = Clamp(*(part.repeat_interleave(N_PROPOSALS, 0) for part in clamp))
-    draws = energy.base.given(repeated).sample(generator)
-    log_w = _log_weights(energy, energy.base, draws).view(n, N_PROPOSALS)
+    draws = base.given(repeated).sample(generator)
+    log_w = _log_weights(energy, base, draws, T).view(n, N_PROPOSALS)
     picked = _picked(log_w.softmax(1), n, generator)
     return draws.unflatten(0, (n, N_PROPOSALS))[torch.arange(n), picked]
 
 
-def _log_weights(energy: Any, proposal: Distribution, x: Tensor) -> Tensor:
+def _log_weights(
+    energy: Any, proposal: Distribution, x: Tensor, temperature: float = 1.0
+) -> Tensor:
     """Log density ratio of the model to a proposal, up to a constant, (n,) in float64."""
 
     def log_weight(x: Tensor) -> Tensor:
-        if proposal is energy.base:
+        if proposal is energy.base and temperature == 1:
             return -energy.correction(x).double()
-        return -energy(x).double() - proposal.log_prob(x).double()
+        return -energy(x).double() / temperature - proposal.log_prob(x).double()
 
     with torch.no_grad():
         return torch.cat([log_weight(part) for part in x.split(BLOCK)])

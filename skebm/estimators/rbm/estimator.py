@@ -22,6 +22,7 @@ from skebm._validation import (
     check_is_fitted,
 )
 from skebm.base import BipartiteEnergy, Clamp, Sampler
+from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
@@ -663,19 +664,29 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         return state.x.cpu().numpy().astype(bool)
 
     def sample(
-        self, n_samples: int = 1, random_state: Any = None, *, n_steps: int = 1000
+        self,
+        n_samples: int = 1,
+        random_state: Any = None,
+        *,
+        temperature: float = 1.0,
+        n_steps: int = 1000,
     ) -> np.ndarray:
-        """Draw rows from the model.
+        r"""Draw rows from the model, the marginal of :math:`p(x, h)^{1/T}` normalised.
 
         Samples are exact and independent if the states can be enumerated (at most 1e7 terms).
         Otherwise they are the final states of Gibbs chains of `n_steps` steps, started from the
-        persistent chains or training rows, and approximate if the chains have not converged.
+        persistent chains or training rows (for other temperatures than 1 draws of the base, or
+        uniform rows where there is none), and approximate if the chains have not converged.
 
         Parameters
         ----------
         n_samples : int, default=1
         random_state : int, RandomState instance or None, default=None
             None draws from NumPy's global generator.
+        temperature : float, default=1.0
+            T > 0, by which the energy of both layers, E(x, h), is divided: above 1 rows are more
+            random, below 1 nearer to the most probable ones. `ValueError` for other temperatures
+            than 1 if the base is of latent classes, whose powers have no closed form.
         n_steps : int, default=1000
             Number of Gibbs steps of the chains, if they are needed.
 
@@ -689,29 +700,50 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         n_numbers = n_samples * self.energy_.domain.n_columns
         check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
         whole_number("n_steps", n_steps, 1)
+        check_temperature(temperature)
         return self._blueprint.table.invert(
-            self._draw(n_samples, self._generator(random_state), n_steps)
+            self._draw(n_samples, self._generator(random_state), n_steps, temperature)
         )
 
-    def _draw(self, n: int, generator: torch.Generator, n_steps: int = 1000) -> Tensor:
-        """Binary rows of the model, exact if the states can be enumerated."""
-        energy = self.energy_
+    def _draw(
+        self, n: int, generator: torch.Generator, n_steps: int = 1000, temperature: float = 1.0
+    ) -> Tensor:
+        """Rows of the model at a temperature, exact if the states can be enumerated."""
+        energy, beta, blocks = self.energy_, 1 / temperature, []
+        if temperature != 1 and energy.base is not None and not energy.base.has_powers:
+            raise ValueError(
+                f"temperature={temperature} needs a power of the base {energy.base!r}, which has "
+                "no closed form: use temperature=1.0, or fit the model with another base."
+            )
         with torch.no_grad():
             if energy.enumeration_cost() <= CHEAP_COST:
-                return exact_draws(energy, n, generator)
-            start = chain_rows(self.net_)
-            if start is None:
-                start = self._blueprint.partition_input(
-                    "x", energy, self.net_, torch.as_tensor(self._reference).to(energy.weight)
-                )["data"]
-            blocks = []
+                field = energy.weight.new_zeros(energy.domain.n_columns)
+                tempered = energy if temperature == 1 else Tilted(energy, field, beta)
+                return exact_draws(tempered, n, generator)
+            starts = self._chain_starts(n, generator, temperature)
             for done in range(0, n, BLOCK):
                 size = (min(BLOCK, n - done),)
-                pick = torch.randint(len(start), size, generator=generator, device=start.device)
-                blocks.append(
-                    self._blueprint.layer_sampler.run(energy, start[pick], n_steps, generator)[0].x
+                pick = torch.randint(len(starts), size, generator=generator, device=starts.device)
+                state, _ = self._blueprint.layer_sampler.run(
+                    energy, starts[pick], n_steps, generator, beta=beta
                 )
+                blocks.append(state.x)
             return torch.cat(blocks)
+
+    def _chain_starts(self, n: int, generator: torch.Generator, temperature: float) -> Tensor:
+        """Rows from which chains of the model start: near it, or spread out at a temperature."""
+        energy = self.energy_
+        like = energy.weight
+        if temperature != 1:
+            if energy.base is None:
+                return energy.domain.uniform(n, generator, dtype=like.dtype).to(like.device)
+            return energy.base.sample(n, generator).to(like)
+        start = chain_rows(self.net_)
+        if start is not None:
+            return start
+        reference = torch.as_tensor(self._reference).to(like)
+        data = self._blueprint.partition_input("x", energy, self.net_, reference)["data"]
+        return data
 
     def impute(
         self,
