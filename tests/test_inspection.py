@@ -13,7 +13,7 @@ from sklearn.pipeline import make_pipeline
 
 from skebm import RBMEstimator
 from skebm.inspection import RBMDisplay
-from skebm.inspection.rbm import N_ROWS
+from skebm.inspection.boltzmann.rbm import N_ROWS
 from tests.tiers import full
 
 matplotlib = pytest.importorskip("matplotlib")

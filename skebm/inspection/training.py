@@ -10,7 +10,7 @@ import numpy as np
 from skebm._densities import last_step
 from skebm._validation import check_is_fitted
 from skebm.inspection._drawing import NAVY, ORANGE, pyplot
-from skebm.inspection.rbm import _columns
+from skebm.inspection.boltzmann.rbm import _columns
 
 PANEL = (6.4, 1.9)  # inches
 TITLE_HEIGHT = 0.6  # inches, for the title and the label of the epochs
