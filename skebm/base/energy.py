@@ -435,6 +435,10 @@ class PairwiseSum(EnergySum, PairwiseEnergy):
     @property
     def colours(self) -> tuple[Tensor, ...]:
         """Columns that have one colour in every part, and so no couplings in the sum."""
+        if len(self.energies) == 1:  # at a temperature: sweeps ask for the colours at every step
+            only: Any = self.energies[0]
+            colours: tuple[Tensor, ...] = only.colours
+            return colours
         columns = []
         for _, energy in self.parts():
             own = torch.empty(self.domain.n_columns, dtype=torch.long, device=self.bias.device)
