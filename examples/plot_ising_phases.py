@@ -128,12 +128,14 @@ for name, found, truth in zip(names, samples[4][:2], exact, strict=True):
 # Far below :math:`T_c` single spins are turned; near it there are clusters of all sizes, and far
 # above it only small ones.
 
-figure, axes = plt.subplots(1, 4, figsize=(9, 2.6), layout="constrained")
-for ax, T in zip(axes, (1.5, 2.0, T_CRITICAL, 3.6), strict=True):
+figure, axes = plt.subplots(2, 4, figsize=(9, 5), layout="constrained")
+for line, T in zip(axes.T, (1.5, 2.0, T_CRITICAL, 3.6), strict=True):
     nearest = int(np.abs(temperatures - T).argmin())
-    ax.imshow(samples[12][2][nearest, -1].numpy(), cmap="gray_r", vmin=0, vmax=1)
-    ax.set(xticks=[], yticks=[], title=f"T = {temperatures[nearest]:.2f}")
-figure.suptitle("A 12 x 12 grid; dark spins are up")
+    for ax, chain in zip(line, (0, -1), strict=True):
+        ax.imshow(samples[12][2][nearest, chain].numpy(), cmap="gray_r", vmin=0, vmax=1)
+        ax.set(xticks=[], yticks=[])
+    line[0].set_title(f"T = {temperatures[nearest]:.2f}")
+figure.suptitle("12 x 12 grids of two chains; dark spins are up")
 plt.show()
 
 # %%

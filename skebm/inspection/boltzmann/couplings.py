@@ -23,7 +23,7 @@ SIGNS = {1: (ORANGE, "positive"), -1: (NAVY, "negative"), 0: ("0.5", "of categor
 WIDEST, NARROWEST = 5.0, 0.4  # lines of edges, in points
 
 
-class Couplings(NamedTuple):
+class CoupledColumns(NamedTuple):
     """What a model says of pairs of columns.
 
     Attributes
@@ -298,29 +298,28 @@ class CouplingDisplay:
             )
 
 
-def _couplings_of(estimator: Any) -> Couplings:
+def _couplings_of(estimator: Any) -> CoupledColumns:
     """Couplings of a fitted model, or partial correlations; `TypeError` where it has none."""
     if not hasattr(estimator, "fit"):
         raise TypeError(_REFUSAL.format(type(estimator).__name__))
     check_is_fitted(estimator)
     if hasattr(type(estimator), "couplings_"):
         unit = f"coupling of {estimator.coding_} columns"
-        return Couplings(estimator.couplings_, estimator.strengths_, estimator.entries_, unit)
+        return CoupledColumns(estimator.couplings_, estimator.strengths_, estimator.entries_, unit)
     if hasattr(type(estimator), "coupling_"):
         if not hasattr(estimator, "coupling_"):
             raise ValueError(
                 f'{estimator} has no couplings: use a quadratic rule, such as rule="pseudoinverse".'
             )
         values, unit = np.array(estimator.coupling_), "coupling of spins"
-    elif np.ndim(getattr(estimator, "precision_", None)) == 2:
-        precision = np.asarray(estimator.precision_)
+    elif np.ndim(precision := np.asarray(getattr(estimator, "precision_", 0.0))) == 2:
         scale = np.sqrt(np.diag(precision))
         values, unit = -precision / np.outer(scale, scale), "partial correlation"
     else:
         raise TypeError(_REFUSAL.format(type(estimator).__name__))
     np.fill_diagonal(values, 0.0)
     names = getattr(estimator, "feature_names_in_", [f"x{k}" for k in range(len(values))])
-    return Couplings(values, np.abs(values), [(str(name), None) for name in names], unit)
+    return CoupledColumns(values, np.abs(values), [(str(name), None) for name in names], unit)
 
 
 _REFUSAL = (
