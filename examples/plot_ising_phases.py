@@ -125,8 +125,9 @@ for name, found, truth in zip(names, samples[4][:2], exact, strict=True):
 # %%
 # Grids at four temperatures
 # --------------------------
-# Far below :math:`T_c` single spins are turned; near it there are clusters of all sizes, and far
-# above it only small ones.
+# Far below :math:`T_c` hardly a spin differs from the others, and chains go from most spins up to
+# most spins down by way of higher temperatures. Near it there are clusters of several sizes. At the
+# highest temperature a third of the neighbours disagree, where half of them would by chance.
 
 figure, axes = plt.subplots(2, 4, figsize=(9, 5), layout="constrained")
 for line, T in zip(axes.T, (1.5, 2.0, T_CRITICAL, 3.6), strict=True):
