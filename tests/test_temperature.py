@@ -189,6 +189,26 @@ def test_chains_that_start_without_a_base(normal_rows):
     assert stats.kstest(x[:, 0], lambda at: np.interp(at, z[:, 0], cdf)).pvalue > 1e-4
 
 
+class PowerTail(torch.nn.Module):
+    """E = 2 log(1 + x^2): the density falls as the fourth power of x."""
+
+    def forward(self, x):
+        return 2 * torch.log1p(x.square()).sum(1) + 0 * self.unused
+
+    def __init__(self):
+        super().__init__()
+        self.unused = torch.nn.Parameter(torch.zeros(()))
+
+
+def test_temperatures_at_which_there_is_no_density(normal_rows):
+    network = {"network": PowerTail(), "base": None, "sigma": None}
+    model = ContrastiveDivergenceDensity(**network, n_iter=0, random_state=0)
+    model.fit(normal_rows[:, :1])
+    assert np.isfinite(model.sample(3, random_state=0, temperature=3.0)).all()
+    with pytest.raises(ValueError, match="no finite integral"):
+        model.sample(3, random_state=0, temperature=4.5)  # falls as the power 4 / 4.5 < 1
+
+
 def test_several_noise_levels(normal_rows):
     """Annealed Langevin dynamics with all levels at the temperature, before training."""
     model = ScoreMatchingDensity(base="gaussian", objective="multiscale", n_iter=0, random_state=0)

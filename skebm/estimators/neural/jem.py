@@ -734,7 +734,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
             here = codes == code
             n = int(here.sum())
             energy, chains = self._given_class(int(code))
-            chains = chains._replace(temperature=temperature)
+            chains = methods.at_temperature(chains, energy, temperature)
             drawn = draw(energy, chains, max(n, LEAST_CHAINS), generator, n_steps)
             found[here] = self._blueprint.table.invert(drawn[:n])
         return found

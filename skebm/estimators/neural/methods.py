@@ -20,6 +20,7 @@ from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
+from skebm.energies import NeuralEnergy
 from skebm.estimators.columns import ColumnTable
 from skebm.estimators.neural.sampling import (
     BLOCK,
@@ -30,6 +31,7 @@ from skebm.estimators.neural.sampling import (
 )
 from skebm.estimators.neural.sampling import impute as impute_rows
 from skebm.estimators.tables import Units, is_far
+from skebm.partition.checks import check_proper
 
 
 def chains_of(estimator: Any) -> Chains:
@@ -40,6 +42,14 @@ def chains_of(estimator: Any) -> Chains:
         known = torch.as_tensor(estimator._reference)
     proposal = blueprint.rule.proposal(estimator.energy_, net)
     return Chains(blueprint.rule.fitted_sampler(net), proposal, known)
+
+
+def at_temperature(chains: Chains, energy: NeuralEnergy, temperature: float) -> Chains:
+    """Chains of an energy at a temperature; `ValueError` where it has no density there."""
+    check_temperature(temperature)
+    if temperature > 1:  # tails are heavier
+        check_proper(energy / temperature)
+    return chains._replace(temperature=temperature)
 
 
 def check_n_samples(estimator: Any, n_samples: int) -> None:
@@ -105,7 +115,7 @@ def sample(
 
     At other temperatures than 1 a normal base, a mixture of them or kernels have their covariances
     multiplied by T; other bases and training rows stay what they are, and are then further from
-    the model.
+    the model. A density whose tails fall as a power of x may have none above 1: a `ValueError`.
 
     Parameters
     ----------
@@ -128,10 +138,9 @@ def sample(
     check_is_fitted(self)
     check_n_samples(self, n_samples)
     whole_number("n_steps", n_steps, 1)
-    check_temperature(temperature)
     generator, n = self._generator(random_state), max(n_samples, LEAST_CHAINS)
     energy, table = self.energy_, self._blueprint.table
-    chains = chains_of(self)._replace(temperature=temperature)
+    chains = at_temperature(chains_of(self), energy, temperature)
     if given is None:
         return table.invert(draw(energy, chains, n, generator, n_steps)[:n_samples])
     if isinstance(table, ColumnTable):
