@@ -195,7 +195,8 @@ def _present(values: Tensor, groups: tuple[int, ...]) -> Tensor:
 
 def check_temperature(temperature: Any) -> None:
     """Raise `ValueError` unless `temperature` is a positive number."""
-    if not isinstance(temperature, RealNumber) or not 0 < float(temperature) < math.inf:
+    number = isinstance(temperature, RealNumber) and not isinstance(temperature, bool)
+    if not number or not 0 < float(temperature) < math.inf:
         raise ValueError(f"temperature must be a positive number, got {temperature!r}.")
 
 
