@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -38,6 +39,25 @@ class Loss(NamedTuple):
     value: Tensor | None
     state: Any
     logs: dict[str, Tensor] = {}
+
+
+class Coordinates(NamedTuple):
+    """A linear change of all parameters, side by side in one vector, for a better condition.
+
+    Attributes
+    ----------
+    inside, outside : callable
+        From the parameters to the coordinates, and back.
+    gradient : callable
+        From a gradient in the parameters to that in the coordinates.
+    curvature : Tensor
+        Approximate second derivatives in the coordinates.
+    """
+
+    inside: Callable[[Tensor], Tensor]
+    outside: Callable[[Tensor], Tensor]
+    gradient: Callable[[Tensor], Tensor]
+    curvature: Tensor
 
 
 class FusedSteps(Protocol):
@@ -99,6 +119,14 @@ class Objective(nn.Module, abc.ABC):
             loss.value.backward()
         fill_missing(trained)
         return loss
+
+    def coordinates(self, batch: Batch) -> Coordinates | None:
+        """Coordinates of the parameters for optimizers that search along lines.
+
+        Those of the energy, where it has some; None, by default, are the parameters themselves.
+        """
+        make = getattr(self.energy, "coordinates", None)
+        return None if make is None else make(batch.x, batch.weight)
 
     def fused_steps(
         self, state: Any, n_batches: int, generator: torch.Generator

@@ -124,10 +124,11 @@ class LocalObjective(Objective):
         return Loss(self._weighted(batch) + self._penalty(), state)
 
     def _weighted(self, batch: Batch) -> Tensor:
-        values = self.of_rows(batch.x)
+        # In double precision, by whose differences a line search judges its steps.
+        values = self.of_rows(batch.x).double()
         if batch.weight is None:
             return values.mean()
-        return batch.weight @ values / len(values)
+        return batch.weight.double() @ values / len(values)
 
     def _penalty(self) -> Tensor | float:
         if not (self.l1 or self.l2):

@@ -24,7 +24,7 @@ from skebm._validation import TorchModes, threads
 from skebm.base import Batch, Loss, Objective, SamplingError, sampling
 from skebm.base.objective import FusedSteps
 from skebm.base.torchtools import SGD
-from skebm.training.owlqn import searches_steps
+from skebm.training.owlqn import searches_steps, set_coordinates
 from skebm.training.rows import Batches, Rows
 
 # Least loss on held-out rows, in nats per row, for which training returns to earlier weights.
@@ -286,6 +286,7 @@ def line_search(
             last["loss"] = loss
             return loss.value
 
+        set_coordinates(optimizer, module, batch)
         optimizer.step(closure)  # type: ignore[arg-type]
         run.state = last["loss"].state
         return last["loss"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from skebm.base import Batch, Objective
+from skebm.base.objective import Coordinates
 from skebm.base.torchtools import without_compiler
 
 # Decrease of the function that a step must have, relative to what the gradient promises; curvature
@@ -31,7 +33,7 @@ class _OWLQN(torch.optim.Optimizer):
         :math:`\lambda_k` of a group of parameters, which are in the value that the closure returns,
         and with the subgradient :math:`\lambda_k \mathrm{sign}(w)` in the gradient that it writes.
     history_size : int, default=20
-    max_eval : int, default=20
+    max_eval : int, default=10
         Most evaluations of a step.
 
     References
@@ -46,25 +48,26 @@ class _OWLQN(torch.optim.Optimizer):
         *,
         l1: float = 0.0,
         history_size: int = 20,
-        max_eval: int = 20,
+        max_eval: int = 10,
     ):
         super().__init__(params, {"lr": lr, "l1": l1})
         self.history_size, self.max_eval = history_size, max_eval
+        self.coordinates: Coordinates | None = None  # None are the parameters, in order
         self._pairs: list[tuple[Tensor, Tensor]] = []  # steps and changes of the gradient
-        self._last: tuple[Tensor, float, Tensor] | None = None  # weights, value, gradient
+        self._last: Point | None = None
 
     def _flat(self, of: Callable[[Any], Tensor]) -> Tensor:
         return torch.cat([of(p).flatten() for group in self.param_groups for p in group["params"]])
 
-    def _write(self, x: Tensor) -> None:
+    def _write(self, flat: Tensor) -> None:
         params = [p for group in self.param_groups for p in group["params"]]
-        for p, part in zip(params, x.split([p.numel() for p in params]), strict=True):
+        for p, part in zip(params, flat.split([p.numel() for p in params]), strict=True):
             p.copy_(part.view_as(p))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
         """One step; `closure` writes the gradients and returns the value."""
-
+        change = self.coordinates
         l1 = torch.cat(
             [
                 torch.full_like(p, group["l1"]).flatten()
@@ -73,51 +76,59 @@ class _OWLQN(torch.optim.Optimizer):
             ]
         )
 
-        def evaluated(x: Tensor) -> tuple[float, Tensor]:
-            """The value, and the gradient of its smooth part."""
-            self._write(x)
-            value = float(closure())
-            return value, self._flat(lambda p: p.grad) - l1 * x.sign()
+        def at(x: Tensor) -> Point:
+            """The value at coordinates x, and the gradient of its smooth part."""
+            flat = x if change is None else change.outside(x)
+            self._write(flat)
+            value, grad = float(closure()), self._flat(lambda p: p.grad)
+            grad = grad - l1 * flat.sign()
+            return Point(flat, x, value, grad if change is None else change.gradient(grad))
 
-        x = self._flat(lambda p: p.detach())
+        flat = self._flat(lambda p: p.detach())
         try:
-            return self._searched(x, l1, evaluated)
+            if self._last is None or not torch.equal(self._last.flat, flat):
+                self._pairs = []
+                self._last = at(flat if change is None else change.inside(flat))
+            return torch.tensor(self._searched(self._last, l1, at).value)
         except BaseException:  # Ctrl-C too: trial weights are not to be kept
-            self._write(x)
+            self._write(flat)
             raise
 
-    def _searched(
-        self, x: Tensor, l1: Tensor, evaluated: Callable[[Tensor], tuple[float, Tensor]]
-    ) -> Tensor:
-        """The value at the end of a line search from weights x."""
-        if self._last is None or not torch.equal(self._last[0], x):
-            self._pairs = []
-            self._last = x, *evaluated(x)
-        _, value, grad = self._last
-        subgradient = _pseudo_gradient(x, grad, l1)
-        direction = _direction(subgradient, self._pairs)
-        penalised = l1 > 0
-        direction = direction.masked_fill(penalised & (direction * subgradient >= 0), 0)
-        orthant = torch.where(x == 0, -subgradient.sign(), x.sign())
+    def _searched(self, start: Point, l1: Tensor, at: Callable[[Tensor], Point]) -> Point:
+        """Where a line search ends; at its start if no step is good enough."""
+        x, penalised = start.x, l1 > 0
+        gradient = _pseudo_gradient(x, start.grad, l1)
+        curvature = None if self.coordinates is None else self.coordinates.curvature
+        direction = _direction(gradient, self._pairs, curvature)
+        direction = direction.masked_fill(penalised & (direction * gradient >= 0), 0)
+        orthant = torch.where(x == 0, -gradient.sign(), x.sign())
         size = float(self.param_groups[0]["lr"])
-        if not self._pairs:
-            size *= min(1.0, 1.0 / max(float(subgradient.norm()), 1e-12))
+        if not self._pairs and curvature is None:
+            size *= min(1.0, 1.0 / max(float(gradient.norm()), 1e-12))
         for _ in range(self.max_eval):
             new = x + size * direction
-            new = new.masked_fill(penalised & (new * orthant < 0), 0)
-            new_value, new_grad = evaluated(new)
-            if new_value <= value + ARMIJO * float(subgradient @ (new - x)):
-                self._remember(new - x, new_grad - grad)
-                self._last = new, new_value, new_grad
-                return torch.tensor(new_value)
+            end = at(new.masked_fill(penalised & (new * orthant < 0), 0))
+            if end.value <= start.value + ARMIJO * float(gradient @ (end.x - x)):
+                self._remember(end.x - x, end.grad - start.grad)
+                self._last = end
+                return end
             size *= 0.5
         self._pairs = []  # the next step goes down the gradient
-        self._last = x, *evaluated(x)
-        return torch.tensor(value)
+        self._last = at(x)
+        return self._last
 
     def _remember(self, step: Tensor, change: Tensor) -> None:
         if float(step @ change) > LEAST_CURVATURE * float(step @ step):
             self._pairs = [*self._pairs, (step, change)][-self.history_size :]
+
+
+class Point(NamedTuple):
+    """Parameters side by side, their coordinates, the value, and its smooth part's gradient."""
+
+    flat: Tensor
+    x: Tensor
+    value: float
+    grad: Tensor
 
 
 def _pseudo_gradient(x: Tensor, grad: Tensor, l1: Tensor) -> Tensor:
@@ -127,22 +138,32 @@ def _pseudo_gradient(x: Tensor, grad: Tensor, l1: Tensor) -> Tensor:
     return torch.where(x == 0, at_zero, grad + l1 * x.sign())
 
 
-def _direction(gradient: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+def _direction(
+    gradient: Tensor, pairs: list[tuple[Tensor, Tensor]], curvature: Tensor | None
+) -> Tensor:
     """Minus the inverse Hessian of L-BFGS times the gradient, by the two-loop recursion."""
     d, scales = -gradient, []
     for step, change in reversed(pairs):
         scale = (step @ d) / (step @ change)
         scales.append(scale)
         d = d - scale * change
+    d = d if curvature is None else d / curvature
     if pairs:
         step, change = pairs[-1]
-        d = d * ((step @ change) / (change @ change))
+        usual = change if curvature is None else change / curvature
+        d = d * ((step @ change) / (change @ usual))
     for (step, change), scale in zip(pairs, reversed(scales), strict=True):
         d = d + (scale - (change @ d) / (step @ change)) * step
     return d
 
 
 OWLQN = without_compiler(_OWLQN)
+
+
+def set_coordinates(optimizer: Any, objective: Objective, batch: Batch) -> None:
+    """Give the optimizer the coordinates of an objective, where it takes some and has none."""
+    if isinstance(optimizer, _OWLQN) and optimizer.coordinates is None:
+        optimizer.coordinates = objective.coordinates(batch)
 
 
 def searches_steps(optimizer: torch.optim.Optimizer) -> bool:

@@ -41,7 +41,7 @@ from skebm.objectives import (
 )
 from skebm.samplers import ChainPolicy, Gibbs, Persistent, PerturbedMAP
 from skebm.training.engine import EnergyNet
-from skebm.training.owlqn import OWLQN
+from skebm.training.owlqn import OWLQN, set_coordinates
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 
@@ -254,10 +254,9 @@ def line_search(plan: TrainingPlan) -> TrainingPlan:
 def minimise(objective: Any, batch: Batch, l1: float, tol: float) -> None:
     """Minimise a convex objective of a batch, to where it no longer falls by `tol`."""
     energy, generator = objective.energy, torch.Generator(batch.x.device)
-    groups = [{"params": [energy.bias], "l1": 0.0}]
-    if len(energy.weight):
-        groups.append({"params": [energy.weight], "l1": l1})
+    groups = [{"params": [energy.weight], "l1": l1}, {"params": [energy.bias], "l1": 0.0}]
     optimizer: Any = OWLQN(groups)
+    set_coordinates(optimizer, objective, batch)
 
     def closure() -> Tensor:
         value: Tensor = objective.gradients(batch, None, generator).value

@@ -41,23 +41,8 @@ class CouplingErrors(NamedTuple):
 
 def statistics(energy: BoltzmannMachine, x: Tensor) -> Tensor:
     """Sufficient statistics of rows, (n, P): products of coupled entries, then the entries."""
-    i, j = _edges(energy)
+    i, j = energy.ends
     return torch.cat([x[:, i] * x[:, j], x], 1)
-
-
-def _edges(energy: BoltzmannMachine) -> tuple[Tensor, Tensor]:
-    """Ends of the edges, in the order of the weights."""
-    index, mask = energy.edge_index, energy.mask
-    d = len(energy.bias)
-    if energy.neighbours is not None:
-        row = torch.arange(d)[:, None].expand_as(energy.neighbours)[mask]
-        column, number = energy.neighbours[mask], index[mask]
-    else:
-        row, column = mask.nonzero().t()
-        number = index[mask]
-    upper = row < column
-    order = number[upper].argsort()
-    return row[upper][order], column[upper][order]
 
 
 def covariance(energy: BoltzmannMachine, learning: str, rows: Any, draws: Any) -> Tensor:
@@ -95,7 +80,7 @@ def _sandwich(energy: BoltzmannMachine, rule: Any, rows: Any) -> Tensor:
     hessian = torch.zeros(n, n, dtype=torch.float64)
     spread = torch.zeros(n, n, dtype=torch.float64)
     mean = torch.zeros(n, dtype=torch.float64)
-    i, j = _edges(energy)
+    i, j = energy.ends
     place, total = _places(energy), float(rows.counts.sum())
     size = max(1, min(BLOCK, int(2e7 / n)))
     for start in range(0, len(rows), size):
@@ -138,7 +123,7 @@ def _derivatives(energy: BoltzmannMachine, rule: Any, x: Tensor) -> tuple[Tensor
 
 def _places(energy: BoltzmannMachine) -> Tensor:
     """Parameter of each feature of each logit, (D, D + 1); -1 for pairs that are no edges."""
-    i, j = _edges(energy)
+    i, j = energy.ends
     m, d = len(i), len(energy.bias)
     found = torch.full((d, d + 1), -1)
     found[i, j] = found[j, i] = torch.arange(m)
@@ -163,7 +148,7 @@ def _inverse(information: Tensor) -> Tensor:
 
 def spin_change(energy: BoltzmannMachine) -> Tensor:
     """The matrix (P, P) from couplings and fields of bits to those of spins."""
-    i, j = _edges(energy)
+    i, j = energy.ends
     m, d = len(i), len(energy.bias)
     change = torch.zeros(m + d, m + d, dtype=torch.float64)
     edges, units = torch.arange(m), torch.arange(d)
@@ -175,7 +160,7 @@ def spin_change(energy: BoltzmannMachine) -> Tensor:
 
 def gauge_change(energy: BoltzmannMachine, first: Tensor, second: Tensor) -> Tensor:
     """The matrix from weights and bias to couplings of pairs and fields that sum to zero."""
-    i, j = _edges(energy)
+    i, j = energy.ends
     centre, share = projection(energy.domain)
     pairs = centre[first][:, i] * centre[second][:, j] + centre[first][:, j] * centre[second][:, i]
     fields = centre[:, i] * share[j] + centre[:, j] * share[i]
@@ -185,7 +170,7 @@ def gauge_change(energy: BoltzmannMachine, first: Tensor, second: Tensor) -> Ten
 
 def as_errors(energy: BoltzmannMachine, found: Tensor, spins: bool) -> tuple[Tensor, Tensor]:
     """Standard errors of the couplings (D, D) and of the fields (D,), in the coding."""
-    d, (i, j) = len(energy.bias), _edges(energy)
+    d, (i, j) = len(energy.bias), energy.ends
     if spins:
         change = spin_change(energy)
     elif isinstance(energy.domain, Binary):
