@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import torch
 
-from skebm.base import Batch, ChainState, Objective, StepInfo
+from skebm.base import Batch, Binary, Categorical, ChainState, Mixed, Objective, StepInfo
 from skebm.distributions import IndependentBernoulli
+from skebm.energies import BoltzmannMachine
 from skebm.objectives import Centering, ContrastiveDivergence, ExactLikelihood, Penalty
 from skebm.samplers import FromData, Gibbs, Persistent
 from tests.oracle import DOUBLE, bits, joint_energy, seeded
@@ -131,6 +132,29 @@ def penalty_formula(penalty, energy, x, weight):
         kl = torch.distributions.kl_divergence(rho, torch.distributions.Bernoulli(mean))
         value = value + penalty.sparsity_cost * kl.sum()
     return value
+
+
+# ------------------------------------------------------------------------------
+# Of Boltzmann machines
+# ------------------------------------------------------------------------------
+
+DISCRETE = {
+    "bits": Binary((5,)),
+    "levels": Categorical((3, 2, 4)),
+    "mixed": Mixed((Binary((3,)), Categorical((3, 2)))),
+}
+
+
+def machine(kind, seed=21):
+    """A Boltzmann machine of bits, of categories, or of both, in which no coupling is zero."""
+    d = DISCRETE[kind].n_columns
+    W, b = torch.randn(d + 1, d, generator=seeded(seed), dtype=DOUBLE).split([d, 1])
+    return BoltzmannMachine(W, b[0], domain=DISCRETE[kind])
+
+
+def discrete_rows(kind):
+    """Makes rows of such a machine."""
+    return lambda n=6: DISCRETE[kind].uniform(n, seeded(22), dtype=DOUBLE)
 
 
 # ------------------------------------------------------------------------------

@@ -131,12 +131,12 @@ class Energy(nn.Module, abc.ABC):
         """
         if isinstance(self.domain, Binary):
             return self.flip_difference(x)
-        value, columns = self(x), []
-        for first, width in discrete_columns(self.domain):
+        value, columns, is_bit = self(x), [], _are_bits(self.domain)
+        for column, (first, width) in enumerate(discrete_columns(self.domain)):
             entries = slice(first, first + width)
             for level in range(width):
                 changed = x.clone()
-                if width == 1:
+                if is_bit[column]:
                     changed[:, first] = 1 - x[:, first]
                 else:
                     changed[:, entries] = 0
@@ -158,6 +158,12 @@ def discrete_columns(domain: Domain) -> Iterator[tuple[int, int]]:
     for width in columns_of(domain):
         yield first, width
         first += width
+
+
+def _are_bits(domain: Domain) -> list[bool]:
+    """Whether each column is a bit; a category of one level has one entry, too."""
+    parts = parts_of(domain)
+    return [isinstance(part, Binary) for part in parts for _ in columns_of(part)]
 
 
 def difference_of_levels(logits: Tensor, x: Tensor, domain: Domain) -> Tensor:

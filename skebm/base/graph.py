@@ -112,6 +112,6 @@ def graph_of(energy: Any) -> PairwiseGraph:
     coupling = energy.coupling.detach().cpu().double().numpy()
     bias = energy.bias.detach()
     edges = np.stack(np.triu(coupling, 1).nonzero())  # nan counts as nonzero
-    offset = -float(energy(bias.new_zeros(1, len(bias))))
+    offset = -float(energy(bias.new_zeros(1, len(bias))).detach())
     fields = bias.cpu().double().numpy()
     return PairwiseGraph(offset, fields, edges, coupling[edges[0], edges[1]])

@@ -53,8 +53,8 @@ class MinCut:
         positive, negative = np.maximum(fields, 0), np.maximum(-fields, 0)
         # An upper bound on the flow, so capacities need not be larger.
         largest = min(positive.sum(), negative.sum())
-        if largest == 0:
-            return float(positive.sum()), fields > 0
+        if largest == 0:  # all units alike: no edge is cut, also at fields of zero
+            return float(positive.sum()), np.full(self.n, bool(positive.any()))
         resolution = largest / MAX_FLOW
 
         def rounded(capacity: np.ndarray) -> np.ndarray:
@@ -175,11 +175,16 @@ SOLVERS = {
 }
 
 
-def choose_solver(asked: str, graph: PairwiseGraph, n_samples: int) -> str:
-    """The solver to use; `ValueError` where the requested one does not apply."""
+def choose_solver(
+    asked: str, graph: PairwiseGraph, n_samples: int, few_terms: float = MAX_TERMS
+) -> str:
+    """The solver to use; `ValueError` where the requested one does not apply.
+
+    ``"auto"`` enumerates up to `few_terms`, states times samples.
+    """
     terms = 2.0 ** min(graph.n_nodes, 1000) * n_samples
     if asked == "auto":
-        if terms <= MAX_TERMS:
+        if terms <= few_terms:
             return "enumeration"
         return "relaxation" if graph.flips is None else "min-cut"
     if asked not in SOLVERS:
@@ -287,15 +292,13 @@ class PerturbedMAP(Sampler):
     ) -> tuple[ChainState, StepInfo]:
         """A new draw in every chain, given the clamped units."""
         x, graph = state.x, scaled(graph_of(energy), beta)
+        if not len(x):
+            return state, StepInfo(1.0)
         zero, one = gumbel((2, *x.shape), generator)
         fields = one - zero
         if clamp is not None:
             fields = _forced(graph, fields, clamp)
-        few = self.solver == "auto" and 2.0**graph.n_nodes * len(x) <= FEW_TERMS
-        solver = self.solver
-        if solver == "auto" and not few:
-            solver = "relaxation" if graph.flips is None else "min-cut"
-        solve = SOLVERS[choose_solver(solver, graph, len(x))]
+        solve = SOLVERS[choose_solver(self.solver, graph, len(x), FEW_TERMS)]
         states = torch.as_tensor(solve(graph, fields).states, dtype=x.dtype, device=x.device)
         if clamp is not None:
             states = clamp.apply(states)

@@ -17,12 +17,16 @@ from skebm.objectives import (
     ContrastiveDivergence,
     DenoisingScoreMatching,
     EnergyDiscrepancy,
+    EnumeratedLikelihood,
     ExactLikelihood,
     ExactScoreMatching,
     FlowContrastive,
     JointLikelihood,
     MultiscaleScoreMatching,
     NoiseContrastive,
+    ProbabilityFlow,
+    PseudoLikelihood,
+    RatioMatching,
     Refinement,
     SlicedScoreMatching,
 )
@@ -47,17 +51,19 @@ from tests.objectives import (
     assert_same,
     autograd,
     data,
+    discrete_rows,
     flat,
     gradient,
     later,
     log_weight,
     look,
+    machine,
     parameters,
     same,
     uniform,
     weights,
 )
-from tests.oracle import DOUBLE, make_rbm, seeded
+from tests.oracle import DOUBLE, make_rbm, make_tree_rbm, seeded
 from tests.tiers import named, only_full
 
 
@@ -184,6 +190,26 @@ def one_hot_rows(n=6):
 def flow():
     rows = 2 * torch.randn(40, 3, generator=seeded(3), dtype=DOUBLE)
     return NormalizingFlow.fit(rows, flow="maf", n_steps=5, hidden_sizes=(8,))
+
+
+def on_discrete(cls, name):
+    """An objective without samples on discrete energies, alone and penalised."""
+    cases = {
+        "": Case(lambda: cls(machine("bits")), discrete_rows("bits"), fixed=True),
+        " penalised": Case(
+            lambda: cls(machine("bits"), l1=0.3, l2=0.4),
+            discrete_rows("bits"),
+            fixed=True,
+            penalised=True,
+        ),
+        " one-hot": Case(lambda: cls(machine("levels")), discrete_rows("levels"), fixed=True),
+        " mixed": Case(lambda: cls(machine("mixed")), discrete_rows("mixed"), fixed=True),
+        " of an RBM": Case(lambda: cls(make_rbm(D, H)), data, fixed=True),
+        " of an RBM on a tree": Case(lambda: cls(make_tree_rbm(D, H)), data, fixed=True),
+        " of a network": Case(lambda: cls(binary(d=D)), data, fixed=True),
+        " of a network one-hot": Case(lambda: cls(one_hot()), one_hot_rows, fixed=True),
+    }
+    return {f"{name}{key}": case for key, case in cases.items()}
 
 
 JITTER = torch.tensor([0.3, 0.0, 0.1], dtype=DOUBLE)
@@ -316,6 +342,10 @@ CASES = {
             lambda e: FlowContrastive(e, flow(), sigma=SIGMA), NEURAL["on a mixture"]
         ),
     },
+    PseudoLikelihood: on_discrete(PseudoLikelihood, "pseudo-likelihood"),
+    RatioMatching: on_discrete(RatioMatching, "ratio matching"),
+    ProbabilityFlow: on_discrete(ProbabilityFlow, "probability flow"),
+    EnumeratedLikelihood: on_discrete(EnumeratedLikelihood, "enumerated"),
     JointLikelihood: {
         "joint": by_chains(jointly(MALA(0.3)), classified),
         "joint by chains": by_chains(

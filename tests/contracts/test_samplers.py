@@ -9,7 +9,17 @@ import pytest
 import torch
 from sklearn.base import clone
 
-from skebm.base import Binary, ChainState, Clamp, Energy, Mixed, Real, Sampler, StepInfo
+from skebm.base import (
+    Binary,
+    Categorical,
+    ChainState,
+    Clamp,
+    Energy,
+    Mixed,
+    Real,
+    Sampler,
+    StepInfo,
+)
 from skebm.energies import BernoulliRBM, BoltzmannMachine, Tilted, ising_grid
 from skebm.samplers import (
     HMC,
@@ -22,6 +32,7 @@ from skebm.samplers import (
     Langevin,
     MetropolisHastings,
     ParallelTempering,
+    PerturbedMAP,
 )
 from tests.discovery import without_case
 from tests.oracle import (
@@ -174,6 +185,10 @@ CASES = {
             ladder=hotter(3, 5.0),
         ),
     },
+    PerturbedMAP: {
+        "perturb and MAP": Case(PerturbedMAP(), grid, spelled_out),
+        "perturb and MAP, frustrated": Case(PerturbedMAP(), coupled, spelled_out),
+    },
     GibbsWithGradients: on_discrete_rows(GibbsWithGradients(), "GWG"),
     DiscreteLangevin: {
         **on_discrete_rows(DiscreteLangevin(1.0), "DMALA"),
@@ -302,6 +317,7 @@ def test_samplers_with_a_known_bias_are_listed():
         Langevin,  # unadjusted, of any noise
         AnnealedLangevin,
         DiscreteLangevin,  # without acceptance
+        PerturbedMAP,  # with couplings
     }
     assert "DULA" in biased
     assert not biased & {"DMALA", "DMALA one-hot"}
@@ -807,11 +823,17 @@ class Bowl(Energy):
         return x.square().flatten(1).sum(1)
 
 
+def coupled_levels():
+    """Pairwise, but of categories."""
+    return BoltzmannMachine(torch.eye(3).flip(0), domain=Categorical((3,)))
+
+
 # Energies that a sampler must refuse.
 NO_CONDITIONALS = [Bowl(Real((3,))), Bowl(Binary((3,)))]
 UNSUITABLE = {
     Gibbs: NO_CONDITIONALS,
     ParallelTempering: NO_CONDITIONALS,
+    PerturbedMAP: [*NO_CONDITIONALS, make_rbm(3, 2), coupled_levels()],
     GibbsWithGradients: [Bowl(Real((3,)))],
     DiscreteLangevin: [Bowl(Real((3,)))],
     Blocks: [Bowl(Binary((3,))), Bowl(Real((3,)))],
