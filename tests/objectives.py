@@ -8,7 +8,15 @@ import torch
 from skebm.base import Batch, Binary, Categorical, ChainState, Mixed, Objective, StepInfo
 from skebm.distributions import IndependentBernoulli
 from skebm.energies import BoltzmannMachine
-from skebm.objectives import Centering, ContrastiveDivergence, ExactLikelihood, Penalty
+from skebm.objectives import (
+    CenteredObjective,
+    Centering,
+    ContrastiveDivergence,
+    ExactLikelihood,
+    Penalty,
+    PseudoLikelihood,
+    RatioMatching,
+)
 from skebm.samplers import FromData, Gibbs, Persistent
 from tests.oracle import DOUBLE, bits, joint_energy, seeded
 
@@ -66,6 +74,13 @@ def exact(energy, centered=False, penalty=None):
     return ExactLikelihood(energy, centering=centred(centered), penalty=penalty)
 
 
+def local(rule):
+    def make(energy, centered=False, penalty=None):
+        return CenteredObjective(rule(energy), centering=centred(centered), penalty=penalty)
+
+    return make
+
+
 class RBMCase(NamedTuple):
     """How to make an objective of a restricted Boltzmann machine, and what kind it is.
 
@@ -87,7 +102,12 @@ RBM_CASES = {
     },
     ExactLikelihood: {"exact": RBMCase(exact, fixed=True)},
 }
+# Of maximum likelihood, exact or by chains.
 RBM_ALL = {name: case for cases in RBM_CASES.values() for name, case in cases.items()}
+RBM_CASES[CenteredObjective] = {
+    "local": RBMCase(local(PseudoLikelihood), fixed=True),
+    "local ratios": RBMCase(local(RatioMatching), fixed=True),
+}
 PERSISTENT = [name for name, case in RBM_ALL.items() if case.persistent]
 
 PENALTIES = {

@@ -279,7 +279,8 @@ def test_penalties_are_those_of_the_couplings(rule):
     w = energy.weight.detach()
     cost = 0.3 * w.abs().sum() + 0.2 * (w**2).sum()
     torch.testing.assert_close(more.value - loss.value, cost)
-    torch.testing.assert_close(found["weight"] - without["weight"], 0.4 * w)  # l1 is not in it
+    expected = 0.3 * w.sign() + 0.4 * w
+    torch.testing.assert_close(found["weight"] - without["weight"], expected)
     torch.testing.assert_close(found["bias"], without["bias"])
     looks = [o.monitor(batch, None, seeded())["loss"] for o in (plain, penalised)]
     torch.testing.assert_close(looks[1] - looks[0], cost)

@@ -6,7 +6,7 @@ import abc
 import functools
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Real as RealNumber
 from typing import Any, NamedTuple
 
@@ -131,18 +131,23 @@ class Energy(nn.Module, abc.ABC):
         """
         if isinstance(self.domain, Binary):
             return self.flip_difference(x)
-        value, columns, is_bit = self(x), [], _are_bits(self.domain)
-        for column, (first, width) in enumerate(discrete_columns(self.domain)):
-            entries = slice(first, first + width)
-            for level in range(width):
-                changed = x.clone()
-                if is_bit[column]:
-                    changed[:, first] = 1 - x[:, first]
-                else:
-                    changed[:, entries] = 0
-                    changed[:, first + level] = 1
-                columns.append(self(changed) - value)
-        return torch.stack(columns, 1)
+        return differences_of(self, x, self.domain)
+
+
+def differences_of(function: Callable[[Tensor], Tensor], x: Tensor, domain: Domain) -> Tensor:
+    """What every change of one column of rows x (n, d) adds to a function of rows, (n, d)."""
+    value, columns = function(x), []
+    for (first, width), is_bit in zip(discrete_columns(domain), are_bits(domain), strict=True):
+        entries = slice(first, first + width)
+        for level in range(width):
+            changed = x.clone()
+            if is_bit:
+                changed[:, first] = 1 - x[:, first]
+            else:
+                changed[:, entries] = 0
+                changed[:, first + level] = 1
+            columns.append(function(changed) - value)
+    return torch.stack(columns, 1)
 
 
 def discrete_columns(domain: Domain) -> Iterator[tuple[int, int]]:
@@ -160,7 +165,7 @@ def discrete_columns(domain: Domain) -> Iterator[tuple[int, int]]:
         first += width
 
 
-def _are_bits(domain: Domain) -> list[bool]:
+def are_bits(domain: Domain) -> list[bool]:
     """Whether each column is a bit; a category of one level has one entry, too."""
     parts = parts_of(domain)
     return [isinstance(part, Binary) for part in parts for _ in columns_of(part)]

@@ -7,6 +7,7 @@ from skebm.objectives.flow_contrastive import FlowContrastive, FlowState
 from skebm.objectives.joint import JointLikelihood
 from skebm.objectives.likelihood import EnumeratedLikelihood, ExactLikelihood
 from skebm.objectives.local import (
+    CenteredObjective,
     LocalObjective,
     ProbabilityFlow,
     PseudoLikelihood,
@@ -26,6 +27,7 @@ from skebm.objectives.score_matching import (
 from skebm.objectives.walkers import Walkers
 
 __all__ = [
+    "CenteredObjective",
     "Centering",
     "ContrastiveDivergence",
     "ContrastiveState",

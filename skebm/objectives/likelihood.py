@@ -23,6 +23,25 @@ class LikelihoodState(NamedTuple):
     offsets: Offsets | None
 
 
+def packed_offsets(state: LikelihoodState | None) -> dict[str, Tensor | None]:
+    """The state as named tensors."""
+    offsets = state.offsets if state else None
+    return {
+        "visible_offset": offsets.visible if offsets else None,
+        "hidden_offset": offsets.hidden if offsets else None,
+    }
+
+
+def unpacked_offsets(
+    packed: dict[str, Tensor | None], centering: Centering | None
+) -> LikelihoodState | None:
+    """The inverse; None, to start anew, if there are no offsets or no centring."""
+    mu, lam = packed["visible_offset"], packed["hidden_offset"]
+    if mu is None or lam is None or centering is None:
+        return None
+    return LikelihoodState(Offsets(mu, lam))
+
+
 class ExactLikelihood(Objective):
     r"""Negative log-likelihood of a Bernoulli RBM, with log Z by enumeration of the smaller layer.
 
@@ -88,7 +107,7 @@ class ExactLikelihood(Objective):
             return LikelihoodState(self._gradient.start(batch.x, batch.weight))
 
     def _value(self, batch: Batch, model: Moments) -> Tensor:
-        share = _share(batch)
+        share = share_of(batch)
         value = (share @ self.energy(batch.x)).double() + share.sum() * model.log_z
         return value + self._penalty_value(batch, share)
 
@@ -104,7 +123,7 @@ class ExactLikelihood(Objective):
 
     def gradients(self, batch: Batch, state: LikelihoodState, generator: torch.Generator) -> Loss:
         """Write the gradient in closed form, and return the loss."""
-        energy, x, share = self.energy, batch.x, _share(batch)
+        energy, x, share = self.energy, batch.x, share_of(batch)
         model, total = self._moments(), share.sum()
         h = energy.hidden(x).mean
         weight = total * model.hx - (h * share[:, None]).t() @ x
@@ -115,18 +134,11 @@ class ExactLikelihood(Objective):
 
     def pack(self, state: LikelihoodState | None) -> dict[str, Tensor | None]:
         """Offsets."""
-        offsets = state.offsets if state else None
-        return {
-            "visible_offset": offsets.visible if offsets else None,
-            "hidden_offset": offsets.hidden if offsets else None,
-        }
+        return packed_offsets(state)
 
     def unpack(self, packed: dict[str, Tensor | None]) -> LikelihoodState | None:
         """Rebuild the state; None, to start anew, if there are no offsets or no centring."""
-        mu, lam = packed["visible_offset"], packed["hidden_offset"]
-        if mu is None or lam is None or self.centering is None:
-            return None
-        return LikelihoodState(Offsets(mu, lam))
+        return unpacked_offsets(packed, self.centering)
 
     @torch.no_grad()
     def monitor(
@@ -134,7 +146,7 @@ class ExactLikelihood(Objective):
     ) -> dict[str, Tensor]:
         """Mean negative log-likelihood of the batch plus penalties, and the largest weight."""
         loss = weighted_mean(self.energy(batch.x) + self._moments().log_z, batch.weight)
-        loss = loss + self._penalty_value(batch, _share(batch))
+        loss = loss + self._penalty_value(batch, share_of(batch))
         return {"loss": loss, "largest_weight": self.energy.weight.abs().max()}
 
     @torch.no_grad()
@@ -201,7 +213,7 @@ class EnumeratedLikelihood(Objective):
         return torch.stack(parts).logsumexp(0)
 
     def _data_term(self, batch: Batch) -> Tensor:
-        return _share(batch) @ self.energy(batch.x)
+        return share_of(batch) @ self.energy(batch.x)
 
     def _penalty(self) -> Tensor | float:
         if not (self.l1 or self.l2):
@@ -213,12 +225,12 @@ class EnumeratedLikelihood(Objective):
         """Weighted mean of E(x), plus log Z and the penalties; the states are kept for backward."""
         parts = [(-self.energy(states)).logsumexp(0) for states in self._states()]
         log_z = torch.stack(parts).logsumexp(0)
-        share = _share(batch).sum()
+        share = share_of(batch).sum()
         return Loss(self._data_term(batch) + share * log_z + self._penalty(), state)
 
     def gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
         """Write the gradient, of which each block of states has its share, and return the loss."""
-        trained, log_z, share = self.cleared(), self._log_z(), _share(batch).sum()
+        trained, log_z, share = self.cleared(), self._log_z(), share_of(batch).sum()
         with torch.enable_grad():
             value = self._data_term(batch) + self._penalty()
             value.backward()
@@ -240,7 +252,7 @@ class EnumeratedLikelihood(Objective):
         return weighted_mean(self.energy(batch.x), batch.weight) + self._log_z()
 
 
-def _share(batch: Batch) -> Tensor:
+def share_of(batch: Batch) -> Tensor:
     """Weight of each row in the batch mean, (n,)."""
     n = len(batch.x)
     if batch.weight is None:

@@ -10,10 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 
-from skebm.base import Batch, Binary, Categorical, Energy, Loss, Objective
+from skebm.base import Batch, Binary, Categorical, Centering, Energy, Loss, Objective, Penalty
 from skebm.base.domains import parts_of
 from skebm.base.energy import discrete_columns
-from skebm.base.objective import weighted_mean
+from skebm.base.objective import LARGEST_WEIGHT, LEAST_ROWS, weighted_mean
+from skebm.energies import BernoulliRBM, MixedRBM
+from skebm.energies.rbm_gradient import Gradient
+from skebm.objectives.likelihood import (
+    LikelihoodState,
+    packed_offsets,
+    share_of,
+    unpacked_offsets,
+)
 
 
 def pseudo_log_likelihood(energy: Energy, x: Tensor) -> Tensor:
@@ -146,6 +154,23 @@ class LocalObjective(Objective):
         """The loss of the batch without penalties."""
         return weighted_mean(self.of_rows(batch.x), batch.weight)
 
+    @property
+    def of_uniform(self) -> float:
+        """The loss of any row under the uniform distribution."""
+        no_difference = torch.zeros(1, self.energy.domain.n_columns, dtype=torch.float64)
+        return float(self.of_differences(no_difference, self.energy).sum())
+
+    def diverged(
+        self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
+    ) -> str | None:
+        """Check for values that are not finite, and a loss that became worse than the uniform's."""
+        reason = super().diverged(logs, before, n_rows)
+        if reason is not None or before is None or n_rows < LEAST_ROWS:
+            return reason
+        if logs["loss"] <= max(self.of_uniform, before.get("loss", -math.inf)) + 1:
+            return None
+        return f"loss {logs['loss']:.3g}, worse than that of a uniform distribution"
+
 
 class PseudoLikelihood(LocalObjective):
     r"""Negative pseudo-log-likelihood: the conditionals of all columns given the others.
@@ -233,3 +258,128 @@ class ProbabilityFlow(LocalObjective):
     @staticmethod
     def levels(difference: Tensor) -> Tensor:
         return torch.exp(-difference / 2).sum(2) - 1
+
+
+# By the names that estimators give them.
+LOCAL_RULES: dict[str, type[LocalObjective]] = {
+    "pseudo_likelihood": PseudoLikelihood,
+    "ratio_matching": RatioMatching,
+    "probability_flow": ProbabilityFlow,
+}
+
+
+class CenteredObjective(Objective):
+    r"""A local objective of a restricted Boltzmann machine, centred and with its penalties.
+
+    The gradient is that of the objective in the weights of centred units,
+    :math:`(h - \lambda)^\top W (x - \mu)`, which keeps the minimum (see :class:`Centering`).
+    Values between 0 and 1 on binary domains are probabilities of bits, which are drawn anew at
+    every step.
+
+    Parameters
+    ----------
+    objective : LocalObjective
+        Of a :class:`~skebm.energies.BernoulliRBM`, or of a :class:`~skebm.energies.MixedRBM` of
+        bits and categories; without penalties of its own.
+    centering : Centering or None, default=None
+    penalty : Penalty or None, default=None
+        Penalties on weights and hidden units, l1 included in the gradient.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.base import Batch
+    >>> from skebm.energies import BernoulliRBM
+    >>> from skebm.objectives import CenteredObjective, Centering, PseudoLikelihood
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> energy = BernoulliRBM(3, 2, generator=generator, scale=0.0)
+    >>> objective = CenteredObjective(PseudoLikelihood(energy), centering=Centering())
+    >>> state = objective.start(Batch(torch.eye(3)), generator)
+    >>> round(objective(Batch(torch.eye(3)), state, generator).value.item(), 4)  # 3 log 2
+    2.0794
+    """
+
+    energy: BernoulliRBM | MixedRBM
+
+    def __init__(
+        self,
+        objective: LocalObjective,
+        *,
+        centering: Centering | None = None,
+        penalty: Penalty | None = None,
+    ):
+        super().__init__()
+        for config in (centering, penalty):
+            if config is not None:
+                config.check()
+        energy: Any = objective.energy
+        self.objective, self.energy = objective, energy
+        self.centering, self.penalty = centering, penalty
+        self._gradient = energy.contrast_gradient(centering, penalty)
+
+    def work(self, n_rows: int) -> float:
+        """Multiplications of a step, which takes every column of every row in turn."""
+        return super().work(n_rows) * self.energy.domain.n_columns
+
+    def start(self, batch: Batch, generator: torch.Generator) -> LikelihoodState:
+        """Offsets at the means of the rows."""
+        with torch.no_grad():
+            return LikelihoodState(self._gradient.start(batch.x, batch.weight))
+
+    def forward(self, batch: Batch, state: LikelihoodState, generator: torch.Generator) -> Loss:
+        """The objective plus the penalties."""
+        batch = self._with_bits(batch, generator)
+        loss = self.objective(batch, None, generator)
+        return Loss(loss.value + self._penalty(batch), state)
+
+    def gradients(self, batch: Batch, state: LikelihoodState, generator: torch.Generator) -> Loss:
+        """Write the centred gradient, and return the loss."""
+        batch, energy = self._with_bits(batch, generator), self.energy
+        value: Any = self.objective.gradients(batch, None, generator).value
+        parts: list[Any] = [p.grad for p in energy.tensors]
+        h, share = energy.hidden(batch.x).mean, share_of(batch)
+        offsets = self._gradient.write_plain(Gradient(*parts), batch.x, h, share, state.offsets)
+        return Loss(value.detach() + self._penalty(batch), LikelihoodState(offsets))
+
+    def _with_bits(self, batch: Batch, generator: torch.Generator) -> Batch:
+        x = batch.x
+        if not isinstance(self.energy.domain, Binary) or bool(((x == 0) | (x == 1)).all()):
+            return batch
+        u = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+        return batch._replace(x=(u < x).to(x.dtype))
+
+    def _penalty(self, batch: Batch) -> Tensor | float:
+        if self.penalty is None:
+            return 0.0
+        energy = self.energy
+        return self.penalty.value(energy.weight, energy.hidden(batch.x).mean, share_of(batch))
+
+    def pack(self, state: LikelihoodState | None) -> dict[str, Tensor | None]:
+        """Offsets."""
+        return packed_offsets(state)
+
+    def unpack(self, packed: dict[str, Tensor | None]) -> LikelihoodState | None:
+        """Rebuild the state; None, to start anew, if there are no offsets or no centring."""
+        return unpacked_offsets(packed, self.centering)
+
+    @torch.no_grad()
+    def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
+        """The loss of the batch, penalties included, and the largest weight."""
+        batch = self._with_bits(batch, generator)
+        loss = self.objective.held_out(batch, None, generator) + self._penalty(batch)
+        return {"loss": loss, "largest_weight": self.energy.weight.abs().max()}
+
+    @torch.no_grad()
+    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+        """The loss of the batch without penalties."""
+        return self.objective.held_out(self._with_bits(batch, generator), None, generator)
+
+    def diverged(
+        self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
+    ) -> str | None:
+        """By the objective, and by a weight above 100, which no finite data set supports."""
+        reason = self.objective.diverged(logs, before, n_rows)
+        usual = max(LARGEST_WEIGHT, (before or {}).get("largest_weight", 0.0))
+        if reason is None and logs.get("largest_weight", 0.0) > usual:
+            reason = f"largest weight {logs['largest_weight']:.3g}"
+        return reason

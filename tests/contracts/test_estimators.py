@@ -135,6 +135,9 @@ CASES = {
         "no_partition": RBMEstimator(**quick, base="independent", learning="pcd", partition=None),
         "gaussian": RBMEstimator(**quick, base="gaussian"),
         "tree": RBMEstimator(**quick, learning="pcd", base="chow-liu"),
+        "pseudo_likelihood": RBMEstimator(
+            **quick, learning="pseudo_likelihood", visible="bernoulli", penalty=Penalty(l2=0.01)
+        ),
         "exact_tree": RBMEstimator(**quick, base="chow-liu"),
         "reweight": RBMEstimator(**quick, chains=Persistent(reweight=True), early_stopping=True),
         "tempering": RBMEstimator(
@@ -784,6 +787,7 @@ WEIGHTED = {
     "rbm-line_search": RBMEstimator(**rbm, learning="exact", n_iter=7),
     "rbm-exact": RBMEstimator(**rbm | double, learning="exact", learning_rate=0.1),
     "rbm-pcd": RBMEstimator(**pcd),
+    "rbm-local": RBMEstimator(**rbm | double, learning="ratio_matching", learning_rate=0.1),
     "rbm-penalty": RBMEstimator(
         **pcd, centering=None, penalty=Penalty(sparsity_target=0.1, l2=0.01)
     ),

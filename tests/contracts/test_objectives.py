@@ -13,6 +13,7 @@ from skebm.base.objective import weighted_mean
 from skebm.distributions import Gaussian, NormalizingFlow, TruncatedGaussian
 from skebm.energies import GaussianRBM
 from skebm.objectives import (
+    CenteredObjective,
     Centering,
     ContrastiveDivergence,
     DenoisingScoreMatching,
@@ -217,6 +218,7 @@ SIGMA = torch.tensor([0.3, 0.7, 1.1], dtype=DOUBLE)
 
 CASES = {
     ExactLikelihood: of_rbms(ExactLikelihood),
+    CenteredObjective: of_rbms(CenteredObjective),
     ContrastiveDivergence: of_rbms(ContrastiveDivergence)
     | {
         # A replay buffer is written in place: see tests/test_sampled.py.

@@ -66,6 +66,7 @@ from skebm.estimators.rbm.missing import (
 )
 from skebm.estimators.tables import Table, UnitIntervalTable
 from skebm.objectives import Centering, Penalty
+from skebm.objectives.local import LOCAL_RULES
 from skebm.partition import exact_draws
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
@@ -128,12 +129,17 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None
         Seed of the weights, the shuffling and the chains; global generators are not used.
-    learning : {"auto", "pcd", "cd", "exact"}, default="auto"
-        Learning rule: persistent contrastive divergence, contrastive divergence, or the exact
-        likelihood gradient by enumeration, which is possible if the number of states of the smaller
-        layer times the units of the other is at most 1e8. ``"auto"`` is the rule that matches
-        `chains`; without chains it is exact up to 1e7, or up to 3e4 where `learning_rate`,
-        `batch_size` or a momentum is given and in `partial_fit`, and PCD beyond.
+    learning : str, default="auto"
+        Learning rule. ``"pcd"``, ``"cd"``: persistent contrastive divergence and contrastive
+        divergence. ``"exact"``: the likelihood gradient by enumeration, which is possible if the
+        number of states of the smaller layer times the units of the other is at most 1e8.
+        ``"pseudo_likelihood"``, ``"ratio_matching"``, ``"probability_flow"``: rows are compared
+        with those that differ in one column, for bits and categories
+        (:class:`skebm.objectives.PseudoLikelihood`, :class:`~skebm.objectives.RatioMatching`,
+        :class:`~skebm.objectives.ProbabilityFlow`); without chains or log Z, in steps that take as
+        many times longer as there are columns. ``"auto"`` is the rule that matches `chains`;
+        without chains it is exact up to 1e7, or up to 3e4 where `learning_rate`, `batch_size` or a
+        momentum is given and in `partial_fit`, and PCD beyond.
     chains : Persistent, FromData or None, default=None
         Chains of PCD and CD: ``Persistent(n_steps=1, n_chains=None, reweight=False)`` and
         ``FromData(n_steps=1)`` (:mod:`skebm.samplers`). `n_steps` is the number of Gibbs steps per
@@ -195,7 +201,8 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         also with a warning; False raises an error.
     early_stopping : bool or EarlyStopping, default=False
         Stop when the score on held-out rows no longer improves, and keep the best weights. The
-        score is the log-likelihood if learning is exact, otherwise the pseudo-likelihood. Settings
+        score is the log-likelihood if learning is exact, that of the rule for rules without chains,
+        otherwise the pseudo-likelihood. Settings
         in :class:`skebm.training.EarlyStopping`; its patience and tolerance, applied to the
         training loss, also stop L-BFGS without held-out rows.
     warm_start : bool, default=False
@@ -305,7 +312,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     _parameter_constraints: dict = DENSITY_CONSTRAINTS | {
         "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-        "learning": [StrOptions({"auto", "pcd", "cd", "exact"})],
+        "learning": [StrOptions({"auto", "pcd", "cd", "exact", *LOCAL_RULES})],
         "chains": [ChainPolicy, None],
         "base": [StrOptions({"auto", *COLUMN_BASES}), Distribution],
         "centering": [Centering, StrOptions({"auto"}), None],
