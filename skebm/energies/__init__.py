@@ -2,12 +2,17 @@
 
 from skebm.energies.bipartite import BernoulliRBM, Moments, TemperedCorrection, Tilted
 from skebm.energies.convolution import Conv
+from skebm.energies.correction import PairwiseCorrection
 from skebm.energies.gaussian_bipartite import AnnealedGaussianRBM, GaussianRBM
 from skebm.energies.joint import ClassMarginal
 from skebm.energies.mixed_bipartite import MixedRBM
 from skebm.energies.networks import MLP, Confined
 from skebm.energies.neural import NeuralEnergy, Spec, build_network
-from skebm.energies.pairwise import BoltzmannMachine, grid_edges, ising_grid
+from skebm.energies.pairwise import (
+    BoltzmannMachine,
+    grid_edges,
+    ising_grid,
+)
 from skebm.energies.path import AnnealingPath, annealing_path
 from skebm.energies.telescope import Telescope, Waymarks, fit_waymarks
 from skebm.energies.whitening import LowRankWhitening, Whitening, whitening_of
@@ -26,6 +31,7 @@ __all__ = [
     "TemperedCorrection",
     "Moments",
     "NeuralEnergy",
+    "PairwiseCorrection",
     "Spec",
     "Telescope",
     "Tilted",

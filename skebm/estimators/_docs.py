@@ -19,13 +19,15 @@ class Parameters:
         Network f, which maps rows (n, ...) to one number per row, (n,). None is
         :class:`skebm.energies.MLP`, whose parameters can be searched over by ``network__<name>``.
         :class:`skebm.energies.Conv` takes images (n, C, H, W). A callable builds a module from a
-        :class:`skebm.energies.Spec`; a module is copied with its weights.
+        :class:`skebm.energies.Spec`; a module is copied with its weights. f is an energy: low where
+        rows are likely.
 
     sampler : Sampler or None, default=None
         Sampler of the chains, in training and for samples. None is adaptive
         :class:`skebm.samplers.MALA`, and :class:`~skebm.samplers.GibbsWithGradients` on discrete
-        rows. Its parameters can be searched over by ``sampler__<name>``; a ``sampler__step_size``
-        that is set while `sampler` is None is fixed, and not adapted.
+        rows, or :class:`~skebm.samplers.Gibbs` where the energy is pairwise. Its
+        parameters can be searched over by ``sampler__<name>``; a ``sampler__step_size`` that is set
+        while `sampler` is None is fixed, and not adapted.
 
     chains : {"persistent", "replay", "data", "noise"} or ChainPolicy, default="persistent"
         Where chains start at each batch, and how many steps they take. ``"persistent"``: where they
@@ -53,7 +55,8 @@ class Parameters:
         ``"auto"`` is the stack, in training without its kernels, which would slow the chains down,
         for clean rows and for more than 100 real columns, the mixture for others (the Gaussian if
         there are bounds), the Chow-Liu tree for binary rows and independent columns for one-hot
-        ones; the attribute `base_` shows what it chose. A distribution of
+        ones (for binary ones too, where the network is a pairwise energy, which could be a tree
+        itself); the attribute `base_` shows what it chose. A distribution of
         :mod:`skebm.distributions` is used as it is, in the units of X. None is no base, for
         discrete rows and for columns bounded on both sides.
 

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 
-from skebm.base import Batch, Binary, Categorical, Centering, Energy, Loss, Objective, Penalty
+from skebm.base import (
+    Batch,
+    Binary,
+    Categorical,
+    Centering,
+    Energy,
+    Loss,
+    Objective,
+    Penalty,
+    sampling,
+)
 from skebm.base.domains import parts_of
 from skebm.base.energy import discrete_columns
 from skebm.base.objective import LARGEST_WEIGHT, LEAST_ROWS, weighted_mean
@@ -22,6 +32,7 @@ from skebm.objectives.likelihood import (
     share_of,
     unpacked_offsets,
 )
+from skebm.objectives.log_partition import LogPartitionMonitor
 
 
 def pseudo_log_likelihood(energy: Energy, x: Tensor) -> Tensor:
@@ -87,7 +98,14 @@ class LocalObjective(Objective):
         On bits, one-hot columns, or both side by side.
     l1, l2 : float, default=0
         Penalties :math:`\lambda_1 \sum |w| + \lambda_2 \sum w^2 / 2` on ``energy.weight``.
+
+    Attributes
+    ----------
+    log_partition_monitor : LogPartitionMonitor or None
+        Measures what monitored rows gain over the base; None leaves it out.
     """
+
+    log_partition_monitor: LogPartitionMonitor | None = None
 
     def __init__(self, energy: Energy, *, l1: float = 0.0, l2: float = 0.0):
         super().__init__()
@@ -146,13 +164,19 @@ class LocalObjective(Objective):
 
     @torch.no_grad()
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
-        """The loss of the batch, penalties included."""
-        return {"loss": weighted_mean(self.of_rows(batch.x), batch.weight) + self._penalty()}
+        """The loss of the batch, penalties included, and its gain over the base where measured."""
+        with sampling(self.energy):
+            loss = weighted_mean(self.of_rows(batch.x), batch.weight) + self._penalty()
+            if self.log_partition_monitor is None:
+                return {"loss": loss}
+            gains = self.log_partition_monitor.gains(self.energy, batch.x, batch.weight)
+            return {"loss": loss} | gains
 
     @torch.no_grad()
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """The loss of the batch without penalties."""
-        return weighted_mean(self.of_rows(batch.x), batch.weight)
+        with sampling(self.energy):
+            return weighted_mean(self.of_rows(batch.x), batch.weight)
 
     @property
     def of_uniform(self) -> float:

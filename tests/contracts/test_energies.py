@@ -24,6 +24,7 @@ from skebm.energies import (
     GaussianRBM,
     MixedRBM,
     NeuralEnergy,
+    PairwiseCorrection,
     TemperedCorrection,
     Tilted,
     annealing_path,
@@ -90,6 +91,12 @@ CASES = {
         "ring": lambda: ising_grid(1, 6, 0.6, -0.3, dtype=DOUBLE),
     },
     Couplings: {"pairs of a path": lambda: tabled(make_boltzmann(5))},
+    PairwiseCorrection: {
+        "pairs on independent bits": lambda: PairwiseCorrection(
+            make_boltzmann(5), IndependentBernoulli(field(5, 8))
+        ),
+        "pairs without a base": lambda: PairwiseCorrection(make_boltzmann(5)),
+    },
     TiltedPairwise: {"tilted pairs": lambda: TiltedPairwise(make_boltzmann(5), field(5), 0.6)},
     Geometric: {
         "to a normal": lambda: between(

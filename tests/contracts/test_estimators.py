@@ -225,6 +225,12 @@ CASES = {
             **against_noise, base="independent", chains=FromData(n_steps=2)
         ),
         "binary-no_partition": ContrastiveDivergenceDensity(**bits, partition=None),
+        "binary-pseudo_likelihood": ContrastiveDivergenceDensity(
+            **against_noise, objective="pseudo_likelihood"
+        ),
+        "one-hot-ratio_matching": ContrastiveDivergenceDensity(
+            **against_noise | {"domain": Categorical((3, 3))}, objective="ratio_matching"
+        ),
         "one-hot": ContrastiveDivergenceDensity(**levels),
         "one-hot-replay": ContrastiveDivergenceDensity(
             **levels | {"chains": ReplayBuffer(n_steps=2, size=128)}, base=None
@@ -820,6 +826,9 @@ WEIGHTED = {
     "nce-ranking": NCEDensity(**nce_full, noise="gaussian", form="ranking"),
     "nce-binary": NCEDensity(**nce_full | against_noise | {"n_iter": 7, "sigma": "auto"}),
     "chains-binary": ContrastiveDivergenceDensity(**bits_full),
+    "local-binary": ContrastiveDivergenceDensity(
+        **{k: v for k, v in bits_full.items() if k != "chains"}, objective="probability_flow"
+    ),
     "chains-binary-no_base": ContrastiveDivergenceDensity(**bits_full, base=None),
     "chains-one-hot": ContrastiveDivergenceDensity(**bits_full | {"domain": Categorical((3, 3))}),
 }

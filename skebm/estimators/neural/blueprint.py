@@ -15,10 +15,19 @@ from sklearn.base import clone
 from torch import Tensor, nn
 
 from skebm._validation import HasMethods, Interval, StrOptions, draw_seed
-from skebm.base import Binary, Domain, Mixed, Objective, Sampler
+from skebm.base import Binary, Domain, Mixed, Objective, PairwiseEnergy, Sampler
 from skebm.base import Real as RealDomain
 from skebm.distributions import Affine, Distribution, NormalizingFlow
-from skebm.energies import MLP, Confined, NeuralEnergy, Spec, build_network, whitening_of
+from skebm.energies import (
+    MLP,
+    Confined,
+    NeuralEnergy,
+    PairwiseCorrection,
+    Spec,
+    build_network,
+    whitening_of,
+)
+from skebm.energies.path import unary_fields
 from skebm.estimators.base import Blueprint, stopping_of
 from skebm.estimators.bases import (
     COLUMN_BASES,
@@ -61,6 +70,9 @@ PASSES_PER_ROW = 5
 BATCH, MOST_NUMBERS, FEWEST_IN_BATCH = 128, 100_000, 32
 # Validation rows that monitor training, and the smallest table of which they are held out.
 N_HELD_OUT, FEWEST_ROWS = 100, 50
+# Fraction of all states that occur, and effective number of distinct rows as a fraction of their
+# number, from which on discrete rows are states that repeat.
+COVERED, UNEVEN = 0.1, 0.5
 # Fraction of the rows within reach of a network that corrects a flow: draws of the flow are too
 # rare near the others to constrain the network there.
 REACH = 0.99
@@ -275,12 +287,14 @@ class NeuralBlueprint(Blueprint):
         spec = Spec(row_shape, generator, dtype, several, whitening, confining=confining)
         network = self.rule.network(self.network_config, spec)
         kind: dict[str, Any] = {"image_shape": shape, "noise_levels": self.levels}
-        return NeuralEnergy(network, self.table.domain, base, **kind)
+        return energy_of(network, self.table.domain, base, **kind)
 
     def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
         """Hold out a tenth of the rows, at most a hundred, from the network but not the base.
 
-        Equal rows stay together, so that no row is held out of which the network sees a copy.
+        Equal rows stay together, so that no row is held out of which the network sees a copy. None
+        are held out where rows repeat as the states of a few columns do: without all rows of a
+        state, it would look impossible.
         """
         if not self.rule.holds_out or len(rows) < FEWEST_ROWS:
             return rows, None
@@ -290,7 +304,8 @@ class NeuralBlueprint(Blueprint):
         ).to(rows.device)
         keys = rows.map(lambda x: x.flatten(1).double() @ direction)
         distinct, member = keys.unique(return_inverse=True)
-        if len(distinct) < FEWEST_ROWS:
+        weight = torch.zeros_like(distinct).index_add_(0, member, rows.counts.to(keys))
+        if len(distinct) < FEWEST_ROWS or are_states(weight, self.table.domain):
             return rows, None
         n = min(N_HELD_OUT, len(distinct) // 10)
         place = torch.randperm(len(distinct), generator=generator, device=generator.device)
@@ -318,7 +333,7 @@ class NeuralBlueprint(Blueprint):
     def _with(self, network: nn.Module, base: Distribution | None) -> NeuralEnergy:
         """The energy of a single level with another network or base."""
         shape = self.table.image_shape
-        return NeuralEnergy(network, self.table.domain, base, image_shape=shape).eval()
+        return energy_of(network, self.table.domain, base, image_shape=shape).eval()
 
     @property
     def takes_noise_off(self) -> bool:
@@ -394,6 +409,38 @@ class NeuralBlueprint(Blueprint):
         both = rows.map(found, energy.domain.n_columns).double().numpy()
         self.table.check_finite(both, rows, "the derivatives of log p")
         return both[:, :-1], both[:, -1]
+
+
+def energy_of(
+    network: nn.Module, domain: Domain, base: Distribution | None, **kind: Any
+) -> NeuralEnergy:
+    """The energy of a network that corrects a base; pairwise where the sum of both is.
+
+    `kind` are further arguments of :class:`skebm.energies.NeuralEnergy`.
+    """
+    plain = all(value is None for value in kind.values())
+    if plain and stays_pairwise(network, domain, base):
+        return PairwiseCorrection(network, base)  # type: ignore[arg-type]
+    return NeuralEnergy(network, domain, base, **kind)
+
+
+def stays_pairwise(network: Any, domain: Domain, base: Distribution | None) -> bool:
+    """Whether a network is a pairwise energy that stays one as the correction of a base."""
+    if not isinstance(network, PairwiseEnergy) or network.domain != domain:
+        return False
+    return base is None or unary_fields(base) is not None
+
+
+def are_states(weight: Tensor, domain: Domain) -> bool:
+    """Whether the distinct rows, of these weights, are states that come again rather than copies.
+
+    That is where they are a good part of all states, or some are much more frequent than others.
+    """
+    n, log_n_states = len(weight), domain.log_n_states
+    if not math.isfinite(log_n_states):
+        return False
+    effective = float(weight.sum().square() / weight.square().sum())
+    return math.log(n) > log_n_states + math.log(COVERED) or effective < UNEVEN * n
 
 
 def _is_unbounded(domain: Domain) -> bool:

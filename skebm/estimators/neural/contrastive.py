@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Integral
+from numbers import Real as RealNumber
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from sklearn.base import BaseEstimator, clone
 from torch import Tensor
 
 from skebm._validation import Interval, StrOptions
-from skebm.base import Domain, Mixed, Objective, Sampler
+from skebm.base import Domain, Mixed, Objective, Real, Sampler
+from skebm.base.domains import parts_of
+from skebm.distributions import Distribution
 from skebm.energies import NeuralEnergy
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity, validate_coded
@@ -36,10 +39,13 @@ from skebm.estimators.neural.blueprint import (
     policy_for,
     resolved_chains,
     sampler_of,
+    stays_pairwise,
 )
 from skebm.estimators.tables import FlatTable, Table
 from skebm.objectives import ContrastiveDivergence, EnergyDiscrepancy, Refinement
-from skebm.samplers import ChainPolicy
+from skebm.objectives.local import LOCAL_RULES
+from skebm.objectives.log_partition import LogPartitionMonitor
+from skebm.samplers import ChainPolicy, Gibbs
 from skebm.training.engine import EnergyNet
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
@@ -76,11 +82,11 @@ class Likelihood(BaseEstimator):
     """
 
     _parameter_constraints: dict = {
-        "sigma_anneal": [Interval(Real, 1, None, closed="left")],
-        "energy_l2": [Interval(Real, 0, None, closed="left")],
-        "clip_norm": [Interval(Real, 0, None, closed="neither"), None],
-        "kl_weight": [Interval(Real, 0, None, closed="left")],
-        "entropy_weight": [Interval(Real, 0, None, closed="left")],
+        "sigma_anneal": [Interval(RealNumber, 1, None, closed="left")],
+        "energy_l2": [Interval(RealNumber, 0, None, closed="left")],
+        "clip_norm": [Interval(RealNumber, 0, None, closed="neither"), None],
+        "kl_weight": [Interval(RealNumber, 0, None, closed="left")],
+        "entropy_weight": [Interval(RealNumber, 0, None, closed="left")],
     }
 
     def __init__(
@@ -118,13 +124,17 @@ class Discrepancy(BaseEstimator):
     """
 
     _parameter_constraints: dict = {
-        "perturbation": [Interval(Real, 0, None, closed="neither")],
+        "perturbation": [Interval(RealNumber, 0, None, closed="neither")],
         "n_negatives": [Interval(Integral, 1, None, closed="left")],
     }
 
     def __init__(self, *, perturbation=0.2, n_negatives=16):
         self.perturbation = perturbation
         self.n_negatives = n_negatives
+
+
+# By name; those of `LOCAL_RULES` have no settings.
+OBJECTIVES: dict[Any, type[BaseEstimator]] = {"likelihood": Likelihood, "discrepancy": Discrepancy}
 
 
 @dataclass(frozen=True)
@@ -173,6 +183,31 @@ class DiscrepancyRule(ChainRule):
         return EnergyDiscrepancy(energy, asked.perturbation, n_negatives=asked.n_negatives)
 
 
+@dataclass(frozen=True)
+class LocalRule(ChainRule):
+    """Comparison of rows with those that differ in one column, which has no chains.
+
+    Attributes
+    ----------
+    sampler : Sampler
+        Of the trained model.
+    name : {"pseudo_likelihood", "ratio_matching", "probability_flow"}
+    """
+
+    sampler: Sampler
+    name: str
+
+    def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> Objective:
+        found = LOCAL_RULES[self.name](energy)
+        found.log_partition_monitor = LogPartitionMonitor.of(energy)
+        return found
+
+    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
+        if "chains" in asked:
+            return {"chains": f'objective="{self.name}" has no chains (objective="likelihood" has)'}
+        return {}
+
+
 @shared_docs
 class ContrastiveDivergenceDensity(BaseDensity):
     r"""Neural density by maximum likelihood, with contrastive divergence.
@@ -190,11 +225,15 @@ class ContrastiveDivergenceDensity(BaseDensity):
     Parameters
     ----------
     <<network, sampler>>
-    objective : {"likelihood", "discrepancy"}, Likelihood or Discrepancy, default="likelihood"
+    objective : str, Likelihood or Discrepancy, default="likelihood"
         ``"likelihood"``: maximum likelihood; settings, penalties among them, in
         :class:`Likelihood`. ``"discrepancy"``: energy discrepancy, without chains, which contrasts
         each row with perturbations of a noisy copy of it [7]_; settings in :class:`Discrepancy`. It
         is for few columns, as perturbations carry little information in many.
+        ``"pseudo_likelihood"``, ``"ratio_matching"``, ``"probability_flow"``: bits and categories
+        alone, without chains; a row is compared with all that differ from it in one column
+        (:class:`skebm.objectives.PseudoLikelihood`, :class:`~skebm.objectives.RatioMatching`,
+        :class:`~skebm.objectives.ProbabilityFlow`), at each of which the network is evaluated.
     <<chains, domain, categorical_features, base, sigma, deconvolve, bounds, standardize>>
     <<learning_rate, batch_size, n_iter, optimizer, early_stopping, warm_start>>
     <<contamination, partition, compute>>
@@ -249,7 +288,11 @@ class ContrastiveDivergenceDensity(BaseDensity):
         DENSITY_CONSTRAINTS
         | NEURAL_CONSTRAINTS
         | {
-            "objective": [StrOptions({"likelihood", "discrepancy"}), Likelihood, Discrepancy],
+            "objective": [
+                StrOptions({"likelihood", "discrepancy", *LOCAL_RULES}),
+                Likelihood,
+                Discrepancy,
+            ],
             "chains": [StrOptions(set(POLICIES)), ChainPolicy],
             "domain": [StrOptions({"auto", "real", "binary", "mixed"}), Domain],
             "base": BASE,
@@ -259,7 +302,7 @@ class ContrastiveDivergenceDensity(BaseDensity):
         }
     )
     _configs = CONFIGS | {
-        "objective": lambda value, names: Discrepancy() if value == "discrepancy" else Likelihood(),
+        "objective": lambda value, names: OBJECTIVES[value]() if value in OBJECTIVES else None,
         "chains": lambda value, names: POLICIES[value](),
     }
     _blueprint: NeuralBlueprint
@@ -336,14 +379,14 @@ class ContrastiveDivergenceDensity(BaseDensity):
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> NeuralBlueprint:
         assert isinstance(table, FlatTable | ColumnTable)
-        asked = self.objective
-        if isinstance(asked, str):
-            asked = Discrepancy() if asked == "discrepancy" else Likelihood()
+        asked = OBJECTIVES[self.objective]() if self.objective in OBJECTIVES else self.objective
         by_chains = isinstance(asked, Likelihood)
         if before is None:
+            # A tree would be couplings beside those of a pairwise network.
+            pairwise = stays_pairwise(self.network, table.domain, None)
             bases, noise = fit_any_bases(
                 self,
-                self.base,
+                "independent" if pairwise and self.base == "auto" else self.base,
                 rows,
                 table,
                 adds_noise=by_chains,
@@ -356,16 +399,28 @@ class ContrastiveDivergenceDensity(BaseDensity):
         return NeuralBlueprint(
             table=table,
             plan=plan,
-            rule=self._rule(clone(asked), rows, table.domain, plan, before),
+            rule=self._rule(asked, rows, table.domain, bases.noisy, plan, before),
             network_config=network_of(self),
             bases=bases,
             noise=noise,
         )
 
     def _rule(
-        self, asked: Any, rows: Rows, domain: Domain, plan: TrainingPlan, before: EnergyNet | None
+        self,
+        asked: Any,
+        rows: Rows,
+        domain: Domain,
+        base: Distribution | None,
+        plan: TrainingPlan,
+        before: EnergyNet | None,
     ) -> Rule:
         sampler = sampler_of(self, domain)
+        if self.sampler is None and stays_pairwise(self.network, domain, base):
+            sampler = Gibbs()
+        if isinstance(asked, str):
+            check_discrete(asked, domain)
+            return LocalRule(sampler, asked)
+        asked = clone(asked)
         if isinstance(asked, Discrepancy):
             check_discrepancy(self.chains, self.base)
             if isinstance(domain, Mixed):
@@ -395,6 +450,21 @@ class ContrastiveDivergenceDensity(BaseDensity):
 # ------------------------------------------------------------------------------
 # Checks
 # ------------------------------------------------------------------------------
+
+
+def check_discrete(objective: str, domain: Domain) -> None:
+    """Raise `ValueError` for real columns, which have no neighbouring states."""
+    kinds = parts_of(domain)
+    if all(isinstance(kind, Real) for kind in kinds):
+        raise ValueError(
+            f'objective="{objective}" compares the states of single columns, and X has real '
+            "columns: use ScoreMatchingDensity, which compares their gradients."
+        )
+    if any(isinstance(kind, Real) for kind in kinds):
+        raise ValueError(
+            f'objective="{objective}" compares the states of single columns, and some columns of '
+            'X are real: use "likelihood" (score matching is for real columns alone).'
+        )
 
 
 def check_discrepancy(chains: Any, base: Any) -> None:
