@@ -136,7 +136,7 @@ RECIPES = {recipe.name: recipe for recipe in recipes(PAGE)}
 
 def test_every_block_belongs_to_a_recipe():
     assert {block.language for block in blocks(PAGE)} == {"python", "diff"}
-    assert list(RECIPES) == ["RandomWalk", "TruncatedExponentialRBM", "RatioMatching"]
+    assert list(RECIPES) == ["RandomWalk", "TruncatedExponentialRBM", "SphericalScore"]
 
 
 def test_registries_that_a_recipe_names_are_in_the_table():
@@ -150,7 +150,7 @@ def test_registries_that_a_recipe_names_are_in_the_table():
 
 
 def test_helpers_that_the_page_names_exist():
-    table = PAGE[PAGE.index("| what | helper |") : PAGE.index("Write `skebm/samplers/")]
+    table = PAGE[PAGE.index("| what | helper |") : PAGE.index("Add to\n`skebm/samplers/")]
     for row in table.splitlines()[2:]:
         for name in re.findall(r"`(\w+)`", row.split("|")[2] if "|" in row else ""):
             assert any(hasattr(at, name) for at in (_moves, _adaptation, Sampler, samplers)), name
@@ -392,8 +392,8 @@ def test_it_can_be_stored(modules, energy):
 # ------------------------------------------------------------------------------
 
 
-def brier(energy, x):
-    """Sum of the squared probabilities of what a column is not, by the enumerated joint, (n,)."""
+def spherical(energy, x):
+    """Minus the probability of each column over the norm, by the enumerated joint, (n,)."""
     d = x.shape[1]
     log_p = (-joint_energy(energy, bits(d), bits(H))).logsumexp(1)
     place = 2 ** torch.arange(d - 1, -1, -1)
@@ -401,28 +401,28 @@ def brier(energy, x):
     for i in range(d):
         other = x.clone()
         other[:, i] = 1 - other[:, i]
-        pair = torch.stack([log_p[(row.long() @ place)] for row in (x, other)], 1)
-        total = total + pair.softmax(1)[:, 1].square()
+        pair = torch.stack([log_p[(row.long() @ place)] for row in (x, other)], 1).softmax(1)
+        total = total - pair[:, 0] / pair.norm(dim=1)
     return total
 
 
-def test_ratio_matching_is_the_brier_score_of_conditionals(modules):
+def test_the_spherical_score_is_that_of_conditionals(modules):
     energy, x = make_rbm(4, H), bits(4)
     weight = torch.rand(16, generator=seeded(1), dtype=DOUBLE)
-    objective = modules["RatioMatching"].RatioMatching(energy)
+    objective = modules["SphericalScore"].SphericalScore(energy)
     grads, loss = gradient(objective, Batch(x, weight=weight), None)
-    torch.testing.assert_close(loss.value, (weight * brier(energy, x)).mean().detach())
-    expected = autograd(lambda e: (weight * brier(e, x)).mean(), energy)
+    torch.testing.assert_close(loss.value, (weight * spherical(energy, x)).mean().detach())
+    expected = autograd(lambda e: (weight * spherical(e, x)).mean(), energy)
     torch.testing.assert_close(flat(grads), flat(expected))
 
 
-def test_ratio_matching_is_least_at_the_truth(modules):
+def test_the_spherical_score_is_least_at_the_truth(modules):
     """All states, weighed by their probabilities: no gradient there, and one elsewhere."""
     truth, other = make_rbm(4, H), make_rbm(4, H, seed=1)
     p = Enumerated(truth).p.detach()
     batch, found = Batch(bits(4), weight=16 * p), []
     for energy in (truth, other):
-        objective = modules["RatioMatching"].RatioMatching(energy)
+        objective = modules["SphericalScore"].SphericalScore(energy)
         grads, loss = gradient(objective, batch, None)
         found.append((float(flat(grads).abs().max()), float(loss.value.detach())))
     assert found[0][0] < 1e-12
@@ -431,11 +431,11 @@ def test_ratio_matching_is_least_at_the_truth(modules):
 
 
 @full
-def test_ratio_matching_trains_an_energy(modules):
+def test_the_spherical_score_trains_an_energy(modules):
     truth = Enumerated(make_rbm(4, H))
     x = truth.draw(2000, seeded())
     energy = BernoulliRBM(4, H, generator=seeded(1), scale=0.1, dtype=DOUBLE)
-    objective = modules["RatioMatching"].RatioMatching(energy)
+    objective = modules["SphericalScore"].SphericalScore(energy)
     net = trained_net(objective, x, max_epochs=15, lr=0.05)
     p = Enumerated(net.module_.energy).p
     error = float((p - truth.p).detach().abs().sum()) / 2
@@ -443,9 +443,9 @@ def test_ratio_matching_trains_an_energy(modules):
     assert float((1 / 16 - truth.p).detach().abs().sum()) / 2 > 0.2
 
 
-def test_ratio_matching_refuses_other_rows(modules, energy):
-    with pytest.raises(TypeError, match="Ratio matching needs binary rows"):
-        modules["RatioMatching"].RatioMatching(energy)
+def test_the_spherical_score_refuses_other_rows(modules, energy):
+    with pytest.raises(ValueError, match="bits and categories"):
+        modules["SphericalScore"].SphericalScore(energy)
 
 
 # ------------------------------------------------------------------------------
@@ -541,4 +541,4 @@ def test_every_entry_that_is_forgotten_is_asked_for(tmp_path):
         for path in recipe.entries:
             if path != recipe.path:
                 assert re.search(rf"{recipe.name} of skebm.* {re.escape(path)}", output), path
-    assert "RandomWalk of skebm.samplers.random_walk has no entry in UNSUITABLE" in output
+    assert "RandomWalk of skebm.samplers.metropolis has no entry in UNSUITABLE" in output
