@@ -41,7 +41,7 @@ class Loss(NamedTuple):
     logs: dict[str, Tensor] = {}
 
 
-class Coordinates(NamedTuple):
+class Reparametrisation(NamedTuple):
     """A linear change of all parameters, side by side in one vector, for a better condition.
 
     Attributes
@@ -120,7 +120,7 @@ class Objective(nn.Module, abc.ABC):
         fill_missing(trained)
         return loss
 
-    def coordinates(self, batch: Batch) -> Coordinates | None:
+    def coordinates(self, batch: Batch) -> Reparametrisation | None:
         """Coordinates of the parameters for optimizers that search along lines.
 
         Those of the energy, where it has some; None, by default, are the parameters themselves.

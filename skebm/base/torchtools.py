@@ -84,6 +84,11 @@ def without_compiler(optimizer: type[Optimizer]) -> type[Optimizer]:
     return type(optimizer.__name__, (optimizer,), plain)
 
 
+def searches_steps(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer evaluates the objective several times a step, in a line search."""
+    return isinstance(optimizer, torch.optim.LBFGS) or getattr(optimizer, "searches_steps", False)
+
+
 SGD = without_compiler(torch.optim.SGD)
 LBFGS = without_compiler(torch.optim.LBFGS)
 AdamW = without_compiler(torch.optim.AdamW)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from skebm.base import Binary, Categorical, Domain, PairwiseEnergy
 from skebm.base.domains import columns_of, parts_of
 from skebm.base.energy import difference_of_levels
-from skebm.base.objective import Coordinates
+from skebm.base.objective import Reparametrisation
 from skebm.base.sampler import whole_number
 
 # Neighbours are gathered by index if the largest degree times this is below the number of columns:
@@ -153,7 +153,7 @@ class BoltzmannMachine(PairwiseEnergy):
         order = number[mask][upper].argsort()
         return row[upper][order], column[upper][order]
 
-    def coordinates(self, x: Tensor, weight: Tensor | None) -> Coordinates:
+    def coordinates(self, x: Tensor, weight: Tensor | None) -> Reparametrisation:
         """Coordinates of (weight, bias) in which losses of rows are well conditioned.
 
         Those of centred couplings, J_ij (x_i - m_i)(x_j - m_j), which have little to do with each
@@ -184,7 +184,7 @@ class BoltzmannMachine(PairwiseEnergy):
             return torch.cat([w - mean[j] * b[i] - mean[i] * b[j], b])
 
         curvature = torch.cat([2 * variance[i] * variance[j], variance])
-        return Coordinates(inside, outside, gradient, curvature)
+        return Reparametrisation(inside, outside, gradient, curvature)
 
     @property
     def coupling(self) -> Tensor:

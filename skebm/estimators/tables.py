@@ -157,8 +157,8 @@ class UnitIntervalTable(Table):
         self.said = False  # that values are taken as probabilities
 
     @classmethod
-    def learn(cls, X: Any, rescale: Any, names: Any = None) -> UnitIntervalTable:
-        """Learn the ranges of the columns; warn of those that are scaled."""
+    def learn(cls, X: Any, rescale: Any, names: Any = None, advice: str = "") -> UnitIntervalTable:
+        """Learn the ranges of the columns; warn of those that are scaled, with advice."""
         names = None if names is None else [str(name) for name in names]
         check_known(X, names)
         found = cls(MinMax.fit(*column_ranges(X)), Binary((X.shape[1],)), rescale, names)
@@ -171,7 +171,7 @@ class UnitIntervalTable(Table):
                 )
             found.said = not sp.issparse(X) and not is_binary(found.scaling.apply(X))
             warnings.warn(
-                f"Bits take values in [0, 1], but {what}: they are min-max scaled."
+                f"Bits take values in [0, 1], but {what}: they are min-max scaled{advice}."
                 + (f" {BETWEEN}" if found.said else ""),
                 UserWarning,
                 stacklevel=2,

@@ -23,8 +23,7 @@ from tqdm.auto import tqdm
 from skebm._validation import TorchModes, threads
 from skebm.base import Batch, Loss, Objective, SamplingError, sampling
 from skebm.base.objective import FusedSteps
-from skebm.base.torchtools import SGD
-from skebm.training.owlqn import searches_steps, set_coordinates
+from skebm.base.torchtools import SGD, searches_steps
 from skebm.training.rows import Batches, Rows
 
 # Least loss on held-out rows, in nats per row, for which training returns to earlier weights.
@@ -286,7 +285,8 @@ def line_search(
             last["loss"] = loss
             return loss.value
 
-        set_coordinates(optimizer, module, batch)
+        if getattr(optimizer, "coordinates", False) is None:  # it takes some, and has none
+            optimizer.coordinates = module.coordinates(batch)  # type: ignore[attr-defined]
         optimizer.step(closure)  # type: ignore[arg-type]
         run.state = last["loss"].state
         return last["loss"]

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from skebm.base import Batch, Objective
-from skebm.base.objective import Coordinates
+from skebm.base.objective import Reparametrisation
 from skebm.base.torchtools import without_compiler
 
 # Decrease of the function that a step must have, relative to what the gradient promises; curvature
@@ -41,6 +40,8 @@ class _OWLQN(torch.optim.Optimizer):
     Andrew and Gao (2007), "Scalable training of L1-regularized log-linear models", ICML.
     """
 
+    searches_steps = True
+
     def __init__(
         self,
         params: Any,
@@ -52,7 +53,7 @@ class _OWLQN(torch.optim.Optimizer):
     ):
         super().__init__(params, {"lr": lr, "l1": l1})
         self.history_size, self.max_eval = history_size, max_eval
-        self.coordinates: Coordinates | None = None  # None are the parameters, in order
+        self.coordinates: Reparametrisation | None = None  # None are the parameters, in order
         self._pairs: list[tuple[Tensor, Tensor]] = []  # steps and changes of the gradient
         self._last: Point | None = None
 
@@ -158,14 +159,3 @@ def _direction(
 
 
 OWLQN = without_compiler(_OWLQN)
-
-
-def set_coordinates(optimizer: Any, objective: Objective, batch: Batch) -> None:
-    """Give the optimizer the coordinates of an objective, where it takes some and has none."""
-    if isinstance(optimizer, _OWLQN) and optimizer.coordinates is None:
-        optimizer.coordinates = objective.coordinates(batch)
-
-
-def searches_steps(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer evaluates the objective several times a step, in a line search."""
-    return isinstance(optimizer, torch.optim.LBFGS | _OWLQN)

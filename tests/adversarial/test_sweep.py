@@ -8,6 +8,7 @@ from scipy.stats import multivariate_normal, norm
 from sklearn.base import BaseEstimator
 
 from skebm import (
+    BoltzmannMachineDensity,
     ContrastiveDivergenceDensity,
     EnergyOutlierDetector,
     FlowContrastiveDensity,
@@ -26,6 +27,7 @@ from tools.soak import SETTINGS, all_cases, main
 FEW = {"n_iter": 3, "random_state": 0}
 CASES = {
     RBMEstimator: lambda: RBMEstimator(8, **FEW),
+    BoltzmannMachineDensity: lambda: BoltzmannMachineDensity(**FEW),
     ContrastiveDivergenceDensity: lambda: ContrastiveDivergenceDensity(**FEW),
     ScoreMatchingDensity: lambda: ScoreMatchingDensity(**FEW),
     NCEDensity: lambda: NCEDensity(**FEW),

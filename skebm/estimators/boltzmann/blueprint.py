@@ -32,28 +32,20 @@ from skebm.objectives import (
     ContrastiveDivergence,
     ContrastiveState,
     EnumeratedLikelihood,
-    LocalObjective,
     Penalty,
-    ProbabilityFlow,
-    PseudoLikelihood,
-    RatioMatching,
     pseudo_log_likelihood,
 )
+from skebm.objectives.local import LOCAL_RULES
 from skebm.samplers import ChainPolicy, Gibbs, Persistent, PerturbedMAP
 from skebm.training.engine import EnergyNet
-from skebm.training.owlqn import OWLQN, set_coordinates
+from skebm.training.owlqn import OWLQN
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 
 # Terms of an enumeration (states times entries of a row) up to which exact learning is the default,
 # and up to which it is allowed.
 CHEAP_COST, MOST_COST = 2e7, 2e9
-LOCAL: dict[str, type[LocalObjective]] = {
-    "pseudo_likelihood": PseudoLikelihood,
-    "ratio_matching": RatioMatching,
-    "probability_flow": ProbabilityFlow,
-}
-CONVEX = ("exact", *LOCAL)
+CONVEX = ("exact", *LOCAL_RULES)
 # Iterations of the quasi-Newton method at most, and those without a gain of nats that end it.
 MOST_ITERATIONS, PATIENCE, TOLERANCE = 1000, 3, 1e-7
 # Coupling of two bits beyond which no table can tell it from an infinite one.
@@ -109,8 +101,8 @@ class BoltzmannBlueprint(Blueprint):
         penalties = {"l1": self.l1, "l2": self.l2}
         if self.learning == "exact":
             return EnumeratedLikelihood(energy, **penalties)
-        if self.learning in LOCAL:
-            return LOCAL[self.learning](energy, **penalties)
+        if self.learning in LOCAL_RULES:
+            return LOCAL_RULES[self.learning](energy, **penalties)
         chains = clone(self.chains)
         if isinstance(chains, Persistent):
             chains.set_params(initial=self.start.to(generator.device, self.plan.torch_dtype))
@@ -256,7 +248,7 @@ def minimise(objective: Any, batch: Batch, l1: float, tol: float) -> None:
     energy, generator = objective.energy, torch.Generator(batch.x.device)
     groups = [{"params": [energy.weight], "l1": l1}, {"params": [energy.bias], "l1": 0.0}]
     optimizer: Any = OWLQN(groups)
-    set_coordinates(optimizer, objective, batch)
+    optimizer.coordinates = objective.coordinates(batch)
 
     def closure() -> Tensor:
         value: Tensor = objective.gradients(batch, None, generator).value
@@ -440,7 +432,7 @@ def _quick(blueprint: BoltzmannBlueprint) -> tuple[BoltzmannBlueprint, float]:
 
     The pseudo-likelihood has every coupling in two conditionals, and so twice the information.
     """
-    if blueprint.learning in LOCAL:
+    if blueprint.learning in LOCAL_RULES:
         return blueprint.with_rule(blueprint.learning), 1.0
     if enumeration_cost(blueprint.table.domain) <= QUICK_COST and blueprint.learning == "exact":
         return blueprint.with_rule("exact"), 1.0

@@ -14,8 +14,8 @@ from skebm.base.energy import difference_of_levels, discrete_columns
 from skebm.base.torchtools import check_memory
 from skebm.energies import BoltzmannMachine
 from skebm.energies.pairwise import same_column
-from skebm.estimators.boltzmann.blueprint import LOCAL
 from skebm.estimators.boltzmann.gauge import projection
+from skebm.objectives.local import LOCAL_RULES
 
 # Parameters whose information matrix is inverted at most, 0.8 GB; rows or states of a block.
 MOST_PARAMETERS, BLOCK = 10_000, 4096
@@ -58,8 +58,8 @@ def covariance(energy: BoltzmannMachine, learning: str, rows: Any, draws: Any) -
         )
     check_memory("standard_errors", 4.0 * n_parameters**2, torch.float64)
     total = float(rows.counts.sum())
-    if learning in LOCAL:
-        return _sandwich(energy, LOCAL[learning], rows) / total
+    if learning in LOCAL_RULES:
+        return _sandwich(energy, LOCAL_RULES[learning], rows) / total
     return _inverse(_fisher(energy, draws)) / total
 
 

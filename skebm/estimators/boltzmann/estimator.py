@@ -34,7 +34,6 @@ from skebm.estimators.base import (
 from skebm.estimators.boltzmann.blueprint import (
     CHEAP_COST,
     CONVEX,
-    LOCAL,
     BoltzmannBlueprint,
     chain_rows,
     check_same_edges,
@@ -55,6 +54,7 @@ from skebm.estimators.boltzmann.gauge import conditional_means, zero_sum
 from skebm.estimators.boltzmann.structure import PathResult, SparsityPath, choose_graph
 from skebm.estimators.columns import Coding, ColumnTable
 from skebm.estimators.tables import SpinTable, Table, UnitIntervalTable, holds_spins
+from skebm.objectives.local import LOCAL_RULES
 from skebm.partition.exact import exact_draws
 from skebm.samplers import ChainPolicy, FromNoise, Gibbs, Persistent
 from skebm.training import AdamW, EarlyStopping
@@ -62,7 +62,7 @@ from skebm.training.engine import EnergyNet
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 
-RULES = ("auto", "exact", *LOCAL, "pcd", "perturb_and_map")
+RULES = ("auto", "exact", *LOCAL_RULES, "pcd", "perturb_and_map")
 # Rows of a batch and steps of the rules with chains; each perturbation is an optimisation problem.
 BATCH, STEPS, MAP_BATCH, MAP_STEPS = 500, 500, 100, 300
 # Chains start at a tree and the weights at the pseudo-likelihood's: chains must be able to follow.
@@ -611,7 +611,7 @@ class BoltzmannMachineDensity(BaseDensity):
             )
         energy = self.energy_
         with torch.no_grad():
-            draws = () if blueprint.learning in LOCAL else self._states_of_the_model()
+            draws = () if blueprint.learning in LOCAL_RULES else self._states_of_the_model()
             found = covariance(energy, blueprint.learning, rows, draws)
             couplings, bias = as_errors(energy, found, isinstance(blueprint.table, SpinTable))
         order = self._entry_order()

@@ -402,7 +402,9 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         names = getattr(self, "feature_names_in_", None)
         bits = self.visible == "bernoulli" or sp.issparse(X)
         if self._coding is None and (bits or in_unit_interval(X)):
-            return UnitIntervalTable.learn(X, self.rescale, names)
+            return UnitIntervalTable.learn(
+                X, self.rescale, names, " (rescale=False raises an error instead)"
+            )
         return ColumnTable.learn(X, weight, self._coding, names)
 
     def _design(
