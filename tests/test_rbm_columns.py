@@ -275,7 +275,7 @@ def clustered(n=300):
 
 
 def test_latent_classes_are_one_mixture_of_all_columns():
-    X = clustered()
+    X = clustered(200)
     base = rbm(base="latent-classes", n_iter=0).fit(X)
     assert isinstance(base.base_, LatentClasses)
     assert base.score(X) > rbm(base="independent", n_iter=0).fit(X).score(X) + 1

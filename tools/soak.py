@@ -24,6 +24,7 @@ import torch
 from tqdm import tqdm
 
 from skebm import (
+    BoltzmannMachineDensity,
     ContrastiveDivergenceDensity,
     EnergyOutlierDetector,
     FlowContrastiveDensity,
@@ -54,6 +55,15 @@ SETTINGS: dict[type, dict[str, dict[str, Any]]] = {
         "fast": {"n_components": 8, "learning": "pcd", "learning_rate": 1.0, "n_iter": 20},
         "averaged": {"n_components": 8, "learning": "pcd", "optimizer": SGD(averaging=0.5)},
         "early-stopping": {"n_components": 8, "early_stopping": True},
+    },
+    BoltzmannMachineDensity: {
+        "defaults": {},
+        "pseudo-likelihood": {"learning": "pseudo_likelihood"},
+        "ratio-matching": {"learning": "ratio_matching"},
+        "flow": {"learning": "probability_flow"},
+        "pcd": {"learning": "pcd", **SHORT},
+        "graph": {"l1": "ebic"},
+        "stochastic": {"learning": "pseudo_likelihood", "batch_size": 32, **SHORT},
     },
     ContrastiveDivergenceDensity: {
         "defaults": {},

@@ -592,6 +592,8 @@ def of_columns(case, d):
         case.set_params(domain=Categorical((3,) * (d // 3)))
     if kind(case).discrete and d > 12 and case.partition is not None:
         case.set_params(**few_draws)
+    if isinstance(case, BoltzmannMachineDensity) and d > 12:
+        case.set_params(partition=None)
     return case
 
 
