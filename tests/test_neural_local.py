@@ -217,10 +217,11 @@ def test_states_that_repeat_are_not_held_out():
     one, few = torch.ones(60, dtype=DOUBLE), torch.ones(60, dtype=DOUBLE)
     few[:3] = 100
     wide = Binary((20,))
-    assert not are_states(one, wide)
-    assert are_states(few, wide)  # three rows are nearly all of the table
-    assert are_states(one, Binary((6,)))  # nearly all states occur
-    assert are_states(few, wide) == are_states(7 * few, wide)
+    assert not are_states(one, 60, wide)
+    assert are_states(few, 357, wide)  # three rows are nearly all of the table
+    assert not are_states(few, 200, wide)  # which are weighted, and do not come again so often
+    assert are_states(one, 60, Binary((6,)))  # nearly all states occur
+    assert are_states(7 * few, 357, wide)
 
 
 def test_a_table_of_few_states_is_trained_on_as_a_whole():

@@ -70,9 +70,9 @@ PASSES_PER_ROW = 5
 BATCH, MOST_NUMBERS, FEWEST_IN_BATCH = 128, 100_000, 32
 # Validation rows that monitor training, and the smallest table of which they are held out.
 N_HELD_OUT, FEWEST_ROWS = 100, 50
-# Fraction of all states that occur, and effective number of distinct rows as a fraction of their
-# number, from which on discrete rows are states that repeat.
-COVERED, UNEVEN = 0.1, 0.5
+# Discrete rows are states that repeat where this fraction of all states occurs, or where a distinct
+# row occurs so often on average and their effective number is below this fraction of their number.
+COVERED, REPEATED, UNEVEN = 0.1, 5, 0.5
 # Fraction of the rows within reach of a network that corrects a flow: draws of the flow are too
 # rare near the others to constrain the network there.
 REACH = 0.99
@@ -305,7 +305,7 @@ class NeuralBlueprint(Blueprint):
         keys = rows.map(lambda x: x.flatten(1).double() @ direction)
         distinct, member = keys.unique(return_inverse=True)
         weight = torch.zeros_like(distinct).index_add_(0, member, rows.counts.to(keys))
-        if len(distinct) < FEWEST_ROWS or are_states(weight, self.table.domain):
+        if len(distinct) < FEWEST_ROWS or are_states(weight, len(rows), self.table.domain):
             return rows, None
         n = min(N_HELD_OUT, len(distinct) // 10)
         place = torch.randperm(len(distinct), generator=generator, device=generator.device)
@@ -431,16 +431,18 @@ def stays_pairwise(network: Any, domain: Domain, base: Distribution | None) -> b
     return base is None or unary_fields(base) is not None
 
 
-def are_states(weight: Tensor, domain: Domain) -> bool:
-    """Whether the distinct rows, of these weights, are states that come again rather than copies.
+def are_states(weight: Tensor, n_rows: int, domain: Domain) -> bool:
+    """Whether the distinct of so many rows are states that come again rather than copies.
 
-    That is where they are a good part of all states, or some are much more frequent than others.
+    That is where they are a good part of all states, or come again often, and some much more so
+    than others; `weight` is that of each distinct row.
     """
     n, log_n_states = len(weight), domain.log_n_states
     if not math.isfinite(log_n_states):
         return False
     effective = float(weight.sum().square() / weight.square().sum())
-    return math.log(n) > log_n_states + math.log(COVERED) or effective < UNEVEN * n
+    covered = math.log(n) > log_n_states + math.log(COVERED)
+    return covered or (n_rows > REPEATED * n and effective < UNEVEN * n)
 
 
 def _is_unbounded(domain: Domain) -> bool:
