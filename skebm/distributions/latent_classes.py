@@ -43,8 +43,8 @@ PRIOR_ROWS = (1.0, 0.1)
 # levels towards equal probabilities.
 LEAST_VARIANCE, SHRINKAGE = 1e-3, 1e-3
 # Iterations of k-means, from which EM goes on; its steps at most, and nats a row that a step adds
-# at least.
-KMEANS_STEPS, MAX_ITER, TOLERANCE = 20, 500, 1e-5
+# at least, in a fit and where numbers of classes are compared.
+KMEANS_STEPS, MAX_ITER, TOLERANCE, ROUGH = 20, 500, 1e-5, 1e-3
 
 
 class LatentClasses(Distribution):
@@ -414,7 +414,9 @@ class _ScaledRows:
         labels = torch.as_tensor(labels, device=self.w.device).unique(return_inverse=True)[1]
         return torch.nn.functional.one_hot(labels).double()
 
-    def em(self, n_classes: int, prior: float, generator: torch.Generator) -> LatentClasses:
+    def em(
+        self, n_classes: int, prior: float, generator: torch.Generator, tol: float = TOLERANCE
+    ) -> LatentClasses:
         """A model of the standardised rows, with a prior worth so many rows."""
         of_class, before = self.clusters(n_classes, generator), -math.inf
         for _ in range(MAX_ITER):
@@ -422,7 +424,7 @@ class _ScaledRows:
             log_joint = self.log_joint(found)
             log_prob = log_joint.logsumexp(1, keepdim=True)
             value = float(self.w @ log_prob[:, 0] / self.w.sum())
-            if value - before < TOLERANCE:
+            if value - before < tol:
                 break
             before, of_class = value, (log_joint - log_prob).exp()
         return found
@@ -485,7 +487,7 @@ def _chosen(
             break
         since += 1
         for prior in priors:
-            log_prob = held_out.log_joint(train.em(n_classes, prior, generator)).logsumexp(1)
+            log_prob = held_out.log_joint(train.em(n_classes, prior, generator, ROUGH)).logsumexp(1)
             value = float(held_out.w @ log_prob / held_out.w.sum())
             if value > best:
                 best, found, since = value, (n_classes, prior), 0
