@@ -2,7 +2,6 @@
 
 from skebm.energies.bipartite import BernoulliRBM, Moments, TemperedCorrection, Tilted
 from skebm.energies.convolution import Conv
-from skebm.energies.correction import PairwiseCorrection
 from skebm.energies.gaussian_bipartite import AnnealedGaussianRBM, GaussianRBM
 from skebm.energies.joint import ClassMarginal
 from skebm.energies.mixed_bipartite import MixedRBM
@@ -13,6 +12,7 @@ from skebm.energies.pairwise import (
     grid_edges,
     ising_grid,
 )
+from skebm.energies.pairwise.correction import PairwiseCorrection
 from skebm.energies.path import AnnealingPath, annealing_path
 from skebm.energies.telescope import Telescope, Waymarks, fit_waymarks
 from skebm.energies.whitening import LowRankWhitening, Whitening, whitening_of

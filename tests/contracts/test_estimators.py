@@ -690,6 +690,8 @@ def test_every_estimator_has_cases():
 
 def unequal_by_design(estimator):
     """Weights in mini-batches are not repeated rows; with one full batch they are (below)."""
+    if isinstance(estimator, BoltzmannMachineDensity) and estimator.learning == "pseudo_likelihood":
+        return {}  # all rows are used at every step
     reason = "mini-batches and sampled negatives"
     name = "check_sample_weight_equivalence_on_{}_data"
     kinds = ("dense", "sparse") if get_tags(estimator).input_tags.sparse else ("dense",)

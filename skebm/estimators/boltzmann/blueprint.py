@@ -126,7 +126,9 @@ class BoltzmannBlueprint(Blueprint):
 
     def initialise(self, energy: BoltzmannMachine, rows: Rows) -> None:
         """By pseudo-likelihood for the rules with chains, which start near the optimum then."""
-        if self.learning in CONVEX or not len(energy.weight):
+        x = rows.block(0, len(rows))
+        states = bool(((x == 0) | (x == 1)).all())  # probabilities have no pseudo-likelihood
+        if self.learning in CONVEX or not len(energy.weight) or not states:
             return
         convex = self.with_rule("pseudo_likelihood")
         found = convex.trained(rows, torch.Generator(rows.device).manual_seed(0))
