@@ -201,6 +201,13 @@ class Objective(nn.Module, abc.ABC):
         return f"{', '.join(bad)} not finite" if bad else None
 
 
+def penalty_of(energy: Any, l1: float, l2: float) -> Tensor | float:
+    """l1 times the absolute weights of an energy plus l2 / 2 times their squares."""
+    if not (l1 or l2):
+        return 0.0
+    return l1 * energy.weight.abs().sum() + l2 / 2 * energy.weight.square().sum()
+
+
 def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
     """Mean of (n,) values under non-negative weights; 0 where all weights are 0."""
     if weight is None:

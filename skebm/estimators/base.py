@@ -41,6 +41,7 @@ from skebm._validation import (
 from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler
 from skebm.estimators.storage import installed_version, pack, unpack
 from skebm.estimators.tables import Table
+from skebm.objectives import ContrastiveState
 from skebm.partition import Choice, ImportanceSampling, choose
 from skebm.partition.choice import in_a_line
 from skebm.training import DivergenceError, EarlyStopping
@@ -707,6 +708,19 @@ def validate_coded(
             "Fill them in by impute, or use RBMEstimator, which takes them."
         )
     return found
+
+
+def chain_rows(net: EnergyNet) -> Tensor | None:
+    """Visible rows of the persistent chains, if there are any."""
+    state = net.state_
+    if isinstance(state, ContrastiveState) and state.chain is not None:
+        return state.chain.x
+    return None
+
+
+def at_least_two(x: Tensor) -> Tensor:
+    """The rows, or a single row twice: reverse annealing needs two for a standard error."""
+    return x if len(x) > 1 else x.expand(2, -1)
 
 
 def _split(rows: Rows, fraction: float, generator: torch.Generator) -> tuple[Rows, Rows]:

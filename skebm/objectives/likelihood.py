@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch, Centering, Energy, Loss, Objective, Offsets, Penalty
-from skebm.base.objective import fill_missing, weighted_mean, why_diverged
+from skebm.base.objective import fill_missing, penalty_of, weighted_mean, why_diverged
 from skebm.energies import BernoulliRBM, Moments
 from skebm.energies.rbm_gradient import Gradient, RBMGradient
 
@@ -215,24 +215,21 @@ class EnumeratedLikelihood(Objective):
     def _data_term(self, batch: Batch) -> Tensor:
         return share_of(batch) @ self.energy(batch.x)
 
-    def _penalty(self) -> Tensor | float:
-        if not (self.l1 or self.l2):
-            return 0.0
-        w: Any = self.energy.weight
-        return self.l1 * w.abs().sum() + self.l2 / 2 * w.square().sum()
-
     def forward(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
         """Weighted mean of E(x), plus log Z and the penalties; the states are kept for backward."""
         parts = [(-self.energy(states)).logsumexp(0) for states in self._states()]
         log_z = torch.stack(parts).logsumexp(0)
         share = share_of(batch).sum()
-        return Loss(self._data_term(batch) + share * log_z + self._penalty(), state)
+        return Loss(
+            self._data_term(batch) + share * log_z + penalty_of(self.energy, self.l1, self.l2),
+            state,
+        )
 
     def gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
         """Write the gradient, of which each block of states has its share, and return the loss."""
         trained, log_z, share = self.cleared(), self._log_z(), share_of(batch).sum()
         with torch.enable_grad():
-            value = self._data_term(batch) + self._penalty()
+            value = self._data_term(batch) + penalty_of(self.energy, self.l1, self.l2)
             value.backward()
             for states in self._states():
                 energy = self.energy(states)
@@ -244,7 +241,10 @@ class EnumeratedLikelihood(Objective):
     @torch.no_grad()
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
         """Mean negative log-likelihood of the batch, plus the penalties."""
-        return {"loss": self.held_out(batch, state, generator) + self._penalty()}
+        return {
+            "loss": self.held_out(batch, state, generator)
+            + penalty_of(self.energy, self.l1, self.l2)
+        }
 
     @torch.no_grad()
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:

@@ -23,7 +23,7 @@ from skebm.base import (
 )
 from skebm.base.domains import parts_of
 from skebm.base.energy import discrete_columns
-from skebm.base.objective import LARGEST_WEIGHT, LEAST_ROWS, weighted_mean
+from skebm.base.objective import LARGEST_WEIGHT, LEAST_ROWS, penalty_of, weighted_mean
 from skebm.energies import BernoulliRBM, MixedRBM
 from skebm.energies.rbm_gradient import Gradient
 from skebm.objectives.likelihood import (
@@ -147,7 +147,7 @@ class LocalObjective(Objective):
 
     def forward(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
         """Weighted mean over the rows, plus the penalties."""
-        return Loss(self._weighted(batch) + self._penalty(), state)
+        return Loss(self._weighted(batch) + penalty_of(self.energy, self.l1, self.l2), state)
 
     def _weighted(self, batch: Batch) -> Tensor:
         # In double precision, by whose differences a line search judges its steps.
@@ -156,17 +156,13 @@ class LocalObjective(Objective):
             return values.mean()
         return batch.weight.double() @ values / len(values)
 
-    def _penalty(self) -> Tensor | float:
-        if not (self.l1 or self.l2):
-            return 0.0
-        w: Any = self.energy.weight
-        return self.l1 * w.abs().sum() + self.l2 / 2 * w.square().sum()
-
     @torch.no_grad()
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
         """The loss of the batch, penalties included, and its gain over the base where measured."""
         with sampling(self.energy):
-            loss = weighted_mean(self.of_rows(batch.x), batch.weight) + self._penalty()
+            loss = weighted_mean(self.of_rows(batch.x), batch.weight) + penalty_of(
+                self.energy, self.l1, self.l2
+            )
             if self.log_partition_monitor is None:
                 return {"loss": loss}
             gains = self.log_partition_monitor.gains(self.energy, batch.x, batch.weight)

@@ -85,15 +85,17 @@ class _OWLQN(torch.optim.Optimizer):
             grad = grad - l1 * flat.sign()
             return Point(flat, x, value, grad if change is None else change.gradient(grad))
 
-        flat = self._flat(lambda p: p.detach())
+        flat, done = self._flat(lambda p: p.detach()), False
         try:
             if self._last is None or not torch.equal(self._last.flat, flat):
                 self._pairs = []
                 self._last = at(flat if change is None else change.inside(flat))
-            return torch.tensor(self._searched(self._last, l1, at).value)
-        except BaseException:  # Ctrl-C too: trial weights are not to be kept
-            self._write(flat)
-            raise
+            end = self._searched(self._last, l1, at)
+            done = True
+        finally:
+            if not done:  # trial weights are not to be kept, whatever ended the search
+                self._write(flat)
+        return torch.tensor(end.value)
 
     def _searched(self, start: Point, l1: Tensor, at: Callable[[Tensor], Point]) -> Point:
         """Where a line search ends; at its start if no step is good enough."""

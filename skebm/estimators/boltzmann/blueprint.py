@@ -25,12 +25,12 @@ from skebm.distributions import (
 )
 from skebm.energies import BoltzmannMachine
 from skebm.energies.pairwise import same_column
-from skebm.estimators.base import Blueprint
+from skebm.energies.path import unary_fields
+from skebm.estimators.base import Blueprint, at_least_two, chain_rows
 from skebm.estimators.columns import ColumnTable
 from skebm.estimators.tables import UnitIntervalTable
 from skebm.objectives import (
     ContrastiveDivergence,
-    ContrastiveState,
     EnumeratedLikelihood,
     Penalty,
     pseudo_log_likelihood,
@@ -111,11 +111,12 @@ class BoltzmannBlueprint(Blueprint):
 
     def _energy(self, device: torch.device) -> BoltzmannMachine:
         """Uncoupled columns with the fields of the base; fields of unseen states stay."""
-        d = self.table.domain.n_columns
+        d, fields = self.table.domain.n_columns, unary_fields(self.base)
+        assert fields is not None  # the base has independent columns
         kind: dict[str, Any] = {"device": device, "dtype": self.plan.torch_dtype}
         energy = BoltzmannMachine(
             torch.zeros(d, d, **kind),
-            fields_of(self.base).to(**kind),
+            fields.logits.to(**kind),
             edges=self.edges,
             domain=self.table.domain,
         )
@@ -126,10 +127,10 @@ class BoltzmannBlueprint(Blueprint):
 
     def initialise(self, energy: BoltzmannMachine, rows: Rows) -> None:
         """By pseudo-likelihood for the rules with chains, which start near the optimum then."""
-        x = rows.block(0, len(rows))
-        states = bool(((x == 0) | (x == 1)).all())  # probabilities have no pseudo-likelihood
-        if self.learning in CONVEX or not len(energy.weight) or not states:
+        if self.learning in CONVEX or not len(energy.weight):
             return
+        if not energy.domain.contains(rows.block(0, len(rows))).all():
+            return  # probabilities have no pseudo-likelihood
         convex = self.with_rule("pseudo_likelihood")
         found = convex.trained(rows, torch.Generator(rows.device).manual_seed(0))
         energy.load_state_dict(found.energy.state_dict())
@@ -171,10 +172,10 @@ class BoltzmannBlueprint(Blueprint):
             return self.start.to(reference.device, reference.dtype)
         if name == "sampler":
             return self.model_sampler.kernel
-        starts = {"data": two_or_more(self.states(reference))}
+        starts = {"data": at_least_two(self.states(reference))}
         chain = chain_rows(net)
         if chain is not None and self.learning == "pcd":
-            starts["training chains"] = two_or_more(chain)
+            starts["training chains"] = at_least_two(chain)
         return starts
 
     def states(self, x: Tensor) -> Tensor:
@@ -271,19 +272,6 @@ def with_l1(plan: TrainingPlan, l1: float) -> TrainingPlan:
     return replace(plan, optimizer_settings=groups)
 
 
-def two_or_more(x: Tensor) -> Tensor:
-    """The rows, or a single row twice: reverse annealing needs two for a standard error."""
-    return x if len(x) > 1 else x.expand(2, -1)
-
-
-def chain_rows(net: EnergyNet) -> Tensor | None:
-    """Rows of the persistent chains, if there are any."""
-    state = net.state_
-    if isinstance(state, ContrastiveState) and state.chain is not None:
-        return state.chain.x
-    return None
-
-
 def independent(rows: Rows, domain: Any) -> Distribution:
     """Independent columns, with a row of prior counts."""
     x, weight = rows.block(0, len(rows)).double(), rows.counts
@@ -300,17 +288,9 @@ def independent(rows: Rows, domain: Any) -> Distribution:
 def nearest_start(rows: Rows, base: Distribution) -> Distribution:
     """A tree of bits, which is nearer to the rows than independent columns; else the base."""
     x = rows.block(0, len(rows))
-    if not isinstance(base, IndependentBernoulli) or not bool(((x == 0) | (x == 1)).all()):
+    if not isinstance(base, IndependentBernoulli) or not base.domain.contains(x).all():
         return base
     return ChowLiuTree.fit(x.double(), rows.counts)
-
-
-def fields_of(base: Any) -> Tensor:
-    """Fields of independent bits and levels."""
-    if isinstance(base, Columns):
-        return torch.cat([fields_of(part) for part in base.parts])
-    found: Tensor = base.logits
-    return found
 
 
 def unseen_states(rows: Rows) -> np.ndarray:

@@ -28,6 +28,7 @@ from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
     BaseDensity,
+    chain_rows,
     stopping_of,
     validate_coded,
 )
@@ -35,7 +36,6 @@ from skebm.estimators.boltzmann.blueprint import (
     CHEAP_COST,
     CONVEX,
     BoltzmannBlueprint,
-    chain_rows,
     check_same_edges,
     choose_ridge,
     choose_rule,

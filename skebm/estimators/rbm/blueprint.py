@@ -36,7 +36,7 @@ from skebm.distributions import (
 from skebm.distributions.independent import blocks_of
 from skebm.energies import BernoulliRBM, MixedRBM
 from skebm.energies.mixed_bipartite import MAX_LOG_PRECISION
-from skebm.estimators.base import Blueprint, stopping_of
+from skebm.estimators.base import Blueprint, at_least_two, chain_rows, stopping_of
 from skebm.estimators.bases import TREES, column_means, conditional, redraw
 from skebm.estimators.columns import ColumnTable
 from skebm.estimators.rbm.choice import USUAL, BaseChoice, Gain, Tried
@@ -46,7 +46,6 @@ from skebm.objectives import (
     CenteredObjective,
     Centering,
     ContrastiveDivergence,
-    ContrastiveState,
     ExactLikelihood,
     Penalty,
     pseudo_log_likelihood,
@@ -504,19 +503,6 @@ def still_rising(gains: list[float], n_quarters: int = 1) -> float | None:
 def is_gain(assessed: dict[str, float]) -> bool:
     """Whether held-out rows are more likely than by the base, by 0.1 nats and two errors."""
     return assessed[GAIN] > max(LEAST_RISE, 2 * assessed[ERROR])
-
-
-def chain_rows(net: EnergyNet) -> Tensor | None:
-    """Visible rows of the persistent chains, if there are any."""
-    state = net.state_
-    if isinstance(state, ContrastiveState) and state.chain is not None:
-        return state.chain.x
-    return None
-
-
-def at_least_two(x: Tensor) -> Tensor:
-    """The rows, or a single row twice: reverse annealing needs two for a standard error."""
-    return x if len(x) > 1 else x.expand(2, -1)
 
 
 # ------------------------------------------------------------------------------

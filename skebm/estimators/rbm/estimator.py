@@ -32,6 +32,7 @@ from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
     BaseDensity,
     LogZ,
+    chain_rows,
     draw_seed,
     validate_coded,
 )
@@ -47,7 +48,6 @@ from skebm.estimators.rbm.blueprint import (
     CHEAP_COST,
     RBMBlueprint,
     Trials,
-    chain_rows,
     design,
     usual_units,
 )

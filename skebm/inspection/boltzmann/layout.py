@@ -8,7 +8,7 @@ from scipy.sparse.csgraph import shortest_path
 
 # Steps of the majorisation, each of which lowers the stress.
 N_STEPS = 200
-# Weight of pairs of nodes without a path, which would bend the paths of others to be a circle.
+# Weight of pairs of nodes without a path, which would pull the paths of others into a circle.
 APART = 0.05
 
 
