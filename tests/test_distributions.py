@@ -29,7 +29,7 @@ from skebm.distributions import (
     Uniform,
 )
 from skebm.distributions.trees.blocks import BlockTree
-from skebm.energies.mixed_bipartite import WiderColumns
+from skebm.energies.rbm.mixed import WiderColumns
 from tests.discovery import without_case
 from tests.oracle import DOUBLE, P_FLOOR, bits, chi_square, count_states, seeded
 

@@ -11,8 +11,8 @@ from skebm.base import Batch, Centering, ChainState
 from skebm.distributions import ChowLiuTree
 from skebm.energies import BernoulliRBM
 from skebm.objectives import ContrastiveDivergence, Penalty
-from skebm.objectives.fused import FusedPCD
-from skebm.objectives.negative_phase import ContrastiveState
+from skebm.objectives.contrastive.fused import FusedPCD
+from skebm.objectives.contrastive.negative_phase import ContrastiveState
 from skebm.samplers import FromData, Gibbs, Persistent
 from tests.oracle import seeded
 

@@ -19,7 +19,7 @@ from skorch.callbacks import Callback
 from skebm import RBMEstimator
 from skebm.base import PartitionEstimator
 from skebm.objectives import Centering, Penalty
-from skebm.objectives.fused import FusedPCD
+from skebm.objectives.contrastive.fused import FusedPCD
 from skebm.objectives.likelihood import ExactLikelihood
 from skebm.partition import (
     AIS,

@@ -20,7 +20,7 @@ from skebm.estimators.rbm import safety
 from skebm.estimators.rbm.blueprint import design, still_rising
 from skebm.estimators.rbm.choice import BaseChoice
 from skebm.estimators.rbm.safety import N_CHAINS, assess
-from skebm.estimators.tables import UnitIntervalTable
+from skebm.estimators.tables.table import UnitIntervalTable
 from skebm.objectives import ContrastiveDivergence
 from skebm.partition import Exact
 from skebm.samplers import FromData, Gibbs, ParallelTempering, Persistent

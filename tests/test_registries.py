@@ -14,8 +14,8 @@ import pytest
 from skebm.base import Energy, Objective, PartitionEstimator, Sampler
 from skebm.distributions import Distribution
 from skebm.energies import TemperedCorrection
-from skebm.energies.mixed_bipartite import WiderColumns
 from skebm.energies.path import Couplings, Geometric, TiltedPairwise
+from skebm.energies.rbm.mixed import WiderColumns
 from skebm.estimators.base import BaseEBM
 from skebm.estimators.neural.sampling import FlippedPosterior
 from skebm.samplers import Augmentation, ChainPolicy, Gibbs

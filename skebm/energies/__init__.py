@@ -1,10 +1,7 @@
 """Energies: functions E(x) with p(x) proportional to exp(-E(x))."""
 
-from skebm.energies.bipartite import BernoulliRBM, Moments, TemperedCorrection, Tilted
 from skebm.energies.convolution import Conv
-from skebm.energies.gaussian_bipartite import AnnealedGaussianRBM, GaussianRBM
 from skebm.energies.joint import ClassMarginal
-from skebm.energies.mixed_bipartite import MixedRBM
 from skebm.energies.networks import MLP, Confined
 from skebm.energies.neural import NeuralEnergy, Spec, build_network
 from skebm.energies.pairwise import (
@@ -14,6 +11,9 @@ from skebm.energies.pairwise import (
 )
 from skebm.energies.pairwise.correction import PairwiseCorrection
 from skebm.energies.path import AnnealingPath, annealing_path
+from skebm.energies.rbm.binary import BernoulliRBM, Moments, TemperedCorrection, Tilted
+from skebm.energies.rbm.gaussian import AnnealedGaussianRBM, GaussianRBM
+from skebm.energies.rbm.mixed import MixedRBM
 from skebm.energies.telescope import Telescope, Waymarks, fit_waymarks
 from skebm.energies.whitening import LowRankWhitening, Whitening, whitening_of
 

@@ -22,10 +22,10 @@ from skebm.distributions import (
     IndependentCategorical,
     Uniform,
 )
-from skebm.energies.bipartite import BernoulliRBM, Tilted
-from skebm.energies.mixed_bipartite import MixedRBM, WiderColumns
 from skebm.energies.neural import NeuralEnergy
 from skebm.energies.pairwise import BoltzmannMachine
+from skebm.energies.rbm.binary import BernoulliRBM, Tilted
+from skebm.energies.rbm.mixed import MixedRBM, WiderColumns
 
 # Factors between 1/2 and 2 whose product neither overflows nor underflows in single precision.
 GROUP = 100

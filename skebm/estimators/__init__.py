@@ -3,7 +3,6 @@
 from skebm.estimators.bases import MixtureBase
 from skebm.estimators.boltzmann import BoltzmannMachineDensity, SparsityPath
 from skebm.estimators.boltzmann.hopfield import HopfieldMemory, Recall
-from skebm.estimators.encoding import TableEncoder
 from skebm.estimators.neural import (
     ContrastiveDivergenceDensity,
     Discrepancy,
@@ -18,6 +17,7 @@ from skebm.estimators.neural import (
 from skebm.estimators.outlier import EnergyOutlierDetector, Explanation
 from skebm.estimators.product import ProductOfDensities
 from skebm.estimators.rbm import RBMEstimator
+from skebm.estimators.tables.encoding import TableEncoder
 from skebm.estimators.tractable import TractableDensity
 
 __all__ = [

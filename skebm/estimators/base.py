@@ -40,7 +40,7 @@ from skebm._validation import (
 )
 from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler
 from skebm.estimators.storage import installed_version, pack, unpack
-from skebm.estimators.tables import Table
+from skebm.estimators.tables.table import Table
 from skebm.objectives import ContrastiveState
 from skebm.partition import Choice, ImportanceSampling, choose
 from skebm.partition.choice import in_a_line

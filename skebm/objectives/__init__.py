@@ -1,7 +1,10 @@
 """Training objectives for energy-based models."""
 
 from skebm.base import Centering, Offsets, Penalty
-from skebm.objectives.contrastive import ContrastiveDivergence
+from skebm.objectives.contrastive.divergence import ContrastiveDivergence
+from skebm.objectives.contrastive.negative_phase import ContrastiveState
+from skebm.objectives.contrastive.refinement import Refinement
+from skebm.objectives.contrastive.walkers import Walkers
 from skebm.objectives.discrepancy import EnergyDiscrepancy
 from skebm.objectives.flow_contrastive import FlowContrastive, FlowState
 from skebm.objectives.joint import JointLikelihood
@@ -14,9 +17,7 @@ from skebm.objectives.local import (
     RatioMatching,
     pseudo_log_likelihood,
 )
-from skebm.objectives.negative_phase import ContrastiveState
 from skebm.objectives.noise_contrastive import NoiseContrastive
-from skebm.objectives.refinement import Refinement
 from skebm.objectives.score_matching import (
     DenoisingScoreMatching,
     ExactScoreMatching,
@@ -24,7 +25,6 @@ from skebm.objectives.score_matching import (
     SlicedScoreMatching,
     boundary_weight,
 )
-from skebm.objectives.walkers import Walkers
 
 __all__ = [
     "CenteredObjective",

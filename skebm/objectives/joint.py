@@ -13,7 +13,7 @@ from skebm.base import Batch, Loss, Objective, Sampler, sampling
 from skebm.base.objective import fill_missing, weighted_mean
 from skebm.distributions._fitting import draw_index
 from skebm.energies import ClassMarginal, NeuralEnergy
-from skebm.objectives.contrastive import ContrastiveDivergence
+from skebm.objectives.contrastive.divergence import ContrastiveDivergence
 from skebm.samplers import ChainPolicy
 
 FORMS = ("factored", "joint")

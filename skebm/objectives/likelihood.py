@@ -11,7 +11,7 @@ from torch import Tensor
 from skebm.base import Batch, Centering, Energy, Loss, Objective, Offsets, Penalty
 from skebm.base.objective import fill_missing, penalty_of, weighted_mean, why_diverged
 from skebm.energies import BernoulliRBM, Moments
-from skebm.energies.rbm_gradient import Gradient, RBMGradient
+from skebm.energies.rbm.gradient import Gradient, RBMGradient
 
 # Numbers of a block of states: 16 MB of float32.
 CHUNK = 4_000_000

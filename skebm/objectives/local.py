@@ -25,7 +25,7 @@ from skebm.base.domains import parts_of
 from skebm.base.energy import discrete_columns
 from skebm.base.objective import LARGEST_WEIGHT, LEAST_ROWS, penalty_of, weighted_mean
 from skebm.energies import BernoulliRBM, MixedRBM
-from skebm.energies.rbm_gradient import Gradient
+from skebm.energies.rbm.gradient import Gradient
 from skebm.objectives.likelihood import (
     LikelihoodState,
     packed_offsets,

@@ -27,8 +27,8 @@ from skebm.energies import BoltzmannMachine
 from skebm.energies.pairwise import same_column
 from skebm.energies.path import unary_fields
 from skebm.estimators.base import Blueprint, at_least_two, chain_rows
-from skebm.estimators.columns import ColumnTable
-from skebm.estimators.tables import UnitIntervalTable
+from skebm.estimators.tables.columns import ColumnTable
+from skebm.estimators.tables.table import UnitIntervalTable
 from skebm.objectives import (
     ContrastiveDivergence,
     EnumeratedLikelihood,

@@ -52,8 +52,8 @@ from skebm.estimators.boltzmann.blueprint import (
 from skebm.estimators.boltzmann.errors import CouplingErrors, as_errors, covariance
 from skebm.estimators.boltzmann.gauge import conditional_means, zero_sum
 from skebm.estimators.boltzmann.structure import PathResult, SparsityPath, choose_graph
-from skebm.estimators.columns import Coding, ColumnTable
-from skebm.estimators.tables import SpinTable, Table, UnitIntervalTable, holds_spins
+from skebm.estimators.tables.columns import Coding, ColumnTable
+from skebm.estimators.tables.table import SpinTable, Table, UnitIntervalTable, holds_spins
 from skebm.objectives.local import LOCAL_RULES
 from skebm.partition.exact import exact_draws
 from skebm.samplers import ChainPolicy, FromNoise, Gibbs, Persistent

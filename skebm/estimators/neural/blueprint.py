@@ -40,8 +40,8 @@ from skebm.estimators.bases import (
     fit_real_bases,
     noise_level,
 )
-from skebm.estimators.columns import Coding, ColumnTable
-from skebm.estimators.tables import FlatTable, choose_domain
+from skebm.estimators.tables.columns import Coding, ColumnTable
+from skebm.estimators.tables.table import FlatTable, choose_domain
 from skebm.objectives import boundary_weight, pseudo_log_likelihood
 from skebm.objectives.log_partition import LogPartitionMonitor
 from skebm.samplers import (

@@ -18,7 +18,6 @@ from skebm.distributions import Distribution
 from skebm.energies import NeuralEnergy
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity, validate_coded
-from skebm.estimators.columns import Coding, ColumnTable
 from skebm.estimators.neural import methods
 from skebm.estimators.neural.blueprint import (
     BASE,
@@ -41,7 +40,8 @@ from skebm.estimators.neural.blueprint import (
     sampler_of,
     stays_pairwise,
 )
-from skebm.estimators.tables import FlatTable, Table
+from skebm.estimators.tables.columns import Coding, ColumnTable
+from skebm.estimators.tables.table import FlatTable, Table
 from skebm.objectives import ContrastiveDivergence, EnergyDiscrepancy, Refinement
 from skebm.objectives.local import LOCAL_RULES
 from skebm.objectives.log_partition import LogPartitionMonitor

@@ -31,7 +31,7 @@ from skebm.estimators.neural.blueprint import (
     reach_of,
     sampler_of,
 )
-from skebm.estimators.tables import FlatTable, Table
+from skebm.estimators.tables.table import FlatTable, Table
 from skebm.objectives import FlowContrastive
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows

@@ -10,15 +10,12 @@ import numpy as np
 import torch
 from scipy.special import log_softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
-from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor, nn
 
 from skebm._validation import (
     Interval,
     StrOptions,
-    as_numbers,
     check_is_fitted,
-    check_labels,
     fit_context,
 )
 from skebm.base import Sampler
@@ -27,6 +24,7 @@ from skebm.base.sampler import whole_number
 from skebm.energies import ClassMarginal, NeuralEnergy, Spec, build_network
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import COMMON_CONSTRAINTS, BaseEBM, raises_interrupt, restores_on_failure
+from skebm.estimators.labels import class_weights, codes_of, encoded
 from skebm.estimators.neural import methods
 from skebm.estimators.neural.blueprint import (
     BASE,
@@ -49,9 +47,9 @@ from skebm.estimators.neural.blueprint import (
     sampler_of,
 )
 from skebm.estimators.neural.sampling import LEAST_CHAINS, Chains, draw
-from skebm.estimators.tables import FlatTable, Table
+from skebm.estimators.tables.table import FlatTable, Table
 from skebm.objectives import JointLikelihood
-from skebm.objectives.joint import FORMS, UNKNOWN, likeliest_power
+from skebm.objectives.joint import FORMS, likeliest_power
 from skebm.objectives.log_partition import LogPartitionMonitor
 from skebm.samplers import ChainPolicy
 from skebm.training.engine import EnergyNet
@@ -366,6 +364,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         "chains": lambda value, names: POLICIES[value](),
     }
     _blueprint: NeuralBlueprint
+    _density_alone = "ContrastiveDivergenceDensity"
 
     def __init__(
         self,
@@ -445,7 +444,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         -------
         self : object
         """
-        self._fit(X, sample_weight, streaming=False, encode=lambda X, on: self._encode(X, y, on))
+        self._fit(X, sample_weight, streaming=False, encode=lambda X, on: encoded(self, X, y, on))
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -476,43 +475,9 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
             X,
             sample_weight,
             streaming=True,
-            encode=lambda X, on: self._encode(X, y, on, classes),
+            encode=lambda X, on: encoded(self, X, y, on, classes),
         )
         return self
-
-    def _encode(self, X: Any, y: Any, on: bool, classes: Any = None) -> np.ndarray:
-        """Indices of the labels among the classes, -1 for unlabelled rows."""
-        found = check_labels(self, X, y)
-        known = np.ones(len(found), dtype=bool)
-        if self.unlabeled is not None:
-            if np.ndim(self.unlabeled):
-                raise ValueError(f"unlabeled must be one label, got {self.unlabeled!r}.")
-            known = np.array([label != self.unlabeled for label in found.tolist()])
-            if not known.any():
-                raise ValueError(
-                    f"All rows are unlabelled (unlabeled={self.unlabeled!r}): a classifier needs "
-                    "labels. For p(x) alone use ContrastiveDivergenceDensity."
-                )
-        labels = found[known]
-        check_classification_targets(labels)
-        if not on:
-            self.classes_ = all_classes(labels, classes)
-        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-            raise ValueError(
-                f"classes={np.unique(classes).tolist()} are not those of the first call, "
-                f"{self.classes_.tolist()}."
-            )
-        place = {label: number for number, label in enumerate(self.classes_.tolist())}
-        new = sorted({label for label in labels.tolist() if label not in place}, key=str)
-        if new:
-            raise ValueError(
-                f"y contains classes {new}, which are not among {self.classes_.tolist()}: pass all "
-                "of them as classes= in the first call of partial_fit, or clone the estimator to "
-                "start anew."
-            )
-        codes = np.full(len(found), UNKNOWN, dtype=np.int64)
-        codes[known] = [place[label] for label in labels.tolist()]
-        return codes
 
     # ---------------------------------------------------------------- hooks of the base class
 
@@ -788,32 +753,8 @@ def fitted_power(
 
 
 # ------------------------------------------------------------------------------
-# Labels and weights
+# Weight of log p(x)
 # ------------------------------------------------------------------------------
-
-
-def all_classes(labels: np.ndarray, named: Any) -> np.ndarray:
-    """Sorted classes: those given, or those of the labels."""
-    classes = np.unique(labels if named is None else named)
-    if len(classes) < 2:
-        raise ValueError(
-            f"y contains {len(classes)} class, {classes.tolist()}, but a classifier needs at least "
-            "two. For p(x) alone use ContrastiveDivergenceDensity."
-        )
-    return classes
-
-
-def codes_of(y: Any, n: int, classes: np.ndarray) -> np.ndarray:
-    """Indices of labels among the classes, one for each of n rows or one for all."""
-    labels = np.asarray(y)
-    if labels.shape not in ((), (n,)):
-        raise ValueError(f"y must be a label, or one for each of {n} rows, got {y!r}.")
-    names = classes.tolist()
-    asked = np.broadcast_to(labels, (n,)).tolist()
-    unknown = sorted({label for label in asked if label not in names}, key=str)
-    if unknown:
-        raise ValueError(f"y contains {unknown}, but the classes are {names}.")
-    return np.array([names.index(label) for label in asked])
 
 
 def weight_of(asked: Any, form: str, n_columns: int) -> float:
@@ -826,31 +767,3 @@ def weight_of(asked: Any, form: str, n_columns: int) -> float:
             f'generative_weight must be between 0 and 1 with objective="joint", got {weight}.'
         )
     return weight
-
-
-def class_weights(asked: Any, classes: np.ndarray, rows: Rows) -> tuple[float, ...] | None:
-    """Weights of the classes in the cross-entropy, so that it is a mean over labelled rows.
-
-    None if all are 1.
-    """
-    assert rows.y is not None
-    y, counts = rows.y.cpu().numpy(), rows.counts.cpu().numpy()
-    labelled = y != UNKNOWN
-    of_class = np.bincount(y[labelled], weights=counts[labelled], minlength=len(classes))
-    found = np.ones(len(classes))
-    if isinstance(asked, dict):
-        names = classes.tolist()
-        unknown = [label for label in asked if label not in names]
-        if unknown:
-            raise ValueError(f"class_weight contains {unknown}, but the classes are {names}.")
-        found = as_numbers("class_weight", [asked.get(label, 1.0) for label in names])
-        if not (np.isfinite(found) & (found >= 0)).all() or not found.any():
-            raise ValueError(
-                f"class_weight must be finite, not negative and not all zero, got {asked!r}."
-            )
-    elif asked == "balanced":
-        found = of_class.sum() / (len(classes) * np.maximum(of_class, 1e-12))
-        found[of_class == 0] = 0.0
-    # Batch means are over all rows, also those without labels.
-    found = found * counts.sum() / of_class.sum()
-    return None if np.allclose(found, 1) else tuple(found.tolist())

@@ -21,7 +21,6 @@ from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.energies import NeuralEnergy
-from skebm.estimators.columns import ColumnTable
 from skebm.estimators.neural.sampling import (
     BLOCK,
     LEAST_CHAINS,
@@ -30,7 +29,8 @@ from skebm.estimators.neural.sampling import (
     draw,
 )
 from skebm.estimators.neural.sampling import impute as impute_rows
-from skebm.estimators.tables import Units, is_far
+from skebm.estimators.tables.columns import ColumnTable
+from skebm.estimators.tables.table import Units, is_far
 from skebm.partition.checks import check_proper
 
 

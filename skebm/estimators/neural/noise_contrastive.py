@@ -49,7 +49,7 @@ from skebm.estimators.neural.blueprint import (
     sampler_of,
     weight_decay_of,
 )
-from skebm.estimators.tables import FlatTable, Table
+from skebm.estimators.tables.table import FlatTable, Table
 from skebm.objectives import NoiseContrastive
 from skebm.objectives.noise_contrastive import NO_RANKING
 from skebm.training.engine import EnergyNet

@@ -35,7 +35,7 @@ from skebm.estimators.neural.blueprint import (
     network_of,
     neural_plan,
 )
-from skebm.estimators.tables import FlatTable, Table
+from skebm.estimators.tables.table import FlatTable, Table
 from skebm.objectives import (
     DenoisingScoreMatching,
     ExactScoreMatching,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from skebm._validation import take_rows
-from skebm.estimators.columns import (
+from skebm.estimators.tables.columns import (
     as_table,
     column_names,
     column_of,

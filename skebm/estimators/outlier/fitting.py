@@ -17,8 +17,8 @@ from sklearn.pipeline import make_pipeline
 from tqdm.auto import tqdm
 
 from skebm._validation import set_seeds, take_fit_params, take_rows
-from skebm.estimators.encoding import TableEncoder
 from skebm.estimators.product import ProductOfDensities
+from skebm.estimators.tables.encoding import TableEncoder
 
 # Minimum number of calibration rows with "auto", in units of 1 / level: the rate of false alarms of
 # one fit then has a standard deviation of about a third of the level.

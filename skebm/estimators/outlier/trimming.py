@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.ensemble import IsolationForest
 
 from skebm._validation import draw_seed, n_rows
-from skebm.estimators.encoding import TableEncoder
+from skebm.estimators.tables.encoding import TableEncoder
 
 N_TREES = 200
 FEWEST_ROWS = 20

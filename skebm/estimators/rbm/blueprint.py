@@ -35,13 +35,13 @@ from skebm.distributions import (
 )
 from skebm.distributions.independent import blocks_of
 from skebm.energies import BernoulliRBM, MixedRBM
-from skebm.energies.mixed_bipartite import MAX_LOG_PRECISION
+from skebm.energies.rbm.mixed import MAX_LOG_PRECISION
 from skebm.estimators.base import Blueprint, at_least_two, chain_rows, stopping_of
 from skebm.estimators.bases import TREES, column_means, conditional, redraw
-from skebm.estimators.columns import ColumnTable
 from skebm.estimators.rbm.choice import USUAL, BaseChoice, Gain, Tried
 from skebm.estimators.rbm.safety import assess, n_held_out, pessimistic_log_z
-from skebm.estimators.tables import UnitIntervalTable
+from skebm.estimators.tables.columns import ColumnTable
+from skebm.estimators.tables.table import UnitIntervalTable
 from skebm.objectives import (
     CenteredObjective,
     Centering,

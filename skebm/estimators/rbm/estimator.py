@@ -43,7 +43,6 @@ from skebm.estimators.bases import (
     fit_column_base,
     fit_completed,
 )
-from skebm.estimators.columns import Coding, ColumnTable, in_unit_interval
 from skebm.estimators.rbm.blueprint import (
     CHEAP_COST,
     RBMBlueprint,
@@ -64,7 +63,8 @@ from skebm.estimators.rbm.missing import (
     hidden_means,
     log_sums,
 )
-from skebm.estimators.tables import Table, UnitIntervalTable
+from skebm.estimators.tables.columns import Coding, ColumnTable, in_unit_interval
+from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import Centering, Penalty
 from skebm.objectives.local import LOCAL_RULES
 from skebm.partition import exact_draws

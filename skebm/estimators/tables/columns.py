@@ -15,7 +15,7 @@ from torch import Tensor
 from skebm._validation import column_ranges
 from skebm.base import Binary, Categorical, Domain, Mixed, Real
 from skebm.base.domains import columns_of
-from skebm.estimators.tables import Table, check_known, is_binary, learn_units
+from skebm.estimators.tables.table import Table, check_known, is_binary, learn_units
 from skebm.training.rows import Rows
 
 # ------------------------------------------------------------------------------

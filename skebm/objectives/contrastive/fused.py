@@ -14,8 +14,8 @@ from torch import Tensor
 
 from skebm.base import Batch, Centering, ChainState, Offsets
 from skebm.energies import BernoulliRBM
-from skebm.energies.rbm_gradient import LEAST_VARIANCE
-from skebm.objectives.negative_phase import ContrastiveState
+from skebm.energies.rbm.gradient import LEAST_VARIANCE
+from skebm.objectives.contrastive.negative_phase import ContrastiveState
 
 # Random numbers that are drawn at once.
 N_RANDOM = 2**16

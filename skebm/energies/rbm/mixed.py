@@ -33,7 +33,7 @@ from skebm.distributions import (
     Tilt,
 )
 from skebm.distributions.independent import blocks_of
-from skebm.energies.rbm_gradient import Gradient, RBMGradient, memory
+from skebm.energies.rbm.gradient import Gradient, RBMGradient, memory
 
 
 class Widths(NamedTuple):

@@ -14,7 +14,7 @@ from skebm.base.torchtools import softplus
 from skebm.base.units import Bernoulli
 from skebm.distributions import Distribution, IndependentBernoulli, Tilt
 from skebm.distributions.independent import log_sum
-from skebm.energies.rbm_gradient import RBMGradient
+from skebm.energies.rbm.gradient import RBMGradient
 
 
 class Moments(NamedTuple):

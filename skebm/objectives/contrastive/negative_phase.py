@@ -21,7 +21,7 @@ from skebm.base import (
 )
 from skebm.base.state import leaves, rebuilt
 from skebm.distributions._fitting import draw_index
-from skebm.objectives.walkers import Walkers
+from skebm.objectives.contrastive.walkers import Walkers
 from skebm.samplers import AnnealedLangevin, ChainPolicy, FromData, Gibbs, Persistent
 from skebm.samplers._adaptation import StepSettings
 from skebm.samplers._moves import accepts, by_row

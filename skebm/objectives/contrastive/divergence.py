@@ -25,11 +25,11 @@ from skebm.base import (
 )
 from skebm.base.objective import weighted_mean, weighted_variance, why_diverged
 from skebm.energies import BernoulliRBM
-from skebm.objectives.fused import FusedPCD
+from skebm.objectives.contrastive.fused import FusedPCD
+from skebm.objectives.contrastive.negative_phase import ContrastiveState, NegativePhase, packed
+from skebm.objectives.contrastive.refinement import Refinement
 from skebm.objectives.local import pseudo_log_likelihood
 from skebm.objectives.log_partition import LogPartitionMonitor, gains
-from skebm.objectives.negative_phase import ContrastiveState, NegativePhase, packed
-from skebm.objectives.refinement import Refinement
 from skebm.samplers import ChainPolicy
 from skebm.samplers._moves import standard_normal
 

@@ -20,7 +20,7 @@ from skebm._validation import (
     validate_data,
 )
 from skebm.estimators.base import restores_on_failure
-from skebm.estimators.columns import Coding, column_names, column_of, is_frame
+from skebm.estimators.tables.columns import Coding, column_names, column_of, is_frame
 
 # Value of a column for levels that did not occur in fit; the column is 0 in all rows of fit, and
 # densities take one that does not vary to have a standard deviation of 1.

@@ -1,0 +1,1 @@
+"""Restricted Boltzmann machines: energies of a visible and a hidden layer."""

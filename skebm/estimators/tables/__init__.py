@@ -1,0 +1,1 @@
+"""Tables: how the columns of X become rows of an energy, and back."""

@@ -1,0 +1,1 @@
+"""Contrastive divergence, its chains and its faster steps."""
