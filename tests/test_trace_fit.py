@@ -12,7 +12,7 @@ from tools.trace_fit import cases, trace, traced
 HOOKS = BaseEBM.__abstractmethods__ | {"_validate", "_energies"}
 MOST_HOOKS = 5
 # Files of skebm that execute in `fit` and in `score_samples`; three of a neural density are the
-# parts of its base (Gaussian mixtures, kernels and the stack), and one holds what classifiers share.
+# parts of its base (Gaussian mixtures, kernels and the stack), one is of all classifiers.
 MOST_FILES = {
     "RBMEstimator": (20, 14),
     "ContrastiveDivergenceDensity": (30, 20),
