@@ -12,6 +12,7 @@ from skebm.energies.pairwise import (
 from skebm.energies.pairwise.correction import PairwiseCorrection
 from skebm.energies.path import AnnealingPath, annealing_path
 from skebm.energies.rbm.binary import BernoulliRBM, Moments, TemperedCorrection, Tilted
+from skebm.energies.rbm.classes import ClassRBM
 from skebm.energies.rbm.gaussian import AnnealedGaussianRBM, GaussianRBM
 from skebm.energies.rbm.mixed import MixedRBM
 from skebm.energies.telescope import Telescope, Waymarks, fit_waymarks
@@ -20,6 +21,7 @@ from skebm.energies.whitening import LowRankWhitening, Whitening, whitening_of
 __all__ = [
     "MLP",
     "ClassMarginal",
+    "ClassRBM",
     "AnnealedGaussianRBM",
     "AnnealingPath",
     "BernoulliRBM",

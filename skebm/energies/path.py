@@ -25,6 +25,7 @@ from skebm.distributions import (
 from skebm.energies.neural import NeuralEnergy
 from skebm.energies.pairwise import BoltzmannMachine
 from skebm.energies.rbm.binary import BernoulliRBM, Tilted
+from skebm.energies.rbm.classes import ClassRBM
 from skebm.energies.rbm.mixed import MixedRBM, WiderColumns
 
 # Factors between 1/2 and 2 whose product neither overflows nor underflows in single precision.
@@ -59,9 +60,10 @@ def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
     >>> path.at(0.5)(torch.ones(1, 9)).item()  # half of the energy of 18 pairs
     -9.0
     """
-    if isinstance(energy, MixedRBM) and isinstance(base, WiderColumns):
+    if isinstance(energy, MixedRBM | ClassRBM) and isinstance(base, WiderColumns):
         return WiderPath(energy, base)
-    independent = isinstance(base, IndependentBernoulli) and not isinstance(energy, MixedRBM)
+    mixed = isinstance(energy, MixedRBM | ClassRBM)
+    independent = isinstance(base, IndependentBernoulli) and not mixed
     if isinstance(energy, BipartiteEnergy) and (independent or base is energy.base is not None):
         return BipartitePath(energy, base)
     if isinstance(energy, PairwiseEnergy) and (fields := unary_fields(base)) is not None:
@@ -143,7 +145,8 @@ class BipartitePath(AnnealingPath):
 
     def __init__(self, energy: BipartiteEnergy, base: Any):
         super().__init__(energy, base)
-        self.corrects = isinstance(energy, MixedRBM) or not isinstance(base, IndependentBernoulli)
+        mixed = isinstance(energy, MixedRBM | ClassRBM)
+        self.corrects = mixed or not isinstance(base, IndependentBernoulli)
         self.log_z0 = energy.hidden_domain.log_n_states
         if not self.corrects:
             self.log_z0 += float(base.log_normaliser.double())
@@ -183,17 +186,18 @@ class BipartitePath(AnnealingPath):
 class WiderPath(AnnealingPath):
     """From a wider start to an RBM on any base, linear in the parameters."""
 
-    energy: MixedRBM
+    energy: MixedRBM | ClassRBM
 
-    def __init__(self, energy: MixedRBM, base: WiderColumns):
+    def __init__(self, energy: MixedRBM | ClassRBM, base: WiderColumns):
         super().__init__(energy, base)
-        at = energy.annealed(0.0, base)
+        machine = energy.machine if isinstance(energy, ClassRBM) else energy
+        at = machine.annealed(0.0, base)
         factor, field = at.factor(), at.visible_bias[None]
         tilt = at.structure().tilted(field if factor is None else field * factor)
         self.log_z0 = energy.hidden_domain.log_n_states + float(tilt.log_normaliser[0].double())
         self._annealed = functools.lru_cache(maxsize=2)(energy.annealed)
 
-    def at(self, beta: float) -> MixedRBM:
+    def at(self, beta: float) -> BipartiteEnergy:
         return self._annealed(beta, self.base)
 
     def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:

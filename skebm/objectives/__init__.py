@@ -1,6 +1,7 @@
 """Training objectives for energy-based models."""
 
 from skebm.base import Centering, Offsets, Penalty
+from skebm.objectives.classes import ClassLikelihood
 from skebm.objectives.contrastive.divergence import ContrastiveDivergence
 from skebm.objectives.contrastive.negative_phase import ContrastiveState
 from skebm.objectives.contrastive.refinement import Refinement
@@ -29,6 +30,7 @@ from skebm.objectives.score_matching import (
 __all__ = [
     "CenteredObjective",
     "Centering",
+    "ClassLikelihood",
     "ContrastiveDivergence",
     "ContrastiveState",
     "DenoisingScoreMatching",

@@ -1,7 +1,8 @@
-r"""Joint energy-based models: classifiers whose logits also define a density."""
+r"""Objectives of classes and rows: classifiers whose logits also define a density."""
 
 from __future__ import annotations
 
+import abc
 import math
 from typing import Any, NamedTuple
 
@@ -44,7 +45,152 @@ class View(NamedTuple):
     state: Any
 
 
-class JointLikelihood(Objective):
+class ClassObjective(Objective):
+    """Cross-entropy plus `generative_weight` times the negative log-likelihood of the rows.
+
+    What all of these objectives monitor and keep. Rows with target -1 are unlabelled and contribute
+    to p(x) alone, as do all rows of a batch without targets.
+
+    Attributes
+    ----------
+    generative : ContrastiveDivergence
+        Objective of p(x).
+    generative_weight : float
+    class_weight : Tensor of shape (K,) or None
+        Weights of the classes in the cross-entropy.
+    """
+
+    class_weight: Tensor | None
+
+    def __init__(
+        self,
+        generative: ContrastiveDivergence,
+        generative_weight: float,
+        class_weight: Tensor | None,
+    ):
+        super().__init__()
+        if not 0 <= generative_weight < math.inf:
+            raise ValueError(
+                f"generative_weight must be finite and not negative, got {generative_weight!r}."
+            )
+        if getattr(generative.chains, "reweight", False):
+            raise ValueError(f"{type(self).__name__} takes no chains with reweight=True.")
+        self.generative, self.generative_weight = generative, generative_weight
+        self.register_buffer("class_weight", class_weight, persistent=False)
+
+    @property
+    def energy(self) -> Any:  # type: ignore[override]
+        """Energy of the marginal p(x)."""
+        return self.generative.energy
+
+    @abc.abstractmethod
+    def logits(self, x: Tensor) -> Tensor:
+        """log p(x, y) up to a function of x, (n, K)."""
+
+    @property
+    def persistent(self) -> bool:
+        """Whether chains continue from batch to batch."""
+        return self.generative.persistent
+
+    def kernel(self, halvings: int) -> Sampler:
+        """The sampler with its step size halved `halvings` times."""
+        return self.generative.kernel(halvings)
+
+    @property
+    def clean_monitor(self) -> Any:
+        """That of the likelihood."""
+        return self.generative.clean_monitor
+
+    @clean_monitor.setter
+    def clean_monitor(self, monitor: Any) -> None:
+        self.generative.clean_monitor = monitor
+
+    def start(self, batch: Batch, generator: torch.Generator) -> Any:
+        return self.generative.start(batch, generator) if self.generative_weight else None
+
+    def cross_entropy_of(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Mean over all rows, with zero for unlabelled ones."""
+        if batch.y is None:
+            return 0 * logits.sum()
+        value = cross_entropy(logits, batch.y, reduction="none", ignore_index=UNKNOWN)
+        if self.class_weight is not None:
+            value = value * self.class_weight[batch.y.clamp_min(0)]
+        return (value if batch.weight is None else batch.weight * value).mean()
+
+    # ---------------------------------------------------------------- monitoring
+
+    @torch.no_grad()
+    def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
+        """Cross-entropy and accuracy on labelled rows, and the values monitored for p(x)."""
+        with sampling(self.energy):
+            logits = self.logits(batch.x)
+            loss = self.cross_entropy_of(logits, batch)
+        logs = {"loss": loss, "cross_entropy": loss}
+        if batch.y is not None and bool((batch.y != UNKNOWN).any()):
+            known = batch.y != UNKNOWN
+            weight = None if batch.weight is None else batch.weight[known]
+            right = (logits.argmax(1) == batch.y)[known].to(logits.dtype)
+            logs["accuracy"] = weighted_mean(right, weight)
+        if not self.generative_weight:
+            return logs
+        found = self.generative.monitor(batch, state, generator)
+        loss = loss + self.generative_weight * found["loss"]
+        return found | logs | {"loss": loss}
+
+    @torch.no_grad()
+    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+        """Cross-entropy minus the weighted log-likelihood ratio to the base."""
+        with sampling(self.energy):
+            value = self.cross_entropy_of(self.logits(batch.x), batch)
+        if self.generative_weight:
+            weight = self.generative_weight
+            value = value + weight * self.generative.held_out(batch, state, generator)
+        return value
+
+    def diverged(
+        self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
+    ) -> str | None:
+        """Apply the criteria of contrastive divergence; check a plain classifier for finite values.
+
+        A decrease in log p(x) that a weighted increase in log p(y | x) compensates does not count.
+        """
+        if not self.generative_weight:
+            return super().diverged(logs, before, n_rows)
+        if before and "gain_over_base" in logs:
+            improved = (before["cross_entropy"] - logs["cross_entropy"]) / self.generative_weight
+            gain = logs["gain_over_base"] + max(0.0, improved)
+            logs = logs | {"gain_over_base": gain}
+        return self.generative.diverged(logs, before, n_rows)
+
+    def work(self, n_rows: int) -> float:
+        """Cost of both terms together."""
+        if not self.generative_weight:
+            return 3 * super().work(n_rows)
+        return self.generative.work(n_rows)
+
+    # ---------------------------------------------------------------- state
+
+    def snapshot(self, state: Any) -> Any:
+        return state if state is None else self.generative.snapshot(state)
+
+    def rolled_back(
+        self, state: Any, batch: Batch, generator: torch.Generator, tries: int = 1
+    ) -> Any:
+        if state is None:
+            return None
+        return self.generative.rolled_back(state, batch, generator, tries)
+
+    def advice(self, state: Any) -> str:
+        return "" if state is None else self.generative.advice(state)
+
+    def pack(self, state: Any) -> dict[str, Tensor | None]:
+        return self.generative.pack(state)
+
+    def unpack(self, packed: dict[str, Tensor | None]) -> Any:
+        return self.generative.unpack(packed) if packed else None
+
+
+class JointLikelihood(ClassObjective):
     r"""Cross-entropy plus the negative log-likelihood of the rows, by contrastive divergence.
 
     .. math:: L = -\mathbb E \log p(y \mid x) - \lambda\, \mathbb E \log p(x) , \qquad
@@ -132,14 +278,9 @@ class JointLikelihood(Objective):
         clip_norm: float | None = None,
         **generative: Any,
     ):
-        super().__init__()
         if not isinstance(energy.network, ClassMarginal):
             raise TypeError(
                 f"The energy's network must be a ClassMarginal, got {energy.network!r}."
-            )
-        if not 0 <= generative_weight < math.inf:
-            raise ValueError(
-                f"generative_weight must be finite and not negative, got {generative_weight!r}."
             )
         if form not in FORMS:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}.")
@@ -148,44 +289,14 @@ class JointLikelihood(Objective):
                 f'generative_weight must be between 0 and 1 with form="joint", got '
                 f"{generative_weight!r}."
             )
-        if "refinement" in generative or getattr(chains, "reweight", False):
-            raise ValueError(
-                "JointLikelihood takes no `refinement`, and no chains with reweight=True."
-            )
-        self.generative = ContrastiveDivergence(energy, sampler, chains, **generative)
-        self.generative_weight, self.form, self.noisy = generative_weight, form, noisy
+        if "refinement" in generative:
+            raise ValueError("JointLikelihood takes no `refinement`.")
+        of_rows = ContrastiveDivergence(energy, sampler, chains, **generative)
+        super().__init__(of_rows, generative_weight, class_weight)
+        self.form, self.noisy = form, noisy
         self.augmentation, self.sharpness, self.clip_norm = augmentation, sharpness, clip_norm
-        self.class_weight: Tensor | None
-        self.register_buffer("class_weight", class_weight, persistent=False)
-
-    @property
-    def energy(self) -> NeuralEnergy:  # type: ignore[override]
-        """Energy of the marginal p(x)."""
-        energy: Any = self.generative.energy
-        return energy
-
-    @property
-    def persistent(self) -> bool:
-        """Whether chains continue from batch to batch."""
-        return self.generative.persistent
-
-    def kernel(self, halvings: int) -> Sampler:
-        """The sampler with its step size halved `halvings` times."""
-        return self.generative.kernel(halvings)
-
-    @property
-    def clean_monitor(self) -> Any:
-        """That of the likelihood."""
-        return self.generative.clean_monitor
-
-    @clean_monitor.setter
-    def clean_monitor(self, monitor: Any) -> None:
-        self.generative.clean_monitor = monitor
 
     # ---------------------------------------------------------------- the loss
-
-    def start(self, batch: Batch, generator: torch.Generator) -> Any:
-        return self.generative.start(batch, generator) if self.generative_weight else None
 
     def forward(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
         """Loss of a batch, after its chains have moved."""
@@ -239,13 +350,13 @@ class JointLikelihood(Objective):
         network, weight = self._class_marginal, self.generative_weight
         if view.x is None:
             assert view.classified is not None
-            return self._cross_entropy(self._logits(view.classified), batch)
+            return self.cross_entropy_of(self.logits(view.classified), batch)
         chain, n = view.state.chain.x, len(view.x)
         shared = view.classified is None
         parts = [view.x, chain] if view.classified is None else [view.x, chain, view.classified]
-        logits = self._logits(torch.cat(parts))
+        logits = self.logits(torch.cat(parts))
         both = logits[: n + len(chain)]
-        discriminative = self._cross_entropy(logits[:n] if shared else logits[len(both) :], batch)
+        discriminative = self.cross_entropy_of(logits[:n] if shared else logits[len(both) :], batch)
         if view.u is None:
             f = network.of_logits(both)
             return discriminative + weight * self.generative.contrast(f, batch, view.state)
@@ -272,89 +383,9 @@ class JointLikelihood(Objective):
         network: Any = self.energy.network
         return network
 
-    def _logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
+        """log p(x, y) - log q(x) up to a constant, (n, K)."""
         return self._class_marginal.classifier(self.energy.as_input(x))
-
-    def _cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Mean over all rows, with zero for unlabelled ones."""
-        if batch.y is None:
-            return 0 * logits.sum()
-        value = cross_entropy(logits, batch.y, reduction="none", ignore_index=UNKNOWN)
-        if self.class_weight is not None:
-            value = value * self.class_weight[batch.y.clamp_min(0)]
-        return (value if batch.weight is None else batch.weight * value).mean()
-
-    # ---------------------------------------------------------------- monitoring
-
-    @torch.no_grad()
-    def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
-        """Cross-entropy and accuracy on labelled rows, and the values monitored for p(x)."""
-        with sampling(self.energy):
-            logits = self._logits(batch.x)
-            loss = self._cross_entropy(logits, batch)
-        logs = {"loss": loss, "cross_entropy": loss}
-        if batch.y is not None and bool((batch.y != UNKNOWN).any()):
-            known = batch.y != UNKNOWN
-            weight = None if batch.weight is None else batch.weight[known]
-            right = (logits.argmax(1) == batch.y)[known].to(logits.dtype)
-            logs["accuracy"] = weighted_mean(right, weight)
-        if not self.generative_weight:
-            return logs
-        found = self.generative.monitor(batch, state, generator)
-        loss = loss + self.generative_weight * found["loss"]
-        return found | logs | {"loss": loss}
-
-    @torch.no_grad()
-    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
-        """Cross-entropy minus the weighted log-likelihood ratio to the base."""
-        with sampling(self.energy):
-            value = self._cross_entropy(self._logits(batch.x), batch)
-        if self.generative_weight:
-            weight = self.generative_weight
-            value = value + weight * self.generative.held_out(batch, state, generator)
-        return value
-
-    def diverged(
-        self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
-    ) -> str | None:
-        """Apply the criteria of contrastive divergence; check a plain classifier for finite values.
-
-        A decrease in log p(x) that a weighted increase in log p(y | x) compensates does not count.
-        """
-        if not self.generative_weight:
-            return super().diverged(logs, before, n_rows)
-        if before and "gain_over_base" in logs:
-            improved = (before["cross_entropy"] - logs["cross_entropy"]) / self.generative_weight
-            gain = logs["gain_over_base"] + max(0.0, improved)
-            logs = logs | {"gain_over_base": gain}
-        return self.generative.diverged(logs, before, n_rows)
-
-    def work(self, n_rows: int) -> float:
-        """Cost of both terms together."""
-        if not self.generative_weight:
-            return 3 * super().work(n_rows)
-        return self.generative.work(n_rows)
-
-    # ---------------------------------------------------------------- state
-
-    def snapshot(self, state: Any) -> Any:
-        return state if state is None else self.generative.snapshot(state)
-
-    def rolled_back(
-        self, state: Any, batch: Batch, generator: torch.Generator, tries: int = 1
-    ) -> Any:
-        if state is None:
-            return None
-        return self.generative.rolled_back(state, batch, generator, tries)
-
-    def advice(self, state: Any) -> str:
-        return "" if state is None else self.generative.advice(state)
-
-    def pack(self, state: Any) -> dict[str, Tensor | None]:
-        return self.generative.pack(state)
-
-    def unpack(self, packed: dict[str, Tensor | None]) -> Any:
-        return self.generative.unpack(packed) if packed else None
 
 
 def likeliest_power(rows: Tensor, weight: Tensor, draws: Tensor) -> float:

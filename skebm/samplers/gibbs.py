@@ -95,6 +95,11 @@ class Gibbs(Sampler):
             )
         if self.n_collapsed and isinstance(energy, PairwiseEnergy):
             raise ValueError("A pairwise energy has no hidden units: pass n_collapsed=0.")
+        if self.n_collapsed and not isinstance(energy.hidden_domain, Binary):
+            raise ValueError(
+                f"n_collapsed={self.n_collapsed} is for hidden layers of bits alone, and "
+                f"{type(energy).__name__} has classes in its layer: pass n_collapsed=0."
+            )
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
         """State of chains at the rows of x, (n, d)."""

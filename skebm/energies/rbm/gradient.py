@@ -62,7 +62,12 @@ class RBMGradient(ContrastGradient):
         """
         if self.centering is None:
             return None
-        visible, hidden = means_of(weight, x, self.energy.hidden(x).mean)
+        return self.start_at(x, weight, self.energy.hidden(x).mean)
+
+    def start_at(self, x: Tensor, weight: Tensor | None, h: Tensor) -> Offsets:
+        """The same, of rows and hidden means h (n, H)."""
+        assert self.centering is not None
+        visible, hidden = means_of(weight, x, h)
         if self.centering.precondition:
             visible = visible * (1 - START_SHRINKAGE) + START_SHRINKAGE / 2
         return Offsets(visible, hidden)
@@ -88,7 +93,7 @@ class RBMGradient(ContrastGradient):
         if offsets is not None:
             assert self.centering is not None
             offsets = offsets.updated(x, h_data, share, self.centering.rate)
-        at = self._of_statistics(offsets)
+        at = self.at_statistics(offsets)
         gradient = signed_products(sign, self.statistics(rows), h, at, energy.tensors[0].grad)
         self.write_rest(rest, gradient, at)
         self._write(gradient, penalty, at)
@@ -119,7 +124,7 @@ class RBMGradient(ContrastGradient):
         `gradient` is that of the weights and biases, centred at the offsets `at`.
         """
 
-    def _of_statistics(self, offsets: Offsets | None) -> Offsets | None:
+    def at_statistics(self, offsets: Offsets | None) -> Offsets | None:
         """Offsets of the statistics instead of those of the rows."""
         if offsets is None:
             return None

@@ -187,11 +187,13 @@ class MixedRBM(BipartiteEnergy):
 
     def free_energy(self, x: Tensor, beta: float | Tensor = 1.0) -> Tensor:
         """-log sum_h exp(-beta E(x, h)), (n,); a `beta` of shape (k, 1) gives (k, n)."""
-        t = self.statistics(x)
-        linear = t @ self.visible_bias + self.structure().log_prob(x)
-        field = torch.addmm(self.hidden_bias, t, self.weight.t())
+        field = self.hidden_field(x)
         scaled = beta.unsqueeze(-1) * field if isinstance(beta, Tensor) else beta * field
-        return -(beta * linear) - softplus(scaled).sum(-1)
+        return beta * self.visible_energy(x) - softplus(scaled).sum(-1)
+
+    def visible_energy(self, x: Tensor) -> Tensor:
+        """The part of E(x, h) without hidden units, -log q_s(x) - b't(x), (n,)."""
+        return -(self.statistics(x) @ self.visible_bias) - self.structure().log_prob(x)
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
