@@ -143,7 +143,7 @@ class Binary(Domain):
     def states(self, start: int, stop: int, *, dtype: torch.dtype, device: Any) -> Tensor:
         index = torch.arange(start, stop, device=device)
         bit = torch.arange(self.n_columns, device=device)
-        return ((index[:, None] >> bit) & 1).to(dtype).reshape(-1, *self.shape)
+        return ((index[:, None] >> bit) & 1).to(dtype).reshape(len(index), *self.shape)
 
     def uniform(self, n: int, generator: torch.Generator, *, dtype: torch.dtype) -> Tensor:
         u = torch.rand(n, *self.shape, generator=generator, dtype=dtype, device=generator.device)

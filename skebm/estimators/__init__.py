@@ -16,7 +16,7 @@ from skebm.estimators.neural import (
 )
 from skebm.estimators.outlier import EnergyOutlierDetector, Explanation
 from skebm.estimators.product import ProductOfDensities
-from skebm.estimators.rbm import RBMEstimator
+from skebm.estimators.rbm import RBMClassifier, RBMEstimator
 from skebm.estimators.tables.encoding import TableEncoder
 from skebm.estimators.tractable import TractableDensity
 
@@ -34,6 +34,7 @@ __all__ = [
     "MixtureBase",
     "NCEDensity",
     "ProductOfDensities",
+    "RBMClassifier",
     "RBMEstimator",
     "Recall",
     "ScoreMatchingDensity",

@@ -98,6 +98,13 @@ class Rows(torch.utils.data.Dataset):
             return found
         return Rows(self.x[index.cpu().numpy()], weight, **kind)
 
+    def reweighted(self, weight: Tensor) -> Rows:
+        """The same rows with other weights (n,), of which the total is as before."""
+        kind: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "convert": self.convert}
+        found = Rows(self.x, weight, y=self.y, **kind)
+        found.known = self.known
+        return found
+
     def split(self, n: int, generator: torch.Generator) -> tuple[Rows, Rows]:
         """All rows but `n`, and these, drawn at random."""
         order = torch.randperm(len(self), generator=generator, device=self.device)

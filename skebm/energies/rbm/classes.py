@@ -20,7 +20,7 @@ from skebm.base import (
     Penalty,
 )
 from skebm.base.contrast import means_of
-from skebm.base.torchtools import softplus
+from skebm.base.torchtools import softplus_sum
 from skebm.base.units import Bernoulli
 from skebm.distributions._fitting import draw_index
 from skebm.energies.rbm.gradient import (
@@ -183,7 +183,9 @@ class ClassRBM(BipartiteEnergy):
     def _logits(self, field: Tensor, beta: float | Tensor = 1.0) -> Tensor:
         """The same of the log-odds (n, H) of the hidden units at beta = 1, without the class."""
         factor = beta.unsqueeze(-1) if isinstance(beta, Tensor) else beta
-        sums = [softplus(factor * (field + own)).sum(-1) for own in self.class_weight.unbind(1)]
+        one = isinstance(factor, float) and factor == 1.0
+        fields = (field + own for own in self.class_weight.unbind(1))
+        sums = [softplus_sum(z if one else factor * z) for z in fields]
         return torch.stack(sums, -1) + factor * self.class_bias
 
     def log_class_proba(self, x: Tensor) -> Tensor:
@@ -245,6 +247,12 @@ class ClassRBM(BipartiteEnergy):
         """
         machine = self.machine.annealed(beta, start)
         return self._of(machine, beta * self.class_weight, beta * self.class_bias)
+
+    def base_alone(self) -> ClassRBM:
+        """The base with free classes and without hidden units: its log Z is log K, exactly."""
+        found = self.annealed(0.0)
+        machine = found.machine.first_units(0)
+        return self._of(machine, found.class_weight[:0], found.class_bias)
 
     def wider_base(self) -> WiderColumns:
         """A start of annealing that covers modes far from the base, that of the machine of x."""

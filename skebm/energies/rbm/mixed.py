@@ -405,6 +405,14 @@ class MixedRBM(BipartiteEnergy):
             setattr(copy, name, nn.Parameter(value, requires_grad=False))
         return copy
 
+    def first_units(self, n: int) -> MixedRBM:
+        """A copy with the first n hidden units, without the others."""
+        copy = self.annealed(1.0)
+        copy.weight = nn.Parameter(copy.weight[:n], requires_grad=False)
+        copy.hidden_bias = nn.Parameter(copy.hidden_bias[:n], requires_grad=False)
+        copy.hidden_domain = Binary((n,))
+        return copy
+
     def wider_base(self) -> WiderColumns:
         """A start of annealing that covers modes far from the base: uniform levels, wide columns.
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import log_softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from torch import Tensor, nn
 
@@ -16,15 +15,15 @@ from skebm._validation import (
     Interval,
     StrOptions,
     check_is_fitted,
-    fit_context,
 )
 from skebm.base import Sampler
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.energies import ClassMarginal, NeuralEnergy, Spec, build_network
+from skebm.estimators import classifiers
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import COMMON_CONSTRAINTS, BaseEBM, raises_interrupt, restores_on_failure
-from skebm.estimators.labels import class_weights, codes_of, encoded
+from skebm.estimators.base import COMMON_CONSTRAINTS, BaseEBM
+from skebm.estimators.classifiers import class_weights, codes_of
 from skebm.estimators.neural import methods
 from skebm.estimators.neural.blueprint import (
     BASE,
@@ -421,63 +420,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
 
     # ---------------------------------------------------------------- fitting
 
-    @fit_context(prefer_skip_nested_validation=True)
-    @raises_interrupt
-    @restores_on_failure
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> JEMClassifier:
-        """Fit the model to rows and their labels.
-
-        Ctrl-C during training raises `KeyboardInterrupt` once the model trained so far is usable:
-        its weights are those of that moment, and log Z belongs to them. A call that fails in any
-        other way leaves the estimator as it was before it.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-            Training rows.
-        y : array-like of shape (n_samples,)
-            Labels of any type; those equal to `unlabeled` are unknown.
-        sample_weight : array-like of shape (n_samples,), default=None
-            Non-negative weights; rows of weight 0 are ignored.
-
-        Returns
-        -------
-        self : object
-        """
-        self._fit(X, sample_weight, streaming=False, encode=lambda X, on: encoded(self, X, y, on))
-        return self
-
-    @fit_context(prefer_skip_nested_validation=True)
-    @restores_on_failure
-    def partial_fit(
-        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
-    ) -> JEMClassifier:
-        """Train for one epoch on rows and labels, in mini-batches, from the current state.
-
-        A call that fails or is interrupted leaves the estimator as it was before it, bit for bit.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-            Training rows, with the columns of the first call.
-        y : array-like of shape (n_samples,)
-            Their labels.
-        classes : array-like of shape (n_classes,), default=None
-            All classes, for the first call; None takes those of its y.
-        sample_weight : array-like of shape (n_samples,), default=None
-            Non-negative weights.
-
-        Returns
-        -------
-        self : object
-        """
-        self._fit(
-            X,
-            sample_weight,
-            streaming=True,
-            encode=lambda X, on: encoded(self, X, y, on, classes),
-        )
-        return self
+    fit, partial_fit = classifiers.fit, classifiers.partial_fit
 
     # ---------------------------------------------------------------- hooks of the base class
 
@@ -558,62 +501,9 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         found = found - (1 - self.power_) * found.logsumexp(1, keepdim=True)
         return self._blueprint.table.check_finite(found.numpy(), rows, "the logits")
 
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Probability of each class, p(y | x), in the order of `classes_`.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples, n_classes)
-        """
-        share = np.exp(self.predict_log_proba(X))
-        return share / share.sum(1, keepdims=True)  # which the logarithms leave to rounding
-
-    def predict_log_proba(self, X: Any) -> np.ndarray:
-        """Logarithm of the probability of each class, finite where the probability rounds to 0.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples, n_classes)
-            In nats, in the order of `classes_`.
-        """
-        found: np.ndarray = log_softmax(self.logits(X), axis=1)
-        return found
-
-    def decision_function(self, X: Any) -> np.ndarray:
-        """Logits; for two classes their difference, the log-odds of the second.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples, n_classes), or (n_samples,) for two classes
-        """
-        logits = self.logits(X)
-        return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Most likely class of each row.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples,)
-        """
-        place = self.logits(X).argmax(1)  # checks that the model is fitted
-        return self.classes_[place]
+    predict, predict_proba = classifiers.predict, classifiers.predict_proba
+    predict_log_proba = classifiers.predict_log_proba
+    decision_function = classifiers.decision_function
 
     def joint_energy(self, X: Any, y: Any) -> np.ndarray:
         r"""Energy of rows and classes, :math:`-\log q(x) - \mathrm{logits}_y(x)`, in nats.

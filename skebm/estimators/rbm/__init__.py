@@ -1,5 +1,6 @@
 """Restricted Boltzmann machines."""
 
+from skebm.estimators.rbm.classifier import RBMClassifier
 from skebm.estimators.rbm.estimator import RBMEstimator
 
-__all__ = ["RBMEstimator"]
+__all__ = ["RBMClassifier", "RBMEstimator"]

@@ -44,7 +44,6 @@ from skebm.estimators.bases import (
     fit_completed,
 )
 from skebm.estimators.rbm.blueprint import (
-    CHEAP_COST,
     RBMBlueprint,
     Trials,
     design,
@@ -58,6 +57,7 @@ from skebm.estimators.rbm.choice import (
     choose_base,
     epochs_by_halves,
 )
+from skebm.estimators.rbm.drawing import BLOCK, draw, spread_starts
 from skebm.estimators.rbm.missing import (
     Marginals,
     hidden_means,
@@ -67,14 +67,11 @@ from skebm.estimators.tables.columns import Coding, ColumnTable, in_unit_interva
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import Centering, Penalty
 from skebm.objectives.local import LOCAL_RULES
-from skebm.partition import exact_draws
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
 from skebm.training.engine import ENOUGH_STEPS, EnergyNet
 from skebm.training.rows import Rows
 
-# Rows per Gibbs run, which limits its memory.
-BLOCK = 4096
 # Gibbs steps for the features of rows with missing entries.
 N_MEAN_STEPS = 100
 
@@ -718,40 +715,20 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         self, n: int, generator: torch.Generator, n_steps: int = 1000, temperature: float = 1.0
     ) -> Tensor:
         """Rows of the model at a temperature, exact if the states can be enumerated."""
-        energy, beta, blocks = self.energy_, 1 / temperature, []
-        if temperature != 1 and energy.base is not None and not energy.base.has_powers:
-            raise ValueError(
-                f"temperature={temperature} needs a power of the base {energy.base!r}, which has "
-                "no closed form: use temperature=1.0, or fit the model with another base."
-            )
-        with torch.no_grad():
-            if energy.enumeration_cost() <= CHEAP_COST:
-                field = energy.weight.new_zeros(energy.domain.n_columns)
-                tempered = energy if temperature == 1 else Tilted(energy, field, beta)
-                return exact_draws(tempered, n, generator)
-            starts = self._chain_starts(n, generator, temperature)
-            for done in range(0, n, BLOCK):
-                size = (min(BLOCK, n - done),)
-                pick = torch.randint(len(starts), size, generator=generator, device=starts.device)
-                state, _ = self._blueprint.layer_sampler.run(
-                    energy, starts[pick], n_steps, generator, beta=beta
-                )
-                blocks.append(state.x)
-            return torch.cat(blocks)
+        how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
+        sampler = self._blueprint.layer_sampler
+        return draw(self.energy_, sampler, self._chain_starts, n, generator, **how)
 
     def _chain_starts(self, n: int, generator: torch.Generator, temperature: float) -> Tensor:
         """Rows from which chains of the model start: near it, or spread out at a temperature."""
         energy = self.energy_
-        like = energy.weight
         if temperature != 1:
-            if energy.base is None:
-                return energy.domain.uniform(n, generator, dtype=like.dtype).to(like.device)
-            return energy.base.sample(n, generator).to(like)
+            return spread_starts(energy, n, generator)
         start = chain_rows(self.net_)
         if start is not None:
             return start
-        reference = torch.as_tensor(self._reference).to(like)
-        data = self._blueprint.partition_input("x", energy, self.net_, reference)["data"]
+        reference = torch.as_tensor(self._reference).to(energy.weight)
+        data: Tensor = self._blueprint.partition_input("x", energy, self.net_, reference)["data"]
         return data
 
     def impute(

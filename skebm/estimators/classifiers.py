@@ -1,13 +1,19 @@
-"""Labels of classifiers: their codes, those of unlabelled rows, and weights of classes."""
+"""What classifiers share: labels and their weights, fits to them, and class probabilities.
+
+Methods are functions that each class names among its own: ``predict = classifiers.predict``. A
+classifier has ``logits``, ``classes_`` and the parameter ``unlabeled``.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from scipy.special import log_softmax
 from sklearn.utils.multiclass import check_classification_targets
 
-from skebm._validation import as_numbers, check_labels
+from skebm._validation import as_numbers, check_labels, fit_context
+from skebm.estimators.base import raises_interrupt, restores_on_failure
 from skebm.objectives.joint import UNKNOWN
 from skebm.training.rows import Rows
 
@@ -120,3 +126,129 @@ def class_weights(asked: Any, classes: np.ndarray, rows: Rows) -> tuple[float, .
     # Batch means are over all rows, also those without labels.
     found = found * counts.sum() / of_class.sum()
     return None if np.allclose(found, 1) else tuple(found.tolist())
+
+
+# ------------------------------------------------------------------------------
+# Methods
+# ------------------------------------------------------------------------------
+
+
+@fit_context(prefer_skip_nested_validation=True)
+@raises_interrupt
+@restores_on_failure
+def fit(self: Any, X: Any, y: Any, sample_weight: Any = None) -> Any:
+    """Fit the model to rows and their labels.
+
+    Ctrl-C during training raises `KeyboardInterrupt` once the model trained so far is usable:
+    its weights are those of that moment, and log Z belongs to them. A call that fails in any
+    other way leaves the estimator as it was before it.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_samples, n_features)
+        Training rows.
+    y : array-like of shape (n_samples,)
+        Labels of any type; those equal to `unlabeled` are unknown.
+    sample_weight : array-like of shape (n_samples,), default=None
+        Non-negative weights; rows of weight 0 are ignored.
+
+    Returns
+    -------
+    self : object
+    """
+    self._fit(X, sample_weight, streaming=False, encode=lambda X, on: encoded(self, X, y, on))
+    return self
+
+
+@fit_context(prefer_skip_nested_validation=True)
+@restores_on_failure
+def partial_fit(self: Any, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Any:
+    """Train for one epoch on rows and labels, in mini-batches, from the current state.
+
+    A call that fails or is interrupted leaves the estimator as it was before it, bit for bit.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_samples, n_features)
+        Training rows, with the columns of the first call.
+    y : array-like of shape (n_samples,)
+        Their labels.
+    classes : array-like of shape (n_classes,), default=None
+        All classes, for the first call; None takes those of its y.
+    sample_weight : array-like of shape (n_samples,), default=None
+        Non-negative weights.
+
+    Returns
+    -------
+    self : object
+    """
+    self._fit(
+        X,
+        sample_weight,
+        streaming=True,
+        encode=lambda X, on: encoded(self, X, y, on, classes),
+    )
+    return self
+
+
+def predict_proba(self: Any, X: Any) -> np.ndarray:
+    """Probability of each class, p(y | x), in the order of `classes_`.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_samples, n_features)
+
+    Returns
+    -------
+    ndarray of shape (n_samples, n_classes)
+    """
+    share: np.ndarray = np.exp(self.predict_log_proba(X))
+    total: np.ndarray = share.sum(1, keepdims=True)  # which the logarithms leave to rounding
+    return share / total
+
+
+def predict_log_proba(self: Any, X: Any) -> np.ndarray:
+    """Logarithm of the probability of each class, finite where the probability rounds to 0.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_samples, n_features)
+
+    Returns
+    -------
+    ndarray of shape (n_samples, n_classes)
+        In nats, in the order of `classes_`.
+    """
+    found: np.ndarray = log_softmax(self.logits(X), axis=1)
+    return found
+
+
+def decision_function(self: Any, X: Any) -> np.ndarray:
+    """Logits; for two classes their difference, the log-odds of the second.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_samples, n_features)
+
+    Returns
+    -------
+    ndarray of shape (n_samples, n_classes), or (n_samples,) for two classes
+    """
+    logits: np.ndarray = self.logits(X)
+    return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
+
+
+def predict(self: Any, X: Any) -> np.ndarray:
+    """Most likely class of each row.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_samples, n_features)
+
+    Returns
+    -------
+    ndarray of shape (n_samples,)
+    """
+    place = self.logits(X).argmax(1)  # checks that the model is fitted
+    found: np.ndarray = self.classes_[place]
+    return found

@@ -1,0 +1,263 @@
+"""Settings of a classification RBM that are resolved before training."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+from skebm.base import Binary, Sampler
+from skebm.distributions import Distribution
+from skebm.energies import ClassRBM, MixedRBM
+from skebm.estimators.base import Blueprint, at_least_two, chain_rows, stopping_of
+from skebm.estimators.bases import column_means
+from skebm.estimators.rbm.safety import assess
+from skebm.estimators.tables.columns import ColumnTable
+from skebm.estimators.tables.table import UnitIntervalTable
+from skebm.objectives import Centering, ClassLikelihood, Penalty
+from skebm.objectives.joint import UNKNOWN
+from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
+from skebm.training import SGD
+from skebm.training.engine import EnergyNet
+from skebm.training.plan import TrainingPlan
+from skebm.training.rows import Rows
+
+# Initial hidden biases, at which units are on in a quarter of the rows, as in an RBM without
+# classes.
+HIDDEN_BIAS = -1.0
+# Weight of -log p(x) beside the cross-entropy at most, by default.
+MOST_WEIGHT = 0.1
+# Learning rate of the cross-entropy, and of the likelihood of rows: chains do not follow larger
+# steps.
+RATE, RATE_OF_ROWS = 1.0, 0.1
+# Steps of a fit by default, and epochs at least.
+N_STEPS, FEWEST_EPOCHS = 3000, 20
+# Rows by which p(x) is compared with the base after training.
+N_JUDGES = 500
+
+
+@dataclass(frozen=True)
+class ClassBlueprint(Blueprint):
+    """Resolved settings of a classification RBM.
+
+    Attributes
+    ----------
+    table : UnitIntervalTable or ColumnTable
+    plan : TrainingPlan
+    base : Distribution
+    base_name : str or None
+        None if the base was passed.
+    n_hidden, n_classes : int
+    generative_weight : float
+        0 of discriminative training, 1 of generative training.
+    class_weight : tuple of float or None
+        Weights of the classes, divided by the fraction of labelled rows.
+    sampler : Sampler or None
+        None is block Gibbs sampling.
+    chains : ChainPolicy
+    centering : Centering or None
+    penalty : Penalty or None
+    base_alone : bool
+        Whether p(x) of the trained model is the base: after training without a likelihood of rows,
+        and where the model makes its rows no more likely than the base does.
+    """
+
+    table: UnitIntervalTable | ColumnTable
+    plan: TrainingPlan
+    base: Distribution
+    base_name: str | None
+    n_hidden: int
+    n_classes: int
+    generative_weight: float
+    class_weight: tuple[float, ...] | None
+    sampler: Sampler | None
+    chains: ChainPolicy
+    centering: Centering | None
+    penalty: Penalty | None
+    base_alone: bool = False
+
+    def objective(self, generator: torch.Generator) -> ClassLikelihood:
+        dtype = self.plan.torch_dtype
+        base = self.base.to(generator.device, dtype)
+        scale = math.sqrt(2 / (self.table.domain.n_columns + self.n_hidden))
+        how: dict[str, Any] = {"generator": generator, "scale": scale}
+        machine = MixedRBM(base, self.n_hidden, dtype=dtype, **how)
+        energy = ClassRBM(machine, self.n_classes, **how)
+        chains, weight = clone(self.chains), self.class_weight
+        if isinstance(chains, Persistent):
+            chains.set_params(initial=base)
+        return ClassLikelihood(
+            energy,
+            self.chain_sampler,
+            chains,
+            generative_weight=self.generative_weight,
+            class_weight=None if weight is None else energy.class_bias.new_tensor(weight),
+            centering=self.centering,
+            penalty=self.penalty,
+        )
+
+    @torch.no_grad()
+    def initialise(self, energy: ClassRBM, rows: Rows) -> None:
+        """Start near the base and the frequencies of the classes, with hidden units mostly off.
+
+        The weights are those of centred units, as in an RBM without classes.
+        """
+        assert rows.y is not None
+        machine, counts = energy.machine, rows.counts.to(energy.class_bias)
+        known = rows.y != UNKNOWN
+        of_class = torch.zeros_like(energy.class_bias)
+        of_class.index_add_(0, rows.y[known], counts[known])
+        shares = (of_class + of_class.mean() / 100) / (1.01 * of_class.sum())
+        mean = column_means(rows).to(machine.weight)
+        off = torch.full_like(machine.hidden_bias, HIDDEN_BIAS)
+        machine.visible_bias.sub_(off.sigmoid() @ machine.weight)
+        energy.class_bias.copy_(shares.log() - off.sigmoid() @ energy.class_weight)
+        machine.hidden_bias.copy_(off - machine.weight @ mean - energy.class_weight @ shares)
+
+    def deduplicate(self, rows: Rows) -> Rows:
+        """Labelled rows several times with a part of their weight each, where they are few.
+
+        Batches then have about one labelled row in three; the means are the same.
+        """
+        assert rows.y is not None
+        known = rows.y != UNKNOWN
+        n_known = int(known.sum())
+        n_copies = round((len(rows) - n_known) / (2 * n_known)) if n_known else 1
+        if n_copies < 2:
+            return rows
+        index = torch.arange(len(rows), device=rows.device)
+        found = rows.subset(torch.cat([index[~known], index[known].repeat(n_copies)]))
+        weight = torch.cat([rows.counts[~known], (rows.counts[known] / n_copies).repeat(n_copies)])
+        return found.reweighted(weight)
+
+    # ---------------------------------------------------------------- the trained model
+
+    def energy(self, trained: ClassRBM) -> ClassRBM:
+        """The energy of p(x)."""
+        return trained.base_alone() if self.base_alone else trained
+
+    def scoring_energy(self, energy: ClassRBM) -> ClassRBM:
+        return energy.padded()
+
+    def finalised(self, net: EnergyNet, rows: Rows) -> ClassBlueprint:
+        """Without a likelihood of rows p(x) is the base, and where it gained nothing over it."""
+        if not self.generative_weight:
+            return replace(self, base_alone=True)
+        if net.streaming:
+            return self
+        energy = net.module_.energy.eval()
+        index = torch.linspace(0, len(rows) - 1, min(len(rows), N_JUDGES), device=rows.device)
+        some = rows.subset(index.long())
+        generator = torch.Generator(rows.device).manual_seed(net.seed_)
+        found = assess(energy, some.block(0, len(some)), some.weight, generator)
+        if found.gain >= 0:
+            return self
+        warnings.warn(
+            f"p(x) is the base: under the model the rows are {-found.gain:.2g} nats less likely. "
+            "The class probabilities are those of the model. A larger generative_weight or n_iter "
+            "may help.",
+            ConvergenceWarning,
+            stacklevel=5,
+        )
+        return replace(self, base_alone=True)
+
+    def proper_score(self, rows: Rows, energy: ClassRBM) -> Tensor:
+        return rows.map(lambda x: -energy(x), energy.domain.n_columns)
+
+    # ---------------------------------------------------------------- chains of a trained model
+
+    @property
+    def chain_sampler(self) -> Sampler:
+        """Sampler of the training chains."""
+        return Gibbs() if self.sampler is None else self.sampler
+
+    @property
+    def layer_sampler(self) -> Sampler:
+        """Sampler of rows: that of training if it draws whole layers, or block Gibbs."""
+        sampler = self.chain_sampler
+        return sampler if isinstance(sampler.kernel, Gibbs) else Gibbs()
+
+    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
+        found = super().without_effect(asked)
+        if not self.generative_weight:
+            why = "without a likelihood of rows no chain moves"
+            found |= {name: why for name in ("chains", "sampler") if name in asked}
+        if "generative_weight" in asked and asked.get("objective", "hybrid") != "hybrid":
+            found["generative_weight"] = f'objective="{asked["objective"]}" sets it'
+        return found
+
+    def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
+        if name == "base":
+            return energy.base
+        if name == "sampler":
+            return self.layer_sampler.kernel
+        bits = isinstance(self.table.domain, Binary)
+        data = (reference > 0.5).to(reference.dtype) if bits else reference
+        starts = {"data": at_least_two(data)}
+        chain = chain_rows(net)
+        if chain is not None and not self.base_alone:
+            starts["training chains"] = at_least_two(chain)
+        return starts
+
+
+# ------------------------------------------------------------------------------
+# What "auto" means
+# ------------------------------------------------------------------------------
+
+
+def weight_of_rows(objective: str, asked: Any, n_columns: int) -> float:
+    """Weight of -log p(x) beside the cross-entropy: 0, 1, or that of a hybrid."""
+    if objective != "hybrid":
+        return 0.0 if objective == "discriminative" else 1.0
+    return min(MOST_WEIGHT, 1 / math.sqrt(n_columns)) if asked == "auto" else float(asked)
+
+
+def class_plan(estimator: Any, weight: float, rows: Rows, *, streaming: bool) -> TrainingPlan:
+    """Steps of a fit: plain gradient descent on a centred and preconditioned gradient."""
+    net = estimator.net_params or {}
+    optimizer = SGD() if estimator.optimizer is None else estimator.optimizer
+    stopping = stopping_of(estimator.early_stopping)
+    rate = net.get("lr", estimator.learning_rate)
+    size = net.get("batch_size", estimator.batch_size)
+    size = min(100, len(rows)) if size == "auto" else int(size)
+    n_iter = net.get("max_epochs", estimator.n_iter)
+    if n_iter == "auto":
+        n_iter = max(FEWEST_EPOCHS, math.ceil(N_STEPS / math.ceil(len(rows) / size)))
+    if rate == "auto":
+        learning_rate = RATE if not weight else min(RATE, RATE_OF_ROWS / weight)
+    else:
+        learning_rate = float(rate)
+    decays = rate == "auto" if optimizer.schedule == "auto" else optimizer.schedule == "linear"
+    return TrainingPlan(
+        n_iter=1 if streaming else int(n_iter),
+        batch_size=size,
+        learning_rate=learning_rate,
+        optimizer="sgd",
+        optimizer_settings={"momentum": optimizer.momentum} if optimizer.momentum else {},
+        schedule="linear" if decays else "constant",
+        averaging=optimizer.averaging,
+        max_restarts=optimizer.max_restarts,
+        patience=stopping.n_iter_no_change,
+        tol=stopping.tol,
+        judged_by_training=stopping.validation_fraction is None and bool(estimator.early_stopping),
+        verbose=int(estimator.verbose),
+        dtype=estimator.dtype,
+    )
+
+
+def class_chains(asked: ChainPolicy | None, batch_size: int) -> ChainPolicy:
+    """Persistent chains, as many as rows in a batch, unless others are given."""
+    if not isinstance(asked, Persistent | FromData | None):
+        raise ValueError(f"chains={asked!r}: an RBM takes Persistent (PCD) or FromData (CD).")
+    chains = Persistent(n_steps=1) if asked is None else clone(asked)
+    if chains.n_steps is None:
+        chains.set_params(n_steps=1)
+    if isinstance(chains, Persistent) and chains.n_chains is None:
+        chains.set_params(n_chains=batch_size)
+    return chains

@@ -1,0 +1,549 @@
+"""Classification restricted Boltzmann machine as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+import functools
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from scipy.special import log_softmax
+from sklearn.base import (
+    ClassifierMixin,
+    ClassNamePrefixFeaturesOutMixin,
+    TransformerMixin,
+    clone,
+)
+from torch import Tensor
+
+from skebm._validation import Interval, StrOptions, check_is_fitted
+from skebm.base.energy import check_temperature
+from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
+from skebm.distributions import Distribution
+from skebm.energies import ClassRBM
+from skebm.estimators import classifiers
+from skebm.estimators._docs import shared_docs
+from skebm.estimators.base import COMMON_CONSTRAINTS, BaseEBM, chain_rows, validate_coded
+from skebm.estimators.bases import COLUMN_BASES, check_base_stays, fit_base, fit_column_base
+from skebm.estimators.classifiers import class_weights, codes_of
+from skebm.estimators.rbm.class_blueprint import (
+    ClassBlueprint,
+    class_chains,
+    class_plan,
+    weight_of_rows,
+)
+from skebm.estimators.rbm.drawing import draw, spread_starts
+from skebm.estimators.tables.columns import Coding, ColumnTable, in_unit_interval
+from skebm.estimators.tables.table import Table, UnitIntervalTable
+from skebm.objectives import Centering, Penalty
+from skebm.samplers import ChainPolicy, Gibbs, Persistent
+from skebm.training import SGD, EarlyStopping
+from skebm.training.engine import EnergyNet
+from skebm.training.rows import Rows
+
+# Number of hidden units of "auto".
+N_HIDDEN = 100
+# Draws of the base, of which those of a class are kept, at most so many for each that is wanted.
+MOST_REJECTED = 10_000
+
+
+@shared_docs
+class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, BaseEBM):
+    r"""Classification restricted Boltzmann machine: exact class probabilities and a density.
+
+    .. math::
+        p(x, y, h) = \frac1Z e^{-E(x, h) + d_y + h^\top U_y}, \qquad
+        p(y \mid x) = \mathrm{softmax}_y
+        \Bigl(d_y + \sum_j \log\bigl(1 + e^{c_j + W_j x + U_{jy}}\bigr)\Bigr)
+
+    A restricted Boltzmann machine of rows and their classes [1]_. It classifies by exact
+    probabilities, has a normalised density p(x) with the classes summed out, draws rows of a class,
+    learns from unlabelled rows, and gives features. :class:`RBMEstimator` is the same without
+    classes.
+
+    Bits, numbers and categories are visible units as in :class:`RBMEstimator`: values in [0, 1] are
+    probabilities of bits, other numbers Gaussian units of standardised values, categories softmax
+    units. If training diverges, it is rolled back to an earlier state and continues with smaller
+    steps.
+
+    Parameters
+    ----------
+    n_components : int or "auto", default="auto"
+        Number of hidden units, H; ``"auto"`` is 100.
+    objective : {"hybrid", "discriminative", "generative"}, default="hybrid"
+        What is minimised: :math:`-\log p(y \mid x) - \lambda \log p(x)` on average, with
+        :math:`\lambda` = 0 for ``"discriminative"``, 1 for ``"generative"``, where it is
+        :math:`-\log p(x, y)`, and `generative_weight` for ``"hybrid"``. The first term and its
+        gradient are exact, that of the second is by contrastive divergence.
+    generative_weight : float in (0, 1) or "auto", default="auto"
+        :math:`\lambda` of a hybrid; :math:`\alpha / (1 + \alpha)` for the :math:`\alpha` of [1]_.
+        ``"auto"`` is 0.1, or one over the square root of the number of columns if there are more
+        than 100.
+    unlabeled : label or None, default=None
+        Label of rows whose class is unknown, which contribute to p(x) only. None: all are labelled.
+    class_weight : dict, "balanced" or None, default=None
+        Weights of the classes in the cross-entropy; they do not affect p(x).
+    learning_rate : float or "auto", default="auto"
+        Learning rate. ``"auto"``: 1, or :math:`0.1 / \lambda` if that is smaller, decaying linearly
+        to a hundredth of it.
+    batch_size : int or "auto", default="auto"
+        Maximum number of rows per step; ``"auto"`` is 100.
+    n_iter : int or "auto", default="auto"
+        Number of epochs; ``"auto"`` amounts to 3,000 steps, but at least 20 epochs.
+    verbose : int, default=0
+        1 shows a progress bar.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the weights, the shuffling and the chains; global generators are not used.
+    chains : Persistent, FromData or None, default=None
+        Chains of p(x): persistent (None is ``Persistent(n_steps=1)``) or started at the data, as in
+        :class:`RBMEstimator`.
+    base : str or Distribution, default="independent"
+        Base q of p(x), as in :class:`RBMEstimator`, which the machine corrects:
+        ``"independent"``, ``"chow-liu"``, ``"block-tree"``, ``"gaussian"``, ``"latent-classes"`` or
+        a distribution. It does not enter p(y | x).
+    centering : Centering, "auto" or None, default="auto"
+        Centre the units, classes among them, in the gradient; ``"auto"`` is
+        ``Centering(precondition=0.5)``, without preconditioning if `learning_rate` is set. See
+        :class:`skebm.objectives.Centering`.
+    penalty : Penalty or None, default=None
+        ``Penalty(l1=0, l2=0)`` on the weights of rows and classes, see
+        :class:`skebm.objectives.Penalty`; `sparsity_target` is not available.
+    optimizer : SGD or None, default=None
+        Momentum, learning rate schedule, weight averaging and roll-backs; None is
+        :class:`skebm.training.SGD` with its default settings.
+    visible : {"auto", "bernoulli"}, default="auto"
+        As in :class:`RBMEstimator`. ``"bernoulli"``: all columns that are not categorical are
+        probabilities of bits, min-max scaled with a warning where values are outside [0, 1].
+    categorical_features : "from_dtype", array-like or None, default="from_dtype"
+        Columns of categories, as in :class:`RBMEstimator`.
+    early_stopping : bool or EarlyStopping, default=False
+        Stop when the cross-entropy of held-out labelled rows no longer improves, and keep the best
+        weights; settings in :class:`skebm.training.EarlyStopping`.
+    warm_start : bool, default=False
+        Continue from the weights and chains of the previous `fit`, with the same classes.
+    partition : "auto", PartitionEstimator or None, default="auto"
+        How log Z of p(x) is estimated, when it is first needed, as in :class:`RBMEstimator`. None:
+        log Z is not estimated; `score_samples` is then -E(x).
+    sampler : Sampler or None, default=None
+        Sampler of p(x); None is :class:`skebm.samplers.Gibbs`.
+    device : str, default="auto"
+        ``"auto"`` is a GPU if there is one.
+    dtype : {"float32", "float64"}, default="float32"
+        Precision of the computation.
+    <<net_params>>
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        Labels, sorted.
+    density_ : {"model", "base"}
+        What p(x) is: the model, or the base alone, after discriminative training and where the
+        model makes the training rows less likely than the base.
+    generative_weight_ : float
+        :math:`\lambda`.
+    base_ : Distribution
+        The fitted base.
+    components_, class_components_ : ndarray of shape (H, n_visible) and (H, n_classes)
+        Weights W and U, read-only.
+    <<log_partition>>
+    history_ : list of dict
+        One entry per epoch: ``cross_entropy`` and ``accuracy`` on a hundred training rows (no
+        accuracy if none of these has a label); energy gap, reconstruction error; learning rate,
+        seconds.
+    n_iter_, n_restarts_ : int
+        Number of epochs, and of roll-backs.
+    energy_, net_ : ClassRBM, EnergyNet
+        The energy of p(x) as a torch module, and the skorch net.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
+
+    See Also
+    --------
+    JEMClassifier : The same with a neural network in place of the hidden units.
+    RBMEstimator : A restricted Boltzmann machine without classes.
+
+    References
+    ----------
+    .. [1] Larochelle, Mandel, Pascanu and Bengio (2012), "Learning algorithms for the
+       classification restricted Boltzmann machine", JMLR 13. Larochelle and Bengio (2008),
+       "Classification using discriminative restricted Boltzmann machines", ICML.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from skebm import RBMClassifier
+    >>> X, y = load_digits(return_X_y=True)
+    >>> X = X / 16  # pixels as probabilities of bits
+    >>> model = RBMClassifier(n_iter=20, random_state=0).fit(X[:1500], y[:1500])
+    >>> bool(model.score(X[1500:], y[1500:]) > 0.85)
+    True
+    >>> model.sample(2, y=3, random_state=0).shape
+    (2, 64)
+    """
+
+    _parameter_constraints: dict = COMMON_CONSTRAINTS | {
+        "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+        "objective": [StrOptions({"hybrid", "discriminative", "generative"})],
+        "generative_weight": [Interval(Real, 0, 1, closed="neither"), StrOptions({"auto"})],
+        "unlabeled": "no_validation",  # a label of any type
+        "class_weight": [dict, StrOptions({"balanced"}), None],
+        "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+        "chains": [ChainPolicy, None],
+        "base": [StrOptions(set(COLUMN_BASES)), Distribution],
+        "centering": [Centering, StrOptions({"auto"}), None],
+        "penalty": [Penalty, None],
+        "optimizer": [SGD, None],
+        "visible": [StrOptions({"auto", "bernoulli"})],
+        "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
+    }
+    _configs = {
+        "chains": lambda value, names: Persistent(n_steps=1),
+        "sampler": lambda value, names: Gibbs(),
+        "centering": lambda value, names: Centering(),
+        "penalty": lambda value, names: Penalty(),
+        "optimizer": lambda value, names: SGD(),
+        "early_stopping": lambda value, names: EarlyStopping(),
+    }
+    _blueprint: ClassBlueprint
+    _density_alone = "RBMEstimator"
+
+    def __init__(
+        self,
+        n_components="auto",
+        *,
+        objective="hybrid",
+        generative_weight="auto",
+        unlabeled=None,
+        class_weight=None,
+        learning_rate="auto",
+        batch_size="auto",
+        n_iter="auto",
+        verbose=0,
+        random_state=None,
+        chains=None,
+        base="independent",
+        centering="auto",
+        penalty=None,
+        optimizer=None,
+        visible="auto",
+        categorical_features="from_dtype",
+        early_stopping=False,
+        warm_start=False,
+        partition="auto",
+        sampler=None,
+        device="auto",
+        dtype="float32",
+        net_params=None,
+    ):
+        self.n_components = n_components
+        self.objective = objective
+        self.generative_weight = generative_weight
+        self.unlabeled = unlabeled
+        self.class_weight = class_weight
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.n_iter = n_iter
+        self.verbose = verbose
+        self.random_state = random_state
+        self.chains = chains
+        self.base = base
+        self.centering = centering
+        self.penalty = penalty
+        self.optimizer = optimizer
+        self.visible = visible
+        self.categorical_features = categorical_features
+        self.early_stopping = early_stopping
+        self.warm_start = warm_start
+        self.partition = partition
+        self.sampler = sampler
+        self.device = device
+        self.dtype = dtype
+        self.net_params = net_params
+
+    fit, partial_fit = classifiers.fit, classifiers.partial_fit
+
+    # ---------------------------------------------------------------- hooks of the base class
+
+    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+        return {"accept_sparse": "csr"}
+
+    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
+        """Validated X, its categories as codes."""
+        kwargs |= {"reset": reset, "min_samples": min_samples}
+        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
+
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> UnitIntervalTable | ColumnTable:
+        names = getattr(self, "feature_names_in_", None)
+        bits = self.visible == "bernoulli" or sp.issparse(X)
+        if self._coding is None and (bits or in_unit_interval(X)):
+            return UnitIntervalTable.learn(X, "auto", names, "")
+        return ColumnTable.learn(X, weight, self._coding, names)
+
+    def _design(
+        self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
+    ) -> ClassBlueprint:
+        assert isinstance(table, UnitIntervalTable | ColumnTable)
+        if before is None:
+            mixed = isinstance(table, ColumnTable)
+            fit = functools.partial(fit_column_base, domain=table.domain) if mixed else fit_base
+            base = fit(self.base, rows)
+            name = self.base if isinstance(self.base, str) else None
+        else:
+            base, name = self._blueprint.base, self._blueprint.base_name
+            check_base_stays(self.base, base, name)
+        weight = weight_of_rows(self.objective, self.generative_weight, rows.n_columns)
+        plan = class_plan(self, weight, rows, streaming=streaming)
+        n_hidden = N_HIDDEN if self.n_components == "auto" else int(self.n_components)
+        check_memory(
+            f"n_components={n_hidden} with {rows.n_columns} columns",
+            n_hidden * (3.0 * rows.n_columns + 2 * plan.batch_size),
+            rows.dtype,
+            rows.device,
+        )
+        if self.penalty is not None:
+            self.penalty.check()
+        return ClassBlueprint(
+            table=table,
+            plan=plan,
+            base=base,
+            base_name=name,
+            n_hidden=n_hidden,
+            n_classes=len(self.classes_),
+            generative_weight=weight,
+            class_weight=class_weights(self.class_weight, self.classes_, rows),
+            sampler=None if self.sampler is None else clone(self.sampler),
+            chains=class_chains(self.chains, plan.batch_size),
+            centering=self._resolved_centering(),
+            penalty=None if self.penalty is None else clone(self.penalty),
+        )
+
+    def _resolved_centering(self) -> Centering | None:
+        if self.centering is None or isinstance(self.centering, Centering):
+            return None if self.centering is None else clone(self.centering)
+        free = (self.net_params or {}).get("lr", self.learning_rate) == "auto"
+        return Centering(precondition=0.5 if free else 0.0)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    @property
+    def _n_features_out(self) -> int:
+        return self._blueprint.n_hidden
+
+    # ---------------------------------------------------------------- classes
+
+    predict, predict_proba = classifiers.predict, classifiers.predict_proba
+    predict_log_proba = classifiers.predict_log_proba
+    decision_function = classifiers.decision_function
+
+    @property
+    def _trained(self) -> ClassRBM:
+        """The machine of rows and classes, whatever p(x) is."""
+        energy: ClassRBM = self.net_.module_.energy.eval()
+        return energy
+
+    def logits(self, X: Any) -> np.ndarray:
+        """log p(x, y) of all classes up to a function of x, in nats.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_classes)
+        """
+        return self._logits(self._rows(X))
+
+    def _logits(self, rows: Rows) -> np.ndarray:
+        energy = self._blueprint.scoring_energy(self._trained)
+        found = rows.map(energy.class_logits, energy.domain.n_columns)
+        return np.asarray(found.double().numpy())
+
+    def joint_log_proba(self, X: Any) -> np.ndarray:
+        r"""log p(x, y) of all classes, log p(x) + log p(y | x), in nats and in the units of X.
+
+        Exact if log Z is; an error of an estimated log Z is the same for all rows and classes.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_classes)
+        """
+        rows = self._rows(X)
+        log_p = -self._energies(rows, likely=True) - self.log_partition_
+        found: np.ndarray = log_p[:, None] + log_softmax(self._logits(rows), axis=1)
+        return found
+
+    # ---------------------------------------------------------------- features and samples
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Probability that each hidden unit is on, p(h_j = 1 given x), the class summed out.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_components)
+            In the precision of X.
+        """
+        check_is_fitted(self)
+        X = self._validate(X)
+        rows = self._rows_of(X)
+        energy = self._blueprint.scoring_energy(self._trained)
+        n = energy.n_classes
+        features = rows.map(lambda x: energy.hidden(x).mean[:, n:], energy.domain.n_columns)
+        found: np.ndarray = features[:, : self._n_features_out].numpy()
+        return found.astype(X.dtype, copy=False)
+
+    def sample(
+        self,
+        n_samples: int = 1,
+        y: Any = None,
+        random_state: Any = None,
+        *,
+        temperature: float = 1.0,
+        n_steps: int = 1000,
+    ) -> np.ndarray:
+        r"""Draw rows from p(x) or p(x | y), to the power of 1 / T and normalised.
+
+        Exact and independent if the states of a layer can be enumerated (at most 1e7 terms), or if
+        p(x) is the base. Otherwise final states of Gibbs chains of `n_steps` steps, started from
+        the persistent chains or training rows, those of a class in proportion to p(y | x), and
+        approximate if the chains have not converged.
+
+        Parameters
+        ----------
+        n_samples : int, default=1
+        y : label, array-like of shape (n_samples,) or None, default=None
+            Class of all rows, or of each; None draws from p(x).
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        temperature : float, default=1.0
+            T > 0, by which the energy of both layers is divided, as in :class:`RBMEstimator`; of
+            rows of a class only where p(x) is the model.
+        n_steps : int, default=1000
+            Gibbs steps of the chains, if they are needed.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            In the units of the data.
+        """
+        check_is_fitted(self)
+        whole_number("n_samples", n_samples, 1)
+        whole_number("n_steps", n_steps, 1)
+        check_temperature(temperature)
+        n_numbers = n_samples * self.energy_.domain.n_columns
+        check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
+        generator, table = self._generator(random_state), self._blueprint.table
+        how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
+        if y is None:
+            sampler, starts = self._blueprint.layer_sampler, self._chain_starts
+            return table.invert(draw(self.energy_, sampler, starts, n_samples, generator, **how))
+        codes = torch.as_tensor(codes_of(y, n_samples, self.classes_))
+        found = torch.empty(n_samples, self.energy_.domain.n_columns)
+        for code in codes.unique().tolist():
+            here = codes == code
+            n = int(here.sum())
+            found[here] = self._of_class(code, n, generator, **how).to(found)
+        return table.invert(found)
+
+    def _of_class(
+        self, code: int, n: int, generator: torch.Generator, *, n_steps: int, temperature: float
+    ) -> Tensor:
+        """Rows of a class."""
+        if self.density_ == "base":
+            return self._accepted(code, n, generator, temperature)
+
+        def starts(n: int, generator: torch.Generator, temperature: float) -> Tensor:
+            rows = self._chain_starts(n, generator, temperature)
+            share = self._trained.log_class_proba(rows)[:, code].double().softmax(0)
+            pick = torch.multinomial(share, len(rows), replacement=True, generator=generator)
+            return rows[pick]
+
+        how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
+        machine = self._trained.given(code)
+        return draw(machine, self._blueprint.layer_sampler, starts, n, generator, **how)
+
+    @torch.no_grad()
+    def _accepted(
+        self, code: int, n: int, generator: torch.Generator, temperature: float
+    ) -> Tensor:
+        """Draws of the base, each accepted with its probability of the class: exact."""
+        if temperature != 1:
+            raise ValueError(
+                f"temperature={temperature} with y needs a model of p(x), and here p(x) is the "
+                'base: use temperature=1.0, or objective="hybrid".'
+            )
+        energy, kept, left = self._trained, [], n
+        for _ in range(MOST_REJECTED):
+            x = energy.base.sample(max(n, 100), generator).to(energy.weight)
+            p = energy.log_class_proba(x)[:, code].exp()
+            kept.append(x[torch.rand(p.shape, generator=generator, device=p.device) < p][:left])
+            left -= len(kept[-1])
+            if not left:
+                return torch.cat(kept)
+        raise ValueError(
+            f"Of {MOST_REJECTED * max(n, 100)} draws of the base less than {n} are of class "
+            f'{self.classes_[code]!r}: fit with objective="hybrid" to draw its rows.'
+        )
+
+    def _chain_starts(self, n: int, generator: torch.Generator, temperature: float) -> Tensor:
+        """Rows from which chains of the model start: near it, or spread out at a temperature."""
+        energy = self.energy_
+        if temperature != 1:
+            return spread_starts(energy, n, generator)
+        start = chain_rows(self.net_)
+        if start is not None:
+            return start
+        reference = torch.as_tensor(self._reference).to(energy.weight)
+        data: Tensor = self._blueprint.partition_input("x", energy, self.net_, reference)["data"]
+        return data
+
+    # ---------------------------------------------------------------- fitted attributes
+
+    @property
+    def density_(self) -> str:
+        """What p(x) is, the model or the base."""
+        check_is_fitted(self)
+        return "base" if self._blueprint.base_alone else "model"
+
+    @property
+    def generative_weight_(self) -> float:
+        """Weight of -log p(x) in training."""
+        check_is_fitted(self)
+        return self._blueprint.generative_weight
+
+    @property
+    def base_(self) -> Distribution:
+        """The fitted base."""
+        check_is_fitted(self)
+        return self._blueprint.base
+
+    @property
+    def components_(self) -> np.ndarray:
+        """Weights W of the rows, (H, n_visible)."""
+        return self._read_only("weight")
+
+    @property
+    def class_components_(self) -> np.ndarray:
+        """Weights U of the classes, (H, n_classes)."""
+        return self._read_only("class_weight")
+
+    def _read_only(self, name: str) -> np.ndarray:
+        if not self.__sklearn_is_fitted__():
+            raise AttributeError(f"{type(self).__name__} is not fitted: call fit first.")
+        value: np.ndarray = getattr(self._trained, name).detach().cpu().numpy()
+        value.flags.writeable = False
+        return value
