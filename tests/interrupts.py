@@ -5,7 +5,7 @@ import itertools
 import joblib
 import numpy as np
 import pytest
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier
 
 from skebm import (
     ContrastiveDivergenceDensity,
@@ -13,6 +13,7 @@ from skebm import (
     FlowContrastiveDensity,
     JEMClassifier,
     NCEDensity,
+    RBMClassifier,
     RBMEstimator,
     ScoreMatchingDensity,
 )
@@ -47,6 +48,7 @@ CASES = {
         **{k: v for k, v in real.items() if k != "base"}, flow="maf", n_flow_steps=3
     ),
     "joint": JEMClassifier(**network, chains=ReplayBuffer(size=50)),
+    "classes": RBMClassifier(3, **bits),
 }
 DETECTOR = EnergyOutlierDetector(CASES["exact"], random_state=0)
 
@@ -60,7 +62,7 @@ def rows_of(model):
     """Arguments of `fit`: rows, and labels where there are classes."""
     if isinstance(model, ScoreMatchingDensity | FlowContrastiveDensity):
         return (REALS,)
-    return (BITS, BITS[:, 0]) if isinstance(model, JEMClassifier) else (BITS,)
+    return (BITS, BITS[:, 0]) if is_classifier(model) else (BITS,)
 
 
 def fingerprint(model):

@@ -21,6 +21,7 @@ from skebm.distributions import (
 from skebm.energies import (
     AnnealedGaussianRBM,
     BernoulliRBM,
+    ClassRBM,
     GaussianRBM,
     MixedRBM,
     TemperedCorrection,
@@ -44,6 +45,16 @@ def make_rbm(n_visible, n_hidden, *, seed=0, scale=1.0, bias=0.5, dtype=DOUBLE):
     with torch.no_grad():
         for p in (energy.visible_bias, energy.hidden_bias):
             p.copy_(bias * torch.randn(p.shape, generator=generator, dtype=dtype))
+    return energy
+
+
+def make_class_rbm(base, n_hidden=2, n_classes=3):
+    """A classification RBM on a base, with weights that matter."""
+    machine = MixedRBM(base, n_hidden, generator=seeded(), scale=0.7, dtype=DOUBLE)
+    energy = ClassRBM(machine, n_classes, generator=seeded(1), scale=0.7)
+    with torch.no_grad():
+        for number, p in enumerate(energy.parameters()):
+            p.add_(0.3 * torch.randn(p.shape, generator=seeded(number), dtype=DOUBLE))
     return energy
 
 
@@ -100,6 +111,10 @@ def joint_energy(energy, x, h):
         q = torch.distributions.Normal(energy.base.mean, energy.base.scale)
         model = joint_energy(energy.energy, x, h)
         return energy.beta * model - (1 - energy.beta) * q.log_prob(x).sum(1)[:, None]
+    if isinstance(energy, ClassRBM):
+        y, units = h[:, : energy.n_classes], h[:, energy.n_classes :]
+        pairs = torch.einsum("mk,jk,mj->m", y, energy.class_weight, units)
+        return joint_energy(energy.machine, x, units) - (y @ energy.class_bias + pairs)
     W, b, c = energy.weight, energy.visible_bias, energy.hidden_bias
     if isinstance(energy, MixedRBM):
         factor = torch.ones_like(b).masked_scatter(energy.is_real, energy.log_precision.exp())
@@ -131,7 +146,7 @@ def log_structure(energy, x):
             law = torch.distributions.MultivariateNormal(part.mean / root, covariance)
             total = total + law.log_prob(block)
         elif isinstance(part, IndependentBernoulli):
-            law = torch.distributions.Bernoulli(logits=part.logits)
+            law = torch.distributions.Bernoulli(logits=part.logits, validate_args=False)
             total = total + law.log_prob(block).sum(1)
         elif isinstance(part, IndependentCategorical):
             start = 0

@@ -30,6 +30,7 @@ from skebm import (
     FlowContrastiveDensity,
     JEMClassifier,
     NCEDensity,
+    RBMClassifier,
     RBMEstimator,
     ScoreMatchingDensity,
 )
@@ -119,6 +120,14 @@ SETTINGS: dict[type, dict[str, dict[str, Any]]] = {
         "discriminative": {"generative_weight": 0, **SHORT},
         "balanced": {"class_weight": "balanced", **SHORT},
         "book": {"objective": Hybrid(power=1.0, deconvolve=False), "generative_weight": 1, **SHORT},
+        "early-stopping": {"early_stopping": True, "n_iter": 20},
+    },
+    RBMClassifier: {
+        "defaults": {},
+        "discriminative": {"objective": "discriminative", **SHORT},
+        "generative": {"objective": "generative", **SHORT},
+        "gaussian": {"base": "gaussian", **SHORT},
+        "balanced": {"class_weight": "balanced", **SHORT},
         "early-stopping": {"early_stopping": True, "n_iter": 20},
     },
     EnergyOutlierDetector: {

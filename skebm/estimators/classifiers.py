@@ -252,3 +252,45 @@ def predict(self: Any, X: Any) -> np.ndarray:
     place = self.logits(X).argmax(1)  # checks that the model is fitted
     found: np.ndarray = self.classes_[place]
     return found
+
+
+def joint_energy(self: Any, X: Any, y: Any) -> np.ndarray:
+    r"""Energy of rows and classes, E(x) - log p(y | x), in nats and in the units of X.
+
+    It is -log p(x, y) - `log_partition_`; :meth:`energy` is minus the logarithm of the sum of
+    :math:`e^{-E(x, y)}` over classes.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_samples, n_features)
+    y : array-like of shape (n_samples,), or a label
+        Classes of the rows, or one for all.
+
+    Returns
+    -------
+    ndarray of shape (n_samples,)
+    """
+    rows = self._rows(X)
+    codes = codes_of(y, len(rows), self.classes_)
+    log_share = log_softmax(self._logits_of(rows), axis=1)
+    found: np.ndarray = self._energies(rows) - log_share[np.arange(len(rows)), codes]
+    return found
+
+
+def joint_log_proba(self: Any, X: Any) -> np.ndarray:
+    """log p(x, y) of all classes, log p(x) + log p(y | x), in nats and in the units of X.
+
+    Exact if log Z is; an error of an estimated log Z is the same for all rows and classes.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_samples, n_features)
+
+    Returns
+    -------
+    ndarray of shape (n_samples, n_classes)
+    """
+    rows = self._rows(X)
+    log_p = -self._energies(rows, likely=True) - self.log_partition_
+    found: np.ndarray = log_p[:, None] + log_softmax(self._logits_of(rows), axis=1)
+    return found

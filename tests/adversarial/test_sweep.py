@@ -14,6 +14,7 @@ from skebm import (
     FlowContrastiveDensity,
     JEMClassifier,
     NCEDensity,
+    RBMClassifier,
     RBMEstimator,
     ScoreMatchingDensity,
 )
@@ -33,6 +34,7 @@ CASES = {
     NCEDensity: lambda: NCEDensity(**FEW),
     FlowContrastiveDensity: lambda: FlowContrastiveDensity(n_flow_steps=10, **FEW),
     JEMClassifier: lambda: JEMClassifier(**FEW),
+    RBMClassifier: lambda: RBMClassifier(8, **FEW),
     EnergyOutlierDetector: lambda: EnergyOutlierDetector(
         ScoreMatchingDensity(**FEW), random_state=0
     ),

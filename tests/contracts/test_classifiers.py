@@ -14,13 +14,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import estimator_checks
 
-from skebm import JEMClassifier
+from skebm import JEMClassifier, RBMClassifier
 from skebm.energies import MLP
 from skebm.estimators import Hybrid
 from skebm.estimators.base import BaseDensity, BaseEBM
+from skebm.objectives import Centering, Penalty
 from skebm.partition import ImportanceSampling
-from skebm.samplers import MALA, Langevin, Persistent, ReplayBuffer
-from skebm.training import AdamW
+from skebm.samplers import MALA, FromData, Langevin, Persistent, ReplayBuffer
+from skebm.training import SGD, AdamW
 from tests.checks import parametrize_with_checks
 from tests.contracts.test_estimators import (
     Interrupt,
@@ -40,6 +41,8 @@ small |= few_draws | {"random_state": 0}
 sampled = small | {"chains": Persistent(n_steps=2)}
 fixed_step = sampled | {"sampler": MALA(0.3)}  # the default one is adapted first
 
+machine = {"n_components": 6, "n_iter": 3, "learning_rate": 0.3, "random_state": 0}
+
 CASES = {
     JEMClassifier: {
         "factored": JEMClassifier(**fixed_step, base="gaussian", objective=Hybrid(power=0.5)),
@@ -55,14 +58,26 @@ CASES = {
         "no_partition": JEMClassifier(
             **fixed_step | {"partition": None}, dtype="float64", optimizer=AdamW(averaging=0.5)
         ),
-    }
+    },
+    RBMClassifier: {
+        "hybrid": RBMClassifier(**machine),
+        "discriminative": RBMClassifier(**machine, objective="discriminative"),
+        "generative": RBMClassifier(**machine, objective="generative", base="gaussian"),
+        "plain": RBMClassifier(
+            **machine, centering=None, chains=FromData(), optimizer=SGD(momentum=0.5)
+        ),
+        "penalised": RBMClassifier(**machine, penalty=Penalty(l1=1e-3, l2=1e-2)),
+        "no_partition": RBMClassifier(
+            **machine, partition=None, dtype="float64", optimizer=SGD(averaging=0.5)
+        ),
+    },
 }
 INSTANCES = {
     f"{cls.__name__}-{name}": instance
     for cls, cases in CASES.items()
     for name, instance in cases.items()
 }
-FIRST = ["JEMClassifier-factored"]
+FIRST = ["JEMClassifier-factored", "RBMClassifier-hybrid"]
 
 
 def tiered(first):
@@ -105,10 +120,14 @@ def fitted(case):
     return copy.deepcopy(_fitted(case))
 
 
+def outputs_of(cls):
+    names = ["logits", "predict_proba", "predict_log_proba", "decision_function", "predict"]
+    names += ["energy", "score_samples", "joint_log_proba"]
+    return names + ["transform"] * hasattr(cls, "transform")
+
+
 def outputs(model, X):
-    names = ("logits", "predict_proba", "predict_log_proba", "decision_function", "predict")
-    names += ("energy", "score_samples")
-    return {name: getattr(model, name)(X) for name in names}
+    return {name: getattr(model, name)(X) for name in outputs_of(type(model))}
 
 
 def with_missing(X):
@@ -117,11 +136,13 @@ def with_missing(X):
 
 def drawn(model, seed=0):
     """Everything that is random."""
-    return [
+    found = [
         model.sample(5, random_state=seed, n_steps=2),
         model.sample(3, y=["ash", "cedar", "ash"], random_state=seed, n_steps=2),
-        model.impute(with_missing(X_NEW), random_state=seed, n_steps=2),
     ]
+    if hasattr(model, "impute"):
+        found.append(model.impute(with_missing(X_NEW), random_state=seed, n_steps=2))
+    return found
 
 
 # ------------------------------------------------------------------------------
@@ -135,7 +156,11 @@ def test_every_estimator_has_cases():
 
 def unequal_by_design(estimator):
     """Weights in mini-batches are not repeated rows; with one full batch they are (below)."""
-    return {"check_sample_weight_equivalence_on_dense_data": "mini-batches and sampled negatives"}
+    kinds = ["dense"] if isinstance(estimator, JEMClassifier) else ["dense", "sparse"]
+    return {
+        f"check_sample_weight_equivalence_on_{kind}_data": "mini-batches and sampled negatives"
+        for kind in kinds
+    }
 
 
 # The defaults, made small, at a learning rate at which a few passes classify as well as
@@ -149,10 +174,13 @@ DEFAULTS = {
         chains=Persistent(n_steps=1),
         sampler=MALA(0.3),
         random_state=0,
-    )
+    ),
+    "RBMClassifier": RBMClassifier(4, n_iter=30, random_state=0),
 }
 MODES = {
-    name: clone(case).set_params(**quick) for name, case in INSTANCES.items() if name not in FIRST
+    name: clone(case).set_params(**(quick if isinstance(case, JEMClassifier) else {"n_iter": 30}))
+    for name, case in INSTANCES.items()
+    if name not in FIRST
 }
 
 
@@ -182,6 +210,8 @@ def test_checks_that_check_estimator_leaves_out(check):
 double = small | {"n_iter": 7, "batch_size": 1000, "dtype": "float64", "sigma": None}
 double |= {"chains": Persistent(n_steps=2, n_chains=50), "base": "gaussian"}
 double |= {"network": MLP((8,)), "learning_rate": 2e-3}
+full_batch = machine | {"n_iter": 7, "batch_size": 1000, "dtype": "float64"}
+full_batch |= {"chains": Persistent(n_chains=50)}
 WEIGHTED = {
     "plain": JEMClassifier(**double, generative_weight=0.0),
     "balanced": JEMClassifier(**double, generative_weight=0.0, class_weight="balanced"),
@@ -189,6 +219,12 @@ WEIGHTED = {
     "factored": JEMClassifier(**double),
     "joint": JEMClassifier(**double | {"base": "mixture"}, objective="joint"),
     "unlabelled": JEMClassifier(**double, unlabeled="cedar"),
+    "machine": RBMClassifier(**full_batch),
+    "machine, balanced": RBMClassifier(
+        **full_batch, class_weight="balanced", objective="discriminative"
+    ),
+    "machine, generative": RBMClassifier(**full_batch, objective="generative"),
+    "machine, preconditioned": RBMClassifier(**full_batch, centering=Centering(precondition=0.5)),
 }
 
 
@@ -269,6 +305,7 @@ def test_energies_and_classes_are_one_model(case):
     assert_allclose(model.joint_energy(X, Y), by_class[np.arange(len(X)), places])
     found = model.score_samples(X)
     assert_allclose(found, -model.energy(X) - model.log_partition_, atol=1e-9)
+    assert_allclose(model.joint_log_proba(X), -by_class - model.log_partition_, atol=1e-6)
     assert model.score(X, Y) == (model.predict(X) == Y).mean()
 
 
@@ -360,23 +397,36 @@ def test_nan_in_the_weights_is_rolled_back(case):
     assert np.isfinite(model.logits(X)).all()
 
 
+SEARCHED = {
+    JEMClassifier: {
+        "sampler__step_size": [0.05],
+        "objective__energy_l2": [0.01],
+        "network__hidden_sizes": [(8,)],
+    },
+    RBMClassifier: {
+        "n_components": [3],
+        "centering__rate": [0.05],
+        "penalty__l2": [0.01],
+        "optimizer__momentum": [0.3],
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore:Without effect")
 @each_case
 def test_a_grid_search_in_a_pipeline(case):
     """Also over parameters of objects that defaults stand for."""
-    grid = {
-        "jemclassifier__sampler__step_size": [0.05],
-        "jemclassifier__chains__n_steps": [1, 2],
-        "jemclassifier__generative_weight": [0.1, 1.0],
-        "jemclassifier__objective__energy_l2": [0.01],
-        "jemclassifier__network__hidden_sizes": [(8,)],
-    }
+    name = type(case).__name__.lower()
+    inner = SEARCHED[type(case)] | {"chains__n_steps": [1, 2], "generative_weight": [0.1, 0.5]}
+    grid = {f"{name}__{key}": value for key, value in inner.items()}
     pipeline = make_pipeline(StandardScaler(), clone(case).set_params(n_iter=1))
     search = GridSearchCV(pipeline, grid, cv=2, error_score="raise").fit(X, Y)
     assert len(search.cv_results_["params"]) == 4
     assert search.predict(X).shape == (80,)
     best = search.best_estimator_[-1]
-    assert best.chains.n_steps == search.best_params_["jemclassifier__chains__n_steps"]
-    assert best.sampler_.step_size == 0.05
+    assert best.chains.n_steps == search.best_params_[f"{name}__chains__n_steps"]
+    for key, (value,) in SEARCHED[type(case)].items():
+        assert best.get_params()[key] == value
     assert best.score_samples(X).shape == (80,)
 
 
@@ -389,8 +439,9 @@ def test_frames(case):
 
 
 def test_an_unfitted_model_says_so():
-    for name in ("logits", "predict", "predict_proba", "predict_log_proba", "decision_function"):
+    for cls in CASES:
+        for name in outputs_of(cls):
+            with pytest.raises(NotFittedError):
+                getattr(cls(), name)(X)
         with pytest.raises(NotFittedError):
-            getattr(JEMClassifier(), name)(X)
-    with pytest.raises(NotFittedError):
-        JEMClassifier().sample(y="ash")
+            cls().sample(y="ash")

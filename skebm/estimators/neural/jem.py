@@ -494,9 +494,9 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         -------
         ndarray of shape (n_samples, n_classes)
         """
-        return self._logits(self._rows(X))
+        return self._logits_of(self._rows(X))
 
-    def _logits(self, rows: Rows) -> np.ndarray:
+    def _logits_of(self, rows: Rows) -> np.ndarray:
         found = self._map(rows, logits_of).double()
         found = found - (1 - self.power_) * found.logsumexp(1, keepdim=True)
         return self._blueprint.table.check_finite(found.numpy(), rows, "the logits")
@@ -505,27 +505,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
     predict_log_proba = classifiers.predict_log_proba
     decision_function = classifiers.decision_function
 
-    def joint_energy(self, X: Any, y: Any) -> np.ndarray:
-        r"""Energy of rows and classes, :math:`-\log q(x) - \mathrm{logits}_y(x)`, in nats.
-
-        It is -log p(x, y) - `log_partition_`. :meth:`energy` is minus the logarithm of the sum of
-        :math:`e^{-E(x, y)}` over classes.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-        y : array-like of shape (n_samples,), or a label
-            Classes of the rows, or one for all.
-
-        Returns
-        -------
-        ndarray of shape (n_samples,)
-        """
-        rows = self._rows(X)
-        codes = codes_of(y, len(rows), self.classes_)
-        logits = torch.as_tensor(self._logits(rows))
-        own = logits[torch.arange(len(rows)), torch.as_tensor(codes)]
-        return self._energies(rows) + (logits.logsumexp(1) - own).numpy()
+    joint_energy, joint_log_proba = classifiers.joint_energy, classifiers.joint_log_proba
 
     # ---------------------------------------------------------------- density
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
-from scipy.special import log_softmax
 from sklearn.base import (
     ClassifierMixin,
     ClassNamePrefixFeaturesOutMixin,
@@ -358,30 +357,14 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
         -------
         ndarray of shape (n_samples, n_classes)
         """
-        return self._logits(self._rows(X))
+        return self._logits_of(self._rows(X))
 
-    def _logits(self, rows: Rows) -> np.ndarray:
+    def _logits_of(self, rows: Rows) -> np.ndarray:
         energy = self._blueprint.scoring_energy(self._trained)
         found = rows.map(energy.class_logits, energy.domain.n_columns)
         return np.asarray(found.double().numpy())
 
-    def joint_log_proba(self, X: Any) -> np.ndarray:
-        r"""log p(x, y) of all classes, log p(x) + log p(y | x), in nats and in the units of X.
-
-        Exact if log Z is; an error of an estimated log Z is the same for all rows and classes.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples, n_classes)
-        """
-        rows = self._rows(X)
-        log_p = -self._energies(rows, likely=True) - self.log_partition_
-        found: np.ndarray = log_p[:, None] + log_softmax(self._logits(rows), axis=1)
-        return found
+    joint_energy, joint_log_proba = classifiers.joint_energy, classifiers.joint_log_proba
 
     # ---------------------------------------------------------------- features and samples
 
