@@ -32,6 +32,9 @@ from skebm.energies.rbm.gradient import (
 )
 from skebm.energies.rbm.mixed import MixedRBM, WiderColumns
 
+# Numbers (rows, classes and hidden units) that are computed at once.
+AT_ONCE = 500_000
+
 
 class ClassesAndUnits(Conditional):
     """p(y, h given x): a class, then hidden units that are independent given it.
@@ -184,9 +187,19 @@ class ClassRBM(BipartiteEnergy):
         """The same of the log-odds (n, H) of the hidden units at beta = 1, without the class."""
         factor = beta.unsqueeze(-1) if isinstance(beta, Tensor) else beta
         one = isinstance(factor, float) and factor == 1.0
+        if one and self.at_once(len(field)):
+            sums = softplus_sum(field[:, None] + self.class_weight.t())
+            return sums + self.class_bias
         fields = (field + own for own in self.class_weight.unbind(1))
-        sums = [softplus_sum(z if one else factor * z) for z in fields]
-        return torch.stack(sums, -1) + factor * self.class_bias
+        parts = [softplus_sum(z if one else factor * z) for z in fields]
+        return torch.stack(parts, -1) + factor * self.class_bias
+
+    def at_once(self, n: int) -> bool:
+        """Whether the log-odds of n rows with every class are few enough to compute them at once.
+
+        One class after the other takes less memory, and is faster where it does not fit the cache.
+        """
+        return n * self.class_weight.numel() <= AT_ONCE
 
     def log_class_proba(self, x: Tensor) -> Tensor:
         """log p(y given x), exact, (n, K)."""
@@ -374,6 +387,11 @@ class ClassGradient(ContrastGradient):
 
         And the means of the first n rows, (n, H), where units are centred.
         """
+        if self.energy.at_once(len(field)):
+            h = (field[:, None] + self.energy.class_weight.t()).sigmoid_()  # (n + m, K, H)
+            signed = torch.bmm(weights[:, None], h)[:, 0]
+            units = torch.bmm(p[:n, None], h[:n])[:, 0]
+            return signed, units, h.mul_(weights[:, :, None]).sum(0).t()
         signed, units = torch.zeros_like(field), field[:n].clone().zero_()
         of_class = torch.empty_like(self.energy.class_weight)
         for k, own in enumerate(self.energy.class_weight.unbind(1)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -18,6 +19,8 @@ from sklearn.base import (
 from torch import Tensor
 
 from skebm._validation import Interval, StrOptions, check_is_fitted
+from skebm.base import Binary
+from skebm.base.domains import parts_of
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
@@ -25,13 +28,22 @@ from skebm.distributions import Distribution
 from skebm.energies import ClassRBM
 from skebm.estimators import classifiers
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import COMMON_CONSTRAINTS, BaseEBM, chain_rows, validate_coded
+from skebm.estimators.base import (
+    COMMON_CONSTRAINTS,
+    BaseEBM,
+    chain_rows,
+    draw_seed,
+    validate_coded,
+)
 from skebm.estimators.bases import COLUMN_BASES, check_base_stays, fit_base, fit_column_base
 from skebm.estimators.classifiers import class_weights, codes_of
 from skebm.estimators.rbm.class_blueprint import (
+    PRECONDITION,
     ClassBlueprint,
     class_chains,
     class_plan,
+    epochs_by_folds,
+    takes_folds,
     weight_of_rows,
 )
 from skebm.estimators.rbm.drawing import draw, spread_starts
@@ -79,19 +91,20 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
         gradient are exact, that of the second is by contrastive divergence.
     generative_weight : float in (0, 1) or "auto", default="auto"
         :math:`\lambda` of a hybrid; :math:`\alpha / (1 + \alpha)` for the :math:`\alpha` of [1]_.
-        ``"auto"`` is 0.1, or one over the square root of the number of columns if there are more
-        than 100.
+        ``"auto"`` is 0.03.
     unlabeled : label or None, default=None
         Label of rows whose class is unknown, which contribute to p(x) only. None: all are labelled.
     class_weight : dict, "balanced" or None, default=None
         Weights of the classes in the cross-entropy; they do not affect p(x).
     learning_rate : float or "auto", default="auto"
-        Learning rate. ``"auto"``: 1, or :math:`0.1 / \lambda` if that is smaller, decaying linearly
-        to a hundredth of it.
+        Learning rate. ``"auto"``: 5 of bits alone, 1 with numbers or categories, or
+        :math:`0.15 / \lambda` if that is smaller, decaying linearly to a hundredth of it.
     batch_size : int or "auto", default="auto"
         Maximum number of rows per step; ``"auto"`` is 100.
     n_iter : int or "auto", default="auto"
-        Number of epochs; ``"auto"`` amounts to 3,000 steps, but at least 20 epochs.
+        Number of epochs; ``"auto"`` amounts to 3,000 steps, but at least 20 epochs. Of up to 3,000
+        rows, three folds of the labelled ones choose it first, up to 1,000 steps, by the
+        cross-entropy of the rows that they leave out.
     verbose : int, default=0
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None
@@ -105,7 +118,7 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
         a distribution. It does not enter p(y | x).
     centering : Centering, "auto" or None, default="auto"
         Centre the units, classes among them, in the gradient; ``"auto"`` is
-        ``Centering(precondition=0.5)``, without preconditioning if `learning_rate` is set. See
+        ``Centering(precondition=0.25)``, without preconditioning if `learning_rate` is set. See
         :class:`skebm.objectives.Centering`.
     penalty : Penalty or None, default=None
         ``Penalty(l1=0, l2=0)`` on the weights of rows and classes, see
@@ -292,8 +305,9 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
         else:
             base, name = self._blueprint.base, self._blueprint.base_name
             check_base_stays(self.base, base, name)
-        weight = weight_of_rows(self.objective, self.generative_weight, rows.n_columns)
-        plan = class_plan(self, weight, rows, streaming=streaming)
+        weight = weight_of_rows(self.objective, self.generative_weight)
+        all_bits = all(isinstance(part, Binary) for part in parts_of(table.domain))
+        plan = class_plan(self, weight, rows, all_bits=all_bits, streaming=streaming)
         n_hidden = N_HIDDEN if self.n_components == "auto" else int(self.n_components)
         check_memory(
             f"n_components={n_hidden} with {rows.n_columns} columns",
@@ -303,7 +317,7 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
         )
         if self.penalty is not None:
             self.penalty.check()
-        return ClassBlueprint(
+        found = ClassBlueprint(
             table=table,
             plan=plan,
             base=base,
@@ -317,12 +331,18 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
             centering=self._resolved_centering(),
             penalty=None if self.penalty is None else clone(self.penalty),
         )
+        if before is not None or streaming or not takes_folds(self, rows):
+            return found
+        generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
+        own = {k: v for k, v in (self.net_params or {}).items() if k.startswith("optimizer")}
+        n_iter = epochs_by_folds(found, rows, generator, own)
+        return replace(found, plan=replace(plan, n_iter=n_iter))
 
     def _resolved_centering(self) -> Centering | None:
         if self.centering is None or isinstance(self.centering, Centering):
             return None if self.centering is None else clone(self.centering)
         free = (self.net_params or {}).get("lr", self.learning_rate) == "auto"
-        return Centering(precondition=0.5 if free else 0.0)
+        return Centering(precondition=PRECONDITION if free else 0.0)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
