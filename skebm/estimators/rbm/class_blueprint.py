@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from dataclasses import dataclass, replace
@@ -10,14 +11,15 @@ from typing import Any
 import torch
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
-from skorch.callbacks import Callback
 from torch import Tensor
 
-from skebm.base import Batch, Binary, Sampler, sampling
+from skebm.base import Binary, Sampler, sampling
+from skebm.base.objective import weighted_mean
 from skebm.distributions import Distribution
 from skebm.energies import ClassRBM, MixedRBM
 from skebm.estimators.base import Blueprint, at_least_two, chain_rows, stopping_of
 from skebm.estimators.bases import column_means
+from skebm.estimators.rbm.blueprint import GAIN
 from skebm.estimators.rbm.safety import assess
 from skebm.estimators.tables.columns import ColumnTable
 from skebm.estimators.tables.table import UnitIntervalTable
@@ -25,7 +27,7 @@ from skebm.objectives import Centering, ClassLikelihood, Penalty
 from skebm.objectives.joint import UNKNOWN
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD
-from skebm.training.engine import DivergenceError, EnergyNet
+from skebm.training.engine import Assessment, DivergenceError, EnergyNet
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 
@@ -46,8 +48,8 @@ N_STEPS, FEWEST_EPOCHS = 3000, 20
 # Rows up to which folds choose the number of epochs, of at most so many steps: tables of 150 rows
 # overfit after a hundred steps or gain until thousands, depending on the table.
 MOST_IN_FOLDS, N_STEPS_IN_FOLDS, N_FOLDS = 3000, 1000, 3
-# Cross-entropies of a fold that are compared, and how far beyond the best it goes on.
-N_IN_FOLD, WORSE, LATER = 20, 1.1, 1.5
+# Numbers of epochs that are compared.
+N_IN_FOLD = 20
 # Rows by which p(x) is compared with the base after training.
 N_JUDGES = 500
 
@@ -237,29 +239,20 @@ def takes_folds(estimator: Any, rows: Rows) -> bool:
     return free and n_known >= 2 * N_FOLDS and len(rows) <= MOST_IN_FOLDS
 
 
-class Curve(Callback):
-    """Cross-entropies of held-out rows during a training, until they are clearly past their best.
-
-    Attributes
-    ----------
-    found : dict of int to float
-        By the number of epochs.
-    """
-
-    def __init__(self, held_out: Rows, every: int):
-        self.held_out, self.every = held_out, every
-        self.found: dict[int, float] = {}
-
-    def on_epoch_end(self, net: Any, **kwargs: Any) -> None:
-        epoch, rows = len(net.history), self.held_out
-        if epoch % self.every:
-            return
-        batch = Batch(rows.block(0, len(rows)), rows.y, rows.weight)
-        with torch.no_grad(), sampling(net.module_.energy):
-            self.found[epoch] = float(net.module_.held_out(batch, None, net.generator))
-        best = min(self.found, key=self.found.__getitem__)
-        if self.found[epoch] > WORSE * self.found[best] and epoch > LATER * best:
-            raise KeyboardInterrupt  # ends training, as skorch's own callbacks do
+def assess_classes(
+    energy: ClassRBM,
+    x: Tensor,
+    weight: Tensor | None,
+    generator: torch.Generator,
+    n_completions: int = 1,
+    *,
+    y: Tensor,
+) -> Assessment:
+    """Mean log p(y given x) of labelled rows, exact, without draws of the model."""
+    with torch.no_grad(), sampling(energy):
+        value = energy.log_class_proba(x).double().gather(1, y[:, None])[:, 0]
+    share = None if weight is None else weight.double()
+    return Assessment(float(weighted_mean(value, share)), 0.0, x[:0])
 
 
 def epochs_by_folds(
@@ -282,16 +275,15 @@ def epochs_by_folds(
     assert rows.y is not None
     known = (rows.y != UNKNOWN).nonzero().ravel()
     order = known[torch.randperm(len(known), generator=generator, device=known.device)]
-    every = max(1, blueprint.plan.n_iter // N_IN_FOLD)
     total: dict[int, list[float]] = {}
     for left_out in order.tensor_split(N_FOLDS):
         kept = torch.ones(len(rows), dtype=torch.bool, device=known.device)
         kept[left_out] = False
-        train, curve = rows.subset(kept.nonzero().ravel()), Curve(rows.subset(left_out), every)
-        net_params = {**own, "callbacks": [curve]}
+        train, judges = rows.subset(kept.nonzero().ravel()), rows.subset(left_out)
         net = blueprint.plan.net(
-            blueprint.objective(generator), generator, streaming=False, net_params=net_params
+            blueprint.objective(generator), generator, streaming=False, net_params=own
         ).initialize()
+        net.hold_out(judges, functools.partial(assess_classes, y=rows.y[left_out]), N_IN_FOLD)
         blueprint.initialise(net.module_.energy, train)
         try:
             net.partial_fit(blueprint.deduplicate(train))
@@ -299,11 +291,12 @@ def epochs_by_folds(
             continue
         if net.interrupted_:
             raise KeyboardInterrupt("fit was interrupted when it compared numbers of epochs.")
-        for epoch, value in curve.found.items():
-            total.setdefault(epoch, []).append(value)
+        for row in net.history:
+            if GAIN in row:
+                total.setdefault(row["epoch"], []).append(row[GAIN])
     whole = max(map(len, total.values()), default=0)
     means = {epoch: sum(values) for epoch, values in total.items() if len(values) == whole}
-    return min(means, key=means.__getitem__, default=blueprint.plan.n_iter)
+    return max(means, key=means.__getitem__, default=blueprint.plan.n_iter)
 
 
 def class_plan(
