@@ -8,6 +8,7 @@ from skebm import base, diagnostics, distributions, energies, objectives, partit
 from skebm.estimators import (
     BoltzmannMachineDensity,
     ContrastiveDivergenceDensity,
+    DeepBeliefNetwork,
     EnergyOutlierDetector,
     Explanation,
     FlowContrastiveDensity,
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BoltzmannMachineDensity",
     "ContrastiveDivergenceDensity",
+    "DeepBeliefNetwork",
     "EnergyOutlierDetector",
     "Explanation",
     "FlowContrastiveDensity",

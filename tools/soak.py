@@ -26,6 +26,7 @@ from tqdm import tqdm
 from skebm import (
     BoltzmannMachineDensity,
     ContrastiveDivergenceDensity,
+    DeepBeliefNetwork,
     EnergyOutlierDetector,
     FlowContrastiveDensity,
     JEMClassifier,
@@ -129,6 +130,17 @@ SETTINGS: dict[type, dict[str, dict[str, Any]]] = {
         "gaussian": {"base": "gaussian", **SHORT},
         "balanced": {"class_weight": "balanced", **SHORT},
         "early-stopping": {"early_stopping": True, "n_iter": 20},
+    },
+    DeepBeliefNetwork: {
+        "defaults": {},
+        "summed": {"hidden_layer_sizes": (8, 6), "rbm": RBMEstimator(**SHORT)},
+        "drawn": {"hidden_layer_sizes": (20, 8), "rbm": RBMEstimator(**SHORT)},
+        "one": {"hidden_layer_sizes": (8,), "rbm": RBMEstimator(**SHORT)},
+        "states": {
+            "hidden_layer_sizes": (6, 5, 4),
+            "rbm": RBMEstimator(learning="pcd", **SHORT),
+            "upper_input": "states",
+        },
     },
     EnergyOutlierDetector: {
         "defaults": {},

@@ -3,6 +3,7 @@
 from skebm.estimators.bases import MixtureBase
 from skebm.estimators.boltzmann import BoltzmannMachineDensity, SparsityPath
 from skebm.estimators.boltzmann.hopfield import HopfieldMemory, Recall
+from skebm.estimators.deep import DeepBeliefNetwork
 from skebm.estimators.neural import (
     ContrastiveDivergenceDensity,
     Discrepancy,
@@ -23,6 +24,7 @@ from skebm.estimators.tractable import TractableDensity
 __all__ = [
     "BoltzmannMachineDensity",
     "ContrastiveDivergenceDensity",
+    "DeepBeliefNetwork",
     "Discrepancy",
     "EnergyOutlierDetector",
     "Explanation",

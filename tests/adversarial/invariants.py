@@ -17,7 +17,7 @@ import torch
 from scipy.special import logsumexp
 from sklearn.base import is_classifier
 
-from skebm import EnergyOutlierDetector
+from skebm import DeepBeliefNetwork, EnergyOutlierDetector
 from skebm.base import Binary
 from skebm.estimators.base import BaseEBM
 
@@ -164,6 +164,8 @@ def density_of(estimator):
         if estimator.method == "cross-conformal":
             return None
         estimator = estimator.estimator_
+    if isinstance(estimator, DeepBeliefNetwork):
+        return estimator if estimator.bound_kind_ == "exact" else None
     if not isinstance(estimator, BaseEBM) or estimator.partition is None:
         return None
     return estimator
@@ -176,12 +178,12 @@ def density_of(estimator):
 
 def log_mass(model, X):
     """Log of the sum or integral of p, and the size that it may have; None if not computed."""
-    error = model.log_partition_std_
-    if isinstance(model._blueprint.table.domain, Binary):
+    error, table = model.log_partition_std_, table_of(model)
+    if isinstance(table.domain, Binary):
         if X.shape[1] > MAX_BITS:
             return None
         states = np.array(list(itertools.product([0.0, 1.0], repeat=X.shape[1])))
-        rows = model._blueprint.table.invert(torch.as_tensor(states))
+        rows = table.invert(torch.as_tensor(states))
         if len(np.unique(rows, axis=0)) < len(rows):
             return None  # a constant column that is scaled has one value for both states
         return float(logsumexp(model.score_samples(rows))), allowed_error(error)
@@ -191,6 +193,12 @@ def log_mass(model, X):
     if not spread < MAX_ERROR:
         return None
     return value, allowed_error(math.hypot(error, spread))
+
+
+def table_of(model):
+    """The table by which columns become rows of the energy, of a network that of its first RBM."""
+    first = model.rbms_[0] if isinstance(model, DeepBeliefNetwork) else model
+    return first._blueprint.table
 
 
 def allowed_error(error):
@@ -244,7 +252,7 @@ def log_kernels(rows, centres, scale):
 
 def loss_to_base(model, X):
     """What held-out rows lose to the base, if it is more than two standard errors; "" if not."""
-    table, base = model._blueprint.table, getattr(model, "base_", None)
+    table, base = table_of(model), getattr(model, "base_", None)
     if base is None:
         return ""
     kind = {"device": torch.device("cpu"), "dtype": getattr(torch, model.dtype)}

@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator
 from skebm import (
     BoltzmannMachineDensity,
     ContrastiveDivergenceDensity,
+    DeepBeliefNetwork,
     EnergyOutlierDetector,
     FlowContrastiveDensity,
     JEMClassifier,
@@ -38,6 +39,9 @@ CASES = {
     EnergyOutlierDetector: lambda: EnergyOutlierDetector(
         ScoreMatchingDensity(**FEW), random_state=0
     ),
+    DeepBeliefNetwork: lambda: DeepBeliefNetwork(
+        (8, 6), rbm=RBMEstimator(n_iter=3), random_state=0
+    ),
 }
 
 
@@ -55,7 +59,7 @@ def test_what_holds_of_any_fit(cls, table):
 
 def test_every_estimator_takes_part():
     assert len(TABLES) == 22
-    for cls in (*walk(BaseEBM), EnergyOutlierDetector):
+    for cls in (*walk(BaseEBM), EnergyOutlierDetector, DeepBeliefNetwork):
         assert cls in CASES
         assert "defaults" in SETTINGS[cls]
 

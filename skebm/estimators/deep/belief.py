@@ -1,0 +1,658 @@
+"""Deep belief network: RBMs on top of each other, trained one after the other."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import (
+    BaseEstimator,
+    ClassNamePrefixFeaturesOutMixin,
+    DensityMixin,
+    TransformerMixin,
+    clone,
+)
+from sklearn.utils import get_tags
+from torch import Tensor, nn
+
+from skebm._validation import (
+    Interval,
+    StrOptions,
+    check_columns,
+    check_is_fitted,
+    check_random_state,
+    draw_seed,
+    fit_context,
+    set_seeds,
+)
+from skebm.base import PartitionEstimator
+from skebm.base.energy import check_temperature
+from skebm.base.sampler import whole_number, whole_numbers
+from skebm.base.torchtools import check_memory
+from skebm.distributions import Distribution
+from skebm.estimators.base import (
+    asked_for,
+    restores_on_failure,
+    set_nested_params,
+    warn_without_effect,
+)
+from skebm.estimators.deep.bounds import (
+    all_states,
+    expected,
+    is_summed,
+    log_state_gains,
+    sampled_gain,
+)
+from skebm.estimators.deep.module import sigmoid_network
+from skebm.estimators.rbm import RBMEstimator
+from skebm.training.rows import Rows
+
+# Parameters of an RBM that say what the columns of X are, which only the first one takes.
+OF_COLUMNS = ("visible", "categorical_features", "rescale")
+# Bases that bits may have; others are for columns of X.
+BASES_OF_BITS = ("auto", "independent", "chow-liu", "block-tree")
+
+
+class DeepBeliefNetwork(
+    ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, BaseEstimator
+):
+    r"""Deep belief network: features, a density, samples, and a network to start training from.
+
+    .. math::
+        p(x) = \sum_{h_1, \dots, h_{L-1}} p_1(x \mid h_1) \, p_2(h_1 \mid h_2) \cdots
+        p_{L-1}(h_{L-2} \mid h_{L-1}) \, p_L(h_{L-1}) ,
+
+    L RBMs, of which the top one has the distribution of its visible units, and each other one the
+    conditional of its visible given its hidden units. They are trained greedily [1]_: the first is
+    fitted to X, each other one to the probabilities of the hidden units of the one below. It is the
+    model that a :class:`~sklearn.pipeline.Pipeline` of these :class:`RBMEstimator` would be, with
+    the likelihood, samples and reconstructions that such a pipeline lacks.
+
+    Columns may be bits, numbers and categories with missing entries, as the first RBM takes them.
+
+    Parameters
+    ----------
+    hidden_layer_sizes : tuple of int or int, default=(256, 256)
+        Numbers of hidden units, from the first RBM to the top. A number is a single RBM, whose
+        features, samples and scores it has.
+    rbm : RBMEstimator or None, default=None
+        Settings of all RBMs, of which clones are fitted; None is ``RBMEstimator()``. Parameters can
+        be searched over by ``rbm__<name>``. What says of which type columns are (`visible`,
+        `categorical_features`, `rescale`, a `base` of other columns than bits) is for the first
+        RBM alone; `n_components` and `warm_start` have no effect.
+    layer_params : sequence of dict or None, default=None
+        Parameters in which the RBMs differ from `rbm`, a dict for each, from the first to the top;
+        None in its place is an empty one.
+    upper_input : {"probabilities", "states"}, default="probabilities"
+        What the RBMs above the first are fitted to: the probabilities of the hidden units below, or
+        states that are drawn from them once.
+    n_draws : int, default=100
+        Draws of the hidden layers for each row in `score_samples`, `score` and `energy`, where
+        these are not summed over; a change counts from the next call on.
+    partition : "auto", PartitionEstimator or None, default="auto"
+        How log Z of the top RBM is estimated, when it is first needed. ``"auto"``: as its own
+        parameter says. None: not at all; `score_samples` is then minus the energy.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the draws of the hidden layers, and of every ``random_state`` of the RBMs that is
+        None.
+    verbose : int, default=0
+        1 shows the progress bar of each RBM.
+
+    Attributes
+    ----------
+    rbms_ : list of RBMEstimator
+        The fitted RBMs, from the first to the top.
+    bound_kind_ : {"exact", "lower"}
+        What `score_samples` is of log p(x) given log Z: exact where each hidden layer below the top
+        has at most 12 units, and for a single RBM; otherwise a lower bound in expectation.
+    log_partition_, log_partition_std_ : float
+        log Z of the top RBM in nats and its standard error, 0 when exact.
+    log_partition_bounds_ : tuple of float
+        Ends of the interval for log Z.
+    log_partition_kind_ : {"exact", "probabilistic", "heuristic"}
+        Whether the interval is certain, holds with a stated probability, or has no guarantee.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
+
+    See Also
+    --------
+    RBMEstimator : A single RBM.
+    sklearn.pipeline.Pipeline : RBMs, or other transformers, one after the other.
+
+    Notes
+    -----
+    With two hidden layers or more, log p(x) is a sum over the states of those below the top. Where
+    these are few it is computed. Otherwise it is bounded by importance weights of draws
+    :math:`h^{(k)} \sim q(h \mid x)` of the conditionals of the RBMs from below [2]_ [3]_,
+
+    .. math::
+        \log p(x) \ge E \log \frac1K \sum_{k=1}^K \frac{p(x, h^{(k)})}{q(h^{(k)} \mid x)} ,
+
+    which is tighter the larger K is, and exact for a single RBM. What is stated is one draw of the
+    right side: its mean over many rows is a lower bound but for its standard error.
+
+    Ctrl-C while an RBM is trained leaves the RBMs so far, the last one trained in part, and raises
+    `KeyboardInterrupt`: the model is then one of fewer layers if it was not the top. A call that
+    fails in any other way leaves the estimator as it was before it.
+
+    References
+    ----------
+    .. [1] Hinton, Osindero and Teh (2006), "A fast learning algorithm for deep belief nets", Neural
+       Computation 18(7).
+    .. [2] Salakhutdinov and Murray (2008), "On the quantitative analysis of deep belief networks",
+       ICML (a lower bound with log Z by annealing).
+    .. [3] Burda, Grosse and Salakhutdinov (2016), "Importance weighted autoencoders", ICLR,
+       equation 8.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from skebm import DeepBeliefNetwork
+    >>> X = (load_digits().data > 7).astype("float32")
+    >>> model = DeepBeliefNetwork((32, 16), random_state=0).set_params(rbm__n_iter=5).fit(X)
+    >>> model.transform(X).shape
+    (1797, 16)
+    >>> model.sample(2, random_state=0).shape
+    (2, 64)
+    >>> bool(model.score(X) > -40)  # a lower bound in nats; independent columns have -31.6
+    True
+    >>> model.to_module(n_outputs=10)
+    Sequential(
+      (0): Linear(in_features=64, out_features=32, bias=True)
+      (1): Sigmoid()
+      (2): Linear(in_features=32, out_features=16, bias=True)
+      (3): Sigmoid()
+      (4): Linear(in_features=16, out_features=10, bias=True)
+    )
+    """
+
+    _parameter_constraints: dict = {
+        "hidden_layer_sizes": ["array-like", Interval(Integral, 1, None, closed="left")],
+        "rbm": [RBMEstimator, None],
+        "layer_params": ["array-like", None],
+        "upper_input": [StrOptions({"probabilities", "states"})],
+        "n_draws": [Interval(Integral, 1, None, closed="left")],
+        "partition": [StrOptions({"auto"}), PartitionEstimator, None],
+        "random_state": ["random_state"],
+        "verbose": ["verbose"],
+    }
+
+    def __init__(
+        self,
+        hidden_layer_sizes=(256, 256),
+        *,
+        rbm=None,
+        layer_params=None,
+        upper_input="probabilities",
+        n_draws=100,
+        partition="auto",
+        random_state=None,
+        verbose=0,
+    ):
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.rbm = rbm
+        self.layer_params = layer_params
+        self.upper_input = upper_input
+        self.n_draws = n_draws
+        self.partition = partition
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # ---------------------------------------------------------------- parameters
+
+    def _config_of(self, owner: str, value: Any, names: Iterable[str]) -> Any:
+        """The object that a default stands for, whose parameters are being set."""
+        return RBMEstimator() if owner == "rbm" and value is None else None
+
+    @restores_on_failure
+    def set_params(self, **params: Any) -> DeepBeliefNetwork:
+        """Set parameters by name, those of the RBMs by ``rbm__<name>``, where `rbm` is None too."""
+        super().set_params(**{k: v for k, v in params.items() if "__" not in k})
+        nested = {k: v for k, v in params.items() if "__" in k}
+        set_nested_params(self, nested)
+        super().set_params(**nested)
+        return self
+
+    def _template(self) -> RBMEstimator:
+        return RBMEstimator() if self.rbm is None else self.rbm
+
+    def _layers(self, random: np.random.RandomState) -> list[RBMEstimator]:
+        """The RBMs before they are fitted."""
+        sizes = whole_numbers("hidden_layer_sizes", self.hidden_layer_sizes, 1)
+        if not sizes:
+            raise ValueError("hidden_layer_sizes must hold the size of at least one layer, got ().")
+        overrides = self._checked_layer_params(len(sizes))
+        layers = []
+        for k, (size, own) in enumerate(zip(sizes, overrides, strict=True)):
+            layer = clone(self._template())
+            layer.set_params(n_components=size, warm_start=False)
+            if k:
+                layer.set_params(**_without_columns(layer))
+            if self.verbose:
+                layer.set_params(verbose=self.verbose)
+            if k == len(sizes) - 1 and self.partition != "auto":
+                layer.set_params(partition=clone(self.partition, safe=False))
+            layer.set_params(**own)
+            set_seeds(layer, random)
+            # What a configuration of scikit-learn asks of outputs is not for those in between.
+            layers.append(layer.set_output(transform="default"))
+        return layers
+
+    def _checked_layer_params(self, n_layers: int) -> list[Mapping[str, Any]]:
+        """A dict of parameters for each RBM; `ValueError` that says what is wrong."""
+        if self.layer_params is None:
+            return [{}] * n_layers
+        found = [{} if own is None else own for own in self.layer_params]
+        if len(found) != n_layers or not all(isinstance(own, Mapping) for own in found):
+            raise ValueError(
+                f"layer_params must hold {n_layers} dicts of parameters, one for each of "
+                f"hidden_layer_sizes, got {self.layer_params!r}."
+            )
+        for k, own in enumerate(found):
+            for name in ("n_components", "warm_start", *(OF_COLUMNS if k else ())):
+                if name in own:
+                    raise ValueError(
+                        f"layer_params[{k}] cannot set {name}: "
+                        + {
+                            "n_components": "use hidden_layer_sizes.",
+                            "warm_start": "each fit starts anew, so remove it.",
+                        }.get(name, "it is for the columns of X, which only layer 0 takes.")
+                    )
+        return found
+
+    def _without_effect(self, n_layers: int) -> dict[str, str]:
+        """Parameters that this fit does not use, each with the reason."""
+        reasons = {
+            "n_components": "hidden_layer_sizes takes its place",
+            "warm_start": "each fit starts anew",
+        }
+        asked = asked_for(self._template())
+        found = {f"rbm__{name}": why for name, why in reasons.items() if name in asked}
+        if n_layers == 1:
+            alone = {"upper_input": "there is one layer", "n_draws": "one layer needs no draws"}
+            found |= {name: why for name, why in alone.items() if name in asked_for(self)}
+        return found
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        first = get_tags(self._template())
+        tags.input_tags = deepcopy(first.input_tags)
+        tags.transformer_tags = deepcopy(first.transformer_tags)
+        return tags
+
+    # ---------------------------------------------------------------- fitting
+
+    @fit_context(prefer_skip_nested_validation=False)
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> DeepBeliefNetwork:
+        """Fit the RBMs, one after the other.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            Training rows, in any form that :class:`RBMEstimator` takes.
+        y : None
+            Not used; present by convention.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Non-negative weights of the rows, in the fit of each RBM; rows of weight 0 are ignored.
+
+        Returns
+        -------
+        self : DeepBeliefNetwork
+        """
+        interrupted = self._fit(X, sample_weight)
+        if interrupted is not None:
+            raise interrupted
+        return self
+
+    @restores_on_failure
+    def _fit(self, X: Any, sample_weight: Any) -> KeyboardInterrupt | None:
+        """Fit and return what ended the training of an RBM, if anything did."""
+        check_columns(self, X, reset=True)
+        random = check_random_state(self.random_state)
+        layers = self._layers(random)
+        warn_without_effect(self._without_effect(len(layers)))
+        fitted: list[RBMEstimator] = []
+        interrupted = None
+        for k, layer in enumerate(layers):
+            if k:
+                X = self._upper_rows(fitted[-1].transform(X), random)
+            try:
+                layer.fit(X, sample_weight=sample_weight)
+            except KeyboardInterrupt as error:
+                if not layer.__sklearn_is_fitted__():
+                    raise
+                interrupted = error
+            fitted.append(layer)
+            if interrupted is not None:
+                break
+        self.rbms_, self._seed = fitted, draw_seed(random)
+        return interrupted
+
+    def _upper_rows(self, mean: np.ndarray, random: np.random.RandomState) -> np.ndarray:
+        """What the next RBM is fitted to, given the probabilities of the hidden units below."""
+        if self.upper_input == "probabilities":
+            return mean
+        found: np.ndarray = (random.uniform(size=mean.shape) < mean).astype(mean.dtype)
+        return found
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return "rbms_" in vars(self)
+
+    # ---------------------------------------------------------------- features
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.rbms_[-1].n_components_
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Probabilities of the units of the top hidden layer, given those below.
+
+        Those of the first hidden layer are :math:`p(h_1 \\mid x)`, and each RBM takes them for its
+        visible units. Of a row with missing entries it is what the first RBM's `transform` returns
+        that goes up.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples, hidden_layer_sizes[-1])
+            In the precision of X.
+        """
+        return self.transform_layers(X)[-1]
+
+    def transform_layers(self, X: Any) -> list[np.ndarray]:
+        """Probabilities of the units of each hidden layer.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        list of ndarray of shape (n_samples, hidden_layer_sizes[l])
+            From the first to the top, in the precision of X.
+        """
+        self._check(X)
+        found = []
+        for rbm in self.rbms_:
+            X = rbm.transform(X)
+            found.append(X)
+        return found
+
+    def _check(self, X: Any) -> None:
+        check_is_fitted(self)
+        if getattr(X, "ndim", 2) == 2:  # of others the first RBM says what is wrong
+            check_columns(self, X, reset=False)
+
+    def reconstruct(self, X: Any) -> Any:
+        """Mean-field reconstruction: up to the top by means, and down again.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            Missing entries are reconstructed with the others.
+
+        Returns
+        -------
+        ndarray or data frame of shape (n_samples, n_features)
+            In the units of the data; the likeliest level of a category.
+        """
+        h = self.transform(X)
+        for rbm in reversed(self.rbms_):
+            h = self._down(rbm, h, lambda conditional: conditional.mean)
+        return h
+
+    def _down(
+        self, rbm: RBMEstimator, h: np.ndarray, value: Callable[[Any], Tensor], beta: float = 1.0
+    ) -> Any:
+        """A value of the visible units given the hidden ones, in the units of the RBM's rows."""
+        energy = rbm.energy_
+        with torch.no_grad():
+            hidden = torch.as_tensor(np.asarray(h)).to(energy.weight)
+            return rbm._blueprint.table.invert(value(energy.visible(hidden, beta)))
+
+    # ---------------------------------------------------------------- samples
+
+    def sample(
+        self,
+        n_samples: int = 1,
+        random_state: Any = None,
+        *,
+        temperature: float = 1.0,
+        n_steps: int = 1000,
+    ) -> Any:
+        """Draw rows: from the top RBM, then down through the conditionals of the others.
+
+        The rows are exact and independent where the top RBM's are (:meth:`RBMEstimator.sample`),
+        else as good as its Gibbs chains.
+
+        Parameters
+        ----------
+        n_samples : int, default=1
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        temperature : float, default=1.0
+            T > 0, by which the energies of both layers of each RBM are divided: above 1 rows are
+            more random, below 1 nearer to the most probable ones. With several layers the result is
+            no power of p(x). `ValueError` for other temperatures than 1 if the first RBM has a base
+            of latent classes, whose powers have no closed form.
+        n_steps : int, default=1000
+            Number of Gibbs steps in the top RBM, if they are needed.
+
+        Returns
+        -------
+        ndarray or data frame of shape (n_samples, n_features)
+            In the units of the data.
+        """
+        check_is_fitted(self)
+        check_temperature(temperature)
+        whole_number("n_samples", n_samples, 1)
+        check_memory(f"n_samples={n_samples}", n_samples * self.n_features_in_, torch.float64)
+        base = self.rbms_[0].base_
+        if temperature != 1 and not base.has_powers:
+            raise ValueError(
+                f"temperature={temperature} needs a power of the base {base!r}, which has no "
+                "closed form: use temperature=1.0, or fit the model with another base."
+            )
+        random = check_random_state(random_state)
+        kind: dict[str, Any] = {"temperature": temperature, "n_steps": n_steps}
+        rows = self.rbms_[-1].sample(n_samples, random, **kind)
+        for rbm in reversed(self.rbms_[:-1]):
+            generator = rbm._generator(random)
+            draw = functools.partial(_drawn, generator=generator)
+            rows = self._down(rbm, rows, draw, 1 / temperature)
+        return rows
+
+    # ---------------------------------------------------------------- likelihood
+
+    @property
+    def bound_kind_(self) -> str:
+        """``"exact"`` or ``"lower"``: what `score_samples` is of log p(x), given log Z."""
+        check_is_fitted(self)
+        sizes = [rbm.n_components_ for rbm in self.rbms_[:-1]]
+        return "exact" if is_summed(sizes) else "lower"
+
+    def energy(self, X: Any) -> np.ndarray:
+        """Minus log p(x) less log Z of the top RBM, in nats: lower is more likely.
+
+        Exact, or an upper bound in expectation (see `bound_kind_`). Needs no log Z.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            Without missing entries where there are several layers.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return self._energies(X, likely=False)
+
+    def _energies(self, X: Any, likely: bool) -> np.ndarray:
+        """Energies of validated rows; with `likely`, warn of those that have no likelihood."""
+        self._check(X)
+        first = self.rbms_[0]
+        rows = first._rows(X)
+        if len(self.rbms_) > 1 and rows.has_missing():
+            raise ValueError(
+                "X contains NaN, and the likelihood of several layers needs complete rows: fill "
+                "them in first, as by rbms_[0].impute(X)."
+            )
+        found: np.ndarray = first._energies(rows, likely=likely)
+        return found if len(self.rbms_) == 1 else found - self._gains(rows)
+
+    def _gains(self, rows: Rows) -> np.ndarray:
+        """What the RBMs above the first add to the log-likelihood of rows, less log Z, (n,)."""
+        energies = [rbm._blueprint.scoring_energy(rbm.energy_) for rbm in self.rbms_]
+        if self.bound_kind_ == "exact":
+            with torch.no_grad():
+                plain = [rbm.energy_ for rbm in self.rbms_]
+                states, table = all_states(plain[0]), log_state_gains(plain)
+            gain = functools.partial(expected, energies[0], states=states, log_gain=table)
+        else:
+            gain = functools.partial(
+                sampled_gain, energies, n_draws=int(self.n_draws), seed=self._seed
+            )
+        return rows.map(gain, energies[0].domain.n_columns).numpy()
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Log p(x) of each row in nats, or a lower bound of it, with the estimate of log Z.
+
+        Exact given log Z, or a lower bound in expectation: see `bound_kind_`. An error of an
+        estimated log Z is the same for all rows (see `log_partition_bounds_`).
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            Without missing entries where there are several layers.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return -self._energies(X, likely=True) - self.log_partition_
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Mean of log p(x), or of its lower bound, in nats, with the largest credible log Z.
+
+        Exact where `bound_kind_` and log Z are; otherwise low in expectation, so that a search does
+        not reward slowly mixing models.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+        y : None
+            Not used; present by convention.
+
+        Returns
+        -------
+        float
+            nan, with a warning that gives the reason, where log Z has no credible upper end. With
+            ``partition=None`` that of the RBM for a single layer, and nan for several.
+        """
+        if len(self.rbms_ if self.__sklearn_is_fitted__() else ()) == 1:
+            self._check(X)
+            return self.rbms_[0].score(X)
+        energies = self._energies(X, likely=True)
+        reason = "partition=None asks for none"
+        largest = math.nan
+        if self.rbms_[-1].partition is not None:
+            found = self.rbms_[-1]._log_partition()
+            largest, reason = found.pessimistic, found.reason
+        if math.isnan(largest):
+            warnings.warn(
+                f"score is nan, because log Z of the top RBM has no credible upper end: {reason}. "
+                'Use partition="auto", or score_samples, which uses the estimate itself.',
+                stacklevel=2,
+            )
+        return -float(energies.mean()) - largest
+
+    @property
+    def log_partition_(self) -> float:
+        """log Z of the top RBM in nats, computed when first needed; 0 with ``partition=None``."""
+        check_is_fitted(self)
+        return self.rbms_[-1].log_partition_
+
+    @property
+    def log_partition_std_(self) -> float:
+        """Standard error of `log_partition_`; 0 if exact."""
+        check_is_fitted(self)
+        return self.rbms_[-1].log_partition_std_
+
+    @property
+    def log_partition_bounds_(self) -> tuple[float, float]:
+        """Lower and upper bounds on log Z, of the kind given by `log_partition_kind_`."""
+        check_is_fitted(self)
+        return self.rbms_[-1].log_partition_bounds_
+
+    @property
+    def log_partition_kind_(self) -> str:
+        """Kind of the bounds: ``"exact"``, ``"probabilistic"`` or ``"heuristic"``."""
+        check_is_fitted(self)
+        return self.rbms_[-1].log_partition_kind_
+
+    # ---------------------------------------------------------------- networks
+
+    def to_module(self, n_outputs: int | None = None) -> nn.Sequential:
+        """A network with the weights of the RBMs, for training with labels.
+
+        Linear layers and sigmoids that compute :meth:`transform`. It takes X as it is, in float32:
+        scaling and standardisation are part of the first layer. (Values that the model would clip
+        to the range of its training rows are not clipped.) Weights are copies, on the CPU, and
+        trained without their RBMs.
+
+        In a :class:`JEMClassifier` pass ``standardize=False`` with it, for real columns.
+
+        Parameters
+        ----------
+        n_outputs : int or None, default=None
+            Outputs of one more linear layer, such as a logit for each class. Its weights are zero,
+            so that all classes are as likely before training. None: no such layer.
+
+        Returns
+        -------
+        torch.nn.Sequential
+            From rows (n, n_features) to (n, n_outputs), or to the features.
+
+        Raises
+        ------
+        ValueError
+            If columns of X are categories.
+
+        References
+        ----------
+        Hinton and Salakhutdinov (2006), "Reducing the dimensionality of data with neural networks",
+        Science 313. Erhan, Bengio, Courville, Manzagol, Vincent and Bengio (2010), "Why does
+        unsupervised pre-training help deep learning?", JMLR 11.
+        """
+        check_is_fitted(self)
+        if n_outputs is not None:
+            whole_number("n_outputs", n_outputs, 1)
+        return sigmoid_network(self.rbms_, n_outputs)
+
+
+def _drawn(conditional: Any, generator: torch.Generator) -> Tensor:
+    """A draw of a conditional."""
+    found: Tensor = conditional.sample(generator)
+    return found
+
+
+def _without_columns(layer: RBMEstimator) -> dict[str, Any]:
+    """Parameters of an RBM of hidden units where the template is made for columns of X."""
+    found: dict[str, Any] = {
+        "visible": "bernoulli",
+        "categorical_features": None,
+        "rescale": False,
+    }
+    base = layer.base
+    if isinstance(base, Distribution) or base not in BASES_OF_BITS:
+        found["base"] = "auto"
+    return found
