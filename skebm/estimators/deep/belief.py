@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from numbers import Integral
 from typing import Any
@@ -58,6 +60,8 @@ from skebm.training.rows import Rows
 OF_COLUMNS = ("visible", "categorical_features", "rescale")
 # Bases that bits may have; others are for columns of X.
 BASES_OF_BITS = ("auto", "independent", "chow-liu", "block-tree")
+# What differs between warnings that say the same.
+NUMBERS = re.compile(r"-?\d[\d.e+-]*")
 
 
 class DeepBeliefNetwork(
@@ -319,18 +323,20 @@ class DeepBeliefNetwork(
         warn_without_effect(self._without_effect(len(layers)))
         fitted: list[RBMEstimator] = []
         interrupted = None
-        for k, layer in enumerate(layers):
-            if k:
-                X = self._upper_rows(fitted[-1].transform(X), random)
-            try:
-                layer.fit(X, sample_weight=sample_weight)
-            except KeyboardInterrupt as error:
-                if not layer.__sklearn_is_fitted__():
-                    raise
-                interrupted = error
-            fitted.append(layer)
-            if interrupted is not None:
-                break
+        with _naming_layers(len(layers)) as noting:
+            for k, layer in enumerate(layers):
+                if k:
+                    X = self._upper_rows(fitted[-1].transform(X), random)
+                try:
+                    with noting(k):
+                        layer.fit(X, sample_weight=sample_weight)
+                except KeyboardInterrupt as error:
+                    if not layer.__sklearn_is_fitted__():
+                        raise
+                    interrupted = error
+                fitted.append(layer)
+                if interrupted is not None:
+                    break
         self.rbms_, self._seed = fitted, draw_seed(random)
         return interrupted
 
@@ -637,6 +643,30 @@ class DeepBeliefNetwork(
         if n_outputs is not None:
             whole_number("n_outputs", n_outputs, 1)
         return sigmoid_network(self.rbms_, n_outputs)
+
+
+@contextlib.contextmanager
+def _naming_layers(n_layers: int) -> Iterator[Callable[[int], Any]]:
+    """Repeat what the fits of RBMs warn of after them, with their numbers, once for all alike.
+
+    The block gets a context manager for the fit of RBM k.
+    """
+    said: dict[tuple[type[Warning], str], tuple[str, list[int]]] = {}
+
+    @contextlib.contextmanager
+    def noting(k: int) -> Iterator[None]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        for one in caught:
+            text = str(one.message)
+            _, places = said.setdefault((one.category, NUMBERS.sub("", text)), (text, []))
+            places += [k + 1] if k + 1 not in places else []
+
+    yield noting
+    for (category, _), (text, places) in said.items():
+        which = f"RBM{'s' * (len(places) > 1)} {', '.join(map(str, places))} of {n_layers}: "
+        warnings.warn((which if n_layers > 1 else "") + text, category, stacklevel=5)
 
 
 def _drawn(conditional: Any, generator: torch.Generator) -> Tensor:
