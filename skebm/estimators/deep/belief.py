@@ -270,18 +270,18 @@ class DeepBeliefNetwork(
                     )
         return found
 
-    def _without_effect(self, n_layers: int) -> dict[str, str]:
-        """Parameters that this fit does not use, each with the reason."""
+    def _without_effect(self, sizes: list[int]) -> dict[str, str]:
+        """Parameters that layers of these sizes do not use, each with the reason."""
         reasons = {
             "n_components": "hidden_layer_sizes takes its place",
             "warm_start": "each fit starts anew",
         }
         asked = asked_for(self._template())
         found = {f"rbm__{name}": why for name, why in reasons.items() if name in asked}
-        if n_layers == 1:
-            alone = {"upper_input": "there is one layer", "n_draws": "one layer needs no draws"}
-            found |= {name: why for name, why in alone.items() if name in asked_for(self)}
-        return found
+        unused = {"upper_input": "there is one layer"} if len(sizes) == 1 else {}
+        if is_summed(sizes[:-1]):
+            unused["n_draws"] = "the likelihood of layers as small, or of one alone, is exact"
+        return found | {name: why for name, why in unused.items() if name in asked_for(self)}
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -320,7 +320,7 @@ class DeepBeliefNetwork(
         check_columns(self, X, reset=True)
         random = check_random_state(self.random_state)
         layers = self._layers(random)
-        warn_without_effect(self._without_effect(len(layers)))
+        warn_without_effect(self._without_effect([layer.n_components for layer in layers]))
         fitted: list[RBMEstimator] = []
         interrupted = None
         with _naming_layers(len(layers)) as noting:
@@ -564,8 +564,8 @@ class DeepBeliefNetwork(
             nan, with a warning that gives the reason, where log Z has no credible upper end. With
             ``partition=None`` that of the RBM for a single layer, and nan for several.
         """
-        if len(self.rbms_ if self.__sklearn_is_fitted__() else ()) == 1:
-            self._check(X)
+        self._check(X)
+        if len(self.rbms_) == 1:
             return self.rbms_[0].score(X)
         energies = self._energies(X, likely=True)
         reason = "partition=None asks for none"

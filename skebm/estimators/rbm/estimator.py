@@ -258,6 +258,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
     See Also
     --------
+    DeepBeliefNetwork : RBMs on top of each other.
     sklearn.neural_network.BernoulliRBM : PCD-1 without a likelihood.
 
     Notes
