@@ -10,8 +10,8 @@ label, and 20 to 320 of them get one. The same network starts from random weight
 # %%
 # Digits without labels
 # ---------------------
-# The network of two hidden layers sees all training digits, and no label. A sparsity target makes its
-# units active in few digits, which helps a classifier.
+# The network of two hidden layers sees all training digits, and no label. A sparsity target makes
+# its units active in few digits, which helps a classifier.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -104,7 +104,9 @@ for name, accuracy in zip(names, found.mean(2), strict=True):
     print(f"{name:28}", " ".join(f"{value:.3f}" for value in accuracy))
 gain = found[0] - found[1]
 print("gain over random weights    ", " ".join(f"{value:.3f}" for value in gain.mean(1)))
-print("its standard error          ", " ".join(f"{s / n_seeds**0.5:.3f}" for s in gain.std(1, ddof=1)))
+print(
+    "its standard error          ", " ".join(f"{s / n_seeds**0.5:.3f}" for s in gain.std(1, ddof=1))
+)
 
 # %%
 # The fewer labels there are, the more the start is worth.
