@@ -1,7 +1,8 @@
 """Deep belief networks on MNIST: the bound of log p(x), features, pre-training, the cost of steps.
 
     OMP_NUM_THREADS=1 python -m benchmarks.deep_belief --data PATH --part bound
-        [--steps 120000 120000] [--keep DIR] [--open-test] [--json F]
+        [--n-steps 120000] [--tops NAME ...] [--bracket CHAINS TEMPERATURES] [--keep DIR]
+        [--open-test] [--json F]
     OMP_NUM_THREADS=1 python -m benchmarks.deep_belief --data PATH --part features [--json F]
     OMP_NUM_THREADS=1 python -m benchmarks.deep_belief --data PATH --part pretraining
         [--labels 100 1000 10000] [--seeds 5] [--json F]
@@ -11,13 +12,15 @@ PATH holds `images/binarized_mnist.npz` and `images/mnist.npz`. All parts take `
 test on few rows.
 
 `bound`: 784-500-1000 on the fixed binarised MNIST of 50,000 training rows, each RBM with PCD, 100
-chains, batches of 100, a learning rate that falls linearly to a hundredth, an l1 penalty of 0.0003
-on the first and `TOPS` on the second; the candidate with the best `score` of the 10,000 validation
-rows is the one whose test rows are opened, once, with `--open-test`. All numbers are means of
-`n_draws` draws of the hidden layer, by the pessimistic end of log Z: the largest of forward
-annealing and reverse annealing from three starts, plus two standard errors. `bracket` is the
-distance from the lower to the upper end. The first RBM alone is beside it. `--keep` stores the
-fitted RBMs there and goes on from them.
+chains, batches of 100, a learning rate that falls linearly to a hundredth; the first has a learning
+rate of 0.05 and an l1 penalty of 0.0003, the settings of the second are in `TOPS`: what it is
+fitted to, and whether it starts from new weights or from those of the first RBM upside down, with
+new ones of the further units. The candidate with the best `score` of the 10,000 validation rows is
+the one whose test rows are opened, once, with `--open-test`. Bounds are by 100 draws of the hidden
+layer of each row, and by the pessimistic end of log Z: the largest of forward annealing and reverse
+annealing from three starts, plus two standard errors. `bracket` is the distance from the lower to
+the upper end. The first RBM alone is beside it. `--keep` stores the fitted RBMs there and goes on
+from them.
 
 `features`: error of `LogisticRegression` on the 10,000 test images (grey values in [0, 1]), fitted
 to the first 50,000 training images, its C and what it is fitted to chosen on the other 10,000.
@@ -61,10 +64,14 @@ BATCH = 100
 FIRST = {"penalty": Penalty(l1=0.0003), "learning_rate": 0.05}
 # The second RBM of the candidates, and what it is fitted to.
 TOPS: dict[str, dict[str, Any]] = {
-    "probabilities": {"upper_input": "probabilities"},
-    "states": {"upper_input": "states"},
+    "states": {"upper_input": "states", "n_steps": 10_000, "learning_rate": 0.05},
+    "states, upside down": {"upper_input": "states", "n_steps": 5000, "learning_rate": 0.02},
+    "probabilities, upside down": {
+        "upper_input": "probabilities",
+        "n_steps": 5000,
+        "learning_rate": 0.02,
+    },
 }
-BRACKET = AISBracket(n_chains=200, n_betas=20_000)
 N_DRAWS = 100
 
 FEATURE_SIZES, FEATURE_EPOCHS = (500, 1000), 15
@@ -95,7 +102,6 @@ def machine_of(n_hidden: int, n_rows: int, n_steps: int, **params: Any) -> RBMEs
         "centering": Centering(precondition=0.5),
         "optimizer": SGD(schedule="linear"),
         "random_state": 0,
-        "partition": BRACKET,
     }
     return RBMEstimator(n_hidden, **settings | params)
 
@@ -113,15 +119,28 @@ def kept(folder: Path | None, name: str, make: Any) -> Any:
     return found
 
 
-def on_top(first: RBMEstimator, top: RBMEstimator, X: np.ndarray, params: dict) -> Any:
+def on_top(
+    first: RBMEstimator, top: RBMEstimator, X: np.ndarray, upper_input: str, upside_down: bool
+) -> Any:
     """The network that `fit` would make of these settings, of a first RBM that is fitted already.
 
-    An untrained network of both is fitted for a step, and its RBMs are then replaced.
+    A small network is fitted for a step, and its RBMs are then replaced.
     """
-    model = DeepBeliefNetwork((1, 1), rbm=RBMEstimator(n_iter=1), random_state=0, **params)
+    small = RBMEstimator(n_iter=1)
+    model = DeepBeliefNetwork((13, 1), rbm=small, upper_input=upper_input, random_state=0)
     model.set_params(n_draws=N_DRAWS).fit(X[:100])
     rows = model._upper_rows(first.transform(X), np.random.RandomState(0))
-    model.rbms_ = [first, top.fit(rows)]
+    model.rbms_ = [first, top]
+    if not upside_down:
+        top.fit(rows)
+        return model
+    n_iter = top.n_iter
+    top.set_params(n_iter=0).fit(rows)
+    weight, bias = np.array(top.components_), np.array(top.intercept_hidden_)
+    weight[: X.shape[1]], bias[: X.shape[1]] = first.components_.T, first.intercept_visible_
+    top.components_, top.intercept_hidden_ = weight, bias
+    top.intercept_visible_ = first.intercept_hidden_
+    top.set_params(n_iter=n_iter, warm_start=True).fit(rows)
     return model
 
 
@@ -145,26 +164,30 @@ def entry(name: str, model: Any, X: np.ndarray, took: float) -> dict[str, Any]:
 def bound(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Rows for the RBM alone and for each candidate; with the test rows, of the best one."""
     train, valid, test = binarised(args.data, 2000 if args.quick else None)
-    sizes, steps = ((20, 30), (200, 200)) if args.quick else ((500, 1000), tuple(args.steps))
-    bracket = AISBracket(n_chains=20, n_betas=200) if args.quick else BRACKET
+    sizes, n_steps = ((20, 800), 200) if args.quick else ((500, 1000), args.n_steps)
+    chains, temperatures = (20, 200) if args.quick else args.bracket
+    bracket = AISBracket(n_chains=chains, n_betas=temperatures)
     started = time.perf_counter()
     first = kept(
         args.keep,
-        f"rbm-{sizes[0]}-{steps[0]}",
-        lambda: machine_of(sizes[0], len(train), steps[0], **FIRST).fit(train),
+        f"rbm-{sizes[0]}-{n_steps}",
+        lambda: machine_of(sizes[0], len(train), n_steps, **FIRST).fit(train),
     ).set_params(partition=bracket)
     took = time.perf_counter() - started
     models = {f"RBM {sizes[0]}": first}
     yield {"rows": "valid"} | entry(f"RBM {sizes[0]}", first, valid, took)
     for name in args.tops:
         params, started = dict(TOPS[name]), time.perf_counter()
-        own = {k: params.pop(k) for k in list(params) if k != "upper_input"}
-        top = machine_of(sizes[1], len(train), steps[1], **{"learning_rate": 0.05} | own)
+        upper_input = params.pop("upper_input")
+        more = 100 if args.quick else params["n_steps"]
+        top = machine_of(sizes[1], len(train), more, learning_rate=params["learning_rate"])
         label = f"DBN {sizes[0]}-{sizes[1]}, {name}"
         model = kept(
             args.keep,
-            f"dbn-{sizes[1]}-{steps[1]}-{name}",
-            lambda top=top, params=params: on_top(first, top, train, params),
+            f"dbn-{sizes[1]}-{more}-{name}".replace(", ", "-").replace(" ", "-"),
+            lambda top=top, upper_input=upper_input, name=name: on_top(
+                first, top, train, upper_input, "upside down" in name
+            ),
         )
         model.rbms_[-1].set_params(partition=bracket)
         models[label] = model
@@ -364,7 +387,8 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path)
     parser.add_argument("--part", choices=PARTS, required=True)
-    parser.add_argument("--steps", type=int, nargs=2, default=(120_000, 120_000))
+    parser.add_argument("--n-steps", type=int, default=120_000)
+    parser.add_argument("--bracket", type=int, nargs=2, default=(200, 20_000))
     parser.add_argument("--tops", nargs="+", default=list(TOPS), choices=list(TOPS))
     parser.add_argument("--labels", type=int, nargs="+", default=[100, 1000, 10_000])
     parser.add_argument("--seeds", type=int, default=5)
