@@ -16,6 +16,7 @@ from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
+from sklearn.utils import estimator_checks
 from skorch import NeuralNetClassifier
 from skorch.callbacks import Callback
 
@@ -629,6 +630,14 @@ WEIGHTS = {
 @parametrize_with_checks(CHECKED, lambda estimator: WEIGHTS, first=("two layers",))
 def test_estimator_checks(estimator, check):
     check(estimator)
+
+
+@full
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_weights_are_repetitions_in_one_full_batch(kind):
+    exact = RBMEstimator(dtype="float64", learning="exact", base="independent", n_iter=5)
+    check = getattr(estimator_checks, f"check_sample_weight_equivalence_on_{kind}_data")
+    check("DeepBeliefNetwork", DeepBeliefNetwork((3, 2), rbm=exact, random_state=0))
 
 
 @full
