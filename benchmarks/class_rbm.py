@@ -1,0 +1,336 @@
+"""Classification RBMs: MNIST, few labels, class probabilities of tables, the cost of steps.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.class_rbm --data PATH --part mnist
+        [--only NAME ...] [--open-test] [--json F]
+    OMP_NUM_THREADS=1 python -m benchmarks.class_rbm --data PATH --part semi [--seeds 5] [--json F]
+    OMP_NUM_THREADS=1 python -m benchmarks.class_rbm --data PATH --part tables [--seeds 10]
+    OMP_NUM_THREADS=1 python -m benchmarks.class_rbm --part steps
+
+PATH holds `images/mnist.npz` and `tabular/*.npz`. All parts take `--quick`, a smoke test.
+
+`mnist`: the first 50,000 training images, grey values in [0, 1] as probabilities of bits; the other
+10,000 for validation, on which the settings of `MNIST` were chosen, beside them the 10,000 test
+images, opened with `--open-test`. Larochelle et al. (2012) report 3.39 % (generative, 6,000 hidden
+units), 1.81 % (discriminative, 500) and 1.28 % (hybrid, 1,500).
+
+`semi`: 10 and 100 labels of each class of digits and of the first 10,000 images of MNIST, all
+other training rows without a label; defaults. Beside the same classifier fitted to the labelled
+rows alone (discriminative and hybrid), `JEMClassifier` and `LabelSpreading` (neighbours,
+`n_neighbors` of 3, 7 or 15 chosen on the test rows, in its favour). Errors of test rows: 500 of
+digits, the 10,000 of MNIST. Mean and standard error over seeds that draw the labels, and the mean
+paired difference to the discriminative one.
+
+`tables`: five tables, 70 % training rows by class; mean negative log-likelihood of the classes of
+the other rows, error, and calibration error (15 bins), over seeds. Beside `LogisticRegression`
+(standardised columns, C of five powers of ten by `LogisticRegressionCV`, 5 folds),
+`HistGradientBoostingClassifier` and `JEMClassifier`. No settings of `RBMClassifier` were chosen on
+these splits; its default learning rates, `generative_weight` and number of epochs were chosen on
+other splits of wheat_seeds, sonar, wine, banknote, digits and on 10,000 images of MNIST.
+
+`steps`: time of an epoch of the default hybrid beside its matrix products, sigmoids and random
+numbers alone, medians of paired ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegressionCV
+from sklearn.model_selection import StratifiedShuffleSplit
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.semi_supervised import LabelSpreading
+
+from benchmarks._common import seconds, shown, spread, write
+from skebm import JEMClassifier, RBMClassifier
+from skebm.metrics import expected_calibration_error
+from skebm.training import SGD
+
+UNKNOWN = -1
+MNIST: dict[str, dict[str, Any]] = {
+    "generative": {"n_components": 2000, "objective": "generative", "n_iter": 20},
+    "discriminative": {"n_components": 500, "objective": "discriminative", "n_iter": 40},
+    "hybrid": {
+        "n_components": 1500,
+        "generative_weight": 0.03,
+        "n_iter": 40,
+        "optimizer": SGD(averaging=0.8, schedule="linear"),
+    },
+}
+PUBLISHED = {"generative": 3.39, "discriminative": 1.81, "hybrid": 1.28}
+
+
+def mnist(data: Path) -> tuple[np.ndarray, ...]:
+    """Training and test images as rows of [0, 1], and their labels."""
+    stored = np.load(data / "images/mnist.npz")
+    X, X_test = (
+        stored[name].reshape(len(stored[name]), -1).astype(np.float32) / 255
+        for name in ("X_train", "X_test")
+    )
+    return X, stored["y_train"].astype(int), X_test, stored["y_test"].astype(int)
+
+
+def tables(data: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Name, rows and classes of the five tables."""
+    found = {}
+    for name in ("banknote", "phoneme", "wheat_seeds"):
+        stored = np.load(data / f"tabular/{name}.npz", allow_pickle=True)
+        found[name] = stored["X"], stored["y"]
+    for name, load in (("cancer", load_breast_cancer), ("wine", load_wine)):
+        found[name] = load(return_X_y=True)
+    return found
+
+
+def percent(found: np.ndarray, y: np.ndarray) -> float:
+    """Error in percent."""
+    return 100 * float((found != y).mean())
+
+
+def fitted(model: Any, X: np.ndarray, y: np.ndarray) -> tuple[Any, float]:
+    """The model and the seconds of its fit, without warnings of convergence."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return model, seconds(lambda: model.fit(X, y))
+
+
+# ------------------------------------------------------------------------------
+# MNIST
+# ------------------------------------------------------------------------------
+
+
+def of_mnist(data: Path, only: list[str], open_test: bool, n: int | None) -> Iterator[dict]:
+    """A row for each objective."""
+    X, y, X_test, y_test = mnist(data)
+    for name in only:
+        settings = MNIST[name] | ({"n_components": 20, "n_iter": 2} if n else {})
+        model = RBMClassifier(partition=None, random_state=0, **settings)
+        model, took = fitted(model, X[:50_000][:n], y[:50_000][:n])
+        error = percent(model.predict(X[50_000:]), y[50_000:])
+        row = {
+            "objective": name,
+            "hidden units": settings["n_components"],
+            "epochs": model.n_iter_,
+            "valid error, %": error,
+            "valid NLL": nll(model, X[50_000:], y[50_000:]),
+            "published, %": PUBLISHED[name],
+            "fit, s": round(took),
+        }
+        if open_test:
+            error = percent(model.predict(X_test), y_test)
+            row["test error, %"] = round(error, 2)
+            row["binomial error"] = math.sqrt(error * (100 - error) / len(y_test))
+        yield row
+
+
+def nll(model: Any, X: np.ndarray, y: np.ndarray) -> float:
+    """Mean negative log-likelihood of the classes."""
+    p = np.maximum(model.predict_proba(X), 1e-300)
+    place = np.searchsorted(model.classes_, y)
+    return -float(np.log(p[np.arange(len(y)), place]).mean())
+
+
+# ------------------------------------------------------------------------------
+# Few labels
+# ------------------------------------------------------------------------------
+
+
+def few_labels(data: Path, n_seeds: int, quick: bool) -> Iterator[dict[str, Any]]:
+    """A row for each data set and number of labels."""
+    pixels, digit = load_digits(return_X_y=True)
+    pixels = pixels / 16
+    X, y, X_test, y_test = mnist(data)
+    sets = {
+        "digits": (pixels[:1297], digit[:1297], pixels[1297:], digit[1297:]),
+        "MNIST": (X[:10_000], y[:10_000], X_test, y_test),
+    }
+    for name, (X, y, X_test, y_test) in sets.items():
+        for n_labels in (10, 100):
+            errors: dict[str, list[float]] = {}
+            for seed in range(n_seeds):
+                if quick:
+                    X, y = X[:500], y[:500]
+                for model, error in errors_of(X, y, X_test, y_test, n_labels, seed):
+                    errors.setdefault(model, []).append(error)
+            plain = np.array(errors["discriminative"])
+            row: dict[str, Any] = {"data": name, "labels a class": n_labels}
+            for model, values in errors.items():
+                mean, error = mean_error(np.array(values))
+                row[model] = f"{mean:.2f} ({error:.2f})"
+            mean, error = mean_error(plain - np.array(errors["hybrid, unlabelled too"]))
+            row["gain on discriminative"] = f"{mean:.2f} ({error:.2f})"
+            yield row
+
+
+def mean_error(values: np.ndarray) -> tuple[float, float]:
+    """Mean and its standard error."""
+    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
+
+
+def errors_of(
+    X: np.ndarray, y: np.ndarray, X_test: np.ndarray, y_test: np.ndarray, n_labels: int, seed: int
+) -> Iterator[tuple[str, float]]:
+    """Test errors of every contender."""
+    rng, few = np.random.default_rng(seed), np.full_like(y, UNKNOWN)
+    for label in np.unique(y):
+        place = rng.permutation(np.flatnonzero(y == label))[:n_labels]
+        few[place] = label
+    known = few != UNKNOWN
+    same: dict[str, Any] = {"partition": None, "random_state": seed}
+    alone = {
+        "discriminative": RBMClassifier(objective="discriminative", **same),
+        "hybrid, labelled alone": RBMClassifier(**same),
+    }
+    for name, model in alone.items():
+        yield name, percent(fitted(model, X[known], few[known])[0].predict(X_test), y_test)
+    semi = {
+        "hybrid, unlabelled too": RBMClassifier(unlabeled=UNKNOWN, **same),
+        "JEMClassifier": JEMClassifier(unlabeled=UNKNOWN, **same),
+    }
+    for name, model in semi.items():
+        yield name, percent(fitted(model, X, few)[0].predict(X_test), y_test)
+    spreads = (LabelSpreading(kernel="knn", n_neighbors=k, max_iter=100) for k in (3, 7, 15))
+    yield (
+        "LabelSpreading",
+        min(percent(fitted(m, X, few)[0].predict(X_test), y_test) for m in spreads),
+    )
+
+
+# ------------------------------------------------------------------------------
+# Tables
+# ------------------------------------------------------------------------------
+
+
+def contenders(seed: int) -> dict[str, Any]:
+    """The classifiers of a seed."""
+    logistic = LogisticRegressionCV(Cs=np.logspace(-2, 2, 5), max_iter=3000, scoring="neg_log_loss")
+    return {
+        "RBMClassifier": RBMClassifier(random_state=seed, partition=None),
+        "discriminative": RBMClassifier(
+            objective="discriminative", random_state=seed, partition=None
+        ),
+        "LogisticRegressionCV": make_pipeline(StandardScaler(), logistic),
+        "HistGradientBoosting": HistGradientBoostingClassifier(random_state=seed),
+        "JEMClassifier": JEMClassifier(random_state=seed, partition=None),
+    }
+
+
+def of_tables(data: Path, n_seeds: int, quick: bool) -> Iterator[dict[str, Any]]:
+    """A row for each table and classifier."""
+    for name, (X, y) in tables(data).items():
+        found: dict[str, list[tuple[float, ...]]] = {}
+        for seed in range(n_seeds):
+            split = StratifiedShuffleSplit(1, test_size=0.3, random_state=seed)
+            train, test = next(split.split(X, y))
+            train = train[:100] if quick else train
+            for model_name, model in contenders(seed).items():
+                model, took = fitted(model, X[train], y[train])
+                proba = model.predict_proba(X[test])
+                calibration = expected_calibration_error(y[test], proba)
+                values = nll(model, X[test], y[test]), percent(model.predict(X[test]), y[test])
+                found.setdefault(model_name, []).append((*values, float(calibration), took))
+        logistic = np.array(found["LogisticRegressionCV"])[:, 0]
+        for model_name, several in found.items():
+            values = np.array(several)
+            gain, error = mean_error(logistic - values[:, 0])
+            yield {
+                "table": name,
+                "model": model_name,
+                "NLL": "{:.4f} ({:.4f})".format(*mean_error(values[:, 0])),
+                "gain on logistic": f"{gain:.4f} ({error:.4f})",
+                "error, %": "{:.2f} ({:.2f})".format(*mean_error(values[:, 1])),
+                "calibration": "{:.4f} ({:.4f})".format(*mean_error(values[:, 2])),
+                "fit, s": float(np.median(values[:, 3])),
+            }
+
+
+# ------------------------------------------------------------------------------
+# The cost of steps
+# ------------------------------------------------------------------------------
+
+
+def steps(n_repeats: int = 7) -> Iterator[dict[str, Any]]:
+    """An epoch of 20,000 rows of 784 columns beside its products alone."""
+    rng = np.random.default_rng(0)
+    X = (rng.random((20_000, 784)) < 0.2).astype(np.float32)
+    y = rng.integers(0, 10, len(X))
+    for objective, n_hidden in (("hybrid", 500), ("hybrid", 1500), ("discriminative", 500)):
+        settings: dict[str, Any] = {"objective": objective, "partition": None, "random_state": 0}
+        warm = RBMClassifier(n_hidden, n_iter=1, warm_start=True, **settings)
+        fitted(warm, X, y)
+        ours, alone = [], []
+        for _ in range(n_repeats):
+            ours.append(sum(row["dur"] for row in fitted(warm, X, y)[0].history_[-1:]))
+            alone.append(seconds(lambda h=n_hidden, o=objective: products(X, h, o)))
+        yield {
+            "objective": objective,
+            "hidden units": n_hidden,
+            "epoch, s": float(np.median(ours)),
+            "over products": spread(ours, alone),
+        }
+
+
+@torch.no_grad()
+def products(X: np.ndarray, n_hidden: int, objective: str, n_classes: int = 10) -> None:
+    """What a step cannot do without, in torch: the products, and units of every class.
+
+    Rows and chains up to the hidden units, for every class a sigmoid and a logarithm of each, down
+    to the visible units of the chains, draws of both layers, and the product of the gradient.
+    """
+    x = torch.from_numpy(X)
+    weight, units = torch.randn(n_hidden, X.shape[1]), torch.randn(n_classes, n_hidden)
+    rows = torch.empty(200 if objective == "hybrid" else 100, X.shape[1])
+    chain = torch.rand(100, X.shape[1])
+    for batch in x.split(100):
+        rows[: len(batch)] = batch
+        if objective == "hybrid":
+            rows[100:] = chain
+        field = rows @ weight.t()
+        total = torch.zeros_like(field)
+        for own in units:
+            h = (field + own).sigmoid_()
+            h.log().sum(1)
+            total += h
+        total.t() @ rows
+        if objective == "hybrid":
+            layer = (torch.rand(100, n_hidden) < total[100:] / n_classes).float()
+            p = (layer @ weight).sigmoid_()
+            chain = (torch.rand(p.shape) < p).float()
+
+
+def main() -> None:
+    """Parse the arguments and print the table of a part."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--part", choices=("mnist", "semi", "tables", "steps"), required=True)
+    parser.add_argument("--only", nargs="+", choices=list(MNIST), default=list(MNIST))
+    parser.add_argument("--open-test", action="store_true")
+    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    started = time.perf_counter()
+    if args.part == "mnist":
+        rows = of_mnist(args.data, args.only, args.open_test, 500 if args.quick else None)
+    elif args.part == "semi":
+        rows = few_labels(args.data, args.seeds or (2 if args.quick else 5), args.quick)
+    elif args.part == "tables":
+        rows = of_tables(args.data, args.seeds or (2 if args.quick else 10), args.quick)
+    else:
+        rows = steps(2 if args.quick else 7)
+    found = shown(rows)
+    print(f"{time.perf_counter() - started:.0f} s")
+    write(args.json, {"part": args.part, "rows": found})
+
+
+if __name__ == "__main__":
+    main()
