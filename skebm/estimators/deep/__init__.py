@@ -1,0 +1,1 @@
+"""Deep models: machines and networks of several layers of hidden units."""
