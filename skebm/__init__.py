@@ -8,6 +8,7 @@ from skebm import base, diagnostics, distributions, energies, objectives, partit
 from skebm.estimators import (
     BoltzmannMachineDensity,
     ContrastiveDivergenceDensity,
+    DeepBoltzmannMachine,
     EnergyOutlierDetector,
     Explanation,
     FlowContrastiveDensity,
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BoltzmannMachineDensity",
     "ContrastiveDivergenceDensity",
+    "DeepBoltzmannMachine",
     "EnergyOutlierDetector",
     "Explanation",
     "FlowContrastiveDensity",

@@ -101,15 +101,16 @@ def test_the_marginal_is_no_power_of_the_marginal(rbm):
 
 @pytest.mark.parametrize("temperature", [0.8, 2.0])  # at 0.5 they mix in 10,000 steps
 def test_chains_of_an_rbm_agree_with_the_sum(rbm, temperature, monkeypatch):
-    monkeypatch.setattr("skebm.estimators.rbm.estimator.CHEAP_COST", 0)
+    monkeypatch.setattr("skebm.estimators.rbm.sampling.CHEAP_COST", 0)
     x = rbm.sample(4000, random_state=0, temperature=temperature, n_steps=1500)
     p = marginal(rbm.energy_, temperature)
     assert chi_square(count_states(torch.tensor(x)), p) > 1e-4
 
 
 def test_chains_at_a_temperature_start_at_the_base(rbm, monkeypatch):
-    monkeypatch.setattr("skebm.estimators.rbm.estimator.CHEAP_COST", 0)
-    starts = rbm._chain_starts(N, seeded(), 0.5)
+    monkeypatch.setattr("skebm.estimators.rbm.sampling.CHEAP_COST", 0)
+    reference = torch.zeros(1, 5)
+    starts = _starts(rbm.energy_, rbm._blueprint, rbm.net_, reference, N, seeded(), 0.5)
     p = rbm.energy_.base.log_prob(bits(5)).exp()
     assert chi_square(count_states(starts), p) > 1e-4
 

@@ -53,8 +53,8 @@ class Layers:
     def __post_init__(self) -> None:
         if len(self.sizes) < 2 or min(self.sizes) < 1:
             raise ValueError(
-                f"sizes={self.sizes} must be the number of entries of x and that of the units of at "
-                "least one hidden layer, each at least 1."
+                f"sizes={self.sizes} must be the number of entries of x and those of the units of "
+                "at least one hidden layer, each at least 1."
             )
 
     @property
@@ -212,7 +212,7 @@ class BernoulliDBM(BernoulliRBM):
 
 
 class MixedDBM(MixedRBM):
-    r"""Deep Boltzmann machine whose visible units are what a base makes them; see :class:`MixedRBM`.
+    r"""Deep Boltzmann machine with visible units of any kind; see :class:`MixedRBM`.
 
     .. math:: E(x, h_1, \dots, h_L) = -\log q_s(x) - b_0^\top t(x) - h_1^\top W_1 t(x)
         - \sum_{l=1}^L b_l^\top h_l - \sum_{l=2}^L h_l^\top W_l h_{l-1} .
@@ -418,15 +418,10 @@ class HiddenGiven:
         summed = softplus(self.between_field(beside)).sum(1)
         return self.log_rest + beside @ self.bias + summed
 
-    def enumeration_cost(self) -> float:
-        """Terms of a row in :meth:`log_marginal`."""
-        n, m = self.layers.n_beside, self.layers.n_between
-        return float(min(2.0**n * m, 2.0**m * n))
-
     def log_marginal(self) -> Tensor:
-        """log of the sum of exp(-E) over all hidden layers, (n,), float64; exact, by enumeration."""
+        """log of the sum of exp(-E) over all hidden layers, (n,), float64; by enumeration."""
         n, m = self.layers.n_beside, self.layers.n_between
-        over_row = 2.0**n * m <= 2.0**m * n
+        over_row = n <= m
         n_units, width = (n, len(self.bias)) if over_row else (m, self.field.shape[1])
         total = self.log_rest.new_full((len(self.field),), -torch.inf, dtype=torch.float64)
         size = max(1, CHUNK // (len(self.field) * self.field.shape[1]))

@@ -3,6 +3,8 @@
 from skebm.estimators.bases import MixtureBase
 from skebm.estimators.boltzmann import BoltzmannMachineDensity, SparsityPath
 from skebm.estimators.boltzmann.hopfield import HopfieldMemory, Recall
+from skebm.estimators.deep.machine import DeepBoltzmannMachine
+from skebm.estimators.deep.meanfield import MeanField, PosteriorMeans
 from skebm.estimators.neural import (
     ContrastiveDivergenceDensity,
     Discrepancy,
@@ -23,6 +25,7 @@ from skebm.estimators.tractable import TractableDensity
 __all__ = [
     "BoltzmannMachineDensity",
     "ContrastiveDivergenceDensity",
+    "DeepBoltzmannMachine",
     "Discrepancy",
     "EnergyOutlierDetector",
     "Explanation",
@@ -31,7 +34,9 @@ __all__ = [
     "Hybrid",
     "JEMClassifier",
     "Likelihood",
+    "MeanField",
     "MixtureBase",
+    "PosteriorMeans",
     "NCEDensity",
     "ProductOfDensities",
     "RBMEstimator",

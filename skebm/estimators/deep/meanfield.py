@@ -238,8 +238,8 @@ def bound_of(given: HiddenGiven, settings: MeanField) -> Tensor:
 
 def is_exact(layers: Layers) -> bool:
     """Whether the hidden layers of a row are summed out by enumeration."""
-    n, m = layers.n_beside, layers.n_between
-    return min(2.0 ** min(n, 999) * m, 2.0 ** min(m, 999) * max(n, 1)) <= EXACT_TERMS
+    n, m = sorted((layers.n_beside, layers.n_between))
+    return n == 0 or 2.0 ** min(n, 999) * m <= EXACT_TERMS
 
 
 class PosteriorMeans(NamedTuple):
@@ -294,5 +294,5 @@ def recognition_module(energy: Any, layers: Layers) -> nn.Sequential:
         modules += [linear, nn.Sigmoid()]
     factor = getattr(energy, "factor", lambda: None)()
     if factor is not None:  # statistics of real columns
-        modules[0].weight.mul_(factor[: layers.n_visible].cpu())  # type: ignore[operator,union-attr]
+        modules[0].weight.mul_(factor[: layers.n_visible].cpu())  # type: ignore[operator]
     return nn.Sequential(*modules)

@@ -21,7 +21,7 @@ from skebm._validation import (
     StrOptions,
     check_is_fitted,
 )
-from skebm.base import BipartiteEnergy, Clamp, Sampler
+from skebm.base import BipartiteEnergy, Sampler
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
@@ -44,7 +44,6 @@ from skebm.estimators.bases import (
     fit_completed,
 )
 from skebm.estimators.rbm.blueprint import (
-    CHEAP_COST,
     RBMBlueprint,
     Trials,
     design,
@@ -63,18 +62,16 @@ from skebm.estimators.rbm.missing import (
     hidden_means,
     log_sums,
 )
+from skebm.estimators.rbm.sampling import BLOCK, draws, imputed
 from skebm.estimators.tables.columns import Coding, ColumnTable, in_unit_interval
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import Centering, Penalty
 from skebm.objectives.local import LOCAL_RULES
-from skebm.partition import exact_draws
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
 from skebm.training.engine import ENOUGH_STEPS, EnergyNet
 from skebm.training.rows import Rows
 
-# Rows per Gibbs run, which limits its memory.
-BLOCK = 4096
 # Gibbs steps for the features of rows with missing entries.
 N_MEAN_STEPS = 100
 
@@ -610,8 +607,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     ) -> tuple[Tensor, Tensor]:
         """Means of hidden units and of rows given the known entries."""
         energy = self.energy_
-        base = self._blueprint.partition_input("base", energy, self.net_, x)
-        return hidden_means(energy, base, x, known, n_steps, generator)
+        return hidden_means(energy, energy.base, x, known, n_steps, generator)
 
     def pseudo_likelihood(self, X: Any) -> np.ndarray:
         """Pseudo-log-likelihood of each row, summed exactly over all columns.
@@ -718,41 +714,10 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         self, n: int, generator: torch.Generator, n_steps: int = 1000, temperature: float = 1.0
     ) -> Tensor:
         """Rows of the model at a temperature, exact if the states can be enumerated."""
-        energy, beta, blocks = self.energy_, 1 / temperature, []
-        if temperature != 1 and energy.base is not None and not energy.base.has_powers:
-            raise ValueError(
-                f"temperature={temperature} needs a power of the base {energy.base!r}, which has "
-                "no closed form: use temperature=1.0, or fit the model with another base."
-            )
-        with torch.no_grad():
-            if energy.enumeration_cost() <= CHEAP_COST:
-                field = energy.weight.new_zeros(energy.domain.n_columns)
-                tempered = energy if temperature == 1 else Tilted(energy, field, beta)
-                return exact_draws(tempered, n, generator)
-            starts = self._chain_starts(n, generator, temperature)
-            for done in range(0, n, BLOCK):
-                size = (min(BLOCK, n - done),)
-                pick = torch.randint(len(starts), size, generator=generator, device=starts.device)
-                state, _ = self._blueprint.layer_sampler.run(
-                    energy, starts[pick], n_steps, generator, beta=beta
-                )
-                blocks.append(state.x)
-            return torch.cat(blocks)
-
-    def _chain_starts(self, n: int, generator: torch.Generator, temperature: float) -> Tensor:
-        """Rows from which chains of the model start: near it, or spread out at a temperature."""
-        energy = self.energy_
-        like = energy.weight
-        if temperature != 1:
-            if energy.base is None:
-                return energy.domain.uniform(n, generator, dtype=like.dtype).to(like.device)
-            return energy.base.sample(n, generator).to(like)
-        start = chain_rows(self.net_)
-        if start is not None:
-            return start
-        reference = torch.as_tensor(self._reference).to(like)
-        data = self._blueprint.partition_input("x", energy, self.net_, reference)["data"]
-        return data
+        reference = torch.as_tensor(self._reference).to(self.energy_.weight)
+        return draws(
+            self.energy_, self._blueprint, self.net_, reference, n, generator, n_steps, temperature
+        )
 
     def impute(
         self,
@@ -806,23 +771,10 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
     def _imputed(self, rows: Rows, generator: torch.Generator, how: str, n_steps: int) -> Tensor:
         """Rows of the energy with their missing entries filled in."""
-        energy, blocks = self.energy_, []
+        blocks = []
         for start in range(0, len(rows), BLOCK):
             x = rows.block(start, start + BLOCK)
-            known = ~x.isnan()
-            if how == "sample":
-                guess = energy.base.sample(len(x), generator)
-                clamp = Clamp(known, torch.nan_to_num(x))
-                state, _ = self._blueprint.layer_sampler.run(
-                    energy, guess, n_steps, generator, clamp=clamp
-                )
-                x = state.x
-            else:
-                _, x = self._means(x, known, max(n_steps, 2), generator)
-                if how == "mode":
-                    bits = self._blueprint.bits.to(x.device) & ~known
-                    x = torch.where(bits, (x > 0.5).to(x), x)
-            blocks.append(x.cpu())
+            blocks.append(imputed(self.energy_, self._blueprint, x, how, n_steps, generator).cpu())
         return torch.cat(blocks)
 
     @available_if(_has_bits_only)
