@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator
 from skebm import (
     BoltzmannMachineDensity,
     ContrastiveDivergenceDensity,
+    DeepBoltzmannMachine,
     EnergyOutlierDetector,
     FlowContrastiveDensity,
     JEMClassifier,
@@ -27,6 +28,7 @@ from tools.soak import SETTINGS, all_cases, main
 FEW = {"n_iter": 3, "random_state": 0}
 CASES = {
     RBMEstimator: lambda: RBMEstimator(8, **FEW),
+    DeepBoltzmannMachine: lambda: DeepBoltzmannMachine((8, 4), **FEW),
     BoltzmannMachineDensity: lambda: BoltzmannMachineDensity(**FEW),
     ContrastiveDivergenceDensity: lambda: ContrastiveDivergenceDensity(**FEW),
     ScoreMatchingDensity: lambda: ScoreMatchingDensity(**FEW),

@@ -63,7 +63,7 @@ class DeepBlueprint(RBMBlueprint):
         Of x.
     layers : Layers
     mean_field : MeanField
-    pretraining : str or None
+    pretraining : "layerwise" or None
     seed : int
         Of the greedy training.
     """
@@ -114,6 +114,30 @@ class DeepBlueprint(RBMBlueprint):
         generator = torch.Generator(rows.device).manual_seed(self.seed)
         base = self.base.to(rows.device, rows.dtype)
         pretrain(energy, self.layers, base, self.table.without(rows), settings, generator)
+
+    def finalised(self, net: EnergyNet, rows: Rows) -> DeepBlueprint:
+        """Go back to the base where held-out rows never were more likely than by it.
+
+        The guard knows no better weights than those of the greedy training, which may be worse.
+        """
+        best = net.guard_.best
+        if self.pretraining is not None and best is not None and best.gain < 0:
+            super().initialise(net.module_.energy, rows)
+            warnings.warn(
+                "Held-out rows never became more likely than by the base, to which the machine "
+                "goes back. More rows, other layers or pretraining=None may find more.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+        return self
+
+    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
+        found = super().without_effect(asked)
+        if asked.get("pretraining") == "layerwise" and self.pretraining is None:
+            found["pretraining"] = "partial_fit has no rows to train layer by layer"
+        if not self.layers.n_beside and "mean_field" in asked:
+            found["mean_field"] = "a single layer is independent given x"
+        return found
 
     # ---------------------------------------------------------------- hidden entries of rows
 
@@ -255,11 +279,15 @@ def design_deep(
     name = estimator.base if isinstance(estimator.base, str) else None
     chosen = BaseChoice(name, layers.n_between, "as given")
     found = design(asked, table.visible, base, chosen, rows, streaming=streaming)
+    pretraining = params["pretraining"]
+    if pretraining == "auto":
+        pretraining = "layerwise" if found.guarded and layers.n_beside else None
+    greedy = pretraining == "layerwise" and not streaming
     own = {
         "table": table,
         "layers": layers,
         "mean_field": MeanField() if params["mean_field"] is None else clone(params["mean_field"]),
-        "pretraining": params["pretraining"],
+        "pretraining": "layerwise" if greedy else None,
         "seed": seed,
     }
     return DeepBlueprint(**vars(found) | own)
