@@ -32,6 +32,7 @@ from skebm.distributions import (
     Uniform,
 )
 from skebm.estimators import tractable
+from skebm.estimators.rbm.sampling import _starts
 from tests.discovery import walk
 from tests.oracle import DOUBLE, bits, chi_square, count_states, joint_energy, mean_is, seeded
 from tests.tiers import full, named

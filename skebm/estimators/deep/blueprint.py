@@ -29,7 +29,7 @@ from skebm.estimators.deep.meanfield import (
     refined,
     solve,
 )
-from skebm.estimators.deep.rows import LayeredTable
+from skebm.estimators.deep.rows import FIRST_MEAN, LayeredTable
 from skebm.estimators.rbm.blueprint import (
     N_COMPLETIONS,
     SCALE_ON_TREES,
@@ -153,6 +153,9 @@ class DeepBlueprint(RBMBlueprint):
             x = super().complete(energy, x, known, generator)
         if not self.layers.n_beside:
             return x
+        # Means outlive weights that diverged and were rolled back: they must not bring nan along.
+        # Where the weights themselves are nan, so are the new means, and the guard notices.
+        x = torch.where(x.isnan(), FIRST_MEAN, x)
         return torch.cat([x[:, :d], refined(energy, self.layers, x, steps)], 1)
 
     def completed(self, rows: Rows, generator: torch.Generator) -> Rows:
