@@ -83,7 +83,7 @@ def pretrain(
         rbm = _rbm(
             base if first else None, layers.sizes[number - 1 : number + 1], energy, generator
         )
-        _train(rbm, below, copies, settings, generator)
+        train_pair(rbm, below, copies, settings, generator)
         weights[number - 1].copy_(rbm.weight if first or last else rbm.weight / 2)
         if first:
             biases[0].copy_(rbm.visible_bias)
@@ -114,7 +114,8 @@ def _rbm(
     return rbm
 
 
-def _train(
+@torch.no_grad()
+def train_pair(
     rbm: BernoulliRBM | MixedRBM,
     rows: Rows,
     copies: Copies,

@@ -704,8 +704,9 @@ def hidden_sizes(asked: Any) -> tuple[int, ...]:
     """Numbers of units of the hidden layers; `ValueError` unless all are whole and positive."""
     array = np.asarray(asked)
     sizes = array.ravel().tolist()
-    whole = all(type(n) is int and n > 0 for n in sizes)
-    if not sizes or array.ndim > 1 or not whole:
+    given = [asked] if array.ndim == 0 else list(asked)
+    whole = all(isinstance(n, Integral) and not isinstance(n, bool) and n > 0 for n in given)
+    if not sizes or array.ndim > 1 or not whole or array.dtype.kind not in "iu":
         raise ValueError(
             f"hidden_layer_sizes={asked!r} must be one or more whole numbers of units, each at "
             "least 1, such as (128, 64)."
