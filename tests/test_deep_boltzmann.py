@@ -18,7 +18,7 @@ from sklearn.exceptions import ConvergenceWarning
 from skebm import DeepBoltzmannMachine, RBMEstimator
 from skebm.estimators import MeanField
 from skebm.estimators.deep import meanfield
-from skebm.estimators.deep.layerwise import Copies, Greedy, pretrain, train_pair
+from skebm.estimators.deep.layerwise import Factors, Greedy, pretrain, train_pair
 from skebm.estimators.deep.rows import FIRST_MEAN, LayeredTable
 from skebm.partition import Exact
 from skebm.samplers import ParallelTempering
@@ -160,7 +160,7 @@ def test_imputations_follow_the_conditional():
 
 
 @pytest.mark.parametrize("sizes", leading(1, [(3, 2), (3,), (3, 2, 2)]))
-def test_missing_entries_intrain_pairing(sizes):
+def test_missing_entries_in_training(sizes):
     X = switches()
     holes = np.random.default_rng(1).random(X.shape) < 0.2
     model = fitted(sizes, np.where(holes, np.nan, X))
@@ -225,23 +225,23 @@ def test_the_module_starts_inference():
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("copies", leading(2, [Copies(2, 1), Copies(1, 2), Copies(1, 1)]))
-def test_copies_of_a_layer_have_the_moments_of_the_rows(copies):
-    """By enumeration of an RBM with two copies of a layer, which share their weights."""
-    X = torch.as_tensor(switches(400))
+@pytest.mark.parametrize("factors", leading(2, [Factors(2, 1), Factors(1, 2), Factors(1, 1)]))
+def test_chains_of_two_layers_have_the_moments_of_the_rows(factors):
+    X, generator = torch.as_tensor(switches(400)), torch.Generator().manual_seed(0)
     rbm = make_rbm(4, 3, scale=0.3)
     rows = Rows(X, dtype=torch.float64, device=torch.device("cpu"))
-    train_pair(rbm, rows, copies, Greedy(100, 40, 0.2), torch.Generator().manual_seed(0))
-    v = bits(4 * copies.below).view(-1, copies.below, 4)
-    field = rbm.hidden_bias + v.sum(1) @ rbm.weight.t()
-    log_p = v.sum(1) @ rbm.visible_bias + copies.above * torch.nn.functional.softplus(field).sum(1)
-    p = log_p.softmax(0).detach()
-    second = torch.einsum("n,ni,nj->ij", p, v[:, 0], v[:, 0])
-    torch.testing.assert_close(p @ v[:, 0], X.mean(0), atol=0.06, rtol=0)
-    torch.testing.assert_close(second, X.t() @ X / len(X), atol=0.06, rtol=0)
+    train_pair(rbm, rows, factors, Greedy(250, 40, 0.3), generator)
+    v, found = X.repeat(25, 1), torch.zeros(4, 4, dtype=torch.float64)
+    with torch.no_grad():
+        for _ in range(30):
+            field = rbm.hidden_bias + factors.up * v @ rbm.weight.t()
+            h = torch.bernoulli(field.sigmoid(), generator=generator)
+            v = rbm.visible(factors.down * h).sample(generator).to(X)
+            found += v.t() @ v / len(v) / 30
+    torch.testing.assert_close(found, X.t() @ X / len(X), atol=0.04, rtol=0)
 
 
-def test_greedytrain_pairing_writes_all_layers():
+def test_greedy_training_writes_all_layers():
     model = copy.deepcopy(fitted((3, 3, 2), n_iter=1, pretraining=None))
     energy, layers = model.energy_, model._blueprint.layers
     rows = model._blueprint.table.visible.rows(

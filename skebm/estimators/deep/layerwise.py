@@ -35,11 +35,19 @@ class Greedy(NamedTuple):
     learning_rate: float
 
 
-class Copies(NamedTuple):
-    """How often the layer below and the one above are there in the RBM of two layers."""
+class Factors(NamedTuple):
+    """Factors of the weights in the conditionals of two layers: the input expected of others.
 
-    below: int
-    above: int
+    Attributes
+    ----------
+    up : int
+        Of the units above given those below.
+    down : int
+        Of the units below given those above.
+    """
+
+    up: int
+    down: int
 
 
 @torch.no_grad()
@@ -54,10 +62,10 @@ def pretrain(
     r"""Write weights and biases of RBMs of neighbouring layers into a deep machine.
 
     In the machine, all layers but the first and the last have input from two sides, in an RBM from
-    one. Units of the first RBM are therefore trained with two copies of x, those of the last with
-    two copies of the top layer, which share their weights, and the weights of RBMs in between are
-    halved. Biases of a layer that two RBMs have are averaged: the machine's log-odds are then the
-    averages of theirs.
+    one. In the conditionals of such layers the weights are therefore doubled: as if there were two
+    copies of x in the first RBM, and two of the top layer in the last; RBMs in between are plain
+    ones, whose weights are halved. Biases of a layer that two RBMs have are averaged: the machine's
+    log-odds are then the averages of theirs.
 
     Parameters
     ----------
@@ -79,11 +87,11 @@ def pretrain(
     weights, biases = layers.weights(energy), layers.biases(energy)
     for number in range(1, layers.depth + 1):
         first, last = number == 1, number == layers.depth
-        copies = Copies(2 if first and not last else 1, 2 if last and not first else 1)
+        factors = Factors(2 if first and not last else 1, 2 if last and not first else 1)
         rbm = _rbm(
             base if first else None, layers.sizes[number - 1 : number + 1], energy, generator
         )
-        train_pair(rbm, below, copies, settings, generator)
+        train_pair(rbm, below, factors, settings, generator)
         weights[number - 1].copy_(rbm.weight if first or last else rbm.weight / 2)
         if first:
             biases[0].copy_(rbm.visible_bias)
@@ -91,7 +99,7 @@ def pretrain(
             biases[number - 1].add_(rbm.visible_bias).div_(2)
         biases[number].copy_(rbm.hidden_bias)
         if not last:
-            below = _upwards(rbm, below, copies)
+            below = _upwards(rbm, below, factors)
     if isinstance(energy, MixedRBM) and layers.n_beside:  # biases beside those of the base
         energy.visible_bias[layers.n_visible :] -= HIDDEN_LOGIT
 
@@ -118,46 +126,42 @@ def _rbm(
 def train_pair(
     rbm: BernoulliRBM | MixedRBM,
     rows: Rows,
-    copies: Copies,
+    factors: Factors,
     settings: Greedy,
     generator: torch.Generator,
 ) -> None:
-    """Persistent contrastive divergence with the centred gradient, one Gibbs step a batch."""
-    u, w = copies
+    """Contrastive divergence by chains of both conditionals that persist, with centred units.
+
+    With other factors than 1 these are not the conditionals of one joint distribution, but the
+    chains have a stationary one all the same, whose moments become those of the rows.
+    """
+    up, down = factors
     weight, visible_bias, hidden_bias = rbm.tensors
     first = torch.arange(min(N_FIRST, len(rows)), device=rows.device)
     mu = _statistics(rbm, rows.take(first)).mean(0)
     lam = torch.full_like(hidden_bias, HIDDEN_LOGIT).sigmoid()
-    visible_bias.sub_(w * (lam @ weight))
-    hidden_bias.sub_(u * (weight @ mu))
+    visible_bias.sub_(down * (lam @ weight))
+    hidden_bias.sub_(up * (weight @ mu))
     hidden: Tensor | None = None
     for epoch in range(settings.n_epochs):
-        rate = settings.learning_rate * max(0.01, 1 - epoch / settings.n_epochs) / (u * w)
+        rate = settings.learning_rate * max(0.01, 1 - epoch / settings.n_epochs) / (up * down)
         for batch in Batches(rows, settings.batch_size, generator):
             x = _statistics(rbm, batch.x)
-            h = torch.addmm(hidden_bias, x, weight.t(), alpha=u).sigmoid_()
+            h = torch.addmm(hidden_bias, x, weight.t(), alpha=up).sigmoid_()
             if hidden is None:
-                hidden = _summed(Bernoulli(h), w, generator)
-            below = rbm.visible(hidden)
-            v = torch.stack([_statistics(rbm, below.sample(generator)) for _ in range(u)]).sum(0)
-            mean = torch.addmm(hidden_bias, v, weight.t()).sigmoid_()
-            hidden = _summed(Bernoulli(mean), w, generator)
+                hidden = Bernoulli(h.clone()).sample(generator)
+            v = _statistics(rbm, rbm.visible(down * hidden).sample(generator))
+            mean = torch.addmm(hidden_bias, v, weight.t(), alpha=up).sigmoid_()
+            hidden = Bernoulli(mean.clone()).sample(generator)
             share = _shares(batch.weight, x)
+            of_visible, of_hidden = share @ x - v.mean(0), share @ h - mean.mean(0)
             mu.lerp_(share @ x, OFFSET_RATE)
             lam.lerp_(share @ h, OFFSET_RATE)
-            left = (h - lam).mul_(share[:, None]).t()
-            gradient = left @ (u * (x - mu)) - (mean - lam).t() @ (v - u * mu) / len(v)
-            of_visible = u * (share @ x) - v.mean(0)
-            of_hidden = share @ h - mean.mean(0)
-            gradient *= w
-            visible_bias.add_(of_visible - w * (gradient.t() @ lam), alpha=rate)
-            hidden_bias.add_(w * of_hidden - u * (gradient @ mu), alpha=rate)
+            gradient = (h - lam).mul_(share[:, None]).t() @ (x - mu)
+            gradient.addmm_((mean - lam).t(), v - mu, alpha=-1 / len(v))
+            visible_bias.add_(of_visible - down * (gradient.t() @ lam), alpha=rate)
+            hidden_bias.add_(of_hidden - up * (gradient @ mu), alpha=rate)
             weight.add_(gradient, alpha=rate)
-
-
-def _summed(units: Bernoulli, n: int, generator: torch.Generator) -> Tensor:
-    """Sum of n independent draws, (m, H)."""
-    return torch.stack([units.sample(generator) for _ in range(n)]).sum(0)
 
 
 def _shares(weight: Tensor | None, x: Tensor) -> Tensor:
@@ -171,13 +175,11 @@ def _statistics(rbm: BernoulliRBM | MixedRBM, x: Tensor) -> Tensor:
     return rbm.statistics(x) if isinstance(rbm, MixedRBM) else x
 
 
-def _upwards(rbm: BernoulliRBM | MixedRBM, rows: Rows, copies: Copies) -> Rows:
+def _upwards(rbm: BernoulliRBM | MixedRBM, rows: Rows, factors: Factors) -> Rows:
     """Means of the units above, the rows of the next RBM."""
 
     def means(x: Tensor) -> Tensor:
-        field = torch.addmm(
-            rbm.hidden_bias, _statistics(rbm, x), rbm.weight.t(), alpha=copies.below
-        )
+        field = torch.addmm(rbm.hidden_bias, _statistics(rbm, x), rbm.weight.t(), alpha=factors.up)
         return field.sigmoid_()
 
     weight = None if rows.weight is None else rows.counts

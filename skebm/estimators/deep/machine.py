@@ -92,11 +92,10 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         Seed of the weights, the shuffling and the chains; global generators are not used.
     pretraining : {"auto", "layerwise"} or None, default="auto"
         Start of the joint training. ``"layerwise"``: RBMs of neighbouring layers are trained first,
-        from below, each for a fifth of the epochs: the first with two copies of x, the last with
-        two copies of the top layer and those in between with weights that are halved afterwards
-        [1]_. None: random weights, from which upper layers often stay unused. ``"auto"`` is
-        layerwise where held-out rows guard the training (see Notes), else None. See
-        `pretraining_`.
+        from below, each for a fifth of the epochs: the weights upwards in the first and downwards
+        in the last are doubled, and those in between are halved afterwards [1]_. None: random
+        weights, from which upper layers often stay unused. ``"auto"`` is layerwise where held-out
+        rows guard the training (see Notes), else None. See `pretraining_`.
     mean_field : MeanField or None, default=None
         Tolerance and steps of mean field and the number of importance weights; None is
         ``MeanField()``. Its parameters can be searched over by ``mean_field__<name>``.
@@ -703,10 +702,9 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
 def hidden_sizes(asked: Any) -> tuple[int, ...]:
     """Numbers of units of the hidden layers; `ValueError` unless all are whole and positive."""
     array = np.asarray(asked)
-    sizes = array.ravel().tolist()
-    given = [asked] if array.ndim == 0 else list(asked)
-    whole = all(isinstance(n, Integral) and not isinstance(n, bool) and n > 0 for n in given)
-    if not sizes or array.ndim > 1 or not whole or array.dtype.kind not in "iu":
+    given, sizes = [asked] if array.ndim == 0 else list(asked), array.ravel().tolist()
+    whole = all(isinstance(n, Integral) and not isinstance(n, bool) for n in given)
+    if not sizes or array.ndim > 1 or not whole or min(sizes) < 1:
         raise ValueError(
             f"hidden_layer_sizes={asked!r} must be one or more whole numbers of units, each at "
             "least 1, such as (128, 64)."
