@@ -112,7 +112,7 @@ def small(data: Path, sets: list[str]) -> Iterator[dict[str, Any]]:
         x = torch.from_numpy(train)
         about = {"set": name, "test rows": len(test)}
         yield about | exact("independent", IndependentBernoulli.fit(x), valid, test)
-        yield about | exact("Chow-Liu", ChowLiuTree.fit(x, smoothing=1.0), valid, test)
+        yield about | exact("Chow-Liu", ChowLiuTree.fit(x, smoothing=1e-4), valid, test)
         rbm = RBMEstimator(sum(LAYERS), base="independent", random_state=0)
         yield about | estimated("RBM", rbm, train, valid, test)
         for start in (None, "layerwise"):

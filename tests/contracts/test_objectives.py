@@ -157,7 +157,7 @@ def assessed(energy):
 
 def make_dbm():
     base = IndependentBernoulli(torch.full((2,), 0.3, dtype=DOUBLE))
-    return BernoulliDBM((2, 2, 2, 2), generator=seeded(), dtype=DOUBLE, base=base)
+    return BernoulliDBM((2, 3, 2), generator=seeded(), dtype=DOUBLE, base=base)
 
 
 def dbm_rows(n=6):

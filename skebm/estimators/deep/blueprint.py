@@ -118,17 +118,16 @@ class DeepBlueprint(RBMBlueprint):
     def finalised(self, net: EnergyNet, rows: Rows) -> DeepBlueprint:
         """Go back to the base where held-out rows never were more likely than by it.
 
-        The guard knows no better weights than those of the greedy training, which may be worse.
+        The guard, which warns of it, knows no better weights than those of the greedy training,
+        and these may be worse.
         """
         best = net.guard_.best
         if self.pretraining is not None and best is not None and best.gain < 0:
-            super().initialise(net.module_.energy, rows)
-            warnings.warn(
-                "Held-out rows never became more likely than by the base, to which the machine "
-                "goes back. More rows, other layers or pretraining=None may find more.",
-                ConvergenceWarning,
-                stacklevel=4,
-            )
+            energy: Any = net.module_.energy
+            with torch.no_grad():
+                for parameter in energy.parameters():
+                    parameter.zero_()
+            super().initialise(energy, rows)
         return self
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
