@@ -370,7 +370,7 @@ def test_ctrl_c_keeps_a_usable_model():
 @pytest.mark.parametrize("base", ["independent", only_full("chow-liu")])
 def test_a_machine_below_its_base_goes_back_to_it(base):
     X = switches()
-    model = copy.deepcopy(fitted((3, 2), pretraining="layerwise", base=base))
+    model = _fitted((3, 2), X, {"pretraining": "layerwise", "base": base})
     rows = model._rows(X)
     model._blueprint.table.prepare(rows)
     guard = model.net_.guard_
