@@ -179,7 +179,7 @@ def mnist(data: Path, epochs: int, l1: float) -> Iterator[dict[str, Any]]:
         random_state=0,
     )
     found = estimated("DBM 500-1000", model, train, valid[:2000], test)
-    yield {"epochs": epochs, "l1": l1, "start": model.pretraining_} | found
+    yield {"epochs": epochs, "l1": l1} | found
 
 
 def main() -> None:

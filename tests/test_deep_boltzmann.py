@@ -82,7 +82,7 @@ def test_likelihoods_are_exact_for_small_layers(sizes, pretraining):
     assert model.log_partition_ == pytest.approx(logsumexp(log_p), abs=1e-4)
     assert_allclose(model.score_samples(STATES), log_p - logsumexp(log_p), atol=1e-4)
     assert np.exp(model.score_samples(STATES)).sum() == pytest.approx(1, abs=1e-4)
-    assert model.pretraining_ == pretraining
+    assert model._blueprint.pretraining == pretraining
     assert model.score(switches(seed=1)) > fitted(sizes, n_iter=0).score(switches(seed=1)) + 0.05
 
 
@@ -387,7 +387,6 @@ def test_few_rows_choose_the_epochs():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = DeepBoltzmannMachine((3, 2), random_state=0).fit(X)
-    assert model.pretraining_ is None
     assert 0 <= model.n_iter_ <= 500
 
 

@@ -281,10 +281,7 @@ def design_deep(
     name = estimator.base if isinstance(estimator.base, str) else None
     chosen = BaseChoice(name, layers.n_between, "as given")
     found = design(asked, table.visible, base, chosen, rows, streaming=streaming)
-    pretraining = params["pretraining"]
-    if pretraining == "auto":
-        pretraining = "layerwise" if found.guarded and layers.n_beside else None
-    greedy = pretraining == "layerwise" and not streaming
+    greedy = params["pretraining"] == "layerwise" and not streaming
     own = {
         "table": table,
         "layers": layers,
