@@ -94,8 +94,8 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         Start of the joint training. None: random weights. ``"layerwise"``: RBMs of neighbouring
         layers are trained first, from below, each for a fifth of the epochs: the weights upwards in
         the first and downwards in the last are doubled, and those in between are halved afterwards
-        [1]_. Upper layers are then used more; bounds were lower on all tables that it was measured
-        on.
+        [1]_. Upper layers then depend more on x, but with the default layers likelihood bounds were
+        no higher on four sets.
     mean_field : MeanField or None, default=None
         Tolerance and steps of mean field and the number of importance weights; None is
         ``MeanField()``. Its parameters can be searched over by ``mean_field__<name>``.
