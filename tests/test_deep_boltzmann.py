@@ -315,13 +315,16 @@ def test_too_many_units_are_refused():
 
 @pytest.mark.parametrize(
     "X",
-    [
-        np.ones((30, 1)),
-        np.eye(4)[:2],
-        1e30 * np.random.default_rng(0).normal(size=(40, 2)),
-        np.random.default_rng(0).normal(size=(250, 2)),
-        np.random.default_rng(0).random((250, 2)),
-    ],
+    leading(
+        3,
+        [
+            np.ones((30, 1)),
+            np.eye(4)[:2],
+            1e30 * np.random.default_rng(0).normal(size=(40, 2)),
+            np.random.default_rng(0).normal(size=(250, 2)),
+            np.random.default_rng(0).random((250, 2)),
+        ],
+    ),
 )
 def test_unusual_tables(X):
     model = fitted((3, 2), X)

@@ -20,8 +20,9 @@ from skebm.estimators.deep.meanfield import (
 )
 from skebm.partition import Exact
 from tests.oracle import DOUBLE, bits, seeded
+from tests.tiers import leading
 
-SHAPES = [(4, 3), (4, 3, 2), (3, 2, 3, 2), (2, 3, 2, 2, 2)]
+SHAPES = leading(2, [(4, 3, 2), (3, 2, 2, 2), (4, 3), (2, 3, 2, 2, 2)])
 
 
 def with_biases(energy, seed=1, scale=0.7):
@@ -118,7 +119,9 @@ def test_layers_have_their_places():
             Layers(sizes)
 
 
-@pytest.mark.parametrize("centering", [None, Centering(0.2), Centering(0.1, precondition=0.5)])
+@pytest.mark.parametrize(
+    "centering", leading(2, [Centering(0.2), None, Centering(0.1, precondition=0.5)])
+)
 @pytest.mark.parametrize("sizes", [(4, 3, 2), (3, 2, 3, 2)])
 def test_gradient_is_that_of_the_contrast(sizes, centering):
     energy = make_dbm(sizes)
@@ -156,7 +159,7 @@ def test_gradient_is_that_of_the_contrast(sizes, centering):
     torch.testing.assert_close(found[2], plain[2] - weight @ at.visible, atol=1e-10, rtol=1e-6)
 
 
-@pytest.mark.parametrize("scale", [0.3, 1.5, 4.0])
+@pytest.mark.parametrize("scale", leading(1, [1.5, 0.3, 4.0]))
 @pytest.mark.parametrize("sizes", SHAPES)
 def test_bounds_are_below_the_marginal_and_in_their_order(sizes, scale):
     energy = make_dbm(sizes, scale)
@@ -241,7 +244,7 @@ def test_one_hidden_layer_is_the_rbm():
     torch.testing.assert_close(found, -rbm(x).detach())
 
 
-@pytest.mark.parametrize("hidden", [(3,), (3, 2), (2, 2, 2)])
+@pytest.mark.parametrize("hidden", leading(1, [(3, 2), (3,), (2, 2, 2)]))
 def test_mixed_rows_sum_their_hidden_layers_out(hidden):
     energy = make_mixed(hidden)
     layers = energy.layers

@@ -6,6 +6,7 @@ side they are the two layers of a restricted Boltzmann machine.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -375,16 +376,14 @@ class HiddenGiven:
         Couplings of h1, h3, ... with h2, h4, ...
     bias : Tensor of shape (B,)
         Log-odds of h2, h4, ... where h1, h3, ... are 0.
-    log_rest : Tensor of shape (n,)
-        Minus the energy where all hidden units are 0.
     """
 
     def __init__(self, energy: Any, layers: Layers, x: Tensor, *, padded: bool = False):
         self.layers, d, b = layers, layers.n_visible, layers.n_beside
-        row = nn.functional.pad(x, (0, energy.domain.n_columns - d))
+        self.energy = energy
+        self.row = nn.functional.pad(x, (0, energy.domain.n_columns - d))
         self.hidden_bias = energy.hidden_bias
-        self.field = energy.hidden_field(row)
-        self.log_rest = -energy.free_energy(row) - softplus(self.field).sum(1)
+        self.field = energy.hidden_field(self.row)
         self.weight = energy.weight[:, d : d + b]
         self.bias = energy.visible_bias[d : d + b]
         if b and isinstance(energy, MixedRBM):  # its base is a part of the energy
@@ -393,6 +392,12 @@ class HiddenGiven:
             extra = -b % ALIGNMENT
             self.weight = nn.functional.pad(self.weight, (0, extra))
             self.bias = nn.functional.pad(self.bias, (0, extra), value=OFF)
+
+    @functools.cached_property
+    def log_rest(self) -> Tensor:
+        """Minus the energy where all hidden units are 0, (n,); mean field does not need it."""
+        found: Tensor = -self.energy.free_energy(self.row) - softplus(self.field).sum(1)
+        return found
 
     def between_field(self, beside: Tensor) -> Tensor:
         """Log-odds of h1, h3, ... given states or means (n, B) of h2, h4, ..., (n, H)."""
