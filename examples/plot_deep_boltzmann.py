@@ -27,7 +27,9 @@ X = (digits.data > 7).astype(float)
 train, test, y_train, y_test = train_test_split(X, digits.target, random_state=0)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    model = DeepBoltzmannMachine((64, 32), n_iter=250, random_state=0).fit(train)
+    model = DeepBoltzmannMachine((64, 32), n_iter=250, pretraining="layerwise", random_state=0).fit(
+        train
+    )
 
 inferred = model.posterior_means(test)
 print(f"likelihoods are {model.bound_kind_} bounds; log Z by {model.log_partition_method_}")
