@@ -27,6 +27,7 @@ from skebm import (
     BoltzmannMachineDensity,
     ContrastiveDivergenceDensity,
     DeepBeliefNetwork,
+    DeepBoltzmannMachine,
     EnergyOutlierDetector,
     FlowContrastiveDensity,
     JEMClassifier,
@@ -36,7 +37,7 @@ from skebm import (
     ScoreMatchingDensity,
 )
 from skebm.estimators import Hybrid
-from skebm.samplers import ParallelTempering, Persistent
+from skebm.samplers import FromData, ParallelTempering, Persistent
 from skebm.training import SGD
 from tests.adversarial.hostile import TABLES, split
 from tests.adversarial.invariants import Found, check
@@ -57,6 +58,15 @@ SETTINGS: dict[type, dict[str, dict[str, Any]]] = {
         "fast": {"n_components": 8, "learning": "pcd", "learning_rate": 1.0, "n_iter": 20},
         "averaged": {"n_components": 8, "learning": "pcd", "optimizer": SGD(averaging=0.5)},
         "early-stopping": {"n_components": 8, "early_stopping": True},
+    },
+    DeepBoltzmannMachine: {
+        "defaults": {},
+        "short": {"hidden_layer_sizes": (8, 4), **SHORT},
+        "bound": {"hidden_layer_sizes": (24, 20), **SHORT},
+        "three": {"hidden_layer_sizes": (8, 6, 4), "pretraining": "layerwise", **SHORT},
+        "chow-liu": {"hidden_layer_sizes": (8, 4), "base": "chow-liu", **SHORT},
+        "from-data": {"hidden_layer_sizes": (8, 4), "chains": FromData(n_steps=2), **SHORT},
+        "early-stopping": {"hidden_layer_sizes": (8, 4), "early_stopping": True},
     },
     BoltzmannMachineDensity: {
         "defaults": {},

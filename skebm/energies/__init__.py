@@ -1,6 +1,7 @@
 """Energies: functions E(x) with p(x) proportional to exp(-E(x))."""
 
 from skebm.energies.convolution import Conv
+from skebm.energies.deep import BernoulliDBM, MixedDBM
 from skebm.energies.joint import ClassMarginal
 from skebm.energies.networks import MLP, Confined
 from skebm.energies.neural import NeuralEnergy, Spec, build_network
@@ -24,11 +25,13 @@ __all__ = [
     "ClassRBM",
     "AnnealedGaussianRBM",
     "AnnealingPath",
+    "BernoulliDBM",
     "BernoulliRBM",
     "BoltzmannMachine",
     "Confined",
     "Conv",
     "GaussianRBM",
+    "MixedDBM",
     "MixedRBM",
     "TemperedCorrection",
     "Moments",

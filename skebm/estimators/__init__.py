@@ -3,7 +3,8 @@
 from skebm.estimators.bases import MixtureBase
 from skebm.estimators.boltzmann import BoltzmannMachineDensity, SparsityPath
 from skebm.estimators.boltzmann.hopfield import HopfieldMemory, Recall
-from skebm.estimators.deep import DeepBeliefNetwork
+from skebm.estimators.deep import DeepBeliefNetwork, DeepBoltzmannMachine
+from skebm.estimators.deep.meanfield import MeanField, PosteriorMeans
 from skebm.estimators.neural import (
     ContrastiveDivergenceDensity,
     Discrepancy,
@@ -25,6 +26,7 @@ __all__ = [
     "BoltzmannMachineDensity",
     "ContrastiveDivergenceDensity",
     "DeepBeliefNetwork",
+    "DeepBoltzmannMachine",
     "Discrepancy",
     "EnergyOutlierDetector",
     "Explanation",
@@ -33,7 +35,9 @@ __all__ = [
     "Hybrid",
     "JEMClassifier",
     "Likelihood",
+    "MeanField",
     "MixtureBase",
+    "PosteriorMeans",
     "NCEDensity",
     "ProductOfDensities",
     "RBMClassifier",

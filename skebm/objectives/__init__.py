@@ -6,6 +6,7 @@ from skebm.objectives.contrastive.divergence import ContrastiveDivergence
 from skebm.objectives.contrastive.negative_phase import ContrastiveState
 from skebm.objectives.contrastive.refinement import Refinement
 from skebm.objectives.contrastive.walkers import Walkers
+from skebm.objectives.deep import AssessedDivergence
 from skebm.objectives.discrepancy import EnergyDiscrepancy
 from skebm.objectives.flow_contrastive import FlowContrastive, FlowState
 from skebm.objectives.joint import JointLikelihood
@@ -28,6 +29,7 @@ from skebm.objectives.score_matching import (
 )
 
 __all__ = [
+    "AssessedDivergence",
     "CenteredObjective",
     "Centering",
     "ClassLikelihood",

@@ -139,7 +139,9 @@ def examined(estimator, table, scores):
     mass, violations = log_mass(density, table.X), {}
     if mass is not None:
         off, allowed = mass
-        if not abs(off) <= allowed:
+        # Lower bounds of p sum to less than one, but to no more.
+        below = getattr(density, "bound_kind_", "exact") == "lower" and off < 0
+        if not (below or abs(off) <= allowed):
             violations["normalised"] = (
                 f"log of the integral of p is {off:.3f}, beyond {allowed:.3f}"
             )

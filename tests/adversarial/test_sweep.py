@@ -11,6 +11,7 @@ from skebm import (
     BoltzmannMachineDensity,
     ContrastiveDivergenceDensity,
     DeepBeliefNetwork,
+    DeepBoltzmannMachine,
     EnergyOutlierDetector,
     FlowContrastiveDensity,
     JEMClassifier,
@@ -29,6 +30,7 @@ from tools.soak import SETTINGS, all_cases, main
 FEW = {"n_iter": 3, "random_state": 0}
 CASES = {
     RBMEstimator: lambda: RBMEstimator(8, **FEW),
+    DeepBoltzmannMachine: lambda: DeepBoltzmannMachine((8, 4), **FEW),
     BoltzmannMachineDensity: lambda: BoltzmannMachineDensity(**FEW),
     ContrastiveDivergenceDensity: lambda: ContrastiveDivergenceDensity(**FEW),
     ScoreMatchingDensity: lambda: ScoreMatchingDensity(**FEW),

@@ -19,10 +19,12 @@ from skebm.base import (
 from skebm.distributions import Columns, Gaussian, IndependentBernoulli
 from skebm.energies import (
     AnnealedGaussianRBM,
+    BernoulliDBM,
     BernoulliRBM,
     BoltzmannMachine,
     ClassRBM,
     GaussianRBM,
+    MixedDBM,
     MixedRBM,
     NeuralEnergy,
     PairwiseCorrection,
@@ -66,6 +68,15 @@ def make_boltzmann(d, seed=0):
     return BoltzmannMachine(W, field(d), offset=0.7)
 
 
+def make_dbm(*sizes):
+    """A deep machine without biases of zero."""
+    energy = BernoulliDBM(sizes, generator=seeded(), scale=1.0, dtype=DOUBLE)
+    with torch.no_grad():
+        energy.visible_bias.copy_(field(len(energy.visible_bias), 8))
+        energy.hidden_bias.copy_(field(len(energy.hidden_bias), 9))
+    return energy
+
+
 def tabled(energy):
     """The same as tables, as a bridge distribution near the end of a path has them."""
     coupling, bias = energy.coupling.detach(), energy.bias.detach()
@@ -86,6 +97,10 @@ CASES = {
         "tall": lambda: make_rbm(3, 5),
         "tree": lambda: make_tree_rbm(5, 3),
         "tall tree": lambda: make_tree_rbm(3, 5),
+    },
+    BernoulliDBM: {
+        "deep": lambda: make_dbm(3, 3, 2),
+        "deeper": lambda: make_dbm(2, 2, 2, 2),
     },
     BoltzmannMachine: {
         "dense": lambda: make_boltzmann(5),
@@ -142,6 +157,15 @@ CASES = {
         "columns and classes": lambda: make_class_rbm(
             Columns([IndependentBernoulli(field(2)), Gaussian(field(2), 1.5)])
         ),
+    },
+    MixedDBM: {
+        "deep mixed": lambda: MixedDBM(
+            Columns([IndependentBernoulli(field(2)), Gaussian(field(2), 1.5)]),
+            (3, 2),
+            generator=seeded(),
+            scale=0.7,
+            dtype=DOUBLE,
+        )
     },
     Tilted: {
         "tilted": lambda: Tilted(make_rbm(5, 3), field(5), beta=0.6),

@@ -30,6 +30,7 @@ from torch import nn
 from skebm import (
     BoltzmannMachineDensity,
     ContrastiveDivergenceDensity,
+    DeepBoltzmannMachine,
     FlowContrastiveDensity,
     NCEDensity,
     RBMEstimator,
@@ -113,6 +114,7 @@ tanh = AnyWidth()
 
 
 quick = {"n_components": 3, "n_iter": 5, "random_state": 0}
+layered = {"hidden_layer_sizes": (3, 2), "n_iter": 5, "random_state": 0}
 small = {"network": MLP((8,)), "sigma": 0.3, "n_iter": 3, "random_state": 0}
 few_draws = {"partition": ImportanceSampling(500)}
 within = {"bounds": (-1000, 1000), "standardize": False}
@@ -150,6 +152,25 @@ CASES = {
             centering=None,
             penalty=Penalty(l1=0.01, sparsity_target=0.1),
             optimizer=SGD(momentum=0.5, averaging=0.5),
+        ),
+    },
+    DeepBoltzmannMachine: {
+        "deep": DeepBoltzmannMachine(**layered),
+        "bound": DeepBoltzmannMachine(
+            **layered | {"hidden_layer_sizes": (20, 16)}, early_stopping=True
+        ),
+        "deeper": DeepBoltzmannMachine(
+            **layered | {"hidden_layer_sizes": (3, 3, 2)}, centering=None, penalty=Penalty(l2=0.01)
+        ),
+        "layerwise": DeepBoltzmannMachine(
+            **layered,
+            pretraining="layerwise",
+            base="chow-liu",
+            visible="bernoulli",
+            partition=None,
+        ),
+        "one_layer": DeepBoltzmannMachine(
+            **layered | {"hidden_layer_sizes": 3}, chains=FromData(n_steps=1), dtype="float64"
         ),
     },
     BoltzmannMachineDensity: {
@@ -305,6 +326,41 @@ KINDS = {
             {"dtype": "float64"},
             {"chains": Persistent(n_chains=3)},
             {"learning": "cd"},
+            {"centering": None},
+        ),
+    ),
+    DeepBoltzmannMachine: Kind(
+        rows=binary_rows,
+        rounding=1e-5,
+        outputs=("transform",),
+        short={"n_steps": 5},
+        numbers=(bool, int, np.uint8, np.float16, np.float32, np.float64, list),
+        sampler=Gibbs(),
+        partition=Exact(),
+        wider={"hidden_layer_sizes": (4, 2)},
+        searched={"hidden_layer_sizes": [(2, 2), (4, 2)]},
+        later=(
+            {"hidden_layer_sizes": (5, 4, 3)},
+            {"dtype": "float32"},
+            {"dtype": "float64"},
+            {"pretraining": "layerwise"},
+            {"chains": FromData()},
+            {"chains": Persistent(n_chains=3)},
+            {"optimizer__momentum": 0.5},
+            {"mean_field__n_draws": 3},
+            {"learning_rate": 0.3},
+            {"early_stopping": True},
+            {"optimizer__averaging": 0.9},
+        ),
+        optimizers=(
+            {},
+            {"optimizer__momentum": 0.9},
+            {"net_params": {"optimizer": torch.optim.Adam}},
+        ),
+        going_on=(
+            {"dtype": "float64"},
+            {"chains": Persistent(n_chains=3)},
+            {"chains": FromData()},
             {"centering": None},
         ),
     ),
@@ -516,7 +572,17 @@ LEADS = [
     name
     for name in INSTANCES
     if name.partition("-")[2]
-    in ("auto", "pcd", "denoising", "persistent", "replay", "gaussian-noise", "maf", "binary")
+    in (
+        "auto",
+        "pcd",
+        "deep",
+        "denoising",
+        "persistent",
+        "replay",
+        "gaussian-noise",
+        "maf",
+        "binary",
+    )
 ]
 # The first tier has one mode of each estimator, by enumeration and of bits too, of flows, which are
 # slow, only where they have something of their own; two of what the base class and the engine do
@@ -524,6 +590,7 @@ LEADS = [
 FIRST = [
     "RBMEstimator-auto",
     "RBMEstimator-pcd",
+    "DeepBoltzmannMachine-deep",
     "BoltzmannMachineDensity-auto",
     "ScoreMatchingDensity-denoising",
     "ContrastiveDivergenceDensity-persistent",
@@ -621,7 +688,8 @@ def fitted(case):
 
 def net_weights(model):
     """Everything that is trained, and what is stored with it, by name."""
-    return {name: w.double().numpy() for name, w in model.net_.module_.state_dict().items()}
+    stored = model.net_.module_.state_dict().items()
+    return {name: w.double().numpy() for name, w in stored if w.numel()}
 
 
 def assert_same_model(one, other):
@@ -703,6 +771,7 @@ def unequal_by_design(estimator):
 smallest = {"network": MLP((4,)), "n_iter": 1, "random_state": 0} | few_draws
 DEFAULTS = {
     "RBMEstimator": RBMEstimator(2, n_iter=2, random_state=0),
+    "DeepBoltzmannMachine": DeepBoltzmannMachine((3, 2), n_iter=2, random_state=0),
     "BoltzmannMachineDensity": BoltzmannMachineDensity(n_iter=2, random_state=0),
     "ScoreMatchingDensity": ScoreMatchingDensity(**smallest),
     "ContrastiveDivergenceDensity": ContrastiveDivergenceDensity(
@@ -798,6 +867,7 @@ WEIGHTED = {
     "rbm-exact": RBMEstimator(**rbm | double, learning="exact", learning_rate=0.1),
     "rbm-pcd": RBMEstimator(**pcd),
     "rbm-local": RBMEstimator(**rbm | double, learning="ratio_matching", learning_rate=0.1),
+    "deep": DeepBoltzmannMachine((3, 2), random_state=0, **double, chains=Persistent(n_chains=50)),
     "rbm-penalty": RBMEstimator(
         **pcd, centering=None, penalty=Penalty(sparsity_target=0.1, l2=0.01)
     ),
@@ -840,7 +910,7 @@ WEIGHTED = {
 SCALE_FREE = [
     name
     for name, model in WEIGHTED.items()
-    if name.startswith("rbm") or name.endswith(("bounds", "binary", "no_base"))
+    if name.startswith(("rbm", "deep")) or name.endswith(("bounds", "binary", "no_base"))
 ]
 
 

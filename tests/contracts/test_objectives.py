@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -11,8 +12,9 @@ from torch import Tensor
 from skebm.base import Batch, Loss, Objective
 from skebm.base.objective import weighted_mean
 from skebm.distributions import Gaussian, IndependentBernoulli, NormalizingFlow, TruncatedGaussian
-from skebm.energies import GaussianRBM
+from skebm.energies import BernoulliDBM, GaussianRBM
 from skebm.objectives import (
+    AssessedDivergence,
     CenteredObjective,
     Centering,
     ClassLikelihood,
@@ -144,6 +146,27 @@ def sampled(sampler, policy=FromData, steps=None, **settings):
     return make
 
 
+def assessed(energy):
+    """Rows of which a part is hidden, judged by a constant."""
+
+    def judge(energy, x, weight, generator):
+        return SimpleNamespace(gain=0.5)
+
+    chains = chains_of(Persistent, energy, None)
+    return AssessedDivergence(energy, Gibbs(), chains, judge)
+
+
+def make_dbm():
+    base = IndependentBernoulli(torch.full((2,), 0.3, dtype=DOUBLE))
+    return BernoulliDBM((2, 3, 2), generator=seeded(), dtype=DOUBLE, base=base)
+
+
+def dbm_rows(n=6):
+    """Bits, and means of hidden units."""
+    x = torch.rand(n, 4, generator=seeded(11), dtype=DOUBLE)
+    return torch.cat([x[:, :2].round(), x[:, 2:]], 1)
+
+
 def jointly(sampler, policy=FromData, steps=None, **settings):
     """The same of a classifier; rows without classes, those with them have tests of their own."""
 
@@ -234,6 +257,7 @@ SIGMA = torch.tensor([0.3, 0.7, 1.1], dtype=DOUBLE)
 CASES = {
     ExactLikelihood: of_rbms(ExactLikelihood),
     CenteredObjective: of_rbms(CenteredObjective),
+    AssessedDivergence: {"layers": Case(lambda: assessed(make_dbm()), dbm_rows)},
     ContrastiveDivergence: of_rbms(ContrastiveDivergence)
     | {
         # A replay buffer is written in place: see tests/test_sampled.py.

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -306,7 +306,7 @@ class RBMBlueprint(Blueprint):
         net = plan.net(self.objective(generator), generator, streaming=False, net_params=own)
         net.initialize()
         net.completion_ = self.complete
-        net.hold_out(self.completed(held_out, generator), assess, n_times)
+        net.hold_out(self.completed(held_out, generator), self.assessment(), n_times)
         self.initialise(net.module_.energy, train)
         try:
             net.partial_fit(train)
@@ -316,7 +316,7 @@ class RBMBlueprint(Blueprint):
             raise KeyboardInterrupt("fit was interrupted when it compared settings.")
         return net
 
-    def trained_for(self, n_iter: int) -> RBMBlueprint:
+    def trained_for(self, n_iter: int) -> Self:
         """The same with another number of epochs."""
         return replace(self, plan=replace(self.plan, n_iter=n_iter))
 

@@ -31,7 +31,6 @@ from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     COMMON_CONSTRAINTS,
     BaseEBM,
-    chain_rows,
     draw_seed,
     validate_coded,
 )
@@ -46,7 +45,7 @@ from skebm.estimators.rbm.class_blueprint import (
     takes_folds,
     weight_of_rows,
 )
-from skebm.estimators.rbm.drawing import draw, spread_starts
+from skebm.estimators.rbm.drawing import Starts, draw, starts_of
 from skebm.estimators.tables.columns import Coding, ColumnTable, in_unit_interval
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import Centering, Penalty
@@ -452,8 +451,9 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
         generator, table = self._generator(random_state), self._blueprint.table
         how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
         if y is None:
-            sampler, starts = self._blueprint.layer_sampler, self._chain_starts
-            return table.invert(draw(self.energy_, sampler, starts, n_samples, generator, **how))
+            sampler = self._blueprint.layer_sampler
+            x = draw(self.energy_, sampler, self._starts(), n_samples, generator, **how)
+            return table.invert(x)
         codes = torch.as_tensor(codes_of(y, n_samples, self.classes_))
         found = torch.empty(n_samples, self.energy_.domain.n_columns)
         for code in codes.unique().tolist():
@@ -470,7 +470,7 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
             return self._accepted(code, n, generator, temperature)
 
         def starts(n: int, generator: torch.Generator, temperature: float) -> Tensor:
-            rows = self._chain_starts(n, generator, temperature)
+            rows = self._starts()(n, generator, temperature)
             share = self._trained.log_class_proba(rows)[:, code].double().softmax(0)
             pick = torch.multinomial(share, len(rows), replacement=True, generator=generator)
             return rows[pick]
@@ -502,17 +502,10 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
             f'{self.classes_[code]!r}: fit with objective="hybrid" to draw its rows.'
         )
 
-    def _chain_starts(self, n: int, generator: torch.Generator, temperature: float) -> Tensor:
-        """Rows from which chains of the model start: near it, or spread out at a temperature."""
-        energy = self.energy_
-        if temperature != 1:
-            return spread_starts(energy, n, generator)
-        start = chain_rows(self.net_)
-        if start is not None:
-            return start
-        reference = torch.as_tensor(self._reference).to(energy.weight)
-        data: Tensor = self._blueprint.partition_input("x", energy, self.net_, reference)["data"]
-        return data
+    def _starts(self) -> Starts:
+        """Where chains of the model start."""
+        reference = torch.as_tensor(self._reference).to(self._trained.weight)
+        return starts_of(self.energy_, self._blueprint, self.net_, reference)
 
     # ---------------------------------------------------------------- fitted attributes
 

@@ -1,21 +1,25 @@
-"""Rows drawn from a trained restricted Boltzmann machine."""
+"""Rows of a trained restricted Boltzmann machine: draws, and imputations of missing entries."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from skebm.base import BipartiteEnergy, Sampler
+from skebm.base import BipartiteEnergy, Clamp, Sampler
 from skebm.energies import Tilted
-from skebm.estimators.rbm.blueprint import CHEAP_COST
+from skebm.estimators.base import chain_rows
+from skebm.estimators.rbm.blueprint import CHEAP_COST, RBMBlueprint
+from skebm.estimators.rbm.missing import hidden_means
 from skebm.partition import exact_draws
 from skebm.partition.exact import log_z_cost
+from skebm.training.engine import EnergyNet
 
 # Rows per Gibbs run, which limits its memory.
 BLOCK = 4096
-# Chains of a row's start, gives (n_starts, d) rows at a temperature.
+# Rows (n_starts, d) from which chains at a temperature start.
 Starts = Callable[[int, torch.Generator, float], Tensor]
 
 
@@ -66,10 +70,47 @@ def draw(
     return torch.cat(blocks)
 
 
-def spread_starts(energy: BipartiteEnergy, n: int, generator: torch.Generator) -> Tensor:
-    """Rows from which chains at a temperature start: draws of the base, or uniform rows."""
-    like = next(energy.parameters())
-    if energy.base is None:
-        return energy.domain.uniform(n, generator, dtype=like.dtype).to(like.device)
-    found: Tensor = energy.base.sample(n, generator).to(like)
-    return found
+def starts_of(energy: Any, blueprint: Any, net: EnergyNet, reference: Tensor) -> Starts:
+    """Where chains of a trained machine start: near the model, or spread out at a temperature.
+
+    The persistent chains, or the `reference` rows (n, d) of the training data; at other
+    temperatures than 1 draws of the base, or uniform rows.
+    """
+
+    def starts(n: int, generator: torch.Generator, temperature: float) -> Tensor:
+        if temperature != 1:
+            if energy.base is None:
+                uniform: Tensor = energy.domain.uniform(n, generator, dtype=reference.dtype)
+                return uniform.to(reference.device)
+            spread: Tensor = energy.base.sample(n, generator).to(reference)
+            return spread
+        chains = chain_rows(net)
+        if chains is not None:
+            return chains
+        data: Tensor = blueprint.partition_input("x", energy, net, reference)["data"]
+        return data
+
+    return starts
+
+
+@torch.no_grad()
+def imputed(
+    energy: Any,
+    blueprint: RBMBlueprint,
+    x: Tensor,
+    how: str,
+    n_steps: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """Rows x (n, d) of the energy whose missing entries, nan, are draws, means or modes."""
+    known = ~x.isnan()
+    if how == "sample":
+        guess = energy.base.sample(len(x), generator)
+        clamp = Clamp(known, torch.nan_to_num(x))
+        state, _ = blueprint.layer_sampler.run(energy, guess, n_steps, generator, clamp=clamp)
+        return state.x
+    _, mean = hidden_means(energy, energy.base, x, known, max(n_steps, 2), generator)
+    if how == "mode":
+        bits = blueprint.bits.to(x.device) & ~known
+        mean = torch.where(bits, (mean > 0.5).to(mean), mean)
+    return mean

@@ -21,7 +21,7 @@ from skebm._validation import (
     StrOptions,
     check_is_fitted,
 )
-from skebm.base import BipartiteEnergy, Clamp, Sampler
+from skebm.base import BipartiteEnergy, Sampler
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
@@ -57,7 +57,7 @@ from skebm.estimators.rbm.choice import (
     choose_base,
     epochs_by_halves,
 )
-from skebm.estimators.rbm.drawing import BLOCK, draw, spread_starts
+from skebm.estimators.rbm.drawing import BLOCK, draw, imputed, starts_of
 from skebm.estimators.rbm.missing import (
     Marginals,
     hidden_means,
@@ -608,8 +608,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     ) -> tuple[Tensor, Tensor]:
         """Means of hidden units and of rows given the known entries."""
         energy = self.energy_
-        base = self._blueprint.partition_input("base", energy, self.net_, x)
-        return hidden_means(energy, base, x, known, n_steps, generator)
+        return hidden_means(energy, energy.base, x, known, n_steps, generator)
 
     def pseudo_likelihood(self, X: Any) -> np.ndarray:
         """Pseudo-log-likelihood of each row, summed exactly over all columns.
@@ -716,21 +715,10 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         self, n: int, generator: torch.Generator, n_steps: int = 1000, temperature: float = 1.0
     ) -> Tensor:
         """Rows of the model at a temperature, exact if the states can be enumerated."""
+        reference = torch.as_tensor(self._reference).to(self.energy_.weight)
+        starts = starts_of(self.energy_, self._blueprint, self.net_, reference)
         how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
-        sampler = self._blueprint.layer_sampler
-        return draw(self.energy_, sampler, self._chain_starts, n, generator, **how)
-
-    def _chain_starts(self, n: int, generator: torch.Generator, temperature: float) -> Tensor:
-        """Rows from which chains of the model start: near it, or spread out at a temperature."""
-        energy = self.energy_
-        if temperature != 1:
-            return spread_starts(energy, n, generator)
-        start = chain_rows(self.net_)
-        if start is not None:
-            return start
-        reference = torch.as_tensor(self._reference).to(energy.weight)
-        data: Tensor = self._blueprint.partition_input("x", energy, self.net_, reference)["data"]
-        return data
+        return draw(self.energy_, self._blueprint.layer_sampler, starts, n, generator, **how)
 
     def impute(
         self,
@@ -784,23 +772,10 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
     def _imputed(self, rows: Rows, generator: torch.Generator, how: str, n_steps: int) -> Tensor:
         """Rows of the energy with their missing entries filled in."""
-        energy, blocks = self.energy_, []
+        blocks = []
         for start in range(0, len(rows), BLOCK):
             x = rows.block(start, start + BLOCK)
-            known = ~x.isnan()
-            if how == "sample":
-                guess = energy.base.sample(len(x), generator)
-                clamp = Clamp(known, torch.nan_to_num(x))
-                state, _ = self._blueprint.layer_sampler.run(
-                    energy, guess, n_steps, generator, clamp=clamp
-                )
-                x = state.x
-            else:
-                _, x = self._means(x, known, max(n_steps, 2), generator)
-                if how == "mode":
-                    bits = self._blueprint.bits.to(x.device) & ~known
-                    x = torch.where(bits, (x > 0.5).to(x), x)
-            blocks.append(x.cpu())
+            blocks.append(imputed(self.energy_, self._blueprint, x, how, n_steps, generator).cpu())
         return torch.cat(blocks)
 
     @available_if(_has_bits_only)

@@ -71,9 +71,22 @@ def assess(
     Assessment
         With nan or infinite gains where the energy is not finite.
     """
-    base, share = energy.base, None if weight is None else weight.double()
     with torch.no_grad(), sampling(energy):
-        ratio = (-energy(x) - base.log_prob(x)).double()
+        ratio = -energy(x) - energy.base.log_prob(x)
+    return against_log_z(energy, ratio, weight, generator, n_completions)
+
+
+def against_log_z(
+    energy: BernoulliRBM | MixedRBM,
+    ratio: Tensor,
+    weight: Tensor | None,
+    generator: torch.Generator,
+    n_completions: int = 1,
+) -> Assessment:
+    """As :func:`assess`, of rows whose unnormalised log-likelihood ratios to the base are known."""
+    share = None if weight is None else weight.double()
+    with torch.no_grad(), sampling(energy):
+        ratio = ratio.double()
         if n_completions > 1:
             ratio = ratio.view(-1, n_completions).logsumexp(1) - math.log(n_completions)
             share = None if share is None else share[::n_completions]

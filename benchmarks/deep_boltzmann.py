@@ -1,0 +1,203 @@
+"""Deep Boltzmann machines: likelihood bounds beside RBMs, cost of an epoch, MNIST.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.deep_boltzmann [--only small speed mnist]
+        [--data PATH] [--sets digits nltcs plants mnist5k] [--epochs 40] [--json F]
+
+Protocols.
+
+- *small*: digits of scikit-learn, binarised at 8 of 16 (a random fifth each for validation and
+  test, seed 0), DEBD sets with their published splits, and the first 5,000 training rows of
+  binarised MNIST. Hidden layers of 128 and 64 units with either start, and an RBM of 192 units;
+  all other settings are defaults. Bounds are at the largest credible log Z, those of deep machines
+  by 100 importance weights; ``+-`` is the standard error of the mean over the test rows.
+  Independent columns and Chow-Liu trees are exact.
+- *speed*: seconds of an epoch of 5,000 random rows of 784 bits with layers of 500 and 1,000 units,
+  batches of 100 and two mean-field steps, and of its matrix products alone, medians of 5.
+- *mnist*: binarised MNIST, layers of 500 and 1,000 units; bound of 2,000 validation rows and, once,
+  of the test rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+
+from benchmarks._common import shown, write
+from skebm import DeepBoltzmannMachine, RBMEstimator
+from skebm.distributions import ChowLiuTree, IndependentBernoulli
+from skebm.objectives import Penalty
+from skebm.partition import AISBracket
+
+SETS = ("digits", "nltcs", "plants", "mnist5k")
+LAYERS = (128, 64)
+SIZES, N_ROWS, BATCH, N_REPEATS = (784, 500, 1000), 5_000, 100, 5
+
+
+def rows_of(name: str, data: Path) -> tuple[np.ndarray, ...]:
+    """Training, validation and test rows of a set."""
+    if name == "digits":
+        X = (load_digits().data >= 8).astype(np.float32)
+        X = X[np.random.default_rng(0).permutation(len(X))]
+        n = len(X) // 5
+        return X[2 * n :], X[:n], X[n : 2 * n]
+    image = name.startswith("mnist")
+    with np.load(data / ("images/binarized_mnist.npz" if image else f"debd/{name}.npz")) as file:
+        d = int(file["d"])
+        parts = [
+            np.unpackbits(file[part], axis=1)[:, :d].astype(np.float32)
+            for part in ("train", "valid", "test")
+        ]
+    return (parts[0][:5000], *parts[1:]) if name == "mnist5k" else tuple(parts)
+
+
+# ------------------------------------------------------------------------------
+# Small sets
+# ------------------------------------------------------------------------------
+
+
+def exact(name: str, q: Any, valid: np.ndarray, test: np.ndarray) -> dict[str, Any]:
+    """Log-likelihoods by a tractable distribution."""
+    with torch.no_grad():
+        values = [q.log_prob(torch.from_numpy(part)).double().numpy() for part in (valid, test)]
+    return {
+        "model": name,
+        "valid": f"{values[0].mean():.3f}",
+        "test": f"{values[1].mean():.3f}",
+        "+-": f"{values[1].std() / np.sqrt(len(test)):.3f}",
+        "mean field": "",
+        "bracket": "exact",
+        "fit, s": "",
+        "score, s": "",
+    }
+
+
+def estimated(name: str, model: Any, train: Any, valid: Any, test: Any) -> dict[str, Any]:
+    """Bounds by a fitted model, at the pessimistic end of log Z."""
+    started = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(train)
+        fitted = time.perf_counter()
+        held_out, values = model.score(valid), model.score_samples(test)
+    low, high = model.log_partition_bounds_
+    score = values.mean() + model.log_partition_ - high
+    field = ""
+    if isinstance(model, DeepBoltzmannMachine):
+        field = f"{model.posterior_means(test).bound.mean() - high:.3f}"
+    return {
+        "model": name,
+        "valid": f"{held_out:.3f}",
+        "test": f"{score:.3f}",
+        "+-": f"{values.std() / np.sqrt(len(test)):.3f}",
+        "mean field": field,
+        "bracket": f"{high - low:.2f}",
+        "fit, s": f"{fitted - started:.0f}",
+        "score, s": f"{time.perf_counter() - fitted:.0f}",
+    }
+
+
+def small(data: Path, sets: list[str]) -> Iterator[dict[str, Any]]:
+    """Every model on every set."""
+    for name in sets:
+        train, valid, test = rows_of(name, data)
+        x = torch.from_numpy(train)
+        about = {"set": name, "test rows": len(test)}
+        yield about | exact("independent", IndependentBernoulli.fit(x), valid, test)
+        yield about | exact("Chow-Liu", ChowLiuTree.fit(x, smoothing=1e-4), valid, test)
+        rbm = RBMEstimator(sum(LAYERS), base="independent", random_state=0)
+        yield about | estimated("RBM", rbm, train, valid, test)
+        for start in (None, "layerwise"):
+            model = DeepBoltzmannMachine(LAYERS, pretraining=start, random_state=0)
+            yield about | estimated(f"DBM, {start or 'random'} start", model, train, valid, test)
+
+
+# ------------------------------------------------------------------------------
+# Cost of an epoch
+# ------------------------------------------------------------------------------
+
+
+def products(n_batches: int) -> float:
+    """Seconds of the matrix products of an epoch."""
+    d, h, b = SIZES
+    x, row = torch.rand(BATCH, d), torch.rand(2 * BATCH, d + b)
+    hidden, beside, both = torch.rand(BATCH, h), torch.rand(BATCH, b), torch.rand(2 * BATCH, h)
+    weight, out = torch.rand(h, d + b), torch.empty(h, d + b)
+    up, first = weight[:, d:], weight[:, :d]
+    started = time.perf_counter()
+    for _ in range(n_batches):
+        torch.mm(x, first.t())
+        for _ in range(2):  # mean field
+            torch.mm(beside, up.t())
+            torch.mm(hidden, up)
+        torch.mm(hidden, weight)  # chains
+        torch.mm(row, weight.t())
+        torch.mm(both.t(), row, out=out)
+    return time.perf_counter() - started
+
+
+def speed() -> Iterator[dict[str, Any]]:
+    """Time of an epoch over that of its products."""
+    X = (np.random.default_rng(0).random((N_ROWS, SIZES[0])) < 0.2).astype(np.float32)
+    model = DeepBoltzmannMachine(
+        SIZES[1:], batch_size=BATCH, learning_rate=0.01, n_iter=N_REPEATS + 1, random_state=0
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(X)
+    epoch = median(row["dur"] for row in model.history_[1:])
+    alone = median(products(N_ROWS // BATCH) for _ in range(N_REPEATS))
+    yield {
+        "epoch, s": f"{epoch:.2f}",
+        "products, s": f"{alone:.2f}",
+        "ratio": f"{epoch / alone:.2f}",
+    }
+
+
+# ------------------------------------------------------------------------------
+# MNIST
+# ------------------------------------------------------------------------------
+
+
+def mnist(data: Path, epochs: int, l1: float) -> Iterator[dict[str, Any]]:
+    """Layers of 500 and 1,000 units."""
+    train, valid, test = rows_of("mnist", data)
+    model = DeepBoltzmannMachine(
+        SIZES[1:],
+        n_iter=epochs,
+        batch_size=100,
+        penalty=Penalty(l1=l1) if l1 else None,
+        partition=AISBracket(n_betas=5000, n_steps=2000),
+        random_state=0,
+    )
+    found = estimated("DBM 500-1000", model, train, valid[:2000], test)
+    yield {"epochs": epochs, "l1": l1} | found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", default=["small", "speed"])
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--sets", nargs="+", default=list(SETS))
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--l1", type=float, default=0.0)
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    parts = {
+        "small": lambda: small(args.data, args.sets),
+        "speed": speed,
+        "mnist": lambda: mnist(args.data, args.epochs, args.l1),
+    }
+    write(args.json, {name: shown(parts[name]()) for name in args.only})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,450 @@
+r"""Deep Boltzmann machines: layers of hidden units as one bipartite energy.
+
+The layers x, h2, h4, ... have no couplings with each other, and neither have h1, h3, ...: side by
+side they are the two layers of a restricted Boltzmann machine.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skebm.base import Centering, ContrastGradient, Offsets, Penalty
+from skebm.base.torchtools import softplus
+from skebm.distributions import Columns, Distribution, IndependentBernoulli
+from skebm.distributions.independent import blocks_of
+from skebm.energies.rbm.binary import BernoulliRBM
+from skebm.energies.rbm.mixed import MixedRBM
+
+# Log-odds of the hidden units of the row under the base: they are on in a quarter of the rows, as
+# hidden units are at the start of training.
+HIDDEN_LOGIT = -1.0
+# Products of other widths are rounded by the place of a row in its block.
+ALIGNMENT = 16
+# Log-odds of units that only fill up a layer.
+OFF = -1e4
+# Numbers that a sum over states holds at a time: 16 MB of float32.
+CHUNK = 4_000_000
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Numbers of units of the layers, and their places in a bipartite energy.
+
+    The row of the energy is (x, h2, h4, ...), its hidden layer (h1, h3, ...).
+
+    Parameters
+    ----------
+    sizes : tuple of int
+        Entries of x, then units of each hidden layer, from below.
+
+    Raises
+    ------
+    ValueError
+        Unless there is at least one hidden layer and all have at least one unit.
+    """
+
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.sizes) < 2 or min(self.sizes) < 1:
+            raise ValueError(
+                f"sizes={self.sizes} must be the number of entries of x and those of the units of "
+                "at least one hidden layer, each at least 1."
+            )
+
+    @property
+    def depth(self) -> int:
+        """Number of hidden layers."""
+        return len(self.sizes) - 1
+
+    @property
+    def n_visible(self) -> int:
+        """Entries of x."""
+        return self.sizes[0]
+
+    @property
+    def n_row(self) -> int:
+        """Entries of a row of the bipartite energy: of x and of every second hidden layer."""
+        return sum(self.sizes[::2])
+
+    @property
+    def n_beside(self) -> int:
+        """Hidden units that are part of the row: h2, h4, ..."""
+        return self.n_row - self.n_visible
+
+    @property
+    def n_between(self) -> int:
+        """Hidden units of the bipartite energy: h1, h3, ..."""
+        return sum(self.sizes[1::2])
+
+    def place(self, layer: int) -> slice:
+        """Place of a layer among those of its side; layer 0 is x."""
+        start = sum(self.sizes[layer % 2 : layer : 2])
+        return slice(start, start + self.sizes[layer])
+
+    def couplings(self) -> Iterator[tuple[slice, slice]]:
+        """Blocks of the weights (H, d) between neighbouring layers, from below."""
+        for above in range(1, len(self.sizes)):
+            between, row = (above, above - 1) if above % 2 else (above - 1, above)
+            yield self.place(between), self.place(row)
+
+    def mask(self, device: Any = "cpu") -> Tensor | None:
+        """Which weights there are, (H, d) of bool; None if all, as with at most two layers."""
+        if self.depth < 3:
+            return None
+        found = torch.zeros(self.n_between, self.n_row, dtype=torch.bool, device=device)
+        for rows, columns in self.couplings():
+            found[rows, columns] = True
+        return found
+
+    def weights(self, energy: Any) -> tuple[Tensor, ...]:
+        """Views of W_l, (units of layer l, units of layer l - 1), from below."""
+        blocks = [energy.weight[rows, columns] for rows, columns in self.couplings()]
+        return tuple(w if i % 2 == 0 else w.t() for i, w in enumerate(blocks))
+
+    def biases(self, energy: Any) -> tuple[Tensor, ...]:
+        """Views of the biases of all layers, that of x first; beside those of the base, if any."""
+        sides = energy.visible_bias, energy.hidden_bias
+        return tuple(sides[layer % 2][self.place(layer)] for layer in range(len(self.sizes)))
+
+    def hidden_layers(self, beside: Tensor, between: Tensor) -> tuple[Tensor, ...]:
+        """States or means (n, units) of the hidden layers, h1 first, from those of both sides."""
+        found = []
+        for layer in range(1, len(self.sizes)):
+            place = self.place(layer)
+            if layer % 2:
+                found.append(between[:, place])
+            else:
+                start, stop = place.start - self.n_visible, place.stop - self.n_visible
+                found.append(beside[:, start:stop])
+        return tuple(found)
+
+
+# ------------------------------------------------------------------------------
+# Energies
+# ------------------------------------------------------------------------------
+
+
+class BernoulliDBM(BernoulliRBM):
+    r"""Deep Boltzmann machine of binary units, with all hidden layers.
+
+    .. math:: E(x, h_1, \dots, h_L) = -b_0^\top x - \sum_{l=1}^L \bigl(b_l^\top h_l
+        + h_l^\top W_l h_{l-1}\bigr), \qquad h_0 = x .
+
+    As an energy of rows it is the free energy of (x, h2, h4, ...), with h1, h3, ... summed out.
+
+    Parameters
+    ----------
+    layers : sequence of int
+        Numbers of units of x and of the hidden layers, from below.
+    generator : torch.Generator
+        Source of the initial weights.
+    scale : float or None, default=None
+        Standard deviation of the initial weights; None is that of Glorot and Bengio (2010) for each
+        pair of layers.
+    dtype : torch.dtype, default=torch.float32
+        Precision of the parameters.
+    base : IndependentBernoulli or None, default=None
+        Independent columns of x, from which annealing and chains start; None are fair coins.
+
+    Attributes
+    ----------
+    layers : Layers
+        Where the layers are; ``layers.weights(energy)`` and ``layers.biases(energy)`` are views.
+    weights, biases : tuple of Tensor
+        W_l of shape (units of layer l, units of layer l - 1), and the biases of all layers.
+
+    References
+    ----------
+    Salakhutdinov and Hinton (2009), "Deep Boltzmann machines", AISTATS, equation 9.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.energies import BernoulliDBM
+    >>> from skebm.partition import Exact
+    >>> energy = BernoulliDBM((4, 3, 2), generator=torch.Generator().manual_seed(0), scale=0.0)
+    >>> [tuple(w.shape) for w in energy.weights]
+    [(3, 4), (2, 3)]
+    >>> round(Exact().estimate(energy).value, 4)  # 9 log 2
+    6.2383
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        *,
+        generator: torch.Generator,
+        scale: float | None = None,
+        dtype: torch.dtype = torch.float32,
+        base: IndependentBernoulli | None = None,
+    ):
+        found = Layers(tuple(layers))
+        if base is not None:
+            beside = base.logits.new_full((found.n_beside,), HIDDEN_LOGIT)
+            base = IndependentBernoulli(torch.cat([base.logits, beside]))
+        super().__init__(
+            found.n_row, found.n_between, generator=generator, scale=1.0, dtype=dtype, base=base
+        )
+        self.layers = found
+        scale_weights(self, found, scale)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """W_l, (units of layer l, units of layer l - 1), from below."""
+        return self.layers.weights(self)
+
+    @property
+    def biases(self) -> tuple[Tensor, ...]:
+        """Biases of the layers, that of x first."""
+        return self.layers.biases(self)
+
+    def contrast_gradient(  # type: ignore[override]
+        self, centering: Centering | None, penalty: Penalty | None
+    ) -> ContrastGradient:
+        """That of the RBM, without the weights that there are not."""
+        return masked(super().contrast_gradient(centering, penalty), self)
+
+
+class MixedDBM(MixedRBM):
+    r"""Deep Boltzmann machine with visible units of any kind; see :class:`MixedRBM`.
+
+    .. math:: E(x, h_1, \dots, h_L) = -\log q_s(x) - b_0^\top t(x) - h_1^\top W_1 t(x)
+        - \sum_{l=1}^L b_l^\top h_l - \sum_{l=2}^L h_l^\top W_l h_{l-1} .
+
+    Parameters
+    ----------
+    base : Distribution
+        q, of x, with exact tilts. (The base of the rows has independent bits h2, h4, ... beside
+        x.)
+    hidden_layers : sequence of int
+        Numbers of units of the hidden layers, from below.
+    generator : torch.Generator
+        Source of the initial weights.
+    scale : float or None, default=None
+        Standard deviation of the initial weights; None is that of Glorot and Bengio (2010).
+    dtype : torch.dtype, default=torch.float32
+        Precision of the parameters.
+
+    Attributes
+    ----------
+    layers : Layers
+        Where the layers are.
+    weights, biases : tuple of Tensor
+        As in :class:`BernoulliDBM`; biases are fields beside those of the base.
+
+    References
+    ----------
+    Salakhutdinov and Hinton (2009), "Deep Boltzmann machines", AISTATS. Srivastava and
+    Salakhutdinov (2012), "Multimodal learning with deep Boltzmann machines", NeurIPS (real units).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.distributions import Gaussian
+    >>> from skebm.energies import MixedDBM
+    >>> base = Gaussian(torch.zeros(2), 1.0)
+    >>> energy = MixedDBM(base, (3, 2), generator=torch.Generator().manual_seed(0))
+    >>> energy.domain.n_columns  # two numbers, and the units of the second hidden layer
+    4
+    """
+
+    def __init__(
+        self,
+        base: Distribution,
+        hidden_layers: Sequence[int],
+        *,
+        generator: torch.Generator,
+        scale: float | None = None,
+        dtype: torch.dtype = torch.float32,
+    ):
+        found = Layers((base.domain.n_columns, *hidden_layers))
+        if found.n_beside:
+            new: dict[str, Any] = {"dtype": dtype, "device": generator.device}
+            beside = IndependentBernoulli(torch.full((found.n_beside,), HIDDEN_LOGIT, **new))
+            base = Columns([*blocks_of(base), beside])
+        super().__init__(base, found.n_between, generator=generator, scale=1.0, dtype=dtype)
+        self.layers = found
+        scale_weights(self, found, scale)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """W_l, (units of layer l, units of layer l - 1), from below."""
+        return self.layers.weights(self)
+
+    @property
+    def biases(self) -> tuple[Tensor, ...]:
+        """Biases of the layers, that of x first, beside those of the base."""
+        return self.layers.biases(self)
+
+    def contrast_gradient(  # type: ignore[override]
+        self, centering: Centering | None, penalty: Penalty | None
+    ) -> ContrastGradient:
+        """That of the RBM, without the weights that there are not."""
+        return masked(super().contrast_gradient(centering, penalty), self)
+
+
+@torch.no_grad()
+def scale_weights(energy: Any, layers: Layers, scale: float | None) -> None:
+    """Scale standard normal weights, and set those to zero that there are not."""
+    factor = torch.zeros_like(energy.weight)
+    for rows, columns in layers.couplings():
+        n_units = rows.stop - rows.start + columns.stop - columns.start
+        factor[rows, columns] = (2 / n_units) ** 0.5 if scale is None else scale
+    energy.weight.mul_(factor)
+
+
+def masked(gradient: Any, energy: Any) -> ContrastGradient:
+    """The gradient, masked where some weights are fixed at zero."""
+    mask = energy.layers.mask(energy.weight.device)
+    return gradient if mask is None else MaskedGradient(gradient, energy, mask)
+
+
+class MaskedGradient(ContrastGradient):
+    r"""Gradient of an RBM some of whose weights are fixed at zero.
+
+    Centred biases follow the weights (see :func:`skebm.energies.rbm.gradient.centered`), so that
+    what left-out weights would have contributed is taken back:
+    :math:`\tilde g_b = g_b - \tilde G^\top \lambda` with the masked :math:`\tilde G`.
+
+    Parameters
+    ----------
+    gradient : RBMGradient
+    energy : BernoulliDBM or MixedDBM
+    mask : Tensor of shape (H, d), bool
+        Weights that there are.
+    """
+
+    def __init__(self, gradient: Any, energy: Any, mask: Tensor):
+        self.gradient, self.energy, self.left_out = gradient, energy, ~mask
+
+    def start(self, x: Tensor, weight: Tensor | None) -> Offsets | None:
+        found: Offsets | None = self.gradient.start(x, weight)
+        return found
+
+    @torch.no_grad()
+    def write(
+        self,
+        x: Tensor,
+        chain: Tensor,
+        sign: Tensor,
+        share: Tensor,
+        offsets: Offsets | None,
+        generator: torch.Generator | None,
+    ) -> tuple[Offsets | None, Tensor | None]:
+        offsets, layer = self.gradient.write(x, chain, sign, share, offsets, generator)
+        weight, visible_bias, hidden_bias = (p.grad for p in self.energy.tensors)
+        if offsets is not None:
+            extra = weight * self.left_out
+            visible_bias.addmv_(extra.t(), offsets.hidden)
+            hidden_bias.addmv_(extra, self.gradient.statistics(offsets.visible))
+        weight.masked_fill_(self.left_out, 0.0)
+        return offsets, layer
+
+
+# ------------------------------------------------------------------------------
+# Given the visible layer
+# ------------------------------------------------------------------------------
+
+
+class HiddenGiven:
+    r"""What a deep Boltzmann machine says of its hidden layers given rows x.
+
+    Nothing but products of hidden layers is left to compute: x enters once.
+
+    Parameters
+    ----------
+    energy : BernoulliRBM or MixedRBM
+        A deep machine, or a padded copy of one.
+    layers : Layers
+    x : Tensor of shape (n, d)
+    padded : bool, default=False
+        Whether products have widths of multiples of 16, so that what is found for a row does not
+        depend, bit for bit, on its place in a block.
+
+    Attributes
+    ----------
+    field : Tensor of shape (n, H)
+        Log-odds of h1, h3, ... where h2, h4, ... are 0.
+    weight : Tensor of shape (H, B)
+        Couplings of h1, h3, ... with h2, h4, ...
+    bias : Tensor of shape (B,)
+        Log-odds of h2, h4, ... where h1, h3, ... are 0.
+    """
+
+    def __init__(self, energy: Any, layers: Layers, x: Tensor, *, padded: bool = False):
+        self.layers, d, b = layers, layers.n_visible, layers.n_beside
+        self.energy = energy
+        self.row = nn.functional.pad(x, (0, energy.domain.n_columns - d))
+        self.hidden_bias = energy.hidden_bias
+        self.field = energy.hidden_field(self.row)
+        self.weight = energy.weight[:, d : d + b]
+        self.bias = energy.visible_bias[d : d + b]
+        if b and isinstance(energy, MixedRBM):  # its base is a part of the energy
+            self.bias = self.bias + energy.parts[-1].logits
+        if padded:
+            extra = -b % ALIGNMENT
+            self.weight = nn.functional.pad(self.weight, (0, extra))
+            self.bias = nn.functional.pad(self.bias, (0, extra), value=OFF)
+
+    @functools.cached_property
+    def log_rest(self) -> Tensor:
+        """Minus the energy where all hidden units are 0, (n,); mean field does not need it."""
+        found: Tensor = -self.energy.free_energy(self.row) - softplus(self.field).sum(1)
+        return found
+
+    def between_field(self, beside: Tensor) -> Tensor:
+        """Log-odds of h1, h3, ... given states or means (n, B) of h2, h4, ..., (n, H)."""
+        return torch.addmm(self.field, beside, self.weight.t())
+
+    def beside_field(self, between: Tensor) -> Tensor:
+        """Log-odds of h2, h4, ... given states or means (n, H) of h1, h3, ..., (n, B)."""
+        return torch.addmm(self.bias, between, self.weight)
+
+    def bottom_up(self) -> Tensor:
+        """Log-odds of h2, h4, ... from a pass upwards, the start of mean field, (n, B).
+
+        Weights from below are doubled where units above are still unknown (Salakhutdinov and
+        Hinton, 2009, section 3.1).
+        """
+        return self.beside_field((2 * self.field - self.hidden_bias).sigmoid_())
+
+    def log_joint(self, beside: Tensor) -> Tensor:
+        """log of the sum of exp(-E) over h1, h3, ..., given h2, h4, ... (n, B), (n,).
+
+        Of means it is what the variational bound has beside the entropy of h2, h4, ...
+        """
+        summed = softplus(self.between_field(beside)).sum(1)
+        return self.log_rest + beside @ self.bias + summed
+
+    def log_marginal(self) -> Tensor:
+        """log of the sum of exp(-E) over all hidden layers, (n,), float64; by enumeration."""
+        n, m = self.layers.n_beside, self.layers.n_between
+        over_row = n <= m
+        n_units, width = (n, len(self.bias)) if over_row else (m, self.field.shape[1])
+        total = self.log_rest.new_full((len(self.field),), -torch.inf, dtype=torch.float64)
+        size = max(1, CHUNK // (len(self.field) * self.field.shape[1]))
+        for start in range(0, 2**n_units, size):
+            number = torch.arange(start, min(start + size, 2**n_units), device=self.field.device)
+            place = torch.arange(n_units, device=number.device)
+            states = (number[:, None] >> place & 1).to(self.field)
+            states = nn.functional.pad(states, (0, width - n_units))
+            part = self._given_beside(states) if over_row else self._given_between(states)
+            total = torch.logaddexp(total, part.double().logsumexp(1))
+        return total
+
+    def _given_beside(self, states: Tensor) -> Tensor:
+        """log sum over h1, h3, ... of exp(-E) in states (S, B) of the others, (n, S)."""
+        field = self.field[:, None] + (states @ self.weight.t())[None]
+        return self.log_rest[:, None] + states @ self.bias + softplus(field).sum(2)
+
+    def _given_between(self, states: Tensor) -> Tensor:
+        """log sum over h2, h4, ... of exp(-E) in states (S, H) of the others, (n, S)."""
+        summed = softplus(torch.addmm(self.bias, states, self.weight)).sum(1)
+        return self.log_rest[:, None] + self.field @ states.t() + summed

@@ -1,0 +1,698 @@
+"""Deep Boltzmann machine as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+import functools
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from torch import Tensor, nn
+
+from skebm._validation import Interval, Options, StrOptions, check_is_fitted
+from skebm.base import Sampler
+from skebm.base.energy import check_temperature
+from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
+from skebm.distributions import Distribution
+from skebm.energies.deep import Layers
+from skebm.estimators._docs import shared_docs
+from skebm.estimators.base import (
+    DENSITY_CONSTRAINTS,
+    BaseDensity,
+    draw_seed,
+    validate_coded,
+)
+from skebm.estimators.bases import (
+    COLUMN_BASES,
+    check_base_stays,
+    fit_base,
+    fit_column_base,
+    fit_completed,
+)
+from skebm.estimators.deep.blueprint import DeepBlueprint, design_deep, warn_unless_converged
+from skebm.estimators.deep.meanfield import MeanField, PosteriorMeans, recognition_module
+from skebm.estimators.deep.rows import LayeredTable
+from skebm.estimators.rbm.blueprint import Trials
+from skebm.estimators.rbm.choice import BaseChoice, epochs_by_halves
+from skebm.estimators.rbm.drawing import BLOCK, draw, imputed, starts_of
+from skebm.estimators.rbm.missing import hidden_means, log_sums
+from skebm.estimators.tables.columns import Coding, ColumnTable, in_unit_interval
+from skebm.estimators.tables.table import Table, UnitIntervalTable
+from skebm.objectives import Centering, Penalty
+from skebm.samplers import FromData, Gibbs, Persistent
+from skebm.training import SGD, EarlyStopping
+from skebm.training.engine import EnergyNet
+from skebm.training.rows import Rows
+
+# Gibbs steps for the features of rows with missing entries.
+N_MEAN_STEPS = 100
+
+
+@shared_docs
+class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity):
+    r"""Deep Boltzmann machine: several layers of hidden units, all coupled to their neighbours.
+
+    .. math::
+        p(x) = \frac{1}{Z} \sum_{h_1, \dots, h_L} e^{-E(x, h_1, \dots, h_L)}, \qquad
+        E = -b_0^\top x - \sum_{l=1}^L \bigl(b_l^\top h_l + h_l^\top W_l h_{l-1}\bigr),
+        \quad h_0 = x .
+
+    Given x the hidden layers depend on each other. Their posterior is approximated by independent
+    units (mean field), whose means persist from one pass over the rows to the next, and training
+    follows the gradient of the variational bound of log p(x), with persistent chains for the
+    expectation under the model [1]_. The gradient is centred, so that joint training from random
+    weights works [2]_. What `score_samples` returns is a **lower bound** of log p(x), by
+    importance sampling from mean field (see :class:`~skebm.estimators.MeanField`), and exact where
+    the hidden layers are small enough to be summed out (`bound_kind_`).
+
+    Columns of X are bits, categories and numbers, and may be missing, as in
+    :class:`RBMEstimator`, which it is with a single layer.
+
+    Parameters
+    ----------
+    hidden_layer_sizes : int or array-like of int, default=(128, 64)
+        Numbers of units of the hidden layers, from below. One layer is a restricted Boltzmann
+        machine.
+    learning_rate : float or "auto", default="auto"
+        Learning rate. ``"auto"``: 0.1 (0.3 on a tree), decaying linearly to a hundredth of that.
+    batch_size : int or "auto", default="auto"
+        Maximum number of rows per step. ``"auto"``: 100, or fewer if `n_iter` would otherwise make
+        less than 10,000 steps.
+    n_iter : int or "auto", default="auto"
+        Number of epochs. ``"auto"``: 10,000 steps, or fewer where they would take more than 2e11
+        multiplications, but at least 10 epochs. Of fewer than 200 rows, halves say how many, 0
+        included (see Notes).
+    verbose : int, default=0
+        1 shows a progress bar.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the weights, the shuffling and the chains; global generators are not used.
+    pretraining : {"layerwise"} or None, default=None
+        Start of the joint training. None: random weights. ``"layerwise"``: RBMs of neighbouring
+        layers are trained first, from below, each for a fifth of the epochs: the weights upwards in
+        the first and downwards in the last are doubled, and those in between are halved afterwards
+        [1]_. Upper layers then depend more on x, but with the default layers likelihood bounds were
+        no higher on four sets.
+    mean_field : MeanField or None, default=None
+        Tolerance and steps of mean field and the number of importance weights; None is
+        ``MeanField()``. Its parameters can be searched over by ``mean_field__<name>``.
+    chains : Persistent, FromData or None, default=None
+        Chains of the expectation under the model; None is ``Persistent(n_steps=1)``. ``FromData``
+        starts them at the rows and the means of their hidden units.
+    base : str or Distribution, default="independent"
+        Base q of the columns that the machine corrects: ``"independent"``, ``"chow-liu"``,
+        ``"block-tree"``, ``"gaussian"``, ``"latent-classes"``, or a distribution with exact
+        conditionals; as in :class:`RBMEstimator`.
+    centering : Centering, "auto" or None, default="auto"
+        Centre the units of all layers in the gradient [2]_. ``"auto"`` also divides it by powers of
+        the units' variances, unless `learning_rate` is set.
+    penalty : Penalty or None, default=None
+        Penalties on all weights, and on the mean activation of h1, h3, ...
+    optimizer : SGD or None, default=None
+        Momentum, schedule, averaging and roll-backs; None is :class:`skebm.training.SGD` with its
+        default settings.
+    visible : {"auto", "bernoulli"}, default="auto"
+        Visible units of the columns that are not categorical: ``"auto"``: Bernoulli units if all
+        values are in [0, 1], otherwise Gaussian units of columns that hold other values than zeros
+        and ones.
+    categorical_features : "from_dtype", array-like or None, default="from_dtype"
+        Columns of categories, which are softmax units: names, numbers or a boolean mask.
+        ``"from_dtype"``: columns of frames of text or categories. None: no column.
+    rescale : {"auto", False}, default="auto"
+        Whether columns of Bernoulli units with values outside [0, 1] are min-max scaled, with a
+        warning, or raise an error.
+    early_stopping : bool or EarlyStopping, default=False
+        Stop when the bound on held-out rows, relative to the base, no longer improves, and keep the
+        best weights. Its log Z is annealed after each epoch.
+    warm_start : bool, default=False
+        Continue from the weights and chains of the previous `fit`.
+    contamination : float in (0, 0.5] or "auto", default="auto"
+        Fraction of the training rows that `predict` classifies as outliers; ``"auto"`` is 0.1.
+    partition : "auto", PartitionEstimator or None, default="auto"
+        How log Z is estimated, when it is first needed. ``"auto"``: exactly, if either all even or
+        all odd layers can be enumerated with at most 1e9 terms, otherwise by
+        :class:`skebm.partition.AISBracket`. None: `score_samples` is then minus the energy and
+        `score` a pseudo-likelihood of bits and categories by bounds.
+    sampler : Sampler or None, default=None
+        Sampler of the rows (x, h2, h4, ...); None is :class:`skebm.samplers.Gibbs`, which draws all
+        even and all odd layers in turns.
+    device : str, default="auto"
+        ``"auto"`` is a GPU if there is one.
+    dtype : {"float32", "float64"}, default="float32"
+        Precision of the computation.
+    <<net_params>>
+
+    Attributes
+    ----------
+    weights_ : list of ndarray of shape (n_units, n_units_below)
+        W_l of the layers from below, read-only views. With categorical or Gaussian units the first
+        has a column for each bit, level of a category and number.
+    intercepts_ : list of ndarray of shape (n_units,)
+        Biases of all layers, that of x first, beside those of the base where not all columns are
+        bits.
+    layer_sizes_ : tuple of int
+        Entries of x and numbers of units of the hidden layers.
+    bound_kind_ : {"exact", "lower"}
+        Whether `score_samples` is exact, up to log Z, or a lower bound in expectation.
+    <<log_partition, offset_>>
+    history_ : list of dict
+        One entry per epoch: energy gap, learning rate, seconds.
+    n_iter_, n_restarts_ : int
+        Number of epochs and of roll-backs.
+    learning_rate_, batch_size_, n_chains_ : float, int, int
+        Values used for ``"auto"``.
+    base_ : Distribution
+        The fitted base of x.
+    sampler_, energy_, net_ : Sampler, BernoulliDBM or MixedDBM, EnergyNet
+        The sampler, the energy of (x, h2, h4, ...) as a torch module, and the skorch net.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
+
+    See Also
+    --------
+    RBMEstimator : One layer of hidden units.
+
+    Notes
+    -----
+    **Held-out rows guard the training** of 200 rows or more where `learning_rate` and `batch_size`
+    are ``"auto"`` and there is no `early_stopping`, as in :class:`RBMEstimator`: a tenth of them,
+    at most 500, are not trained on, and twenty times a fit their bound is compared with the base,
+    with log Z by annealing. Weights that are clearly worse than earlier ones, or worse than the
+    base, are not what `fit` leaves. Of fewer rows, models of halves choose the number of epochs
+    where `n_iter` is ``"auto"`` too.
+
+    Columns that are missing are drawn by Gibbs steps given the known ones; of new rows the
+    likelihood of the known entries is estimated by annealing, low on average.
+
+    References
+    ----------
+    .. [1] Salakhutdinov and Hinton (2009), "Deep Boltzmann machines", AISTATS, algorithm 1 and
+       section 3.1.
+    .. [2] Melchior, Fischer and Wiskott (2016), "How to center deep Boltzmann machines", JMLR
+       17(99), section 5. Montavon and Müller (2012), "Deep Boltzmann machines and the centering
+       trick".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skebm import DeepBoltzmannMachine
+    >>> rng = np.random.default_rng(0)
+    >>> X = np.repeat(rng.integers(0, 2, (300, 2)), 3, axis=1)  # two switches, three copies each
+    >>> model = DeepBoltzmannMachine((4, 2), n_iter=50, random_state=0).fit(X)
+    >>> model.transform(X).shape
+    (300, 6)
+    >>> model.bound_kind_, bool(-6 * np.log(2) < model.score(X) < -2 * np.log(2) + 0.1)
+    ('exact', True)
+    """
+
+    _parameter_constraints: dict = DENSITY_CONSTRAINTS | {
+        "hidden_layer_sizes": ["array-like", Interval(Integral, 1, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+        "pretraining": [StrOptions({"layerwise"}), None],
+        "mean_field": [MeanField, None],
+        "chains": [Persistent, FromData, None],
+        "base": [StrOptions(set(COLUMN_BASES)), Distribution],
+        "centering": [Centering, StrOptions({"auto"}), None],
+        "penalty": [Penalty, None],
+        "optimizer": [SGD, None],
+        "visible": [StrOptions({"auto", "bernoulli"})],
+        "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
+        "rescale": [StrOptions({"auto"}), Options(bool, {False})],
+    }
+    _configs = {
+        "chains": lambda value, names: Persistent(n_steps=1),
+        "mean_field": lambda value, names: MeanField(),
+        "sampler": lambda value, names: Gibbs(),
+        "centering": lambda value, names: Centering(),
+        "penalty": lambda value, names: Penalty(),
+        "optimizer": lambda value, names: SGD(),
+        "early_stopping": lambda value, names: EarlyStopping(),
+    }
+    _blueprint: DeepBlueprint
+
+    def __init__(
+        self,
+        hidden_layer_sizes=(128, 64),
+        *,
+        learning_rate="auto",
+        batch_size="auto",
+        n_iter="auto",
+        verbose=0,
+        random_state=None,
+        pretraining=None,
+        mean_field=None,
+        chains=None,
+        base="independent",
+        centering="auto",
+        penalty=None,
+        optimizer=None,
+        visible="auto",
+        categorical_features="from_dtype",
+        rescale="auto",
+        early_stopping=False,
+        warm_start=False,
+        contamination="auto",
+        partition="auto",
+        sampler=None,
+        device="auto",
+        dtype="float32",
+        net_params=None,
+    ):
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.n_iter = n_iter
+        self.verbose = verbose
+        self.random_state = random_state
+        self.pretraining = pretraining
+        self.mean_field = mean_field
+        self.chains = chains
+        self.base = base
+        self.centering = centering
+        self.penalty = penalty
+        self.optimizer = optimizer
+        self.visible = visible
+        self.categorical_features = categorical_features
+        self.rescale = rescale
+        self.early_stopping = early_stopping
+        self.warm_start = warm_start
+        self.contamination = contamination
+        self.partition = partition
+        self.sampler = sampler
+        self.device = device
+        self.dtype = dtype
+        self.net_params = net_params
+
+    # ---------------------------------------------------------------- hooks of the base class
+
+    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+        return {"accept_sparse": "csr", "ensure_all_finite": "allow-nan"}
+
+    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
+        """Validated X, its categories as codes, nan where missing."""
+        kwargs |= {"reset": reset, "min_samples": min_samples}
+        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
+
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> LayeredTable:
+        names = getattr(self, "feature_names_in_", None)
+        sizes = hidden_sizes(self.hidden_layer_sizes)
+        visible: UnitIntervalTable | ColumnTable
+        bits = self.visible == "bernoulli" or sp.issparse(X)
+        if self._coding is None and (bits or in_unit_interval(X)):
+            visible = UnitIntervalTable.learn(
+                X, self.rescale, names, " (rescale=False raises an error instead)"
+            )
+        else:
+            visible = ColumnTable.learn(X, weight, self._coding, names)
+        layers = Layers((visible.domain.n_columns, *sizes))
+        n_numbers = 3.0 * layers.n_between * layers.n_row + float(X.shape[0]) * layers.n_row
+        what = f"hidden_layer_sizes={self.hidden_layer_sizes} with {layers.n_visible} columns"
+        check_memory(what, n_numbers, getattr(torch, self.dtype))
+        return LayeredTable(visible, layers.n_beside)
+
+    def _design(
+        self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
+    ) -> DeepBlueprint:
+        assert isinstance(table, LayeredTable)
+        layers = Layers((table.domain.n_columns, *hidden_sizes(self.hidden_layer_sizes)))
+        if before is not None:
+            last = self._blueprint
+            check_base_stays(self.base, last.base, last.base_name)
+            if layers != last.layers:
+                raise ValueError(
+                    f"hidden_layer_sizes={self.hidden_layer_sizes} are not those of the previous "
+                    f"fit, {last.layers.sizes[1:]}: with warm_start and partial_fit they must not "
+                    "change. Clone the estimator to start from new weights."
+                )
+            new = design_deep(self, table, layers, last.base, rows, last.seed, streaming=streaming)
+            return new.trained_for(last.plan.n_iter) if new.by_halves and last.by_halves else new
+
+        mixed = isinstance(table.visible, ColumnTable)
+        fit = functools.partial(fit_column_base, domain=table.domain) if mixed else fit_base
+        seed = draw_seed(self.random_state_)
+
+        def fitted(name: str | None, some: Rows) -> Distribution:
+            return fit_completed(lambda completed: fit(self.base, completed), table.without(some))
+
+        def plan(base: Distribution, chosen: BaseChoice, some: Rows) -> DeepBlueprint:
+            return design_deep(self, table, layers, base, some, seed, streaming=streaming)
+
+        chosen = BaseChoice(None, layers.n_between, "as given")
+        found = plan(fitted(None, rows), chosen, rows)
+        if not found.by_halves:
+            return found
+        generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
+        trials = Trials(fitted, plan, generator, self.net_params)
+        gains = functools.partial(trials.gains, chosen, found.plan.n_iter)
+        return found.trained_for(epochs_by_halves(gains, rows, generator))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = tags.input_tags.allow_nan = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    @property
+    def _n_features_out(self) -> int:
+        return sum(self.layer_sizes_[1:])
+
+    # ---------------------------------------------------------------- rows and their hidden layers
+
+    def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
+        """Energies of rows of X, with or without hidden entries; of known entries where missing."""
+        table = self._blueprint.table
+        rows = table.without(rows)
+        if not rows.has_missing() and rows.known is None:
+            return super()._energies(rows, likely=likely)
+        x = rows.block(0, len(rows))
+        known = ~x.isnan() if rows.known is None else rows.known.to(x.device)
+        found, complete = np.empty(len(rows)), known.all(1)
+        if complete.any():
+            index = complete.nonzero().ravel()
+            some = Rows(x[index], dtype=rows.dtype, device=rows.device)
+            found[complete.cpu().numpy()] = super()._energies(some, likely=likely)
+        index = (~complete).nonzero().ravel()
+        if len(index):
+            found[index.cpu().numpy()] = self._of_known(x[index], known[index])
+        return found
+
+    def _of_known(self, x: Tensor, known: Tensor) -> np.ndarray:
+        """Energies of the known entries of rows, by annealing unless there are few states."""
+        energy, blueprint = self.energy_, self._blueprint
+        generator = torch.Generator(x.device).manual_seed(self.net_.seed_)
+        row, mask = self._beside(x, known)
+        sums = log_sums(energy, energy.base, row, mask, blueprint.table.groups, generator)
+        volumes: np.ndarray = blueprint.table.log_volumes(known.cpu().numpy())
+        return volumes - sums.value.cpu().numpy()
+
+    def _beside(self, x: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of the energy whose hidden units are missing, with what is known of them."""
+        n_beside = self._blueprint.layers.n_beside
+        row = nn.functional.pad(torch.where(known, x, torch.nan), (0, n_beside), value=torch.nan)
+        return row, nn.functional.pad(known, (0, n_beside), value=False)
+
+    def energy(self, X: Any) -> np.ndarray:
+        """Upper bound of the free energy of each row, in nats: lower is more likely.
+
+        Minus the lower bound of log sum_h exp(-E(x, h)) that :meth:`score_samples` uses; exact
+        where `bound_kind_` says so.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return super().energy(X)
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        r"""Lower bound of the log-likelihood of each row, in nats; exact by `bound_kind_`.
+
+        The log of the mean of K importance weights from mean field, minus log Z: in expectation at
+        most log p(x), and at least the variational bound (``mean_field__n_draws=0``). The numbers
+        by which hidden units are drawn are fixed, so that a row always has the same value. An
+        error of an estimated log Z is the same for all rows (see `log_partition_bounds_`). Of rows
+        with missing entries it is the likelihood of the known ones, by annealing, low on average.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+
+        References
+        ----------
+        Burda, Grosse and Salakhutdinov (2016), "Importance weighted autoencoders", ICLR.
+        """
+        return super().score_samples(X)
+
+    def posterior_means(self, X: Any) -> PosteriorMeans:
+        """Means of all hidden layers given rows, by mean field, and whether it converged.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            Without missing entries.
+
+        Returns
+        -------
+        PosteriorMeans
+            ``layers``, a list of arrays (n_samples, n_units) from below, the variational ``bound``
+            in nats, and ``residual``, ``n_steps`` and ``converged`` of each row. Warns with the
+            largest residual where rows have not converged.
+        """
+        rows = self._rows(X)
+        if rows.has_missing():
+            raise ValueError(
+                "X contains NaN, and posterior_means needs complete rows: call impute first."
+            )
+        found = self._map(rows, lambda energy, x: energy.means(x)).numpy()
+        settings, sizes = self._blueprint.mean_field, self.layer_sizes_[1:]
+        residual, ends = found[:, -2], np.cumsum(sizes)
+        warn_unless_converged(torch.as_tensor(residual), settings)
+        return PosteriorMeans(
+            np.split(found[:, : ends[-1]], ends[:-1], axis=1),
+            found[:, -3] - self._blueprint.table.log_volume,
+            residual,
+            found[:, -1].astype(int),
+            residual <= settings.tol,
+        )
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Means of the units of all hidden layers given x, by mean field, from below.
+
+        Of a row with missing entries the means given the known ones, over Gibbs chains with a fixed
+        seed.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_units)
+            In the precision of X.
+        """
+        check_is_fitted(self)
+        X = self._validate(X)
+        rows, n = self._rows_of(X), self._n_features_out
+        found: np.ndarray = self._map(rows, lambda energy, x: energy.means(x)[:, :n]).numpy()
+        if rows.has_missing():
+            x = rows.block(0, len(rows))
+            known = ~x.isnan()
+            index = (~known.all(1)).nonzero().ravel()
+            means = self._means_of_known(x[index], known[index])
+            found[index.cpu().numpy()] = means.cpu().numpy()
+        return found.astype(X.dtype, copy=False)
+
+    def _means_of_known(self, x: Tensor, known: Tensor) -> Tensor:
+        """Means of all hidden layers given the known entries of rows, side by side."""
+        energy, layers = self.energy_, self._blueprint.layers
+        generator = torch.Generator(x.device).manual_seed(self.net_.seed_)
+        row, mask = self._beside(x, known)
+        between, whole = hidden_means(energy, energy.base, row, mask, N_MEAN_STEPS, generator)
+        return torch.cat(layers.hidden_layers(whole[:, layers.n_visible :], between), 1)
+
+    # ---------------------------------------------------------------- rows of the model
+
+    def sample(
+        self,
+        n_samples: int = 1,
+        random_state: Any = None,
+        *,
+        temperature: float = 1.0,
+        n_steps: int = 1000,
+    ) -> Any:
+        r"""Draw rows from the model, x of :math:`p(x, h)^{1/T}` normalised.
+
+        Exact and independent if the even or the odd layers can be enumerated (at most 1e7 terms).
+        Otherwise the last states of Gibbs chains of `n_steps` steps from the persistent chains (for
+        other temperatures than 1, from the base), approximate if these have not converged.
+
+        Parameters
+        ----------
+        n_samples : int, default=1
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        temperature : float, default=1.0
+            T > 0, by which the energy of all layers is divided.
+        n_steps : int, default=1000
+            Gibbs steps, if they are needed.
+
+        Returns
+        -------
+        ndarray or data frame of shape (n_samples, n_features)
+            In the units of the data.
+        """
+        check_is_fitted(self)
+        whole_number("n_samples", n_samples, 1)
+        energy = self.energy_
+        n_numbers = n_samples * energy.domain.n_columns
+        check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
+        whole_number("n_steps", n_steps, 1)
+        check_temperature(temperature)
+        reference = torch.as_tensor(self._reference).to(energy.weight)
+        generator = self._generator(random_state)
+        starts = starts_of(energy, self._blueprint, self.net_, reference)
+        how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
+        sampler = self._blueprint.layer_sampler
+        drawn = draw(energy, sampler, starts, n_samples, generator, **how)
+        return self._blueprint.table.invert(drawn)
+
+    def impute(
+        self,
+        X: Any,
+        random_state: Any = None,
+        *,
+        how: str = "sample",
+        n_steps: int = 200,
+    ) -> Any:
+        """Replace missing entries by draws from the model given the known entries, or their means.
+
+        By Gibbs sampling of all layers with the known entries clamped, approximate as the chains
+        are finite.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            NaN marks missing entries.
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        how : {"sample", "mean", "mode"}, default="sample"
+            A joint draw; the means of numbers and bits, and the most probable levels; or the more
+            probable values of bits as well.
+        n_steps : int, default=200
+            Gibbs steps; means are taken over the second half.
+
+        Returns
+        -------
+        ndarray or data frame of shape (n_samples, n_features)
+            Known entries are unchanged.
+        """
+        check_is_fitted(self)
+        whole_number("n_steps", n_steps, 1)
+        if how not in ("sample", "mean", "mode"):
+            raise ValueError(f'how must be "sample", "mean" or "mode", got {how!r}.')
+        X = self._validate(X)
+        rows, generator = self._rows_of(X), self._generator(random_state)
+        blocks = []
+        for start in range(0, len(rows), BLOCK):
+            x = rows.block(start, start + BLOCK)
+            row, _ = self._beside(x, ~x.isnan())
+            made = imputed(self.energy_, self._blueprint, row, how, n_steps, generator)
+            blocks.append(made.cpu())
+        return self._blueprint.table.filled(X, torch.cat(blocks))
+
+    def to_module(self) -> nn.Sequential:
+        r"""Copy of the machine as a feed-forward network, for fine-tuning.
+
+        ``Linear, Sigmoid`` for each hidden layer, on the CPU: one pass upwards of inference, in
+        which the weights of all layers but the last are doubled, as each of these gets as much
+        input from above [1]_. It takes rows as the energy does: bits as they are, one-hot codes,
+        standardised numbers.
+
+        Returns
+        -------
+        torch.nn.Sequential
+
+        References
+        ----------
+        .. [1] Salakhutdinov and Hinton (2009), "Deep Boltzmann machines", AISTATS, section 3.1.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from skebm import DeepBoltzmannMachine
+        >>> X = np.eye(4)
+        >>> model = DeepBoltzmannMachine((3, 2), n_iter=1, random_state=0).fit(X)
+        >>> model.to_module()
+        Sequential(
+          (0): Linear(in_features=4, out_features=3, bias=True)
+          (1): Sigmoid()
+          (2): Linear(in_features=3, out_features=2, bias=True)
+          (3): Sigmoid()
+        )
+        """
+        check_is_fitted(self)
+        return recognition_module(self.energy_, self._blueprint.layers)
+
+    # ---------------------------------------------------------------- fitted attributes
+
+    def _arrays(self, tensors: Any) -> list[np.ndarray]:
+        found = [tensor.detach().cpu().numpy() for tensor in tensors]
+        for array in found:
+            array.flags.writeable = False
+        return found
+
+    @property
+    def weights_(self) -> list[np.ndarray]:
+        """W_l of the layers from below, (n_units, n_units_below)."""
+        check_is_fitted(self)
+        return self._arrays(self._blueprint.layers.weights(self.energy_))
+
+    @property
+    def intercepts_(self) -> list[np.ndarray]:
+        """Biases of all layers, that of x first."""
+        check_is_fitted(self)
+        return self._arrays(self._blueprint.layers.biases(self.energy_))
+
+    @property
+    def layer_sizes_(self) -> tuple[int, ...]:
+        """Entries of x and numbers of units of the hidden layers."""
+        check_is_fitted(self)
+        return self._blueprint.layers.sizes
+
+    @property
+    def bound_kind_(self) -> str:
+        """``"exact"`` where hidden layers are summed out, else ``"lower"``."""
+        check_is_fitted(self)
+        return "exact" if self._blueprint.is_exact else "lower"
+
+    @property
+    def base_(self) -> Distribution:
+        """The fitted base of x."""
+        check_is_fitted(self)
+        return self._blueprint.base
+
+    @property
+    def sampler_(self) -> Sampler:
+        """Sampler of the chains."""
+        check_is_fitted(self)
+        return self._blueprint.chain_sampler
+
+    @property
+    def learning_rate_(self) -> float:
+        """Initial learning rate."""
+        check_is_fitted(self)
+        return self._blueprint.plan.learning_rate
+
+    @property
+    def batch_size_(self) -> int:
+        """Rows per step."""
+        check_is_fitted(self)
+        return self._blueprint.plan.batch_size
+
+    @property
+    def n_chains_(self) -> int:
+        """Number of persistent chains."""
+        chains = self._blueprint.chains
+        return int(chains.n_chains or 0) if isinstance(chains, Persistent) else self.batch_size_
+
+
+def hidden_sizes(asked: Any) -> tuple[int, ...]:
+    """Numbers of units of the hidden layers; `ValueError` unless all are whole and positive."""
+    array = np.asarray(asked)
+    given, sizes = [asked] if array.ndim == 0 else list(asked), array.ravel().tolist()
+    whole = all(isinstance(n, Integral) and not isinstance(n, bool) for n in given)
+    if not sizes or array.ndim > 1 or not whole or min(sizes) < 1:
+        raise ValueError(
+            f"hidden_layer_sizes={asked!r} must be one or more whole numbers of units, each at "
+            "least 1, such as (128, 64)."
+        )
+    return tuple(sizes)
