@@ -13,7 +13,7 @@ from scipy.special import expit, logsumexp
 from sklearn.base import clone
 
 from skebm import RBMEstimator
-from skebm.estimators.rbm import sampling
+from skebm.estimators.rbm import drawing
 from skebm.objectives import Centering, Penalty
 from skebm.training import SGD, EarlyStopping
 from tests.rbm import fit_once, independent_score
@@ -302,7 +302,7 @@ def test_exact_samples(n_hidden):
 
 @pytest.mark.parametrize("learning", ["exact", "pcd"])
 def test_samples_of_chains(learning, monkeypatch):
-    monkeypatch.setattr(sampling, "CHEAP_COST", 0)
+    monkeypatch.setattr(drawing, "CHEAP_COST", 0)
     params = {"n_iter": 20, "penalty": Penalty(l2=0.05), "learning_rate": 0.1}
     model = RBMEstimator(3, learning=learning, random_state=0, **params).fit(SMALL)
     draws = model.sample(20_000, random_state=1, n_steps=100)
