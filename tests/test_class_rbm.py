@@ -316,3 +316,18 @@ def test_centring_is_that_of_a_machine_with_classes_among_its_columns():
     torch.testing.assert_close(
         torch.cat([found["machine.visible_bias"], found["class_bias"]]), both.visible_bias.grad
     )
+
+
+@pytest.mark.parametrize("centering", [Centering(), Centering(precondition=0.5)])
+def test_centred_precisions_have_the_plain_gradient(centering):
+    """Centring moves weights and biases; precisions are as they were."""
+    energy = machine_of("real")
+    x, share = rows_of(energy, 8), torch.full((8,), 1 / 8, dtype=F64)
+    target = share[:, None] * torch.nn.functional.one_hot(torch.arange(8) % 3, 3).to(F64)
+    found = []
+    for how in (None, centering):
+        own = energy.contrast_gradient(how, None)
+        signs = torch.cat([-0.3 * share, 0.3 * share])
+        own.write_supervised(x, x.flip(0) * 0.5, signs, share, target, own.start(x, None), None)
+        found.append(energy.machine.log_precision.grad.clone())
+    torch.testing.assert_close(found[0], found[1])

@@ -2,6 +2,7 @@ r"""Restricted Boltzmann machines of rows and their classes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,9 +32,6 @@ from skebm.energies.rbm.gradient import (
     relative_variance,
 )
 from skebm.energies.rbm.mixed import MixedRBM, WiderColumns
-
-# Numbers (rows, classes and hidden units) that are computed at once.
-AT_ONCE = 500_000
 
 
 class ClassesAndUnits(Conditional):
@@ -187,19 +185,9 @@ class ClassRBM(BipartiteEnergy):
         """The same of the log-odds (n, H) of the hidden units at beta = 1, without the class."""
         factor = beta.unsqueeze(-1) if isinstance(beta, Tensor) else beta
         one = isinstance(factor, float) and factor == 1.0
-        if one and self.at_once(len(field)):
-            sums = softplus_sum(field[:, None] + self.class_weight.t())
-            return sums + self.class_bias
         fields = (field + own for own in self.class_weight.unbind(1))
         parts = [softplus_sum(z if one else factor * z) for z in fields]
         return torch.stack(parts, -1) + factor * self.class_bias
-
-    def at_once(self, n: int) -> bool:
-        """Whether the log-odds of n rows with every class are few enough to compute them at once.
-
-        One class after the other takes less memory, and is faster where it does not fit the cache.
-        """
-        return n * self.class_weight.numel() <= AT_ONCE
 
     def log_class_proba(self, x: Tensor) -> Tensor:
         """log p(y given x), exact, (n, K)."""
@@ -387,11 +375,6 @@ class ClassGradient(ContrastGradient):
 
         And the means of the first n rows, (n, H), where units are centred.
         """
-        if self.energy.at_once(len(field)):
-            h = (field[:, None] + self.energy.class_weight.t()).sigmoid_()  # (n + m, K, H)
-            signed = torch.bmm(weights[:, None], h)[:, 0]
-            units = torch.bmm(p[:n, None], h[:n])[:, 0]
-            return signed, units, h.mul_(weights[:, :, None]).sum(0).t()
         signed, units = torch.zeros_like(field), field[:n].clone().zero_()
         of_class = torch.empty_like(self.energy.class_weight)
         for k, own in enumerate(self.energy.class_weight.unbind(1)):
@@ -414,35 +397,82 @@ class ClassGradient(ContrastGradient):
         energy, machine = self.energy, self.energy.machine
         sign, hidden = weights.sum(1), signed.sum(0)
         rest = self.of_rows.contrast_of_rest(sign, rows, signed)
-        t = self.of_rows.statistics(rows)
-        to = machine.weight.grad
-        weight = torch.mm(signed.t(), t, out=memory(to, machine.weight.shape, machine.weight))
-        of_x = Gradient(weight, sign @ t, hidden)
-        self.of_rows.write_rest(rest, of_x, None)
-        of_y = Gradient(of_class, weights.sum(0), hidden.clone())
-        if self.penalty is not None:
-            for found, own in ((of_x, machine.weight), (of_y, energy.class_weight)):
-                found.weight.add_(self.penalty.l1 * own.sign() + self.penalty.l2 * own)
-        if offsets is not None:
-            of_x, of_y = self._centered(of_x, of_y, offsets)
+        right, at_x = self.of_rows.statistics(rows), None
+        of_y = Gradient(of_class, weights.sum(0), hidden)
+        out = memory(machine.weight.grad, machine.weight.shape, machine.weight)
+        if offsets is None:
+            plain = weight = torch.mm(signed.t(), right, out=out)
+            of_x = Gradient(weight, sign @ right, hidden)
+        else:
+            d = energy.domain.n_columns
+            at_x = self.of_rows.at_statistics(Offsets(offsets.visible[:d], offsets.hidden))
+            assert at_x is not None
+            columns = self._scales(at_x.visible, self.of_rows.relative_variance)
+            units = self._scales(offsets.hidden)
+            factors = sign, signed, right, columns, units
+            of_x, of_y = self._centered(factors, of_y, at_x, offsets.visible[d:], out)
+            # Without the preconditioning, as the gradient of other parameters needs it.
+            plain = of_x.weight if rest is None else of_x.weight / columns / units[:, None]
+        if rest is not None:  # the signs of hidden means are in the weights of their classes
+            rest = (*rest[:2], hidden)
+        self.of_rows.write_rest(rest, Gradient(plain, of_x.visible, of_x.hidden), at_x)
         machine.weight.grad, machine.visible_bias.grad = of_x.weight, of_x.visible
         machine.hidden_bias.grad = of_x.hidden
         energy.class_weight.grad, energy.class_bias.grad = of_y.weight, of_y.visible
+        if self.penalty is not None:
+            self._add_penalty(at_x, offsets)
+
+    def _scales(
+        self, mean: Tensor, variance: Callable[[Tensor], Tensor] = relative_variance
+    ) -> Tensor:
+        """Factors of the preconditioning, of units with these means."""
+        assert self.centering is not None
+        power = self.centering.precondition
+        return variance(mean).pow(-power) if power else torch.ones_like(mean)
 
     def _centered(
-        self, of_x: Gradient, of_y: Gradient, offsets: Offsets
+        self,
+        factors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+        of_y: Gradient,
+        at_x: Offsets,
+        pi: Tensor,
+        out: Tensor,
     ) -> tuple[Gradient, Gradient]:
-        """Both gradients, as if rows and classes were one visible layer; the hidden one is of x."""
-        assert self.centering is not None
-        d, plain = self.energy.domain.n_columns, of_y.hidden.clone()
-        at_x = self.of_rows.at_statistics(Offsets(offsets.visible[:d], offsets.hidden))
-        at_y, power = Offsets(offsets.visible[d:], offsets.hidden), self.centering.precondition
-        assert at_x is not None
-        of_x, of_y = centered(of_x, at_x), centered(of_y, at_y)
-        if power:
-            columns = self.of_rows.relative_variance(at_x.visible)
-            of_x = preconditioned(of_x, at_x, columns, power)
-            of_y = preconditioned(of_y, at_y, relative_variance(at_y.visible), power)
-            plain *= relative_variance(offsets.hidden).pow(-power)
-        # The part of the hidden biases that both have counts once.
-        return of_x._replace(hidden=of_x.hidden + of_y.hidden - plain), of_y
+        """Gradients of rows and classes, as if they were one visible layer, centred.
+
+        The factors of the weights' gradient are centred and scaled, not their product, which is
+        larger: as in :func:`~skebm.energies.rbm.gradient.signed_products`.
+        """
+        sign, left, right, columns, units = factors
+        mu, lam = at_x
+        classes = self._scales(pi)
+        visible = (sign @ right).mul_(columns)
+        left = left.addr_(sign, lam, alpha=-1).mul_(units)
+        right = right.sub_(mu).mul_(columns)
+        of_class = of_y.weight - torch.outer(of_y.hidden, pi) - torch.outer(lam, of_y.visible)
+        of_class = of_class * units[:, None] * classes
+        hidden = of_y.hidden * units - (right @ mu) @ left - of_class @ pi
+        weight = torch.mm(left.t(), right, out=out)
+        of_x = Gradient(weight, visible - (left @ lam) @ right, hidden)
+        return of_x, Gradient(of_class, of_y.visible * classes - lam @ of_class, hidden)
+
+    def _add_penalty(self, at_x: Offsets | None, offsets: Offsets | None) -> None:
+        """Add the gradient of the penalties, centred as the others."""
+        energy, machine, penalty = self.energy, self.energy.machine, self.penalty
+        assert penalty is not None
+        d = energy.domain.n_columns
+        at_y = None if offsets is None else Offsets(offsets.visible[d:], offsets.hidden)
+        blocks = (
+            (machine.weight, machine.visible_bias, at_x, self.of_rows.relative_variance),
+            (energy.class_weight, energy.class_bias, at_y, relative_variance),
+        )
+        for weight, bias, at, variance in blocks:
+            zeros = torch.zeros_like(bias), torch.zeros_like(machine.hidden_bias)
+            found = Gradient(penalty.l1 * weight.sign() + penalty.l2 * weight, *zeros)
+            found = centered(found, at)
+            if at is not None and self.centering is not None and self.centering.precondition:
+                power = self.centering.precondition
+                found = preconditioned(found, at, variance(at.visible), power)
+            for parameter, value in zip((weight, bias, machine.hidden_bias), found, strict=True):
+                assert parameter.grad is not None
+                parameter.grad += value
