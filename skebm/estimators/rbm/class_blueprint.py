@@ -19,7 +19,7 @@ from skebm.distributions import Distribution
 from skebm.energies import ClassRBM, MixedRBM
 from skebm.estimators.base import Blueprint, at_least_two, chain_rows, stopping_of
 from skebm.estimators.bases import column_means
-from skebm.estimators.rbm.blueprint import GAIN
+from skebm.estimators.rbm.blueprint import GAIN, LEAST_RISE
 from skebm.estimators.rbm.safety import assess
 from skebm.estimators.tables.columns import ColumnTable
 from skebm.estimators.tables.table import UnitIntervalTable
@@ -170,13 +170,14 @@ class ClassBlueprint(Blueprint):
         found = assess(energy, some.block(0, len(some)), some.weight, generator)
         if found.gain >= 0:
             return self
-        warnings.warn(
-            f"p(x) is the base: under the model the rows are {-found.gain:.2g} nats less likely. "
-            "The class probabilities are those of the model. A larger generative_weight or n_iter "
-            "may help.",
-            ConvergenceWarning,
-            stacklevel=5,
-        )
+        if found.gain < -LEAST_RISE:  # of less the density itself is the same
+            warnings.warn(
+                f"p(x) is the base: under the model the rows are {-found.gain:.2g} nats less "
+                "likely. The class probabilities are those of the model. A larger "
+                "generative_weight or n_iter may help.",
+                ConvergenceWarning,
+                stacklevel=5,
+            )
         return replace(self, base_alone=True)
 
     def proper_score(self, rows: Rows, energy: ClassRBM) -> Tensor:
