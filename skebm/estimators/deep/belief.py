@@ -64,6 +64,15 @@ BASES_OF_BITS = ("auto", "independent", "chow-liu", "block-tree")
 NUMBERS = re.compile(r"-?\d[\d.e+-]*")
 
 
+def default_rbm() -> RBMEstimator:
+    """Settings of the RBMs by default: usual ones, on independent columns.
+
+    The search for a base takes as long again as both trainings, and hidden units below would be
+    modelled by a tree beside the units above.
+    """
+    return RBMEstimator(base="independent")
+
+
 class DeepBeliefNetwork(
     ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, BaseEstimator
 ):
@@ -87,7 +96,8 @@ class DeepBeliefNetwork(
         Numbers of hidden units, from the first RBM to the top. A number is a single RBM, whose
         features, samples and scores it has.
     rbm : RBMEstimator or None, default=None
-        Settings of all RBMs, of which clones are fitted; None is ``RBMEstimator()``. Parameters can
+        Settings of all RBMs, of which clones are fitted; None is
+        ``RBMEstimator(base="independent")``. Parameters can
         be searched over by ``rbm__<name>``. What says of which type columns are (`visible`,
         `categorical_features`, `rescale`, a `base` of other columns than bits) is for the first
         RBM alone; `n_components` and `warm_start` have no effect.
@@ -212,7 +222,7 @@ class DeepBeliefNetwork(
 
     def _config_of(self, owner: str, value: Any, names: Iterable[str]) -> Any:
         """The object that a default stands for, whose parameters are being set."""
-        return RBMEstimator() if owner == "rbm" and value is None else None
+        return default_rbm() if owner == "rbm" and value is None else None
 
     @restores_on_failure
     def set_params(self, **params: Any) -> DeepBeliefNetwork:
@@ -224,7 +234,7 @@ class DeepBeliefNetwork(
         return self
 
     def _template(self) -> RBMEstimator:
-        return RBMEstimator() if self.rbm is None else self.rbm
+        return default_rbm() if self.rbm is None else self.rbm
 
     def _layers(self, random: np.random.RandomState) -> list[RBMEstimator]:
         """The RBMs before they are fitted."""
