@@ -2,7 +2,6 @@
 
 import itertools
 import pickle
-import signal
 import warnings
 
 import numpy as np
@@ -495,7 +494,7 @@ class Interrupt(Callback):
 
     def on_batch_end(self, net, training=True, **kwargs):
         if net.module_.energy.domain.n_columns == self.n_visible:
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(("n_visible", "n_layers"), [(5, 1), (4, 2)])

@@ -10,7 +10,8 @@ from torch import nn
 from skebm.base import Batch, ChainState, Energy, Real
 from skebm.distributions import Gaussian, GaussianMixture, IndependentBernoulli
 from skebm.energies import MLP, BernoulliRBM, Conv, NeuralEnergy
-from skebm.objectives import ContrastiveDivergence, ContrastiveState, Refinement, walkers
+from skebm.objectives import ContrastiveDivergence, ContrastiveState, Refinement
+from skebm.objectives.contrastive import walkers
 from skebm.samplers import (
     HMC,
     MALA,
