@@ -13,7 +13,7 @@ from torch.func import functional_call
 from skebm.base import Batch, Binary, Categorical, Energy, Mixed, Real
 from skebm.base.domains import columns_of, parts_of
 from skebm.energies import BoltzmannMachine, NeuralEnergy
-from skebm.energies.rbm import binary
+from skebm.energies.rbm import binary as binary_rbm
 from skebm.objectives import (
     EnumeratedLikelihood,
     LocalObjective,
@@ -351,7 +351,7 @@ def test_an_rbm_flips_many_rows_in_blocks(make, monkeypatch):
     energy, x = make(4, 3), bits(4)
     objective = PseudoLikelihood(energy)
     at_once, _ = gradient(objective, Batch(x), None)
-    monkeypatch.setattr(binary, "FLIPS", 5 * 12)
+    monkeypatch.setattr(binary_rbm, "FLIPS", 5 * 12)
     in_blocks, _ = gradient(objective, Batch(x), None)
     assert_same(in_blocks, at_once)
     expected = autograd(lambda e: spelled_out(PseudoLikelihood, e, x).mean(), energy)
