@@ -186,8 +186,8 @@ def test_frames_with_all_kinds_of_columns():
     model = fitted((4, 3), frame, learning_rate=0.05)
     assert model.sample(5, random_state=0).columns.tolist() == list(frame)
     assert model.score(frame) > fitted((4, 3), frame, n_iter=0).score(frame)
-    x = torch.as_tensor(model._blueprint.table.visible.convert(model._coding.encode(frame)))
-    assert model.to_module()(x.float()).shape == (250, 3)
+    with pytest.raises(ValueError, match="are categories"):
+        model.to_module()
     with pytest.raises(ValueError, match=r"purple|unseen|NaN"):
         model.posterior_means(frame.assign(colour="purple"))
 
@@ -219,6 +219,21 @@ def test_the_module_starts_inference():
     h = torch.sigmoid(torch.as_tensor(STATES).float() @ (2 * torch.tensor(model.weights_[0])).T
                       + torch.tensor(model.intercepts_[1]))  # fmt: skip
     torch.testing.assert_close(module[:2](torch.as_tensor(STATES).float()), h)
+    assert not model.to_module(4)(torch.as_tensor(STATES).float()).any()  # as likely at first
+
+
+def test_the_module_takes_numbers_as_they_are_and_leaves_the_global_generator():
+    rng = np.random.default_rng(0)
+    X = 100 + 5 * rng.normal(size=(250, 3)) @ rng.normal(size=(3, 3))
+    model = fitted((4, 3), X, n_iter=2)
+    before = torch.get_rng_state()
+    module = model.to_module()
+    assert torch.equal(torch.get_rng_state(), before)
+    energy, rows = model.energy_, model._rows(X).block(0, 250)[:, :3]
+    field = energy.hidden_field(torch.nn.functional.pad(rows, (0, 3)))  # h2 is 0
+    expected = torch.sigmoid(2 * field - energy.hidden_bias).detach()
+    found = module[:2](torch.as_tensor(X).float())
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 # ------------------------------------------------------------------------------

@@ -13,11 +13,12 @@ from skebm.estimators.deep.meanfield import (
     MeanField,
     bound_of,
     importance_bound,
-    recognition_module,
+    recognition_maps,
     refined,
     solve,
     variational_bound,
 )
+from skebm.estimators.deep.module import sigmoid_network
 from skebm.partition import Exact
 from tests.oracle import DOUBLE, bits, seeded
 from tests.tiers import leading
@@ -263,11 +264,13 @@ def test_mixed_rows_sum_their_hidden_layers_out(hidden):
 def test_recognition_is_the_pass_upwards():
     energy = make_dbm((4, 3, 2), 1.0)
     x = bits(4)
-    module = recognition_module(energy, energy.layers)
+    module = sigmoid_network(recognition_maps(energy, energy.layers), None)
     given = HiddenGiven(energy, energy.layers, x)
-    torch.testing.assert_close(module(x), given.bottom_up().sigmoid())
+    expected = given.bottom_up().sigmoid().float()
+    torch.testing.assert_close(module(x.float()), expected)
     mixed = make_mixed((3, 2))
     x = mixed.base.sample(6, seeded(2))[:, : mixed.layers.n_visible]
     given = HiddenGiven(mixed, mixed.layers, x)
-    module = recognition_module(mixed, mixed.layers)
-    torch.testing.assert_close(module(x), given.bottom_up().sigmoid())
+    module = sigmoid_network(recognition_maps(mixed, mixed.layers), None)
+    expected = given.bottom_up().sigmoid().float()
+    torch.testing.assert_close(module(x.float()), expected)

@@ -52,7 +52,7 @@ from skebm.estimators.deep.bounds import (
     log_state_gains,
     sampled_gain,
 )
-from skebm.estimators.deep.module import sigmoid_network
+from skebm.estimators.deep.module import hidden_map, sigmoid_network
 from skebm.estimators.rbm import RBMEstimator
 from skebm.training.rows import Rows
 
@@ -652,7 +652,9 @@ class DeepBeliefNetwork(
         check_is_fitted(self)
         if n_outputs is not None:
             whole_number("n_outputs", n_outputs, 1)
-        return sigmoid_network(self.rbms_, n_outputs)
+        first, *others = (hidden_map(rbm) for rbm in self.rbms_)
+        first = first.on_columns(self.rbms_[0]._blueprint.table)
+        return sigmoid_network([first, *others], n_outputs)
 
 
 @contextlib.contextmanager

@@ -34,7 +34,8 @@ from skebm.estimators.bases import (
     fit_completed,
 )
 from skebm.estimators.deep.blueprint import DeepBlueprint, design_deep, warn_unless_converged
-from skebm.estimators.deep.meanfield import MeanField, PosteriorMeans, recognition_module
+from skebm.estimators.deep.meanfield import MeanField, PosteriorMeans, recognition_maps
+from skebm.estimators.deep.module import sigmoid_network
 from skebm.estimators.deep.rows import LayeredTable
 from skebm.estimators.rbm.blueprint import Trials
 from skebm.estimators.rbm.choice import BaseChoice, epochs_by_halves
@@ -589,17 +590,29 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
             blocks.append(made.cpu())
         return self._blueprint.table.filled(X, torch.cat(blocks))
 
-    def to_module(self) -> nn.Sequential:
+    def to_module(self, n_outputs: int | None = None) -> nn.Sequential:
         r"""Copy of the machine as a feed-forward network, for fine-tuning.
 
         ``Linear, Sigmoid`` for each hidden layer, on the CPU: one pass upwards of inference, in
         which the weights of all layers but the last are doubled, as each of these gets as much
-        input from above [1]_. It takes rows as the energy does: bits as they are, one-hot codes,
-        standardised numbers.
+        input from above [1]_. It takes X as it is, in float32: scaling and standardisation are part
+        of the first layer.
+
+        Parameters
+        ----------
+        n_outputs : int or None, default=None
+            Outputs of one more linear layer, such as a logit for each class. Its weights are zero,
+            so that all classes are as likely before training. None: no such layer.
 
         Returns
         -------
         torch.nn.Sequential
+            From rows (n, n_features) to (n, n_outputs), or to the units of the last layer.
+
+        Raises
+        ------
+        ValueError
+            If columns of X are categories.
 
         References
         ----------
@@ -620,7 +633,12 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         )
         """
         check_is_fitted(self)
-        return recognition_module(self.energy_, self._blueprint.layers)
+        if n_outputs is not None:
+            whole_number("n_outputs", n_outputs, 1)
+        first, *others = recognition_maps(self.energy_, self._blueprint.layers)
+        return sigmoid_network(
+            [first.on_columns(self._blueprint.table.visible), *others], n_outputs
+        )
 
     # ---------------------------------------------------------------- fitted attributes
 

@@ -16,6 +16,7 @@ from skebm.base import Domain
 from skebm.base.energy import differences_of
 from skebm.base.torchtools import softplus
 from skebm.energies.deep import HiddenGiven, Layers
+from skebm.estimators.deep.module import Map
 
 # Terms of a row up to which the hidden layers are summed out instead of bounded.
 EXACT_TERMS = 2**16
@@ -273,26 +274,21 @@ class PosteriorMeans(NamedTuple):
 
 
 @torch.no_grad()
-def recognition_module(energy: Any, layers: Layers) -> nn.Sequential:
-    r"""Layers of sigmoids that compute one pass of inference upwards, for fine-tuning.
+def recognition_maps(energy: Any, layers: Layers) -> list[Map]:
+    r"""Linear maps of one pass of inference upwards, of the rows of an energy.
 
     Weights from below are doubled in layers that have another one above: as much input as that one
     would give is expected from it (Salakhutdinov and Hinton, 2009, section 3.1).
     """
-    like = energy.weight
     beside = energy.parts[-1].logits if layers.n_beside and hasattr(energy, "parts") else None
-    modules: list[nn.Module] = []
+    factor = getattr(energy, "factor", lambda: None)()
+    maps = []
     weights, biases = layers.weights(energy), layers.biases(energy)[1:]
     for number, (weight, bias) in enumerate(zip(weights, biases, strict=True), 1):
         if number % 2 == 0 and beside is not None:
-            place = layers.place(number)
-            d = layers.n_visible
+            place, d = layers.place(number), layers.n_visible
             bias = bias + beside[place.start - d : place.stop - d]
-        linear = nn.Linear(weight.shape[1], weight.shape[0], dtype=like.dtype, device="cpu")
-        linear.weight.copy_((2.0 if number < layers.depth else 1.0) * weight)
-        linear.bias.copy_(bias)
-        modules += [linear, nn.Sigmoid()]
-    factor = getattr(energy, "factor", lambda: None)()
-    if factor is not None:  # statistics of real columns
-        modules[0].weight.mul_(factor[: layers.n_visible].cpu())  # type: ignore[operator]
-    return nn.Sequential(*modules)
+        statistics = factor[: layers.n_visible] if number == 1 and factor is not None else None
+        doubled = 2.0 if number < layers.depth else 1.0
+        maps.append(Map.of(doubled * weight, bias, statistics))
+    return maps

@@ -1,60 +1,44 @@
-"""RBMs as layers of a network: linear maps and sigmoids with their weights."""
+"""Layers of a network with the weights of hidden layers: linear maps and sigmoids."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from skebm.estimators.tables.columns import ColumnTable
+from skebm.estimators.tables.table import Table, UnitIntervalTable
 
 
-def sigmoid_network(rbms: Sequence[Any], n_outputs: int | None) -> nn.Sequential:
-    """Linear layers and sigmoids that compute what the RBMs' `transform` does, one after another.
+class Map(NamedTuple):
+    """Weights (n_out, n_in) and biases (n_out,) of a linear layer, float64."""
 
-    Parameters
-    ----------
-    rbms : sequence of RBMEstimator
-        Fitted; the first takes X, each other one the features of the one below.
-    n_outputs : int or None
-        Number of outputs of a last linear layer, whose weights and biases are zero; None for none.
+    weight: np.ndarray
+    bias: np.ndarray
 
-    Returns
-    -------
-    nn.Sequential
-        float32, on the CPU; its weights are copies.
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor, factor: Tensor | None = None) -> Map:
+        """From tensors; `factor` (n_in,) is what the weights' inputs are multiplied by, if any."""
+        weight, bias = (part.detach().cpu().double() for part in (weight, bias))
+        if factor is not None:
+            weight = weight * factor.detach().cpu().double()
+        return cls(weight.numpy(), bias.numpy())
 
-    Raises
-    ------
-    ValueError
-        Where columns of X are categories.
-    """
-    layers: list[nn.Module] = []
-    for weight, bias in [columns_folded(rbms[0]), *(parameters(rbm) for rbm in rbms[1:])]:
-        layers += [linear(weight, bias), nn.Sigmoid()]
-    if n_outputs is not None:
-        layers.append(linear(np.zeros((n_outputs, rbms[-1].n_components_)), np.zeros(n_outputs)))
-    return nn.Sequential(*layers)
+    def on_columns(self, table: Table) -> Map:
+        """The same of the columns of X, with their scaling and order folded in.
 
+        `ValueError` where columns are categories.
+        """
+        if isinstance(table, ColumnTable):
+            return self._on_mixed_columns(table)
+        assert isinstance(table, UnitIntervalTable)
+        columns, low, width = table.scaling.columns, table.scaling.low, table.scaling.width
+        return self._scaled(self.weight.copy(), columns, low, width)
 
-def parameters(rbm: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Weights (H, d) and biases (H,) of hidden units on the rows of the energy, float64."""
-    energy = rbm.energy_
-    weight = energy.weight.detach().cpu().double().numpy()
-    factor = energy.factor() if hasattr(energy, "factor") else None
-    if factor is not None:  # statistics of real columns are multiples of their values
-        weight = weight * factor.detach().cpu().double().numpy()
-    return weight, energy.hidden_bias.detach().cpu().double().numpy()
-
-
-def columns_folded(rbm: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and biases on the columns of X, with their scaling and order folded in."""
-    weight, bias = parameters(rbm)
-    table = rbm._blueprint.table
-    if isinstance(table, ColumnTable):
+    def _on_mixed_columns(self, table: ColumnTable) -> Map:
         if table.levels:
             names = [table.names[j] for j in table.levels]
             raise ValueError(
@@ -63,16 +47,44 @@ def columns_folded(rbm: Any) -> tuple[np.ndarray, np.ndarray]:
             )
         units, columns, n_bits = table.units, table.real, len(table.bits)
         low, width = (units.centre, units.scale) if columns else (np.zeros(0), np.ones(0))
-        ordered = np.empty_like(weight)
-        ordered[:, table.bits] = weight[:, :n_bits]
-        ordered[:, columns] = weight[:, n_bits:]
-        weight = ordered
-    else:
-        columns, low, width = table.scaling.columns, table.scaling.low, table.scaling.width
-    scaled = weight[:, columns] / width
-    weight = weight.copy()
-    weight[:, columns] = scaled
-    return weight, bias - scaled @ low
+        ordered = np.empty_like(self.weight)
+        ordered[:, table.bits] = self.weight[:, :n_bits]
+        ordered[:, columns] = self.weight[:, n_bits:]
+        return self._scaled(ordered, columns, low, width)
+
+    def _scaled(self, weight: np.ndarray, columns: Any, low: Any, width: Any) -> Map:
+        weight[:, columns] = weight[:, columns] / width
+        return Map(weight, self.bias - weight[:, columns] @ low)
+
+
+def sigmoid_network(maps: Sequence[Map], n_outputs: int | None) -> nn.Sequential:
+    """Linear layers, a sigmoid after each.
+
+    Parameters
+    ----------
+    maps : sequence of Map
+        From below.
+    n_outputs : int or None
+        Number of outputs of a last linear layer, whose weights and biases are zero; None for none.
+
+    Returns
+    -------
+    nn.Sequential
+        float32, on the CPU; its weights are copies.
+    """
+    layers: list[nn.Module] = []
+    for weight, bias in maps:
+        layers += [linear(weight, bias), nn.Sigmoid()]
+    if n_outputs is not None:
+        layers.append(linear(np.zeros((n_outputs, len(maps[-1].bias))), np.zeros(n_outputs)))
+    return nn.Sequential(*layers)
+
+
+def hidden_map(rbm: Any) -> Map:
+    """Log-odds of the hidden units of a fitted RBM, of the rows of its energy."""
+    energy = rbm.energy_
+    factor = energy.factor() if hasattr(energy, "factor") else None
+    return Map.of(energy.weight, energy.hidden_bias, factor)
 
 
 def linear(weight: np.ndarray, bias: np.ndarray) -> nn.Linear:
