@@ -658,3 +658,10 @@ def test_gains_of_widths_that_are_filled_up(monkeypatch):
     wide = torch.nn.functional.pad(x, (0, 10))
     padded = bounds.sampled_gain([lower.padded(), upper.padded()], wide, 2000, 0)
     assert abs(float((plain - padded).mean())) < 0.02
+
+
+def test_a_row_without_end_is_impossible_and_not_a_number():
+    rng = np.random.default_rng(0)
+    model = dbn().fit(rng.normal(size=(60, 2)))
+    assert model.score_samples([[1e300, 1.0]]) == -np.inf
+    assert model.energy([[1e300, 1.0]]) == np.inf

@@ -523,7 +523,10 @@ class DeepBeliefNetwork(
                 "them in first, as by rbms_[0].impute(X)."
             )
         found: np.ndarray = first._energies(rows, likely=likely)
-        return found if len(self.rbms_) == 1 else found - self._gains(rows)
+        if len(self.rbms_) == 1:
+            return found
+        # Of a row so far that its energy is infinite the hidden units have no probabilities.
+        return np.where(np.isposinf(found), found, found - self._gains(rows))
 
     def _gains(self, rows: Rows) -> np.ndarray:
         """What the RBMs above the first add to the log-likelihood of rows, less log Z, (n,)."""
