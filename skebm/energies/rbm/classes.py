@@ -87,7 +87,7 @@ class ClassRBM(BipartiteEnergy):
     Parameters
     ----------
     machine : MixedRBM
-        The machine of x, whose visible units may be of any kind.
+        The RBM of x, whose visible units may be of any kind.
     n_classes : int
         K.
     generator : torch.Generator
@@ -164,12 +164,12 @@ class ClassRBM(BipartiteEnergy):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """Weights W of the machine of x, (H, d)."""
+        """Weights W of the RBM of x, (H, d)."""
         return self.machine.weight
 
     @property
     def base(self) -> Any:
-        """Base of the machine of x."""
+        """Base of the RBM of x."""
         return self.machine.base
 
     # ---------------------------------------------------------------- classes
@@ -198,7 +198,7 @@ class ClassRBM(BipartiteEnergy):
         return self.machine.visible_energy(x)[:, None] - self.class_logits(x)
 
     def given(self, label: int) -> MixedRBM:
-        """The machine of x whose hidden biases are those of a class: p(x given y).
+        """The RBM of x whose hidden biases are those of a class: p(x given y).
 
         Its log Z is that of the class, less the bias d of the class.
         """
@@ -256,7 +256,7 @@ class ClassRBM(BipartiteEnergy):
         return self._of(machine, found.class_weight[:0], found.class_bias)
 
     def wider_base(self) -> WiderColumns:
-        """A start of annealing that covers modes far from the base, that of the machine of x."""
+        """A start of annealing that covers modes far from the base, that of the RBM of x."""
         return self.machine.wider_base()
 
     def padded(self) -> ClassRBM:

@@ -272,7 +272,7 @@ def design_deep(
 ) -> DeepBlueprint:
     """Resolve every ``"auto"`` of an estimator for the (extended) rows that it trains on.
 
-    By the rules of the RBM that the machine is: as many columns as a row has entries, and the
+    By the rules of the RBM that the model is: as many columns as a row has entries, and the
     hidden units h1, h3, ...
     """
     params = estimator.get_params(deep=False)

@@ -61,10 +61,10 @@ def pretrain(
 ) -> None:
     r"""Write weights and biases of RBMs of neighbouring layers into a deep machine.
 
-    In the machine, all layers but the first and the last have input from two sides, in an RBM from
-    one. In the conditionals of such layers the weights are therefore doubled: as if there were two
+    In a deep model, all layers but the first and the last have input from two sides, in an RBM
+    from one. In the conditionals of such layers the weights are therefore doubled: as if there were two
     copies of x in the first RBM, and two of the top layer in the last; RBMs in between are plain
-    ones, whose weights are halved. Biases of a layer that two RBMs have are averaged: the machine's
+    ones, whose weights are halved. Biases of a layer that two RBMs have are averaged: its
     log-odds are then the averages of theirs.
 
     Parameters
@@ -107,7 +107,7 @@ def pretrain(
 def _rbm(
     base: Distribution | None, sizes: tuple[int, ...], energy: Any, generator: torch.Generator
 ) -> BernoulliRBM | MixedRBM:
-    """An untrained RBM of two neighbouring layers, with weights as in the machine."""
+    """An untrained RBM of two neighbouring layers, with weights as in the deep model."""
     n_below, n_above = sizes
     new: dict[str, Any] = {"generator": generator, "dtype": energy.weight.dtype}
     new["scale"] = math.sqrt(2 / (n_below + n_above))

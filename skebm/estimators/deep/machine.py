@@ -7,7 +7,6 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from torch import Tensor, nn
@@ -41,8 +40,13 @@ from skebm.estimators.rbm.blueprint import Trials
 from skebm.estimators.rbm.choice import BaseChoice, epochs_by_halves
 from skebm.estimators.rbm.drawing import BLOCK, draw, imputed, starts_of
 from skebm.estimators.rbm.missing import hidden_means, log_sums
-from skebm.estimators.tables.columns import Coding, ColumnTable, in_unit_interval
-from skebm.estimators.tables.table import Table, UnitIntervalTable
+from skebm.estimators.tables.columns import (
+    RESCALE_ADVICE,
+    Coding,
+    ColumnTable,
+    learn_columns,
+)
+from skebm.estimators.tables.table import Table
 from skebm.objectives import Centering, Penalty
 from skebm.samplers import FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
@@ -104,7 +108,7 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         Chains of the expectation under the model; None is ``Persistent(n_steps=1)``. ``FromData``
         starts them at the rows and the means of their hidden units.
     base : str or Distribution, default="independent"
-        Base q of the columns that the machine corrects: ``"independent"``, ``"chow-liu"``,
+        Base q of the columns that the model corrects: ``"independent"``, ``"chow-liu"``,
         ``"block-tree"``, ``"gaussian"``, ``"latent-classes"``, or a distribution with exact
         conditionals; as in :class:`RBMEstimator`.
     centering : Centering, "auto" or None, default="auto"
@@ -297,16 +301,8 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> LayeredTable:
-        names = getattr(self, "feature_names_in_", None)
         sizes = hidden_sizes(self.hidden_layer_sizes)
-        visible: UnitIntervalTable | ColumnTable
-        bits = self.visible == "bernoulli" or sp.issparse(X)
-        if self._coding is None and (bits or in_unit_interval(X)):
-            visible = UnitIntervalTable.learn(
-                X, self.rescale, names, " (rescale=False raises an error instead)"
-            )
-        else:
-            visible = ColumnTable.learn(X, weight, self._coding, names)
+        visible = learn_columns(self, X, weight, rescale=self.rescale, advice=RESCALE_ADVICE)
         layers = Layers((visible.domain.n_columns, *sizes))
         n_numbers = 3.0 * layers.n_between * layers.n_row + float(X.shape[0]) * layers.n_row
         what = f"hidden_layer_sizes={self.hidden_layer_sizes} with {layers.n_visible} columns"
@@ -591,7 +587,7 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         return self._blueprint.table.filled(X, torch.cat(blocks))
 
     def to_module(self, n_outputs: int | None = None) -> nn.Sequential:
-        r"""Copy of the machine as a feed-forward network, for fine-tuning.
+        r"""Copy of the model as a feed-forward network, for fine-tuning.
 
         ``Linear, Sigmoid`` for each hidden layer, on the CPU: one pass upwards of inference, in
         which the weights of all layers but the last are doubled, as each of these gets as much

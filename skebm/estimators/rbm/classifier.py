@@ -8,7 +8,6 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from sklearn.base import (
     ClassifierMixin,
@@ -46,7 +45,7 @@ from skebm.estimators.rbm.class_blueprint import (
     weight_of_rows,
 )
 from skebm.estimators.rbm.drawing import Starts, draw, starts_of
-from skebm.estimators.tables.columns import Coding, ColumnTable, in_unit_interval
+from skebm.estimators.tables.columns import Coding, ColumnTable, learn_columns
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import Centering, Penalty
 from skebm.samplers import ChainPolicy, Gibbs, Persistent
@@ -112,7 +111,7 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
         Chains of p(x): persistent (None is ``Persistent(n_steps=1)``) or started at the data, as in
         :class:`RBMEstimator`.
     base : str or Distribution, default="independent"
-        Base q of p(x), as in :class:`RBMEstimator`, which the machine corrects:
+        Base q of p(x), as in :class:`RBMEstimator`, which the RBM corrects:
         ``"independent"``, ``"chow-liu"``, ``"block-tree"``, ``"gaussian"``, ``"latent-classes"`` or
         a distribution. It does not enter p(y | x).
     centering : Centering, "auto" or None, default="auto"
@@ -286,11 +285,7 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
         return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> UnitIntervalTable | ColumnTable:
-        names = getattr(self, "feature_names_in_", None)
-        bits = self.visible == "bernoulli" or sp.issparse(X)
-        if self._coding is None and (bits or in_unit_interval(X)):
-            return UnitIntervalTable.learn(X, "auto", names, "")
-        return ColumnTable.learn(X, weight, self._coding, names)
+        return learn_columns(self, X, weight)
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool

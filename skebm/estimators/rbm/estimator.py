@@ -7,7 +7,6 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_array
@@ -63,7 +62,7 @@ from skebm.estimators.rbm.missing import (
     hidden_means,
     log_sums,
 )
-from skebm.estimators.tables.columns import Coding, ColumnTable, in_unit_interval
+from skebm.estimators.tables.columns import RESCALE_ADVICE, Coding, ColumnTable, learn_columns
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import Centering, Penalty
 from skebm.objectives.local import LOCAL_RULES
@@ -397,13 +396,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> UnitIntervalTable | ColumnTable:
-        names = getattr(self, "feature_names_in_", None)
-        bits = self.visible == "bernoulli" or sp.issparse(X)
-        if self._coding is None and (bits or in_unit_interval(X)):
-            return UnitIntervalTable.learn(
-                X, self.rescale, names, " (rescale=False raises an error instead)"
-            )
-        return ColumnTable.learn(X, weight, self._coding, names)
+        return learn_columns(self, X, weight, rescale=self.rescale, advice=RESCALE_ADVICE)
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool

@@ -15,7 +15,13 @@ from torch import Tensor
 from skebm._validation import column_ranges
 from skebm.base import Binary, Categorical, Domain, Mixed, Real
 from skebm.base.domains import columns_of
-from skebm.estimators.tables.table import Table, check_known, is_binary, learn_units
+from skebm.estimators.tables.table import (
+    Table,
+    UnitIntervalTable,
+    check_known,
+    is_binary,
+    learn_units,
+)
 from skebm.training.rows import Rows
 
 # ------------------------------------------------------------------------------
@@ -458,3 +464,33 @@ def in_unit_interval(X: np.ndarray) -> bool:
     """Whether all known values are in [0, 1]."""
     low, high = column_ranges(X)
     return bool(np.nanmin(low) >= 0 and np.nanmax(high) <= 1)
+
+
+# Added to the warning of scaled columns by estimators that have `rescale`.
+RESCALE_ADVICE = " (rescale=False raises an error instead)"
+
+
+def learn_columns(
+    estimator: Any, X: Any, weight: np.ndarray | None, *, rescale: Any = "auto", advice: str = ""
+) -> UnitIntervalTable | ColumnTable:
+    """The columns of validated X, as the parameter `visible` of an estimator says.
+
+    Probabilities of bits where it is ``"bernoulli"``, X is sparse or all values are in [0, 1];
+    otherwise bits, categories and numbers, each for itself.
+
+    Parameters
+    ----------
+    estimator : object
+        With `visible`, `_coding` and, of frames, `feature_names_in_`.
+    X : {ndarray, sparse matrix} of shape (n_samples, n_features)
+    weight : ndarray of shape (n_samples,) or None
+    rescale : {"auto", False}, default="auto"
+        Treatment of values outside [0, 1] where columns are probabilities of bits.
+    advice : str, default=""
+        What is added to the warning of columns that are scaled.
+    """
+    names = getattr(estimator, "feature_names_in_", None)
+    bits = estimator.visible == "bernoulli" or sp.issparse(X)
+    if estimator._coding is None and (bits or in_unit_interval(X)):
+        return UnitIntervalTable.learn(X, rescale, names, advice)
+    return ColumnTable.learn(X, weight, estimator._coding, names)
