@@ -61,11 +61,11 @@ def pretrain(
 ) -> None:
     r"""Write weights and biases of RBMs of neighbouring layers into a deep machine.
 
-    In a deep model, all layers but the first and the last have input from two sides, in an RBM
-    from one. In the conditionals of such layers the weights are therefore doubled: as if there were
-    two copies of x in the first RBM, and two of the top layer in the last; RBMs in between are plain
-    ones, whose weights are halved. Biases of a layer that two RBMs have are averaged: its
-    log-odds are then the averages of theirs.
+    In a deep model, all layers but the first and the last have input from two sides, in an RBM from
+    one. In the conditionals of such layers the weights are therefore doubled: as if there were two
+    copies of x in the first RBM, and two of the top layer in the last; RBMs in between are plain
+    ones, whose weights are halved. Biases of a layer that two RBMs have are averaged: its log-odds
+    are then the averages of theirs.
 
     Parameters
     ----------

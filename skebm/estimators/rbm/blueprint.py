@@ -404,8 +404,7 @@ class RBMBlueprint(Blueprint):
 
         Otherwise block Gibbs, which mixes faster than any sampler that changes single bits.
         """
-        sampler = self.chain_sampler
-        return sampler if isinstance(sampler.kernel, Gibbs) else Gibbs()
+        return of_layers(self.chain_sampler)
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
         found = super().without_effect(asked)
@@ -445,6 +444,11 @@ class RBMBlueprint(Blueprint):
         if chain is not None:
             starts["training chains"] = at_least_two(chain)
         return starts
+
+
+def of_layers(sampler: Sampler) -> Sampler:
+    """The sampler if it draws whole layers, or block Gibbs."""
+    return sampler if isinstance(sampler.kernel, Gibbs) else Gibbs()
 
 
 @dataclass

@@ -19,7 +19,7 @@ from skebm.distributions import Distribution
 from skebm.energies import ClassRBM, MixedRBM
 from skebm.estimators.base import Blueprint, at_least_two, chain_rows, stopping_of
 from skebm.estimators.bases import column_means
-from skebm.estimators.rbm.blueprint import GAIN, LEAST_RISE
+from skebm.estimators.rbm.blueprint import GAIN, HIDDEN_BIAS, LEAST_RISE, of_layers
 from skebm.estimators.rbm.safety import assess
 from skebm.estimators.tables.columns import ColumnTable
 from skebm.estimators.tables.table import UnitIntervalTable
@@ -31,9 +31,6 @@ from skebm.training.engine import Assessment, DivergenceError, EnergyNet
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 
-# Initial hidden biases, at which units are on in a quarter of the rows, as in an RBM without
-# classes.
-HIDDEN_BIAS = -1.0
 # Weight of -log p(x) beside the cross-entropy, by default. On MNIST (10,000 rows), digits and seven
 # tables of numbers, class probabilities are best at 0.01 to 0.1, and p(x) the better the larger.
 WEIGHT = 0.03
@@ -193,8 +190,7 @@ class ClassBlueprint(Blueprint):
     @property
     def layer_sampler(self) -> Sampler:
         """Sampler of rows: that of training if it draws whole layers, or block Gibbs."""
-        sampler = self.chain_sampler
-        return sampler if isinstance(sampler.kernel, Gibbs) else Gibbs()
+        return of_layers(self.chain_sampler)
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
         found = super().without_effect(asked)
