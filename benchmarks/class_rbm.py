@@ -6,7 +6,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.class_rbm --data PATH --part tables [--seeds 10]
     OMP_NUM_THREADS=1 python -m benchmarks.class_rbm --part steps
 
-PATH holds `images/mnist.npz` and `tabular/*.npz`. All parts take `--quick`, a smoke test.
+PATH holds `images/mnist.npz` and `tabular/*.npz`. `semi` and `tables` take `--sets NAME ...`, all
+parts `--quick`, a smoke test.
 
 `mnist`: the first 50,000 training images, grey values in [0, 1] as probabilities of bits; the other
 10,000 for validation, on which the settings of `MNIST` were chosen, beside them the 10,000 test
@@ -91,6 +92,11 @@ def tables(data: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return found
 
 
+def chosen(sets: dict[str, Any], only: list[str] | None) -> dict[str, Any]:
+    """The sets of these names, or all."""
+    return sets if only is None else {name: sets[name] for name in only}
+
+
 def percent(found: np.ndarray, y: np.ndarray) -> float:
     """Error in percent."""
     return 100 * float((found != y).mean())
@@ -144,7 +150,9 @@ def nll(model: Any, X: np.ndarray, y: np.ndarray) -> float:
 # ------------------------------------------------------------------------------
 
 
-def few_labels(data: Path, n_seeds: int, quick: bool) -> Iterator[dict[str, Any]]:
+def few_labels(
+    data: Path, n_seeds: int, quick: bool, only: list[str] | None
+) -> Iterator[dict[str, Any]]:
     """A row for each data set and number of labels."""
     pixels, digit = load_digits(return_X_y=True)
     pixels = pixels / 16
@@ -153,7 +161,7 @@ def few_labels(data: Path, n_seeds: int, quick: bool) -> Iterator[dict[str, Any]
         "digits": (pixels[:1297], digit[:1297], pixels[1297:], digit[1297:]),
         "MNIST": (X[:10_000], y[:10_000], X_test, y_test),
     }
-    for name, (X, y, X_test, y_test) in sets.items():
+    for name, (X, y, X_test, y_test) in chosen(sets, only).items():
         for n_labels in (10, 100):
             errors: dict[str, list[float]] = {}
             for seed in range(n_seeds):
@@ -224,9 +232,11 @@ def contenders(seed: int) -> dict[str, Any]:
     }
 
 
-def of_tables(data: Path, n_seeds: int, quick: bool) -> Iterator[dict[str, Any]]:
+def of_tables(
+    data: Path, n_seeds: int, quick: bool, only: list[str] | None
+) -> Iterator[dict[str, Any]]:
     """A row for each table and classifier."""
-    for name, (X, y) in tables(data).items():
+    for name, (X, y) in chosen(tables(data), only).items():
         found: dict[str, list[tuple[float, ...]]] = {}
         for seed in range(n_seeds):
             split = StratifiedShuffleSplit(1, test_size=0.3, random_state=seed)
@@ -313,6 +323,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--part", choices=("mnist", "semi", "tables", "steps"), required=True)
     parser.add_argument("--only", nargs="+", choices=list(MNIST), default=list(MNIST))
+    parser.add_argument("--sets", nargs="+")
     parser.add_argument("--open-test", action="store_true")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--quick", action="store_true")
@@ -322,9 +333,9 @@ def main() -> None:
     if args.part == "mnist":
         rows = of_mnist(args.data, args.only, args.open_test, 500 if args.quick else None)
     elif args.part == "semi":
-        rows = few_labels(args.data, args.seeds or (2 if args.quick else 5), args.quick)
+        rows = few_labels(args.data, args.seeds or (2 if args.quick else 5), args.quick, args.sets)
     elif args.part == "tables":
-        rows = of_tables(args.data, args.seeds or (2 if args.quick else 10), args.quick)
+        rows = of_tables(args.data, args.seeds or (2 if args.quick else 10), args.quick, args.sets)
     else:
         rows = steps(2 if args.quick else 7)
     found = shown(rows)
