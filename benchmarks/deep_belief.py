@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.deep_belief --data PATH --part bound
         [--n-steps 120000] [--tops NAME ...] [--bracket CHAINS TEMPERATURES] [--keep DIR]
         [--open-test] [--json F]
-    OMP_NUM_THREADS=1 python -m benchmarks.deep_belief --data PATH --part features [--json F]
+    OMP_NUM_THREADS=1 python -m benchmarks.deep_belief --data PATH --part features
+        [--sizes 500 1000] [--json F]
     OMP_NUM_THREADS=1 python -m benchmarks.deep_belief --data PATH --part pretraining
         [--labels 100 1000 10000] [--seeds 5] [--json F]
     OMP_NUM_THREADS=1 python -m benchmarks.deep_belief --part steps [--json F]
@@ -74,8 +75,8 @@ TOPS: dict[str, dict[str, Any]] = {
 }
 N_DRAWS = 100
 
-FEATURE_SIZES, FEATURE_EPOCHS = (500, 1000), 15
-COSTS = (0.01, 0.1)
+FEATURE_EPOCHS = 15
+COSTS = (0.01, 0.1, 1.0, 10.0)
 RATES, DECAYS = (0.001, 0.003), (0.0, 0.1)
 PATIENCE, MOST_STEPS, MOST_EPOCHS = 15, 2000, 200
 
@@ -216,7 +217,7 @@ def images(data: Path, quick: bool) -> tuple[tuple[np.ndarray, np.ndarray], ...]
 
 def network_of_features(args: argparse.Namespace, X: np.ndarray) -> DeepBeliefNetwork:
     """The network whose features are classified, and from which training starts."""
-    sizes, n_epochs = ((30, 30), 2) if args.quick else (FEATURE_SIZES, FEATURE_EPOCHS)
+    sizes, n_epochs = ((30, 30), 2) if args.quick else (tuple(args.sizes), FEATURE_EPOCHS)
     rbm = RBMEstimator(
         base="independent",
         learning_rate=0.05,
@@ -392,6 +393,7 @@ def main() -> None:
     parser.add_argument("--tops", nargs="+", default=list(TOPS), choices=list(TOPS))
     parser.add_argument("--labels", type=int, nargs="+", default=[100, 1000, 10_000])
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[500, 1000])
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--open-test", action="store_true")
     parser.add_argument("--quick", action="store_true")
