@@ -155,9 +155,26 @@ class SubspaceEnergy(BipartiteEnergy):
         return self.rbm.weight
 
     @property
+    def visible_bias(self) -> Tensor:
+        """b, (d,)."""
+        return self.rbm.visible_bias
+
+    @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Weights, visible biases b and the biases D of the units."""
         return self.rbm.tensors
+
+    @property
+    def subspaces(self) -> Tensor:
+        """Weights of each gate, a view of shape (H, K, d)."""
+        return self.weight[: self.n_gates * self.n_subspace].unflatten(
+            0, (self.n_gates, self.n_subspace)
+        )
+
+    @property
+    def unit_bias(self) -> Tensor:
+        """D, a view of shape (H, K)."""
+        return self._by_gate(self.rbm.hidden_bias)
 
     @property
     def base(self) -> Any:

@@ -147,6 +147,11 @@ class HiddenUnits(abc.ABC):
         """Number of rows of the weights."""
         return self.n
 
+    @property
+    def n_features(self) -> int:
+        """Number of means of the hidden layer, from the first, that `transform` returns."""
+        return self.n
+
     @abc.abstractmethod
     def cost(self, domain: Domain) -> float:
         """Terms of the enumeration of a likelihood of bits: states times units that vary."""
@@ -471,7 +476,7 @@ class RBMBlueprint(Blueprint):
         return energy.padded()
 
     def proper_score(self, rows: Rows, energy: Any) -> Tensor:
-        if not isinstance(energy, BernoulliRBM):
+        if not math.isfinite(energy.domain.log_n_states):
             return rows.map(energy.pseudo_log_likelihood, energy.domain.n_columns)
         return rows.map(lambda x: pseudo_log_likelihood(energy, x), energy.domain.n_columns)
 
@@ -505,6 +510,9 @@ class RBMBlueprint(Blueprint):
             )
         if self.learning in LOCAL_RULES and "chains" in asked:
             found["chains"] = f'learning="{self.learning}" has no chains (learning="pcd" has)'
+        plain = self.learning == "exact" and not self.units.centers_likelihood
+        if plain and isinstance(asked.get("centering"), Centering):
+            found["centering"] = 'the gradient of this exact likelihood is not (learning="pcd" is)'
         if not self.line_search:
             return found
         if isinstance(asked.get("centering"), Centering):
