@@ -1,10 +1,15 @@
 """Subspace RBMs against sums over all gates, units and rows."""
 
 import math
+import warnings
 
+import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
+from sklearn.exceptions import ConvergenceWarning
 
+from skebm import RBMEstimator, SubspaceRBM
 from skebm.base import Batch, ChainState
 from skebm.distributions import (
     ChowLiuTree,
@@ -25,6 +30,8 @@ from skebm.objectives import (
 from skebm.partition import AIS, Exact, exact_draws
 from skebm.samplers import FromData, Gibbs, Persistent
 from tests.oracle import DOUBLE, joint_energy, make_subspace, seeded
+from tests.tables import binary_rows
+from tests.tiers import only_full
 
 
 def normal(n, seed=5):
@@ -307,3 +314,206 @@ def test_a_target_of_sparsity_is_refused():
         ContrastiveDivergence(
             energy_on("bits"), Gibbs(), FromData(), penalty=Penalty(sparsity_target=0.1)
         )
+
+
+# ------------------------------------------------------------------------------
+# The estimator: what holds for all of them is in tests/contracts/test_estimators.py
+# ------------------------------------------------------------------------------
+
+
+def fitted(X, n_components=2, n_subspace=2, **params):
+    params = {"random_state": 0, "n_iter": 30, "dtype": "float64"} | params
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return SubspaceRBM(n_components, n_subspace, **params).fit(X)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return fitted(binary_rows(d=5), learning="pcd", base="independent")
+
+
+def layer_of(model, x):
+    """States of the layer, and their probabilities given each row."""
+    energy = model.energy_
+    layers = states_of(energy.hidden_domain)
+    with torch.no_grad():
+        return layers, (-joint_energy(energy, torch.as_tensor(x), layers)).softmax(1).numpy()
+
+
+def test_features_are_means_of_gates_and_of_units(model):
+    X = binary_rows(d=5, seed=1)
+    layers, p = layer_of(model, X)
+    assert_allclose(model.transform(X), (p @ layers.numpy())[:, :2], atol=1e-9)
+    every = fitted(binary_rows(d=5), learning="pcd", base="independent", features="all")
+    assert_allclose(every.transform(X), p @ layers.numpy(), atol=1e-9)
+    assert list(every.get_feature_names_out()) == [f"subspacerbm{i}" for i in range(6)]
+
+
+def test_likelihoods_of_rows_and_of_known_entries_are_exact(model):
+    states = states_of(model.energy_.domain).numpy()
+    log_p = model.score_samples(states)
+    assert np.exp(log_p).sum() == pytest.approx(1)
+    row = states[:1].copy()
+    row[0, [1, 3]] = np.nan
+    agree = (states[:, [0, 2, 4]] == row[0, [0, 2, 4]]).all(1)
+    assert model.score_samples(row)[0] == pytest.approx(np.logaddexp.reduce(log_p[agree]))
+    features = model.transform(row)[0]
+    share = np.exp(log_p[agree] - np.logaddexp.reduce(log_p[agree]))
+    assert_allclose(features, share @ model.transform(states[agree]), atol=0.1)
+
+
+def test_joint_energies_sum_to_the_energy(model):
+    X = binary_rows(8, d=5, seed=1)
+    layers = states_of(model.energy_.hidden_domain).numpy()
+    found = np.stack([
+        model.joint_energy(X, np.tile(one[:2], (8, 1)), np.tile(one[2:].reshape(2, 2), (8, 1, 1)))
+        for one in layers
+    ])  # fmt: skip
+    assert_allclose(-np.logaddexp.reduce(-found), model.energy(X))
+    with torch.no_grad():
+        own = joint_energy(model.energy_, torch.as_tensor(X), torch.as_tensor(layers))
+    # Up to the normaliser of independent bits, which the fields of the energy leave in.
+    assert_allclose(found.T, own, atol=1e-8)
+    with pytest.raises(ValueError, match="S has shape"):
+        model.joint_energy(X, np.zeros((8, 2)), np.zeros((8, 4)))
+    with pytest.raises(ValueError, match="states of hidden units"):
+        model.joint_energy(X, np.full((8, 2), 0.5), np.zeros((8, 2, 2)))
+
+
+def test_exact_learning_ends_where_the_gradient_of_the_likelihood_does():
+    X = binary_rows(100, d=4)
+    exact = fitted(X, 1, 2, learning="exact", n_iter=500, base="independent")
+    energy = exact.net_.module_.energy
+    energy.zero_grad()
+    states = states_of(energy.domain)
+    loss = energy(torch.as_tensor(X)).mean() + (-energy(states)).logsumexp(0)
+    loss.backward()
+    assert max(float(p.grad.abs().max()) for p in energy.parameters() if p.numel()) < 0.02
+    base = exact.base_.log_prob(torch.as_tensor(X)).mean()
+    assert exact.score(X) > float(base) + 0.3
+    assert exact.score(X) == pytest.approx(-loss.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "learning", ["pcd", only_full("cd"), "pseudo_likelihood", only_full("ratio_matching")]
+)
+def test_every_rule_learns(learning):
+    X = binary_rows(100, d=6)
+    how = {"n_iter": 60, "learning_rate": 0.3, "batch_size": 25, "base": "independent"}
+    found = fitted(X, 2, 3, learning=learning, **how)
+    gain = found.score(X) - float(found.base_.log_prob(torch.as_tensor(X)).mean())
+    assert gain > 0.3
+
+
+def test_with_one_unit_for_each_gate_it_is_an_rbm():
+    """log(2 + e^c (1 + e^z)) is a softplus of z up to constants."""
+    X = binary_rows(60, d=5)
+    found = fitted(X, 3, 1, learning="pcd", base="independent")
+    c = found.intercept_gates_
+    plain = RBMEstimator(3, n_iter=0, base="independent", dtype="float64").fit(X)
+    plain.components_ = found.components_[:, 0]
+    plain.intercept_hidden_ = found.intercept_units_[:, 0] + c - np.log(2 + np.exp(c))
+    bias = found.base_.logits.numpy() + found.intercept_visible_
+    plain.intercept_visible_ = bias
+    assert_allclose(found.score_samples(X), plain.score_samples(X), atol=1e-6)
+
+
+def test_noise_is_left_to_the_base():
+    """Rows of independent bits: the model must not end below its base on new rows."""
+    rng = np.random.default_rng(0)
+    X, X_new = (rng.random((n, 8)) < 0.3 for n in (400, 2000))
+    found = fitted(X.astype(float), 8, 3, learning="pcd", n_iter=5, base="independent")
+    gain = found.score_samples(X_new.astype(float))
+    gain = gain - found.base_.log_prob(torch.as_tensor(X_new, dtype=DOUBLE)).numpy()
+    assert gain.mean() > -0.03
+
+
+def test_columns_of_every_kind_and_missing_entries():
+    rng = np.random.default_rng(0)
+    size, colour = rng.normal(size=80), rng.integers(0, 3, 80)
+    X = np.column_stack([size, colour, size + rng.normal(size=80) > 0]).astype(object)
+    X[:, 1] = np.array(["red", "green", "blue"])[colour]
+    X[3, 0] = X[5, 1] = np.nan
+    found = fitted(X, 2, 2, n_iter=20)
+    assert np.isfinite(found.score_samples(X)).all()
+    filled = found.impute(X, random_state=0, n_steps=20)
+    assert not any(value != value for value in filled.ravel())
+    assert found.sample(5, random_state=0).shape == (5, 3)
+    assert found.components_.shape == (2, 2, 5)
+    with pytest.raises(AttributeError, match="denoise"):
+        found.denoise(X)
+
+
+# ------------------------------------------------------------------------------
+# What does not apply is refused
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"n_subspace": 0}, "n_subspace"),
+        ({"n_components": 0}, "n_components"),
+        ({"n_components": 10**7, "n_subspace": 10**4}, "n_components=10000000"),
+        ({"features": "units"}, "features"),
+        ({"penalty": Penalty(sparsity_target=0.1), "learning": "pcd"}, "sparsity_target"),
+        ({"learning": "exact", "chains": Persistent()}, "has no chains"),
+        ({"learning": "sampling"}, "learning"),
+    ],
+)
+def test_settings_that_do_not_apply_are_refused(params, message):
+    with pytest.raises(ValueError, match=message):
+        SubspaceRBM(**{"n_components": 2, "n_subspace": 2, "n_iter": 2} | params).fit(
+            binary_rows(d=6)
+        )
+
+
+def test_exact_learning_of_many_columns_and_of_numbers_is_refused():
+    with pytest.raises(ValueError, match="would sum"):
+        SubspaceRBM(2, 2, learning="exact").fit(binary_rows(d=40))
+    numbers = np.random.default_rng(0).normal(size=(30, 2))
+    for learning in ("exact", "pseudo_likelihood"):
+        with pytest.raises(ValueError, match=learning):
+            SubspaceRBM(2, 2, learning=learning).fit(numbers)
+
+
+def test_centring_of_an_exact_likelihood_has_no_effect():
+    with pytest.warns(UserWarning, match="centering"):
+        SubspaceRBM(2, 2, learning="exact", learning_rate=0.1, centering=Centering(), n_iter=2).fit(
+            binary_rows(d=4)
+        )
+
+
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        (np.full((20, 3), np.inf), "infinity"),
+        (np.full((20, 3), np.nan), "missing|NaN"),
+        (np.zeros((0, 3)), "0 sample"),
+        (np.zeros(20), "1D array"),
+        (np.zeros((4, 3, 2)), "dim 3"),
+        (np.zeros((1, 3)), "1 sample"),
+        (np.array([[1 + 1j, 0.0]] * 5), "Complex"),
+    ],
+)
+def test_bad_rows_are_answered(X, message):
+    with pytest.raises(ValueError, match=message):
+        SubspaceRBM(2, 2, n_iter=2).fit(X)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["constant", "huge", "few rows", "booleans"])
+def test_odd_rows_have_sound_results(kind):
+    rng = np.random.default_rng(0)
+    X = {
+        "constant": np.ones((40, 4)),
+        "huge": rng.normal(size=(60, 3)) * 1e30,
+        "few rows": binary_rows(2, 4),
+        "booleans": binary_rows(40, 4).astype(bool),
+    }[kind]
+    found = SubspaceRBM(2, 2, n_iter=3, random_state=0).fit(X)
+    assert np.isfinite(found.score_samples(X)).all()
+    assert np.isfinite(found.transform(X)).all()
+    with pytest.raises(ValueError, match="features"):
+        found.transform(X[:, :2])

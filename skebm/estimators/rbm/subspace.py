@@ -391,7 +391,7 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
         log_open = (unit * field).sum(2) - inside
         log_unit = np.where(gate > 0, log_open, -units.n_subspace * np.log(2))
         free: np.ndarray = self._energies(rows)
-        return free + (log_gate + log_unit).sum(1)
+        return free - (log_gate + log_unit).sum(1)
 
     # ---------------------------------------------------------------- fitted attributes
 
