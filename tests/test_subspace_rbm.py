@@ -19,7 +19,7 @@ from skebm.distributions import (
     IndependentCategorical,
     LatentClasses,
 )
-from skebm.energies import MixedRBM, SubspaceEnergy
+from skebm.energies import MixedRBM, SubspaceEnergy, annealing_path
 from skebm.objectives import (
     CenteredObjective,
     Centering,
@@ -123,6 +123,20 @@ def test_real_columns_have_the_log_z_of_quadrature():
         energy, base=energy.wider_base(), generator=seeded()
     )
     assert wide.value == pytest.approx(log_z, abs=5 * wide.std_error + 0.02)
+
+
+@names
+def test_ratios_along_the_path_are_those_of_its_energies(name):
+    energy = energy_on(name)
+    path, x = annealing_path(energy, energy.base), rows_of(energy, 20_000)
+    with torch.no_grad():
+        found = path.log_ratio(x, 0.3, 0.7)
+        torch.testing.assert_close(found, path.at(0.3)(x) - path.at(0.7)(x))
+        layer = path.hidden_layer(x, 0.7, seeded())
+        assert (layer is None) == (name == "real")
+        if layer is not None:
+            mean = path.at(0.7).hidden(x).mean.mean(0)
+            torch.testing.assert_close(layer.mean(0), mean, atol=0.02, rtol=0)
 
 
 @discrete

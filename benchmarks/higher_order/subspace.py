@@ -12,17 +12,17 @@ take `--quick`, a smoke test.
 with 10,000 steps of 100 rows, float32, defaults otherwise. MNIST and jester with their published
 parts; Frey faces binarised at 0.5, a random 80, 10 and 10 % (seed 0). The initial biases of
 `SubspaceRBM` and its four units for each gate on images were chosen on held-out training rows of
-Frey faces, those of jester on its own (`CHOSEN`). Mean log-likelihood of test rows by the pessimistic end of log Z, with the standard
-error over seeds, which draw weights, batches and chains; and the mean difference to the plain RBM
-with the standard error over rows and over seeds.
+Frey faces; jester has two (`CHOSEN`). Mean log-likelihood of test rows by the pessimistic end of
+log Z, with the standard error over seeds, which draw weights, batches and chains; and the mean
+difference to the plain RBM with the standard error over rows and seeds.
 
 `invariance`: digits of scikit-learn binarised at half, padded to 12 x 12 pixels and shifted by up
 to 2 pixels in each direction, five times each. Half of the images (not of their shifts) train, half
 are test images, drawn by the seed; the initial biases were chosen on a third of the training images
-of seed 0. Features of the gates, of plain RBMs with as many features,
-and of plain RBMs with as many weights; and the pixels themselves: logistic regression on
-standardised features, its C of five powers of ten by 3 folds of the training images. Accuracy on
-test rows, and mean paired differences over seeds to the gates, with their standard errors.
+of seed 0. Features of the gates, of plain RBMs with as many features, and of plain RBMs with as
+many weights; and the pixels themselves: logistic regression on standardised features, its C of five
+powers of ten by 3 folds of the training images. Accuracy on test rows, and the mean paired
+difference of the gates to each over seeds, with its standard error.
 
 `steps`: time of an epoch beside its matrix products alone, and beside these with the units and
 random numbers that a step draws, medians of paired ratios.

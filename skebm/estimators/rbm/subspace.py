@@ -27,10 +27,10 @@ from skebm.samplers import FromData
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
 
-# Initial log-odds of gates and of the units of open ones. On binarised Frey faces held-out rows gain
-# 112 nats over the base with these, and 102 with units that are on in half of the rows; a classifier
-# of shifted digits by the gates has 52 % right, and 41 %. With gates that are open in half of the
-# rows or more, likelihoods are the same and features worse.
+# Initial log-odds of gates and of the units of open ones. On binarised Frey faces held-out rows
+# gain 112 nats over the base with these, and 102 with units that are on in half of the rows; a
+# classifier of shifted digits by the gates has 52 % right, and 41 %. With gates that are open in
+# half of the rows or more, likelihoods are the same and features worse.
 GATE_BIAS, UNIT_BIAS = -1.0, -2.0
 
 
