@@ -20,6 +20,7 @@ from skebm.estimators import (
     RBMClassifier,
     RBMEstimator,
     ScoreMatchingDensity,
+    SubspaceRBM,
     TableEncoder,
     TractableDensity,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "RBMClassifier",
     "RBMEstimator",
     "ScoreMatchingDensity",
+    "SubspaceRBM",
     "TableEncoder",
     "TractableDensity",
     "base",

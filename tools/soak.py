@@ -35,6 +35,7 @@ from skebm import (
     RBMClassifier,
     RBMEstimator,
     ScoreMatchingDensity,
+    SubspaceRBM,
 )
 from skebm.estimators import Hybrid
 from skebm.samplers import FromData, ParallelTempering, Persistent
@@ -58,6 +59,14 @@ SETTINGS: dict[type, dict[str, dict[str, Any]]] = {
         "fast": {"n_components": 8, "learning": "pcd", "learning_rate": 1.0, "n_iter": 20},
         "averaged": {"n_components": 8, "learning": "pcd", "optimizer": SGD(averaging=0.5)},
         "early-stopping": {"n_components": 8, "early_stopping": True},
+    },
+    SubspaceRBM: {
+        "defaults": {},
+        "exact": {"n_components": 4, "n_subspace": 2, "learning": "exact", **SHORT},
+        "pcd": {"n_components": 4, "n_subspace": 3, "learning": "pcd", **SHORT},
+        "chow-liu": {"n_components": 4, "n_subspace": 2, "base": "chow-liu", **SHORT},
+        "fast": {"n_components": 4, "learning": "pcd", "learning_rate": 1.0, "n_iter": 20},
+        "early-stopping": {"n_components": 4, "early_stopping": True},
     },
     DeepBoltzmannMachine: {
         "defaults": {},

@@ -27,9 +27,12 @@ from skebm.energies.pairwise import BoltzmannMachine
 from skebm.energies.rbm.binary import BernoulliRBM, Tilted
 from skebm.energies.rbm.classes import ClassRBM
 from skebm.energies.rbm.mixed import MixedRBM, WiderColumns
+from skebm.energies.rbm.subspace import SubspaceEnergy
 
 # Factors between 1/2 and 2 whose product neither overflows nor underflows in single precision.
 GROUP = 100
+# RBMs of any columns, whose base is always a part of them.
+OnColumns = MixedRBM | ClassRBM | SubspaceEnergy
 
 
 def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
@@ -60,9 +63,9 @@ def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
     >>> path.at(0.5)(torch.ones(1, 9)).item()  # half of the energy of 18 pairs
     -9.0
     """
-    if isinstance(energy, MixedRBM | ClassRBM) and isinstance(base, WiderColumns):
+    if isinstance(energy, OnColumns) and isinstance(base, WiderColumns):
         return WiderPath(energy, base)
-    mixed = isinstance(energy, MixedRBM | ClassRBM)
+    mixed = isinstance(energy, OnColumns)
     independent = isinstance(base, IndependentBernoulli) and not mixed
     if isinstance(energy, BipartiteEnergy) and (independent or base is energy.base is not None):
         return BipartitePath(energy, base)
@@ -145,7 +148,7 @@ class BipartitePath(AnnealingPath):
 
     def __init__(self, energy: BipartiteEnergy, base: Any):
         super().__init__(energy, base)
-        mixed = isinstance(energy, MixedRBM | ClassRBM)
+        mixed = isinstance(energy, OnColumns)
         self.corrects = mixed or not isinstance(base, IndependentBernoulli)
         self.log_z0 = energy.hidden_domain.log_n_states
         if not self.corrects:
@@ -159,6 +162,12 @@ class BipartitePath(AnnealingPath):
         return Tilted(self.energy, (1 - beta) * self.base.logits, beta)
 
     def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
+        if isinstance(self.energy, SubspaceEnergy) and not len(self.energy.log_precision):
+            # Without widths all fields are those at 1 times beta.
+            field, linear = self.energy.rbm.hidden_field(x), self.energy.linear(x)
+            self._cache = x, field
+            after, before = (self.energy.log_sum(beta * field, beta) for beta in (new, old))
+            return ((new - old) * linear + after - before).double()
         if not isinstance(self.energy, BernoulliRBM):
             return (self.at(old)(x) - self.at(new)(x)).double()
         _, unary, _ = self.energy.tensors
@@ -180,18 +189,27 @@ class BipartitePath(AnnealingPath):
         rows, field = self._cache
         if rows is not x:
             return None
+        if isinstance(self.energy, SubspaceEnergy):
+            return self.energy.given_field(beta * field, beta).sample(generator)
         return Bernoulli((beta * field).sigmoid_()).sample(generator)
 
 
 class WiderPath(AnnealingPath):
     """From a wider start to an RBM on any base, linear in the parameters."""
 
-    energy: MixedRBM | ClassRBM
+    energy: OnColumns
 
-    def __init__(self, energy: MixedRBM | ClassRBM, base: WiderColumns):
+    def __init__(self, energy: OnColumns, base: WiderColumns):
         super().__init__(energy, base)
-        machine = energy.machine if isinstance(energy, ClassRBM) else energy
-        at = machine.annealed(0.0, base)
+        rbm: MixedRBM
+        match energy:
+            case ClassRBM():
+                rbm = energy.machine
+            case SubspaceEnergy():
+                rbm = energy.rbm
+            case _:
+                rbm = energy
+        at = rbm.annealed(0.0, base)
         factor, field = at.factor(), at.visible_bias[None]
         tilt = at.structure().tilted(field if factor is None else field * factor)
         self.log_z0 = energy.hidden_domain.log_n_states + float(tilt.log_normaliser[0].double())

@@ -28,6 +28,7 @@ from skebm.energies import (
     MixedRBM,
     NeuralEnergy,
     PairwiseCorrection,
+    SubspaceEnergy,
     TemperedCorrection,
     Tilted,
     annealing_path,
@@ -50,6 +51,7 @@ from tests.oracle import (
     make_class_rbm,
     make_gaussian_rbm,
     make_rbm,
+    make_subspace,
     make_tree_rbm,
     seeded,
 )
@@ -155,6 +157,13 @@ CASES = {
     ClassRBM: {
         "bits and classes": lambda: make_class_rbm(IndependentBernoulli(field(4))),
         "columns and classes": lambda: make_class_rbm(
+            Columns([IndependentBernoulli(field(2)), Gaussian(field(2), 1.5)])
+        ),
+    },
+    SubspaceEnergy: {
+        "subspaces": lambda: make_subspace(IndependentBernoulli(field(4))),
+        "one subspace": lambda: make_subspace(IndependentBernoulli(field(4)), 1, 3),
+        "subspaces of columns": lambda: make_subspace(
             Columns([IndependentBernoulli(field(2)), Gaussian(field(2), 1.5)])
         ),
     },
