@@ -27,6 +27,7 @@ from skebm.energies.pairwise import BoltzmannMachine
 from skebm.energies.rbm.binary import BernoulliRBM, Tilted
 from skebm.energies.rbm.classes import ClassRBM
 from skebm.energies.rbm.mixed import MixedRBM, WiderColumns
+from skebm.energies.rbm.spike_slab import SpikeSlabEnergy
 
 # Factors between 1/2 and 2 whose product neither overflows nor underflows in single precision.
 GROUP = 100
@@ -60,7 +61,7 @@ def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
     >>> path.at(0.5)(torch.ones(1, 9)).item()  # half of the energy of 18 pairs
     -9.0
     """
-    if isinstance(energy, MixedRBM | ClassRBM) and isinstance(base, WiderColumns):
+    if isinstance(energy, MixedRBM | ClassRBM | SpikeSlabEnergy) and isinstance(base, WiderColumns):
         return WiderPath(energy, base)
     mixed = isinstance(energy, MixedRBM | ClassRBM)
     independent = isinstance(base, IndependentBernoulli) and not mixed
@@ -186,15 +187,14 @@ class BipartitePath(AnnealingPath):
 class WiderPath(AnnealingPath):
     """From a wider start to an RBM on any base, linear in the parameters."""
 
-    energy: MixedRBM | ClassRBM
+    energy: MixedRBM | ClassRBM | SpikeSlabEnergy
 
-    def __init__(self, energy: MixedRBM | ClassRBM, base: WiderColumns):
+    def __init__(self, energy: MixedRBM | ClassRBM | SpikeSlabEnergy, base: WiderColumns):
         super().__init__(energy, base)
-        machine = energy.machine if isinstance(energy, ClassRBM) else energy
-        at = machine.annealed(0.0, base)
-        factor, field = at.factor(), at.visible_bias[None]
-        tilt = at.structure().tilted(field if factor is None else field * factor)
-        self.log_z0 = energy.hidden_domain.log_n_states + float(tilt.log_normaliser[0].double())
+        off = energy.weight.new_zeros(1, energy.hidden_domain.n_columns)
+        # Without weights and hidden biases, all states of the hidden layer have the same energy.
+        at_start = float(energy.annealed(0.0, base).hidden_energy(off).double())
+        self.log_z0 = energy.hidden_domain.log_n_states - at_start
         self._annealed = functools.lru_cache(maxsize=2)(energy.annealed)
 
     def at(self, beta: float) -> BipartiteEnergy:

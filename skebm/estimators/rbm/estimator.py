@@ -638,7 +638,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
             In the units of the data.
         """
         rows = self._complete_rows(X, "reconstruct")
-        mean = self._map(rows, lambda energy, x: energy.visible(energy.hidden(x).mean).mean)
+        mean = self._map(rows, lambda energy, x: energy.reconstruct(x))
         return self._blueprint.table.invert(mean[:, : rows.n_columns])
 
     def gibbs(self, v: Any) -> np.ndarray:

@@ -204,7 +204,8 @@ def hidden_means(
     with sampling(energy):
         for step in range(n_steps):
             of_hidden = energy.hidden(state.x)
-            given = energy.visible(of_hidden.sample(generator)).given(clamp)
+            h = of_hidden.sample(generator)
+            given = energy.next_visible(state.x, h, 1.0, generator).given(clamp)
             state = ChainState(clamp.apply(given.sample(generator)))
             if step >= burn_in:
                 hidden, visible = hidden + of_hidden.mean, visible + clamp.apply(given.mean)
