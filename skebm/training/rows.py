@@ -159,6 +159,12 @@ class Rows(torch.utils.data.Dataset):
             return bool(self.x.isnan().any())
         return bool(np.isnan(self.x.data).any())
 
+    def known_entries(self) -> Tensor | None:
+        """Which entries of rows are data, (n, d); None where all are."""
+        if self.known is not None:
+            return self.known.to(self.device)
+        return ~self.block(0, len(self)).isnan() if self.has_missing() else None
+
     def impute(self, batch: Batch) -> None:
         """Replace completed rows by those of a batch, which have the same data."""
         assert isinstance(self.x, Tensor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import abc
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from skebm.base import (
     Categorical,
     ChainState,
     Clamp,
+    Domain,
     Objective,
     Real,
     Sampler,
@@ -36,12 +39,31 @@ from skebm.distributions import (
 from skebm.distributions.independent import blocks_of
 from skebm.energies import BernoulliRBM, MixedRBM
 from skebm.energies.rbm.mixed import MAX_LOG_PRECISION
-from skebm.estimators.base import Blueprint, at_least_two, chain_rows, stopping_of
-from skebm.estimators.bases import TREES, column_means, conditional, redraw
-from skebm.estimators.rbm.choice import USUAL, BaseChoice, Gain, Tried
+from skebm.estimators.base import Blueprint, at_least_two, chain_rows, draw_seed, stopping_of
+from skebm.estimators.bases import (
+    TREES,
+    check_base_stays,
+    column_means,
+    conditional,
+    fit_base,
+    fit_column_base,
+    fit_completed,
+    redraw,
+)
+from skebm.estimators.rbm.choice import (
+    N_HIDDEN,
+    PLAIN,
+    USUAL,
+    BaseChoice,
+    Gain,
+    Tried,
+    candidates,
+    choose_base,
+    epochs_by_halves,
+)
 from skebm.estimators.rbm.safety import assess, n_held_out, pessimistic_log_z
 from skebm.estimators.tables.columns import ColumnTable
-from skebm.estimators.tables.table import UnitIntervalTable
+from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import (
     CenteredObjective,
     Centering,
@@ -107,6 +129,78 @@ GAIN, ERROR, LEAST_RISE = "gain_over_base", "gain_error", 0.1
 
 
 @dataclass(frozen=True)
+class HiddenUnits(abc.ABC):
+    """The hidden units of an RBM: the energy that they make, its start and its exact learning.
+
+    Attributes
+    ----------
+    n : int
+        Their number, as `n_components` counts them.
+    """
+
+    n: int
+    # Whether the gradient of the exact likelihood can be centred.
+    centers_likelihood = True
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows of the weights."""
+        return self.n
+
+    @abc.abstractmethod
+    def cost(self, domain: Domain) -> float:
+        """Terms of the enumeration of a likelihood of bits: states times units that vary."""
+
+    @abc.abstractmethod
+    def energy(self, domain: Domain, base: Distribution, **new: Any) -> Any:
+        """An untrained energy; `new` are the generator, scale and dtype of its weights."""
+
+    @abc.abstractmethod
+    def likelihood(
+        self, energy: Any, centering: Centering | None, penalty: Penalty | None
+    ) -> Objective:
+        """The exact likelihood of an energy of bits."""
+
+    @abc.abstractmethod
+    def start(self, energy: Any, mean: Tensor) -> None:
+        """Set the biases so that the model starts near its base, with means (d,) of the columns.
+
+        The weights are those of centred units, (h - l)'W (x - m), which changes the base by terms
+        of second order only.
+        """
+
+
+class BinaryUnits(HiddenUnits):
+    """Bits, independent given the visible units."""
+
+    def cost(self, domain: Domain) -> float:
+        return enumeration_cost(domain, Binary((self.n,)))
+
+    def energy(self, domain: Domain, base: Distribution, **new: Any) -> BernoulliRBM | MixedRBM:
+        if isinstance(domain, Binary):
+            return BernoulliRBM(domain.n_columns, self.n, base=base, **new)
+        return MixedRBM(base, self.n, **new)
+
+    def likelihood(
+        self, energy: Any, centering: Centering | None, penalty: Penalty | None
+    ) -> Objective:
+        assert isinstance(energy, BernoulliRBM)
+        return ExactLikelihood(energy, centering=centering, penalty=penalty)
+
+    def start(self, energy: Any, mean: Tensor) -> None:
+        """Visible biases are the log-odds of a base of independent bits, and 0 of other bases.
+
+        Hidden units are mostly off.
+        """
+        if isinstance(energy, BernoulliRBM) and energy.structure is None:
+            base: Any = energy.base
+            energy.visible_bias.copy_(base.logits)
+        hidden_mean = torch.full_like(energy.hidden_bias, HIDDEN_BIAS).sigmoid()
+        energy.visible_bias.sub_(hidden_mean @ energy.weight)
+        energy.hidden_bias.fill_(HIDDEN_BIAS).sub_(energy.weight @ mean)
+
+
+@dataclass(frozen=True)
 class RBMBlueprint(Blueprint):
     """Resolved settings of an RBM.
 
@@ -120,7 +214,7 @@ class RBMBlueprint(Blueprint):
         None if the base was passed.
     base_reason : str
         Why it is the base.
-    n_hidden : int
+    units : HiddenUnits
     learning : {"exact", "pcd", "cd", "pseudo_likelihood", "ratio_matching", "probability_flow"}
     sampler : Sampler or None
         None is block Gibbs sampling.
@@ -146,7 +240,7 @@ class RBMBlueprint(Blueprint):
     base: Distribution
     base_name: str | None
     base_reason: str
-    n_hidden: int
+    units: HiddenUnits
     learning: str
     sampler: Sampler | None
     chains: ChainPolicy | None
@@ -156,6 +250,11 @@ class RBMBlueprint(Blueprint):
     guarded: bool
     by_halves: bool
     streaming: bool
+
+    @property
+    def n_hidden(self) -> int:
+        """Number of hidden units, as `n_components` counts them."""
+        return self.units.n
 
     @property
     def is_mixed(self) -> bool:
@@ -178,17 +277,13 @@ class RBMBlueprint(Blueprint):
         dtype = self.plan.torch_dtype
         base = self.base.to(generator.device, dtype)
         new: dict[str, Any] = {"generator": generator, "scale": self.weight_scale, "dtype": dtype}
-        energy: BernoulliRBM | MixedRBM
-        if self.is_mixed:
-            energy = MixedRBM(base, self.n_hidden, **new)
-        else:
-            energy = BernoulliRBM(self.table.domain.n_columns, self.n_hidden, base=base, **new)
+        energy = self.units.energy(self.table.domain, base, **new)
+        if self.learning == "exact":
+            return self.units.likelihood(energy, self.centering, self.penalty)
         more: dict[str, Any] = {"centering": self.centering, "penalty": self.penalty}
         if self.learning in LOCAL_RULES:
             return CenteredObjective(LOCAL_RULES[self.learning](energy), **more)
-        if self.chains is None:
-            assert isinstance(energy, BernoulliRBM)
-            return ExactLikelihood(energy, **more)
+        assert self.chains is not None
         chains = clone(self.chains)
         if isinstance(chains, Persistent):
             chains.set_params(initial=energy.base)
@@ -204,26 +299,15 @@ class RBMBlueprint(Blueprint):
         """
         l1 = 0.0 if self.penalty is None else self.penalty.l1
         n_visible = self.table.domain.n_columns
-        usual = math.sqrt(2 / (n_visible + self.n_hidden))
+        usual = math.sqrt(2 / (n_visible + self.units.n_rows))
         if not isinstance(self.base, IndependentBernoulli) and not self.line_search:
             usual = SCALE_ON_TREES
         return max(usual, min(SCALE_BY_L1 * l1, 1 / math.sqrt(n_visible)))
 
     @torch.no_grad()
-    def initialise(self, energy: BernoulliRBM | MixedRBM, rows: Rows) -> None:
-        """Start near the base, with hidden units mostly off.
-
-        Visible biases are the log-odds of a base of independent columns, and 0 with other bases.
-        The weights are those of centred units, (h - l)'W (x - m) with the means m of the columns,
-        which changes the base by terms of second order only.
-        """
-        mean = column_means(rows).to(energy.weight)
-        if isinstance(energy, BernoulliRBM) and energy.structure is None:
-            base: Any = energy.base
-            energy.visible_bias.copy_(base.logits)
-        hidden_mean = torch.full_like(energy.hidden_bias, HIDDEN_BIAS).sigmoid()
-        energy.visible_bias.sub_(hidden_mean @ energy.weight)
-        energy.hidden_bias.fill_(HIDDEN_BIAS).sub_(energy.weight @ mean)
+    def initialise(self, energy: Any, rows: Rows) -> None:
+        """Start near the base."""
+        self.units.start(energy, column_means(rows).to(energy.weight))
 
     def deduplicate(self, rows: Rows) -> Rows:
         """Merge duplicate rows if every step uses all rows."""
@@ -383,11 +467,11 @@ class RBMBlueprint(Blueprint):
                 stacklevel=5,
             )
 
-    def scoring_energy(self, energy: BernoulliRBM | MixedRBM) -> BernoulliRBM | MixedRBM:
+    def scoring_energy(self, energy: Any) -> Any:
         return energy.padded()
 
-    def proper_score(self, rows: Rows, energy: BernoulliRBM | MixedRBM) -> Tensor:
-        if isinstance(energy, MixedRBM):
+    def proper_score(self, rows: Rows, energy: Any) -> Tensor:
+        if not isinstance(energy, BernoulliRBM):
             return rows.map(energy.pseudo_log_likelihood, energy.domain.n_columns)
         return rows.map(lambda x: pseudo_log_likelihood(energy, x), energy.domain.n_columns)
 
@@ -514,6 +598,64 @@ def is_gain(assessed: dict[str, float]) -> bool:
 # ------------------------------------------------------------------------------
 
 
+def designed(
+    estimator: Any, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
+) -> RBMBlueprint:
+    """The blueprint of a fit, whose rows choose the base, the units and the epochs where asked to.
+
+    `before` is the net of an earlier fit that goes on, with its base.
+    """
+    assert isinstance(table, UnitIntervalTable | ColumnTable)
+    if before is not None:
+        last = estimator._blueprint
+        check_base_stays(estimator.base, last.base, last.base_name)
+        asked = estimator.n_components
+        n_hidden = last.n_hidden if asked == "auto" else asked
+        chosen = BaseChoice(last.base_name, n_hidden, last.base_reason)
+        new = design(estimator, table, last.base, chosen, rows, streaming=streaming)
+        return new.trained_for(last.plan.n_iter) if new.by_halves and last.by_halves else new
+
+    mixed = isinstance(table, ColumnTable)
+    fit = functools.partial(fit_column_base, domain=table.domain) if mixed else fit_base
+
+    def fitted(name: str | None, rows: Rows) -> Distribution:
+        asked = estimator.base if name is None else name
+        return fit_completed(lambda completed: fit(asked, completed), rows)
+
+    plan = functools.partial(design, estimator, table, streaming=streaming)
+    usual = usual_units(estimator)
+    given = estimator.base if isinstance(estimator.base, str) else None
+    first = BaseChoice(given, usual, "as given")
+    if estimator.base == "auto":
+        first = BaseChoice(PLAIN, usual, "by default")
+    found = plan(fitted(first.name, rows), first, rows)
+    names = _candidates(estimator, found, first)
+    # Of so many columns that 10,000 steps would take too long, trials would, too.
+    long = found.plan.n_batches(len(rows)) >= ENOUGH_STEPS
+    several = estimator.n_components == "auto" and long
+    sizes = N_HIDDEN if several else (usual,)
+    choice = found.guarded and len(names) + len(sizes) > 2
+    if not found.by_halves and not choice:
+        return found
+    generator = torch.Generator(rows.device).manual_seed(draw_seed(estimator.random_state_))
+    trials = Trials(fitted, plan, generator, estimator.net_params)
+    if found.by_halves:
+        gains = functools.partial(trials.gains, first, found.plan.n_iter)
+        return found.trained_for(epochs_by_halves(gains, rows, generator))
+    chosen = choose_base(names, sizes, trials.value, rows, generator)
+    same = chosen.name == first.name
+    return plan(found.base if same else fitted(chosen.name, rows), chosen, rows)
+
+
+def _candidates(estimator: Any, found: RBMBlueprint, first: BaseChoice) -> list[str | None]:
+    """Names of the bases among which the rows choose, the plainest first."""
+    if not found.guarded or estimator.base != "auto":
+        return [first.name]
+    sampler = found.chain_sampler
+    tempered = sampler.kernel is not sampler
+    return [*candidates(found.table.domain, short=found.short, tempered=tempered)]
+
+
 def design(
     estimator: Any,
     table: UnitIntervalTable | ColumnTable,
@@ -529,6 +671,7 @@ def design(
     learning; `partial_fit` always uses them.
     """
     sampler = None if estimator.sampler is None else clone(estimator.sampler)
+    units = estimator._units(chosen.n_hidden)
     stochastic = streaming or rows.known is not None or _asks_for_steps(estimator)
     learning, chains = _rule(estimator, table, stochastic=stochastic)
     if sampler is not None:
@@ -539,7 +682,7 @@ def design(
         learning,
         optimizer,
         base,
-        chosen.n_hidden,
+        units,
         rows,
         streaming=streaming,
         stochastic=stochastic,
@@ -548,7 +691,7 @@ def design(
     if isinstance(chains, Persistent) and chains.n_chains is None:
         n_chains = max(plan.batch_size, REWEIGHTED_CHAINS) if chains.reweight else plan.batch_size
         chains.set_params(n_chains=int(n_chains))
-    _check_units(chosen.n_hidden, rows, plan.batch_size)
+    _check_units(units, rows, plan.batch_size)
     penalty = estimator.penalty
     if penalty is not None:
         penalty.check()
@@ -558,11 +701,11 @@ def design(
         base=base,
         base_name=chosen.name,
         base_reason=chosen.reason,
-        n_hidden=chosen.n_hidden,
+        units=units,
         learning=learning,
         sampler=sampler,
         chains=chains,
-        centering=_centering(estimator, learning, line_search),
+        centering=_centering(estimator, learning, units, line_search),
         penalty=None if penalty is None else clone(penalty),
         short=_is_short(estimator, plan, len(rows)),
         guarded=ours and len(rows) >= FEWEST_ROWS,
@@ -594,14 +737,14 @@ def _epochs_are_ours(estimator: Any) -> bool:
     return _asked_epochs(estimator) == "auto" and not estimator.early_stopping
 
 
-def _check_units(n_hidden: int, rows: Rows, batch_size: int) -> None:
+def _check_units(units: HiddenUnits, rows: Rows, batch_size: int) -> None:
     """`ValueError` for more hidden units than the memory holds.
 
     Their weights, gradients and steps, and their states for the rows of a batch and as many chains.
     """
     n_rows, n_visible = min(batch_size, len(rows)), rows.n_columns
-    n_numbers = n_hidden * (3 * n_visible + 2 * n_rows)
-    what = f"n_components={n_hidden} with {n_visible} columns and {n_rows} rows in a batch"
+    n_numbers = units.n_rows * (3 * n_visible + 2 * n_rows)
+    what = f"n_components={units.n} with {n_visible} columns and {n_rows} rows in a batch"
     check_memory(what, n_numbers, rows.dtype, rows.device)
 
 
@@ -622,7 +765,7 @@ def _plan(
     learning: str,
     optimizer: SGD,
     base: Distribution,
-    n_hidden: int,
+    units: HiddenUnits,
     rows: Rows,
     *,
     streaming: bool,
@@ -648,7 +791,7 @@ def _plan(
         batch_size = n_rows if line_search else _batch_size(n_rows, 0 if streaming else n_iter)
     ours = rate == size == "auto" and not line_search and not streaming
     if n_iter == "auto":
-        affordable = MOST_WORK / (batch_size * rows.n_columns * n_hidden)
+        affordable = MOST_WORK / (batch_size * rows.n_columns * units.n_rows)
         if learning in LOCAL_RULES:
             affordable /= LOCAL_WORK
         n_steps = ENOUGH_STEPS if learning == "exact" else min(ENOUGH_STEPS, affordable)
@@ -712,7 +855,7 @@ def _rule(
     cost = math.inf
     if not isinstance(table, ColumnTable):
         # The same rule for all numbers of hidden units among which rows may choose.
-        cost = enumeration_cost(table.domain, Binary((usual_units(estimator),)))
+        cost = estimator._units(usual_units(estimator)).cost(table.domain)
     elif learning == "exact":
         raise ValueError('learning="exact" is for binary columns: use learning="pcd".')
     if learning in LOCAL_RULES:
@@ -779,7 +922,9 @@ def _check_sampler(
         )
 
 
-def _centering(estimator: Any, learning: str, line_search: bool) -> Centering | None:
+def _centering(
+    estimator: Any, learning: str, units: HiddenUnits, line_search: bool
+) -> Centering | None:
     """Centring of the gradient, except with L-BFGS, which needs the gradient of the value.
 
     By default preconditioned with exponent 1/2, unless the learning rate is given.
@@ -793,9 +938,10 @@ def _centering(estimator: Any, learning: str, line_search: bool) -> Centering | 
                 f'contrastive rules; here learning is "{learning}". Use learning="pcd", or '
                 "precondition=0."
             )
-        return None if line_search else clone(asked)
-    if asked is None or line_search:
+    if asked is None or line_search or (learning == "exact" and not units.centers_likelihood):
         return None
+    if isinstance(asked, Centering):
+        return clone(asked)
     net = estimator.net_params or {}
     free = net.get("lr", estimator.learning_rate) == "auto"
     return Centering(precondition=0.5 if free and learning != "exact" else 0.0)

@@ -2,84 +2,33 @@
 
 from __future__ import annotations
 
-import functools
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_array
-from sklearn.utils.metaestimators import available_if
-from torch import Tensor
 
-from skebm._validation import (
-    Interval,
-    MinMax,
-    Options,
-    StrOptions,
-    check_is_fitted,
-)
-from skebm.base import BipartiteEnergy, Sampler
-from skebm.base.energy import check_temperature
-from skebm.base.sampler import whole_number
-from skebm.base.torchtools import check_memory
+from skebm._validation import Interval, Options, StrOptions, check_is_fitted
 from skebm.distributions import Distribution
-from skebm.energies import Tilted
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import (
-    DENSITY_CONSTRAINTS,
-    BaseDensity,
-    LogZ,
-    chain_rows,
-    draw_seed,
-    validate_coded,
+from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity, validate_coded
+from skebm.estimators.bases import COLUMN_BASES
+from skebm.estimators.rbm import methods
+from skebm.estimators.rbm.blueprint import BinaryUnits, RBMBlueprint, designed
+from skebm.estimators.tables.columns import (
+    RESCALE_ADVICE,
+    Coding,
+    ColumnTable,
+    learn_columns,
 )
-from skebm.estimators.bases import (
-    COLUMN_BASES,
-    check_base_stays,
-    fit_base,
-    fit_column_base,
-    fit_completed,
-)
-from skebm.estimators.rbm.blueprint import (
-    RBMBlueprint,
-    Trials,
-    design,
-    usual_units,
-)
-from skebm.estimators.rbm.choice import (
-    N_HIDDEN,
-    PLAIN,
-    BaseChoice,
-    candidates,
-    choose_base,
-    epochs_by_halves,
-)
-from skebm.estimators.rbm.drawing import BLOCK, draw, imputed, starts_of
-from skebm.estimators.rbm.missing import (
-    Marginals,
-    hidden_means,
-    log_sums,
-)
-from skebm.estimators.tables.columns import RESCALE_ADVICE, Coding, ColumnTable, learn_columns
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import Centering, Penalty
 from skebm.objectives.local import LOCAL_RULES
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
-from skebm.training.engine import ENOUGH_STEPS, EnergyNet
+from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
-
-# Gibbs steps for the features of rows with missing entries.
-N_MEAN_STEPS = 100
-
-
-def _has_bits_only(model: Any) -> bool:
-    """Whether noise can flip every column; `AttributeError` that says so otherwise."""
-    if model.__sklearn_is_fitted__() and model._blueprint.is_mixed:
-        raise AttributeError("denoise is for binary columns only, which noise flips.")
-    return True
 
 
 @shared_docs
@@ -401,53 +350,11 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> RBMBlueprint:
-        assert isinstance(table, UnitIntervalTable | ColumnTable)
-        if before is not None:
-            last = self._blueprint
-            check_base_stays(self.base, last.base, last.base_name)
-            asked = self.n_components
-            n_hidden = last.n_hidden if asked == "auto" else asked
-            chosen = BaseChoice(last.base_name, n_hidden, last.base_reason)
-            new = design(self, table, last.base, chosen, rows, streaming=streaming)
-            return new.trained_for(last.plan.n_iter) if new.by_halves and last.by_halves else new
+        return designed(self, rows, table, before, streaming=streaming)
 
-        mixed = isinstance(table, ColumnTable)
-        fit = functools.partial(fit_column_base, domain=table.domain) if mixed else fit_base
-
-        def fitted(name: str | None, rows: Rows) -> Distribution:
-            asked = self.base if name is None else name
-            return fit_completed(lambda completed: fit(asked, completed), rows)
-
-        plan = functools.partial(design, self, table, streaming=streaming)
-        usual, given = usual_units(self), self.base if isinstance(self.base, str) else None
-        first = BaseChoice(given, usual, "as given")
-        if self.base == "auto":
-            first = BaseChoice(PLAIN, usual, "by default")
-        found = plan(fitted(first.name, rows), first, rows)
-        names = self._candidates(found, first)
-        # Of so many columns that 10,000 steps would take too long, trials would, too.
-        long = found.plan.n_batches(len(rows)) >= ENOUGH_STEPS
-        several = self.n_components == "auto" and long
-        sizes = N_HIDDEN if several else (usual,)
-        choice = found.guarded and len(names) + len(sizes) > 2
-        if not found.by_halves and not choice:
-            return found
-        generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
-        trials = Trials(fitted, plan, generator, self.net_params)
-        if found.by_halves:
-            gains = functools.partial(trials.gains, first, found.plan.n_iter)
-            return found.trained_for(epochs_by_halves(gains, rows, generator))
-        chosen = choose_base(names, sizes, trials.value, rows, generator)
-        same = chosen.name == first.name
-        return plan(found.base if same else fitted(chosen.name, rows), chosen, rows)
-
-    def _candidates(self, found: RBMBlueprint, first: BaseChoice) -> list[str | None]:
-        """Names of the bases among which the rows choose, the plainest first."""
-        if not found.guarded or self.base != "auto":
-            return [first.name]
-        sampler = found.chain_sampler
-        tempered = sampler.kernel is not sampler
-        return [*candidates(found.table.domain, short=found.short, tempered=tempered)]
+    def _units(self, n: int) -> BinaryUnits:
+        """Hidden units, n of them."""
+        return BinaryUnits(n)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -463,99 +370,18 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
     def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
         """Energies of rows, of their known entries where others are missing."""
-        known = _known(rows)
+        known = rows.known_entries()
         if known is None:
             return super()._energies(rows, likely=likely)
-        found, complete = np.empty(len(rows)), known.all(1)
-        if complete.any():
-            some = rows.subset(complete.nonzero().ravel())
-            some.known = None
-            found[complete.cpu().numpy()] = super()._energies(some, likely=likely)
-        sums, _, _ = self._log_sums(rows, known, ~complete)
-        found[~complete.cpu().numpy()] = -sums
-        return found
+        return methods.energies_of_known(self, rows, known, likely=likely)
 
-    def _log_sums(self, rows: Rows, known: Tensor, some: Tensor) -> tuple[np.ndarray, ...]:
-        """log of the sum of exp(-E) over missing entries of some rows, in the units of the data."""
-        energy, table, index = self.energy_, self._blueprint.table, some.nonzero().ravel()
-        generator = torch.Generator(known.device).manual_seed(self.net_.seed_)
-        base = self._blueprint.partition_input("base", energy, self.net_, known)
-        found = log_sums(energy, base, rows.take(index), known[index], table.groups, generator)
-        value, error, exact = (part.cpu().numpy() for part in found)
-        return value - table.log_volumes(known[index].cpu().numpy()), error, exact
-
-    def log_marginal(self, X: Any) -> Marginals:
-        r"""Log-likelihood of the known entries of each row, with its error.
-
-        What `score_samples` returns, log p(x) for complete rows and
-        :math:`\log \sum_{x_{missing}} p(x)` (an integral over real columns) for others: exact up
-        to log Z where a row has few completions or the model few hidden states. Otherwise it is
-        estimated by annealing from the base given the known entries, and low on average by about
-        half of the squared standard error.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-            NaN marks missing entries.
-
-        Returns
-        -------
-        Marginals
-            ``log_prob`` in nats, ``std_error``, and whether each is ``exact``; arrays of shape
-            (n_samples,).
-        """
-        rows = self._rows(X)
-        value = np.empty(len(rows))
-        error, exact = np.zeros(len(rows)), np.ones(len(rows), dtype=bool)
-        known = _known(rows)
-        complete = np.ones(len(rows), bool) if known is None else known.all(1).cpu().numpy()
-        if complete.any():
-            index = torch.as_tensor(complete.nonzero()[0], device=rows.device)
-            value[complete] = -super()._energies(rows.subset(index), likely=True)
-        if known is not None:
-            found = self._log_sums(rows, known, ~known.all(1))
-            value[~complete], error[~complete], exact[~complete] = found
-        return Marginals(value - self.log_partition_, error, exact)
-
-    def _complete_rows(self, X: Any, method: str) -> Rows:
-        """Rows of new X; `ValueError` for missing entries."""
-        rows = self._rows(X)
-        if rows.has_missing():
-            raise ValueError(
-                f"X contains NaN, and {method} needs complete rows: call impute first."
-            )
-        return rows
+    log_marginal = methods.log_marginal
 
     # ---------------------------------------------------------------- methods
 
-    def transform(self, X: Any) -> np.ndarray:
-        """Probability that each hidden unit is on, p(h_j = 1 given x).
-
-        Of a row with missing entries the probability given the known ones, a mean over Gibbs chains
-        with a fixed seed.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples, n_components)
-            In the precision of X.
-        """
-        check_is_fitted(self)
-        X = self._validate(X)
-        rows = self._rows_of(X)
-        features = self._map(rows, lambda energy, x: energy.hidden(x).mean)
-        features = features[:, : self._n_features_out]
-        found: np.ndarray = features.numpy().astype(X.dtype, copy=False)
-        known = _known(rows)
-        if known is not None:
-            index = (~known.all(1)).nonzero().ravel()
-            generator = torch.Generator(known.device).manual_seed(self.net_.seed_)
-            means, _ = self._means(rows.take(index), known[index], N_MEAN_STEPS, generator)
-            found[index.cpu().numpy()] = means.cpu().numpy()
-        return found
+    transform, pseudo_likelihood = methods.transform, methods.pseudo_likelihood
+    reconstruct, gibbs, denoise = methods.reconstruct, methods.gibbs, methods.denoise
+    sample, impute = methods.sample, methods.impute
 
     def joint_energy(self, X: Any, H: Any) -> np.ndarray:
         r"""Energy of rows with given states of the hidden units, E(x, h), in nats.
@@ -582,7 +408,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         theory".
         """
         check_is_fitted(self)
-        rows = self._complete_rows(X, "joint_energy")
+        rows = methods.complete_rows(self, X, "joint_energy")
         H = check_array(H, dtype=np.float64, input_name="H")
         if H.shape != (len(rows), self._n_features_out):
             raise ValueError(
@@ -596,371 +422,14 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         free: np.ndarray = self._energies(rows)
         return free + np.logaddexp(0, log_odds).sum(1) - (H * log_odds).sum(1)
 
-    def _means(
-        self, x: Tensor, known: Tensor, n_steps: int, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        """Means of hidden units and of rows given the known entries."""
-        energy = self.energy_
-        return hidden_means(energy, energy.base, x, known, n_steps, generator)
-
-    def pseudo_likelihood(self, X: Any) -> np.ndarray:
-        """Pseudo-log-likelihood of each row, summed exactly over all columns.
-
-        The sum over columns of log p(x_i given the other columns), in nats. It is neither a lower
-        nor an upper bound of log p(x).
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples,)
-
-        References
-        ----------
-        Besag (1975), "Statistical analysis of non-lattice data", The Statistician 24(3).
-        """
-        rows = self._complete_rows(X, "pseudo_likelihood")
-        energy = self._blueprint.scoring_energy(self.energy_)
-        return self._blueprint.proper_score(rows, energy).double().numpy()
-
-    def reconstruct(self, X: Any) -> np.ndarray:
-        """Mean-field reconstruction: mean of x given the conditional mean of h given x.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples, n_features)
-            In the units of the data.
-        """
-        rows = self._complete_rows(X, "reconstruct")
-        mean = self._map(rows, lambda energy, x: energy.reconstruct(x))
-        return self._blueprint.table.invert(mean[:, : rows.n_columns])
-
-    def gibbs(self, v: Any) -> np.ndarray:
-        """Take one Gibbs step from v: draw h given v, then v given h.
-
-        Parameters
-        ----------
-        v : array-like of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples, n_features)
-            Booleans as in scikit-learn; in the units of the data if columns were scaled.
-        """
-        rows = self._complete_rows(v, "gibbs")
-        generator = self._generator(self.random_state_)
-        state, _ = self._blueprint.layer_sampler.kernel.run(
-            self.energy_, rows.block(0, len(rows)), 1, generator
-        )
-        if self._blueprint.is_mixed or len(self.scaling_.columns):
-            return self._blueprint.table.invert(state.x)
-        return state.x.cpu().numpy().astype(bool)
-
-    def sample(
-        self,
-        n_samples: int = 1,
-        random_state: Any = None,
-        *,
-        temperature: float = 1.0,
-        n_steps: int = 1000,
-    ) -> np.ndarray:
-        r"""Draw rows from the model, the marginal of :math:`p(x, h)^{1/T}` normalised.
-
-        Samples are exact and independent if the states can be enumerated (at most 1e7 terms).
-        Otherwise they are the final states of Gibbs chains of `n_steps` steps, started from the
-        persistent chains or training rows (for other temperatures than 1 draws of the base, or
-        uniform rows where there is none), and approximate if the chains have not converged.
-
-        Parameters
-        ----------
-        n_samples : int, default=1
-        random_state : int, RandomState instance or None, default=None
-            None draws from NumPy's global generator.
-        temperature : float, default=1.0
-            T > 0, by which the energy of both layers, E(x, h), is divided: above 1 rows are more
-            random, below 1 nearer to the most probable ones. `ValueError` for other temperatures
-            than 1 if the base is of latent classes, whose powers have no closed form.
-        n_steps : int, default=1000
-            Number of Gibbs steps of the chains, if they are needed.
-
-        Returns
-        -------
-        ndarray of shape (n_samples, n_features)
-            In the units of the data.
-        """
-        check_is_fitted(self)
-        whole_number("n_samples", n_samples, 1)
-        n_numbers = n_samples * self.energy_.domain.n_columns
-        check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
-        whole_number("n_steps", n_steps, 1)
-        check_temperature(temperature)
-        return self._blueprint.table.invert(
-            self._draw(n_samples, self._generator(random_state), n_steps, temperature)
-        )
-
-    def _draw(
-        self, n: int, generator: torch.Generator, n_steps: int = 1000, temperature: float = 1.0
-    ) -> Tensor:
-        """Rows of the model at a temperature, exact if the states can be enumerated."""
-        reference = torch.as_tensor(self._reference).to(self.energy_.weight)
-        starts = starts_of(self.energy_, self._blueprint, self.net_, reference)
-        how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
-        return draw(self.energy_, self._blueprint.layer_sampler, starts, n, generator, **how)
-
-    def impute(
-        self,
-        X: Any,
-        random_state: Any = None,
-        *,
-        how: str = "sample",
-        n_draws: int | None = None,
-        n_steps: int = 200,
-    ) -> Any:
-        """Replace missing entries by draws from the model given the known entries, or their means.
-
-        By block Gibbs sampling with the known entries clamped, approximate as the chains are
-        finite. A row without known entries becomes a sample of the model.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-            NaN marks missing entries.
-        random_state : int, RandomState instance or None, default=None
-            None draws from NumPy's global generator.
-        how : {"sample", "mean", "mode"}, default="sample"
-            ``"sample"``: the imputations of a row are a joint draw, as in multiple imputation.
-            ``"mean"``: the mean of a number and the probability of a bit, which have the least
-            squared error; the most probable level of a category. ``"mode"``: the more probable
-            value of a bit as well.
-        n_draws : int >= 1 or None, default=None
-            Number of tables to impute; with ``how="sample"`` only. None is one, not in a list.
-        n_steps : int, default=200
-            Gibbs steps; means are taken over the second half.
-
-        Returns
-        -------
-        ndarray or data frame of shape (n_samples, n_features), or a list of `n_draws` of these
-            Known entries are unchanged. Columns of integers and booleans are rounded.
-        """
-        check_is_fitted(self)
-        whole_number("n_steps", n_steps, 1)
-        if how not in ("sample", "mean", "mode"):
-            raise ValueError(f'how must be "sample", "mean" or "mode", got {how!r}.')
-        if n_draws is not None:
-            whole_number("n_draws", n_draws, 1)
-            if how != "sample":
-                raise ValueError(f'n_draws={n_draws} is for how="sample": there is one {how}.')
-        X = self._validate(X)
-        rows, generator = self._rows_of(X), self._generator(random_state)
-        made = [self._imputed(rows, generator, how, n_steps) for _ in range(n_draws or 1)]
-        table = self._blueprint.table
-        found = [table.filled(X, x) for x in made]
-        return found[0] if n_draws is None else found
-
-    def _imputed(self, rows: Rows, generator: torch.Generator, how: str, n_steps: int) -> Tensor:
-        """Rows of the energy with their missing entries filled in."""
-        blocks = []
-        for start in range(0, len(rows), BLOCK):
-            x = rows.block(start, start + BLOCK)
-            blocks.append(imputed(self.energy_, self._blueprint, x, how, n_steps, generator).cpu())
-        return torch.cat(blocks)
-
-    @available_if(_has_bits_only)
-    def denoise(
-        self, X: Any, noise_level: float = 0.1, random_state: Any = None, *, n_steps: int = 200
-    ) -> np.ndarray:
-        r"""Posterior mean of the clean row, if each bit was flipped with probability `noise_level`.
-
-        The posterior :math:`p(x \mid \tilde x)` is the same RBM with visible biases shifted by
-        :math:`(2 \tilde x - 1) \log\frac{1 - \epsilon}{\epsilon}`; its mean is the Bayes-optimal
-        denoiser under the model. The mean is estimated by averaging p(x given h) over the second
-        half of `n_steps` Gibbs steps, without bias if the chains have converged by then.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-        noise_level : float in (0, 0.5), default=0.1
-            Probability that a bit was flipped.
-        random_state : int, RandomState instance or None, default=None
-            None draws from NumPy's global generator.
-        n_steps : int, default=200
-            Gibbs steps.
-
-        Returns
-        -------
-        ndarray of shape (n_samples, n_features)
-            Probabilities; in the units of the data if columns were scaled.
-        """
-        if not 0 < noise_level < 0.5:
-            raise ValueError(f"noise_level must lie in (0, 0.5), got {noise_level}.")
-        whole_number("n_steps", n_steps, 1)
-        rows = self._complete_rows(X, "denoise")
-        generator, energy = self._generator(random_state), self.energy_
-        strength = float(np.log((1 - noise_level) / noise_level))
-        blocks = []
-        for start in range(0, len(rows), BLOCK):
-            x = rows.block(start, start + BLOCK)
-            posterior = Tilted(energy, strength * (2 * x - 1))
-            blocks.append(_posterior_mean(posterior, x, n_steps, generator).cpu())
-        return self._blueprint.table.invert(torch.cat(blocks))
-
     # ---------------------------------------------------------------- fitted attributes
 
-    @property
-    def components_(self) -> np.ndarray:
-        """Weights W, (n_components, n_features)."""
-        return self._parameter("weight")
-
-    @components_.setter
-    def components_(self, value: Any) -> None:
-        self._set_parameter("weight", value)
-
-    @property
-    def intercept_hidden_(self) -> np.ndarray:
-        """Hidden biases c, (n_components,)."""
-        return self._parameter("hidden_bias")
-
-    @intercept_hidden_.setter
-    def intercept_hidden_(self, value: Any) -> None:
-        self._set_parameter("hidden_bias", value)
-
-    @property
-    def intercept_visible_(self) -> np.ndarray:
-        """Visible biases b, (n_features,)."""
-        return self._parameter("visible_bias")
-
-    @intercept_visible_.setter
-    def intercept_visible_(self, value: Any) -> None:
-        self._set_parameter("visible_bias", value)
-
-    def _parameter(self, name: str) -> np.ndarray:
-        if not self.__sklearn_is_fitted__():
-            raise AttributeError(f"{type(self).__name__} is not fitted: call fit first.")
-        value = getattr(self.energy_, name).detach().cpu().numpy()
-        value.flags.writeable = False
-        return value
-
-    def _set_parameter(self, name: str, value: Any) -> None:
-        check_is_fitted(self)
-        old = getattr(self.energy_, name)
-        new = torch.as_tensor(np.array(value), dtype=old.dtype, device=old.device)
-        if new.shape != old.shape:
-            raise ValueError(f"Expected an array of shape {tuple(old.shape)}, got {new.shape}.")
-        with torch.no_grad():
-            old.copy_(new)
-        self._log_z = LogZ()
-
-    @property
-    def h_samples_(self) -> np.ndarray:
-        """Hidden units of the persistent chains, (n_chains, n_components).
-
-        If the chains keep no hidden units, these are drawn with a fixed seed; if the rule has no
-        chains, the visible rows are drawn from the model as well.
-        """
-        x, state = chain_rows(self.net_), self.net_.state_
-        if x is not None and type(self.sampler_) is Gibbs and state.chain.aux is not None:
-            return state.chain.aux.cpu().numpy()
-        generator = torch.Generator(self.energy_.weight.device).manual_seed(self.net_.seed_)
-        if x is None:
-            x = self._draw(self.n_chains_, generator)
-        with torch.no_grad():
-            return self.energy_.hidden(x).sample(generator).cpu().numpy()
-
-    @property
-    def base_(self) -> Distribution:
-        """The fitted base."""
-        check_is_fitted(self)
-        return self._blueprint.base
-
-    @property
-    def base_name_(self) -> str:
-        """Name of the base."""
-        check_is_fitted(self)
-        return self._blueprint.base_name or "given"
-
-    @property
-    def n_components_(self) -> int:
-        """Number of hidden units."""
-        check_is_fitted(self)
-        return self._blueprint.n_hidden
-
-    @property
-    def base_reason_(self) -> str:
-        """Why this base was chosen, and this number of hidden units where rows chose it."""
-        check_is_fitted(self)
-        return self._blueprint.base_reason
-
-    @property
-    def scaling_(self) -> MinMax:
-        """Columns that were scaled to [0, 1], their minima and ranges."""
-        check_is_fitted(self)
-        table = self._blueprint.table
-        if not isinstance(table, UnitIntervalTable):
-            raise AttributeError("There is no scaling_: real columns are Gaussian units.")
-        return table.scaling
-
-    @property
-    def sampler_(self) -> Sampler:
-        """Sampler of the chains."""
-        check_is_fitted(self)
-        return self._blueprint.chain_sampler
-
-    @property
-    def learning_(self) -> str:
-        """Learning rule in use."""
-        return self._blueprint.learning
-
-    @property
-    def learning_rate_(self) -> float:
-        """Initial learning rate; nan with L-BFGS."""
-        plan = self._blueprint
-        return float("nan") if plan.line_search else plan.plan.learning_rate
-
-    @property
-    def batch_size_(self) -> int:
-        """Rows per step."""
-        return self._blueprint.plan.batch_size
-
-    @property
-    def n_chains_(self) -> int:
-        """Number of persistent chains."""
-        chains = self._blueprint.chains
-        return int(chains.n_chains or 0) if isinstance(chains, Persistent) else self.batch_size_
-
-    @property
-    def centered_(self) -> bool:
-        """Whether the gradient is centred."""
-        return self._blueprint.centering is not None
-
-    @property
-    def precondition_(self) -> float:
-        """Exponent of the variances by which the gradient is divided."""
-        centering = self._blueprint.centering
-        return 0.0 if centering is None else centering.precondition
-
-
-def _known(rows: Rows) -> Tensor | None:
-    """Which entries of rows are data, (n, d); None where all are."""
-    if rows.known is not None:
-        return rows.known.to(rows.device)
-    return ~rows.block(0, len(rows)).isnan() if rows.has_missing() else None
-
-
-def _posterior_mean(
-    energy: BipartiteEnergy, x: Tensor, n_steps: int, generator: torch.Generator
-) -> Tensor:
-    """Mean of x under a bipartite energy, from conditional means along a Gibbs chain from x."""
-    total, burn_in = torch.zeros_like(x), n_steps // 2
-    with torch.no_grad():
-        for step in range(n_steps):
-            conditional = energy.visible(energy.hidden(x).sample(generator))
-            x = conditional.sample(generator)
-            if step >= burn_in:
-                total += conditional.mean
-    return total / (n_steps - burn_in)
+    components_ = methods.parameter("weight", "Weights W, (n_components, n_features).")
+    intercept_hidden_ = methods.parameter("hidden_bias", "Hidden biases c, (n_components,).")
+    intercept_visible_ = methods.parameter("visible_bias", "Visible biases b, (n_features,).")
+    h_samples_, sampler_, scaling_ = methods.h_samples_, methods.sampler_, methods.scaling_
+    base_, base_name_, base_reason_ = methods.base_, methods.base_name_, methods.base_reason_
+    n_components_, n_chains_ = methods.n_components_, methods.n_chains_
+    learning_, learning_rate_ = methods.learning_, methods.learning_rate_
+    batch_size_, centered_ = methods.batch_size_, methods.centered_
+    precondition_ = methods.precondition_

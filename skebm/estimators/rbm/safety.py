@@ -8,7 +8,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from skebm.base import sampling
+from skebm.base import Binary, sampling
 from skebm.base.objective import effective_count, weighted_mean, weighted_variance
 from skebm.distributions._fitting import draw_index
 from skebm.energies import BernoulliRBM, MixedRBM, annealing_path
@@ -111,7 +111,7 @@ def pessimistic_log_z(
     """
     if log_z_cost(energy) <= CHEAP_COST:
         return _or_infinite(Exact().estimate(energy).value)
-    near = x[:N_NEAR].round() if isinstance(energy, BernoulliRBM) else x[:N_NEAR]
+    near = x[:N_NEAR].round() if isinstance(energy.domain, Binary) else x[:N_NEAR]
     with warnings.catch_warnings():  # of wide brackets, which are what is asked for
         warnings.simplefilter("ignore")
         return _or_infinite(BRACKET.estimate(energy, x=near, generator=generator).upper)
