@@ -20,6 +20,7 @@ from skebm.estimators import (
     RBMClassifier,
     RBMEstimator,
     ScoreMatchingDensity,
+    SpikeSlabRBM,
     TableEncoder,
     TractableDensity,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "RBMClassifier",
     "RBMEstimator",
     "ScoreMatchingDensity",
+    "SpikeSlabRBM",
     "TableEncoder",
     "TractableDensity",
     "base",

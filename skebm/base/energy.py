@@ -297,6 +297,11 @@ class BipartiteEnergy(Energy):
     ) -> Tensor:
         """-log sum_x exp(-beta E(x, h) + field' x) over x that agree with `clamp`, (n,)."""
 
+    @property
+    def terms_of_hidden_state(self) -> int:
+        """What :meth:`hidden_energy` of a state takes, in visible units: by default d of them."""
+        return self.domain.n_columns
+
     def next_visible(
         self, x: Tensor, h: Tensor, beta: float, generator: torch.Generator
     ) -> Conditional:

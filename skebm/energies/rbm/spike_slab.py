@@ -69,8 +69,14 @@ class Frame(NamedTuple):
         return self.centre + moved
 
     def covector(self, field: Tensor) -> Tensor:
-        """f with field' (x - centre) = f' u, of the shape of `field`."""
+        """f with f' u = field' (x - centre), of the shape of `field`."""
         return field * self.scale if self.scale.dim() == 1 else field @ self.scale
+
+    def transposed(self, covector: Tensor) -> Tensor:
+        """f with f' (x - centre) = covector' u, of the shape of `covector`."""
+        if self.whitener.dim() == 1:
+            return covector * self.whitener
+        return covector @ self.whitener.t()
 
     def matrix(self) -> Tensor:
         """L as a matrix, (d, d)."""
@@ -304,6 +310,17 @@ class SpikeSlabEnergy(BipartiteEnergy):
         """-log q at its mean."""
         return self.base.log_normaliser
 
+    @property
+    def is_real(self) -> Tensor:
+        """Which entries of a row are real: all of them, (d,)."""
+        return torch.ones(self.domain.n_columns, dtype=torch.bool, device=self.weight.device)
+
+    @property
+    def terms_of_hidden_state(self) -> int:
+        """Of the covariance and its factorisation, which every state has of its own."""
+        d, n_hidden = self.domain.n_columns, max(len(self.hidden_bias), 1)
+        return d * d + d**3 // (3 * n_hidden)
+
     # ---------------------------------------------------------------- energies
 
     def projections(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -321,6 +338,18 @@ class SpikeSlabEnergy(BipartiteEnergy):
         factor = beta.unsqueeze(-1) if isinstance(beta, Tensor) else beta
         on = factor * (self.hidden_bias + self.slab_mean * z)
         return beta * visible - torch.logaddexp(factor * (z.square() / -2), on).sum(-1)
+
+    def derivatives(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient of log p with respect to x, and its second derivatives by column, (n, d)."""
+        u, z = self.projections(x)
+        p, frame, width = self.log_odds(z).sigmoid(), self.frame, self.log_precision.exp()
+        reach = self.slab_mean + z
+        of_z = p * reach - z
+        gradient = frame.transposed(self.visible_bias - width * u + of_z @ self.weight)
+        of_zz = p * (1 - p) * reach.square() - (1 - p)
+        patterns = frame.transposed(self.weight)  # W_i for x instead of u, (H, d)
+        second = of_zz @ patterns.square() - frame.transposed(width.sqrt().diag()).square().sum(0)
+        return gradient, second
 
     def log_odds(self, z: Tensor) -> Tensor:
         """Log-odds of the spikes at projections z, (n, H)."""

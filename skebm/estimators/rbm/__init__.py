@@ -2,5 +2,6 @@
 
 from skebm.estimators.rbm.classifier import RBMClassifier
 from skebm.estimators.rbm.estimator import RBMEstimator
+from skebm.estimators.rbm.spike_slab import SpikeSlabRBM
 
-__all__ = ["RBMClassifier", "RBMEstimator"]
+__all__ = ["RBMClassifier", "RBMEstimator", "SpikeSlabRBM"]
