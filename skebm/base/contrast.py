@@ -205,12 +205,12 @@ class Penalty(BaseEstimator):
         logistic function of W x and a bias. None stands for a gradient of zero.
         """
         grad = self.l2 * weight + self.l1 * weight.sign()
-        of_odds = self.gradient_of_odds(h, share)
-        if of_odds is None:
+        of_logits = self.gradient_of_logits(h, share)
+        if of_logits is None:
             return grad, None
-        return grad.addmm_(of_odds.t(), x), of_odds.sum(0)
+        return grad.addmm_(of_logits.t(), x), of_logits.sum(0)
 
-    def gradient_of_odds(self, h: Tensor, share: Tensor) -> Tensor | None:
+    def gradient_of_logits(self, h: Tensor, share: Tensor) -> Tensor | None:
         """The gradient with respect to the log-odds of hidden means h, (n, H); None where it is 0.
 
         `share` are the weights of the rows on any scale.

@@ -19,6 +19,7 @@ from skebm import (
     RBMClassifier,
     RBMEstimator,
     ScoreMatchingDensity,
+    SpikeSlabRBM,
 )
 from skebm.estimators.base import BaseEBM
 from tests.adversarial.hostile import TABLES, split
@@ -30,6 +31,7 @@ from tools.soak import SETTINGS, all_cases, main
 FEW = {"n_iter": 3, "random_state": 0}
 CASES = {
     RBMEstimator: lambda: RBMEstimator(8, **FEW),
+    SpikeSlabRBM: lambda: SpikeSlabRBM(8, **FEW),
     DeepBoltzmannMachine: lambda: DeepBoltzmannMachine((8, 4), **FEW),
     BoltzmannMachineDensity: lambda: BoltzmannMachineDensity(**FEW),
     ContrastiveDivergenceDensity: lambda: ContrastiveDivergenceDensity(**FEW),

@@ -40,13 +40,13 @@ class Frame(NamedTuple):
     centre : Tensor of shape (d,)
     scale : Tensor of shape (d,) or (d, d)
         L: a diagonal or a lower triangular matrix.
-    whitener : Tensor of shape (d,) or (d, d)
+    inverse : Tensor of shape (d,) or (d, d)
         Its inverse, of a matrix transposed.
     """
 
     centre: Tensor
     scale: Tensor
-    whitener: Tensor
+    inverse: Tensor
 
     @classmethod
     def of(cls, base: Gaussian) -> Frame:
@@ -61,7 +61,7 @@ class Frame(NamedTuple):
     def white(self, x: Tensor) -> Tensor:
         """u of rows x, (n, d)."""
         x = x - self.centre
-        return x * self.whitener if self.whitener.dim() == 1 else x @ self.whitener
+        return x * self.inverse if self.inverse.dim() == 1 else x @ self.inverse
 
     def rows(self, u: Tensor) -> Tensor:
         """x of rows u, (n, d)."""
@@ -74,9 +74,9 @@ class Frame(NamedTuple):
 
     def transposed(self, covector: Tensor) -> Tensor:
         """f with f' (x - centre) = covector' u, of the shape of `covector`."""
-        if self.whitener.dim() == 1:
-            return covector * self.whitener
-        return covector @ self.whitener.t()
+        if self.inverse.dim() == 1:
+            return covector * self.inverse
+        return covector @ self.inverse.t()
 
     def matrix(self) -> Tensor:
         """L as a matrix, (d, d)."""
@@ -342,7 +342,7 @@ class SpikeSlabEnergy(BipartiteEnergy):
     def derivatives(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient of log p with respect to x, and its second derivatives by column, (n, d)."""
         u, z = self.projections(x)
-        p, frame, width = self.log_odds(z).sigmoid(), self.frame, self.log_precision.exp()
+        p, frame, width = self.spike_logits(z).sigmoid(), self.frame, self.log_precision.exp()
         reach = self.slab_mean + z
         of_z = p * reach - z
         gradient = frame.transposed(self.visible_bias - width * u + of_z @ self.weight)
@@ -351,13 +351,13 @@ class SpikeSlabEnergy(BipartiteEnergy):
         second = of_zz @ patterns.square() - frame.transposed(width.sqrt().diag()).square().sum(0)
         return gradient, second
 
-    def log_odds(self, z: Tensor) -> Tensor:
+    def spike_logits(self, z: Tensor) -> Tensor:
         """Log-odds of the spikes at projections z, (n, H)."""
         return torch.addcmul(self.hidden_bias, z, self.slab_mean + z / 2)
 
     def hidden_field(self, x: Tensor) -> Tensor:
         """c + mu z + z^2 / 2, log-odds of the spikes, (n, H)."""
-        return self.log_odds(self.projections(x)[1])
+        return self.spike_logits(self.projections(x)[1])
 
     def hidden(self, x: Tensor, beta: float = 1.0) -> Bernoulli:
         """p(h_i = 1 given x), the slabs integrated out, mean of shape (n, H)."""
@@ -366,7 +366,7 @@ class SpikeSlabEnergy(BipartiteEnergy):
     def slabs(self, x: Tensor) -> Tensor:
         """Means of the slabs of Courville et al. times spikes, p(h_i = 1) (mu_i + z_i), (n, H)."""
         z = self.projections(x)[1]
-        return self.log_odds(z).sigmoid_() * (self.slab_mean + z)
+        return self.spike_logits(z).sigmoid_() * (self.slab_mean + z)
 
     def visible(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> NormalRows:
         """p(x given h), the slabs integrated out, proportional to exp(-beta E(x, h) + field' x).
@@ -477,9 +477,9 @@ class SpikeSlabEnergy(BipartiteEnergy):
             pad(mean, (0, down)),
             pad(log_precision, (0, right)),
         )
-        centre, scale, whitener = self.frame
-        sides = (0, right) if whitener.dim() == 1 else (0, right, 0, right)
-        frame = Frame(pad(centre, (0, right)), pad(scale, sides), pad(whitener, sides))
+        centre, scale, inverse = self.frame
+        sides = (0, right) if inverse.dim() == 1 else (0, right, 0, right)
+        frame = Frame(pad(centre, (0, right)), pad(scale, sides), pad(inverse, sides))
         return self._with(values, frame)
 
     def contrast_gradient(
@@ -536,7 +536,7 @@ class SpikeSlabGradient(ContrastGradient):
         energy, n = self.energy, len(x)
         self._rows = memory(self._rows, (n + len(chain), x.shape[1]), x)
         u, z = energy.projections(torch.cat([x, chain], out=self._rows))
-        p = energy.log_odds(z).sigmoid_()
+        p = energy.spike_logits(z).sigmoid_()
         layer = None if generator is None else Bernoulli(p[n:]).sample(generator)
         of_z = torch.addcmul(-z, p, energy.slab_mean + z).mul_(sign[:, None])
         grads = [of_z.t() @ u, sign @ u, sign @ p, sign @ (p * z)]
@@ -554,12 +554,12 @@ class SpikeSlabGradient(ContrastGradient):
         assert self.penalty is not None
         energy = self.energy
         grads[0] += self.penalty.l1 * energy.weight.sign() + self.penalty.l2 * energy.weight
-        of_odds = self.penalty.gradient_of_odds(p, share)
-        if of_odds is None:
+        of_logits = self.penalty.gradient_of_logits(p, share)
+        if of_logits is None:
             return
-        grads[0] += (of_odds * (energy.slab_mean + z)).t() @ u
-        grads[2] += of_odds.sum(0)
-        grads[3] += (of_odds * z).sum(0)
+        grads[0] += (of_logits * (energy.slab_mean + z)).t() @ u
+        grads[2] += of_logits.sum(0)
+        grads[3] += (of_logits * z).sum(0)
 
     def _hold(self, grads: list[Tensor]) -> None:
         """Take out what would move precisions beyond their limits."""
@@ -574,10 +574,14 @@ class SpikeSlabGradient(ContrastGradient):
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """Lower Cholesky factor; in float64 where single precision is not enough."""
+    """Lower Cholesky factor; in float64 where single precision is not enough.
+
+    nan where there is none, as of weights that have diverged: who trains them checks for that.
+    """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if bool(failed.any()):
-        factor = torch.linalg.cholesky(matrix.double()).to(matrix)
+        exact, failed = torch.linalg.cholesky_ex(matrix.double())
+        factor = exact.masked_fill((failed > 0)[..., None, None], torch.nan).to(matrix)
     return factor
 
 

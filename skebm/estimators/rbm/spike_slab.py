@@ -41,8 +41,15 @@ NORM, MOST_ADDED = 0.5, 0.3
 
 @dataclass(frozen=True)
 class SlabUnits(HiddenUnits):
-    """Spikes with slabs that are integrated out, of real columns on a normal distribution."""
+    """Spikes with slabs that are integrated out, of real columns on a normal distribution.
 
+    Attributes
+    ----------
+    features : {"spikes", "slabs"}
+        Which of their means are features.
+    """
+
+    features: str
     centers = False
 
     def cost(self, domain: Domain) -> float:
@@ -342,8 +349,9 @@ class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         given = getattr(self, "feature_names_in_", None)
         names = [f"x{j}" for j in range(X.shape[1])] if given is None else [str(n) for n in given]
         check_known(X, names)
-        real = list(range(X.shape[1]))
-        return ColumnTable(None, [], [], [], learn_units(X, weight, True, None, names), real, names)
+        # In C order, as another memory layout would change the rounding.
+        units = learn_units(np.ascontiguousarray(X), weight, True, None, names)
+        return ColumnTable(None, [], [], [], units, list(range(X.shape[1])), names)
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
@@ -352,7 +360,7 @@ class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
     def _units(self, n: int) -> SlabUnits:
         """Hidden units, n of them."""
-        return SlabUnits(n)
+        return SlabUnits(n, self.features)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -391,7 +399,10 @@ class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         ndarray of shape (n_samples, n_components)
             In the precision of X.
         """
-        if self.features == "slabs":
+        check_is_fitted(self)
+        units = self._blueprint.units
+        assert isinstance(units, SlabUnits)
+        if units.features == "slabs":
             return methods.features(self, X, SpikeSlabEnergy.slabs)
         return methods.features(self, X)
 
