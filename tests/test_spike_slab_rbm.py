@@ -1,10 +1,16 @@
 """SpikeSlabEnergy and SpikeSlabRBM: conditionals, energies, gradients and log Z are exact."""
 
 import math
+import warnings
 
+import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.mixture import GaussianMixture
 
+from skebm import RBMEstimator, SpikeSlabRBM
 from skebm.base import Batch, Clamp
 from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import SpikeSlabEnergy, annealing_path
@@ -13,7 +19,9 @@ from skebm.partition import AIS, AISBracket, Exact, Quadrature
 from skebm.partition.checks import wide_base
 from skebm.partition.exact import exact_draws
 from skebm.samplers import Gibbs, Persistent
+from skebm.training import SGD
 from tests.oracle import DOUBLE, finite_difference, joint_energy, make_spike_slab, seeded
+from tests.tiers import full
 
 TIGHT = {"atol": 1e-5, "rtol": 1e-5}
 
@@ -36,8 +44,8 @@ def grid(energy, n=91, reach=14.0):
     axis = torch.linspace(-reach, reach, n, dtype=DOUBLE)
     d = energy.domain.n_columns
     nodes = torch.stack(torch.meshgrid(*[axis] * d, indexing="ij"), -1).flatten(0, -2)
-    L = energy.frame.matrix()
-    return nodes @ L.t() + energy.base.mean, float(axis[1] - axis[0]) ** d * float(L.det())
+    L = energy.frame.matrix().double()
+    return nodes @ L.t() + energy.base.mean.double(), float(axis[1] - axis[0]) ** d * float(L.det())
 
 
 def test_slabs_integrate_out_of_the_joint_energy(energy):
@@ -104,6 +112,7 @@ def test_hidden_energy_with_known_entries_equals_quadrature():
     torch.testing.assert_close(energy.hidden_energy(h, clamp=nothing), energy.hidden_energy(h))
 
 
+@full
 def test_known_entries_stay_and_others_follow_their_conditional(generator):
     energy = make_spike_slab(3, 2)
     h = torch.tensor([[1.0, 0.0]], dtype=DOUBLE).expand(40_000, -1)
@@ -195,6 +204,7 @@ def test_annealing_finds_the_exact_log_z(start):
     assert found.std_error < (0.1 if start == "base" else 0.3)
 
 
+@full
 def test_the_bracket_holds_the_exact_log_z():
     energy = make_spike_slab(4, 5)
     x = exact_draws(energy, 100, seeded(3))
@@ -331,3 +341,235 @@ def test_bad_bases_and_settings_are_refused():
         energy.visible(h, 0.0)
     with pytest.raises(ValueError, match="beta=0"):
         energy.next_visible(rows(energy, 2), h, 0.0, seeded())
+
+
+def test_derivatives_of_the_log_density_equal_finite_differences(energy):
+    x = rows(energy)
+    gradient, second = energy.derivatives(x)
+    torch.testing.assert_close(gradient, -energy.value_and_grad(x)[1])
+    step = 1e-5 * torch.eye(3, dtype=DOUBLE)
+    for i in range(3):
+        forward, back = (-energy.value_and_grad(x + sign * step[i])[1][:, i] for sign in (1, -1))
+        torch.testing.assert_close(second[:, i], (forward - back) / 2e-5, atol=1e-5, rtol=1e-5)
+
+
+# ------------------------------------------------------------------------------
+# The estimator
+# ------------------------------------------------------------------------------
+
+
+def scale_mixture(n=600, seed=0):
+    """Columns that are uncorrelated, but large together; in other units."""
+    rng = np.random.default_rng(seed)
+    wide = rng.random((n, 1)) < 0.3
+    z = rng.normal(size=(n, 3)) * np.where(wide, [1, 3, 3], [1, 0.3, 0.3])
+    return z * [1, 10, 100] + [5, 0, -70]
+
+
+QUICK = {
+    "n_iter": 80,
+    "batch_size": 60,
+    "learning_rate": 0.05,
+    "optimizer": SGD(schedule="linear"),
+    "random_state": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return SpikeSlabRBM(6, **QUICK).fit(scale_mixture())
+
+
+def test_a_covariance_that_varies_is_learned(model):
+    """A Gaussian RBM of equal size, on the same base, hardly sees it."""
+    new = scale_mixture(400, 1)
+    normal = GaussianMixture().fit(scale_mixture()).score(new)
+    rbm = RBMEstimator(6, base="gaussian", **QUICK).fit(scale_mixture())
+    assert model.log_partition_kind_ == "exact"
+    assert model.score(new) > normal + 0.7
+    assert model.score(new) > rbm.score(new) + 0.5
+
+
+def test_the_density_integrates_to_one_in_the_units_of_x(model):
+    x, volume = grid(model.energy_, 81, 11.0)
+    table = model._blueprint.table
+    p = np.exp(model.score_samples(table.invert(x)))
+    assert p.sum() * volume * table.units.scale.prod() == pytest.approx(1, abs=1e-3)
+
+
+def test_samples_have_the_moments_of_the_model(model):
+    x, _ = grid(model.energy_, 81, 11.0)
+    X = model._blueprint.table.invert(x)
+    p = np.exp(model.score_samples(X))
+    drawn, p = model.sample(4000, random_state=0), p / p.sum()
+    for moment in (lambda X: X, np.square, lambda X: X[:, 1:2] ** 2 * X[:, 2:] ** 2):
+        found, expected = moment(drawn), p @ moment(X)
+        assert (abs(found.mean(0) - expected) < 4.5 * found.std(0) / 4000**0.5).all()
+
+
+def test_features_are_spikes_or_slabs(model):
+    X = scale_mixture(50, 3)
+    slabs = clone(model).set_params(features="slabs").fit(scale_mixture())
+    energy, x = model.energy_, model._rows(X).block(0, 50)
+    with torch.no_grad():
+        p, z = energy.hidden(x).mean, energy.projections(x)[1]
+    np.testing.assert_allclose(model.transform(X), p, atol=1e-5)
+    expected = p * (z + energy.slab_mean.detach())
+    np.testing.assert_allclose(slabs.transform(X), expected, atol=1e-4)
+    holes = X.copy()
+    holes[::2, 1] = np.nan
+    for one in (model, slabs):
+        found = one.transform(holes)
+        assert np.isfinite(found).all()
+        np.testing.assert_allclose(found[1::2], one.transform(X)[1::2], rtol=1e-6)
+    assert model.filters_.shape == model.components_.shape == (6, 3)
+    assert list(model.get_feature_names_out())[:2] == ["spikeslabrbm0", "spikeslabrbm1"]
+
+
+def test_missing_entries_are_integrated_out(model):
+    X = scale_mixture(5, 4)
+    X[:, 1] = np.nan
+    found = model.log_marginal(X)
+    assert found.exact.all()
+    axis = np.linspace(-200, 200, 20001)
+    for row, value in zip(X, found.log_prob, strict=True):
+        filled = np.repeat(row[None], len(axis), 0)
+        filled[:, 1] = axis
+        expected = np.logaddexp.reduce(model.score_samples(filled)) + np.log(axis[1] - axis[0])
+        assert value == pytest.approx(expected, abs=2e-3)
+    imputed = model.impute(X, random_state=0)
+    assert np.isfinite(imputed).all()
+    np.testing.assert_array_equal(imputed[:, [0, 2]], X[:, [0, 2]])
+
+
+def test_score_without_log_z_is_the_hyvarinen_score_in_the_units_of_x(model):
+    X, other = scale_mixture(30, 5), clone(model).set_params(partition=None, dtype="float64")
+    other.fit(scale_mixture())
+    step, total = np.array([1e-3, 1e-2, 1e-1]), 0.0
+    for i in range(3):
+        move = np.where(np.arange(3) == i, step, 0.0)
+        up, here, down = (other.score_samples(X + k * move) for k in (1, 0, -1))
+        first, second = (up - down) / (2 * step[i]), (up - 2 * here + down) / step[i] ** 2
+        total = total + first**2 / 2 + second
+    assert other.score(X) == pytest.approx(-total.mean(), rel=1e-3)
+
+
+def test_a_normal_distribution_is_left_as_it_is():
+    """Never below the base on held-out rows: here there is nothing beside it."""
+    rng = np.random.default_rng(0)
+    A = rng.normal(size=(5, 5))
+    X, new = (rng.normal(size=(n, 5)) @ A for n in (800, 3000))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = SpikeSlabRBM(8, n_iter=10, random_state=0).fit(X)
+    z = model._rows(new).block(0, len(new))
+    base = model.base_.log_prob(z).mean() - model._blueprint.table.log_volume
+    assert model.score(new) > float(base) - 0.1
+
+
+@full
+def test_few_rows_choose_the_number_of_epochs():
+    rng = np.random.default_rng(0)
+    with pytest.warns(ConvergenceWarning, match="the base is left as it is"):
+        # Of noise alone, with a rate at which a model of one half is bad for the other.
+        model = SpikeSlabRBM(8, random_state=0).fit(rng.normal(size=(20, 4)))
+    assert model.n_iter_ == 0
+    z = model._rows(rng.normal(size=(500, 4))).block(0, 500)
+    with torch.no_grad():
+        difference = -model.energy_(z) - model.base_.log_prob(z) - model.log_partition_
+    assert abs(float(difference.mean())) < 0.1
+
+
+def test_collapsing_columns_are_held_with_a_warning_that_names_them():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 3))
+    X[:, 2] = rng.integers(0, 2, 300)  # two values: any precision is too small
+    base = Gaussian(torch.zeros(3), 1.0)
+    how = QUICK | {"learning_rate": 0.3, "base": base}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = SpikeSlabRBM(6, **how).fit(X)
+    energy = model.energy_
+    with torch.no_grad():  # as after more steps than a test can take
+        energy.weight[0] = torch.tensor([0.0, 0.0, 101.0])
+    message = model._blueprint.units.narrow(energy, model._blueprint.table)
+    assert "'x2'" in message
+    assert "hidden units [0]" in message
+    assert "Drop them" in message
+    gradient = energy.contrast_gradient(None, None)
+    grads = [torch.zeros_like(p) for p in energy.tensors]
+    grads[0][0, 2], grads[0][0, 1] = -1.0, -2.0  # would lengthen, and turn
+    gradient._hold(grads)
+    assert grads[0][0].tolist() == pytest.approx([0.0, -2.0, 0.0])
+    assert np.isfinite(model.score_samples(X)).all()
+    assert all(issubclass(w.category, UserWarning) for w in caught)
+
+
+def test_going_on_keeps_base_and_weights():
+    X = scale_mixture(300)
+    model = SpikeSlabRBM(4, **QUICK | {"n_iter": 5, "warm_start": True}).fit(X)
+    before, base = model.components_.copy(), model.base_
+    model.set_params(n_iter=1).fit(X)
+    assert model.base_ is base
+    assert model.n_iter_ == 6
+    assert 0 < np.abs(model.components_ - before).max() < 0.5
+    model.partial_fit(X[:50])
+    assert model.n_iter_ == 7
+    with pytest.raises(ValueError, match="must not change"):
+        model.set_params(base="independent").fit(X)
+
+
+BAD = {
+    "one row": (np.ones((1, 3)), "minimum of 2"),
+    "no row": (np.ones((0, 3)), "minimum of 2"),
+    "infinite": (np.array([[1.0, 2], [np.inf, 0]]), "infinity"),
+    "all missing": (np.array([[1.0, np.nan], [2.0, np.nan]]), "x1"),
+    "one dimension": (np.ones(5), "2D"),
+    "images": (np.ones((5, 2, 2)), "dim 3"),
+    "text": (np.array([["a", "b"], ["c", "d"]]), r"\['x0', 'x1'\] hold categories"),
+    "complex": (np.ones((4, 2)) * 1j, "[Cc]omplex"),
+    "huge": (np.array([[1e308, 1.0], [-1e308, 2.0]]), "overflows"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_a_clear_error(name):
+    X, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        SpikeSlabRBM(2, n_iter=1).fit(X)
+
+
+def test_categories_of_frames_are_refused_by_name():
+    pd = pytest.importorskip("pandas")
+    X = pd.DataFrame({"size": [1.0, 2, 3], "colour": ["red", "blue", "red"]})
+    with pytest.raises(ValueError, match=r"\['colour'\] hold categories.*RBMEstimator"):
+        SpikeSlabRBM(2, n_iter=1).fit(X)
+
+
+def test_constant_duplicated_and_coarse_columns_have_finite_densities():
+    X = scale_mixture(300)
+    X = np.column_stack([X, X[:, 0], np.ones(300), X[:, 1].round(-1), np.full(300, 1e9)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = SpikeSlabRBM(4, n_iter=20, random_state=0).fit(X)
+    assert np.isfinite(model.score_samples(X)).all()
+    assert np.isfinite(model.sample(20, random_state=0)).all()
+    far = X[:3].copy()
+    far[:, 1] = 1e6
+    assert (model.score_samples(far) < -1e6).all()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"n_components": 0},
+        {"learning": "exact"},
+        {"features": "gates"},
+        {"base": "chow-liu"},
+        {"base": IndependentBernoulli(torch.zeros(3))},
+        {"base": Gaussian(torch.zeros(2), 1.0)},
+    ],
+)
+def test_bad_settings_are_a_clear_error(params):
+    with pytest.raises(ValueError, match=next(iter(params))):
+        SpikeSlabRBM(**{"n_iter": 1} | params).fit(scale_mixture(50))
