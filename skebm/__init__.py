@@ -21,6 +21,7 @@ from skebm.estimators import (
     RBMEstimator,
     ScoreMatchingDensity,
     SpikeSlabRBM,
+    SubspaceRBM,
     TableEncoder,
     TractableDensity,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "RBMEstimator",
     "ScoreMatchingDensity",
     "SpikeSlabRBM",
+    "SubspaceRBM",
     "TableEncoder",
     "TractableDensity",
     "base",

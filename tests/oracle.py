@@ -25,6 +25,7 @@ from skebm.energies import (
     GaussianRBM,
     MixedRBM,
     SpikeSlabEnergy,
+    SubspaceEnergy,
     TemperedCorrection,
     Tilted,
 )
@@ -67,6 +68,16 @@ def make_spike_slab(n_visible, n_hidden, *, independent=False):
     scale = covariance.diagonal().sqrt()
     base = Gaussian(mean, scale) if independent else Gaussian(mean, covariance=covariance)
     energy = SpikeSlabEnergy(base, n_hidden, generator=seeded(), scale=1.2, dtype=DOUBLE)
+    with torch.no_grad():
+        for number, p in enumerate(energy.parameters()):
+            p.add_(0.5 * torch.randn(p.shape, generator=seeded(number), dtype=DOUBLE))
+    return energy
+
+
+def make_subspace(base, n_gates=2, n_subspace=2):
+    """A subspace RBM on a base, with weights that matter."""
+    rbm = MixedRBM(base, n_gates * n_subspace, generator=seeded(), scale=0.7, dtype=DOUBLE)
+    energy = SubspaceEnergy(rbm, n_subspace)
     with torch.no_grad():
         for number, p in enumerate(energy.parameters()):
             p.add_(0.5 * torch.randn(p.shape, generator=seeded(number), dtype=DOUBLE))
@@ -130,6 +141,10 @@ def joint_energy(energy, x, h):
         y, units = h[:, : energy.n_classes], h[:, energy.n_classes :]
         pairs = torch.einsum("mk,jk,mj->m", y, energy.class_weight, units)
         return joint_energy(energy.machine, x, units) - (y @ energy.class_bias + pairs)
+    if isinstance(energy, SubspaceEnergy):
+        gate, unit = h[:, : energy.n_gates], h[:, energy.n_gates :]
+        products = gate.repeat_interleave(energy.n_subspace, 1) * unit
+        return joint_energy(energy.rbm, x, products) - gate @ energy.gate_bias
     W, b, c = energy.weight, energy.visible_bias, energy.hidden_bias
     if isinstance(energy, SpikeSlabEnergy):
         return spike_slab_energy(energy, x, h)

@@ -36,6 +36,7 @@ from skebm import (
     RBMEstimator,
     ScoreMatchingDensity,
     SpikeSlabRBM,
+    SubspaceRBM,
 )
 from skebm.estimators import Hybrid
 from skebm.samplers import FromData, ParallelTempering, Persistent
@@ -67,6 +68,14 @@ SETTINGS: dict[type, dict[str, dict[str, Any]]] = {
         "independent": {"n_components": 8, "base": "independent", **SHORT},
         "fast": {"n_components": 8, "learning_rate": 1.0, "n_iter": 20},
         "early-stopping": {"n_components": 8, "early_stopping": True},
+    },
+    SubspaceRBM: {
+        "defaults": {},
+        "exact": {"n_components": 4, "n_subspace": 2, "learning": "exact", **SHORT},
+        "pcd": {"n_components": 4, "n_subspace": 3, "learning": "pcd", **SHORT},
+        "chow-liu": {"n_components": 4, "n_subspace": 2, "base": "chow-liu", **SHORT},
+        "fast": {"n_components": 4, "learning": "pcd", "learning_rate": 1.0, "n_iter": 20},
+        "early-stopping": {"n_components": 4, "early_stopping": True},
     },
     DeepBoltzmannMachine: {
         "defaults": {},

@@ -18,7 +18,7 @@ units (64; 200 of faces) and otherwise the defaults of their estimators. Those o
 spike-and-slab RBM (rate, first biases) were chosen on 300 validation rows of digits in another
 shuffle, so that some rows of the tests on digits had a part in them; patches and faces had none.
 Both have the same AIS bracket, and the larger end of log Z counts (`score`). Mixtures have the
-number of components (1 to 32) and the kind of covariance (full, tied, diagonal) of the least BIC.
+number of components (1 to 128) and the kind of covariance (full, tied, diagonal) of the least BIC.
 Nats are means over test rows; "above" is the mean paired difference of the spike-and-slab RBM over
 the other, with the standard error over the test rows of all splits.
 
@@ -53,7 +53,7 @@ SPLITS = (0, 1, 2)
 SHRINKAGES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 UNITS = {"digits": 64, "patches": 64, "faces": 200}
 N_TEST = {"digits": 400, "patches": 2000, "faces": 400}
-SIZES = (1, 2, 4, 8, 16, 32)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 LEAST_SPREAD, N_PATCHES = 32.0, 12_000
 OURS = "spike and slab"
 

@@ -28,9 +28,12 @@ from skebm.energies.rbm.binary import BernoulliRBM, Tilted
 from skebm.energies.rbm.classes import ClassRBM
 from skebm.energies.rbm.mixed import MixedRBM, WiderColumns
 from skebm.energies.rbm.spike_slab import SpikeSlabEnergy
+from skebm.energies.rbm.subspace import SubspaceEnergy
 
 # Factors between 1/2 and 2 whose product neither overflows nor underflows in single precision.
 GROUP = 100
+# RBMs of any columns, whose base is always a part of them.
+OnColumns = MixedRBM | ClassRBM | SubspaceEnergy | SpikeSlabEnergy
 
 
 def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
@@ -61,9 +64,9 @@ def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
     >>> path.at(0.5)(torch.ones(1, 9)).item()  # half of the energy of 18 pairs
     -9.0
     """
-    if isinstance(energy, MixedRBM | ClassRBM | SpikeSlabEnergy) and isinstance(base, WiderColumns):
+    if isinstance(energy, OnColumns) and isinstance(base, WiderColumns):
         return WiderPath(energy, base)
-    mixed = isinstance(energy, MixedRBM | ClassRBM)
+    mixed = isinstance(energy, OnColumns)
     independent = isinstance(base, IndependentBernoulli) and not mixed
     if isinstance(energy, BipartiteEnergy) and (independent or base is energy.base is not None):
         return BipartitePath(energy, base)
@@ -146,7 +149,7 @@ class BipartitePath(AnnealingPath):
 
     def __init__(self, energy: BipartiteEnergy, base: Any):
         super().__init__(energy, base)
-        mixed = isinstance(energy, MixedRBM | ClassRBM)
+        mixed = isinstance(energy, OnColumns)
         self.corrects = mixed or not isinstance(base, IndependentBernoulli)
         self.log_z0 = energy.hidden_domain.log_n_states
         if not self.corrects:
@@ -187,9 +190,9 @@ class BipartitePath(AnnealingPath):
 class WiderPath(AnnealingPath):
     """From a wider start to an RBM on any base, linear in the parameters."""
 
-    energy: MixedRBM | ClassRBM | SpikeSlabEnergy
+    energy: OnColumns
 
-    def __init__(self, energy: MixedRBM | ClassRBM | SpikeSlabEnergy, base: WiderColumns):
+    def __init__(self, energy: OnColumns, base: WiderColumns):
         super().__init__(energy, base)
         off = energy.weight.new_zeros(1, energy.hidden_domain.n_columns)
         # Without weights and hidden biases, all states of the hidden layer have the same energy.

@@ -18,7 +18,7 @@ from skebm.estimators.neural import (
 )
 from skebm.estimators.outlier import EnergyOutlierDetector, Explanation
 from skebm.estimators.product import ProductOfDensities
-from skebm.estimators.rbm import RBMClassifier, RBMEstimator, SpikeSlabRBM
+from skebm.estimators.rbm import RBMClassifier, RBMEstimator, SpikeSlabRBM, SubspaceRBM
 from skebm.estimators.tables.encoding import TableEncoder
 from skebm.estimators.tractable import TractableDensity
 
@@ -47,6 +47,7 @@ __all__ = [
     "SpikeSlabRBM",
     "Sliced",
     "SparsityPath",
+    "SubspaceRBM",
     "TableEncoder",
     "TractableDensity",
 ]

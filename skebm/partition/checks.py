@@ -25,7 +25,7 @@ from skebm.base import (
 )
 from skebm.base.energy import check_energy, check_shape
 from skebm.distributions import Distribution, Gaussian, IndependentBernoulli, Uniform
-from skebm.energies import ClassRBM, MixedRBM, SpikeSlabEnergy
+from skebm.energies.path import OnColumns
 from skebm.samplers import HMC, Blocks, Gibbs, GibbsWithGradients
 
 # Why importance weights of draws of a base bound log Z from below only.
@@ -181,7 +181,7 @@ def wide_base(energy: Energy, base: Distribution) -> Distribution | None:
 
     The uniform distribution, or a normal one of ten times the standard deviations.
     """
-    if isinstance(energy, MixedRBM | ClassRBM | SpikeSlabEnergy):
+    if isinstance(energy, OnColumns):
         return energy.wider_base() if base is energy.base else None
     if not bounded(energy.domain):
         return base.widened(WIDE_SCALE**2) if isinstance(base, Gaussian) else None

@@ -20,6 +20,7 @@ from skebm import (
     RBMEstimator,
     ScoreMatchingDensity,
     SpikeSlabRBM,
+    SubspaceRBM,
 )
 from skebm.estimators.base import BaseEBM
 from tests.adversarial.hostile import TABLES, split
@@ -32,6 +33,7 @@ FEW = {"n_iter": 3, "random_state": 0}
 CASES = {
     RBMEstimator: lambda: RBMEstimator(8, **FEW),
     SpikeSlabRBM: lambda: SpikeSlabRBM(8, **FEW),
+    SubspaceRBM: lambda: SubspaceRBM(4, 2, **FEW),
     DeepBoltzmannMachine: lambda: DeepBoltzmannMachine((8, 4), **FEW),
     BoltzmannMachineDensity: lambda: BoltzmannMachineDensity(**FEW),
     ContrastiveDivergenceDensity: lambda: ContrastiveDivergenceDensity(**FEW),

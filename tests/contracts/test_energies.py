@@ -29,6 +29,7 @@ from skebm.energies import (
     NeuralEnergy,
     PairwiseCorrection,
     SpikeSlabEnergy,
+    SubspaceEnergy,
     TemperedCorrection,
     Tilted,
     annealing_path,
@@ -52,6 +53,7 @@ from tests.oracle import (
     make_gaussian_rbm,
     make_rbm,
     make_spike_slab,
+    make_subspace,
     make_tree_rbm,
     seeded,
 )
@@ -161,6 +163,13 @@ CASES = {
     ClassRBM: {
         "bits and classes": lambda: make_class_rbm(IndependentBernoulli(field(4))),
         "columns and classes": lambda: make_class_rbm(
+            Columns([IndependentBernoulli(field(2)), Gaussian(field(2), 1.5)])
+        ),
+    },
+    SubspaceEnergy: {
+        "subspaces": lambda: make_subspace(IndependentBernoulli(field(4))),
+        "one subspace": lambda: make_subspace(IndependentBernoulli(field(4)), 1, 3),
+        "subspaces of columns": lambda: make_subspace(
             Columns([IndependentBernoulli(field(2)), Gaussian(field(2), 1.5)])
         ),
     },

@@ -36,6 +36,7 @@ from skebm import (
     RBMEstimator,
     ScoreMatchingDensity,
     SpikeSlabRBM,
+    SubspaceRBM,
 )
 from skebm.base import Categorical, LogPartition, PartitionEstimator
 from skebm.energies import MLP
@@ -115,6 +116,7 @@ tanh = AnyWidth()
 
 
 quick = {"n_components": 3, "n_iter": 5, "random_state": 0}
+subspaces = {"n_components": 2, "n_subspace": 2, "n_iter": 5, "random_state": 0}
 layered = {"hidden_layer_sizes": (3, 2), "n_iter": 5, "random_state": 0}
 small = {"network": MLP((8,)), "sigma": 0.3, "n_iter": 3, "random_state": 0}
 few_draws = {"partition": ImportanceSampling(500)}
@@ -164,6 +166,24 @@ CASES = {
             chains=Persistent(n_steps=2),
             penalty=Penalty(l2=0.01, sparsity_target=0.1),
             optimizer=SGD(momentum=0.5, averaging=0.5),
+        ),
+    },
+    SubspaceRBM: {
+        "auto": SubspaceRBM(2, 2, n_iter=20, random_state=0),
+        "pcd": SubspaceRBM(**subspaces, learning="pcd"),
+        "cd": SubspaceRBM(**subspaces, base="independent", learning="cd", dtype="float64"),
+        "exact": SubspaceRBM(
+            **subspaces, learning="exact", learning_rate=0.05, visible="bernoulli", features="all"
+        ),
+        "early_stopping": SubspaceRBM(
+            **subspaces, learning="pcd", base="chow-liu", early_stopping=True
+        ),
+        "pseudo_likelihood": SubspaceRBM(
+            **subspaces,
+            learning="pseudo_likelihood",
+            visible="bernoulli",
+            penalty=Penalty(l2=0.01),
+            partition=None,
         ),
     },
     DeepBoltzmannMachine: {
@@ -328,6 +348,41 @@ KINDS = {
             {"early_stopping": True},
             {"optimizer__averaging": 0.9},
             {"verbose": 1},
+        ),
+        optimizers=(
+            {},
+            {"optimizer__momentum": 0.9},
+            {"net_params": {"optimizer": torch.optim.Adam}},
+        ),
+        going_on=(
+            {"dtype": "float64"},
+            {"chains": Persistent(n_chains=3)},
+            {"learning": "cd"},
+            {"centering": None},
+        ),
+    ),
+    SubspaceRBM: Kind(
+        rows=binary_rows,
+        rounding=0,
+        outputs=("transform", "reconstruct", "pseudo_likelihood"),
+        short={"n_steps": 5},
+        numbers=(bool, int, np.uint8, np.float16, np.float32, np.float64, list),
+        sampler=Gibbs(),
+        partition=Exact(),
+        wider={"n_components": 3},
+        searched={"n_components": [2, 4]},
+        later=(
+            {"n_components": 5},
+            {"n_subspace": 3},
+            {"features": "all"},
+            {"dtype": "float32"},
+            {"dtype": "float64"},
+            {"learning": "cd"},
+            {"chains": Persistent(n_chains=3)},
+            {"optimizer__momentum": 0.5},
+            {"learning_rate": 0.3},
+            {"early_stopping": True},
+            {"optimizer__averaging": 0.9},
         ),
         optimizers=(
             {},
@@ -626,6 +681,7 @@ FIRST = [
     "RBMEstimator-auto",
     "RBMEstimator-pcd",
     "SpikeSlabRBM-spikes",
+    "SubspaceRBM-pcd",
     "DeepBoltzmannMachine-deep",
     "BoltzmannMachineDensity-auto",
     "ScoreMatchingDensity-denoising",
@@ -772,7 +828,7 @@ def denoise(model, X):
     if not hasattr(model, "denoise"):
         return None
     """Noise taken off: by sampling, by the noise level of training, or else by a given one."""
-    if isinstance(model, RBMEstimator) or kind(model).discrete:
+    if isinstance(model, RBMEstimator | SubspaceRBM) or kind(model).discrete:
         return model.denoise(X, random_state=0, n_steps=5)
     return model.denoise(X, 0.3 if model.sigma_ is None else None)
 
@@ -808,6 +864,7 @@ smallest = {"network": MLP((4,)), "n_iter": 1, "random_state": 0} | few_draws
 DEFAULTS = {
     "RBMEstimator": RBMEstimator(2, n_iter=2, random_state=0),
     "SpikeSlabRBM": SpikeSlabRBM(2, n_iter=2, random_state=0),
+    "SubspaceRBM": SubspaceRBM(2, 2, n_iter=2, random_state=0),
     "DeepBoltzmannMachine": DeepBoltzmannMachine((3, 2), n_iter=2, random_state=0),
     "BoltzmannMachineDensity": BoltzmannMachineDensity(n_iter=2, random_state=0),
     "ScoreMatchingDensity": ScoreMatchingDensity(**smallest),
@@ -904,6 +961,7 @@ WEIGHTED = {
     "rbm-exact": RBMEstimator(**rbm | double, learning="exact", learning_rate=0.1),
     "rbm-pcd": RBMEstimator(**pcd),
     "rbm-local": RBMEstimator(**rbm | double, learning="ratio_matching", learning_rate=0.1),
+    "rbm-subspaces": SubspaceRBM(**pcd | {"n_components": 2, "n_subspace": 2}),
     "deep": DeepBoltzmannMachine((3, 2), random_state=0, **double, chains=Persistent(n_chains=50)),
     "rbm-penalty": RBMEstimator(
         **pcd, centering=None, penalty=Penalty(sparsity_target=0.1, l2=0.01)

@@ -82,24 +82,39 @@ class RBMGradient(ContrastGradient):
         offsets: Offsets | None,
         generator: torch.Generator | None,
     ) -> tuple[Offsets | None, Tensor | None]:
-        energy, n = self.energy, x.shape[0]
-        rows = self._joined(x, chain)  # (n + m, d)
-        h = energy.hidden(rows).mean  # (n + m, H)
-        rest = self.contrast_of_rest(sign, rows, h)
-        h_data, layer = h[:n], None
-        penalty = None if self.penalty is None else self._penalty_gradient(x, h_data, share)
+        rows, layer = self.joined(x, chain), None
+        h = self.energy.hidden(rows).mean  # (n + m, H)
         if generator is not None:
-            layer = Bernoulli(h[n:]).sample(generator)
+            layer = Bernoulli(h[x.shape[0] :]).sample(generator)
+        return self.write_means(rows, h, x, sign, share, offsets), layer
+
+    @torch.no_grad()
+    def write_means(
+        self,
+        rows: Tensor,
+        h: Tensor,
+        x: Tensor,
+        sign: Tensor,
+        share: Tensor,
+        offsets: Offsets | None,
+    ) -> Offsets | None:
+        """Write the gradient for hidden means h (n + m, H) of data and chains (n + m, d).
+
+        Both are overwritten. `x` are the data, the first n rows; new offsets are returned.
+        """
+        rest = self.contrast_of_rest(sign, rows, h)
+        h_data = h[: x.shape[0]]
+        penalty = None if self.penalty is None else self._penalty_gradient(x, h_data, share)
         if offsets is not None:
             assert self.centering is not None
             offsets = offsets.updated(x, h_data, share, self.centering.rate)
         at = self.at_statistics(offsets)
-        gradient = signed_products(sign, self.statistics(rows), h, at, energy.tensors[0].grad)
+        gradient = signed_products(sign, self.statistics(rows), h, at, self.energy.tensors[0].grad)
         self.write_rest(rest, gradient, at)
         self._write(gradient, penalty, at)
-        return offsets, layer
+        return offsets
 
-    def _joined(self, x: Tensor, chain: Tensor) -> Tensor:
+    def joined(self, x: Tensor, chain: Tensor) -> Tensor:
         """Data and chains, in the same memory at every step, as new memory is slow."""
         self._rows = memory(self._rows, (len(x) + len(chain), x.shape[1]), x)
         return torch.cat([x, chain], out=self._rows)

@@ -3,7 +3,7 @@ r"""Restricted Boltzmann machines with visible units of any kind, given by a dis
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from skebm.base import (
 )
 from skebm.base.domains import columns_of, enumeration_cost, parts_of
 from skebm.base.energy import are_bits, difference_of_levels, differences_of, discrete_columns
-from skebm.base.torchtools import softplus
+from skebm.base.torchtools import softplus, softplus_sum
 from skebm.base.units import Bernoulli
 from skebm.distributions import (
     Columns,
@@ -34,6 +34,9 @@ from skebm.distributions import (
 )
 from skebm.distributions.independent import blocks_of
 from skebm.energies.rbm.gradient import Gradient, RBMGradient, memory
+
+# Log of the sum over hidden units of fields (..., H), (...).
+LogSum = Callable[[Tensor], Tensor]
 
 
 class Widths(NamedTuple):
@@ -235,12 +238,15 @@ class MixedRBM(BipartiteEnergy):
             tilt = tilt.given(clamp)
         return -beta * (h @ self.hidden_bias) - tilt.log_normaliser
 
-    def level_difference(self, x: Tensor) -> Tensor:
-        """E(x after a change of one column) - E(x), (n, d), without a product for each change."""
+    def level_difference(self, x: Tensor, log_sum: LogSum = softplus_sum) -> Tensor:
+        """E(x after a change of one column) - E(x), (n, d), without a product for each change.
+
+        `log_sum` sums hidden units out, of another kind than bits: fields (..., H) to (...).
+        """
         if len(self.log_precision):
             return super().level_difference(x)  # which says why not
         field, d, found = self.hidden_field(x), self.domain.n_columns, []
-        weight, here = self.weight.unbind(1), softplus(field).sum(1)
+        weight, here = self.weight.unbind(1), log_sum(field)
         for (first, width), is_bit in zip(
             discrete_columns(self.domain), are_bits(self.domain), strict=True
         ):
@@ -250,7 +256,7 @@ class MixedRBM(BipartiteEnergy):
             else:
                 rest = field - entries @ torch.stack(own)
                 moved = [rest + w for w in own]
-            found += [here - softplus(one).sum(1) for one in moved]
+            found += [here - log_sum(one) for one in moved]
         linear = difference_of_levels(self.visible_bias[:d].expand_as(x), x, self.domain)
         return torch.stack(found, 1) + linear + self._base_difference(x)
 
@@ -278,40 +284,46 @@ class MixedRBM(BipartiteEnergy):
         return enumeration_cost(self.domain, self.hidden_domain)
 
     @torch.no_grad()
-    def pseudo_log_likelihood(self, x: Tensor) -> Tensor:
+    def pseudo_log_likelihood(self, x: Tensor, log_sum: LogSum = softplus_sum) -> Tensor:
         r"""Sum over columns of log p(x_i given the other columns), (n,), densities of real ones.
 
         Exact for bits and categories; by the trapezoidal rule for real columns, given whose
-        neighbours a column is a mixture of normal distributions of known width.
+        neighbours a column is a mixture of normal distributions of known width. `log_sum` sums
+        hidden units out, of another kind than bits: fields (..., H) to (...).
         """
         total, first = x.new_zeros(len(x)), 0
         for part in blocks_of(self.structure()):
             groups = columns_of(part.domain)
             d, real = part.domain.n_columns, n_real(part)
             if isinstance(part, Gaussian):
-                total = total + self._of_real(x, part, range(first, first + d))
+                total = total + self._of_real(x, part, range(first, first + d), log_sum)
             else:
                 n_levels = len(groups) - real
-                total = total + self._of_levels(x, first, groups[:n_levels])
+                total = total + self._of_levels(x, first, groups[:n_levels], log_sum)
             if isinstance(part, LatentClasses):
-                total = total + self._of_classes(x, part, range(first + d - real, first + d))
+                real_columns = range(first + d - real, first + d)
+                total = total + self._of_classes(x, part, real_columns, log_sum)
             first += d
         return total
 
-    def _of_levels(self, x: Tensor, first: int, groups: Sequence[int]) -> Tensor:
+    def _of_levels(self, x: Tensor, first: int, groups: Sequence[int], log_sum: LogSum) -> Tensor:
         """Of bits, groups of one entry, and of one-hot columns."""
-        here, total = self(x), x.new_zeros(len(x))
+
+        def energy(x: Tensor) -> Tensor:
+            return self.visible_energy(x) - log_sum(self.hidden_field(x))
+
+        here, total = energy(x), x.new_zeros(len(x))
         for k in groups:
             column, gains = slice(first, first + k), [torch.zeros_like(here)]
             for shift in range(1, max(k, 2)):
                 other = x.clone()
                 other[:, column] = 1 - x[:, column] if k == 1 else x[:, column].roll(shift, 1)
-                gains.append(here - self(other))
+                gains.append(here - energy(other))
             total = total - torch.stack(gains).logsumexp(0)
             first += k
         return total
 
-    def _of_real(self, x: Tensor, q: Gaussian, columns: range) -> Tensor:
+    def _of_real(self, x: Tensor, q: Gaussian, columns: range, log_sum: LogSum) -> Tensor:
         """Of real columns with the distribution q of all widths."""
         factor, total = self.factor(), x.new_zeros(len(x))
         assert factor is not None
@@ -330,13 +342,13 @@ class MixedRBM(BipartiteEnergy):
             def log_weight(z: Tensor, mean=mean, weight=weight, variance=variance, i=i) -> Tensor:
                 """Up to a constant, at z (n, k) relative to the mean."""
                 moved = field.unsqueeze(1) + (mean[:, None] + z - x[:, i, None])[..., None] * weight
-                return softplus(moved).sum(-1) - z.square() / (2 * variance)
+                return log_sum(moved) - z.square() / (2 * variance)
 
             log_norm = log_weight(nodes[None]).logsumexp(1) + step.log()
             total = total + log_weight((x[:, i] - mean)[:, None])[:, 0] - log_norm
         return total
 
-    def _of_classes(self, x: Tensor, q: LatentClasses, columns: range) -> Tensor:
+    def _of_classes(self, x: Tensor, q: LatentClasses, columns: range, log_sum: LogSum) -> Tensor:
         """Of real columns that are independent in each class of the distribution q."""
         factor, total = self.factor(), x.new_zeros(len(x))
         assert factor is not None
@@ -353,7 +365,7 @@ class MixedRBM(BipartiteEnergy):
                 moved = field.unsqueeze(1) + (z - x[:, i, None])[..., None] * weight
                 white = (z - q.mean[c, place]) / q.scale[c, place]
                 log_q = -white.square() / 2 - q.scale[c, place].log()
-                return softplus(moved).sum(-1) + bias * z + log_q
+                return log_sum(moved) + bias * z + log_q
 
             norms, own = [], []
             for c in range(q.n_classes):

@@ -148,6 +148,11 @@ class HiddenUnits(abc.ABC):
         """Number of rows of the weights."""
         return self.n
 
+    @property
+    def n_features(self) -> int:
+        """Number of means of the hidden layer, from the first, that `transform` returns."""
+        return self.n
+
     @abc.abstractmethod
     def cost(self, domain: Domain) -> float:
         """Terms of the enumeration of a likelihood of bits: states times units that vary."""
@@ -192,7 +197,7 @@ class HiddenUnits(abc.ABC):
 
     def proper_score(self, energy: Any, table: Table) -> Callable[[Tensor], Tensor]:
         """A proper scoring rule of rows (n, d) that needs no log Z, (n,): pseudo-likelihoods."""
-        if isinstance(energy, BernoulliRBM):
+        if math.isfinite(energy.domain.log_n_states):
             return lambda x: pseudo_log_likelihood(energy, x)
         pseudo: Callable[[Tensor], Tensor] = energy.pseudo_log_likelihood
         return pseudo
@@ -526,6 +531,9 @@ class RBMBlueprint(Blueprint):
             )
         if self.learning in LOCAL_RULES and "chains" in asked:
             found["chains"] = f'learning="{self.learning}" has no chains (learning="pcd" has)'
+        plain = self.learning == "exact" and not self.units.centers_likelihood
+        if plain and isinstance(asked.get("centering"), Centering):
+            found["centering"] = 'the gradient of this exact likelihood is not (learning="pcd" is)'
         if not self.line_search:
             return found
         if isinstance(asked.get("centering"), Centering):

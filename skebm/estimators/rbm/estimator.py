@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import check_array
 
 from skebm._validation import Interval, Options, StrOptions, check_is_fitted
-from skebm.distributions import Distribution
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity, validate_coded
-from skebm.estimators.bases import COLUMN_BASES
+from skebm.estimators.base import BaseDensity, validate_coded
 from skebm.estimators.rbm import methods
 from skebm.estimators.rbm.blueprint import BinaryUnits, RBMBlueprint, designed
 from skebm.estimators.tables.columns import (
@@ -23,10 +20,7 @@ from skebm.estimators.tables.columns import (
     learn_columns,
 )
 from skebm.estimators.tables.table import Table, UnitIntervalTable
-from skebm.objectives import Centering, Penalty
-from skebm.objectives.local import LOCAL_RULES
-from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
-from skebm.training import SGD, EarlyStopping
+from skebm.samplers import FromData
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
 
@@ -255,27 +249,11 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     (2, 3)
     """
 
-    _parameter_constraints: dict = DENSITY_CONSTRAINTS | {
+    _parameter_constraints: dict = methods.CONSTRAINTS | {
         "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-        "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-        "learning": [StrOptions({"auto", "pcd", "cd", "exact", *LOCAL_RULES})],
-        "chains": [ChainPolicy, None],
-        "base": [StrOptions({"auto", *COLUMN_BASES}), Distribution],
-        "centering": [Centering, StrOptions({"auto"}), None],
-        "penalty": [Penalty, None],
-        "optimizer": [SGD, None],
-        "visible": [StrOptions({"auto", "bernoulli"})],
-        "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
         "rescale": [StrOptions({"auto"}), Options(bool, {False})],
     }
-    _configs = {
-        "chains": lambda value, names: Persistent(n_steps=1),
-        "sampler": lambda value, names: Gibbs(),
-        "centering": lambda value, names: Centering(),
-        "penalty": lambda value, names: Penalty(),
-        "optimizer": lambda value, names: SGD(),
-        "early_stopping": lambda value, names: EarlyStopping(),
-    }
+    _configs = methods.CONFIGS
     _blueprint: RBMBlueprint
 
     def __init__(
@@ -364,7 +342,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
     @property
     def _n_features_out(self) -> int:
-        return self._blueprint.n_hidden
+        return self._blueprint.units.n_features
 
     # ---------------------------------------------------------------- missing entries
 
@@ -409,14 +387,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         """
         check_is_fitted(self)
         rows = methods.complete_rows(self, X, "joint_energy")
-        H = check_array(H, dtype=np.float64, input_name="H")
-        if H.shape != (len(rows), self._n_features_out):
-            raise ValueError(
-                f"H has shape {H.shape}: it must have a state of each of the "
-                f"{self._n_features_out} hidden units for each of the {len(rows)} rows."
-            )
-        if not np.isin(H, (0, 1)).all():
-            raise ValueError("H must hold states of hidden units, 0 or 1.")
+        H = methods.checked_states(H, "H", (len(rows), self._n_features_out))
         field = self._map(rows, lambda energy, x: energy.hidden_field(x))
         log_odds = field[:, : self._n_features_out].double().numpy()
         free: np.ndarray = self._energies(rows)

@@ -5,30 +5,56 @@ They are functions of an estimator, which each class assigns as its methods.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from sklearn.utils import check_array
 from sklearn.utils.metaestimators import available_if
 from torch import Tensor
 
-from skebm._validation import MinMax, check_is_fitted
+from skebm._validation import Interval, MinMax, StrOptions, check_is_fitted
 from skebm.base import BipartiteEnergy, Sampler
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.energies import Tilted
-from skebm.estimators.base import BaseDensity, LogZ, chain_rows
+from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity, LogZ, chain_rows
+from skebm.estimators.bases import COLUMN_BASES
 from skebm.estimators.rbm.drawing import BLOCK, draw, imputed, starts_of
 from skebm.estimators.rbm.missing import Marginals, hidden_means, log_sums
 from skebm.estimators.tables.table import UnitIntervalTable
-from skebm.samplers import Gibbs, Persistent
+from skebm.objectives import Centering, Penalty
+from skebm.objectives.local import LOCAL_RULES
+from skebm.samplers import ChainPolicy, Gibbs, Persistent
+from skebm.training import SGD, EarlyStopping
 from skebm.training.rows import Rows
 
 # Gibbs steps for the features of rows with missing entries.
 N_MEAN_STEPS = 100
+# Valid parameters, and the objects that None stands for in those with parameters of their own.
+CONSTRAINTS: dict[str, Any] = DENSITY_CONSTRAINTS | {
+    "learning_rate": [Interval(numbers.Real, 0, None, closed="neither"), StrOptions({"auto"})],
+    "learning": [StrOptions({"auto", "pcd", "cd", "exact", *LOCAL_RULES})],
+    "chains": [ChainPolicy, None],
+    "base": [StrOptions({"auto", *COLUMN_BASES}), Distribution],
+    "centering": [Centering, StrOptions({"auto"}), None],
+    "penalty": [Penalty, None],
+    "optimizer": [SGD, None],
+    "visible": [StrOptions({"auto", "bernoulli"})],
+    "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
+}
+CONFIGS: dict[str, Callable[[Any, set[str]], Any]] = {
+    "chains": lambda value, names: Persistent(n_steps=1),
+    "sampler": lambda value, names: Gibbs(),
+    "centering": lambda value, names: Centering(),
+    "penalty": lambda value, names: Penalty(),
+    "optimizer": lambda value, names: SGD(),
+    "early_stopping": lambda value, names: EarlyStopping(),
+}
 
 
 def _has_bits_only(model: Any) -> bool:
@@ -100,6 +126,19 @@ def complete_rows(self: Any, X: Any, method: str) -> Rows:
     if rows.has_missing():
         raise ValueError(f"X contains NaN, and {method} needs complete rows: call impute first.")
     return rows
+
+
+def checked_states(states: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """States of hidden units as an array; `ValueError` for others than 0 and 1."""
+    found: np.ndarray = check_array(states, dtype=np.float64, input_name=name, allow_nd=True)
+    if found.shape != shape:
+        raise ValueError(
+            f"{name} has shape {found.shape}: it must have a state of each hidden unit for each of "
+            f"the {shape[0]} rows, {shape}."
+        )
+    if not np.isin(found, (0, 1)).all():
+        raise ValueError(f"{name} must hold states of hidden units, 0 or 1.")
+    return found
 
 
 def _of_layer(energy: Any, x: Tensor) -> Tensor:
@@ -254,7 +293,7 @@ def sample(
 
 
 def draw_rows(
-    self, n: int, generator: torch.Generator, n_steps: int = 1000, temperature: float = 1.0
+    self: Any, n: int, generator: torch.Generator, n_steps: int = 1000, temperature: float = 1.0
 ) -> Tensor:
     """Rows of the model at a temperature, exact if the states can be enumerated."""
     reference = torch.as_tensor(self._reference).to(self.energy_.weight)

@@ -1,0 +1,414 @@
+"""Subspace restricted Boltzmann machine as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from torch import Tensor
+
+from skebm._validation import Interval, StrOptions, check_is_fitted
+from skebm.base import Domain, Objective
+from skebm.distributions import Distribution
+from skebm.energies import MixedRBM, SubspaceEnergy
+from skebm.estimators._docs import shared_docs
+from skebm.estimators.base import BaseDensity, validate_coded
+from skebm.estimators.rbm import methods
+from skebm.estimators.rbm.blueprint import HiddenUnits, RBMBlueprint, designed
+from skebm.estimators.tables.columns import Coding, ColumnTable, learn_columns
+from skebm.estimators.tables.table import Table, UnitIntervalTable
+from skebm.objectives import Centering, EnumeratedLikelihood, Penalty
+from skebm.samplers import FromData
+from skebm.training.engine import EnergyNet
+from skebm.training.rows import Rows
+
+# Initial log-odds of gates and of the units of open ones. With units that are on in half of the
+# rows, test rows of Frey faces are 7 to 9 nats less likely, and gates are worse features of shifted
+# digits; with gates that are mostly open, they are worse features.
+GATE_BIAS, UNIT_BIAS = -1.0, -1.0
+
+
+@dataclass(frozen=True)
+class SubspaceUnits(HiddenUnits):
+    """Gates, each with a subspace of units.
+
+    Attributes
+    ----------
+    n : int
+        Number of gates.
+    n_subspace : int
+        Units of each.
+    features : {"gates", "all"}
+        What of the hidden layer is a feature.
+    """
+
+    n_subspace: int
+    features: str
+    centers_likelihood = False
+
+    @property
+    def n_rows(self) -> int:
+        return self.n * self.n_subspace
+
+    @property
+    def n_features(self) -> int:
+        return self.n if self.features == "gates" else self.n + self.n_rows
+
+    def cost(self, domain: Domain) -> float:
+        return domain.n_states * self.n_rows
+
+    def energy(self, domain: Domain, base: Distribution, **new: Any) -> SubspaceEnergy:
+        return SubspaceEnergy(MixedRBM(base, self.n_rows, **new), self.n_subspace)
+
+    def likelihood(
+        self, energy: Any, centering: Centering | None, penalty: Penalty | None
+    ) -> Objective:
+        how = {} if penalty is None else {"l1": penalty.l1, "l2": penalty.l2}
+        return EnumeratedLikelihood(energy, **how)
+
+    def start(self, energy: Any, mean: Tensor) -> None:
+        """Gates are mostly off, and the units of open gates as well."""
+        weight, visible_bias, unit_bias = energy.tensors
+        of_units = math.log1p(math.exp(UNIT_BIAS)) - math.log(2)
+        energy.gate_bias.fill_(GATE_BIAS - self.n_subspace * of_units)
+        on = torch.tensor([GATE_BIAS, UNIT_BIAS]).sigmoid().prod()
+        visible_bias.sub_(weight.sum(0), alpha=float(on))
+        torch.mv(weight, mean, out=unit_bias).neg_().add_(UNIT_BIAS)
+
+
+@shared_docs
+class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity):
+    r"""Subspace restricted Boltzmann machine: hidden units in subspaces, each behind a gate.
+
+    .. math::
+        p(x) = \frac{1}{Z} \sum_{h, s} e^{-E(x, h, s)}, \qquad
+        E(x, h, s) = -b^\top x - c^\top h - \sum_j h_j \sum_k s_{jk} (D_{jk} + W_{jk}^\top x) .
+
+    A gate h_j is on where a row lies in the subspace of its K filters, wherever in it: gates are
+    features that do not change where rows move within subspaces, as images do that are shifted a
+    little, and the units s tell the position. As a density it is an RBM whose hidden units come in
+    groups [1]_, with as many weights as one of `n_components` times `n_subspace` units.
+
+    It takes and offers what :class:`RBMEstimator` does: bits, numbers and categories, missing
+    entries, normalised likelihoods with error estimates, samples, imputations, labels of outliers.
+
+    Parameters
+    ----------
+    n_components : int, default=64
+        Number of gates, H.
+    n_subspace : int, default=4
+        Number of units of each gate, K.
+    learning_rate : float or "auto", default="auto"
+        Learning rate. ``"auto"``: 0.1 (0.3 on a tree), decaying linearly to a hundredth of that; or
+        L-BFGS with a line search, if learning is exact and neither `batch_size` nor a momentum is
+        set.
+    batch_size : int or "auto", default="auto"
+        Maximum number of rows per step. ``"auto"``: 100, or less (down to 10) if `n_iter` would
+        otherwise make less than 10,000 steps; all rows with L-BFGS.
+    n_iter : int or "auto", default="auto"
+        Number of epochs (L-BFGS iterations). ``"auto"``: 10,000 steps, or as many as take 2e11
+        multiplications, but at least 10 epochs; fewer than 200 rows choose the number themselves,
+        as of an `RBMEstimator`.
+    verbose : int, default=0
+        1 shows a progress bar.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the weights, the shuffling and the chains; global generators are not used.
+    learning : str, default="auto"
+        Learning rule: ``"pcd"``, ``"cd"``, ``"exact"`` (the likelihood of bits, by a sum over all
+        rows that there are: at most 1e8 terms), ``"pseudo_likelihood"``, ``"ratio_matching"`` or
+        ``"probability_flow"`` (bits and categories). ``"auto"`` is the rule that matches `chains`;
+        without chains it is exact up to 1e7 terms, or up to 3e4 where `learning_rate`, `batch_size`
+        or a momentum is given and in `partial_fit`, and PCD beyond.
+    chains : Persistent, FromData or None, default=None
+        Chains of PCD and CD (:mod:`skebm.samplers`).
+    base : str or Distribution, default="auto"
+        Base q that the model corrects, fitted first: ``"auto"``, ``"independent"``,
+        ``"chow-liu"``, ``"block-tree"``, ``"gaussian"`` or ``"latent-classes"``, or a distribution
+        of :mod:`skebm.distributions` with exact conditionals, as of an `RBMEstimator`.
+    centering : Centering, "auto" or None, default="auto"
+        Centre the units in the gradient of the stochastic rules; not that of the exact likelihood.
+        ``"auto"`` is ``Centering(precondition=0.5)``, without the preconditioning if
+        `learning_rate` is set. See :class:`skebm.objectives.Centering`.
+    penalty : Penalty or None, default=None
+        l1 and l2 of the weights. A target of sparsity is refused: units of a subspace are not
+        independent. See :class:`skebm.objectives.Penalty`.
+    optimizer : SGD or None, default=None
+        Momentum, learning rate schedule, weight averaging and roll-backs; None is
+        :class:`skebm.training.SGD` with its default settings.
+    visible : {"auto", "bernoulli"}, default="auto"
+        Visible units of the columns that are not categorical. ``"auto"``: Bernoulli units if all
+        values are in [0, 1]; otherwise columns of zeros and ones are Bernoulli units, and the
+        others Gaussian units of standardised values. ``"bernoulli"``: all are Bernoulli units, of
+        columns that are scaled to [0, 1] where they need it, with a warning.
+    categorical_features : "from_dtype", array-like or None, default="from_dtype"
+        Columns of categories, which are softmax units: names, numbers or a boolean mask.
+        ``"from_dtype"``: columns of frames that hold text or are of a categorical type, and columns
+        of object arrays that hold other values than numbers. None: no column is categorical.
+    features : {"gates", "all"}, default="gates"
+        What `transform` returns: p(h_j = 1 | x) alone, or p(s_jk = 1 | x) as well.
+    early_stopping : bool or EarlyStopping, default=False
+        Stop when the score on held-out rows no longer improves, and keep the best weights: the
+        log-likelihood if learning is exact, that of the rule for rules without chains, otherwise
+        the pseudo-likelihood.
+    warm_start : bool, default=False
+        Continue from the weights and chains of the previous `fit`.
+    contamination : float in (0, 0.5] or "auto", default="auto"
+        Fraction of the training rows that `predict` classifies as outliers; ``"auto"`` is 0.1. If
+        the model overfits, the fraction is larger among new rows.
+    partition : "auto", PartitionEstimator or None, default="auto"
+        How log Z is estimated, when it is first needed. ``"auto"``: exactly, if the enumeration has
+        at most 1e9 terms, otherwise by :class:`skebm.partition.AISBracket`. None: not at all;
+        `score_samples` is then -F(x) and `score` the mean pseudo-likelihood.
+    sampler : Sampler or None, default=None
+        Sampler of the rows; None is :class:`skebm.samplers.Gibbs` over gates and units.
+    device : str, default="auto"
+        ``"auto"`` is a GPU if there is one.
+    dtype : {"float32", "float64"}, default="float32"
+        Precision of the computation; outputs of `transform` have that of X.
+    <<net_params>>
+
+    Attributes
+    ----------
+    components_ : ndarray of shape (n_components, n_subspace, n_visible)
+        Weights W, a read-only view; assign a whole array to change it, as for the biases. With
+        categorical or Gaussian units `n_visible` entries are the bits, then a level of a category
+        each, then the real columns.
+    intercept_gates_ : ndarray of shape (n_components,)
+        Biases c of the gates.
+    intercept_units_ : ndarray of shape (n_components, n_subspace)
+        Biases D of the units of gates that are on.
+    intercept_visible_ : ndarray of shape (n_visible,)
+        Biases b beside those of the base.
+    h_samples_ : ndarray of shape (n_chains, n_components * (1 + n_subspace))
+        Gates, then units, of the persistent chains; for the other rules, draws from the model.
+    <<log_partition, offset_>>
+    history_ : list of dict
+        One entry per epoch: losses, energy gap, reconstruction error, learning rate, seconds.
+    n_iter_, n_restarts_ : int
+        Number of epochs, including those of earlier warm starts and of `partial_fit`, and of
+        roll-backs.
+    learning_, learning_rate_, batch_size_, n_chains_ : str, float, int, int
+        Values used for ``"auto"``. `learning_rate_` is nan with L-BFGS.
+    centered_, precondition_ : bool, float
+        Whether the gradient is centred, and its preconditioning.
+    base_ : Distribution
+        The fitted base.
+    n_components_ : int
+        Number of gates.
+    base_name_, base_reason_ : str
+        Name of the base, ``"given"`` for a distribution that was passed, and why it was chosen.
+    scaling_ : MinMax
+        Columns of Bernoulli units that were scaled; only where all units are Bernoulli units.
+    sampler_, energy_, net_ : Sampler, SubspaceEnergy, EnergyNet
+        The sampler, the energy as a torch module, and the skorch net.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
+
+    See Also
+    --------
+    RBMEstimator : hidden units that are independent given the row.
+
+    Notes
+    -----
+    Held-out rows guard the training, and the model never ends below its base on them, as of an
+    :class:`RBMEstimator`, whose notes say how.
+
+    References
+    ----------
+    .. [1] Tomczak and Gonczarek (2017), "Learning invariant features using subspace restricted
+       Boltzmann machine", Neural Processing Letters 45. Tomczak (2022), "Deep Generative Modeling",
+       equations 6.44 to 6.47.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from skebm import SubspaceRBM
+    >>> X = (load_digits().data[:300] > 7).astype(float)
+    >>> model = SubspaceRBM(8, 3, base="independent", n_iter=200, random_state=0).fit(X)
+    >>> model.transform(X).shape, model.components_.shape
+    ((300, 8), (8, 3, 64))
+    >>> model.sample(2, random_state=0).shape
+    (2, 64)
+    """
+
+    _parameter_constraints: dict = methods.CONSTRAINTS | {
+        "n_components": [Interval(Integral, 1, None, closed="left")],
+        "n_subspace": [Interval(Integral, 1, None, closed="left")],
+        "features": [StrOptions({"gates", "all"})],
+    }
+    _configs = methods.CONFIGS
+    _blueprint: RBMBlueprint
+
+    def __init__(
+        self,
+        n_components=64,
+        n_subspace=4,
+        *,
+        learning_rate="auto",
+        batch_size="auto",
+        n_iter="auto",
+        verbose=0,
+        random_state=None,
+        learning="auto",
+        chains=None,
+        base="auto",
+        centering="auto",
+        penalty=None,
+        optimizer=None,
+        visible="auto",
+        categorical_features="from_dtype",
+        features="gates",
+        early_stopping=False,
+        warm_start=False,
+        contamination="auto",
+        partition="auto",
+        sampler=None,
+        device="auto",
+        dtype="float32",
+        net_params=None,
+    ):
+        self.n_components = n_components
+        self.n_subspace = n_subspace
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.n_iter = n_iter
+        self.verbose = verbose
+        self.random_state = random_state
+        self.learning = learning
+        self.chains = chains
+        self.base = base
+        self.centering = centering
+        self.penalty = penalty
+        self.optimizer = optimizer
+        self.visible = visible
+        self.categorical_features = categorical_features
+        self.features = features
+        self.early_stopping = early_stopping
+        self.warm_start = warm_start
+        self.contamination = contamination
+        self.partition = partition
+        self.sampler = sampler
+        self.device = device
+        self.dtype = dtype
+        self.net_params = net_params
+
+    def _config_of(self, owner: str, value: Any, names: set[str]) -> Any:
+        if owner == "chains" and self.learning == "cd":
+            return FromData(n_steps=1)
+        return super()._config_of(owner, value, names)
+
+    # ---------------------------------------------------------------- hooks of the base class
+
+    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+        return {"accept_sparse": "csr", "ensure_all_finite": "allow-nan"}
+
+    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
+        """Validated X, its categories as codes, nan where missing."""
+        kwargs |= {"reset": reset, "min_samples": min_samples}
+        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
+
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> UnitIntervalTable | ColumnTable:
+        return learn_columns(self, X, weight)
+
+    def _design(
+        self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
+    ) -> RBMBlueprint:
+        return designed(self, rows, table, before, streaming=streaming)
+
+    def _units(self, n: int) -> SubspaceUnits:
+        """Hidden units, n gates of them."""
+        return SubspaceUnits(n, int(self.n_subspace), self.features)
+
+    def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
+        """Energies of rows, of their known entries where others are missing."""
+        known = rows.known_entries()
+        if known is None:
+            return super()._energies(rows, likely=likely)
+        return methods.energies_of_known(self, rows, known, likely=likely)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = tags.input_tags.allow_nan = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    @property
+    def _n_features_out(self) -> int:
+        return self._blueprint.units.n_features
+
+    # ---------------------------------------------------------------- methods
+
+    log_marginal, pseudo_likelihood = methods.log_marginal, methods.pseudo_likelihood
+    reconstruct, gibbs, denoise = methods.reconstruct, methods.gibbs, methods.denoise
+    sample, impute = methods.sample, methods.impute
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Probability that each gate is on, p(h_j = 1 given x), and with it each unit.
+
+        Of a row with missing entries the probability given the known ones, a mean over Gibbs chains
+        with a fixed seed.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_components) or (n_samples, n_components * (1 + n_subspace))
+            The gates, and with ``features="all"`` then the units, gate by gate; in the precision of
+            X. Units of a gate that is off are fair coins.
+        """
+        return methods.features(self, X)
+
+    def joint_energy(self, X: Any, H: Any, S: Any) -> np.ndarray:
+        r"""Energy of rows with given states of the hidden layer, E(x, h, s), in nats.
+
+        .. math:: \sum_{h, s} e^{-E(x, h, s)} = e^{-E(x)}
+
+        with E(x) the :meth:`energy`, in the same units.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            Without missing entries.
+        H : array-like of shape (n_samples, n_components)
+            States of the gates, 0 or 1.
+        S : array-like of shape (n_samples, n_components, n_subspace)
+            States of their units, 0 or 1.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        check_is_fitted(self)
+        rows, units = methods.complete_rows(self, X, "joint_energy"), self._blueprint.units
+        assert isinstance(units, SubspaceUnits)
+        shape = (len(rows), units.n, units.n_subspace)
+        gate = methods.checked_states(H, "H", shape[:2])
+        unit = methods.checked_states(S, "S", shape)
+        found = self._map(rows, lambda energy, x: energy.hidden_field(x).flatten(1))
+        field = found.double().numpy().reshape(shape)
+        inside = np.logaddexp(0, field).sum(2)
+        logits = inside - units.n_subspace * np.log(2) + self.intercept_gates_
+        log_gate = gate * logits - np.logaddexp(0, logits)
+        log_open = (unit * field).sum(2) - inside
+        log_unit = np.where(gate > 0, log_open, -units.n_subspace * np.log(2))
+        free: np.ndarray = self._energies(rows)
+        return free - (log_gate + log_unit).sum(1)
+
+    # ---------------------------------------------------------------- fitted attributes
+
+    components_ = methods.parameter("subspaces", "Weights W, (H, K, n_visible).")
+    intercept_gates_ = methods.parameter("gate_bias", "Biases c of the gates, (n_components,).")
+    intercept_units_ = methods.parameter("unit_bias", "Biases D, (n_components, n_subspace).")
+    intercept_visible_ = methods.parameter("visible_bias", "Visible biases b, (n_visible,).")
+    h_samples_, sampler_, scaling_ = methods.h_samples_, methods.sampler_, methods.scaling_
+    base_, base_name_, base_reason_ = methods.base_, methods.base_name_, methods.base_reason_
+    n_components_, n_chains_ = methods.n_components_, methods.n_chains_
+    learning_, learning_rate_ = methods.learning_, methods.learning_rate_
+    batch_size_, centered_ = methods.batch_size_, methods.centered_
+    precondition_ = methods.precondition_
