@@ -29,7 +29,7 @@ train, test = X[:1400], X[1400:]
 settings = {
     "batch_size": 100,
     "learning_rate": 0.05,
-    "n_iter": 200,
+    "n_iter": 150,
     "optimizer": SGD(schedule="linear"),
     "partition": AISBracket(n_betas=300, n_steps=100),
     "random_state": 0,
