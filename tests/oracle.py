@@ -24,6 +24,7 @@ from skebm.energies import (
     ClassRBM,
     GaussianRBM,
     MixedRBM,
+    SpikeSlabEnergy,
     SubspaceEnergy,
     TemperedCorrection,
     Tilted,
@@ -56,6 +57,20 @@ def make_class_rbm(base, n_hidden=2, n_classes=3):
     with torch.no_grad():
         for number, p in enumerate(energy.parameters()):
             p.add_(0.3 * torch.randn(p.shape, generator=seeded(number), dtype=DOUBLE))
+    return energy
+
+
+def make_spike_slab(n_visible, n_hidden, *, independent=False):
+    """A spike-and-slab RBM with weights that matter, on a base of dependent columns."""
+    mean = torch.randn(n_visible, generator=seeded(7), dtype=DOUBLE)
+    mixed = torch.randn(n_visible, 2 * n_visible, generator=seeded(8), dtype=DOUBLE)
+    covariance = mixed @ mixed.t() / (2 * n_visible)
+    scale = covariance.diagonal().sqrt()
+    base = Gaussian(mean, scale) if independent else Gaussian(mean, covariance=covariance)
+    energy = SpikeSlabEnergy(base, n_hidden, generator=seeded(), scale=1.2, dtype=DOUBLE)
+    with torch.no_grad():
+        for number, p in enumerate(energy.parameters()):
+            p.add_(0.5 * torch.randn(p.shape, generator=seeded(number), dtype=DOUBLE))
     return energy
 
 
@@ -131,6 +146,8 @@ def joint_energy(energy, x, h):
         products = gate.repeat_interleave(energy.n_subspace, 1) * unit
         return joint_energy(energy.rbm, x, products) - gate @ energy.gate_bias
     W, b, c = energy.weight, energy.visible_bias, energy.hidden_bias
+    if isinstance(energy, SpikeSlabEnergy):
+        return spike_slab_energy(energy, x, h)
     if isinstance(energy, MixedRBM):
         factor = torch.ones_like(b).masked_scatter(energy.is_real, energy.log_precision.exp())
         unary = log_structure(energy, x) + x @ (factor * b)
@@ -146,6 +163,19 @@ def joint_energy(energy, x, h):
     if isinstance(energy.base, ChowLiuTree):  # itself tested against enumeration
         value = value - energy.base.log_prob(x)[:, None]
     return value
+
+
+def spike_slab_energy(energy, x, h):
+    """E(x, h) with the slabs integrated out, in the coordinates of the base, (n, m)."""
+    L = torch.linalg.cholesky(energy.base.covariance)
+    u = torch.linalg.solve(L, (x - energy.base.mean).t()).t()
+    z = u @ energy.weight.t()
+    log_q = torch.distributions.MultivariateNormal(energy.base.mean, scale_tril=L).log_prob(x)
+    widths = ((energy.log_precision.exp() - 1) * u**2).sum(1) / 2
+    visible = -log_q + widths - u @ energy.visible_bias
+    off = torch.einsum("ni,mi->nm", z**2 / 2, 1 - h)
+    on = torch.einsum("ni,mi->nm", energy.hidden_bias + energy.slab_mean * z, h)
+    return visible[:, None] + off - on
 
 
 def log_structure(energy, x):

@@ -35,6 +35,7 @@ from skebm import (
     RBMClassifier,
     RBMEstimator,
     ScoreMatchingDensity,
+    SpikeSlabRBM,
     SubspaceRBM,
 )
 from skebm.estimators import Hybrid
@@ -58,6 +59,14 @@ SETTINGS: dict[type, dict[str, dict[str, Any]]] = {
         "reweighted": {"learning": "pcd", "chains": Persistent(reweight=True), **SHORT},
         "fast": {"n_components": 8, "learning": "pcd", "learning_rate": 1.0, "n_iter": 20},
         "averaged": {"n_components": 8, "learning": "pcd", "optimizer": SGD(averaging=0.5)},
+        "early-stopping": {"n_components": 8, "early_stopping": True},
+    },
+    SpikeSlabRBM: {
+        "defaults": {},
+        "pcd": {"n_components": 8, **SHORT},
+        "cd": {"n_components": 8, "learning": "cd", **SHORT},
+        "independent": {"n_components": 8, "base": "independent", **SHORT},
+        "fast": {"n_components": 8, "learning_rate": 1.0, "n_iter": 20},
         "early-stopping": {"n_components": 8, "early_stopping": True},
     },
     SubspaceRBM: {

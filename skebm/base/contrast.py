@@ -205,13 +205,22 @@ class Penalty(BaseEstimator):
         logistic function of W x and a bias. None stands for a gradient of zero.
         """
         grad = self.l2 * weight + self.l1 * weight.sign()
-        if self.sparsity_target is None:
+        of_logits = self.gradient_of_logits(h, share)
+        if of_logits is None:
             return grad, None
+        return grad.addmm_(of_logits.t(), x), of_logits.sum(0)
+
+    def gradient_of_logits(self, h: Tensor, share: Tensor) -> Tensor | None:
+        """The gradient with respect to the log-odds of hidden means h, (n, H); None where it is 0.
+
+        `share` are the weights of the rows on any scale.
+        """
+        if self.sparsity_target is None:
+            return None
         share = _normalised(share)
         mean, target = _inside(share @ h), self.sparsity_target
         outer = self.sparsity_cost * ((1 - target) / (1 - mean) - target / mean)  # (H,)
-        of_logits = share[:, None] * h * (1 - h) * outer  # (n, H)
-        return grad.addmm_(of_logits.t(), x), of_logits.sum(0)
+        return share[:, None] * h * (1 - h) * outer
 
 
 def means_of(weight: Tensor | None, *layers: Tensor) -> list[Tensor]:

@@ -297,6 +297,24 @@ class BipartiteEnergy(Energy):
     ) -> Tensor:
         """-log sum_x exp(-beta E(x, h) + field' x) over x that agree with `clamp`, (n,)."""
 
+    @property
+    def terms_of_hidden_state(self) -> int:
+        """What :meth:`hidden_energy` of a state takes, in visible units: by default d of them."""
+        return self.domain.n_columns
+
+    def next_visible(
+        self, x: Tensor, h: Tensor, beta: float, generator: torch.Generator
+    ) -> Conditional:
+        """Where a Gibbs step draws the next rows of x (n, d) from, h being drawn given x.
+
+        Any kernel that leaves p(x given h) invariant, by default p(x given h) itself.
+        """
+        return self.visible(h, beta)
+
+    def reconstruct(self, x: Tensor) -> Tensor:
+        """Mean-field reconstruction, by default the mean of x given the means of h, (n, d)."""
+        return self.visible(self.hidden(x).mean).mean
+
     @abc.abstractmethod
     def annealed(self, beta: float) -> BipartiteEnergy:
         """The bridge distribution at `beta` between the base (0) and this energy (1).

@@ -16,6 +16,7 @@ from skebm.energies.rbm.binary import BernoulliRBM, Moments, TemperedCorrection,
 from skebm.energies.rbm.classes import ClassRBM
 from skebm.energies.rbm.gaussian import AnnealedGaussianRBM, GaussianRBM
 from skebm.energies.rbm.mixed import MixedRBM
+from skebm.energies.rbm.spike_slab import SpikeSlabEnergy
 from skebm.energies.rbm.subspace import SubspaceEnergy
 from skebm.energies.telescope import Telescope, Waymarks, fit_waymarks
 from skebm.energies.whitening import LowRankWhitening, Whitening, whitening_of
@@ -39,6 +40,7 @@ __all__ = [
     "NeuralEnergy",
     "PairwiseCorrection",
     "Spec",
+    "SpikeSlabEnergy",
     "SubspaceEnergy",
     "Telescope",
     "Tilted",

@@ -27,12 +27,13 @@ from skebm.energies.pairwise import BoltzmannMachine
 from skebm.energies.rbm.binary import BernoulliRBM, Tilted
 from skebm.energies.rbm.classes import ClassRBM
 from skebm.energies.rbm.mixed import MixedRBM, WiderColumns
+from skebm.energies.rbm.spike_slab import SpikeSlabEnergy
 from skebm.energies.rbm.subspace import SubspaceEnergy
 
 # Factors between 1/2 and 2 whose product neither overflows nor underflows in single precision.
 GROUP = 100
 # RBMs of any columns, whose base is always a part of them.
-OnColumns = MixedRBM | ClassRBM | SubspaceEnergy
+OnColumns = MixedRBM | ClassRBM | SubspaceEnergy | SpikeSlabEnergy
 
 
 def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
@@ -201,18 +202,10 @@ class WiderPath(AnnealingPath):
 
     def __init__(self, energy: OnColumns, base: WiderColumns):
         super().__init__(energy, base)
-        rbm: MixedRBM
-        match energy:
-            case ClassRBM():
-                rbm = energy.machine
-            case SubspaceEnergy():
-                rbm = energy.rbm
-            case _:
-                rbm = energy
-        at = rbm.annealed(0.0, base)
-        factor, field = at.factor(), at.visible_bias[None]
-        tilt = at.structure().tilted(field if factor is None else field * factor)
-        self.log_z0 = energy.hidden_domain.log_n_states + float(tilt.log_normaliser[0].double())
+        off = energy.weight.new_zeros(1, energy.hidden_domain.n_columns)
+        # Without weights and hidden biases, all states of the hidden layer have the same energy.
+        at_start = float(energy.annealed(0.0, base).hidden_energy(off).double())
+        self.log_z0 = energy.hidden_domain.log_n_states - at_start
         self._annealed = functools.lru_cache(maxsize=2)(energy.annealed)
 
     def at(self, beta: float) -> BipartiteEnergy:

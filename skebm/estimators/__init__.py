@@ -18,7 +18,7 @@ from skebm.estimators.neural import (
 )
 from skebm.estimators.outlier import EnergyOutlierDetector, Explanation
 from skebm.estimators.product import ProductOfDensities
-from skebm.estimators.rbm import RBMClassifier, RBMEstimator, SubspaceRBM
+from skebm.estimators.rbm import RBMClassifier, RBMEstimator, SpikeSlabRBM, SubspaceRBM
 from skebm.estimators.tables.encoding import TableEncoder
 from skebm.estimators.tractable import TractableDensity
 
@@ -44,6 +44,7 @@ __all__ = [
     "RBMEstimator",
     "Recall",
     "ScoreMatchingDensity",
+    "SpikeSlabRBM",
     "Sliced",
     "SparsityPath",
     "SubspaceRBM",

@@ -255,6 +255,8 @@ def _enumeration(energy: Energy) -> tuple[float, str]:
         return side.cost, "real numbers cannot be enumerated"
     layers, units = "states", f"{energy.domain.n_columns} columns"
     if isinstance(energy, BipartiteEnergy):
+        if energy.terms_of_hidden_state != energy.domain.n_columns:
+            units = f"{_number(energy.terms_of_hidden_state)} terms of a covariance"
         layers = "visible states" if side.domain is energy.domain else "hidden states"
         if side.domain is energy.domain:
             units = f"{energy.hidden_domain.n_columns} hidden units"

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from skebm.base import BipartiteEnergy, Domain, Energy, LogPartition, PartitionEstimator, Sampler
 
+# Terms at a time: 16 MB of float32.
+MOST_TERMS = 4_000_000
+
 
 class Side(NamedTuple):
     """What an enumeration sums over: number of terms, domain of the states, energy of a state."""
@@ -28,7 +31,7 @@ def cheaper_side(energy: Energy) -> Side:
     hidden = energy.hidden_domain
     return min(
         Side(visible.n_states * hidden.n_columns, visible, energy),
-        Side(hidden.n_states * visible.n_columns, hidden, energy.hidden_energy),
+        Side(hidden.n_states * energy.terms_of_hidden_state, hidden, energy.hidden_energy),
         key=lambda side: side.cost,
     )
 
@@ -96,7 +99,7 @@ class Exact(PartitionEstimator):
         cost, domain, function = cheaper_side(energy)
         template = next(energy.parameters(), torch.empty(0, dtype=torch.float64))
         width = max(cost / domain.n_states, domain.n_columns, 1)
-        chunk = max(1, int(4e6 / width))  # 16 MB of float32 at a time
+        chunk = max(1, int(MOST_TERMS / width))
         total = torch.tensor(-math.inf, dtype=torch.float64, device=template.device)
         with torch.no_grad():
             for states in domain.enumerate(chunk, dtype=template.dtype, device=template.device):
@@ -120,5 +123,5 @@ def exact_draws(energy: BipartiteEnergy, n: int, generator: torch.Generator) -> 
     pick = torch.searchsorted(cumulative, u * cumulative[-1]).clamp_(max=len(states) - 1)
     if domain is energy.domain:
         return states[pick]
-    drawn: Tensor = energy.visible(states[pick]).sample(generator)
-    return drawn
+    size = max(1, MOST_TERMS // energy.terms_of_hidden_state)
+    return torch.cat([energy.visible(states[p]).sample(generator) for p in pick.split(size)])

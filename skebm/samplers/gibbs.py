@@ -125,7 +125,7 @@ class Gibbs(Sampler):
             h = energy.hidden(state.x, beta).sample(generator)
         if self.n_collapsed:
             h = self._collapsed_draws(energy, h, generator, beta, clamp)
-        conditional = energy.visible(h, beta)
+        conditional = energy.next_visible(state.x, h, beta, generator)
         if clamp is None:
             return ChainState(conditional.sample(generator)), ALWAYS
         return ChainState(clamp.apply(conditional.given(clamp).sample(generator))), ALWAYS

@@ -19,6 +19,7 @@ from skebm import (
     RBMClassifier,
     RBMEstimator,
     ScoreMatchingDensity,
+    SpikeSlabRBM,
     SubspaceRBM,
 )
 from skebm.estimators.base import BaseEBM
@@ -31,6 +32,7 @@ from tools.soak import SETTINGS, all_cases, main
 FEW = {"n_iter": 3, "random_state": 0}
 CASES = {
     RBMEstimator: lambda: RBMEstimator(8, **FEW),
+    SpikeSlabRBM: lambda: SpikeSlabRBM(8, **FEW),
     SubspaceRBM: lambda: SubspaceRBM(4, 2, **FEW),
     DeepBoltzmannMachine: lambda: DeepBoltzmannMachine((8, 4), **FEW),
     BoltzmannMachineDensity: lambda: BoltzmannMachineDensity(**FEW),

@@ -28,6 +28,7 @@ from skebm.energies import (
     MixedRBM,
     NeuralEnergy,
     PairwiseCorrection,
+    SpikeSlabEnergy,
     SubspaceEnergy,
     TemperedCorrection,
     Tilted,
@@ -51,6 +52,7 @@ from tests.oracle import (
     make_class_rbm,
     make_gaussian_rbm,
     make_rbm,
+    make_spike_slab,
     make_subspace,
     make_tree_rbm,
     seeded,
@@ -153,6 +155,10 @@ CASES = {
             scale=0.7,
             dtype=DOUBLE,
         )
+    },
+    SpikeSlabEnergy: {
+        "spikes and slabs": lambda: make_spike_slab(4, 3),
+        "on independent columns": lambda: make_spike_slab(2, 4, independent=True),
     },
     ClassRBM: {
         "bits and classes": lambda: make_class_rbm(IndependentBernoulli(field(4))),

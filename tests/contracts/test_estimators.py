@@ -35,6 +35,7 @@ from skebm import (
     NCEDensity,
     RBMEstimator,
     ScoreMatchingDensity,
+    SpikeSlabRBM,
     SubspaceRBM,
 )
 from skebm.base import Categorical, LogPartition, PartitionEstimator
@@ -153,6 +154,17 @@ CASES = {
             chains=FromData(n_steps=2),
             centering=None,
             penalty=Penalty(l1=0.01, sparsity_target=0.1),
+            optimizer=SGD(momentum=0.5, averaging=0.5),
+        ),
+    },
+    SpikeSlabRBM: {
+        "spikes": SpikeSlabRBM(**quick),
+        "slabs": SpikeSlabRBM(**quick, features="slabs", base="independent", dtype="float64"),
+        "cd": SpikeSlabRBM(**quick, learning="cd", early_stopping=True, partition=None),
+        "penalties": SpikeSlabRBM(
+            **quick,
+            chains=Persistent(n_steps=2),
+            penalty=Penalty(l2=0.01, sparsity_target=0.1),
             optimizer=SGD(momentum=0.5, averaging=0.5),
         ),
     },
@@ -530,6 +542,28 @@ KINDS = {
         ),
     ),
 }
+KINDS[SpikeSlabRBM] = KINDS[RBMEstimator]._replace(
+    rows=real_rows,
+    rounding=1e-4,
+    outputs=("transform", "reconstruct"),
+    numbers=(np.float16, np.float32, np.float64, list),
+    later=(
+        {"n_components": 5},
+        {"features": "slabs"},
+        {"dtype": "float32"},
+        {"dtype": "float64"},
+        {"learning": "cd"},
+        {"chains": Persistent(n_chains=3)},
+        {"learning_rate": 0.3, "optimizer__averaging": 0.9},
+        {"early_stopping": True},
+    ),
+    going_on=(
+        {"dtype": "float64"},
+        {"chains": Persistent(n_chains=3)},
+        {"learning": "cd"},
+        {"penalty": Penalty(l2=0.1)},
+    ),
+)
 KINDS[FlowContrastiveDensity] = KINDS[ScoreMatchingDensity]._replace(
     sampler=MALA(),
     later=(
@@ -630,6 +664,7 @@ LEADS = [
     in (
         "auto",
         "pcd",
+        "spikes",
         "deep",
         "denoising",
         "persistent",
@@ -645,6 +680,7 @@ LEADS = [
 FIRST = [
     "RBMEstimator-auto",
     "RBMEstimator-pcd",
+    "SpikeSlabRBM-spikes",
     "SubspaceRBM-pcd",
     "DeepBoltzmannMachine-deep",
     "BoltzmannMachineDensity-auto",
@@ -827,6 +863,7 @@ def unequal_by_design(estimator):
 smallest = {"network": MLP((4,)), "n_iter": 1, "random_state": 0} | few_draws
 DEFAULTS = {
     "RBMEstimator": RBMEstimator(2, n_iter=2, random_state=0),
+    "SpikeSlabRBM": SpikeSlabRBM(2, n_iter=2, random_state=0),
     "SubspaceRBM": SubspaceRBM(2, 2, n_iter=2, random_state=0),
     "DeepBoltzmannMachine": DeepBoltzmannMachine((3, 2), n_iter=2, random_state=0),
     "BoltzmannMachineDensity": BoltzmannMachineDensity(n_iter=2, random_state=0),

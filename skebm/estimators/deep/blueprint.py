@@ -210,7 +210,7 @@ class DeepBlueprint(RBMBlueprint):
     def check_trained(self, net: EnergyNet, rows: Rows) -> None:
         super().check_trained(net, rows)
         if isinstance(self.table.visible, ColumnTable):
-            self._check_widths(net.module_.energy, self.table.visible)
+            self.check_widths(net.module_.energy, self.table.visible)
         if not self.layers.n_beside:
             return
         x = self.table.without(rows).block(0, 100)

@@ -139,7 +139,8 @@ class HiddenUnits(abc.ABC):
     """
 
     n: int
-    # Whether the gradient of the exact likelihood can be centred.
+    # Whether the gradient can be centred, and that of the exact likelihood.
+    centers = True
     centers_likelihood = True
 
     @property
@@ -173,6 +174,33 @@ class HiddenUnits(abc.ABC):
         The weights are those of centred units, (h - l)'W (x - m), which changes the base by terms
         of second order only.
         """
+
+    def weight_scale(self, n_visible: int) -> float | None:
+        """Standard deviation of the initial weights, None for the one that all RBMs have."""
+        return None
+
+    def learning_rate(self, base: Distribution) -> float:
+        """What "auto" is on a base."""
+        return _learning_rate(base)
+
+    def narrow(self, energy: Any, table: ColumnTable) -> str:
+        """A warning of variances of real columns that are the least allowed; empty for none."""
+        held = (energy.log_precision >= MAX_LOG_PRECISION).nonzero().ravel().tolist()
+        if not held:
+            return ""
+        return (
+            f"The variances of columns {[table.names[table.real[i]] for i in held]} given the "
+            f"hidden units became the least that is allowed, {math.exp(-MAX_LOG_PRECISION):.0e} of "
+            "those of the columns, which are constant or have few distinct values. Drop them, or "
+            "list them in categorical_features."
+        )
+
+    def proper_score(self, energy: Any, table: Table) -> Callable[[Tensor], Tensor]:
+        """A proper scoring rule of rows (n, d) that needs no log Z, (n,): pseudo-likelihoods."""
+        if math.isfinite(energy.domain.log_n_states):
+            return lambda x: pseudo_log_likelihood(energy, x)
+        pseudo: Callable[[Tensor], Tensor] = energy.pseudo_log_likelihood
+        return pseudo
 
 
 class BinaryUnits(HiddenUnits):
@@ -305,7 +333,10 @@ class RBMBlueprint(Blueprint):
         l1 = 0.0 if self.penalty is None else self.penalty.l1
         n_visible = self.table.domain.n_columns
         usual = math.sqrt(2 / (n_visible + self.units.n_rows))
-        if not isinstance(self.base, IndependentBernoulli) and not self.line_search:
+        own = self.units.weight_scale(n_visible)
+        if own is not None:
+            usual = own
+        elif not isinstance(self.base, IndependentBernoulli) and not self.line_search:
             usual = SCALE_ON_TREES
         return max(usual, min(SCALE_BY_L1 * l1, 1 / math.sqrt(n_visible)))
 
@@ -422,7 +453,7 @@ class RBMBlueprint(Blueprint):
         That is where held-out rows were still becoming more likely when it ended, or not yet.
         """
         if isinstance(self.table, ColumnTable):
-            self._check_widths(net.module_.energy, self.table)
+            self.check_widths(net.module_.energy, self.table)
         if self.by_halves and self.plan.n_iter == 0:
             warnings.warn(
                 f"Models of one half of the {len(rows)} rows never made the other half more likely "
@@ -458,27 +489,17 @@ class RBMBlueprint(Blueprint):
             stacklevel=4,
         )
 
-    @staticmethod
-    def _check_widths(energy: Any, table: ColumnTable) -> None:
-        narrow = (energy.log_precision >= MAX_LOG_PRECISION).nonzero().ravel().tolist()
+    def check_widths(self, energy: Any, table: ColumnTable) -> None:
+        """Warn of variances that collapsed."""
+        narrow = self.units.narrow(energy, table)
         if narrow:
-            names = [table.names[table.real[i]] for i in narrow]
-            warnings.warn(
-                f"The variances of columns {names} given the hidden units became the least that "
-                f"is allowed, {math.exp(-MAX_LOG_PRECISION):.0e} of those of the columns, which "
-                "are constant or have few distinct values. Drop them, or list them in "
-                "categorical_features.",
-                ConvergenceWarning,
-                stacklevel=5,
-            )
+            warnings.warn(narrow, ConvergenceWarning, stacklevel=5)
 
     def scoring_energy(self, energy: Any) -> Any:
         return energy.padded()
 
     def proper_score(self, rows: Rows, energy: Any) -> Tensor:
-        if not math.isfinite(energy.domain.log_n_states):
-            return rows.map(energy.pseudo_log_likelihood, energy.domain.n_columns)
-        return rows.map(lambda x: pseudo_log_likelihood(energy, x), energy.domain.n_columns)
+        return rows.map(self.units.proper_score(energy, self.table), energy.domain.n_columns)
 
     # ---------------------------------------------------------------- chains of a trained model
 
@@ -809,7 +830,7 @@ def _plan(
         n_iter = MOST_EPOCHS if line_search else min(wanted, most)
     decays = rate == "auto" if optimizer.schedule == "auto" else optimizer.schedule == "linear"
     stopping = stopping_of(estimator.early_stopping)
-    learning_rate = _learning_rate(base) if rate == "auto" else float(rate)
+    learning_rate = units.learning_rate(base) if rate == "auto" else float(rate)
     settings = {"momentum": optimizer.momentum} if optimizer.momentum and not line_search else {}
     plan = TrainingPlan(
         n_iter=1 if streaming else int(n_iter),
@@ -937,6 +958,8 @@ def _centering(
 
     By default preconditioned with exponent 1/2, unless the learning rate is given.
     """
+    if not units.centers:
+        return None
     asked = estimator.centering
     if isinstance(asked, Centering):
         asked.check()

@@ -141,15 +141,21 @@ def checked_states(states: Any, name: str, shape: tuple[int, ...]) -> np.ndarray
     return found
 
 
-def features(self: Any, X: Any) -> np.ndarray:
+def _of_layer(energy: Any, x: Tensor) -> Tensor:
+    mean: Tensor = energy.hidden(x).mean
+    return mean
+
+
+def features(self: Any, X: Any, of_rows: Callable[[Any, Tensor], Tensor] = _of_layer) -> np.ndarray:
     """Means of the hidden units given each row of X, those that are features, in its precision.
 
-    Of a row with missing entries given the known ones: a mean over Gibbs chains.
+    Of a row with missing entries given the known ones: a mean over Gibbs chains. `of_rows` computes
+    them from an energy and rows; by default they are the means of the hidden layer.
     """
     check_is_fitted(self)
     X = self._validate(X)
     rows = self._rows_of(X)
-    means_of_all = self._map(rows, lambda energy, x: energy.hidden(x).mean)
+    means_of_all = self._map(rows, of_rows)
     n = self._n_features_out
     found: np.ndarray = means_of_all[:, :n].numpy().astype(X.dtype, copy=False)
     known = rows.known_entries()
@@ -157,7 +163,8 @@ def features(self: Any, X: Any) -> np.ndarray:
         index = (~known.all(1)).nonzero().ravel()
         generator = torch.Generator(known.device).manual_seed(self.net_.seed_)
         energy, x = self.energy_, rows.take(index)
-        averages, _ = hidden_means(energy, energy.base, x, known[index], N_MEAN_STEPS, generator)
+        how = known[index], N_MEAN_STEPS, generator, of_rows
+        averages, _ = hidden_means(energy, energy.base, x, *how)
         found[index.cpu().numpy()] = averages[:, :n].cpu().numpy()
     return found
 
@@ -216,7 +223,7 @@ def reconstruct(self: Any, X: Any) -> np.ndarray:
         In the units of the data.
     """
     rows = complete_rows(self, X, "reconstruct")
-    mean = self._map(rows, lambda energy, x: energy.visible(energy.hidden(x).mean).mean)
+    mean = self._map(rows, lambda energy, x: energy.reconstruct(x))
     return self._blueprint.table.invert(mean[:, : rows.n_columns])
 
 

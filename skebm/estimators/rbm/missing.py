@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,7 +90,7 @@ def log_sums(
     n, d = x.shape
     value = torch.full((n,), math.nan, dtype=torch.float64, device=x.device)
     error, exact = torch.zeros_like(value), torch.ones(n, dtype=torch.bool, device=x.device)
-    cost = float(n) * energy.hidden_domain.n_states * d
+    cost = float(n) * energy.hidden_domain.n_states * energy.terms_of_hidden_state
     if cost <= EXACT_COST:
         with sampling(energy):
             return LogSums(_over_hidden(energy, x, known), error, exact)
@@ -114,7 +114,7 @@ def _over_hidden(energy: Any, x: Tensor, known: Tensor) -> Tensor:
     """log of the sum over x missing and all hidden states, (n,)."""
     n, d = x.shape
     total = torch.full((n,), -math.inf, dtype=torch.float64, device=x.device)
-    size = max(1, CHUNK // (n * d))
+    size = max(1, CHUNK // (n * energy.terms_of_hidden_state))
     for h in energy.hidden_domain.enumerate(size, dtype=x.dtype, device=x.device):
         clamp = Clamp(known.repeat(len(h), 1), x.repeat(len(h), 1))
         value = -energy.hidden_energy(h.repeat_interleave(n, 0), clamp=clamp).double()
@@ -191,8 +191,11 @@ def hidden_means(
     known: Tensor,
     n_steps: int,
     generator: torch.Generator,
+    of_rows: Callable[[Any, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Means of the hidden units and of x given the known entries, (n, H) and (n, d).
+
+    Instead of hidden units those of another function ``of_rows(energy, x)``.
 
     Averages over the second half of clamped chains that start at the base given these.
     """
@@ -204,8 +207,10 @@ def hidden_means(
     with sampling(energy):
         for step in range(n_steps):
             of_hidden = energy.hidden(state.x)
-            given = energy.visible(of_hidden.sample(generator)).given(clamp)
+            h = of_hidden.sample(generator)
+            given = energy.next_visible(state.x, h, 1.0, generator).given(clamp)
             state = ChainState(clamp.apply(given.sample(generator)))
             if step >= burn_in:
-                hidden, visible = hidden + of_hidden.mean, visible + clamp.apply(given.mean)
+                found = of_hidden.mean if of_rows is None else of_rows(energy, state.x)
+                hidden, visible = hidden + found, visible + clamp.apply(given.mean)
     return hidden / (n_steps - burn_in), visible / (n_steps - burn_in)

@@ -453,7 +453,7 @@ class ContrastiveDivergence(Objective):
 
 def _of_layers(energy: Any, x: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
     """Mean squared error of mean-field reconstructions, and the largest weight."""
-    error = (x - energy.visible(energy.hidden(x).mean).mean).square().mean(1)
+    error = (x - energy.reconstruct(x)).square().mean(1)
     return {
         "reconstruction_error": weighted_mean(error, weight),
         "largest_weight": energy.weight.abs().max(),
