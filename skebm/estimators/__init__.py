@@ -18,7 +18,7 @@ from skebm.estimators.neural import (
 )
 from skebm.estimators.outlier import EnergyOutlierDetector, Explanation
 from skebm.estimators.product import ProductOfDensities
-from skebm.estimators.rbm import RBMClassifier, RBMEstimator
+from skebm.estimators.rbm import GatedRBM, RBMClassifier, RBMEstimator
 from skebm.estimators.tables.encoding import TableEncoder
 from skebm.estimators.tractable import TractableDensity
 
@@ -31,6 +31,7 @@ __all__ = [
     "EnergyOutlierDetector",
     "Explanation",
     "FlowContrastiveDensity",
+    "GatedRBM",
     "HopfieldMemory",
     "Hybrid",
     "JEMClassifier",
