@@ -30,6 +30,7 @@ from skebm import (
     DeepBoltzmannMachine,
     EnergyOutlierDetector,
     FlowContrastiveDensity,
+    GatedRBM,
     JEMClassifier,
     NCEDensity,
     RBMClassifier,
@@ -58,6 +59,13 @@ SETTINGS: dict[type, dict[str, dict[str, Any]]] = {
         "fast": {"n_components": 8, "learning": "pcd", "learning_rate": 1.0, "n_iter": 20},
         "averaged": {"n_components": 8, "learning": "pcd", "optimizer": SGD(averaging=0.5)},
         "early-stopping": {"n_components": 8, "early_stopping": True},
+    },
+    GatedRBM: {
+        "defaults": {},
+        "few": {"n_components": 8, "n_factors": 12, **SHORT},
+        "fast": {"n_components": 8, "n_factors": 12, "learning_rate": 0.1, "n_iter": 20},
+        "bits": {"n_components": 8, "n_factors": 12, "visible": "bernoulli", **SHORT},
+        "early-stopping": {"n_components": 8, "n_factors": 12, "early_stopping": True},
     },
     DeepBoltzmannMachine: {
         "defaults": {},
