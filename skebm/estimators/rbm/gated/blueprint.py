@@ -19,9 +19,8 @@ from skebm.energies.rbm.gated import MAX_LOG_PRECISION
 from skebm.estimators.base import Blueprint, stopping_of
 from skebm.estimators.bases import column_means
 from skebm.estimators.rbm.gated.table import PairTable
-from skebm.estimators.rbm.safety import n_held_out
 from skebm.objectives import ConditionalDivergence
-from skebm.objectives.conditional import N_BETAS, N_CHAINS, conditional_gains
+from skebm.objectives.conditional import N_BETAS, conditional_gains
 from skebm.training import AdamW
 from skebm.training.engine import Assess, Assessment, EnergyNet
 from skebm.training.plan import TrainingPlan
@@ -34,10 +33,9 @@ N_STEPS, MOST_EPOCHS, LARGEST_BATCH, LEAST_BATCH = 2000, 200, 500, 100
 # Standard deviations of the filters' first responses. From 0.1 they stay near 0 for hundreds of
 # steps, as the gradient of each factor is a product of the two others.
 RESPONSE = 0.5
-# Pairs from which on some are held out.
-FEWEST_ROWS = 50
-# Rows that assess the finished model where none were held out, at most.
-N_JUDGES = 200
+# Pairs from which on a tenth is held out, at most so many; and their chains. Twenty assessments of
+# a default fit of large images then take a quarter of its time.
+FEWEST_ROWS, N_JUDGES, N_CHAINS = 50, 200, 2
 # Loss to the base, in nats, of which a fit warns.
 NOTED_LOSS = 0.1
 
@@ -93,10 +91,10 @@ class GatedBlueprint(Blueprint):
             filters.div_(max(width, 0.01))
 
     def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
-        """Hold out a tenth of the pairs, at most 500, of at least 50."""
+        """Hold out a tenth of at least 50 pairs, at most 200."""
         if len(rows) < FEWEST_ROWS:
             return rows, None
-        return rows.split(n_held_out(len(rows)), generator)
+        return rows.split(min(N_JUDGES, len(rows) // 10), generator)
 
     def assessment(self) -> Assess | None:
         return assess_pairs
@@ -126,7 +124,7 @@ class GatedBlueprint(Blueprint):
         found = assess_pairs(energy, judges.block(0, len(judges)), judges.weight, generator)
         if found.gain >= 0:
             return self
-        if not found.gain > -NOTED_LOSS:
+        if not found.gain > -NOTED_LOSS and not net.note_:  # which has said so
             whose = "training" if net.held_out_ is None else "held-out"
             warnings.warn(
                 f"p(y given x) is the base, independent columns of y: under the trained model the "

@@ -55,7 +55,7 @@ class PairTable(Table):
         """Learn scales and kinds of the halves of validated pairs X (n, dx + dy)."""
         x, y = X[:, :n_given], X[:, n_given:]
         of_y = [f"y[{j}]" for j in range(y.shape[1])]
-        found = cls(*(_half(*half, weight, visible) for half in ((x, names), (y, of_y))))
+        found = cls(_half(x, names, weight, visible), _half(y, of_y, weight, visible))
         constant = np.flatnonzero((y == y[0]).all(0)).tolist()
         if constant and isinstance(found.target, FlatTable):
             warnings.warn(
