@@ -3,9 +3,9 @@ Analogies of images by a gated RBM
 ==================================
 
 A gated restricted Boltzmann machine learns how the second image of a pair is made of the first. It
-sees pairs of digits, of which one is the other shifted by a pixel, stretched or sheared, and is never
-told which. The mapping units that it infers from one pair hold the relation and little of the digit,
-so that they can be applied to another digit: a is to b as c is to what?
+sees pairs of images, of which one is the other shifted, sheared or rotated, and is never told
+which. The mapping units that it infers from a pair hold the relation, so that they can be applied
+to another digit: a is to b as c is to what?
 
 The digits below are not among those that the model was trained on.
 """
@@ -19,9 +19,10 @@ from sklearn.linear_model import LogisticRegression
 from skebm import GatedRBM
 
 # %%
-# Pairs of digits
+# Pairs of images
 # ---------------
-# Six relations: shifts in four directions, a shear, and a rotation.
+# Six relations: shifts in four directions, a shear, and a rotation. Half of the training pairs are
+# random dots, which show a relation at every pixel, where digits show it at their strokes alone.
 
 RELATIONS = ("up", "down", "left", "right", "shear", "rotation")
 angle = np.radians(30)
@@ -53,6 +54,7 @@ def pairs(images, n):
 
 
 X, Y, relation = pairs(digits[:1400], 10_000)
+X_dots, Y_dots, _ = pairs((rng.random((10_000, 12, 12)) < 0.15).astype(float), 10_000)
 X_new, Y_new, relation_new = pairs(digits[1400:], 2000)
 
 # %%
@@ -61,31 +63,33 @@ X_new, Y_new, relation_new = pairs(digits[1400:], 2000)
 # `fit` does not see the relations. A linear classifier of the mapping units of 2,000 training pairs
 # finds them in pairs of new digits.
 
-model = GatedRBM(60, 120, n_iter=60, random_state=0).fit(X, Y)
+model = GatedRBM(60, 120, n_iter=60, random_state=0)
+model.fit(np.vstack([X, X_dots]), np.vstack([Y, Y_dots]))
 mapping = model.transform(X_new, Y_new)
-read_out = LogisticRegression(max_iter=1000).fit(
-    model.transform(X[:2000], Y[:2000]), relation[:2000]
-)
+read_out = LogisticRegression(C=10, max_iter=1000)
+read_out.fit(model.transform(X[:2000], Y[:2000]), relation[:2000])
 print(f"relations of new pairs that are recognised: {read_out.score(mapping, relation_new):.1%}")
 
 # %%
 # a is to b as c is to ?
 # ----------------------
-# Each row infers the mapping units from its pair (a, b) and applies them to three other digits.
+# Mapping units are inferred from the pair (a, b) and applied to three other digits. One pair shows
+# of the relation what its own strokes reveal; the mean over fifty pairs shows more of it.
 
-others = np.flatnonzero(relation_new == 0)[:3]
-fig, axes = plt.subplots(len(RELATIONS), 8, figsize=(9, 7.5))
+others = np.flatnonzero(relation_new == 0)[[0, 1, 5]]
+fig, axes = plt.subplots(len(RELATIONS), 11, figsize=(11, 6.5))
 for row, name in zip(axes, RELATIONS, strict=True):
-    a = np.flatnonzero(relation_new == RELATIONS.index(name))[3]
-    made = model.predict(X_new[others], mapping[a])
-    shown = [X_new[a], Y_new[a]]
-    for c, d in zip(X_new[others], made, strict=True):
-        shown += [c, d]
+    same = np.flatnonzero(relation_new == RELATIONS.index(name))
+    by_one = model.predict(X_new[others], mapping[same[3]])
+    by_many = model.predict(X_new[others], mapping[same[:50]].mean(0))
+    shown = [X_new[same[3]], Y_new[same[3]]]
+    for images in zip(X_new[others], by_one, by_many, strict=True):
+        shown += images
     for ax, image in zip(row, shown, strict=True):
         ax.imshow(image.reshape(12, 12), cmap="gray_r", vmin=0, vmax=1)
         ax.set(xticks=[], yticks=[])
     row[0].set_ylabel(name)
-for ax, title in zip(axes[0], ["a", "b"] + 3 * ["c", "a : b = c : ?"], strict=True):
+for ax, title in zip(axes[0], ["a", "b"] + 3 * ["c", "one pair", "fifty"], strict=True):
     ax.set_title(title, fontsize=9)
 plt.tight_layout()
 plt.show()

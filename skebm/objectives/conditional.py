@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skebm.base import Batch, Conditional, Loss, Objective
-from skebm.base.objective import weighted_mean, weighted_variance, why_diverged
+from skebm.base import Batch, Conditional, Loss, Objective, Real
+from skebm.base.objective import LARGEST_CHANGE, weighted_mean, weighted_variance, why_diverged
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import softplus_sum
 from skebm.base.units import Bernoulli, Normal
@@ -20,6 +20,8 @@ from skebm.objectives.likelihood import share_of
 
 # Chains of a row, and temperatures, of annealing that judges held-out rows.
 N_CHAINS, N_BETAS = 4, 50
+# Change of the energies of rows by a step, in nats for each real column of y, that is allowed.
+CHANGE_OF_COLUMN = 0.1
 # Uniform numbers of all chains, of a hidden layer and y side by side, (N, H + dy).
 Uniforms = Callable[[], Tensor]
 
@@ -153,9 +155,17 @@ class ConditionalDivergence(Objective):
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
-        """Check for non-finite values, then by `skebm.base.objective.why_diverged`."""
+        """Check for non-finite values, then by `skebm.base.objective.why_diverged`.
+
+        With the change of energies that a step may make in proportion to the number of columns,
+        as it is for bits: the precisions of all real columns grow at once.
+        """
+        domain = self.energy.target_domain
         reason = super().diverged(logs, before, n_rows)
-        return reason or why_diverged(logs, before, n_rows, self.energy.target_domain)
+        if isinstance(domain, Real) and "energy_change" in logs:
+            allowed = max(1.0, CHANGE_OF_COLUMN * domain.n_columns / LARGEST_CHANGE)
+            logs = logs | {"energy_change": logs["energy_change"] / allowed}
+        return reason or why_diverged(logs, before, n_rows, domain)
 
 
 # ------------------------------------------------------------------------------
