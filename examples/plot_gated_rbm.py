@@ -25,7 +25,7 @@ from skebm import GatedRBM
 # random dots, which show a relation at every pixel, where digits show it at their strokes alone.
 
 RELATIONS = ("up", "down", "left", "right", "shear", "rotation")
-angle = np.radians(30)
+angle = np.radians(-30)
 MATRICES = {
     "shear": np.array([[1, 0], [0.5, 1]]),
     "rotation": np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]),
