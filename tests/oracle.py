@@ -9,7 +9,7 @@ import itertools
 import scipy.stats
 import torch
 
-from skebm.base import Categorical, Real
+from skebm.base import Binary, Categorical, Real
 from skebm.base.domains import parts_of
 from skebm.distributions import (
     ChowLiuTree,
@@ -22,7 +22,9 @@ from skebm.energies import (
     AnnealedGaussianRBM,
     BernoulliRBM,
     ClassRBM,
+    GatedEnergy,
     GaussianRBM,
+    GivenEnergy,
     MixedRBM,
     SpikeSlabEnergy,
     SubspaceEnergy,
@@ -125,6 +127,18 @@ def bits(n):
     return torch.tensor(list(itertools.product((0.0, 1.0), repeat=n)), dtype=DOUBLE)
 
 
+def make_gated(base=None, n_given=4, n_factors=5, n_hidden=2):
+    """A gated RBM of which every parameter matters; x are bits."""
+    if base is None:
+        base = IndependentBernoulli(torch.tensor([0.3, -0.5, 0.8], dtype=DOUBLE))
+    how = {"generator": seeded(), "scale": 1.5, "dtype": DOUBLE}
+    energy = GatedEnergy(base, Binary((n_given,)), n_factors, n_hidden, **how)
+    with torch.no_grad():
+        for number, p in enumerate((*energy.parameters(), *energy.buffers())):
+            p.add_(0.3 * torch.randn(p.shape, generator=seeded(number), dtype=DOUBLE))
+    return energy
+
+
 def joint_energy(energy, x, h):
     """E(x, h) for every pair of a visible row x and a hidden row h, (n, m)."""
     if isinstance(energy, Tilted):
@@ -145,6 +159,11 @@ def joint_energy(energy, x, h):
         gate, unit = h[:, : energy.n_gates], h[:, energy.n_gates :]
         products = gate.repeat_interleave(energy.n_subspace, 1) * unit
         return joint_energy(energy.rbm, x, products) - gate @ energy.gate_bias
+    if isinstance(energy, GivenEnergy):
+        own = energy.energy
+        three = torch.einsum("fi,fj,f->ij", own.filters, own.mapping, energy.gate[0])
+        shifted = torch.einsum("ni,ij,mj->nm", x - own.offset, three, h)
+        return -((x @ own.visible_bias)[:, None] + h @ own.hidden_bias + shifted)
     W, b, c = energy.weight, energy.visible_bias, energy.hidden_bias
     if isinstance(energy, SpikeSlabEnergy):
         return spike_slab_energy(energy, x, h)

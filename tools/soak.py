@@ -30,6 +30,7 @@ from skebm import (
     DeepBoltzmannMachine,
     EnergyOutlierDetector,
     FlowContrastiveDensity,
+    GatedRBM,
     JEMClassifier,
     NCEDensity,
     RBMClassifier,
@@ -76,6 +77,12 @@ SETTINGS: dict[type, dict[str, dict[str, Any]]] = {
         "chow-liu": {"n_components": 4, "n_subspace": 2, "base": "chow-liu", **SHORT},
         "fast": {"n_components": 4, "learning": "pcd", "learning_rate": 1.0, "n_iter": 20},
         "early-stopping": {"n_components": 4, "early_stopping": True},
+    GatedRBM: {
+        "defaults": {},
+        "few": {"n_components": 8, "n_factors": 12, **SHORT},
+        "fast": {"n_components": 8, "n_factors": 12, "learning_rate": 0.1, "n_iter": 20},
+        "bits": {"n_components": 8, "n_factors": 12, "visible": "bernoulli", **SHORT},
+        "early-stopping": {"n_components": 8, "n_factors": 12, "early_stopping": True},
     },
     DeepBoltzmannMachine: {
         "defaults": {},

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -88,6 +89,16 @@ def seeded(generator: torch.Generator) -> Iterator[None]:
             with torch.cuda.device(generator.device):
                 torch.cuda.manual_seed(draw)
         yield
+
+
+def shifts(x: Tensor, width: int, seed: int) -> Tensor:
+    """Uniform numbers in [0, 1) of each row, (n, width), which depend on its entries and a seed."""
+    found, generator = torch.empty(len(x), width), torch.Generator()
+    # Adding 0 makes one number of the two zeros.
+    for place, row in enumerate((x + 0.0).cpu().numpy()):
+        generator.manual_seed(zlib.crc32(row.tobytes(), seed))
+        found[place].uniform_(generator=generator)
+    return found.to(x.device)
 
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)

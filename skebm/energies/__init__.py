@@ -14,6 +14,7 @@ from skebm.energies.pairwise.correction import PairwiseCorrection
 from skebm.energies.path import AnnealingPath, annealing_path
 from skebm.energies.rbm.binary import BernoulliRBM, Moments, TemperedCorrection, Tilted
 from skebm.energies.rbm.classes import ClassRBM
+from skebm.energies.rbm.gated import GatedEnergy, GivenEnergy
 from skebm.energies.rbm.gaussian import AnnealedGaussianRBM, GaussianRBM
 from skebm.energies.rbm.mixed import MixedRBM
 from skebm.energies.rbm.spike_slab import SpikeSlabEnergy
@@ -32,7 +33,9 @@ __all__ = [
     "BoltzmannMachine",
     "Confined",
     "Conv",
+    "GatedEnergy",
     "GaussianRBM",
+    "GivenEnergy",
     "MixedDBM",
     "MixedRBM",
     "TemperedCorrection",

@@ -18,7 +18,13 @@ from skebm.estimators.neural import (
 )
 from skebm.estimators.outlier import EnergyOutlierDetector, Explanation
 from skebm.estimators.product import ProductOfDensities
-from skebm.estimators.rbm import RBMClassifier, RBMEstimator, SpikeSlabRBM, SubspaceRBM
+from skebm.estimators.rbm import (
+    GatedRBM,
+    RBMClassifier,
+    RBMEstimator,
+    SpikeSlabRBM,
+    SubspaceRBM,
+)
 from skebm.estimators.tables.encoding import TableEncoder
 from skebm.estimators.tractable import TractableDensity
 
@@ -31,6 +37,7 @@ __all__ = [
     "EnergyOutlierDetector",
     "Explanation",
     "FlowContrastiveDensity",
+    "GatedRBM",
     "HopfieldMemory",
     "Hybrid",
     "JEMClassifier",

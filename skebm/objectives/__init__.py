@@ -2,6 +2,7 @@
 
 from skebm.base import Centering, Offsets, Penalty
 from skebm.objectives.classes import ClassLikelihood
+from skebm.objectives.conditional import ConditionalDivergence
 from skebm.objectives.contrastive.divergence import ContrastiveDivergence
 from skebm.objectives.contrastive.negative_phase import ContrastiveState
 from skebm.objectives.contrastive.refinement import Refinement
@@ -33,6 +34,7 @@ __all__ = [
     "CenteredObjective",
     "Centering",
     "ClassLikelihood",
+    "ConditionalDivergence",
     "ContrastiveDivergence",
     "ContrastiveState",
     "DenoisingScoreMatching",

@@ -17,7 +17,7 @@ import torch
 from scipy.special import logsumexp
 from sklearn.base import is_classifier
 
-from skebm import DeepBeliefNetwork, EnergyOutlierDetector
+from skebm import DeepBeliefNetwork, EnergyOutlierDetector, GatedRBM
 from skebm.base import Binary
 from skebm.estimators.base import BaseEBM
 
@@ -91,8 +91,8 @@ def check(estimator, table, max_seconds=MAX_SECONDS):
     with Caught() as caught, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         with deadline(2 * max_seconds):
-            estimator.fit(table.X, table.y if wants_classes(estimator) else None)
-            scores = estimator.score_samples(table.X)
+            estimator.fit(table.X, target_of(estimator, table))
+            scores = scores_of(estimator, table.X)
     seconds = time.perf_counter() - started
     violations = violated(caught.error, said, table.X)
     if seconds > max_seconds:
@@ -129,7 +129,7 @@ def violated(error, said, X):
 
 def examined(estimator, table, scores):
     """Whether scores are finite, p is normalised, and held-out rows gain over the base."""
-    scores = np.concatenate([scores, estimator.score_samples(table.held_out)])
+    scores = np.concatenate([scores, scores_of(estimator, table.held_out)])
     lost = ~np.isfinite(scores)
     if lost.any():
         return Found({"nan": f"{lost.sum()} of {len(scores)} scores are not finite"})
@@ -155,6 +155,20 @@ def is_refusal(error, X):
     return isinstance(error, kinds) and bool(FIX.search(str(error)))
 
 
+def target_of(estimator, table):
+    """What `fit` takes beside the rows: classes, of a model of pairs the reversed rows, or None."""
+    if isinstance(estimator, GatedRBM):
+        return table.X[:, ::-1]
+    return table.y if wants_classes(estimator) else None
+
+
+def scores_of(estimator, X):
+    """Scores of rows, of a model of pairs given which they are the reversed ones."""
+    if isinstance(estimator, GatedRBM):
+        return estimator.score_samples(X, X[:, ::-1])
+    return estimator.score_samples(X)
+
+
 def wants_classes(estimator):
     inner = getattr(estimator, "estimator", estimator)
     return inner is not None and is_classifier(inner)
@@ -168,7 +182,7 @@ def density_of(estimator):
         estimator = estimator.estimator_
     if isinstance(estimator, DeepBeliefNetwork):
         return estimator if estimator.bound_kind_ == "exact" else None
-    if not isinstance(estimator, BaseEBM) or estimator.partition is None:
+    if not isinstance(estimator, BaseEBM) or getattr(estimator, "partition", None) is None:
         return None
     return estimator
 

@@ -14,6 +14,7 @@ from skebm import (
     DeepBoltzmannMachine,
     EnergyOutlierDetector,
     FlowContrastiveDensity,
+    GatedRBM,
     JEMClassifier,
     NCEDensity,
     RBMClassifier,
@@ -42,6 +43,7 @@ CASES = {
     FlowContrastiveDensity: lambda: FlowContrastiveDensity(n_flow_steps=10, **FEW),
     JEMClassifier: lambda: JEMClassifier(**FEW),
     RBMClassifier: lambda: RBMClassifier(8, **FEW),
+    GatedRBM: lambda: GatedRBM(8, 12, **FEW),
     EnergyOutlierDetector: lambda: EnergyOutlierDetector(
         ScoreMatchingDensity(**FEW), random_state=0
     ),

@@ -23,7 +23,9 @@ from skebm.energies import (
     BernoulliRBM,
     BoltzmannMachine,
     ClassRBM,
+    GatedEnergy,
     GaussianRBM,
+    GivenEnergy,
     MixedDBM,
     MixedRBM,
     NeuralEnergy,
@@ -50,6 +52,7 @@ from tests.oracle import (
     finite_difference,
     joint_energy,
     make_class_rbm,
+    make_gated,
     make_gaussian_rbm,
     make_rbm,
     make_spike_slab,
@@ -173,6 +176,11 @@ CASES = {
             Columns([IndependentBernoulli(field(2)), Gaussian(field(2), 1.5)])
         ),
     },
+    GatedEnergy: {
+        "pairs of bits": make_gated,
+        "bits and a pair of numbers": lambda: make_gated(Gaussian(field(3), 1.5)),
+    },
+    GivenEnergy: {"bits given others": lambda: make_gated().given(field(4))},
     MixedDBM: {
         "deep mixed": lambda: MixedDBM(
             Columns([IndependentBernoulli(field(2)), Gaussian(field(2), 1.5)]),
@@ -227,6 +235,8 @@ def rows(energy, n=6, seed=0):
     """Rows near the states of the domain; energies are functions of real arguments."""
     if isinstance(energy.domain, Real):
         return 2 * torch.randn(n, *energy.domain.shape, generator=seeded(seed), dtype=DOUBLE)
+    if isinstance(energy, GatedEnergy):  # whose base is that of a part of the row
+        return torch.randn(n, energy.domain.n_columns, generator=seeded(seed), dtype=DOUBLE)
     if isinstance(energy.domain, Mixed):
         return energy.base.sample(n, seeded(seed))
     x = energy.domain.uniform(n, seeded(seed), dtype=DOUBLE)

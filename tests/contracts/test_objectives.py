@@ -18,6 +18,7 @@ from skebm.objectives import (
     CenteredObjective,
     Centering,
     ClassLikelihood,
+    ConditionalDivergence,
     ContrastiveDivergence,
     DenoisingScoreMatching,
     EnergyDiscrepancy,
@@ -67,7 +68,7 @@ from tests.objectives import (
     uniform,
     weights,
 )
-from tests.oracle import DOUBLE, make_class_rbm, make_rbm, make_tree_rbm, seeded
+from tests.oracle import DOUBLE, make_class_rbm, make_gated, make_rbm, make_tree_rbm, seeded
 from tests.tiers import named, only_full
 
 
@@ -251,6 +252,21 @@ def on_discrete(cls, name):
     return {f"{name}{key}": case for key, case in cases.items()}
 
 
+def gated_numbers():
+    return make_gated(Gaussian(torch.zeros(3, dtype=DOUBLE), 1.0))
+
+
+def pair_rows(of_bits):
+    """Bits, and beside them bits or numbers."""
+
+    def rows(n=6):
+        x = torch.rand(n, 4, generator=seeded(11), dtype=DOUBLE).round()
+        y = torch.randn(n, 3, generator=seeded(12), dtype=DOUBLE)
+        return torch.cat([x, (y > 0).to(DOUBLE) if of_bits else y], 1)
+
+    return rows
+
+
 JITTER = torch.tensor([0.3, 0.0, 0.1], dtype=DOUBLE)
 SIGMA = torch.tensor([0.3, 0.7, 1.1], dtype=DOUBLE)
 
@@ -393,6 +409,12 @@ CASES = {
             with_classes(Persistent, generative_weight=0.3, centering=Centering()),
             classes_of_bits,
             scalar=False,
+        ),
+    },
+    ConditionalDivergence: {
+        "pairs": Case(lambda: ConditionalDivergence(gently(make_gated)()), pair_rows(True)),
+        "pairs of numbers": Case(
+            lambda: ConditionalDivergence(gently(gated_numbers)(), n_steps=2), pair_rows(False)
         ),
     },
     JointLikelihood: {

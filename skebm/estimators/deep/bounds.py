@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import zlib
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from skebm.base import BipartiteEnergy
+from skebm.base.torchtools import shifts
 
 # Hidden layers below the top of at most so many units each are summed over.
 SUMMED_UNITS = 12
@@ -118,13 +118,3 @@ def sampled_gain(energies: Sequence[BipartiteEnergy], x: Tensor, n_draws: int, s
                 mean = upper.hidden(h).mean
         total = torch.logaddexp(total, gain)
     return total - math.log(n_draws)
-
-
-def shifts(x: Tensor, width: int, seed: int) -> Tensor:
-    """Uniform numbers in [0, 1) of each row, (n, width), which depend on its entries and a seed."""
-    found, generator = torch.empty(len(x), width), torch.Generator()
-    # Adding 0 makes one number of the two zeros.
-    for place, row in enumerate((x + 0.0).cpu().numpy()):
-        generator.manual_seed(zlib.crc32(row.tobytes(), seed))
-        found[place].uniform_(generator=generator)
-    return found.to(x.device)

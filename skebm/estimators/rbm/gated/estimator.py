@@ -1,0 +1,598 @@
+"""Gated restricted Boltzmann machine as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from torch import Tensor
+
+from skebm._validation import (
+    Interval,
+    StrOptions,
+    as_numbers,
+    check_is_fitted,
+    fit_context,
+)
+from skebm.base.energy import check_temperature
+from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
+from skebm.distributions import Distribution
+from skebm.energies import GatedEnergy
+from skebm.estimators._docs import shared_docs
+from skebm.estimators.base import (
+    COMMON_CONSTRAINTS,
+    BaseEBM,
+    raises_interrupt,
+    restores_on_failure,
+)
+from skebm.estimators.rbm.gated.blueprint import GatedBlueprint, fit_target_base, gated_plan
+from skebm.estimators.rbm.gated.given import (
+    N_BETAS,
+    N_CHAINS,
+    PairLikelihoods,
+    draws,
+    is_exact,
+    log_normalisers,
+    means,
+)
+from skebm.estimators.rbm.gated.table import Pairs, PairTable
+from skebm.estimators.tables.table import Table
+from skebm.training import AdamW, EarlyStopping
+from skebm.training.engine import EnergyNet
+from skebm.training.rows import Rows
+
+# Rows for which chains run together.
+BLOCK = 256
+UNUSED = ("partition", "sampler")
+
+
+@shared_docs
+class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
+    r"""Gated restricted Boltzmann machine: what makes rows y of rows x, and p(y | x).
+
+    .. math::
+        E(y, h \mid x) = -\sum_f U_f (x - m)\; V_f (y - n)\; W_f h - b^\top y - c^\top h
+        \;\Bigl( + \tfrac12 \textstyle\sum_i e^{s_i} y_i^2 \Bigr), \qquad
+        p(y \mid x) = \frac{1}{Z(x)} \sum_h e^{-E(y, h \mid x)}
+
+    A model of pairs with factored three-way weights [1]_: x gates the weights between y and the
+    mapping units h, which so represent the relation of the two rows and not their content. Inferred
+    from a pair of images that are shifts of each other, they tell the shift; applied to another
+    image, they shift it. Given x the model is a restricted Boltzmann machine, so that p(h | x, y)
+    and p(y | x, h) are exact and the mapping units are summed out of p(y | x) in closed form; x
+    itself is not modelled. Training is contrastive divergence with x clamped, by Adam.
+
+    Of x and of y each for itself, values in [0, 1] are probabilities of bits, and other numbers are
+    standardised columns: Gaussian units in y, whose precisions are learned. Patches of images train
+    best after the contrast of each is normalised, which is not done here.
+
+    A tenth of at least 50 pairs is held out as a guard: where p(y | x) of these, by short
+    annealing, is best before the end or below that of independent columns of y, training ends with
+    the best weights, or with the base alone.
+
+    Parameters
+    ----------
+    n_components : int, default=50
+        Number of mapping units, H.
+    n_factors : int, default=100
+        Number of factors, F: filters of x, of y and of h.
+    learning_rate : float, default=0.01
+        Learning rate of Adam.
+    batch_size : int or "auto", default="auto"
+        Maximum number of pairs per step; ``"auto"`` is a twentieth of the pairs, between 100 and
+        500. Smaller steps are noisy, and filters may stay alike.
+    n_iter : int or "auto", default="auto"
+        Number of epochs; ``"auto"`` amounts to 2,000 steps, and at most 200 epochs. 0 leaves the
+        base: independent columns of y.
+    n_gibbs : int, default=1
+        Gibbs steps of contrastive divergence.
+    verbose : int, default=0
+        1 shows a progress bar.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the weights, the shuffling and the chains; global generators are not used.
+    optimizer : AdamW or None, default=None
+        Weight decay, learning rate schedule, weight averaging and roll-backs; None is
+        :class:`skebm.training.AdamW` with its default settings.
+    visible : {"auto", "bernoulli", "gaussian"}, default="auto"
+        Kind of the columns. ``"auto"``: bits where all values of x, or of y, are in [0, 1];
+        ``"bernoulli"``: probabilities of bits, min-max scaled with a warning where values are
+        outside [0, 1]; ``"gaussian"``: standardised numbers.
+    early_stopping : bool or EarlyStopping, default=False
+        Stop when log p(y | x) of held-out pairs, by annealing, no longer improves, and keep the
+        best weights; settings in :class:`skebm.training.EarlyStopping`.
+    warm_start : bool, default=False
+        Continue from the weights of the previous `fit`, with the same base and units.
+    device : str, default="auto"
+        ``"auto"`` is a GPU if there is one.
+    dtype : {"float32", "float64"}, default="float32"
+        Precision of training. What is said of pairs is computed in double precision.
+    <<net_params>>
+
+    Attributes
+    ----------
+    density_ : {"model", "base"}
+        What p(y | x) is: the model, or the base alone, without training or where held-out pairs (of
+        fewer than 50, the training pairs) are less likely under the model.
+    base_ : Distribution
+        Independent columns of y, on rows of the energy.
+    given_components_, components_ : ndarray of shape (F, dx) and (F, dy)
+        Filters U of x and V of y, in rows of the energy, read-only.
+    mapping_components_ : ndarray of shape (F, H)
+        W, read-only.
+    n_outputs_ : int
+        Number of columns of y, dy.
+    history_ : list of dict
+        One entry per epoch: energy gap, reconstruction error of y; learning rate, seconds; a few
+        times a fit ``gain_over_base`` and ``gain_error`` of held-out pairs, in nats.
+    n_iter_, n_restarts_ : int
+        Number of epochs, and of roll-backs.
+    energy_, net_ : GatedEnergy, EnergyNet
+        The energy of p(y | x) as a torch module, and the skorch net.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
+        Of x.
+
+    See Also
+    --------
+    RBMEstimator : A restricted Boltzmann machine of rows alone.
+    RBMClassifier : Of rows and classes.
+
+    References
+    ----------
+    .. [1] Memisevic and Hinton (2010), "Learning to represent spatial transformations with factored
+       higher-order Boltzmann machines", Neural Computation 22(6). Memisevic and Hinton (2007),
+       "Unsupervised learning of image transformations", CVPR.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skebm import GatedRBM
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.integers(0, 2, (2000, 6)).astype(float)
+    >>> shift = rng.integers(0, 2, 2000)  # by one place, or by none
+    >>> Y = np.where(shift[:, None], np.roll(X, 1, axis=1), X)
+    >>> model = GatedRBM(4, 24, n_iter=100, random_state=0).fit(X, Y)
+    >>> bool(model.score(X, Y) > -2)  # log 2 is 0.7 and six fair coins have 4.2
+    True
+    >>> mapping = model.transform(X[:1], np.roll(X[:1], 1))
+    >>> model.predict([[1, 1, 0, 0, 0, 0]], mapping).round()
+    array([[0., 1., 1., 0., 0., 0.]])
+    """
+
+    _parameter_constraints: dict = {
+        **{name: kinds for name, kinds in COMMON_CONSTRAINTS.items() if name not in UNUSED},
+        "n_components": [Interval(Integral, 1, None, closed="left")],
+        "n_factors": [Interval(Integral, 1, None, closed="left")],
+        "n_gibbs": [Interval(Integral, 1, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "optimizer": [AdamW, None],
+        "visible": [StrOptions({"auto", "bernoulli", "gaussian"})],
+    }
+    _configs = {
+        "optimizer": lambda value, names: AdamW(),
+        "early_stopping": lambda value, names: EarlyStopping(),
+    }
+    _blueprint: GatedBlueprint
+
+    def __init__(
+        self,
+        n_components=50,
+        n_factors=100,
+        *,
+        learning_rate=0.01,
+        batch_size="auto",
+        n_iter="auto",
+        n_gibbs=1,
+        verbose=0,
+        random_state=None,
+        optimizer=None,
+        visible="auto",
+        early_stopping=False,
+        warm_start=False,
+        device="auto",
+        dtype="float32",
+        net_params=None,
+    ):
+        self.n_components = n_components
+        self.n_factors = n_factors
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.n_iter = n_iter
+        self.n_gibbs = n_gibbs
+        self.verbose = verbose
+        self.random_state = random_state
+        self.optimizer = optimizer
+        self.visible = visible
+        self.early_stopping = early_stopping
+        self.warm_start = warm_start
+        self.device = device
+        self.dtype = dtype
+        self.net_params = net_params
+
+    # ---------------------------------------------------------------- fitting
+
+    @fit_context(prefer_skip_nested_validation=True)
+    @raises_interrupt
+    @restores_on_failure
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> GatedRBM:
+        """Fit the model to pairs of rows.
+
+        Ctrl-C during training raises `KeyboardInterrupt` once the model trained so far is usable. A
+        call that fails in any other way leaves the estimator as it was before it.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Rows x.
+        y : array-like of shape (n_samples, n_outputs) or (n_samples,)
+            The row y of each pair.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Non-negative weights; pairs of weight 0 are ignored.
+
+        Returns
+        -------
+        self : object
+        """
+        self._fit(Pairs(X, y), sample_weight, streaming=False)
+        return self
+
+    @fit_context(prefer_skip_nested_validation=True)
+    @restores_on_failure
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> GatedRBM:
+        """Train for one epoch on pairs, in mini-batches, from the current state.
+
+        A call that fails or is interrupted leaves the estimator as it was before it, bit for bit.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+        y : array-like of shape (n_samples, n_outputs) or (n_samples,)
+        sample_weight : array-like of shape (n_samples,), default=None
+
+        Returns
+        -------
+        self : object
+        """
+        self._fit(Pairs(X, y), sample_weight, streaming=True)
+        return self
+
+    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+        return {}
+
+    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
+        """Validated rows x, or pairs side by side."""
+        kwargs |= {"reset": reset, "min_samples": min_samples}
+        if not isinstance(X, Pairs):
+            return super()._validate(X, **kwargs)
+        y = X.y.toarray() if sp.issparse(X.y) else X.y
+        x, y = super()._validate(X.X, y=y, multi_output=True, y_numeric=True, **kwargs)
+        target = as_numbers("y", y)
+        if target.ndim not in (1, 2) or target.size == 0:
+            raise ValueError(f"y must hold a row of at least one number a pair, got {y.shape}.")
+        if reset:
+            self._one_column = target.ndim == 1
+        target = target.reshape(len(x), -1)
+        if reset:
+            self.n_outputs_ = target.shape[1]
+        elif target.shape[1] != self.n_outputs_:
+            raise ValueError(
+                f"y has {target.shape[1]} columns, but {type(self).__name__} was fitted with "
+                f"{self.n_outputs_}: pass rows y of as many."
+            )
+        return np.hstack([x, target.astype(x.dtype)])
+
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> PairTable:
+        names = getattr(self, "feature_names_in_", None)
+        return PairTable.learn(X, self.n_features_in_, weight, self.visible, names)
+
+    def _design(
+        self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
+    ) -> GatedBlueprint:
+        assert isinstance(table, PairTable)
+        base = fit_target_base(rows, table) if before is None else self._blueprint.base
+        plan = gated_plan(self, rows, streaming=streaming)
+        check_memory(
+            f"n_factors={self.n_factors} and n_components={self.n_components} with "
+            f"{rows.n_columns} columns",
+            4.0 * self.n_factors * (rows.n_columns + self.n_components + 2 * plan.batch_size),
+            rows.dtype,
+            rows.device,
+        )
+        n_hidden, n_factors = int(self.n_components), int(self.n_factors)
+        return GatedBlueprint(table, plan, base, n_factors, n_hidden, int(self.n_gibbs))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        tags.target_tags.multi_output = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    @property
+    def _n_features_out(self) -> int:
+        return self._blueprint.n_hidden
+
+    # ---------------------------------------------------------------- likelihood of y given x
+
+    def energy(self, X: Any, y: Any) -> np.ndarray:  # type: ignore[override]
+        """Free energy F(y | x) of each pair, in nats and in the units of y.
+
+        Energies of different x are on different scales: log p(y | x) is minus this less log Z(x).
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+        y : array-like of shape (n_samples, n_outputs) or (n_samples,)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return self._energies(self._rows(Pairs(X, y)))
+
+    def log_likelihood(
+        self, X: Any, y: Any, *, n_chains: int = N_CHAINS, n_betas: int = N_BETAS
+    ) -> PairLikelihoods:
+        """log p(y | x) of each pair with its bracket, in nats and in the units of y.
+
+        Exact with at most 12 mapping units, or at most 12 bits in y. Otherwise log Z(x) of each row
+        is annealed from the base, which gives the upper end of log p; the lower end is the least
+        that this and annealing back to the base give, from where the chains arrived and from y. The
+        ends hold on average, the lower one if the chains have found the modes of p(y | x).
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+        y : array-like of shape (n_samples, n_outputs) or (n_samples,)
+        n_chains : int, default=4
+            Chains of each row, in both directions.
+        n_betas : int, default=100
+            Steps of a chain. A narrower bracket takes more.
+
+        Returns
+        -------
+        PairLikelihoods
+            ``log_prob``, the middle of the ends ``lower`` and ``upper``, each (n_samples,), and
+            ``exact``.
+        """
+        whole_number("n_chains", n_chains, 1)
+        whole_number("n_betas", n_betas, 1)
+        rows = self._rows(Pairs(X, y))
+        value = self._energies(rows, likely=True)
+        seed = self.net_.seed_
+
+        def both(energy: GatedEnergy, x: Tensor) -> Tensor:
+            return torch.stack(log_normalisers(energy, x, seed, n_chains, n_betas), 1)
+
+        low, high = self._computed(rows, both, "log Z").T
+        middle = (low + high) / 2
+        return PairLikelihoods(-value - middle, -value - high, -value - low, is_exact(self.energy_))
+
+    def score_samples(self, X: Any, y: Any = None) -> np.ndarray:
+        """log p(y | x) of each pair, in nats and in the units of y.
+
+        Exact with at most 12 mapping units, or at most 12 bits in y; otherwise the middle of the
+        bracket of :meth:`log_likelihood`.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+        y : array-like of shape (n_samples, n_outputs) or (n_samples,)
+            Not optional; a call without it raises `ValueError`.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return self.log_likelihood(X, y).log_prob
+
+    def score(self, X: Any, y: Any) -> float:
+        """Mean log p(y | x) of pairs, at the lower end of its bracket where it is not exact.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+        y : array-like of shape (n_samples, n_outputs) or (n_samples,)
+
+        Returns
+        -------
+        float
+            In nats.
+        """
+        return float(self.log_likelihood(X, y).lower.mean())
+
+    def _computed(
+        self,
+        rows: Rows,
+        function: Callable[[GatedEnergy, Tensor], Tensor],
+        what: str,
+        of: Any = None,
+    ) -> np.ndarray:
+        """A function of rows in double precision, (n, ...); `of` another energy than that of p."""
+        energy = self._blueprint.scoring_energy(self.energy_ if of is None else of)
+        blocks = [rows.block(k, min(k + BLOCK, len(rows))) for k in range(0, len(rows), BLOCK)]
+        with torch.no_grad():
+            found = torch.cat([function(energy, x.double()) for x in blocks]).cpu().numpy()
+        return self._blueprint.table.check_finite(found, rows, what)
+
+    def _map(self, rows: Rows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
+        energy = self._blueprint.scoring_energy(self.energy_)
+        return rows.map(lambda x: function(energy, x.double()))
+
+    def _alone(self, X: Any) -> tuple[Rows, np.dtype]:
+        """Rows x without their y, and their precision."""
+        check_is_fitted(self)
+        found = self._validate(X)
+        return self._rows_of(self._blueprint.table.alone(found)), found.dtype
+
+    # ---------------------------------------------------------------- mapping units
+
+    def transform(self, X: Any, y: Any = None) -> np.ndarray:
+        """Means of the mapping units: of each pair, p(h_j = 1 | x, y), or given x alone.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+        y : array-like of shape (n_samples, n_outputs) or (n_samples,), default=None
+            None: y is unknown and summed out, exactly with at most 12 mapping units or bits of y,
+            otherwise by Gibbs chains. `fit_transform` returns these too.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_components)
+            In the precision of X.
+        """
+        if y is None:
+            rows, dtype = self._alone(X)
+            return self._of_x(rows)[0].astype(dtype, copy=False)
+        check_is_fitted(self)
+        pairs = self._validate(Pairs(X, y))
+
+        def inferred(energy: GatedEnergy, rows: Tensor) -> Tensor:
+            x, target = energy.split(rows)
+            return energy.given(x).hidden(target).mean
+
+        found = self._computed(self._rows_of(pairs), inferred, "mapping units", self._trained)
+        return found.astype(pairs.dtype, copy=False)
+
+    def predict(self, X: Any, mapping: Any = None) -> np.ndarray:
+        """Mean of y: apply a relation to rows x, E(y | x, h), or without one E(y | x).
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+        mapping : array-like of shape (n_samples, n_components) or (1, n_components), default=None
+            Mapping units h in [0, 1], as :meth:`transform` infers from other pairs; one row for all
+            rows x, or one for each. None: the mean over p(h | x), exact with at most 12 mapping
+            units or bits of y, otherwise by Gibbs chains.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_outputs), or (n_samples,) where y was one-dimensional
+            In the units of y and the precision of X; probabilities of bits.
+        """
+        rows, dtype = self._alone(X)
+        if mapping is None:
+            found = self._of_x(rows)[1]
+        else:
+            h = torch.from_numpy(self._checked_mapping(mapping, len(rows)))
+            energy = self._blueprint.scoring_energy(self._trained)
+            x = rows.block(0, len(rows))[:, : energy.n_given].double()
+            with torch.no_grad():
+                target = energy.given(x).visible(h.to(x.device)).mean.cpu().numpy()
+            found = self._blueprint.table.check_finite(target, rows, "y")
+        return self._outwards(torch.from_numpy(found), dtype)
+
+    def _of_x(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        """Means of the mapping units and of y given x alone."""
+        seed, n_hidden = self.net_.seed_, self._n_features_out
+
+        def both(energy: GatedEnergy, x: Tensor) -> Tensor:
+            return torch.cat(means(energy, x[:, : energy.n_given], seed), 1)
+
+        found = self._computed(rows, both, "means given x")
+        return found[:, :n_hidden], found[:, n_hidden:]
+
+    def _checked_mapping(self, mapping: Any, n: int) -> np.ndarray:
+        found = np.atleast_2d(as_numbers("mapping", mapping))
+        n_hidden = self._n_features_out
+        if found.ndim != 2 or found.shape[1] != n_hidden or len(found) not in (1, n):
+            raise ValueError(
+                f"mapping has shape {found.shape}, but there are {n_hidden} mapping units and {n} "
+                "rows of X: pass one row for all of these, or one for each."
+            )
+        if not ((found >= 0) & (found <= 1)).all():
+            raise ValueError("mapping must hold values in [0, 1], as transform(X, y) returns them.")
+        return np.broadcast_to(found, (n, n_hidden)).copy()
+
+    def _outwards(self, y: Tensor, dtype: Any) -> np.ndarray:
+        """Rows y of the energy in the units of the data."""
+        found = self._blueprint.table.invert(y).astype(dtype, copy=False)
+        return found[:, 0] if self._one_column else found
+
+    def sample(
+        self,
+        X: Any,
+        random_state: Any = None,
+        *,
+        temperature: float = 1.0,
+        n_steps: int = 1000,
+    ) -> np.ndarray:
+        """Draw a row y for each row x, from p(y | x) to the power of 1 / T and normalised.
+
+        Exact with at most 12 mapping units, or at most 12 bits in y. Otherwise final states of
+        Gibbs chains, started by annealing from the base, and approximate if they have not
+        converged.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Repeat a row for several draws.
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        temperature : float, default=1.0
+            T > 0, by which the energy of y and h is divided.
+        n_steps : int, default=1000
+            Steps of the chains, if they are needed.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_outputs), or (n_samples,) where y was one-dimensional
+            In the units of y.
+        """
+        whole_number("n_steps", n_steps, 1)
+        check_temperature(temperature)
+        rows, dtype = self._alone(X)
+        generator = self._generator(random_state)
+
+        def drawn(energy: GatedEnergy, x: Tensor) -> Tensor:
+            return draws(energy, x[:, : energy.n_given], generator, n_steps, 1 / temperature)
+
+        return self._outwards(torch.from_numpy(self._computed(rows, drawn, "draws")), dtype)
+
+    # ---------------------------------------------------------------- fitted attributes
+
+    @property
+    def _trained(self) -> GatedEnergy:
+        """The model of pairs, whatever p(y given x) is."""
+        energy: GatedEnergy = self.net_.module_.energy.eval()
+        return energy
+
+    @property
+    def density_(self) -> str:
+        """What p(y | x) is, the model or the base."""
+        check_is_fitted(self)
+        return "base" if self._blueprint.base_alone else "model"
+
+    @property
+    def base_(self) -> Distribution:
+        """Independent columns of y."""
+        check_is_fitted(self)
+        return self._blueprint.base
+
+    @property
+    def given_components_(self) -> np.ndarray:
+        """Filters U of x, (F, dx)."""
+        return self._read_only("given_filters")
+
+    @property
+    def components_(self) -> np.ndarray:
+        """Filters V of y, (F, dy)."""
+        return self._read_only("filters")
+
+    @property
+    def mapping_components_(self) -> np.ndarray:
+        """Weights W of the mapping units, (F, H)."""
+        return self._read_only("mapping")
+
+    def _read_only(self, name: str) -> np.ndarray:
+        if not self.__sklearn_is_fitted__():
+            raise AttributeError(f"{type(self).__name__} is not fitted: call fit first.")
+        value: np.ndarray = getattr(self._trained, name).detach().cpu().numpy()
+        value.flags.writeable = False
+        return value

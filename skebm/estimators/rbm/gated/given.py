@@ -1,0 +1,230 @@
+r"""What a gated RBM says of y given x: normalisers, means and draws.
+
+Exactly where there are few mapping units, or few bits in y: the sum over all states of that layer
+has closed terms. Otherwise by chains, whose uniform numbers depend on a seed and on the row alone,
+so that a row has the same value beside any others.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skebm.base import Binary
+from skebm.base.torchtools import shifts
+from skebm.energies import GatedEnergy, GivenEnergy
+from skebm.objectives.conditional import annealed_log_z, drawn, log_mean
+
+# Units of a layer up to which its states are summed over.
+SUMMED_UNITS = 12
+# Chains of a row and temperatures of its normaliser; Gibbs steps before annealing backward.
+N_CHAINS, N_BETAS, N_BURN_IN = 4, 100, 10
+# Steps of annealing before the Gibbs steps that a mean is over, and as many of these.
+N_STEPS = 100
+# Numbers that are held at once.
+CHUNK = 4_000_000
+
+
+class PairLikelihoods(NamedTuple):
+    """Log-likelihoods of rows y given rows x, in nats and in the units of y.
+
+    Attributes
+    ----------
+    log_prob : ndarray of shape (n_samples,)
+        The middle of the two ends.
+    lower, upper : ndarray of shape (n_samples,)
+        By an upper and a lower end of log Z(x): annealing from the base, which is low on average,
+        and the largest of this and of annealing back to the base, from where these chains arrived
+        and from y, which is high on average if they are draws of the model. Equal where exact.
+    exact : bool
+        Whether log Z is a sum over all states of a layer.
+    """
+
+    log_prob: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    exact: bool
+
+
+def is_exact(energy: GatedEnergy) -> bool:
+    """Whether the states of a layer are summed over."""
+    return len(energy.hidden_bias) <= SUMMED_UNITS or _few_bits(energy)
+
+
+def _few_bits(energy: GatedEnergy) -> bool:
+    domain = energy.target_domain
+    return isinstance(domain, Binary) and domain.n_columns <= SUMMED_UNITS
+
+
+class States(NamedTuple):
+    """All states of the layer that is summed over, (S, ...), and their log weights, (n, S)."""
+
+    given: GivenEnergy
+    states: Tensor
+    log_weight: Tensor
+    of_hidden: bool
+
+    @classmethod
+    def of(cls, energy: GatedEnergy, x: Tensor, beta: float = 1.0) -> States:
+        """Of rows x (n, dx)."""
+        given = energy.given(x)
+        of_hidden = len(energy.hidden_bias) <= SUMMED_UNITS
+        domain = given.hidden_domain if of_hidden else given.domain
+        states = domain.states(0, round(domain.n_states), dtype=x.dtype, device=x.device)
+        energies = given.hidden_energies if of_hidden else given.free_energies
+        return cls(given, states, -energies(states, beta), of_hidden)
+
+
+def _rows_at_once(energy: GatedEnergy) -> int:
+    """Rows whose tables of states and units fit."""
+    layers = len(energy.hidden_bias), energy.target_domain.n_columns
+    n_states = 2 ** (layers[0] if layers[0] <= SUMMED_UNITS else layers[1])
+    return max(1, CHUNK // (n_states * max(layers)))
+
+
+class Numbers:
+    """Uniform numbers of chains of rows, the same for a row whatever the others are.
+
+    Parameters
+    ----------
+    rows : Tensor of shape (n, d)
+    width : int
+        Numbers of a step of a chain.
+    n_chains : int
+    seed : int
+    """
+
+    def __init__(self, rows: Tensor, width: int, n_chains: int, seed: int):
+        self.shift = shifts(rows, width, seed).to(rows.dtype)
+        self.generator, self.n_chains = torch.Generator().manual_seed(seed), n_chains
+
+    def __call__(self) -> Tensor:
+        """Those of the next step, (n_chains n, width)."""
+        size = (self.n_chains, 1, self.shift.shape[1])
+        u = torch.rand(size, generator=self.generator, dtype=self.shift.dtype)
+        return (u.to(self.shift.device) + self.shift).remainder_(1.0).flatten(0, 1)
+
+
+def _width(given: GivenEnergy) -> int:
+    return given.hidden_domain.n_columns + given.domain.n_columns
+
+
+def _step(given: GivenEnergy, y: Tensor, u: Tensor, beta: float = 1.0) -> Tensor:
+    """A Gibbs step by uniform numbers."""
+    n_hidden = given.hidden_domain.n_columns
+    h = drawn(given.hidden(y, beta), u[:, :n_hidden])
+    return drawn(given.visible(h, beta), u[:, n_hidden:])
+
+
+@torch.no_grad()
+def log_normalisers(
+    energy: GatedEnergy, rows: Tensor, seed: int, n_chains: int, n_betas: int
+) -> tuple[Tensor, Tensor]:
+    """Lower and upper ends of log Z(x), (n,) each, of pairs (n, dx + dy).
+
+    Direction: equal and exact where a layer is summed over. Otherwise the lower end is annealing
+    from the base, low on average; the upper end the larger of three: this one, and annealing back
+    to the base, from rows that those chains arrived at (high on average if these are draws of the
+    model: they are drawn by the weights of the chains) and from y, whose mode they may have missed.
+    """
+    if is_exact(energy):
+        parts = rows[:, : energy.n_given].split(_rows_at_once(energy))
+        found = torch.cat([States.of(energy, x).log_weight.logsumexp(1) for x in parts])
+        return found, found
+    x, y = energy.split(rows)
+    given = energy.given(x).of_chains(n_chains)
+    uniforms = Numbers(rows, _width(given), n_chains, seed)
+    log_weight, ends = annealed_log_z(given, n_betas, uniforms)
+    forward = log_mean(log_weight, n_chains)
+    upper = forward
+    for starts in (_resampled(ends, log_weight, uniforms), y.repeat(n_chains, 1)):
+        for _ in range(N_BURN_IN):
+            starts = _step(given, starts, uniforms())
+        log_weight, _ = annealed_log_z(given, n_betas, uniforms, starts)
+        upper = torch.maximum(upper, -log_mean(-log_weight, n_chains))
+    return forward, upper
+
+
+def _resampled(ends: Tensor, log_weight: Tensor, uniforms: Numbers) -> Tensor:
+    """Ends of the chains of each row, drawn by their weights as often as there are chains."""
+    n_chains = uniforms.n_chains
+    reached = log_weight.view(n_chains, -1).softmax(0).cumsum(0).t().contiguous()  # (n, k)
+    u = uniforms()[:, 0].view(n_chains, -1).t().contiguous().to(reached)
+    place = torch.searchsorted(reached, u).clamp_(max=n_chains - 1).t()  # (k, n)
+    rows = ends.view(n_chains, place.shape[1], -1)
+    return rows.gather(0, place[..., None].expand_as(rows)).flatten(0, 1)
+
+
+@torch.no_grad()
+def means(energy: GatedEnergy, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Means of the mapping units and of y given x alone, (n, H) and (n, dy).
+
+    Exact where a layer is summed over; otherwise averages over annealed Gibbs chains.
+    """
+    if is_exact(energy):
+        parts = [_exact_means(energy, part) for part in x.split(_rows_at_once(energy))]
+    else:
+        parts = [_mean_of_chains(energy.given(x).of_chains(N_CHAINS), x, seed)]
+    hidden, target = (torch.cat(part) for part in zip(*parts, strict=True))
+    return hidden, target
+
+
+def _exact_means(energy: GatedEnergy, x: Tensor) -> tuple[Tensor, Tensor]:
+    found = States.of(energy, x)
+    p, states, given = found.log_weight.softmax(1), found.states, found.given
+    n, n_states = p.shape
+    every = given.of_states(n_states)
+    rows = states.repeat(n, 1)
+    other = every.visible(rows).mean if found.of_hidden else every.hidden(rows).mean
+    pair = p @ states, (p[:, None] @ other.view(n, n_states, -1))[:, 0]
+    return pair if found.of_hidden else (pair[1], pair[0])
+
+
+def _mean_of_chains(given: GivenEnergy, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    n_hidden = given.hidden_domain.n_columns
+    uniforms = Numbers(x, _width(given), N_CHAINS, seed)
+    y = annealed_log_z(given, N_STEPS, uniforms)[1]
+    hidden = torch.zeros(len(x), n_hidden, dtype=x.dtype, device=x.device)
+    target = torch.zeros(len(x), y.shape[1], dtype=x.dtype, device=x.device)
+    for _ in range(N_STEPS):
+        u = uniforms()
+        of_hidden = given.hidden(y)
+        of_target = given.visible(drawn(of_hidden, u[:, :n_hidden]))
+        y = drawn(of_target, u[:, n_hidden:])
+        hidden += of_hidden.mean.view(N_CHAINS, len(x), -1).mean(0) / N_STEPS
+        target += of_target.mean.view(N_CHAINS, len(x), -1).mean(0) / N_STEPS
+    return hidden, target
+
+
+@torch.no_grad()
+def draws(
+    energy: GatedEnergy, x: Tensor, generator: torch.Generator, n_steps: int, beta: float
+) -> Tensor:
+    """A row y given each x at inverse temperature `beta`, (n, dy).
+
+    Exact where a layer is summed over; otherwise the last of `n_steps` Gibbs steps from the base,
+    of which the first half is annealed.
+    """
+    if is_exact(energy):
+        parts = x.split(_rows_at_once(energy))
+        return torch.cat([_exact_draws(energy, part, generator, beta) for part in parts])
+    given = energy.given(x)
+    size = (len(x), _width(given))
+
+    def uniforms() -> Tensor:
+        return torch.rand(size, generator=generator, dtype=x.dtype, device=x.device)
+
+    y = annealed_log_z(given, max(1, n_steps // 2), uniforms)[1]
+    for _ in range(n_steps - n_steps // 2):
+        y = _step(given, y, uniforms(), beta)
+    return y
+
+
+def _exact_draws(energy: GatedEnergy, x: Tensor, generator: torch.Generator, beta: float) -> Tensor:
+    found = States.of(energy, x, beta)
+    place = torch.multinomial(found.log_weight.softmax(1), 1, generator=generator)[:, 0]
+    state = found.states[place]
+    return found.given.visible(state, beta).sample(generator) if found.of_hidden else state
