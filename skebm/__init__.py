@@ -21,6 +21,7 @@ from skebm.estimators import (
     RBMEstimator,
     ScoreMatchingDensity,
     TableEncoder,
+    TemporalRBM,
     TractableDensity,
 )
 
@@ -42,6 +43,7 @@ __all__ = [
     "RBMEstimator",
     "ScoreMatchingDensity",
     "TableEncoder",
+    "TemporalRBM",
     "TractableDensity",
     "base",
     "diagnostics",

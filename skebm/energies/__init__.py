@@ -16,6 +16,7 @@ from skebm.energies.rbm.binary import BernoulliRBM, Moments, TemperedCorrection,
 from skebm.energies.rbm.classes import ClassRBM
 from skebm.energies.rbm.gaussian import AnnealedGaussianRBM, GaussianRBM
 from skebm.energies.rbm.mixed import MixedRBM
+from skebm.energies.rbm.temporal import Biases, RowwiseRBM, Targets, TemporalEnergy
 from skebm.energies.telescope import Telescope, Waymarks, fit_waymarks
 from skebm.energies.whitening import LowRankWhitening, Whitening, whitening_of
 
@@ -26,6 +27,7 @@ __all__ = [
     "AnnealedGaussianRBM",
     "AnnealingPath",
     "BernoulliDBM",
+    "Biases",
     "BernoulliRBM",
     "BoltzmannMachine",
     "Confined",
@@ -37,8 +39,11 @@ __all__ = [
     "Moments",
     "NeuralEnergy",
     "PairwiseCorrection",
+    "RowwiseRBM",
     "Spec",
+    "Targets",
     "Telescope",
+    "TemporalEnergy",
     "Tilted",
     "Waymarks",
     "LowRankWhitening",

@@ -19,6 +19,7 @@ from skebm.estimators.neural import (
 from skebm.estimators.outlier import EnergyOutlierDetector, Explanation
 from skebm.estimators.product import ProductOfDensities
 from skebm.estimators.rbm import RBMClassifier, RBMEstimator
+from skebm.estimators.sequences import FrameScores, TemporalRBM
 from skebm.estimators.tables.encoding import TableEncoder
 from skebm.estimators.tractable import TractableDensity
 
@@ -31,6 +32,7 @@ __all__ = [
     "EnergyOutlierDetector",
     "Explanation",
     "FlowContrastiveDensity",
+    "FrameScores",
     "HopfieldMemory",
     "Hybrid",
     "JEMClassifier",
@@ -47,5 +49,6 @@ __all__ = [
     "Sliced",
     "SparsityPath",
     "TableEncoder",
+    "TemporalRBM",
     "TractableDensity",
 ]

@@ -27,6 +27,7 @@ from skebm.objectives.score_matching import (
     SlicedScoreMatching,
     boundary_weight,
 )
+from skebm.objectives.temporal import TemporalDivergence
 
 __all__ = [
     "AssessedDivergence",
@@ -56,4 +57,5 @@ __all__ = [
     "Walkers",
     "boundary_weight",
     "pseudo_log_likelihood",
+    "TemporalDivergence",
 ]

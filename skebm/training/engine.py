@@ -785,7 +785,7 @@ class EnergyNet(NeuralNet):
         if searches_steps(self.optimizer_) or len(monitored.x) < 10:
             return None
         with sampling(self.module_.energy):
-            return self.module_.energy(monitored.x[:20])
+            return self.module_.energies(monitored.x[:20])
 
     def _monitor(self, monitored: Batch, energy: Tensor | None = None) -> dict[str, float]:
         """Diagnostics of the objective, and the change of `energy` by the last step."""

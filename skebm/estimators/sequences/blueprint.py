@@ -1,0 +1,225 @@
+"""Settings of a temporal RBM that are resolved before training."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skebm.distributions import Distribution
+from skebm.energies import MixedRBM, TemporalEnergy
+from skebm.energies.rbm.temporal import RowLogZ, RowwiseRBM, annealed_log_z, exact_log_z
+from skebm.estimators.base import Blueprint, stopping_of
+from skebm.estimators.sequences.table import SequenceTable
+from skebm.objectives.temporal import TemporalDivergence, log_prob
+from skebm.samplers import FromData, Persistent
+from skebm.training import AdamW
+from skebm.training.engine import Assess, Assessment, EnergyNet
+from skebm.training.plan import TrainingPlan
+from skebm.training.rows import Rows
+from skebm.training.segments import Segments
+
+# Standard deviation of the initial weights.
+SCALE = 0.01
+# Learning rate, steps and frames of a step by default.
+RATE, N_STEPS, FRAMES_OF_STEP = 0.005, 10_000, 100
+# Passes at most, by default.
+MOST_PASSES = 500
+# Frames that recurrent units are trained on at once, and those before from which r starts.
+RECURRENT_TARGETS, RECURRENT_CONTEXT = 16, 16
+# Sequences from which on whole ones are held out; else the last tenth of each.
+MANY_SEQUENCES = 10
+# Frames that assess a model, at most, and those from which on some are held out.
+N_HELD_OUT, FEWEST_FRAMES = 500, 200
+# States of the hidden layer, times entries of a frame, up to which log Z is a sum.
+EXACT_COST = 1e5
+
+
+@dataclass(frozen=True)
+class TemporalBlueprint(Blueprint):
+    """Resolved settings of a temporal RBM.
+
+    Attributes
+    ----------
+    table : SequenceTable
+    plan : TrainingPlan
+    base : Distribution
+        Of a frame.
+    base_name : str or None
+        None if the base was passed.
+    n_hidden, order : int
+    recurrent : bool
+    rule : {"cd", "pcd", "exact"}
+    n_steps : int
+        Gibbs steps of a chain.
+    n_windows : int
+        Windows that are trained on.
+    guarded : bool
+        Whether held-out frames guard the training.
+    """
+
+    table: SequenceTable
+    plan: TrainingPlan
+    base: Distribution
+    base_name: str | None
+    n_hidden: int
+    order: int
+    recurrent: bool
+    rule: str
+    n_steps: int
+    n_windows: int
+    guarded: bool
+
+    def objective(self, generator: torch.Generator) -> TemporalDivergence:
+        dtype = self.plan.torch_dtype
+        base = self.base.to(generator.device, dtype)
+        rbm = MixedRBM(base, self.n_hidden, generator=generator, scale=SCALE, dtype=dtype)
+        energy = TemporalEnergy(rbm, self.order, self.recurrent)
+        with torch.no_grad():
+            for parameter in (energy.lag_hidden, energy.state_hidden):
+                if parameter is not None:
+                    parameter.normal_(0.0, SCALE, generator=generator)
+        return TemporalDivergence(
+            energy, self.rule, self.n_steps, self.table.n_targets, self.n_windows
+        )
+
+    def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
+        """Hold out a tenth of the sequences, or the last tenth of few ones."""
+        assert isinstance(rows, Segments)
+        if not self.guarded:
+            return rows, None
+        train, held_out = held_out_segments(rows, generator)
+        n = max(1, N_HELD_OUT // rows.n_targets)
+        pick = torch.randperm(len(held_out), generator=generator, device=rows.device)[:n]
+        return train, held_out.subset(pick)
+
+    def assessment(self) -> Assess:
+        return functools.partial(assess_frames, self.base, self.table.n_targets)
+
+    def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
+        raise NotImplementedError("Each frame has a log Z of its own.")
+
+    def proper_score(self, rows: Rows, energy: Any) -> Tensor:
+        raise NotImplementedError("log p of frames is estimated frame by frame.")
+
+    def finalised(self, net: EnergyNet, rows: Rows) -> TemporalBlueprint:
+        """Go back to the base where held-out frames never were more likely than by it."""
+        best = net.guard_.best
+        if best is not None and best.gain < 0:
+            with torch.no_grad():
+                for parameter in net.module_.energy.parameters():
+                    parameter.zero_()
+        return self
+
+    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
+        found = super().without_effect(asked)
+        if self.rule == "exact" and "chains" in asked:
+            found["chains"] = "learning is exact"
+        return found
+
+
+def held_out_segments(rows: Segments, generator: torch.Generator) -> tuple[Segments, Segments]:
+    """Windows that are trained on, and those of a tenth of the frames: of whole sequences if many."""
+    first = torch.unique(rows.first)
+    if len(first) >= MANY_SEQUENCES:
+        n = max(1, len(first) // 10)
+        chosen = first[torch.randperm(len(first), generator=generator, device=first.device)[:n]]
+        out = torch.isin(rows.first[rows.ends], chosen)
+    else:
+        number = torch.arange(len(rows.first), device=rows.first.device)
+        last = torch.cat([first[1:], first.new_tensor([len(rows.first)])])
+        end = last[torch.searchsorted(first, rows.first)]
+        late = number >= rows.first + 0.9 * (end - rows.first)
+        out = late[rows.ends]
+    if out.all() or not out.any():
+        out = torch.zeros_like(out)
+        out[-1] = True
+    return rows.subset((~out).nonzero().ravel()), rows.subset(out.nonzero().ravel())
+
+
+def assess_frames(
+    base: Distribution,
+    n_targets: int,
+    energy: TemporalEnergy,
+    x: Tensor,
+    weight: Tensor | None,
+    generator: torch.Generator,
+    n_completions: int = 1,
+) -> Assessment:
+    """Gain of held-out frames over the base, which knows nothing of their past."""
+    with torch.no_grad():
+        value = log_prob(energy, x, n_targets, generator)
+        frames = energy.of_windows(x, n_targets).x
+        gain = value - base.to(frames.device, frames.dtype).log_prob(frames).double()
+    error = float(gain.std()) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
+    return Assessment(float(gain.mean()), error, x[:0])
+
+
+@torch.no_grad()
+def frame_log_z(
+    given: RowwiseRBM, n_chains: int, n_temperatures: int, generator: torch.Generator
+) -> tuple[RowLogZ, bool]:
+    """log Z of frames, and whether it is exact: a sum over hidden states where these are few."""
+    if given.hidden_domain.n_states * given.domain.n_columns <= EXACT_COST:
+        value = exact_log_z(given).double()
+        return RowLogZ(value, torch.zeros_like(value), given.biases.visible), True
+    return annealed_log_z(given, n_chains, n_temperatures, generator), False
+
+
+# ------------------------------------------------------------------------------
+# What "auto" means
+# ------------------------------------------------------------------------------
+
+
+def rule_of(estimator: Any, n_hidden: int, n_columns: int) -> tuple[str, int]:
+    """The learning rule and the Gibbs steps of a chain."""
+    chains, asked = estimator.chains, estimator.learning
+    rules = {FromData: "cd", Persistent: "pcd"}
+    if chains is not None and type(chains) not in rules:
+        raise ValueError(f"chains={chains!r}: frames take FromData (CD) or Persistent (PCD).")
+    own = "auto" if chains is None else rules[type(chains)]
+    if asked not in ("auto", "exact") and own not in ("auto", asked):
+        raise ValueError(f"learning={asked!r} does not go with chains={chains!r}.")
+    rule = own if asked == "auto" else asked
+    if rule == "auto":
+        rule = "cd"
+    if rule == "exact" and 2.0**n_hidden * n_columns > EXACT_COST:
+        raise ValueError(
+            f'learning="exact" sums over 2^{n_hidden} hidden states for each frame: use "cd", or '
+            "fewer hidden units."
+        )
+    n_steps = None if chains is None else chains.n_steps
+    return rule, 1 if n_steps is None else int(n_steps)
+
+
+def temporal_plan(estimator: Any, n_targets: int, n_windows: int, streaming: bool) -> TrainingPlan:
+    """Steps of a fit: AdamW."""
+    net = estimator.net_params or {}
+    optimizer = AdamW() if estimator.optimizer is None else estimator.optimizer
+    stopping = stopping_of(estimator.early_stopping)
+    rate = net.get("lr", estimator.learning_rate)
+    size = net.get("batch_size", estimator.batch_size)
+    size = FRAMES_OF_STEP if size == "auto" else int(size)
+    size = max(1, min(n_windows, size // n_targets))
+    n_iter = net.get("max_epochs", estimator.n_iter)
+    if n_iter == "auto":
+        n_iter = min(MOST_PASSES, max(10, math.ceil(N_STEPS / math.ceil(n_windows / size))))
+    return TrainingPlan(
+        n_iter=1 if streaming else int(n_iter),
+        batch_size=size,
+        learning_rate=RATE if rate == "auto" else float(rate),
+        optimizer="adamw",
+        optimizer_settings={"weight_decay": optimizer.weight_decay},
+        schedule=optimizer.schedule,
+        averaging=optimizer.averaging,
+        max_restarts=optimizer.max_restarts,
+        patience=stopping.n_iter_no_change,
+        tol=stopping.tol,
+        judged_by_training=stopping.validation_fraction is None and bool(estimator.early_stopping),
+        verbose=int(estimator.verbose),
+        dtype=estimator.dtype,
+    )
