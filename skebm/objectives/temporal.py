@@ -63,8 +63,8 @@ class TemporalDivergence(Objective):
 
     References
     ----------
-    Taylor, Hinton and Roweis (2007), "Modeling human motion using binary latent variables", NeurIPS,
-    section 3.1. Sutskever, Hinton and Taylor (2009), "The recurrent temporal restricted Boltzmann
+    Taylor, Hinton and Roweis (2007), "Modeling human motion using binary latent variables",
+    NeurIPS, section 3.1. Sutskever, Hinton and Taylor (2009), "The recurrent temporal restricted Boltzmann
     machine", NeurIPS, section 4.1.
 
     Examples

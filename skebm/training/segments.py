@@ -62,6 +62,12 @@ class Segments(Rows):
         some = place[place >= self.first[self.ends][:, None]]
         return Rows(self.x[some], dtype=self.dtype, device=self.device)
 
+    def frames_with_lags(self, order: int) -> Tensor:
+        """Targets after the `order` frames before, as in windows, (m, (order + 1) (d + 1))."""
+        place = self._places(self.ends, self.n_targets)
+        some = place[place >= self.first[self.ends][:, None]]
+        return self._windows_of(some, order + 1)
+
     def beginning(self, n_frames: int) -> Segments:
         """The windows of the first frames, and no other frames."""
         found = self.subset((self.ends < n_frames).nonzero().ravel())
@@ -88,7 +94,11 @@ class Segments(Rows):
 
     def _windows(self, index: Tensor) -> Tensor:
         ends = self.ends[index.to(self.ends.device)]
-        place = self._places(ends, self.n_context + self.n_targets)
+        return self._windows_of(ends, self.n_context + self.n_targets)
+
+    def _windows_of(self, ends: Tensor, length: int) -> Tensor:
+        """Windows of a number of frames that end at some of them."""
+        place = self._places(ends, length)
         missing = place < self.first[ends][:, None]
         frames = self.x[place.clamp(min=0)].masked_fill(missing[..., None], 0.0)
         found = torch.cat([frames, missing[..., None].to(frames)], 2)

@@ -94,7 +94,7 @@ class RowwiseRBM(BipartiteEnergy):
         return self.rbm.weight
 
     @property
-    def base(self) -> Any:  # type: ignore[override]
+    def base(self) -> Any:
         """Base of the RBM, the same for all rows."""
         return self.rbm.base
 
@@ -245,7 +245,8 @@ class TemporalEnergy(Energy):
         visible, hidden = lags @ self.lag_visible.t(), lags @ self.lag_hidden.t()
         if state is None:
             return Biases(visible, hidden)
-        assert self.state_visible is not None and self.state_hidden is not None
+        assert self.state_visible is not None
+        assert self.state_hidden is not None
         return Biases(
             torch.addmm(visible, state, self.state_visible.t()),
             torch.addmm(hidden, state, self.state_hidden.t()),
@@ -310,7 +311,8 @@ class TemporalEnergy(Energy):
         self, x: Tensor, missing: Tensor, visible: Tensor, hidden: Tensor, state: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Biases with those of the recurrent units, one frame after the other, and the last r."""
-        assert self.state_visible is not None and self.state_hidden is not None
+        assert self.state_visible is not None
+        assert self.state_hidden is not None
         n, length = missing.shape
         inputs = self.rbm.hidden_field(x.reshape(-1, x.shape[2])).view(n, length, -1) + hidden
         start = self.start_state(n)

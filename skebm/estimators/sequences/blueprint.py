@@ -29,6 +29,10 @@ SCALE = 0.01
 RATE, N_STEPS, FRAMES_OF_STEP = 0.005, 10_000, 100
 # Passes at most, by default.
 MOST_PASSES = 500
+# Penalties of the autoregression that real columns start at, for each frame; and the share of the
+# frames that its weights may be as many as.
+PENALTIES = torch.logspace(-6, 2, 17)
+MOST_FREE, LEAST_VARIANCE = 0.8, 1e-6
 # Frames that recurrent units are trained on at once, and those before from which r starts.
 RECURRENT_TARGETS, RECURRENT_CONTEXT = 16, 16
 # Sequences from which on whole ones are held out; else the last tenth of each.
@@ -87,6 +91,18 @@ class TemporalBlueprint(Blueprint):
             energy, self.rule, self.n_steps, self.table.n_targets, self.n_windows
         )
 
+    @torch.no_grad()
+    def initialise(self, energy: TemporalEnergy, rows: Rows) -> None:
+        """Start real columns at their linear autoregression, with the variances that it leaves."""
+        assert isinstance(rows, Segments)
+        real = energy.rbm.real_columns
+        if not len(real):
+            return
+        weight, bias, variance = autoregression(rows, self.order, real)
+        energy.lag_visible[real] = weight
+        energy.rbm.visible_bias[real] = bias - energy.rbm.base.mean[real]
+        energy.rbm.log_precision.copy_(-variance.log())
+
     def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
         """Hold out a tenth of the sequences, or the last tenth of few ones."""
         assert isinstance(rows, Segments)
@@ -123,7 +139,7 @@ class TemporalBlueprint(Blueprint):
 
 
 def held_out_segments(rows: Segments, generator: torch.Generator) -> tuple[Segments, Segments]:
-    """Windows that are trained on, and those of a tenth of the frames: of whole sequences if many."""
+    """Windows that are trained on, and those of a tenth of the frames: whole sequences if many."""
     first = torch.unique(rows.first)
     if len(first) >= MANY_SEQUENCES:
         n = max(1, len(first) // 10)
@@ -139,6 +155,52 @@ def held_out_segments(rows: Segments, generator: torch.Generator) -> tuple[Segme
         out = torch.zeros_like(out)
         out[-1] = True
     return rows.subset((~out).nonzero().ravel()), rows.subset(out.nonzero().ravel())
+
+
+def autoregression(
+    rows: Segments, order: int, columns: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Ridge regression of some columns on the frames before, with the penalty that rows choose.
+
+    By generalised cross-validation, for all columns together.
+
+    Returns
+    -------
+    tuple
+        Weights (k, K (d + 1)), intercepts (k,), and mean squared errors of rows that are left out,
+        relative to the variances of the columns, (k,).
+
+    References
+    ----------
+    Golub, Heath and Wahba (1979), "Generalized cross-validation as a method for choosing a good
+    ridge parameter", Technometrics 21(2).
+    """
+    width = rows.x.shape[1] + 1
+    frames = rows.frames_with_lags(order)
+    Z, Y = frames[:, : order * width].double(), frames[:, order * width :][:, columns].double()
+    n, mean_z, mean_y = len(Z), Z.mean(0), Y.mean(0)
+    Z, Y = Z - mean_z, Y - mean_y
+    values, vectors = torch.linalg.eigh(Z.t() @ Z)
+    values = values.clamp(min=0)
+    cross, total = vectors.t() @ (Z.t() @ Y), Y.square().sum(0)
+    best = None
+    for penalty in PENALTIES * n:
+        shrunk = cross / (values + penalty)[:, None]
+        rest = total - 2 * (shrunk * cross).sum(0) + (shrunk.square() * values[:, None]).sum(0)
+        free = float((values / (values + penalty)).sum()) + 1
+        if free > MOST_FREE * n:
+            continue
+        error = n * rest / (n - free) ** 2
+        if best is None or float(error.log().sum()) < best[0]:
+            best = float(error.log().sum()), vectors @ shrunk, error
+    variance = total / n
+    if best is None:
+        weight, error = torch.zeros_like(cross), variance
+    else:
+        _, weight, error = best
+    relative = (error / variance.clamp(min=LEAST_VARIANCE)).clamp(LEAST_VARIANCE, 1.0)
+    found = weight.t(), mean_y - mean_z @ weight, relative
+    return tuple(part.to(rows.x) for part in found)  # type: ignore[return-value]
 
 
 def assess_frames(
@@ -178,10 +240,11 @@ def frame_log_z(
 def rule_of(estimator: Any, n_hidden: int, n_columns: int) -> tuple[str, int]:
     """The learning rule and the Gibbs steps of a chain."""
     chains, asked = estimator.chains, estimator.learning
-    rules = {FromData: "cd", Persistent: "pcd"}
-    if chains is not None and type(chains) not in rules:
+    if chains is not None and not isinstance(chains, FromData | Persistent):
         raise ValueError(f"chains={chains!r}: frames take FromData (CD) or Persistent (PCD).")
-    own = "auto" if chains is None else rules[type(chains)]
+    own = "auto"
+    if chains is not None:
+        own = "cd" if isinstance(chains, FromData) else "pcd"
     if asked not in ("auto", "exact") and own not in ("auto", asked):
         raise ValueError(f"learning={asked!r} does not go with chains={chains!r}.")
     rule = own if asked == "auto" else asked

@@ -389,7 +389,8 @@ class TemporalRBM(
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> TemporalBlueprint:
-        assert isinstance(table, SequenceTable) and isinstance(rows, Segments)
+        assert isinstance(table, SequenceTable)
+        assert isinstance(rows, Segments)
         if before is None:
             base = self._fitted_base(rows.frames(), table)
             name = self.base if isinstance(self.base, str) else None
@@ -538,8 +539,8 @@ class TemporalRBM(
     def energy(self, X: Any, lengths: Any = None) -> np.ndarray:
         """Free energy of each frame given its past, in nats.
 
-        Each frame has a log Z of its own, so that energies of several frames are not to be compared:
-        use :meth:`score_samples`.
+        Each frame has a log Z of its own, so that energies of several frames are not to be
+        compared: use :meth:`score_samples`.
 
         Parameters
         ----------
@@ -651,14 +652,49 @@ class TemporalRBM(
         rows, energy = self._frames(X, lengths), self.energy_
         with torch.no_grad(), sampling(energy):
             lags, state = self._after(rows)
-            n = len(lags)
-            index = torch.arange(n, device=lags.device).repeat_interleave(n_draws)
-            given = energy.given(lags[index], None if state is None else state[index])
             generator = torch.Generator(lags.device).manual_seed(self.net_.seed_)
-            h = self._hidden_draws(given, n_steps, generator)
-            mean = given.visible(h).mean.view(n, n_draws, -1).mean(1)
+            mean = self._means(energy.biases(lags, state), n_draws, n_steps, generator)
         found: np.ndarray = self._blueprint.table.invert(mean)
         return found
+
+    def expected(
+        self, X: Any, lengths: Any = None, *, n_draws: int = 20, n_steps: int = 50
+    ) -> np.ndarray:
+        """Mean of each frame given the frames before it, by draws of it with a fixed seed.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+        n_draws, n_steps : int, default=20, 50
+            As in :meth:`predict_next`.
+
+        Returns
+        -------
+        ndarray of shape (n_frames, n_features)
+            As of :meth:`predict_next`.
+        """
+        whole_number("n_draws", n_draws, 1)
+        whole_number("n_steps", n_steps, 1)
+        rows = self._frames(X, lengths)
+        found = torch.empty_like(rows.x, device=self.energy_.weight.device)
+        generator = torch.Generator(found.device).manual_seed(self.net_.seed_)
+        for _, biases, number in self._walk(rows, n_draws):
+            found[number] = self._means(biases, n_draws, n_steps, generator)
+        values: np.ndarray = self._blueprint.table.invert(found)
+        return values
+
+    def _means(
+        self, biases: Biases, n_draws: int, n_steps: int, generator: torch.Generator
+    ) -> Tensor:
+        """Means (n, d) of frames given their past."""
+        n = len(biases.hidden)
+        index = torch.arange(n, device=biases.hidden.device).repeat_interleave(n_draws)
+        given = RowwiseRBM(self.energy_.rbm, biases.take(index))
+        h = self._hidden_draws(given, n_steps, generator)
+        mean: Tensor = given.visible(h).mean
+        return mean.view(n, n_draws, -1).mean(1)
 
     def _hidden_draws(self, given: RowwiseRBM, n_steps: int, generator: torch.Generator) -> Tensor:
         """Hidden layers of frames after Gibbs steps from their biases."""

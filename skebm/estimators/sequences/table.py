@@ -92,8 +92,10 @@ def _split_by(X: Any, column: Any) -> tuple[Any, np.ndarray]:
                 "array, or a name of a column of a frame."
             )
         values, rest = X[:, column], np.delete(X, column, axis=1)
-    ends = np.flatnonzero(np.append(values[1:] != values[:-1], True)) if len(values) else []
-    return rest, np.diff(np.concatenate([[-1], ends]).astype(int))
+    if not len(values):
+        return rest, np.zeros(0, dtype=int)
+    ends = np.flatnonzero(np.append(values[1:] != values[:-1], True))
+    return rest, np.diff(ends, prepend=-1)
 
 
 def first_frames(n_frames: int, lengths: np.ndarray | None) -> np.ndarray:
@@ -128,8 +130,9 @@ class SequenceTable(Table):
         return Segments(self.visible.rows(X, device=device, dtype=dtype))
 
     def prepare(self, rows: Rows) -> None:
-        """Cut the frames into windows, by the first frames of sequences that are the targets y."""
-        assert isinstance(rows, Segments) and rows.y is not None
+        """Cut the frames into windows; the targets y are the first frames of their sequences."""
+        assert isinstance(rows, Segments)
+        assert rows.y is not None
         first, rows.y = rows.y.to(rows.x.device), None
         rows.cut(first, self.n_context, self.n_targets)
 
