@@ -163,6 +163,20 @@ def test_gradients_through_time(mode):
             torch.testing.assert_close(found[name], p.grad, rtol=0, atol=1e-10, msg=name)
 
 
+@pytest.mark.parametrize("base", bases())
+def test_gradient_by_hand_is_that_of_autograd(base):
+    energy = energy_of("conditional", base)
+    windows = windows_of(energy, frames_of(5, 3))
+    objective, batch = TemporalDivergence(energy, "cd", 2, 3, 5), Batch(windows)
+    objective.gradients(batch, objective.start(batch, None), generator())
+    found = {name: p.grad.clone() for name, p in energy.named_parameters()}
+    energy.zero_grad()
+    objective(batch, objective.start(batch, None), generator()).value.backward()
+    for name, p in energy.named_parameters():
+        if p.numel():
+            torch.testing.assert_close(found[name], p.grad, msg=name)
+
+
 def test_contrastive_divergence_is_the_gradient_on_average():
     energy, frames = energy_of("both", scale=0.3), frames_of(200, 3)
     windows = windows_of(energy, frames)

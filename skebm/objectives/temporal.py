@@ -9,6 +9,7 @@ from torch import Tensor
 
 from skebm.base import Batch, ChainState, Loss, Objective, sampling
 from skebm.energies.rbm.temporal import (
+    Biases,
     RowwiseRBM,
     Targets,
     TemporalEnergy,
@@ -64,8 +65,8 @@ class TemporalDivergence(Objective):
     References
     ----------
     Taylor, Hinton and Roweis (2007), "Modeling human motion using binary latent variables",
-    NeurIPS, section 3.1. Sutskever, Hinton and Taylor (2009), "The recurrent temporal restricted Boltzmann
-    machine", NeurIPS, section 4.1.
+    NeurIPS, section 3.1. Sutskever, Hinton and Taylor (2009), "The recurrent temporal restricted
+    Boltzmann machine", NeurIPS, section 4.1.
 
     Examples
     --------
@@ -107,6 +108,30 @@ class TemporalDivergence(Objective):
             return Loss((given.free_energy(targets.x) + exact_log_z(given)).mean(), state)
         chain = self._moved(targets, batch.row_index, state, generator)
         return Loss((given.free_energy(targets.x) - given.free_energy(chain)).mean(), state)
+
+    def gradients(self, batch: Batch, state: TemporalState, generator: torch.Generator) -> Loss:
+        """Write ``.grad``: by hand where biases are linear in the weights, else by autograd."""
+        energy = self.energy
+        if self.rule == "exact" or energy.recurrent or len(energy.rbm.real_columns):
+            return super().gradients(batch, state, generator)
+        lags, x, there = energy.lags_of_windows(batch.x, self.n_targets)
+        targets = Targets(x, energy.biases(lags), there, None)
+        chain = self._moved(targets, batch.row_index, state, generator)
+        self._write(lags, x, chain, targets.biases)
+        return Loss(None, state)
+
+    @torch.no_grad()
+    def _write(self, lags: Tensor, x: Tensor, chain: Tensor, biases: Biases) -> None:
+        """The gradient of the mean contrast of bits and categories: products of differences."""
+        energy, rbm, n = self.energy, self.energy.rbm, len(x)
+        h, of_chain = (rbm.hidden_field(rows).add_(biases.hidden).sigmoid_() for rows in (x, chain))
+        weight = h.t() @ x
+        rbm.weight.grad = weight.addmm_(of_chain.t(), chain, beta=-1).div_(n)
+        h.sub_(of_chain).div_(-n)
+        visible = (chain - x).div_(n)
+        energy.lag_hidden.grad, energy.lag_visible.grad = h.t() @ lags, visible.t() @ lags
+        rbm.hidden_bias.grad, rbm.visible_bias.grad = h.sum(0), visible.sum(0)
+        rbm.log_precision.grad = torch.zeros_like(rbm.log_precision)
 
     @torch.no_grad()
     def _moved(

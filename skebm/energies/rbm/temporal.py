@@ -162,7 +162,10 @@ class TemporalEnergy(Energy):
     with :math:`r_t = \sigma(W x_t + c_t)`, the means of the hidden units given all frames so far.
     Without the recurrent part (V and U) it is the conditional RBM [1]_, without lags (K = 0) the
     recurrent temporal RBM [2]_. Given the past, x_t has the distribution of an RBM, whose
-    conditionals are exact. A frame before the first one of a sequence is missing: learned biases
+    conditionals are exact. In place of a real column, hidden units see by how much it differs from
+    what b_t says of its mean: its means may then be learned without a change of what the hidden
+    units mean (c_t has the term of the difference; B_k and U are otherwise those of the formula). A
+    frame before the first one of a sequence is missing: learned biases
     take its place, and r_0 is learned.
 
     Parameters
@@ -243,14 +246,20 @@ class TemporalEnergy(Energy):
     def biases(self, lags: Tensor, state: Tensor | None = None) -> Biases:
         """What the last frames (n, K (d + 1)) and r (n, H) add to the biases."""
         visible, hidden = lags @ self.lag_visible.t(), lags @ self.lag_hidden.t()
-        if state is None:
-            return Biases(visible, hidden)
-        assert self.state_visible is not None
-        assert self.state_hidden is not None
-        return Biases(
-            torch.addmm(visible, state, self.state_visible.t()),
-            torch.addmm(hidden, state, self.state_hidden.t()),
-        )
+        if state is not None:
+            assert self.state_visible is not None
+            assert self.state_hidden is not None
+            visible = torch.addmm(visible, state, self.state_visible.t())
+            hidden = torch.addmm(hidden, state, self.state_hidden.t())
+        moved = self._moved(visible)
+        return Biases(visible, hidden if moved is None else hidden - moved)
+
+    def _moved(self, visible: Tensor) -> Tensor | None:
+        """W t of what the past adds to the means of real columns, (..., H); None without any."""
+        real, factor = self.rbm.real_columns, self.rbm.factor()
+        if factor is None:
+            return None
+        return (visible[..., real] * factor[real]) @ self.rbm.weight[:, real].t()
 
     def given(self, lags: Tensor, state: Tensor | None = None) -> RowwiseRBM:
         """The RBM of n frames given their past: see :meth:`biases`."""
@@ -296,16 +305,26 @@ class TemporalEnergy(Energy):
         biases = Biases(visible[:, -n_targets:][there], hidden[:, -n_targets:][there])
         return Targets(x[:, -n_targets:][there], biases, there, state)
 
+    def lags_of_windows(self, windows: Tensor, n_targets: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Lags (m, K (d + 1)) and frames x (m, d) of the targets, and which targets they are."""
+        frames = windows.view(len(windows), -1, self.n_entries)
+        there = frames[:, -n_targets:, -1] == 0
+        lags = self._lags(frames)[:, -n_targets:]
+        return lags[there], frames[:, -n_targets:, :-1][there], there
+
+    def _lags(self, frames: Tensor) -> Tensor:
+        """Lags of frames from number K on, (n, L - K, K (d + 1))."""
+        n, length, width = frames.shape
+        if not self.order:
+            return frames.new_zeros(n, length, 0)
+        flat = frames.reshape(n, -1)[:, : (length - 1) * width]
+        return flat.unfold(1, self.order * width, width)
+
     def _of_lags(self, frames: Tensor) -> tuple[Tensor, Tensor]:
         """What lags add to the biases of frames from number K on, (n, L - K, d or H)."""
-        n, length, width = frames.shape
-        size = n, length - self.order
-        lags = frames.new_zeros(*size, 0)
-        if self.order:
-            flat = frames.reshape(n, -1)[:, : (length - 1) * width]
-            lags = flat.unfold(1, self.order * width, width)
-        found = self.biases(lags.reshape(size[0] * size[1], self.order * width))
-        return found.visible.view(*size, -1), found.hidden.view(*size, -1)
+        lags = self._lags(frames)
+        found = self.biases(lags.reshape(lags.shape[0] * lags.shape[1], lags.shape[2]))
+        return tuple(part.view(*lags.shape[:2], -1) for part in found)  # type: ignore[return-value]
 
     def _recur(
         self, x: Tensor, missing: Tensor, visible: Tensor, hidden: Tensor, state: Tensor | None
@@ -318,6 +337,8 @@ class TemporalEnergy(Energy):
         start = self.start_state(n)
         assert start is not None
         r, weight = start if state is None else state, self.state_hidden.t()
+        moved = self._moved(self.state_visible.t())  # by each recurrent unit
+        weight = weight if moved is None else weight - moved
         before, added = [], []
         for t in range(length):
             own = r @ weight

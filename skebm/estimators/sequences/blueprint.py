@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skebm.base import Domain, Real
+from skebm.base.domains import parts_of
 from skebm.distributions import Distribution
 from skebm.energies import MixedRBM, TemporalEnergy
 from skebm.energies.rbm.temporal import RowLogZ, RowwiseRBM, annealed_log_z, exact_log_z
@@ -157,9 +159,7 @@ def held_out_segments(rows: Segments, generator: torch.Generator) -> tuple[Segme
     return rows.subset((~out).nonzero().ravel()), rows.subset(out.nonzero().ravel())
 
 
-def autoregression(
-    rows: Segments, order: int, columns: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def autoregression(rows: Segments, order: int, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Ridge regression of some columns on the frames before, with the penalty that rows choose.
 
     By generalised cross-validation, for all columns together.
@@ -259,7 +259,22 @@ def rule_of(estimator: Any, n_hidden: int, n_columns: int) -> tuple[str, int]:
     return rule, 1 if n_steps is None else int(n_steps)
 
 
-def temporal_plan(estimator: Any, n_targets: int, n_windows: int, streaming: bool) -> TrainingPlan:
+def rate_of(rows: Segments, order: int, domain: Domain) -> float:
+    """Learning rate by default: of real columns in units of what their past leaves of them.
+
+    The geometric mean of these standard deviations, relative to those of the columns.
+    """
+    is_real = [torch.full((part.n_columns,), isinstance(part, Real)) for part in parts_of(domain)]
+    real = torch.cat(is_real).nonzero().ravel().to(rows.x.device)
+    if not len(real):
+        return RATE
+    _, _, variance = autoregression(rows, order, real)
+    return RATE * math.exp(0.5 * float(variance.log().mean()))
+
+
+def temporal_plan(
+    estimator: Any, n_targets: int, n_windows: int, usual_rate: float, streaming: bool
+) -> TrainingPlan:
     """Steps of a fit: AdamW."""
     net = estimator.net_params or {}
     optimizer = AdamW() if estimator.optimizer is None else estimator.optimizer
@@ -274,7 +289,7 @@ def temporal_plan(estimator: Any, n_targets: int, n_windows: int, streaming: boo
     return TrainingPlan(
         n_iter=1 if streaming else int(n_iter),
         batch_size=size,
-        learning_rate=RATE if rate == "auto" else float(rate),
+        learning_rate=usual_rate if rate == "auto" else float(rate),
         optimizer="adamw",
         optimizer_settings={"weight_decay": optimizer.weight_decay},
         schedule=optimizer.schedule,

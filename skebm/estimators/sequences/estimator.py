@@ -40,6 +40,7 @@ from skebm.estimators.sequences.blueprint import (
     RECURRENT_TARGETS,
     TemporalBlueprint,
     frame_log_z,
+    rate_of,
     rule_of,
     temporal_plan,
 )
@@ -60,7 +61,7 @@ from skebm.training.segments import Segments
 # Frames of a sequence that are computed at once, and numbers that all of them may take.
 N_AT_ONCE, CHUNK = 256, 4_000_000
 # Frames whose likelihoods set the threshold of `predict`, at most.
-N_REFERENCE_FRAMES = 2000
+N_REFERENCE_FRAMES = 500
 # Gibbs steps from which reverse annealing starts, after a draw of annealing.
 N_BURN_IN = 20
 KERNEL = Gibbs()
@@ -118,7 +119,8 @@ class TemporalRBM(
         Whether the biases depend on the hidden units of the frame before as well. Gradients go back
         through time by up to 32 frames. A pass takes about three times as long.
     learning_rate : float or "auto", default="auto"
-        Learning rate of AdamW. ``"auto"``: 0.005.
+        Learning rate of AdamW. ``"auto"``: 0.005, times the geometric mean of the fractions of the
+        standard deviations of real columns that a linear autoregression leaves unexplained.
     batch_size : int or "auto", default="auto"
         Frames of a step; ``"auto"``: 100.
     n_iter : int or "auto", default="auto"
@@ -404,12 +406,13 @@ class TemporalRBM(
                     "n_components, order and recurrent are not those of the previous fit, "
                     f"{same}: with warm_start and partial_fit they must not change."
                 )
+        usual = rate_of(rows, self.order, table.domain)
         rule, n_steps = rule_of(self, self.n_components, table.domain.n_columns)
         free = self.learning_rate == "auto" and self.batch_size == "auto"
         guarded = free and not (self.early_stopping or streaming or self.net_params)
         return TemporalBlueprint(
             table=table,
-            plan=temporal_plan(self, table.n_targets, len(rows), streaming),
+            plan=temporal_plan(self, table.n_targets, len(rows), usual, streaming),
             base=base,
             base_name=name,
             n_hidden=int(self.n_components),
