@@ -35,6 +35,8 @@ MOST_PASSES = 500
 # frames that its weights may be as many as.
 PENALTIES = torch.logspace(-6, 2, 17)
 MOST_FREE, LEAST_VARIANCE = 0.8, 1e-6
+# Temperatures of annealing at first, and the standard error that is small enough.
+FEWEST_TEMPERATURES, MAX_ERROR = 100, 0.1
 # Frames that recurrent units are trained on at once, and those before from which r starts.
 RECURRENT_TARGETS, RECURRENT_CONTEXT = 16, 16
 # Sequences from which on whole ones are held out; else the last tenth of each.
@@ -225,11 +227,25 @@ def assess_frames(
 def frame_log_z(
     given: RowwiseRBM, n_chains: int, n_temperatures: int, generator: torch.Generator
 ) -> tuple[RowLogZ, bool]:
-    """log Z of frames, and whether it is exact: a sum over hidden states where these are few."""
+    """log Z of frames, and whether it is exact: a sum over hidden states where these are few.
+
+    Else by annealing, at four times as many temperatures again, up to `n_temperatures`, for frames
+    whose standard error is above 0.1.
+    """
     if given.hidden_domain.n_states * given.domain.n_columns <= EXACT_COST:
         value = exact_log_z(given).double()
         return RowLogZ(value, torch.zeros_like(value), given.biases.visible), True
-    return annealed_log_z(given, n_chains, n_temperatures, generator), False
+    n_now = min(FEWEST_TEMPERATURES, n_temperatures)
+    found = annealed_log_z(given, n_chains, n_now, generator)
+    while n_now < n_temperatures:
+        left = (found.std_error > MAX_ERROR).nonzero().ravel()
+        if not len(left):
+            break
+        n_now = min(4 * n_now, n_temperatures)
+        some = RowwiseRBM(given.rbm, given.biases.take(left))
+        for part, new in zip(found, annealed_log_z(some, n_chains, n_now, generator), strict=True):
+            part[left] = new
+    return found, False
 
 
 # ------------------------------------------------------------------------------

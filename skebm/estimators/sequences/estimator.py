@@ -151,8 +151,9 @@ class TemporalRBM(
         Treatment of columns of Bernoulli units with values outside [0, 1], as there.
     sequence_column : str, int or None, default=None
         Column of X that says which sequence a frame is of: runs of equal values. It is left out.
-    n_chains, n_temperatures : int, default=10, 300
-        Annealing of log Z, which every frame has its own of: chains of a frame, and temperatures.
+    n_chains, n_temperatures : int, default=10, 1600
+        Annealing of log Z, which every frame has its own of: chains of a frame, and temperatures at
+        most, where standard errors are above 0.1.
     early_stopping : bool or EarlyStopping, default=False
         Stop when held-out windows no longer become more likely, and keep the best weights.
     warm_start : bool, default=False
@@ -270,7 +271,7 @@ class TemporalRBM(
         rescale="auto",
         sequence_column=None,
         n_chains=10,
-        n_temperatures=300,
+        n_temperatures=1600,
         early_stopping=False,
         warm_start=False,
         contamination="auto",
