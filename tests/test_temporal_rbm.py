@@ -17,6 +17,9 @@ from skebm.energies.rbm.temporal import annealed_log_z, exact_log_z, reverse_log
 from skebm.objectives import TemporalDivergence
 from skebm.samplers import FromData, Persistent
 from skebm.training import EarlyStopping
+from tests.checks import parametrize_with_checks
+from tests.contracts.test_estimators import Interrupt
+from tests.storage import by_joblib, by_pickle, by_skops
 from tests.tiers import full, named
 
 F64 = torch.float64
@@ -131,7 +134,7 @@ def test_log_prob_of_frames_is_a_sum_over_states(mode, base):
 def test_conditionals_of_a_frame(base):
     energy, frames = energy_of("both", base), frames_of(1)
     found = energy.of_windows(windows_of(energy, frames), frames.shape[1])
-    given, visible, hidden = RowwiseRBM(energy.rbm, found.biases), states(D), states(H)
+    visible, hidden = states(D), states(H)
     for t in range(frames.shape[1]):
         b, c = found.biases.take(torch.tensor([t]))
         one = RowwiseRBM(energy.rbm, type(found.biases)(b, c))
@@ -145,7 +148,6 @@ def test_conditionals_of_a_frame(base):
         x = frames[0, t : t + 1]
         log = -joint(energy, x.expand(len(hidden), -1), hidden, b[0], c[0])
         torch.testing.assert_close(one.hidden(x).mean[0], log.softmax(0) @ hidden)
-    assert given.annealed(0.0).free_energy(found.x).isfinite().all()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -393,6 +395,60 @@ def test_a_model_of_noise_is_not_below_its_base():
         model.fit(X)
     base = model.base_.log_prob(torch.as_tensor(new, dtype=torch.float32)).mean()
     assert model.score(new) >= float(base) - 0.03
+
+
+# ------------------------------------------------------------------------------
+# The contract
+# ------------------------------------------------------------------------------
+
+# What is said of a frame depends on those before it.
+OF_SEQUENCES = {
+    "check_methods_sample_order_invariance": "frames are a sequence",
+    "check_methods_subset_invariance": "frames are a sequence",
+}
+SMALLEST = TemporalRBM(3, order=1, n_iter=2, random_state=0)
+
+
+@pytest.mark.filterwarnings("ignore:Bits take values in", "ignore:X. columns")
+@pytest.mark.filterwarnings("ignore:Columns .* (are constant|have few distinct)")
+@parametrize_with_checks(
+    {
+        "default": SMALLEST,
+        "recurrent": clone(SMALLEST).set_params(order=0, recurrent=True),
+        "pcd": clone(SMALLEST).set_params(chains=Persistent(), base="gaussian"),
+    },
+    lambda estimator: OF_SEQUENCES,
+    first=["default"],
+)
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("store", [by_pickle, by_joblib, by_skops])
+@each
+def test_stored_models_go_on(name, store):
+    X = pattern(60)
+    model = clone(CASES[name]).set_params(n_iter=3).fit(X)
+    other = store(model)
+    np.testing.assert_array_equal(other.score_samples(X), model.score_samples(X))
+    for one in (model, other):
+        one.partial_fit(X)
+    np.testing.assert_array_equal(other.score_samples(X), model.score_samples(X))
+
+
+def test_fits_with_a_seed_are_equal():
+    X = pattern(60)
+    one, other = (clone(CASES["conditional"]).set_params(n_iter=3).fit(X) for _ in range(2))
+    np.testing.assert_array_equal(one.score_samples(X), other.score_samples(X))
+
+
+def test_an_interrupted_fit_is_a_model():
+    X = pattern(60)
+    model = clone(CASES["conditional"]).set_params(net_params={"callbacks": [Interrupt(2)]})
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X)
+    assert model.n_iter_ < 60
+    assert np.isfinite(model.score_samples(X)).all()
 
 
 # ------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch, ChainState, Loss, Objective, sampling
+from skebm.base.objective import weighted_mean
 from skebm.energies.rbm.temporal import (
     Biases,
     RowwiseRBM,
@@ -105,9 +106,12 @@ class TemporalDivergence(Objective):
         targets = self.energy.of_windows(batch.x, self.n_targets)
         given = RowwiseRBM(self.energy.rbm, targets.biases)
         if self.rule == "exact":
-            return Loss((given.free_energy(targets.x) + exact_log_z(given)).mean(), state)
-        chain = self._moved(targets, batch.row_index, state, generator)
-        return Loss((given.free_energy(targets.x) - given.free_energy(chain)).mean(), state)
+            value = given.free_energy(targets.x) + exact_log_z(given)
+        else:
+            chain = self._moved(targets, batch.row_index, state, generator)
+            value = given.free_energy(targets.x) - given.free_energy(chain)
+        weight = weight_of(batch, targets.there)
+        return Loss((value if weight is None else weight * value).mean(), state)
 
     def gradients(self, batch: Batch, state: TemporalState, generator: torch.Generator) -> Loss:
         """Write ``.grad``: by hand where biases are linear in the weights, else by autograd."""
@@ -117,18 +121,23 @@ class TemporalDivergence(Objective):
         lags, x, there = energy.lags_of_windows(batch.x, self.n_targets)
         targets = Targets(x, energy.biases(lags), there, None)
         chain = self._moved(targets, batch.row_index, state, generator)
-        self._write(lags, x, chain, targets.biases)
+        self._write(lags, x, chain, targets.biases, weight_of(batch, there))
         return Loss(None, state)
 
     @torch.no_grad()
-    def _write(self, lags: Tensor, x: Tensor, chain: Tensor, biases: Biases) -> None:
+    def _write(
+        self, lags: Tensor, x: Tensor, chain: Tensor, biases: Biases, weight: Tensor | None
+    ) -> None:
         """The gradient of the mean contrast of bits and categories: products of differences."""
         energy, rbm, n = self.energy, self.energy.rbm, len(x)
         h, of_chain = (rbm.hidden_field(rows).add_(biases.hidden).sigmoid_() for rows in (x, chain))
-        weight = h.t() @ x
-        rbm.weight.grad = weight.addmm_(of_chain.t(), chain, beta=-1).div_(n)
-        h.sub_(of_chain).div_(-n)
         visible = (chain - x).div_(n)
+        if weight is not None:
+            h, of_chain = h.mul_(weight[:, None]), of_chain.mul_(weight[:, None])
+            visible.mul_(weight[:, None])
+        products = h.t() @ x
+        rbm.weight.grad = products.addmm_(of_chain.t(), chain, beta=-1).div_(n)
+        h.sub_(of_chain).div_(-n)
         energy.lag_hidden.grad, energy.lag_visible.grad = h.t() @ lags, visible.t() @ lags
         rbm.hidden_bias.grad, rbm.visible_bias.grad = h.sum(0), visible.sum(0)
         rbm.log_precision.grad = torch.zeros_like(rbm.log_precision)
@@ -164,16 +173,23 @@ class TemporalDivergence(Objective):
     ) -> dict[str, Tensor]:
         """Energy gap between frames and chains that start there, reconstruction error, weights."""
         energy = self.energy
-        targets = energy.of_windows(batch.x[:N_MONITORED], self.n_targets)
-        given = RowwiseRBM(energy.rbm, targets.biases)
+        some = Batch(batch.x[:N_MONITORED], weight=_first(batch.weight))
+        targets = energy.of_windows(some.x, self.n_targets)
+        given, weight = RowwiseRBM(energy.rbm, targets.biases), weight_of(some, targets.there)
         with sampling(energy):
-            chain = self._moved(targets, None, state, generator)
             mean = given.visible(given.hidden(targets.x).mean).mean
-            return {
-                "energy_gap": (given.free_energy(targets.x) - given.free_energy(chain)).mean(),
-                "reconstruction_error": (targets.x - mean).square().mean(),
-                "largest_weight": energy.weight.abs().max(),
-            }
+            error = (targets.x - mean).square().mean(1)
+            value = given.free_energy(targets.x)
+            if self.rule == "exact":
+                found = {"loss": weighted_mean(value + exact_log_z(given), weight)}
+            else:
+                chain = self._moved(targets, None, state, generator)
+                gap = weighted_mean(value - given.free_energy(chain), weight)
+                found = {"loss": gap, "energy_gap": gap}
+        return found | {
+            "reconstruction_error": weighted_mean(error, weight),
+            "largest_weight": energy.weight.abs().max(),
+        }
 
     def energies(self, x: Tensor) -> Tensor:
         """Energies of the targets of windows, (m,)."""
@@ -184,7 +200,8 @@ class TemporalDivergence(Objective):
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Minus the mean log p of frames given their past; by annealing it is low on average."""
         found = log_prob(self.energy, batch.x, self.n_targets, generator)
-        return -found.mean().to(batch.x.dtype)
+        there = batch.x.view(len(batch.x), -1, self.energy.n_entries)[:, -self.n_targets :, -1] == 0
+        return -weighted_mean(found, weight_of(batch, there)).to(batch.x.dtype)
 
     def snapshot(self, state: TemporalState) -> TemporalState:
         """State with a copy of the pool, which is updated in place."""
@@ -201,6 +218,15 @@ class TemporalDivergence(Objective):
         if (pool is None) == (self.rule == "pcd") or (pool is not None and pool.shape != size):
             return None
         return TemporalState(pool)
+
+
+def _first(weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight[:N_MONITORED]
+
+
+def weight_of(batch: Batch, there: Tensor) -> Tensor | None:
+    """Weights of the targets of windows, (m,); those of their windows."""
+    return None if batch.weight is None else batch.weight[:, None].expand_as(there)[there]
 
 
 @torch.no_grad()

