@@ -24,6 +24,7 @@ from skebm.estimators import (
     SpikeSlabRBM,
     SubspaceRBM,
     TableEncoder,
+    TemporalRBM,
     TractableDensity,
 )
 
@@ -48,6 +49,7 @@ __all__ = [
     "SpikeSlabRBM",
     "SubspaceRBM",
     "TableEncoder",
+    "TemporalRBM",
     "TractableDensity",
     "base",
     "diagnostics",

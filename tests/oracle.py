@@ -29,6 +29,7 @@ from skebm.energies import (
     SpikeSlabEnergy,
     SubspaceEnergy,
     TemperedCorrection,
+    TemporalEnergy,
     Tilted,
 )
 
@@ -49,6 +50,17 @@ def make_rbm(n_visible, n_hidden, *, seed=0, scale=1.0, bias=0.5, dtype=DOUBLE):
     with torch.no_grad():
         for p in (energy.visible_bias, energy.hidden_bias):
             p.copy_(bias * torch.randn(p.shape, generator=generator, dtype=dtype))
+    return energy
+
+
+def make_temporal(base, n_hidden=2, seed=0):
+    """A temporal energy of frames with recurrent units and a lag, in double precision."""
+    generator = seeded(seed)
+    rbm = MixedRBM(base, n_hidden, generator=generator, dtype=DOUBLE)
+    energy = TemporalEnergy(rbm, 1, recurrent=True)
+    with torch.no_grad():
+        for p in energy.parameters():
+            p.copy_(0.5 * torch.randn(p.shape, generator=generator, dtype=DOUBLE))
     return energy
 
 

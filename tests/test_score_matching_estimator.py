@@ -823,9 +823,9 @@ def test_a_mixture_of_many_columns_has_few_components(monkeypatch):
         return len(model.fit(rows).base_.weights)
 
     assert count() == 4  # one for every hundred rows
-    monkeypatch.setattr("skebm.estimators.bases.MOST_WORK", 2.5 * 400 * 5**2)
+    monkeypatch.setattr("skebm.estimators.tables.bases.MOST_WORK", 2.5 * 400 * 5**2)
     assert count() == 2
-    monkeypatch.setattr("skebm.estimators.bases.MOST_WORK", 1.0)
+    monkeypatch.setattr("skebm.estimators.tables.bases.MOST_WORK", 1.0)
     assert count() == 1
 
 

@@ -77,6 +77,7 @@ SETTINGS: dict[type, dict[str, dict[str, Any]]] = {
         "chow-liu": {"n_components": 4, "n_subspace": 2, "base": "chow-liu", **SHORT},
         "fast": {"n_components": 4, "learning": "pcd", "learning_rate": 1.0, "n_iter": 20},
         "early-stopping": {"n_components": 4, "early_stopping": True},
+    },
     GatedRBM: {
         "defaults": {},
         "few": {"n_components": 8, "n_factors": 12, **SHORT},

@@ -153,6 +153,10 @@ class Objective(nn.Module, abc.ABC):
         loss = self(batch, state, generator)
         return {"loss": loss.value.detach(), **loss.logs}
 
+    def energies(self, x: Tensor) -> Tensor:
+        """Energies of training rows, by whose change over a step its size is judged."""
+        return self.energy(x)
+
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Mean loss of held-out rows: lower is better, comparable between epochs.
 

@@ -19,6 +19,7 @@ from skebm.energies.rbm.gaussian import AnnealedGaussianRBM, GaussianRBM
 from skebm.energies.rbm.mixed import MixedRBM
 from skebm.energies.rbm.spike_slab import SpikeSlabEnergy
 from skebm.energies.rbm.subspace import SubspaceEnergy
+from skebm.energies.rbm.temporal import Biases, RowwiseRBM, Targets, TemporalEnergy
 from skebm.energies.telescope import Telescope, Waymarks, fit_waymarks
 from skebm.energies.whitening import LowRankWhitening, Whitening, whitening_of
 
@@ -29,6 +30,7 @@ __all__ = [
     "AnnealedGaussianRBM",
     "AnnealingPath",
     "BernoulliDBM",
+    "Biases",
     "BernoulliRBM",
     "BoltzmannMachine",
     "Confined",
@@ -42,10 +44,13 @@ __all__ = [
     "Moments",
     "NeuralEnergy",
     "PairwiseCorrection",
+    "RowwiseRBM",
     "Spec",
     "SpikeSlabEnergy",
     "SubspaceEnergy",
+    "Targets",
     "Telescope",
+    "TemporalEnergy",
     "Tilted",
     "Waymarks",
     "LowRankWhitening",

@@ -1,6 +1,5 @@
 """Estimators with the scikit-learn API."""
 
-from skebm.estimators.bases import MixtureBase
 from skebm.estimators.boltzmann import BoltzmannMachineDensity, SparsityPath
 from skebm.estimators.boltzmann.hopfield import HopfieldMemory, Recall
 from skebm.estimators.deep import DeepBeliefNetwork, DeepBoltzmannMachine
@@ -25,6 +24,8 @@ from skebm.estimators.rbm import (
     SpikeSlabRBM,
     SubspaceRBM,
 )
+from skebm.estimators.sequences import FrameScores, TemporalRBM
+from skebm.estimators.tables.bases import MixtureBase
 from skebm.estimators.tables.encoding import TableEncoder
 from skebm.estimators.tractable import TractableDensity
 
@@ -38,6 +39,7 @@ __all__ = [
     "Explanation",
     "FlowContrastiveDensity",
     "GatedRBM",
+    "FrameScores",
     "HopfieldMemory",
     "Hybrid",
     "JEMClassifier",
@@ -56,5 +58,6 @@ __all__ = [
     "SparsityPath",
     "SubspaceRBM",
     "TableEncoder",
+    "TemporalRBM",
     "TractableDensity",
 ]

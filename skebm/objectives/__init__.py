@@ -28,6 +28,7 @@ from skebm.objectives.score_matching import (
     SlicedScoreMatching,
     boundary_weight,
 )
+from skebm.objectives.temporal import TemporalDivergence
 
 __all__ = [
     "AssessedDivergence",
@@ -58,4 +59,5 @@ __all__ = [
     "Walkers",
     "boundary_weight",
     "pseudo_log_likelihood",
+    "TemporalDivergence",
 ]

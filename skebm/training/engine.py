@@ -17,6 +17,7 @@ from skorch import NeuralNet
 from skorch.callbacks import Callback, EarlyStopping
 from skorch.helper import predefined_split
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.optim.swa_utils import AveragedModel
 from tqdm.auto import tqdm
 
@@ -257,6 +258,24 @@ def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], None] | None:
 
     def step() -> None:
         torch._foreach_add_(params, [p.grad for p in params], alpha=-group["lr"])
+
+    return step
+
+
+def versioned_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+    """The step of an optimizer, after which torch knows that the parameters have changed.
+
+    Fused kernels do not count versions, by which energies know whether what they keep still holds.
+    """
+    groups = optimizer.param_groups
+    if not any(group.get("fused") for group in groups):
+        return optimizer.step
+    params = [p for group in groups for p in group["params"]]
+
+    def step() -> None:
+        optimizer.step()
+        for p in params:
+            increment_version(p)
 
     return step
 
@@ -785,7 +804,7 @@ class EnergyNet(NeuralNet):
         if searches_steps(self.optimizer_) or len(monitored.x) < 10:
             return None
         with sampling(self.module_.energy):
-            return self.module_.energy(monitored.x[:20])
+            return self.module_.energies(monitored.x[:20])
 
     def _monitor(self, monitored: Batch, energy: Tensor | None = None) -> dict[str, float]:
         """Diagnostics of the objective, and the change of `energy` by the last step."""
@@ -852,7 +871,7 @@ class EnergyNet(NeuralNet):
                 rate = float(optimizer.param_groups[0]["lr"])
                 run.steps.begin(run.state, rate, n_batches)
                 return fused(run.steps, run)
-        step = plain or optimizer.step
+        step = plain or versioned_step(optimizer)
 
         def update(batch: Batch) -> Loss:
             loss = gradients(batch, run.state, generator)

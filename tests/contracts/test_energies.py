@@ -33,6 +33,7 @@ from skebm.energies import (
     SpikeSlabEnergy,
     SubspaceEnergy,
     TemperedCorrection,
+    TemporalEnergy,
     Tilted,
     annealing_path,
     ising_grid,
@@ -57,6 +58,7 @@ from tests.oracle import (
     make_rbm,
     make_spike_slab,
     make_subspace,
+    make_temporal,
     make_tree_rbm,
     seeded,
 )
@@ -181,6 +183,10 @@ CASES = {
         "bits and a pair of numbers": lambda: make_gated(Gaussian(field(3), 1.5)),
     },
     GivenEnergy: {"bits given others": lambda: make_gated().given(field(4))},
+    TemporalEnergy: {
+        "first frames": lambda: make_temporal(make_tree_rbm(5, 3).base),
+        "first frames of numbers": lambda: make_temporal(Gaussian(field(3), 1.5)),
+    },
     MixedDBM: {
         "deep mixed": lambda: MixedDBM(
             Columns([IndependentBernoulli(field(2)), Gaussian(field(2), 1.5)]),

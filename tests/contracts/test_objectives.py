@@ -34,6 +34,7 @@ from skebm.objectives import (
     RatioMatching,
     Refinement,
     SlicedScoreMatching,
+    TemporalDivergence,
 )
 from skebm.samplers import (
     MALA,
@@ -68,7 +69,15 @@ from tests.objectives import (
     uniform,
     weights,
 )
-from tests.oracle import DOUBLE, make_class_rbm, make_gated, make_rbm, make_tree_rbm, seeded
+from tests.oracle import (
+    DOUBLE,
+    make_class_rbm,
+    make_gated,
+    make_rbm,
+    make_temporal,
+    make_tree_rbm,
+    seeded,
+)
 from tests.tiers import named, only_full
 
 
@@ -267,6 +276,17 @@ def pair_rows(of_bits):
     return rows
 
 
+def frames_energy():
+    return make_temporal(IndependentBernoulli(torch.zeros(3, dtype=DOUBLE)))
+
+
+def windows(n=6):
+    """Two frames of three bits, none of them missing."""
+    found = torch.rand(n, 2, 4, generator=seeded(11), dtype=DOUBLE).round()
+    found[..., -1] = 0
+    return found.flatten(1)
+
+
 JITTER = torch.tensor([0.3, 0.0, 0.1], dtype=DOUBLE)
 SIGMA = torch.tensor([0.3, 0.7, 1.1], dtype=DOUBLE)
 
@@ -415,6 +435,14 @@ CASES = {
         "pairs": Case(lambda: ConditionalDivergence(gently(make_gated)()), pair_rows(True)),
         "pairs of numbers": Case(
             lambda: ConditionalDivergence(gently(gated_numbers)(), n_steps=2), pair_rows(False)
+        ),
+    },
+    TemporalDivergence: {
+        "frames": Case(
+            lambda: TemporalDivergence(frames_energy(), "exact", 1, 1, 6), windows, fixed=True
+        ),
+        "frames by chains": Case(
+            lambda: TemporalDivergence(frames_energy(), "cd", 2, 1, 6), windows
         ),
     },
     JointLikelihood: {

@@ -19,7 +19,6 @@ from skebm.base.units import Bernoulli
 from skebm.distributions import Distribution, IndependentBernoulli
 from skebm.energies.deep import BernoulliDBM, HiddenGiven, Layers, MixedDBM
 from skebm.estimators.base import at_least_two, chain_rows
-from skebm.estimators.bases import TREES, redraw
 from skebm.estimators.deep.layerwise import Greedy, pretrain
 from skebm.estimators.deep.meanfield import (
     MeanField,
@@ -38,6 +37,7 @@ from skebm.estimators.rbm.blueprint import (
 )
 from skebm.estimators.rbm.choice import BaseChoice
 from skebm.estimators.rbm.safety import against_log_z
+from skebm.estimators.tables.bases import TREES, redraw
 from skebm.estimators.tables.columns import ColumnTable
 from skebm.objectives import AssessedDivergence, pseudo_log_likelihood
 from skebm.samplers import FromData, Persistent

@@ -25,13 +25,6 @@ from skebm.estimators.base import (
     draw_seed,
     validate_coded,
 )
-from skebm.estimators.bases import (
-    COLUMN_BASES,
-    check_base_stays,
-    fit_base,
-    fit_column_base,
-    fit_completed,
-)
 from skebm.estimators.deep.blueprint import DeepBlueprint, design_deep, warn_unless_converged
 from skebm.estimators.deep.meanfield import MeanField, PosteriorMeans, recognition_maps
 from skebm.estimators.deep.module import sigmoid_network
@@ -40,6 +33,13 @@ from skebm.estimators.rbm.blueprint import Trials
 from skebm.estimators.rbm.choice import BaseChoice, epochs_by_halves
 from skebm.estimators.rbm.drawing import BLOCK, draw, imputed, starts_of
 from skebm.estimators.rbm.missing import hidden_means, log_sums
+from skebm.estimators.tables.bases import (
+    COLUMN_BASES,
+    check_base_stays,
+    fit_base,
+    fit_column_base,
+    fit_completed,
+)
 from skebm.estimators.tables.columns import (
     RESCALE_ADVICE,
     Coding,

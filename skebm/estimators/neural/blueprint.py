@@ -29,7 +29,7 @@ from skebm.energies import (
 )
 from skebm.energies.path import unary_fields
 from skebm.estimators.base import Blueprint, stopping_of
-from skebm.estimators.bases import (
+from skebm.estimators.tables.bases import (
     COLUMN_BASES,
     REAL_BASES,
     Bases,

@@ -17,7 +17,6 @@ from skebm.distributions.transformed.flow import FLOWS
 from skebm.energies import MLP, NeuralEnergy, Spec, build_network
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity
-from skebm.estimators.bases import Bases, fit_flow, noise_level
 from skebm.estimators.neural import methods
 from skebm.estimators.neural.blueprint import (
     CONFIGS,
@@ -31,6 +30,7 @@ from skebm.estimators.neural.blueprint import (
     reach_of,
     sampler_of,
 )
+from skebm.estimators.tables.bases import Bases, fit_flow, noise_level
 from skebm.estimators.tables.table import FlatTable, Table
 from skebm.objectives import FlowContrastive
 from skebm.training.engine import EnergyNet

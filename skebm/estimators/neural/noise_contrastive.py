@@ -29,7 +29,6 @@ from skebm.energies import (
 )
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity
-from skebm.estimators.bases import DISCRETE_BASES, MAX_DENSE, REAL_BASES, MixtureBase
 from skebm.estimators.neural import methods
 from skebm.estimators.neural.blueprint import (
     CONFIGS,
@@ -49,6 +48,7 @@ from skebm.estimators.neural.blueprint import (
     sampler_of,
     weight_decay_of,
 )
+from skebm.estimators.tables.bases import DISCRETE_BASES, MAX_DENSE, REAL_BASES, MixtureBase
 from skebm.estimators.tables.table import FlatTable, Table
 from skebm.objectives import NoiseContrastive
 from skebm.objectives.noise_contrastive import NO_RANKING

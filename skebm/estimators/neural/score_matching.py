@@ -17,14 +17,6 @@ from skebm.distributions import Distribution
 from skebm.energies import MLP, NeuralEnergy
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity
-from skebm.estimators.bases import (
-    REAL_BASES,
-    Bases,
-    MixtureBase,
-    fit_real_bases,
-    gap_noise,
-    noise_level,
-)
 from skebm.estimators.neural import methods
 from skebm.estimators.neural.blueprint import (
     CONFIGS,
@@ -34,6 +26,14 @@ from skebm.estimators.neural.blueprint import (
     Rule,
     network_of,
     neural_plan,
+)
+from skebm.estimators.tables.bases import (
+    REAL_BASES,
+    Bases,
+    MixtureBase,
+    fit_real_bases,
+    gap_noise,
+    noise_level,
 )
 from skebm.estimators.tables.table import FlatTable, Table
 from skebm.objectives import (

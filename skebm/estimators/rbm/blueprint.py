@@ -40,16 +40,6 @@ from skebm.distributions.independent import blocks_of
 from skebm.energies import BernoulliRBM, MixedRBM
 from skebm.energies.rbm.mixed import MAX_LOG_PRECISION
 from skebm.estimators.base import Blueprint, at_least_two, chain_rows, draw_seed, stopping_of
-from skebm.estimators.bases import (
-    TREES,
-    check_base_stays,
-    column_means,
-    conditional,
-    fit_base,
-    fit_column_base,
-    fit_completed,
-    redraw,
-)
 from skebm.estimators.rbm.choice import (
     N_HIDDEN,
     PLAIN,
@@ -62,6 +52,16 @@ from skebm.estimators.rbm.choice import (
     epochs_by_halves,
 )
 from skebm.estimators.rbm.safety import assess, n_held_out, pessimistic_log_z
+from skebm.estimators.tables.bases import (
+    TREES,
+    check_base_stays,
+    column_means,
+    conditional,
+    fit_base,
+    fit_column_base,
+    fit_completed,
+    redraw,
+)
 from skebm.estimators.tables.columns import ColumnTable
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import (

@@ -10,8 +10,8 @@ import torch
 
 from skebm.base import Binary, Categorical, Domain, Real
 from skebm.base.domains import columns_of, parts_of
-from skebm.estimators.bases import LATENT
 from skebm.estimators.rbm.safety import n_held_out
+from skebm.estimators.tables.bases import LATENT
 from skebm.training.rows import Rows
 
 PLAIN = "independent"

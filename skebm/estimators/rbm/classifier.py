@@ -33,7 +33,6 @@ from skebm.estimators.base import (
     draw_seed,
     validate_coded,
 )
-from skebm.estimators.bases import COLUMN_BASES, check_base_stays, fit_base, fit_column_base
 from skebm.estimators.classifiers import class_weights, codes_of
 from skebm.estimators.rbm.class_blueprint import (
     PRECONDITION,
@@ -45,6 +44,7 @@ from skebm.estimators.rbm.class_blueprint import (
     weight_of_rows,
 )
 from skebm.estimators.rbm.drawing import Starts, draw, starts_of
+from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays, fit_base, fit_column_base
 from skebm.estimators.tables.columns import Coding, ColumnTable, learn_columns
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import Centering, Penalty

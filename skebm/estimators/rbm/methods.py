@@ -23,9 +23,9 @@ from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.energies import Tilted
 from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity, LogZ, chain_rows
-from skebm.estimators.bases import COLUMN_BASES
 from skebm.estimators.rbm.drawing import BLOCK, draw, imputed, starts_of
 from skebm.estimators.rbm.missing import Marginals, hidden_means, log_sums
+from skebm.estimators.tables.bases import COLUMN_BASES
 from skebm.estimators.tables.table import UnitIntervalTable
 from skebm.objectives import Centering, Penalty
 from skebm.objectives.local import LOCAL_RULES

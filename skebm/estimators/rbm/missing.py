@@ -17,7 +17,7 @@ from torch import Tensor
 from skebm.base import ChainState, Clamp, sampling
 from skebm.distributions import Distribution
 from skebm.energies import BernoulliRBM, MixedRBM, annealing_path
-from skebm.estimators.bases import conditional
+from skebm.estimators.tables.bases import conditional
 from skebm.samplers import Gibbs
 
 # Terms (rows times hidden states times entries of a row) up to which hidden states are summed.

@@ -17,8 +17,8 @@ from skebm.distributions import Distribution, Gaussian, IndependentBernoulli
 from skebm.energies import GatedEnergy
 from skebm.energies.rbm.gated import MAX_LOG_PRECISION
 from skebm.estimators.base import Blueprint, stopping_of
-from skebm.estimators.bases import column_means
 from skebm.estimators.rbm.gated.table import PairTable
+from skebm.estimators.tables.bases import column_means
 from skebm.objectives import ConditionalDivergence
 from skebm.objectives.conditional import N_BETAS, conditional_gains
 from skebm.training import AdamW

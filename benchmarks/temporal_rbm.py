@@ -1,0 +1,427 @@
+"""Temporal RBMs: likelihoods of music, motion, anomalous frames, the cost of steps.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.temporal_rbm --data PATH --part likelihood
+        [--sets JSB_Chorales Nottingham] [--only NAME ...] [--seeds 3] [--open-test] [--json F]
+    OMP_NUM_THREADS=1 python -m benchmarks.temporal_rbm --data PATH --part motion [--open-test]
+    OMP_NUM_THREADS=1 python -m benchmarks.temporal_rbm --data PATH --part anomalies [--seeds 3]
+    OMP_NUM_THREADS=1 python -m benchmarks.temporal_rbm --part steps
+
+PATH holds `music/*.npz` and `mocap/mit_mocap.npz`. All parts take `--quick`, a smoke test.
+
+`likelihood`: piano rolls with their standard splits; mean log-likelihood of a frame in nats, those
+of temporal RBMs by the pessimistic end of `score`, of a static RBM (Chow-Liu tree and 200 units) by
+that of `RBMEstimator`, others exact. Settings of `MODELS` were chosen on the validation songs; the
+test songs are opened with `--open-test`. *logistic*: a logistic regression of each note on the last
+three frames; *LSTM*: one of as many weights as the conditional RBM, with independent notes given
+its state. Both by AdamW, a weight decay of 0, 0.01 or 0.1 and the number of steps chosen on the
+validation songs. Beside what Boulanger-Lewandowski et al. (2012) report for the recurrent temporal
+RBM.
+
+`motion`: MIT motion capture, 29 of the 35 training sequences to train and 6 to choose, the test
+sequences with `--open-test`. Mean squared error of the next frame from frame 7 on, and of ten
+frames that are generated one after the other from their own predictions, beside a linear
+autoregression (order and ridge penalty chosen) and a GRU of as many weights.
+
+`anomalies`: test songs of which one frame in a hundred is replaced by a frame of another song;
+AUROC of minus log p given the past, of the two frames after it left out, beside the distance to the
+5th nearest training window of 4 frames (of those with the present frame, and of the present frame).
+
+`steps`: seconds of a step of 88 notes, 200 units and 3 frames before it, over its matrix products
+alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.linear_model import Ridge
+from sklearn.metrics import roc_auc_score
+from sklearn.neighbors import NearestNeighbors
+from torch import nn
+
+from benchmarks._common import shown, spread, write
+from skebm import RBMEstimator, TemporalRBM
+
+MODELS: dict[str, dict[str, Any]] = {
+    "conditional": {"n_components": 100, "order": 3, "learning_rate": 0.01},
+    "recurrent": {"n_components": 200, "order": 0, "recurrent": True, "batch_size": 256},
+}
+PUBLISHED = {"JSB_Chorales": -6.35, "Nottingham": -2.62}
+DECAYS, CHECKS, STEPS = (0.0, 0.01, 0.1), 20, 4000
+
+
+def songs(data: Path, name: str, part: str, n: int | None) -> list[np.ndarray]:
+    """Piano rolls of a split."""
+    stored = np.load(data / f"music/{name}.npz")
+    frames = np.unpackbits(stored[part], axis=1)[:, : int(stored["d"])].astype(np.float32)
+    return np.split(frames, np.cumsum(stored[f"{part}_len"])[:-1])[:n]
+
+
+# ------------------------------------------------------------------------------
+# Peers
+# ------------------------------------------------------------------------------
+
+
+class Logistic(nn.Module):
+    """Logits of a frame from the frames before it."""
+
+    def __init__(self, d: int, order: int = 3):
+        super().__init__()
+        self.order, self.linear = order, nn.Linear(order * d, d)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lags = [
+            nn.functional.pad(x, (0, 0, k, 0))[:, : x.shape[1]] for k in range(self.order, 0, -1)
+        ]
+        found: torch.Tensor = self.linear(torch.cat(lags, 2))
+        return found
+
+
+class Recurrent(nn.Module):
+    """Output for a frame from the state of a recurrent network after the frame before."""
+
+    def __init__(self, kind: Any, d: int, n_units: int):
+        super().__init__()
+        self.cell, self.head = kind(d, n_units, batch_first=True), nn.Linear(n_units, d)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = nn.functional.pad(x, (0, 0, 1, 0))[:, : x.shape[1]]
+        found: torch.Tensor = self.head(self.cell(before)[0])
+        return found
+
+
+def n_units(kind: Any, d: int, n_weights: int) -> int:
+    """Units of a recurrent network of so many weights."""
+    k = 1
+    while sum(p.numel() for p in Recurrent(kind, d, k).parameters()) < n_weights:
+        k += 1
+    return k
+
+
+def padded(sequences: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequences side by side, and which frames there are."""
+    tensors = [torch.as_tensor(one, dtype=torch.float32) for one in sequences]
+    there = nn.utils.rnn.pad_sequence([torch.ones(len(one)) for one in tensors], batch_first=True)
+    return nn.utils.rnn.pad_sequence(tensors, batch_first=True), there > 0
+
+
+def errors(network: nn.Module, rows: tuple[torch.Tensor, torch.Tensor], loss: Any) -> torch.Tensor:
+    """Sum over columns of the loss of each frame."""
+    x, there = rows
+    found: torch.Tensor = loss(network(x), x, reduction="none").sum(2)[there]
+    return found
+
+
+def trained(make: Any, train: Any, valid: Any, loss: Any, n_steps: int, seed: int) -> nn.Module:
+    """The network of the weight decay and step with the least mean loss of validation sequences."""
+    best, found = np.inf, None
+    held_out = padded(valid)
+    for decay in DECAYS:
+        torch.manual_seed(seed)
+        network, rng = make(), np.random.default_rng(seed)
+        optimizer = torch.optim.AdamW(network.parameters(), 0.003, weight_decay=decay)
+        for step in range(1, n_steps + 1):
+            some = [train[i] for i in rng.integers(0, len(train), 8)]
+            starts = [rng.integers(0, max(1, len(one) - 99)) for one in some]
+            rows = padded([one[s : s + 100] for one, s in zip(some, starts, strict=True)])
+            optimizer.zero_grad()
+            errors(network, rows, loss).mean().backward()
+            optimizer.step()
+            if step % (n_steps // CHECKS) == 0:
+                with torch.no_grad():
+                    value = float(errors(network, held_out, loss).mean())
+                if value < best:
+                    best, found = value, copy.deepcopy(network)
+    assert found is not None
+    return found
+
+
+# ------------------------------------------------------------------------------
+# Likelihoods
+# ------------------------------------------------------------------------------
+
+
+def fitted(model: Any, X: Any) -> tuple[Any, float]:
+    """The model and the seconds of its fit."""
+    started = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(X)
+    return model, time.perf_counter() - started
+
+
+def scores(
+    name: str, seed: int, train: Any, others: list[Any], quick: bool
+) -> tuple[list[float], float]:
+    """Mean log-likelihoods of the frames of other songs, and the seconds of the fit."""
+    d = train[0].shape[1]
+    few: dict[str, Any] = {"n_iter": 2, "n_components": 10} if quick else {}
+    if name in MODELS:
+        model, took = fitted(TemporalRBM(**MODELS[name] | few, random_state=seed), train)
+        return [model.score(one) for one in others], took
+    if name == "static RBM":
+        settings = {"n_components": 200, "base": "chow-liu"} | few
+        model, took = fitted(RBMEstimator(**settings, random_state=seed), np.concatenate(train))
+        return [model.score(np.concatenate(one)) for one in others], took
+    started, loss = time.perf_counter(), nn.functional.binary_cross_entropy_with_logits
+    n_weights = d * 100 + 3 * (d + 1) * (d + 100) + d + 100
+    make = (lambda: Logistic(d)) if name == "logistic" else None
+    if make is None:
+        k = n_units(nn.LSTM, d, n_weights)
+        make = lambda: Recurrent(nn.LSTM, d, k)  # noqa: E731
+    network = trained(make, train, others[0], loss, 40 if quick else STEPS, seed)
+    with torch.no_grad():
+        found = [-float(errors(network, padded(one), loss).mean()) for one in others]
+    return found, time.perf_counter() - started
+
+
+def likelihood(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each set and model."""
+    for dataset in args.sets:
+        train, valid, test = (
+            songs(args.data, dataset, part, 12 if args.quick else None)
+            for part in ("train", "valid", "test")
+        )
+        others = [valid, test] if args.open_test else [valid]
+        for name in args.only or [*MODELS, "static RBM", "logistic", "LSTM"]:
+            found = [scores(name, seed, train, others, args.quick) for seed in range(args.seeds)]
+            values = np.array([value for value, _ in found])
+            row = {"set": dataset, "model": name, "published": PUBLISHED[dataset]}
+            for part, own in zip(("valid", "test"), values.T, strict=False):
+                row[part] = f"{own.mean():.3f} ({own.std(ddof=1) / len(own) ** 0.5:.3f})"
+            yield row | {"fit, s": round(float(np.median([took for _, took in found])))}
+
+
+# ------------------------------------------------------------------------------
+# Motion
+# ------------------------------------------------------------------------------
+
+FROM, FREE = 6, 10
+
+
+def lagged(sequences: list[np.ndarray], order: int) -> tuple[np.ndarray, np.ndarray]:
+    """Frames before, from frame number 6 on, and the frames themselves."""
+    pairs = [
+        (one[i - order : i].ravel(), one[i]) for one in sequences for i in range(FROM, len(one))
+    ]
+    return np.array([z for z, _ in pairs]), np.array([y for _, y in pairs])
+
+
+def autoregression(train: Any, valid: Any) -> tuple[Ridge, int]:
+    """The order and the penalty with the least error of the next frame."""
+    tries = []
+    for order in (1, 2, 3, 6):
+        Z, Y = lagged(train, order)
+        Z_valid, Y_valid = lagged(valid, order)
+        for penalty in (0.01, 0.1, 1.0, 10.0, 100.0):
+            model = Ridge(penalty).fit(Z, Y)
+            tries.append((float(((model.predict(Z_valid) - Y_valid) ** 2).mean()), model, order))
+    _, model, order = min(tries, key=lambda one: one[0])
+    return model, order
+
+
+def motion(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Errors of the next frame, and of ten frames that run freely."""
+    stored = np.load(args.data / "mocap/mit_mocap.npz")
+    order = np.random.default_rng(0).permutation(len(stored["train"]))
+    sequences = [stored["train"][i].astype(np.float32) for i in order]
+    valid, train = sequences[:6], sequences[6:]
+    test = np.split(stored["test"].astype(np.float32), np.cumsum(stored["test_len"])[:-1])
+    parts = {"valid": valid} | ({"test": test} if args.open_test else {})
+    d = train[0].shape[1]
+
+    def rows(name: str, step: Any, free: Any, took: float, nats: Any = None) -> Iterator[Any]:
+        for part, own in parts.items():
+            one = np.concatenate([((step(x) - x)[FROM:] ** 2).mean(1) for x in own])
+            ten = [
+                ((free(x[:i]) - x[i : i + FREE]) ** 2).mean()
+                for x in own
+                for i in (10, 40, 70)
+                if i + FREE <= len(x)
+            ]
+            yield {
+                "rows": part,
+                "model": name,
+                "one step": f"{one.mean():.4f} ({one.std() / len(one) ** 0.5:.4f})",
+                "ten steps, free": f"{np.mean(ten):.4f} ({np.std(ten) / len(ten) ** 0.5:.4f})",
+                "nats": "" if nats is None else f"{nats(own):.2f}",
+                "fit, s": round(took),
+            }
+
+    ridge, lags = autoregression(train, valid)
+
+    def ridge_step(x: np.ndarray) -> np.ndarray:
+        found = x.copy()
+        found[lags:] = ridge.predict(
+            np.array([x[i - lags : i].ravel() for i in range(lags, len(x))])
+        )
+        return found
+
+    def ridge_free(x: np.ndarray) -> np.ndarray:
+        found = list(x)
+        for _ in range(FREE):
+            found.append(ridge.predict(np.concatenate(found[-lags:])[None])[0])
+        return np.array(found[-FREE:])
+
+    yield from rows(f"autoregression of order {lags}", ridge_step, ridge_free, 0)
+    settings: dict[str, Any] = {"n_components": 100, "order": 3} | (
+        {"n_iter": 2} if args.quick else {"n_iter": 200}
+    )
+    n_weights = d * 100 + 3 * (d + 1) * (d + 100) + d + 100
+    started = time.perf_counter()
+    k = n_units(nn.GRU, d, n_weights)
+    network = trained(
+        lambda: Recurrent(nn.GRU, d, k),
+        train,
+        valid,
+        nn.functional.mse_loss,
+        40 if args.quick else STEPS,
+        0,
+    )
+
+    @torch.no_grad()
+    def gru_step(x: np.ndarray) -> np.ndarray:
+        found: np.ndarray = network(torch.as_tensor(x)[None])[0].numpy()
+        return found
+
+    def gru_free(x: np.ndarray) -> np.ndarray:
+        for _ in range(FREE):
+            x = np.concatenate([x, gru_step(np.concatenate([x, x[-1:]]))[-1:]])
+        return x[-FREE:]
+
+    yield from rows(f"GRU of {k} units", gru_step, gru_free, time.perf_counter() - started)
+    for name, more in (("n_iter=0", {"n_iter": 0}), ("conditional", {})):
+        model, took = fitted(TemporalRBM(**settings | more, random_state=0), train)
+
+        def free(x: np.ndarray, model: Any = model) -> np.ndarray:
+            for _ in range(FREE):
+                x = np.concatenate([x, model.predict_next(x, n_draws=20, n_steps=20)])
+            return x[-FREE:]
+
+        step = lambda x, model=model: model.expected(x, n_steps=20)  # noqa: E731
+        yield from rows(f"TemporalRBM, {name}", step, free, took, model.score)
+
+
+# ------------------------------------------------------------------------------
+# Anomalous frames
+# ------------------------------------------------------------------------------
+
+
+def windows(sequences: list[np.ndarray], length: int) -> np.ndarray:
+    """Each frame with those before it, zeros before the first one."""
+    found = []
+    for x in sequences:
+        full = np.concatenate([np.zeros((length - 1, x.shape[1]), x.dtype), x])
+        found.append(np.stack([full[i : i + length].ravel() for i in range(len(x))]))
+    return np.concatenate(found)
+
+
+def anomalies(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """AUROC of each set and method, over seeds of the replaced frames."""
+    for dataset in args.sets:
+        train = songs(args.data, dataset, "train", 12 if args.quick else 200)
+        test = songs(args.data, dataset, "test", 12 if args.quick else 60)
+        settings = MODELS["conditional"] | ({"n_iter": 2} if args.quick else {})
+        model, took = fitted(TemporalRBM(**settings, random_state=0), train)
+        near = {k: NearestNeighbors(n_neighbors=5).fit(windows(train, k)) for k in (1, 4)}
+        found: dict[str, list[float]] = {}
+        for seed in range(args.seeds):
+            changed, wrong, after = replaced(test, seed)
+            values = {"TemporalRBM": -model.score_samples(changed)}
+            for k, index in near.items():
+                distance = index.kneighbors(windows(changed, k))[0][:, -1]
+                values[f"5th neighbour, windows of {k}"] = distance
+            for name, value in values.items():
+                found.setdefault(name, []).append(roc_auc_score(wrong[~after], value[~after]))
+        for name, own in found.items():
+            yield {
+                "set": dataset,
+                "method": name,
+                "AUROC": f"{np.mean(own):.3f} ({np.std(own, ddof=1) / len(own) ** 0.5:.3f})",
+                "fit, s": round(took) if name == "TemporalRBM" else "",
+            }
+
+
+def replaced(
+    sequences: list[np.ndarray], seed: int
+) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Songs with foreign frames, which frames these are, and which are up to three after one."""
+    rng, found = np.random.default_rng(seed), [one.copy() for one in sequences]
+    wrong = [np.zeros(len(one), dtype=bool) for one in sequences]
+    after = [np.zeros(len(one), dtype=bool) for one in sequences]
+    for i, one in enumerate(found):
+        for place in np.flatnonzero(rng.random(len(one)) < 0.01):
+            other = sequences[rng.choice([j for j in range(len(sequences)) if j != i])]
+            frame = other[rng.integers(len(other))]
+            if place < 3 or after[i][place] or (frame == one[place]).all():
+                continue
+            one[place], wrong[i][place] = frame, True
+            after[i][place + 1 : place + 4] = True
+    return found, np.concatenate(wrong), np.concatenate(after)
+
+
+# ------------------------------------------------------------------------------
+# Steps
+# ------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def products(d: int, n_hidden: int, order: int, n: int, n_steps: int) -> float:
+    """Seconds of the matrix products of steps, forward and backward."""
+    x, chain, h = torch.rand(n, d), torch.rand(n, d), torch.rand(n, n_hidden)
+    lags, weight = torch.rand(n, order * (d + 1)), torch.rand(n_hidden, d)
+    A, B = torch.rand(d, order * (d + 1)), torch.rand(n_hidden, order * (d + 1))
+    started = time.perf_counter()
+    for _ in range(n_steps):
+        lags @ A.t(), lags @ B.t()
+        x @ weight.t(), h @ weight, chain @ weight.t()
+        torch.rand(n, d), torch.rand(n, n_hidden)
+        x.t() @ lags, h.t() @ lags, h.t() @ x, h.t() @ chain
+    return time.perf_counter() - started
+
+
+def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each size."""
+    n = 2000 if args.quick else 10_000
+    for d, n_hidden, order, size in ((88, 200, 3, 100), (88, 200, 3, 1000)):
+        X = (np.random.default_rng(0).random((n, d)) < 0.05).astype(np.float32)
+        settings: dict[str, Any] = {"order": order, "batch_size": size, "learning_rate": 1e-3}
+        model, _ = fitted(TemporalRBM(n_hidden, n_iter=6, **settings), X)
+        ours = [row["dur"] for row in model.history_[1:]]
+        alone = [products(d, n_hidden, order, size, n // size) for _ in ours]
+        yield {
+            "frames of a step": size,
+            "ms per step": round(1e3 * float(np.median(ours)) / (n // size), 2),
+            "over products": spread(ours, alone),
+        }
+
+
+PARTS = {"likelihood": likelihood, "motion": motion, "anomalies": anomalies, "steps": steps}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--part", choices=PARTS, required=True)
+    parser.add_argument("--sets", nargs="+", default=list(PUBLISHED), choices=list(PUBLISHED))
+    parser.add_argument("--only", nargs="+")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--open-test", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", metavar="F")
+    args = parser.parse_args()
+    write(args.json, {"rows": shown(PARTS[args.part](args))})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""Estimators of sequences."""
+
+from skebm.estimators.sequences.estimator import FrameScores, TemporalRBM
+
+__all__ = ["FrameScores", "TemporalRBM"]

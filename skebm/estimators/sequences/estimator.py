@@ -1,0 +1,829 @@
+"""Temporal restricted Boltzmann machines as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from numbers import Integral, Real
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from sklearn.base import (
+    ClassNamePrefixFeaturesOutMixin,
+    DensityMixin,
+    OutlierMixin,
+    TransformerMixin,
+)
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from skebm._validation import Interval, Options, StrOptions, check_is_fitted, fit_context
+from skebm.base import ChainState, sampling
+from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
+from skebm.distributions import Distribution
+from skebm.energies import Biases, RowwiseRBM
+from skebm.energies.rbm.temporal import reverse_log_z
+from skebm.estimators._docs import shared_docs
+from skebm.estimators.base import (
+    DENSITY_CONSTRAINTS,
+    BaseEBM,
+    raises_interrupt,
+    restores_on_failure,
+    upper_quantile,
+    validate_coded,
+)
+from skebm.estimators.sequences.blueprint import (
+    FEWEST_FRAMES,
+    RECURRENT_CONTEXT,
+    RECURRENT_TARGETS,
+    TemporalBlueprint,
+    frame_log_z,
+    rate_of,
+    rule_of,
+    temporal_plan,
+)
+from skebm.estimators.sequences.table import SequenceTable, first_frames, joined, walk
+from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays, fit_base, fit_column_base
+from skebm.estimators.tables.columns import (
+    RESCALE_ADVICE,
+    Coding,
+    ColumnTable,
+    learn_columns,
+)
+from skebm.estimators.tables.table import Table
+from skebm.samplers import ChainPolicy, FromData, Gibbs
+from skebm.training import AdamW, EarlyStopping
+from skebm.training.engine import EnergyNet
+from skebm.training.rows import Rows
+from skebm.training.segments import Segments
+
+# Frames of a sequence that are computed at once, and numbers that all of them may take.
+N_AT_ONCE, CHUNK = 256, 4_000_000
+# Frames whose likelihoods set the threshold of `predict`, at most.
+N_REFERENCE_FRAMES = 500
+# Gibbs steps from which reverse annealing starts, after a draw of annealing.
+N_BURN_IN = 20
+KERNEL = Gibbs()
+
+
+class FrameScores(NamedTuple):
+    """Log-likelihoods of frames given their past, arrays of shape (n_frames,), in nats.
+
+    Attributes
+    ----------
+    log_prob : ndarray
+        By the estimate of log Z of each frame: high on average, by about half of the squared
+        standard error, unless it is exact.
+    std_error : ndarray
+        Standard error of each; 0 where log Z is exact.
+    lower : ndarray
+        By annealing from draws of the model to the base: low on average if these are from the
+        model. Equal to `log_prob` where log Z is exact.
+    exact : bool
+        Whether log Z was summed over the hidden states.
+    """
+
+    log_prob: np.ndarray
+    std_error: np.ndarray
+    lower: np.ndarray
+    exact: bool
+
+
+@shared_docs
+class TemporalRBM(
+    ClassNamePrefixFeaturesOutMixin, TransformerMixin, OutlierMixin, DensityMixin, BaseEBM
+):
+    r"""Restricted Boltzmann machine of sequences: its biases depend on the frames before.
+
+    .. math::
+        p(x_t \mid x_{<t}) = \frac{1}{Z_t} \sum_h e^{-E_t(x_t, h)}, \qquad
+        E_t(x, h) = -b_t^\top x - c_t^\top h - h^\top W x .
+
+    By default it is the conditional RBM [1]_: b_t and c_t are linear in the last `order` frames.
+    With `recurrent` they also depend on the hidden units of the frame before, whose means given all
+    frames so far are carried along: the recurrent temporal RBM [2]_, where `order` is 0. Frames
+    have columns of all kinds, as rows of :class:`RBMEstimator`.
+
+    Sequences are passed one below the other with `lengths`, as a list of arrays, or as a frame with
+    a `sequence_column`. Without any of these X is one sequence. Frames before the first one are
+    missing, and learned biases take their place, so that every frame has a likelihood.
+
+    Parameters
+    ----------
+    n_components : int, default=200
+        Number of hidden units, H.
+    order : int, default=3
+        Number of frames before on which the biases depend; at least 1 unless `recurrent`.
+    recurrent : bool, default=False
+        Whether the biases depend on the hidden units of the frame before as well. Gradients go back
+        through time by up to 32 frames. A pass takes about three times as long.
+    learning_rate : float or "auto", default="auto"
+        Learning rate of AdamW. ``"auto"``: 0.005, times the geometric mean of the fractions of the
+        standard deviations of real columns that a linear autoregression leaves unexplained.
+    batch_size : int or "auto", default="auto"
+        Frames of a step; ``"auto"``: 100.
+    n_iter : int or "auto", default="auto"
+        Number of passes. ``"auto"``: 10,000 steps, at least 10 and at most 500
+        passes.
+    verbose : int, default=0
+        1 shows progress bars.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the weights, the shuffling and the chains; global generators are not used.
+    learning : {"auto", "cd", "pcd", "exact"}, default="auto"
+        Learning rule: contrastive divergence of each frame given its past, whose chains start at
+        the frame or where they ended when it was trained on before, or the exact gradient, a sum
+        over the hidden states, where these are few. ``"auto"`` is that of `chains`, else
+        ``"cd"``.
+    chains : FromData, Persistent or None, default=None
+        Chains of CD and PCD, of which `n_steps` is used; None is ``FromData(n_steps=1)``.
+    base : str or Distribution, default="independent"
+        Distribution of a frame whatever its past, which the model corrects: ``"independent"``,
+        ``"chow-liu"``, ``"block-tree"``, ``"gaussian"``, ``"latent-classes"``, as in
+        :class:`RBMEstimator`.
+    optimizer : AdamW or None, default=None
+        Weight decay, schedule, averaging and roll-backs; None is :class:`skebm.training.AdamW`.
+    visible : {"auto", "bernoulli"}, default="auto"
+        Visible units of the columns that are not categorical, as in :class:`RBMEstimator`.
+    categorical_features : "from_dtype", array-like or None, default="from_dtype"
+        Columns of categories, as in :class:`RBMEstimator`.
+    rescale : {"auto", False}, default="auto"
+        Treatment of columns of Bernoulli units with values outside [0, 1], as there.
+    sequence_column : str, int or None, default=None
+        Column of X that says which sequence a frame is of: runs of equal values. It is left out.
+    n_chains, n_temperatures : int, default=10, 1600
+        Annealing of log Z, which every frame has its own of: chains of a frame, and temperatures at
+        most, where standard errors are above 0.1.
+    early_stopping : bool or EarlyStopping, default=False
+        Stop when held-out windows no longer become more likely, and keep the best weights.
+    warm_start : bool, default=False
+        Continue from the weights of the previous `fit`.
+    contamination : float in (0, 0.5] or "auto", default="auto"
+        Fraction of the training frames that `predict` classifies as anomalous; ``"auto"`` is 0.1.
+    device : str, default="auto"
+        ``"auto"`` is a GPU if there is one.
+    dtype : {"float32", "float64"}, default="float32"
+        Precision of the computation.
+    <<net_params>>
+
+    Attributes
+    ----------
+    components_ : ndarray of shape (n_components, n_visible)
+        Weights W, a read-only view.
+    lag_components_ : list of ndarray of shape (n_components, n_visible)
+        B_k, by which the frame k steps before changes the biases of the hidden units; k = 1 first.
+    autoregression_ : list of ndarray of shape (n_visible, n_visible)
+        A_k, by which it changes those of the visible units.
+    threshold_, offset_ : float
+        Log-likelihood given the past below which a frame is anomalous.
+    history_ : list of dict
+        One entry per pass: energy gap, gain of held-out frames over the base, seconds.
+    n_iter_, n_restarts_ : int
+        Number of passes and of roll-backs.
+    learning_ : str
+        The learning rule.
+    base_ : Distribution
+        The fitted base of a frame.
+    energy_, net_ : TemporalEnergy, EnergyNet
+        The energy as a torch module, and the skorch net.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
+
+    See Also
+    --------
+    RBMEstimator : Rows without an order.
+
+    Notes
+    -----
+    **Held-out frames guard the training** of 200 frames or more, where `learning_rate` and
+    `batch_size` are ``"auto"`` and there is no `early_stopping`: a tenth of the sequences, or the
+    last tenth of each of fewer than ten. Twenty times a fit their likelihood is compared with that
+    of the base; weights that are clearly worse than earlier ones, or than the base, are not what
+    `fit` leaves.
+
+    What is said of a frame depends on the frames before it in the same sequence: other than of the
+    rows of a table, order and subsets matter.
+
+    References
+    ----------
+    .. [1] Taylor, Hinton and Roweis (2007), "Modeling human motion using binary latent variables",
+       NeurIPS.
+    .. [2] Sutskever, Hinton and Taylor (2009), "The recurrent temporal restricted Boltzmann
+       machine", NeurIPS.
+
+    Examples
+    --------
+    A pattern of period three, of which each frame tells the next:
+
+    >>> import numpy as np
+    >>> from skebm import TemporalRBM
+    >>> X = np.tile(np.eye(3), (40, 1))
+    >>> model = TemporalRBM(4, order=1, random_state=0).fit(X)
+    >>> model.predict_next(X[:4]).round()
+    array([[0., 1., 0.]])
+    >>> bool(model.score(X) > -0.5)  # nats a frame; log 3 = 1.10 without the past
+    True
+    """
+
+    _parameter_constraints: dict = {
+        name: DENSITY_CONSTRAINTS[name]
+        for name in DENSITY_CONSTRAINTS
+        if name not in ("partition", "sampler")
+    } | {
+        "n_components": [Interval(Integral, 1, None, closed="left")],
+        "order": [Interval(Integral, 0, None, closed="left")],
+        "recurrent": ["boolean"],
+        "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+        "learning": [StrOptions({"auto", "cd", "pcd", "exact"})],
+        "chains": [ChainPolicy, None],
+        "base": [StrOptions(set(COLUMN_BASES)), Distribution],
+        "optimizer": [AdamW, None],
+        "visible": [StrOptions({"auto", "bernoulli"})],
+        "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
+        "rescale": [StrOptions({"auto"}), Options(bool, {False})],
+        "sequence_column": [str, Integral, None],
+        "n_chains": [Interval(Integral, 2, None, closed="left")],
+        "n_temperatures": [Interval(Integral, 1, None, closed="left")],
+    }
+    _configs = {
+        "chains": lambda value, names: FromData(n_steps=1),
+        "optimizer": lambda value, names: AdamW(),
+        "early_stopping": lambda value, names: EarlyStopping(),
+    }
+    _blueprint: TemporalBlueprint
+
+    def __init__(
+        self,
+        n_components=200,
+        order=3,
+        *,
+        recurrent=False,
+        learning_rate="auto",
+        batch_size="auto",
+        n_iter="auto",
+        verbose=0,
+        random_state=None,
+        learning="auto",
+        chains=None,
+        base="independent",
+        optimizer=None,
+        visible="auto",
+        categorical_features="from_dtype",
+        rescale="auto",
+        sequence_column=None,
+        n_chains=10,
+        n_temperatures=1600,
+        early_stopping=False,
+        warm_start=False,
+        contamination="auto",
+        device="auto",
+        dtype="float32",
+        net_params=None,
+    ):
+        self.n_components = n_components
+        self.order = order
+        self.recurrent = recurrent
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.n_iter = n_iter
+        self.verbose = verbose
+        self.random_state = random_state
+        self.learning = learning
+        self.chains = chains
+        self.base = base
+        self.optimizer = optimizer
+        self.visible = visible
+        self.categorical_features = categorical_features
+        self.rescale = rescale
+        self.sequence_column = sequence_column
+        self.n_chains = n_chains
+        self.n_temperatures = n_temperatures
+        self.early_stopping = early_stopping
+        self.warm_start = warm_start
+        self.contamination = contamination
+        self.device = device
+        self.dtype = dtype
+        self.net_params = net_params
+
+    # ---------------------------------------------------------------- fitting
+
+    @fit_context(prefer_skip_nested_validation=True)
+    @raises_interrupt
+    @restores_on_failure
+    def fit(self, X: Any, y: Any = None, lengths: Any = None) -> Any:
+        """Fit the model to sequences.
+
+        Ctrl-C during training raises `KeyboardInterrupt` once the model trained so far is usable.
+        A call that fails in any other way leaves the estimator as it was before it.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+            Frames in order of time, the sequences one below the other, or a list of sequences.
+        y : None
+            Not used; present by convention.
+        lengths : array-like of int, default=None
+            Numbers of frames of the sequences. None is one sequence, unless X is a list or there is
+            a `sequence_column`.
+
+        Returns
+        -------
+        self : object
+        """
+        return self._fit_sequences(X, lengths, streaming=False)
+
+    @fit_context(prefer_skip_nested_validation=True)
+    @restores_on_failure
+    def partial_fit(self, X: Any, y: Any = None, lengths: Any = None) -> Any:
+        """Train for one pass on further sequences, from the current weights.
+
+        A call that fails or is interrupted leaves the estimator as it was before it.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        y : None
+            Not used; present by convention.
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        self : object
+        """
+        return self._fit_sequences(X, lengths, streaming=True)
+
+    def _fit_sequences(self, X: Any, lengths: Any, *, streaming: bool) -> Any:
+        X, lengths = joined(X, lengths, self.sequence_column)
+
+        def first(validated: Any, goes_on: bool) -> np.ndarray:
+            return first_frames(validated.shape[0], lengths)
+
+        rows = self._fit(X, None, streaming=streaming, encode=first)
+        assert isinstance(rows, Segments)
+        fraction = 0.1 if self.contamination == "auto" else self.contamination
+        some = rows if len(rows.x) <= N_REFERENCE_FRAMES else rows.beginning(N_REFERENCE_FRAMES)
+        value = self._scores(some, lower=False).log_prob
+        self.threshold_ = -upper_quantile(-value, fraction, np.ones(len(value)))
+        return self
+
+    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+        return {}
+
+    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
+        """Validated frames, categories as codes."""
+        kwargs |= {"reset": reset, "min_samples": min_samples}
+        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
+
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> SequenceTable:
+        visible = learn_columns(self, X, weight, rescale=self.rescale, advice=RESCALE_ADVICE)
+        d, n_hidden = visible.domain.n_columns, int(self.n_components)
+        n_numbers = (self.order + 1.0) * (d + 1) * (d + n_hidden) + float(n_hidden) ** 2
+        check_memory(f"order={self.order} with {d} columns", 4 * n_numbers, torch.float32)
+        if not self.order and not self.recurrent:
+            raise ValueError(
+                "order=0 without recurrent units leaves no past: use a positive order, or "
+                "RBMEstimator for rows without an order."
+            )
+        context, targets = self.order, 1
+        if self.recurrent:
+            context, targets = self.order + RECURRENT_CONTEXT, RECURRENT_TARGETS
+        return SequenceTable(visible, context, targets)
+
+    def _design(
+        self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
+    ) -> TemporalBlueprint:
+        assert isinstance(table, SequenceTable)
+        assert isinstance(rows, Segments)
+        if before is None:
+            base = self._fitted_base(rows.frames(), table)
+            name = self.base if isinstance(self.base, str) else None
+        else:
+            last = self._blueprint
+            check_base_stays(self.base, last.base, last.base_name)
+            base, name = last.base, last.base_name
+            same = last.n_hidden, last.order, last.recurrent
+            if same != (self.n_components, self.order, self.recurrent):
+                raise ValueError(
+                    "n_components, order and recurrent are not those of the previous fit, "
+                    f"{same}: with warm_start and partial_fit they must not change."
+                )
+        usual = rate_of(rows, self.order, table.domain)
+        rule, n_steps = rule_of(self, self.n_components, table.domain.n_columns)
+        free = self.learning_rate == "auto" and self.batch_size == "auto"
+        guarded = free and not (self.early_stopping or streaming or self.net_params)
+        return TemporalBlueprint(
+            table=table,
+            plan=temporal_plan(self, table.n_targets, len(rows), usual, streaming),
+            base=base,
+            base_name=name,
+            n_hidden=int(self.n_components),
+            order=int(self.order),
+            recurrent=bool(self.recurrent),
+            rule=rule,
+            n_steps=n_steps,
+            n_windows=len(rows),
+            guarded=guarded and len(rows.x) >= FEWEST_FRAMES,
+        )
+
+    def _fitted_base(self, frames: Rows, table: SequenceTable) -> Distribution:
+        if isinstance(table.visible, ColumnTable):
+            return fit_column_base(self.base, frames, table.domain)
+        return fit_base(self.base, frames)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    @property
+    def _n_features_out(self) -> int:
+        return self._blueprint.n_hidden
+
+    # ---------------------------------------------------------------- frames and their past
+
+    def _frames(self, X: Any, lengths: Any) -> Segments:
+        """Frames of new sequences, validated."""
+        return self._typed_frames(X, lengths)[0]
+
+    def _typed_frames(self, X: Any, lengths: Any) -> tuple[Segments, np.dtype]:
+        """Frames of new sequences, validated, and the precision of X."""
+        check_is_fitted(self)
+        X, lengths = joined(X, lengths, self.sequence_column)
+        X = self._validate(X)
+        rows = self._rows_of(X)
+        assert isinstance(rows, Segments)
+        first = torch.as_tensor(first_frames(len(rows.x), lengths), device=rows.x.device)
+        rows.cut(first, self._blueprint.order, 1)
+        return rows, X.dtype
+
+    def _walk(self, rows: Segments, size: float = 1.0) -> Iterator[tuple[Tensor, Biases, Tensor]]:
+        """All frames with what their past adds to the biases, and their numbers."""
+        energy = self.energy_
+        width = size * (energy.domain.n_columns + len(energy.weight)) * (1 + energy.order)
+        n_targets = max(1, min(N_AT_ONCE, int(CHUNK / width)))
+        n_windows = max(1, int(CHUNK / (width * n_targets)))
+        with torch.no_grad(), sampling(energy):
+            yield from walk(energy, rows, n_targets, n_windows)
+
+    def _scores(self, rows: Segments, *, lower: bool) -> FrameScores:
+        energy, n = self.energy_, len(rows.x)
+        value, error, low = np.empty(n), np.zeros(n), np.empty(n)
+        exact, volume = True, self._blueprint.table.log_volume
+        generator = torch.Generator(energy.weight.device).manual_seed(self.net_.seed_)
+        bar = tqdm(total=n, unit="frame", desc="log Z", disable=not self.verbose, delay=2)
+        for x, biases, number in self._walk(rows, self.n_chains):
+            given, place = RowwiseRBM(energy.rbm, biases), number.cpu().numpy()
+            free = self._blueprint.table.row_energy(given, x).double()
+            log_z, exact = frame_log_z(given, self.n_chains, self.n_temperatures, generator)
+            value[place] = (-free - log_z.value - volume).cpu().numpy()
+            error[place] = log_z.std_error.cpu().numpy()
+            low[place] = value[place]
+            if lower and not exact:
+                low[place] = (-free - self._upper(given, log_z.draws, generator) - volume).cpu()
+            bar.update(len(place))
+        bar.close()
+        return FrameScores(value, error, low, exact)
+
+    def _upper(self, given: RowwiseRBM, x: Tensor, generator: torch.Generator) -> Tensor:
+        """log Z of frames by annealing from draws back to the base; high on average."""
+        for _ in range(N_BURN_IN):
+            x = KERNEL.step(given, ChainState(x), generator)[0].x
+        return reverse_log_z(given, x, self.n_temperatures, generator)
+
+    # ---------------------------------------------------------------- likelihoods
+
+    def log_conditional(self, X: Any, lengths: Any = None) -> FrameScores:
+        r"""log p(x_t given the past) of each frame, with its error and a pessimistic end.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        FrameScores
+        """
+        return self._scores(self._frames(X, lengths), lower=True)
+
+    def score_samples(self, X: Any, lengths: Any = None) -> np.ndarray:
+        """log p(x_t given the past) of each frame, in nats.
+
+        Exact where the hidden states are few; else by annealed importance sampling of log Z of each
+        frame, and high on average, by about half of the squared standard error, which
+        :meth:`log_conditional` has.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_frames,)
+        """
+        return self._scores(self._frames(X, lengths), lower=False).log_prob
+
+    def score(self, X: Any, y: Any = None, lengths: Any = None) -> float:
+        """Mean log-likelihood of a frame given its past in nats, at the pessimistic end.
+
+        Exact where the hidden states are few. Else the mean of ``lower`` of
+        :meth:`log_conditional`, or that of ``log_prob`` if it is the smaller one, less two standard
+        errors of the mean of log Z.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        y : None
+            Not used; present by convention.
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        float
+        """
+        found = self._scores(self._frames(X, lengths), lower=True)
+        error = float(np.sqrt(np.square(found.std_error).sum())) / len(found.log_prob)
+        return min(float(found.lower.mean()), float(found.log_prob.mean())) - 2 * error
+
+    def energy(self, X: Any, lengths: Any = None) -> np.ndarray:
+        """Free energy of each frame given its past, in nats.
+
+        Each frame has a log Z of its own, so that energies of several frames are not to be
+        compared: use :meth:`score_samples`.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_frames,)
+        """
+        rows, energy, table = self._frames(X, lengths), self.energy_, self._blueprint.table
+        found = np.empty(len(rows.x))
+        for x, biases, number in self._walk(rows):
+            value = table.row_energy(RowwiseRBM(energy.rbm, biases), x)
+            found[number.cpu().numpy()] = value.double().cpu().numpy() + table.log_volume
+        return found
+
+    def decision_function(self, X: Any, lengths: Any = None) -> np.ndarray:
+        """Log-likelihood given the past above the threshold: negative for anomalous frames.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_frames,)
+        """
+        return self.score_samples(X, lengths) - self.threshold_
+
+    def predict(self, X: Any, lengths: Any = None) -> np.ndarray:
+        """Classify frames as normal (+1) or anomalous given their past (-1).
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_frames,)
+        """
+        return np.where(self.decision_function(X, lengths) >= 0, 1, -1)
+
+    def transform(self, X: Any, lengths: Any = None) -> np.ndarray:
+        """Probability that each hidden unit is on given a frame and its past.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_frames, n_components)
+            In the precision of X.
+        """
+        (rows, dtype), energy = self._typed_frames(X, lengths), self.energy_
+        found = np.empty((len(rows.x), self._n_features_out), dtype=dtype)
+        for x, biases, number in self._walk(rows):
+            mean = RowwiseRBM(energy.rbm, biases).hidden(x).mean
+            found[number.cpu().numpy()] = mean.cpu().numpy()
+        return found
+
+    # ---------------------------------------------------------------- what comes next
+
+    def _after(self, rows: Segments) -> tuple[Tensor, Tensor | None]:
+        """Lags (n, K (d + 1)) and state of the frame after each sequence."""
+        energy = self.energy_
+        starts = torch.unique(rows.first)
+        ends = torch.cat([starts[1:], starts.new_tensor([len(rows.x)])]) - 1
+        place = ends[:, None] + torch.arange(1 - energy.order, 1, device=ends.device)
+        missing = place < starts[:, None]
+        frames = rows.x[place.clamp(min=0)].masked_fill(missing[..., None], 0.0)
+        lags = torch.cat([frames, missing[..., None].to(frames)], 2).flatten(1)
+        if not energy.recurrent:
+            return lags, None
+        state = energy.start_state(len(rows.x)).clone()
+        for x, biases, number in self._walk(rows):
+            state[number] = energy.advance(x, biases)
+        return lags, state[ends]
+
+    def predict_next(
+        self, X: Any, lengths: Any = None, *, n_draws: int = 100, n_steps: int = 50
+    ) -> np.ndarray:
+        """Mean of the frame after each sequence, by draws of it with a fixed seed.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+        n_draws : int, default=100
+            Chains of a sequence.
+        n_steps : int, default=50
+            Gibbs steps of each; means of the last conditionals are averaged.
+
+        Returns
+        -------
+        ndarray of shape (n_sequences, n_features)
+            Probabilities of bits, codes of the likeliest levels of categories, means of numbers.
+        """
+        whole_number("n_draws", n_draws, 1)
+        whole_number("n_steps", n_steps, 1)
+        rows, energy = self._frames(X, lengths), self.energy_
+        with torch.no_grad(), sampling(energy):
+            lags, state = self._after(rows)
+            generator = torch.Generator(lags.device).manual_seed(self.net_.seed_)
+            mean = self._means(energy.biases(lags, state), n_draws, n_steps, generator)
+        found: np.ndarray = self._blueprint.table.invert(mean)
+        return found
+
+    def expected(
+        self, X: Any, lengths: Any = None, *, n_draws: int = 20, n_steps: int = 50
+    ) -> np.ndarray:
+        """Mean of each frame given the frames before it, by draws of it with a fixed seed.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+        n_draws, n_steps : int, default=20, 50
+            As in :meth:`predict_next`.
+
+        Returns
+        -------
+        ndarray of shape (n_frames, n_features)
+            As of :meth:`predict_next`.
+        """
+        whole_number("n_draws", n_draws, 1)
+        whole_number("n_steps", n_steps, 1)
+        rows = self._frames(X, lengths)
+        found = torch.empty_like(rows.x, device=self.energy_.weight.device)
+        generator = torch.Generator(found.device).manual_seed(self.net_.seed_)
+        for _, biases, number in self._walk(rows, n_draws):
+            found[number] = self._means(biases, n_draws, n_steps, generator)
+        values: np.ndarray = self._blueprint.table.invert(found)
+        return values
+
+    def _means(
+        self, biases: Biases, n_draws: int, n_steps: int, generator: torch.Generator
+    ) -> Tensor:
+        """Means (n, d) of frames given their past."""
+        n = len(biases.hidden)
+        index = torch.arange(n, device=biases.hidden.device).repeat_interleave(n_draws)
+        given = RowwiseRBM(self.energy_.rbm, biases.take(index))
+        h = self._hidden_draws(given, n_steps, generator)
+        mean: Tensor = given.visible(h).mean
+        return mean.view(n, n_draws, -1).mean(1)
+
+    def _hidden_draws(self, given: RowwiseRBM, n_steps: int, generator: torch.Generator) -> Tensor:
+        """Hidden layers of frames after Gibbs steps from their biases."""
+        h = given.hidden(given.weak(torch.zeros_like(given.biases.hidden), 0.0).sample(generator))
+        layer = h.sample(generator)
+        for _ in range(n_steps - 1):
+            layer = given.hidden(given.visible(layer).sample(generator)).sample(generator)
+        return layer
+
+    def sample(
+        self,
+        n_frames: int = 1,
+        start: Any = None,
+        random_state: Any = None,
+        *,
+        n_steps: int = 50,
+    ) -> Any:
+        """Draw a sequence, frame by frame.
+
+        Parameters
+        ----------
+        n_frames : int, default=1
+            Number of frames that are drawn.
+        start : array-like of shape (n_start, n_features) or None, default=None
+            Frames before the first one that is drawn; None begins a new sequence.
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        n_steps : int, default=50
+            Gibbs steps of each frame, whose draw is approximate if the chain has not converged.
+
+        Returns
+        -------
+        ndarray of shape (n_frames, n_features)
+            In the units of the data.
+        """
+        check_is_fitted(self)
+        whole_number("n_frames", n_frames, 1)
+        whole_number("n_steps", n_steps, 1)
+        energy, d = self.energy_, self._blueprint.table.domain.n_columns
+        check_memory(f"n_frames={n_frames}", float(n_frames) * d, torch.float64)
+        generator, found = self._generator(random_state), []
+        with torch.no_grad(), sampling(energy):
+            if start is None:
+                lags, state = energy.no_frames(1), energy.start_state(1)
+            else:
+                lags, state = self._after(self._frames(start, None))
+            for _ in range(n_frames):
+                biases = energy.biases(lags, state)
+                given = RowwiseRBM(energy.rbm, biases)
+                x = given.visible(self._hidden_draws(given, n_steps, generator)).sample(generator)
+                found.append(x)
+                state = energy.advance(x, biases)
+                lags = torch.cat([lags[:, d + 1 :], x, x.new_zeros(1, 1)], 1)[:, -lags.shape[1] :]
+                lags = lags if energy.order else lags[:, :0]
+        return self._blueprint.table.invert(torch.cat(found))
+
+    # ---------------------------------------------------------------- fitted attributes
+
+    def _choose_partition(self, *, importance: bool = True) -> NoReturn:
+        raise AttributeError("Each frame has a log Z of its own: see log_conditional.")
+
+    def _log_partition(self) -> NoReturn:
+        raise AttributeError("Each frame has a log Z of its own: see log_conditional.")
+
+    @property
+    def partition_(self) -> Any:
+        """Not available: each frame has a log Z of its own."""
+        self._log_partition()
+
+    @property
+    def log_partition_method_(self) -> str:
+        """Not available: each frame has a log Z of its own."""
+        self._log_partition()
+
+    @property
+    def offset_(self) -> float:
+        """Threshold of `predict` in the units of `score_samples`."""
+        return self.threshold_
+
+    @property
+    def learning_(self) -> str:
+        """The learning rule."""
+        check_is_fitted(self)
+        return self._blueprint.rule
+
+    @property
+    def base_(self) -> Distribution:
+        """The fitted base of a frame."""
+        check_is_fitted(self)
+        return self._blueprint.base
+
+    @property
+    def components_(self) -> np.ndarray:
+        """Weights W, (H, n_visible)."""
+        return self._read_only("weight")
+
+    @property
+    def lag_components_(self) -> list[np.ndarray]:
+        """B_k of lags k = 1, 2, ..., each (H, n_visible)."""
+        return self._lags("lag_hidden")
+
+    @property
+    def autoregression_(self) -> list[np.ndarray]:
+        """A_k of lags k = 1, 2, ..., each (n_visible, n_visible)."""
+        return self._lags("lag_visible")
+
+    def _lags(self, name: str) -> list[np.ndarray]:
+        found = self._read_only(name)
+        order, d = self._blueprint.order, self._blueprint.table.domain.n_columns
+        parts = [found[:, k * (d + 1) : k * (d + 1) + d] for k in range(order)]
+        return parts[::-1]
+
+    def _read_only(self, name: str) -> np.ndarray:
+        if not self.__sklearn_is_fitted__():
+            raise AttributeError(f"{type(self).__name__} is not fitted: call fit first.")
+        value: np.ndarray = getattr(self.energy_, name).detach().cpu().numpy()
+        value.flags.writeable = False
+        return value

@@ -1,0 +1,198 @@
+"""Sequences of frames: what users pass, and rows of an energy with their sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skebm.estimators.tables.columns import ColumnTable, is_frame
+from skebm.estimators.tables.table import Table, UnitIntervalTable
+from skebm.training.rows import Rows
+from skebm.training.segments import Segments
+
+
+def joined(X: Any, lengths: Any, sequence_column: Any) -> tuple[Any, np.ndarray | None]:
+    """All frames below each other, and the lengths of the sequences; None is one sequence.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_frames, n_features), or list of such
+    lengths : array-like of int or None
+        They add up to the number of frames.
+    sequence_column : str, int or None
+        Column that says which sequence a frame is of, which is left out; sequences are runs of
+        equal values.
+
+    Raises
+    ------
+    ValueError
+        For sequences that are empty or of other numbers of columns, lengths that do not add up, and
+        lengths given twice.
+    """
+    if isinstance(X, list | tuple) and X and all(np.ndim(one) == 2 for one in X):
+        if lengths is not None or sequence_column is not None:
+            raise ValueError(
+                "A list of sequences has its lengths: leave out lengths and sequence_column."
+            )
+        return _stacked(X)
+    if sequence_column is not None:
+        if lengths is not None:
+            raise ValueError("lengths and sequence_column both say where sequences end: pass one.")
+        return _split_by(X, sequence_column)
+    if lengths is None:
+        return X, None
+    lengths = np.asarray(lengths)
+    whole = lengths.ndim == 1 and lengths.size and lengths.dtype.kind in "iu"
+    if not whole or (lengths < 1).any():
+        raise ValueError(
+            "lengths must be the numbers of frames of the sequences, whole numbers of at least 1, "
+            f"got {lengths!r}."
+        )
+    n = X.shape[0] if hasattr(X, "shape") else len(X)
+    if lengths.sum() != n:
+        raise ValueError(f"lengths add up to {lengths.sum()}, and X has {n} frames.")
+    return X, lengths
+
+
+def _stacked(X: Sequence[Any]) -> tuple[Any, np.ndarray]:
+    """The frames of several sequences."""
+    widths = [np.shape(one)[1] for one in X]
+    if len(set(widths)) > 1:
+        other = next(i for i, width in enumerate(widths) if width != widths[0])
+        raise ValueError(
+            f"Sequence 0 has {widths[0]} columns and sequence {other} has {widths[other]}."
+        )
+    lengths = np.array([len(one) for one in X])
+    if (lengths == 0).any():
+        raise ValueError(f"Sequence {int((lengths == 0).argmax())} has no frames: leave it out.")
+    if all(hasattr(one, "iloc") for one in X):
+        import pandas as pd
+
+        return pd.concat(X, ignore_index=True), lengths
+    return np.concatenate([np.asarray(one) for one in X]), lengths
+
+
+def _split_by(X: Any, column: Any) -> tuple[Any, np.ndarray]:
+    """X without a column, and the lengths of the runs of its values."""
+    if is_frame(X):
+        if column not in X.columns:
+            raise ValueError(f"sequence_column={column!r} is no column of X.")
+        values = X[column].to_numpy()
+        rest = X.drop(columns=[column]) if hasattr(X, "iloc") else X.drop(column)
+    else:
+        X = np.asarray(X)
+        d = X.shape[1] if X.ndim == 2 else 0
+        if not isinstance(column, int) or not -d <= column < d:
+            raise ValueError(
+                f"sequence_column={column!r} must be the number of one of the {d} columns of an "
+                "array, or a name of a column of a frame."
+            )
+        values, rest = X[:, column], np.delete(X, column, axis=1)
+    if not len(values):
+        return rest, np.zeros(0, dtype=int)
+    ends = np.flatnonzero(np.append(values[1:] != values[:-1], True))
+    return rest, np.diff(ends, prepend=-1)
+
+
+def first_frames(n_frames: int, lengths: np.ndarray | None) -> np.ndarray:
+    """Number of the first frame of the sequence of each frame, (n_frames,)."""
+    lengths = np.array([n_frames]) if lengths is None else lengths
+    return np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
+class SequenceTable(Table):
+    """A table of frames whose training rows are windows of them.
+
+    Parameters
+    ----------
+    visible : UnitIntervalTable or ColumnTable
+        Of the columns of a frame.
+    n_context, n_targets : int
+        Frames of a window before those that are trained on, and these.
+    """
+
+    def __init__(self, visible: UnitIntervalTable | ColumnTable, n_context: int, n_targets: int):
+        self.visible, self.n_context, self.n_targets = visible, n_context, n_targets
+        self.domain, self.log_volume = visible.domain, visible.log_volume
+
+    def rows(
+        self,
+        X: Any,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        weight: np.ndarray | None = None,
+    ) -> Rows:
+        return Segments(self.visible.rows(X, device=device, dtype=dtype))
+
+    def prepare(self, rows: Rows) -> None:
+        """Cut the frames into windows; the targets y are the first frames of their sequences."""
+        assert isinstance(rows, Segments)
+        assert rows.y is not None
+        first, rows.y = rows.y.to(rows.x.device), None
+        rows.cut(first, self.n_context, self.n_targets)
+
+    def invert(self, x: Tensor) -> Any:
+        return self.visible.invert(x)
+
+    def row_energy(self, energy: Any, x: Tensor) -> Tensor:
+        return self.visible.row_energy(energy, x)
+
+    def divergence_advice(self, rows: Rows) -> str:
+        assert isinstance(rows, Segments)
+        return self.visible.divergence_advice(rows.frames())
+
+    def column_at(self, entry: int) -> Any:
+        return self.visible.column_at(entry)
+
+
+@torch.no_grad()
+def walk(
+    energy: Any, rows: Segments, n_targets: int, n_windows: int
+) -> Iterator[tuple[Tensor, Any, Tensor]]:
+    """All frames in order of time, many sequences side by side, with what their past adds.
+
+    Parameters
+    ----------
+    energy : TemporalEnergy
+    rows : Segments
+        Of which the frames and their sequences are used.
+    n_targets, n_windows : int
+        Frames and sequences that are computed at once.
+
+    Yields
+    ------
+    tuple
+        Frames x (m, d), their :class:`~skebm.energies.Biases` and numbers (m,), the frames of a
+        sequence in order.
+    """
+    first = rows.first
+    starts = torch.unique(first)
+    ends = torch.cat([starts[1:], starts.new_tensor([len(rows.x)])]) - 1
+    order = (ends - starts).argsort(descending=True)
+    for group in order.split(n_windows):
+        state, begin, end = None, starts[group], ends[group]
+        for offset in range(0, int((end - begin).max()) + 1, n_targets):
+            here = begin + offset <= end
+            begin, end = begin[here], end[here]
+            state = None if state is None else state[here]
+            found = energy.of_windows(
+                _window(rows, energy, begin, end, offset, n_targets), n_targets, state
+            )
+            number = begin[:, None] + offset + torch.arange(n_targets, device=begin.device)
+            state = found.state
+            yield found.x, found.biases, number[found.there]
+
+
+def _window(
+    rows: Segments, energy: Any, begin: Tensor, end: Tensor, offset: int, n_targets: int
+) -> Tensor:
+    """Windows of sequences from `begin` to `end`, whose targets start at an offset; flat."""
+    place = begin[:, None] + offset + torch.arange(-energy.order, n_targets, device=begin.device)
+    missing = (place < begin[:, None]) | (place > end[:, None])
+    frames = rows.x[place.clamp(0, len(rows.x) - 1)].masked_fill(missing[..., None], 0.0)
+    return torch.cat([frames, missing[..., None].to(frames)], 2).flatten(1).to(rows.device)

@@ -1,0 +1,248 @@
+"""Contrastive divergence of frames given their past, with gradients through time."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from skebm.base import Batch, ChainState, Loss, Objective, sampling
+from skebm.base.objective import weighted_mean
+from skebm.energies.rbm.temporal import (
+    Biases,
+    RowwiseRBM,
+    Targets,
+    TemporalEnergy,
+    annealed_log_z,
+    exact_log_z,
+)
+from skebm.samplers import Gibbs
+
+# Chains of a frame and temperatures of the annealing by which held-out frames are judged.
+N_CHAINS, N_TEMPERATURES = 2, 50
+# Frames that are monitored, at most.
+N_MONITORED = 300
+# States of the hidden layer up to which log Z is a sum.
+EXACT_STATES = 256
+KERNEL = Gibbs()
+
+
+class TemporalState(NamedTuple):
+    """Chains of each window between two visits.
+
+    Attributes
+    ----------
+    pool : Tensor of shape (n, n_targets, d) or None
+        nan before the first visit; None without persistent chains.
+    """
+
+    pool: Tensor | None
+
+
+class TemporalDivergence(Objective):
+    r"""Maximum likelihood of frames given their past: rows are windows of frames.
+
+    .. math:: -\nabla \log p(x_t \mid x_{<t}) = \nabla F(x_t \mid x_{<t})
+        - \mathbb E_{p(x \mid x_{<t})} \nabla F(x \mid x_{<t})
+
+    Each frame has its own negative phase, with its past clamped: chains of a few Gibbs steps that
+    start at the frame itself (CD), or where they ended at the last visit of the frame (PCD). The
+    biases that depend on the past are functions of the weights, through which autograd goes: back
+    through time where units are recurrent, over the context of a window at most.
+
+    Parameters
+    ----------
+    energy : TemporalEnergy
+    rule : {"cd", "pcd", "exact"}
+        ``"exact"`` sums over the states of the hidden layer.
+    n_steps : int
+        Gibbs steps of the chains.
+    n_targets : int
+        Frames at the end of each window that are trained on.
+    n_windows : int
+        Number of windows, of which chains persist.
+
+    References
+    ----------
+    Taylor, Hinton and Roweis (2007), "Modeling human motion using binary latent variables",
+    NeurIPS, section 3.1. Sutskever, Hinton and Taylor (2009), "The recurrent temporal restricted
+    Boltzmann machine", NeurIPS, section 4.1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.base import Batch
+    >>> from skebm.distributions import IndependentBernoulli
+    >>> from skebm.energies import MixedRBM, TemporalEnergy
+    >>> from skebm.objectives import TemporalDivergence
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> rbm = MixedRBM(IndependentBernoulli(torch.zeros(3)), 2, generator=generator)
+    >>> objective = TemporalDivergence(TemporalEnergy(rbm, 1), "exact", 1, 1, 4)
+    >>> windows = Batch(torch.zeros(4, 2 * 4))
+    >>> loss = objective(windows, objective.start(windows, generator), generator)
+    >>> round(float(loss.value.detach()), 2)  # 3 log 2
+    2.08
+    """
+
+    energy: TemporalEnergy
+
+    def __init__(
+        self, energy: TemporalEnergy, rule: str, n_steps: int, n_targets: int, n_windows: int
+    ):
+        super().__init__()
+        self.energy, self.rule, self.n_steps = energy, rule, n_steps
+        self.n_targets, self.n_windows = n_targets, n_windows
+
+    def start(self, batch: Batch, generator: torch.Generator) -> TemporalState:
+        """State without chains yet."""
+        if self.rule != "pcd":
+            return TemporalState(None)
+        size = self.n_windows, self.n_targets, self.energy.domain.n_columns
+        return TemporalState(batch.x.new_full(size, torch.nan))
+
+    def forward(self, batch: Batch, state: TemporalState, generator: torch.Generator) -> Loss:
+        """Mean over the frames of minus log p, or of what has its gradient."""
+        targets = self.energy.of_windows(batch.x, self.n_targets)
+        given = RowwiseRBM(self.energy.rbm, targets.biases)
+        if self.rule == "exact":
+            value = given.free_energy(targets.x) + exact_log_z(given)
+        else:
+            chain = self._moved(targets, batch.row_index, state, generator)
+            value = given.free_energy(targets.x) - given.free_energy(chain)
+        weight = weight_of(batch, targets.there)
+        return Loss((value if weight is None else weight * value).mean(), state)
+
+    def gradients(self, batch: Batch, state: TemporalState, generator: torch.Generator) -> Loss:
+        """Write ``.grad``: by hand where biases are linear in the weights, else by autograd."""
+        energy = self.energy
+        if self.rule == "exact" or energy.recurrent or len(energy.rbm.real_columns):
+            return super().gradients(batch, state, generator)
+        lags, x, there = energy.lags_of_windows(batch.x, self.n_targets)
+        targets = Targets(x, energy.biases(lags), there, None)
+        chain = self._moved(targets, batch.row_index, state, generator)
+        self._write(lags, x, chain, targets.biases, weight_of(batch, there))
+        return Loss(None, state)
+
+    @torch.no_grad()
+    def _write(
+        self, lags: Tensor, x: Tensor, chain: Tensor, biases: Biases, weight: Tensor | None
+    ) -> None:
+        """The gradient of the mean contrast of bits and categories: products of differences."""
+        energy, rbm, n = self.energy, self.energy.rbm, len(x)
+        h, of_chain = (rbm.hidden_field(rows).add_(biases.hidden).sigmoid_() for rows in (x, chain))
+        visible = (chain - x).div_(n)
+        if weight is not None:
+            h, of_chain = h.mul_(weight[:, None]), of_chain.mul_(weight[:, None])
+            visible.mul_(weight[:, None])
+        products = h.t() @ x
+        rbm.weight.grad = products.addmm_(of_chain.t(), chain, beta=-1).div_(n)
+        h.sub_(of_chain).div_(-n)
+        energy.lag_hidden.grad, energy.lag_visible.grad = h.t() @ lags, visible.t() @ lags
+        rbm.hidden_bias.grad, rbm.visible_bias.grad = h.sum(0), visible.sum(0)
+        rbm.log_precision.grad = torch.zeros_like(rbm.log_precision)
+
+    @torch.no_grad()
+    def _moved(
+        self,
+        targets: Targets,
+        index: Tensor | None,
+        state: TemporalState,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Chains after their steps, (m, d); persistent ones are kept in the pool."""
+        given = RowwiseRBM(self.energy.rbm, targets.biases.detach())
+        x, pool = targets.x, state.pool
+        if pool is not None and index is not None:
+            before = pool[index][targets.there]
+            x = torch.where(before.isnan(), x, before)
+        with sampling(self.energy):
+            for _ in range(self.n_steps):
+                x = KERNEL.step(given, ChainState(x), generator)[0].x
+        if pool is not None and index is not None:
+            kept = pool[index]
+            kept[targets.there] = x
+            pool[index] = kept
+        return x
+
+    # ---------------------------------------------------------------- monitoring
+
+    @torch.no_grad()
+    def monitor(
+        self, batch: Batch, state: TemporalState, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Energy gap between frames and chains that start there, reconstruction error, weights."""
+        energy = self.energy
+        some = Batch(batch.x[:N_MONITORED], weight=_first(batch.weight))
+        targets = energy.of_windows(some.x, self.n_targets)
+        given, weight = RowwiseRBM(energy.rbm, targets.biases), weight_of(some, targets.there)
+        with sampling(energy):
+            mean = given.visible(given.hidden(targets.x).mean).mean
+            error = (targets.x - mean).square().mean(1)
+            value = given.free_energy(targets.x)
+            if self.rule == "exact":
+                found = {"loss": weighted_mean(value + exact_log_z(given), weight)}
+            else:
+                chain = self._moved(targets, None, state, generator)
+                gap = weighted_mean(value - given.free_energy(chain), weight)
+                found = {"loss": gap, "energy_gap": gap}
+        return found | {
+            "reconstruction_error": weighted_mean(error, weight),
+            "largest_weight": energy.weight.abs().max(),
+        }
+
+    def energies(self, x: Tensor) -> Tensor:
+        """Energies of the targets of windows, (m,)."""
+        targets = self.energy.of_windows(x, self.n_targets)
+        return RowwiseRBM(self.energy.rbm, targets.biases).free_energy(targets.x)
+
+    @torch.no_grad()
+    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+        """Minus the mean log p of frames given their past; by annealing it is low on average."""
+        found = log_prob(self.energy, batch.x, self.n_targets, generator)
+        there = batch.x.view(len(batch.x), -1, self.energy.n_entries)[:, -self.n_targets :, -1] == 0
+        return -weighted_mean(found, weight_of(batch, there)).to(batch.x.dtype)
+
+    def snapshot(self, state: TemporalState) -> TemporalState:
+        """State with a copy of the pool, which is updated in place."""
+        return state if state.pool is None else TemporalState(state.pool.clone())
+
+    def pack(self, state: TemporalState | None) -> dict[str, Tensor | None]:
+        """The pool."""
+        return {} if state is None else {"pool": state.pool}
+
+    def unpack(self, packed: dict[str, Tensor | None]) -> TemporalState | None:
+        """Rebuild the state; None, to start anew, where the windows are others."""
+        pool = packed.get("pool")
+        size = self.n_windows, self.n_targets, self.energy.domain.n_columns
+        if (pool is None) == (self.rule == "pcd") or (pool is not None and pool.shape != size):
+            return None
+        return TemporalState(pool)
+
+
+def _first(weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight[:N_MONITORED]
+
+
+def weight_of(batch: Batch, there: Tensor) -> Tensor | None:
+    """Weights of the targets of windows, (m,); those of their windows."""
+    return None if batch.weight is None else batch.weight[:, None].expand_as(there)[there]
+
+
+@torch.no_grad()
+def log_prob(
+    energy: TemporalEnergy, windows: Tensor, n_targets: int, generator: torch.Generator
+) -> Tensor:
+    """log p of the targets of windows given their past, (m,) float64, by short annealing.
+
+    Exact for few hidden units.
+
+    Direction: exact there; otherwise high on average, as estimates of log Z are low.
+    """
+    with sampling(energy):
+        targets = energy.of_windows(windows, n_targets)
+        given = RowwiseRBM(energy.rbm, targets.biases)
+        free = given.free_energy(targets.x).double()
+        if given.hidden_domain.n_states <= EXACT_STATES:
+            return -free - exact_log_z(given).double()
+        return -free - annealed_log_z(given, N_CHAINS, N_TEMPERATURES, generator).value

@@ -1,0 +1,117 @@
+"""Windows of successive frames as rows, cut from sequences when they are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skebm.training.rows import Rows
+
+
+class Segments(Rows):
+    """Rows that are windows of frames; frames are stored once, whatever the windows overlap.
+
+    A window ends with its targets, frames that are trained on, and begins with their context. Each
+    frame is followed by 1 where it is missing, before the first one of its sequence, and else by 0.
+
+    Parameters
+    ----------
+    frames : Rows
+        All frames, one sequence after the other; what has no `cut` yet has a window for each frame,
+        without context.
+
+    Attributes
+    ----------
+    x : Tensor of shape (n_frames, d)
+    first : Tensor of shape (n_frames,)
+        Number of the first frame of the sequence of each frame.
+    ends : Tensor of shape (n,)
+        Number of the last frame of each window.
+    n_context, n_targets : int
+        Frames of a window.
+    """
+
+    x: Tensor
+
+    def __init__(self, frames: Rows):
+        assert isinstance(frames.x, Tensor)
+        super().__init__(frames.x, dtype=frames.dtype, device=frames.device)
+        everything = torch.arange(len(frames.x), device=frames.x.device)
+        self.first, self.ends = torch.zeros_like(everything), everything
+        self.n_context, self.n_targets = 0, 1
+        self.n_columns = frames.x.shape[1] + 1
+
+    def cut(self, first: Tensor, n_context: int, n_targets: int) -> None:
+        """Cut sequences, which begin at `first` (n_frames,), into targets without overlap."""
+        last = torch.cat([first[1:] != first[:-1], first.new_ones(1, dtype=torch.bool)])
+        ends = last.nonzero().ravel()
+        lengths = ends - first[ends] + 1
+        of_sequence = torch.repeat_interleave(ends, lengths)
+        number = torch.arange(len(first), device=first.device)
+        # From the end of a sequence backwards, so that only a first window has missing targets.
+        self.first, self.ends = first, number[(of_sequence - number) % n_targets == 0]
+        self.n_context, self.n_targets = n_context, n_targets
+        self.n_columns = (n_context + n_targets) * (self.x.shape[1] + 1)
+
+    def frames(self) -> Rows:
+        """The frames that are targets."""
+        place = self._places(self.ends, self.n_targets)
+        some = place[place >= self.first[self.ends][:, None]]
+        return Rows(self.x[some], dtype=self.dtype, device=self.device)
+
+    def frames_with_lags(self, order: int) -> Tensor:
+        """Targets after the `order` frames before, as in windows, (m, (order + 1) (d + 1))."""
+        place = self._places(self.ends, self.n_targets)
+        some = place[place >= self.first[self.ends][:, None]]
+        return self._windows_of(some, order + 1)
+
+    def beginning(self, n_frames: int) -> Segments:
+        """The windows of the first frames, and no other frames."""
+        found = self.subset((self.ends < n_frames).nonzero().ravel())
+        found.x, found.first = self.x[:n_frames], self.first[:n_frames]
+        return found
+
+    def subset(self, index: Tensor) -> Segments:
+        """Some of the windows, of the same frames."""
+        found = object.__new__(Segments)
+        found.__dict__.update(self.__dict__)
+        found.ends = self.ends[index.to(self.ends.device)]
+        found.total_weight = float(len(found.ends))
+        return found
+
+    def _places(self, ends: Tensor, length: int) -> Tensor:
+        """Numbers of the frames of windows, (n, length), of earlier sequences where missing."""
+        return ends[:, None] + torch.arange(1 - length, 1, device=ends.device)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def taker(self) -> Callable[[Tensor], Tensor]:
+        return self._windows
+
+    def _windows(self, index: Tensor) -> Tensor:
+        ends = self.ends[index.to(self.ends.device)]
+        return self._windows_of(ends, self.n_context + self.n_targets)
+
+    def _windows_of(self, ends: Tensor, length: int) -> Tensor:
+        """Windows of a number of frames that end at some of them."""
+        place = self._places(ends, length)
+        missing = place < self.first[ends][:, None]
+        frames = self.x[place.clamp(min=0)].masked_fill(missing[..., None], 0.0)
+        found = torch.cat([frames, missing[..., None].to(frames)], 2)
+        return found.flatten(1).to(self.device)
+
+    def block(self, start: int, stop: int) -> Tensor:
+        stop = min(stop, len(self))
+        return self._windows(torch.arange(start, stop, device=self.ends.device))
+
+    def has_missing(self) -> bool:
+        """Whether entries of frames are missing, nan."""
+        return bool(self.x.isnan().any())
+
+    def merged(self) -> Any:
+        """Windows stay as they are."""
+        return self
