@@ -11,10 +11,11 @@ take `--quick`, a smoke test.
 `nats`: `SubspaceRBM` beside `RBMEstimator` with as many weights, both on independent columns and
 with 10,000 steps of 100 rows, float32, defaults otherwise. MNIST and jester with their published
 parts; Frey faces binarised at 0.5, a random 80, 10 and 10 % (seed 0). The initial biases of
-`SubspaceRBM` were chosen on held-out training rows of Frey faces, and the units of a gate on images,
-two or four, on the validation rows of seed 0 (`CHOSEN`). Mean log-likelihood of test rows by the pessimistic end of
-log Z (brackets of 5,000 temperatures), with the standard error over seeds, which draw weights, batches and chains; and the mean
-difference to the plain RBM with the standard error over rows and seeds.
+`SubspaceRBM` were chosen on held-out training rows of Frey faces, and the units of a gate on
+images, two or four, on the validation rows of seed 0 (`CHOSEN`). Mean log-likelihood of test rows
+by the pessimistic end of log Z (brackets of 5,000 temperatures), with the standard error over
+seeds, which draw weights, batches and chains; and the mean difference to the plain RBM with the
+standard error over rows and seeds.
 
 `invariance`: digits of scikit-learn binarised at half, padded to 12 x 12 pixels and shifted by up
 to 2 pixels in each direction, five times each. Half of the images (not of their shifts) train, half
