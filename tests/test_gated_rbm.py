@@ -669,6 +669,7 @@ def without_pairs(estimator):
     return {
         "check_methods_sample_order_invariance": alone,
         "check_methods_subset_invariance": alone,
+        "check_array_api_input": alone,
     }
 
 
