@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from skebm.base import Batch, ChainState, Loss, Objective, sampling
+from skebm.base import Batch, Loss, Objective, sampling
 from skebm.base.objective import weighted_mean
 from skebm.energies.rbm.temporal import (
     Biases,
@@ -17,7 +17,6 @@ from skebm.energies.rbm.temporal import (
     annealed_log_z,
     exact_log_z,
 )
-from skebm.samplers import Gibbs
 
 # Chains of a frame and temperatures of the annealing by which held-out frames are judged.
 N_CHAINS, N_TEMPERATURES = 2, 50
@@ -25,7 +24,6 @@ N_CHAINS, N_TEMPERATURES = 2, 50
 N_MONITORED = 300
 # States of the hidden layer up to which log Z is a sum.
 EXACT_STATES = 256
-KERNEL = Gibbs()
 
 
 class TemporalState(NamedTuple):
@@ -158,7 +156,7 @@ class TemporalDivergence(Objective):
             x = torch.where(before.isnan(), x, before)
         with sampling(self.energy):
             for _ in range(self.n_steps):
-                x = KERNEL.step(given, ChainState(x), generator)[0].x
+                x = given.step(x, generator)
         if pool is not None and index is not None:
             kept = pool[index]
             kept[targets.there] = x

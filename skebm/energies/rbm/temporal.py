@@ -115,6 +115,11 @@ class RowwiseRBM:
         """p(x given h), proportional to exp(-beta E(x, h) + field' x)."""
         return self.rbm.visible(h, beta, self._field(beta, field))
 
+    def step(self, x: Tensor, generator: torch.Generator, beta: float = 1.0) -> Tensor:
+        """A Gibbs step of rows x, (n, d)."""
+        drawn: Tensor = self.visible(self.hidden(x, beta).sample(generator), beta).sample(generator)
+        return drawn
+
     def weak(self, h: Tensor, strength: float) -> Any:
         """p(x given h) with the weights times `strength`; the base and all biases stay."""
         return self.rbm.visible(strength * h, 1.0, self._field(1.0, None))

@@ -32,6 +32,7 @@ from skebm.estimators.deep.rows import FIRST_MEAN, LayeredTable
 from skebm.estimators.rbm.blueprint import (
     N_COMPLETIONS,
     SCALE_ON_TREES,
+    BinaryUnits,
     RBMBlueprint,
     design,
 )
@@ -277,7 +278,9 @@ def design_deep(
     """
     params = estimator.get_params(deep=False)
     rule = "cd" if isinstance(estimator.chains, FromData) else "pcd"
-    asked = SimpleNamespace(**params, learning=rule, n_components=layers.n_between)
+    asked = SimpleNamespace(
+        **params, learning=rule, n_components=layers.n_between, _units=BinaryUnits
+    )
     name = estimator.base if isinstance(estimator.base, str) else None
     chosen = BaseChoice(name, layers.n_between, "as given")
     found = design(asked, table.visible, base, chosen, rows, streaming=streaming)

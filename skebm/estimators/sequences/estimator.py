@@ -18,7 +18,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from skebm._validation import Interval, Options, StrOptions, check_is_fitted, fit_context
-from skebm.base import ChainState, sampling
+from skebm.base import sampling
+from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
@@ -52,7 +53,7 @@ from skebm.estimators.tables.columns import (
     learn_columns,
 )
 from skebm.estimators.tables.table import Table
-from skebm.samplers import ChainPolicy, FromData, Gibbs
+from skebm.samplers import ChainPolicy, FromData
 from skebm.training import AdamW, EarlyStopping
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
@@ -64,7 +65,6 @@ N_AT_ONCE, CHUNK = 256, 4_000_000
 N_REFERENCE_FRAMES = 500
 # Gibbs steps from which reverse annealing starts, after a draw of annealing.
 N_BURN_IN = 20
-KERNEL = Gibbs()
 
 
 class FrameScores(NamedTuple):
@@ -487,7 +487,7 @@ class TemporalRBM(
     def _upper(self, given: RowwiseRBM, x: Tensor, generator: torch.Generator) -> Tensor:
         """log Z of frames by annealing from draws back to the base; high on average."""
         for _ in range(N_BURN_IN):
-            x = KERNEL.step(given, ChainState(x), generator)[0].x
+            x = given.step(x, generator)
         return reverse_log_z(given, x, self.n_temperatures, generator)
 
     # ---------------------------------------------------------------- likelihoods
@@ -710,13 +710,14 @@ class TemporalRBM(
         mean: Tensor = given.visible(h).mean
         return mean.view(n, n_draws, -1).mean(1)
 
-    def _hidden_draws(self, given: RowwiseRBM, n_steps: int, generator: torch.Generator) -> Tensor:
+    def _hidden_draws(
+        self, given: RowwiseRBM, n_steps: int, generator: torch.Generator, beta: float = 1.0
+    ) -> Tensor:
         """Hidden layers of frames after Gibbs steps from their biases."""
-        h = given.hidden(given.weak(torch.zeros_like(given.biases.hidden), 0.0).sample(generator))
-        layer = h.sample(generator)
+        x = given.weak(torch.zeros_like(given.biases.hidden), 0.0).sample(generator)
         for _ in range(n_steps - 1):
-            layer = given.hidden(given.visible(layer).sample(generator)).sample(generator)
-        return layer
+            x = given.step(x, generator, beta)
+        return given.hidden(x, beta).sample(generator)
 
     def sample(
         self,
@@ -724,6 +725,7 @@ class TemporalRBM(
         start: Any = None,
         random_state: Any = None,
         *,
+        temperature: float = 1.0,
         n_steps: int = 50,
     ) -> Any:
         """Draw a sequence, frame by frame.
@@ -736,6 +738,8 @@ class TemporalRBM(
             Frames before the first one that is drawn; None begins a new sequence.
         random_state : int, RandomState instance or None, default=None
             None draws from NumPy's global generator.
+        temperature : float, default=1.0
+            T > 0, by which the energy of each frame given its past is divided.
         n_steps : int, default=50
             Gibbs steps of each frame, whose draw is approximate if the chain has not converged.
 
@@ -747,7 +751,13 @@ class TemporalRBM(
         check_is_fitted(self)
         whole_number("n_frames", n_frames, 1)
         whole_number("n_steps", n_steps, 1)
+        check_temperature(temperature)
         energy, d = self.energy_, self._blueprint.table.domain.n_columns
+        if temperature != 1 and not energy.base.has_powers:
+            raise ValueError(
+                f"temperature={temperature} needs a power of the base {energy.base!r}, which has "
+                "no closed form: use temperature=1.0, or fit the model with another base."
+            )
         check_memory(f"n_frames={n_frames}", float(n_frames) * d, torch.float64)
         generator, found = self._generator(random_state), []
         with torch.no_grad(), sampling(energy):
@@ -758,7 +768,8 @@ class TemporalRBM(
             for _ in range(n_frames):
                 biases = energy.biases(lags, state)
                 given = RowwiseRBM(energy.rbm, biases)
-                x = given.visible(self._hidden_draws(given, n_steps, generator)).sample(generator)
+                layer = self._hidden_draws(given, n_steps, generator, 1 / temperature)
+                x = given.visible(layer, 1 / temperature).sample(generator)
                 found.append(x)
                 state = energy.advance(x, biases)
                 lags = torch.cat([lags[:, d + 1 :], x, x.new_zeros(1, 1)], 1)[:, -lags.shape[1] :]
