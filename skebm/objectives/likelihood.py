@@ -168,7 +168,8 @@ class EnumeratedLikelihood(Objective):
     .. math:: \mathbb E_{data}\, E(x) + \log \sum_{x'} e^{-E(x')}
 
     Value and gradient are exact; the sum is over states in blocks, in the precision of the energy,
-    or over those of the hidden layer where an energy has one and it is cheaper. Convex in parameters in which the energy is linear.
+    or over those of the hidden layer where an energy has one and it is cheaper. Convex in
+    parameters in which the energy is linear.
 
     Parameters
     ----------

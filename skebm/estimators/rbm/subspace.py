@@ -122,10 +122,10 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
         Seed of the weights, the shuffling and the chains; global generators are not used.
     learning : str, default="auto"
         Learning rule: ``"pcd"``, ``"cd"``, ``"exact"`` (the likelihood of bits, by a sum over all
-        states of the rows or of the hidden layer: at most 1e8 terms), ``"pseudo_likelihood"``, ``"ratio_matching"`` or
-        ``"probability_flow"`` (bits and categories). ``"auto"`` is the rule that matches `chains`;
-        without chains it is exact up to 1e7 terms, or up to 3e4 where `learning_rate`, `batch_size`
-        or a momentum is given and in `partial_fit`, and PCD beyond.
+        states of the rows or of the hidden layer: at most 1e8 terms), ``"pseudo_likelihood"``,
+        ``"ratio_matching"`` or ``"probability_flow"`` (bits and categories). ``"auto"`` is the rule
+        that matches `chains`; without chains it is exact up to 1e7 terms, or up to 3e4 where
+        `learning_rate`, `batch_size` or a momentum is given and in `partial_fit`, and PCD beyond.
     chains : Persistent, FromData or None, default=None
         Chains of PCD and CD (:mod:`skebm.samplers`).
     base : str or Distribution, default="auto"
