@@ -13,7 +13,8 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from torch import Tensor
 
 from skebm._validation import Interval, StrOptions, check_is_fitted
-from skebm.base import Domain, Objective
+from skebm.base import Binary, Domain, Objective
+from skebm.base.domains import enumeration_cost
 from skebm.distributions import Distribution
 from skebm.energies import MixedRBM, SubspaceEnergy
 from skebm.estimators._docs import shared_docs
@@ -61,7 +62,7 @@ class SubspaceUnits(HiddenUnits):
         return self.n if self.features == "gates" else self.n + self.n_rows
 
     def cost(self, domain: Domain) -> float:
-        return domain.n_states * self.n_rows
+        return enumeration_cost(domain, Binary((self.n + self.n_rows,)))
 
     def energy(self, domain: Domain, base: Distribution, **new: Any) -> SubspaceEnergy:
         return SubspaceEnergy(MixedRBM(base, self.n_rows, **new), self.n_subspace)
@@ -121,10 +122,10 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
         Seed of the weights, the shuffling and the chains; global generators are not used.
     learning : str, default="auto"
         Learning rule: ``"pcd"``, ``"cd"``, ``"exact"`` (the likelihood of bits, by a sum over all
-        rows that there are: at most 1e8 terms), ``"pseudo_likelihood"``, ``"ratio_matching"`` or
-        ``"probability_flow"`` (bits and categories). ``"auto"`` is the rule that matches `chains`;
-        without chains it is exact up to 1e7 terms, or up to 3e4 where `learning_rate`, `batch_size`
-        or a momentum is given and in `partial_fit`, and PCD beyond.
+        states of the rows or of the hidden layer: at most 1e8 terms), ``"pseudo_likelihood"``,
+        ``"ratio_matching"`` or ``"probability_flow"`` (bits and categories). ``"auto"`` is the rule
+        that matches `chains`; without chains it is exact up to 1e7 terms, or up to 3e4 where
+        `learning_rate`, `batch_size` or a momentum is given and in `partial_fit`, and PCD beyond.
     chains : Persistent, FromData or None, default=None
         Chains of PCD and CD (:mod:`skebm.samplers`).
     base : str or Distribution, default="auto"
