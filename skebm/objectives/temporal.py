@@ -75,7 +75,7 @@ class TemporalDivergence(Objective):
     >>> from skebm.energies import MixedRBM, TemporalEnergy
     >>> from skebm.objectives import TemporalDivergence
     >>> generator = torch.Generator().manual_seed(0)
-    >>> rbm = MixedRBM(IndependentBernoulli(torch.zeros(3)), 2, generator=generator)
+    >>> rbm = MixedRBM(IndependentBernoulli(torch.zeros(3)), 2, generator=generator, scale=0.0)
     >>> objective = TemporalDivergence(TemporalEnergy(rbm, 1), "exact", 1, 1, 4)
     >>> windows = Batch(torch.zeros(4, 2 * 4))
     >>> loss = objective(windows, objective.start(windows, generator), generator)
