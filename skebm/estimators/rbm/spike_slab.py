@@ -34,9 +34,9 @@ from skebm.training.rows import Rows
 # do not follow the steps half-way; with spikes that are rarely on at first (-2) held-out rows gain
 # more steadily than with -1 and 0.
 RATE, HIDDEN_BIAS = 0.03, -2.0
-# Gibbs steps a batch: along the filters of large units that are on, rows move in small steps, as the
-# slabs were drawn given the row. With one step, a model of digits in three had most of its mass at
-# rows of three times the norm, which its chains had not reached; with five none had.
+# Gibbs steps a batch: along the filters of large units that are on, rows move in small steps, as
+# the slabs were drawn given the row. With one step, a model of one of three splits of digits had
+# most of its mass at rows of three times the norm, which its chains had not reached.
 N_STEPS = 5
 # Norm of the initial weights of a unit, and precision of a column that all of them add at most:
 # without weights the gradient is 0, so that from small ones units stay alike for long.
