@@ -30,11 +30,9 @@ def placed(images, shifts):
 
 
 X = placed(digits, rng.integers(0, 3, (len(digits), 2)))
-settings = {"base": "independent", "n_iter": 150, "random_state": 0}
+settings = {"base": "independent", "learning_rate": 0.1, "n_iter": 100, "random_state": 0}
 gates = SubspaceRBM(16, 4, **settings).fit(X)
 plain = RBMEstimator(64, **settings).fit(X)
-for name, model in (("subspaces", gates), ("plain", plain)):
-    print(f"{name}: {model.score(X):.1f} nats")
 
 # %%
 # Filters

@@ -163,6 +163,12 @@ class BipartitePath(AnnealingPath):
         return Tilted(self.energy, (1 - beta) * self.base.logits, beta)
 
     def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
+        if isinstance(self.energy, SubspaceEnergy) and not len(self.energy.log_precision):
+            # Without widths all fields are those at 1 times beta.
+            field, linear = self.energy.rbm.hidden_field(x), self.energy.linear(x)
+            self._cache = x, field
+            after, before = (self.energy.log_sum(beta * field, beta) for beta in (new, old))
+            return ((new - old) * linear + after - before).double()
         if not isinstance(self.energy, BernoulliRBM):
             return (self.at(old)(x) - self.at(new)(x)).double()
         _, unary, _ = self.energy.tensors
@@ -184,6 +190,8 @@ class BipartitePath(AnnealingPath):
         rows, field = self._cache
         if rows is not x:
             return None
+        if isinstance(self.energy, SubspaceEnergy):
+            return self.energy.given_field(beta * field, beta).sample(generator)
         return Bernoulli((beta * field).sigmoid_()).sample(generator)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from skebm.base import Batch, Centering, Energy, Loss, Objective, Offsets, Penalty
+from skebm.base import Batch, BipartiteEnergy, Centering, Energy, Loss, Objective, Offsets, Penalty
 from skebm.base.objective import fill_missing, penalty_of, weighted_mean, why_diverged
 from skebm.energies import BernoulliRBM, Moments
 from skebm.energies.rbm.gradient import Gradient, RBMGradient
@@ -167,8 +167,9 @@ class EnumeratedLikelihood(Objective):
 
     .. math:: \mathbb E_{data}\, E(x) + \log \sum_{x'} e^{-E(x')}
 
-    Value and gradient are exact; the sum is over states in blocks, in the precision of the energy.
-    Convex in parameters in which the energy is linear.
+    Value and gradient are exact; the sum is over states in blocks, in the precision of the energy,
+    or over those of the hidden layer where an energy has one and it is cheaper. Convex in
+    parameters in which the energy is linear.
 
     Parameters
     ----------
@@ -197,19 +198,31 @@ class EnumeratedLikelihood(Objective):
     def __init__(self, energy: Energy, *, l1: float = 0.0, l2: float = 0.0):
         super().__init__()
         self.energy, self.l1, self.l2 = energy, l1, l2
+        self._domain, self._width, self._of_hidden = energy.domain, energy.domain.n_columns, False
+        if isinstance(energy, BipartiteEnergy):
+            layer = energy.hidden_domain
+            self._width = max(self._width, layer.n_columns)
+            self._of_hidden = layer.log_n_states < energy.domain.log_n_states
+            self._domain = layer if self._of_hidden else energy.domain
 
     def work(self, n_rows: int) -> float:
         """Multiplications of a step, which the enumeration dominates."""
-        return super().work(n_rows) + self.energy.domain.n_states * self.energy.domain.n_columns
+        return super().work(n_rows) + self._domain.n_states * self._width
 
     def _states(self) -> Iterator[Tensor]:
         like = next(self.energy.parameters())
-        chunk = max(1, CHUNK // self.energy.domain.n_columns)
-        return self.energy.domain.enumerate(chunk, dtype=like.dtype, device=like.device)
+        chunk = max(1, CHUNK // self._width)
+        return self._domain.enumerate(chunk, dtype=like.dtype, device=like.device)
+
+    def _energy_of(self, states: Tensor) -> Tensor:
+        """Energies of rows, or of hidden layers with the rows summed out."""
+        energy: Any = self.energy
+        value: Tensor = energy.hidden_energy(states) if self._of_hidden else energy(states)
+        return value
 
     @torch.no_grad()
     def _log_z(self) -> Tensor:
-        parts = [(-self.energy(states)).double().logsumexp(0) for states in self._states()]
+        parts = [(-self._energy_of(states)).double().logsumexp(0) for states in self._states()]
         return torch.stack(parts).logsumexp(0)
 
     def _data_term(self, batch: Batch) -> Tensor:
@@ -217,7 +230,7 @@ class EnumeratedLikelihood(Objective):
 
     def forward(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
         """Weighted mean of E(x), plus log Z and the penalties; the states are kept for backward."""
-        parts = [(-self.energy(states)).logsumexp(0) for states in self._states()]
+        parts = [(-self._energy_of(states)).logsumexp(0) for states in self._states()]
         log_z = torch.stack(parts).logsumexp(0)
         share = share_of(batch).sum()
         return Loss(
@@ -232,7 +245,7 @@ class EnumeratedLikelihood(Objective):
             value = self._data_term(batch) + penalty_of(self.energy, self.l1, self.l2)
             value.backward()
             for states in self._states():
-                energy = self.energy(states)
+                energy = self._energy_of(states)
                 p = torch.exp(-energy.detach() - log_z.to(energy)) * share
                 (-(p @ energy)).backward()
         fill_missing(trained)

@@ -225,11 +225,18 @@ class SubspaceEnergy(BipartiteEnergy):
         field = factor * self.rbm.hidden_field(x)
         return beta * self.rbm.visible_energy(x) - self.log_sum(field, factor)
 
+    def linear(self, x: Tensor) -> Tensor:
+        """b't(x), (n,)."""
+        return self.rbm.statistics(x) @ self.rbm.visible_bias
+
     def hidden(self, x: Tensor, beta: float = 1.0) -> GatedUnits:
         """p(h, s given x) at inverse temperature `beta`."""
-        field = self.hidden_field(x)
-        if beta != 1.0:
-            field = beta * field
+        field = self.rbm.hidden_field(x)
+        return self.given_field(field if beta == 1.0 else beta * field, beta)
+
+    def given_field(self, field: Tensor, beta: float = 1.0) -> GatedUnits:
+        """p(h, s given x) of fields (n, H K) of the units that are at `beta` already."""
+        field = self._by_gate(field)
         return GatedUnits(self._gate_logits(field, beta).sigmoid_(), field.sigmoid())
 
     def visible(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Conditional:
