@@ -142,6 +142,8 @@ class HiddenUnits(abc.ABC):
     # Whether the gradient can be centred, and that of the exact likelihood.
     centers = True
     centers_likelihood = True
+    # Gibbs steps of the chains at each batch, by default.
+    n_steps = 1
 
     @property
     def n_rows(self) -> int:
@@ -913,10 +915,11 @@ def _rule(
             f'learning="{learning}" takes {kind.__name__} chains, not chains={chains!r}. Use '
             f'learning="auto", which follows the chains, or chains={kind.__name__}().'
         )
+    n_steps = estimator._units(usual_units(estimator)).n_steps
     if chains is None:
-        return learning, kind(n_steps=1)
+        return learning, kind(n_steps=n_steps)
     chains = clone(chains)
-    return learning, chains if chains.n_steps is not None else chains.set_params(n_steps=1)
+    return learning, chains if chains.n_steps is not None else chains.set_params(n_steps=n_steps)
 
 
 def _check_discrete(learning: str, table: UnitIntervalTable | ColumnTable) -> None:
