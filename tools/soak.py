@@ -38,6 +38,7 @@ from skebm import (
     ScoreMatchingDensity,
     SpikeSlabRBM,
     SubspaceRBM,
+    TemporalRBM,
 )
 from skebm.estimators import Hybrid
 from skebm.samplers import FromData, ParallelTempering, Persistent
@@ -84,6 +85,13 @@ SETTINGS: dict[type, dict[str, dict[str, Any]]] = {
         "fast": {"n_components": 8, "n_factors": 12, "learning_rate": 0.1, "n_iter": 20},
         "bits": {"n_components": 8, "n_factors": 12, "visible": "bernoulli", **SHORT},
         "early-stopping": {"n_components": 8, "n_factors": 12, "early_stopping": True},
+    },
+    TemporalRBM: {
+        "defaults": {},
+        "few": {"n_components": 8, "order": 1, **SHORT},
+        "recurrent": {"n_components": 8, "order": 0, "recurrent": True, **SHORT},
+        "pcd": {"n_components": 8, "chains": Persistent(n_steps=2), **SHORT},
+        "early-stopping": {"n_components": 8, "early_stopping": True, **SHORT},
     },
     DeepBoltzmannMachine: {
         "defaults": {},

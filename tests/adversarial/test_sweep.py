@@ -22,6 +22,7 @@ from skebm import (
     ScoreMatchingDensity,
     SpikeSlabRBM,
     SubspaceRBM,
+    TemporalRBM,
 )
 from skebm.estimators.base import BaseEBM
 from tests.adversarial.hostile import TABLES, split
@@ -44,6 +45,7 @@ CASES = {
     JEMClassifier: lambda: JEMClassifier(**FEW),
     RBMClassifier: lambda: RBMClassifier(8, **FEW),
     GatedRBM: lambda: GatedRBM(8, 12, **FEW),
+    TemporalRBM: lambda: TemporalRBM(8, **FEW),
     EnergyOutlierDetector: lambda: EnergyOutlierDetector(
         ScoreMatchingDensity(**FEW), random_state=0
     ),
