@@ -202,7 +202,9 @@ class EnumeratedLikelihood(Objective):
         if isinstance(energy, BipartiteEnergy):
             layer = energy.hidden_domain
             self._width = max(self._width, layer.n_columns)
-            self._of_hidden = layer.log_n_states < energy.domain.log_n_states
+            # Sums over rows of a tree are in the precision of the tree, whatever the energy's is.
+            plain = getattr(energy, "structure", None) is None
+            self._of_hidden = plain and layer.log_n_states < energy.domain.log_n_states
             self._domain = layer if self._of_hidden else energy.domain
 
     def work(self, n_rows: int) -> float:
