@@ -106,6 +106,11 @@ def n_units(kind: Any, d: int, n_weights: int) -> int:
     return k
 
 
+def weights_of_conditional(d: int) -> int:
+    """Weights of a conditional RBM of 100 units and three lags."""
+    return d * 100 + 3 * (d + 1) * (d + 100) + d + 100
+
+
 def padded(sequences: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
     """Sequences side by side, and which frames there are."""
     tensors = [torch.as_tensor(one, dtype=torch.float32) for one in sequences]
@@ -172,7 +177,7 @@ def scores(
         model, took = fitted(RBMEstimator(**settings, random_state=seed), np.concatenate(train))
         return [model.score(np.concatenate(one)) for one in others], took
     started, loss = time.perf_counter(), nn.functional.binary_cross_entropy_with_logits
-    n_weights = d * 100 + 3 * (d + 1) * (d + 100) + d + 100
+    n_weights = weights_of_conditional(d)
     make = (lambda: Logistic(d)) if name == "logistic" else None
     if make is None:
         k = n_units(nn.LSTM, d, n_weights)
@@ -275,7 +280,7 @@ def motion(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     settings: dict[str, Any] = {"n_components": 100, "order": 3} | (
         {"n_iter": 2} if args.quick else {"n_iter": 200}
     )
-    n_weights = d * 100 + 3 * (d + 1) * (d + 100) + d + 100
+    n_weights = weights_of_conditional(d)
     started = time.perf_counter()
     k = n_units(nn.GRU, d, n_weights)
     network = trained(

@@ -20,7 +20,7 @@ from skebm.distributions import (
     stack,
 )
 from skebm.energies import NeuralEnergy
-from skebm.estimators import bases
+from skebm.estimators.tables import bases
 from skebm.objectives import ContrastiveDivergence, DenoisingScoreMatching, NoiseContrastive
 from skebm.objectives.log_partition import LogPartitionMonitor
 from skebm.samplers import MALA, Persistent

@@ -710,6 +710,18 @@ def validate_coded(
     return found
 
 
+def read_only(estimator: Any, name: str, energy: str = "energy_") -> np.ndarray:
+    """A parameter of an energy of an estimator as a read-only array.
+
+    `AttributeError` before the first fit.
+    """
+    if not estimator.__sklearn_is_fitted__():
+        raise AttributeError(f"{type(estimator).__name__} is not fitted: call fit first.")
+    value: np.ndarray = getattr(getattr(estimator, energy), name).detach().cpu().numpy()
+    value.flags.writeable = False
+    return value
+
+
 def chain_rows(net: EnergyNet) -> Tensor | None:
     """Visible rows of the persistent chains, if there are any."""
     state = net.state_

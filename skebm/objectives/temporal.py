@@ -197,9 +197,9 @@ class TemporalDivergence(Objective):
     @torch.no_grad()
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Minus the mean log p of frames given their past; by annealing it is low on average."""
-        found = log_prob(self.energy, batch.x, self.n_targets, generator)
-        there = batch.x.view(len(batch.x), -1, self.energy.n_entries)[:, -self.n_targets :, -1] == 0
-        return -weighted_mean(found, weight_of(batch, there)).to(batch.x.dtype)
+        targets = self.energy.of_windows(batch.x, self.n_targets)
+        found = log_prob(self.energy, targets, generator)
+        return -weighted_mean(found, weight_of(batch, targets.there)).to(batch.x.dtype)
 
     def snapshot(self, state: TemporalState) -> TemporalState:
         """State with a copy of the pool, which is updated in place."""
@@ -228,17 +228,14 @@ def weight_of(batch: Batch, there: Tensor) -> Tensor | None:
 
 
 @torch.no_grad()
-def log_prob(
-    energy: TemporalEnergy, windows: Tensor, n_targets: int, generator: torch.Generator
-) -> Tensor:
-    """log p of the targets of windows given their past, (m,) float64, by short annealing.
+def log_prob(energy: TemporalEnergy, targets: Targets, generator: torch.Generator) -> Tensor:
+    """log p of targets given their past, (m,) float64, by short annealing.
 
     Exact for few hidden units.
 
     Direction: exact there; otherwise high on average, as estimates of log Z are low.
     """
     with sampling(energy):
-        targets = energy.of_windows(windows, n_targets)
         given = RowwiseRBM(energy.rbm, targets.biases)
         free = given.free_energy(targets.x).double()
         if given.hidden_domain.n_states <= EXACT_STATES:

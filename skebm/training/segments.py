@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,17 +55,19 @@ class Segments(Rows):
         self.n_context, self.n_targets = n_context, n_targets
         self.n_columns = (n_context + n_targets) * (self.x.shape[1] + 1)
 
+    def targets(self) -> Tensor:
+        """Numbers of the frames that are targets, (m,)."""
+        place = self._places(self.ends, self.n_targets)
+        return place[place >= self.first[self.ends][:, None]]
+
     def frames(self) -> Rows:
         """The frames that are targets."""
-        place = self._places(self.ends, self.n_targets)
-        some = place[place >= self.first[self.ends][:, None]]
-        return Rows(self.x[some], dtype=self.dtype, device=self.device)
+        return Rows(self.x[self.targets()], dtype=self.dtype, device=self.device)
 
-    def frames_with_lags(self, order: int) -> Tensor:
-        """Targets after the `order` frames before, as in windows, (m, (order + 1) (d + 1))."""
-        place = self._places(self.ends, self.n_targets)
-        some = place[place >= self.first[self.ends][:, None]]
-        return self._windows_of(some, order + 1)
+    def sequences(self) -> tuple[Tensor, Tensor]:
+        """Numbers of the first and of the last frame of each sequence."""
+        starts = torch.unique(self.first)
+        return starts, torch.cat([starts[1:], starts.new_tensor([len(self.first)])]) - 1
 
     def beginning(self, n_frames: int) -> Segments:
         """The windows of the first frames, and no other frames."""
@@ -94,24 +95,19 @@ class Segments(Rows):
 
     def _windows(self, index: Tensor) -> Tensor:
         ends = self.ends[index.to(self.ends.device)]
-        return self._windows_of(ends, self.n_context + self.n_targets)
+        return self.ending_at(ends, self.n_context + self.n_targets)
 
-    def _windows_of(self, ends: Tensor, length: int) -> Tensor:
-        """Windows of a number of frames that end at some of them."""
+    def ending_at(self, ends: Tensor, length: int) -> Tensor:
+        """Windows of a number of frames that end at some of them, (n, length (d + 1))."""
         place = self._places(ends, length)
-        missing = place < self.first[ends][:, None]
-        frames = self.x[place.clamp(min=0)].masked_fill(missing[..., None], 0.0)
+        return self.at(place, place < self.first[ends][:, None])
+
+    def at(self, place: Tensor, missing: Tensor) -> Tensor:
+        """Windows of the frames of numbers `place` (n, L), of which some are missing; flat."""
+        frames = self.x[place.clamp(0, len(self.x) - 1)].masked_fill(missing[..., None], 0.0)
         found = torch.cat([frames, missing[..., None].to(frames)], 2)
         return found.flatten(1).to(self.device)
 
     def block(self, start: int, stop: int) -> Tensor:
         stop = min(stop, len(self))
         return self._windows(torch.arange(start, stop, device=self.ends.device))
-
-    def has_missing(self) -> bool:
-        """Whether entries of frames are missing, nan."""
-        return bool(self.x.isnan().any())
-
-    def merged(self) -> Any:
-        """Windows stay as they are."""
-        return self

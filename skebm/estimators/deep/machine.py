@@ -36,14 +36,12 @@ from skebm.estimators.rbm.missing import hidden_means, log_sums
 from skebm.estimators.tables.bases import (
     COLUMN_BASES,
     check_base_stays,
-    fit_base,
-    fit_column_base,
     fit_completed,
 )
 from skebm.estimators.tables.columns import (
     RESCALE_ADVICE,
     Coding,
-    ColumnTable,
+    fit_table_base,
     learn_columns,
 )
 from skebm.estimators.tables.table import Table
@@ -326,12 +324,11 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
             new = design_deep(self, table, layers, last.base, rows, last.seed, streaming=streaming)
             return new.trained_for(last.plan.n_iter) if new.by_halves and last.by_halves else new
 
-        mixed = isinstance(table.visible, ColumnTable)
-        fit = functools.partial(fit_column_base, domain=table.domain) if mixed else fit_base
         seed = draw_seed(self.random_state_)
 
         def fitted(name: str | None, some: Rows) -> Distribution:
-            return fit_completed(lambda completed: fit(self.base, completed), table.without(some))
+            fit = functools.partial(fit_table_base, self.base, table=table.visible)
+            return fit_completed(fit, table.without(some))
 
         def plan(base: Distribution, chosen: BaseChoice, some: Rows) -> DeepBlueprint:
             return design_deep(self, table, layers, base, some, seed, streaming=streaming)

@@ -57,12 +57,10 @@ from skebm.estimators.tables.bases import (
     check_base_stays,
     column_means,
     conditional,
-    fit_base,
-    fit_column_base,
     fit_completed,
     redraw,
 )
-from skebm.estimators.tables.columns import ColumnTable
+from skebm.estimators.tables.columns import ColumnTable, fit_table_base
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import (
     CenteredObjective,
@@ -646,12 +644,9 @@ def designed(
         new = design(estimator, table, last.base, chosen, rows, streaming=streaming)
         return new.trained_for(last.plan.n_iter) if new.by_halves and last.by_halves else new
 
-    mixed = isinstance(table, ColumnTable)
-    fit = functools.partial(fit_column_base, domain=table.domain) if mixed else fit_base
-
     def fitted(name: str | None, rows: Rows) -> Distribution:
         asked = estimator.base if name is None else name
-        return fit_completed(lambda completed: fit(asked, completed), rows)
+        return fit_completed(lambda completed: fit_table_base(asked, completed, table), rows)
 
     plan = functools.partial(design, estimator, table, streaming=streaming)
     usual = usual_units(estimator)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
@@ -31,6 +30,7 @@ from skebm.estimators.base import (
     COMMON_CONSTRAINTS,
     BaseEBM,
     draw_seed,
+    read_only,
     validate_coded,
 )
 from skebm.estimators.classifiers import class_weights, codes_of
@@ -44,8 +44,8 @@ from skebm.estimators.rbm.class_blueprint import (
     weight_of_rows,
 )
 from skebm.estimators.rbm.drawing import Starts, draw, starts_of
-from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays, fit_base, fit_column_base
-from skebm.estimators.tables.columns import Coding, ColumnTable, learn_columns
+from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays
+from skebm.estimators.tables.columns import Coding, ColumnTable, fit_table_base, learn_columns
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import Centering, Penalty
 from skebm.samplers import ChainPolicy, Gibbs, Persistent
@@ -292,9 +292,7 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
     ) -> ClassBlueprint:
         assert isinstance(table, UnitIntervalTable | ColumnTable)
         if before is None:
-            mixed = isinstance(table, ColumnTable)
-            fit = functools.partial(fit_column_base, domain=table.domain) if mixed else fit_base
-            base = fit(self.base, rows)
+            base = fit_table_base(self.base, rows, table)
             name = self.base if isinstance(self.base, str) else None
         else:
             base, name = self._blueprint.base, self._blueprint.base_name
@@ -525,16 +523,9 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
     @property
     def components_(self) -> np.ndarray:
         """Weights W of the rows, (H, n_visible)."""
-        return self._read_only("weight")
+        return read_only(self, "weight", "_trained")
 
     @property
     def class_components_(self) -> np.ndarray:
         """Weights U of the classes, (H, n_classes)."""
-        return self._read_only("class_weight")
-
-    def _read_only(self, name: str) -> np.ndarray:
-        if not self.__sklearn_is_fitted__():
-            raise AttributeError(f"{type(self).__name__} is not fitted: call fit first.")
-        value: np.ndarray = getattr(self._trained, name).detach().cpu().numpy()
-        value.flags.writeable = False
-        return value
+        return read_only(self, "class_weight", "_trained")

@@ -13,6 +13,7 @@ from skebm.energies import Tilted
 from skebm.estimators.base import chain_rows
 from skebm.estimators.rbm.blueprint import CHEAP_COST, RBMBlueprint
 from skebm.estimators.rbm.missing import hidden_means
+from skebm.estimators.tables.bases import check_power
 from skebm.partition import exact_draws
 from skebm.partition.exact import log_z_cost
 from skebm.training.engine import EnergyNet
@@ -52,12 +53,8 @@ def draw(
     temperature : float, default=1.0
         `ValueError` for others than 1 where powers of the base have no closed form.
     """
-    base, beta, blocks = energy.base, 1 / temperature, []
-    if temperature != 1 and base is not None and not base.has_powers:
-        raise ValueError(
-            f"temperature={temperature} needs a power of the base {base!r}, which has no closed "
-            "form: use temperature=1.0, or fit the model with another base."
-        )
+    beta, blocks = 1 / temperature, []
+    check_power(energy.base, temperature)
     if log_z_cost(energy) <= CHEAP_COST:
         field = next(energy.parameters()).new_zeros(energy.domain.n_columns)
         return exact_draws(energy if beta == 1 else Tilted(energy, field, beta), n, generator)

@@ -20,7 +20,6 @@ from skebm.estimators.tables.columns import (
     learn_columns,
 )
 from skebm.estimators.tables.table import Table, UnitIntervalTable
-from skebm.samplers import FromData
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
 
@@ -307,10 +306,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         self.dtype = dtype
         self.net_params = net_params
 
-    def _config_of(self, owner: str, value: Any, names: set[str]) -> Any:
-        if owner == "chains" and self.learning == "cd":
-            return FromData(n_steps=1)
-        return super()._config_of(owner, value, names)
+    _config_of = methods.config_of
 
     # ---------------------------------------------------------------- hooks of the base class
 

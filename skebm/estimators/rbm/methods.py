@@ -22,14 +22,21 @@ from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.energies import Tilted
-from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity, LogZ, chain_rows
+from skebm.estimators.base import (
+    DENSITY_CONSTRAINTS,
+    BaseDensity,
+    BaseEBM,
+    LogZ,
+    chain_rows,
+    read_only,
+)
 from skebm.estimators.rbm.drawing import BLOCK, draw, imputed, starts_of
 from skebm.estimators.rbm.missing import Marginals, hidden_means, log_sums
 from skebm.estimators.tables.bases import COLUMN_BASES
 from skebm.estimators.tables.table import UnitIntervalTable
 from skebm.objectives import Centering, Penalty
 from skebm.objectives.local import LOCAL_RULES
-from skebm.samplers import ChainPolicy, Gibbs, Persistent
+from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
 from skebm.training.rows import Rows
 
@@ -62,6 +69,13 @@ def _has_bits_only(model: Any) -> bool:
     if model.__sklearn_is_fitted__() and model._blueprint.is_mixed:
         raise AttributeError("denoise is for binary columns only, which noise flips.")
     return True
+
+
+def config_of(self: Any, owner: str, value: Any, names: set[str]) -> Any:
+    """The object that None or a string stands for; chains are those of the learning rule."""
+    if owner == "chains" and self.learning == "cd":
+        return FromData(n_steps=1)
+    return BaseEBM._config_of(self, owner, value, names)
 
 
 def energies_of_known(self: Any, rows: Rows, known: Tensor, *, likely: bool = False) -> np.ndarray:
@@ -427,11 +441,7 @@ def parameter(name: str, doc: str) -> property:
     """A parameter of the energy as a read-only array, which a whole array may be assigned to."""
 
     def get(self: Any) -> np.ndarray:
-        if not self.__sklearn_is_fitted__():
-            raise AttributeError(f"{type(self).__name__} is not fitted: call fit first.")
-        value: np.ndarray = getattr(self.energy_, name).detach().cpu().numpy()
-        value.flags.writeable = False
-        return value
+        return read_only(self, name)
 
     def assign(self: Any, value: Any) -> None:
         check_is_fitted(self)

@@ -24,7 +24,6 @@ from skebm.estimators.rbm.blueprint import HiddenUnits, RBMBlueprint, designed
 from skebm.estimators.tables.columns import Coding, ColumnTable, learn_columns
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import Centering, EnumeratedLikelihood, Penalty
-from skebm.samplers import FromData
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
 
@@ -298,10 +297,7 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
         self.dtype = dtype
         self.net_params = net_params
 
-    def _config_of(self, owner: str, value: Any, names: set[str]) -> Any:
-        if owner == "chains" and self.learning == "cd":
-            return FromData(n_steps=1)
-        return super()._config_of(owner, value, names)
+    _config_of = methods.config_of
 
     # ---------------------------------------------------------------- hooks of the base class
 

@@ -145,17 +145,15 @@ class TemporalBlueprint(Blueprint):
 
 def held_out_segments(rows: Segments, generator: torch.Generator) -> tuple[Segments, Segments]:
     """Windows that are trained on, and those of a tenth of the frames: whole sequences if many."""
-    first = torch.unique(rows.first)
-    if len(first) >= MANY_SEQUENCES:
-        n = max(1, len(first) // 10)
-        chosen = first[torch.randperm(len(first), generator=generator, device=first.device)[:n]]
-        out = torch.isin(rows.first[rows.ends], chosen)
+    starts, ends = rows.sequences()
+    first = rows.first[rows.ends]
+    if len(starts) >= MANY_SEQUENCES:
+        n = max(1, len(starts) // 10)
+        order = torch.randperm(len(starts), generator=generator, device=starts.device)
+        out = torch.isin(first, starts[order[:n]])
     else:
-        number = torch.arange(len(rows.first), device=rows.first.device)
-        last = torch.cat([first[1:], first.new_tensor([len(rows.first)])])
-        end = last[torch.searchsorted(first, rows.first)]
-        late = number >= rows.first + 0.9 * (end - rows.first)
-        out = late[rows.ends]
+        length = ends[torch.searchsorted(starts, first)] + 1 - first
+        out = rows.ends >= first + 0.9 * length
     if out.all() or not out.any():
         out = torch.zeros_like(out)
         out[-1] = True
@@ -179,7 +177,7 @@ def autoregression(rows: Segments, order: int, columns: Tensor) -> tuple[Tensor,
     ridge parameter", Technometrics 21(2).
     """
     width = rows.x.shape[1] + 1
-    frames = rows.frames_with_lags(order)
+    frames = rows.ending_at(rows.targets(), order + 1)
     Z, Y = frames[:, : order * width].double(), frames[:, order * width :][:, columns].double()
     n, mean_z, mean_y = len(Z), Z.mean(0), Y.mean(0)
     Z, Y = Z - mean_z, Y - mean_y
@@ -217,8 +215,9 @@ def assess_frames(
 ) -> Assessment:
     """Gain of held-out frames over the base, which knows nothing of their past."""
     with torch.no_grad():
-        value = log_prob(energy, x, n_targets, generator)
-        frames = energy.of_windows(x, n_targets).x
+        targets = energy.of_windows(x, n_targets)
+        frames = targets.x
+        value = log_prob(energy, targets, generator)
         gain = value - base.to(frames.device, frames.dtype).log_prob(frames).double()
     error = float(gain.std()) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
     return Assessment(float(gain.mean()), error, x[:0])
@@ -289,24 +288,23 @@ def rate_of(rows: Segments, order: int, domain: Domain) -> float:
     return RATE * math.exp(0.5 * float(variance.log().mean()))
 
 
-def temporal_plan(
-    estimator: Any, n_targets: int, n_windows: int, usual_rate: float, streaming: bool
-) -> TrainingPlan:
+def temporal_plan(estimator: Any, rows: Segments, domain: Domain, streaming: bool) -> TrainingPlan:
     """Steps of a fit: AdamW."""
-    net = estimator.net_params or {}
+    net, n_windows = estimator.net_params or {}, len(rows)
     optimizer = AdamW() if estimator.optimizer is None else estimator.optimizer
     stopping = stopping_of(estimator.early_stopping)
     rate = net.get("lr", estimator.learning_rate)
+    rate = rate_of(rows, estimator.order, domain) if rate == "auto" else float(rate)
     size = net.get("batch_size", estimator.batch_size)
     size = FRAMES_OF_STEP if size == "auto" else int(size)
-    size = max(1, min(n_windows, size // n_targets))
+    size = max(1, min(n_windows, size // rows.n_targets))
     n_iter = net.get("max_epochs", estimator.n_iter)
     if n_iter == "auto":
         n_iter = min(MOST_PASSES, max(10, math.ceil(N_STEPS / math.ceil(n_windows / size))))
     return TrainingPlan(
         n_iter=1 if streaming else int(n_iter),
         batch_size=size,
-        learning_rate=usual_rate if rate == "auto" else float(rate),
+        learning_rate=rate,
         optimizer="adamw",
         optimizer_settings={"weight_decay": optimizer.weight_decay},
         schedule=optimizer.schedule,

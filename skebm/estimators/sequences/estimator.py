@@ -30,6 +30,7 @@ from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
     BaseEBM,
     raises_interrupt,
+    read_only,
     restores_on_failure,
     upper_quantile,
     validate_coded,
@@ -40,16 +41,15 @@ from skebm.estimators.sequences.blueprint import (
     RECURRENT_TARGETS,
     TemporalBlueprint,
     frame_log_z,
-    rate_of,
     rule_of,
     temporal_plan,
 )
 from skebm.estimators.sequences.table import SequenceTable, first_frames, joined, walk
-from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays, fit_base, fit_column_base
+from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays, check_power
 from skebm.estimators.tables.columns import (
     RESCALE_ADVICE,
     Coding,
-    ColumnTable,
+    fit_table_base,
     learn_columns,
 )
 from skebm.estimators.tables.table import Table
@@ -395,7 +395,7 @@ class TemporalRBM(
         assert isinstance(table, SequenceTable)
         assert isinstance(rows, Segments)
         if before is None:
-            base = self._fitted_base(rows.frames(), table)
+            base = fit_table_base(self.base, rows.frames(), table.visible)
             name = self.base if isinstance(self.base, str) else None
         else:
             last = self._blueprint
@@ -407,13 +407,12 @@ class TemporalRBM(
                     "n_components, order and recurrent are not those of the previous fit, "
                     f"{same}: with warm_start and partial_fit they must not change."
                 )
-        usual = rate_of(rows, self.order, table.domain)
         rule, n_steps = rule_of(self, self.n_components, table.domain.n_columns)
         free = self.learning_rate == "auto" and self.batch_size == "auto"
         guarded = free and not (self.early_stopping or streaming or self.net_params)
         return TemporalBlueprint(
             table=table,
-            plan=temporal_plan(self, table.n_targets, len(rows), usual, streaming),
+            plan=temporal_plan(self, rows, table.domain, streaming),
             base=base,
             base_name=name,
             n_hidden=int(self.n_components),
@@ -424,11 +423,6 @@ class TemporalRBM(
             n_windows=len(rows),
             guarded=guarded and len(rows.x) >= FEWEST_FRAMES,
         )
-
-    def _fitted_base(self, frames: Rows, table: SequenceTable) -> Distribution:
-        if isinstance(table.visible, ColumnTable):
-            return fit_column_base(self.base, frames, table.domain)
-        return fit_base(self.base, frames)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -628,12 +622,8 @@ class TemporalRBM(
     def _after(self, rows: Segments) -> tuple[Tensor, Tensor | None]:
         """Lags (n, K (d + 1)) and state of the frame after each sequence."""
         energy = self.energy_
-        starts = torch.unique(rows.first)
-        ends = torch.cat([starts[1:], starts.new_tensor([len(rows.x)])]) - 1
-        place = ends[:, None] + torch.arange(1 - energy.order, 1, device=ends.device)
-        missing = place < starts[:, None]
-        frames = rows.x[place.clamp(min=0)].masked_fill(missing[..., None], 0.0)
-        lags = torch.cat([frames, missing[..., None].to(frames)], 2).flatten(1)
+        _, ends = rows.sequences()
+        lags = rows.ending_at(ends, energy.order)
         if not energy.recurrent:
             return lags, None
         state = energy.start_state(len(rows.x)).clone()
@@ -753,11 +743,7 @@ class TemporalRBM(
         whole_number("n_steps", n_steps, 1)
         check_temperature(temperature)
         energy, d = self.energy_, self._blueprint.table.domain.n_columns
-        if temperature != 1 and not energy.base.has_powers:
-            raise ValueError(
-                f"temperature={temperature} needs a power of the base {energy.base!r}, which has "
-                "no closed form: use temperature=1.0, or fit the model with another base."
-            )
+        check_power(energy.base, temperature)
         check_memory(f"n_frames={n_frames}", float(n_frames) * d, torch.float64)
         generator, found = self._generator(random_state), []
         with torch.no_grad(), sampling(energy):
@@ -814,7 +800,7 @@ class TemporalRBM(
     @property
     def components_(self) -> np.ndarray:
         """Weights W, (H, n_visible)."""
-        return self._read_only("weight")
+        return read_only(self, "weight")
 
     @property
     def lag_components_(self) -> list[np.ndarray]:
@@ -827,14 +813,7 @@ class TemporalRBM(
         return self._lags("lag_visible")
 
     def _lags(self, name: str) -> list[np.ndarray]:
-        found = self._read_only(name)
+        found = read_only(self, name)
         order, d = self._blueprint.order, self._blueprint.table.domain.n_columns
         parts = [found[:, k * (d + 1) : k * (d + 1) + d] for k in range(order)]
         return parts[::-1]
-
-    def _read_only(self, name: str) -> np.ndarray:
-        if not self.__sklearn_is_fitted__():
-            raise AttributeError(f"{type(self).__name__} is not fitted: call fit first.")
-        value: np.ndarray = getattr(self.energy_, name).detach().cpu().numpy()
-        value.flags.writeable = False
-        return value

@@ -170,9 +170,7 @@ def walk(
         Frames x (m, d), their :class:`~skebm.energies.Biases` and numbers (m,), the frames of a
         sequence in order.
     """
-    first = rows.first
-    starts = torch.unique(first)
-    ends = torch.cat([starts[1:], starts.new_tensor([len(rows.x)])]) - 1
+    starts, ends = rows.sequences()
     order = (ends - starts).argsort(descending=True)
     for group in order.split(n_windows):
         state, begin, end = None, starts[group], ends[group]
@@ -180,19 +178,9 @@ def walk(
             here = begin + offset <= end
             begin, end = begin[here], end[here]
             state = None if state is None else state[here]
-            found = energy.of_windows(
-                _window(rows, energy, begin, end, offset, n_targets), n_targets, state
-            )
-            number = begin[:, None] + offset + torch.arange(n_targets, device=begin.device)
+            steps = torch.arange(-energy.order, n_targets, device=begin.device)
+            place = begin[:, None] + offset + steps
+            missing = (place < begin[:, None]) | (place > end[:, None])
+            found = energy.of_windows(rows.at(place, missing), n_targets, state)
             state = found.state
-            yield found.x, found.biases, number[found.there]
-
-
-def _window(
-    rows: Segments, energy: Any, begin: Tensor, end: Tensor, offset: int, n_targets: int
-) -> Tensor:
-    """Windows of sequences from `begin` to `end`, whose targets start at an offset; flat."""
-    place = begin[:, None] + offset + torch.arange(-energy.order, n_targets, device=begin.device)
-    missing = (place < begin[:, None]) | (place > end[:, None])
-    frames = rows.x[place.clamp(0, len(rows.x) - 1)].masked_fill(missing[..., None], 0.0)
-    return torch.cat([frames, missing[..., None].to(frames)], 2).flatten(1).to(rows.device)
+            yield found.x, found.biases, place[:, energy.order :][found.there]

@@ -126,6 +126,15 @@ def _same(base: Distribution, fitted: Distribution) -> bool:
     )
 
 
+def check_power(base: Distribution | None, temperature: float) -> None:
+    """Raise `ValueError` where rows at a temperature need a power of a base that has none."""
+    if temperature != 1 and base is not None and not base.has_powers:
+        raise ValueError(
+            f"temperature={temperature} needs a power of the base {base!r}, which has no closed "
+            "form: use temperature=1.0, or fit the model with another base."
+        )
+
+
 def fit_base(base: Any, rows: Rows) -> Distribution:
     """Fit the named base to the rows, or check that a given one covers them.
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from skebm._validation import column_ranges
 from skebm.base import Binary, Categorical, Domain, Mixed, Real
 from skebm.base.domains import columns_of
+from skebm.distributions import Distribution
+from skebm.estimators.tables.bases import fit_base, fit_column_base
 from skebm.estimators.tables.table import (
     Table,
     UnitIntervalTable,
@@ -494,3 +496,10 @@ def learn_columns(
     if estimator._coding is None and (bits or in_unit_interval(X)):
         return UnitIntervalTable.learn(X, rescale, names, advice)
     return ColumnTable.learn(X, weight, estimator._coding, names)
+
+
+def fit_table_base(base: Any, rows: Rows, table: UnitIntervalTable | ColumnTable) -> Distribution:
+    """Fit the named base to rows of a table, or check that a given one covers them."""
+    if isinstance(table, ColumnTable):
+        return fit_column_base(base, rows, table.domain)
+    return fit_base(base, rows)

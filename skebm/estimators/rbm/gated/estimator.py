@@ -29,6 +29,7 @@ from skebm.estimators.base import (
     COMMON_CONSTRAINTS,
     BaseEBM,
     raises_interrupt,
+    read_only,
     restores_on_failure,
 )
 from skebm.estimators.rbm.gated.blueprint import GatedBlueprint, fit_target_base, gated_plan
@@ -578,21 +579,14 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
     @property
     def given_components_(self) -> np.ndarray:
         """Filters U of x, (F, dx)."""
-        return self._read_only("given_filters")
+        return read_only(self, "given_filters", "_trained")
 
     @property
     def components_(self) -> np.ndarray:
         """Filters V of y, (F, dy)."""
-        return self._read_only("filters")
+        return read_only(self, "filters", "_trained")
 
     @property
     def mapping_components_(self) -> np.ndarray:
         """Weights W of the mapping units, (F, H)."""
-        return self._read_only("mapping")
-
-    def _read_only(self, name: str) -> np.ndarray:
-        if not self.__sklearn_is_fitted__():
-            raise AttributeError(f"{type(self).__name__} is not fitted: call fit first.")
-        value: np.ndarray = getattr(self._trained, name).detach().cpu().numpy()
-        value.flags.writeable = False
-        return value
+        return read_only(self, "mapping", "_trained")
