@@ -25,6 +25,7 @@ from skebm.estimators import (
     SubspaceRBM,
     TableEncoder,
     TemporalRBM,
+    TemporalRBMClassifier,
     TractableDensity,
 )
 
@@ -50,6 +51,7 @@ __all__ = [
     "SubspaceRBM",
     "TableEncoder",
     "TemporalRBM",
+    "TemporalRBMClassifier",
     "TractableDensity",
     "base",
     "diagnostics",

@@ -24,7 +24,7 @@ from skebm.estimators.rbm import (
     SpikeSlabRBM,
     SubspaceRBM,
 )
-from skebm.estimators.sequences import FrameScores, TemporalRBM
+from skebm.estimators.sequences import FrameScores, TemporalRBM, TemporalRBMClassifier
 from skebm.estimators.tables.bases import MixtureBase
 from skebm.estimators.tables.encoding import TableEncoder
 from skebm.estimators.tractable import TractableDensity
@@ -59,5 +59,6 @@ __all__ = [
     "SubspaceRBM",
     "TableEncoder",
     "TemporalRBM",
+    "TemporalRBMClassifier",
     "TractableDensity",
 ]

@@ -24,7 +24,8 @@ def encoded(estimator: Any, X: Any, y: Any, on: bool, classes: Any = None) -> np
     Parameters
     ----------
     estimator : object
-        With the parameter `unlabeled`, the label of rows whose class is unknown or None.
+        With the parameter `unlabeled`, the label of rows whose class is unknown, None or no such
+        parameter: all are known.
     X : array-like of shape (n_samples, n_features)
         Validated rows.
     y : array-like of shape (n_samples,)
@@ -44,7 +45,7 @@ def encoded(estimator: Any, X: Any, y: Any, on: bool, classes: Any = None) -> np
     """
     found = check_labels(estimator, X, y)
     known = np.ones(len(found), dtype=bool)
-    mark = estimator.unlabeled
+    mark = getattr(estimator, "unlabeled", None)
     if mark is not None:
         if np.ndim(mark):
             raise ValueError(f"unlabeled must be one label, got {mark!r}.")

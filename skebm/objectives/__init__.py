@@ -28,7 +28,7 @@ from skebm.objectives.score_matching import (
     SlicedScoreMatching,
     boundary_weight,
 )
-from skebm.objectives.temporal import TemporalDivergence
+from skebm.objectives.temporal import LabelDivergence, TemporalDivergence
 
 __all__ = [
     "AssessedDivergence",
@@ -46,6 +46,7 @@ __all__ = [
     "FlowContrastive",
     "FlowState",
     "JointLikelihood",
+    "LabelDivergence",
     "LocalObjective",
     "MultiscaleScoreMatching",
     "NoiseContrastive",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from skebm.base import Batch, Loss, Objective, sampling
 from skebm.base.objective import weighted_mean
+from skebm.energies.rbm.labels import forget_labels, hidden_lags, log_label_proba
 from skebm.energies.rbm.temporal import (
     Biases,
     RowwiseRBM,
@@ -216,6 +217,124 @@ class TemporalDivergence(Objective):
         if (pool is None) == (self.rule == "pcd") or (pool is not None and pool.shape != size):
             return None
         return TemporalState(pool)
+
+
+class LabelDivergence(TemporalDivergence):
+    r"""Learning of frames and their labels: cross-entropy and likelihood given the past.
+
+    .. math:: L = -\mathbb E \log p(y_t \mid x_t, x_{<t}, y_{<t})
+        - \lambda\, \mathbb E \log p(x_t \mid x_{<t}, y_{<t})
+
+    The first term and its gradient are exact and need no chains. The gradient of the second is that
+    of :class:`TemporalDivergence`. With :math:`\lambda = 1` both together are the likelihood of
+    frames and labels, with 0 learning is discriminative.
+
+    Parameters
+    ----------
+    energy : TemporalEnergy
+        Of frames whose last block of columns is the label, one-hot.
+    n_labels, label_order : int
+        Number of labels, and of labels before on which a frame depends.
+    generative_weight : float
+        :math:`\lambda`, from 0 to 1.
+    rule, n_steps, n_targets, n_windows
+        As for :class:`TemporalDivergence`.
+
+    References
+    ----------
+    Larochelle and Bengio (2008), "Classification using discriminative restricted Boltzmann
+    machines", ICML, sections 3 and 4, of rows; here given the past.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.base import Batch
+    >>> from skebm.distributions import Columns, IndependentBernoulli, IndependentCategorical
+    >>> from skebm.energies import MixedRBM, TemporalEnergy
+    >>> from skebm.objectives import LabelDivergence
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> labels = IndependentCategorical(torch.zeros(2), (2,))
+    >>> base = Columns([IndependentBernoulli(torch.zeros(3)), labels])
+    >>> rbm = MixedRBM(base, 2, generator=generator, scale=0.0)
+    >>> objective = LabelDivergence(TemporalEnergy(rbm, 1), 2, 1, 0.0, "cd", 1, 1, 4)
+    >>> windows = Batch(torch.tensor([[0.0, 0, 0, 0, 1, 0, 1, 0, 1, 1, 0, 0]]))
+    >>> loss = objective(windows, objective.start(windows, generator), generator)
+    >>> round(float(loss.value.detach()), 2)  # log 2
+    0.69
+    """
+
+    def __init__(
+        self,
+        energy: TemporalEnergy,
+        n_labels: int,
+        label_order: int,
+        generative_weight: float,
+        rule: str,
+        n_steps: int,
+        n_targets: int,
+        n_windows: int,
+    ):
+        super().__init__(energy, rule, n_steps, n_targets, n_windows)
+        self.n_labels, self.generative_weight = n_labels, generative_weight
+        hidden = hidden_lags(energy, n_labels, label_order)
+        self.hidden = hidden if hidden.any() else None
+        forget_labels(energy, n_labels, label_order)
+
+    def forward(self, batch: Batch, state: TemporalState, generator: torch.Generator) -> Loss:
+        """Mean over the frames of the loss, or of what has its gradient."""
+        share, value = self.generative_weight, 0.0
+        if share:
+            loss = super().forward(batch, state, generator)
+            value, state = share * loss.value, loss.state
+        if share < 1:  # log p(x, y) has been counted with its share of log p(y given x)
+            targets = self.energy.of_windows(batch.x, self.n_targets)
+            value = value - (1 - share) * self._mean_log_proba(targets, batch)
+        return Loss(value, state)
+
+    def gradients(self, batch: Batch, state: TemporalState, generator: torch.Generator) -> Loss:
+        """Write ``.grad``, which is zero for labels that are too far back."""
+        whose = super() if self.generative_weight == 1 else super(TemporalDivergence, self)
+        loss = whose.gradients(batch, state, generator)
+        if self.hidden is not None:
+            for weight in (self.energy.lag_visible, self.energy.lag_hidden):
+                assert weight.grad is not None
+                weight.grad[:, self.hidden] = 0.0
+        return loss
+
+    def _mean_log_proba(self, targets: Targets, batch: Batch) -> Tensor:
+        """Mean log-probability of the labels that the frames have."""
+        log_p = log_label_proba(self.energy, targets, self.n_labels)
+        value = (log_p * targets.x[:, -self.n_labels :]).sum(1)
+        return weighted_mean(value, weight_of(batch, targets.there))
+
+    @torch.no_grad()
+    def monitor(
+        self, batch: Batch, state: TemporalState, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Cross-entropy and accuracy given the past, and the values monitored for the frames."""
+        some = Batch(batch.x[:N_MONITORED], weight=_first(batch.weight))
+        targets = self.energy.of_windows(some.x, self.n_targets)
+        loss = -self._mean_log_proba(targets, some)
+        labels = targets.x[:, -self.n_labels :]
+        log_p = log_label_proba(self.energy, targets, self.n_labels)
+        right = log_p.argmax(1) == labels.argmax(1)
+        weight = weight_of(some, targets.there)
+        found = super().monitor(some, state, generator) if self.generative_weight else {}
+        return found | {
+            "loss": loss if not found else found["loss"],
+            "cross_entropy": loss,
+            "accuracy": weighted_mean(right.to(loss), weight),
+            "largest_weight": self.energy.weight.abs().max(),
+        }
+
+    @torch.no_grad()
+    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+        """Cross-entropy given the past, exact; minus the mean log p of frames and labels if all
+        that is learned is their likelihood.
+        """
+        if self.generative_weight == 1:
+            return super().held_out(batch, state, generator)
+        return -self._mean_log_proba(self.energy.of_windows(batch.x, self.n_targets), batch)
 
 
 def _first(weight: Tensor | None) -> Tensor | None:

@@ -1,5 +1,6 @@
 """Estimators of sequences."""
 
+from skebm.estimators.sequences.classifier import TemporalRBMClassifier
 from skebm.estimators.sequences.estimator import FrameScores, TemporalRBM
 
-__all__ = ["FrameScores", "TemporalRBM"]
+__all__ = ["FrameScores", "TemporalRBM", "TemporalRBMClassifier"]

@@ -58,6 +58,24 @@ def joined(X: Any, lengths: Any, sequence_column: Any) -> tuple[Any, np.ndarray 
     return X, lengths
 
 
+def joined_labels(X: Any, y: Any) -> Any:
+    """Labels of all frames below each other; of a list of sequences they may be a list, too.
+
+    Raises `ValueError` for a sequence that has other than one label for each of its frames.
+    """
+    is_list = isinstance(y, list | tuple) and isinstance(X, list | tuple)
+    if not is_list or not y or any(np.ndim(one) != 1 for one in y):
+        return y
+    if len(y) != len(X):
+        raise ValueError(f"X has {len(X)} sequences, and y has labels of {len(y)}.")
+    for number, (frames, labels) in enumerate(zip(X, y, strict=True)):
+        if len(frames) != len(labels):
+            raise ValueError(
+                f"Sequence {number} has {len(frames)} frames and {len(labels)} labels."
+            )
+    return np.concatenate([np.asarray(one) for one in y])
+
+
 def _stacked(X: Sequence[Any]) -> tuple[Any, np.ndarray]:
     """The frames of several sequences."""
     widths = [np.shape(one)[1] for one in X]

@@ -1,0 +1,583 @@
+"""A temporal restricted Boltzmann machine that labels the frames of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from numbers import Integral, Real
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils.metaestimators import available_if
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from skebm._validation import Interval, StrOptions, check_is_fitted, fit_context
+from skebm.base import sampling
+from skebm.base.torchtools import check_memory
+from skebm.distributions import Distribution
+from skebm.energies import RowwiseRBM
+from skebm.estimators._docs import shared_docs
+from skebm.estimators.base import (
+    COMMON_CONSTRAINTS,
+    BaseEBM,
+    raises_interrupt,
+    restores_on_failure,
+    validate_coded,
+)
+from skebm.estimators.classifiers import encoded
+from skebm.estimators.rbm.class_blueprint import weight_of_rows
+from skebm.estimators.sequences.blueprint import (
+    FEWEST_FRAMES,
+    frame_log_z,
+    rule_of,
+    temporal_plan,
+)
+from skebm.estimators.sequences.label_blueprint import (
+    LabelBlueprint,
+    LabelTable,
+    frame_base,
+    labelled_base,
+)
+from skebm.estimators.sequences.label_chain import MOST_TERMS, LabelChain
+from skebm.estimators.sequences.table import first_frames, joined, joined_labels
+from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays
+from skebm.estimators.tables.columns import Coding, learn_columns
+from skebm.estimators.tables.table import Table
+from skebm.samplers import ChainPolicy, FromData
+from skebm.training import AdamW, EarlyStopping
+from skebm.training.engine import EnergyNet
+from skebm.training.rows import Rows
+from skebm.training.segments import Segments
+
+# Numbers that frames with all their histories may take at once.
+CHUNK = 4_000_000
+
+
+def _has_density(classifier: TemporalRBMClassifier) -> bool:
+    fitted = vars(classifier).get("_blueprint")
+    learned = classifier.objective != "discriminative"
+    if not (learned if fitted is None else fitted.generative_weight):
+        raise AttributeError(
+            'objective="discriminative" learns no distribution of frames, so they have no '
+            'likelihood: use "hybrid" or "generative".'
+        )
+    return True
+
+
+@shared_docs
+class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
+    r"""Labels of the frames of sequences by a temporal restricted Boltzmann machine.
+
+    A conditional RBM of frames and their labels [1]_ [2]_: the label is one more categorical visible
+    unit, and the biases of all units are linear in the last `order` frames and the last
+    `label_order` labels,
+
+    .. math::
+        p(x_t, y_t \mid x_{<t}, y_{<t}) = \frac{1}{Z_t} e^{-F_t(x_t, y_t)} .
+
+    Given the frames, labels are a chain of order `label_order`, so that the probabilities of each
+    label given **all** frames of its sequence, later ones included, are exact sums, forwards and
+    backwards over the histories of labels:
+
+    .. math::
+        p(y_{1..T} \mid x_{1..T}) \propto \prod_t \frac{1}{Z_t(y_{t-L..t-1})} e^{-F_t(x_t, y_t)} .
+
+    Each history has a log Z of its own, which is exact where hidden units are few and estimated by
+    annealed importance sampling otherwise. ``"discriminative"`` needs none:
+    :math:`p(y_t \mid x_t, x_{<t}, y_{<t})` is closed form, and the labels are the chain of their
+    product, in which later frames say nothing of earlier labels.
+
+    Sequences are passed as to :class:`TemporalRBM`. Without `lengths`, lists and `sequence_column`
+    X is one sequence.
+
+    Parameters
+    ----------
+    n_components : int, default=100
+        Number of hidden units, H.
+    order : int, default=3
+        Number of frames before on which the biases depend, at least 1.
+    label_order : int, default=1
+        Number L of labels before on which they depend, at most `order`. The sums are over K^L
+        histories of K labels, times K: at most 10,000 terms.
+    objective : {"discriminative", "hybrid", "generative"}, default="discriminative"
+        What is minimised: :math:`-\log p(y_t \mid x_t, \text{past}) - \lambda \log p(x_t \mid
+        \text{past})` on average, with :math:`\lambda` = 0 for ``"discriminative"``, 1 for
+        ``"generative"``, and `generative_weight` for ``"hybrid"``. The first term and its gradient
+        are exact, that of the second is by contrastive divergence.
+    generative_weight : float in (0, 1) or "auto", default="auto"
+        :math:`\lambda` of a hybrid; ``"auto"`` is 0.03.
+    learning_rate : float or "auto", default="auto"
+        Learning rate of AdamW, as in :class:`TemporalRBM`.
+    batch_size : int or "auto", default="auto"
+        Frames of a step; ``"auto"``: 100.
+    n_iter : int or "auto", default="auto"
+        Number of passes. ``"auto"``: 10,000 steps, at least 10 and at most 500 passes.
+    verbose : int, default=0
+        1 shows progress bars.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the weights, the shuffling and the chains; global generators are not used.
+    learning : {"auto", "cd", "pcd", "exact"}, default="auto"
+        Learning rule of the likelihood, as in :class:`TemporalRBM`.
+    chains : FromData, Persistent or None, default=None
+        Chains of CD and PCD, of which `n_steps` is used; None is ``FromData(n_steps=1)``.
+    base : str or Distribution, default="independent"
+        Distribution of a frame whatever its past and label, as in :class:`TemporalRBM`; that of the
+        label is beside it.
+    optimizer : AdamW or None, default=None
+        Weight decay, schedule, averaging and roll-backs; None is :class:`skebm.training.AdamW`.
+    visible : {"auto", "bernoulli"}, default="auto"
+        Visible units of the columns that are not categorical, as in :class:`RBMEstimator`.
+    categorical_features : "from_dtype", array-like or None, default="from_dtype"
+        Columns of categories, as in :class:`RBMEstimator`.
+    sequence_column : str, int or None, default=None
+        Column of X that says which sequence a frame is of: runs of equal values. It is left out.
+    n_chains, n_temperatures : int, default=10, 1600
+        Annealing of log Z of each frame and history: chains, and temperatures at most, where
+        standard errors are above 0.1.
+    early_stopping : bool or EarlyStopping, default=False
+        Stop when held-out windows no longer become better, and keep the best weights.
+    warm_start : bool, default=False
+        Continue from the weights of the previous `fit`, with the same classes.
+    device : str, default="auto"
+        ``"auto"`` is a GPU if there is one.
+    dtype : {"float32", "float64"}, default="float32"
+        Precision of the computation.
+    <<net_params>>
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        Labels, sorted.
+    generative_weight_ : float
+        :math:`\lambda`.
+    history_ : list of dict
+        One entry per pass: cross-entropy and accuracy of training frames given their true past,
+        gain of held-out frames over the base, seconds.
+    n_iter_, n_restarts_ : int
+        Number of passes and of roll-backs.
+    base_ : Distribution
+        The fitted base of a frame and its label.
+    energy_, net_ : TemporalEnergy, EnergyNet
+        The energy of frames and labels as a torch module, and the skorch net.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
+
+    See Also
+    --------
+    TemporalRBM : Sequences without labels.
+    RBMClassifier : Rows without an order.
+
+    Notes
+    -----
+    **Held-out frames guard the training** as that of :class:`TemporalRBM`, by the likelihood of
+    frames and labels if `objective` is ``"generative"``, else by that of labels given the past: the
+    model is not worse on them than the frequencies of the labels.
+
+    In training the labels before are the true ones; in prediction they are summed out.
+
+    References
+    ----------
+    .. [1] Taylor, Hinton and Roweis (2007), "Modeling human motion using binary latent variables",
+       NeurIPS, section 3.
+    .. [2] Larochelle, Mandel, Pascanu and Bengio (2012), "Learning algorithms for the
+       classification restricted Boltzmann machine", JMLR 13, sections 3 to 5.
+
+    Examples
+    --------
+    The label says whether one bit has been 1 more recently than the other:
+
+    >>> import numpy as np
+    >>> from skebm import TemporalRBMClassifier
+    >>> rng = np.random.default_rng(0)
+    >>> X = np.eye(3)[rng.choice(3, 400, p=[0.1, 0.1, 0.8])][:, :2]
+    >>> y = np.zeros(400, dtype=int)
+    >>> for t in range(1, 400):
+    ...     y[t] = X[t].argmax() if X[t].any() else y[t - 1]
+    >>> model = TemporalRBMClassifier(4, order=1, n_iter=60, random_state=0)
+    >>> model = model.fit(X, y, lengths=[100] * 4)
+    >>> bool(model.score(X, y, lengths=[100] * 4) > 0.95)  # 0.6 from frames alone
+    True
+    """
+
+    _parameter_constraints: dict = {
+        name: COMMON_CONSTRAINTS[name]
+        for name in COMMON_CONSTRAINTS
+        if name not in ("partition", "sampler")
+    } | {
+        "n_components": [Interval(Integral, 1, None, closed="left")],
+        "order": [Interval(Integral, 1, None, closed="left")],
+        "label_order": [Interval(Integral, 0, None, closed="left")],
+        "objective": [StrOptions({"hybrid", "discriminative", "generative"})],
+        "generative_weight": [Interval(Real, 0, 1, closed="neither"), StrOptions({"auto"})],
+        "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+        "learning": [StrOptions({"auto", "cd", "pcd", "exact"})],
+        "chains": [ChainPolicy, None],
+        "base": [StrOptions(set(COLUMN_BASES)), Distribution],
+        "optimizer": [AdamW, None],
+        "visible": [StrOptions({"auto", "bernoulli"})],
+        "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
+        "sequence_column": [str, Integral, None],
+        "n_chains": [Interval(Integral, 2, None, closed="left")],
+        "n_temperatures": [Interval(Integral, 1, None, closed="left")],
+    }
+    _configs = {
+        "chains": lambda value, names: FromData(n_steps=1),
+        "optimizer": lambda value, names: AdamW(),
+        "early_stopping": lambda value, names: EarlyStopping(),
+    }
+    _blueprint: LabelBlueprint
+    _density_alone = "TemporalRBM"
+
+    def __init__(
+        self,
+        n_components=100,
+        order=3,
+        label_order=1,
+        *,
+        objective="discriminative",
+        generative_weight="auto",
+        learning_rate="auto",
+        batch_size="auto",
+        n_iter="auto",
+        verbose=0,
+        random_state=None,
+        learning="auto",
+        chains=None,
+        base="independent",
+        optimizer=None,
+        visible="auto",
+        categorical_features="from_dtype",
+        sequence_column=None,
+        n_chains=10,
+        n_temperatures=1600,
+        early_stopping=False,
+        warm_start=False,
+        device="auto",
+        dtype="float32",
+        net_params=None,
+    ):
+        self.n_components = n_components
+        self.order = order
+        self.label_order = label_order
+        self.objective = objective
+        self.generative_weight = generative_weight
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.n_iter = n_iter
+        self.verbose = verbose
+        self.random_state = random_state
+        self.learning = learning
+        self.chains = chains
+        self.base = base
+        self.optimizer = optimizer
+        self.visible = visible
+        self.categorical_features = categorical_features
+        self.sequence_column = sequence_column
+        self.n_chains = n_chains
+        self.n_temperatures = n_temperatures
+        self.early_stopping = early_stopping
+        self.warm_start = warm_start
+        self.device = device
+        self.dtype = dtype
+        self.net_params = net_params
+
+    # ---------------------------------------------------------------- fitting
+
+    @fit_context(prefer_skip_nested_validation=True)
+    @raises_interrupt
+    @restores_on_failure
+    def fit(self, X: Any, y: Any, lengths: Any = None) -> Any:
+        """Fit the model to sequences of frames and their labels.
+
+        Ctrl-C during training raises `KeyboardInterrupt` once the model trained so far is usable.
+        A call that fails in any other way leaves the estimator as it was before it.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+            Frames in order of time, the sequences one below the other, or a list of sequences.
+        y : array-like of shape (n_frames,), or list of arrays
+            Label of each frame; with a list of sequences a list, too, if it is not one array.
+        lengths : array-like of int, default=None
+            Numbers of frames of the sequences. None is one sequence, unless X is a list or there is
+            a `sequence_column`.
+
+        Returns
+        -------
+        self : object
+        """
+        self._fit_sequences(X, y, None, lengths, streaming=False)
+        return self
+
+    @fit_context(prefer_skip_nested_validation=True)
+    @restores_on_failure
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, lengths: Any = None) -> Any:
+        """Train for one pass on further sequences, from the current weights.
+
+        A call that fails or is interrupted leaves the estimator as it was before it.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        y : array-like of shape (n_frames,), or list of arrays
+        classes : array-like of shape (n_classes,), default=None
+            All classes, for the first call; None takes those of its y.
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        self : object
+        """
+        self._fit_sequences(X, y, classes, lengths, streaming=True)
+        return self
+
+    def _fit_sequences(
+        self, X: Any, y: Any, classes: Any, lengths: Any, *, streaming: bool
+    ) -> None:
+        y = joined_labels(X, y)
+        X, lengths = joined(X, lengths, self.sequence_column)
+
+        def targets(validated: Any, goes_on: bool) -> np.ndarray:
+            codes = encoded(self, validated, y, goes_on, classes)
+            return np.stack([first_frames(len(codes), lengths), codes], 1)
+
+        self._fit(X, None, streaming=streaming, encode=targets)
+
+    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+        return {}
+
+    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
+        """Validated frames, categories as codes."""
+        kwargs |= {"reset": reset, "min_samples": min_samples}
+        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
+
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> LabelTable:
+        n_labels = len(self.classes_)
+        if self.label_order > self.order:
+            raise ValueError(
+                f"label_order={self.label_order} is more than order={self.order}: a frame does not "
+                "depend on labels of frames that are further back."
+            )
+        if n_labels ** (self.label_order + 1.0) > MOST_TERMS:
+            raise ValueError(
+                f"label_order={self.label_order} with {n_labels} labels sums over {n_labels}^"
+                f"{self.label_order + 1} terms of each frame, more than {MOST_TERMS}: use a "
+                "smaller one."
+            )
+        table = LabelTable(learn_columns(self, X, weight), n_labels, self.order)
+        d, n_hidden = table.domain.n_columns, int(self.n_components)
+        n_numbers = (self.order + 1.0) * (d + 1) * (d + n_hidden)
+        check_memory(f"order={self.order} with {d} columns", 4 * n_numbers, torch.float32)
+        return table
+
+    def _design(
+        self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
+    ) -> LabelBlueprint:
+        assert isinstance(table, LabelTable)
+        assert isinstance(rows, Segments)
+        if before is None:
+            name = self.base if isinstance(self.base, str) else None
+            base = labelled_base(self.base, rows, table)
+        else:
+            last = self._blueprint
+            base, name = last.base, last.base_name
+            check_base_stays(self.base, frame_base(last.base), name)
+            same = last.n_hidden, last.order, last.label_order
+            if same != (self.n_components, self.order, self.label_order):
+                raise ValueError(
+                    "n_components, order and label_order are not those of the previous fit, "
+                    f"{same}: with warm_start and partial_fit they must not change."
+                )
+        rule, n_steps = rule_of(self, self.n_components, table.domain.n_columns)
+        free = self.learning_rate == "auto" and self.batch_size == "auto"
+        guarded = free and not (self.early_stopping or streaming or self.net_params)
+        return LabelBlueprint(
+            table=table,
+            plan=temporal_plan(self, rows, table.domain, streaming),
+            base=base,
+            base_name=name,
+            n_hidden=int(self.n_components),
+            order=int(self.order),
+            recurrent=False,
+            rule=rule,
+            n_steps=n_steps,
+            n_windows=len(rows),
+            guarded=guarded and len(rows.x) >= FEWEST_FRAMES,
+            n_labels=table.n_labels,
+            label_order=int(self.label_order),
+            generative_weight=weight_of_rows(self.objective, self.generative_weight),
+        )
+
+    # ---------------------------------------------------------------- labels
+
+    def predict_log_proba(self, X: Any, lengths: Any = None) -> np.ndarray:
+        """log p(y_t given all frames of the sequence), in nats, in the order of `classes_`.
+
+        Labels of other frames are summed out, exactly. Exact up to the errors of log Z (zero with
+        ``"discriminative"``, and where hidden states are few).
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_frames, n_classes)
+        """
+        return self._smoothed(X, lengths)[0]
+
+    def predict_proba(self, X: Any, lengths: Any = None) -> np.ndarray:
+        """Probability of each label given all frames, in the order of `classes_`.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_frames, n_classes)
+        """
+        share: np.ndarray = np.exp(self.predict_log_proba(X, lengths))
+        total: np.ndarray = share.sum(1, keepdims=True)  # which the logarithms leave to rounding
+        return share / total
+
+    def predict(self, X: Any, lengths: Any = None) -> np.ndarray:
+        """Most likely label of each frame given all frames, which makes the fewest errors.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_frames,)
+        """
+        place = self.predict_log_proba(X, lengths).argmax(1)  # checks that the model is fitted
+        found: np.ndarray = self.classes_[place]
+        return found
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, lengths: Any = None) -> float:
+        """Accuracy of `predict`: the fraction of frames with the right label.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        y : array-like of shape (n_frames,), or list of arrays
+        sample_weight : array-like of shape (n_frames,), default=None
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        float
+        """
+        found = self.predict(X, lengths)
+        return float(accuracy_score(joined_labels(X, y), found, sample_weight=sample_weight))
+
+    @available_if(_has_density)
+    def score_samples(self, X: Any, lengths: Any = None) -> np.ndarray:
+        """log p(x_t given the frames before it), its labels and theirs summed out, in nats.
+
+        Exact where hidden states are few; otherwise by estimates of log Z, and high on average by
+        about half of their squared standard errors.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_frames,)
+        """
+        found = self._smoothed(X, lengths)[1]  # checks that the model is fitted
+        return found - self._blueprint.table.log_volume
+
+    def _smoothed(self, X: Any, lengths: Any) -> tuple[np.ndarray, np.ndarray]:
+        """log p(y_t given all frames), and log p(x_t given those before) but for the units."""
+        rows = self._frames(X, lengths)
+        chain = LabelChain(self._blueprint.n_labels, self._blueprint.label_order)
+        n = len(rows.x)
+        check_memory(f"n_frames={n}", n * chain.n_histories * chain.n_labels, torch.float64)
+        found = list(self._terms(rows, chain))
+        terms, alone = (torch.cat(part) for part in zip(*found, strict=True))
+        bad = ~terms.isfinite().flatten(1).all(1)
+        if bad.any():
+            raise ValueError(
+                f"Given the past, log p of frame {int(bad.nonzero()[0])} is not finite: it or a "
+                "frame before it is too far from those of fit. Drop such frames."
+            )
+        log_proba, evidence = chain.smoothed(terms, *rows.sequences())
+        return log_proba.cpu().numpy(), (evidence + alone).cpu().numpy()
+
+    def _terms(self, rows: Segments, chain: LabelChain) -> Iterator[tuple[Tensor, Tensor]]:
+        """Terms of all frames, a few at a time."""
+        energy, with_z = self.energy_, self._blueprint.generative_weight > 0
+        generator = torch.Generator(energy.weight.device).manual_seed(self.net_.seed_)
+
+        def log_z(given: RowwiseRBM) -> Tensor:
+            return frame_log_z(given, self.n_chains, self.n_temperatures, generator)[0].value
+
+        width = chain.n_histories * (energy.domain.n_columns + len(energy.weight))
+        size = max(1, CHUNK // (width * (self.n_chains if with_z else 1)))
+        bar = tqdm(total=len(rows.x), unit="frame", disable=not self.verbose, delay=2)
+        with torch.no_grad(), sampling(energy):
+            for frames in torch.arange(len(rows.x), device=rows.x.device).split(size):
+                yield chain.terms(energy, rows, frames, log_z if with_z else None)
+                bar.update(len(frames))
+        bar.close()
+
+    def _frames(self, X: Any, lengths: Any) -> Segments:
+        """Frames of new sequences, validated, without labels."""
+        check_is_fitted(self)
+        X, lengths = joined(X, lengths, self.sequence_column)
+        rows = self._rows_of(self._validate(X))
+        assert isinstance(rows, Segments)
+        first = torch.as_tensor(first_frames(len(rows.x), lengths), device=rows.x.device)
+        rows.cut(first, self._blueprint.order, 1)
+        return rows
+
+    # ---------------------------------------------------------------- fitted attributes
+
+    @property
+    def energy(self) -> NoReturn:  # type: ignore[override]
+        """Not available: a frame has an energy for each label and history of labels."""
+        raise AttributeError("A frame has an energy for each label and history: see energy_.")
+
+    def _choose_partition(self, *, importance: bool = True) -> NoReturn:
+        raise AttributeError("Each frame and history has a log Z of its own.")
+
+    def _log_partition(self) -> NoReturn:
+        raise AttributeError("Each frame and history has a log Z of its own.")
+
+    @property
+    def partition_(self) -> Any:
+        """Not available: each frame and history has a log Z of its own."""
+        self._log_partition()
+
+    @property
+    def log_partition_method_(self) -> str:
+        """Not available: each frame and history has a log Z of its own."""
+        self._log_partition()
+
+    @property
+    def generative_weight_(self) -> float:
+        """Weight of -log p(frame given the past) in training."""
+        check_is_fitted(self)
+        return self._blueprint.generative_weight
+
+    @property
+    def base_(self) -> Distribution:
+        """The fitted base of a frame and its label."""
+        check_is_fitted(self)
+        return self._blueprint.base

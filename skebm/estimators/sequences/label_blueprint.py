@@ -1,0 +1,174 @@
+"""Frames with a label: their table, and the settings of a classifier of frames."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skebm.base import Categorical, Mixed
+from skebm.base.domains import parts_of
+from skebm.distributions import Columns, Distribution, IndependentCategorical
+from skebm.distributions.independent import blocks_of
+from skebm.energies import TemporalEnergy
+from skebm.energies.rbm.labels import forget_labels, log_label_proba
+from skebm.estimators.sequences.blueprint import TemporalBlueprint
+from skebm.estimators.sequences.table import SequenceTable
+from skebm.estimators.tables.bases import SHRINKAGE
+from skebm.estimators.tables.columns import ColumnTable, fit_table_base
+from skebm.estimators.tables.table import UnitIntervalTable
+from skebm.objectives.temporal import LabelDivergence
+from skebm.training.engine import Assess, Assessment
+from skebm.training.rows import Rows
+from skebm.training.segments import Segments
+
+
+class LabelTable(SequenceTable):
+    """A table of frames whose rows have a label behind their columns, one-hot.
+
+    Parameters
+    ----------
+    visible : UnitIntervalTable or ColumnTable
+        Of the columns of a frame.
+    n_labels : int
+    n_context : int
+        Frames before the one that is trained on.
+    """
+
+    def __init__(self, visible: UnitIntervalTable | ColumnTable, n_labels: int, n_context: int):
+        super().__init__(visible, n_context, 1)
+        self.n_labels = n_labels
+        self.domain = Mixed((*parts_of(visible.domain), Categorical((n_labels,))))
+
+    def rows(
+        self,
+        X: Any,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        weight: np.ndarray | None = None,
+    ) -> Rows:
+        """Frames without labels, which are zeros."""
+        found = self.visible.rows(X, device=device, dtype=dtype)
+        x = found.block(0, len(found))
+        labels = x.new_zeros(len(x), self.n_labels)
+        return Segments(Rows(torch.cat([x, labels], 1), dtype=dtype, device=found.device))
+
+    def prepare(self, rows: Rows) -> None:
+        """Set labels, the second column of the targets y, and cut the frames into windows."""
+        assert isinstance(rows, Segments)
+        assert rows.y is not None
+        rows.y, codes = rows.y.unbind(1)
+        self.label(rows, codes)
+        super().prepare(rows)
+
+    def label(self, rows: Segments, codes: Tensor) -> None:
+        """Set the labels of all frames."""
+        one_hot = torch.eye(self.n_labels, dtype=rows.x.dtype, device=rows.x.device)
+        rows.x[:, -self.n_labels :] = one_hot[codes.to(rows.x.device)]
+
+    def invert(self, x: Tensor) -> Any:
+        return self.visible.invert(x[:, : -self.n_labels])
+
+    def row_energy(self, energy: Any, x: Tensor) -> Tensor:
+        value: Tensor = energy(x)
+        return value.masked_fill(value.isnan(), torch.inf)
+
+    def divergence_advice(self, rows: Rows) -> str:
+        assert isinstance(rows, Segments)
+        frames = rows.frames()
+        x = frames.block(0, len(frames))[:, : -self.n_labels]
+        return self.visible.divergence_advice(Rows(x, dtype=x.dtype, device=x.device))
+
+
+def labelled_base(base: Any, rows: Segments, table: LabelTable) -> Distribution:
+    """The base of a frame beside the frequencies of the labels, shrunk to equal ones."""
+    x = rows.x[rows.targets()]
+    frames = Rows(x[:, : -table.n_labels], dtype=rows.dtype, device=rows.device)
+    of_frame = fit_table_base(base, frames, table.visible)
+    share = (1 - SHRINKAGE) * x[:, -table.n_labels :].double().mean(0) + SHRINKAGE / table.n_labels
+    labels = IndependentCategorical(share.log(), (table.n_labels,)).to(rows.device, rows.dtype)
+    return Columns([*blocks_of(of_frame), labels])
+
+
+def frame_base(base: Distribution) -> Distribution:
+    """That of a frame without its label."""
+    *parts, _ = blocks_of(base)
+    return parts[0] if len(parts) == 1 else Columns(parts)
+
+
+@dataclass(frozen=True)
+class LabelBlueprint(TemporalBlueprint):
+    """Resolved settings of a classifier of frames.
+
+    Attributes
+    ----------
+    n_labels, label_order : int
+        Number of labels, and of labels before on which a frame depends.
+    generative_weight : float
+        Weight of -log p(frame given the past) beside the cross-entropy, from 0 to 1.
+    """
+
+    n_labels: int
+    label_order: int
+    generative_weight: float
+
+    def objective(self, generator: torch.Generator) -> LabelDivergence:
+        plain = super().objective(generator)
+        return LabelDivergence(
+            plain.energy,
+            self.n_labels,
+            self.label_order,
+            self.generative_weight,
+            self.rule,
+            self.n_steps,
+            self.table.n_targets,
+            self.n_windows,
+        )
+
+    @torch.no_grad()
+    def initialise(self, energy: TemporalEnergy, rows: Rows) -> None:
+        """As without labels; real columns forget those that are too far back."""
+        super().initialise(energy, rows)
+        forget_labels(energy, self.n_labels, self.label_order)
+
+    def assessment(self) -> Assess:
+        """That of frames and labels, or the log-probability of labels where they count."""
+        if self.generative_weight == 1:
+            return super().assessment()
+        return functools.partial(assess_labels, self.base, self.n_labels)
+
+    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
+        found = super().without_effect(asked)
+        if not self.generative_weight:
+            why = "without a likelihood of frames there are no chains and no log Z"
+            names = ("learning", "chains", "n_chains", "n_temperatures")
+            found |= {name: why for name in names if name in asked}
+        if "generative_weight" in asked and self.generative_weight in (0, 1):
+            found["generative_weight"] = 'only objective="hybrid" has it'
+        return found
+
+
+def assess_labels(
+    base: Distribution,
+    n_labels: int,
+    energy: TemporalEnergy,
+    x: Tensor,
+    weight: Tensor | None,
+    generator: torch.Generator,
+    n_completions: int = 1,
+) -> Assessment:
+    """Gain of the labels of held-out frames over their frequencies, exact."""
+    with torch.no_grad():
+        targets = energy.of_windows(x, 1)
+        labels = targets.x[:, -n_labels:]
+        value = log_label_proba(energy, targets, n_labels)
+        frequencies = blocks_of(base)[-1].to(labels.device, labels.dtype)
+        gain = (value * labels).sum(1).double() - frequencies.log_prob(labels).double()
+    error = float(gain.std()) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
+    return Assessment(float(gain.mean()), error, x[:0])
