@@ -92,9 +92,7 @@ def of_rows(model: Any, before: int, after: int, train: Songs) -> Predict:
 
 def regression(before: int, after: int, train: Songs, valid: Songs) -> Predict:
     """A logistic regression of windows, with the penalty that is best on the validation songs."""
-    made = [
-        of_rows(LogisticRegression(C=c, max_iter=300), before, after, train) for c in PENALTIES
-    ]
+    made = [of_rows(LogisticRegression(C=c, max_iter=300), before, after, train) for c in PENALTIES]
     return max(made, key=lambda predict: accuracies(predict(valid[0]), valid[1]).mean())
 
 

@@ -322,7 +322,7 @@ def test_a_fitted_model_against_enumeration(name):
         frames = torch.as_tensor(frames, dtype=F64)
         here = slice(at, at + len(frames))
         with torch.no_grad():
-            if model.generative_weight_:
+            if model.generative_weight_ == 1:
                 expected, log_p = by_enumeration(energy, frames)
                 value = model.score_samples(frames.numpy())
                 np.testing.assert_allclose(value.sum(), log_p, atol=1e-5)
@@ -396,7 +396,11 @@ def test_ways_to_pass_sequences_agree():
     frame = pd.DataFrame(both, columns=["a", "b"]).assign(song=np.repeat(list("wxyz"), 40))
     by_song = clone(model).set_params(sequence_column="song").fit(frame, labels)
     np.testing.assert_array_equal(by_song.predict_log_proba(frame), found)
-    assert by_song.score(frame, labels) == model.score(X, y) == model.score(both, labels, None, lengths)
+    assert (
+        by_song.score(frame, labels)
+        == model.score(X, y)
+        == model.score(both, labels, None, lengths)
+    )
     # A sequence has the same labels in any company.
     np.testing.assert_allclose(model.predict_log_proba(X[1]), found[40:80], atol=1e-6)
 
@@ -407,9 +411,9 @@ def test_searches_over_sequences():
     frame = pd.DataFrame(np.concatenate(X)).assign(song=song)
     labels = np.concatenate(y)
     frame.columns = frame.columns.astype(str)
-    model = clone(CASES["discriminative"]).set_params(sequence_column="song", n_iter=5)
+    model = clone(CASES["discriminative"]).set_params(sequence_column="song", n_iter=20)
     found = cross_val_score(model, frame, labels, groups=song, cv=GroupKFold(3))
-    assert (found > 0.5).all()
+    assert found.mean() > 0.7
     grid = {"label_order": [0, 1], "optimizer__weight_decay": [0.0]}
     search = GridSearchCV(model, grid, cv=GroupKFold(2)).fit(frame, labels, groups=song)
     assert search.best_params_["label_order"] == 1
@@ -432,14 +436,14 @@ def test_further_sequences():
         on.set_params(n_components=5).fit(X, y)
 
 
+@pytest.mark.filterwarnings("ignore:The weights are those")
 @pytest.mark.parametrize("objective", ["discriminative", only_full("generative")])
 def test_a_model_of_noise_is_not_below_the_frequencies(objective):
     rng = np.random.default_rng(0)
     X, new = (rng.random((300, 6)) < 0.5 for _ in range(2))
     y, labels = (rng.choice(3, 300, p=[0.6, 0.3, 0.1]) for _ in range(2))
     model = TemporalRBMClassifier(20, n_iter=40, objective=objective, random_state=0)
-    with pytest.warns(UserWarning, match="held-out rows"):
-        model.fit(X.astype(float), y)
+    model.fit(X.astype(float), y)
     log_p = model.predict_log_proba(new.astype(float))[np.arange(300), labels].mean()
     share = np.bincount(y) / 300
     assert log_p >= np.log(share)[labels].mean() - 0.03
@@ -527,12 +531,12 @@ def test_bad_settings():
     many = [np.arange(30) + 30 * i for i in range(4)]
     with pytest.raises(ValueError, match="use a smaller one"):
         clone(model).set_params(order=2, label_order=2).fit(X, many)
-    with pytest.warns(UserWarning, match="n_chains.*no log Z"):
+    with pytest.warns(UserWarning, match="chains.*no chains move.*needs log Z"):
         clone(model).set_params(n_chains=3, chains=FromData()).fit(X, y)
     with pytest.warns(UserWarning, match="generative_weight.*only"):
         clone(model).set_params(generative_weight=0.5).fit(X, y)
     fitted = clone(model).fit(X, y)
-    with pytest.raises(AttributeError, match="no likelihood"):
+    with pytest.raises(AttributeError, match="score_samples"):
         fitted.score_samples(X)
     for name in ("energy", "log_partition_", "partition_"):
         with pytest.raises(AttributeError):
@@ -553,7 +557,7 @@ def test_short_and_extreme_frames(objective):
     if objective == "discriminative":
         assert np.isfinite(model.predict_proba(far)).all()
     else:
-        with pytest.raises(ValueError, match="frame 1 .* too far"):
+        with pytest.raises(ValueError, match="frame 2 .* too far"):
             model.predict_proba(far)
 
 

@@ -39,6 +39,7 @@ from skebm import (
     SpikeSlabRBM,
     SubspaceRBM,
     TemporalRBM,
+    TemporalRBMClassifier,
 )
 from skebm.estimators import Hybrid
 from skebm.samplers import FromData, ParallelTempering, Persistent
@@ -91,6 +92,13 @@ SETTINGS: dict[type, dict[str, dict[str, Any]]] = {
         "few": {"n_components": 8, "order": 1, **SHORT},
         "recurrent": {"n_components": 8, "order": 0, "recurrent": True, **SHORT},
         "pcd": {"n_components": 8, "chains": Persistent(n_steps=2), **SHORT},
+        "early-stopping": {"n_components": 8, "early_stopping": True, **SHORT},
+    },
+    TemporalRBMClassifier: {
+        "defaults": {},
+        "few": {"n_components": 8, "order": 1, **SHORT},
+        "generative": {"n_components": 8, "objective": "generative", **SHORT},
+        "hybrid": {"n_components": 8, "objective": "hybrid", "label_order": 0, **SHORT},
         "early-stopping": {"n_components": 8, "early_stopping": True, **SHORT},
     },
     DeepBoltzmannMachine: {

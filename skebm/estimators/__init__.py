@@ -24,7 +24,12 @@ from skebm.estimators.rbm import (
     SpikeSlabRBM,
     SubspaceRBM,
 )
-from skebm.estimators.sequences import FrameScores, TemporalRBM, TemporalRBMClassifier
+from skebm.estimators.sequences import (
+    FrameScores,
+    SequenceOutlierDetector,
+    TemporalRBM,
+    TemporalRBMClassifier,
+)
 from skebm.estimators.tables.bases import MixtureBase
 from skebm.estimators.tables.encoding import TableEncoder
 from skebm.estimators.tractable import TractableDensity
@@ -58,6 +63,7 @@ __all__ = [
     "SparsityPath",
     "SubspaceRBM",
     "TableEncoder",
+    "SequenceOutlierDetector",
     "TemporalRBM",
     "TemporalRBMClassifier",
     "TractableDensity",

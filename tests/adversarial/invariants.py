@@ -17,7 +17,7 @@ import torch
 from scipy.special import logsumexp
 from sklearn.base import is_classifier
 
-from skebm import DeepBeliefNetwork, EnergyOutlierDetector, GatedRBM
+from skebm import DeepBeliefNetwork, EnergyOutlierDetector, GatedRBM, TemporalRBMClassifier
 from skebm.base import Binary
 from skebm.estimators.base import BaseEBM
 
@@ -163,9 +163,14 @@ def target_of(estimator, table):
 
 
 def scores_of(estimator, X):
-    """Scores of rows, of a model of pairs given which they are the reversed ones."""
+    """Scores of rows, of a model of pairs given which they are the reversed ones.
+
+    Those of a classifier of frames are log-probabilities, as most have no likelihood of frames.
+    """
     if isinstance(estimator, GatedRBM):
         return estimator.score_samples(X, X[:, ::-1])
+    if isinstance(estimator, TemporalRBMClassifier):
+        return estimator.predict_log_proba(X).max(1)
     return estimator.score_samples(X)
 
 

@@ -20,9 +20,11 @@ from skebm import (
     RBMClassifier,
     RBMEstimator,
     ScoreMatchingDensity,
+    SequenceOutlierDetector,
     SpikeSlabRBM,
     SubspaceRBM,
     TemporalRBM,
+    TemporalRBMClassifier,
 )
 from skebm.estimators.base import BaseEBM
 from tests.adversarial.hostile import TABLES, split
@@ -46,6 +48,8 @@ CASES = {
     RBMClassifier: lambda: RBMClassifier(8, **FEW),
     GatedRBM: lambda: GatedRBM(8, 12, **FEW),
     TemporalRBM: lambda: TemporalRBM(8, **FEW),
+    TemporalRBMClassifier: lambda: TemporalRBMClassifier(8, **FEW),
+    SequenceOutlierDetector: lambda: SequenceOutlierDetector(TemporalRBM(8, **FEW), random_state=0),
     EnergyOutlierDetector: lambda: EnergyOutlierDetector(
         ScoreMatchingDensity(**FEW), random_state=0
     ),

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from skebm.base import Batch, Loss, Objective
 from skebm.base.objective import weighted_mean
-from skebm.distributions import Gaussian, IndependentBernoulli, NormalizingFlow, TruncatedGaussian
+from skebm.distributions import (
+    Columns,
+    Gaussian,
+    IndependentBernoulli,
+    IndependentCategorical,
+    NormalizingFlow,
+    TruncatedGaussian,
+)
 from skebm.energies import BernoulliDBM, GaussianRBM
 from skebm.objectives import (
     AssessedDivergence,
@@ -27,6 +34,7 @@ from skebm.objectives import (
     ExactScoreMatching,
     FlowContrastive,
     JointLikelihood,
+    LabelDivergence,
     MultiscaleScoreMatching,
     NoiseContrastive,
     ProbabilityFlow,
@@ -280,9 +288,16 @@ def frames_energy():
     return make_temporal(IndependentBernoulli(torch.zeros(3, dtype=DOUBLE)))
 
 
+def labels_energy():
+    """A bit and one of two labels."""
+    labels = IndependentCategorical(torch.zeros(2, dtype=DOUBLE), (2,))
+    return make_temporal(Columns([IndependentBernoulli(torch.zeros(1, dtype=DOUBLE)), labels]))
+
+
 def windows(n=6):
-    """Two frames of three bits, none of them missing."""
+    """Two frames of three bits, of which the last two are one of two labels; none is missing."""
     found = torch.rand(n, 2, 4, generator=seeded(11), dtype=DOUBLE).round()
+    found[..., 2] = 1 - found[..., 1]
     found[..., -1] = 0
     return found.flatten(1)
 
@@ -443,6 +458,14 @@ CASES = {
         ),
         "frames by chains": Case(
             lambda: TemporalDivergence(frames_energy(), "cd", 2, 1, 6), windows
+        ),
+    },
+    LabelDivergence: {
+        "labels": Case(
+            lambda: LabelDivergence(labels_energy(), 2, 1, 0.0, "cd", 1, 1, 6), windows, fixed=True
+        ),
+        "frames and labels": Case(
+            lambda: LabelDivergence(labels_energy(), 2, 0, 0.3, "cd", 2, 1, 6), windows
         ),
     },
     JointLikelihood: {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,16 @@ NEEDED = {
 
 
 def check_offers(statistic: Any, estimator: Any) -> None:
-    """Raise `TypeError` for an estimator without the method that the statistic needs."""
+    """Raise `TypeError` for an estimator without the method that the statistic needs.
+
+    And for one of sequences, of which single rows cannot be held out.
+    """
+    last = estimator.steps[-1][1] if hasattr(estimator, "steps") else estimator
+    if "lengths" in inspect.signature(last.fit).parameters:
+        raise TypeError(
+            f"{type(last).__name__} takes sequences, whose frames are not exchangeable: use "
+            "SequenceOutlierDetector, which holds out whole sequences."
+        )
     method, whom = NEEDED.get(statistic, ("", "")) if isinstance(statistic, str) else ("", "")
     if method and not hasattr(estimator, method):
         raise TypeError(

@@ -58,11 +58,10 @@ CHUNK = 4_000_000
 
 def _has_density(classifier: TemporalRBMClassifier) -> bool:
     fitted = vars(classifier).get("_blueprint")
-    learned = classifier.objective != "discriminative"
-    if not (learned if fitted is None else fitted.generative_weight):
+    asked = classifier.objective == "generative"
+    if not (asked if fitted is None else fitted.generative_weight == 1):
         raise AttributeError(
-            'objective="discriminative" learns no distribution of frames, so they have no '
-            'likelihood: use "hybrid" or "generative".'
+            'Frames have a likelihood with objective="generative" only: the others learn labels.'
         )
     return True
 
@@ -71,24 +70,26 @@ def _has_density(classifier: TemporalRBMClassifier) -> bool:
 class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
     r"""Labels of the frames of sequences by a temporal restricted Boltzmann machine.
 
-    A conditional RBM of frames and their labels [1]_ [2]_: the label is one more categorical visible
-    unit, and the biases of all units are linear in the last `order` frames and the last
+    A conditional RBM of frames and their labels [1]_ [2]_: the label is one more categorical
+    visible unit, and the biases of all units are linear in the last `order` frames and the last
     `label_order` labels,
 
     .. math::
         p(x_t, y_t \mid x_{<t}, y_{<t}) = \frac{1}{Z_t} e^{-F_t(x_t, y_t)} .
 
-    Given the frames, labels are a chain of order `label_order`, so that the probabilities of each
-    label given **all** frames of its sequence, later ones included, are exact sums, forwards and
-    backwards over the histories of labels:
+    By default it learns :math:`p(y_t \mid x_t, x_{<t}, y_{<t})`, which has a closed form and needs
+    no log Z. The labels of a sequence are then a chain of order L = `label_order`, the product of
+    these, and the labels before are summed out exactly; later frames say nothing of earlier labels.
+
+    With ``objective="generative"`` frames and labels are learned, and the probabilities of a label
+    are those given **all** frames of its sequence, later ones included: sums forwards and backwards
+    over the histories of labels of
 
     .. math::
         p(y_{1..T} \mid x_{1..T}) \propto \prod_t \frac{1}{Z_t(y_{t-L..t-1})} e^{-F_t(x_t, y_t)} .
 
-    Each history has a log Z of its own, which is exact where hidden units are few and estimated by
-    annealed importance sampling otherwise. ``"discriminative"`` needs none:
-    :math:`p(y_t \mid x_t, x_{<t}, y_{<t})` is closed form, and the labels are the chain of their
-    product, in which later frames say nothing of earlier labels.
+    The sums are exact. Each history has a log Z of its own, which is exact where hidden units are
+    few and estimated by annealed importance sampling otherwise.
 
     Sequences are passed as to :class:`TemporalRBM`. Without `lengths`, lists and `sequence_column`
     X is one sequence.
@@ -105,8 +106,9 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
     objective : {"discriminative", "hybrid", "generative"}, default="discriminative"
         What is minimised: :math:`-\log p(y_t \mid x_t, \text{past}) - \lambda \log p(x_t \mid
         \text{past})` on average, with :math:`\lambda` = 0 for ``"discriminative"``, 1 for
-        ``"generative"``, and `generative_weight` for ``"hybrid"``. The first term and its gradient
-        are exact, that of the second is by contrastive divergence.
+        ``"generative"``, and `generative_weight` for ``"hybrid"``, where the second term
+        regularises. The first term and its gradient are exact, that of the second is by contrastive
+        divergence.
     generative_weight : float in (0, 1) or "auto", default="auto"
         :math:`\lambda` of a hybrid; ``"auto"`` is 0.03.
     learning_rate : float or "auto", default="auto"
@@ -135,8 +137,8 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
     sequence_column : str, int or None, default=None
         Column of X that says which sequence a frame is of: runs of equal values. It is left out.
     n_chains, n_temperatures : int, default=10, 1600
-        Annealing of log Z of each frame and history: chains, and temperatures at most, where
-        standard errors are above 0.1.
+        Annealing of log Z of each frame and history with ``"generative"``: chains, and
+        temperatures at most, where standard errors are above 0.1.
     early_stopping : bool or EarlyStopping, default=False
         Stop when held-out windows no longer become better, and keep the best weights.
     warm_start : bool, default=False
@@ -195,7 +197,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
     >>> y = np.zeros(400, dtype=int)
     >>> for t in range(1, 400):
     ...     y[t] = X[t].argmax() if X[t].any() else y[t - 1]
-    >>> model = TemporalRBMClassifier(4, order=1, n_iter=60, random_state=0)
+    >>> model = TemporalRBMClassifier(4, order=1, learning_rate=0.05, n_iter=60, random_state=0)
     >>> model = model.fit(X, y, lengths=[100] * 4)
     >>> bool(model.score(X, y, lengths=[100] * 4) > 0.95)  # 0.6 from frames alone
     True
@@ -414,10 +416,11 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
     # ---------------------------------------------------------------- labels
 
     def predict_log_proba(self, X: Any, lengths: Any = None) -> np.ndarray:
-        """log p(y_t given all frames of the sequence), in nats, in the order of `classes_`.
+        r"""log p(y_t given all frames of the sequence), in nats, in the order of `classes_`.
 
-        Labels of other frames are summed out, exactly. Exact up to the errors of log Z (zero with
-        ``"discriminative"``, and where hidden states are few).
+        Labels of other frames are summed out. Exact for the model, but for errors of log Z with
+        ``objective="generative"`` where hidden states are many. With other objectives the model is
+        a product of :math:`p(y_t \mid x_t, x_{<t}, y_{<t})`, so that later frames change nothing.
 
         Parameters
         ----------
@@ -522,7 +525,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
 
     def _terms(self, rows: Segments, chain: LabelChain) -> Iterator[tuple[Tensor, Tensor]]:
         """Terms of all frames, a few at a time."""
-        energy, with_z = self.energy_, self._blueprint.generative_weight > 0
+        energy, with_z = self.energy_, self._blueprint.generative_weight == 1
         generator = torch.Generator(energy.weight.device).manual_seed(self.net_.seed_)
 
         def log_z(given: RowwiseRBM) -> Tensor:

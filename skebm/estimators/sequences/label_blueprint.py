@@ -146,9 +146,11 @@ class LabelBlueprint(TemporalBlueprint):
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
         found = super().without_effect(asked)
         if not self.generative_weight:
-            why = "without a likelihood of frames there are no chains and no log Z"
-            names = ("learning", "chains", "n_chains", "n_temperatures")
-            found |= {name: why for name in names if name in asked}
+            why = "without a likelihood of frames no chains move"
+            found |= {name: why for name in ("learning", "chains") if name in asked}
+        if self.generative_weight < 1:
+            why = "only generative learning needs log Z"
+            found |= {name: why for name in ("n_chains", "n_temperatures") if name in asked}
         if "generative_weight" in asked and self.generative_weight in (0, 1):
             found["generative_weight"] = 'only objective="hybrid" has it'
         return found

@@ -1,0 +1,430 @@
+"""Outlier detection in sequences, with conformal thresholds over whole sequences."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, OutlierMixin, clone
+from sklearn.utils import get_tags, indexable
+
+from skebm._validation import (
+    HasMethods,
+    Interval,
+    StrOptions,
+    check_columns,
+    check_is_fitted,
+    check_random_state,
+    fit_context,
+    n_rows,
+    set_seeds,
+    take_rows,
+)
+from skebm.estimators.base import (
+    asked_for,
+    restores_on_failure,
+    set_nested_params,
+    warn_without_effect,
+)
+from skebm.estimators.outlier.fitting import n_held_out
+from skebm.estimators.outlier.statistics import measure
+from skebm.estimators.outlier.thresholds import DEFAULT_LEVEL, ConformalThreshold
+from skebm.estimators.sequences.estimator import TemporalRBM
+from skebm.estimators.sequences.table import first_frames, joined
+
+# Blocks of a single sequence with "auto", in units of 1 / level.
+ENOUGH_BLOCKS = 3
+
+
+class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
+    r"""Anomalous frames of sequences, with conformal p-values over whole sequences.
+
+    Frames of a sequence are not exchangeable, so that thresholds over held-out *frames* guarantee
+    nothing. Sequences may be: the statistic of a sequence is that of its most anomalous frame,
+
+    .. math::
+        s(x_{1..T}) = \min_t \log p(x_t \mid x_{<t}), \qquad
+        p_t = \frac{1 + \#\{i : s(x^{(i)}) \le \log p(x_t \mid x_{<t})\}}{n + 1},
+
+    where i runs over n sequences that were held out from the fit as wholes. For a new sequence that
+    is exchangeable with them, :math:`P(\min_t p_t \le \alpha) \le \alpha`: with probability at
+    least :math:`1 - \alpha` **none** of its frames is a false alarm, whatever the distribution of
+    the sequences, their lengths and the dependence of their frames, and however poor the estimator.
+
+    Parameters
+    ----------
+    estimator : estimator or None, default=None
+        Model of sequences, whose ``fit`` and ``score_samples`` take `lengths`; the latter gives a
+        number for each frame, higher for normal ones. It is cloned. None is :class:`TemporalRBM`
+        with its default settings. A `sequence_column` of it is used here.
+    contamination : float in (0, 0.5] or "auto", default="auto"
+        Fraction of new normal **sequences** in which `predict` finds anomalous frames, at most and
+        on average over fits. ``"auto"`` is 0.1, or, with a warning, the lowest higher level that is
+        attainable with few calibration sequences.
+    calibration_fraction : float in (0, 1) or "auto", default="auto"
+        Fraction of the sequences that are held out. ``"auto"`` is a quarter, or more (at most a
+        half) if that is fewer than ``10 / contamination`` sequences. Of a single sequence it is the
+        part at the end; ``"auto"`` is a half.
+    block_length : int or "auto", default="auto"
+        Of a **single** sequence, the number of frames of the blocks of its end that take the place
+        of sequences. ``"auto"``: as many as make ``3 / contamination`` blocks, at least 1.
+    gap : int or "auto", default="auto"
+        Number of frames between blocks, and before the first one, which are left out. ``"auto"`` is
+        the `order` of the estimator, or 1 if it has none.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the split, and of every ``random_state`` of the estimator that is None.
+
+    Attributes
+    ----------
+    estimator_ : estimator
+        Fitted to the sequences that were not held out.
+    offset_ : float
+        Threshold of `predict` in the units of `score_samples`.
+    contamination_ : float
+        The level in use.
+    n_calibration_ : int
+        Number of sequences or blocks that new frames are compared with.
+    block_length_ : int or None
+        Number of frames of a block; None where sequences are held out as wholes.
+    false_alarm_bound_ : float
+        Proven bound on the probability that a frame of a new normal sequence is flagged; nan with
+        blocks.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
+
+    See Also
+    --------
+    EnergyOutlierDetector : Rows without an order.
+
+    Notes
+    -----
+    The guarantee is for the rate averaged over fits and new sequences. Log Z that is estimated is
+    part of the statistic, as noise that all sequences have alike.
+
+    **Blocks of a single sequence are not exchangeable.** What holds is approximate: if the sequence
+    is stationary and forgets within the `gap`, blocks are nearly independent and identically
+    distributed, and the level is nearly that of a new block of `block_length_` frames. A longer
+    sequence has more false alarms, in proportion. Drift has more as well. Nothing is proven.
+
+    References
+    ----------
+    Vovk, Gammerman and Shafer (2005), "Algorithmic learning in a random world", section 2.2.
+    Chernozhukov, Wüthrich and Zhu (2018), "Exact and robust conformal inference methods for
+    predictive machine learning with dependent data", COLT (blocks).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skebm import SequenceOutlierDetector, TemporalRBM
+    >>> rng = np.random.default_rng(0)
+    >>> X = [np.eye(3)[(np.arange(30) + k) % 3] for k in rng.integers(0, 3, 60)]
+    >>> model = TemporalRBM(4, order=1, n_iter=30, random_state=0)
+    >>> detector = SequenceOutlierDetector(model, random_state=0).fit(X)
+    >>> detector.n_calibration_, round(detector.false_alarm_bound_, 3)
+    (30, 0.097)
+    >>> new = np.eye(3)[np.arange(12) % 3]
+    >>> new[6] = [0, 1, 0]  # the right bits at the wrong time
+    >>> int(detector.predict(new)[6])
+    -1
+    """
+
+    _parameter_constraints: dict = {
+        "estimator": [HasMethods(["fit", "get_params", "score_samples"]), None],
+        "contamination": [Interval(Real, 0, 0.5, closed="right"), StrOptions({"auto"})],
+        "calibration_fraction": [Interval(Real, 0, 1, closed="neither"), StrOptions({"auto"})],
+        "block_length": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+        "gap": [Interval(Integral, 0, None, closed="left"), StrOptions({"auto"})],
+        "random_state": ["random_state"],
+    }
+
+    def __init__(
+        self,
+        estimator=None,
+        *,
+        contamination="auto",
+        calibration_fraction="auto",
+        block_length="auto",
+        gap="auto",
+        random_state=None,
+    ):
+        self.estimator = estimator
+        self.contamination = contamination
+        self.calibration_fraction = calibration_fraction
+        self.block_length = block_length
+        self.gap = gap
+        self.random_state = random_state
+
+    def set_params(self, **params: Any) -> Any:
+        """Set parameters by name, ``estimator__<name>`` included."""
+        set_nested_params(self, params)
+        return super().set_params(**params)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags = get_tags(self._model()).input_tags
+        return tags
+
+    def _model(self) -> Any:
+        return TemporalRBM() if self.estimator is None else self.estimator
+
+    # ---------------------------------------------------------------- fitting
+
+    @fit_context(prefer_skip_nested_validation=False)
+    @restores_on_failure
+    def fit(self, X: Any, y: Any = None, lengths: Any = None) -> Any:
+        """Fit the estimator to a part of the sequences, and set the threshold by the others.
+
+        A call that fails or is interrupted leaves the detector as it was before it.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+            Normal frames in order of time, the sequences one below the other, or a list.
+        y : None
+            Not used; present by convention.
+        lengths : array-like of int, default=None
+            Numbers of frames of the sequences. None is one sequence, unless X is a list or the
+            estimator has a `sequence_column`.
+
+        Returns
+        -------
+        self : SequenceOutlierDetector
+        """
+        _check_takes_lengths(self._model())
+        X, lengths = self._joined(X, lengths, reset=True)
+        single = lengths is None or len(lengths) == 1
+        random = check_random_state(self.random_state)
+        model = clone(self._model())
+        if self.random_state is not None:
+            set_seeds(model, random)
+        if getattr(model, "sequence_column", None) is not None:
+            model.set_params(sequence_column=None)
+        warn_without_effect(self._without_effect(single))
+        if single:
+            found = self._fit_blocks(model, X)
+        else:
+            found = self._fit_sequences(model, X, lengths, random)
+        self.estimator_ = model
+        self._threshold = ConformalThreshold.fit([found], self.contamination)
+        self.contamination_ = self._threshold.level
+        if self.contamination == "auto" and self.contamination_ > DEFAULT_LEVEL:
+            warnings.warn(
+                f"contamination='auto' means {DEFAULT_LEVEL}, but {len(found)} calibration "
+                f"sequences or blocks allow no level below {self.contamination_:.3g}, which is "
+                "used instead.",
+                UserWarning,
+                stacklevel=2,
+            )
+        return self
+
+    def _without_effect(self, single: bool) -> dict[str, str]:
+        """Parameters that are not used, each with the reason."""
+        asked = asked_for(self)
+        names = () if single else ("block_length", "gap")
+        return {name: "whole sequences are held out" for name in names if name in asked}
+
+    @property
+    def _level(self) -> float:
+        """The level that is asked for."""
+        return DEFAULT_LEVEL if self.contamination == "auto" else float(self.contamination)
+
+    def _check_enough(self, n: int, what: str) -> None:
+        """Raise unless so many calibration sequences or blocks attain the level."""
+        need = math.ceil(1 / self._level - 1e-9) - 1
+        if n < 1 or (self.contamination != "auto" and n < need):
+            raise ValueError(
+                f"{n} calibration {what} are too few for contamination={self._level:g}: the "
+                f"smallest p-value is 1 / ({n} + 1). At least {max(1, need)} are needed: use more "
+                "frames or sequences, another calibration_fraction or block_length, or a larger "
+                "contamination."
+            )
+
+    def _fit_sequences(
+        self, model: Any, X: Any, lengths: np.ndarray, random: np.random.RandomState
+    ) -> np.ndarray:
+        """Fit to some sequences; the statistics of the others."""
+        n = len(lengths)
+        n_held = n_held_out(self.calibration_fraction, n, self._level)
+        self._check_enough(min(n_held, n - 1), "sequences")
+        out = np.zeros(n, dtype=bool)
+        out[random.permutation(n)[: min(n_held, n - 1)]] = True
+        of_frame = np.repeat(out, lengths)
+        model.fit(take_rows(X, np.flatnonzero(~of_frame)), lengths=lengths[~out])
+        self.block_length_ = None
+        held_out = take_rows(X, np.flatnonzero(of_frame))
+        return least_of(_scores(model, held_out, lengths[out]), lengths[out])
+
+    def _fit_blocks(self, model: Any, X: Any) -> np.ndarray:
+        """Fit to the beginning of a sequence; the statistics of blocks of its end."""
+        n = n_rows(X)
+        fraction = 0.5 if self.calibration_fraction == "auto" else self.calibration_fraction
+        gap = getattr(model, "order", 1) if self.gap == "auto" else self.gap
+        n_train = max(min(2, n - 1), n - round(float(fraction) * n))
+        n_left = n - n_train
+        length = self.block_length
+        if length == "auto":
+            length = max(1, n_left // math.ceil(ENOUGH_BLOCKS / self._level) - gap)
+        # With the frames before it, which the model was fitted to, as its past.
+        starts = np.arange(n_train + gap, n - length + 1, length + gap)
+        self._check_enough(
+            len(starts), f"blocks of {length} frames (of n_samples={n}, {gap} apart)"
+        )
+        model.fit(take_rows(X, np.arange(n_train)), lengths=[n_train])
+        self.block_length_ = int(length)
+        value = _scores(model, X, np.array([n]))
+        return value[starts[:, None] + np.arange(length)].min(1)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return "_threshold" in self.__dict__
+
+    def _joined(self, X: Any, lengths: Any, *, reset: bool) -> tuple[Any, np.ndarray | None]:
+        """All frames below each other, and the lengths of the sequences."""
+        X, lengths = joined(X, lengths, getattr(self._model(), "sequence_column", None))
+        (X,) = indexable(X)
+        if n_rows(X) == 0:
+            raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
+        if getattr(X, "ndim", 2) > 1:  # the estimator has the better message for a vector
+            check_columns(self, X, reset=reset)
+        return X, lengths
+
+    # ---------------------------------------------------------------- fitted attributes
+
+    @property
+    def n_calibration_(self) -> int:
+        """Number of sequences or blocks that new frames are compared with."""
+        check_is_fitted(self)
+        return self._threshold.n_rows
+
+    @property
+    def false_alarm_bound_(self) -> float:
+        """Proven bound on the probability that a frame of a new normal sequence is flagged."""
+        check_is_fitted(self)
+        return math.nan if self.block_length_ is not None else self._threshold.false_alarm_bound
+
+    @property
+    def offset_(self) -> float:
+        """Threshold of `predict` in the units of `score_samples`."""
+        check_is_fitted(self)
+        return self._threshold.offset([0.0])
+
+    # ---------------------------------------------------------------- frames and sequences
+
+    def score_samples(self, X: Any, lengths: Any = None) -> np.ndarray:
+        """`score_samples` of the estimator: of :class:`TemporalRBM` log p(x_t given the past).
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_frames,)
+        """
+        return self._scored(X, lengths)[0]
+
+    def _scored(self, X: Any, lengths: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Scores of frames, and the lengths of their sequences."""
+        check_is_fitted(self)
+        X, lengths = self._joined(X, lengths, reset=False)
+        lengths = np.array([n_rows(X)]) if lengths is None else lengths
+        return _scores(self.estimator_, X, lengths), lengths
+
+    def decision_function(self, X: Any, lengths: Any = None) -> np.ndarray:
+        """Score of each frame above the threshold: negative for anomalous frames.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_frames,)
+        """
+        value = self.score_samples(X, lengths)  # checks that the detector is fitted
+        return self._threshold.margin([value])
+
+    def predict(self, X: Any, lengths: Any = None) -> np.ndarray:
+        """Classify frames as normal (+1) or anomalous (-1): those of p-value `contamination_`.
+
+        In a new normal sequence, all frames are classified as normal with probability at least
+        ``1 - contamination_``; see the class for blocks.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_frames,)
+        """
+        return np.where(self.decision_function(X, lengths) >= 0, 1, -1)
+
+    def p_values(self, X: Any, lengths: Any = None) -> np.ndarray:
+        """p-value of each frame against the most anomalous frames of the calibration sequences.
+
+        The smallest one of a new normal sequence is at most t with probability at most t: these
+        p-values are corrected for the number of frames.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_frames,)
+        """
+        value = self.score_samples(X, lengths)  # checks that the detector is fitted
+        return self._threshold.p_values([value])
+
+    def sequence_p_values(self, X: Any, lengths: Any = None) -> np.ndarray:
+        """p-value of each sequence, that of its most anomalous frame.
+
+        At most t with probability at most t for a new normal sequence; with blocks approximately,
+        for sequences of up to `block_length_` frames.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_sequences,)
+        """
+        value, lengths = self._scored(X, lengths)
+        return self._threshold.p_values([least_of(value, lengths)])
+
+
+def least_of(value: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The least value of each sequence, (n_sequences,)."""
+    starts = np.unique(first_frames(len(value), lengths))
+    found: np.ndarray = np.minimum.reduceat(value, starts)
+    return found
+
+
+def _scores(model: Any, X: Any, lengths: np.ndarray) -> np.ndarray:
+    """Scores of frames, checked: a number for each frame."""
+    return measure(lambda estimator, X: estimator.score_samples(X, lengths=lengths), model, X)
+
+
+def _check_takes_lengths(model: Any) -> None:
+    """Raise `TypeError` for an estimator of rows without an order."""
+    for name in ("fit", "score_samples"):
+        if "lengths" not in inspect.signature(getattr(model, name)).parameters:
+            raise TypeError(
+                f"{type(model).__name__}.{name} takes no lengths, so it knows no sequences: pass a "
+                "model of sequences, such as TemporalRBM, or use EnergyOutlierDetector for rows "
+                "without an order."
+            )
