@@ -282,30 +282,33 @@ class LabelDivergence(TemporalDivergence):
 
     def forward(self, batch: Batch, state: TemporalState, generator: torch.Generator) -> Loss:
         """Mean over the frames of the loss, or of what has its gradient."""
-        share, value = self.generative_weight, 0.0
+        share, parts = self.generative_weight, []
         if share:
             loss = super().forward(batch, state, generator)
-            value, state = share * loss.value, loss.state
+            assert loss.value is not None
+            parts.append(share * loss.value)
         if share < 1:  # log p(x, y) has been counted with its share of log p(y given x)
             targets = self.energy.of_windows(batch.x, self.n_targets)
-            value = value - (1 - share) * self._mean_log_proba(targets, batch)
-        return Loss(value, state)
+            own, weight = self._log_proba(targets), weight_of(batch, targets.there)
+            parts.append((share - 1) * (own if weight is None else weight * own).mean())
+        return Loss(torch.stack(parts).sum(), state)
 
     def gradients(self, batch: Batch, state: TemporalState, generator: torch.Generator) -> Loss:
         """Write ``.grad``, which is zero for labels that are too far back."""
-        whose = super() if self.generative_weight == 1 else super(TemporalDivergence, self)
-        loss = whose.gradients(batch, state, generator)
+        if self.generative_weight == 1:
+            loss = super().gradients(batch, state, generator)
+        else:
+            loss = Objective.gradients(self, batch, state, generator)
         if self.hidden is not None:
             for weight in (self.energy.lag_visible, self.energy.lag_hidden):
                 assert weight.grad is not None
                 weight.grad[:, self.hidden] = 0.0
         return loss
 
-    def _mean_log_proba(self, targets: Targets, batch: Batch) -> Tensor:
-        """Mean log-probability of the labels that the frames have."""
+    def _log_proba(self, targets: Targets) -> Tensor:
+        """Log-probabilities of the labels that the frames have, (m,)."""
         log_p = log_label_proba(self.energy, targets, self.n_labels)
-        value = (log_p * targets.x[:, -self.n_labels :]).sum(1)
-        return weighted_mean(value, weight_of(batch, targets.there))
+        return (log_p * targets.x[:, -self.n_labels :]).sum(1)
 
     @torch.no_grad()
     def monitor(
@@ -314,11 +317,10 @@ class LabelDivergence(TemporalDivergence):
         """Cross-entropy and accuracy given the past, and the values monitored for the frames."""
         some = Batch(batch.x[:N_MONITORED], weight=_first(batch.weight))
         targets = self.energy.of_windows(some.x, self.n_targets)
-        loss = -self._mean_log_proba(targets, some)
-        labels = targets.x[:, -self.n_labels :]
+        weight, labels = weight_of(some, targets.there), targets.x[:, -self.n_labels :]
         log_p = log_label_proba(self.energy, targets, self.n_labels)
+        loss = -weighted_mean((log_p * labels).sum(1), weight)
         right = log_p.argmax(1) == labels.argmax(1)
-        weight = weight_of(some, targets.there)
         found = super().monitor(some, state, generator) if self.generative_weight else {}
         return found | {
             "loss": loss if not found else found["loss"],
@@ -334,7 +336,8 @@ class LabelDivergence(TemporalDivergence):
         """
         if self.generative_weight == 1:
             return super().held_out(batch, state, generator)
-        return -self._mean_log_proba(self.energy.of_windows(batch.x, self.n_targets), batch)
+        targets = self.energy.of_windows(batch.x, self.n_targets)
+        return -weighted_mean(self._log_proba(targets), weight_of(batch, targets.there))
 
 
 def _first(weight: Tensor | None) -> Tensor | None:

@@ -465,7 +465,7 @@ CASES = {
             lambda: LabelDivergence(labels_energy(), 2, 1, 0.0, "cd", 1, 1, 6), windows, fixed=True
         ),
         "frames and labels": Case(
-            lambda: LabelDivergence(labels_energy(), 2, 0, 0.3, "cd", 2, 1, 6), windows
+            lambda: LabelDivergence(labels_energy(), 2, 1, 0.3, "cd", 2, 1, 6), windows
         ),
     },
     JointLikelihood: {

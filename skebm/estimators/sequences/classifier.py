@@ -553,7 +553,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
     # ---------------------------------------------------------------- fitted attributes
 
     @property
-    def energy(self) -> NoReturn:  # type: ignore[override]
+    def energy(self) -> NoReturn:
         """Not available: a frame has an energy for each label and history of labels."""
         raise AttributeError("A frame has an energy for each label and history: see energy_.")
 

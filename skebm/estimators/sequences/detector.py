@@ -131,6 +131,9 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     -1
     """
 
+    block_length_: int | None
+    _threshold: ConformalThreshold
+
     _parameter_constraints: dict = {
         "estimator": [HasMethods(["fit", "get_params", "score_samples"]), None],
         "contamination": [Interval(Real, 0, 0.5, closed="right"), StrOptions({"auto"})],
