@@ -32,7 +32,7 @@ def test_folds_of_whole_sequences():
     plain = clone(MODEL).set_params(sequence_column=None)
     for value, (train, test) in zip(found, cv.split(frame, groups=SONG), strict=True):
         parts = [
-            [frame[SONG == k].drop(columns="song") for k in np.unique(SONG[rows])]
+            [frame[k == SONG].drop(columns="song") for k in np.unique(SONG[rows])]
             for rows in (train, test)
         ]
         assert not set(SONG[train]) & set(SONG[test])
