@@ -69,7 +69,7 @@ def notes(n, rng, length=20):
 @pytest.mark.parametrize("level", [0.1, only_full(0.05), 0.25])
 def test_the_rate_of_false_alarms_over_sequences(level):
     """P(any frame of a new sequence is flagged), over fits, is the level up to rounding."""
-    rng, n_fits, alarms, rates = np.random.default_rng(0), 300, [], []
+    rng, n_fits, alarms, rates = np.random.default_rng(0), 200, [], []
     for k in range(n_fits):
         sequences = walks(60, rng)
         detector = SequenceOutlierDetector(
@@ -114,7 +114,7 @@ def test_the_guarantee_of_a_temporal_rbm():
 
 def test_blocks_of_a_stationary_sequence_are_nearly_at_the_level():
     rng, alarms = np.random.default_rng(0), []
-    for _ in range(60):
+    for _ in range(40):
         (X,) = walks(1, rng, length=1200)
         detector = SequenceOutlierDetector(
             Autoregression(), contamination=0.2, block_length=20, gap=5
