@@ -13,7 +13,8 @@ over songs. Means over seeds. All models take the same frames.
 Peers: a logistic regression of the frame, of the last four frames, and of seven frames around it;
 each of the last two followed by Viterbi decoding with the transitions of the training labels,
 :math:`\\sum_t \\log p(y_t | x_t) - \\log p(y_t) + \\log p(y_t | y_{t-1})`; `RBMClassifier` of the
-frame and of seven frames. Penalties of the regressions are chosen on the validation songs.
+frame and of seven frames. `TemporalRBMClassifier` knows the last four frames, with "7 frames" those
+around, as one row with the labels before as its past; with "generative" all frames. Penalties of the regressions are chosen on the validation songs.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "discriminative": {"objective": "discriminative"},
     "discriminative, no labels before": {"objective": "discriminative", "label_order": 0},
     "discriminative, two labels": {"objective": "discriminative", "label_order": 2},
+    "discriminative, 7 frames": {"objective": "discriminative", "order": 1},
     "hybrid": {"objective": "hybrid", "generative_weight": 0.3},
     "generative": {"objective": "generative", "n_chains": 4, "n_temperatures": 100},
 }
@@ -120,12 +122,15 @@ def decoded(predict: Predict, train: Songs) -> Predict:
     return lambda X: [viterbi(log_p) for log_p in predict(X)]
 
 
-def temporal(settings: dict[str, Any], train: Songs, seed: int) -> Predict:
-    model = TemporalRBMClassifier(**settings, random_state=seed).fit(*train)
+def temporal(settings: dict[str, Any], around: int, train: Songs, seed: int) -> Predict:
+    """Our model, of windows of the frames `around` each."""
+    model = TemporalRBMClassifier(**settings, random_state=seed)
+    model.fit(windows(train[0], around, around), train[1])
 
     def predict(X: list[np.ndarray]) -> list[np.ndarray]:
         found = np.full((sum(map(len, X)), len(LABELS)), -20.0)
-        found[:, model.classes_] = np.maximum(model.predict_log_proba(X), -20.0)
+        log_p = model.predict_log_proba(windows(X, around, around))
+        found[:, model.classes_] = np.maximum(log_p, -20.0)
         return np.split(found, np.cumsum([len(one) for one in X])[:-1])
 
     return predict
@@ -165,8 +170,8 @@ def candidates(few: dict[str, Any], train: Songs, valid: Songs) -> dict[str, Any
         ),
     }
     for name, settings in MODELS.items():
-        found[f"TemporalRBMClassifier, {name}"] = lambda seed, settings=settings: temporal(
-            settings | few, train, seed
+        found[f"TemporalRBMClassifier, {name}"] = lambda seed, name=name, settings=settings: (
+            temporal(settings | few, 3 if "7 frames" in name else 0, train, seed)
         )
     return found
 

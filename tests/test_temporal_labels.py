@@ -472,8 +472,8 @@ SMALLEST = TemporalRBMClassifier(4, order=1, n_iter=8, learning_rate=0.1, random
 @parametrize_with_checks(
     {
         "default": SMALLEST,
-        "generative": clone(SMALLEST).set_params(objective="generative"),
-        "hybrid": clone(SMALLEST).set_params(objective="hybrid", order=2, label_order=0),
+        "generative": clone(SMALLEST).set_params(objective="generative", n_iter=40),
+        "hybrid": clone(SMALLEST).set_params(objective="hybrid", label_order=0, n_iter=40),
     },
     lambda estimator: OF_SEQUENCES,
     first=["default"],
