@@ -1,7 +1,8 @@
 """Labels of frames: the bass of a piece by its melody, of chorales and folk songs.
 
     OMP_NUM_THREADS=1 python -m benchmarks.temporal_labels --data PATH
-        [--sets JSB_Chorales Nottingham] [--only NAME ...] [--seeds 3] [--open-test] [--json F]
+        [--sets JSB_Chorales Nottingham simulated] [--only NAME ...] [--seeds 3] [--open-test]
+        [--json F]
 
 PATH holds `music/*.npz`. Of each frame of a piano roll only the highest note is shown; its label is
 the pitch class of the lowest one, or none where the frame is silent (13 labels). Training songs up
@@ -10,11 +11,16 @@ error over songs, the negative log-probability of the right label in nats (of th
 probabilities), and the difference of accuracies to that of the best peer with its standard error
 over songs. Means over seeds. All models take the same frames.
 
+Set *simulated*: 200 songs of 60 notes, of seven, whose label is one of four chords, which follow
+each other in an order and last for three to six notes; three notes in four are of the chord. Labels
+depend on each other beyond what the notes nearby say.
+
 Peers: a logistic regression of the frame, of the last four frames, and of seven frames around it;
 each of the last two followed by Viterbi decoding with the transitions of the training labels,
 :math:`\\sum_t \\log p(y_t | x_t) - \\log p(y_t) + \\log p(y_t | y_{t-1})`; `RBMClassifier` of the
 frame and of seven frames. `TemporalRBMClassifier` knows the last four frames, with "7 frames" those
-around, as one row with the labels before as its past; with "generative" all frames. Penalties of the regressions are chosen on the validation songs.
+around, as one row with the labels before as its past; with "generative" all frames. Penalties of
+the regressions are chosen on the validation songs.
 """
 
 from __future__ import annotations
@@ -60,6 +66,21 @@ def songs(data: Path, name: str, part: str, n_frames: int, n_songs: int) -> Song
     y = np.where(silent, 12, lowest % 12)
     ends = np.cumsum(lengths[:n])[:-1]
     return np.split(X, ends), np.split(y, ends)
+
+
+def simulated(part: str, n_songs: int) -> Songs:
+    """Notes of chords, one-hot, and the chords."""
+    rng = np.random.default_rng(["train", "valid", "test"].index(part))
+    chords, X, y = np.array([[0, 2, 4], [5, 0, 2], [3, 5, 0], [4, 6, 1]]), [], []
+    for _ in range(n_songs):
+        steps = np.append(rng.integers(4), rng.choice([1, 2], 19, p=[0.8, 0.2]))
+        label = np.repeat(np.cumsum(steps) % 4, rng.integers(3, 7, 20))[:60]
+        note = chords[label, rng.integers(0, 3, len(label))]
+        any_note = rng.random(len(label)) > 0.75
+        note[any_note] = rng.integers(0, 7, any_note.sum())
+        X.append(np.eye(7, dtype=np.float32)[note])
+        y.append(label)
+    return X, y
 
 
 def windows(X: list[np.ndarray], before: int, after: int) -> list[np.ndarray]:
@@ -179,9 +200,15 @@ def candidates(few: dict[str, Any], train: Songs, valid: Songs) -> dict[str, Any
 def results(args: argparse.Namespace, name: str) -> Iterator[dict[str, Any]]:
     """Rows of the table of a set."""
     n_frames, n_songs = (600, 3) if args.quick else (N_FRAMES, N_SONGS)
-    train = songs(args.data, name, "train", n_frames, 10_000)
-    valid = songs(args.data, name, "valid", n_frames, n_songs)
-    test = songs(args.data, name, "test", n_frames, n_songs) if args.open_test else valid
+    last = "test" if args.open_test else "valid"
+    if name == "simulated":
+        sizes = {"train": n_frames // 70, "valid": n_songs, last: n_songs}
+        train, valid, test = (simulated(part, sizes[part]) for part in ("train", "valid", last))
+    else:
+        sizes = {"train": 10_000, "valid": n_songs, last: n_songs}
+        train, valid, test = (
+            songs(args.data, name, part, n_frames, sizes[part]) for part in ("train", "valid", last)
+        )
     best: np.ndarray | None = None
     for model, fit in candidates({"n_iter": 2} if args.quick else {}, train, valid).items():
         ours = model.startswith("Temporal")
@@ -213,7 +240,7 @@ def results(args: argparse.Namespace, name: str) -> Iterator[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--sets", nargs="+", default=["JSB_Chorales", "Nottingham"])
+    parser.add_argument("--sets", nargs="+", default=["JSB_Chorales", "Nottingham", "simulated"])
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--open-test", action="store_true")
