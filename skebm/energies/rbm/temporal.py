@@ -372,10 +372,13 @@ class RowLogZ(NamedTuple):
     draws: Tensor
 
 
-def exact_log_z(energy: RowwiseRBM, chunk: int = 4_000_000) -> Tensor:
+def exact_log_z(
+    energy: RowwiseRBM, chunk: int = 4_000_000, clamp: Clamp | None = None
+) -> Tensor:
     """log Z of each row by a sum over the states of the hidden layer, (n,); differentiable.
 
-    `chunk` is the number of entries of rows that are held at a time.
+    `chunk` is the number of entries of rows that are held at a time. With a `clamp`, the sum is
+    over the rows that agree with it.
     """
     n, d = energy.biases.visible.shape
     parts, like = [], energy.biases.hidden
@@ -383,7 +386,8 @@ def exact_log_z(energy: RowwiseRBM, chunk: int = 4_000_000) -> Tensor:
     for h in energy.hidden_domain.enumerate(size, dtype=like.dtype, device=like.device):
         index = torch.arange(n, device=like.device).repeat(len(h))
         some = RowwiseRBM(energy.rbm, energy.biases.take(index))
-        value = -some.hidden_energy(h.repeat_interleave(n, 0))
+        known = None if clamp is None else Clamp(clamp.mask[index], clamp.value[index])
+        value = -some.hidden_energy(h.repeat_interleave(n, 0), clamp=known)
         parts.append(value.view(len(h), n).logsumexp(0))
     return torch.stack(parts).logsumexp(0)
 
