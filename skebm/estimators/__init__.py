@@ -24,7 +24,7 @@ from skebm.estimators.rbm import (
     SpikeSlabRBM,
     SubspaceRBM,
 )
-from skebm.estimators.sequences import FrameScores, TemporalRBM
+from skebm.estimators.sequences import FrameScores, FrameStream, TemporalRBM
 from skebm.estimators.tables.bases import MixtureBase
 from skebm.estimators.tables.encoding import TableEncoder
 from skebm.estimators.tractable import TractableDensity
@@ -40,6 +40,7 @@ __all__ = [
     "FlowContrastiveDensity",
     "GatedRBM",
     "FrameScores",
+    "FrameStream",
     "HopfieldMemory",
     "Hybrid",
     "JEMClassifier",

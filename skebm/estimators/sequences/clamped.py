@@ -95,6 +95,7 @@ class ClampedChains:
         if self.numbers is not None:
             real[energy.rbm.real_columns] = True
         self.levels = unknown & ~real  # what is proposed frame by frame
+        self.biases = Biases(frames.new_zeros(0, 0), frames.new_zeros(0, 0))  # of the frames now
         self.rest: Rest | None = None
         self.n_steps = 0
 
@@ -159,8 +160,8 @@ class ClampedChains:
     @torch.no_grad()
     def step(self, *, settled: bool) -> None:
         """Draw all hidden units and then all missing entries; proposals adapt until `settled`."""
-        given = self._given(self._biases(self.frames))
-        x = self.x[self.there]
+        self.biases = self._biases(self.frames)
+        given, x = self._given(self.biases), self.x[self.there]
         h = given.hidden(x).sample(self.generator)
         if not settled or self.rest is None:
             self._adapt(given, x)
@@ -200,8 +201,7 @@ class ClampedChains:
             move = move & self._some_columns()
         if not move.any():
             return
-        biases = self._biases(self.frames)
-        given, x = self._given(biases), self.x[self.there]
+        given, x = self._given(self.biases), self.x[self.there]
         extra = self._after_levels(h, x)
         clamp = Clamp(~move[self.there], x)
         new = clamp.apply(given.visible(h, field=extra).given(clamp).sample(self.generator))
@@ -211,8 +211,9 @@ class ClampedChains:
             return -given.visible_energy(rows) + linear + (extra * rows).sum(1)
 
         frames = self._with(new)
-        log_ratio = self._log_ratio(h, frames, biases, self._biases(frames))
-        self._accept(frames, log_ratio - self._placed(log_q(new) - log_q(x)), windows, colour)
+        after = self._biases(frames)
+        log_ratio = self._log_ratio(h, frames, after) - self._placed(log_q(new) - log_q(x))
+        self._accept(frames, after, log_ratio, windows, colour)
 
     def _some_columns(self) -> Tensor:
         """A random share of the columns of each frame, (n, T, d); all entries of a category."""
@@ -227,19 +228,20 @@ class ClampedChains:
         moved = self.numbers.take(windows, colour)
         if moved is None:
             return
-        biases, x = self._biases(self.frames), self.x[self.there]
-        step, noise = moved.draw(self._slope(h, x, biases), self.n_chains, self.generator)
+        x = self.x[self.there]
+        step, noise = moved.draw(self._slope(h, x, self.biases), self.n_chains, self.generator)
         frames = self.frames.clone()
         frames[:, self.energy.order :, :-1] += step
         after = self._biases(frames)
         slope = self._slope(h, frames[:, self.energy.order :, :-1][self.there], after)
         back = moved.log_density_back(step, slope, self.n_chains) + noise.square().sum(2) / 2
-        log_ratio = self._log_ratio(h, frames, biases, after)
-        self._accept(frames, log_ratio, windows, colour, back)
+        log_ratio = self._log_ratio(h, frames, after)
+        self._accept(frames, after, log_ratio, windows, colour, back)
 
     def _accept(
         self,
         frames: Tensor,
+        biases: Biases,
         log_ratio: Tensor,
         windows: Windows,
         colour: int,
@@ -256,9 +258,10 @@ class ClampedChains:
         )
         # A ratio that is no number is a proposal where the energy overflows: refused.
         accepted = (uniform.log() < total)[:, owner]
-        accepted &= windows.active(colour, length, accepted.device)
-        x, new = self.x, frames[:, self.energy.order :, :-1]
-        self.x.copy_(torch.where(accepted[..., None] & self.unknown, new, x))
+        new, here = frames[:, self.energy.order :, :-1], accepted[self.there][:, None]
+        self.x.copy_(torch.where(accepted[..., None] & self.unknown, new, self.x))
+        both = zip(biases, self.biases, strict=True)
+        self.biases = Biases(*(torch.where(here, one, old) for one, old in both))
 
     # ---------------------------------------------------------------- densities
 
@@ -269,9 +272,10 @@ class ClampedChains:
         x[self.there] = rows
         return frames
 
-    def _log_ratio(self, h: Tensor, frames: Tensor, old: Biases, new: Biases) -> Tensor:
+    def _log_ratio(self, h: Tensor, frames: Tensor, new: Biases) -> Tensor:
         """log p(x_t, h_t given the past) of other frames less that of these, (n, T)."""
         x, y = self.x[self.there], frames[:, self.energy.order :, :-1][self.there]
+        old = self.biases
         before, after = self._given(old), self._given(new)
         value = _log_joint(after, y, h) - _log_joint(before, x, h)
         changed = ((old.visible != new.visible).any(1) | (old.hidden != new.hidden).any(1)).nonzero()

@@ -45,6 +45,7 @@ from skebm.estimators.sequences.blueprint import (
     temporal_plan,
 )
 from skebm.estimators.sequences.imputation import filled_frames
+from skebm.estimators.sequences.stream import FrameStream
 from skebm.estimators.sequences.table import (
     SequenceTable,
     check_complete,
@@ -839,6 +840,29 @@ class TemporalRBM(
         table = self._blueprint.table
         found = [table.filled(X, x) for x in made]
         return found[0] if n_draws is None else found
+
+    def stream(self, start: Any = None) -> FrameStream:
+        """A sequence that goes on, whose frames are scored one after the other.
+
+        Parameters
+        ----------
+        start : array-like of shape (n_start, n_features) or None, default=None
+            Its first frames; None begins a new sequence.
+
+        Returns
+        -------
+        FrameStream
+        """
+        check_is_fitted(self)
+        energy, n_frames = self.energy_, 0
+        with torch.no_grad(), sampling(energy):
+            if start is None:
+                lags, state = energy.no_frames(1), energy.start_state(1)
+            else:
+                rows = self._frames(start, None)
+                (lags, state), n_frames = self._after(rows), len(rows.x)
+        now = None if state is None else state.cpu().numpy()
+        return FrameStream(self, lags.cpu().numpy(), now, n_frames)
 
     # ---------------------------------------------------------------- fitted attributes
 
