@@ -23,8 +23,8 @@ sequences with `--open-test`. Mean squared error of the next frame from frame 7 
 frames that are generated one after the other from their own predictions, beside a linear
 autoregression (order and ridge penalty chosen) and a GRU of as many weights.
 
-`impute`: the same sequences, of which a fifth of the entries is missing: at random, or joints for ten
-frames. Mean squared error of the missing entries (standard error over sequences) of `impute`
+`impute`: the same sequences, of which a fifth of the entries is missing: at random, or joints for
+ten frames. Mean squared error of the missing entries (standard error over sequences) of `impute`
 with ``how="mean"``, of linear interpolation in time, and of the Kalman smoother of an
 autoregression, the mean given all known entries, whose order, ridge penalty and shrinkage of the
 noise covariance are those of the least error on the validation sequences with the same gaps.

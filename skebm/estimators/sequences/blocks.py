@@ -134,11 +134,9 @@ class MissingNumbers:
 
     def __init__(self, energy: TemporalEnergy, unknown: Tensor, there: Tensor, reach: int):
         rbm = energy.rbm
-        self.energy, self.real, self.shape = energy, rbm.real_columns, tuple(unknown.shape[1:])
+        self.energy, self.real = energy, rbm.real_columns
+        self.shape = unknown.shape[1], unknown.shape[2]
         self.device, self.dtype = energy.weight.device, energy.weight.dtype
-        factor = rbm.factor()
-        assert factor is not None
-        self.factor = factor[self.real]
         self._learn_base()
         self.unknown, self.n_frames = unknown[..., self.real], there.sum(1)
         length = self._length(reach)
@@ -167,16 +165,15 @@ class MissingNumbers:
         return cls(energy, unknown, there, reach)
 
     def _learn_base(self) -> None:
-        """Mean, covariance and precision of the real columns of the base."""
+        """Mean and precision of the real columns of the base."""
         means, covariances = [], []
         for part in blocks_of(self.energy.rbm.structure()):
             if isinstance(part, Gaussian):
                 _, mean, covariance = part.components()
-                means.append(mean[0].to(self.dtype))
-                covariances.append(covariance[0].to(self.dtype))
-        self.mean = torch.cat(means)
-        self.covariance = torch.block_diag(*covariances)
-        self.precision = torch.linalg.inv(self.covariance.double()).to(self.dtype)
+                means.append(mean[0])
+                covariances.append(covariance[0])
+        self.mean = torch.cat(means).to(self.dtype)
+        self.precision = torch.linalg.inv(torch.block_diag(*covariances)).to(self.dtype)
 
     def _length(self, reach: int) -> int:
         """Frames of a window."""
@@ -190,8 +187,7 @@ class MissingNumbers:
     def _precisions(self, length: int) -> Tensor:
         """Of all real columns of a window that 1, 2, ... of its and later frames see."""
         d, K, width = len(self.real), self.energy.order, self.energy.n_entries
-        weight = self.energy.lag_visible[self.real].double()
-        moved = (self.covariance.double() * self.factor.double()) @ weight
+        moved = self.energy.mean_shift(self.energy.lag_visible[self.real].t()).t().double()
         of_lag = [torch.eye(d, dtype=torch.float64, device=self.device)]
         for k in range(1, K + 1):
             at = (K - k) * width
@@ -238,16 +234,12 @@ class MissingNumbers:
 
     # ---------------------------------------------------------------- rows (m, d)
 
-    def error(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """By how much rows differ from their means without hidden units, and the slope of that."""
-        moved = (bias[:, self.real] * self.factor) @ self.covariance
+    def error(self, x: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        """By how much rows differ from their means without hidden units, and the slope of that.
+
+        `shift` (m, d) is what biases add to those of the base.
+        """
         error, slope = torch.zeros_like(x), torch.zeros_like(x)
-        own = x[:, self.real] - self.mean - moved
+        own = x[:, self.real] - self.mean - shift[:, self.real]
         error[:, self.real], slope[:, self.real] = own, -own @ self.precision
         return error, slope
-
-    def shift(self, bias: Tensor) -> Tensor:
-        """What biases add to the means of real columns, (m, d)."""
-        found = torch.zeros_like(bias)
-        found[:, self.real] = (bias[:, self.real] * self.factor) @ self.covariance
-        return found

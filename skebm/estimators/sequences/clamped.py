@@ -170,7 +170,8 @@ class ClampedChains:
             for colour in range(min(windows.n_colours, self.there.shape[1])):
                 self._propose_levels(h, windows, colour)
         if self.numbers is not None:
-            windows = self.numbers.windows[self.n_steps % len(self.numbers.windows)]
+            starts = self.numbers.windows
+            windows = starts[self.n_steps % len(starts)]
             for colour in range(min(windows.n_colours, self.there.shape[1])):
                 self._propose_numbers(h, windows, colour)
         self.n_steps += 1
@@ -278,7 +279,9 @@ class ClampedChains:
         old = self.biases
         before, after = self._given(old), self._given(new)
         value = _log_joint(after, y, h) - _log_joint(before, x, h)
-        changed = ((old.visible != new.visible).any(1) | (old.hidden != new.hidden).any(1)).nonzero()
+        changed = (
+            (old.visible != new.visible).any(1) | (old.hidden != new.hidden).any(1)
+        ).nonzero()
         changed = changed[:, 0]
         if len(changed):
             two = self._given(old.take(changed)), self._given(new.take(changed))
@@ -295,18 +298,21 @@ class ClampedChains:
             return exact_log_z(before) - exact_log_z(after)
         for _ in range(N_AUXILIARY):
             x = after.step(x, self.generator)
-        y = x
-        if self.numbers is not None:
-            y = x + self.numbers.shift(before.biases.visible - after.biases.visible)
+        y = x + self._shift(before.biases.visible - after.biases.visible)
         return after.free_energy(x) - before.free_energy(y)
+
+    def _shift(self, bias: Tensor) -> Tensor:
+        """What biases add to the means of real columns, zero for others, (m, d)."""
+        found, real = torch.zeros_like(bias), self.energy.rbm.real_columns
+        found[:, real] = self.energy.mean_shift(bias[:, real])
+        return found
 
     def _after_levels(self, h: Tensor, x: Tensor) -> Tensor:
         """Fields of entries from the frames after theirs, (m, d)."""
         assert self.rest is not None
         rbm = self.energy.rbm
         v, u = h - self.rest.hidden, rbm.statistics(x) - rbm.statistics(self.rest.visible)
-        if rbm.factor() is not None:
-            u = u - torch.where(rbm.is_real, rbm.statistics(v @ rbm.weight), 0.0)
+        u = u - rbm.statistics(self._shift(v @ rbm.weight))
         return self._onto_lags(u, v)[self.there]
 
     def _slope(self, h: Tensor, x: Tensor, biases: Biases) -> Tensor:
@@ -315,8 +321,8 @@ class ClampedChains:
         assert self.numbers is not None
         rbm = self.energy.rbm
         of_hidden, rest = h @ rbm.weight, rbm.statistics(x - self.rest.visible)
-        error, own = self.numbers.error(x, rbm.visible_bias + biases.visible)
-        u = torch.where(rbm.is_real, rbm.statistics(error - of_hidden), rest)
+        error, own = self.numbers.error(x, self._shift(rbm.visible_bias + biases.visible))
+        u = torch.where(rbm.is_real, rbm.statistics(error - self._shift(of_hidden)), rest)
         later = self._onto_lags(u, h - self.rest.hidden)
         return later + self._placed(own + rbm.statistics(of_hidden) * rbm.is_real)
 
@@ -325,13 +331,10 @@ class ClampedChains:
 
         Of c_t without what real columns are moved by.
         """
-        energy = self.energy
-        found = self.frames.new_zeros(len(self.frames), *self.frames.shape[1:])
+        energy, found, length = self.energy, torch.zeros_like(self.frames), self.there.shape[1]
         lags = self._placed(visible @ energy.lag_visible + hidden @ energy.lag_hidden)
-        lags = lags.unflatten(2, (energy.order, energy.n_entries)) if energy.order else None
-        length = self.there.shape[1]
+        lags = lags.view(*self.there.shape, energy.order, energy.n_entries)
         for i in range(energy.order):
-            assert lags is not None
             found[:, i : i + length] += lags[:, :, i]
         return found[:, energy.order :, :-1]
 
@@ -339,4 +342,3 @@ class ClampedChains:
 def _log_joint(given: RowwiseRBM, x: Tensor, h: Tensor) -> Tensor:
     """-E(x, h) of rows, (m,)."""
     return (h * given.hidden_field(x)).sum(1) - given.visible_energy(x)
-

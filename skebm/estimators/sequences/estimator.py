@@ -40,6 +40,7 @@ from skebm.estimators.sequences.blueprint import (
     RECURRENT_CONTEXT,
     RECURRENT_TARGETS,
     TemporalBlueprint,
+    correlated_given_past,
     frame_log_z,
     rule_of,
     temporal_plan,
@@ -148,7 +149,8 @@ class TemporalRBM(
     base : str or Distribution, default="independent"
         Distribution of a frame whatever its past, which the model corrects: ``"independent"``,
         ``"chow-liu"``, ``"block-tree"``, ``"gaussian"``, ``"latent-classes"``, as in
-        :class:`RBMEstimator`.
+        :class:`RBMEstimator`; but ``"gaussian"`` has the correlations of real columns given their
+        past, which a linear autoregression leaves.
     optimizer : AdamW or None, default=None
         Weight decay, schedule, averaging and roll-backs; None is :class:`skebm.training.AdamW`.
     visible : {"auto", "bernoulli"}, default="auto"
@@ -416,6 +418,8 @@ class TemporalRBM(
         if before is None:
             base = fit_table_base(self.base, rows.frames(), table.visible)
             name = self.base if isinstance(self.base, str) else None
+            if name == "gaussian":
+                base = correlated_given_past(base, rows, self.order)
         else:
             last = self._blueprint
             check_base_stays(self.base, last.base, last.base_name)
@@ -458,9 +462,7 @@ class TemporalRBM(
         """Frames of new sequences, validated."""
         return self._typed_frames(X, lengths)[0]
 
-    def _typed_frames(
-        self, X: Any, lengths: Any, **kwargs: Any
-    ) -> tuple[Segments, Any]:
+    def _typed_frames(self, X: Any, lengths: Any, **kwargs: Any) -> tuple[Segments, Any]:
         """Frames of new sequences, and X validated."""
         check_is_fitted(self)
         X, lengths = joined(X, lengths, self.sequence_column)
