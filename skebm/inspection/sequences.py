@@ -121,9 +121,8 @@ class PianoRollDisplay:
         """
         if first_pitch is not None:
             whole_number("first_pitch", first_pitch, 0)
-        pair = _continued(
-            "PianoRollDisplay", estimator, X, n_start, n_frames, random_state, n_steps
-        )
+        lengths = n_start, n_frames
+        pair = _continued("PianoRollDisplay", estimator, X, lengths, random_state, n_steps)
         if not np.isin(pair.real, (0, 1)).all():
             raise ValueError("A piano roll has bits, 0 and 1: use TrajectoryDisplay for numbers.")
         names = pair.names
@@ -254,9 +253,8 @@ class TrajectoryDisplay:
         -------
         TrajectoryDisplay
         """
-        pair = _continued(
-            "TrajectoryDisplay", estimator, X, n_start, n_frames, random_state, n_steps
-        )
+        lengths = n_start, n_frames
+        pair = _continued("TrajectoryDisplay", estimator, X, lengths, random_state, n_steps)
         shown = _smoothest(pair.real) if columns is None else _places(columns, pair.names)
         return cls(
             real=pair.real[: n_start + n_frames, shown],
@@ -313,9 +311,8 @@ def _continued(
     whole_number("n_frames", n_frames, 1)
     if len(X) < n_start:
         raise ValueError(f"X has {len(X)} frames, fewer than n_start={n_start}.")
-    drawn = estimator.sample(
-        n_frames, start=X[:n_start], random_state=random_state, n_steps=n_steps
-    )
+    how = {"random_state": random_state, "n_steps": n_steps}
+    drawn = estimator.sample(n_frames, start=X[:n_start], **how)
     real = as_numbers("X", X)
     names = getattr(estimator, "feature_names_in_", [f"x{k}" for k in range(real.shape[1])])
     generated = np.concatenate([real[:n_start], as_numbers("drawn frames", drawn)])
