@@ -13,7 +13,7 @@ from skebm.base.sampler import whole_number
 from skebm.inspection._drawing import NAVY, ORANGE, pyplot
 
 # Labels of an axis of notes, at most, and inches of a panel.
-MAX_LABELS, ROLL, CURVE = 25, (8.0, 2.4), (8.0, 1.2)
+MAX_LABELS, ROLL, CURVE = 14, (8.0, 2.4), (8.0, 1.2)
 # Columns whose curves are drawn unless they are named.
 N_COLUMNS = 6
 PITCHES = ("C", "C#", "D", "D#", "E", "F", "F#", "G", "G#", "A", "A#", "B")
