@@ -116,7 +116,7 @@ def check_draws(energy, levels, missing, n=800, n_steps=16, exact=None):
     with torch.no_grad():
         chains.start()
         for step in range(n_steps):
-            chains.step(settled=step >= n_steps // 2)
+            chains.step(adapting=step < n_steps // 2)
     drawn = chains.x[unknown.expand(n, -1, -1)].view(n, -1)
     scale = (second.diagonal() - mean.square()).sqrt()
     error = (drawn.mean(0) - mean) / scale * n**0.5
@@ -239,17 +239,17 @@ def test_without_weights_draws_are_those_of_a_kalman_smoother():
 
     zero = torch.zeros(1, len(missing), dtype=F64)
     with torch.enable_grad():
-        slope = torch.autograd.functional.jacobian(value, zero)[0]
+        score = torch.autograd.functional.jacobian(value, zero)[0]
         precision = -torch.autograd.functional.hessian(value, zero)[0, :, 0]
-    mean = torch.linalg.solve(precision, slope)
+    mean = torch.linalg.solve(precision, score)
     n = 1000
     chains = chains_of(energy, frames, unknown, n)
-    chains.step(settled=False)
+    chains.step(adapting=True)
     before = chains.x.clone()
-    chains.step(settled=True)
+    chains.step(adapting=False)
     assert ((chains.x != before) == unknown).all()
     for _ in range(10):  # of windows of ten frames
-        chains.step(settled=True)
+        chains.step(adapting=False)
     drawn = chains.x[unknown.expand(n, -1, -1)].view(n, -1)
     scale = torch.linalg.inv(precision).diagonal().sqrt()
     assert ((drawn.mean(0) - mean).abs() / scale).max() < 4.5 / n**0.5

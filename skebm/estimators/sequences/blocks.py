@@ -84,10 +84,10 @@ class Entries(NamedTuple):
     tril: Tensor
     shape: tuple[int, int]
 
-    def _of(self, slope: Tensor, n_chains: int) -> Tensor:
+    def _of(self, score: Tensor, n_chains: int) -> Tensor:
         """Entries of the windows, (p, J, k, c), of sequences (p c, T, d)."""
         p, n_windows, k = self.place.shape
-        flat = slope.reshape(p, n_chains, -1).transpose(1, 2)
+        flat = score.reshape(p, n_chains, -1).transpose(1, 2)
         place = self.place.view(p, -1, 1).expand(-1, -1, n_chains)
         return flat.gather(1, place).view(p, n_windows, k, n_chains) * self.there[..., None]
 
@@ -96,21 +96,21 @@ class Entries(NamedTuple):
         return rows.permute(0, 3, 1, 2).flatten(0, 1)
 
     def draw(
-        self, slope: Tensor, n_chains: int, generator: torch.Generator
+        self, score: Tensor, n_chains: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Steps (p c, T, d) to draws given the slopes here, and their noise (p c, J, k)."""
-        own = self._of(slope, n_chains)
+        """Steps (p c, T, d) to draws given the scores here, and their noise (p c, J, k)."""
+        own = self._of(score, n_chains)
         noise = torch.empty_like(own).normal_(generator=generator) * self.there[..., None]
         white = torch.linalg.solve_triangular(self.tril, own, upper=False) + noise
         step = torch.linalg.solve_triangular(self.tril.mT, white, upper=True)
-        flat = slope.new_zeros(len(self.place), self.shape[0] * self.shape[1], n_chains)
+        flat = score.new_zeros(len(self.place), self.shape[0] * self.shape[1], n_chains)
         place = self.place.view(len(self.place), -1, 1).expand(-1, -1, n_chains)
         flat.scatter_add_(1, place, (step * self.there[..., None]).flatten(1, 2))
         return flat.transpose(1, 2).reshape(-1, *self.shape), self._chains_first(noise)
 
-    def log_density_back(self, step: Tensor, slope: Tensor, n_chains: int) -> Tensor:
-        """Of the way back, given the slopes after the step; up to the constant, (p c, J)."""
-        back = torch.linalg.solve_triangular(self.tril, self._of(slope, n_chains), upper=False)
+    def log_density_back(self, step: Tensor, score: Tensor, n_chains: int) -> Tensor:
+        """Of the way back, given the scores after the step; up to the constant, (p c, J)."""
+        back = torch.linalg.solve_triangular(self.tril, self._of(score, n_chains), upper=False)
         white = self.tril.mT @ self._of(step, n_chains) + back
         return -self._chains_first(white).square().sum(2) / 2
 
@@ -235,11 +235,11 @@ class MissingNumbers:
     # ---------------------------------------------------------------- rows (m, d)
 
     def error(self, x: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        """By how much rows differ from their means without hidden units, and the slope of that.
+        """By how much rows differ from their means without hidden units, and the score of that.
 
         `shift` (m, d) is what biases add to those of the base.
         """
-        error, slope = torch.zeros_like(x), torch.zeros_like(x)
+        error, score = torch.zeros_like(x), torch.zeros_like(x)
         own = x[:, self.real] - self.mean - shift[:, self.real]
-        error[:, self.real], slope[:, self.real] = own, -own @ self.precision
-        return error, slope
+        error[:, self.real], score[:, self.real] = own, -own @ self.precision
+        return error, score

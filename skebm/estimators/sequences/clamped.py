@@ -158,12 +158,12 @@ class ClampedChains:
     # ---------------------------------------------------------------- steps
 
     @torch.no_grad()
-    def step(self, *, settled: bool) -> None:
-        """Draw all hidden units and then all missing entries; proposals adapt until `settled`."""
+    def step(self, *, adapting: bool) -> None:
+        """Draw all hidden units and then all missing entries, first `adapting` the proposals."""
         self.biases = self._biases(self.frames)
         given, x = self._given(self.biases), self.x[self.there]
         h = given.hidden(x).sample(self.generator)
-        if not settled or self.rest is None:
+        if adapting or self.rest is None:
             self._adapt(given, x)
         if self.levels.any():
             windows = Windows(1, 0, self.reach)
@@ -230,12 +230,12 @@ class ClampedChains:
         if moved is None:
             return
         x = self.x[self.there]
-        step, noise = moved.draw(self._slope(h, x, self.biases), self.n_chains, self.generator)
+        step, noise = moved.draw(self._score(h, x, self.biases), self.n_chains, self.generator)
         frames = self.frames.clone()
         frames[:, self.energy.order :, :-1] += step
         after = self._biases(frames)
-        slope = self._slope(h, frames[:, self.energy.order :, :-1][self.there], after)
-        back = moved.log_density_back(step, slope, self.n_chains) + noise.square().sum(2) / 2
+        score = self._score(h, frames[:, self.energy.order :, :-1][self.there], after)
+        back = moved.log_density_back(step, score, self.n_chains) + noise.square().sum(2) / 2
         log_ratio = self._log_ratio(h, frames, after)
         self._accept(frames, after, log_ratio, windows, colour, back)
 
@@ -315,7 +315,7 @@ class ClampedChains:
         u = u - rbm.statistics(self._shift(v @ rbm.weight))
         return self._onto_lags(u, v)[self.there]
 
-    def _slope(self, h: Tensor, x: Tensor, biases: Biases) -> Tensor:
+    def _score(self, h: Tensor, x: Tensor, biases: Biases) -> Tensor:
         """Gradient by real columns of the log-density that their proposals have, (n, T, d)."""
         assert self.rest is not None
         assert self.numbers is not None

@@ -70,9 +70,9 @@ def _run(chains: ClampedChains, how: str, n_draws: int, n_steps: int) -> Tensor:
     chains.start()
     total, n = torch.zeros_like(chains.x), n_steps - n_steps // 2
     for step in range(n_steps):
-        settled = step >= n_steps - n
-        chains.step(settled=settled)
-        if settled:
+        adapting = step < n_steps - n
+        chains.step(adapting=adapting)
+        if not adapting:
             total += chains.x
     if how == "sample":
         found = chains.x.view(-1, chains.n_chains, *chains.x.shape[1:])[:, :n_draws]
