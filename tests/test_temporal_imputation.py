@@ -153,6 +153,7 @@ def test_draws_of_numbers_against_quadrature(base, order, recurrent, exact):
     check_draws(energy_of(base, order, recurrent, 0.6), (), [(1, 0), (2, 0)], exact=exact)
 
 
+@full
 def test_draws_of_bits_and_numbers():
     base = Columns([bits(1), ONE])
     missing = [(1, 0), (1, 1), (2, 0), (2, 1)]
@@ -369,18 +370,18 @@ def test_categories_come_back_as_categories():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
         {
-            "note": np.tile(["c", "e", "g", "a"], 50),
-            "loud": rng.normal(size=200),
-            "on": np.tile([True, False], 100),
+            "note": np.tile(["c", "e", "g", "a"], 20),
+            "loud": rng.normal(size=80),
+            "on": np.tile([True, False], 40),
         }
     )
-    model = TemporalRBM(8, order=1, n_iter=40, random_state=0).fit(frame)
+    model = TemporalRBM(8, order=1, n_iter=200, batch_size=20, random_state=0).fit(frame)
     missing = frame.astype({"on": object})
     missing.loc[[10, 50], "note"] = None
     missing.loc[[11, 50], "loud"] = np.nan
     missing.loc[30, "on"] = None
     for how in ("sample", "mean", "mode"):
-        found = model.impute(missing, random_state=0, how=how, n_steps=20)
+        found = model.impute(missing, random_state=0, how=how, n_steps=6)
         assert list(found.columns) == list(frame.columns)
         assert set(found["note"]) == {"c", "e", "g", "a"}
         assert_array_equal(found.drop([10, 50])["note"], frame.drop([10, 50])["note"])
@@ -388,7 +389,7 @@ def test_categories_come_back_as_categories():
         assert_allclose(found["loud"].drop([11, 50]), known)
         assert np.isfinite(found["loud"]).all()
         assert set(found["on"]) == {True, False}
-    mean = model.impute(missing, random_state=0, how="mean")
+    mean = model.impute(missing, random_state=0, how="mean", n_steps=40)
     assert mean.loc[[10, 50], "note"].tolist() == frame.loc[[10, 50], "note"].tolist()
 
 
@@ -457,6 +458,10 @@ def test_missing_entries_name_what_fills_them(model):
     frame = pd.DataFrame(X, columns=list("abc"))
     with pytest.raises(ValueError, match=r"frame 4, column 'c'; train on complete stretches"):
         clone(model).fit(frame)
+    song = pd.DataFrame({"note": list("cega") * 5})
+    of_notes = TemporalRBM(2, order=1, n_iter=1, random_state=0).fit(song)
+    with pytest.raises(ValueError, match="frame 2, column 'note' is missing or a level unseen"):
+        of_notes.score_samples(song.replace("g", "h"))
 
 
 @pytest.mark.parametrize(

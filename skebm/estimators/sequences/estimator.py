@@ -392,7 +392,9 @@ class TemporalRBM(
         kwargs |= {"reset": reset, "min_samples": min_samples}
         X = validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
         if complete:
-            check_complete(X, getattr(self, "feature_names_in_", None), fitted=not reset)
+            names = getattr(self, "feature_names_in_", None)
+            coded = vars(self).get("_coding") is not None
+            check_complete(X, names, fitted=not reset, coded=coded)
         return X
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> SequenceTable:
@@ -808,7 +810,8 @@ class TemporalRBM(
         Parameters
         ----------
         X : array-like of shape (n_frames, n_features), or list of such
-            NaN marks missing entries; whole frames may be missing.
+            NaN marks missing entries; whole frames may be missing. Levels of categories that `fit`
+            did not see are missing, too.
         lengths : array-like of int, default=None
             As in :meth:`fit`.
         random_state : int, RandomState instance or None, default=None

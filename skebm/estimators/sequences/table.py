@@ -104,8 +104,11 @@ def first_frames(n_frames: int, lengths: np.ndarray | None) -> np.ndarray:
     return np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
-def check_complete(X: np.ndarray, names: Any, *, fitted: bool) -> None:
-    """Raise `ValueError` that names a frame and a column with a missing entry."""
+def check_complete(X: np.ndarray, names: Any, *, fitted: bool, coded: bool) -> None:
+    """Raise `ValueError` that names a frame and a column with a missing entry.
+
+    `coded` says whether levels that are unseen are missing, too.
+    """
     missing = np.isnan(X)
     if not missing.any():
         return
@@ -117,7 +120,8 @@ def check_complete(X: np.ndarray, names: Any, *, fitted: bool) -> None:
         else "train on complete stretches of the sequences (lengths), then fill the others in by "
         "impute"
     )
-    raise ValueError(f"Input X contains NaN: frame {frame}, column {name}; {advice}.")
+    what = " is missing or a level unseen in fit" if coded else ""
+    raise ValueError(f"Input X contains NaN: frame {frame}, column {name}{what}; {advice}.")
 
 
 class SequenceTable(Table):
