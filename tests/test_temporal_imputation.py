@@ -134,7 +134,7 @@ def check_draws(energy, levels, missing, n=800, n_steps=16, exact=None):
 SOME = [(0, 2), (1, 0), (1, 1), (1, 5), (2, 0), (3, 1)]
 
 
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("exact", [pytest.param(True, marks=full), False])
 @pytest.mark.parametrize("mode", MODES)
 def test_draws_of_bits_are_those_of_all_completions(mode, exact):
     check_draws(energy_of(bits(), *MODES[mode]), range(D), SOME, exact=exact)
@@ -145,7 +145,7 @@ def test_draws_of_whole_frames_of_a_tree():
     check_draws(energy_of(bits(kind="tree"), 1), range(D), missing, exact=False)
 
 
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("exact", [pytest.param(True, marks=full), False])
 @pytest.mark.parametrize(
     ("base", "order", "recurrent"), [(ONE, 2, False), (TWO, 1, True), (ONE, 0, True)]
 )
@@ -375,7 +375,7 @@ def test_categories_come_back_as_categories():
             "on": np.tile([True, False], 40),
         }
     )
-    model = TemporalRBM(8, order=1, n_iter=200, batch_size=20, random_state=0).fit(frame)
+    model = TemporalRBM(6, order=1, n_iter=60, learning_rate=0.05, random_state=0).fit(frame)
     missing = frame.astype({"on": object})
     missing.loc[[10, 50], "note"] = None
     missing.loc[[11, 50], "loud"] = np.nan
@@ -399,6 +399,7 @@ def waves(n, seed):
     return X + 0.03 * rng.normal(size=X.shape)
 
 
+@full
 def test_gaps_of_waves_are_filled_better_than_by_lines():
     model = TemporalRBM(5, order=2, n_iter=30, random_state=0, base="gaussian")
     model.fit([waves(100, seed) for seed in range(4)])
