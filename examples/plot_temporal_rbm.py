@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from skebm import RBMEstimator, TemporalRBM
+from skebm.inspection import PianoRollDisplay
 
 CHORDS = [[0, 4, 7], [9, 0, 4], [5, 9, 0], [7, 11, 2]]  # C, A minor, F, G
 
@@ -40,19 +41,9 @@ alone = RBMEstimator(12, learning="pcd", random_state=0).fit(np.concatenate(trai
 print(f"nats of a frame given its past: {model.score(test):.2f}, alone: {alone.score(test):.2f}")
 
 # %%
-# The model goes on after the first bar of a new song.
+# The model goes on after the first bar of a new song, frame by frame.
 
-start = test[:16]
-generated = model.sample(48, start=start, random_state=0)
-fig, axes = plt.subplots(2, 1, figsize=(8, 4.5), sharex=True, layout="constrained")
-for ax, roll, title in (
-    (axes[0], test[:64], "a song of the same kind"),
-    (axes[1], np.concatenate([start, generated]), "its first 16 frames, then generated ones"),
-):
-    ax.imshow(roll.T, cmap="Greys", origin="lower", aspect="auto", interpolation="nearest")
-    ax.axvline(15.5, color="C3", lw=1)
-    ax.set(title=title, ylabel="note")
-axes[1].set_xlabel("frame")
+PianoRollDisplay.from_estimator(model, test, first_pitch=60, random_state=0).plot()
 plt.show()
 
 # %%
@@ -75,3 +66,23 @@ for ax, value, title in (
 axes[0].legend(loc="lower center")
 axes[1].set_xlabel("frame")
 plt.show()
+
+# %%
+# Two beats of a new song are lost, and its lowest octave for a bar. Both are filled in given all
+# that is known, before and after: means are probabilities of notes.
+
+lost = test[:64].copy()
+lost[20:28] = np.nan
+lost[40:56, :12] = np.nan
+filled = model.impute(lost, random_state=0, how="mean")
+
+fig, axes = plt.subplots(2, 1, figsize=(8, 4.5), sharex=True, layout="constrained")
+for ax, roll, title in ((axes[0], lost, "lost notes"), (axes[1], filled, "filled in")):
+    ax.imshow(roll.T, cmap="Greys", origin="lower", aspect="auto", interpolation="nearest")
+    ax.set_facecolor("#f5cba7")
+    ax.set(title=title, ylabel="note")
+axes[1].set_xlabel("frame")
+plt.show()
+out = np.isnan(lost)
+right = (filled > 0.5)[out] == test[:64][out]
+print(f"{right.mean():.0%} of the lost notes are right")

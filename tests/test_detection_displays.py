@@ -24,7 +24,7 @@ from skebm.inspection import (
     ExplanationDisplay,
     PValueDisplay,
 )
-from skebm.inspection._band import CountDistribution, chance_band, chosen_levels
+from skebm.inspection.detection.band import CountDistribution, chance_band, chosen_levels
 from skebm.inspection.explanations import short
 from skebm.metrics import roc_auc_bootstrap
 

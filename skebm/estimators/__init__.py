@@ -26,6 +26,7 @@ from skebm.estimators.rbm import (
 )
 from skebm.estimators.sequences import (
     FrameScores,
+    FrameStream,
     SequenceOutlierDetector,
     TemporalRBM,
     TemporalRBMClassifier,
@@ -45,6 +46,7 @@ __all__ = [
     "FlowContrastiveDensity",
     "GatedRBM",
     "FrameScores",
+    "FrameStream",
     "HopfieldMemory",
     "Hybrid",
     "JEMClassifier",

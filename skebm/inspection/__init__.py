@@ -6,12 +6,13 @@ matplotlib is imported when something is drawn.
 from skebm.inspection.boltzmann.couplings import CouplingDisplay
 from skebm.inspection.boltzmann.rbm import RBMDisplay
 from skebm.inspection.chains import ChainDisplay
+from skebm.inspection.detection.histograms import EnergyHistogramDisplay
+from skebm.inspection.detection.p_values import PValueDisplay
+from skebm.inspection.detection.roc import DetectorROCDisplay
 from skebm.inspection.energy import EnergyDisplay
 from skebm.inspection.explanations import ExplanationDisplay
-from skebm.inspection.histograms import EnergyHistogramDisplay
-from skebm.inspection.p_values import PValueDisplay
 from skebm.inspection.partition import PartitionDisplay
-from skebm.inspection.roc import DetectorROCDisplay
+from skebm.inspection.sequences import PianoRollDisplay, TrajectoryDisplay
 from skebm.inspection.training import TrainingDisplay
 
 __all__ = [
@@ -23,6 +24,8 @@ __all__ = [
     "ExplanationDisplay",
     "PValueDisplay",
     "PartitionDisplay",
+    "PianoRollDisplay",
     "RBMDisplay",
     "TrainingDisplay",
+    "TrajectoryDisplay",
 ]

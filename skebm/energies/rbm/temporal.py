@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from skebm.base import Clamp, Energy
 from skebm.base.torchtools import softplus
 from skebm.base.units import Bernoulli
-from skebm.energies.rbm.mixed import MixedRBM
+from skebm.distributions.independent import blocks_of
+from skebm.energies.rbm.mixed import MixedRBM, n_real
 
 
 class Biases(NamedTuple):
@@ -253,7 +254,27 @@ class TemporalEnergy(Energy):
         real, factor = self.rbm.real_columns, self.rbm.factor()
         if factor is None:
             return None
-        return (visible[..., real] * factor[real]) @ self.rbm.weight[:, real].t()
+        shift = self.mean_shift(visible[..., real])
+        return (shift * factor[real]) @ self.rbm.weight[:, real].t()
+
+    def mean_shift(self, visible: Tensor) -> Tensor:
+        """What biases of real columns (..., n_real) add to their means, whatever the hidden units.
+
+        The biases themselves, unless real columns are correlated in the base.
+        """
+        parts = [part for part in blocks_of(self.rbm.structure()) if n_real(part)]
+        factor = self.rbm.factor()
+        if factor is None or all(getattr(part, "scale_tril", None) is None for part in parts):
+            return visible
+        found, first = [], 0
+        own_factor = factor[self.rbm.real_columns]
+        for part in parts:
+            at = slice(first, first + n_real(part))
+            own, first = visible[..., at], at.stop
+            if getattr(part, "scale_tril", None) is not None:
+                own = (own * own_factor[at]) @ part.scale_tril @ part.scale_tril.t()
+            found.append(own)
+        return torch.cat(found, -1)
 
     def given(self, lags: Tensor, state: Tensor | None = None) -> RowwiseRBM:
         """The RBM of n frames given their past: see :meth:`biases`."""
@@ -372,10 +393,11 @@ class RowLogZ(NamedTuple):
     draws: Tensor
 
 
-def exact_log_z(energy: RowwiseRBM, chunk: int = 4_000_000) -> Tensor:
+def exact_log_z(energy: RowwiseRBM, chunk: int = 4_000_000, clamp: Clamp | None = None) -> Tensor:
     """log Z of each row by a sum over the states of the hidden layer, (n,); differentiable.
 
-    `chunk` is the number of entries of rows that are held at a time.
+    `chunk` is the number of entries of rows that are held at a time. With a `clamp`, the sum is
+    over the rows that agree with it.
     """
     n, d = energy.biases.visible.shape
     parts, like = [], energy.biases.hidden
@@ -383,7 +405,8 @@ def exact_log_z(energy: RowwiseRBM, chunk: int = 4_000_000) -> Tensor:
     for h in energy.hidden_domain.enumerate(size, dtype=like.dtype, device=like.device):
         index = torch.arange(n, device=like.device).repeat(len(h))
         some = RowwiseRBM(energy.rbm, energy.biases.take(index))
-        value = -some.hidden_energy(h.repeat_interleave(n, 0))
+        known = None if clamp is None else Clamp(clamp.mask[index], clamp.value[index])
+        value = -some.hidden_energy(h.repeat_interleave(n, 0), clamp=known)
         parts.append(value.view(len(h), n).logsumexp(0))
     return torch.stack(parts).logsumexp(0)
 

@@ -3,5 +3,12 @@
 from skebm.estimators.sequences.classifier import TemporalRBMClassifier
 from skebm.estimators.sequences.detector import SequenceOutlierDetector
 from skebm.estimators.sequences.estimator import FrameScores, TemporalRBM
+from skebm.estimators.sequences.stream import FrameStream
 
-__all__ = ["FrameScores", "SequenceOutlierDetector", "TemporalRBM", "TemporalRBMClassifier"]
+__all__ = [
+    "FrameScores",
+    "FrameStream",
+    "SequenceOutlierDetector",
+    "TemporalRBM",
+    "TemporalRBMClassifier",
+]

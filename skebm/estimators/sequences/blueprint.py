@@ -12,7 +12,8 @@ from torch import Tensor
 
 from skebm.base import Domain, Real
 from skebm.base.domains import parts_of
-from skebm.distributions import Distribution
+from skebm.distributions import Columns, Distribution, Gaussian
+from skebm.distributions.independent import blocks_of
 from skebm.energies import MixedRBM, TemporalEnergy
 from skebm.energies.rbm.temporal import RowLogZ, RowwiseRBM, annealed_log_z, exact_log_z
 from skebm.estimators.base import Blueprint, stopping_of
@@ -103,10 +104,13 @@ class TemporalBlueprint(Blueprint):
         if not len(real):
             return
         weight, bias, variance = autoregression(rows, self.order, real)
-        energy.lag_visible[real] = weight
-        at_base = energy.rbm.visible(torch.zeros_like(energy.rbm.hidden_bias)[None]).mean[0]
-        energy.rbm.visible_bias[real] = bias - at_base[real]
         energy.rbm.log_precision.copy_(-variance.log())
+        at_base = energy.rbm.visible(torch.zeros_like(energy.rbm.hidden_bias)[None]).mean[0]
+        # Biases that move means by the regression, whatever the correlations of the base.
+        moved = energy.mean_shift(torch.eye(len(real), dtype=torch.float64).to(weight))
+        both = torch.cat([weight, (bias - at_base[real])[:, None]], 1)
+        found = torch.linalg.solve(moved.t().double(), both.double()).to(weight)
+        energy.lag_visible[real], energy.rbm.visible_bias[real] = found[:, :-1], found[:, -1]
 
     def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
         """Hold out a tenth of the sequences, or the last tenth of few ones."""
@@ -209,6 +213,33 @@ def _ridges(moments: Tensor, k: int) -> list[Tensor]:
         bias = mean[-k:] - mean[:-k] @ weight
         found.append(torch.cat([-bias[None], -weight, torch.eye(k).to(weight)]))
     return found
+
+
+def correlated_given_past(base: Distribution, rows: Segments, order: int) -> Distribution:
+    """A base whose real columns have the correlations that their autoregression leaves.
+
+    Those of the frames themselves are the ones that the past explains. Means and variances stay.
+    """
+    found, first = [], 0
+    for part in blocks_of(base):
+        d = part.domain.n_columns
+        columns = torch.arange(first, first + d, device=rows.x.device)
+        first += d
+        if isinstance(part, Gaussian) and part.scale_tril is not None:
+            rest = Gaussian.fit(_residuals(rows, order, columns)).covariance
+            scale = (part.covariance.diagonal() / rest.diagonal()).sqrt()
+            part = Gaussian(part.mean, covariance=rest * scale[:, None] * scale)
+        found.append(part)
+    return Columns(found) if isinstance(base, Columns) else found[0]
+
+
+def _residuals(rows: Segments, order: int, columns: Tensor) -> Tensor:
+    """What the autoregression leaves of columns, (m, k)."""
+    (weight, bias, _), found = autoregression(rows, order, columns), []
+    for some in rows.targets().split(AT_ONCE):
+        before = rows.ending_at(some, order + 1)[:, : weight.shape[1]]
+        found.append(rows.x[some][:, columns] - before @ weight.t() - bias)
+    return torch.cat(found)
 
 
 def assess_frames(

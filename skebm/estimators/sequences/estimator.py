@@ -40,11 +40,20 @@ from skebm.estimators.sequences.blueprint import (
     RECURRENT_CONTEXT,
     RECURRENT_TARGETS,
     TemporalBlueprint,
+    correlated_given_past,
     frame_log_z,
     rule_of,
     temporal_plan,
 )
-from skebm.estimators.sequences.table import SequenceTable, first_frames, joined, walk
+from skebm.estimators.sequences.imputation import filled_frames
+from skebm.estimators.sequences.stream import FrameStream
+from skebm.estimators.sequences.table import (
+    SequenceTable,
+    check_complete,
+    first_frames,
+    joined,
+    walk,
+)
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays, check_power
 from skebm.estimators.tables.columns import (
     RESCALE_ADVICE,
@@ -141,7 +150,8 @@ class TemporalRBM(
     base : str or Distribution, default="independent"
         Distribution of a frame whatever its past, which the model corrects: ``"independent"``,
         ``"chow-liu"``, ``"block-tree"``, ``"gaussian"``, ``"latent-classes"``, as in
-        :class:`RBMEstimator`.
+        :class:`RBMEstimator`; but ``"gaussian"`` has the correlations of real columns given their
+        past, which a linear autoregression leaves.
     optimizer : AdamW or None, default=None
         Weight decay, schedule, averaging and roll-backs; None is :class:`skebm.training.AdamW`.
     visible : {"auto", "bernoulli"}, default="auto"
@@ -368,12 +378,25 @@ class TemporalRBM(
         return self
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
-        return {}
+        return {"ensure_all_finite": "allow-nan"}
 
-    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
-        """Validated frames, categories as codes."""
+    def _validate(
+        self,
+        X: Any,
+        *,
+        reset: bool = False,
+        min_samples: int = 1,
+        complete: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """Validated frames, categories as codes; `ValueError` for missing entries if `complete`."""
         kwargs |= {"reset": reset, "min_samples": min_samples}
-        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
+        X = validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
+        if complete:
+            names = getattr(self, "feature_names_in_", None)
+            coded = vars(self).get("_coding") is not None
+            check_complete(X, names, fitted=not reset, coded=coded)
+        return X
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> SequenceTable:
         visible = learn_columns(self, X, weight, rescale=self.rescale, advice=RESCALE_ADVICE)
@@ -398,6 +421,8 @@ class TemporalRBM(
         if before is None:
             base = fit_table_base(self.base, rows.frames(), table.visible)
             name = self.base if isinstance(self.base, str) else None
+            if name == "gaussian":
+                base = correlated_given_past(base, rows, self.order)
         else:
             last = self._blueprint
             check_base_stays(self.base, last.base, last.base_name)
@@ -440,16 +465,16 @@ class TemporalRBM(
         """Frames of new sequences, validated."""
         return self._typed_frames(X, lengths)[0]
 
-    def _typed_frames(self, X: Any, lengths: Any) -> tuple[Segments, np.dtype]:
-        """Frames of new sequences, validated, and the precision of X."""
+    def _typed_frames(self, X: Any, lengths: Any, **kwargs: Any) -> tuple[Segments, Any]:
+        """Frames of new sequences, and X validated."""
         check_is_fitted(self)
         X, lengths = joined(X, lengths, self.sequence_column)
-        X = self._validate(X)
+        X = self._validate(X, **kwargs)
         rows = self._rows_of(X)
         assert isinstance(rows, Segments)
         first = torch.as_tensor(first_frames(len(rows.x), lengths), device=rows.x.device)
         rows.cut(first, self._blueprint.order, 1)
-        return rows, X.dtype
+        return rows, X
 
     def _walk(self, rows: Segments, size: float = 1.0) -> Iterator[tuple[Tensor, Biases, Tensor]]:
         """All frames with what their past adds to the biases, and their numbers."""
@@ -611,8 +636,8 @@ class TemporalRBM(
         ndarray of shape (n_frames, n_components)
             In the precision of X.
         """
-        (rows, dtype), energy = self._typed_frames(X, lengths), self.energy_
-        found = np.empty((len(rows.x), self._n_features_out), dtype=dtype)
+        (rows, X), energy = self._typed_frames(X, lengths), self.energy_
+        found = np.empty((len(rows.x), self._n_features_out), dtype=X.dtype)
         for x, biases, number in self._walk(rows):
             mean = RowwiseRBM(energy.rbm, biases).hidden(x).mean
             found[number.cpu().numpy()] = mean.cpu().numpy()
@@ -762,6 +787,88 @@ class TemporalRBM(
                 lags = torch.cat([lags[:, d + 1 :], x, x.new_zeros(1, 1)], 1)[:, -lags.shape[1] :]
                 lags = lags if energy.order else lags[:, :0]
         return self._blueprint.table.invert(torch.cat(found))
+
+    # ---------------------------------------------------------------- missing entries, streams
+
+    def impute(
+        self,
+        X: Any,
+        lengths: Any = None,
+        random_state: Any = None,
+        *,
+        how: str = "sample",
+        n_draws: int | None = None,
+        n_steps: int = 100,
+    ) -> Any:
+        """Replace missing entries by draws given all known ones, past and future, or their means.
+
+        By Markov chains over all missing entries of a sequence, ten of each, that start from draws
+        given the past alone and are exact in the limit of many steps; see
+        :class:`~skebm.estimators.sequences.clamped.ClampedChains`. Where log Z of a frame is not a
+        sum, its ratios are estimated by draws of the frame, whose ten Gibbs steps are to
+        converge as well. With recurrent units a frame is followed for the 16 frames after it.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+            NaN marks missing entries; whole frames may be missing. Levels of categories that `fit`
+            did not see are missing, too.
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        how : {"sample", "mean", "mode"}, default="sample"
+            ``"sample"``: a joint draw of all missing entries of a sequence. ``"mean"``: the mean of
+            a number and the probability of a bit, which have the least squared error; the most
+            probable level of a category. ``"mode"``: the more probable value of a bit as well.
+        n_draws : int >= 1 or None, default=None
+            Number of completions; with ``how="sample"`` only. None is one, not in a list.
+        n_steps : int, default=100
+            Steps of the chains; means are taken over the second half.
+
+        Returns
+        -------
+        ndarray or data frame of shape (n_frames, n_features), or a list of `n_draws` of these
+            All sequences one below the other, without the `sequence_column`. Known entries are
+            unchanged. Columns of integers and booleans are rounded.
+        """
+        whole_number("n_steps", n_steps, 1)
+        if how not in ("sample", "mean", "mode"):
+            raise ValueError(f'how must be "sample", "mean" or "mode", got {how!r}.')
+        if n_draws is not None:
+            whole_number("n_draws", n_draws, 1)
+            if how != "sample":
+                raise ValueError(f'n_draws={n_draws} is for how="sample": there is one {how}.')
+        rows, X = self._typed_frames(X, lengths, complete=False)
+        generator, energy = self._generator(random_state), self.energy_
+        with sampling(energy):
+            made = filled_frames(energy, rows, how, n_draws or 1, n_steps, generator)
+        table = self._blueprint.table
+        found = [table.filled(X, x) for x in made]
+        return found[0] if n_draws is None else found
+
+    def stream(self, start: Any = None) -> FrameStream:
+        """A sequence that goes on, whose frames are scored one after the other.
+
+        Parameters
+        ----------
+        start : array-like of shape (n_start, n_features) or None, default=None
+            Its first frames; None begins a new sequence.
+
+        Returns
+        -------
+        FrameStream
+        """
+        check_is_fitted(self)
+        energy, n_frames = self.energy_, 0
+        with torch.no_grad(), sampling(energy):
+            if start is None:
+                lags, state = energy.no_frames(1), energy.start_state(1)
+            else:
+                rows = self._frames(start, None)
+                (lags, state), n_frames = self._after(rows), len(rows.x)
+        now = None if state is None else state.cpu().numpy()
+        return FrameStream(self, lags.cpu().numpy(), now, n_frames)
 
     # ---------------------------------------------------------------- fitted attributes
 

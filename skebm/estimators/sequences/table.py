@@ -122,6 +122,26 @@ def first_frames(n_frames: int, lengths: np.ndarray | None) -> np.ndarray:
     return np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
+def check_complete(X: np.ndarray, names: Any, *, fitted: bool, coded: bool) -> None:
+    """Raise `ValueError` that names a frame and a column with a missing entry.
+
+    `coded` says whether levels that are unseen are missing, too.
+    """
+    missing = np.isnan(X)
+    if not missing.any():
+        return
+    frame, column = (int(one[0]) for one in missing.nonzero())
+    name = column if names is None else repr(str(names[column]))
+    advice = (
+        "fill missing entries in by impute"
+        if fitted
+        else "train on complete stretches of the sequences (lengths), then fill the others in by "
+        "impute"
+    )
+    what = " is missing or a level unseen in fit" if coded else ""
+    raise ValueError(f"Input X contains NaN: frame {frame}, column {name}{what}; {advice}.")
+
+
 class SequenceTable(Table):
     """A table of frames whose training rows are windows of them.
 
@@ -156,6 +176,10 @@ class SequenceTable(Table):
 
     def invert(self, x: Tensor) -> Any:
         return self.visible.invert(x)
+
+    def filled(self, X: np.ndarray, x: Tensor) -> Any:
+        """Validated X with its nan replaced by the entries of frames x of the energy."""
+        return self.visible.filled(X, x)
 
     def row_energy(self, energy: Any, x: Tensor) -> Tensor:
         return self.visible.row_energy(energy, x)

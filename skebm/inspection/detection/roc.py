@@ -11,8 +11,8 @@ from sklearn.metrics import roc_curve
 from sklearn.utils import check_consistent_length
 
 from skebm._validation import n_rows
-from skebm.inspection._abnormality import abnormality, finite_ranks, flagged
 from skebm.inspection._drawing import NAVY, ORANGE, axes_of
+from skebm.inspection.detection.abnormality import abnormality, finite_ranks, flagged
 from skebm.metrics import Estimate, roc_auc_bootstrap
 from skebm.metrics._checks import in_short, labels_of
 

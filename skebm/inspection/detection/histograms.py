@@ -10,8 +10,8 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from skebm.base.sampler import whole_number
-from skebm.inspection._abnormality import abnormality, finite_ranks, threshold_of
 from skebm.inspection._drawing import NAVY, ORANGE, axes_of
+from skebm.inspection.detection.abnormality import abnormality, finite_ranks, threshold_of
 
 SIZE = (6.0, 3.8)  # inches
 SMALL = 8  # points

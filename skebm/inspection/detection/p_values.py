@@ -11,8 +11,8 @@ import numpy as np
 from skebm._validation import check_is_fitted, n_rows
 from skebm.base.sampler import whole_number
 from skebm.estimators.outlier.thresholds import p_value_bound
-from skebm.inspection._band import chance_band, chosen_levels
 from skebm.inspection._drawing import NAVY, ORANGE, axes_of
+from skebm.inspection.detection.band import chance_band, chosen_levels
 
 SIZE = (5.4, 4.6)  # inches
 SMALL = 9  # points

@@ -1,0 +1,1 @@
+"""Displays of detectors: anomaly scores, p-values and ROC curves."""
