@@ -17,6 +17,7 @@ from skebm.energies import MixedRBM, TemporalEnergy
 from skebm.energies.rbm.temporal import RowLogZ, RowwiseRBM, annealed_log_z, exact_log_z
 from skebm.estimators.base import Blueprint, stopping_of
 from skebm.estimators.sequences.table import SequenceTable
+from skebm.estimators.tables.regression import ridge
 from skebm.objectives.temporal import TemporalDivergence, log_prob
 from skebm.samplers import FromData, Persistent
 from skebm.training import AdamW
@@ -31,10 +32,8 @@ SCALE = 0.01
 RATE, N_STEPS, FRAMES_OF_STEP = 0.005, 10_000, 100
 # Passes at most, by default.
 MOST_PASSES = 500
-# Penalties of the autoregression that real columns start at, for each frame; and the share of the
-# frames that its weights may be as many as.
-PENALTIES = torch.logspace(-6, 2, 17)
-MOST_FREE, LEAST_VARIANCE = 0.8, 1e-6
+# Least mean squared error of the autoregression that real columns start at, relative to variances.
+LEAST_VARIANCE = 1e-6
 # Temperatures of annealing at first, and the standard error that is small enough.
 FEWEST_TEMPERATURES, MAX_ERROR = 100, 0.1
 # Frames that recurrent units are trained on at once, and those before from which r starts.
@@ -163,45 +162,22 @@ def held_out_segments(rows: Segments, generator: torch.Generator) -> tuple[Segme
 def autoregression(rows: Segments, order: int, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Ridge regression of some columns on the frames before, with the penalty that rows choose.
 
-    By generalised cross-validation, for all columns together.
+    By generalised cross-validation: see :func:`~skebm.estimators.tables.regression.ridge`.
 
     Returns
     -------
     tuple
         Weights (k, K (d + 1)), intercepts (k,), and mean squared errors of rows that are left out,
         relative to the variances of the columns, (k,).
-
-    References
-    ----------
-    Golub, Heath and Wahba (1979), "Generalized cross-validation as a method for choosing a good
-    ridge parameter", Technometrics 21(2).
     """
     width = rows.x.shape[1] + 1
     frames = rows.ending_at(rows.targets(), order + 1)
     Z, Y = frames[:, : order * width].double(), frames[:, order * width :][:, columns].double()
-    n, mean_z, mean_y = len(Z), Z.mean(0), Y.mean(0)
-    Z, Y = Z - mean_z, Y - mean_y
-    values, vectors = torch.linalg.eigh(Z.t() @ Z)
-    values = values.clamp(min=0)
-    cross, total = vectors.t() @ (Z.t() @ Y), Y.square().sum(0)
-    best = None
-    for penalty in PENALTIES * n:
-        shrunk = cross / (values + penalty)[:, None]
-        rest = total - 2 * (shrunk * cross).sum(0) + (shrunk.square() * values[:, None]).sum(0)
-        free = float((values / (values + penalty)).sum()) + 1
-        if free > MOST_FREE * n:
-            continue
-        error = n * rest / (n - free) ** 2
-        if best is None or float(error.log().sum()) < best[0]:
-            best = float(error.log().sum()), vectors @ shrunk, error
-    variance = total / n
-    if best is None:
-        weight, error = torch.zeros_like(cross), variance
-    else:
-        _, weight, error = best
-    relative = (error / variance.clamp(min=LEAST_VARIANCE)).clamp(LEAST_VARIANCE, 1.0)
-    found = weight.t(), mean_y - mean_z @ weight, relative
-    return tuple(part.to(rows.x) for part in found)  # type: ignore[return-value]
+    found = ridge(Z, Y)
+    variance = Y.var(0, correction=0)
+    relative = (found.error / variance.clamp(min=LEAST_VARIANCE)).clamp(LEAST_VARIANCE, 1.0)
+    parts = found.weight.t(), found.intercept, relative
+    return tuple(part.to(rows.x) for part in parts)  # type: ignore[return-value]
 
 
 def assess_frames(
