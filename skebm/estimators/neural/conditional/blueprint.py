@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import sampling
@@ -32,7 +34,7 @@ from skebm.objectives import (
     GivenConditions,
     RankedConditional,
 )
-from skebm.training.engine import Assess, Assessment, EnergyNet
+from skebm.training.engine import Assess, Assessment, EnergyNet, copy_weights, weights_of
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 
@@ -40,9 +42,10 @@ OBJECTIVES = ("nce", "score_matching", "contrastive_divergence")
 BASES = ("linear", "residuals", "mixture")
 # Numbers of components of a mixture, rows for each, and columns, at most.
 COMPONENTS, ROWS_PER_COMPONENT, MOST_COLUMNS = (1, 2, 4, 8, 16, 32), 20, 100
-# Rows from which on a fifth chooses the base and a tenth guards the training, at most so many, and
-# rows to which mixtures are fitted, at most.
-FEWEST_ROWS, N_HELD_OUT, MOST_ROWS = 50, 200, 20_000
+# Rows from which on a fifth chooses the base, and rows to which mixtures are fitted, at most.
+FEWEST_TO_CHOOSE, MOST_ROWS = 50, 20_000
+# Rows from which on some guard the training, and how many: a tenth, a fifth of few rows.
+FEWEST_ROWS, FEWEST_HELD_OUT, N_HELD_OUT = 20, 20, 200
 # Chains of a row, and temperatures, by which held-out rows assess a model.
 N_CHAINS, N_BETAS = 4, 20
 
@@ -106,30 +109,52 @@ class ConditionalBlueprint(Blueprint):
         return energy.in_double()
 
     def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
-        """Hold out a tenth of at least 50 rows, at most 200, from the network but not the base."""
+        """Hold out a tenth of the rows from the network but not the base: 200 at most.
+
+        Of fewer than 200 rows up to a fifth, and of fewer than 20 none.
+        """
         if len(rows) < FEWEST_ROWS:
             return rows, None
-        return rows.split(min(N_HELD_OUT, len(rows) // 10), generator)
+        n = max(len(rows) // 10, min(len(rows) // 5, FEWEST_HELD_OUT))
+        return rows.split(min(N_HELD_OUT, n), generator)
 
     def assessment(self) -> Assess:
         return functools.partial(assess_rows, self.energy)
 
     def finalised(self, net: EnergyNet, rows: Rows) -> ConditionalBlueprint:
-        """With a step size of the model's chains; a model of few rows may go back to the base."""
+        """With a step size of the model's chains; the base where rows gain nothing."""
+        if not net.streaming and net.validation is None and len(net.history):
+            self._return_to_base(net)
         energy = self.energy(net.module_.energy.eval())
         generator = torch.Generator(rows.device).manual_seed(net.seed_)
         index = torch.linspace(0, len(rows) - 1, min(len(rows), N_PILOTS), device=rows.device)
-        some = rows.take(index.long())
-        if net.held_out_ is None and not net.streaming:
-            found = assess_rows(self.energy, net.module_.energy, some, None, generator)
-            if not found.gain >= 0:
-                with torch.no_grad():
-                    for parameter in net.module_.energy.parameters():
-                        parameter.zero_()
-        c, x = energy.split(some)
+        c, x = energy.split(rows.take(index.long()))
         with torch.no_grad(), sampling(energy):
             step = pilot_step(energy.given(c), x, generator)
         return replace(self, step_size=step)
+
+    def _return_to_base(self, net: EnergyNet) -> None:
+        """Back to f = 0 unless held-out rows gained more than their standard error."""
+        start, rows = net.guard_.start, net.held_out_
+        if rows is None or start is None:
+            with torch.no_grad():
+                for parameter in net.module_.energy.parameters():
+                    parameter.zero_()
+            return
+        generator = torch.Generator(rows.device).manual_seed(net.seed_)
+        energy = net.module_.energy.eval()
+        found = assess_rows(self.energy, energy, rows.block(0, len(rows)), rows.weight, generator)
+        if found.gain > found.error:
+            return
+        copy_weights(start.weights, weights_of(net.module_))
+        if not net.note_:  # which has said so
+            warnings.warn(
+                f"p(x given c) is the base, {self.base!r}: under the trained model held-out rows "
+                f"gain {found.gain:.2g} nats, with a standard error of {found.error:.2g}. More "
+                "rows or a larger n_iter may help.",
+                ConvergenceWarning,
+                stacklevel=5,
+            )
 
     def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
         raise NotImplementedError("Each condition has a log Z of its own.")
@@ -212,7 +237,7 @@ def fit_conditional_base(
     if asked != "auto":
         return _fit_named(asked, x, w, n_given, generator), asked
     names = [name for name in BASES if _columns_of(name, x, n_given) <= MOST_COLUMNS]
-    if len(x) < FEWEST_ROWS:
+    if len(x) < FEWEST_TO_CHOOSE:
         names = ["linear"]
     n_out, best = len(x) // 5, ("linear", -math.inf)
     if len(names) > 1:

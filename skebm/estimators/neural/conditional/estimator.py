@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from numbers import Integral
 from typing import Any, NamedTuple, NoReturn
 
@@ -161,9 +162,11 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
 
     Notes
     -----
-    **Held-out rows guard the training** of 50 rows or more without `early_stopping`: a tenth, at
-    most 200. Twenty times a fit their likelihood is compared with that of the base; weights that
-    are clearly worse than earlier ones, or than the base, are not what `fit` leaves.
+    **Held-out rows guard the training** without `early_stopping`: a tenth of the rows, 200 at most,
+    and up to a fifth of fewer than 200. Twenty times a fit their likelihood is compared with that
+    of the base; weights that are clearly worse than earlier ones are gone back from, and the model
+    stays the base, f = 0, unless these rows gain more than a standard error. Fewer than 20 rows
+    leave the base.
 
     References
     ----------
@@ -554,21 +557,19 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         """
         whole_number("n_steps", n_steps, 1)
         c, energy, step = self._conditions(C), self.energy_, self._blueprint.step_size
-        generator, dx = self._generator(random_state), energy.target_domain.n_columns
+        generator, width = self._generator(random_state), energy.target_domain.n_columns + 1
+
+        def uniforms(n: int) -> Callable[[], Tensor]:
+            kind: dict[str, Any] = {"dtype": c.dtype, "device": c.device}
+            return lambda: torch.rand(n, width, generator=generator, **kind)
+
         drawn = []
         for some in c.split(BLOCK):
-            given, n = energy.given(some), len(some)
-
-            def uniforms(n: int) -> Tensor:
-                kind: dict[str, Any] = {"dtype": c.dtype, "device": c.device}
-                return torch.rand(n, dx + 1, generator=generator, **kind)
-
+            given, one, many = energy.given(some), uniforms(len(some)), len(some) * DRAW_CHAINS
             with torch.no_grad(), sampling(energy):
-                log_weight, x = annealed(
-                    given, N_DRAW_BETAS, lambda n=DRAW_CHAINS * n: uniforms(n), step
-                )
-                x = resampled(x, log_weight, uniforms(n)[:, 0], 1)
-                drawn.append(moved(given, x, n_steps, lambda n=n: uniforms(n), step))
+                log_weight, x = annealed(given, N_DRAW_BETAS, uniforms(many), step)
+                x = resampled(x, log_weight, one()[:, 0], 1)
+                drawn.append(moved(given, x, n_steps, one, step))
         return self._blueprint.table.invert(torch.cat([c, torch.cat(drawn)], 1))
 
     # ---------------------------------------------------------------- fitted attributes

@@ -28,8 +28,8 @@ CHUNK, BLOCK = 2_000_000, 256
 # nodes of a column at most, where it is the only one or one of two; nats by which half of the
 # nodes may be off.
 PER_DEVIATION, DEVIATIONS, MOST_NODES, TOLERANCE = 2.0, 12.0, {1: 5000, 2: 260}, 1e-4
-# Numbers of a node, beside those that are held of it.
-NODE_WIDTH = 50
+# Nodes that no condition needs, and numbers that a network holds for each node.
+MOST, NODE_WIDTH = 1e6, 50
 # Log-weight below which a component of the base has no part in the range of the nodes.
 NEGLIGIBLE = -30.0
 # A pilot run: conditions, steps, acceptance that is aimed at, first step size.
@@ -101,13 +101,13 @@ def log_normalisers(
 
 def _of_block(energy: ConditionalEnergy, c: Tensor, settings: Annealing, upper: bool) -> Normaliser:
     n, dx = len(c), energy.target_domain.n_columns
-    number = {"dtype": torch.float64, "device": c.device}
-    none = torch.full((n,), torch.nan, **number)
+    none = torch.full((n,), torch.nan, dtype=torch.float64, device=c.device)
     found = Normaliser(none, none.clone(), none.clone(), none[:, None].repeat(1, dx), none > 0)
     if dx <= max(MOST_NODES):
         found.put(torch.arange(n, device=c.device), by_quadrature(energy, c))
+    finite = energy.base.given(c).log_weight.isfinite().all(1)  # overflows far away
     for n_betas in _ladder(settings.n_temperatures):
-        left = (~found.exact & ~(found.std_error <= MAX_ERROR)).nonzero().ravel()
+        left = (finite & ~found.exact & ~(found.std_error <= MAX_ERROR)).nonzero().ravel()
         if not len(left):
             break
         n_chains = settings.n_chains * (DRAWS_PER_CHAIN if n_betas == 1 else 1)
@@ -162,7 +162,7 @@ def _grid(given: RowwiseEnergy) -> tuple[Tensor, Tensor, Tensor]:
     low = (base.means - width).masked_fill(~counts, torch.inf).amin(1)
     high = (base.means + width).masked_fill(~counts, -torch.inf).amax(1)
     least = scale.expand_as(base.means).masked_fill(~counts, torch.inf).amin(1)
-    needed = ((high - low) / least * PER_DEVIATION).amax(1).clamp(min=2, max=1e6)
+    needed = ((high - low) / least * PER_DEVIATION).amax(1).nan_to_num(MOST).clamp(2, MOST)
     return low, high, (2 ** needed.log2().ceil() + 1).long()
 
 
