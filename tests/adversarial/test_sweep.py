@@ -9,6 +9,7 @@ from sklearn.base import BaseEstimator
 
 from skebm import (
     BoltzmannMachineDensity,
+    ConditionalDensity,
     ContrastiveDivergenceDensity,
     DeepBeliefNetwork,
     DeepBoltzmannMachine,
@@ -45,6 +46,7 @@ CASES = {
     JEMClassifier: lambda: JEMClassifier(**FEW),
     RBMClassifier: lambda: RBMClassifier(8, **FEW),
     GatedRBM: lambda: GatedRBM(8, 12, **FEW),
+    ConditionalDensity: lambda: ConditionalDensity(**FEW),
     TemporalRBM: lambda: TemporalRBM(8, **FEW),
     EnergyOutlierDetector: lambda: EnergyOutlierDetector(
         ScoreMatchingDensity(**FEW), random_state=0

@@ -40,12 +40,13 @@ from skebm.training.rows import Rows
 
 OBJECTIVES = ("nce", "score_matching", "contrastive_divergence")
 BASES = ("linear", "residuals", "mixture")
-# Numbers of components of a mixture, rows for each, and columns, at most.
-COMPONENTS, ROWS_PER_COMPONENT, MOST_COLUMNS = (1, 2, 4, 8, 16, 32), 20, 100
+# Numbers of components of a mixture besides 1; rows for each, at least; how many numbers in a row
+# may be worse; and columns, at most.
+COMPONENTS, ROWS_PER_COMPONENT, MOST_WORSE, MOST_COLUMNS = (2, 3, 5, 8, 16, 32), 20, 2, 100
 # Rows from which on a fifth chooses the base, and rows to which mixtures are fitted, at most.
 FEWEST_TO_CHOOSE, MOST_ROWS = 50, 20_000
 # Rows from which on some guard the training, and how many: a tenth, a fifth of few rows.
-FEWEST_ROWS, FEWEST_HELD_OUT, N_HELD_OUT = 20, 20, 200
+FEWEST_ROWS, FEWEST_HELD_OUT, N_HELD_OUT = 20, 20, 100
 # Chains of a row, and temperatures, by which held-out rows assess a model.
 N_CHAINS, N_BETAS = 4, 20
 
@@ -109,7 +110,7 @@ class ConditionalBlueprint(Blueprint):
         return energy.in_double()
 
     def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
-        """Hold out a tenth of the rows from the network but not the base: 200 at most.
+        """Hold out a tenth of the rows from the network but not the base: 100 at most.
 
         Of fewer than 200 rows up to a fifth, and of fewer than 20 none.
         """
@@ -266,16 +267,15 @@ def _fit_named(
         joint = GaussianMixture(eye.new_ones(1), eye.new_zeros(1, dx), eye[None])
         return RegressionMixture(joint, dx)
     part = x[:, n_given:] if name == "residuals" else x
-    best: tuple[float, GaussianMixture] | None = None
+    found = GaussianMixture.fit(part, weight, 1)
+    best, worse = (found.bic(part, weight), found), 0
     for k in COMPONENTS:
-        if k > 1 and k * ROWS_PER_COMPONENT > len(x):
+        if k * ROWS_PER_COMPONENT > len(x) or worse == MOST_WORSE:
             break
         found = GaussianMixture.fit(part, weight, k, generator=generator)
         bic = found.bic(part, weight)
-        if best is not None and bic >= best[0]:
-            break
-        best = bic, found
-    assert best is not None
+        worse = worse + 1 if bic >= best[0] else 0
+        best = min(best, (bic, found), key=lambda one: one[0])
     return RegressionMixture(best[1], dx)
 
 

@@ -162,7 +162,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
 
     Notes
     -----
-    **Held-out rows guard the training** without `early_stopping`: a tenth of the rows, 200 at most,
+    **Held-out rows guard the training** without `early_stopping`: a tenth of the rows, 100 at most,
     and up to a fifth of fewer than 200. Twenty times a fit their likelihood is compared with that
     of the base; weights that are clearly worse than earlier ones are gone back from, and the model
     stays the base, f = 0, unless these rows gain more than a standard error. Fewer than 20 rows

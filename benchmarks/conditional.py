@@ -1,0 +1,144 @@
+"""Conditional densities: the next frame of motion given the last ones, numbers given a class.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.conditional --data PATH --part motion [--open-test]
+    OMP_NUM_THREADS=1 python -m benchmarks.conditional --data PATH --part classes [--open-test]
+
+PATH holds `mocap/mit_mocap.npz` and `tabular/*.npz`. Both parts take `--quick`, a smoke test.
+Mean log-likelihoods of held-out rows in nats and in units of the columns, and their standard errors;
+of models by the pessimistic end of log Z (`score`, by the ends of `log_conditional` where rows are
+averaged by sequences), of the others exact.
+
+`motion`: MIT motion capture, 29 of the 35 training sequences to train and 6 to choose; frames given
+the last frames, whose number (1 or 3) the linear base chooses. Test sequences with `--open-test`.
+Standard errors are over sequences.
+
+`classes`: phoneme and banknote, columns given the class (phoneme 2, banknote 2); half of the rows to
+train, a quarter to choose, a quarter to test.
+
+Rows: *linear regression* with normal errors, its *residuals* as a Gaussian mixture, the conditional
+of the joint *mixture* of conditions and columns (numbers of components by the Bayesian information
+criterion), and networks on the base that `base="auto"` takes, by the three objectives: 1,000 and
+4,000 steps, of which the validation rows choose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks._common import shown, write
+from skebm import ConditionalDensity
+from skebm.estimators import lagged
+
+BASES = {"linear regression": "linear", "its residuals": "residuals", "joint mixture": "mixture"}
+OBJECTIVES = ("nce", "score_matching", "contrastive_divergence")
+
+
+def said(model: ConditionalDensity, X: np.ndarray, groups: np.ndarray) -> tuple[float, str]:
+    """Mean log p at the pessimistic end, and the same with its error over groups."""
+    value = model.log_conditional(X).lower
+    means = np.array([value[groups == one].mean() for one in np.unique(groups)])
+    error = means.std(ddof=1) / len(means) ** 0.5
+    return float(value.mean()), f"{value.mean():.2f} ({error:.2f})"
+
+
+def compared(
+    parts: dict[str, tuple[np.ndarray, np.ndarray]], given: Any, args: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """All models; `parts` are train, valid and, where it is open, test, each with its groups."""
+    train, steps = parts["train"][0], (20,) if args.quick else args.steps
+    tries: list[tuple[str, list[dict[str, Any]]]] = [
+        (name, [{"base": base, "n_iter": 0}]) for name, base in BASES.items()
+    ]
+    batches = -(-len(train) // 128)
+    for objective in OBJECTIVES:
+        kinds = [{"objective": objective, "n_iter": -(-n // batches)} for n in steps]
+        tries.append((objective, kinds))
+    for name, kinds in tries:
+        if name in args.skip:
+            continue
+        best: tuple[float, str, Any, int] | None = None
+        for kind in kinds:
+            started = time.process_time()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model = ConditionalDensity(given, random_state=0, **kind).fit(train)
+            took = round(time.process_time() - started)
+            value, text = said(model, *parts["valid"])
+            if best is None or value > best[0]:
+                best = value, text, model, took
+        assert best is not None
+        _, text, model, took = best
+        row = {"model": name, "base": f"{model.base_name_}, {len(model.base_.covariances)}"}
+        row |= {"epochs": model.n_iter_, "fit, s": took, "valid": text}
+        if "test" in parts:
+            row["test"] = said(model, *parts["test"])[1]
+        yield row
+
+
+def motion(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Frames of motion given the last ones."""
+    stored = np.load(args.data / "mocap/mit_mocap.npz")
+    place = np.random.default_rng(0).permutation(len(stored["train"]))
+    sequences = [stored["train"][i].astype(float) for i in place]
+    split = {"valid": sequences[:6], "train": sequences[6:]}
+    if args.open_test:
+        ends = np.cumsum(stored["test_len"])[:-1]
+        split["test"] = np.split(stored["test"].astype(float), ends)
+    if args.quick:
+        split = {name: [x[:30, :5] for x in part[:4]] for name, part in split.items()}
+    found: dict[int, Any] = {}
+    for order in (1, 3):
+        parts = {}
+        for name, part in split.items():
+            # From the fourth frame on, whatever the order: the same frames for both.
+            tables = [lagged(x[3 - order :], order) for x in part]
+            groups = np.repeat(np.arange(len(part)), [len(table) for table in tables])
+            parts[name] = np.concatenate(tables), groups
+        given = range(order * split["train"][0].shape[1])
+        base = ConditionalDensity(given, base="linear", n_iter=0).fit(parts["train"][0])
+        found[order] = said(base, *parts["valid"])[0], parts, given
+    order = max(found, key=lambda one: found[one][0])
+    _, parts, given = found[order]
+    for row in compared(parts, given, args):
+        yield {"given": f"last {order}", **row}
+
+
+def classes(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Columns given the class."""
+    for name in ("phoneme", "banknote"):
+        stored = np.load(args.data / f"tabular/{name}.npz", allow_pickle=True)
+        _, label = np.unique(stored["y"], return_inverse=True)
+        X = np.column_stack([label, stored["X"].astype(float)])
+        X = X[np.random.default_rng(0).permutation(len(X))][: 200 if args.quick else None]
+        n = len(X)
+        cuts = {"train": X[: n // 2], "valid": X[n // 2 : 3 * n // 4]}
+        if args.open_test:
+            cuts["test"] = X[3 * n // 4 :]
+        parts = {part: (rows, np.arange(len(rows))) for part, rows in cuts.items()}
+        for row in compared(parts, 0, args):
+            yield {"set": name, "rows": len(cuts["train"]), **row}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--part", choices=("motion", "classes"), required=True)
+    parser.add_argument("--steps", type=int, nargs="+", default=[1000, 4000])
+    parser.add_argument("--skip", nargs="*", default=[], help="rows that are left out")
+    parser.add_argument("--open-test", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", default=None)
+    args = parser.parse_args()
+    rows = shown({"motion": motion, "classes": classes}[args.part](args))
+    write(args.json, {"part": args.part, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
