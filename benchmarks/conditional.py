@@ -4,16 +4,15 @@
     OMP_NUM_THREADS=1 python -m benchmarks.conditional --data PATH --part classes [--open-test]
 
 PATH holds `mocap/mit_mocap.npz` and `tabular/*.npz`. Both parts take `--quick`, a smoke test.
-Mean log-likelihoods of held-out rows in nats and in units of the columns, and their standard errors;
-of models by the pessimistic end of log Z (`score`, by the ends of `log_conditional` where rows are
-averaged by sequences), of the others exact.
+Mean log-likelihoods of held-out rows in nats, in units of the columns, and their standard errors:
+`lower` of `log_conditional`, exact without a network.
 
 `motion`: MIT motion capture, 29 of the 35 training sequences to train and 6 to choose; frames given
 the last frames, whose number (1 or 3) the linear base chooses. Test sequences with `--open-test`.
 Standard errors are over sequences.
 
-`classes`: phoneme and banknote, columns given the class (phoneme 2, banknote 2); half of the rows to
-train, a quarter to choose, a quarter to test.
+`classes`: phoneme and banknote, columns given one of two classes; half of the rows to train, a
+quarter to choose, a quarter to test.
 
 Rows: *linear regression* with normal errors, its *residuals* as a Gaussian mixture, the conditional
 of the joint *mixture* of conditions and columns (numbers of components by the Bayesian information
