@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -34,7 +35,9 @@ from skebm.objectives import (
     RankedConditional,
 )
 from skebm.objectives.contrastive.given import chosen_by_importance
+from tests.checks import parametrize_with_checks
 from tests.oracle import finite_difference
+from tests.storage import by_joblib, by_pickle, by_skops
 from tests.tiers import full, leading
 
 F64 = torch.float64
@@ -495,6 +498,43 @@ def test_a_row_does_not_depend_on_its_neighbours(frame):
     for part, alone in zip(whole, model.log_conditional(X[::-1][:40]), strict=True):
         np.testing.assert_allclose(part[::-1][:40], alone, rtol=1e-9, atol=1e-9)
     assert (whole.lower <= whole.log_prob).all()
+
+
+# ------------------------------------------------------------------------------
+# scikit-learn, storage
+# ------------------------------------------------------------------------------
+
+UNEQUAL = {
+    f"check_sample_weight_equivalence_on_{kind}_data": "batches, bases and guards are drawn by row"
+    for kind in ("dense", "sparse")
+}
+TINY = ConditionalDensity(0, network=MLP((4,)), n_iter=2, random_state=0)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@parametrize_with_checks(
+    {
+        "default": TINY,
+        "score_matching": clone(TINY).set_params(objective="score_matching", base="residuals"),
+        "chains": clone(TINY).set_params(objective="contrastive_divergence", early_stopping=True),
+    },
+    lambda estimator: UNEQUAL,
+    first=["default"],
+)
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("store", leading(1, [by_skops, by_pickle, by_joblib]))
+@pytest.mark.parametrize("objective", leading(2, OBJECTIVES[1:] + OBJECTIVES[:1]))
+def test_stored_models_go_on(store, objective, frame):
+    X = frame[["x", "c", "z"]].to_numpy()
+    model = ConditionalDensity(1, objective, **SMALL).fit(X)
+    other = store(model)
+    np.testing.assert_array_equal(other.score_samples(X), model.score_samples(X))
+    for one in (model, other):
+        one.partial_fit(X)
+    np.testing.assert_array_equal(other.score_samples(X), model.score_samples(X))
 
 
 # ------------------------------------------------------------------------------

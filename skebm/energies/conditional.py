@@ -141,7 +141,7 @@ class RowwiseEnergy:
 
     def rows(self, x: Tensor) -> Tensor:
         """Rows (c, x) of rows x, (m n, dc + dx)."""
-        return torch.cat([self.c.repeat(len(x) // len(self.c), 1), x], 1)
+        return torch.cat([self.c.repeat(len(x) // max(1, len(self.c)), 1), x], 1)
 
     def __call__(self, x: Tensor, cond: Any = None) -> Tensor:
         """E(x given c), (m n,)."""

@@ -72,7 +72,7 @@ class RegressionMixture:
         self._gate_constant = constant.to(like)
         self._centre = (joint.weights.to(means) @ means[:, :k]).to(like)
         self._gate_mean = (means[:, :k] - self._centre.double()).to(like)
-        self._gate_white, self._slope = white.to(like), (tril[:, k:, :k] @ white).to(like)
+        self._gate_white, self._regression = white.to(like), (tril[:, k:, :k] @ white).to(like)
         self._mean, self._tril = means[:, k:].to(like), errors.to(like)
         self._inverse = inverse.to(like)
 
@@ -93,7 +93,7 @@ class RegressionMixture:
         off = (c - self._centre)[:, None] - self._gate_mean  # (n, K, k)
         white = torch.einsum("kij,nkj->nki", self._gate_white, off)
         logits = self._gate_constant - white.square().sum(2) / 2
-        means = self._mean + torch.einsum("kij,nkj->nki", self._slope, off)
+        means = self._mean + torch.einsum("kij,nkj->nki", self._regression, off)
         return RowMixtures(logits.log_softmax(1), means, self._tril, self._inverse)
 
     def convolved(self, sigma: Tensor) -> RegressionMixture:
@@ -173,7 +173,8 @@ class RowMixtures(Conditional):
 
     def _logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Log-densities of the joint of row and component, (m, n, K), and whitened differences."""
-        off = x.view(-1, len(self.means), 1, x.shape[1]) - self.means
+        n = len(self.means)
+        off = x.view(len(x) // max(1, n), n, 1, x.shape[1]) - self.means
         white = torch.einsum("kij,mnkj->mnki", self.inverse_tril, off)
         return self._constant - white.square().sum(3) / 2, white
 

@@ -75,7 +75,7 @@ class ConditionalTable(Table):
         Of c; None where there is none.
     units : Units
         Of x.
-    slope, intercept, factor : ndarray of shape (dc, dx), (dx,) and (dx, dx)
+    weight, intercept, factor : ndarray of shape (dc, dx), (dx,) and (dx, dx)
         W, b and L.
     names : list of str
         Of all columns.
@@ -92,8 +92,8 @@ class ConditionalTable(Table):
     ):
         self.given, self.target, self.conditions = given, target, conditions
         self.units, self.names = units, names
-        self.slope, self.intercept, self.factor = regression
-        self.n_conditions = len(self.slope)
+        self.weight, self.intercept, self.factor = regression
+        self.n_conditions = len(self.weight)
         self.domain = Real((self.n_conditions + len(target),))
         self.log_volume = units.log_volume + float(np.log(np.diag(self.factor)).sum())
 
@@ -132,7 +132,7 @@ class ConditionalTable(Table):
     def convert(self, X: np.ndarray) -> np.ndarray:
         """Validated X as rows (c, u), float64."""
         c = self.encoded(X[:, self.given])
-        left = self.units.apply(X[:, self.target]) - c @ self.slope - self.intercept
+        left = self.units.apply(X[:, self.target]) - c @ self.weight - self.intercept
         return np.hstack([c, np.linalg.solve(self.factor, left.T).T])
 
     def encoded(self, C: np.ndarray) -> np.ndarray:
@@ -159,7 +159,7 @@ class ConditionalTable(Table):
         """x of rows (c, u), (n, dx), in the units of the data."""
         rows = x.detach().cpu().double().numpy()
         c, u = rows[:, : self.n_conditions], rows[:, self.n_conditions :]
-        found: np.ndarray = self.units.invert(u @ self.factor.T + c @ self.slope + self.intercept)
+        found: np.ndarray = self.units.invert(u @ self.factor.T + c @ self.weight + self.intercept)
         return found
 
     def row_energy(self, energy: Any, x: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class ConditionalTable(Table):
 def regress(
     c: Tensor, z: Tensor, weight: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Slope, intercept, and Cholesky factor of the covariance of what is left of left-out rows."""
+    """Weights, intercept, and Cholesky factor of the covariance of what is left of left-out rows."""
     w = None if weight is None else torch.as_tensor(weight, dtype=torch.float64)
     found = ridge(c, z, w)
     left = found.residuals(c, z) * found.inflation
