@@ -21,9 +21,8 @@ def rows(n, seed):
     rng = np.random.default_rng(seed)
     c = rng.uniform(-3, 3, n)
     branch = rng.choice([-1, 1], n) * np.clip(c, 0, None) / 2
-    return np.column_stack(
-        [c, np.sin(2 * c) / 2 + branch + (0.1 + 0.1 * (c < 0)) * rng.normal(size=n)]
-    )
+    error = np.where(c < 0, rng.exponential(0.4, n), 0.1 * rng.normal(size=n))
+    return np.column_stack([c, np.sin(2 * c) / 2 + branch + error])
 
 
 train, test = rows(1500, 0), rows(1000, 1)

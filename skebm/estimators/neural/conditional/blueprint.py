@@ -45,8 +45,9 @@ BASES = ("linear", "residuals", "mixture")
 COMPONENTS, ROWS_PER_COMPONENT, MOST_WORSE, MOST_COLUMNS = (2, 3, 5, 8, 16, 32), 20, 2, 100
 # Rows from which on a fifth chooses the base, and rows to which mixtures are fitted, at most.
 FEWEST_TO_CHOOSE, MOST_ROWS = 50, 20_000
-# Rows from which on some guard the training, and how many: a tenth, a fifth of few rows.
-FEWEST_ROWS, FEWEST_HELD_OUT, N_HELD_OUT = 20, 20, 100
+# Rows from which on some guard the training, and how many: a tenth, a fifth of few rows. Fewer than
+# the last number are few.
+FEWEST_ROWS, FEWEST_HELD_OUT, N_HELD_OUT, ENOUGH_HELD_OUT = 20, 20, 200, 50
 # Chains of a row, and temperatures, by which held-out rows assess a model.
 N_CHAINS, N_BETAS = 4, 20
 
@@ -67,7 +68,8 @@ class ConditionalBlueprint(Blueprint):
     base_name : {"linear", "residuals", "mixture"}
     sigma : ndarray of shape (dx,) or None
         Noise level of score matching, in units of the rows.
-    n_draws, n_steps : int
+    n_draws, n_steps, seed : int
+        `seed` decides on the rows that are held out.
     step_size : float
         Of Langevin steps of the trained model.
     """
@@ -81,6 +83,7 @@ class ConditionalBlueprint(Blueprint):
     sigma: Any
     n_draws: int
     n_steps: int
+    seed: int
     step_size: float = 0.1
 
     def objective(self, generator: torch.Generator) -> Objective:
@@ -110,14 +113,11 @@ class ConditionalBlueprint(Blueprint):
         return energy.in_double()
 
     def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
-        """Hold out a tenth of the rows from the network but not the base: 100 at most.
-
-        Of fewer than 200 rows up to a fifth, and of fewer than 20 none.
-        """
-        if len(rows) < FEWEST_ROWS:
+        """The rows that neither the base nor the network sees, see :func:`guarding_rows`."""
+        out = guarding_rows(rows, self.seed)
+        if not out.any():
             return rows, None
-        n = max(len(rows) // 10, min(len(rows) // 5, FEWEST_HELD_OUT))
-        return rows.split(min(N_HELD_OUT, n), generator)
+        return rows.subset((~out).nonzero().ravel()), rows.subset(out.nonzero().ravel())
 
     def assessment(self) -> Assess:
         return functools.partial(assess_rows, self.energy)
@@ -135,7 +135,7 @@ class ConditionalBlueprint(Blueprint):
         return replace(self, step_size=step)
 
     def _return_to_base(self, net: EnergyNet) -> None:
-        """Back to f = 0 unless held-out rows gained more than their standard error."""
+        """Back to f = 0 unless held-out rows gained; few of them by more than a standard error."""
         start, rows = net.guard_.start, net.held_out_
         if rows is None or start is None:
             with torch.no_grad():
@@ -145,7 +145,7 @@ class ConditionalBlueprint(Blueprint):
         generator = torch.Generator(rows.device).manual_seed(net.seed_)
         energy = net.module_.energy.eval()
         found = assess_rows(self.energy, energy, rows.block(0, len(rows)), rows.weight, generator)
-        if found.gain > found.error:
+        if found.gain > (found.error if len(rows) < ENOUGH_HELD_OUT else 0.0):
             return
         copy_weights(start.weights, weights_of(net.module_))
         if not net.note_:  # which has said so
@@ -224,6 +224,17 @@ def conditional_gain(energy: ConditionalEnergy, rows: Tensor, generator: torch.G
 # ------------------------------------------------------------------------------
 # The base
 # ------------------------------------------------------------------------------
+
+
+def guarding_rows(rows: Rows, seed: int) -> Tensor:
+    """Which rows are held out, (n,) bool: a tenth, 200 at most.
+
+    Of fewer than 200 rows up to a fifth, and of fewer than 20 none.
+    """
+    n = max(len(rows) // 10, min(len(rows) // 5, FEWEST_HELD_OUT))
+    n = 0 if len(rows) < FEWEST_ROWS else min(n, N_HELD_OUT)
+    generator = torch.Generator(rows.device).manual_seed(seed)
+    return torch.randperm(len(rows), generator=generator, device=rows.device) < n
 
 
 def fit_conditional_base(

@@ -43,6 +43,7 @@ from skebm.estimators.neural.conditional.blueprint import (
     OBJECTIVES,
     ConditionalBlueprint,
     fit_conditional_base,
+    guarding_rows,
     noise_of,
 )
 from skebm.estimators.neural.conditional.normalisers import (
@@ -86,6 +87,18 @@ class ConditionalScores(NamedTuple):
     std_error: np.ndarray
     lower: np.ndarray
     exact: np.ndarray
+
+
+class Judged:
+    """Training rows (c, u) with their weights, and the threshold that they set once it is known."""
+
+    def __init__(self, rows: np.ndarray, counts: np.ndarray):
+        self.rows, self.counts = rows, counts
+        self.threshold: float | None = None
+
+
+def _kind(like: Tensor) -> dict[str, Any]:
+    return {"dtype": like.dtype, "device": like.device}
 
 
 @shared_docs
@@ -144,7 +157,8 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         The fitted base, of residuals u of the linear regression, given encoded conditions.
     base_name_ : {"linear", "residuals", "mixture"}
     threshold_, offset_ : float
-        Log-likelihood given the conditions below which a row is an outlier.
+        Log-likelihood given the conditions below which a row is an outlier, computed when first
+        needed.
     history_ : list of dict
         One entry an epoch; twenty times a fit ``gain_over_base`` and ``gain_error``, the mean
         log-likelihood ratio of held-out rows to the base, in nats.
@@ -162,11 +176,11 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
 
     Notes
     -----
-    **Held-out rows guard the training** without `early_stopping`: a tenth of the rows, 100 at most,
-    and up to a fifth of fewer than 200. Twenty times a fit their likelihood is compared with that
-    of the base; weights that are clearly worse than earlier ones are gone back from, and the model
-    stays the base, f = 0, unless these rows gain more than a standard error. Fewer than 20 rows
-    leave the base.
+    **Held-out rows guard the training** without `early_stopping`: a tenth of the rows, 200 at most,
+    and up to a fifth of fewer than 200. Neither base nor network see them. Twenty times a fit their
+    likelihood is compared with that of the base; weights that are clearly worse than earlier ones
+    are gone back from, and the model stays the base, f = 0, unless these rows gain (by more than a
+    standard error, if they are fewer than 50). Fewer than 20 rows leave the base.
 
     References
     ----------
@@ -212,6 +226,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
     }
     _configs = {name: CONFIGS[name] for name in ("network", "optimizer", "early_stopping")}
     _blueprint: ConditionalBlueprint
+    _judged: Judged
 
     def __init__(
         self,
@@ -286,7 +301,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         -------
         self : object
         """
-        self._set_threshold(self._fit(X, sample_weight, streaming=False))
+        self._keep(self._fit(X, sample_weight, streaming=False))
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -308,16 +323,14 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         -------
         self : object
         """
-        self._set_threshold(self._fit(X, sample_weight, streaming=True))
+        self._keep(self._fit(X, sample_weight, streaming=True))
         return self
 
-    def _set_threshold(self, rows: Rows) -> None:
-        fraction = 0.1 if self.contamination == "auto" else self.contamination
-        if len(rows) > N_REFERENCE_ROWS:
-            keep = torch.linspace(0, len(rows) - 1, N_REFERENCE_ROWS).long()
-            rows = rows.subset(keep.to(rows.device))
-        value = self._scores(rows, upper=False).log_prob
-        self.threshold_ = -upper_quantile(-value, fraction, rows.counts.cpu().numpy())
+    def _keep(self, rows: Rows) -> None:
+        """Keep rows whose likelihoods set the threshold when it is first needed."""
+        index = torch.linspace(0, len(rows) - 1, min(len(rows), N_REFERENCE_ROWS)).long()
+        index = index.to(rows.device)
+        self._judged = Judged(rows.take(index).cpu().numpy(), rows.counts[index].cpu().numpy())
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return {}
@@ -339,13 +352,16 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         assert isinstance(table, ConditionalTable)
         if before is None:
             seed = draw_seed(self.random_state_)
+            kept, guards = rows, not (streaming or self.early_stopping)
+            if guards:
+                kept = rows.subset((~guarding_rows(rows, seed)).nonzero().ravel())
             generator = torch.Generator(rows.device).manual_seed(seed)
-            base, name = fit_conditional_base(self.base, rows, table, generator)
+            base, name = fit_conditional_base(self.base, kept, table, generator)
             denoises = self.objective == "score_matching"
             sigma = noise_of(self.sigma, rows, table) if denoises else None
         else:
             last = self._blueprint
-            base, name, sigma = last.base, last.base_name, last.sigma
+            base, name, sigma, seed = last.base, last.base_name, last.sigma, last.seed
             if self.objective != last.rule or self.base not in ("auto", name):
                 raise ValueError(
                     f'The weights are those of objective="{last.rule}" and base="{name}": with '
@@ -362,6 +378,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
             sigma=sigma,
             n_draws=int(self.n_draws),
             n_steps=int(self.n_steps),
+            seed=seed,
         )
 
     # ---------------------------------------------------------------- likelihoods
@@ -370,27 +387,34 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         energy = self._blueprint.scoring_energy(self.energy_)
         return rows.map(lambda x: function(energy, x.double()))
 
-    def _scores(self, rows: Rows, *, upper: bool) -> ConditionalScores:
-        """Log-likelihoods of rows (c, u)."""
-        energy = self._energies(rows)
-        c = rows.block(0, len(rows))[:, : self._blueprint.table.n_conditions]
-        distinct, place = c.unique(dim=0, return_inverse=True) if c.shape[1] else (c[:1], c[:, :0])
-        place = place if c.shape[1] else torch.zeros(len(c), dtype=torch.long)
-        found = self._normalisers(distinct, rows, upper=upper)
-        log_z, error, high, _, exact = (part[place.to(part.device)].cpu().numpy() for part in found)
-        table = self._blueprint.table
+    def _scores(self, rows: Rows, *, upper: bool) -> tuple[ConditionalScores, float]:
+        """Log-likelihoods of rows (c, u), and the standard error of their mean by that of log Z.
+
+        Rows of one condition share its log Z, and the error of it.
+        """
+        energy, table = self._energies(rows), self._blueprint.table
+        c = rows.block(0, len(rows))[:, : table.n_conditions]
+        if table.n_conditions:
+            distinct, place, counts = c.unique(dim=0, return_inverse=True, return_counts=True)
+        else:
+            distinct, place = c[:1], torch.zeros(len(c), dtype=torch.long, device=c.device)
+            counts = torch.tensor([len(c)], device=c.device)
+        found = self._normalisers(distinct, upper=upper)
+        log_z, error, high, _, exact = (part[place].cpu().numpy() for part in found)
         table.check_finite(log_z, rows, "log Z")
         lower = np.where(exact, log_z, np.maximum(log_z, high))
-        return ConditionalScores(-energy - log_z, error, -energy - lower, exact)
+        scores = ConditionalScores(-energy - log_z, error, -energy - lower, exact)
+        return scores, float((found.std_error * counts).norm()) / len(c)
 
-    def _normalisers(self, c: Tensor, rows: Rows, *, upper: bool) -> Normaliser:
+    def _normalisers(self, c: Tensor, *, upper: bool) -> Normaliser:
         """log Z of conditions c (n, dc), in double precision."""
         blueprint = self._blueprint
         energy = blueprint.scoring_energy(self.energy_)
         settings = Annealing(
             int(self.n_chains), int(self.n_temperatures), blueprint.step_size, self.net_.seed_
         )
-        return log_normalisers(energy, c.double(), settings, upper=upper)
+        verbose = int(self.verbose)
+        return log_normalisers(energy, c.double(), settings, upper=upper, verbose=verbose)
 
     def log_conditional(self, X: Any) -> ConditionalScores:
         r"""log p(x | c) of each row, with its error and a pessimistic end.
@@ -403,7 +427,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         -------
         ConditionalScores
         """
-        return self._scores(self._rows(X), upper=True)
+        return self._scores(self._rows(X), upper=True)[0]
 
     def score_samples(self, X: Any) -> np.ndarray:
         """log p(x | c) of each row, in nats and in the units of x.
@@ -420,7 +444,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         -------
         ndarray of shape (n_samples,)
         """
-        return self._scores(self._rows(X), upper=False).log_prob
+        return self._scores(self._rows(X), upper=False)[0].log_prob
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log p(x | c) of rows in nats, at the pessimistic end.
@@ -438,8 +462,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         -------
         float
         """
-        found = self._scores(self._rows(X), upper=True)
-        error = float(np.sqrt(np.square(found.std_error).sum())) / len(found.log_prob)
+        found, error = self._scores(self._rows(X), upper=True)
         return float(found.lower.mean()) - 2 * error
 
     def energy(self, X: Any) -> np.ndarray:
@@ -504,13 +527,13 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
                     f"order, or all {self.n_features_in_} columns of X, got shape {C.shape}."
                 )
             C = C if C.shape[1] == len(names) else C[:, table.given]
+        like = next(self.energy_.parameters())
         if table.conditions is None:
-            return torch.zeros(len(C), 0)
+            return like.new_zeros(len(C), 0)
         coding = table.conditions.coding
         if coding is not None:
             C = coding.encode(C, 1, type(self).__name__)
         codes = check_array(C, dtype=np.float64, input_name="C", estimator=self)
-        like = next(self.energy_.parameters())
         return torch.from_numpy(table.encoded(codes)).to(like.device, like.dtype)
 
     def expected(self, C: Any) -> np.ndarray:
@@ -531,8 +554,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
             In the units of x.
         """
         c, table = self._conditions(C), self._blueprint.table
-        rows = Rows(c, dtype=c.dtype, device=c.device)
-        found = self._normalisers(c, rows, upper=False).mean
+        found = self._normalisers(c, upper=False).mean
         return table.invert(torch.cat([c.to(found), found], 1))
 
     def sample(self, C: Any, random_state: Any = None, *, n_steps: int = 20) -> np.ndarray:
@@ -589,6 +611,23 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
     def log_partition_method_(self) -> str:
         """Not available: each condition has a log Z of its own."""
         self._log_partition()
+
+    @property
+    def threshold_(self) -> float:
+        """Log-likelihood given the conditions below which a row is an outlier, when first needed.
+
+        The quantile of at most 500 training rows.
+        """
+        check_is_fitted(self)
+        judged = self._judged
+        if judged.threshold is None:
+            like = next(self.energy_.parameters())
+            weight = torch.from_numpy(judged.counts)
+            rows = Rows(torch.from_numpy(judged.rows).to(like), weight, **_kind(like))
+            value, _ = self._scores(rows, upper=False)
+            fraction = 0.1 if self.contamination == "auto" else self.contamination
+            judged.threshold = -upper_quantile(-value.log_prob, fraction, judged.counts)
+        return judged.threshold
 
     @property
     def offset_(self) -> float:

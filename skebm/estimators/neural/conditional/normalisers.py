@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from skebm.distributions._fitting import draw_index
 from skebm.energies import ConditionalEnergy, RowwiseEnergy
@@ -27,7 +28,9 @@ CHUNK, BLOCK = 2_000_000, 256
 # Quadrature: nodes of a component's standard deviation, and standard deviations on either side;
 # nodes of a column at most, where it is the only one or one of two; nats by which half of the
 # nodes may be off.
-PER_DEVIATION, DEVIATIONS, MOST_NODES, TOLERANCE = 2.0, 12.0, {1: 5000, 2: 260}, 1e-4
+PER_DEVIATION, DEVIATIONS, MOST_NODES, TOLERANCE = 2.0, 8.0, {1: 5000, 2: 260}, 1e-4
+# Nats below its largest value where a density has vanished.
+VANISHED = 16.0
 # Nodes that no condition needs, and numbers that a network holds for each node.
 MOST, NODE_WIDTH = 1e6, 50
 # Log-weight below which a component of the base has no part in the range of the nodes.
@@ -87,15 +90,22 @@ class Annealing(NamedTuple):
 
 @torch.no_grad()
 def log_normalisers(
-    energy: ConditionalEnergy, c: Tensor, settings: Annealing, *, upper: bool = True
+    energy: ConditionalEnergy,
+    c: Tensor,
+    settings: Annealing,
+    *,
+    upper: bool = True,
+    verbose: int = 0,
 ) -> Normaliser:
     """log Z of conditions c (n, dc), in the precision of the energy.
 
     By quadrature of one or two columns where it converges. Else by importance sampling from the
     base where its standard error is at most 0.1, and by annealed importance sampling of 30, 120,
-    480, ... temperatures where it is not. `upper` says whether to anneal backward.
+    480, ... temperatures where it is not. `upper` says whether to anneal backward, and `verbose`
+    whether to show a bar of what takes longer than two seconds.
     """
-    parts = [_of_block(energy, some, settings, upper) for some in c.split(BLOCK)]
+    blocks = tqdm(c.split(BLOCK), unit="block", desc="log Z", disable=not verbose, delay=2)
+    parts = [_of_block(energy, some, settings, upper) for some in blocks]
     return Normaliser(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
@@ -132,9 +142,10 @@ def by_quadrature(energy: ConditionalEnergy, c: Tensor) -> Normaliser:
     """log Z by the trapezoidal rule on a grid of each condition.
 
     The rule converges faster than any power for smooth densities that vanish at the ends. The grid
-    has two nodes for a standard deviation of the narrowest component of the base, and then twice
-    as many until half of the nodes say the same to 1e-4: those are `exact`. Others, which would
-    need too many nodes, have an infinite standard error.
+    has two nodes for a standard deviation of the narrowest component of the base, and reaches eight
+    of them beyond all components. It is twice as fine, or twice as wide where the density does not
+    vanish at its ends, until half of the nodes say the same to 1e-4: those are `exact`. Others,
+    which would need too many nodes, have an infinite standard error.
     """
     low, high, size = _grid(energy.given(c))
     n, dx = low.shape
@@ -149,7 +160,10 @@ def by_quadrature(energy: ConditionalEnergy, c: Tensor) -> Normaliser:
             some = left[size[left] == nodes]
             for rows in some.split(max(1, CHUNK // (nodes**dx * NODE_WIDTH))):
                 given = energy.given(c[rows])
-                found.put(rows, _trapezoid(given, low[rows], high[rows], nodes))
+                new, open_ends = _trapezoid(given, low[rows], high[rows], nodes)
+                found.put(rows, new)
+                more = (high[rows] - low[rows]) / 2 * open_ends[:, None]
+                low[rows], high[rows] = low[rows] - more, high[rows] + more
         size[left] = 2 * size[left] - 1
 
 
@@ -166,8 +180,13 @@ def _grid(given: RowwiseEnergy) -> tuple[Tensor, Tensor, Tensor]:
     return low, high, (2 ** needed.log2().ceil() + 1).long()
 
 
-def _trapezoid(given: RowwiseEnergy, low: Tensor, high: Tensor, n_nodes: int) -> Normaliser:
-    """log Z by so many nodes of each column, with infinite errors where half of them differ."""
+def _trapezoid(
+    given: RowwiseEnergy, low: Tensor, high: Tensor, n_nodes: int
+) -> tuple[Normaliser, Tensor]:
+    """log Z by so many nodes of a column, and where the density does not vanish at the ends, (n,).
+
+    Errors are infinite there, and where half of the nodes differ.
+    """
     n, dx = low.shape
     t = torch.linspace(0, 1, n_nodes, dtype=low.dtype, device=low.device)
     axes = torch.meshgrid(*[t] * dx, indexing="ij")
@@ -180,9 +199,11 @@ def _trapezoid(given: RowwiseEnergy, low: Tensor, high: Tensor, n_nodes: int) ->
     second = (places % 2 == 0).all(dx).flatten().to(low.device)
     half = log_p[second].logsumexp(0) + cell + dx * math.log(2)
     mean = torch.einsum("Nn,Nnd->nd", (log_p - log_p.logsumexp(0)).exp(), x.double())
-    exact = (value - half).abs() <= TOLERANCE
+    ends = ((places == 0) | (places == n_nodes - 1)).any(dx).flatten().to(low.device)
+    open_ends = log_p[ends].amax(0) > log_p.amax(0) - VANISHED
+    exact = ((value - half).abs() <= TOLERANCE) & ~open_ends
     error = torch.full_like(value, torch.inf).masked_fill(exact, 0.0)
-    return Normaliser(value, error, value, mean, exact)
+    return Normaliser(value, error, value, mean, exact), open_ends
 
 
 # ------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ class ConditionalTable(Table):
 def regress(
     c: Tensor, z: Tensor, weight: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weights, intercept, and Cholesky factor of the covariance of what is left of left-out rows."""
+    """Weights, intercept, and Cholesky factor of the covariance of residuals of left-out rows."""
     w = None if weight is None else torch.as_tensor(weight, dtype=torch.float64)
     found = ridge(c, z, w)
     left = found.residuals(c, z) * found.inflation
