@@ -43,7 +43,7 @@ from tests.tiers import full, leading, named
 F64 = torch.float64
 OBJECTIVES = ("nce", "score_matching", "contrastive_divergence")
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-SMALL = {"network": MLP((16,)), "n_iter": 3, "random_state": 0}
+SMALL = {"network": MLP((16,)), "base": "linear", "n_iter": 3, "random_state": 0}
 
 
 def seeded(seed=0):
@@ -511,7 +511,7 @@ UNEQUAL = {
     f"check_sample_weight_equivalence_on_{kind}_data": "batches, bases and guards are drawn by row"
     for kind in ("dense", "sparse")
 }
-TINY = ConditionalDensity(0, network=MLP((4,)), n_iter=2, random_state=0)
+TINY = ConditionalDensity(0, network=MLP((4,)), base="linear", n_iter=2, random_state=0)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -519,7 +519,9 @@ TINY = ConditionalDensity(0, network=MLP((4,)), n_iter=2, random_state=0)
     {
         "default": TINY,
         "score_matching": clone(TINY).set_params(objective="score_matching", base="residuals"),
-        "chains": clone(TINY).set_params(objective="contrastive_divergence", early_stopping=True),
+        "chains": clone(TINY).set_params(
+            objective="contrastive_divergence", base="auto", early_stopping=True
+        ),
     },
     lambda estimator: UNEQUAL,
     first=["default"],

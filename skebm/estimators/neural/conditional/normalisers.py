@@ -21,6 +21,8 @@ from skebm.estimators.rbm.gated.given import Numbers
 # Standard error of log Z, in nats, with which annealing is content; chains and temperatures at
 # first, the growth of the latter, and the Langevin steps before annealing backward.
 MAX_ERROR, FEWEST_TEMPERATURES, GROWTH, N_BURN_IN = 0.1, 30, 4, 10
+# Standard error of weights that are all equal but for rounding: the model is the base.
+EQUAL_WEIGHTS = 1e-9
 # Draws of importance sampling for each chain of annealing.
 DRAWS_PER_CHAIN = 20
 # Numbers that are held at once, and conditions.
@@ -227,7 +229,7 @@ def _by_annealing(
         uniforms = Numbers(some, width, n_chains, settings.seed)
         log_weight, x = annealed(given, n_betas, uniforms, settings.step_size)
         parts.append(_summary(log_weight, x, n_chains))
-        if upper:
+        if upper and not (parts[-1].std_error <= EQUAL_WEIGHTS).all():
             parts[-1] = parts[-1]._replace(upper=_backward(given, x, log_weight, settings, n_betas))
     return Normaliser(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
