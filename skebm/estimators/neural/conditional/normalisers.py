@@ -118,12 +118,15 @@ def _of_block(energy: ConditionalEnergy, c: Tensor, settings: Annealing, upper: 
     if dx <= max(MOST_NODES):
         found.put(torch.arange(n, device=c.device), by_quadrature(energy, c))
     finite = energy.base.given(c).log_weight.isfinite().all(1)  # overflows far away
-    for n_betas in _ladder(settings.n_temperatures):
+    ladder = _ladder(settings.n_temperatures)
+    for n_betas in ladder:
         left = (finite & ~found.exact & ~(found.std_error <= MAX_ERROR)).nonzero().ravel()
         if not len(left):
             break
         n_chains = settings.n_chains * (DRAWS_PER_CHAIN if n_betas == 1 else 1)
-        found.put(left, _by_annealing(energy, c[left], settings, n_chains, n_betas, upper))
+        worst = math.inf if n_betas == ladder[-1] else MAX_ERROR
+        back_to = worst if upper else -math.inf
+        found.put(left, _by_annealing(energy, c[left], settings, n_chains, n_betas, back_to))
     return found
 
 
@@ -219,18 +222,24 @@ def _by_annealing(
     settings: Annealing,
     n_chains: int,
     n_betas: int,
-    upper: bool,
+    worst: float,
 ) -> Normaliser:
+    """log Z of conditions; chains go back where its standard error is at most `worst`."""
     width = energy.target_domain.n_columns + 1
     size = max(1, CHUNK // (n_chains * (width + c.shape[1])))
     parts = []
     for some in c.split(size):
-        given = energy.given(some)
         uniforms = Numbers(some, width, n_chains, settings.seed)
-        log_weight, x = annealed(given, n_betas, uniforms, settings.step_size)
-        parts.append(_summary(log_weight, x, n_chains))
-        if upper and not (parts[-1].std_error <= EQUAL_WEIGHTS).all():
-            parts[-1] = parts[-1]._replace(upper=_backward(given, x, log_weight, settings, n_betas))
+        log_weight, x = annealed(energy.given(some), n_betas, uniforms, settings.step_size)
+        found = _summary(log_weight, x, n_chains)
+        back = (found.std_error > EQUAL_WEIGHTS) & (found.std_error <= worst)
+        if back.any():
+            x, log_weight = (
+                part.view(n_chains, len(some), -1)[:, back] for part in (x, log_weight)
+            )
+            given, flat = energy.given(some[back]), (x.flatten(0, 1), log_weight.flatten())
+            found.upper[back] = _backward(given, *flat, settings, n_betas)
+        parts.append(found)
     return Normaliser(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
@@ -241,7 +250,8 @@ def _summary(log_weight: Tensor, x: Tensor, n_chains: int) -> Normaliser:
     error = (log_weight - value).exp().std(0) / math.sqrt(n_chains)
     share, rows = log_weight.softmax(0), x.view(n_chains, len(value), -1).double()
     mean = (share[..., None] * rows).sum(0)
-    return Normaliser(value, error, value, mean, torch.zeros_like(value, dtype=torch.bool))
+    exact = torch.zeros_like(value, dtype=torch.bool)
+    return Normaliser(value, error, value.clone(), mean, exact)
 
 
 def _backward(
