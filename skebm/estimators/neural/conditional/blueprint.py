@@ -40,9 +40,9 @@ from skebm.training.rows import Rows
 
 OBJECTIVES = ("nce", "score_matching", "contrastive_divergence")
 BASES = ("linear", "residuals", "mixture")
-# Numbers of components of a mixture besides 1; rows for each, at least; how many numbers in a row
-# may be worse; and columns, at most.
-COMPONENTS, ROWS_PER_COMPONENT, MOST_WORSE, MOST_COLUMNS = (2, 3, 5, 8, 16, 32), 20, 2, 100
+# Numbers of components of a mixture; rows for each, at least; how many numbers in a row may be worse;
+# and columns, at most.
+COMPONENTS, ROWS_PER_COMPONENT, MOST_WORSE, MOST_COLUMNS = (1, 2, 3, 5, 8, 16, 32, 64), 20, 2, 100
 # Rows from which on a fifth chooses the base, and rows to which mixtures are fitted, at most.
 FEWEST_TO_CHOOSE, MOST_ROWS = 50, 20_000
 # Rows from which on some guard the training, and how many: a tenth, a fifth of few rows. Fewer than
@@ -238,29 +238,36 @@ def guarding_rows(rows: Rows, seed: int) -> Tensor:
 
 
 def fit_conditional_base(
-    asked: str, rows: Rows, table: ConditionalTable, generator: torch.Generator
+    asked: str, rows: Rows, table: ConditionalTable, seed: int
 ) -> tuple[RegressionMixture, str]:
-    """The base of rows (c, u) and its name; ``"auto"`` is the best of them on a fifth of the rows.
+    """The base of rows (c, u) and its name.
 
-    A mixture of more than 100 columns is left out, and of fewer than 50 rows all but the linear.
+    Number of components, and kind where ``"auto"`` is asked for, are what a fifth of the rows likes
+    best; then all rows fit it. A mixture of more than 100 columns is left out of ``"auto"``, and
+    fewer than 50 rows have one component.
     """
+    generator = torch.Generator(rows.device).manual_seed(seed)
     index = torch.randperm(len(rows), generator=generator, device=rows.device)[:MOST_ROWS]
     x, w, n_given = rows.take(index).double(), rows.counts[index], table.n_conditions
-    if asked != "auto":
-        return _fit_named(asked, x, w, n_given, generator), asked
-    names = [name for name in BASES if _columns_of(name, x, n_given) <= MOST_COLUMNS]
+    names = [asked]
+    if asked == "auto":
+        names = [name for name in BASES if _columns_of(name, x, n_given) <= MOST_COLUMNS]
+    n_out = len(x) // 5
     if len(x) < FEWEST_TO_CHOOSE:
-        names = ["linear"]
-    n_out, best = len(x) // 5, ("linear", -math.inf)
-    if len(names) > 1:
-        for name in names:
-            found = _fit_named(name, x[n_out:], w[n_out:], n_given, generator)
-            out = x[:n_out]
-            value = found.given(out[:, :n_given]).log_prob(out[:, n_given:])
-            mean = float(weighted_mean(value, w[:n_out]))
-            if mean > best[1]:
-                best = name, mean
-    return _fit_named(best[0], x, w, n_given, generator), best[0]
+        return _fit_named(names[0], 1, x, w, n_given, seed), names[0]
+    best = (-math.inf, names[0], 1)
+    for name in names:
+        own, worse = -math.inf, 0
+        for k in COMPONENTS[: 1 if name == "linear" else None]:
+            if worse == MOST_WORSE or (k > 1 and k * ROWS_PER_COMPONENT > len(x)):
+                break
+            found = _fit_named(name, k, x[n_out:], w[n_out:], n_given, seed)
+            given = found.given(x[:n_out, :n_given])
+            value = float(weighted_mean(given.log_prob(x[:n_out, n_given:]), w[:n_out]))
+            worse, own = (worse + 1, own) if value <= own else (0, value)
+            best = max(best, (value, name, k), key=lambda one: one[0])
+    _, name, k = best
+    return _fit_named(name, k, x, w, n_given, seed), name
 
 
 def _columns_of(name: str, x: Tensor, n_given: int) -> int:
@@ -269,25 +276,17 @@ def _columns_of(name: str, x: Tensor, n_given: int) -> int:
 
 
 def _fit_named(
-    name: str, x: Tensor, weight: Tensor, n_given: int, generator: torch.Generator
+    name: str, k: int, x: Tensor, weight: Tensor, n_given: int, seed: int
 ) -> RegressionMixture:
-    """A base of rows (c, u) of weights (n,), in float64."""
+    """A base of k components of rows (c, u) of weights (n,), in float64."""
     dx = x.shape[1] - n_given
     if name == "linear":
         eye = torch.eye(dx, dtype=x.dtype, device=x.device)
         joint = GaussianMixture(eye.new_ones(1), eye.new_zeros(1, dx), eye[None])
         return RegressionMixture(joint, dx)
     part = x[:, n_given:] if name == "residuals" else x
-    found = GaussianMixture.fit(part, weight, 1)
-    best, worse = (found.bic(part, weight), found), 0
-    for k in COMPONENTS:
-        if k * ROWS_PER_COMPONENT > len(x) or worse == MOST_WORSE:
-            break
-        found = GaussianMixture.fit(part, weight, k, generator=generator)
-        bic = found.bic(part, weight)
-        worse = worse + 1 if bic >= best[0] else 0
-        best = min(best, (bic, found), key=lambda one: one[0])
-    return RegressionMixture(best[1], dx)
+    generator = torch.Generator(x.device).manual_seed(seed)
+    return RegressionMixture(GaussianMixture.fit(part, weight, k, generator=generator), dx)
 
 
 def noise_of(asked: Any, rows: Rows, table: ConditionalTable) -> Any:

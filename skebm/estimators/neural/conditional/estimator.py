@@ -128,8 +128,8 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         q. ``"linear"``: the normal distribution of a linear regression. ``"residuals"``: the same
         with a Gaussian mixture in the place of the normal distribution. ``"mixture"``: the
         conditional of a joint Gaussian mixture of c and x, whose regressions and variances depend
-        on c. Numbers of components by the Bayesian information criterion. ``"auto"`` is what a
-        fifth of the training rows likes best; mixtures of more than 100 columns are left out.
+        on c. Numbers of components, and of ``"auto"`` the kind, are what a fifth of the training
+        rows likes best; it leaves out mixtures of more than 100 columns.
     n_draws : int, default=8
         Draws of the base for each row of a step, of ``"nce"`` and ``"contrastive_divergence"``.
     n_steps : int, default=5
@@ -355,8 +355,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
             kept, guards = rows, not (streaming or self.early_stopping)
             if guards:
                 kept = rows.subset((~guarding_rows(rows, seed)).nonzero().ravel())
-            generator = torch.Generator(rows.device).manual_seed(seed)
-            base, name = fit_conditional_base(self.base, kept, table, generator)
+            base, name = fit_conditional_base(self.base, kept, table, seed)
             denoises = self.objective == "score_matching"
             sigma = noise_of(self.sigma, rows, table) if denoises else None
         else:
