@@ -40,8 +40,8 @@ from skebm.training.rows import Rows
 
 OBJECTIVES = ("nce", "score_matching", "contrastive_divergence")
 BASES = ("linear", "residuals", "mixture")
-# Numbers of components of a mixture; rows for each, at least; how many numbers in a row may be worse;
-# and columns, at most.
+# Numbers of components of a mixture; rows for each, at least; how many numbers in a row may be
+# worse; and columns, at most.
 COMPONENTS, ROWS_PER_COMPONENT, MOST_WORSE, MOST_COLUMNS = (1, 2, 3, 5, 8, 16, 32, 64), 20, 2, 100
 # Rows from which on a fifth chooses the base, and rows to which mixtures are fitted, at most.
 FEWEST_TO_CHOOSE, MOST_ROWS = 50, 20_000
