@@ -89,7 +89,7 @@ class ConditionalScores(NamedTuple):
     exact: np.ndarray
 
 
-class Judged:
+class ReferenceRows:
     """Training rows (c, u) with their weights, and the threshold that they set once it is known."""
 
     def __init__(self, rows: np.ndarray, counts: np.ndarray):
@@ -226,7 +226,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
     }
     _configs = {name: CONFIGS[name] for name in ("network", "optimizer", "early_stopping")}
     _blueprint: ConditionalBlueprint
-    _judged: Judged
+    _judged: ReferenceRows
 
     def __init__(
         self,
@@ -330,7 +330,9 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         """Keep rows whose likelihoods set the threshold when it is first needed."""
         index = torch.linspace(0, len(rows) - 1, min(len(rows), N_REFERENCE_ROWS)).long()
         index = index.to(rows.device)
-        self._judged = Judged(rows.take(index).cpu().numpy(), rows.counts[index].cpu().numpy())
+        self._judged = ReferenceRows(
+            rows.take(index).cpu().numpy(), rows.counts[index].cpu().numpy()
+        )
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return {}
