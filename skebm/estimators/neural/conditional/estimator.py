@@ -515,7 +515,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         check_is_fitted(self)
         table = self._blueprint.table
         names = [table.names[j] for j in table.given]
-        if is_frame(C):
+        if is_frame(C) and hasattr(self, "feature_names_in_"):
             missing = [name for name in names if name not in list(C.columns)]
             if missing:
                 raise ValueError(f"C lacks the columns {missing}, which are conditions.")

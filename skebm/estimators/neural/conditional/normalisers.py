@@ -30,7 +30,7 @@ CHUNK, BLOCK = 2_000_000, 256
 # Quadrature: nodes of a component's standard deviation, and standard deviations on either side;
 # nodes of a column at most, where it is the only one or one of two; nats by which half of the
 # nodes may be off.
-PER_DEVIATION, DEVIATIONS, MOST_NODES, TOLERANCE = 2.0, 8.0, {1: 5000, 2: 260}, 1e-4
+PER_DEVIATION, DEVIATIONS, MOST_NODES, TOLERANCE = 2.0, 8.0, {1: 5000, 2: 70}, 1e-4
 # Nats below its largest value where a density has vanished.
 VANISHED = 16.0
 # Nodes that no condition needs, and numbers that a network holds for each node.

@@ -139,7 +139,6 @@ class ConditionalTable(Table):
         """Conditions, categories as codes, as rows c, (n, dc) float64."""
         if self.conditions is None:
             return np.zeros((len(C), 0))
-        self.conditions._check_bits(C)
         return self.conditions.convert(C)
 
     def prepare(self, rows: Rows) -> None:
