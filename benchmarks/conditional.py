@@ -83,7 +83,6 @@ def compared(
     tries: list[tuple[str, list[dict[str, Any]]]] = [
         (name, [{"base": base, "n_iter": 0}]) for name, base in BASES.items()
     ]
-    peer = by_criterion(train, len(given) if isinstance(given, range) else 1)
     batches = -(-len(train) // 128)
     for objective in OBJECTIVES:
         kinds = [{"objective": objective, "n_iter": -(-n // batches)} for n in steps]
@@ -111,6 +110,7 @@ def compared(
         first = first or values
         yield row | summary(values, first, parts)
         if name == list(BASES)[-1]:
+            peer = by_criterion(train, len(given) if isinstance(given, range) else 1)
             values = {part: peer(parts[part][0]) for part in values}
             row |= {"model": "joint mixture by BIC", "base": "", "fit, s": ""}
             yield row | summary(values, first, parts)
