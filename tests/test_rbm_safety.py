@@ -221,6 +221,19 @@ def test_models_that_are_assessed_seldom_do_not_end_below_their_base():
     assert not Guard(seldom=True).below_base  # nothing is known
 
 
+def test_gains_of_the_same_rows_are_compared_row_by_row():
+    """What rows differ in themselves says nothing of two models of them."""
+    rows = torch.linspace(-50, 50, 11)
+    noise = torch.tensor([0.1, -0.1]).repeat(6)[:11]
+    for later, clearly in ((rows - 0.5 + noise, True), (rows - 0.02 + noise, False)):
+        guard = Guard(seldom=True)
+        for epoch, gains in enumerate((rows, later)):
+            mean, error = float(gains.mean()), float(gains.std()) / 11**0.5
+            guard.gains, guard.shown = gains, {"gain_over_base": mean, "gain_error": error}
+            guard.keep_best(guard.shown, epoch, [])
+        assert (guard.clearly_better() is not None) is clearly
+
+
 # ------------------------------------------------------------------------------
 # Fits
 # ------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.linear_model import Ridge
 from sklearn.model_selection import GroupKFold, TimeSeriesSplit, cross_val_score
 
 from skebm import RBMEstimator, TemporalRBM
@@ -14,9 +15,13 @@ from skebm.base import Batch, Clamp
 from skebm.distributions import ChowLiuTree, Columns, Gaussian, IndependentBernoulli
 from skebm.energies import MixedRBM, RowwiseRBM, TemporalEnergy
 from skebm.energies.rbm.temporal import annealed_log_z, exact_log_z, reverse_log_z
+from skebm.estimators.sequences.blueprint import autoregression
+from skebm.estimators.sequences.table import first_frames
 from skebm.objectives import TemporalDivergence
 from skebm.samplers import FromData, Persistent
 from skebm.training import EarlyStopping
+from skebm.training.rows import Rows
+from skebm.training.segments import Segments
 from tests.checks import parametrize_with_checks
 from tests.contracts.test_estimators import Interrupt
 from tests.storage import by_joblib, by_pickle, by_skops
@@ -325,6 +330,61 @@ def test_estimated_likelihoods_are_near_the_exact_ones():
     np.testing.assert_allclose(found.log_prob, exact, atol=0.1)
     assert model.score(X) <= exact.mean() + 1e-3
     assert abs(model.score(X) - exact.mean()) < 0.1
+
+
+def segments(lengths, d=2, n_context=1, seed=0):
+    """Windows of sequences of random numbers."""
+    x = torch.randn(sum(lengths), d, generator=generator(seed), dtype=F64)
+    rows = Segments(Rows(x, dtype=F64, device=torch.device("cpu")))
+    rows.cut(torch.as_tensor(first_frames(len(x), np.array(lengths))), n_context, 1)
+    return rows
+
+
+@pytest.mark.parametrize(("lengths", "whole"), [([5] * 20, True), ([30, 50], False), ([1], False)])
+def test_whole_sequences_are_held_out_or_the_end_of_each(lengths, whole):
+    rows = segments(lengths)
+    train, out = rows.split(len(rows) // 5, generator())
+    assert sorted([*train.ends.tolist(), *out.ends.tolist()]) == list(range(sum(lengths)))
+    if whole:
+        assert not set(train.first[train.ends].tolist()) & set(out.first[out.ends].tolist())
+        assert len(out) == 20
+    elif len(lengths) > 1:
+        assert out.ends.tolist() == [*range(24, 30), *range(70, 80)]
+    else:
+        assert len(out) == 1
+
+
+def test_the_autoregression_is_the_ridge_regression_of_the_best_penalty():
+    rows = segments([12] * 10, d=3, n_context=2)
+    x = rows.x.numpy()
+    x[1:] += 0.8 * x[:-1]
+    x[:, 2] = 7.0  # constant
+    columns = torch.tensor([0, 2])
+    weight, bias, left = autoregression(rows, 2, columns)
+    Z = rows.ending_at(torch.arange(120), 3).numpy()[:, :8]
+    Y, fold = x[:, [0, 2]], np.repeat(np.arange(5), 24)
+    errors, fits = [], []
+    for penalty in np.logspace(-6, 2, 17):
+        predicted = np.empty_like(Y)
+        for i in range(5):
+            n = (fold != i).sum()
+            model = Ridge(penalty * n).fit(Z[fold != i], Y[fold != i])
+            predicted[fold == i] = model.predict(Z[fold == i])
+        errors.append(((predicted - Y) ** 2).mean(0)[0])
+        fits.append(Ridge(penalty * 120).fit(Z, Y))
+    best = int(np.argmin(errors))
+    np.testing.assert_allclose(left[0], errors[best] / Y[:, 0].var(), rtol=1e-6)
+    np.testing.assert_allclose(weight[0], fits[best].coef_[0], atol=1e-7)
+    np.testing.assert_allclose(bias, fits[best].intercept_, atol=1e-6)
+    np.testing.assert_allclose(weight[1], 0, atol=1e-9)
+
+
+@pytest.mark.parametrize("lengths", [[1], [2], [1, 1, 1]])
+def test_of_few_frames_the_autoregression_says_nothing_wrong(lengths):
+    weight, bias, left = autoregression(segments(lengths), 1, torch.tensor([0]))
+    assert torch.isfinite(weight).all()
+    assert torch.isfinite(bias).all()
+    assert 0 < float(left) <= 1
 
 
 def test_samples_repeat_the_pattern():

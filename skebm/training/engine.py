@@ -68,6 +68,7 @@ class Best(NamedTuple):
     error: float
     epoch: int
     weights: list[Tensor]
+    gains: Tensor | None = None
 
 
 class Assessment(NamedTuple):
@@ -80,11 +81,14 @@ class Assessment(NamedTuple):
     error : float
         Its standard error, that of log Z included.
     draws : Tensor
+    gains : Tensor of shape (n,) or None
+        That of each row, if two assessments are to be compared row by row.
     """
 
     gain: float
     error: float
     draws: Tensor
+    gains: Tensor | None = None
 
 
 # Assesses an energy by held-out rows and their weights.
@@ -115,6 +119,8 @@ class Guard:
     shown : dict of str to float
         Diagnostics of the weights between epochs: the average where there is one, or the trained
         ones.
+    gains : Tensor or None
+        That of each held-out row in the last assessment, where they are compared row by row.
     """
 
     def __init__(self, seldom: bool = False) -> None:
@@ -123,6 +129,7 @@ class Guard:
         self.start: Best | None = None
         self.best: Best | None = None
         self.shown: dict[str, float] = {}
+        self.gains: Tensor | None = None
         self._changes: list[float] = []
 
     def diverged(self, epoch: int, batch: int, reason: str) -> None:
@@ -148,7 +155,8 @@ class Guard:
         if gain is None:  # without a base there is no estimate of log Z
             return
         if self.best is None or gain > self.best.gain:
-            self.best = Best(gain, logs["gain_error"], epoch, [w.clone() for w in weights])
+            weights = [w.clone() for w in weights]
+            self.best = Best(gain, logs["gain_error"], epoch, weights, self.gains)
             self.start = self.start or self.best
 
     def exhausted(self, n_epochs: int, n_before: int, max_epochs: int, n_batches: int) -> bool:
@@ -169,8 +177,11 @@ class Guard:
         logs = self.shown
         if self.best is None or "gain_over_base" not in logs:
             return None
-        loss = self.best.gain - logs["gain_over_base"]
-        return self.best if loss > max(2 * logs["gain_error"], MIN_LOSS) else None
+        loss, error = self.best.gain - logs["gain_over_base"], logs["gain_error"]
+        if self.gains is not None and self.best.gains is not None:
+            lost = self.best.gains - self.gains
+            error = float(lost.std()) / math.sqrt(len(lost))
+        return self.best if loss > max(2 * error, MIN_LOSS) else None
 
     def returns_to(self, ended_early: bool) -> Best | None:
         """The weights that training ends with, if not the last ones, with the best gain.
@@ -688,6 +699,7 @@ class EnergyNet(NeuralNet):
             rows.n_copies,
         )
         self.run_.state = self.module_.joined(self.state_, found.draws, self.generator)
+        self.guard_.gains = found.gains
         return {"gain_over_base": found.gain, "gain_error": found.error}
 
     def _mend(self) -> None:

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from skebm.training.rows import Rows
 
+# Sequences from which on whole ones are held out; else the last part of each.
+MANY_SEQUENCES = 10
+
 
 class Segments(Rows):
     """Rows that are windows of frames; frames are stored once, whatever the windows overlap.
@@ -82,6 +85,26 @@ class Segments(Rows):
         found.ends = self.ends[index.to(self.ends.device)]
         found.total_weight = float(len(found.ends))
         return found
+
+    def split(self, n: int, generator: torch.Generator) -> tuple[Segments, Segments]:
+        """All windows but about `n`, and these: whole sequences, or the end of each of few ones.
+
+        Windows of the same sequence are alike, so that some at random would say little of others.
+        """
+        fraction = n / len(self)
+        starts, ends = self.sequences()
+        first = self.first[self.ends]
+        if len(starts) >= MANY_SEQUENCES:
+            n_out = max(1, round(len(starts) * fraction))
+            order = torch.randperm(len(starts), generator=generator, device=generator.device)
+            out = torch.isin(first, starts[order[:n_out].to(starts.device)])
+        else:
+            length = ends[torch.searchsorted(starts, first)] + 1 - first
+            out = self.ends >= first + (1 - fraction) * length
+        if out.all() or not out.any():
+            out = torch.zeros_like(out)
+            out[-1] = True
+        return self.subset((~out).nonzero().ravel()), self.subset(out.nonzero().ravel())
 
     def _places(self, ends: Tensor, length: int) -> Tensor:
         """Numbers of the frames of windows, (n, length), of earlier sequences where missing."""

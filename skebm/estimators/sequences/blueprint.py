@@ -17,7 +17,6 @@ from skebm.energies import MixedRBM, TemporalEnergy
 from skebm.energies.rbm.temporal import RowLogZ, RowwiseRBM, annealed_log_z, exact_log_z
 from skebm.estimators.base import Blueprint, stopping_of
 from skebm.estimators.sequences.table import SequenceTable
-from skebm.estimators.tables.regression import ridge
 from skebm.objectives.temporal import TemporalDivergence, log_prob
 from skebm.samplers import FromData, Persistent
 from skebm.training import AdamW
@@ -28,18 +27,20 @@ from skebm.training.segments import Segments
 
 # Standard deviation of the initial weights.
 SCALE = 0.01
-# Learning rate, steps and frames of a step by default.
-RATE, N_STEPS, FRAMES_OF_STEP = 0.005, 10_000, 100
+# Learning rate, that of real columns, steps and frames of a step by default. Real columns start at
+# their autoregression, and jumps in a few frames make larger steps spoil it.
+RATE, REAL_RATE, N_STEPS, FRAMES_OF_STEP = 0.005, 0.0005, 10_000, 100
 # Passes at most, by default.
 MOST_PASSES = 500
-# Least mean squared error of the autoregression that real columns start at, relative to variances.
+# Penalties of the autoregression that real columns start at, for each frame; its folds; and frames
+# that are taken at once.
+PENALTIES = torch.logspace(-6, 2, 17)
+N_FOLDS, AT_ONCE = 5, 4096
 LEAST_VARIANCE = 1e-6
 # Temperatures of annealing at first, and the standard error that is small enough.
 FEWEST_TEMPERATURES, MAX_ERROR = 100, 0.1
 # Frames that recurrent units are trained on at once, and those before from which r starts.
 RECURRENT_TARGETS, RECURRENT_CONTEXT = 16, 16
-# Sequences from which on whole ones are held out; else the last tenth of each.
-MANY_SEQUENCES = 10
 # Frames that assess a model, at most, and those from which on some are held out.
 N_HELD_OUT, FEWEST_FRAMES = 500, 200
 # States of the hidden layer, times entries of a frame, up to which log Z is a sum.
@@ -112,7 +113,7 @@ class TemporalBlueprint(Blueprint):
         assert isinstance(rows, Segments)
         if not self.guarded:
             return rows, None
-        train, held_out = held_out_segments(rows, generator)
+        train, held_out = rows.split(len(rows) // 10, generator)
         n = max(1, N_HELD_OUT // rows.n_targets)
         pick = torch.randperm(len(held_out), generator=generator, device=rows.device)[:n]
         return train, held_out.subset(pick)
@@ -142,42 +143,72 @@ class TemporalBlueprint(Blueprint):
         return found
 
 
-def held_out_segments(rows: Segments, generator: torch.Generator) -> tuple[Segments, Segments]:
-    """Windows that are trained on, and those of a tenth of the frames: whole sequences if many."""
-    starts, ends = rows.sequences()
-    first = rows.first[rows.ends]
-    if len(starts) >= MANY_SEQUENCES:
-        n = max(1, len(starts) // 10)
-        order = torch.randperm(len(starts), generator=generator, device=starts.device)
-        out = torch.isin(first, starts[order[:n]])
-    else:
-        length = ends[torch.searchsorted(starts, first)] + 1 - first
-        out = rows.ends >= first + 0.9 * length
-    if out.all() or not out.any():
-        out = torch.zeros_like(out)
-        out[-1] = True
-    return rows.subset((~out).nonzero().ravel()), rows.subset(out.nonzero().ravel())
-
-
 def autoregression(rows: Segments, order: int, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Ridge regression of some columns on the frames before, with the penalty that rows choose.
 
-    By generalised cross-validation: see :func:`~skebm.estimators.tables.regression.ridge`.
+    By cross-validation over sequences, or over stretches of few ones, for all columns together;
+    columns that it predicts worse than their mean get weights of 0.
 
     Returns
     -------
     tuple
-        Weights (k, K (d + 1)), intercepts (k,), and mean squared errors of rows that are left out,
-        relative to the variances of the columns, (k,).
+        Weights (k, K (d + 1)), intercepts (k,), and mean squared errors of sequences that are left
+        out, relative to the variances of the columns, (k,).
     """
+    moments = [_moments(rows, order, columns, fold) for fold in folds(rows)]
+    total = torch.stack(moments).sum(0)
+    n, k = total[0, 0], len(columns)
+    errors = torch.zeros(len(PENALTIES), k, dtype=torch.float64, device=total.device)
+    for own in moments if len(moments) > 1 else []:
+        for i, weight in enumerate(_ridges(total - own, k)):
+            errors[i] += (weight * (own @ weight)).sum(0) / n
+    variance = (total.diagonal()[-k:] - total[0, -k:].square() / n) / n
+    relative = (errors / variance.clamp(min=LEAST_VARIANCE)).clamp(min=LEAST_VARIANCE)
+    best = int(relative.log().sum(1).argmin())
+    weight = -_ridges(total, k)[best][1:-k]
+    weight[:, (relative[best] > 1) | (len(moments) == 1)] = 0.0
+    bias = (total[0, -k:] - total[0, 1:-k] @ weight) / n
+    left = relative[best].clamp(max=1.0) if len(moments) > 1 else torch.ones_like(bias)
+    return weight.t().to(rows.x), bias.to(rows.x), left.to(rows.x)
+
+
+def folds(rows: Segments) -> list[Tensor]:
+    """Numbers of the targets of each fold: whole sequences, or stretches of fewer than five."""
+    targets = rows.targets().sort().values
+    starts, _ = rows.sequences()
+    number = torch.searchsorted(starts, rows.first[targets])
+    if len(number.unique()) < N_FOLDS:
+        number = torch.arange(len(targets), device=targets.device)
+    _, number = number.unique(return_inverse=True)
+    fold = number * N_FOLDS // (int(number.max()) + 1)
+    return [targets[fold == i] for i in fold.unique().tolist()]
+
+
+def _moments(rows: Segments, order: int, columns: Tensor, targets: Tensor) -> Tensor:
+    """Sums of products of 1, the frames before and the columns, (1 + K (d + 1) + k, same)."""
     width = rows.x.shape[1] + 1
-    frames = rows.ending_at(rows.targets(), order + 1)
-    Z, Y = frames[:, : order * width].double(), frames[:, order * width :][:, columns].double()
-    found = ridge(Z, Y)
-    variance = Y.var(0, correction=0)
-    relative = (found.error / variance.clamp(min=LEAST_VARIANCE)).clamp(LEAST_VARIANCE, 1.0)
-    parts = found.weight.t(), found.intercept, relative
-    return tuple(part.to(rows.x) for part in parts)  # type: ignore[return-value]
+    size = 1 + order * width + len(columns)
+    found = torch.zeros(size, size, dtype=torch.float64, device=rows.device)
+    for some in targets.split(AT_ONCE):
+        frames = rows.ending_at(some, order + 1).double()
+        before, now = frames[:, : order * width], frames[:, order * width :][:, columns]
+        row = torch.cat([torch.ones_like(now[:, :1]), before, now], 1)
+        found.addmm_(row.t(), row)
+    return found
+
+
+def _ridges(moments: Tensor, k: int) -> list[Tensor]:
+    """Residuals as a function of 1, the frames before and the columns, of each penalty."""
+    n, mean = moments[0, 0], moments[0, 1:] / moments[0, 0]
+    products = moments[1:, 1:] - n * torch.outer(mean, mean)
+    values, vectors = torch.linalg.eigh(products[:-k, :-k])
+    values, cross = values.clamp(min=0), vectors.t() @ products[:-k, -k:]
+    found = []
+    for penalty in (PENALTIES * float(n)).tolist():
+        weight = vectors @ (cross / (values + penalty)[:, None])
+        bias = mean[-k:] - mean[:-k] @ weight
+        found.append(torch.cat([-bias[None], -weight, torch.eye(k).to(weight)]))
+    return found
 
 
 def assess_frames(
@@ -196,7 +227,7 @@ def assess_frames(
         value = log_prob(energy, targets, generator)
         gain = value - base.to(frames.device, frames.dtype).log_prob(frames).double()
     error = float(gain.std()) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
-    return Assessment(float(gain.mean()), error, x[:0])
+    return Assessment(float(gain.mean()), error, x[:0], gain if len(gain) > 1 else None)
 
 
 @torch.no_grad()
@@ -261,7 +292,7 @@ def rate_of(rows: Segments, order: int, domain: Domain) -> float:
     if not len(real):
         return RATE
     _, _, variance = autoregression(rows, order, real)
-    return RATE * math.exp(0.5 * float(variance.log().mean()))
+    return REAL_RATE * math.exp(0.5 * float(variance.log().mean()))
 
 
 def temporal_plan(estimator: Any, rows: Segments, domain: Domain, streaming: bool) -> TrainingPlan:
