@@ -195,7 +195,8 @@ def assess_rows(
     share = None if weight is None else weight.double()
     error = weighted_variance(gain, share) / effective_count(gain, share)
     mean = float(weighted_mean(gain, share))
-    return Assessment(mean if math.isfinite(mean) else -math.inf, math.sqrt(float(error)), rows[:0])
+    value = mean if math.isfinite(mean) else -math.inf
+    return Assessment(value, math.sqrt(float(error)), rows[:0], gain)
 
 
 def conditional_gain(energy: ConditionalEnergy, rows: Tensor, generator: torch.Generator) -> Tensor:
