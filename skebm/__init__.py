@@ -7,6 +7,7 @@ One convention everywhere: p(x) = exp(-E(x)) / Z, so lower energy means more lik
 from skebm import base, diagnostics, distributions, energies, objectives, partition, samplers
 from skebm.estimators import (
     BoltzmannMachineDensity,
+    ConditionalDensity,
     ContrastiveDivergenceDensity,
     DeepBeliefNetwork,
     DeepBoltzmannMachine,
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BoltzmannMachineDensity",
+    "ConditionalDensity",
     "ContrastiveDivergenceDensity",
     "DeepBeliefNetwork",
     "DeepBoltzmannMachine",

@@ -14,24 +14,30 @@ from skebm.base.domains import parts_of
 from skebm.distributions import (
     ChowLiuTree,
     Gaussian,
+    GaussianMixture,
     IndependentBernoulli,
     IndependentCategorical,
     LatentClasses,
+    RegressionMixture,
 )
 from skebm.energies import (
+    MLP,
     AnnealedGaussianRBM,
     BernoulliRBM,
     ClassRBM,
+    ConditionalEnergy,
     GatedEnergy,
     GaussianRBM,
     GivenEnergy,
     MixedRBM,
+    Spec,
     SpikeSlabEnergy,
     SubspaceEnergy,
     TemperedCorrection,
     TemporalEnergy,
     Tilted,
 )
+from skebm.energies.conditional import target_whitening
 
 DOUBLE = torch.float64
 
@@ -137,6 +143,22 @@ def make_gaussian_rbm(n_visible, n_hidden, *, seed=0, scale=0.6, learn_sigma=Tru
 def bits(n):
     """All rows of n bits, (2 ** n, n)."""
     return torch.tensor(list(itertools.product((0.0, 1.0), repeat=n)), dtype=DOUBLE)
+
+
+def make_conditional(n_given=2, dx=1):
+    """A conditional energy of random weights, on a mixture of regressions."""
+    d, g = n_given + dx, seeded(5)
+    A = torch.randn(3, d, d, generator=g, dtype=DOUBLE)
+    covariances = A @ A.mT / d + 0.3 * torch.eye(d, dtype=DOUBLE)
+    weights = torch.rand(3, generator=g, dtype=DOUBLE) + 0.3
+    means = torch.randn(3, d, generator=g, dtype=DOUBLE)
+    base = RegressionMixture(GaussianMixture(weights / weights.sum(), means, covariances), dx)
+    spec = Spec((d,), g, DOUBLE, whitening=target_whitening(base, n_given))
+    network = MLP((8,), activation="tanh").build(spec)
+    with torch.no_grad():
+        for p in network.parameters():
+            p.add_(0.4 * torch.randn(p.shape, generator=g, dtype=DOUBLE))
+    return ConditionalEnergy(network, base, n_given)
 
 
 def make_gated(base=None, n_given=4, n_factors=5, n_hidden=2):

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from skebm import (
     BoltzmannMachineDensity,
+    ConditionalDensity,
     ContrastiveDivergenceDensity,
     DeepBeliefNetwork,
     DeepBoltzmannMachine,
@@ -86,6 +87,14 @@ SETTINGS: dict[type, dict[str, dict[str, Any]]] = {
         "fast": {"n_components": 8, "n_factors": 12, "learning_rate": 0.1, "n_iter": 20},
         "bits": {"n_components": 8, "n_factors": 12, "visible": "bernoulli", **SHORT},
         "early-stopping": {"n_components": 8, "n_factors": 12, "early_stopping": True},
+    },
+    ConditionalDensity: {
+        "defaults": {},
+        "score-matching": {"objective": "score_matching", **SHORT},
+        "chains": {"objective": "contrastive_divergence", **SHORT},
+        "linear": {"base": "linear", **SHORT},
+        "fast": {"learning_rate": 0.1, "n_iter": 20},
+        "early-stopping": {"early_stopping": True, **SHORT},
     },
     TemporalRBM: {
         "defaults": {},

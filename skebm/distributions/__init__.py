@@ -10,6 +10,7 @@ from skebm.distributions.low_rank import LowRankMixture
 from skebm.distributions.mixture import GaussianMixture
 from skebm.distributions.stack import Affine, Stack
 from skebm.distributions.transformed.flow import NormalizingFlow
+from skebm.distributions.transformed.regression import RegressionMixture, RowMixtures
 from skebm.distributions.transformed.signed_log import SignedLog
 from skebm.distributions.trees.blocks import BlockTree
 from skebm.distributions.trees.categorical import CategoricalTree
@@ -30,6 +31,8 @@ __all__ = [
     "LowRankMixture",
     "Distribution",
     "NormalizingFlow",
+    "RegressionMixture",
+    "RowMixtures",
     "SignedLog",
     "Stack",
     "Tilt",

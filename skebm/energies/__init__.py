@@ -1,5 +1,6 @@
 """Energies: functions E(x) with p(x) proportional to exp(-E(x))."""
 
+from skebm.energies.conditional import ConditionalEnergy, RowwiseEnergy
 from skebm.energies.convolution import Conv
 from skebm.energies.deep import BernoulliDBM, MixedDBM
 from skebm.energies.joint import ClassMarginal
@@ -33,6 +34,7 @@ __all__ = [
     "Biases",
     "BernoulliRBM",
     "BoltzmannMachine",
+    "ConditionalEnergy",
     "Confined",
     "Conv",
     "GatedEnergy",
@@ -44,6 +46,7 @@ __all__ = [
     "Moments",
     "NeuralEnergy",
     "PairwiseCorrection",
+    "RowwiseEnergy",
     "RowwiseRBM",
     "Spec",
     "SpikeSlabEnergy",

@@ -5,6 +5,8 @@ from skebm.estimators.boltzmann.hopfield import HopfieldMemory, Recall
 from skebm.estimators.deep import DeepBeliefNetwork, DeepBoltzmannMachine
 from skebm.estimators.deep.meanfield import MeanField, PosteriorMeans
 from skebm.estimators.neural import (
+    ConditionalDensity,
+    ConditionalScores,
     ContrastiveDivergenceDensity,
     Discrepancy,
     FlowContrastiveDensity,
@@ -14,6 +16,7 @@ from skebm.estimators.neural import (
     NCEDensity,
     ScoreMatchingDensity,
     Sliced,
+    lagged,
 )
 from skebm.estimators.outlier import EnergyOutlierDetector, Explanation
 from skebm.estimators.product import ProductOfDensities
@@ -37,6 +40,8 @@ from skebm.estimators.tractable import TractableDensity
 
 __all__ = [
     "BoltzmannMachineDensity",
+    "ConditionalDensity",
+    "ConditionalScores",
     "ContrastiveDivergenceDensity",
     "DeepBeliefNetwork",
     "DeepBoltzmannMachine",
@@ -69,4 +74,5 @@ __all__ = [
     "TemporalRBM",
     "TemporalRBMClassifier",
     "TractableDensity",
+    "lagged",
 ]

@@ -4,6 +4,11 @@ from skebm.base import Centering, Offsets, Penalty
 from skebm.objectives.classes import ClassLikelihood
 from skebm.objectives.conditional import ConditionalDivergence
 from skebm.objectives.contrastive.divergence import ContrastiveDivergence
+from skebm.objectives.contrastive.given import (
+    ClampedDivergence,
+    GivenConditions,
+    RankedConditional,
+)
 from skebm.objectives.contrastive.negative_phase import ContrastiveState
 from skebm.objectives.contrastive.refinement import Refinement
 from skebm.objectives.contrastive.walkers import Walkers
@@ -34,6 +39,7 @@ __all__ = [
     "AssessedDivergence",
     "CenteredObjective",
     "Centering",
+    "ClampedDivergence",
     "ClassLikelihood",
     "ConditionalDivergence",
     "ContrastiveDivergence",
@@ -45,6 +51,7 @@ __all__ = [
     "ExactScoreMatching",
     "FlowContrastive",
     "FlowState",
+    "GivenConditions",
     "JointLikelihood",
     "LabelDivergence",
     "LocalObjective",
@@ -54,6 +61,7 @@ __all__ = [
     "Penalty",
     "ProbabilityFlow",
     "PseudoLikelihood",
+    "RankedConditional",
     "RatioMatching",
     "Refinement",
     "SlicedScoreMatching",

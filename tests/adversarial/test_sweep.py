@@ -9,6 +9,7 @@ from sklearn.base import BaseEstimator
 
 from skebm import (
     BoltzmannMachineDensity,
+    ConditionalDensity,
     ContrastiveDivergenceDensity,
     DeepBeliefNetwork,
     DeepBoltzmannMachine,
@@ -47,6 +48,7 @@ CASES = {
     JEMClassifier: lambda: JEMClassifier(**FEW),
     RBMClassifier: lambda: RBMClassifier(8, **FEW),
     GatedRBM: lambda: GatedRBM(8, 12, **FEW),
+    ConditionalDensity: lambda: ConditionalDensity(**FEW),
     TemporalRBM: lambda: TemporalRBM(8, **FEW),
     TemporalRBMClassifier: lambda: TemporalRBMClassifier(8, **FEW),
     SequenceOutlierDetector: lambda: SequenceOutlierDetector(TemporalRBM(8, **FEW), random_state=0),

@@ -15,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import estimator_checks
 
 from skebm import (
+    ConditionalDensity,
     GatedRBM,
     JEMClassifier,
     RBMClassifier,
@@ -158,7 +159,7 @@ def drawn(model, seed=0):
 
 def test_every_estimator_has_cases():
     # Those of pairs and of sequences are in their own files.
-    elsewhere = {GatedRBM, TemporalRBM, TemporalRBMClassifier}
+    elsewhere = {ConditionalDensity, GatedRBM, TemporalRBM, TemporalRBMClassifier}
     of_rows = set(walk(BaseEBM)) - set(walk(BaseDensity)) - elsewhere
     assert of_rows == set(CASES)
 

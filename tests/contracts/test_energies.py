@@ -23,6 +23,7 @@ from skebm.energies import (
     BernoulliRBM,
     BoltzmannMachine,
     ClassRBM,
+    ConditionalEnergy,
     GatedEnergy,
     GaussianRBM,
     GivenEnergy,
@@ -53,6 +54,7 @@ from tests.oracle import (
     finite_difference,
     joint_energy,
     make_class_rbm,
+    make_conditional,
     make_gated,
     make_gaussian_rbm,
     make_rbm,
@@ -181,6 +183,10 @@ CASES = {
     GatedEnergy: {
         "pairs of bits": make_gated,
         "bits and a pair of numbers": lambda: make_gated(Gaussian(field(3), 1.5)),
+    },
+    ConditionalEnergy: {
+        "a number given two": make_conditional,
+        "numbers given one": lambda: make_conditional(1, 2),
     },
     GivenEnergy: {"bits given others": lambda: make_gated().given(field(4))},
     TemporalEnergy: {

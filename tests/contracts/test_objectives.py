@@ -1,6 +1,7 @@
 """Every objective: its gradients are those of what it says it minimises, scaled as they should."""
 
 import copy
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from skebm.objectives import (
     AssessedDivergence,
     CenteredObjective,
     Centering,
+    ClampedDivergence,
     ClassLikelihood,
     ConditionalDivergence,
     ContrastiveDivergence,
@@ -33,12 +35,14 @@ from skebm.objectives import (
     ExactLikelihood,
     ExactScoreMatching,
     FlowContrastive,
+    GivenConditions,
     JointLikelihood,
     LabelDivergence,
     MultiscaleScoreMatching,
     NoiseContrastive,
     ProbabilityFlow,
     PseudoLikelihood,
+    RankedConditional,
     RatioMatching,
     Refinement,
     SlicedScoreMatching,
@@ -80,6 +84,7 @@ from tests.objectives import (
 from tests.oracle import (
     DOUBLE,
     make_class_rbm,
+    make_conditional,
     make_gated,
     make_rbm,
     make_temporal,
@@ -451,6 +456,24 @@ CASES = {
         "pairs of numbers": Case(
             lambda: ConditionalDivergence(gently(gated_numbers)(), n_steps=2), pair_rows(False)
         ),
+    },
+    GivenConditions: {
+        "denoising given conditions": Case(
+            lambda: GivenConditions(
+                make_conditional(1, 2), functools.partial(DenoisingScoreMatching, sigma=0.5)
+            ),
+            real_rows,
+        )
+    },
+    RankedConditional: {
+        "ranked given conditions": Case(
+            lambda: RankedConditional(make_conditional(1, 2), 4), real_rows
+        )
+    },
+    ClampedDivergence: {
+        "chains given conditions": Case(
+            lambda: ClampedDivergence(make_conditional(1, 2), 2, 4), real_rows
+        )
     },
     TemporalDivergence: {
         "frames": Case(

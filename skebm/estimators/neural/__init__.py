@@ -1,5 +1,6 @@
 """Neural densities and classifiers: a network that corrects a base."""
 
+from skebm.estimators.neural.conditional import ConditionalDensity, ConditionalScores, lagged
 from skebm.estimators.neural.contrastive import (
     ContrastiveDivergenceDensity,
     Discrepancy,
@@ -11,6 +12,8 @@ from skebm.estimators.neural.noise_contrastive import NCEDensity
 from skebm.estimators.neural.score_matching import ScoreMatchingDensity, Sliced
 
 __all__ = [
+    "ConditionalDensity",
+    "ConditionalScores",
     "ContrastiveDivergenceDensity",
     "Discrepancy",
     "FlowContrastiveDensity",
@@ -20,4 +23,5 @@ __all__ = [
     "NCEDensity",
     "ScoreMatchingDensity",
     "Sliced",
+    "lagged",
 ]

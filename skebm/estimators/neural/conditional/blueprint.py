@@ -1,0 +1,297 @@
+"""Settings of a conditional density that are resolved before training, its base and its guard."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+from skebm.base import sampling
+from skebm.base.objective import Objective, effective_count, weighted_mean, weighted_variance
+from skebm.distributions import GaussianMixture, RegressionMixture
+from skebm.energies import ConditionalEnergy, Spec, build_network
+from skebm.energies.conditional import target_whitening
+from skebm.estimators.base import Blueprint
+from skebm.estimators.neural.conditional.normalisers import (
+    MOST_NODES,
+    N_PILOTS,
+    annealed,
+    by_quadrature,
+    pilot_step,
+)
+from skebm.estimators.neural.conditional.table import ConditionalTable
+from skebm.estimators.tables.bases import noise_level
+from skebm.objectives import (
+    ClampedDivergence,
+    DenoisingScoreMatching,
+    GivenConditions,
+    RankedConditional,
+)
+from skebm.training.engine import Assess, Assessment, EnergyNet, copy_weights, weights_of
+from skebm.training.plan import TrainingPlan
+from skebm.training.rows import Rows
+
+OBJECTIVES = ("nce", "score_matching", "contrastive_divergence")
+BASES = ("linear", "residuals", "mixture")
+# Numbers of components of a mixture; rows for each, at least; how many numbers in a row may be
+# worse; and columns, at most.
+COMPONENTS, ROWS_PER_COMPONENT, MOST_WORSE, MOST_COLUMNS = (1, 2, 3, 5, 8, 16, 32, 64), 20, 2, 100
+# Rows from which on a fifth chooses the base, and rows to which mixtures are fitted, at most.
+FEWEST_TO_CHOOSE, MOST_ROWS = 50, 20_000
+# Rows from which on some guard the training, and how many: a tenth, a fifth of few rows. Fewer than
+# the last number are few.
+FEWEST_ROWS, FEWEST_HELD_OUT, N_HELD_OUT, ENOUGH_HELD_OUT = 20, 20, 200, 50
+# Chains of a row, and temperatures, by which held-out rows assess a model.
+N_CHAINS, N_BETAS = 4, 20
+
+
+@dataclass(frozen=True)
+class ConditionalBlueprint(Blueprint):
+    """Resolved settings of a conditional density.
+
+    Attributes
+    ----------
+    table : ConditionalTable
+    plan : TrainingPlan
+    rule : {"nce", "score_matching", "contrastive_divergence"}
+    network_config : object
+        A copy of the parameter `network`.
+    base : RegressionMixture
+        Of rows (c, u) of the energy.
+    base_name : {"linear", "residuals", "mixture"}
+    sigma : ndarray of shape (dx,) or None
+        Noise level of score matching, in units of the rows.
+    n_draws, n_steps, seed : int
+        `seed` decides on the rows that are held out.
+    step_size : float
+        Of Langevin steps of the trained model.
+    """
+
+    table: ConditionalTable
+    plan: TrainingPlan
+    rule: str
+    network_config: Any
+    base: RegressionMixture
+    base_name: str
+    sigma: Any
+    n_draws: int
+    n_steps: int
+    seed: int
+    step_size: float = 0.1
+
+    def objective(self, generator: torch.Generator) -> Objective:
+        dtype, n_conditions = self.plan.torch_dtype, self.table.n_conditions
+        sigma = None if self.sigma is None else torch.as_tensor(self.sigma)
+        base = self.base if sigma is None else self.base.convolved(sigma)
+        base = base.to(generator.device, dtype)
+        whitening = target_whitening(base, n_conditions)
+        spec = Spec(self.table.domain.row_shape, generator, dtype, whitening=whitening)
+        energy = ConditionalEnergy(build_network(self.network_config, spec), base, n_conditions)
+        if sigma is not None:
+            level = sigma.to(generator.device, dtype)
+            return GivenConditions(energy, functools.partial(DenoisingScoreMatching, sigma=level))
+        if self.rule == "nce":
+            return RankedConditional(energy, self.n_draws)
+        return ClampedDivergence(energy, self.n_steps, self.n_draws)
+
+    def energy(self, trained: ConditionalEnergy) -> ConditionalEnergy:
+        """The energy of clean rows: with the base of these where training added noise."""
+        if self.sigma is None:
+            return trained
+        like = next(trained.parameters())
+        return trained.with_base(self.base.to(like.device, like.dtype))
+
+    def scoring_energy(self, energy: ConditionalEnergy) -> ConditionalEnergy:
+        """A copy in double precision, whose rounding is below what a row is given in."""
+        return energy.in_double()
+
+    def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
+        """The rows that neither the base nor the network sees, see :func:`guarding_rows`."""
+        out = guarding_rows(rows, self.seed)
+        if not out.any():
+            return rows, None
+        return rows.subset((~out).nonzero().ravel()), rows.subset(out.nonzero().ravel())
+
+    def assessment(self) -> Assess:
+        return functools.partial(assess_rows, self.energy)
+
+    def finalised(self, net: EnergyNet, rows: Rows) -> ConditionalBlueprint:
+        """With a step size of the model's chains; the base where rows gain nothing."""
+        if not net.streaming and net.validation is None and len(net.history):
+            self._return_to_base(net)
+        energy = self.energy(net.module_.energy.eval())
+        generator = torch.Generator(rows.device).manual_seed(net.seed_)
+        index = torch.linspace(0, len(rows) - 1, min(len(rows), N_PILOTS), device=rows.device)
+        c, x = energy.split(rows.take(index.long()))
+        with torch.no_grad(), sampling(energy):
+            step = pilot_step(energy.given(c), x, generator)
+        return replace(self, step_size=step)
+
+    def _return_to_base(self, net: EnergyNet) -> None:
+        """Back to f = 0 unless held-out rows gained; few of them by more than a standard error."""
+        start, rows = net.guard_.start, net.held_out_
+        if rows is None or start is None:
+            with torch.no_grad():
+                for parameter in net.module_.energy.parameters():
+                    parameter.zero_()
+            return
+        generator = torch.Generator(rows.device).manual_seed(net.seed_)
+        energy = net.module_.energy.eval()
+        found = assess_rows(self.energy, energy, rows.block(0, len(rows)), rows.weight, generator)
+        if found.gain > (found.error if len(rows) < ENOUGH_HELD_OUT else 0.0):
+            return
+        copy_weights(start.weights, weights_of(net.module_))
+        if not net.note_:  # which has said so
+            warnings.warn(
+                f"p(x given c) is the base, {self.base!r}: under the trained model held-out rows "
+                f"gain {found.gain:.2g} nats, with a standard error of {found.error:.2g}. More "
+                "rows or a larger n_iter may help.",
+                ConvergenceWarning,
+                stacklevel=5,
+            )
+
+    def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
+        raise NotImplementedError("Each condition has a log Z of its own.")
+
+    def proper_score(self, rows: Rows, energy: Any) -> Tensor:
+        raise NotImplementedError("log p of rows is estimated condition by condition.")
+
+    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
+        found = super().without_effect(asked)
+        used = {
+            "sigma": ("score_matching",),
+            "n_draws": ("nce", "contrastive_divergence"),
+            "n_steps": ("contrastive_divergence",),
+        }
+        for name, rules in used.items():
+            if name in asked and self.rule not in rules:
+                found[name] = f'objective is "{self.rule}"'
+        return found
+
+
+def assess_rows(
+    clean: Callable[[ConditionalEnergy], ConditionalEnergy],
+    trained: ConditionalEnergy,
+    rows: Tensor,
+    weight: Tensor | None,
+    generator: torch.Generator,
+    n_completions: int = 1,
+) -> Assessment:
+    """Mean log p(x | c) - log q(x | c) of held-out rows (c, x), by quadrature or short annealing.
+
+    Direction: annealing forward is low for log Z on average, and backward from x high where this
+    is a draw of the model; the larger one of the two counts. Of one column log Z is exact.
+    """
+    energy = clean(trained)
+    with torch.no_grad(), sampling(energy):
+        gain = conditional_gain(energy, rows, generator)
+    share = None if weight is None else weight.double()
+    error = weighted_variance(gain, share) / effective_count(gain, share)
+    mean = float(weighted_mean(gain, share))
+    value = mean if math.isfinite(mean) else -math.inf
+    return Assessment(value, math.sqrt(float(error)), rows[:0], gain)
+
+
+def conditional_gain(energy: ConditionalEnergy, rows: Tensor, generator: torch.Generator) -> Tensor:
+    """log p(x | c) - log q(x | c) of rows (c, x), (n,) float64: see :func:`assess_rows`."""
+    c, x = energy.split(rows)
+    given = energy.given(c)
+    f = given.trained(x).double()
+    if x.shape[1] == min(MOST_NODES):
+        found = by_quadrature(energy, c)
+        if found.exact.all():
+            return -f - found.value
+    step = pilot_step(given, x, generator)
+    size = (N_CHAINS * len(x), x.shape[1] + 1)
+
+    def uniforms() -> Tensor:
+        return torch.rand(size, generator=generator, dtype=x.dtype, device=x.device)
+
+    forward, _ = annealed(given, N_BETAS, uniforms, step)
+    backward, _ = annealed(given, N_BETAS, uniforms, step, x.repeat(N_CHAINS, 1))
+    many = math.log(N_CHAINS)
+    low = forward.view(N_CHAINS, -1).logsumexp(0) - many
+    high = many - (-backward).view(N_CHAINS, -1).logsumexp(0)
+    return -f - torch.maximum(low, high)
+
+
+# ------------------------------------------------------------------------------
+# The base
+# ------------------------------------------------------------------------------
+
+
+def guarding_rows(rows: Rows, seed: int) -> Tensor:
+    """Which rows are held out, (n,) bool: a tenth, 200 at most.
+
+    Of fewer than 200 rows up to a fifth, and of fewer than 20 none.
+    """
+    n = max(len(rows) // 10, min(len(rows) // 5, FEWEST_HELD_OUT))
+    n = 0 if len(rows) < FEWEST_ROWS else min(n, N_HELD_OUT)
+    generator = torch.Generator(rows.device).manual_seed(seed)
+    return torch.randperm(len(rows), generator=generator, device=rows.device) < n
+
+
+def fit_conditional_base(
+    asked: str, rows: Rows, table: ConditionalTable, seed: int
+) -> tuple[RegressionMixture, str]:
+    """The base of rows (c, u) and its name.
+
+    Number of components, and kind where ``"auto"`` is asked for, are what a fifth of the rows likes
+    best; then all rows fit it. A mixture of more than 100 columns is left out of ``"auto"``, and
+    fewer than 50 rows have one component.
+    """
+    generator = torch.Generator(rows.device).manual_seed(seed)
+    index = torch.randperm(len(rows), generator=generator, device=rows.device)[:MOST_ROWS]
+    x, w, n_given = rows.take(index).double(), rows.counts[index], table.n_conditions
+    names = [asked]
+    if asked == "auto":
+        names = [name for name in BASES if _columns_of(name, x, n_given) <= MOST_COLUMNS]
+    n_out = len(x) // 5
+    if len(x) < FEWEST_TO_CHOOSE:
+        return _fit_named(names[0], 1, x, w, n_given, seed), names[0]
+    best = (-math.inf, names[0], 1)
+    for name in names:
+        own, worse = -math.inf, 0
+        for k in COMPONENTS[: 1 if name == "linear" else None]:
+            if worse == MOST_WORSE or (k > 1 and k * ROWS_PER_COMPONENT > len(x)):
+                break
+            found = _fit_named(name, k, x[n_out:], w[n_out:], n_given, seed)
+            given = found.given(x[:n_out, :n_given])
+            value = float(weighted_mean(given.log_prob(x[:n_out, n_given:]), w[:n_out]))
+            worse, own = (worse + 1, own) if value <= own else (0, value)
+            best = max(best, (value, name, k), key=lambda one: one[0])
+    _, name, k = best
+    return _fit_named(name, k, x, w, n_given, seed), name
+
+
+def _columns_of(name: str, x: Tensor, n_given: int) -> int:
+    """Columns of the mixture that is fitted for a base."""
+    return {"linear": 1, "residuals": x.shape[1] - n_given, "mixture": x.shape[1]}[name]
+
+
+def _fit_named(
+    name: str, k: int, x: Tensor, weight: Tensor, n_given: int, seed: int
+) -> RegressionMixture:
+    """A base of k components of rows (c, u) of weights (n,), in float64."""
+    dx = x.shape[1] - n_given
+    if name == "linear":
+        eye = torch.eye(dx, dtype=x.dtype, device=x.device)
+        joint = GaussianMixture(eye.new_ones(1), eye.new_zeros(1, dx), eye[None])
+        return RegressionMixture(joint, dx)
+    part = x[:, n_given:] if name == "residuals" else x
+    generator = torch.Generator(x.device).manual_seed(seed)
+    return RegressionMixture(GaussianMixture.fit(part, weight, k, generator=generator), dx)
+
+
+def noise_of(asked: Any, rows: Rows, table: ConditionalTable) -> Any:
+    """Noise level of score matching, (dx,), in units of the rows of the energy."""
+    x = rows.block(0, len(rows))[:, table.n_conditions :]
+    own = Rows(x, dtype=rows.dtype, device=rows.device)
+    return noise_level(asked, own).cpu().numpy()

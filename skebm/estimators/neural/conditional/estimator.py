@@ -1,0 +1,654 @@
+"""Conditional densities of real rows as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Integral
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from sklearn.base import DensityMixin, OutlierMixin
+from sklearn.utils import check_array
+from torch import Tensor
+
+from skebm._validation import (
+    Interval,
+    StrOptions,
+    check_is_fitted,
+    draw_seed,
+    fit_context,
+)
+from skebm.base import sampling
+from skebm.base.sampler import whole_number
+from skebm.distributions import RegressionMixture
+from skebm.estimators._docs import shared_docs
+from skebm.estimators.base import (
+    DENSITY_CONSTRAINTS,
+    BaseEBM,
+    raises_interrupt,
+    restores_on_failure,
+    upper_quantile,
+    validate_coded,
+)
+from skebm.estimators.neural.blueprint import (
+    CONFIGS,
+    NEURAL_CONSTRAINTS,
+    SIGMA,
+    network_of,
+    neural_plan,
+)
+from skebm.estimators.neural.conditional.blueprint import (
+    BASES,
+    OBJECTIVES,
+    ConditionalBlueprint,
+    fit_conditional_base,
+    guarding_rows,
+    noise_of,
+)
+from skebm.estimators.neural.conditional.normalisers import (
+    Annealing,
+    Normaliser,
+    annealed,
+    log_normalisers,
+    moved,
+    resampled,
+)
+from skebm.estimators.neural.conditional.table import ConditionalTable, column_numbers
+from skebm.estimators.tables.columns import Coding, is_frame
+from skebm.estimators.tables.table import Table
+from skebm.training.engine import EnergyNet
+from skebm.training.rows import Rows
+
+# Training rows whose likelihoods set the threshold of `predict`, at most.
+N_REFERENCE_ROWS = 500
+# Temperatures and chains of a draw, and conditions that are drawn for at once.
+N_DRAW_BETAS, DRAW_CHAINS, BLOCK = 50, 8, 256
+
+
+class ConditionalScores(NamedTuple):
+    """Log-likelihoods of rows x given their conditions, arrays of shape (n_samples,), in nats.
+
+    Attributes
+    ----------
+    log_prob : ndarray
+        By the estimate of log Z of each condition: high on average, by about half of the squared
+        standard error, unless it is exact.
+    std_error : ndarray
+        Standard error of each; 0 where log Z is exact.
+    lower : ndarray
+        By annealing from draws of the model to the base: low on average if these are from the
+        model. Equal to `log_prob` where log Z is exact.
+    exact : ndarray of bool
+        Whether log Z is by quadrature of one or two columns, to 1e-4 nats or better.
+    """
+
+    log_prob: np.ndarray
+    std_error: np.ndarray
+    lower: np.ndarray
+    exact: np.ndarray
+
+
+class ReferenceRows:
+    """Training rows (c, u) with their weights, and the threshold that they set once it is known."""
+
+    def __init__(self, rows: np.ndarray, counts: np.ndarray):
+        self.rows, self.counts = rows, counts
+        self.threshold: float | None = None
+
+
+def _kind(like: Tensor) -> dict[str, Any]:
+    return {"dtype": like.dtype, "device": like.device}
+
+
+@shared_docs
+class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
+    r"""Neural density of some columns given the others, p(x | c), normalised for every c.
+
+    .. math:: p(x \mid c) = \frac{1}{Z(c)}\, q(x \mid c)\, e^{-f(c, x)} , \qquad
+        Z(c) = \mathbb E_{q(x \mid c)}\, e^{-f(c, x)}
+
+    Which columns of X are the conditions c is said by `given`; the others, numbers, are x. A linear
+    regression of x on c comes first, a conditional base q of its residuals second, fitted by EM,
+    and a network f corrects it. With frames beside the frames before them (:func:`lagged`) this is
+    a density of what comes next, with classes among the conditions one density a class.
+
+    Parameters
+    ----------
+    given : int, str or array-like of such, default=0
+        Columns of the conditions: numbers, names of a data frame, or a boolean mask. An empty list
+        leaves a density of all columns.
+    objective : {"nce", "score_matching", "contrastive_divergence"}, default="nce"
+        ``"nce"``: the network picks each row among draws of its own base (noise contrastive
+        estimation in its ranking form [1]_), in which no Z(c) has a part. ``"score_matching"``:
+        denoising score matching in x [2]_, with the base of clean rows put back in the end.
+        ``"contrastive_divergence"``: maximum likelihood with chains at clamped conditions.
+    <<network>>
+    base : {"auto", "linear", "residuals", "mixture"}, default="auto"
+        q. ``"linear"``: the normal distribution of a linear regression. ``"residuals"``: the same
+        with a Gaussian mixture in the place of the normal distribution. ``"mixture"``: the
+        conditional of a joint Gaussian mixture of c and x, whose regressions and variances depend
+        on c. Numbers of components, and of ``"auto"`` the kind, are what a fifth of the training
+        rows likes best; it leaves out mixtures of more than 100 columns.
+    n_draws : int, default=8
+        Draws of the base for each row of a step, of ``"nce"`` and ``"contrastive_divergence"``.
+    n_steps : int, default=5
+        Langevin steps of a chain of ``"contrastive_divergence"``.
+    sigma : float, array-like, "auto" or "bandwidth", default="auto"
+        Standard deviation of the noise of ``"score_matching"``, relative to the residuals of the
+        linear regression. ``"auto"``: as in :class:`ScoreMatchingDensity`.
+    <<categorical_features>>
+    <<learning_rate, batch_size, n_iter>>
+    optimizer : AdamW or None, default=None
+        Settings of the optimizer; None is :class:`skebm.training.AdamW` with its defaults.
+    early_stopping : bool or EarlyStopping, default=False
+        Stop when the objective on held-out rows no longer improves, and keep the best weights.
+    <<warm_start>>
+    n_chains, n_temperatures : int, default=10, 480
+        Annealing of log Z, which every condition has its own of, where x has more than two columns:
+        chains of a condition, and temperatures at most, where standard errors are above 0.1.
+    <<contamination, compute>>
+
+    Attributes
+    ----------
+    given_ : list of int
+        Numbers of the columns of the conditions.
+    base_ : RegressionMixture
+        The fitted base, of residuals u of the linear regression, given encoded conditions.
+    base_name_ : {"linear", "residuals", "mixture"}
+    threshold_, offset_ : float
+        Log-likelihood given the conditions below which a row is an outlier, computed when first
+        needed.
+    history_ : list of dict
+        One entry an epoch; twenty times a fit ``gain_over_base`` and ``gain_error``, the mean
+        log-likelihood ratio of held-out rows to the base, in nats.
+    n_iter_, n_restarts_ : int
+        Number of epochs and of roll-backs.
+    energy_, net_ : ConditionalEnergy, EnergyNet
+        The energy of rows (c, u) as a torch module, and the skorch net.
+    n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
+
+    See Also
+    --------
+    lagged : Frames of sequences beside the frames before them.
+    TemporalRBM : Sequences by restricted Boltzmann machines.
+    NCEDensity : Densities of whole rows.
+
+    Notes
+    -----
+    **Held-out rows guard the training** without `early_stopping`: a tenth of the rows, 200 at most,
+    and up to a fifth of fewer than 200. Neither base nor network see them. Twenty times a fit their
+    likelihood is compared with that of the base; weights that are clearly worse than earlier ones
+    are gone back from, and the model stays the base, f = 0, unless these rows gain (by more than a
+    standard error, if they are fewer than 50). Fewer than 20 rows leave the base.
+
+    References
+    ----------
+    .. [1] Ma and Collins (2018), "Noise contrastive estimation and negative sampling for
+       conditional models: consistency and statistical efficiency", EMNLP, section 3.
+    .. [2] Vincent (2011), "A connection between score matching and denoising autoencoders", Neural
+       Computation 23(7), equation 11.
+
+    Examples
+    --------
+    Two branches whose distance grows with the condition:
+
+    >>> import numpy as np
+    >>> from skebm import ConditionalDensity
+    >>> rng = np.random.default_rng(0)
+    >>> c = rng.uniform(0, 2, 600)
+    >>> x = c * rng.choice([-1, 1], 600) + 0.2 * rng.normal(size=600)
+    >>> model = ConditionalDensity(given=0, random_state=0).fit(np.column_stack([c, x]))
+    >>> near, far = model.score_samples([[1.5, 1.5], [1.5, 0.0]])
+    >>> bool(near > -1 and far < -4)
+    True
+    >>> model.sample([[2.0], [2.0]], random_state=0).shape
+    (2, 1)
+    """
+
+    _parameter_constraints: dict = {
+        name: DENSITY_CONSTRAINTS[name]
+        for name in DENSITY_CONSTRAINTS
+        if name not in ("partition", "sampler")
+    } | {
+        "network": NEURAL_CONSTRAINTS["network"],
+        "learning_rate": NEURAL_CONSTRAINTS["learning_rate"],
+        "optimizer": NEURAL_CONSTRAINTS["optimizer"],
+        "given": [Integral, str, "array-like"],
+        "objective": [StrOptions(set(OBJECTIVES))],
+        "base": [StrOptions({"auto", *BASES})],
+        "n_draws": [Interval(Integral, 1, None, closed="left")],
+        "n_steps": [Interval(Integral, 1, None, closed="left")],
+        "sigma": [kind for kind in SIGMA if kind is not None],
+        "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
+        "n_chains": [Interval(Integral, 2, None, closed="left")],
+        "n_temperatures": [Interval(Integral, 1, None, closed="left")],
+    }
+    _configs = {name: CONFIGS[name] for name in ("network", "optimizer", "early_stopping")}
+    _blueprint: ConditionalBlueprint
+    _judged: ReferenceRows
+
+    def __init__(
+        self,
+        given=0,
+        objective="nce",
+        network=None,
+        *,
+        base="auto",
+        n_draws=8,
+        n_steps=5,
+        sigma="auto",
+        categorical_features="from_dtype",
+        learning_rate=2e-3,
+        batch_size="auto",
+        n_iter="auto",
+        optimizer=None,
+        early_stopping=False,
+        warm_start=False,
+        n_chains=10,
+        n_temperatures=480,
+        contamination="auto",
+        random_state=None,
+        verbose=0,
+        device="auto",
+        dtype="float32",
+        net_params=None,
+    ):
+        self.given = given
+        self.objective = objective
+        self.network = network
+        self.base = base
+        self.n_draws = n_draws
+        self.n_steps = n_steps
+        self.sigma = sigma
+        self.categorical_features = categorical_features
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.n_iter = n_iter
+        self.optimizer = optimizer
+        self.early_stopping = early_stopping
+        self.warm_start = warm_start
+        self.n_chains = n_chains
+        self.n_temperatures = n_temperatures
+        self.contamination = contamination
+        self.random_state = random_state
+        self.verbose = verbose
+        self.device = device
+        self.dtype = dtype
+        self.net_params = net_params
+
+    # ---------------------------------------------------------------- fitting
+
+    @fit_context(prefer_skip_nested_validation=True)
+    @raises_interrupt
+    @restores_on_failure
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Fit the model to rows of conditions and what is given them.
+
+        Ctrl-C during training raises `KeyboardInterrupt` once the model trained so far is usable. A
+        call that fails in any other way leaves the estimator as it was before it.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Columns of c, as `given` lists them, and of x.
+        y : None
+            Not used; present by convention.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Non-negative weights; rows of weight 0 are ignored.
+
+        Returns
+        -------
+        self : object
+        """
+        self._keep(self._fit(X, sample_weight, streaming=False))
+        return self
+
+    @fit_context(prefer_skip_nested_validation=True)
+    @restores_on_failure
+    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Train for one epoch on the rows of X, in mini-batches, from the current state.
+
+        Scales, regression and base are those of the first call. A call that fails or is interrupted
+        leaves the estimator as it was before it, bit for bit.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+        y : None
+            Not used; present by convention.
+        sample_weight : array-like of shape (n_samples,), default=None
+
+        Returns
+        -------
+        self : object
+        """
+        self._keep(self._fit(X, sample_weight, streaming=True))
+        return self
+
+    def _keep(self, rows: Rows) -> None:
+        """Keep rows whose likelihoods set the threshold when it is first needed."""
+        index = torch.linspace(0, len(rows) - 1, min(len(rows), N_REFERENCE_ROWS)).long()
+        index = index.to(rows.device)
+        self._judged = ReferenceRows(
+            rows.take(index).cpu().numpy(), rows.counts[index].cpu().numpy()
+        )
+
+    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+        return {}
+
+    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
+        """Validated rows, categories as codes."""
+        kwargs |= {"reset": reset, "min_samples": min_samples}
+        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
+
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> ConditionalTable:
+        known, d = getattr(self, "feature_names_in_", None), X.shape[1]
+        given = column_numbers(self.given, known, d)
+        names = [f"x{j}" for j in range(d)] if known is None else [str(name) for name in known]
+        return ConditionalTable.learn(X, given, weight, self._coding, names)
+
+    def _design(
+        self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
+    ) -> ConditionalBlueprint:
+        assert isinstance(table, ConditionalTable)
+        if before is None:
+            seed = draw_seed(self.random_state_)
+            kept, guards = rows, not (streaming or self.early_stopping)
+            if guards:
+                kept = rows.subset((~guarding_rows(rows, seed)).nonzero().ravel())
+            base, name = fit_conditional_base(self.base, kept, table, seed)
+            denoises = self.objective == "score_matching"
+            sigma = noise_of(self.sigma, rows, table) if denoises else None
+        else:
+            last = self._blueprint
+            base, name, sigma, seed = last.base, last.base_name, last.sigma, last.seed
+            if self.objective != last.rule or self.base not in ("auto", name):
+                raise ValueError(
+                    f'The weights are those of objective="{last.rule}" and base="{name}": with '
+                    "warm_start and partial_fit they must not change. Clone the estimator to "
+                    "start anew."
+                )
+        return ConditionalBlueprint(
+            table=table,
+            plan=neural_plan(self, len(rows), streaming=streaming),
+            rule=self.objective,
+            network_config=network_of(self),
+            base=base,
+            base_name=name,
+            sigma=sigma,
+            n_draws=int(self.n_draws),
+            n_steps=int(self.n_steps),
+            seed=seed,
+        )
+
+    # ---------------------------------------------------------------- likelihoods
+
+    def _map(self, rows: Rows, function: Any) -> Tensor:
+        energy = self._blueprint.scoring_energy(self.energy_)
+        return rows.map(lambda x: function(energy, x.double()))
+
+    def _scores(self, rows: Rows, *, upper: bool) -> tuple[ConditionalScores, float]:
+        """Log-likelihoods of rows (c, u), and the standard error of their mean by that of log Z.
+
+        Rows of one condition share its log Z, and the error of it.
+        """
+        energy, table = self._energies(rows), self._blueprint.table
+        c = rows.block(0, len(rows))[:, : table.n_conditions]
+        if table.n_conditions:
+            distinct, place, counts = c.unique(dim=0, return_inverse=True, return_counts=True)
+        else:
+            distinct, place = c[:1], torch.zeros(len(c), dtype=torch.long, device=c.device)
+            counts = torch.tensor([len(c)], device=c.device)
+        found = self._normalisers(distinct, upper=upper)
+        log_z, error, high, _, exact = (part[place].cpu().numpy() for part in found)
+        table.check_finite(log_z, rows, "log Z")
+        lower = np.where(exact, log_z, np.maximum(log_z, high))
+        scores = ConditionalScores(-energy - log_z, error, -energy - lower, exact)
+        return scores, float((found.std_error * counts).norm()) / len(c)
+
+    def _normalisers(self, c: Tensor, *, upper: bool) -> Normaliser:
+        """log Z of conditions c (n, dc), in double precision."""
+        blueprint = self._blueprint
+        energy = blueprint.scoring_energy(self.energy_)
+        settings = Annealing(
+            int(self.n_chains), int(self.n_temperatures), blueprint.step_size, self.net_.seed_
+        )
+        verbose = int(self.verbose)
+        return log_normalisers(energy, c.double(), settings, upper=upper, verbose=verbose)
+
+    def log_conditional(self, X: Any) -> ConditionalScores:
+        r"""log p(x | c) of each row, with its error and a pessimistic end.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ConditionalScores
+        """
+        return self._scores(self._rows(X), upper=True)[0]
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """log p(x | c) of each row, in nats and in the units of x.
+
+        Exact, by quadrature, where x has one or two columns and the base no very narrow components;
+        else by importance sampling or annealing of log Z of each condition, and high on average, by
+        about half of the squared standard error, which :meth:`log_conditional` has.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return self._scores(self._rows(X), upper=False)[0].log_prob
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Mean log p(x | c) of rows in nats, at the pessimistic end.
+
+        Exact where :meth:`score_samples` is. Else the mean of ``lower`` of :meth:`log_conditional`,
+        less two standard errors of the mean of log Z.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+        y : None
+            Not used; present by convention.
+
+        Returns
+        -------
+        float
+        """
+        found, error = self._scores(self._rows(X), upper=True)
+        return float(found.lower.mean()) - 2 * error
+
+    def energy(self, X: Any) -> np.ndarray:
+        """E(x | c) of each row, in nats: log p(x | c) is minus this less log Z(c).
+
+        Energies of different conditions are on different scales: use :meth:`score_samples` to
+        compare rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return super().energy(X)
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Log-likelihood given the condition above the threshold: negative for outliers.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return self.score_samples(X) - self.threshold_
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Classify rows as inliers (+1) or as outliers given their conditions (-1).
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return np.where(self.decision_function(X) >= 0, 1, -1)
+
+    # ---------------------------------------------------------------- what x is, given c
+
+    def _conditions(self, C: Any) -> Tensor:
+        """Rows c of conditions as users pass them, (n, dc)."""
+        check_is_fitted(self)
+        table = self._blueprint.table
+        names = [table.names[j] for j in table.given]
+        if is_frame(C) and hasattr(self, "feature_names_in_"):
+            missing = [name for name in names if name not in list(C.columns)]
+            if missing:
+                raise ValueError(f"C lacks the columns {missing}, which are conditions.")
+            C = C[names]
+        else:
+            C = np.asarray(C)
+            if C.ndim != 2 or C.shape[1] not in (len(names), self.n_features_in_):
+                raise ValueError(
+                    f"C must hold the {len(names)} columns {names} of the conditions in this "
+                    f"order, or all {self.n_features_in_} columns of X, got shape {C.shape}."
+                )
+            C = C if C.shape[1] == len(names) else C[:, table.given]
+        like = next(self.energy_.parameters())
+        if table.conditions is None:
+            return like.new_zeros(len(C), 0)
+        coding = table.conditions.coding
+        if coding is not None:
+            C = coding.encode(C, 1, type(self).__name__)
+        codes = check_array(C, dtype=np.float64, input_name="C", estimator=self)
+        return torch.from_numpy(table.encoded(codes)).to(like.device, like.dtype)
+
+    def expected(self, C: Any) -> np.ndarray:
+        """Mean of x given each condition, E(x | c).
+
+        By quadrature where x has one or two columns; else weighted by importance over draws of the
+        base or chains of annealing, with a fixed seed.
+
+        Parameters
+        ----------
+        C : array-like of shape (n_samples, n_conditions) or (n_samples, n_features)
+            The columns of the conditions in the order of `given`, or rows of all columns, of which
+            only these are used.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features - n_conditions)
+            In the units of x.
+        """
+        c, table = self._conditions(C), self._blueprint.table
+        found = self._normalisers(c, upper=False).mean
+        return table.invert(torch.cat([c.to(found), found], 1))
+
+    def sample(self, C: Any, random_state: Any = None, *, n_steps: int = 20) -> np.ndarray:
+        """Draw a row x for each condition, from p(x | c).
+
+        Eight chains are annealed from the base, one of them is chosen by its weight, and moved by
+        `n_steps` of MALA: approximate, and exact in the limit of many steps.
+
+        Parameters
+        ----------
+        C : array-like of shape (n_samples, n_conditions) or (n_samples, n_features)
+            As in :meth:`expected`. Repeat a row for several draws.
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        n_steps : int, default=20
+            Steps of the chains after annealing.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features - n_conditions)
+            In the units of x.
+        """
+        whole_number("n_steps", n_steps, 1)
+        c, energy, step = self._conditions(C), self.energy_, self._blueprint.step_size
+        generator, width = self._generator(random_state), energy.target_domain.n_columns + 1
+
+        def uniforms(n: int) -> Callable[[], Tensor]:
+            kind: dict[str, Any] = {"dtype": c.dtype, "device": c.device}
+            return lambda: torch.rand(n, width, generator=generator, **kind)
+
+        drawn = []
+        for some in c.split(BLOCK):
+            given, one, many = energy.given(some), uniforms(len(some)), len(some) * DRAW_CHAINS
+            with torch.no_grad(), sampling(energy):
+                log_weight, x = annealed(given, N_DRAW_BETAS, uniforms(many), step)
+                x = resampled(x, log_weight, one()[:, 0], 1)
+                drawn.append(moved(given, x, n_steps, one, step))
+        return self._blueprint.table.invert(torch.cat([c, torch.cat(drawn)], 1))
+
+    # ---------------------------------------------------------------- fitted attributes
+
+    def _choose_partition(self, *, importance: bool = True) -> NoReturn:
+        raise AttributeError("Each condition has a log Z of its own: see log_conditional.")
+
+    def _log_partition(self) -> NoReturn:
+        raise AttributeError("Each condition has a log Z of its own: see log_conditional.")
+
+    @property
+    def partition_(self) -> Any:
+        """Not available: each condition has a log Z of its own."""
+        self._log_partition()
+
+    @property
+    def log_partition_method_(self) -> str:
+        """Not available: each condition has a log Z of its own."""
+        self._log_partition()
+
+    @property
+    def threshold_(self) -> float:
+        """Log-likelihood given the conditions below which a row is an outlier, when first needed.
+
+        The quantile of at most 500 training rows.
+        """
+        check_is_fitted(self)
+        judged = self._judged
+        if judged.threshold is None:
+            like = next(self.energy_.parameters())
+            weight = torch.from_numpy(judged.counts)
+            rows = Rows(torch.from_numpy(judged.rows).to(like), weight, **_kind(like))
+            value, _ = self._scores(rows, upper=False)
+            fraction = 0.1 if self.contamination == "auto" else self.contamination
+            judged.threshold = -upper_quantile(-value.log_prob, fraction, judged.counts)
+        return judged.threshold
+
+    @property
+    def offset_(self) -> float:
+        """Threshold of `predict` in the units of `score_samples`."""
+        return self.threshold_
+
+    @property
+    def given_(self) -> list[int]:
+        """Numbers of the columns of the conditions."""
+        check_is_fitted(self)
+        return list(self._blueprint.table.given)
+
+    @property
+    def base_(self) -> RegressionMixture:
+        """The fitted base."""
+        check_is_fitted(self)
+        return self._blueprint.base
+
+    @property
+    def base_name_(self) -> str:
+        """What the base is."""
+        check_is_fitted(self)
+        return self._blueprint.base_name
