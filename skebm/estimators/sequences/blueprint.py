@@ -20,7 +20,6 @@ from skebm.estimators.base import Blueprint, stopping_of
 from skebm.estimators.sequences.table import SequenceTable
 from skebm.objectives.temporal import TemporalDivergence, log_prob
 from skebm.samplers import FromData, Persistent
-from skebm.training import AdamW
 from skebm.training.engine import Assess, Assessment, EnergyNet
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
@@ -310,7 +309,12 @@ def rule_of(estimator: Any, n_hidden: int, n_columns: int) -> tuple[str, int]:
             "fewer hidden units."
         )
     n_steps = None if chains is None else chains.n_steps
-    return rule, 1 if n_steps is None else int(n_steps)
+    return rule, int(default_of(estimator, "chains").n_steps if n_steps is None else n_steps)
+
+
+def default_of(estimator: Any, name: str) -> Any:
+    """What None stands for in a parameter."""
+    return type(estimator)._configs[name](None, set())
 
 
 def rate_of(rows: Segments, order: int, domain: Domain) -> float:
@@ -329,7 +333,7 @@ def rate_of(rows: Segments, order: int, domain: Domain) -> float:
 def temporal_plan(estimator: Any, rows: Segments, domain: Domain, streaming: bool) -> TrainingPlan:
     """Steps of a fit: AdamW."""
     net, n_windows = estimator.net_params or {}, len(rows)
-    optimizer = AdamW() if estimator.optimizer is None else estimator.optimizer
+    optimizer = estimator.optimizer or default_of(estimator, "optimizer")
     stopping = stopping_of(estimator.early_stopping)
     rate = net.get("lr", estimator.learning_rate)
     rate = rate_of(rows, estimator.order, domain) if rate == "auto" else float(rate)

@@ -18,7 +18,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from skebm._validation import Interval, Options, StrOptions, check_is_fitted, fit_context
+from skebm.base import Real as Numbers
 from skebm.base import sampling
+from skebm.base.domains import parts_of
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
@@ -70,8 +72,9 @@ from skebm.training.segments import Segments
 
 # Frames of a sequence that are computed at once, and numbers that all of them may take.
 N_AT_ONCE, CHUNK = 256, 4_000_000
-# Frames whose likelihoods set the threshold of `predict`, at most.
-N_REFERENCE_FRAMES = 500
+# Frames whose likelihoods set the threshold of `predict`, and temperatures of their log Z, at most:
+# a tenth of a nat matters less than the time that it takes.
+N_REFERENCE_FRAMES, REFERENCE_TEMPERATURES = 300, 400
 # Gibbs steps from which reverse annealing starts, after a draw of annealing.
 N_BURN_IN = 20
 
@@ -146,14 +149,17 @@ class TemporalRBM(
         over the hidden states, where these are few. ``"auto"`` is that of `chains`, else
         ``"cd"``.
     chains : FromData, Persistent or None, default=None
-        Chains of CD and PCD, of which `n_steps` is used; None is ``FromData(n_steps=1)``.
-    base : str or Distribution, default="independent"
-        Distribution of a frame whatever its past, which the model corrects: ``"independent"``,
+        Chains of CD and PCD, of which `n_steps` is used; None is ``FromData(n_steps=5)``.
+    base : str or Distribution, default="auto"
+        Distribution of a frame whatever its past, which the model corrects. ``"auto"`` is
+        ``"gaussian"`` where there are real columns, else ``"independent"``. ``"independent"``,
         ``"chow-liu"``, ``"block-tree"``, ``"gaussian"``, ``"latent-classes"``, as in
         :class:`RBMEstimator`; but ``"gaussian"`` has the correlations of real columns given their
         past, which a linear autoregression leaves.
     optimizer : AdamW or None, default=None
-        Weight decay, schedule, averaging and roll-backs; None is :class:`skebm.training.AdamW`.
+        Weight decay, schedule, averaging and roll-backs; None is
+        :class:`AdamW(weight_decay=0.1) <skebm.training.AdamW>`: without decay, models of a few
+        thousand frames overfit.
     visible : {"auto", "bernoulli"}, default="auto"
         Visible units of the columns that are not categorical, as in :class:`RBMEstimator`.
     categorical_features : "from_dtype", array-like or None, default="from_dtype"
@@ -246,7 +252,7 @@ class TemporalRBM(
         "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "learning": [StrOptions({"auto", "cd", "pcd", "exact"})],
         "chains": [ChainPolicy, None],
-        "base": [StrOptions(set(COLUMN_BASES)), Distribution],
+        "base": [StrOptions({"auto", *COLUMN_BASES}), Distribution],
         "optimizer": [AdamW, None],
         "visible": [StrOptions({"auto", "bernoulli"})],
         "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
@@ -256,8 +262,8 @@ class TemporalRBM(
         "n_temperatures": [Interval(Integral, 1, None, closed="left")],
     }
     _configs = {
-        "chains": lambda value, names: FromData(n_steps=1),
-        "optimizer": lambda value, names: AdamW(),
+        "chains": lambda value, names: FromData(n_steps=5),
+        "optimizer": lambda value, names: AdamW(weight_decay=0.1),
         "early_stopping": lambda value, names: EarlyStopping(),
     }
     _blueprint: TemporalBlueprint
@@ -275,7 +281,7 @@ class TemporalRBM(
         random_state=None,
         learning="auto",
         chains=None,
-        base="independent",
+        base="auto",
         optimizer=None,
         visible="auto",
         categorical_features="from_dtype",
@@ -373,7 +379,8 @@ class TemporalRBM(
         assert isinstance(rows, Segments)
         fraction = 0.1 if self.contamination == "auto" else self.contamination
         some = rows if len(rows.x) <= N_REFERENCE_FRAMES else rows.beginning(N_REFERENCE_FRAMES)
-        value = self._scores(some, lower=False).log_prob
+        n_temperatures = min(self.n_temperatures, REFERENCE_TEMPERATURES)
+        value = self._scores(some, lower=False, n_temperatures=n_temperatures).log_prob
         self.threshold_ = -upper_quantile(-value, fraction, np.ones(len(value)))
         return self
 
@@ -419,8 +426,11 @@ class TemporalRBM(
         assert isinstance(table, SequenceTable)
         assert isinstance(rows, Segments)
         if before is None:
-            base = fit_table_base(self.base, rows.frames(), table.visible)
             name = self.base if isinstance(self.base, str) else None
+            if name == "auto":
+                numbers = any(isinstance(part, Numbers) for part in parts_of(table.domain))
+                name = "gaussian" if numbers else "independent"
+            base = fit_table_base(name or self.base, rows.frames(), table.visible)
             if name == "gaussian":
                 base = correlated_given_past(base, rows, self.order)
         else:
@@ -485,8 +495,11 @@ class TemporalRBM(
         with torch.no_grad(), sampling(energy):
             yield from walk(energy, rows, n_targets, n_windows)
 
-    def _scores(self, rows: Segments, *, lower: bool) -> FrameScores:
+    def _scores(
+        self, rows: Segments, *, lower: bool, n_temperatures: int | None = None
+    ) -> FrameScores:
         energy, n = self.energy_, len(rows.x)
+        most = self.n_temperatures if n_temperatures is None else n_temperatures
         value, error, low = np.empty(n), np.zeros(n), np.empty(n)
         exact, volume = True, self._blueprint.table.log_volume
         generator = torch.Generator(energy.weight.device).manual_seed(self.net_.seed_)
@@ -494,7 +507,7 @@ class TemporalRBM(
         for x, biases, number in self._walk(rows, self.n_chains):
             given, place = RowwiseRBM(energy.rbm, biases), number.cpu().numpy()
             free = self._blueprint.table.row_energy(given, x).double()
-            log_z, exact = frame_log_z(given, self.n_chains, self.n_temperatures, generator)
+            log_z, exact = frame_log_z(given, self.n_chains, most, generator)
             value[place] = (-free - log_z.value - volume).cpu().numpy()
             error[place] = log_z.std_error.cpu().numpy()
             low[place] = value[place]
