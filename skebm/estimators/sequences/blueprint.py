@@ -29,7 +29,7 @@ from skebm.training.segments import Segments
 SCALE = 0.01
 # Learning rate, that of real columns, steps and frames of a step by default. Real columns start at
 # their autoregression, and jumps in a few frames make larger steps spoil it.
-RATE, REAL_RATE, N_STEPS, FRAMES_OF_STEP = 0.005, 0.0005, 10_000, 100
+RATE, REAL_RATE, N_STEPS, FRAMES_OF_STEP = 0.01, 0.0005, 10_000, 100
 # Passes at most, by default.
 MOST_PASSES = 500
 # Penalties of the autoregression that real columns start at, for each frame; its folds; and frames

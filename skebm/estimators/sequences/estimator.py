@@ -131,7 +131,7 @@ class TemporalRBM(
         Whether the biases depend on the hidden units of the frame before as well. Gradients go back
         through time by up to 32 frames. A pass takes about three times as long.
     learning_rate : float or "auto", default="auto"
-        Learning rate of AdamW. ``"auto"``: 0.005; with real columns, 0.0005 times the geometric
+        Learning rate of AdamW. ``"auto"``: 0.01; with real columns, 0.0005 times the geometric
         mean of the fractions of their standard deviations that a linear autoregression leaves
         unexplained.
     batch_size : int or "auto", default="auto"
