@@ -37,14 +37,15 @@ passes of the temporal RBM, rather than 200, and the Gaussian base were chosen t
 AUROC of minus log p given the past, of the two frames after it left out, beside the distance to the
 5th nearest training window of 4 frames (of those with the present frame, and of the present frame).
 
-`steps`: seconds of a step of 88 notes, 200 units and 3 frames before it, over its matrix products
-alone.
+`steps`: seconds of a step of 88 notes, 200 units, 3 frames before it and one Gibbs step, over its
+matrix products and draws alone; and by how much the largest memory of the process grows in a fit.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import resource
 import time
 import warnings
 from collections.abc import Iterator
@@ -544,20 +545,30 @@ def products(d: int, n_hidden: int, order: int, n: int, n_steps: int) -> float:
     return time.perf_counter() - started
 
 
+def peak() -> float:
+    """Largest memory of the process so far, MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each size."""
-    n = 2000 if args.quick else 10_000
-    for d, n_hidden, order, size in ((88, 200, 3, 100), (88, 200, 3, 1000)):
+    """A row for each number of frames and size of a step."""
+    d, n_hidden, order = 88, 200, 3
+    few, many = (2000, 4000) if args.quick else (10_000, 100_000)
+    for n, size in ((few, 100), (few, 1000), (many, 100)):
         X = (np.random.default_rng(0).random((n, d)) < 0.05).astype(np.float32)
+        before, n_iter = peak(), 6 if n == few else 2
         settings: dict[str, Any] = {"order": order, "batch_size": size, "learning_rate": 1e-3}
-        settings["chains"] = FromData(n_steps=1)
-        model, _ = fitted(TemporalRBM(n_hidden, n_iter=6, **settings), X)
+        settings |= {"chains": FromData(n_steps=1), "n_iter": n_iter, "n_temperatures": 10}
+        model, _ = fitted(TemporalRBM(n_hidden, **settings), X)
         ours = [row["dur"] for row in model.history_[1:]]
         alone = [products(d, n_hidden, order, size, n // size) for _ in ours]
         yield {
+            "frames": n,
             "frames of a step": size,
             "ms per step": round(1e3 * float(np.median(ours)) / (n // size), 2),
             "over products": spread(ours, alone),
+            "memory of the fit, MB": round(peak() - before),
+            "frames alone, MB": round(X.nbytes / 2**20),
         }
 
 

@@ -379,6 +379,14 @@ def test_the_autoregression_is_the_ridge_regression_of_the_best_penalty():
     np.testing.assert_allclose(weight[1], 0, atol=1e-9)
 
 
+def test_constant_columns_are_normal_columns_of_unit_variance():
+    X = np.column_stack([np.full(60, 7.5), np.random.default_rng(0).normal(size=60)])
+    model = TemporalRBM(4, order=1, n_iter=2, random_state=0).fit(X)
+    alone = TemporalRBM(4, order=1, n_iter=2, random_state=0).fit(X[:, 1:])
+    assert abs(model.score(X) - alone.score(X[:, 1:]) + np.log(2 * np.pi) / 2) < 0.1
+    np.testing.assert_allclose(model.expected(X)[:, 0], 7.5, atol=1)
+
+
 @pytest.mark.parametrize("lengths", [[1], [2], [1, 1, 1]])
 def test_of_few_frames_the_autoregression_says_nothing_wrong(lengths):
     weight, bias, left = autoregression(segments(lengths), 1, torch.tensor([0]))

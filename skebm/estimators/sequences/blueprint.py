@@ -169,9 +169,11 @@ def autoregression(rows: Segments, order: int, columns: Tensor) -> tuple[Tensor,
     relative = (errors / variance.clamp(min=LEAST_VARIANCE)).clamp(min=LEAST_VARIANCE)
     best = int(relative.log().sum(1).argmin())
     weight = -_ridges(total, k)[best][1:-k]
-    weight[:, (relative[best] > 1) | (len(moments) == 1)] = 0.0
+    weight[:, (relative[best] > 1) | (variance < LEAST_VARIANCE) | (len(moments) == 1)] = 0.0
     bias = (total[0, -k:] - total[0, 1:-k] @ weight) / n
-    left = relative[best].clamp(max=1.0) if len(moments) > 1 else torch.ones_like(bias)
+    left = relative[best].clamp(max=1.0)
+    # Of a constant column nothing is explained.
+    left[(variance < LEAST_VARIANCE) | (len(moments) == 1)] = 1.0
     return weight.t().to(rows.x), bias.to(rows.x), left.to(rows.x)
 
 
