@@ -40,7 +40,11 @@ class Segments(Rows):
 
     def __init__(self, frames: Rows):
         assert isinstance(frames.x, Tensor)
-        super().__init__(frames.x, dtype=frames.dtype, device=frames.device)
+        n, d = frames.x.shape
+        # A frame of a window is a row of this; a missing one is the last row.
+        self.flagged = frames.x.new_zeros(n + 1, d + 1)
+        self.flagged[:n, :d], self.flagged[n, d] = frames.x, 1.0
+        super().__init__(self.flagged[:n, :d], dtype=frames.dtype, device=frames.device)
         everything = torch.arange(len(frames.x), device=frames.x.device)
         self.first, self.ends = torch.zeros_like(everything), everything
         self.n_context, self.n_targets = 0, 1
@@ -127,9 +131,8 @@ class Segments(Rows):
 
     def at(self, place: Tensor, missing: Tensor) -> Tensor:
         """Windows of the frames of numbers `place` (n, L), of which some are missing; flat."""
-        frames = self.x[place.clamp(0, len(self.x) - 1)].masked_fill(missing[..., None], 0.0)
-        found = torch.cat([frames, missing[..., None].to(frames)], 2)
-        return found.flatten(1).to(self.device)
+        index = torch.where(missing, len(self.flagged) - 1, place)
+        return self.flagged[index].flatten(1).to(self.device)
 
     def block(self, start: int, stop: int) -> Tensor:
         stop = min(stop, len(self))

@@ -332,8 +332,10 @@ class TemporalEnergy(Energy):
         """Lags (m, K (d + 1)) and frames x (m, d) of the targets, and which targets they are."""
         frames = windows.view(len(windows), -1, self.n_entries)
         there = frames[:, -n_targets:, -1] == 0
-        lags = self._lags(frames)[:, -n_targets:]
-        return lags[there], frames[:, -n_targets:, :-1][there], there
+        lags, x = self._lags(frames)[:, -n_targets:], frames[:, -n_targets:, :-1]
+        if n_targets == 1:  # a window has at least the target that it ends with
+            return lags[:, 0], x[:, 0], there
+        return lags[there], x[there], there
 
     def _lags(self, frames: Tensor) -> Tensor:
         """Lags of frames from number K on, (n, L - K, K (d + 1))."""
