@@ -365,7 +365,7 @@ def tables():
 
 
 @pytest.mark.parametrize("objective", leading(1, OBJECTIVES))
-@pytest.mark.parametrize("name", named(["curve", "few"], list(tables())))
+@pytest.mark.parametrize("name", named(["few"], list(tables())))
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_no_model_ends_below_its_base(name, objective):
     X = tables()[name]
