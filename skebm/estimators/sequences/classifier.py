@@ -129,7 +129,8 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         Distribution of a frame whatever its past and label, as in :class:`TemporalRBM`; that of the
         label is beside it.
     optimizer : AdamW or None, default=None
-        Weight decay, schedule, averaging and roll-backs; None is :class:`skebm.training.AdamW`.
+        Weight decay, schedule, averaging and roll-backs; None is
+        :class:`AdamW(weight_decay=0.1) <skebm.training.AdamW>`.
     visible : {"auto", "bernoulli"}, default="auto"
         Visible units of the columns that are not categorical, as in :class:`RBMEstimator`.
     categorical_features : "from_dtype", array-like or None, default="from_dtype"
@@ -226,7 +227,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
     }
     _configs = {
         "chains": lambda value, names: FromData(n_steps=1),
-        "optimizer": lambda value, names: AdamW(),
+        "optimizer": lambda value, names: AdamW(weight_decay=0.1),
         "early_stopping": lambda value, names: EarlyStopping(),
     }
     _blueprint: LabelBlueprint
