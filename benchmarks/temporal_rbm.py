@@ -37,8 +37,8 @@ passes of the temporal RBM, rather than 200, and the Gaussian base were chosen t
 AUROC of minus log p given the past, of the two frames after it left out, beside the distance to the
 5th nearest training window of 4 frames (of those with the present frame, and of the present frame).
 
-`steps`: processor time of a step of 88 notes, 200 units, 3 frames before it and one Gibbs step, over
-its matrix products and draws alone; and by how much the largest memory of the process grows.
+`steps`: processor time of a step of 88 notes, 200 units, 3 frames before it and one Gibbs step, to
+that of its matrix products and draws alone; and how much the largest memory of the process grows.
 """
 
 from __future__ import annotations

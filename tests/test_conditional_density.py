@@ -503,6 +503,20 @@ def test_a_row_does_not_depend_on_its_neighbours(frame):
     assert (whole.lower <= whole.log_prob).all()
 
 
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])
+def test_temperatures_widen_normal_draws_by_their_root(temperature):
+    rng = np.random.default_rng(0)
+    c = rng.normal(size=(400, 1))
+    X = np.hstack([c, c + rng.normal(size=(400, 3))])
+    model = ConditionalDensity(0, base="linear", n_iter=0, random_state=0).fit(X)
+    drawn = model.sample(np.zeros((2000, 1)), random_state=0, temperature=temperature, n_steps=60)
+    np.testing.assert_allclose(
+        drawn.std(0) / X[:, 1:].std(0).mean() * 2**0.5, temperature**0.5, rtol=0.15
+    )
+    with pytest.raises(ValueError, match="temperature"):
+        model.sample(c, temperature=0)
+
+
 # ------------------------------------------------------------------------------
 # scikit-learn, storage
 # ------------------------------------------------------------------------------

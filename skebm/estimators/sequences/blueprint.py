@@ -104,7 +104,9 @@ class TemporalBlueprint(Blueprint):
             return
         weight, bias, variance = autoregression(rows, self.order, real)
         energy.rbm.log_precision.copy_(-variance.log())
-        at_base = energy.rbm.visible(torch.zeros_like(energy.rbm.hidden_bias)[None]).mean[0]
+        # Hidden units of small random weights and biases of 0 are on half of the time.
+        half = torch.full_like(energy.rbm.hidden_bias, 0.5)[None]
+        at_base = energy.rbm.visible(half).mean[0]
         # Biases that move means by the regression, whatever the correlations of the base.
         moved = energy.mean_shift(torch.eye(len(real), dtype=torch.float64).to(weight))
         both = torch.cat([weight, (bias - at_base[real])[:, None]], 1)

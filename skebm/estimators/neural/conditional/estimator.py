@@ -20,6 +20,7 @@ from skebm._validation import (
     fit_context,
 )
 from skebm.base import sampling
+from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.distributions import RegressionMixture
 from skebm.estimators._docs import shared_docs
@@ -558,8 +559,15 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         found = self._normalisers(c, upper=False).mean
         return table.invert(torch.cat([c.to(found), found], 1))
 
-    def sample(self, C: Any, random_state: Any = None, *, n_steps: int = 20) -> np.ndarray:
-        """Draw a row x for each condition, from p(x | c).
+    def sample(
+        self,
+        C: Any,
+        random_state: Any = None,
+        *,
+        temperature: float = 1.0,
+        n_steps: int = 20,
+    ) -> np.ndarray:
+        """Draw a row x for each condition, from p(x | c) to the power of 1 / T and normalised.
 
         Eight chains are annealed from the base, one of them is chosen by its weight, and moved by
         `n_steps` of MALA: approximate, and exact in the limit of many steps.
@@ -570,8 +578,10 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
             As in :meth:`expected`. Repeat a row for several draws.
         random_state : int, RandomState instance or None, default=None
             None draws from NumPy's global generator.
+        temperature : float, default=1.0
+            T > 0, by which the energy of x given c is divided.
         n_steps : int, default=20
-            Steps of the chains after annealing.
+            Steps of the chains after annealing; far from T = 1 more are needed.
 
         Returns
         -------
@@ -579,7 +589,9 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
             In the units of x.
         """
         whole_number("n_steps", n_steps, 1)
-        c, energy, step = self._conditions(C), self.energy_, self._blueprint.step_size
+        check_temperature(temperature)
+        c, energy, power = self._conditions(C), self.energy_, 1 / temperature
+        step = self._blueprint.step_size * temperature
         generator, width = self._generator(random_state), energy.target_domain.n_columns + 1
 
         def uniforms(n: int) -> Callable[[], Tensor]:
@@ -590,9 +602,9 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         for some in c.split(BLOCK):
             given, one, many = energy.given(some), uniforms(len(some)), len(some) * DRAW_CHAINS
             with torch.no_grad(), sampling(energy):
-                log_weight, x = annealed(given, N_DRAW_BETAS, uniforms(many), step)
+                log_weight, x = annealed(given, N_DRAW_BETAS, uniforms(many), step, power=power)
                 x = resampled(x, log_weight, one()[:, 0], 1)
-                drawn.append(moved(given, x, n_steps, one, step))
+                drawn.append(moved(given, x, n_steps, one, step, power))
         return self._blueprint.table.invert(torch.cat([c, torch.cat(drawn)], 1))
 
     # ---------------------------------------------------------------- fitted attributes

@@ -276,11 +276,13 @@ def annealed(
     uniforms: Uniforms,
     step_size: float,
     starts: Tensor | None = None,
+    power: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     r"""Annealed importance sampling of Z(c), of as many chains as `uniforms` has rows.
 
     The path is :math:`q(x \mid c)\, e^{-\beta f(c, x)}` with evenly spaced :math:`\beta` and a step
-    of MALA at each; one temperature is importance sampling from the base.
+    of MALA at each; one temperature is importance sampling from the base. With another `power` it
+    ends at the model to this power, and the values are of its normaliser.
 
     Direction: of exp of the values forward the mean is Z, so that they are low on average; from
     `starts` that are draws of p(x | c) the mean of exp of minus the values is 1 / Z, so that they
@@ -313,19 +315,25 @@ def annealed(
         x = starts
     state, total = _Parts.at(given, x), torch.zeros(len(x), dtype=torch.float64, device=x.device)
     for place, new in enumerate(betas[1:], 1):
-        total -= (new - betas[place - 1]) * state.f.double()
+        slope = power * state.f.double() - (power - 1) * state.log_q.double()
+        total -= (new - betas[place - 1]) * slope
         if place < n_betas:
-            state = _langevin(given, state, uniforms(), step_size, new)
+            state = _langevin(given, state, uniforms(), step_size, new, power)
     return total if starts is None else -total, state.x
 
 
 def moved(
-    given: RowwiseEnergy, x: Tensor, n_steps: int, uniforms: Uniforms, step_size: float
+    given: RowwiseEnergy,
+    x: Tensor,
+    n_steps: int,
+    uniforms: Uniforms,
+    step_size: float,
+    power: float = 1.0,
 ) -> Tensor:
-    """Rows x (m n, dx) after some steps of MALA at p(x | c)."""
+    """Rows x (m n, dx) after some steps of MALA at p(x | c) to a power."""
     state = _Parts.at(given, x)
     for _ in range(n_steps):
-        state = _langevin(given, state, uniforms(), step_size, 1.0)
+        state = _langevin(given, state, uniforms(), step_size, 1.0, power)
     return state.x
 
 
@@ -343,19 +351,25 @@ class _Parts(NamedTuple):
         f, f_grad = given.trained_and_grad(x)
         return cls(x, *given.base.log_prob_and_score(x), f, f_grad)
 
-    def energy_and_grad(self, beta: float) -> tuple[Tensor, Tensor]:
-        """-log q + beta f and its gradient."""
-        return beta * self.f - self.log_q, beta * self.f_grad - self.score
+    def energy_and_grad(self, beta: float, power: float) -> tuple[Tensor, Tensor]:
+        """-log q + beta f at power 1 and its gradient; from q to the model to a power."""
+        of_f, of_q = beta * power, 1 + beta * (power - 1)
+        return of_f * self.f - of_q * self.log_q, of_f * self.f_grad - of_q * self.score
 
 
 def _langevin(
-    given: RowwiseEnergy, state: _Parts, u: Tensor, step_size: float, beta: float
+    given: RowwiseEnergy,
+    state: _Parts,
+    u: Tensor,
+    step_size: float,
+    beta: float,
+    power: float = 1.0,
 ) -> _Parts:
     """A step of MALA by uniform numbers u (m n, dx + 1)."""
-    energy, grad = state.energy_and_grad(beta)
+    energy, grad = state.energy_and_grad(beta, power)
     z, width = _normal(u[:, 1:]), math.sqrt(2 * step_size)
     new = _Parts.at(given, state.x - step_size * grad + width * z)
-    energy_new, grad_new = new.energy_and_grad(beta)
+    energy_new, grad_new = new.energy_and_grad(beta, power)
     back = (state.x - new.x + step_size * grad_new) / width
     log_ratio = energy - energy_new + (z.square() - back.square()).sum(1) / 2
     accepted = u[:, 0].log() < log_ratio  # False where the ratio is no number
