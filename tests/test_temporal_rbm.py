@@ -379,6 +379,16 @@ def test_the_autoregression_is_the_ridge_regression_of_the_best_penalty():
     np.testing.assert_allclose(weight[1], 0, atol=1e-9)
 
 
+def test_frames_after_one_that_is_too_far_are_refused():
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    model, far = TemporalRBM(2, order=1, n_iter=1, random_state=0).fit(X), X[:5].copy()
+    far[2, 0] = 1e300
+    assert model.score_samples(far[:3])[2] == -np.inf
+    for method in (model.score_samples, model.transform):
+        with pytest.raises(ValueError, match=r"frame 3 given the past is not a number"):
+            method(far)
+
+
 def test_constant_columns_are_normal_columns_of_unit_variance():
     X = np.column_stack([np.full(60, 7.5), np.random.default_rng(0).normal(size=60)])
     model = TemporalRBM(4, order=1, n_iter=2, random_state=0).fit(X)

@@ -22,7 +22,7 @@ from hypothesis.extra import numpy as hnp
 from sklearn.base import ClassifierMixin
 
 import skebm
-from skebm import JEMClassifier, RBMEstimator
+from skebm import GatedRBM, JEMClassifier, RBMEstimator
 from skebm._validation import HasMethods, Interval, Options, StrOptions
 from skebm.base import Binary, Domain, PartitionEstimator, Real, Sampler
 from skebm.distributions import Distribution, Gaussian, IndependentBernoulli
@@ -51,6 +51,7 @@ from skebm.samplers import (
     ReplayBuffer,
 )
 from tests.adversarial.hostile import classes
+from tests.adversarial.invariants import scores_of
 from tests.adversarial.test_sweep import CASES
 from tests.tiers import full
 
@@ -71,6 +72,7 @@ BITS = (_random.random((30, 4)) < 0.4).astype(float)
 
 # What stands for the classes that have no instance of their own or none without arguments.
 INSTANCES = {
+    Integral: [0, 1, -3],
     Sampler: [
         Gibbs(),
         MALA(),
@@ -236,7 +238,7 @@ def refused(call, *args):
 def assert_finite_or_refused(model, X, y=None):
     _, no = refused(model.fit, X, y)
     if not no:
-        scores, no = refused(model.score_samples, X)
+        scores, no = refused(scores_of, model, X)
         assert no or np.isfinite(scores).all()
 
 
@@ -277,11 +279,13 @@ def test_arrays_are_refused_or_work(cls, data):
 @pytest.mark.parametrize("cls", CASES)
 def test_rows_are_refused_or_have_a_score(cls, data):
     """Of rows far away p may be zero, but nothing is nan."""
-    scores, no = refused(fitted(cls).score_samples, data.draw(arrays(mostly_finite=True)))
+    scores, no = refused(scores_of, fitted(cls), data.draw(arrays(mostly_finite=True)))
     assert no or not np.isnan(scores).any()
 
 
 @functools.cache
 def fitted(cls):
     X = BITS[:, :2] if cls is RBMEstimator else REALS
+    if cls is GatedRBM:
+        return unfitted(cls).fit(X, X[:, ::-1])
     return unfitted(cls).fit(X, classes(X) if issubclass(cls, ClassifierMixin) else None)

@@ -52,6 +52,7 @@ from skebm.estimators.sequences.stream import FrameStream
 from skebm.estimators.sequences.table import (
     SequenceTable,
     check_complete,
+    check_numbers,
     first_frames,
     joined,
     walk,
@@ -515,7 +516,7 @@ class TemporalRBM(
                 low[place] = (-free - self._upper(given, log_z.draws, generator) - volume).cpu()
             bar.update(len(place))
         bar.close()
-        return FrameScores(value, error, low, exact)
+        return FrameScores(check_numbers(value), error, low, exact)
 
     def _upper(self, given: RowwiseRBM, x: Tensor, generator: torch.Generator) -> Tensor:
         """log Z of frames by annealing from draws back to the base; high on average."""
@@ -603,7 +604,7 @@ class TemporalRBM(
         for x, biases, number in self._walk(rows):
             value = table.row_energy(RowwiseRBM(energy.rbm, biases), x)
             found[number.cpu().numpy()] = value.double().cpu().numpy() + table.log_volume
-        return found
+        return check_numbers(found)
 
     def decision_function(self, X: Any, lengths: Any = None) -> np.ndarray:
         """Log-likelihood given the past above the threshold: negative for anomalous frames.
@@ -654,7 +655,7 @@ class TemporalRBM(
         for x, biases, number in self._walk(rows):
             mean = RowwiseRBM(energy.rbm, biases).hidden(x).mean
             found[number.cpu().numpy()] = mean.cpu().numpy()
-        return found
+        return check_numbers(found)
 
     # ---------------------------------------------------------------- what comes next
 

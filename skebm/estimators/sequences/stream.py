@@ -13,6 +13,7 @@ from skebm.base import sampling
 from skebm.base.sampler import whole_number
 from skebm.energies import Biases, RowwiseRBM
 from skebm.estimators.sequences.blueprint import frame_log_z
+from skebm.estimators.sequences.table import check_numbers
 
 
 class FrameStream:
@@ -78,6 +79,7 @@ class FrameStream:
             given = RowwiseRBM(energy.rbm, biases)
             log_z, _ = frame_log_z(given, model.n_chains, model.n_temperatures, self._generator())
             value = -table.row_energy(given, x).double() - log_z.value - table.log_volume
+            check_numbers(value.cpu().numpy())
             self._advance(x, biases)
         return float(value)
 

@@ -192,6 +192,18 @@ class SequenceTable(Table):
         return self.visible.column_at(entry)
 
 
+def check_numbers(found: np.ndarray) -> np.ndarray:
+    """What was computed of frames, (n_frames, ...); `ValueError` names the first nan."""
+    bad = np.isnan(found.reshape(len(found), -1)).any(1)
+    if bad.any():
+        raise ValueError(
+            f"What is said of frame {int(bad.argmax())} given the past is not a number: it or a "
+            "frame before it is too far from those of fit. Drop such frames, or fill them in by "
+            "impute."
+        )
+    return found
+
+
 @torch.no_grad()
 def walk(
     energy: Any, rows: Segments, n_targets: int, n_windows: int
