@@ -165,7 +165,7 @@ def test_draws_of_numbers_of_latent_classes():
     """Whose real columns are not normal: proposed frame by frame."""
     g = generator(0)
     x = torch.randn(200, 2, generator=g, dtype=F64) + 2 * (torch.arange(200) % 2)[:, None]
-    base = LatentClasses.fit(x, x.new_ones(200), Gaussian.fit(x).domain, n_classes=2)
+    base = LatentClasses.fit(x, Gaussian.fit(x).domain, n_classes=2)
     check_draws(energy_of(base, 1, scale=0.4), (), [(1, 0), (2, 1)], n_steps=80)
 
 
