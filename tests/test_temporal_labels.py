@@ -23,6 +23,7 @@ from skebm.energies import MixedRBM, RowwiseRBM, TemporalEnergy
 from skebm.energies.rbm.labels import forget_labels, frame_terms, label_logits
 from skebm.energies.rbm.temporal import exact_log_z
 from skebm.estimators.sequences.label_chain import LabelChain
+from skebm.estimators.sequences.table import new_frames
 from skebm.objectives import LabelDivergence
 from skebm.samplers import FromData, Persistent
 from skebm.training import EarlyStopping
@@ -346,7 +347,7 @@ def test_estimated_log_z_gives_nearly_the_exact_labels():
     X, y = remembering(60)
     settings = {"objective": "generative", "n_components": 20}
     model = clone(CASES["discriminative"]).set_params(**settings).fit(X, y)
-    energy, rows = model.energy_, model._frames(X, None)
+    energy, (rows, _) = model.energy_, new_frames(model, X, None)
 
     def log_z(given):
         everything = torch.cat([bits(2).repeat_interleave(2, 0), torch.eye(2).repeat(4, 1)], 1)

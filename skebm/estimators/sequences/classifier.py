@@ -42,7 +42,7 @@ from skebm.estimators.sequences.label_blueprint import (
     labelled_base,
 )
 from skebm.estimators.sequences.label_chain import MOST_TERMS, LabelChain
-from skebm.estimators.sequences.table import first_frames, joined, joined_labels
+from skebm.estimators.sequences.table import first_frames, joined, joined_labels, new_frames
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays
 from skebm.estimators.tables.columns import Coding, learn_columns
 from skebm.estimators.tables.table import Table
@@ -509,7 +509,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
 
     def _smoothed(self, X: Any, lengths: Any) -> tuple[np.ndarray, np.ndarray]:
         """log p(y_t given all frames), and log p(x_t given those before) but for the units."""
-        rows = self._frames(X, lengths)
+        rows, _ = new_frames(self, X, lengths)
         chain = LabelChain(self._blueprint.n_labels, self._blueprint.label_order)
         n = len(rows.x)
         check_memory(f"n_frames={n}", n * chain.n_histories * chain.n_labels, torch.float64)
@@ -540,16 +540,6 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
                 yield chain.terms(energy, rows, frames, log_z if with_z else None)
                 bar.update(len(frames))
         bar.close()
-
-    def _frames(self, X: Any, lengths: Any) -> Segments:
-        """Frames of new sequences, validated, without labels."""
-        check_is_fitted(self)
-        X, lengths = joined(X, lengths, self.sequence_column)
-        rows = self._rows_of(self._validate(X))
-        assert isinstance(rows, Segments)
-        first = torch.as_tensor(first_frames(len(rows.x), lengths), device=rows.x.device)
-        rows.cut(first, self._blueprint.order, 1)
-        return rows
 
     # ---------------------------------------------------------------- fitted attributes
 

@@ -55,6 +55,7 @@ from skebm.estimators.sequences.table import (
     check_numbers,
     first_frames,
     joined,
+    new_frames,
     walk,
 )
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays, check_power
@@ -474,18 +475,7 @@ class TemporalRBM(
 
     def _frames(self, X: Any, lengths: Any) -> Segments:
         """Frames of new sequences, validated."""
-        return self._typed_frames(X, lengths)[0]
-
-    def _typed_frames(self, X: Any, lengths: Any, **kwargs: Any) -> tuple[Segments, Any]:
-        """Frames of new sequences, and X validated."""
-        check_is_fitted(self)
-        X, lengths = joined(X, lengths, self.sequence_column)
-        X = self._validate(X, **kwargs)
-        rows = self._rows_of(X)
-        assert isinstance(rows, Segments)
-        first = torch.as_tensor(first_frames(len(rows.x), lengths), device=rows.x.device)
-        rows.cut(first, self._blueprint.order, 1)
-        return rows, X
+        return new_frames(self, X, lengths)[0]
 
     def _walk(self, rows: Segments, size: float = 1.0) -> Iterator[tuple[Tensor, Biases, Tensor]]:
         """All frames with what their past adds to the biases, and their numbers."""
@@ -650,7 +640,7 @@ class TemporalRBM(
         ndarray of shape (n_frames, n_components)
             In the precision of X.
         """
-        (rows, X), energy = self._typed_frames(X, lengths), self.energy_
+        (rows, X), energy = new_frames(self, X, lengths), self.energy_
         found = np.empty((len(rows.x), self._n_features_out), dtype=X.dtype)
         for x, biases, number in self._walk(rows):
             mean = RowwiseRBM(energy.rbm, biases).hidden(x).mean
@@ -853,7 +843,7 @@ class TemporalRBM(
             whole_number("n_draws", n_draws, 1)
             if how != "sample":
                 raise ValueError(f'n_draws={n_draws} is for how="sample": there is one {how}.')
-        rows, X = self._typed_frames(X, lengths, complete=False)
+        rows, X = new_frames(self, X, lengths, complete=False)
         generator, energy = self._generator(random_state), self.energy_
         with sampling(energy):
             made = filled_frames(energy, rows, how, n_draws or 1, n_steps, generator)

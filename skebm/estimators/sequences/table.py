@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skebm._validation import check_is_fitted
 from skebm.estimators.tables.columns import ColumnTable, is_frame
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.training.rows import Rows
@@ -140,6 +141,18 @@ def check_complete(X: np.ndarray, names: Any, *, fitted: bool, coded: bool) -> N
     )
     what = " is missing or a level unseen in fit" if coded else ""
     raise ValueError(f"Input X contains NaN: frame {frame}, column {name}{what}; {advice}.")
+
+
+def new_frames(estimator: Any, X: Any, lengths: Any, **kwargs: Any) -> tuple[Segments, Any]:
+    """Frames of new sequences as a fitted estimator sees them, and X validated."""
+    check_is_fitted(estimator)
+    X, lengths = joined(X, lengths, estimator.sequence_column)
+    X = estimator._validate(X, **kwargs)
+    rows = estimator._rows_of(X)
+    assert isinstance(rows, Segments)
+    first = torch.as_tensor(first_frames(len(rows.x), lengths), device=rows.x.device)
+    rows.cut(first, estimator._blueprint.order, 1)
+    return rows, X
 
 
 class SequenceTable(Table):

@@ -315,8 +315,8 @@ def annealed(
         x = starts
     state, total = _Parts.at(given, x), torch.zeros(len(x), dtype=torch.float64, device=x.device)
     for place, new in enumerate(betas[1:], 1):
-        slope = power * state.f.double() - (power - 1) * state.log_q.double()
-        total -= (new - betas[place - 1]) * slope
+        derivative = power * state.f.double() - (power - 1) * state.log_q.double()
+        total -= (new - betas[place - 1]) * derivative
         if place < n_betas:
             state = _langevin(given, state, uniforms(), step_size, new, power)
     return total if starts is None else -total, state.x
