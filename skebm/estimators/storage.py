@@ -18,7 +18,7 @@ def installed_version() -> str:
     try:
         return version("skebm")
     except PackageNotFoundError:  # run from a source tree that was never installed
-        return "unknown"
+        return "0+unknown"
 
 
 def pack(net: EnergyNet) -> dict[str, Any]:
