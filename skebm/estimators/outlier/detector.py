@@ -26,6 +26,7 @@ from skebm._validation import (
     Interval,
     StrOptions,
     check_columns,
+    check_container,
     check_is_fitted,
     check_random_state,
     check_weight,
@@ -319,6 +320,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         -------
         self : EnergyOutlierDetector
         """
+        check_container(X)
         (X,) = indexable(X)
         if n_rows(X) == 0:
             raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
