@@ -507,7 +507,7 @@ class EnergyNet(NeuralNet):
             rows, subset = dataset.dataset, torch.as_tensor(dataset.indices)
         return Batches(rows, self.batch_size, self.generator if training else None, subset)
 
-    def replace(self, module: Objective) -> None:
+    def replace(self, module: Any) -> None:
         """Take another module, as if training had not begun; the history stays."""
         self.module_ = module.eval()
         self.initialize_optimizer()

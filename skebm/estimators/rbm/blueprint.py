@@ -695,21 +695,7 @@ def designed(
     """
     assert isinstance(table, UnitIntervalTable | ColumnTable)
     if before is not None:
-        last = estimator._blueprint
-        check_base_stays(estimator.base, last.base, last.base_name)
-        asked = estimator.n_components
-        n_hidden = last.n_hidden if asked == "auto" else asked
-        chosen = BaseChoice(last.base_name, n_hidden, last.base_reason)
-        new = design(
-            estimator,
-            table,
-            last.base,
-            chosen,
-            rows,
-            streaming=streaming,
-            guard_seed=last.guard_seed,
-        )
-        return new.trained_for(last.plan.n_iter) if new.by_halves and last.by_halves else new
+        return _going_on(estimator, rows, table, streaming=streaming)
 
     def fitted(name: str | None, some: Rows) -> Distribution:
         return fit_named_base(estimator.base if name is None else name, some, table)
@@ -741,6 +727,31 @@ def designed(
     same = chosen.name == first.name
     base = found.base if same else fit_apart(fitted, chosen.name, rows, seed)
     return plan(base, chosen, rows, guard_seed=seed)
+
+
+def _going_on(
+    estimator: Any,
+    rows: Rows,
+    table: UnitIntervalTable | ColumnTable,
+    *,
+    streaming: bool,
+) -> RBMBlueprint:
+    """The blueprint of a fit that goes on from an earlier one, with its base and its guards."""
+    last = estimator._blueprint
+    check_base_stays(estimator.base, last.base, last.base_name)
+    asked = estimator.n_components
+    n_hidden = last.n_hidden if asked == "auto" else asked
+    chosen = BaseChoice(last.base_name, n_hidden, last.base_reason)
+    new = design(
+        estimator,
+        table,
+        last.base,
+        chosen,
+        rows,
+        streaming=streaming,
+        guard_seed=last.guard_seed,
+    )
+    return new.trained_for(last.plan.n_iter) if new.by_halves and last.by_halves else new
 
 
 def without_guards(rows: Rows, seed: int) -> tuple[Rows, Rows]:
@@ -814,7 +825,6 @@ def design(
         streaming=streaming,
         stochastic=stochastic,
     )
-    line_search = plan.optimizer == "lbfgs"
     if isinstance(chains, Persistent) and chains.n_chains is None:
         n_chains = max(plan.batch_size, REWEIGHTED_CHAINS) if chains.reweight else plan.batch_size
         chains.set_params(n_chains=int(n_chains))
@@ -832,7 +842,7 @@ def design(
         learning=learning,
         sampler=sampler,
         chains=chains,
-        centering=_centering(estimator, learning, units, line_search),
+        centering=_centering(estimator, learning, units, plan.optimizer == "lbfgs"),
         penalty=None if penalty is None else clone(penalty),
         short=_is_short(estimator, plan, len(rows)),
         guarded=ours and len(rows) >= FEWEST_ROWS,
