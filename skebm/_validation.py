@@ -9,6 +9,7 @@ import contextlib
 import os
 import reprlib
 from collections.abc import Iterator
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from sklearn.utils.validation import _check_method_params as take_fit_params
 from sklearn.utils.validation import _num_samples as n_rows
 
 __all__ = [
+    "N_JOBS",
     "Composition",
     "HasMethods",
     "Interval",
@@ -64,6 +66,14 @@ class Interval(constraints.Interval):
     def is_satisfied_by(self, val: Any) -> bool:
         """Whether a value is a number within the interval."""
         return not isinstance(val, bool | np.bool_) and bool(super().is_satisfied_by(val))
+
+
+# Numbers of workers of joblib: those at the same time, or -1 for all, -2 for all but one.
+N_JOBS = [
+    Interval(Integral, 1, None, closed="left"),
+    Interval(Integral, None, -1, closed="right"),
+    None,
+]
 
 
 def draw_seed(random_state: Any) -> int:
