@@ -253,7 +253,9 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         balances = self._balances(len(X), len(experts))
         names = [name for name, _ in experts]
         # All that is random is drawn here: results do not depend on who computes them.
-        asked = [(name, self._unfitted(expert, random), X) for name, expert in experts]
+        asked: list[tuple[Any, ...]] = [
+            (name, self._unfitted(expert, random), X) for name, expert in experts
+        ]
         some, folds = self._folds(X, random) if balances else (X, [])
         for fold in folds:
             asked += [
