@@ -66,8 +66,8 @@ class Workers(Parallel):
         """Results of calls ``(function, *arguments)``."""
         here, found = _process(), []
         for result, caught in self(delayed(_called)(here, *call) for call in calls):
-            for one in caught:
-                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+            for warning in caught:
+                warnings.warn_explicit(*warning)
             found.append(result)
         return found
 
