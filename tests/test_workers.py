@@ -122,7 +122,7 @@ def alone(program):
 def dask(**cluster):
     distributed = pytest.importorskip("distributed")
     with (
-        distributed.LocalCluster(dashboard_address=None, **cluster) as found,
+        distributed.LocalCluster(dashboard_address=":0", **cluster) as found,
         distributed.Client(found),
         joblib.parallel_config("dask"),
     ):
