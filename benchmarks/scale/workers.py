@@ -6,8 +6,9 @@
 Protocol. One thread in each process. All workers are started, and have imported skebm, before any
 time is taken. The ways are run in turn, `--rounds` times, each round in another order; ratios are
 those within a round, and tables have medians and extremes. `load` is the number of processes that
-were ready to run, averaged over the minute before: above the number of processors, ratios are those
-of a busy machine.
+were ready to run, averaged over the minute before: above the number of processors, ratios of wall
+times are those of a busy machine. `CPU` is what the busiest process computed, in seconds: where the
+machine is quiet, a way takes about that long, whatever the load is now.
 
 *search*: 24 settings of `RBMEstimator` on the binarised digits of scikit-learn, three folds, 72
 fits. *scoring*: an array of Dask, 20 columns in float32, made block by block from its block's seed,
@@ -25,12 +26,14 @@ import pickle
 import random
 import resource
 import statistics
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import joblib
 import numpy as np
+import psutil
 import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import GridSearchCV
@@ -91,35 +94,70 @@ def _import() -> int:
     return len(skebm.__all__)
 
 
-def _load() -> float:
-    return os.getloadavg()[0]
+class Watch(threading.Thread):
+    """Processor time of this process and of all that it started, read twice a second."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.first, self.last = self._read(), {}
+        self.over = threading.Event()
+
+    @staticmethod
+    def _read() -> dict[int, float]:
+        found, here = {}, psutil.Process()
+        for process in (here, *here.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found[process.pid] = sum(process.cpu_times()[:2])
+        return found
+
+    def run(self) -> None:
+        while not self.over.wait(0.5):
+            self.last |= self._read()
+
+    def busiest(self) -> float:
+        """Seconds of the process that computed most since the start."""
+        self.over.set()
+        self.join()
+        self.last |= self._read()
+        return max(spent - self.first.get(pid, 0.0) for pid, spent in self.last.items())
 
 
-def in_rounds(ways: dict[str, Callable[[], Any]], rounds: int) -> Iterator[tuple[str, float, Any]]:
-    """Run each way once a round, in an order of its own; yields its name, seconds and result."""
-    order = random.Random(0)
+class Run(NamedTuple):
+    """Wall and processor seconds of a run, and its result."""
+
+    wall: float
+    cpu: float
+    load: float
+    result: Any
+
+
+def in_rounds(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[Run]]:
+    """Run each way once a round, each round in another order."""
+    order, runs = random.Random(0), {name: [] for name in ways}
     for _ in range(rounds):
         for name in order.sample(list(ways), len(ways)):
             found: list[Any] = []
-            load = _load()
-            spent = seconds(lambda name=name, found=found: found.append(ways[name]()))
-            print(f"{name}: {spent:.1f} s, load {load:.1f}", flush=True)
-            yield name, spent, found[0]
+            load, watch = os.getloadavg()[0], Watch()
+            watch.start()
+            wall = seconds(lambda name=name, found=found: found.append(ways[name]()))
+            run = Run(wall, watch.busiest(), load, found[0])
+            print(f"{name}: {wall:.1f} s, CPU {run.cpu:.1f} s, load {load:.1f}", flush=True)
+            runs[name].append(run)
+    return runs
 
 
-def summary(times: dict[str, list[float]], base: str, ratio: str) -> list[dict[str, object]]:
+def summary(runs: dict[str, list[Run]], base: str, ratio: str) -> list[dict[str, object]]:
     """Median times and, within rounds, ratios to those of the way `base`."""
     rows: list[dict[str, object]] = []
-    for name, spent in times.items():
-        ratios = [t / b for t, b in zip(spent, times[base], strict=True)]
-        low, high = min(ratios), max(ratios)
-        rows.append(
-            {
-                "way": name,
-                "s": f"{statistics.median(spent):.1f}",
-                ratio: f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})",
-            }
-        )
+    for name, own in runs.items():
+        row: dict[str, object] = {"way": name}
+        for kind in ("wall", "cpu"):
+            spent, others = ([getattr(run, kind) for run in each] for each in (own, runs[base]))
+            ratios = [one / other for one, other in zip(spent, others, strict=True)]
+            shown = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            label = "CPU" if kind == "cpu" else "wall"
+            row |= {f"{label}, s": f"{statistics.median(spent):.1f}", f"{label} {ratio}": shown}
+        rows.append(row | {"load": f"{statistics.median(run.load for run in own):.0f}"})
     return rows
 
 
@@ -131,7 +169,7 @@ def summary(times: dict[str, list[float]], base: str, ratio: str) -> list[dict[s
 def search(rounds: int) -> list[dict[str, object]]:
     """A grid search by one process, by loky, Dask and Ray with two workers."""
     X = (load_digits().data > 7).astype(np.float64)
-    model = RBMEstimator(n_iter=3, learning="pcd", partition=None, random_state=0)
+    model = RBMEstimator(n_iter=60, learning="pcd", partition=None, random_state=0)
 
     def found(n_jobs: int | None, backend: str | None = None) -> dict[str, Any]:
         grid = GridSearchCV(model, GRID, cv=3, n_jobs=n_jobs)
@@ -145,19 +183,13 @@ def search(rounds: int) -> list[dict[str, object]]:
         "Dask, two workers": lambda: found(-1, "dask"),
         "Ray, two workers": lambda: found(-1, "ray"),
     }
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    scores: dict[str, list[np.ndarray]] = {name: [] for name in ways}
     with dask_cluster(2), ray_cluster(), joblib.parallel_config("loky"):
         joblib.Parallel(n_jobs=2)(joblib.delayed(_import)() for _ in range(2))
-        for name, spent, results in in_rounds(ways, rounds):
-            times[name].append(spent)
-            scores[name].append(_scores(results))
-    rows = summary(times, "loky, two workers", "over loky")
-    for row in rows:
-        each = scores[str(row["way"])]
-        row["same as one process"] = all(
-            np.array_equal(one, scores["one process"][0]) for one in each
-        )
+        runs = in_rounds(ways, rounds)
+    rows = summary(runs, "loky, two workers", "over loky")
+    expected = _scores(runs["one process"][0].result)
+    for row, own in zip(rows, runs.values(), strict=True):
+        row["same scores"] = all(np.array_equal(_scores(run.result), expected) for run in own)
     return rows
 
 
@@ -201,19 +233,17 @@ def scoring(rounds: int, n_rows: int, block: int) -> list[dict[str, object]]:
         for client in (one, two):
             client.compute(few, sync=True)
         before = {name: _peaks(client) for name, client in zip(ways, (one, two), strict=True)}
-        times: dict[str, list[float]] = {name: [] for name in ways}
-        same, expected = True, model.score_samples(block_of(0, sizes[0]))
-        kept = None
-        for name, spent, found in in_rounds(ways, rounds):
-            times[name].append(spent)
-            kept = found if kept is None else kept
-            same = same and np.array_equal(found, kept)
-        rows = summary(times, "two workers", "over two workers")
-        for row, client in zip(rows, (one, two), strict=True):
+        runs = in_rounds(ways, rounds)
+        rows = summary(runs, "two workers", "over two workers")
+        some = np.concatenate([model.score_samples(block_of(k, sizes[k])) for k in range(3)])
+        expected = runs["one worker"][0].result
+        for row, client, own in zip(rows, (one, two), runs.values(), strict=True):
             growth = _peaks(client) - before[str(row["way"])]
             row["peak of a worker, MB"] = f"{_peaks(client):.0f}"
             row["growth, MB"] = f"{growth:.0f}"
-            row["all the same"] = same and np.array_equal(kept[: sizes[0]], expected)
+            row["same scores"] = np.array_equal(expected[: len(some)], some) and all(
+                np.array_equal(run.result, expected) for run in own
+            )
     return rows
 
 
