@@ -45,6 +45,7 @@ from skebm.objectives import ContrastiveState
 from skebm.partition import Choice, ImportanceSampling, choose
 from skebm.partition.choice import in_a_line
 from skebm.training import DivergenceError, EarlyStopping
+from skebm.training.distributed import attended, check_same_estimator, shared_seed
 from skebm.training.engine import Assess, EnergyNet
 from skebm.training.plan import TrainingPlan, check_net_params
 from skebm.training.rows import Rows
@@ -363,6 +364,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
 
     # ---------------------------------------------------------------- fitting
 
+    @attended
     def _fit(
         self,
         X: Any,
@@ -377,6 +379,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         """
         check_net_params(self.net_params or {})
         check_settings(self)
+        check_same_estimator(self, X)
         go_on = self.__sklearn_is_fitted__() and (streaming or self.warm_start)
         X = self._validate(X, reset=not go_on, min_samples=1 if streaming else 2)
         weight = check_weight(sample_weight, X)
@@ -390,7 +393,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         rows.y = None if y is None else torch.as_tensor(y, device=device)
         table.prepare(rows)
         if not go_on:
-            self.random_state_ = check_random_state(self.random_state)
+            self.random_state_ = check_random_state(shared_seed(self.random_state))
         net, train = (self.net_, rows) if go_on else (None, rows)
         if net is None or not (streaming and net.streaming and net.fits(rows)):
             net, train = self._start(rows, table, net, streaming=streaming)

@@ -46,6 +46,7 @@ from skebm.estimators.tractable import (
     resampled,
     tempered,
 )
+from skebm.training.distributed import shared_seed
 
 # Folds without which training rows are scored for the weights, and fewest and most of these rows.
 N_FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 20, 500
@@ -225,7 +226,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         """
         X = validate_data(self, X, dtype=np.float64)
         experts = self._named_experts()
-        random = check_random_state(self.random_state)
+        random = check_random_state(shared_seed(self.random_state))
         balances = self._balances(len(X), len(experts))
         names = [name for name, _ in experts]
         fitted = {}
