@@ -16,7 +16,7 @@ import torch.distributed as dist
 PATIENCE = 90
 
 
-class Died(Exception):
+class DiedError(Exception):
     """A process ended without a result."""
 
 
@@ -65,4 +65,4 @@ def on_ranks(function, *args, size=2, timeout=30, kill=None):
 
 
 def _result(path):
-    return pickle.loads(path.read_bytes()) if path.exists() else Died()
+    return pickle.loads(path.read_bytes()) if path.exists() else DiedError()

@@ -25,10 +25,16 @@ from skebm.base.ranks import mean_over_ranks, reduce_gradients
 from skebm.energies import MLP
 from skebm.objectives import Penalty
 from skebm.samplers import MALA, ParallelTempering, Persistent
-from skebm.training import AdamW, EarlyStopping, RankStoppedError, Resume, single_process
-from skebm.training import distributed
+from skebm.training import (
+    AdamW,
+    EarlyStopping,
+    RankStoppedError,
+    Resume,
+    distributed,
+    single_process,
+)
 from tests.interrupts import CASES, make, rows_of
-from tests.ranks import Died, on_ranks
+from tests.ranks import DiedError, on_ranks
 from tests.tiers import full
 
 pytestmark = [
@@ -89,7 +95,7 @@ def curve(model):
 def fingerprint(model):
     """A hash of everything that was learned."""
     state = {k: v for k, v in model.__getstate__()["net_"].items() if k != "history"}
-    return joblib.hash([state, curve(model), model.threshold_])
+    return joblib.hash([state, curve(model), getattr(model, "threshold_", None)])
 
 
 def assert_same_curve(one, other):
@@ -211,8 +217,226 @@ def test_what_ranks_do_not_share_is_refused_by_all():
                 raise errors[name]
     with pytest.raises(OSError, match="^the disk is full$"):
         raise found[1]["callback"]
-    with pytest.raises(RankStoppedError, match=r"Rank 1 of 2 has stopped \(OSError: the disk is fu"):
+    with pytest.raises(RankStoppedError, match=r"Rank 1 of 2 has stopped \(OSError: the disk is"):
         raise found[0]["callback"]
     for errors in found:
         with pytest.raises(RankStoppedError, match="rank 0: epoch 3; rank 1: the end of training"):
             raise errors["stop"]
+
+
+# ------------------------------------------------------------------------------
+# What happens to one process
+# ------------------------------------------------------------------------------
+
+SLOW = RBMEstimator(64, learning="pcd", n_iter=40, batch_size=50, random_state=0, partition=None)
+WIDE = (np.random.default_rng(1).random((4000, 64)) < 0.3).astype(float)
+
+
+def resumed(rank, path):
+    """A fit that stores its epochs, from what another one stored."""
+    model = clone(SLOW).set_params(net__callbacks=[("resume", Resume(path))])
+    return fingerprint(model.fit(WIDE))
+
+
+@full
+def test_a_killed_rank_is_named_and_the_fit_goes_on_bit_for_bit(tmp_path):
+    expected = on_ranks(resumed, tmp_path / "whole")
+    assert expected[0] == expected[1]
+    for rank, seconds in ((1, 0.05), (0, 0.2), (1, 0.4)):
+        path = tmp_path / f"killed{rank}{seconds}"
+        started = []
+
+        def reached(path=path, started=started, seconds=seconds):
+            if path.exists():
+                started.append(time.monotonic())
+            return started and time.monotonic() - started[0] > seconds
+
+        found = on_ranks(resumed, path, kill=(rank, reached))
+        assert isinstance(found[rank], DiedError)
+        with pytest.raises(RankStoppedError, match=f"Rank {rank} of 2 has stopped or hangs.*Start"):
+            raise found[1 - rank]
+        assert on_ranks(resumed, path) == expected
+
+
+def test_a_rank_that_does_not_come_is_named():
+    found = on_ranks(lone, timeout=1)
+    with pytest.raises(RankStoppedError, match="Rank 1 of 2 did not begin a fit within 1 seconds"):
+        raise found[0]
+
+
+def lone(rank):
+    """Rank 0 alone fits, as in a script that forgets the other."""
+    if rank == 0:
+        clone(PCD).fit(BITS)
+    time.sleep(1.5 * rank)
+
+
+@full
+def test_a_rank_that_hangs_is_named_after_the_timeout():
+    found = on_ranks(hanging, timeout=2)
+    with pytest.raises(RankStoppedError, match="Rank 1 of 2 has stopped or hangs"):
+        raise found[0]
+
+
+def hanging(rank):
+    class Hang(Callback):
+        def on_epoch_end(self, net, **kwargs):
+            time.sleep(9 * rank)
+
+    clone(PCD).set_params(net__callbacks=[Hang()]).fit(BITS)
+
+
+def stored(rank, path, **params):
+    model = clone(PCD).set_params(net__callbacks=[("resume", Resume(path))], **params)
+    return fingerprint(model.fit(BITS))
+
+
+def without_room(rank, path):
+    """Rank 0 has no room for the file after its second epoch."""
+    written = []
+
+    def fsync(number):
+        written.append(number)
+        if len(written) == 2:
+            raise OSError(28, "No space left on device")
+
+    os.fsync = fsync
+    return stored(rank, path)
+
+
+def test_files_of_several_processes(tmp_path):
+    path = tmp_path / "fit.state"
+    expected = on_ranks(stored, tmp_path / "whole")
+    found = on_ranks(without_room, path)
+    with pytest.raises(OSError, match="could not write .* is that of an earlier epoch.*No space"):
+        raise found[0]
+    with pytest.raises(RankStoppedError, match=r"Rank 0 of 2 has stopped \(OSError: Resume could"):
+        raise found[1]
+    with pytest.raises(ValueError, match="another fit, which differs in the number of processes"):
+        stored(0, path)
+    assert on_ranks(stored, path) == expected  # from the epoch that had room
+    assert not list(tmp_path.glob("*.part"))
+    path.write_bytes(path.read_bytes()[:1000])
+    for error in on_ranks(stored, path):
+        with pytest.raises(ValueError, match="is not a file that Resume wrote"):
+            raise error
+
+
+def own_files(rank, folder):
+    """Each rank has a disk of its own; that of rank 0 is empty."""
+    path = Path(folder, str(rank), "fit.state")
+    path.parent.mkdir(exist_ok=True)
+    return stored(rank, path)
+
+
+@full
+def test_any_rank_may_have_the_file(tmp_path):
+    expected = on_ranks(stored, tmp_path / "fit.state")
+    (tmp_path / "1").mkdir()
+    (tmp_path / "fit.state").rename(tmp_path / "1" / "fit.state")
+    assert on_ranks(own_files, tmp_path) == expected
+
+
+def failing_sampler(rank):
+    """The energy becomes nan in the chains of rank 1, in one step of the second epoch."""
+    model = ContrastiveDivergenceDensity(
+        MLP((8,)), n_iter=4, batch_size=20, random_state=0, partition=None, base="gaussian"
+    )
+    step, calls = MALA.step, []
+
+    def fails(self, energy, state, generator, *args, **kwargs):
+        calls.append(generator)
+        if rank == 1 and len(calls) == 150:
+            raise SamplingError("the energy is nan")
+        return step(self, energy, state, generator, *args, **kwargs)
+
+    MALA.step = fails
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(REALS)
+    return fingerprint(model), model.n_restarts_, [str(w.message) for w in caught]
+
+
+def test_all_roll_back_where_sampling_fails_on_one():
+    (first, restarts, said), (second, *_) = on_ranks(failing_sampler)
+    assert first == second
+    assert restarts == 1
+    assert any("rolled back 1 times (first at epoch 2" in message for message in said)
+
+
+@full
+@pytest.mark.parametrize("name", list(CASES))
+def test_every_objective_has_one_model_on_all_processes(name):
+    found = on_ranks(of_case, name, size=3)
+    assert found[0] == found[1] == found[2]
+
+
+def of_case(rank, name):
+    model = make(name)
+    return fingerprint(model.fit(*rows_of(model)))
+
+
+def undivided(rank):
+    missing = BITS.copy()
+    missing[::7, 2] = np.nan
+    fits = {
+        "line search": (make("line search"), BITS),
+        "missing ones": (clone(PCD), missing),
+        "hidden": (DeepBoltzmannMachine((3, 2), n_iter=2, random_state=0), BITS),
+        "too small": (clone(PCD).set_params(batch_size=1), BITS),
+        "each window": (
+            TemporalRBM(2, order=1, learning="pcd", n_iter=2, random_state=0),
+            BITS,
+        ),
+    }
+    found = {}
+    for name, (model, X) in fits.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(X)
+        told = [str(w.message) for w in caught if "processes trains on all rows" in str(w.message)]
+        found[name] = fingerprint_of_net(model), told
+    return found
+
+
+def fingerprint_of_net(model):
+    net = model.__getstate__()["net_"]
+    return joblib.hash([net["weights"], net["generator"]])
+
+
+@full
+def test_what_cannot_be_divided_is_the_fit_of_one_process():
+    expected = undivided(0)
+    first, second = on_ranks(undivided)
+    for name, (model, told) in expected.items():
+        assert not told
+        assert first[name][0] == second[name][0] == model, name
+        assert len(first[name][1]) == 1, name
+        assert name in first[name][1][0]
+        assert not second[name][1]  # rank 0 tells
+
+
+def tempered(rank):
+    model = clone(PCD).set_params(sampler=ParallelTempering(), learning="pcd")
+    return fingerprint(model.fit(BITS)), [len(one.x) for one in model.net_.state_.chain.aux]
+
+
+@full
+def test_replicas_are_divided_with_their_chains():
+    (first, sizes), (second, _) = on_ranks(tempered)
+    assert first == second
+    assert set(sizes) == {7}
+
+
+# ------------------------------------------------------------------------------
+# In one process
+# ------------------------------------------------------------------------------
+
+
+def test_one_process_reduces_nothing():
+    values = torch.ones(2), torch.zeros(3)
+    assert [a is b for a, b in zip(values, mean_over_ranks(*values), strict=True)] == [True, True]
+    reduce_gradients(None)
+    assert distributed.current_group() is distributed.ALONE
+    assert distributed.ALONE.gather(3) == [3]
+    assert distributed.ALONE.mean({"loss": 2.0}) == {"loss": 2.0}

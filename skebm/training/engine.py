@@ -605,7 +605,7 @@ class EnergyNet(NeuralNet):
     def _undivided(self, X: Rows) -> str | None:
         """Why batches cannot be divided among processes; None where they can."""
         if searches_steps(self.optimizer_):
-            return f"{type(self.optimizer_).__name__} searches along lines"
+            return "a line search judges its steps by all rows"
         if X.known is not None:
             return "each keeps the entries that it has drawn, hidden or missing ones"
         if not Batches(X, self.batch_size, None).divisible(self.group_.size):
