@@ -38,12 +38,12 @@ def _run(function, args, rank, size, folder, timeout):
     part.rename(Path(folder, f"found{rank}"))
 
 
-def on_ranks(function, *args, size=2, timeout=30, kill=None):
+def on_ranks(function, *args, size=2, timeout=30, kill=None, start="fork"):
     """What ``function(rank, *args)`` returns or raises on each rank, in a list.
 
     `kill` is a rank and a time in seconds, or a condition, after which it is killed.
     """
-    context = multiprocessing.get_context("fork")  # imports nothing anew
+    context = multiprocessing.get_context(start)  # forked ones import nothing anew
     with tempfile.TemporaryDirectory() as folder:
         processes = [
             context.Process(target=_run, args=(function, args, rank, size, folder, timeout))

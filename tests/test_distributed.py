@@ -31,6 +31,7 @@ from skebm.training import (
     RankStoppedError,
     Resume,
     distributed,
+    engine,
     single_process,
 )
 from tests.interrupts import CASES, make, rows_of
@@ -134,6 +135,8 @@ def results(rank, names):
     found["same"]["no seed"] = fingerprint(clone(PCD).set_params(random_state=None).fit(BITS))
     with single_process():
         found["alone"] = fingerprint(clone(PCD).set_params(n_iter=rank + 1).fit(BITS))
+    bars = clone(PCD).set_params(verbose=1, n_iter=0).fit(BITS).net_._default_callbacks
+    found["bar"] = [name for name, _ in bars]
     refused = {
         "seed": lambda: clone(PCD).set_params(random_state=rank).fit(BITS),
         "rows": lambda: clone(PCD).fit(BITS[rank:]),
@@ -200,6 +203,7 @@ def test_processes_train_the_model_of_one(names, size):
     assert first["same"]["no seed"] != first["same"]["pcd"] == first["same"]["after errors"]
     alone = [fingerprint(clone(PCD).set_params(n_iter=n + 1).fit(BITS)) for n in range(size)]
     assert [one["alone"] for one in found] == alone
+    assert [one["bar"] for one in found] == [["progress"], *[[]] * (size - 1)]
 
 
 def test_what_ranks_do_not_share_is_refused_by_all():
@@ -440,3 +444,45 @@ def test_one_process_reduces_nothing():
     assert distributed.current_group() is distributed.ALONE
     assert distributed.ALONE.gather(3) == [3]
     assert distributed.ALONE.mean({"loss": 2.0}) == {"loss": 2.0}
+
+
+def of_one(rank, device, backend):
+    """Fits by the steps of several processes, of which there is one."""
+    if backend != "gloo":
+        dist.destroy_process_group()
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        dist.init_process_group(backend, rank=0, world_size=1)
+    plain = {name: fitted_on(name, device) for name in FEW}
+    ranks = distributed.Ranks(0)
+    engine.current_group = lambda: ranks
+    assert ranks.gather("a") == ["a"]
+    assert ranks.broadcast("b", 0) == "b"
+    assert ranks.mean_of(torch.ones(2)).tolist() == [1, 1]
+    assert ranks.whole(torch.arange(6).view(3, 2)).tolist() == [[0, 1], [2, 3], [4, 5]]
+    return plain, {name: fitted_on(name, device) for name in FEW}
+
+
+def fitted_on(name, device):
+    model, rows = DETERMINISTIC[name]
+    return curve(clone(model).set_params(device=device).fit(*rows))
+
+
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [
+        ("cpu", "gloo"),
+        pytest.param(
+            "cuda",
+            "nccl",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            ],
+        ),
+    ],
+)
+def test_the_steps_of_several_processes_are_those_of_one(device, backend):
+    start = "fork" if device == "cpu" else "spawn"  # CUDA does not work in forked processes
+    (found,) = on_ranks(of_one, device, backend, size=1, start=start)
+    for name, expected in found[0].items():
+        assert_same_curve(expected, found[1][name])

@@ -160,7 +160,7 @@ class Ranks(Group):
     def leave(self, error: BaseException) -> None:
         if self.processes is None:
             return
-        reason = f"{type(error).__name__}: {error}".strip()[:LONGEST]
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")[:LONGEST]
         with contextlib.suppress(RuntimeError):  # the process that holds the store may be gone
             self.store.set(f"reason/{self.rank}", reason)
             self.store.set(f"after/{self.rank}", "")
@@ -200,10 +200,15 @@ class Ranks(Group):
 
     # ---------------------------------------------------------------- collective operations
 
-    def sum_(self, values: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
+    def sum_(self, values: Tensor, operation: str = "SUM") -> Tensor:
         """Add a tensor of all processes in place; the result is the same on all, bit for bit."""
-        self._together(dist.all_reduce, values, op=operation)
-        return values
+        there = self._reachable(values)
+        self._together(dist.all_reduce, there, op=getattr(dist.ReduceOp, operation))
+        return values if there is values else values.copy_(there)
+
+    def _reachable(self, values: Tensor) -> Tensor:
+        """A tensor where the backend can read it."""
+        return values.to(self.device) if self.device.type == "cuda" else values
 
     def gather(self, value: Any) -> list[Any]:
         found: list[Any] = [None] * self.size
@@ -239,16 +244,17 @@ class Ranks(Group):
         sizes = torch.zeros(self.size, dtype=torch.int64, device=values.device)
         sizes[self.rank] = len(values)
         counts = self.sum_(sizes).tolist()
-        mine = values.new_zeros(max(counts), *values.shape[1:])
+        mine = self._reachable(values.new_zeros(max(counts), *values.shape[1:]))
         mine[: len(values)] = values
         found = [torch.empty_like(mine) for _ in counts]
         self._together(dist.all_gather, found, mine)
-        return torch.cat([rows[:n] for rows, n in zip(found, counts, strict=True)])
+        rows = torch.cat([part[:n] for part, n in zip(found, counts, strict=True)])
+        return rows.to(values.device)
 
     def meet(self, place: str) -> None:
         code = zlib.crc32(place.encode())
         ends = torch.tensor([code, -code], dtype=torch.int64, device=self.device)
-        highest, lowest = self.sum_(ends, dist.ReduceOp.MAX).tolist()
+        highest, lowest = self.sum_(ends, "MAX").tolist()
         if highest != -lowest:
             places = "; ".join(f"rank {r}: {p}" for r, p in enumerate(self.gather(place)))
             raise RankStoppedError(
