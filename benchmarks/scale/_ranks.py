@@ -18,7 +18,14 @@ import torch
 import torch.distributed as dist
 
 
-def run(function: Callable[..., Any], args: Any, rank: int, size: int, folder: str) -> None:
+def run(
+    function: Callable[..., Any],
+    args: Any,
+    rank: int,
+    size: int,
+    folder: str,
+    timeout: datetime.timedelta,
+) -> None:
     """Call a function as one of `size` processes, and leave what it returns or raises in a file."""
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -26,8 +33,9 @@ def run(function: Callable[..., Any], args: Any, rank: int, size: int, folder: s
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=size,
-        timeout=datetime.timedelta(minutes=20),
+        timeout=timeout,
     )
+    Path(folder, f"ready{rank}").touch()
     try:
         found = function(rank, *args)
     except Exception as error:
@@ -41,20 +49,24 @@ def on_ranks(
     *args: Any,
     size: int = 2,
     kill: tuple[int, float] | None = None,
+    minutes: float = 20,
 ) -> list[Any]:
     """Results of ``function(rank, *args)`` on each rank; None of one that was killed.
 
-    `kill` is a rank and the seconds after which it gets SIGKILL.
+    `kill` is a rank and the seconds after which it gets SIGKILL, once all are connected.
     """
+    timeout = datetime.timedelta(minutes=minutes)
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            context.Process(target=run, args=(function, args, rank, size, folder))
+            context.Process(target=run, args=(function, args, rank, size, folder, timeout))
             for rank in range(size)
         ]
         for process in processes:
             process.start()
         if kill is not None:
+            while not all(Path(folder, f"ready{rank}").exists() for rank in range(size)):
+                time.sleep(0.001)
             time.sleep(kill[1])
             victim = processes[kill[0]]
             if victim.is_alive():

@@ -50,7 +50,7 @@ def trial(path: Path, random: np.random.Generator, span: float, expected: str) -
     wanted, killed, named = random.integers(1, 3), [], []
     while len(killed) < wanted:
         rank, moment = int(random.integers(2)), float(random.uniform(0, span))
-        found = on_ranks(fit, path, kill=(rank, moment))
+        found = on_ranks(fit, path, kill=(rank, moment), minutes=0.5)
         if found[rank] is not None:  # it had ended before
             path.unlink()
             killed, named = [], []
@@ -80,8 +80,9 @@ def main(argv: list[str]) -> None:
     random = np.random.default_rng(args.seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        began = time.perf_counter()
         first, second = on_ranks(fit, folder / "whole.state")
+        began = time.perf_counter()
+        assert on_ranks(fit, folder / "again.state") == [first, second]
         span = time.perf_counter() - began
         assert first == second, (first, second)
         paths = [folder / f"{number}.state" for number in range(1, args.moments + 1)]
