@@ -1,6 +1,7 @@
 """Data-parallel fits: those of one process, with their rows and chains on several."""
 
 import os
+import signal
 import time
 import warnings
 from pathlib import Path
@@ -144,9 +145,14 @@ def results(rank, names):
         "empty": lambda: clone(PCD).fit(BITS[: 100 * (1 - rank)]),
         "weights": lambda: clone(PCD).fit(BITS, sample_weight=np.arange(103) % (rank + 2)),
         "callback": lambda: clone(PCD).set_params(net__callbacks=[Fail(rank)]).fit(BITS),
+        "resume": lambda: (
+            clone(PCD).set_params(net__callbacks=[Resume("fit.state")] * rank).fit(BITS)
+        ),
         "stop": lambda: clone(PCD).set_params(net__callbacks=[Stop(rank)]).fit(BITS),
     }
     found["refused"] = {name: refusal(call) for name, call in refused.items()}
+    pressed = clone(PCD).set_params(net__callbacks=[Press(rank)], verbose=rank)
+    found["ctrl-c"] = refusal(lambda: pressed.fit(BITS)), hasattr(pressed, "net_")
     found["same"]["after errors"] = fingerprint(clone(PCD).fit(BITS))
     return found
 
@@ -154,7 +160,7 @@ def results(rank, names):
 def refusal(call):
     try:
         call()
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, RuntimeError, OSError, KeyboardInterrupt) as error:
         return error
     return None
 
@@ -168,6 +174,17 @@ class Fail(Callback):
     def on_epoch_end(self, net, **kwargs):
         if self.rank and len(net.history) == 2:
             raise OSError("the disk is full")
+
+
+class Press(Callback):
+    """Presses Ctrl-C on rank 1 in its second epoch."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def on_grad_computed(self, net, **kwargs):
+        if self.rank and len(net.history) == 2:
+            signal.raise_signal(signal.SIGINT)
 
 
 class Stop(Callback):
@@ -207,12 +224,14 @@ def test_processes_train_the_model_of_one(names, size):
 
 
 def test_what_ranks_do_not_share_is_refused_by_all():
-    found = [one["refused"] for one in on_ranks(results, [])]
+    both = on_ranks(results, [])
+    found = [one["refused"] for one in both]
     expected = {
         "seed": (ValueError, "its parameters .*rank 1"),
         "rows": (ValueError, r"the shape of X \(\(103, 6\) on rank 0, \(102, 6\) on rank 1\)"),
         "entries": (ValueError, "the entries of X of rank 1 are not those of rank 0"),
         "empty": (ValueError, r"\(100, 6\) on rank 0, \(0, 6\) on rank 1"),
+        "resume": (ValueError, r"Resume callbacks \(0 on rank 0, 1 on rank 1\)"),
         "weights": (ValueError, "the number of rows|the entries of"),
     }
     for name, (kind, message) in expected.items():
@@ -226,6 +245,11 @@ def test_what_ranks_do_not_share_is_refused_by_all():
     for errors in found:
         with pytest.raises(RankStoppedError, match="rank 0: epoch 3; rank 1: the end of training"):
             raise errors["stop"]
+    (other, fitted_there), (own, fitted_here) = (one["ctrl-c"] for one in both)
+    assert isinstance(own, KeyboardInterrupt)
+    with pytest.raises(RankStoppedError, match=r"Rank 1 of 2 has stopped \(KeyboardInterrupt\)"):
+        raise other
+    assert not (fitted_there or fitted_here)
 
 
 # ------------------------------------------------------------------------------

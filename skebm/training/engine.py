@@ -36,7 +36,7 @@ from skebm.training.distributed import (
     of_rows,
     own_rank,
 )
-from skebm.training.resume import settings_of
+from skebm.training.resume import Resume, settings_of
 from skebm.training.rows import Batches, Rows
 
 # Least loss on held-out rows, in nats per row, for which training returns to earlier weights.
@@ -588,7 +588,12 @@ class EnergyNet(NeuralNet):
         self.group_ = current_group()
         if not isinstance(self.group_, Ranks):
             return
-        settings = settings_of(self) | {"the entries of the weights": weight_sum(self.module_)}
+        settings = settings_of(self) | {
+            "the entries of the weights": weight_sum(self.module_),
+            "the number of Resume callbacks": sum(
+                isinstance(c, Resume) for _, c in self.callbacks_
+            ),
+        }
         check_same(self.group_, settings | of_rows(X, self.validation, self.held_out_))
         reason = self._undivided(X)
         if reason is None:
