@@ -249,7 +249,7 @@ def test_what_ranks_do_not_share_is_refused_by_all():
     assert isinstance(own, KeyboardInterrupt)
     with pytest.raises(RankStoppedError, match=r"Rank 1 of 2 has stopped \(KeyboardInterrupt\)"):
         raise other
-    assert not (fitted_there or fitted_here)
+    assert [fitted_there, fitted_here] == [False, False]
 
 
 # ------------------------------------------------------------------------------
@@ -476,14 +476,14 @@ def of_one(rank, device, backend):
         dist.destroy_process_group()
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         dist.init_process_group(backend, rank=0, world_size=1)
-    plain = {name: fitted_on(name, device) for name in FEW}
+    plain = {name: fitted_on(name, device) for name in FEW[1:]}
     ranks = distributed.Ranks(0)
     engine.current_group = lambda: ranks
     assert ranks.gather("a") == ["a"]
     assert ranks.broadcast("b", 0) == "b"
     assert ranks.mean_of(torch.ones(2)).tolist() == [1, 1]
     assert ranks.whole(torch.arange(6).view(3, 2)).tolist() == [[0, 1], [2, 3], [4, 5]]
-    return plain, {name: fitted_on(name, device) for name in FEW}
+    return plain, {name: fitted_on(name, device) for name in FEW[1:]}
 
 
 def fitted_on(name, device):

@@ -46,7 +46,7 @@ from skebm.estimators.tractable import (
     resampled,
     tempered,
 )
-from skebm.training.distributed import shared_seed
+from skebm.training.distributed import shared_seed, shows_progress
 
 # Folds without which training rows are scored for the weights, and fewest and most of these rows.
 N_FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 20, 500
@@ -71,7 +71,7 @@ class Fits:
     def __init__(self, names: list[str], n_each: int, verbose: int):
         self.seconds = dict.fromkeys(names, 0.0)
         shown = {"desc": "ProductOfDensities", "unit": "fit"}
-        self.bar = tqdm(total=n_each * len(names), disable=not verbose, **shown)
+        self.bar = tqdm(total=n_each * len(names), disable=not shows_progress(verbose), **shown)
 
     def __enter__(self) -> Fits:
         return self

@@ -321,11 +321,11 @@ def current_group() -> Group:
     return known
 
 
-def own_rank() -> int:
-    """Rank of this process, 0 where it trains alone; does not wait for the others."""
+def shows_progress(verbose: Any) -> bool:
+    """Whether this process draws bars: rank 0 does, if asked. Does not wait for the others."""
     if not dist.is_available() or not dist.is_initialized() or _SINGLE.get():
-        return 0
-    return 0 if dist.group.WORLD is Known.inherited else dist.get_rank()
+        return bool(verbose)
+    return bool(verbose) and (dist.group.WORLD is Known.inherited or not dist.get_rank())
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from skebm.training.distributed import (
     check_same,
     current_group,
     of_rows,
-    own_rank,
+    shows_progress,
 )
 from skebm.training.resume import Resume, settings_of
 from skebm.training.rows import Batches, Rows
@@ -498,7 +498,7 @@ class EnergyNet(NeuralNet):
                 sink=lambda message: None,
             )
             default.append(("early_stopping", stopper))
-        if self.verbose and not own_rank():
+        if shows_progress(self.verbose):
             default.append(("progress", Progress()))
         return default
 
@@ -588,11 +588,10 @@ class EnergyNet(NeuralNet):
         self.group_ = current_group()
         if not isinstance(self.group_, Ranks):
             return
+        resuming = [one for _, one in self.callbacks_ if isinstance(one, Resume)]
         settings = settings_of(self) | {
             "the entries of the weights": weight_sum(self.module_),
-            "the number of Resume callbacks": sum(
-                isinstance(c, Resume) for _, c in self.callbacks_
-            ),
+            "the number of Resume callbacks": len(resuming),
         }
         check_same(self.group_, settings | of_rows(X, self.validation, self.held_out_))
         reason = self._undivided(X)

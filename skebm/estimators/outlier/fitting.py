@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 from skebm._validation import set_seeds, take_fit_params, take_rows
 from skebm.estimators.product import ProductOfDensities
 from skebm.estimators.tables.encoding import TableEncoder
+from skebm.training.distributed import shows_progress
 
 # Minimum number of calibration rows with "auto", in units of 1 / level: the rate of false alarms of
 # one fit then has a standard deviation of about a third of the level.
@@ -37,7 +38,7 @@ def default_estimator(verbose: int = 0) -> Any:
 def with_progress(parts: list[Any], what: str, verbose: int) -> Iterable[Any]:
     """The parts of a step of `fit`, with a progress bar over them if it is `verbose`."""
     shown = {"desc": f"EnergyOutlierDetector: {what}", "unit": "model"}
-    return tqdm(parts, disable=not verbose, **shown)
+    return tqdm(parts, disable=not shows_progress(verbose), **shown)
 
 
 class Split(NamedTuple):
