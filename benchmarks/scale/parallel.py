@@ -49,7 +49,7 @@ def bits(n: int) -> np.ndarray:
 def mlp(batch: int, **params: Any) -> ScoreMatchingDensity:
     """The network of 512 x 512 units."""
     return ScoreMatchingDensity(
-        MLP((512, 512)), sigma=0.3, base="gaussian", batch_size=batch, **(SMALLEST | params)
+        MLP((512, 512)), base="gaussian", batch_size=batch, **(SMALLEST | {"sigma": 0.3} | params)
     )
 
 
