@@ -35,6 +35,7 @@ from skebm.training import (
     engine,
     single_process,
 )
+from skebm.training.rows import Batches, Rows
 from tests.interrupts import CASES, make, rows_of
 from tests.ranks import DiedError, on_ranks
 from tests.tiers import full
@@ -459,6 +460,25 @@ def test_replicas_are_divided_with_their_chains():
 # ------------------------------------------------------------------------------
 # In one process
 # ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [7, 100])
+def test_parts_of_a_batch_are_the_batch(batch_size):
+    x = torch.arange(50.0).view(25, 2)
+    rows = Rows(x, x[:, 0] + 1, y=torch.arange(25), dtype=x.dtype, device=x.device)
+
+    def batches(part=None):
+        found = Batches(rows, batch_size, torch.Generator().manual_seed(0))
+        found.part = part
+        return list(found)
+
+    for whole, *parts in zip(batches(), *(batches((rank, 3)) for rank in range(3)), strict=True):
+        sizes = [len(part.x) for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+        for field, of_parts in zip(whole, zip(*parts, strict=True), strict=True):
+            assert torch.equal(torch.cat(of_parts), field)
+    assert Batches(rows, 3, None).divisible(2)
+    assert not Batches(rows, 3, None).divisible(3)
 
 
 def test_one_process_reduces_nothing():
