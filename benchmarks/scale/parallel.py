@@ -7,8 +7,9 @@ without computing, and both fit together; what is compared is the time of the ep
 the whole call of `fit`. Medians with quartiles over the repetitions; a ratio above 1 is the time of
 one process over that of two. Processor time of the epochs (of all threads of the busier process,
 those that communicate included) is what other programs on the machine disturb less: its ratio is
-the speed-up of the epochs where nobody waits. *Loss curves*: objectives without random numbers, in float64, by one process and
-by two with the same batches; the largest difference of anything in the history.
+the speed-up of the epochs where nobody waits. *Loss curves*: objectives without random numbers, in
+float64, by one process and by two with the same batches; the largest difference of anything in the
+history.
 """
 
 from __future__ import annotations
