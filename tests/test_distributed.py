@@ -128,6 +128,7 @@ def results(rank, names):
     for name in names:
         model = fitted(name)
         found["curves"][name], found["same"][name] = curve(model), fingerprint(model)
+        found["curves"][name].append({"threshold": model.threshold_})
     keep = Keep()
     pcd = clone(PCD).set_params(net__callbacks=[("keep", keep)]).fit(BITS)
     found["chains"], found["united"] = keep.rows, pcd.net_.state_.chain.x
@@ -213,7 +214,9 @@ def test_processes_train_the_model_of_one(names, size):
             raise other
         assert other["same"] == first["same"]  # weights, chains and history, bit for bit
     for name in names:
-        assert_same_curve(curve(fitted(name)), first["curves"][name])
+        expected = fitted(name)
+        whole = [*curve(expected), {"threshold": expected.threshold_}]
+        assert_same_curve(whole, first["curves"][name])
     # Each has chains of its own; the model has all of them.
     chains = [one["chains"] for one in found]
     assert sorted(map(len, chains)) == ([3, 4] if size == 2 else [2, 2, 3])

@@ -45,7 +45,7 @@ from skebm.objectives import ContrastiveState
 from skebm.partition import Choice, ImportanceSampling, choose
 from skebm.partition.choice import in_a_line
 from skebm.training import DivergenceError, EarlyStopping
-from skebm.training.distributed import attended, check_same_estimator, shared_seed
+from skebm.training.distributed import attended, check_same_estimator, divided, shared_seed
 from skebm.training.engine import Assess, EnergyNet
 from skebm.training.plan import TrainingPlan, check_net_params
 from skebm.training.rows import Rows
@@ -815,9 +815,11 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         self._set_threshold(self._fit(X, sample_weight, streaming=True))
         return self
 
+    @attended
     def _set_threshold(self, rows: Rows) -> None:
         fraction = 0.1 if self.contamination == "auto" else self.contamination
-        self.threshold_ = upper_quantile(self._energies(rows), fraction, rows.counts.cpu().numpy())
+        energies = divided(rows, self._energies)
+        self.threshold_ = upper_quantile(energies, fraction, rows.counts.cpu().numpy())
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-likelihood of the rows in nats, with the largest credible log Z.

@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -376,6 +377,16 @@ def shared_seed(random_state: Any) -> Any:
     if random_state is not None or ranks.size == 1:
         return random_state
     return ranks.broadcast(draw_seed(None), 0)
+
+
+def divided(rows: Rows, compute: Callable[[Rows], np.ndarray]) -> np.ndarray:
+    """A number for each row, (n,), of which each process of a fit computes a part."""
+    ranks = current_group()
+    if len(rows) < ranks.size or ranks.size == 1:
+        return compute(rows)
+    index = ranks.part(torch.arange(len(rows), device=rows.device))
+    found: np.ndarray = ranks.whole(torch.from_numpy(compute(rows.subset(index)))).numpy()
+    return found
 
 
 # ------------------------------------------------------------------------------
