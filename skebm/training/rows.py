@@ -279,6 +279,13 @@ class Batches:
         rank, size = (0, 1) if self.part is None else self.part
         return slice(n * rank // size, n * (rank + 1) // size)
 
+    def _mine(self, index: Tensor, sizes: list[int]) -> tuple[Tensor, list[int]]:
+        """What this process has of batches of so many rows, of the given numbers."""
+        if self.part is None:
+            return index, sizes
+        mine = [batch[self._own(len(batch))] for batch in index.split(sizes)]
+        return torch.cat(mine), [len(batch) for batch in mine]
+
     @functools.cached_property
     def monitoring_batch(self) -> Batch:
         """A fixed, representative batch of 100 rows, evenly spaced in cumulative weight.
@@ -328,9 +335,7 @@ class Batches:
         for first in range(0, len(sizes), together):
             cut = sizes[first : first + together]
             index, order = order.tensor_split([sum(cut)])
-            if self.part is not None:
-                mine = [batch[self._own(len(batch))] for batch in index.split(cut)]
-                index, cut = torch.cat(mine), [len(batch) for batch in mine]
+            index, cut = self._mine(index, cut)
             weight = repeat(None) if rows.weight is None else rows.weight[index].split(cut)
             target = repeat(None) if rows.y is None else rows.y[index].split(cut)
             parts = zip(rows.take(index).split(cut), target, weight, index.split(cut), strict=False)
