@@ -48,6 +48,7 @@ from skebm.estimators.tractable import (
     resampled,
     tempered,
 )
+from skebm.training.distributed import shared_seed, shows_progress
 
 # Folds without which training rows are scored for the weights, and fewest and most of these rows.
 N_FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 20, 500
@@ -72,7 +73,9 @@ class Fits:
     def __init__(self, names: list[str], n_each: int, n_jobs: int | None, verbose: int):
         self.seconds, self.n_jobs = dict.fromkeys(names, 0.0), n_jobs
         shown = {"desc": "ProductOfDensities", "unit": "fit"}
-        self.bar = progress_bar(total=n_each * len(names), disable=not verbose, **shown)
+        self.bar = progress_bar(
+            total=n_each * len(names), disable=not shows_progress(verbose), **shown
+        )
 
     def __enter__(self) -> Fits:
         return self
@@ -265,7 +268,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         if sample_weight is not None:
             self._check_take_weights(experts)
             X, sample_weight = X[sample_weight > 0], sample_weight[sample_weight > 0]
-        random = check_random_state(self.random_state)
+        random = check_random_state(shared_seed(self.random_state))
         balances = self._balances(len(X), len(experts))
         names = [name for name, _ in experts]
         # All that is random is drawn here: results do not depend on who computes them.

@@ -70,6 +70,7 @@ from skebm.estimators.outlier.thresholds import (
     check_fdr,
     effective_rows,
 )
+from skebm.training.distributed import shared_seed
 
 
 def _takes_more_rows(detector: EnergyOutlierDetector) -> bool:
@@ -336,7 +337,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
         self._check_columns(X, reset=True)
         warn_without_effect(self._without_effect())
-        random = check_random_state(self.random_state)
+        random = check_random_state(shared_seed(self.random_state))
         weight = self._weight(fit_params, X)
         if self._takes_fitted:
             models, held_out = [self._prefit_model(fit_params)], [None]
