@@ -46,6 +46,7 @@ from skebm.estimators.tractable import (
     resampled,
     tempered,
 )
+from skebm.training.streams import by_blocks
 
 # Folds without which training rows are scored for the weights, and fewest and most of these rows.
 N_FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 20, 500
@@ -409,6 +410,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         found: np.ndarray = validate_data(self, X, dtype=np.float64, reset=False)
         return found
 
+    @by_blocks
     def energy(self, X: Any) -> np.ndarray:
         """Energy of each row, in nats: minus the weighted sum of the experts' log densities.
 
@@ -425,6 +427,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         parts = [w * relative_log_density(expert, X) for w, expert in pairs if w]
         return -np.asarray(sum(parts))
 
+    @by_blocks
     def score_samples(self, X: Any) -> np.ndarray:
         """Log p(x) of each row in nats, with the estimate of log Z.
 

@@ -37,6 +37,7 @@ from skebm.distributions import (
     Stack,
 )
 from skebm.estimators.base import asked_for, restores_on_failure, warn_without_effect
+from skebm.training.streams import by_blocks
 
 # Rows for each component of a mixture, and most components.
 ROWS_PER_COMPONENT, MOST_COMPONENTS = 100, 40
@@ -207,6 +208,7 @@ class TractableDensity(DensityMixin, BaseEstimator):
             found: np.ndarray = torch.cat([evaluate(rows) for rows in x.split(BLOCK)]).numpy()
         return found
 
+    @by_blocks
     def score_samples(self, X: Any) -> np.ndarray:
         """Log p(x) of each row in nats; exact.
 

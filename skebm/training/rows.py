@@ -45,8 +45,6 @@ class Rows(torch.utils.data.Dataset):
         None where all are.
     n_copies : int
         How often each row is there, completed in several ways.
-    n_table : int
-        Number of rows of the table that these are a sample of; that of these rows if they are none.
     """
 
     def __init__(
@@ -66,7 +64,7 @@ class Rows(torch.utils.data.Dataset):
         self.n_columns = x.shape[1]
         self.known: Tensor | None = None
         self.n_copies = 1
-        self.n_table = x.shape[0]
+        self._sampled_from: Rows | None = None
 
     @classmethod
     def of(
@@ -105,8 +103,18 @@ class Rows(torch.utils.data.Dataset):
             return self
         index = torch.from_numpy(distinct_numbers(len(self), n, seed))
         found = self.subset(index.to(self.device))
-        found.n_table = len(self)
+        found._sampled_from = self
         return found
+
+    @property
+    def whole(self) -> Rows:
+        """The rows of a file that these are a sample of; these rows if they are none."""
+        return self if self._sampled_from is None else self._sampled_from
+
+    @property
+    def n_table(self) -> int:
+        """Number of rows of the table that these are a sample of, or of these rows."""
+        return len(self.whole)
 
     @property
     def counts(self) -> Tensor:
@@ -129,7 +137,9 @@ class Rows(torch.utils.data.Dataset):
         number = index.cpu().numpy()
         if isinstance(self.x, MappedArray):
             few = len(number) <= sample_size(self.n_columns)
-            return Rows(self._dense(self.x[number]) if few else self.x.subset(number), weight, **kind)
+            return Rows(
+                self._dense(self.x[number]) if few else self.x.subset(number), weight, **kind
+            )
         return Rows(self.x[number], weight, **kind)
 
     def reweighted(self, weight: Tensor) -> Rows:

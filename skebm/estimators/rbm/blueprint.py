@@ -641,14 +641,16 @@ def designed(
         asked = estimator.n_components
         n_hidden = last.n_hidden if asked == "auto" else asked
         chosen = BaseChoice(last.base_name, n_hidden, last.base_reason)
-        new = design(estimator, table, last.base, chosen, rows, streaming=streaming)
+        kind = {"streaming": streaming, "of_file": rows.n_table > len(rows)}
+        new = design(estimator, table, last.base, chosen, rows, **kind)
         return new.trained_for(last.plan.n_iter) if new.by_halves and last.by_halves else new
 
     def fitted(name: str | None, rows: Rows) -> Distribution:
         asked = estimator.base if name is None else name
         return fit_completed(lambda completed: fit_table_base(asked, completed, table), rows)
 
-    plan = functools.partial(design, estimator, table, streaming=streaming)
+    of_file = rows.n_table > len(rows)
+    plan = functools.partial(design, estimator, table, streaming=streaming, of_file=of_file)
     usual = usual_units(estimator)
     given = estimator.base if isinstance(estimator.base, str) else None
     first = BaseChoice(given, usual, "as given")
@@ -657,7 +659,7 @@ def designed(
     found = plan(fitted(first.name, rows), first, rows)
     names = _candidates(estimator, found, first)
     # Of so many columns that 10,000 steps would take too long, trials would, too.
-    long = found.plan.n_batches(len(rows)) >= ENOUGH_STEPS
+    long = found.plan.n_batches(rows.n_table) >= ENOUGH_STEPS
     several = estimator.n_components == "auto" and long
     sizes = N_HIDDEN if several else (usual,)
     choice = found.guarded and len(names) + len(sizes) > 2
@@ -690,15 +692,16 @@ def design(
     rows: Rows,
     *,
     streaming: bool,
+    of_file: bool = False,
 ) -> RBMBlueprint:
     """Resolve every other ``"auto"`` of an estimator for the rows that it trains on.
 
     An explicit learning rate, batch size or momentum selects stochastic steps, even with exact
-    learning; `partial_fit` always uses them.
+    learning; `partial_fit` and rows of a file always use them.
     """
     sampler = None if estimator.sampler is None else clone(estimator.sampler)
     units = estimator._units(chosen.n_hidden)
-    stochastic = streaming or rows.known is not None or _asks_for_steps(estimator)
+    stochastic = streaming or of_file or rows.known is not None or _asks_for_steps(estimator)
     learning, chains = _rule(estimator, table, stochastic=stochastic)
     if sampler is not None:
         _check_sampler(sampler, learning, chains, base)
@@ -733,7 +736,7 @@ def design(
         chains=chains,
         centering=_centering(estimator, learning, units, line_search),
         penalty=None if penalty is None else clone(penalty),
-        short=_is_short(estimator, plan, len(rows)),
+        short=_is_short(estimator, plan, rows.n_table),
         guarded=ours and len(rows) >= FEWEST_ROWS,
         by_halves=ours
         and FEWEST_IN_HALVES <= len(rows) < FEWEST_ROWS
@@ -801,7 +804,7 @@ def _plan(
 
     That is where its steps are stochastic and rate and batch size are ours to choose.
     """
-    net, n_rows = estimator.net_params or {}, len(rows)
+    net, n_rows = estimator.net_params or {}, rows.n_table
     rate = net.get("lr", estimator.learning_rate)
     size = net.get("batch_size", estimator.batch_size)
     n_iter = _asked_epochs(estimator)

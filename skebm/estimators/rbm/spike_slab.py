@@ -29,6 +29,7 @@ from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
+from skebm.training.streams import by_blocks
 
 # Learning rate and hidden bias: on digits rates of 0.03 and 0.05 end alike, and from 0.05 on chains
 # do not follow the steps half-way; with spikes that are rarely on at first (-2) held-out rows gain
@@ -262,6 +263,7 @@ class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     (1000, 4)
     """
 
+    _reads_files = True
     _parameter_constraints: dict = DENSITY_CONSTRAINTS | {
         "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "features": [StrOptions({"spikes", "slabs"})],
@@ -389,6 +391,7 @@ class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     log_marginal, reconstruct = methods.log_marginal, methods.reconstruct
     sample, impute = methods.sample, methods.impute
 
+    @by_blocks
     def transform(self, X: Any) -> np.ndarray:
         """Probabilities of the spikes, or means of the slabs: see `features`.
 

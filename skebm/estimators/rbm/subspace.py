@@ -26,6 +26,7 @@ from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import Centering, EnumeratedLikelihood, Penalty
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
+from skebm.training.streams import by_blocks
 
 # Initial log-odds of gates and of the units of open ones. On binarised Frey faces held-out rows
 # gain 112 nats over the base with these, and 102 with units that are on in half of the rows; a
@@ -236,6 +237,7 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
     (2, 64)
     """
 
+    _reads_files = True
     _parameter_constraints: dict = methods.CONSTRAINTS | {
         "n_components": [Interval(Integral, 1, None, closed="left")],
         "n_subspace": [Interval(Integral, 1, None, closed="left")],
@@ -344,6 +346,7 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
     reconstruct, gibbs, denoise = methods.reconstruct, methods.gibbs, methods.denoise
     sample, impute = methods.sample, methods.impute
 
+    @by_blocks
     def transform(self, X: Any) -> np.ndarray:
         """Probability that each gate is on, p(h_j = 1 given x), and with it each unit.
 

@@ -21,6 +21,7 @@ from skebm._validation import (
 )
 from skebm.estimators.base import restores_on_failure
 from skebm.estimators.tables.columns import Coding, column_names, column_of, is_frame
+from skebm.training.streams import by_blocks
 
 # Value of a column for levels that did not occur in fit; the column is 0 in all rows of fit, and
 # densities take one that does not vary to have a standard deviation of 1.
@@ -216,6 +217,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         numbers = codes if self._coding is None else codes[:, self._numbers]
         return numbers if (self._factor == 1).all() else numbers * self._factor
 
+    @by_blocks
     def transform(self, X: Any) -> np.ndarray:
         """Rows of a table as numbers.
 
