@@ -28,6 +28,7 @@ from skebm._validation import (
     Interval,
     StrOptions,
     as_numbers,
+    check_columns,
     check_is_fitted,
     check_random_state,
     draw_seed,
@@ -46,7 +47,7 @@ from skebm.estimators.tractable import (
     resampled,
     tempered,
 )
-from skebm.training.streams import by_blocks
+from skebm.training.streams import by_blocks, in_memory
 
 # Folds without which training rows are scored for the weights, and fewest and most of these rows.
 N_FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 20, 500
@@ -224,7 +225,10 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         -------
         self : ProductOfDensities
         """
+        X, header = in_memory(X, self.random_state)
         X = validate_data(self, X, dtype=np.float64)
+        if header is not None:
+            check_columns(self, header, reset=True)
         experts = self._named_experts()
         random = check_random_state(self.random_state)
         balances = self._balances(len(X), len(experts))

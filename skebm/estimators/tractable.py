@@ -19,6 +19,7 @@ from torch import Tensor
 from skebm._validation import (
     Interval,
     StrOptions,
+    check_columns,
     check_is_fitted,
     check_random_state,
     check_weight,
@@ -37,7 +38,7 @@ from skebm.distributions import (
     Stack,
 )
 from skebm.estimators.base import asked_for, restores_on_failure, warn_without_effect
-from skebm.training.streams import by_blocks
+from skebm.training.streams import by_blocks, in_memory
 
 # Rows for each component of a mixture, and most components.
 ROWS_PER_COMPONENT, MOST_COMPONENTS = 100, 40
@@ -157,7 +158,10 @@ class TractableDensity(DensityMixin, BaseEstimator):
         -------
         self : TractableDensity
         """
+        X, header, sample_weight = in_memory(X, self.random_state, sample_weight)
         X = validate_data(self, X, dtype=np.float64)
+        if header is not None:
+            check_columns(self, header, reset=True)
         weight = check_weight(sample_weight, X)
         warn_without_effect(
             {

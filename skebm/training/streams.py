@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import math
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -17,8 +18,15 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from skebm._validation import check_columns
-from skebm.training.mapped import MappedArray, block_size, check_finite_block, is_large
+from skebm._validation import check_columns, draw_seed, take_rows
+from skebm.training.mapped import (
+    MappedArray,
+    block_size,
+    check_finite_block,
+    distinct_numbers,
+    is_large,
+    sample_size,
+)
 
 # Rows that are asked for at once, where the number of columns is not known yet.
 AT_ONCE = 65_536
@@ -352,6 +360,27 @@ def labelled(X: Any, y: Any) -> tuple[Any, Any]:
     return found, found.y if y is None else y
 
 
+def in_memory(X: Any, random_state: Any, *others: Any) -> tuple[Any, ...]:
+    """What a model that needs its rows in memory is fitted to, and the header of a stream.
+
+    Of a large table that is a uniform sample of rows; `others` have a value for each row, or are
+    None.
+
+    Returns
+    -------
+    tuple
+        X, the header or None, and the `others`.
+    """
+    header = None
+    if is_stream(X):
+        X, header, _ = spooled(X)
+    if not is_large(X):
+        return X, header, *others
+    seed = draw_seed(random_state)
+    some = distinct_numbers(len(X), sample_size(math.prod(X.shape[1:])), seed)
+    return np.array(X[some]), header, *(v if v is None else take_rows(v, some) for v in others)
+
+
 def as_mapped(X: Any) -> MappedArray:
     """A large array as one whose rows are read when they are needed."""
     return X if isinstance(X, MappedArray) else MappedArray(np.asarray(X))
@@ -374,7 +403,6 @@ def by_blocks(method: Callable[..., Any]) -> Callable[..., Any]:
             return _of_stream(method, self, X, *args, **kwargs)
         if not is_large(X):
             return method(self, X, *args, **kwargs)
-        # Checked before the blocks are read: that there are as many columns as in fit.
         table, found = as_mapped(X), None
         for place, block in table.blocks():
             check_finite_block(block, place.start)

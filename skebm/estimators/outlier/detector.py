@@ -53,6 +53,8 @@ from skebm.estimators.outlier.fitting import (
     fold_splits,
     n_held_out,
     random_split,
+    sample_of,
+    some_rows,
     with_progress,
 )
 from skebm.estimators.outlier.statistics import STATISTICS, check_offers, measure
@@ -66,6 +68,8 @@ from skebm.estimators.outlier.thresholds import (
     check_fdr,
 )
 from skebm.estimators.outlier.trimming import far_rows
+from skebm.training.mapped import is_large
+from skebm.training.streams import Spool, by_blocks, is_stream, labelled, spooled
 
 
 def _takes_more_rows(detector: EnergyOutlierDetector) -> bool:
@@ -303,10 +307,12 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         -------
         self : EnergyOutlierDetector
         """
+        X, y = labelled(X, y)
+        X, header = (X.table, X.header) if isinstance(X, Spool) else (X, None)
         (X,) = indexable(X)
         if n_rows(X) == 0:
             raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
-        self._check_columns(X, reset=True)
+        self._check_columns(X if header is None else header, reset=True)
         warn_without_effect(self._without_effect())
         random = check_random_state(self.random_state)
         weight = self._weight(fit_params, X)
@@ -317,7 +323,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             models, held_out = self._fit_models(X, y, fit_params, random)
         scored = with_progress(list(zip(models, held_out, strict=True)), "threshold", self.verbose)
         values = [
-            measure(self.statistic, model, X if rows is None else take_rows(X, rows))
+            measure(self.statistic, model, X if rows is None else some_rows(X, rows))
             for model, rows in scored
         ]
         self.estimators_, self._columns = models, columns_of(X)
@@ -383,7 +389,10 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         models, self.n_trimmed_ = [], 0
         with each_warning_once():
             for train, _ in with_progress(splits, "fit", self.verbose):
-                rows = train if self.trim is None else self._near(X, train, random)
+                rows = train
+                if is_large(X) and (self.estimator is None or self.trim is not None):
+                    rows = sample_of(train, X, random)
+                rows = rows if self.trim is None else self._near(X, rows, random)
                 models.append(fit_model(estimator, X, y, params, seeds, rows))
         return models, [held_out for _, held_out in splits]
 
@@ -460,7 +469,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         """
         if not self.__sklearn_is_fitted__():
             return self.fit(X, y)
-        (values,) = self._measure(X)
+        (values,) = self._measure(spooled(X).table if is_stream(X) else X)
         self._set_threshold(self._threshold.extended(values, self._param("contamination")))
         return self
 
@@ -531,6 +540,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         self._check_rows(X)
         return [measure(self._param("statistic"), model, X) for model in self.estimators_]
 
+    @by_blocks
     def score_samples(self, X: Any) -> np.ndarray:
         """Statistic of each row, higher for more normal ones.
 
@@ -554,6 +564,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             log_density if statistic == "log_density" else statistic, self.estimators_[0], X
         )
 
+    @by_blocks
     def decision_function(self, X: Any) -> np.ndarray:
         """Statistic above the threshold: negative for outliers. Needs no log Z.
 
@@ -584,6 +595,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         return np.where(self.decision_function(X) >= 0, 1, -1)
 
     @available_if(_is_conformal)
+    @by_blocks
     def p_values(self, X: Any) -> np.ndarray:
         """Conformal p-value of each row: small for outliers, at least ``1 / (n_calibration_ + 1)``.
 

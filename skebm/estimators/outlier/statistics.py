@@ -10,6 +10,8 @@ import numpy as np
 
 from skebm._densities import relative_log_density, score_function
 from skebm._validation import as_numbers, n_rows
+from skebm.training.mapped import is_large
+from skebm.training.streams import as_mapped
 
 
 def negative_score_norm(estimator: Any, X: Any) -> np.ndarray:
@@ -63,7 +65,15 @@ def check_offers(statistic: Any, estimator: Any) -> None:
 
 
 def measure(statistic: Any, estimator: Any, X: Any) -> np.ndarray:
-    """Statistic of each row, (n,) in float64; raises `ValueError` for wrong shapes and nan."""
+    """Statistic of each row, (n,) in float64; raises `ValueError` for wrong shapes and nan.
+
+    Of a large memory map it is found for one block after the other.
+    """
+    if is_large(X):
+        found = np.empty(len(X))
+        for place, block in as_mapped(X).blocks():
+            found[place] = measure(statistic, estimator, block)
+        return found
     named = isinstance(statistic, str)
     function = STATISTICS[statistic] if named else statistic
     what = f"statistic={statistic!r} of {type(estimator).__name__}"
