@@ -38,8 +38,9 @@ def memory(pid: int | str, name: str) -> float:
 def run(model: str, params: dict[str, Any], path: str | Path) -> dict[str, float]:
     """Fit a model to the rows of an .npy file, opened as a memory map, and score them.
 
-    `anonymous` is the most memory that no file stands behind, in MB, above that of the process
-    after its imports; `resident` the most in all, with the pages of the map that were in memory.
+    `cpu` are seconds of CPU time of both; `anonymous` is the most memory that no file stands
+    behind, in MB, above that of the process after its imports; `resident` the most in all, with
+    the pages of the map that were in memory.
     """
     command = [sys.executable, "-m", "benchmarks.scale._measured", model, json.dumps(params), path]
     child = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, text=True)
@@ -63,7 +64,7 @@ def main(argv: list[str]) -> None:
     before = memory("self", "RssAnon")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.process_time()
         model.fit(X)
         fitted = time.perf_counter()
         scores = model.score_samples(X)
@@ -71,6 +72,7 @@ def main(argv: list[str]) -> None:
     found = {
         "fit": fitted - started,
         "score": done - fitted,
+        "cpu": time.process_time() - cpu,
         "mean": float(scores.mean()),
         "before": before,
         "resident": memory("self", "VmHWM"),

@@ -6,12 +6,12 @@
 Tables of 20 float32 columns, normal with correlated neighbours, and for the RBM of 100 bits stored
 as bytes, which are signs of such columns; seed 0. Each fit (``n_iter=1``, all else by default, one
 thread) and ``score_samples`` of all its rows is a process of its own. `fit` and `score` are seconds
-of the clock; `anonymous` the most memory, in MB, without the pages of the file, above the memory of
-the process before the fit, polled from RssAnon of /proc/PID/status; `resident` is VmHWM, which
-counts pages of the file that the system keeps.
-Each table ends with the exponent of the time by rows from 10^5 on, and with the seconds for each
-million rows between the two largest tables: up to 20,000 rows a map is read whole, and the base of
-a larger one is fitted to a sample of 20,000, so that part of the time does not grow.
+of the clock, `cpu` those of the CPU, of both; `anonymous` the most memory, in MB, without the pages
+of the file, above the memory of the process before the fit, polled from RssAnon of
+/proc/PID/status; `resident` is VmHWM, which counts pages of the file that the system keeps.
+Each table ends with the exponent of the CPU time by rows from 10^5 on, and with the seconds for
+each million rows between the two largest tables: up to 20,000 rows a map is read whole, and the
+base of a larger one is fitted to a sample of 20,000, so that part of the time does not grow.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def results(models: list[str], powers: list[int], folder: str | None) -> list[di
 def summary(rows: list[dict[str, object]]) -> dict[str, object]:
     """How time and memory of one model grow from 10^5 rows on."""
     some = [row for row in rows if row["rows"] >= JUDGED]
-    sizes, seconds = [row["rows"] for row in some], [row["fit"] + row["score"] for row in some]
+    sizes, seconds = [row["rows"] for row in some], [row["cpu"] for row in some]
     memory = [row["anonymous"] for row in some]
     each = np.nan
     if len(some) > 1:

@@ -12,7 +12,7 @@ import math
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -37,6 +37,9 @@ REMEDY = (
     "Streams take columns of numbers without missing entries: fill them in or encode them first, "
     "or pass a pandas or polars frame to RBMEstimator, which takes categories and missing entries."
 )
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Part(NamedTuple):
@@ -327,7 +330,7 @@ def _written(blocks: Iterator[Part], n: int | None) -> tuple[np.memmap, np.ndarr
         for part in blocks:
             first = part.x if first is None else first
             try:
-                file.write(memoryview(np.ascontiguousarray(part.x)).cast("B"))
+                file.write(np.ascontiguousarray(part.x).data.cast("B"))
                 file.flush()
             except OSError as error:
                 if error.errno != errno.ENOSPC:
@@ -391,7 +394,7 @@ def as_mapped(X: Any) -> MappedArray:
 # ------------------------------------------------------------------------------
 
 
-def by_blocks(method: Callable[..., Any]) -> Callable[..., Any]:
+def by_blocks(method: Method) -> Method:
     """Let a method that treats rows independently take streams and large arrays.
 
     It is applied to one block after the other, and the results are put together.
@@ -412,7 +415,7 @@ def by_blocks(method: Callable[..., Any]) -> Callable[..., Any]:
             found[place] = part
         return found
 
-    return applied
+    return cast(Method, applied)
 
 
 @contextlib.contextmanager
