@@ -35,14 +35,26 @@ def memory(pid: int | str, name: str) -> float:
     return next((int(s.split()[1]) / MB for s in lines if s.startswith(f"{name}:")), 0.0)
 
 
-def run(model: str, params: dict[str, Any], path: str | Path) -> dict[str, float]:
+def run(
+    model: str, params: dict[str, Any], path: str | Path, *, mode: str = "r"
+) -> dict[str, float]:
     """Fit a model to the rows of an .npy file, opened as a memory map, and score them.
+
+    With another `mode` than "r" the file is read into memory first.
 
     `cpu` are seconds of CPU time of both; `anonymous` is the most memory that no file stands
     behind, in MB, above that of the process after its imports; `resident` the most in all, with
     the pages of the map that were in memory.
     """
-    command = [sys.executable, "-m", "benchmarks.scale._measured", model, json.dumps(params), path]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.scale._measured",
+        model,
+        json.dumps(params),
+        path,
+        mode,
+    ]
     child = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, text=True)
     most = 0.0
     while child.poll() is None:
@@ -60,7 +72,7 @@ def run(model: str, params: dict[str, Any], path: str | Path) -> dict[str, float
 def main(argv: list[str]) -> None:
     """In the process of its own: fit, score, and print the seconds."""
     model = MODELS[argv[0]](**json.loads(argv[1]))
-    X = np.load(argv[2], mmap_mode="r")
+    X = np.load(argv[2], mmap_mode="r" if argv[3] == "r" else None)
     before = memory("self", "RssAnon")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
