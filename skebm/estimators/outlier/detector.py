@@ -526,6 +526,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         self._check_columns(X, reset=False)
 
     def _check_columns(self, X: Any, *, reset: bool) -> None:
+        if is_stream(X):  # whose names are compared where it is read
+            return
         if self.estimator is None and sp.issparse(X):
             raise ValueError(
                 "The default estimator is a density of dense columns, which takes no sparse X: "
