@@ -315,7 +315,7 @@ def test_bad_rows_of_a_map_are_named(tmp_path, value, name):
     good = map_of(tmp_path, X, "good")
     X[700, 2] = value
     bad = map_of(tmp_path, X)
-    for model in (REAL["score matching"], BITS["RBM"]):
+    for model in (REAL["score matching"], REAL["noise"]):
         with pytest.raises(ValueError, match=f"contains {name}: row 700, column 2"):
             model.fit(bad)
     model = REAL["score matching"].fit(good)
@@ -325,6 +325,26 @@ def test_bad_rows_of_a_map_are_named(tmp_path, value, name):
         model.energy(good[:, :4])
     with pytest.raises(ValueError, match="has 4 features, but .* is expecting 5"):
         model.partial_fit(good[:, :4])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("_tiny")
+def test_missing_entries_of_a_map(tmp_path):
+    X = bits(dtype=np.float32)
+    X[::7, 1] = np.nan
+    table = map_of(tmp_path, X)
+    model = RBMEstimator(3, n_iter=1, random_state=0)
+    with pytest.warns(UserWarning, match="the memory map is read whole"):
+        model.fit(table)
+    assert_allclose(model.energy(table), model.energy(X), rtol=1e-6)  # sums of few rows at once
+    assert_array_equal(model.energy(X), model.fit(X).energy(X))
+    with pytest.warns(UserWarning, match="the memory map is read whole"):
+        assert not np.isnan(model.impute(table, random_state=0)).any()
+    density = REAL["score matching"].fit(numbers())
+    x = numbers()
+    x[5, 2] = np.nan
+    found = density.impute(map_of(tmp_path, x, "holes"), random_state=0)
+    assert_array_equal(np.isnan(x), found != x)
 
 
 def test_scoring_a_map_takes_memory_for_a_block_and_the_scores(tmp_path):

@@ -46,7 +46,7 @@ from skebm.partition import Choice, ImportanceSampling, choose
 from skebm.partition.choice import in_a_line
 from skebm.training import DivergenceError, EarlyStopping
 from skebm.training.engine import Assess, EnergyNet
-from skebm.training.mapped import is_large
+from skebm.training.mapped import MappedArray, is_large
 from skebm.training.plan import TrainingPlan, check_net_params
 from skebm.training.rows import Rows
 from skebm.training.streams import Spool, as_mapped, by_blocks, is_stream, names_compared, spooled
@@ -387,7 +387,8 @@ class BaseEBM(BaseEstimator, abc.ABC):
         y = None if encode is None else encode(X, go_on)
         if weight is not None:
             live = weight > 0
-            X = X.subset(np.flatnonzero(live)) if is_large(X) else X[live]
+            mapped = isinstance(X, MappedArray)
+            X = X.subset(np.flatnonzero(live)) if mapped else X[live]
             y, weight = None if y is None else y[live], weight[live]
         device = self._available_device() if go_on else resolve_device(self.device)
         table = self._blueprint.table if go_on else self._learn_table(X, weight)
@@ -476,6 +477,14 @@ class BaseEBM(BaseEstimator, abc.ABC):
             return validate_data(self, X, **kwargs)
         validate_data(self, np.array(X[:2]), **kwargs)
         table = as_mapped(X)
+        if kwargs.get("ensure_all_finite") == "allow-nan" and table.has_missing():
+            warnings.warn(
+                "X has missing entries, so that the memory map is read whole, and needs memory in "
+                "proportion to its rows: fill them in, or pass fewer rows at a time.",
+                UserWarning,
+                stacklevel=2,
+            )
+            return validate_data(self, np.array(X), **kwargs)
         table.check_finite()
         return table
 

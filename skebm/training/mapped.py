@@ -133,6 +133,10 @@ class MappedArray:
             low, high = np.minimum(low, block.min(0)), np.maximum(high, block.max(0))
         return low.astype(self.dtype), high.astype(self.dtype)
 
+    def has_missing(self) -> bool:
+        """Whether there is a missing entry, nan."""
+        return any(bool(np.isnan(block).any()) for _, block in self.blocks())
+
     def check_finite(self) -> None:
         """Raise `ValueError` that names the first row with NaN or infinity."""
         for place, block in self.blocks():
@@ -157,7 +161,7 @@ def check_finite_block(block: np.ndarray, first: int) -> None:
     value = "NaN" if np.isnan(block.reshape(len(block), -1)[row, column]) else "infinity"
     raise ValueError(
         f"Input X contains {value}: row {first + row}, column {column}. Drop such rows, or fill "
-        "them in. Missing entries are taken by RBMEstimator, of arrays and frames in memory."
+        "them in. RBMEstimator takes missing entries."
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
+from sklearn.utils import get_tags
 from torch.utils.data import IterableDataset
 
 from skebm._validation import check_columns, draw_seed, take_rows
@@ -407,8 +408,10 @@ def by_blocks(method: Method) -> Method:
         if not is_large(X):
             return method(self, X, *args, **kwargs)
         table, found = as_mapped(X), None
+        takes_missing = get_tags(self).input_tags.allow_nan
         for place, block in table.blocks():
-            check_finite_block(block, place.start)
+            if not takes_missing:
+                check_finite_block(block, place.start)
             part = method(self, block, *args, **kwargs)
             if found is None:
                 found = np.empty((len(table), *part.shape[1:]), dtype=part.dtype)
