@@ -158,10 +158,12 @@ def test_labels_beside_rows_of_a_data_set():
     kind = {"network": MLP(hidden_sizes=(8,)), "n_iter": 1, "random_state": 0, "partition": None}
     pairs = TensorDataset(torch.from_numpy(X), torch.from_numpy(y))
     found = JEMClassifier(**kind).fit(pairs, None)
-    other = JEMClassifier(**kind).fit(Once(X), y)
-    assert_array_equal(found.predict_proba(X), other.predict_proba(X))
-    assert_array_equal(found.predict_proba(pairs), other.predict_proba(X))
-    assert_array_equal(found.predict(Once(X)), other.predict(X))
+    assert found.classes_.tolist() == [0, 1]
+    assert_array_equal(found.predict_proba(pairs), found.predict_proba(X))
+    assert_array_equal(found.predict(Once(X)), found.predict(X))
+    spool, labels = streams.labelled(Once(X, y), None)
+    assert_array_equal(labels, y)
+    assert streams.labelled(Once(X, y), y[::-1])[1] is not spool.y
     with pytest.raises(ValueError, match="requires y to be passed"):
         JEMClassifier(**kind).fit(Once(X), None)
 
@@ -177,6 +179,11 @@ def test_other_estimators_take_streams():
         found = make().set_params(random_state=0).fit(stream)
         assert_array_equal(found.feature_names_in_, NAMES)
         assert_array_equal(found.score_samples(stream), found.score_samples(X))
+    assert_array_equal(found.predict(Once(X)), found.predict(X))
+    assert_array_equal(found.p_values(stream), found.p_values(X))
+    assert_array_equal(found.select(stream), found.select(X))
+    n_before = found.n_calibration_
+    assert found.partial_fit(stream).n_calibration_ == n_before + len(X)
     encoder = TableEncoder()
     assert_array_equal(encoder.fit_transform(stream), encoder.transform(X))
     bits = (X > 0).astype(np.uint8)

@@ -523,11 +523,10 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         """Raise unless the detector is fitted and X has its columns."""
         if not self.__sklearn_is_fitted__():
             check_is_fitted(self)
-        self._check_columns(X, reset=False)
+        if not is_stream(X):  # whose names are compared where it is read
+            self._check_columns(X, reset=False)
 
     def _check_columns(self, X: Any, *, reset: bool) -> None:
-        if is_stream(X):  # whose names are compared where it is read
-            return
         if self.estimator is None and sp.issparse(X):
             raise ValueError(
                 "The default estimator is a density of dense columns, which takes no sparse X: "
