@@ -480,7 +480,7 @@ def test_settings_of_columns_are_for_the_first_rbm():
 
 def test_warnings_name_the_rbms():
     X = np.random.default_rng(0).integers(0, 2, (300, 5)).astype(float)  # nothing to learn
-    model = DeepBeliefNetwork((4, 3), rbm=RBMEstimator(n_iter=3, learning="pcd"), random_state=0)
+    model = DeepBeliefNetwork((4, 3), rbm=RBMEstimator(n_iter=3, learning="pcd"), random_state=1)
     with pytest.warns(UserWarning, match="RBMs 1, 2 of 2: ") as said:
         model.fit(X)
     assert len(said) == len({str(one.message).split(":")[0] for one in said})

@@ -188,6 +188,9 @@ def test_parts_of_rows_of_a_map(tmp_path):
     assert (len(sample), sample.n_table, sample.whole) == (300, 900, found)
     assert_array_equal(sample.x, found.sampled(0).x)
     assert not torch.equal(sample.x, found.sampled(1).x)
+    _, new = found.split(250, torch.Generator().manual_seed(0))
+    both = np.concatenate([new.block(0, 250), found.sampled(1).x])
+    assert len(np.unique(both, axis=0)) == 550  # none of the last sample
     assert found.counts.untyped_storage().nbytes() == 8  # no memory for equal weights
     assert_array_equal(
         found.map(lambda x: x.sum(1)), Rows(torch.tensor(X), **kind).map(lambda x: x.sum(1))

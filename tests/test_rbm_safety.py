@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import pickle
 import warnings
 from types import SimpleNamespace
 
@@ -12,12 +13,17 @@ import torch
 from numpy.testing import assert_allclose
 from sklearn.exceptions import ConvergenceWarning
 
-from skebm import RBMEstimator
+from skebm import RBMEstimator, SpikeSlabRBM
 from skebm.base import Batch
-from skebm.distributions import IndependentBernoulli
+from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import BernoulliRBM
 from skebm.estimators.rbm import safety
-from skebm.estimators.rbm.blueprint import design, still_rising
+from skebm.estimators.rbm.blueprint import (
+    RBMBlueprint,
+    design,
+    still_rising,
+    without_guards,
+)
 from skebm.estimators.rbm.choice import BaseChoice
 from skebm.estimators.rbm.safety import N_CHAINS, assess
 from skebm.estimators.tables.table import UnitIntervalTable
@@ -294,6 +300,62 @@ def test_held_out_rows_are_not_trained_on(bits):
     assert len(held_out) == 26
     wide = np.random.default_rng(0).integers(2, size=(6000, 2)).astype(float)
     assert len(RBMEstimator(2, learning="pcd", n_iter=1).fit(wide).net_.held_out_) == 500
+
+
+def fitted_gaussian(model, X, *, guards):
+    """The model, and its base as it should be: of all rows, or of those that do not guard."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = model.fit(X)._rows(X)
+    if not guards:
+        rows = without_guards(rows, model._blueprint.guard_seed)[0]
+    return model, Gaussian.fit(rows.block(0, len(rows)).double())
+
+
+@pytest.mark.parametrize("learner", [RBMEstimator, SpikeSlabRBM])
+def test_rows_that_guard_are_new_to_the_base(learner, monkeypatch):
+    """If it had been fitted to them, models that are worse than it would look better."""
+    monkeypatch.setattr(RBMBlueprint, "gain_of_all_rows", lambda self, rows: -math.inf)
+    X = np.random.default_rng(0).normal(size=(400, 3))
+    kind = {"base": "gaussian", "n_iter": 5, "random_state": 0}
+    model, base = fitted_gaussian(learner(4, **kind), X, guards=False)
+    assert_allclose(model.base_.covariance.double(), base.covariance, rtol=1e-4)
+    assert_allclose(model.energy_.base.covariance.double(), base.covariance, rtol=1e-4)
+
+
+@pytest.mark.parametrize("learner", [RBMEstimator, SpikeSlabRBM])
+def test_where_less_is_gained_the_base_is_of_all_rows(learner, monkeypatch):
+    monkeypatch.setattr(RBMBlueprint, "gain_of_all_rows", lambda self, rows: math.inf)
+    X = np.random.default_rng(0).normal(size=(400, 3))
+    kind = {"base": "gaussian", "n_iter": 5, "random_state": 0}
+    model, base = fitted_gaussian(learner(4, **kind), X, guards=True)
+    assert_allclose(model.base_.covariance.double(), base.covariance, rtol=1e-4)
+    alone, _ = fitted_gaussian(learner(4, **kind | {"n_iter": 0}), X, guards=True)
+    assert_allclose(model.score(X), alone.score(X), atol=0.01)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.energy(X[:5]), model.energy(X[:5]))
+    model.set_params(warm_start=True).fit(X)
+    assert model.partial_fit(X).n_iter_ == 11
+
+
+def test_what_all_rows_add_to_a_base_is_what_is_expected():
+    """Of k parameters of a normal distribution by n instead of m rows: k / 2 (1 / m - 1 / n)."""
+    rng, d, n = np.random.default_rng(0), 30, 600
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = RBMEstimator(2, base="gaussian", n_iter=1, random_state=0)
+        blueprint = model.fit(rng.normal(size=(n, d)))._blueprint
+    found = []
+    for _ in range(30):
+        rows = model._rows(rng.normal(size=(n, d)))
+        train, guards = without_guards(rows, blueprint.guard_seed)
+        assert (len(train), len(guards)) == (540, 60)
+        base = Gaussian.fit(train.block(0, 540).double(), shrinkage=0.0).to("cpu", rows.dtype)
+        found.append(dataclasses.replace(blueprint, base=base).gain_of_all_rows(rows))
+    expected = (d + d * (d + 1) / 2) / 2 * (1 / 540 - 1 / 600)
+    error = np.std(found) / len(found) ** 0.5
+    assert error < expected / 5
+    assert abs(np.mean(found) - expected) < 3 * error
 
 
 def overfitted(**options):

@@ -507,6 +507,13 @@ class EnergyNet(NeuralNet):
             rows, subset = dataset.dataset, torch.as_tensor(dataset.indices)
         return Batches(rows, self.batch_size, self.generator if training else None, subset)
 
+    def replace(self, module: Any) -> None:
+        """Take another module, as if training had not begun; the history stays."""
+        self.module_ = module.eval()
+        self.initialize_optimizer()
+        self.average_ = WeightAverage(module, self.averaging)
+        self.run_.state = None
+
     def hold_out(
         self, rows: Rows | None, assess: Assess | None = None, n_times: int = N_ASSESSMENTS
     ) -> None:

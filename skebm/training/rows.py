@@ -65,6 +65,7 @@ class Rows(torch.utils.data.Dataset):
         self.known: Tensor | None = None
         self.n_copies = 1
         self._sampled_from: Rows | None = None
+        self._sample: np.ndarray | None = None
 
     @classmethod
     def of(
@@ -101,8 +102,8 @@ class Rows(torch.utils.data.Dataset):
         n = sample_size(self.n_columns)
         if not self.is_mapped or len(self) <= n:
             return self
-        index = torch.from_numpy(distinct_numbers(len(self), n, seed))
-        found = self.subset(index.to(self.device))
+        self._sample = distinct_numbers(len(self), n, seed)
+        found = self.subset(torch.from_numpy(self._sample).to(self.device))
         found._sampled_from = self
         return found
 
@@ -150,13 +151,26 @@ class Rows(torch.utils.data.Dataset):
         return found
 
     def split(self, n: int, generator: torch.Generator) -> tuple[Rows, Rows]:
-        """All rows but `n`, and these, drawn at random."""
+        """All rows but `n`, and these, drawn at random.
+
+        Rows of a file are drawn among those that no sample had before, if there are so many: what
+        was fitted to a sample is then judged by new rows.
+        """
         if self.is_mapped:
             device = generator.device
             seed = int(torch.randint(2**62, (), generator=generator, device=device))
-            return self.without(torch.from_numpy(distinct_numbers(len(self), n, seed)))
+            return self.without(torch.from_numpy(self._others(n, seed)))
         order = torch.randperm(len(self), generator=generator, device=self.device)
         return self.subset(order[n:]), self.subset(order[:n])
+
+    def _others(self, n: int, seed: int) -> np.ndarray:
+        """Numbers of `n` rows, of those that are in no sample if there are so many."""
+        seen = self._sample
+        if seen is None or len(self) - len(seen) < n:
+            return distinct_numbers(len(self), n, seed)
+        rank = distinct_numbers(len(self) - len(seen), n, seed)
+        # The r-th of the others comes after those of the sample of which fewer others are before.
+        return rank + np.searchsorted(seen - np.arange(len(seen)), rank, side="right")
 
     def without(self, index: Tensor) -> tuple[Rows, Rows]:
         """All rows but those of the given numbers, and these."""

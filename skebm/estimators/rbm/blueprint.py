@@ -39,7 +39,14 @@ from skebm.distributions import (
 from skebm.distributions.independent import blocks_of
 from skebm.energies import BernoulliRBM, MixedRBM
 from skebm.energies.rbm.mixed import MAX_LOG_PRECISION
-from skebm.estimators.base import Blueprint, at_least_two, chain_rows, draw_seed, stopping_of
+from skebm.estimators.base import (
+    Blueprint,
+    at_least_two,
+    chain_rows,
+    draw_seed,
+    held_out_fraction,
+    stopping_of,
+)
 from skebm.estimators.rbm.choice import (
     N_HIDDEN,
     PLAIN,
@@ -266,6 +273,9 @@ class RBMBlueprint(Blueprint):
         that number is ours to choose too.
     streaming : bool
         Whether the settings are those of `partial_fit`.
+    guard_seed : int or None
+        Which rows guard the training, apart from those that the base was fitted to; None where all
+        rows were.
     """
 
     table: UnitIntervalTable | ColumnTable
@@ -283,6 +293,7 @@ class RBMBlueprint(Blueprint):
     guarded: bool
     by_halves: bool
     streaming: bool
+    guard_seed: int | None
 
     @property
     def n_hidden(self) -> int:
@@ -353,7 +364,10 @@ class RBMBlueprint(Blueprint):
         """Hold out a tenth of the rows, at most 500, where their likelihood guards the training."""
         if not self.guarded:
             return rows, None
-        train, held_out = rows.split(n_held_out(len(rows)), generator)
+        if self.guard_seed is None:
+            train, held_out = rows.split(n_held_out(len(rows)), generator)
+        else:
+            train, held_out = without_guards(rows, self.guard_seed)
         return train, self.completed(held_out, generator)
 
     def completed(self, rows: Rows, generator: torch.Generator) -> Rows:
@@ -380,14 +394,10 @@ class RBMBlueprint(Blueprint):
             return Tried(-math.inf, lambda: -math.inf)
         x, counts = held_out.block(0, len(held_out)), held_out.counts
         share_of_row = counts / counts.sum()
-        with torch.no_grad():
-            of_base = self.base.log_prob(x)
-            if held_out.known is not None:
-                of_base = conditional(self.base, Clamp(held_out.known, x)).log_normaliser
         best = net.guard_.returns_to(False)
         # Of far rows the gain may be infinite, which the guard does not keep.
         gain = net.guard_.shown.get(GAIN, -math.inf) if best is None else best.gain
-        most = gain + float(share_of_row @ of_base.double())
+        most = gain + self._mean_of_base(held_out)
 
         def pessimistic(energy: Any = net.module_.energy) -> float:
             if held_out.known is not None:
@@ -446,6 +456,55 @@ class RBMBlueprint(Blueprint):
         for _ in range(STREAMING_STEPS if self.streaming else 1):
             state, _ = GIBBS.step(energy, state, generator, clamp=clamp)
         return state.x
+
+    def finalised(self, net: EnergyNet, rows: Rows) -> Self:
+        """Leave the base alone, fitted to all rows, where training gained less than they do.
+
+        Not where training goes on from an earlier fit, whose base stays.
+        """
+        best = net.guard_.best
+        if self.guard_seed is None or net.held_out_ is None or best is None or net.n_before_:
+            return self
+        ended = net.guard_.returns_to(False)
+        gain = net.guard_.shown.get(GAIN, best.gain) if ended is None else ended.gain
+        more = self.gain_of_all_rows(rows)
+        if gain > more:
+            return self
+        found = replace(self, base=fit_named_base(self.base_name, rows, self.table))
+        net.replace(found.objective(torch.Generator(rows.device).manual_seed(net.seed_)))
+        found.initialise(net.module_.energy, rows)
+        if not net.note_:
+            warnings.warn(
+                f"The model is its base, fitted to all rows: hidden units made held-out rows more "
+                f"likely by {gain:.2g} nats, and a base of all rows is expected to do so by "
+                f"{more:.2g}. More rows or another base may help.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+        return found
+
+    def gain_of_all_rows(self, rows: Rows) -> float:
+        """Nats of a new row that a base gains if the rows that guard are fitted, too.
+
+        With k parameters and n rows, rows that were fitted are more likely than new ones by k / n
+        and new ones are less likely than by the best parameters by k / (2 n): asymptotically, for
+        maximum likelihood (Akaike 1974). So the gain is the share of rows that guard times half of
+        the difference of the two groups.
+        """
+        assert self.guard_seed is not None
+        train, held_out = without_guards(rows, self.guard_seed)
+        seen, new = (self._mean_of_base(part) for part in (train, held_out))
+        return len(held_out) / len(rows) * max(seen - new, 0.0) / 2
+
+    def _mean_of_base(self, rows: Rows) -> float:
+        """Mean log-likelihood of rows, of their known entries, under the base."""
+        x, counts = rows.block(0, len(rows)), rows.counts
+        with torch.no_grad():
+            if rows.known is None:
+                found = self.base.log_prob(x)
+            else:
+                found = conditional(self.base, Clamp(rows.known, x)).log_normaliser
+        return float(counts / counts.sum() @ found.double())
 
     def check_trained(self, net: EnergyNet, rows: Rows) -> None:
         """Warn of variances that collapsed, and where training has not converged.
@@ -636,18 +695,10 @@ def designed(
     """
     assert isinstance(table, UnitIntervalTable | ColumnTable)
     if before is not None:
-        last = estimator._blueprint
-        check_base_stays(estimator.base, last.base, last.base_name)
-        asked = estimator.n_components
-        n_hidden = last.n_hidden if asked == "auto" else asked
-        chosen = BaseChoice(last.base_name, n_hidden, last.base_reason)
-        kind = {"streaming": streaming, "of_file": rows.n_table > len(rows)}
-        new = design(estimator, table, last.base, chosen, rows, **kind)
-        return new.trained_for(last.plan.n_iter) if new.by_halves and last.by_halves else new
+        return _going_on(estimator, rows, table, streaming=streaming)
 
-    def fitted(name: str | None, rows: Rows) -> Distribution:
-        asked = estimator.base if name is None else name
-        return fit_completed(lambda completed: fit_table_base(asked, completed, table), rows)
+    def fitted(name: str | None, some: Rows) -> Distribution:
+        return fit_named_base(estimator.base if name is None else name, some, table)
 
     of_file = rows.n_table > len(rows)
     plan = functools.partial(design, estimator, table, streaming=streaming, of_file=of_file)
@@ -656,7 +707,12 @@ def designed(
     first = BaseChoice(given, usual, "as given")
     if estimator.base == "auto":
         first = BaseChoice(PLAIN, usual, "by default")
-    found = plan(fitted(first.name, rows), first, rows)
+    seed = None
+    # Rows of a file that guard the training are none of the sample in any case.
+    guarded = is_guarded(estimator, table, rows, streaming=streaming)
+    if given is not None and not of_file and guarded:
+        seed = draw_seed(estimator.random_state_)
+    found = plan(fit_apart(fitted, first.name, rows, seed), first, rows, guard_seed=seed)
     names = _candidates(estimator, found, first)
     # Of so many columns that 10,000 steps would take too long, trials would, too.
     long = found.plan.n_batches(rows.n_table) >= ENOUGH_STEPS
@@ -672,7 +728,63 @@ def designed(
         return found.trained_for(epochs_by_halves(gains, rows, generator))
     chosen = choose_base(names, sizes, trials.value, rows, generator)
     same = chosen.name == first.name
-    return plan(found.base if same else fitted(chosen.name, rows), chosen, rows)
+    base = found.base if same else fit_apart(fitted, chosen.name, rows, seed)
+    return plan(base, chosen, rows, guard_seed=seed)
+
+
+def _going_on(
+    estimator: Any,
+    rows: Rows,
+    table: UnitIntervalTable | ColumnTable,
+    *,
+    streaming: bool,
+) -> RBMBlueprint:
+    """The blueprint of a fit that goes on from an earlier one, with its base and its guards."""
+    last = estimator._blueprint
+    check_base_stays(estimator.base, last.base, last.base_name)
+    asked = estimator.n_components
+    n_hidden = last.n_hidden if asked == "auto" else asked
+    chosen = BaseChoice(last.base_name, n_hidden, last.base_reason)
+    new = design(
+        estimator,
+        table,
+        last.base,
+        chosen,
+        rows,
+        streaming=streaming,
+        of_file=rows.n_table > len(rows),
+        guard_seed=last.guard_seed,
+    )
+    return new.trained_for(last.plan.n_iter) if new.by_halves and last.by_halves else new
+
+
+def without_guards(rows: Rows, seed: int) -> tuple[Rows, Rows]:
+    """The rows that are trained on, and those that guard the training."""
+    return rows.split(n_held_out(len(rows)), torch.Generator(rows.device).manual_seed(seed))
+
+
+def fit_named_base(asked: Any, rows: Rows, table: UnitIntervalTable | ColumnTable) -> Distribution:
+    """Fit the named base to rows of a table, or check that a given one covers them."""
+    return fit_completed(lambda completed: fit_table_base(asked, completed, table), rows)
+
+
+def fit_apart(
+    fitted: Callable[[str | None, Rows], Distribution],
+    name: str | None,
+    rows: Rows,
+    seed: int | None,
+) -> Distribution:
+    """The base of the rows that do not guard the training, or of all without a seed.
+
+    A base of many parameters fits the rows that it has seen better than new ones. If those that
+    guard were among them, the guard would not notice that hidden units make this worse.
+    """
+    if seed is None:
+        return fitted(name, rows)
+    base = fitted(name, without_guards(rows, seed)[0])
+    if rows.known is not None:  # the rows that were fitted are copies
+        redraw(base, rows, torch.Generator(rows.device).manual_seed(seed))
+    return base
 
 
 def _candidates(estimator: Any, found: RBMBlueprint, first: BaseChoice) -> list[str | None]:
@@ -693,6 +805,7 @@ def design(
     *,
     streaming: bool,
     of_file: bool = False,
+    guard_seed: int | None = None,
 ) -> RBMBlueprint:
     """Resolve every other ``"auto"`` of an estimator for the rows that it trains on.
 
@@ -706,7 +819,8 @@ def design(
     if sampler is not None:
         _check_sampler(sampler, learning, chains, base)
     optimizer = SGD() if estimator.optimizer is None else estimator.optimizer
-    plan, ours = _plan(
+    ours = _steps_are_ours(estimator, learning, stochastic=stochastic, streaming=streaming)
+    plan = _plan(
         estimator,
         learning,
         optimizer,
@@ -716,7 +830,6 @@ def design(
         streaming=streaming,
         stochastic=stochastic,
     )
-    line_search = plan.optimizer == "lbfgs"
     if isinstance(chains, Persistent) and chains.n_chains is None:
         n_chains = max(plan.batch_size, REWEIGHTED_CHAINS) if chains.reweight else plan.batch_size
         chains.set_params(n_chains=int(n_chains))
@@ -734,7 +847,7 @@ def design(
         learning=learning,
         sampler=sampler,
         chains=chains,
-        centering=_centering(estimator, learning, units, line_search),
+        centering=_centering(estimator, learning, units, plan.optimizer == "lbfgs"),
         penalty=None if penalty is None else clone(penalty),
         short=_is_short(estimator, plan, rows.n_table),
         guarded=ours and len(rows) >= FEWEST_ROWS,
@@ -742,6 +855,7 @@ def design(
         and FEWEST_IN_HALVES <= len(rows) < FEWEST_ROWS
         and _epochs_are_ours(estimator),
         streaming=streaming,
+        guard_seed=guard_seed,
     )
 
 
@@ -799,11 +913,8 @@ def _plan(
     *,
     streaming: bool,
     stochastic: bool,
-) -> tuple[TrainingPlan, bool]:
-    """Optimizer, learning rate, batch size and epochs; whether the rows may judge the training.
-
-    That is where its steps are stochastic and rate and batch size are ours to choose.
-    """
+) -> TrainingPlan:
+    """Optimizer, learning rate, batch size and epochs."""
     net, n_rows = estimator.net_params or {}, rows.n_table
     rate = net.get("lr", estimator.learning_rate)
     size = net.get("batch_size", estimator.batch_size)
@@ -818,7 +929,6 @@ def _plan(
     batch_size = size
     if size == "auto":
         batch_size = n_rows if line_search else _batch_size(n_rows, 0 if streaming else n_iter)
-    ours = rate == size == "auto" and not line_search and not streaming
     if n_iter == "auto":
         affordable = MOST_WORK / (batch_size * rows.n_columns * units.n_rows)
         if learning in LOCAL_RULES:
@@ -832,7 +942,7 @@ def _plan(
     stopping = stopping_of(estimator.early_stopping)
     learning_rate = units.learning_rate(base) if rate == "auto" else float(rate)
     settings = {"momentum": optimizer.momentum} if optimizer.momentum and not line_search else {}
-    plan = TrainingPlan(
+    return TrainingPlan(
         n_iter=1 if streaming else int(n_iter),
         batch_size=int(batch_size),
         learning_rate=1.0 if line_search else learning_rate,
@@ -847,7 +957,28 @@ def _plan(
         verbose=int(estimator.verbose),
         dtype=estimator.dtype,
     )
-    return plan, ours
+
+
+def _steps_are_ours(estimator: Any, learning: str, *, stochastic: bool, streaming: bool) -> bool:
+    """Whether steps are stochastic, and rate and batch size ours: rows may judge the training."""
+    net = estimator.net_params or {}
+    rate = net.get("lr", estimator.learning_rate)
+    size = net.get("batch_size", estimator.batch_size)
+    line_search = learning == "exact" and not stochastic
+    return bool(rate == size == "auto" and not line_search and not streaming)
+
+
+def is_guarded(
+    estimator: Any, table: UnitIntervalTable | ColumnTable, rows: Rows, *, streaming: bool
+) -> bool:
+    """Whether some rows are to guard a training that there is."""
+    if len(rows) < FEWEST_ROWS or _asked_epochs(estimator) == 0:
+        return False
+    if held_out_fraction(estimator.early_stopping) is not None:
+        return False
+    stochastic = streaming or rows.known is not None or _asks_for_steps(estimator)
+    learning, _ = _rule(estimator, table, stochastic=stochastic)
+    return _steps_are_ours(estimator, learning, stochastic=stochastic, streaming=streaming)
 
 
 def _batch_size(n_rows: int, n_iter: int | str) -> int:
