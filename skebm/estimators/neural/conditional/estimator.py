@@ -372,7 +372,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
                 )
         return ConditionalBlueprint(
             table=table,
-            plan=neural_plan(self, rows.n_table, streaming=streaming),
+            plan=neural_plan(self, len(rows), streaming=streaming),
             rule=self.objective,
             network_config=network_of(self),
             base=base,
