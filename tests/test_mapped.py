@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
 from sklearn.mixture import GaussianMixture
+from skorch.callbacks import Callback
+from torch.utils.data import TensorDataset
 
 from skebm import (
     ContrastiveDivergenceDensity,
@@ -23,7 +26,7 @@ from skebm import (
 )
 from skebm.energies import MLP
 from skebm.estimators.base import upper_quantile
-from skebm.training import mapped, rows
+from skebm.training import Resume, mapped, rows
 from skebm.training.mapped import BlockOrder, MappedArray, is_large
 from skebm.training.rows import Batches, Rows
 
@@ -348,6 +351,30 @@ def test_missing_entries_of_a_map(tmp_path):
     x[5, 2] = np.nan
     found = density.impute(map_of(tmp_path, x, "holes"), random_state=0)
     assert_array_equal(np.isnan(x), found != x)
+
+
+class Stop(Callback):
+    """Ends a fit after two epochs, as a crash would."""
+
+    def on_epoch_end(self, net, **kwargs):
+        if len(net.history) == 2:
+            raise MemoryError("the end")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("_tiny")
+@pytest.mark.parametrize("name", ["score matching", "RBM"])
+def test_a_fit_to_a_file_goes_on_from_a_checkpoint(tmp_path, name):
+    X = numbers() if name in REAL else bits()
+    table, again = map_of(tmp_path, X), TensorDataset(torch.from_numpy(X))
+    model = clone((REAL | BITS)[name]).set_params(n_iter=4)
+    expected = model.fit(table).energy(X)
+    resume = ("resume", Resume(tmp_path / "fit.pt"))
+    with pytest.raises(MemoryError):
+        clone(model).set_params(net__callbacks=[resume, ("stop", Stop())]).fit(again)
+    assert (tmp_path / "fit.pt").is_file()
+    found = clone(model).set_params(net__callbacks=[resume]).fit(again)
+    assert_array_equal(found.energy(X), expected)
 
 
 def test_scoring_a_map_takes_memory_for_a_block_and_the_scores(tmp_path):
