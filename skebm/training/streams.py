@@ -318,8 +318,10 @@ def spooled(X: Any) -> Spool:
     return Spool(found[0], _header(X), found[1])
 
 
-def selected(X: Any, rows: np.ndarray) -> np.memmap:
-    """Rows of the given numbers of a large array, as a memory map of their own."""
+def some_rows(X: Any, rows: np.ndarray) -> Any:
+    """Rows of the given numbers; many rows of a large array are a memory map of their own."""
+    if not is_large(X) or len(rows) <= sample_size(math.prod(X.shape[1:])):
+        return take_rows(X, rows)
     chosen = as_mapped(X).subset(rows)
     return _written((Part(block) for _, block in chosen.blocks()), len(rows))[0]
 
