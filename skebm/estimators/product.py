@@ -19,6 +19,7 @@ from sklearn.mixture import BayesianGaussianMixture
 from sklearn.mixture import GaussianMixture as SklearnMixture
 from sklearn.model_selection import KFold
 from sklearn.utils import Bunch
+from sklearn.utils.validation import has_fit_parameter
 
 from skebm._densities import log_normaliser, relative_log_density, score_function
 from skebm._validation import (
@@ -29,6 +30,7 @@ from skebm._validation import (
     as_numbers,
     check_is_fitted,
     check_random_state,
+    check_weight,
     draw_seed,
     fit_context,
     set_seeds,
@@ -46,6 +48,7 @@ from skebm.estimators.tractable import (
     resampled,
     tempered,
 )
+from skebm.training.distributed import shared_seed, shows_progress
 
 # Folds without which training rows are scored for the weights, and fewest and most of these rows.
 N_FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 20, 500
@@ -70,7 +73,9 @@ class Fits:
     def __init__(self, names: list[str], n_each: int, n_jobs: int | None, verbose: int):
         self.seconds, self.n_jobs = dict.fromkeys(names, 0.0), n_jobs
         shown = {"desc": "ProductOfDensities", "unit": "fit"}
-        self.bar = progress_bar(total=n_each * len(names), disable=not verbose, **shown)
+        self.bar = progress_bar(
+            total=n_each * len(names), disable=not shows_progress(verbose), **shown
+        )
 
     def __enter__(self) -> Fits:
         return self
@@ -101,12 +106,19 @@ class Fits:
 
 
 def fitted(
-    expert: Any, X: np.ndarray, train: np.ndarray | None = None, test: np.ndarray | None = None
+    expert: Any,
+    X: np.ndarray,
+    weight: np.ndarray | None = None,
+    train: np.ndarray | None = None,
+    test: np.ndarray | None = None,
 ) -> tuple[Any, float]:
     """An expert fitted to X, or log densities of rows that it was fitted without; and seconds."""
     started = time.perf_counter()
     if not isinstance(expert, FrozenEstimator):
-        expert = expert.fit(X if train is None else take_rows(X, train))
+        kind = {}
+        if weight is not None:
+            kind["sample_weight"] = weight if train is None else weight[train]
+        expert = expert.fit(X if train is None else take_rows(X, train), **kind)
     found = expert if test is None else relative_log_density(expert, take_rows(X, test))
     return found, time.perf_counter() - started
 
@@ -233,7 +245,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
 
     @fit_context(prefer_skip_nested_validation=False)
     @restores_on_failure
-    def fit(self, X: Any, y: Any = None) -> ProductOfDensities:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> ProductOfDensities:
         """Fit all experts to the rows of X.
 
         Parameters
@@ -242,29 +254,39 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
             Finite numbers.
         y : None
             Not used; present by convention.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Non-negative weights, passed to the experts; those of skebm take a row of weight 2 for
+            two rows, and one of weight 0 for none. Frozen experts are not fitted.
 
         Returns
         -------
         self : ProductOfDensities
         """
         X = validate_data(self, X, dtype=np.float64)
+        sample_weight = check_weight(sample_weight, X)
         experts = self._named_experts()
-        random = check_random_state(self.random_state)
+        if sample_weight is not None:
+            self._check_take_weights(experts)
+            X, sample_weight = X[sample_weight > 0], sample_weight[sample_weight > 0]
+        random = check_random_state(shared_seed(self.random_state))
         balances = self._balances(len(X), len(experts))
         names = [name for name, _ in experts]
         # All that is random is drawn here: results do not depend on who computes them.
         asked: list[tuple[Any, ...]] = [
-            (name, self._unfitted(expert, random), X) for name, expert in experts
+            (name, self._unfitted(expert, random), X, sample_weight) for name, expert in experts
         ]
-        some, folds = self._folds(X, random) if balances else (X, [])
+        some, w = X, sample_weight
+        folds: list[tuple[np.ndarray, np.ndarray]] = []
+        if balances:
+            some, w, folds = self._folds(X, sample_weight, random)
         for fold in folds:
             asked += [
-                (name, self._unfitted(expert, random), some, *fold) for name, expert in experts
+                (name, self._unfitted(expert, random), some, w, *fold) for name, expert in experts
             ]
         with Fits(names, 1 + len(folds), self.n_jobs, self.verbose) as fits:
             found = fits.results(asked)
             if balances:
-                self.weights_ = _balanced_weights(found[len(names) :], folds)
+                self.weights_ = _balanced_weights(found[len(names) :], folds, w)
             else:
                 self.weights_ = self._given_weights(len(experts))
             fits.show_weights(self.weights_)
@@ -289,6 +311,17 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
                     "sample: pass a density, such as TractableDensity or GaussianMixture."
                 )
         return list(self.estimators)
+
+    def _check_take_weights(self, experts: list[tuple[str, Any]]) -> None:
+        """Raise for an expert that would be fitted to rows without their weights."""
+        for name, expert in experts:
+            if not isinstance(expert, FrozenEstimator) and not has_fit_parameter(
+                expert, "sample_weight"
+            ):
+                raise ValueError(
+                    f"Expert {name!r} is {type(expert).__name__}, whose fit takes no "
+                    "sample_weight: pass one that does, such as TractableDensity, or repeat rows."
+                )
 
     def _unfitted(self, expert: Any, random: np.random.RandomState) -> Any:
         """A clone of the expert with a seed, to be fitted; a frozen one as it is."""
@@ -316,12 +349,15 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         return weights
 
     def _folds(
-        self, X: np.ndarray, random: np.random.RandomState
-    ) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-        """Rows for the weights, and the indices of those to fit to and to score in each fold."""
+        self, X: np.ndarray, sample_weight: np.ndarray | None, random: np.random.RandomState
+    ) -> tuple[np.ndarray, np.ndarray | None, list[tuple[np.ndarray, np.ndarray]]]:
+        """Rows for `weights_`, their weights, and the indices of those to fit and to score."""
         if len(X) > MOST_ROWS:
-            X = take_rows(X, random.permutation(len(X))[:MOST_ROWS])
-        return X, list(KFold(N_FOLDS, shuffle=True, random_state=random).split(X))
+            some = random.permutation(len(X))[:MOST_ROWS]
+            X = take_rows(X, some)
+            sample_weight = None if sample_weight is None else sample_weight[some]
+        folds = KFold(N_FOLDS, shuffle=True, random_state=random)
+        return X, sample_weight, list(folds.split(X))
 
     # ---------------------------------------------------------------- log Z
 
@@ -535,7 +571,9 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
 
 
 def _balanced_weights(
-    found: list[np.ndarray], folds: list[tuple[np.ndarray, np.ndarray]]
+    found: list[np.ndarray],
+    folds: list[tuple[np.ndarray, np.ndarray]],
+    sample_weight: np.ndarray | None,
 ) -> np.ndarray:
     """Weights inversely proportional to the spread of log densities of held-out rows.
 
@@ -543,7 +581,9 @@ def _balanced_weights(
     """
     n = len(found) // len(folds)
     order = np.argsort(np.concatenate([test for _, test in folds]))
-    spread = np.array([_spread(np.concatenate(found[k::n])[order]) for k in range(n)])
+    spread = np.array(
+        [_spread(np.concatenate(found[k::n])[order], sample_weight) for k in range(n)]
+    )
     # An expert that cannot discriminate rows has no scale: it counts like the others.
     usual = spread[spread > 0].mean() if (spread > 0).any() else 1.0
     weights = 1 / np.where(spread > 0, spread, usual)
@@ -551,10 +591,15 @@ def _balanced_weights(
     return balanced
 
 
-def _spread(values: np.ndarray) -> float:
+def _spread(values: np.ndarray, weight: np.ndarray | None = None) -> float:
     """Standard deviation of the finite values; 0 where there are none, or all are equal."""
-    values = values[np.isfinite(values)]
-    return float(values.std()) if len(values) and np.ptp(values) > 0 else 0.0
+    finite = np.isfinite(values)
+    values, weight = values[finite], None if weight is None else weight[finite]
+    if not len(values) or np.ptp(values) == 0:
+        return 0.0
+    if weight is None:
+        return float(values.std())
+    return math.sqrt(np.average((values - np.average(values, weights=weight)) ** 2, weights=weight))
 
 
 def log_densities(experts: list[Any], X: Any) -> np.ndarray:

@@ -19,6 +19,7 @@ from skebm.base.workers import Workers, progress_bar
 from skebm.estimators.outlier.trimming import far_rows
 from skebm.estimators.product import ProductOfDensities
 from skebm.estimators.tables.encoding import TableEncoder
+from skebm.training.distributed import shows_progress
 
 # Minimum number of calibration rows with "auto", in units of 1 / level: the rate of false alarms of
 # one fit then has a standard deviation of about a third of the level.
@@ -34,12 +35,20 @@ def default_estimator(verbose: int = 0, n_jobs: int | None = None) -> Any:
     return make_pipeline(TableEncoder(), ProductOfDensities(n_jobs=n_jobs, verbose=verbose))
 
 
+def params_of_default(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of `fit` for the default estimator, whose density takes the weights of rows."""
+    if "sample_weight" not in params:
+        return params
+    others = {name: value for name, value in params.items() if name != "sample_weight"}
+    return others | {"productofdensities__sample_weight": params["sample_weight"]}
+
+
 def for_each_model(
     calls: list[tuple[Any, ...]], what: str, n_jobs: int | None, verbose: int
 ) -> list[Any]:
     """Results of a step of `fit` for each model, with a progress bar over them if `verbose`."""
     shown = {"desc": f"EnergyOutlierDetector: {what}", "unit": "model"}
-    with progress_bar(total=len(calls), disable=not verbose, **shown) as bar:
+    with progress_bar(total=len(calls), disable=not shows_progress(verbose), **shown) as bar:
         # A single model has the workers to itself.
         return Workers(n_jobs if len(calls) > 1 else 1, bar).results(calls)
 
