@@ -17,7 +17,7 @@ MOST_HOOKS = 5
 # asks whether other processes take part.
 MOST_FILES = {
     "RBMEstimator": (23, 14),
-    "ContrastiveDivergenceDensity": (33, 21),
+    "ContrastiveDivergenceDensity": (34, 21),
     "JEMClassifier": (36, 22),
 }
 each_estimator = pytest.mark.parametrize("name", MOST_FILES)
