@@ -18,12 +18,12 @@ from skorch.helper import predefined_split
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim.swa_utils import AveragedModel
-from tqdm.auto import tqdm
 
 from skebm._validation import TorchModes, threads
 from skebm.base import Batch, Loss, Objective, SamplingError, sampling
 from skebm.base.objective import FusedSteps
 from skebm.base.torchtools import SGD, searches_steps
+from skebm.base.workers import progress_bar
 from skebm.training.distributed import (
     ALONE,
     DataParallel,
@@ -258,7 +258,9 @@ class Progress(Callback):
     """A progress bar over the epochs of a fit, with the diagnostics of the last epoch."""
 
     def on_train_begin(self, net: Any, **kwargs: Any) -> None:
-        self.bar_ = tqdm(total=net.max_epochs, unit="epoch", desc=type(net.module_.energy).__name__)
+        self.bar_ = progress_bar(
+            total=net.max_epochs, unit="epoch", desc=type(net.module_.energy).__name__
+        )
 
     def on_epoch_end(self, net: Any, **kwargs: Any) -> None:
         row = net.history[-1]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch
+from skebm.base.torchtools import tensor_of
 
 
 class Rows(torch.utils.data.Dataset):
@@ -71,10 +72,10 @@ class Rows(torch.utils.data.Dataset):
 
         Dense data that take more than a quarter of a GPU's free memory stay on the host.
         """
-        w = None if weight is None else torch.as_tensor(weight)
+        w = None if weight is None else tensor_of(weight, torch.float64)
         if sp.issparse(X):
             return cls(X.tocsr(), w, dtype=dtype, device=device, convert=convert)
-        x = torch.from_numpy(np.ascontiguousarray(convert(X))).to(dtype)
+        x = tensor_of(convert(X), dtype)
         fits = True
         if device.type == "cuda":
             fits = x.numel() * x.element_size() <= torch.cuda.mem_get_info(device)[0] / 4

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from skebm._validation import Interval, StrOptions, as_numbers
 from skebm.base import Batch, Binary, Categorical, Clamp, Domain, Mixed, Real
 from skebm.base.domains import parts_of
+from skebm.base.workers import progress_bar
 from skebm.distributions import (
     Affine,
     BlockTree,
@@ -481,7 +481,7 @@ def _stack(
 
     def progress(parts: Any) -> Any:
         shown = {"desc": "base", "unit": "part", "delay": PATIENCE, "leave": False}
-        return tqdm(parts, disable=not shows_progress(verbose), **shown)
+        return progress_bar(parts, disable=not shows_progress(verbose), **shown)
 
     x, generator = rows.block(0, len(rows)), torch.Generator(rows.device).manual_seed(seed)
     kind: dict[str, Any] = {"generator": generator, "progress": progress}
