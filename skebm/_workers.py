@@ -48,7 +48,7 @@ class Workers(Parallel):
 
     Examples
     --------
-    >>> from skebm.base.workers import Workers, progress_bar
+    >>> from skebm._workers import Workers, progress_bar
     >>> bar = progress_bar(total=3, disable=True)
     >>> Workers(None, bar).results([(divmod, 7, 2), (divmod, 9, 4), (abs, -1)])
     [(3, 1), (2, 1), 1]
