@@ -40,8 +40,8 @@ from skebm._validation import (
 )
 from skebm.base import LogPartition
 from skebm.base.energy import check_temperature
+from skebm.base.processes import Workers, progress_bar
 from skebm.base.sampler import whole_number
-from skebm.base.workers import Workers, progress_bar
 from skebm.estimators.base import restores_on_failure
 from skebm.estimators.tractable import (
     TractableDensity,

@@ -16,9 +16,9 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler, sampling
+from skebm.base.processes import progress_bar
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
-from skebm.base.workers import progress_bar
 from skebm.energies import AnnealingPath, annealing_path
 from skebm.partition.checks import (
     NO_UPPER,

@@ -22,8 +22,8 @@ from torch.optim.swa_utils import AveragedModel
 from skebm._validation import TorchModes, threads
 from skebm.base import Batch, Loss, Objective, SamplingError, sampling
 from skebm.base.objective import FusedSteps
+from skebm.base.processes import progress_bar
 from skebm.base.torchtools import SGD, searches_steps
-from skebm.base.workers import progress_bar
 from skebm.training.distributed import (
     ALONE,
     DataParallel,

@@ -15,7 +15,7 @@ from sklearn.model_selection import KFold, check_cv
 from sklearn.pipeline import make_pipeline
 
 from skebm._validation import draw_seed, n_rows, take_fit_params, take_rows
-from skebm.base.workers import Workers, progress_bar
+from skebm.base.processes import Workers, progress_bar
 from skebm.estimators.outlier.trimming import far_rows
 from skebm.estimators.product import ProductOfDensities
 from skebm.estimators.tables.encoding import TableEncoder

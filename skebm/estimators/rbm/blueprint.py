@@ -461,6 +461,7 @@ class RBMBlueprint(Blueprint):
         best = net.guard_.best
         if self.guard_seed is None or net.held_out_ is None or best is None or net.n_before_:
             return self
+        rows = rows.sampled(net.seed_)  # of a file, those that the base was fitted to
         ended = net.guard_.returns_to(False)
         gain = net.guard_.shown.get(GAIN, best.gain) if ended is None else ended.gain
         more = self.gain_of_all_rows(rows)

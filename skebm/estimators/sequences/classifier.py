@@ -15,8 +15,8 @@ from torch import Tensor
 
 from skebm._validation import Interval, StrOptions, check_is_fitted, fit_context
 from skebm.base import sampling
+from skebm.base.processes import progress_bar
 from skebm.base.torchtools import check_memory
-from skebm.base.workers import progress_bar
 from skebm.distributions import Distribution
 from skebm.energies import RowwiseRBM
 from skebm.estimators._docs import shared_docs

@@ -21,9 +21,9 @@ from skebm.base import Real as Numbers
 from skebm.base import sampling
 from skebm.base.domains import parts_of
 from skebm.base.energy import check_temperature
+from skebm.base.processes import progress_bar
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
-from skebm.base.workers import progress_bar
 from skebm.distributions import Distribution
 from skebm.energies import Biases, RowwiseRBM
 from skebm.energies.rbm.temporal import reverse_log_z

@@ -19,7 +19,7 @@ from torch import Tensor
 from skebm._validation import Interval, StrOptions, as_numbers
 from skebm.base import Batch, Binary, Categorical, Clamp, Domain, Mixed, Real
 from skebm.base.domains import parts_of
-from skebm.base.workers import progress_bar
+from skebm.base.processes import progress_bar
 from skebm.distributions import (
     Affine,
     BlockTree,
