@@ -17,7 +17,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
 
 demo: $(VENV)/plot.installed ## train a restricted Boltzmann machine and plot it
-	$(PY) examples/demo.py
+	$(PY) examples/rbms/demo.py
 
 test: $(VENV)/test.installed ## run the first tier of the tests: every behaviour once
 	$(PYTEST) $(ARGS)
@@ -50,7 +50,7 @@ doctest: $(VENV)/test.installed ## run the examples of the docstrings
 
 clean: ## remove what was built, but not the environment
 	rm -rf dist docs/_build docs/gallery docs/generated docs/sg_execution_times.rst
-	rm -rf .hypothesis .mutation .mypy_cache .pytest_cache .ruff_cache digits_rbm.png examples/digits_rbm.png
+	rm -rf .hypothesis .mutation .mypy_cache .pytest_cache .ruff_cache digits_rbm.png examples/rbms/digits_rbm.png
 
 $(PY):
 	@echo "--- creating $(VENV)"
