@@ -59,6 +59,16 @@ print(f"flagged {flagged[:30].mean():.0%} of the errors, {flagged[30:].mean():.1
 # %%
 # Which column
 # ------------
+# One row of each kind of error. Beside a bar are the value in the row and the one that the model
+# expects given the other columns of that row.
 
-reasons = detector.explain(new.iloc[[0, 10, 20]])
-print(reasons.to_frame(1)[["feature", "value", "expected"]].to_string(index=False))
+import matplotlib.pyplot as plt
+
+from skebm.inspection import ExplanationDisplay
+
+rows = new.iloc[[0, 10, 20]]
+print(detector.explain(rows).to_frame(1)[["feature", "value", "expected"]].to_string(index=False))
+
+figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+ExplanationDisplay.from_estimator(detector, rows, n_features=4).plot(axes)
+plt.show()

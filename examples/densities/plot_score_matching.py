@@ -34,15 +34,12 @@ print(f"log Z: {model.log_partition_:.4f} +- {model.log_partition_std_:.4f}")
 print(model.log_partition_method_)
 
 # %%
-# The energy, the data, and samples from the model.
+# On the left the energy, the data, and samples of the model. ``sample(given=...)`` draws from a
+# conditional distribution, on the right that of the first column where the second is 5.005 km,
+# which crosses both moons. ``impute`` replaces the NaN of a table by draws.
 
 fig, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
 EnergyDisplay.from_estimator(model, test, n_samples=200, random_state=0).plot(axes[0])
-
-# %%
-# ``sample(given=...)`` draws from a conditional distribution, here of the first column where the
-# second is 5.005 km, which crosses both moons. ``impute`` replaces the NaN of a table by draws.
-
 drawn = model.sample(1000, random_state=0, given=[np.nan, 5.005])
 axes[1].hist(drawn[:, 0], 60, density=True)
 axes[1].set(xlabel="x0, cm", title="drawn given x1 = 5.005")

@@ -85,8 +85,8 @@ def draw_target(ax, name):
     ax.set(title=name, xticks=[], yticks=[], xlim=(-4.5, 5.5), ylim=(-3.5, 6.5))
 
 
-figure, axes = plt.subplots(3, 3, figsize=(10, 10), layout="constrained")
-for ax, (name, (sampler, n_steps)) in zip(axes.flat, samplers.items(), strict=False):
+figure, axes = plt.subplots(2, 3, figsize=(10, 6.8), layout="constrained")
+for ax, (name, (sampler, n_steps)) in zip(axes.flat, samplers.items(), strict=True):
     trace = sampler.trace(
         Target(), start, n_steps, generator, n_warmup=0 if sampler is annealed else n_steps
     )
@@ -98,6 +98,7 @@ for ax, (name, (sampler, n_steps)) in zip(axes.flat, samplers.items(), strict=Fa
     draw_target(ax, f"{name}: {in_second:.0%} in the 2nd mode")
     ax.plot(*trace.x[:, 0].T, color="#d55e00", linewidth=0.8)
     ax.plot(*trace.x[-1].T, ".", color="black", markersize=2)
+plt.show()
 
 # %%
 # One-hot and binary rows
@@ -119,7 +120,8 @@ class Cells(Energy):
 
 
 first = torch.tensor([[7, 27]]).expand(200, 2)  # the same corner
-for ax, sampler in zip(axes.flat[6:8], (GibbsWithGradients(), DiscreteLangevin(5.0)), strict=True):
+figure, axes = plt.subplots(1, 3, figsize=(10, 3.6), layout="constrained")
+for ax, sampler in zip(axes[:2], (GibbsWithGradients(), DiscreteLangevin(5.0)), strict=True):
     rows = Cells.domain.one_hot(first, torch.float32)
     trace = sampler.trace(Cells(), rows, 300, generator)
     place = torch.stack([Cells.domain.levels(x) for x in trace.x]) * 10 / 39.75
@@ -132,8 +134,8 @@ for ax, sampler in zip(axes.flat[6:8], (GibbsWithGradients(), DiscreteLangevin(5
 spins = ising_grid(40, 40, coupling=0.43)
 x = spins.domain.uniform(1, generator, dtype=torch.float32)
 state, _ = Gibbs().run(spins, x, 300, generator)
-axes.flat[8].imshow(state.x.view(40, 40), cmap="Blues")
-axes.flat[8].set(title="Gibbs: a 40 x 40 lattice of spins", xticks=[], yticks=[])
+axes[2].imshow(state.x.view(40, 40), cmap="Blues")
+axes[2].set(title="Gibbs: a 40 x 40 lattice of spins", xticks=[], yticks=[])
 plt.show()
 
 # %%
