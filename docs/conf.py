@@ -73,6 +73,7 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "parallel": 2,  # processes: an example takes one thread
     "show_signature": False,
+    "write_computation_times": False,  # pages whose tables come from the network
 }
 
 

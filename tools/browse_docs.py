@@ -31,12 +31,14 @@ WIDTHS = (1280, 360)
 SCHEMES = ("light", "dark")
 HEIGHT = 900
 TIMEOUT = 60_000  # milliseconds; a page takes a second, far more on a machine under load
+PATIENCE = 10_000  # for what the scripts of a page do after it has been loaded
 SOUGHT = "RBMEstimator"
 
 # What follows runs in the page. Formulas are rendered after the page has been loaded.
 RENDERED = "() => window.MathJax && MathJax.startup ? MathJax.startup.promise.then(() => 0) : 0"
 LINKS = "() => [...document.querySelectorAll('a[href]')].map(a => a.href)"
-SCHEME = "() => document.documentElement.dataset.theme"
+SCHEME = "scheme => document.documentElement.dataset.theme === scheme"
+FOUND = "link => document.querySelector(link)"
 
 # Elements that are wider than the window, outside every box that scrolls or cuts.
 OVERFLOW = """() => {
@@ -146,8 +148,7 @@ class Reader:
         self._follow(self.tab.evaluate(LINKS))
         for scheme in SCHEMES:
             self.tab.emulate_media(color_scheme=scheme)
-            if (shown := self.tab.evaluate(SCHEME)) != scheme:
-                self.fails(f"is {shown} where the reader wants {scheme}")
+            self._must(f"is not {scheme} where the reader wants that", SCHEME, scheme)
             for width in WIDTHS:
                 self.tab.set_viewport_size({"width": width, "height": HEIGHT})
                 if wide := self.tab.evaluate(OVERFLOW):
@@ -158,15 +159,19 @@ class Reader:
 
     def search(self, word: str) -> None:
         """Search the site for a word, which must lead to the page of the API of that name."""
-        from playwright.sync_api import TimeoutError as TooLate
-
         self.page = f"search.html?q={word}"
         self.tab.goto(self.address + self.page)
-        hit = self.tab.locator(f"#search-results a[href*='generated/skebm.{word}.html']").first
+        link = f"#search-results a[href*='generated/skebm.{word}.html']"
+        self._must(f"does not find {word}", FOUND, link)
+
+    def _must(self, why: str, condition: str, argument: str) -> None:
+        """Wait until a condition holds, which scripts of the page may take a while to reach."""
+        from playwright.sync_api import TimeoutError as TooLate
+
         try:
-            hit.wait_for()
+            self.tab.wait_for_function(condition, arg=argument, timeout=PATIENCE)
         except TooLate:
-            self.fails(f"the search does not find {word}")
+            self.fails(why)
 
     def _refuse(self, route: Any) -> None:
         self.fails(f"asks the network for {route.request.url}")
