@@ -52,7 +52,7 @@ doctest: $(VENV)/test.installed ## run the examples of the docstrings
 	OMP_NUM_THREADS=1 $(PY) -m pytest --doctest-modules skebm $(ARGS)
 
 clean: ## remove what was built, but not the environment
-	rm -rf dist docs/_build docs/gallery docs/generated docs/sg_execution_times.rst
+	rm -rf dist docs/_build docs/gallery docs/generated
 	rm -rf .hypothesis .mutation .mypy_cache .pytest_cache .ruff_cache digits_rbm.png examples/rbms/digits_rbm.png
 
 $(PY):
