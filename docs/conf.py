@@ -29,6 +29,7 @@ templates_path = ["_templates"]
 html_theme = "pydata_sphinx_theme"
 html_title = "skebm"
 html_show_sourcelink = False
+html_context = {"default_mode": "auto"}  # light or dark, as the reader has it
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_theme_options = {
