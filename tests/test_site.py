@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.tiers import full
-from tools.browse_docs import browse, find_chromium, pages_of
+from tools.browse_docs import browse, find_chromium, main, pages_of
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("docs", "examples", "tools", "benchmarks", "skebm")
 
+CUT = "width: 50px; overflow: hidden; white-space: nowrap; text-overflow: ellipsis"
 PAGE = """<!DOCTYPE html><html data-theme="light"><title>page</title><body>
 <p>{text}</p></body><script>
 const dark = matchMedia('(prefers-color-scheme: dark)');
@@ -43,33 +44,53 @@ def test_of_the_api_some_pages_are_read(tmp_path):
     assert pages_of(tmp_path, 3) == ["gallery/one.html", "index.html", api[0], api[3]]
 
 
+# A text in a page, and what fails.
+PLANTED = [
+    ("Fine.", None),
+    ("<code>\\(x\\)</code> and $5", None),
+    (r"\(x + y\)", r"raw TeX '\\(x + y\\)'"),
+    ('<span class="math">E(x)</span>', "raw TeX 'E(x)'"),
+    ('<pre style="width: 800px">wide</pre>', "wider than 360 pixels: pre"),
+    ('<div style="overflow-x: auto"><pre style="width: 800px">wide</pre></div>', None),
+    (f'<p style="{CUT}">A title that does not fit</p>', "cut off at 1280 pixels: 'A title"),
+    ('<a href="nowhere.html">a link</a>', "a link to nowhere.html, which is not there"),
+    ('<a href="10.html#part">a link</a>', None),
+    ("<script>missing()</script>", "script: missing is not defined"),
+    ("<script>console.error('no')</script>", "no"),
+    ("<style>@import url(http://127.0.0.1:9/a.css)</style>", "asks the network for http"),
+]
+
+
 @full
-@pytest.mark.parametrize(
-    ("text", "failure"),
-    [
-        ("Fine.", None),
-        ("<code>\\(x\\)</code> and $5", None),
-        (r"\(x + y\)", r"raw TeX '\\(x + y\\)'"),
-        ('<span class="math">E(x)</span>', "raw TeX 'E(x)'"),
-        ('<pre style="width: 800px">wide</pre>', "wider than 360 pixels: pre"),
-        ('<div style="overflow-x: auto"><pre style="width: 800px">wide</pre></div>', None),
-        ('<a href="nowhere.html">a link</a>', "a link to nowhere.html, which is not there"),
-        ('<a href="index.html#part">a link</a>', None),
-        ("<script>missing()</script>", "script: missing is not defined"),
-        ("<script>console.error('no')</script>", "no"),
-        ("<style>@import url(http://127.0.0.1:9/a.css)</style>", "asks the network for http"),
-    ],
-)
-def test_faults_that_are_planted_are_found(text, failure, chromium, tmp_path):
+def test_faults_that_are_planted_are_found(chromium, tmp_path, capsys):
     (tmp_path / "generated").mkdir()
     (tmp_path / "generated" / "skebm.RBMEstimator.html").write_text(PAGE.replace("{text}", ""))
     (tmp_path / "search.html").write_text(PAGE.replace("{text}", SEARCH))
-    (tmp_path / "index.html").write_text(PAGE.replace("{text}", text))
-    n_pages, failures = browse(tmp_path, chromium)
-    assert n_pages == 3
-    failures = [line for line in failures if "favicon" not in line]
-    assert all(line.startswith("index.html: ") for line in failures)
-    assert [failure in line for line in failures[:1]] == ([] if failure is None else [True])
+    for number, (text, _) in enumerate(PLANTED, 10):
+        (tmp_path / f"{number}.html").write_text(PAGE.replace("{text}", text))
+    assert main([str(tmp_path)]) == 1
+    *lines, summary = capsys.readouterr().out.strip().splitlines()
+    first = {line.partition(": ")[0]: line for line in reversed(lines)}
+    expected = {f"{n}.html": why for n, (_, why) in enumerate(PLANTED, 10) if why}
+    assert sorted(first) == sorted(expected)
+    assert [page for page, why in expected.items() if why not in first[page]] == []
+    assert f"{len(PLANTED) + 2} pages at (1280, 360) pixels, light and dark" in summary
+
+
+@full
+def test_a_page_without_faults_passes(chromium, tmp_path, capsys):
+    (tmp_path / "generated").mkdir()
+    (tmp_path / "generated" / "skebm.RBMEstimator.html").write_text(PAGE.replace("{text}", ""))
+    assert main([str(tmp_path)]) == 1
+    (tmp_path / "search.html").write_text(PAGE.replace("{text}", SEARCH))
+    assert main([str(tmp_path)]) == 0
+    assert "does not find RBMEstimator" in capsys.readouterr().out
+
+
+def test_a_folder_without_pages_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main([str(tmp_path)])
+    assert "has no pages: build them first, by `make docs`" in capsys.readouterr().err
 
 
 @full

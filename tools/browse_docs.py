@@ -4,7 +4,7 @@ Every page is loaded once by headless Chromium, from a server on this machine, a
 desk (1280 pixels wide) and on a telephone (360), in the light and in the dark. A page fails if
 
 - its console has an error, or a file that it asks for is missing or elsewhere on the network;
-- it is wider than the window, at any of the widths;
+- it is wider than the window, or a title is cut off, at any of the widths;
 - a formula is left as TeX, or MathJax could not read it;
 - a picture is not shown, or a link within the site leads nowhere;
 - it does not follow the colour scheme.
@@ -54,6 +54,12 @@ OVERFLOW = """() => {
   const name = e => e.tagName.toLowerCase() + (e.className ? '.' + e.className : '');
   return wide.length ? wide.slice(-3).map(name) : ['the page'];
 }"""
+
+# Text that ends in an ellipsis because its box is too narrow.
+CUT = """() => [...document.body.querySelectorAll('*')].filter(
+  e => e.clientWidth && e.scrollWidth > e.clientWidth
+    && getComputedStyle(e).textOverflow === 'ellipsis'
+).map(e => e.textContent.trim().slice(0, 60))"""
 
 # Formulas that were not rendered, and text in which TeX is left.
 RAW_TEX = r"""() => {
@@ -153,6 +159,8 @@ class Reader:
                 self.tab.set_viewport_size({"width": width, "height": HEIGHT})
                 if wide := self.tab.evaluate(OVERFLOW):
                     self.fails(f"wider than {width} pixels: {', '.join(wide)}")
+                for text in self.tab.evaluate(CUT):
+                    self.fails(f"cut off at {width} pixels: {text!r}")
                 if photograph and self.pictures:
                     name = f"{page.removesuffix('.html').replace('/', '-')}-{width}-{scheme}.png"
                     self.tab.screenshot(path=self.pictures / name)
@@ -235,14 +243,16 @@ def browse(
     return len(pages), reader.failures
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Read the site, print what fails, and return the exit code."""
     parser = argparse.ArgumentParser(description="Read the built documentation in a browser.")
     parser.add_argument("folder", type=Path, help="the built site, such as docs/_build/html")
     parser.add_argument("--every", type=int, default=1, help="read each n-th page of the API")
     parser.add_argument("--pictures", type=Path, help="folder for screenshots")
     parser.add_argument("--of", default="index.html", help="pages to take them of, by commas")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if not pages_of(options.folder, options.every):
+        parser.error(f"{options.folder} has no pages: build them first, by `make docs`")
     chromium = find_chromium()
     if chromium is None:
         parser.error("no Chromium is found: install it, or name its path in CHROMIUM")
@@ -253,7 +263,7 @@ def main() -> int:
     )
     print(*failures, sep="\n")
     print(f"{n_pages} pages at {WIDTHS} pixels, {' and '.join(SCHEMES)}: {len(failures)} failures")
-    return bool(failures)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":
