@@ -261,7 +261,8 @@ def main(arguments: list[str] | None = None) -> int:
     n_pages, failures = browse(
         options.folder, chromium, options.every, options.pictures, options.of
     )
-    print(*failures, sep="\n")
+    for failure in failures:
+        print(failure)
     print(f"{n_pages} pages at {WIDTHS} pixels, {' and '.join(SCHEMES)}: {len(failures)} failures")
     return 1 if failures else 0
 
