@@ -63,7 +63,7 @@ def run(page, programs):
     return namespace
 
 
-def test_the_first_program_of_the_readme_blames_the_wrong_decimal_point():
+def test_the_first_program_of_the_readme_finds_the_wrong_decimal_point():
     found = run(README, blocks(README)[:1])
     reason = found["detector"].explain(found["most_anomalous"]).to_frame(1).round(2)
     assert repr(reason) in README.read_text()

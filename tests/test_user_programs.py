@@ -30,6 +30,7 @@ from skebm.base import Energy, Real
 from skebm.energies import Conv
 from skebm.partition import Quadrature
 from skebm.samplers import HMC, MALA
+from tests.tiers import full
 
 pytestmark = pytest.mark.filterwarnings("error")
 MOST_LINES = 20
@@ -54,9 +55,10 @@ def test_frame_to_anomalies_with_reasons():
     assert reason["expected"] == pytest.approx(68, abs=25)
 
 
+@full
 def test_search_over_a_sampler():
-    X, _ = make_moons(400, noise=0.1, random_state=0)
-    model = ContrastiveDivergenceDensity(base="gaussian", n_iter=6, random_state=0)
+    X, _ = make_moons(600, noise=0.1, random_state=0)
+    model = ContrastiveDivergenceDensity(base="gaussian", n_iter=10, random_state=0)
     grid = {"sampler": [MALA(), HMC(n_leapfrog=2)], "sampler__step_size": [0.1]}
     search = GridSearchCV(model, grid, cv=2).fit(X)
     assert search.best_score_ == search.cv_results_["mean_test_score"].max()
