@@ -34,8 +34,9 @@ noise covariance are those of the least error on the validation sequences with t
 passes of the temporal RBM, rather than 200, and the Gaussian base were chosen there, too.)
 
 `anomalies`: test songs of which one frame in a hundred is replaced by a frame of another song;
-AUROC of minus log p given the past, of the two frames after it left out, beside the distance to the
-5th nearest training window of 4 frames (of those with the present frame, and of the present frame).
+AUROC of minus log p given the past, and of minus `score_in_context`, which is given the next frame
+as well; the three frames after a wrong one are left out. Beside them the distance to the 5th
+nearest training window: of the present frame, of 4 frames with it, and of these and the next one.
 
 `steps`: processor time of a step of 88 notes, 200 units, 3 frames before it and one Gibbs step, to
 that of its matrix products and draws alone; and how much the largest memory of the process grows.
@@ -472,11 +473,11 @@ def impute(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 # ------------------------------------------------------------------------------
 
 
-def windows(sequences: list[np.ndarray], length: int) -> np.ndarray:
-    """Each frame with those before it, zeros before the first one."""
+def windows(sequences: list[np.ndarray], length: int, ahead: int = 0) -> np.ndarray:
+    """Windows of frames that end `ahead` frames after each one, zeros where there are none."""
     found = []
     for x in sequences:
-        full = np.concatenate([np.zeros((length - 1, x.shape[1]), x.dtype), x])
+        full = np.pad(x, ((length - 1 - ahead, ahead), (0, 0)))
         found.append(np.stack([full[i : i + length].ravel() for i in range(len(x))]))
     return np.concatenate(found)
 
@@ -488,14 +489,20 @@ def anomalies(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         test = songs(args.data, dataset, "test", 12 if args.quick else 60)
         settings: dict[str, Any] = {"n_temperatures": 100} | ({"n_iter": 2} if args.quick else {})
         model, took = fitted(TemporalRBM(**settings, random_state=0), train)
-        near = {k: NearestNeighbors(n_neighbors=5).fit(windows(train, k)) for k in (1, 4)}
+        near = {
+            size: NearestNeighbors(n_neighbors=5).fit(windows(train, *size))
+            for size in ((1, 0), (4, 0), (5, 1))
+        }
         found: dict[str, list[float]] = {}
         for seed in range(args.seeds):
             changed, wrong, after = replaced(test, seed)
-            values = {"TemporalRBM": -model.score_samples(changed)}
-            for k, index in near.items():
-                distance = index.kneighbors(windows(changed, k))[0][:, -1]
-                values[f"5th neighbour, windows of {k}"] = distance
+            values = {
+                "TemporalRBM, past": -model.score_samples(changed),
+                "TemporalRBM, past and next": -model.score_in_context(changed),
+            }
+            for (length, ahead), index in near.items():
+                distance = index.kneighbors(windows(changed, length, ahead))[0][:, -1]
+                values[f"5th neighbour, windows of {length}, {ahead} ahead"] = distance
             for name, value in values.items():
                 found.setdefault(name, []).append(roc_auc_score(wrong[~after], value[~after]))
         for name, own in found.items():
@@ -503,7 +510,7 @@ def anomalies(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 "set": dataset,
                 "method": name,
                 "AUROC": f"{np.mean(own):.3f} ({np.std(own, ddof=1) / len(own) ** 0.5:.3f})",
-                "fit, s": round(took) if name == "TemporalRBM" else "",
+                "fit, s": round(took) if name.startswith("TemporalRBM") else "",
             }
 
 

@@ -23,9 +23,8 @@ README, DOCS = ROOT / "README.md", ROOT / "docs"
 PAGES = [*(ROOT / name for name in NAMES), *sorted(DOCS.glob("*.md"))]
 GUIDE = (DOCS / "guide.md").read_text()
 # The pages of the guide's first list, and those whose programs are as short.
-QUESTIONS = re.findall(
-    r"^(\w+)$", GUIDE.partition(":caption: By question")[2].partition("```")[0], re.M
-)
+LIST = GUIDE.partition(":caption: By question")[2].partition("```")[0]
+QUESTIONS = re.findall(r"^(\w+)$", LIST, re.M)
 RUNNING = ["install", *QUESTIONS, "rbm"]
 # Of the processor; most of them take a tenth of this.
 SECONDS_OF_A_BLOCK = 20
@@ -64,7 +63,7 @@ def run(page, programs):
     return namespace
 
 
-def test_the_first_program_of_the_readme_blames_the_wrong_decimal_point():
+def test_the_first_program_of_the_readme_finds_the_wrong_decimal_point():
     found = run(README, blocks(README)[:1])
     reason = found["detector"].explain(found["most_anomalous"]).to_frame(1).round(2)
     assert repr(reason) in README.read_text()

@@ -8,7 +8,7 @@ import matplotlib
 
 matplotlib.use("agg")
 
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 README = Path(__file__).parents[1] / "README.md"
 BLUE, ORANGE = "#4878a8", "#d95f02"
@@ -20,16 +20,14 @@ def draw(found):
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.6), layout="constrained")
     left.hist(score, bins=40, color=BLUE)
     left.axvline(detector.offset_, color="k", linestyle="--", linewidth=1)
-    left.text(
-        detector.offset_ - 0.2, 30, "threshold of predict", rotation=90, ha="right", va="center"
-    )
+    at = {"rotation": 90, "ha": "right", "va": "center"}
+    left.text(detector.offset_ - 0.2, 30, "threshold of predict", **at)
     arrow = {"arrowprops": {"arrowstyle": "->", "color": ORANGE}, "color": ORANGE}
     left.annotate(f"row {row.index[0]}", (score.min(), 1), (score.min(), 12), **arrow)
     left.set(xlabel="log p(x) in nats", ylabel="patients")
     reasons = detector.explain(row).to_frame(5)[::-1]
-    names = [
-        f"{r.feature} = {r.value:.4g}, expected {r.expected:.4g}" for r in reasons.itertuples()
-    ]
+    values = reasons[["feature", "value", "expected"]].itertuples(index=False)
+    names = [f"{name} = {value:.4g}, expected {other:.4g}" for name, value, other in values]
     right.barh(names, reasons["contribution"], color=ORANGE)
     right.set(xlabel="contribution in nats")
     for axes in (left, right):

@@ -47,6 +47,7 @@ from skebm.estimators.sequences.blueprint import (
     rule_of,
     temporal_plan,
 )
+from skebm.estimators.sequences.context import said_by_next
 from skebm.estimators.sequences.imputation import filled_frames
 from skebm.estimators.sequences.stream import FrameStream
 from skebm.estimators.sequences.table import (
@@ -549,6 +550,33 @@ class TemporalRBM(
         ndarray of shape (n_frames,)
         """
         return self._scores(self._frames(X, lengths), lower=False).log_prob
+
+    def score_in_context(self, X: Any, lengths: Any = None) -> np.ndarray:
+        r"""How likely each frame is given the frames before it and the next one, in nats.
+
+        .. math:: \log p(x_t \mid x_{<t}) + \log p(x_{t+1} \mid x_t, x_{<t})
+            - \log p(x_{t+1} \mid \hat x_t, x_{<t}) , \qquad
+            \hat x_t = \mathbb E(x_t \mid x_{<t})
+
+        A frame that does not belong where it is makes the next one less likely, too. With the
+        mean of p(x_{t+1} | x_{<t}) over x_t instead of its value at the mean frame, this were
+        log p(x_t | x_{<t}, x_{t+1}); it is an approximation of either direction. Of the last frame
+        of a sequence it is log p(x_t | x_{<t}). It takes a little more than twice as long as
+        :meth:`score_samples`, and cannot judge a frame before the next one is there.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_frames, n_features), or list of such
+        lengths : array-like of int, default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_frames,)
+        """
+        rows = self._frames(X, lengths)
+        found = self._scores(rows, lower=False).log_prob
+        return check_numbers(found + said_by_next(self, rows, found))
 
     def score(self, X: Any, y: Any = None, lengths: Any = None) -> float:
         """Mean log-likelihood of a frame given its past in nats, at the pessimistic end.
