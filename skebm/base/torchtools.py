@@ -32,6 +32,16 @@ def softplus(x: Tensor) -> Tensor:
 GROUP = 100
 
 
+def enlarged(x: Tensor, right: int, down: int) -> Tensor:
+    """A matrix (m, n) within zeros of shape (m + down, n + right); m or n may be 0.
+
+    ``torch.nn.functional.pad`` of torch 2.6 refuses some matrices without entries.
+    """
+    found = x.new_zeros(x.shape[0] + down, x.shape[1] + right)
+    found[: x.shape[0], : x.shape[1]] = x
+    return found
+
+
 def softplus_sum(x: Tensor) -> Tensor:
     """Sum of log(1 + exp(x)) over the last axis, with one logarithm for a hundred numbers.
 

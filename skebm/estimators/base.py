@@ -18,7 +18,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -45,9 +45,12 @@ from skebm.objectives import ContrastiveState
 from skebm.partition import Choice, ImportanceSampling, choose
 from skebm.partition.choice import in_a_line
 from skebm.training import DivergenceError, EarlyStopping
-from skebm.training.engine import Assess, EnergyNet
+from skebm.training.guard import Assess
 from skebm.training.plan import TrainingPlan, check_net_params
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Training rows that are kept as starting points of reverse annealing.
 N_REFERENCE = 500

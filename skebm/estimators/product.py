@@ -20,6 +20,7 @@ from sklearn.mixture import BayesianGaussianMixture
 from sklearn.mixture import GaussianMixture as SklearnMixture
 from sklearn.model_selection import KFold
 from sklearn.utils import Bunch
+from sklearn.utils.validation import has_fit_parameter
 from tqdm.auto import tqdm
 
 from skebm._densities import log_normaliser, relative_log_density, score_function
@@ -30,10 +31,10 @@ from skebm._validation import (
     as_numbers,
     check_is_fitted,
     check_random_state,
+    check_weight,
     draw_seed,
     fit_context,
     set_seeds,
-    take_rows,
     validate_data,
 )
 from skebm.base import LogPartition
@@ -209,7 +210,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
 
     @fit_context(prefer_skip_nested_validation=False)
     @restores_on_failure
-    def fit(self, X: Any, y: Any = None) -> ProductOfDensities:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> ProductOfDensities:
         """Fit all experts to the rows of X.
 
         Parameters
@@ -218,13 +219,20 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
             Finite numbers.
         y : None
             Not used; present by convention.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Non-negative weights, passed to the experts; those of skebm take a row of weight 2 for
+            two rows, and one of weight 0 for none. Frozen experts are not fitted.
 
         Returns
         -------
         self : ProductOfDensities
         """
         X = validate_data(self, X, dtype=np.float64)
+        sample_weight = check_weight(sample_weight, X)
         experts = self._named_experts()
+        if sample_weight is not None:
+            self._check_take_weights(experts)
+            X, sample_weight = X[sample_weight > 0], sample_weight[sample_weight > 0]
         random = check_random_state(self.random_state)
         balances = self._balances(len(X), len(experts))
         names = [name for name, _ in experts]
@@ -232,9 +240,9 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         with Fits(names, 1 + N_FOLDS * balances, self.verbose) as fits:
             for name, expert in experts:
                 with fits.of(name):
-                    fitted[name] = self._fitted(expert, X, random)
+                    fitted[name] = self._fitted(expert, X, sample_weight, random)
             if balances:
-                self.weights_ = self._balanced_weights(X, experts, random, fits)
+                self.weights_ = self._balanced_weights(X, sample_weight, experts, random, fits)
             else:
                 self.weights_ = self._given_weights(len(experts))
             fits.show_weights(self.weights_)
@@ -260,7 +268,24 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
                 )
         return list(self.estimators)
 
-    def _fitted(self, expert: Any, X: np.ndarray, random: np.random.RandomState) -> Any:
+    def _check_take_weights(self, experts: list[tuple[str, Any]]) -> None:
+        """Raise for an expert that would be fitted to rows without their weights."""
+        for name, expert in experts:
+            if not isinstance(expert, FrozenEstimator) and not has_fit_parameter(
+                expert, "sample_weight"
+            ):
+                raise ValueError(
+                    f"Expert {name!r} is {type(expert).__name__}, whose fit takes no "
+                    "sample_weight: pass one that does, such as TractableDensity, or repeat rows."
+                )
+
+    def _fitted(
+        self,
+        expert: Any,
+        X: np.ndarray,
+        sample_weight: np.ndarray | None,
+        random: np.random.RandomState,
+    ) -> Any:
         """A clone of the expert that is fitted to rows; a frozen one as it is."""
         if isinstance(expert, FrozenEstimator):
             check_is_fitted(expert)
@@ -268,7 +293,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         model = clone(expert)
         if self.random_state is not None:
             set_seeds(model, random)
-        return model.fit(X)
+        return model.fit(X) if sample_weight is None else model.fit(X, sample_weight=sample_weight)
 
     def _balances(self, n_samples: int, n_experts: int) -> bool:
         """Whether weights are computed from held-out rows."""
@@ -286,20 +311,26 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         return weights
 
     def _balanced_weights(
-        self, X: np.ndarray, experts: Any, random: np.random.RandomState, fits: Fits
+        self,
+        X: np.ndarray,
+        sample_weight: np.ndarray | None,
+        experts: Any,
+        random: np.random.RandomState,
+        fits: Fits,
     ) -> np.ndarray:
         """Weights inversely proportional to the spread of log densities of held-out rows."""
-        n = len(experts)
+        n, w = len(experts), sample_weight
         if len(X) > MOST_ROWS:
-            X = take_rows(X, random.permutation(len(X))[:MOST_ROWS])
+            chosen = random.permutation(len(X))[:MOST_ROWS]
+            X, w = X[chosen], None if w is None else w[chosen]
         held_out = np.empty((len(X), n))
         folds = KFold(N_FOLDS, shuffle=True, random_state=random)
         for train, test in folds.split(X):
             for k, (name, expert) in enumerate(experts):
                 with fits.of(name):
-                    model = self._fitted(expert, take_rows(X, train), random)
-                    held_out[test, k] = relative_log_density(model, take_rows(X, test))
-        spread = np.apply_along_axis(_spread, 0, held_out)
+                    model = self._fitted(expert, X[train], None if w is None else w[train], random)
+                    held_out[test, k] = relative_log_density(model, X[test])
+        spread = np.array([_spread(values, w) for values in held_out.T])
         # An expert that cannot discriminate rows has no scale: it counts like the others.
         usual = spread[spread > 0].mean() if (spread > 0).any() else 1.0
         weights = 1 / np.where(spread > 0, spread, usual)
@@ -517,10 +548,15 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         return accepted_or_resampled(bounded, n_samples, random)
 
 
-def _spread(values: np.ndarray) -> float:
+def _spread(values: np.ndarray, weight: np.ndarray | None = None) -> float:
     """Standard deviation of the finite values; 0 where there are none, or all are equal."""
-    values = values[np.isfinite(values)]
-    return float(values.std()) if len(values) and np.ptp(values) > 0 else 0.0
+    finite = np.isfinite(values)
+    values, weight = values[finite], None if weight is None else weight[finite]
+    if not len(values) or np.ptp(values) == 0:
+        return 0.0
+    if weight is None:
+        return float(values.std())
+    return math.sqrt(np.average((values - np.average(values, weights=weight)) ** 2, weights=weight))
 
 
 def log_densities(experts: list[Any], X: Any) -> np.ndarray:

@@ -34,6 +34,14 @@ def default_estimator(verbose: int = 0) -> Any:
     return make_pipeline(TableEncoder(), ProductOfDensities(verbose=verbose))
 
 
+def params_of_default(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of `fit` for the default estimator, whose density takes the weights of rows."""
+    if "sample_weight" not in params:
+        return params
+    others = {name: value for name, value in params.items() if name != "sample_weight"}
+    return others | {"productofdensities__sample_weight": params["sample_weight"]}
+
+
 def with_progress(parts: list[Any], what: str, verbose: int) -> Iterable[Any]:
     """The parts of a step of `fit`, with a progress bar over them if it is `verbose`."""
     shown = {"desc": f"EnergyOutlierDetector: {what}", "unit": "model"}

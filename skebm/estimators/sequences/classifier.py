@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from numbers import Integral, Real
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -48,9 +48,11 @@ from skebm.estimators.tables.columns import Coding, learn_columns
 from skebm.estimators.tables.table import Table
 from skebm.samplers import ChainPolicy, FromData
 from skebm.training import AdamW, EarlyStopping
-from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
 from skebm.training.segments import Segments
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Numbers that frames with all their histories may take at once.
 CHUNK = 4_000_000

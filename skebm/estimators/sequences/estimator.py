@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from numbers import Integral, Real
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -69,9 +69,11 @@ from skebm.estimators.tables.columns import (
 from skebm.estimators.tables.table import Table
 from skebm.samplers import ChainPolicy, FromData
 from skebm.training import AdamW, EarlyStopping
-from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
 from skebm.training.segments import Segments
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Frames of a sequence that are computed at once, and numbers that all of them may take.
 N_AT_ONCE, CHUNK = 256, 4_000_000

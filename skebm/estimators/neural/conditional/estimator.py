@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from numbers import Integral
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -58,8 +58,10 @@ from skebm.estimators.neural.conditional.normalisers import (
 from skebm.estimators.neural.conditional.table import ConditionalTable, column_numbers
 from skebm.estimators.tables.columns import Coding, is_frame
 from skebm.estimators.tables.table import Table
-from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Training rows whose likelihoods set the threshold of `predict`, at most.
 N_REFERENCE_ROWS = 500
