@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(PY) -m pytest -n 2 --dist workst
 # pytest keeps tests with rewritten assertions as bytecode: several seconds a worker.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-full test-all mutate soak lint types docs doctest clean
+.PHONY: help demo test test-full test-all test-oldest test-newest dist-check mutate soak lint types docs doctest clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -27,6 +27,21 @@ test-full: $(VENV)/test.installed ## run the tests that the first tier leaves ou
 
 test-all: $(VENV)/test.installed ## run all tests
 	$(PYTEST) -m "" $(ARGS)
+
+test-oldest: $(VENV)/oldest/installed ## run the first tier with the oldest supported versions
+	$(PYTEST:$(PY)=$(VENV)/oldest/bin/python) $(ARGS)
+
+test-newest: $(VENV)/newest/installed ## run the first tier with the newest versions of everything
+	$(PYTEST:$(PY)=$(VENV)/newest/bin/python) $(ARGS)
+
+dist-check: $(VENV)/dist.installed ## build the distributions, check them, and try the wheel alone
+	rm -rf dist
+	$(PY) -m build --outdir dist .
+	$(PY) -m twine check --strict dist/*
+	$(PY) -m check_manifest
+	$(PYTHON) -m venv --clear $(VENV)/wheel
+	$(VENV)/wheel/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
+	$(VENV)/wheel/bin/python -I tools/smoke.py
 
 mutate: $(VENV)/mutation.installed ## plant faults in a copy of skebm; which test notices?
 	$(PY) -m tools.mutate $(ARGS)
@@ -60,4 +75,22 @@ $(PY):
 $(VENV)/%.installed: pyproject.toml constraints.txt | $(PY)
 	@echo "--- installing skebm[$*] into $(VENV)"
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
+	@touch $@
+
+# Environments of their own. On Linux an old or the newest torch is a CUDA build of gigabytes, unless
+# pip knows an index of CPU builds: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu, or
+# TORCH=torch==2.13.0 for the newest versions of everything else.
+TORCH ?= torch
+
+$(VENV)/oldest/installed: pyproject.toml tools/oldest.py | $(PY)
+	@echo "--- installing the oldest supported versions into $(VENV)/oldest"
+	$(PYTHON) -m venv --clear $(VENV)/oldest
+	$(PY) -m tools.oldest > $(VENV)/oldest/requirements.txt
+	$(VENV)/oldest/bin/python -m pip install --quiet -r $(VENV)/oldest/requirements.txt -e .
+	@touch $@
+
+$(VENV)/newest/installed: pyproject.toml | $(PY)
+	@echo "--- installing the newest versions into $(VENV)/newest"
+	$(PYTHON) -m venv --clear $(VENV)/newest
+	$(VENV)/newest/bin/python -m pip install --quiet "$(TORCH)" -e ".[test]"
 	@touch $@

@@ -30,8 +30,9 @@ from skebm.estimators import (
     TemporalRBMClassifier,
     TractableDensity,
 )
+from skebm.estimators.storage import installed_version
 
-__version__ = "0.1.0"
+__version__ = installed_version()
 
 __all__ = [
     "BoltzmannMachineDensity",

@@ -9,6 +9,7 @@ import contextlib
 import os
 import reprlib
 from collections.abc import Iterator
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,12 +28,13 @@ from sklearn.utils.validation import (
     _check_y,
     check_consistent_length,
     check_is_fitted,
-    validate_data,
 )
 from sklearn.utils.validation import _check_method_params as take_fit_params
 from sklearn.utils.validation import _num_samples as n_rows
+from sklearn.utils.validation import validate_data as sklearn_validate_data
 
 __all__ = [
+    "N_JOBS",
     "Composition",
     "HasMethods",
     "Interval",
@@ -41,6 +43,7 @@ __all__ = [
     "StrOptions",
     "as_numbers",
     "check_columns",
+    "check_container",
     "check_is_fitted",
     "check_labels",
     "check_random_state",
@@ -64,6 +67,14 @@ class Interval(constraints.Interval):
     def is_satisfied_by(self, val: Any) -> bool:
         """Whether a value is a number within the interval."""
         return not isinstance(val, bool | np.bool_) and bool(super().is_satisfied_by(val))
+
+
+# Numbers of workers of joblib: those at the same time, or -1 for all, -2 for all but one.
+N_JOBS = [
+    Interval(Integral, 1, None, closed="left"),
+    Interval(Integral, None, -1, closed="right"),
+    None,
+]
 
 
 def draw_seed(random_state: Any) -> int:
@@ -98,12 +109,57 @@ def resolve_device(device: str) -> torch.device:
     return torch.empty(0, device=device).device  # with its index: "cuda" differs from "cuda:0"
 
 
+def check_container(X: Any) -> None:
+    """Raise `TypeError` for rows that are not computed yet, and for those of a graph of gradients.
+
+    Nothing is computed or detached in silence: both may be mistakes.
+    """
+    if type(X).__name__ == "LazyFrame":
+        raise TypeError("X is a LazyFrame, whose rows are not computed yet: pass X.collect().")
+    if isinstance(X, torch.Tensor) and X.requires_grad:
+        raise TypeError(
+            "X is a tensor that requires gradients, which do not pass through an estimator: pass "
+            "X.detach()."
+        )
+
+
+def validate_data(estimator: Any, X: Any, **kwargs: Any) -> Any:
+    """``validate_data`` of scikit-learn, with errors that say what takes missing entries and text.
+
+    Parameters
+    ----------
+    estimator : estimator
+    X : array-like
+    **kwargs : dict
+        Further arguments of scikit-learn's function.
+    """
+    check_container(X)
+    try:
+        return sklearn_validate_data(estimator, X, **kwargs)
+    except ValueError as error:
+        name, reason = type(estimator).__name__, str(error).splitlines()[0]
+        if reason.startswith("Input X contains NaN"):
+            raise ValueError(
+                f"Input X contains NaN, and {name} takes complete rows. Fill missing entries in "
+                f"before, as by make_pipeline(TableEncoder(), {name}()) or the imputers of "
+                "scikit-learn, or by impute of RBMEstimator, which can be fitted to such rows."
+            ) from error
+        if reason.startswith("could not convert string to float"):
+            raise ValueError(
+                f"{reason}. {name} takes numbers. Encode text and categories before, as by "
+                f"make_pipeline(TableEncoder(), {name}()), or use an estimator that takes them, "
+                "such as RBMEstimator."
+            ) from error
+        raise
+
+
 def check_columns(estimator: Any, X: Any, *, reset: bool) -> None:
     """Compare number and names of columns with those of `fit`, or with `reset` store them.
 
     ``validate_data(skip_check_array=True)`` without its tags, whose construction takes longer than
     a small density needs for a thousand rows. Values are not checked.
     """
+    check_container(X)
     if not reset and _same_columns(estimator, X):
         return
     _check_feature_names(estimator, X, reset=reset)

@@ -16,7 +16,8 @@ from skebm.base import SamplingError
 from skebm.energies import MLP
 from skebm.objectives import ContrastiveDivergence
 from skebm.samplers import MALA, FromData, GibbsWithGradients, Langevin, Persistent, ReplayBuffer
-from skebm.training.engine import EnergyNet, Guard
+from skebm.training.engine import EnergyNet
+from skebm.training.guard import Guard
 from skebm.training.rows import Rows
 from tests.networks import binary, neural
 from tests.objectives import same

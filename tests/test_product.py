@@ -284,6 +284,30 @@ def test_weights_are_repetitions(kind):
     assert np.median(np.abs(gap)) < tolerance
 
 
+def test_weights_of_rows_reach_the_experts_and_the_balance():
+    rows = np.random.default_rng(0).normal(size=(60, 2))
+    w = np.random.default_rng(1).integers(0, 3, 60)
+    model = ProductOfDensities(random_state=0)
+    weighted = clone(model).fit(rows, sample_weight=w)
+    kept = clone(model).fit(rows[w > 0], sample_weight=w[w > 0])
+    assert_array_equal(weighted.energy(rows), kept.energy(rows))  # weight 0 is no row at all
+    repeated = clone(model).fit(np.repeat(rows, w, axis=0))
+    for name, expert in weighted.experts_.items():
+        assert_allclose(expert.score_samples(rows), repeated.experts_[name].score_samples(rows))
+    ones = clone(model).fit(rows, sample_weight=np.ones(60))
+    assert_allclose(ones.energy(rows), clone(model).fit(rows).energy(rows))
+    assert not np.allclose(weighted.weights_, ones.weights_)
+
+
+def test_an_expert_that_takes_no_weights_is_refused():
+    rows, w = np.random.default_rng(0).normal(size=(60, 2)), np.arange(60)
+    experts = [("mixture", GaussianMixture()), ("own", TractableDensity())]
+    with pytest.raises(ValueError, match="'mixture' is GaussianMixture, whose fit takes no sample"):
+        ProductOfDensities(experts).fit(rows, sample_weight=w)
+    frozen = [("mixture", FrozenEstimator(GaussianMixture().fit(rows))), experts[1]]
+    assert len(ProductOfDensities(frozen).fit(rows, sample_weight=w).weights_) == 2
+
+
 def test_the_metric_is_the_unit_of_the_bandwidth():
     X = np.random.RandomState(0).standard_exponential((200, 2)) ** 2 * [1.0, 50.0]
     standard = TractableDensity("kernel", random_state=0).fit(X).distribution_.bandwidth.numpy()

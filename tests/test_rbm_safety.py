@@ -31,7 +31,8 @@ from skebm.objectives import ContrastiveDivergence
 from skebm.partition import Exact
 from skebm.samplers import FromData, Gibbs, ParallelTempering, Persistent
 from skebm.training import SGD, EarlyStopping
-from skebm.training.engine import N_ASSESSMENTS, Assessment, EnergyNet, Guard
+from skebm.training.engine import EnergyNet
+from skebm.training.guard import N_ASSESSMENTS, Assessment, Guard
 from skebm.training.rows import Rows
 from tests.oracle import DOUBLE, make_rbm, make_tree_rbm, seeded
 from tests.tiers import full, only_full

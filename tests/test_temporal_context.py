@@ -70,15 +70,15 @@ def test_foreign_frames_are_found_by_what_follows():
     assert roc_auc_score(wrong, -both) > roc_auc_score(wrong, -before) + 0.05
 
 
-def test_the_detector_looks_ahead_where_it_can():
+def test_the_detector_uses_next_where_it_can():
     X = sequences("bits", 30)
     model = TemporalRBM(2, order=1, n_iter=1, random_state=0)
     ahead = SequenceOutlierDetector(model, random_state=0).fit(X)
-    past = SequenceOutlierDetector(model, look_ahead=False, random_state=0).fit(X)
+    past = SequenceOutlierDetector(model, use_next=False, random_state=0).fit(X)
     assert_allclose(ahead.score_samples(X[:2]), ahead.estimator_.score_in_context(X[:2]))
     assert_allclose(past.score_samples(X[:2]), past.estimator_.score_samples(X[:2]))
-    with pytest.raises(ValueError, match="look_ahead=True needs"):
-        SequenceOutlierDetector(Scores(), look_ahead=True).fit(X)
+    with pytest.raises(ValueError, match="use_next=True needs"):
+        SequenceOutlierDetector(Scores(), use_next=True).fit(X)
 
 
 class Scores:

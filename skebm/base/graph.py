@@ -103,8 +103,12 @@ class PairwiseGraph:
 
 
 def adjacency(n: int, edges: np.ndarray) -> sp.csr_array:
-    """Sparse matrix (n, n) with a one for each edge (2, m), in one direction."""
-    return sp.csr_array((np.ones(edges.shape[1]), (edges[0], edges[1])), shape=(n, n))
+    """Sparse matrix (n, n) with a one for each edge (2, m), in one direction.
+
+    With indices of 32 bits: of others the graph routines of SciPy 1.11 make nothing, in silence.
+    """
+    i, j = edges.astype(np.int32)
+    return sp.csr_array((np.ones(len(i)), (i, j)), shape=(n, n))
 
 
 def graph_of(energy: Any) -> PairwiseGraph:

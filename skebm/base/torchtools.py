@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -28,8 +29,30 @@ def softplus(x: Tensor) -> Tensor:
     return F.softplus(x, threshold=40.0)
 
 
+def tensor_of(array: np.ndarray, dtype: torch.dtype) -> Tensor:
+    """Tensor of an array, with its memory if possible; a copy of one that may not be written.
+
+    >>> import numpy as np, torch
+    >>> tensor_of(np.broadcast_to(1.0, 2), torch.float32)  # read-only
+    tensor([1., 1.])
+    """
+    if not array.flags.writeable:
+        return torch.tensor(array, dtype=dtype)
+    return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
+
+
 # Factors between 1/2 and 1 whose product does not underflow in single precision.
 GROUP = 100
+
+
+def enlarged(x: Tensor, right: int, down: int) -> Tensor:
+    """A matrix (m, n) within zeros of shape (m + down, n + right); m or n may be 0.
+
+    ``torch.nn.functional.pad`` of torch 2.6 refuses some matrices without entries.
+    """
+    found = x.new_zeros(x.shape[0] + down, x.shape[1] + right)
+    found[: x.shape[0], : x.shape[1]] = x
+    return found
 
 
 def softplus_sum(x: Tensor) -> Tensor:

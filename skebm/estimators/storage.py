@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from skebm.training.engine import EnergyNet
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 
 def installed_version() -> str:
@@ -17,7 +18,7 @@ def installed_version() -> str:
     try:
         return version("skebm")
     except PackageNotFoundError:  # run from a source tree that was never installed
-        return "unknown"
+        return "0+unknown"
 
 
 def pack(net: EnergyNet) -> dict[str, Any]:

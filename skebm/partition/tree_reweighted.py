@@ -54,7 +54,8 @@ def max_weight_forest(graph: PairwiseGraph, weight: np.ndarray) -> np.ndarray:
     """The spanning forest of the largest total weight, as zeros and ones of its edges, (m,)."""
     (i, j), n = graph.edges, graph.n_nodes
     cost = weight.max() + 1 - weight  # at least 1, as SciPy takes zero for the absence of an edge
-    tree = minimum_spanning_tree(sp.csr_array((cost, (i, j)), shape=(n, n))).tocoo()
+    ends = (i.astype(np.int32), j.astype(np.int32))  # SciPy 1.11 takes no others
+    tree = minimum_spanning_tree(sp.csr_array((cost, ends), shape=(n, n))).tocoo()
     in_tree = np.isin(i * np.int64(n) + j, tree.row * np.int64(n) + tree.col)
     return in_tree.astype(float)
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sklearn.base import BaseEstimator
 
 from skebm._validation import Interval, StrOptions
 from skebm.base import Objective, torchtools
-from skebm.training.engine import EnergyNet
 from skebm.training.owlqn import OWLQN
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Fraction of the passes in which a cosine schedule rises to the learning rate.
 WARM_UP = 0.05
@@ -256,6 +258,8 @@ class TrainingPlan:
         net_params: dict[str, Any] | None = None,
     ) -> EnergyNet:
         """Build the net that trains an objective; what users say in `net_params` wins."""
+        from skebm.training.engine import EnergyNet  # imports skorch, at the first fit
+
         optimizer, fixed = OPTIMIZERS[self.optimizer]
         settings = {f"optimizer__{k}": v for k, v in (fixed | self.optimizer_settings).items()}
         stop_on = None if validation is None else "valid_loss"

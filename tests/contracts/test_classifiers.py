@@ -6,6 +6,7 @@ import functools
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone, is_classifier
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -166,7 +167,9 @@ def test_every_estimator_has_cases():
 
 def unequal_by_design(estimator):
     """Weights in mini-batches are not repeated rows; with one full batch they are (below)."""
-    kinds = ["dense"] if isinstance(estimator, JEMClassifier) else ["dense", "sparse"]
+    # scikit-learn 1.6 asks for both of estimators that take no sparse rows, too.
+    both = not isinstance(estimator, JEMClassifier) or sklearn.__version__.startswith("1.6.")
+    kinds = ["dense", "sparse"] if both else ["dense"]
     return {
         f"check_sample_weight_equivalence_on_{kind}_data": "mini-batches and sampled negatives"
         for kind in kinds

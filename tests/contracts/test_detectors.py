@@ -3,6 +3,7 @@
 import copy
 import functools
 import io
+import math
 import pickle
 import warnings
 from itertools import permutations, product
@@ -39,6 +40,7 @@ from skebm import (
     SequenceOutlierDetector,
 )
 from skebm.base import PartitionEstimator
+from skebm.estimators.outlier.fitting import random_split
 from skebm.estimators.outlier.thresholds import ConformalThreshold, check_fdr
 from tests.checks import parametrize_with_checks
 from tests.discovery import walk
@@ -445,13 +447,89 @@ def test_weights_weigh_the_quantile():
     assert inside.offset_ != pytest.approx(EnergyOutlierDetector(pipe).fit(X).offset_)
 
 
-def test_conformal_thresholds_take_equal_weights():
-    detector = EnergyOutlierDetector(KernelDensity(), method="conformal", random_state=0)
+@pytest.mark.parametrize("method", ["conformal", "cross-conformal"])
+def test_equal_weights_are_none(method):
+    detector = EnergyOutlierDetector(KernelDensity(), method=method, random_state=0)
     plain = clone(detector).fit(X)
     equal = clone(detector).fit(X, sample_weight=np.full(len(X), 2.0))
     assert equal.offset_ == pytest.approx(plain.offset_)
+    assert equal.false_alarm_bound_ == plain.false_alarm_bound_
+
+
+def test_cross_conformal_thresholds_take_equal_weights():
+    detector = EnergyOutlierDetector(KernelDensity(), method="cross-conformal", random_state=0)
     with pytest.raises(ValueError, match="takes equal weights only"):
         detector.fit(X, sample_weight=np.arange(len(X)))
+
+
+def test_conformal_p_values_weigh_the_calibration_rows():
+    """By the formula, with ties; outliers are exactly the rows of p-values up to the level."""
+    rng = np.random.default_rng(1)
+    values, w = rng.integers(0, 8, 40).astype(float), rng.integers(0, 4, 40) / 2
+    threshold = ConformalThreshold.fit([values], 0.2, w)
+    new = np.arange(-1.0, 9.0)
+    expected = [(w.max() + w[values <= v].sum()) / (w.max() + w.sum()) for v in new]
+    p = threshold.p_values([new])
+    assert p == pytest.approx(expected)
+    assert np.array_equal(threshold.margin([new]) < 0, p <= 0.2)
+    assert threshold.false_alarm_bound == pytest.approx(max(p[p <= 0.2]))
+    more = threshold.extended(np.array([3.0, 3.0]), 0.2)
+    again = ConformalThreshold.fit([np.append(values, [3.0, 3.0])], 0.2, np.append(w, [1, 1]))
+    assert more.p_values([new]) == pytest.approx(again.p_values([new]))
+
+
+def test_integer_weights_are_those_of_repeated_rows_but_for_the_new_one():
+    values, w = np.arange(30.0), np.tile([1, 2, 3], 10)
+    weighted = ConformalThreshold.fit([values], 0.1, w.astype(float)).p_values([values])
+    repeated = ConformalThreshold.fit([np.repeat(values, w)], 0.1).p_values([values])
+    # The new row counts three times in the first, once in the second.
+    assert weighted * 63 - 3 == pytest.approx(repeated * 61 - 1)
+
+
+def test_weighted_conformal_levels_hold_under_a_shift():
+    """Calibration rows are uniform, new ones have density 2 x: outliers at the level or below."""
+    rng = np.random.default_rng(0)
+    level, n_fits = 0.2, 4000
+    rate, unweighted = 0.0, 0.0
+    for _ in range(n_fits):
+        x, new = rng.random(50), np.sqrt(rng.random(1))
+        rate += float(ConformalThreshold.fit([-x], level, 2 * x).p_values([-new])[0] <= level)
+        unweighted += float(ConformalThreshold.fit([-x], level).p_values([-new])[0] <= level)
+    error = math.sqrt(level * (1 - level) / n_fits)
+    assert rate / n_fits <= level + 3 * error
+    assert rate / n_fits >= level - 0.05  # not by being too cautious
+    assert unweighted / n_fits > level + 10 * error
+
+
+def test_weights_that_leave_too_few_calibration_rows():
+    detector = EnergyOutlierDetector(KernelDensity(), method="conformal", random_state=0)
+    weight = np.where(np.arange(len(X)) == 0, 1.0, 1e-6)
+    held_out = random_split(len(X), 100, np.random.RandomState(0)).held_out
+    weight = np.roll(weight, held_out[0])
+    with pytest.raises(ValueError, match=r"n_samples=1.0\d+ calibration rows are too few"):
+        detector.set_params(contamination=0.1).fit(X, sample_weight=weight)
+    nothing = np.ones(len(X))
+    nothing[held_out] = 0
+    with pytest.raises(ValueError, match="held out for the calibration have weight 0"):
+        detector.fit(X, sample_weight=nothing)
+
+
+@pytest.mark.parametrize("method", ["quantile", "conformal"])
+def test_the_default_detector_takes_weights(method):
+    """A row of weight 0 has no say in the fit or the threshold, however far it lies."""
+    rows = np.random.default_rng(0).normal(size=(60, 2))
+    far = np.vstack([rows, np.full((1, 2), 1e6)])
+    weight = np.append(np.random.default_rng(1).integers(1, 4, 60), 0).astype(float)
+    detector = EnergyOutlierDetector(method=method, contamination=0.2, random_state=0)
+    with_far = clone(detector).fit(far, sample_weight=weight)
+    assert with_far.predict(rows).sum() > 20
+    assert with_far.predict(far[-1:]).item() == -1
+    if method == "quantile":
+        without = clone(detector).fit(rows, sample_weight=weight[:-1])
+        assert with_far.decision_function(rows) == pytest.approx(without.decision_function(rows))
+    assert with_far.score_samples(rows) != pytest.approx(
+        clone(detector).fit(rows).score_samples(rows)
+    )
 
 
 @pytest.mark.parametrize(

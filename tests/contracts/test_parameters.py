@@ -52,7 +52,7 @@ MOST_CLASSES = 3  # of skebm, the estimator among them
 
 def public(module):
     """Classes with parameters that a module lists in ``__all__``."""
-    found = [vars(module)[name] for name in module.__all__]
+    found = [getattr(module, name) for name in module.__all__]
     return [c for c in found if inspect.isclass(c) and issubclass(c, BaseEstimator)]
 
 

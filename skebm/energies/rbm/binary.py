@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from skebm.base import Binary, BipartiteEnergy, Centering, Clamp, Conditional, Penalty
 from skebm.base.domains import enumeration_cost
-from skebm.base.torchtools import softplus
+from skebm.base.torchtools import enlarged, softplus
 from skebm.base.units import Bernoulli
 from skebm.distributions import Distribution, IndependentBernoulli, Tilt
 from skebm.distributions.independent import log_sum
@@ -226,7 +226,7 @@ class BernoulliRBM(BipartiteEnergy):
             Binary((n_visible + right,)),
             Binary((n_hidden + down,)),
         )
-        copy.weight = nn.Parameter(nn.functional.pad(self.weight, (0, right, 0, down)))
+        copy.weight = nn.Parameter(enlarged(self.weight.detach(), right, down))
         off = -1e4  # sigmoid and softplus are 0 there in every precision
         copy.visible_bias = nn.Parameter(
             nn.functional.pad(self.visible_bias, (0, right), value=off)

@@ -21,7 +21,7 @@ from skebm.base import (
     Penalty,
 )
 from skebm.base.contrast import means_of
-from skebm.base.torchtools import softplus_sum
+from skebm.base.torchtools import enlarged, softplus_sum
 from skebm.base.units import Bernoulli
 from skebm.distributions._fitting import draw_index
 from skebm.energies.rbm.gradient import (
@@ -263,7 +263,7 @@ class ClassRBM(BipartiteEnergy):
         """A copy whose machine of x is filled up by units that are never on."""
         machine = self.machine.padded()
         down = len(machine.weight) - len(self.class_weight)
-        weight = nn.functional.pad(self.class_weight, (0, 0, 0, down))
+        weight = enlarged(self.class_weight.detach(), 0, down)
         return self._of(machine, weight, self.class_bias)
 
     def contrast_gradient(

@@ -21,7 +21,7 @@ from skebm.base import (
 )
 from skebm.base.domains import columns_of, enumeration_cost, parts_of
 from skebm.base.energy import are_bits, difference_of_levels, differences_of, discrete_columns
-from skebm.base.torchtools import softplus, softplus_sum
+from skebm.base.torchtools import enlarged, softplus, softplus_sum
 from skebm.base.units import Bernoulli
 from skebm.distributions import (
     Columns,
@@ -391,7 +391,7 @@ class MixedRBM(BipartiteEnergy):
         right, down = -n_visible % multiple, -n_hidden % multiple
         copy = self.annealed(1.0)
         copy._n_right = right
-        weight = nn.functional.pad(copy.weight, (0, right, 0, down))
+        weight = enlarged(copy.weight.detach(), right, down)
         visible = nn.functional.pad(copy.visible_bias, (0, right))
         hidden = nn.functional.pad(copy.hidden_bias, (0, down), value=-1e4)
         for name, value in zip(TENSORS, (weight, visible, hidden), strict=True):

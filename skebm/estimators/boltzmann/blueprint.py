@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -37,10 +37,12 @@ from skebm.objectives import (
 )
 from skebm.objectives.local import LOCAL_RULES
 from skebm.samplers import ChainPolicy, Gibbs, Persistent, PerturbedMAP
-from skebm.training.engine import EnergyNet
 from skebm.training.owlqn import OWLQN
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Terms of an enumeration (states times entries of a row) up to which exact learning is the default,
 # and up to which it is allowed.

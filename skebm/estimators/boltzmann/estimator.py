@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -58,9 +58,11 @@ from skebm.objectives.local import LOCAL_RULES
 from skebm.partition.exact import exact_draws
 from skebm.samplers import ChainPolicy, FromNoise, Gibbs, Persistent
 from skebm.training import AdamW, EarlyStopping
-from skebm.training.engine import EnergyNet
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 RULES = ("auto", "exact", *LOCAL_RULES, "pcd", "perturb_and_map")
 # Rows of a batch and steps of the rules with chains; each perturbation is an optimisation problem.

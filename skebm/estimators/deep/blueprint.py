@@ -7,7 +7,7 @@ import math
 import warnings
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sklearn.base import clone
@@ -42,8 +42,11 @@ from skebm.estimators.tables.bases import TREES, redraw
 from skebm.estimators.tables.columns import ColumnTable
 from skebm.objectives import AssessedDivergence, pseudo_log_likelihood
 from skebm.samplers import FromData, Persistent
-from skebm.training.engine import Assess, Assessment, EnergyNet
+from skebm.training.guard import Assess, Assessment
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Importance weights of a held-out row when training is assessed, at most.
 N_ASSESSING_DRAWS = 20

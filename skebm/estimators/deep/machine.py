@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -48,8 +48,10 @@ from skebm.estimators.tables.table import Table
 from skebm.objectives import Centering, Penalty
 from skebm.samplers import FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
-from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Gibbs steps for the features of rows with missing entries.
 N_MEAN_STEPS = 100

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -56,9 +56,11 @@ from skebm.samplers import (
     ReplayBuffer,
 )
 from skebm.training import AdamW, EarlyStopping
-from skebm.training.engine import EnergyNet
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Optimizer steps of a fit, and the smallest and largest number of epochs.
 N_STEPS = 1000
@@ -343,7 +345,7 @@ class NeuralBlueprint(Blueprint):
     @property
     def sigma(self) -> Tensor | None:
         """Noise level of training, (d,)."""
-        return None if self.noise is None else torch.as_tensor(self.noise)
+        return None if self.noise is None else torch.tensor(self.noise)
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
         found = super().without_effect(asked) | self.rule.without_effect(asked)

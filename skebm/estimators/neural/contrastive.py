@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from numbers import Integral
 from numbers import Real as RealNumber
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, clone
@@ -46,9 +46,11 @@ from skebm.objectives import ContrastiveDivergence, EnergyDiscrepancy, Refinemen
 from skebm.objectives.local import LOCAL_RULES
 from skebm.objectives.log_partition import LogPartitionMonitor
 from skebm.samplers import ChainPolicy, Gibbs
-from skebm.training.engine import EnergyNet
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 
 class Likelihood(BaseEstimator):

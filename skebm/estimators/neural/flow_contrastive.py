@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,8 +33,10 @@ from skebm.estimators.neural.blueprint import (
 from skebm.estimators.tables.bases import Bases, fit_flow, noise_level
 from skebm.estimators.tables.table import FlatTable, Table
 from skebm.objectives import FlowContrastive
-from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Optimizer steps by default, each as long as several of other objectives: what held-out rows gain
 # by the network they have gained by then (docs/benchmarks.md, "Steps of flow contrastive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -51,8 +51,10 @@ from skebm.objectives import JointLikelihood
 from skebm.objectives.joint import FORMS, likeliest_power
 from skebm.objectives.log_partition import LogPartitionMonitor
 from skebm.samplers import ChainPolicy
-from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Maximum number of epochs of ``n_iter="auto"``: with more, classifiers of few rows become
 # overconfident.

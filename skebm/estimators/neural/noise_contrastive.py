@@ -6,7 +6,7 @@ import math
 import warnings
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -52,8 +52,10 @@ from skebm.estimators.tables.bases import DISCRETE_BASES, MAX_DENSE, REAL_BASES,
 from skebm.estimators.tables.table import FlatTable, Table
 from skebm.objectives import NoiseContrastive
 from skebm.objectives.noise_contrastive import NO_RANKING
-from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Accuracy above which a classifier has little left to learn; with fewer rows it may be reached by
 # chance.

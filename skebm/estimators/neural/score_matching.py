@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, clone
@@ -45,8 +45,10 @@ from skebm.objectives import (
 from skebm.objectives.log_partition import LogPartitionMonitor
 from skebm.objectives.score_matching import Rowwise
 from skebm.samplers import HMC
-from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 OBJECTIVES = ("denoising", "exact", "sliced", "multiscale")
 # Smallest noise level of a multi-scale model, in standard deviations of the columns.

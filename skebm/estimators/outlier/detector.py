@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import scipy.sparse as sp
-from sklearn.base import BaseEstimator, MetaEstimatorMixin, OutlierMixin
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, OutlierMixin, clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.utils import get_tags, indexable
 from sklearn.utils.metaestimators import available_if
@@ -22,16 +22,19 @@ from skebm._densities import (
     scores_are_nats,
 )
 from skebm._validation import (
+    N_JOBS,
     HasMethods,
     Interval,
     StrOptions,
     check_columns,
+    check_container,
     check_is_fitted,
     check_random_state,
     check_weight,
+    draw_seed,
     fit_context,
     n_rows,
-    take_rows,
+    set_seeds,
 )
 from skebm.estimators.base import (
     asked_for,
@@ -51,9 +54,10 @@ from skebm.estimators.outlier.fitting import (
     each_warning_once,
     fit_model,
     fold_splits,
+    for_each_model,
     n_held_out,
+    params_of_default,
     random_split,
-    with_progress,
 )
 from skebm.estimators.outlier.statistics import STATISTICS, check_offers, measure
 from skebm.estimators.outlier.thresholds import (
@@ -64,8 +68,9 @@ from skebm.estimators.outlier.thresholds import (
     attainable_level,
     benjamini_hochberg,
     check_fdr,
+    effective_rows,
 )
-from skebm.estimators.outlier.trimming import far_rows
+from skebm.training.distributed import shared_seed
 
 
 def _takes_more_rows(detector: EnergyOutlierDetector) -> bool:
@@ -154,6 +159,12 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         :class:`sklearn.frozen.FrozenEstimator` has the same effect.
     random_state : int, RandomState instance or None, default=None
         Seed of the split, and of every ``random_state`` of the estimator that is None.
+    n_jobs : int or None, default=None
+        Number of models that are fitted, and that then score rows for the threshold, at the same
+        time by the workers of :mod:`joblib`: those of the folds with ``"cross-conformal"``, the
+        experts of the default estimator with the other methods; -1 is one for each processor. None
+        is 1 outside of a :func:`joblib.parallel_config`. With a `random_state` the result does not
+        depend on it.
     verbose : int, default=0
         1 shows progress bars over the models that are fitted and over those that then score rows
         for the threshold, and those of the default estimator. One that is given has its own
@@ -193,14 +204,26 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     used only as the classes of a classifier; scorers such as ``"roc_auc"`` need labels that are
     higher for normal rows, as +1 and -1.
 
+    Weights that are not equal say how many times more frequent a row is among new normal rows than
+    among those given, up to a factor: :math:`w(x) \propto q(x) / p(x)` for calibration rows drawn
+    from p and new ones from q. The p-value is then
+
+    .. math::
+        p(x) = \frac{w + \sum_{i : s(x_i) \le s(x)} w_i}{w + \sum_i w_i} , \qquad
+        w = \max_i w_i ,
+
+    and the guarantee, in place of the one above, is for new rows whose own weight is at most that
+    of the heaviest calibration row (Tibshirani et al. 2019, lemma 3).
+
     References
     ----------
     Laxhammar and Falkman (2010), "Conformal prediction for distribution-independent anomaly
     detection in streaming vessel data". Bates, Candès, Lei, Romano and Sesia (2023), "Testing for
     outliers with conformal p-values", Annals of Statistics 51. Barber, Candès, Ramdas and
     Tibshirani (2021), "Predictive inference with the jackknife+", theorem 4. Vovk and Wang (2020),
-    "Combining p-values via averaging", Biometrika 107. Hendrycks and Gimpel (2017), "A baseline
-    for detecting misclassified and out-of-distribution examples in neural networks", ICLR.
+    "Combining p-values via averaging", Biometrika 107. Tibshirani, Barber, Candès and Ramdas
+    (2019), "Conformal prediction under covariate shift", NeurIPS. Hendrycks and Gimpel (2017), "A
+    baseline for detecting misclassified and out-of-distribution examples in neural networks", ICLR.
 
     Examples
     --------
@@ -236,6 +259,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         "trim": [Interval(Real, 0, 0.5, closed="neither"), StrOptions({"auto"}), None],
         "prefit": ["boolean"],
         "random_state": ["random_state"],
+        "n_jobs": N_JOBS,
         "verbose": ["verbose"],
     }
 
@@ -251,6 +275,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         trim=None,
         prefit=False,
         random_state=None,
+        n_jobs=None,
         verbose=0,
     ):
         self.estimator = estimator
@@ -262,6 +287,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         self.trim = trim
         self.prefit = prefit
         self.random_state = random_state
+        self.n_jobs = n_jobs
         self.verbose = verbose
 
     def set_params(self, **params: Any) -> Any:
@@ -296,30 +322,31 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             Classes, if the estimator is a classifier; not used otherwise.
         **fit_params : dict
             Passed to the `fit` of the estimator; arrays with one value per row are split like the
-            rows. ``sample_weight`` (also ``<step>__sample_weight``) also weights the quantile;
-            conformal thresholds need equal weights.
+            rows. ``sample_weight`` (also ``<step>__sample_weight``) also weights the quantile,
+            and with ``"conformal"`` the calibration rows (see the notes); ``"cross-conformal"``
+            takes equal weights only. The default estimator takes ``sample_weight``, by which a
+            row of weight 0 is left out, and encodes columns without other weights.
 
         Returns
         -------
         self : EnergyOutlierDetector
         """
+        check_container(X)
         (X,) = indexable(X)
         if n_rows(X) == 0:
             raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
         self._check_columns(X, reset=True)
         warn_without_effect(self._without_effect())
-        random = check_random_state(self.random_state)
+        random = check_random_state(shared_seed(self.random_state))
         weight = self._weight(fit_params, X)
         if self._takes_fitted:
             models, held_out = [self._prefit_model(fit_params)], [None]
             self.n_trimmed_ = 0
         else:
-            models, held_out = self._fit_models(X, y, fit_params, random)
-        scored = with_progress(list(zip(models, held_out, strict=True)), "threshold", self.verbose)
-        values = [
-            measure(self.statistic, model, X if rows is None else take_rows(X, rows))
-            for model, rows in scored
-        ]
+            models, held_out = self._fit_models(X, y, fit_params, weight, random)
+        scored = zip(models, held_out, strict=True)
+        calls = [(measure, self.statistic, model, X, rows) for model, rows in scored]
+        values = for_each_model(calls, "threshold", self.n_jobs, self.verbose)
         self.estimators_, self._columns = models, columns_of(X)
         self._fitted_params = {
             name: getattr(self, name) for name in ("method", "statistic", "contamination")
@@ -327,7 +354,9 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         if self.method == "quantile":
             threshold: Threshold = QuantileThreshold.fit(values[0], self.contamination, weight)
         else:
-            threshold = ConformalThreshold.fit(values, self.contamination)
+            if weight is not None and held_out[0] is not None:
+                weight = weight[held_out[0]]
+            threshold = ConformalThreshold.fit(values, self.contamination, weight)
         self._set_threshold(threshold)
         return self
 
@@ -344,6 +373,9 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             for name, method in uses.items()
             if name in asked_for(self) and method != self.method
         }
+        one = self.prefit or self.method != "cross-conformal" and self.estimator is not None
+        if one and self.n_jobs not in (None, 1):
+            found["n_jobs"] = "only one model is fitted"
         if self.trim is not None and self._takes_fitted:
             found["trim"] = "a fitted estimator is not fitted again"
         if self.prefit and self.method == "conformal" and self.calibration_fraction != "auto":
@@ -366,10 +398,15 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         return self.estimator
 
     def _fit_models(
-        self, X: Any, y: Any, params: dict[str, Any], random: np.random.RandomState
+        self,
+        X: Any,
+        y: Any,
+        params: dict[str, Any],
+        weight: np.ndarray | None,
+        random: np.random.RandomState,
     ) -> tuple[list[Any], list[Any]]:
         """Fitted estimators, and for each the rows with which new rows are compared."""
-        estimator = default_estimator(self.verbose) if self.estimator is None else self.estimator
+        estimator = self._estimator()
         check_offers(self.statistic, estimator)
         if not get_tags(estimator).target_tags.required:
             y = None
@@ -378,23 +415,36 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
                 f"{type(estimator).__name__} needs classes, but the target y is None: it requires "
                 "y to be passed."
             )
-        splits = self._splits(n_rows(X), random)
-        seeds = None if self.random_state is None else random
-        models, self.n_trimmed_ = [], 0
+        splits = self._splits(n_rows(X), weight, random)
+        counting = None  # rows that the default encoder of columns sees, where not all
+        if self.estimator is None:
+            params = params_of_default(params)
+            counting = None if weight is None else np.flatnonzero(weight)
+        calls: list[tuple[Any, ...]] = []
+        for rows, _ in splits:  # all that is random is drawn here, before workers share the fits
+            if counting is not None:
+                rows = counting if rows is None else np.intersect1d(rows, counting)
+            seed = None if self.trim is None else draw_seed(random)
+            model = clone(estimator)
+            if self.random_state is not None:
+                set_seeds(model, random)
+            calls.append((fit_model, model, X, y, params, rows, self.trim, seed))
         with each_warning_once():
-            for train, _ in with_progress(splits, "fit", self.verbose):
-                rows = train if self.trim is None else self._near(X, train, random)
-                models.append(fit_model(estimator, X, y, params, seeds, rows))
-        return models, [held_out for _, held_out in splits]
+            fitted = for_each_model(calls, "fit", self.n_jobs, self.verbose)
+        self.n_trimmed_ = sum(n_far for _, n_far in fitted)
+        return [model for model, _ in fitted], [held_out for _, held_out in splits]
 
-    def _near(self, X: Any, rows: np.ndarray | None, random: np.random.RandomState) -> np.ndarray:
-        """The rows, None for all, without those that are trimmed."""
-        rows = np.arange(n_rows(X)) if rows is None else rows
-        far = far_rows(take_rows(X, rows), self.trim, random)
-        self.n_trimmed_ += int(far.sum())
-        return rows[~far]
+    def _estimator(self) -> Any:
+        """The estimator to be cloned, by default that of :func:`default_estimator`."""
+        if self.estimator is not None:
+            return self.estimator
+        # Its fits have the workers where those of the folds do not.
+        n_jobs = None if self.method == "cross-conformal" else self.n_jobs
+        return default_estimator(self.verbose, n_jobs)
 
-    def _splits(self, n: int, random: np.random.RandomState) -> list[Split]:
+    def _splits(
+        self, n: int, weight: np.ndarray | None, random: np.random.RandomState
+    ) -> list[Split]:
         """Rows to fit to and to hold out; raises if the latter are too few for the level."""
         if self.method == "quantile":
             return [Split(None, None)]
@@ -405,18 +455,24 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         else:
             n_calibration = n
             splits = fold_splits(self.cv, n, random)
-        attainable_level(self.contamination, n_calibration)  # before the fit, which may take long
+        n_effective: float = n_calibration
+        if weight is not None and self.method == "conformal":
+            n_effective = effective_rows(weight[splits[0].held_out])
+        attainable_level(self.contamination, n_effective)  # before the fit, which may take long
         return splits
 
     def _weight(self, params: dict[str, Any], X: Any) -> np.ndarray | None:
         """Weights of the rows among the parameters of `fit`."""
         given = [value for name, value in params.items() if name.endswith("sample_weight")]
         weight = check_weight(given[0] if given else None, X)
-        if self.method != "quantile" and weight is not None and np.ptp(weight) > 0:
+        if self.method == "quantile" or weight is None:
+            return weight
+        if np.ptp(weight) == 0:
+            return None
+        if self.method == "cross-conformal":
             raise ValueError(
-                f"method={self.method!r} takes equal weights only: its guarantee is for rows drawn "
-                "from the distribution of the calibration rows. Use method='quantile', or resample "
-                "the rows."
+                "method='cross-conformal' takes equal weights only, as nothing is proven for "
+                "others. Use method='conformal', or resample the rows."
             )
         return weight
 
@@ -608,7 +664,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         The procedure of Benjamini and Hochberg is applied to the p-values of the batch. With
         ``"conformal"``, the expected fraction of normal rows among those selected is at most `fdr`
         times their fraction in the batch (Bates et al. 2023, theorem 2); for ``"cross-conformal"``
-        nothing is proven.
+        and for unequal weights nothing is proven.
 
         Parameters
         ----------
@@ -623,8 +679,9 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             True for outliers.
         """
         self._check_rows(X)
-        check_fdr(fdr, self._threshold.n_rows)
-        return benjamini_hochberg(self.p_values(X), self._threshold.n_rows, fdr)
+        n = cast(ConformalThreshold, self._threshold).n_effective
+        check_fdr(fdr, n)
+        return benjamini_hochberg(self.p_values(X), n, fdr)
 
     @available_if(_has_likelihood)
     def score(self, X: Any, y: Any = None) -> float:

@@ -27,16 +27,23 @@ def difference(values: np.ndarray, reference: np.ndarray | float) -> np.ndarray:
         return np.where(values == reference, 0.0, values - reference)
 
 
-def attainable_level(contamination: float | str, n: int) -> float:
+def effective_rows(weight: np.ndarray) -> float:
+    """How many calibration rows of equal weight have the same smallest p-value."""
+    return float(weight.sum() / weight.max()) if weight.any() else 0.0
+
+
+def attainable_level(contamination: float | str, n: float) -> float:
     """The level to use; raises `ValueError` if `n` calibration rows are too few to attain it."""
+    if n == 0:
+        raise ValueError("All rows that were held out for the calibration have weight 0.")
     least = 1 / (n + 1)
     if contamination == "auto":
         return max(DEFAULT_LEVEL, least)
     level = float(contamination)
     if level < least * (1 - 1e-9):
         raise ValueError(
-            f"n_samples={n} calibration rows are too few for contamination={level:g}: the "
-            f"smallest p-value is 1 / ({n} + 1) = {least:.3g}, so no row could ever be called an "
+            f"n_samples={n:g} calibration rows are too few for contamination={level:g}: the "
+            f"smallest p-value is 1 / ({n:g} + 1) = {least:.3g}, so no row could ever be called an "
             f"outlier. At least {math.ceil(1 / level - 1e-9) - 1} are needed: use more rows, a "
             "larger calibration_fraction, or method='cross-conformal', which calibrates with all."
         )
@@ -56,25 +63,30 @@ def p_value_bound(k: Any, n: int, n_parts: int) -> Any:
 
 
 class QuantileThreshold(NamedTuple):
-    """A quantile of the statistic of the rows that the estimator was fitted to."""
+    """A quantile of the statistic of the rows that the estimator was fitted to.
+
+    A `weight` of None is 1 for each of them.
+    """
 
     level: float
     value: float
     reference: np.ndarray
-    weight: np.ndarray
+    weight: np.ndarray | None
 
     @classmethod
     def fit(
         cls, reference: np.ndarray, contamination: float | str, weight: np.ndarray | None = None
     ) -> QuantileThreshold:
         """Threshold below which a fraction `contamination` of the weight lies."""
-        weight = np.ones(len(reference)) if weight is None else weight
+        each = np.ones(len(reference)) if weight is None else weight
         level = DEFAULT_LEVEL if contamination == "auto" else float(contamination)
-        return cls(level, -upper_quantile(-reference, level, weight), reference, weight)
+        return cls(level, -upper_quantile(-reference, level, each), reference, weight)
 
     def extended(self, values: np.ndarray, contamination: float | str) -> QuantileThreshold:
         """The threshold with further reference rows of weight 1."""
-        weight = np.concatenate([self.weight, np.ones(len(values))])
+        weight = self.weight
+        if weight is not None:
+            weight = np.concatenate([weight, np.ones(len(values))])
         return self.fit(np.concatenate([self.reference, values]), contamination, weight)
 
     @property
@@ -99,22 +111,34 @@ class QuantileThreshold(NamedTuple):
 class ConformalThreshold(NamedTuple):
     """Sorted statistics of the rows that each model was not fitted to, one part per model.
 
-    A single part is split-conformal, several are cross-conformal.
+    A single part is split-conformal, several are cross-conformal. Only a single part may have
+    weights, (n,) in the order of the sorted statistics.
     """
 
     level: float
     parts: list[np.ndarray]
+    weight: np.ndarray | None = None
 
     @classmethod
-    def fit(cls, parts: list[np.ndarray], contamination: float | str) -> ConformalThreshold:
+    def fit(
+        cls, parts: list[np.ndarray], contamination: float | str, weight: np.ndarray | None = None
+    ) -> ConformalThreshold:
         """Calibrate with the rows of all parts at the level `contamination`."""
-        level = attainable_level(contamination, sum(map(len, parts)))
-        return cls(level, [np.sort(part) for part in parts])
+        if weight is None:
+            level = attainable_level(contamination, sum(map(len, parts)))
+            return cls(level, [np.sort(part) for part in parts])
+        (part,) = parts
+        order = np.argsort(part, kind="stable")
+        level = attainable_level(contamination, effective_rows(weight))
+        return cls(level, [part[order]], weight[order])
 
     def extended(self, values: np.ndarray, contamination: float | str) -> ConformalThreshold:
-        """The threshold with further calibration rows, for a single part."""
+        """The threshold with further calibration rows of weight 1, for a single part."""
         (part,) = self.parts
-        return self.fit([np.concatenate([part, values])], contamination)
+        weight = self.weight
+        if weight is not None:
+            weight = np.concatenate([weight, np.ones(len(values))])
+        return self.fit([np.concatenate([part, values])], contamination, weight)
 
     @property
     def n_rows(self) -> int:
@@ -122,18 +146,35 @@ class ConformalThreshold(NamedTuple):
         return sum(len(part) for part in self.parts)
 
     @property
+    def n_effective(self) -> float:
+        """Number of calibration rows of equal weight with the same smallest p-value."""
+        return self.n_rows if self.weight is None else effective_rows(self.weight)
+
+    @property
+    def _weight_below(self) -> np.ndarray:
+        """Weight of the first 0, 1, ... rows in the order of the statistic, the largest being 1."""
+        assert self.weight is not None
+        return np.concatenate([[0.0], np.cumsum(self.weight)]) / self.weight.max()
+
+    @property
     def n_below(self) -> int:
         """Maximum number of calibration rows at or below an outlier; -1 if none can be one."""
+        if self.weight is not None:
+            most = self.level * (self.n_effective + 1) - 1 + 1e-9
+            return int(np.searchsorted(self._weight_below, most, side="right")) - 1
         return int(np.floor(self.level * (self.n_rows + 1) + 1e-9)) - 1  # 0.29 * 100 is below 29
 
     @property
     def largest_p_value(self) -> float:
         """The largest p-value of an outlier: `level`, rounded down to a possible p-value."""
-        return (self.n_below + 1) / (self.n_rows + 1)
+        below = self.n_below if self.weight is None else self._weight_below[self.n_below]
+        return float((below + 1) / (self.n_effective + 1))
 
     @property
     def false_alarm_bound(self) -> float:
         """Proven bound on the probability that a new normal row is called an outlier."""
+        if self.weight is not None:
+            return self.largest_p_value
         n, n_parts = self.n_rows, len(self.parts)
         bound = float(p_value_bound(self.n_below + 1, n, n_parts))
         if len(set(map(len, self.parts))) > 1:
@@ -142,7 +183,13 @@ class ConformalThreshold(NamedTuple):
         return min(bound, 2 * self.largest_p_value + (1 - n_parts / n) / (n_parts + 1))
 
     def p_values(self, values: list[np.ndarray]) -> np.ndarray:
-        """Share of calibration rows, and of the row itself, that are as abnormal as each row."""
+        """Share of calibration rows, and of the row itself, that are as abnormal as each row.
+
+        The row itself has the largest weight of a calibration row.
+        """
+        if self.weight is not None:
+            n_below = np.searchsorted(self.parts[0], values[0], side="right")
+            return (1 + self._weight_below[n_below]) / (self.n_effective + 1)
         below = np.zeros(len(values[0]))
         for part, value in zip(self.parts, values, strict=True):
             order = np.argsort(value)  # searching in order is three times as fast
@@ -181,25 +228,25 @@ class ConformalThreshold(NamedTuple):
 Threshold = QuantileThreshold | ConformalThreshold
 
 
-def check_fdr(fdr: float, n_calibration: int) -> None:
+def check_fdr(fdr: float, n_calibration: float) -> None:
     """Raise `ValueError` for a false discovery rate that so few calibration rows cannot reach."""
     if not 0 < fdr < 1:
         raise ValueError(f"fdr={fdr!r} must lie between 0 and 1.")
     if fdr * (n_calibration + 1) < 1 - 1e-9:
         raise ValueError(
-            f"{n_calibration} calibration rows are too few for fdr={fdr:g}: the smallest p-value "
-            f"is 1 / ({n_calibration} + 1), so nothing could ever be selected. At least "
+            f"{n_calibration:g} calibration rows are too few for fdr={fdr:g}: the smallest p-value "
+            f"is 1 / ({n_calibration:g} + 1), so nothing could ever be selected. At least "
             f"{math.ceil(1 / fdr - 1e-9) - 1} are needed."
         )
 
 
-def benjamini_hochberg(p_values: np.ndarray, n_calibration: int, fdr: float) -> np.ndarray:
+def benjamini_hochberg(p_values: np.ndarray, n_calibration: float, fdr: float) -> np.ndarray:
     """Rows selected at a false discovery rate of `fdr`; warns if a large batch prevents any."""
     found = false_discovery_control(p_values) <= fdr * (1 + 1e-9)
     at_once = math.ceil(len(p_values) / ((n_calibration + 1) * fdr) - 1e-9)
     if at_once > 1 and not found.any():
         warnings.warn(
-            f"Nothing was selected: with {n_calibration} calibration rows and fdr={fdr:g}, at "
+            f"Nothing was selected: with {n_calibration:g} calibration rows and fdr={fdr:g}, at "
             f"least {at_once} of the {len(p_values)} rows must be more abnormal than all of these "
             "at once. With smaller batches or more calibration rows, fewer outliers suffice.",
             UserWarning,

@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -80,16 +80,12 @@ from skebm.objectives import (
 from skebm.objectives.local import LOCAL_RULES
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD
-from skebm.training.engine import (
-    ENOUGH_STEPS,
-    MOST_LOST,
-    N_ASSESSMENTS,
-    Assess,
-    DivergenceError,
-    EnergyNet,
-)
+from skebm.training.guard import ENOUGH_STEPS, MOST_LOST, N_ASSESSMENTS, Assess, DivergenceError
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Terms of an enumeration (states times units of the other layer) at every step: up to which it is
 # the default, by full-batch L-BFGS and for stochastic steps, and up to which it is allowed. Beyond

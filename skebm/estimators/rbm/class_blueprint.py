@@ -6,7 +6,7 @@ import functools
 import math
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sklearn.base import clone
@@ -27,9 +27,12 @@ from skebm.objectives import Centering, ClassLikelihood, Penalty
 from skebm.objectives.joint import UNKNOWN
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD
-from skebm.training.engine import Assessment, DivergenceError, EnergyNet
+from skebm.training.guard import Assessment, DivergenceError
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Weight of -log p(x) beside the cross-entropy, by default. On MNIST (10,000 rows), digits and seven
 # tables of numbers, class probabilities are best at 0.01 to 0.1, and p(x) the better the larger.

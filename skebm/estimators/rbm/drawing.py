@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ from skebm.estimators.rbm.missing import hidden_means
 from skebm.estimators.tables.bases import check_power
 from skebm.partition import exact_draws
 from skebm.partition.exact import log_z_cost
-from skebm.training.engine import EnergyNet
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Rows per Gibbs run, which limits its memory.
 BLOCK = 4096

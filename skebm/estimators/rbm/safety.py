@@ -18,7 +18,7 @@ from skebm.partition.checks import wide_base
 from skebm.partition.exact import Exact, exact_draws, log_z_cost
 from skebm.partition.importance import summarise
 from skebm.samplers import Gibbs
-from skebm.training.engine import Assessment
+from skebm.training.guard import Assessment
 
 # Annealing runs and their temperatures, evenly spaced, from each of two bases: a twentieth of a
 # second for 64 hidden units and 64 columns.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,8 +27,10 @@ from skebm.estimators.tables.columns import Coding, ColumnTable
 from skebm.estimators.tables.table import Table, check_known, learn_units
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
-from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Learning rate and hidden bias: on digits rates of 0.03 and 0.05 end alike, and from 0.05 on chains
 # do not follow the steps half-way; with spikes that are rarely on at first (-2) held-out rows gain

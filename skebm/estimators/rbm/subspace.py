@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,8 +24,10 @@ from skebm.estimators.rbm.blueprint import HiddenUnits, RBMBlueprint, designed
 from skebm.estimators.tables.columns import Coding, ColumnTable, learn_columns
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import Centering, EnumeratedLikelihood, Penalty
-from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Initial log-odds of gates and of the units of open ones. On binarised Frey faces held-out rows
 # gain 112 nats over the base with these, and 102 with units that are on in half of the rows; a

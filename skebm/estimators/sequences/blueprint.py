@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,10 +20,13 @@ from skebm.estimators.base import Blueprint, stopping_of
 from skebm.estimators.sequences.table import SequenceTable
 from skebm.objectives.temporal import TemporalDivergence, log_prob
 from skebm.samplers import FromData, Persistent
-from skebm.training.engine import Assess, Assessment, EnergyNet
+from skebm.training.guard import Assess, Assessment
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 from skebm.training.segments import Segments
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Standard deviation of the initial weights.
 SCALE = 0.01

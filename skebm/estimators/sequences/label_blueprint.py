@@ -23,7 +23,7 @@ from skebm.estimators.tables.bases import SHRINKAGE
 from skebm.estimators.tables.columns import ColumnTable, fit_table_base
 from skebm.estimators.tables.table import UnitIntervalTable
 from skebm.objectives.temporal import LabelDivergence
-from skebm.training.engine import Assess, Assessment
+from skebm.training.guard import Assess, Assessment
 from skebm.training.rows import Rows
 from skebm.training.segments import Segments
 

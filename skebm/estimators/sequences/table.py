@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._validation import check_is_fitted
+from skebm._validation import check_container, check_is_fitted
 from skebm.estimators.tables.columns import ColumnTable, is_frame
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.training.rows import Rows
@@ -34,6 +34,7 @@ def joined(X: Any, lengths: Any, sequence_column: Any) -> tuple[Any, np.ndarray 
         For sequences that are empty or of other numbers of columns, lengths that do not add up, and
         lengths given twice.
     """
+    check_container(X)
     if isinstance(X, list | tuple) and X and all(np.ndim(one) == 2 for one in X):
         if lengths is not None or sequence_column is not None:
             raise ValueError(

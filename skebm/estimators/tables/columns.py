@@ -12,7 +12,7 @@ import torch
 from sklearn.utils import check_array
 from torch import Tensor
 
-from skebm._validation import column_ranges
+from skebm._validation import check_container, column_ranges
 from skebm.base import Binary, Categorical, Domain, Mixed, Real
 from skebm.base.domains import columns_of
 from skebm.distributions import Distribution
@@ -109,6 +109,7 @@ class Coding(NamedTuple):
 
         `ValueError` for columns with one level or none, and for numbers of columns out of range.
         """
+        check_container(X)
         if sp.issparse(X):
             if categorical_features not in (None, "from_dtype"):
                 raise ValueError(

@@ -15,6 +15,7 @@ from skebm._validation import (
     Interval,
     StrOptions,
     check_columns,
+    check_container,
     check_is_fitted,
     fit_context,
     validate_data,
@@ -263,6 +264,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
 
 def days_for_dates(X: Any) -> Any:
     """A table whose columns of dates and durations are numbers of days, nan where missing."""
+    check_container(X)
     if sp.issparse(X):
         raise ValueError("Sparse X: pass X.toarray().")
     if not is_frame(X):

@@ -56,6 +56,7 @@ def spring(n_nodes: int, edges: np.ndarray) -> np.ndarray:
 
 def _path_lengths(n_nodes: int, edges: np.ndarray) -> np.ndarray:
     """Number of edges of the shortest path between any two nodes; infinite if there is none."""
-    graph = coo_array((np.ones(len(edges)), (edges[:, 0], edges[:, 1])), (n_nodes, n_nodes))
+    i, j = edges.astype(np.int32).T  # SciPy 1.11 takes no others
+    graph = coo_array((np.ones(len(edges)), (i, j)), (n_nodes, n_nodes))
     found: np.ndarray = shortest_path(graph.tocsr(), directed=False, unweighted=True)
     return found

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
@@ -34,9 +34,12 @@ from skebm.objectives import (
     GivenConditions,
     RankedConditional,
 )
-from skebm.training.engine import Assess, Assessment, EnergyNet, copy_weights, weights_of
+from skebm.training.guard import Assess, Assessment, copy_weights, weights_of
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 OBJECTIVES = ("nce", "score_matching", "contrastive_divergence")
 BASES = ("linear", "residuals", "mixture")

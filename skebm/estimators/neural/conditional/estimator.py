@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from numbers import Integral
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -58,8 +58,10 @@ from skebm.estimators.neural.conditional.normalisers import (
 from skebm.estimators.neural.conditional.table import ConditionalTable, column_numbers
 from skebm.estimators.tables.columns import Coding, is_frame
 from skebm.estimators.tables.table import Table
-from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Training rows whose likelihoods set the threshold of `predict`, at most.
 N_REFERENCE_ROWS = 500
@@ -635,8 +637,8 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         judged = self._judged
         if judged.threshold is None:
             like = next(self.energy_.parameters())
-            weight = torch.from_numpy(judged.counts)
-            rows = Rows(torch.from_numpy(judged.rows).to(like), weight, **_kind(like))
+            weight = torch.tensor(judged.counts)
+            rows = Rows(torch.tensor(judged.rows).to(like), weight, **_kind(like))
             value, _ = self._scores(rows, upper=False)
             fraction = 0.1 if self.contamination == "auto" else self.contamination
             judged.threshold = -upper_quantile(-value.log_prob, fraction, judged.counts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
@@ -22,9 +22,12 @@ from skebm.estimators.tables.bases import column_means
 from skebm.objectives import ConditionalDivergence
 from skebm.objectives.conditional import N_BETAS, conditional_gains
 from skebm.training import AdamW
-from skebm.training.engine import Assess, Assessment, EnergyNet
+from skebm.training.guard import Assess, Assessment
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Steps of a fit by default, and epochs at most; and the rows of a step, a twentieth of all. Shifts
 # of 20,000 random dot images are recognised in 57 % of new pairs after 2,000 steps of 100 pairs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -45,8 +45,10 @@ from skebm.estimators.rbm.gated.given import (
 from skebm.estimators.rbm.gated.table import Pairs, PairTable
 from skebm.estimators.tables.table import Table
 from skebm.training import AdamW, EarlyStopping
-from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 # Rows for which chains run together.
 BLOCK = 256

@@ -1,0 +1,127 @@
+"""What estimators say of rows that they do not take: each message names a remedy."""
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import torch
+from sklearn.mixture import GaussianMixture
+from sklearn.pipeline import make_pipeline
+
+import skebm
+from skebm import (
+    EnergyOutlierDetector,
+    ProductOfDensities,
+    RBMEstimator,
+    SequenceOutlierDetector,
+    TableEncoder,
+    TemporalRBM,
+    TractableDensity,
+)
+
+X = (np.random.default_rng(0).random((40, 3)) < [0.3, 0.5, 0.7]).astype(float)
+Y = np.arange(40) % 2
+FITTED = [
+    value
+    for name, value in sorted(vars(skebm).items())
+    if isinstance(value, type) and hasattr(value, "fit")
+]
+MISSING = np.where(np.arange(120).reshape(40, 3) == 3, np.nan, X)
+TEXT = pd.DataFrame(X, columns=list("abc")).assign(a=["red", "blue"] * 20)
+# They take missing entries; the detector by default only, and the deep network by its first layer.
+TAKE_MISSING = {
+    "DeepBeliefNetwork",
+    "DeepBoltzmannMachine",
+    "EnergyOutlierDetector",
+    "RBMEstimator",
+    "SpikeSlabRBM",
+    "SubspaceRBM",
+    "TableEncoder",
+}
+TAKE_NO_TEXT = [
+    "FlowContrastiveDensity",
+    "GatedRBM",
+    "HopfieldMemory",
+    "JEMClassifier",
+    "NCEDensity",
+    "ProductOfDensities",
+    "ScoreMatchingDensity",
+    "SpikeSlabRBM",
+    "TractableDensity",
+]
+
+
+def fit(cls, rows):
+    model = cls(TemporalRBM()) if cls is SequenceOutlierDetector else cls()
+    if cls.__name__ in ("GatedRBM", "ConditionalDensity"):
+        return model.fit(rows, rows)
+    return model.fit(rows, Y) if hasattr(cls, "predict_proba") else model.fit(rows)
+
+
+def named(cls):
+    return cls.__name__
+
+
+@pytest.mark.parametrize("cls", FITTED, ids=named)
+def test_lazy_frames_are_not_collected_in_silence(cls):
+    with pytest.raises(TypeError, match=r"LazyFrame.*pass X\.collect\(\)"):
+        fit(cls, pl.DataFrame(X, schema=list("abc")).lazy())
+
+
+@pytest.mark.parametrize("cls", FITTED, ids=named)
+def test_tensors_are_not_detached_in_silence(cls):
+    with pytest.raises(TypeError, match=r"requires gradients.*pass X\.detach\(\)"):
+        fit(cls, torch.tensor(X, requires_grad=True))
+
+
+def test_rows_that_are_scored_are_checked_alike():
+    rows = torch.tensor(X)
+    lazy = pl.DataFrame(X, schema=list("abc")).lazy()
+    text = pd.DataFrame(TEXT)
+    density = TractableDensity("gaussian").fit(rows)
+    detector = EnergyOutlierDetector(GaussianMixture()).fit(X)
+    rbm = RBMEstimator(2, n_iter=1, random_state=0).fit(text)
+    for score in (density.score_samples, detector.predict, rbm.score_samples, rbm.transform):
+        with pytest.raises(TypeError, match="collect"):
+            score(lazy)
+        with pytest.raises(TypeError, match="detach"):
+            score(rows.clone().requires_grad_())
+    assert density.score_samples(rows).shape == (40,)
+
+
+@pytest.mark.parametrize(
+    "cls", [cls for cls in FITTED if cls.__name__ not in TAKE_MISSING], ids=named
+)
+@pytest.mark.parametrize("rows", [MISSING, pl.DataFrame(MISSING)], ids=["array", "frame"])
+def test_missing_entries_name_who_fills_them_in(cls, rows):
+    with pytest.raises(ValueError, match=r"X contains NaN.*(?i:imput)"):
+        fit(cls, rows)
+
+
+@pytest.mark.parametrize("name", TAKE_NO_TEXT)
+@pytest.mark.parametrize(
+    "rows", [TEXT, TEXT.astype({"a": "category"}), pl.DataFrame(TEXT.to_dict("list"))]
+)
+def test_text_and_categories_name_who_takes_them(name, rows):
+    with pytest.raises(ValueError, match="TableEncoder|RBMEstimator"):
+        fit(getattr(skebm, name), rows)
+
+
+def test_the_recipe_works():
+    """The pipeline that the messages name."""
+    rows = TEXT.copy()
+    rows.iloc[0, 1] = np.nan
+    for density in (TractableDensity("gaussian"), ProductOfDensities(random_state=0)):
+        model = make_pipeline(TableEncoder(), density).fit(rows)
+        assert np.isfinite(model.score_samples(rows)).all()
+
+
+def test_the_message_is_of_the_estimator_and_keeps_its_cause():
+    with pytest.raises(
+        ValueError, match="make_pipeline\\(TableEncoder\\(\\), TractableDensity"
+    ) as e:
+        TractableDensity().fit(TEXT)
+    assert "'red'" in str(e.value)
+    assert isinstance(e.value.__cause__, ValueError)
+    with pytest.raises(ValueError, match="infinity"):  # which no encoder mends
+        TractableDensity().fit(np.where(X == 1, np.inf, X))
