@@ -9,6 +9,7 @@ import contextlib
 import os
 import reprlib
 from collections.abc import Iterator
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from sklearn.utils.validation import _num_samples as n_rows
 from sklearn.utils.validation import validate_data as sklearn_validate_data
 
 __all__ = [
+    "N_JOBS",
     "Composition",
     "HasMethods",
     "Interval",
@@ -65,6 +67,14 @@ class Interval(constraints.Interval):
     def is_satisfied_by(self, val: Any) -> bool:
         """Whether a value is a number within the interval."""
         return not isinstance(val, bool | np.bool_) and bool(super().is_satisfied_by(val))
+
+
+# Numbers of workers of joblib: those at the same time, or -1 for all, -2 for all but one.
+N_JOBS = [
+    Interval(Integral, 1, None, closed="left"),
+    Interval(Integral, None, -1, closed="right"),
+    None,
+]
 
 
 def draw_seed(random_state: Any) -> int:

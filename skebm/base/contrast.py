@@ -11,6 +11,8 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_scalar
 from torch import Tensor
 
+from skebm.base.ranks import mean_over_ranks
+
 
 class Offsets(NamedTuple):
     """Centres of the visible (d,) and hidden (H,) units, moving averages over the data."""
@@ -20,9 +22,8 @@ class Offsets(NamedTuple):
 
     def updated(self, x: Tensor, h: Tensor, share: Tensor, rate: float) -> Offsets:
         """Moved towards the batch's weighted means; `share` = weight / batch size, (n,)."""
-        return Offsets(
-            (share @ x).lerp_(self.visible, 1 - rate), (share @ h).lerp_(self.hidden, 1 - rate)
-        )
+        visible, hidden = mean_over_ranks(share @ x, share @ h)
+        return Offsets(visible.lerp_(self.visible, 1 - rate), hidden.lerp_(self.hidden, 1 - rate))
 
 
 class ContrastGradient(abc.ABC):
@@ -218,7 +219,8 @@ class Penalty(BaseEstimator):
         if self.sparsity_target is None:
             return None
         share = _normalised(share)
-        mean, target = _inside(share @ h), self.sparsity_target
+        (mean,) = mean_over_ranks(share @ h)
+        mean, target = _inside(mean), self.sparsity_target
         outer = self.sparsity_cost * ((1 - target) / (1 - mean) - target / mean)  # (H,)
         return share[:, None] * h * (1 - h) * outer
 

@@ -182,6 +182,21 @@ class Objective(nn.Module, abc.ABC):
         """State whose chains go on from draws of the model; by default unchanged."""
         return state
 
+    @property
+    def undivided(self) -> str | None:
+        """Why the rows of a batch cannot be divided among processes; None where they can."""
+        return None
+
+    def over_ranks(
+        self, state: Any, rows: Callable[[Tensor], Tensor], mean: Callable[[Any], Any]
+    ) -> Any:
+        """State of one process made from that of all, or the other way round.
+
+        `rows` is applied to what has a row for each chain, `mean` to what chains share and each
+        process adapts. By default there is neither.
+        """
+        return state
+
     def advice(self, state: Any) -> str:
         """Settings to recommend beside the learning rate after roll-backs, appended to it."""
         return ""

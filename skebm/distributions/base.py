@@ -191,7 +191,8 @@ class Distribution(abc.ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
-            setattr(self, name, torch.as_tensor(value) if hasattr(value, "dtype") else value)
+            # A copy: arrays of a pickle may be read-only, as tensors cannot be.
+            setattr(self, name, torch.tensor(value) if hasattr(value, "dtype") else value)
 
 
 class TiltedGiven(Given):

@@ -45,6 +45,7 @@ from skebm.objectives import ContrastiveState
 from skebm.partition import Choice, ImportanceSampling, choose
 from skebm.partition.choice import in_a_line
 from skebm.training import DivergenceError, EarlyStopping
+from skebm.training.distributed import attended, check_same_estimator, divided, shared_seed
 from skebm.training.guard import Assess
 from skebm.training.plan import TrainingPlan, check_net_params
 from skebm.training.rows import Rows
@@ -366,6 +367,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
 
     # ---------------------------------------------------------------- fitting
 
+    @attended
     def _fit(
         self,
         X: Any,
@@ -380,6 +382,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         """
         check_net_params(self.net_params or {})
         check_settings(self)
+        check_same_estimator(self, X)
         go_on = self.__sklearn_is_fitted__() and (streaming or self.warm_start)
         X = self._validate(X, reset=not go_on, min_samples=1 if streaming else 2)
         weight = check_weight(sample_weight, X)
@@ -393,7 +396,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         rows.y = None if y is None else torch.as_tensor(y, device=device)
         table.prepare(rows)
         if not go_on:
-            self.random_state_ = check_random_state(self.random_state)
+            self.random_state_ = check_random_state(shared_seed(self.random_state))
         net, train = (self.net_, rows) if go_on else (None, rows)
         if net is None or not (streaming and net.streaming and net.fits(rows)):
             net, train = self._start(rows, table, net, streaming=streaming)
@@ -815,9 +818,11 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         self._set_threshold(self._fit(X, sample_weight, streaming=True))
         return self
 
+    @attended
     def _set_threshold(self, rows: Rows) -> None:
         fraction = 0.1 if self.contamination == "auto" else self.contamination
-        self.threshold_ = upper_quantile(self._energies(rows), fraction, rows.counts.cpu().numpy())
+        energies = divided(rows, self._energies)
+        self.threshold_ = upper_quantile(energies, fraction, rows.counts.cpu().numpy())
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-likelihood of the rows in nats, with the largest credible log Z.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import time
@@ -21,10 +20,10 @@ from sklearn.mixture import GaussianMixture as SklearnMixture
 from sklearn.model_selection import KFold
 from sklearn.utils import Bunch
 from sklearn.utils.validation import has_fit_parameter
-from tqdm.auto import tqdm
 
 from skebm._densities import log_normaliser, relative_log_density, score_function
 from skebm._validation import (
+    N_JOBS,
     Composition,
     Interval,
     StrOptions,
@@ -35,8 +34,10 @@ from skebm._validation import (
     draw_seed,
     fit_context,
     set_seeds,
+    take_rows,
     validate_data,
 )
+from skebm._workers import Workers, progress_bar
 from skebm.base import LogPartition
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
@@ -47,6 +48,7 @@ from skebm.estimators.tractable import (
     resampled,
     tempered,
 )
+from skebm.training.distributed import shared_seed, shows_progress
 
 # Folds without which training rows are scored for the weights, and fewest and most of these rows.
 N_FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 20, 500
@@ -66,12 +68,14 @@ def default_experts() -> list[tuple[str, Any]]:
 
 
 class Fits:
-    """Progress bar over the fits of experts, which ends with their weights and seconds."""
+    """Fits of experts, which workers may share, under a bar that ends with weights and seconds."""
 
-    def __init__(self, names: list[str], n_each: int, verbose: int):
-        self.seconds = dict.fromkeys(names, 0.0)
+    def __init__(self, names: list[str], n_each: int, n_jobs: int | None, verbose: int):
+        self.seconds, self.n_jobs = dict.fromkeys(names, 0.0), n_jobs
         shown = {"desc": "ProductOfDensities", "unit": "fit"}
-        self.bar = tqdm(total=n_each * len(names), disable=not verbose, **shown)
+        self.bar = progress_bar(
+            total=n_each * len(names), disable=not shows_progress(verbose), **shown
+        )
 
     def __enter__(self) -> Fits:
         return self
@@ -79,20 +83,44 @@ class Fits:
     def __exit__(self, *error: object) -> None:
         self.bar.close()
 
-    @contextlib.contextmanager
-    def of(self, name: str) -> Iterator[None]:
-        """Name the expert that is fitted within the block, and count the fit."""
-        self.bar.set_description(f"ProductOfDensities: {name}")
-        started = time.perf_counter()
-        yield
-        self.seconds[name] += time.perf_counter() - started
-        self.bar.update()
+    def results(self, fits: list[tuple[Any, ...]]) -> list[Any]:
+        """Results of ``(name, expert, ...)``, the arguments of :func:`fitted`."""
+
+        def calls() -> Iterator[tuple[Any, ...]]:
+            for name, *args in fits:
+                self.bar.set_description(f"ProductOfDensities: {name}")
+                yield (fitted, *args)
+
+        found = []
+        pairs = Workers(self.n_jobs, self.bar).results(calls())
+        for (name, *_), (result, seconds) in zip(fits, pairs, strict=True):
+            self.seconds[name] += seconds
+            found.append(result)
+        return found
 
     def show_weights(self, weights: np.ndarray) -> None:
         """Show the weights, and the seconds of each expert, in place of its name."""
         self.bar.set_description("ProductOfDensities", refresh=False)
         pairs = zip(self.seconds.items(), weights, strict=True)
         self.bar.set_postfix_str(", ".join(f"{name} {w:.2f} ({s:.1f} s)" for (name, s), w in pairs))
+
+
+def fitted(
+    expert: Any,
+    X: np.ndarray,
+    weight: np.ndarray | None = None,
+    train: np.ndarray | None = None,
+    test: np.ndarray | None = None,
+) -> tuple[Any, float]:
+    """An expert fitted to X, or log densities of rows that it was fitted without; and seconds."""
+    started = time.perf_counter()
+    if not isinstance(expert, FrozenEstimator):
+        kind = {}
+        if weight is not None:
+            kind["sample_weight"] = weight if train is None else weight[train]
+        expert = expert.fit(X if train is None else take_rows(X, train), **kind)
+    found = expert if test is None else relative_log_density(expert, take_rows(X, test))
+    return found, time.perf_counter() - started
 
 
 class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
@@ -126,6 +154,10 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         Draws of the mixture for log Z.
     random_state : int, RandomState instance or None, default=None
         Seeds the folds, log Z, and every ``random_state`` of the experts that is None.
+    n_jobs : int or None, default=None
+        Number of fits at the same time, those of experts and of folds, by the workers of
+        :mod:`joblib`; -1 is one for each processor. None is 1 outside of a
+        :func:`joblib.parallel_config`. With a `random_state` the result does not depend on it.
     verbose : int, default=0
         1 shows a progress bar over the fits of experts, those of the folds included, which names
         the expert being fitted, and at the end the weights and what each expert took in seconds.
@@ -173,6 +205,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         "weights": [StrOptions({"balanced"}), "array-like"],
         "n_draws": [Interval(Integral, 100, None, closed="left")],
         "random_state": ["random_state"],
+        "n_jobs": N_JOBS,
         "verbose": ["verbose"],
     }
 
@@ -183,12 +216,14 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         weights="balanced",
         n_draws=2000,
         random_state=None,
+        n_jobs=None,
         verbose=0,
     ):
         self.estimators = estimators
         self.weights = weights
         self.n_draws = n_draws
         self.random_state = random_state
+        self.n_jobs = n_jobs
         self.verbose = verbose
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -233,20 +268,29 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         if sample_weight is not None:
             self._check_take_weights(experts)
             X, sample_weight = X[sample_weight > 0], sample_weight[sample_weight > 0]
-        random = check_random_state(self.random_state)
+        random = check_random_state(shared_seed(self.random_state))
         balances = self._balances(len(X), len(experts))
         names = [name for name, _ in experts]
-        fitted = {}
-        with Fits(names, 1 + N_FOLDS * balances, self.verbose) as fits:
-            for name, expert in experts:
-                with fits.of(name):
-                    fitted[name] = self._fitted(expert, X, sample_weight, random)
+        # All that is random is drawn here: results do not depend on who computes them.
+        asked: list[tuple[Any, ...]] = [
+            (name, self._unfitted(expert, random), X, sample_weight) for name, expert in experts
+        ]
+        some, w = X, sample_weight
+        folds: list[tuple[np.ndarray, np.ndarray]] = []
+        if balances:
+            some, w, folds = self._folds(X, sample_weight, random)
+        for fold in folds:
+            asked += [
+                (name, self._unfitted(expert, random), some, w, *fold) for name, expert in experts
+            ]
+        with Fits(names, 1 + len(folds), self.n_jobs, self.verbose) as fits:
+            found = fits.results(asked)
             if balances:
-                self.weights_ = self._balanced_weights(X, sample_weight, experts, random, fits)
+                self.weights_ = _balanced_weights(found[len(names) :], folds, w)
             else:
                 self.weights_ = self._given_weights(len(experts))
             fits.show_weights(self.weights_)
-        self.experts_ = Bunch(**fitted)
+        self.experts_ = Bunch(**dict(zip(names, found, strict=False)))
         # Estimated on first need; scoring leaves the attributes of the estimator alone.
         self._log_z: dict[str, Any] = {"seed": draw_seed(random), "found": None}
         return self
@@ -279,21 +323,15 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
                     "sample_weight: pass one that does, such as TractableDensity, or repeat rows."
                 )
 
-    def _fitted(
-        self,
-        expert: Any,
-        X: np.ndarray,
-        sample_weight: np.ndarray | None,
-        random: np.random.RandomState,
-    ) -> Any:
-        """A clone of the expert that is fitted to rows; a frozen one as it is."""
+    def _unfitted(self, expert: Any, random: np.random.RandomState) -> Any:
+        """A clone of the expert with a seed, to be fitted; a frozen one as it is."""
         if isinstance(expert, FrozenEstimator):
             check_is_fitted(expert)
             return expert
         model = clone(expert)
         if self.random_state is not None:
             set_seeds(model, random)
-        return model.fit(X) if sample_weight is None else model.fit(X, sample_weight=sample_weight)
+        return model
 
     def _balances(self, n_samples: int, n_experts: int) -> bool:
         """Whether weights are computed from held-out rows."""
@@ -310,32 +348,16 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
             )
         return weights
 
-    def _balanced_weights(
-        self,
-        X: np.ndarray,
-        sample_weight: np.ndarray | None,
-        experts: Any,
-        random: np.random.RandomState,
-        fits: Fits,
-    ) -> np.ndarray:
-        """Weights inversely proportional to the spread of log densities of held-out rows."""
-        n, w = len(experts), sample_weight
+    def _folds(
+        self, X: np.ndarray, sample_weight: np.ndarray | None, random: np.random.RandomState
+    ) -> tuple[np.ndarray, np.ndarray | None, list[tuple[np.ndarray, np.ndarray]]]:
+        """Rows for `weights_`, their weights, and the indices of those to fit and to score."""
         if len(X) > MOST_ROWS:
-            chosen = random.permutation(len(X))[:MOST_ROWS]
-            X, w = X[chosen], None if w is None else w[chosen]
-        held_out = np.empty((len(X), n))
+            some = random.permutation(len(X))[:MOST_ROWS]
+            X = take_rows(X, some)
+            sample_weight = None if sample_weight is None else sample_weight[some]
         folds = KFold(N_FOLDS, shuffle=True, random_state=random)
-        for train, test in folds.split(X):
-            for k, (name, expert) in enumerate(experts):
-                with fits.of(name):
-                    model = self._fitted(expert, X[train], None if w is None else w[train], random)
-                    held_out[test, k] = relative_log_density(model, X[test])
-        spread = np.array([_spread(values, w) for values in held_out.T])
-        # An expert that cannot discriminate rows has no scale: it counts like the others.
-        usual = spread[spread > 0].mean() if (spread > 0).any() else 1.0
-        weights = 1 / np.where(spread > 0, spread, usual)
-        found: np.ndarray = weights / weights.sum()
-        return found
+        return X, sample_weight, list(folds.split(X))
 
     # ---------------------------------------------------------------- log Z
 
@@ -546,6 +568,27 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
             return x, log_ratio - log_bound
 
         return accepted_or_resampled(bounded, n_samples, random)
+
+
+def _balanced_weights(
+    found: list[np.ndarray],
+    folds: list[tuple[np.ndarray, np.ndarray]],
+    sample_weight: np.ndarray | None,
+) -> np.ndarray:
+    """Weights inversely proportional to the spread of log densities of held-out rows.
+
+    They are those of the experts in turn, for each fold.
+    """
+    n = len(found) // len(folds)
+    order = np.argsort(np.concatenate([test for _, test in folds]))
+    spread = np.array(
+        [_spread(np.concatenate(found[k::n])[order], sample_weight) for k in range(n)]
+    )
+    # An expert that cannot discriminate rows has no scale: it counts like the others.
+    usual = spread[spread > 0].mean() if (spread > 0).any() else 1.0
+    weights = 1 / np.where(spread > 0, spread, usual)
+    balanced: np.ndarray = weights / weights.sum()
+    return balanced
 
 
 def _spread(values: np.ndarray, weight: np.ndarray | None = None) -> float:

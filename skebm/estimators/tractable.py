@@ -37,6 +37,7 @@ from skebm.distributions import (
     Stack,
 )
 from skebm.estimators.base import asked_for, restores_on_failure, warn_without_effect
+from skebm.training.distributed import shared_seed
 
 # Rows for each component of a mixture, and most components.
 ROWS_PER_COMPONENT, MOST_COMPONENTS = 100, 40
@@ -165,7 +166,7 @@ class TractableDensity(DensityMixin, BaseEstimator):
                 if self.distribution not in USED_BY.get(name, (self.distribution,))
             }
         )
-        seed = draw_seed(check_random_state(self.random_state))
+        seed = draw_seed(check_random_state(shared_seed(self.random_state)))
         x = torch.tensor(X)  # a copy, as X may be read-only
         w = torch.ones(len(x), dtype=x.dtype) if weight is None else torch.tensor(weight)
         self.distribution_ = self._fitted(x, w.double(), torch.Generator().manual_seed(seed))

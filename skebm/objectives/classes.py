@@ -176,6 +176,9 @@ class ClassLikelihood(ClassObjective):
             return state
         return super().rolled_back(state, batch, generator, tries)
 
+    def over_ranks(self, state: Any, rows: Any, mean: Any) -> Any:
+        return super().over_ranks(state, rows, mean) if self.generative_weight else state
+
     def advice(self, state: Any) -> str:
         return super().advice(state) if self.generative_weight else ""
 

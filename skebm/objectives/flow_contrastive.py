@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from skebm.base import Batch, Loss, sampling
 from skebm.base.objective import fill_missing, weighted_mean
+from skebm.base.ranks import mean_over_ranks
 from skebm.base.torchtools import softplus
 from skebm.distributions import NormalizingFlow
 from skebm.energies import NeuralEnergy
@@ -169,6 +170,7 @@ class FlowContrastive(Rowwise):
 
     def _next(self, state: FlowState, data: Tensor, draws: Tensor) -> FlowState:
         right = ((data > 0).to(data.dtype).mean() + (draws < 0).to(data.dtype).mean()) / 2
+        (right,) = mean_over_ranks(right)  # all processes train the flow, or none
         discriminated, n_batches = torch.lerp(state.discriminated, right, RATE), state.n_batches + 1
         checks = n_batches % CHECK_EVERY == 0
         moves = bool(discriminated > LEAST_ACCURACY) if checks else state.moves

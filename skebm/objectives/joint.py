@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from skebm.base import Batch, Loss, Objective, Sampler, sampling
 from skebm.base.objective import fill_missing, weighted_mean
+from skebm.base.ranks import reduce_gradients
 from skebm.distributions._fitting import draw_index
 from skebm.energies import ClassMarginal, NeuralEnergy
 from skebm.objectives.contrastive.divergence import ContrastiveDivergence
@@ -180,6 +181,9 @@ class ClassObjective(Objective):
             return None
         return self.generative.rolled_back(state, batch, generator, tries)
 
+    def over_ranks(self, state: Any, rows: Any, mean: Any) -> Any:
+        return state if state is None else self.generative.over_ranks(state, rows, mean)
+
     def advice(self, state: Any) -> str:
         return "" if state is None else self.generative.advice(state)
 
@@ -318,6 +322,7 @@ class JointLikelihood(ClassObjective):
             for p, old in zip(trained, before, strict=True):
                 p.copy_(old)
         if self.clip_norm is not None:
+            reduce_gradients(value)
             torch.nn.utils.clip_grad_norm_(trained, self.clip_norm)
         return Loss(value, view.state)
 

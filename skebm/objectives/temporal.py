@@ -202,6 +202,11 @@ class TemporalDivergence(Objective):
         found = log_prob(self.energy, targets, generator)
         return -weighted_mean(found, weight_of(batch, targets.there)).to(batch.x.dtype)
 
+    @property
+    def undivided(self) -> str | None:
+        """Persistent chains belong to the windows, which each process sees in part."""
+        return 'rule="pcd" keeps a chain for each window' if self.rule == "pcd" else None
+
     def snapshot(self, state: TemporalState) -> TemporalState:
         """State with a copy of the pool, which is updated in place."""
         return state if state.pool is None else TemporalState(state.pool.clone())

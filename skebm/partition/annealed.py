@@ -14,8 +14,8 @@ import torch
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
-from tqdm.auto import tqdm
 
+from skebm._workers import progress_bar
 from skebm.base import Energy, LogPartition, Sampler, sampling
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
@@ -364,7 +364,7 @@ class AnnealingPlan(NamedTuple):
         )
         shown: dict[str, Any] = {"delay": PROGRESS_DELAY, "disable": not self.verbose}
         n, name = len(self.schedule.betas) - 1, "reverse AIS" if reverse else "AIS"
-        progress = tqdm(increments, total=n, desc=f"log Z: {name}", leave=False, **shown)
+        progress = progress_bar(increments, total=n, desc=f"log Z: {name}", leave=False, **shown)
         for increment, rows in progress:
             x = rows
             log_w += increment

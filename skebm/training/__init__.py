@@ -2,13 +2,22 @@
 
 from typing import TYPE_CHECKING
 
+from skebm.training.distributed import RankStoppedError, single_process
 from skebm.training.guard import DivergenceError
 from skebm.training.plan import SGD, AdamW, EarlyStopping
 
 if TYPE_CHECKING:
     from skebm.training.resume import Resume
 
-__all__ = ["SGD", "AdamW", "DivergenceError", "EarlyStopping", "Resume"]
+__all__ = [
+    "SGD",
+    "AdamW",
+    "DivergenceError",
+    "EarlyStopping",
+    "RankStoppedError",
+    "Resume",
+    "single_process",
+]
 
 
 def __getattr__(name):

@@ -18,12 +18,23 @@ from skorch.helper import predefined_split
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim.swa_utils import AveragedModel
-from tqdm.auto import tqdm
 
 from skebm._validation import TorchModes, threads
+from skebm._workers import progress_bar
 from skebm.base import Batch, Loss, Objective, SamplingError, sampling
 from skebm.base.objective import FusedSteps
 from skebm.base.torchtools import SGD, searches_steps
+from skebm.training.distributed import (
+    ALONE,
+    DataParallel,
+    Group,
+    Ranks,
+    attended,
+    check_same,
+    current_group,
+    of_rows,
+    shows_progress,
+)
 from skebm.training.guard import (
     ENOUGH_STEPS,
     MIN_LOSS,
@@ -38,6 +49,7 @@ from skebm.training.guard import (
     copy_weights,
     weights_of,
 )
+from skebm.training.resume import Resume, settings_of
 from skebm.training.rows import Batches, Rows
 
 
@@ -45,8 +57,9 @@ class Run:
     """State that changes at every batch; not on the net, whose attributes are slow to set."""
 
     state: Any = None
-    # During a fit, the objective's own steps.
+    # During a fit, the objective's own steps, or those of several processes.
     steps: FusedSteps | None = None
+    parallel: DataParallel | None = None
 
 
 class WeightAverage:
@@ -213,6 +226,11 @@ class Moment(NamedTuple):
     lr_scale: float
 
 
+def weight_sum(module: nn.Module) -> list[float]:
+    """What processes compare of the weights with which they start."""
+    return [float(w.double().square().sum()) for w in weights_of(module)]
+
+
 def tensors_of_module(module: nn.Module) -> list[Tensor]:
     """Parameters and buffers, those that are not stored included, sharing their memory."""
     return [*weights_of(module), *module.buffers()]
@@ -240,7 +258,9 @@ class Progress(Callback):
     """A progress bar over the epochs of a fit, with the diagnostics of the last epoch."""
 
     def on_train_begin(self, net: Any, **kwargs: Any) -> None:
-        self.bar_ = tqdm(total=net.max_epochs, unit="epoch", desc=type(net.module_.energy).__name__)
+        self.bar_ = progress_bar(
+            total=net.max_epochs, unit="epoch", desc=type(net.module_.energy).__name__
+        )
 
     def on_epoch_end(self, net: Any, **kwargs: Any) -> None:
         row = net.history[-1]
@@ -327,7 +347,7 @@ class EnergyNet(NeuralNet):
                 sink=lambda message: None,
             )
             default.append(("early_stopping", stopper))
-        if self.verbose:
+        if shows_progress(self.verbose):
             default.append(("progress", Progress()))
         return default
 
@@ -340,6 +360,7 @@ class EnergyNet(NeuralNet):
         self.completion_: Completion | None = None  # where rows have missing entries
         self.moment_: Moment | None = None
         self.interrupted_ = False
+        self.group_: Group = ALONE
         self.average_ = WeightAverage(self.module_, self.averaging)
         self.seed_ = self.generator.initial_seed()
         return self
@@ -352,7 +373,10 @@ class EnergyNet(NeuralNet):
         rows, subset = dataset, None
         if isinstance(dataset, torch.utils.data.Subset):
             rows, subset = dataset.dataset, torch.as_tensor(dataset.indices)
-        return Batches(rows, self.batch_size, self.generator if training else None, subset)
+        found = Batches(rows, self.batch_size, self.generator if training else None, subset)
+        if self.run_.parallel is not None and found.divisible(self.group_.size):
+            found.part = self.group_.rank, self.group_.size
+        return found
 
     def replace(self, module: Any) -> None:
         """Take another module, as if training had not begun; the history stays."""
@@ -378,6 +402,7 @@ class EnergyNet(NeuralNet):
 
     # ---------------------------------------------------------------- epochs
 
+    @attended
     def partial_fit(self, X: Rows, y: Any = None, classes: Any = None, **kwargs: Any) -> Any:
         """Train for `max_epochs`; `interrupted_` says whether Ctrl-C ended it.
 
@@ -395,6 +420,7 @@ class EnergyNet(NeuralNet):
         self.least_: dict[str, float] = {}  # losses
         self.note_ = ""
         modes = TorchModes.current()
+        self._find_group(X)
         self.notify("on_train_begin", X=X, y=y)
         try:
             self.fit_loop(X, y, **kwargs)
@@ -405,8 +431,46 @@ class EnergyNet(NeuralNet):
                 del self.history[-1]  # its first entry was not made yet
             if len(self.history) == self.n_before_:
                 raise
+            if self.interrupted_ and self.group_.size > 1:  # the others are at other batches
+                raise
+        finally:
+            self.run_.parallel = None
+        self.group_.meet("the end of training")
         self.notify("on_train_end", X=X, y=y)
         return self
+
+    def _find_group(self, X: Rows) -> None:
+        """The processes that train together, and whether batches are divided among them."""
+        self.group_ = current_group()
+        if not isinstance(self.group_, Ranks):
+            return
+        resuming = [one for _, one in self.callbacks_ if isinstance(one, Resume)]
+        settings = settings_of(self) | {
+            "the entries of the weights": weight_sum(self.module_),
+            "the number of Resume callbacks": len(resuming),
+        }
+        check_same(self.group_, settings | of_rows(X, self.validation, self.held_out_))
+        reason = self._undivided(X)
+        if reason is None:
+            trained = [p for group in self.optimizer_.param_groups for p in group["params"]]
+            self.run_.parallel = DataParallel(self.group_, self.module_, trained)
+        elif not self.group_.rank:
+            warnings.warn(
+                f"Each of {self.group_.size} processes trains on all rows, which takes as long as "
+                f"in one: {reason}.",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def _undivided(self, X: Rows) -> str | None:
+        """Why batches cannot be divided among processes; None where they can."""
+        if searches_steps(self.optimizer_):
+            return "a line search judges its steps by all rows"
+        if X.known is not None:
+            return "each keeps the entries that it has drawn, hidden or missing ones"
+        if not Batches(X, self.batch_size, None).divisible(self.group_.size):
+            return f"batches of {self.batch_size} out of {len(X)} rows are too small to be divided"
+        return self.module_.undivided
 
     def fit_loop(self, X: Rows, y: Any = None, epochs: int | None = None, **kwargs: Any) -> Any:
         done = len(self.history) - self.n_before_  # a callback may have resumed training
@@ -460,6 +524,7 @@ class EnergyNet(NeuralNet):
         """End training where held-out rows gain nothing, else begin an epoch."""
         n_batches = math.ceil(len(dataset_train) / self.batch_size)
         n_epochs = len(self.history)
+        self.group_.meet(f"epoch {n_epochs + 1}")
         if self.guard_.exhausted(n_epochs, self.n_before_, self.max_epochs, n_batches):
             raise NoFurtherGainError
         super().on_epoch_begin(net, dataset_train, dataset_valid, **kwargs)
@@ -518,7 +583,8 @@ class EnergyNet(NeuralNet):
                 tries += 1
                 self._roll_back(*good, monitored, tries)
             except KeyboardInterrupt:
-                self._keep_sound(*good, monitored, before)
+                if self.group_.size == 1:
+                    self._keep_sound(*good, monitored, before)
                 raise
             self._check_restarts()
 
@@ -553,8 +619,8 @@ class EnergyNet(NeuralNet):
             rows.n_copies,
         )
         self.run_.state = self.module_.joined(self.state_, found.draws, self.generator)
-        self.guard_.gains = found.gains
-        return {"gain_over_base": found.gain, "gain_error": found.error}
+        self.guard_.gains = self.group_.mean_of(found.gains)
+        return self.group_.mean({"gain_over_base": found.gain, "gain_error": found.error})
 
     def _mend(self) -> None:
         """Go on from the best weights with half the rate if held-out rows have lost much.
@@ -607,6 +673,7 @@ class EnergyNet(NeuralNet):
     ) -> dict[str, float] | None:
         """The batches of one epoch; the last diagnostics, or None if training diverged."""
         known, last = iterator.rows.known, len(iterator)
+        self._divide()
         update, finish = self._update(last, fusable=known is None)
         hooked, monitors = self._has_batch_callbacks(), self._monitors(last)
         logs = self.logs_
@@ -634,6 +701,7 @@ class EnergyNet(NeuralNet):
                         logs = self._monitor(monitored, energy)
                         if self._diverges(logs, before, len(monitored.x), number):
                             return None
+                self._unite()
         except SamplingError as error:
             self.guard_.diverged(len(self.history), number, str(error))
             return None
@@ -643,6 +711,19 @@ class EnergyNet(NeuralNet):
             self.history.new_batch()
             self._record_loss(batch, loss)
         return logs
+
+    def _divide(self) -> None:
+        """Take this process's part of the chains for an epoch."""
+        if self.run_.parallel is not None:
+            numbers = self.seed_, len(self.history), self.n_restarts_
+            self.run_.state = self.run_.parallel.begin(self.state_, self.generator.device, *numbers)
+
+    def _unite(self) -> None:
+        """Chains of all processes at the end of an epoch in which sampling has failed on none."""
+        parallel = self.run_.parallel
+        if parallel is not None:
+            self.group_.jointly(nothing, parallel.failure)
+            self.run_.state = parallel.end(self.state_)
 
     @torch.no_grad()
     def _completed(self, batch: Batch, known: Tensor, generator: torch.Generator) -> Batch:
@@ -674,11 +755,15 @@ class EnergyNet(NeuralNet):
 
     def _monitor(self, monitored: Batch, energy: Tensor | None = None) -> dict[str, float]:
         """Diagnostics of the objective, and the change of `energy` by the last step."""
-        logs = self.module_.monitor(monitored, self.state_, self._evaluation_generator())
+        parallel = self.run_.parallel
+        logs = self.group_.jointly(
+            lambda: self.module_.monitor(monitored, self.state_, self._evaluation_generator()),
+            None if parallel is None else parallel.failure,
+        )
         after = self._monitored_energy(monitored)
         if energy is not None and after is not None:
             logs["energy_change"] = (after - energy).std()
-        found = {name: float(value) for name, value in logs.items()}
+        found = self.group_.mean({name: float(value) for name, value in logs.items()})
         if self.guard_.seldom:  # chains near the data know less of log Z than an assessment
             found.pop("gain_over_base", None)
             found.pop("gain_error", None)
@@ -697,6 +782,7 @@ class EnergyNet(NeuralNet):
                 n = len(batch.x) if batch.weight is None else float(batch.weight.sum())
                 total += n * float(self.module_.held_out(batch, self.state_, generator))
                 count += n
+        total, count = self.group_.total(total, count)
         self._record("valid_loss", total / count)
 
     def _record(self, name: str, value: float) -> None:
@@ -720,7 +806,8 @@ class EnergyNet(NeuralNet):
         And one that makes weights and state of the net what they are after the batches so far;
         without fused steps (`fusable`) they always are.
         """
-        gradients, generator, optimizer = self.module_.gradients, self.generator, self.optimizer_
+        generator, optimizer, parallel = self.generator, self.optimizer_, self.run_.parallel
+        gradients = self.module_.gradients if parallel is None else parallel.gradients
         if searches_steps(optimizer):
             search = line_search(
                 self.module_, optimizer, self.run_, generator, self._notify_gradients
@@ -729,7 +816,7 @@ class EnergyNet(NeuralNet):
         plain, run = plain_step(optimizer), self.run_
         hooked = self._has_batch_callbacks()
         gradients_asked_for = self._has_batch_callbacks("on_grad_computed")
-        fusable = fusable and not gradients_asked_for
+        fusable = fusable and not gradients_asked_for and parallel is None
         if plain is not None and fusable and self._trains_everything():
             if run.steps is None:
                 run.steps = self.module_.fused_steps(run.state, n_batches, generator)
@@ -768,7 +855,9 @@ class EnergyNet(NeuralNet):
         )
 
     def _record_loss(self, batch: Batch, loss: Loss) -> None:
-        self.history.record_batch("train_batch_size", len(batch.x))
+        parallel = self.run_.parallel
+        n_rows = len(batch.x) if parallel is None else parallel.n_rows()
+        self.history.record_batch("train_batch_size", n_rows)
         if loss.value is not None:
             self.history.record_batch("train_loss", float(loss.value.detach()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import time
@@ -29,6 +30,9 @@ class Resume(Callback):
     is written to the side and then replaced, so that it is whole whenever the process dies, and
     holds tensors and plain values only: reading it executes no code. It stays after the fit has
     ended; the same fit then returns at once.
+
+    Where several processes train together, rank 0 writes the file and each may have it: the first
+    rank that does reads it for all. A fit goes on with as many processes as it began with.
 
     The fit that goes on needs the rows, the parameters and the `random_state`, an integer, of the
     one before; `ValueError` otherwise. What callbacks of your own have counted is not stored.
@@ -72,12 +76,19 @@ class Resume(Callback):
         self.file_ = Path(self.path)
         if not self.file_.parent.is_dir():
             raise ValueError(f"There is no folder {self.file_.parent} for the file of Resume.")
-        self.fit_ = settings_of(net), moments_of(X, net.validation, net.held_out_)
+        ranks = net.group_
+        settings = settings_of(net) | {"the number of processes": ranks.size}
+        self.fit_ = settings, moments_of(X, net.validation, net.held_out_)
         self.written_ = time.monotonic()
-        if not self.file_.exists():
+        there = ranks.gather(self.file_.exists())
+        if not any(there):
             return
+        source = there.index(True)
+        content = ranks.broadcast(self.file_.read_bytes() if ranks.rank == source else None, source)
         try:
-            stored = torch.load(self.file_, map_location=net.generator.device, weights_only=True)
+            stored = torch.load(
+                io.BytesIO(content), map_location=net.generator.device, weights_only=True
+            )
             before, moments, state = stored["settings"], stored["moments"], stored["state"]
         except (RuntimeError, TypeError, KeyError, EOFError, pickle.UnpicklingError) as error:
             raise ValueError(f"{self.file_} is not a file that Resume wrote.") from error
@@ -86,6 +97,7 @@ class Resume(Callback):
 
     def _check(self, settings: dict[str, Any], moments: Tensor) -> None:
         mine, table = self.fit_
+        settings = {"the number of processes": 1} | settings  # of files of older versions
         other = [name for name in mine if settings.get(name) != mine[name]]
         if not other and not (
             moments.shape == table.shape and torch.allclose(moments, table, rtol=SAME, atol=1e-12)
@@ -103,18 +115,24 @@ class Resume(Callback):
             return
         last = len(net.history) - net.n_before_ == net.max_epochs
         if last or time.monotonic() - self.written_ >= self.seconds:
-            self._write(net)
+            if net.group_.rank == 0:  # all have the same state
+                self._write(net)
             self.written_ = time.monotonic()
 
     def _write(self, net: Any) -> None:
         settings, moments = self.fit_
         stored = {"settings": settings, "moments": moments, "state": plain(net.fit_state())}
         beside = self.file_.with_name(self.file_.name + ".part")
-        with open(beside, "wb") as file:
-            torch.save(stored, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, self.file_)
+        try:
+            with open(beside, "wb") as file:
+                torch.save(stored, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, self.file_)
+        except (OSError, RuntimeError) as error:  # torch may raise the latter on a full disk
+            beside.unlink(missing_ok=True)
+            whole = "is that of an earlier epoch" if self.file_.exists() else "does not exist yet"
+            raise OSError(f"Resume could not write {self.file_}, which {whole}: {error}") from error
 
 
 def settings_of(net: Any) -> dict[str, Any]:

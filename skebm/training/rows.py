@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch
+from skebm.base.torchtools import tensor_of
 
 
 class Rows(torch.utils.data.Dataset):
@@ -71,10 +72,10 @@ class Rows(torch.utils.data.Dataset):
 
         Dense data that take more than a quarter of a GPU's free memory stay on the host.
         """
-        w = None if weight is None else torch.as_tensor(weight)
+        w = None if weight is None else tensor_of(weight, torch.float64)
         if sp.issparse(X):
             return cls(X.tocsr(), w, dtype=dtype, device=device, convert=convert)
-        x = torch.from_numpy(np.ascontiguousarray(convert(X))).to(dtype)
+        x = tensor_of(convert(X), dtype)
         fits = True
         if device.type == "cuda":
             fits = x.numel() * x.element_size() <= torch.cuda.mem_get_info(device)[0] / 4
@@ -248,6 +249,11 @@ class Batches:
     """Mini-batches of rows on the device, shuffled if there is a generator and more than one batch.
 
     Their number is that of batches of at most `batch_size` rows; their sizes differ by at most one.
+
+    Attributes
+    ----------
+    part : tuple of (int, int) or None
+        Rank of a process and number of all, among which each batch is divided; None for all of it.
     """
 
     def __init__(
@@ -259,10 +265,27 @@ class Batches:
     ):
         self.rows, self.batch_size, self.generator = rows, batch_size, generator
         self.subset = subset
+        self.part: tuple[int, int] | None = None
         self.n_rows = len(rows) if subset is None else len(subset)
 
     def __len__(self) -> int:
         return math.ceil(self.n_rows / self.batch_size)
+
+    def divisible(self, n: int) -> bool:
+        """Whether each of n processes gets rows of every batch."""
+        return self.n_rows // len(self) >= n
+
+    def _own(self, n: int) -> slice:
+        """Which of the n rows of a batch are this process's: parts differ by at most one."""
+        rank, size = (0, 1) if self.part is None else self.part
+        return slice(n * rank // size, n * (rank + 1) // size)
+
+    def _mine(self, index: Tensor, sizes: list[int]) -> tuple[Tensor, list[int]]:
+        """What this process has of batches of so many rows, of the given numbers."""
+        if self.part is None:
+            return index, sizes
+        mine = [batch[self._own(len(batch))] for batch in index.split(sizes)]
+        return torch.cat(mine), [len(batch) for batch in mine]
 
     @functools.cached_property
     def monitoring_batch(self) -> Batch:
@@ -296,7 +319,9 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         rows, n = self.rows, self.n_rows
         if len(self) == 1 and self.subset is None:
-            yield self._whole()
+            own = self._own(n)
+            whole: list[Any] = [None if part is None else part[own] for part in self._whole()]
+            yield Batch(*whole)
             return
         order = torch.arange(n, device=rows.device)
         if self.generator is not None:
@@ -311,6 +336,7 @@ class Batches:
         for first in range(0, len(sizes), together):
             cut = sizes[first : first + together]
             index, order = order.tensor_split([sum(cut)])
+            index, cut = self._mine(index, cut)
             weight = repeat(None) if rows.weight is None else rows.weight[index].split(cut)
             target = repeat(None) if rows.y is None else rows.y[index].split(cut)
             parts = zip(rows.take(index).split(cut), target, weight, index.split(cut), strict=False)

@@ -544,7 +544,7 @@ class NormalizingFlow(Distribution):
             with seeded(torch.Generator().manual_seed(0)):
                 flow = build(self._config, self.domain.n_columns)
             flow.to(self.centre.dtype)
-            flow.load_state_dict({k: torch.as_tensor(v) for k, v in state["flow"].items()})
+            flow.load_state_dict({k: torch.tensor(v) for k, v in state["flow"].items()})
         self.flow = _frozen(flow)
 
     def __repr__(self) -> str:

@@ -153,7 +153,7 @@ class CategoricalTree(TreeOfTables):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        tables = torch.as_tensor(state["log_tables"])
+        tables = torch.tensor(state["log_tables"])
         self.__init__(state["domain"], state["parent"], tables)  # type: ignore[misc]
 
     def log_prob(self, x: Tensor) -> Tensor:

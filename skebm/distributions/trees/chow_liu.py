@@ -269,7 +269,7 @@ class ChowLiuTree(Distribution):
         return {name: getattr(self, name).cpu().numpy() for name in ("parent", "logits")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(*(torch.as_tensor(state[k]) for k in ("parent", "logits")))  # type: ignore[misc]
+        self.__init__(*(torch.tensor(state[k]) for k in ("parent", "logits")))  # type: ignore[misc]
 
 
 class TreeTilt(Tilt):

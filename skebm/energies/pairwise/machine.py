@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -345,6 +346,8 @@ def _like(model: Tensor, values: Any, name: str) -> Tensor:
     """Finite values in the shape, dtype and device of `model`; zeros for None."""
     if values is None:
         return torch.zeros_like(model)
+    if not isinstance(values, Tensor):
+        values = np.array(values)  # a copy: stored arrays may be read-only
     tensor = torch.as_tensor(values, dtype=model.dtype, device=model.device).detach()
     if tensor.shape != model.shape:
         raise ValueError(f"{name} must have shape {tuple(model.shape)}, not {tuple(tensor.shape)}.")

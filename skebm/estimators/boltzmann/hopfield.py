@@ -27,6 +27,7 @@ from skebm._validation import (
 )
 from skebm.energies import BoltzmannMachine
 from skebm.estimators.base import asked_for, restores_on_failure, warn_without_effect
+from skebm.training.distributed import shared_seed
 
 # Columns whose fields are computed by one product; within them, they follow the flips.
 BLOCK = 64
@@ -558,7 +559,7 @@ class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         self.coding_ = self._coding(X)
         self.patterns_ = X.copy()
         self.load_ = X.shape[0] / X.shape[1]
-        self._seed = draw_seed(check_random_state(self.random_state))
+        self._seed = draw_seed(check_random_state(shared_seed(self.random_state)))
         self._memory = self._stored(self._states(X))
         warn_without_effect(self._without_effect())
         self._warn_of_load()

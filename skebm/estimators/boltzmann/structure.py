@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from tqdm.auto import tqdm
 
 from skebm._validation import Interval, StrOptions
+from skebm._workers import progress_bar
 from skebm.base import Batch
 from skebm.base.domains import columns_of
 from skebm.energies import BoltzmannMachine
 from skebm.estimators.boltzmann.blueprint import CONVEX, ROUGH, BoltzmannBlueprint, loss_of, without
+from skebm.training.distributed import shows_progress
 from skebm.training.rows import Rows
 
 # Values without a better one after which a path ends.
@@ -134,7 +135,7 @@ def _by_ebic(
     last: BoltzmannMachine | None = None
     graphs: list[np.ndarray] = []
     found: list[float] = []
-    for l1 in tqdm(values, desc="graphs", disable=not convex.plan.verbose):
+    for l1 in progress_bar(values, desc="graphs", disable=not shows_progress(convex.plan.verbose)):
         last = convex.with_penalties(l1, 0.0).trained(rows, generator, last, ROUGH).energy
         graphs.append(support(last, convex))
         if len(graphs) > 1 and np.array_equal(graphs[-1], graphs[-2]):
@@ -167,7 +168,7 @@ def _by_folds(
     total = np.zeros(len(values))
     order = torch.randperm(len(rows), generator=generator, device=rows.device)
     parts = order.chunk(asked.n_folds)
-    for part in tqdm(parts, desc="graphs", disable=not convex.plan.verbose):
+    for part in progress_bar(parts, desc="graphs", disable=not shows_progress(convex.plan.verbose)):
         train, held_out, last = without(rows, part), rows.subset(part), None
         for i, l1 in enumerate(values):
             model = convex.with_penalties(l1, 0.0).trained(train, generator, last)

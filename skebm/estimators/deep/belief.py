@@ -54,6 +54,7 @@ from skebm.estimators.deep.bounds import (
 )
 from skebm.estimators.deep.module import hidden_map, sigmoid_network
 from skebm.estimators.rbm import RBMEstimator
+from skebm.training.distributed import shared_seed
 from skebm.training.rows import Rows
 
 # Parameters of an RBM that say what the columns of X are, which only the first one takes.
@@ -328,7 +329,7 @@ class DeepBeliefNetwork(
     def _fit(self, X: Any, sample_weight: Any) -> KeyboardInterrupt | None:
         """Fit and return what ended the training of an RBM, if anything did."""
         check_columns(self, X, reset=True)
-        random = check_random_state(self.random_state)
+        random = check_random_state(shared_seed(self.random_state))
         layers = self._layers(random)
         warn_without_effect(self._without_effect([layer.n_components for layer in layers]))
         fitted: list[RBMEstimator] = []

@@ -345,7 +345,7 @@ class NeuralBlueprint(Blueprint):
     @property
     def sigma(self) -> Tensor | None:
         """Noise level of training, (d,)."""
-        return None if self.noise is None else torch.as_tensor(self.noise)
+        return None if self.noise is None else torch.tensor(self.noise)
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
         found = super().without_effect(asked) | self.rule.without_effect(asked)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import scipy.sparse as sp
-from sklearn.base import BaseEstimator, MetaEstimatorMixin, OutlierMixin
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, OutlierMixin, clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.utils import get_tags, indexable
 from sklearn.utils.metaestimators import available_if
@@ -22,6 +22,7 @@ from skebm._densities import (
     scores_are_nats,
 )
 from skebm._validation import (
+    N_JOBS,
     HasMethods,
     Interval,
     StrOptions,
@@ -30,9 +31,10 @@ from skebm._validation import (
     check_is_fitted,
     check_random_state,
     check_weight,
+    draw_seed,
     fit_context,
     n_rows,
-    take_rows,
+    set_seeds,
 )
 from skebm.estimators.base import (
     asked_for,
@@ -52,10 +54,10 @@ from skebm.estimators.outlier.fitting import (
     each_warning_once,
     fit_model,
     fold_splits,
+    for_each_model,
     n_held_out,
     params_of_default,
     random_split,
-    with_progress,
 )
 from skebm.estimators.outlier.statistics import STATISTICS, check_offers, measure
 from skebm.estimators.outlier.thresholds import (
@@ -68,7 +70,7 @@ from skebm.estimators.outlier.thresholds import (
     check_fdr,
     effective_rows,
 )
-from skebm.estimators.outlier.trimming import far_rows
+from skebm.training.distributed import shared_seed
 
 
 def _takes_more_rows(detector: EnergyOutlierDetector) -> bool:
@@ -157,6 +159,12 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         :class:`sklearn.frozen.FrozenEstimator` has the same effect.
     random_state : int, RandomState instance or None, default=None
         Seed of the split, and of every ``random_state`` of the estimator that is None.
+    n_jobs : int or None, default=None
+        Number of models that are fitted, and that then score rows for the threshold, at the same
+        time by the workers of :mod:`joblib`: those of the folds with ``"cross-conformal"``, the
+        experts of the default estimator with the other methods; -1 is one for each processor. None
+        is 1 outside of a :func:`joblib.parallel_config`. With a `random_state` the result does not
+        depend on it.
     verbose : int, default=0
         1 shows progress bars over the models that are fitted and over those that then score rows
         for the threshold, and those of the default estimator. One that is given has its own
@@ -251,6 +259,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         "trim": [Interval(Real, 0, 0.5, closed="neither"), StrOptions({"auto"}), None],
         "prefit": ["boolean"],
         "random_state": ["random_state"],
+        "n_jobs": N_JOBS,
         "verbose": ["verbose"],
     }
 
@@ -266,6 +275,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         trim=None,
         prefit=False,
         random_state=None,
+        n_jobs=None,
         verbose=0,
     ):
         self.estimator = estimator
@@ -277,6 +287,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         self.trim = trim
         self.prefit = prefit
         self.random_state = random_state
+        self.n_jobs = n_jobs
         self.verbose = verbose
 
     def set_params(self, **params: Any) -> Any:
@@ -326,18 +337,16 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
         self._check_columns(X, reset=True)
         warn_without_effect(self._without_effect())
-        random = check_random_state(self.random_state)
+        random = check_random_state(shared_seed(self.random_state))
         weight = self._weight(fit_params, X)
         if self._takes_fitted:
             models, held_out = [self._prefit_model(fit_params)], [None]
             self.n_trimmed_ = 0
         else:
             models, held_out = self._fit_models(X, y, fit_params, weight, random)
-        scored = with_progress(list(zip(models, held_out, strict=True)), "threshold", self.verbose)
-        values = [
-            measure(self.statistic, model, X if rows is None else take_rows(X, rows))
-            for model, rows in scored
-        ]
+        scored = zip(models, held_out, strict=True)
+        calls = [(measure, self.statistic, model, X, rows) for model, rows in scored]
+        values = for_each_model(calls, "threshold", self.n_jobs, self.verbose)
         self.estimators_, self._columns = models, columns_of(X)
         self._fitted_params = {
             name: getattr(self, name) for name in ("method", "statistic", "contamination")
@@ -364,6 +373,9 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             for name, method in uses.items()
             if name in asked_for(self) and method != self.method
         }
+        one = self.prefit or self.method != "cross-conformal" and self.estimator is not None
+        if one and self.n_jobs not in (None, 1):
+            found["n_jobs"] = "only one model is fitted"
         if self.trim is not None and self._takes_fitted:
             found["trim"] = "a fitted estimator is not fitted again"
         if self.prefit and self.method == "conformal" and self.calibration_fraction != "auto":
@@ -394,7 +406,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         random: np.random.RandomState,
     ) -> tuple[list[Any], list[Any]]:
         """Fitted estimators, and for each the rows with which new rows are compared."""
-        estimator = default_estimator(self.verbose) if self.estimator is None else self.estimator
+        estimator = self._estimator()
         check_offers(self.statistic, estimator)
         if not get_tags(estimator).target_tags.required:
             y = None
@@ -408,22 +420,27 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         if self.estimator is None:
             params = params_of_default(params)
             counting = None if weight is None else np.flatnonzero(weight)
-        seeds = None if self.random_state is None else random
-        models, self.n_trimmed_ = [], 0
+        calls: list[tuple[Any, ...]] = []
+        for rows, _ in splits:  # all that is random is drawn here, before workers share the fits
+            if counting is not None:
+                rows = counting if rows is None else np.intersect1d(rows, counting)
+            seed = None if self.trim is None else draw_seed(random)
+            model = clone(estimator)
+            if self.random_state is not None:
+                set_seeds(model, random)
+            calls.append((fit_model, model, X, y, params, rows, self.trim, seed))
         with each_warning_once():
-            for train, _ in with_progress(splits, "fit", self.verbose):
-                if counting is not None:
-                    train = counting if train is None else np.intersect1d(train, counting)
-                rows = train if self.trim is None else self._near(X, train, random)
-                models.append(fit_model(estimator, X, y, params, seeds, rows))
-        return models, [held_out for _, held_out in splits]
+            fitted = for_each_model(calls, "fit", self.n_jobs, self.verbose)
+        self.n_trimmed_ = sum(n_far for _, n_far in fitted)
+        return [model for model, _ in fitted], [held_out for _, held_out in splits]
 
-    def _near(self, X: Any, rows: np.ndarray | None, random: np.random.RandomState) -> np.ndarray:
-        """The rows, None for all, without those that are trimmed."""
-        rows = np.arange(n_rows(X)) if rows is None else rows
-        far = far_rows(take_rows(X, rows), self.trim, random)
-        self.n_trimmed_ += int(far.sum())
-        return rows[~far]
+    def _estimator(self) -> Any:
+        """The estimator to be cloned, by default that of :func:`default_estimator`."""
+        if self.estimator is not None:
+            return self.estimator
+        # Its fits have the workers where those of the folds do not.
+        n_jobs = None if self.method == "cross-conformal" else self.n_jobs
+        return default_estimator(self.verbose, n_jobs)
 
     def _splits(
         self, n: int, weight: np.ndarray | None, random: np.random.RandomState

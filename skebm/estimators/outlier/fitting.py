@@ -6,19 +6,20 @@ import contextlib
 import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.base import clone
 from sklearn.model_selection import KFold, check_cv
 from sklearn.pipeline import make_pipeline
-from tqdm.auto import tqdm
 
-from skebm._validation import set_seeds, take_fit_params, take_rows
+from skebm._validation import n_rows, take_fit_params, take_rows
+from skebm._workers import Workers, progress_bar
+from skebm.estimators.outlier.trimming import far_rows
 from skebm.estimators.product import ProductOfDensities
 from skebm.estimators.tables.encoding import TableEncoder
+from skebm.training.distributed import shows_progress
 
 # Minimum number of calibration rows with "auto", in units of 1 / level: the rate of false alarms of
 # one fit then has a standard deviation of about a third of the level.
@@ -29,9 +30,9 @@ NUMBERS = re.compile(r"\[[\d, ]*\]|[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 LEAST_ROWS = 2
 
 
-def default_estimator(verbose: int = 0) -> Any:
+def default_estimator(verbose: int = 0, n_jobs: int | None = None) -> Any:
     """A product of kernels in two metrics and a smooth mixture, of any columns as numbers."""
-    return make_pipeline(TableEncoder(), ProductOfDensities(verbose=verbose))
+    return make_pipeline(TableEncoder(), ProductOfDensities(n_jobs=n_jobs, verbose=verbose))
 
 
 def params_of_default(params: dict[str, Any]) -> dict[str, Any]:
@@ -42,10 +43,14 @@ def params_of_default(params: dict[str, Any]) -> dict[str, Any]:
     return others | {"productofdensities__sample_weight": params["sample_weight"]}
 
 
-def with_progress(parts: list[Any], what: str, verbose: int) -> Iterable[Any]:
-    """The parts of a step of `fit`, with a progress bar over them if it is `verbose`."""
+def for_each_model(
+    calls: list[tuple[Any, ...]], what: str, n_jobs: int | None, verbose: int
+) -> list[Any]:
+    """Results of a step of `fit` for each model, with a progress bar over them if `verbose`."""
     shown = {"desc": f"EnergyOutlierDetector: {what}", "unit": "model"}
-    return tqdm(parts, disable=not verbose, **shown)
+    with progress_bar(total=len(calls), disable=not shows_progress(verbose), **shown) as bar:
+        # A single model has the workers to itself.
+        return Workers(n_jobs if len(calls) > 1 else 1, bar).results(calls)
 
 
 class Split(NamedTuple):
@@ -110,20 +115,28 @@ def each_warning_once() -> Iterator[None]:
 
 
 def fit_model(
-    estimator: Any,
+    model: Any,
     X: Any,
     y: Any,
     params: dict[str, Any],
-    seeds: np.random.RandomState | None,
     rows: np.ndarray | None,
-) -> Any:
-    """Clone of the estimator, fitted to the given rows or all; `y` is passed unless it is None."""
-    model = clone(estimator)
-    if seeds is not None:
-        set_seeds(model, seeds)
+    trim: float | str | None,
+    seed: int | None,
+) -> tuple[Any, int]:
+    """Fit a model to the given rows, None for all, without those that are trimmed.
+
+    Returns it, and how many those are; `seed` is that of the forest which finds them. `y` is passed
+    unless it is None.
+    """
+    n_far = 0
+    if trim is not None:
+        assert seed is not None
+        rows = np.arange(n_rows(X)) if rows is None else rows
+        far = far_rows(take_rows(X, rows), trim, seed)
+        rows, n_far = rows[~far], int(far.sum())
     if rows is not None:
         # Arrays with a value for each row of X are split like X.
         params = take_fit_params(X, params, rows)
         X = take_rows(X, rows)
         y = None if y is None else take_rows(y, rows)
-    return model.fit(X, **params) if y is None else model.fit(X, y, **params)
+    return (model.fit(X, **params) if y is None else model.fit(X, y, **params)), n_far

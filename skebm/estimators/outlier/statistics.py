@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from skebm._densities import relative_log_density, score_function
-from skebm._validation import as_numbers, n_rows
+from skebm._validation import as_numbers, n_rows, take_rows
 
 
 def negative_score_norm(estimator: Any, X: Any) -> np.ndarray:
@@ -62,8 +62,12 @@ def check_offers(statistic: Any, estimator: Any) -> None:
         )
 
 
-def measure(statistic: Any, estimator: Any, X: Any) -> np.ndarray:
-    """Statistic of each row, (n,) in float64; raises `ValueError` for wrong shapes and nan."""
+def measure(statistic: Any, estimator: Any, X: Any, rows: np.ndarray | None = None) -> np.ndarray:
+    """Statistic of each row, or of the given rows, (n,) in float64.
+
+    Raises `ValueError` for wrong shapes and nan.
+    """
+    X = X if rows is None else take_rows(X, rows)
     named = isinstance(statistic, str)
     function = STATISTICS[statistic] if named else statistic
     what = f"statistic={statistic!r} of {type(estimator).__name__}"

@@ -63,25 +63,30 @@ def p_value_bound(k: Any, n: int, n_parts: int) -> Any:
 
 
 class QuantileThreshold(NamedTuple):
-    """A quantile of the statistic of the rows that the estimator was fitted to."""
+    """A quantile of the statistic of the rows that the estimator was fitted to.
+
+    A `weight` of None is 1 for each of them.
+    """
 
     level: float
     value: float
     reference: np.ndarray
-    weight: np.ndarray
+    weight: np.ndarray | None
 
     @classmethod
     def fit(
         cls, reference: np.ndarray, contamination: float | str, weight: np.ndarray | None = None
     ) -> QuantileThreshold:
         """Threshold below which a fraction `contamination` of the weight lies."""
-        weight = np.ones(len(reference)) if weight is None else weight
+        each = np.ones(len(reference)) if weight is None else weight
         level = DEFAULT_LEVEL if contamination == "auto" else float(contamination)
-        return cls(level, -upper_quantile(-reference, level, weight), reference, weight)
+        return cls(level, -upper_quantile(-reference, level, each), reference, weight)
 
     def extended(self, values: np.ndarray, contamination: float | str) -> QuantileThreshold:
         """The threshold with further reference rows of weight 1."""
-        weight = np.concatenate([self.weight, np.ones(len(values))])
+        weight = self.weight
+        if weight is not None:
+            weight = np.concatenate([weight, np.ones(len(values))])
         return self.fit(np.concatenate([self.reference, values]), contamination, weight)
 
     @property

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from sklearn.ensemble import IsolationForest
 
-from skebm._validation import draw_seed, n_rows
+from skebm._validation import n_rows
 from skebm.estimators.tables.encoding import TableEncoder
 
 N_TREES = 200
 FEWEST_ROWS = 20
 
 
-def far_rows(X: Any, trim: float | str, random: np.random.RandomState) -> np.ndarray:
+def far_rows(X: Any, trim: float | str, seed: int) -> np.ndarray:
     """Which rows of a table are left out of a fit, (n,) of bool.
 
     An isolation forest judges them: its trees see 256 rows each, in which anomalies that are
@@ -26,7 +26,8 @@ def far_rows(X: Any, trim: float | str, random: np.random.RandomState) -> np.nda
     trim : float or "auto"
         Share of the rows, or ``"auto"``: those that the forest predicts to be outliers, at most
         half of them.
-    random : RandomState
+    seed : int
+        Of the forest.
 
     References
     ----------
@@ -39,7 +40,7 @@ def far_rows(X: Any, trim: float | str, random: np.random.RandomState) -> np.nda
             "trim=None."
         )
     z = TableEncoder().fit_transform(X)
-    forest = IsolationForest(n_estimators=N_TREES, random_state=draw_seed(random)).fit(z)
+    forest = IsolationForest(n_estimators=N_TREES, random_state=seed).fit(z)
     score = forest.score_samples(z)
     if trim == "auto":  # all rows may be predicted to be outliers where they differ in little
         return np.asarray(score < min(forest.offset_, np.median(score)))

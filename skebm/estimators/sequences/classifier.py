@@ -12,9 +12,9 @@ from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils.metaestimators import available_if
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from skebm._validation import Interval, StrOptions, check_is_fitted, fit_context
+from skebm._workers import progress_bar
 from skebm.base import sampling
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
@@ -536,7 +536,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
 
         width = chain.n_histories * (energy.domain.n_columns + len(energy.weight))
         size = max(1, CHUNK // (width * (self.n_chains if with_z else 1)))
-        bar = tqdm(total=len(rows.x), unit="frame", disable=not self.verbose, delay=2)
+        bar = progress_bar(total=len(rows.x), unit="frame", disable=not self.verbose, delay=2)
         with torch.no_grad(), sampling(energy):
             for frames in torch.arange(len(rows.x), device=rows.x.device).split(size):
                 yield chain.terms(energy, rows, frames, log_z if with_z else None)

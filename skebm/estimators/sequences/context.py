@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
+from skebm._workers import progress_bar
 from skebm.base import sampling
 from skebm.energies import Biases, RowwiseRBM
 from skebm.estimators.sequences.blueprint import frame_log_z
@@ -36,7 +36,9 @@ def said_by_next(model: Any, rows: Segments, log_prob: np.ndarray) -> np.ndarray
     is_last = torch.zeros(len(log_prob), dtype=torch.bool, device=ends.device)
     is_last[ends] = True
     generator = torch.Generator(energy.weight.device).manual_seed(model.net_.seed_)
-    bar = tqdm(total=len(found), unit="frame", desc="next", disable=not model.verbose, delay=2)
+    bar = progress_bar(
+        total=len(found), unit="frame", desc="next", disable=not model.verbose, delay=2
+    )
     for _, biases, number in model._walk(rows, max(model.n_chains, N_DRAWS)):
         bar.update(len(number))
         here = (~is_last[number]).nonzero().ravel()

@@ -35,6 +35,7 @@ from skebm.estimators.outlier.statistics import measure
 from skebm.estimators.outlier.thresholds import DEFAULT_LEVEL, ConformalThreshold
 from skebm.estimators.sequences.estimator import TemporalRBM
 from skebm.estimators.sequences.table import first_frames, joined
+from skebm.training.distributed import shared_seed
 
 # Blocks of a single sequence with "auto", in units of 1 / level.
 ENOUGH_BLOCKS = 3
@@ -209,7 +210,7 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         self._check_uses_next(self._model())
         X, lengths = self._joined(X, lengths, reset=True)
         single = lengths is None or len(lengths) == 1
-        random = check_random_state(self.random_state)
+        random = check_random_state(shared_seed(self.random_state))
         model = clone(self._model())
         if self.random_state is not None:
             set_seeds(model, random)

@@ -15,9 +15,9 @@ from sklearn.base import (
     TransformerMixin,
 )
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from skebm._validation import Interval, Options, StrOptions, check_is_fitted, fit_context
+from skebm._workers import progress_bar
 from skebm.base import Real as Numbers
 from skebm.base import sampling
 from skebm.base.domains import parts_of
@@ -497,7 +497,7 @@ class TemporalRBM(
         value, error, low = np.empty(n), np.zeros(n), np.empty(n)
         exact, volume = True, self._blueprint.table.log_volume
         generator = torch.Generator(energy.weight.device).manual_seed(self.net_.seed_)
-        bar = tqdm(total=n, unit="frame", desc="log Z", disable=not self.verbose, delay=2)
+        bar = progress_bar(total=n, unit="frame", desc="log Z", disable=not self.verbose, delay=2)
         for x, biases, number in self._walk(rows, self.n_chains):
             given, place = RowwiseRBM(energy.rbm, biases), number.cpu().numpy()
             free = self._blueprint.table.row_energy(given, x).double()

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from skebm._validation import Interval, StrOptions, as_numbers
+from skebm._workers import progress_bar
 from skebm.base import Batch, Binary, Categorical, Clamp, Domain, Mixed, Real
 from skebm.base.domains import parts_of
 from skebm.distributions import (
@@ -40,6 +40,7 @@ from skebm.distributions import (
 from skebm.distributions.transformed.flow import FLOWS
 from skebm.estimators.tables.table import Units
 from skebm.objectives.joint import UNKNOWN
+from skebm.training.distributed import shows_progress
 from skebm.training.rows import Rows
 
 REAL_BASES = ("gaussian", "mixture", "kernel", "stack")
@@ -480,7 +481,7 @@ def _stack(
 
     def progress(parts: Any) -> Any:
         shown = {"desc": "base", "unit": "part", "delay": PATIENCE, "leave": False}
-        return tqdm(parts, disable=not verbose, **shown)
+        return progress_bar(parts, disable=not shows_progress(verbose), **shown)
 
     x, generator = rows.block(0, len(rows)), torch.Generator(rows.device).manual_seed(seed)
     kind: dict[str, Any] = {"generator": generator, "progress": progress}

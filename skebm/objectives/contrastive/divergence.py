@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,9 +25,15 @@ from skebm.base import (
     sampling,
 )
 from skebm.base.objective import weighted_mean, weighted_variance, why_diverged
+from skebm.base.ranks import reduce_gradients
 from skebm.energies import BernoulliRBM
 from skebm.objectives.contrastive.fused import FusedPCD
-from skebm.objectives.contrastive.negative_phase import ContrastiveState, NegativePhase, packed
+from skebm.objectives.contrastive.negative_phase import (
+    ContrastiveState,
+    NegativePhase,
+    over_ranks,
+    packed,
+)
 from skebm.objectives.contrastive.refinement import Refinement
 from skebm.objectives.local import pseudo_log_likelihood
 from skebm.objectives.log_partition import LogPartitionMonitor, gains
@@ -256,6 +263,7 @@ class ContrastiveDivergence(Objective):
         else:
             loss = self._written(own, batch, state, generator)
         if self.clip_norm is not None:
+            reduce_gradients(loss.value)
             torch.nn.utils.clip_grad_norm_(self.parameters(), self.clip_norm)
         return loss
 
@@ -432,6 +440,15 @@ class ContrastiveDivergence(Objective):
         """State in which up to half of the persistent chains go on from draws of the model."""
         with torch.no_grad(), sampling(self.energy):
             return self.negatives.joined(self.energy, state, draws, generator)
+
+    def over_ranks(
+        self,
+        state: ContrastiveState,
+        rows: Callable[[Tensor], Tensor],
+        mean: Callable[[Any], Any],
+    ) -> ContrastiveState:
+        """Chains, their weights and a buffer, divided or united."""
+        return over_ranks(state, rows, mean)
 
     def advice(self, state: ContrastiveState) -> str:
         """Suggest the halved step size, unless the sampler adapts its own."""

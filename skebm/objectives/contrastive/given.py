@@ -269,6 +269,10 @@ class ClampedDivergence(Objective):
         """Half the step size."""
         return ClampedState(state.step_size / 2)
 
+    def over_ranks(self, state: ClampedState, rows: Any, mean: Any) -> ClampedState:
+        """The mean step size."""
+        return ClampedState(mean(state.step_size))
+
     def pack(self, state: ClampedState | None) -> dict[str, Tensor | None]:
         """The step size."""
         return (

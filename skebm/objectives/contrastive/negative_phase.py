@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from skebm.base.state import leaves, rebuilt
 from skebm.distributions._fitting import draw_index
 from skebm.objectives.contrastive.walkers import Walkers
 from skebm.samplers import AnnealedLangevin, ChainPolicy, FromData, Gibbs, Persistent
-from skebm.samplers._adaptation import StepSettings
+from skebm.samplers._adaptation import Adaptation, DenseScale, StepSettings
 from skebm.samplers._moves import accepts, by_row
 
 # Batches per adaptation step of an adaptive sampler, as one costs as much as a step of a small
@@ -378,6 +379,42 @@ def packed(state: ContrastiveState) -> dict[str, Tensor | None]:
         "hidden_offset": offsets.hidden if offsets else None,
         **{f"aux_{i}": part for i, part in enumerate(leaves(chain.aux if chain else None))},
     }
+
+
+def over_ranks(
+    state: ContrastiveState, rows: Callable[[Tensor], Tensor], mean: Callable[[Any], Any]
+) -> ContrastiveState:
+    """State with `rows` applied to all chains, and `mean` to the settings that they share."""
+    pool, chain, walkers, acceptance, _, _, share, _ = state
+    if walkers is not None:  # log Z of each process becomes a part of the weights of its chains
+        log_weight = rows(walkers.log_weight + walkers.log_z)
+        walkers = Walkers(log_weight, torch.zeros_like(walkers.log_z), rows(walkers.energy))
+    return state._replace(
+        pool=None if pool is None else rows(pool),
+        chain=None if chain is None else _chains_over_ranks(chain, chain.x, rows, mean),
+        walkers=walkers,
+        acceptance=mean(acceptance),
+        share=None if share is None else rows(share),
+    )
+
+
+def _chains_over_ranks(
+    part: Any, x: Tensor, rows: Callable[[Tensor], Tensor], mean: Callable[[Any], Any]
+) -> Any:
+    """A part of the state of chains at rows x."""
+    if isinstance(part, ChainState):
+        value, grad = (None if t is None else rows(t) for t in (part.energy, part.grad))
+        return ChainState(
+            rows(part.x), value, grad, _chains_over_ranks(part.aux, part.x, rows, mean)
+        )
+    if isinstance(part, StepSettings | DenseScale | Adaptation):  # of all chains together
+        rows = mean
+    if isinstance(part, tuple):
+        found = [_chains_over_ranks(one, x, rows, mean) for one in part]
+        return type(part)(*found) if hasattr(part, "_fields") else tuple(found)
+    if isinstance(part, Tensor) and part.dim() == x.dim() and len(part) == len(x):
+        return rows(part)
+    return mean(part)
 
 
 def halved(sampler: Sampler, times: int) -> Sampler:

@@ -637,8 +637,8 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         judged = self._judged
         if judged.threshold is None:
             like = next(self.energy_.parameters())
-            weight = torch.from_numpy(judged.counts)
-            rows = Rows(torch.from_numpy(judged.rows).to(like), weight, **_kind(like))
+            weight = torch.tensor(judged.counts)
+            rows = Rows(torch.tensor(judged.rows).to(like), weight, **_kind(like))
             value, _ = self._scores(rows, upper=False)
             fraction = 0.1 if self.contamination == "auto" else self.contamination
             judged.threshold = -upper_quantile(-value.log_prob, fraction, judged.counts)

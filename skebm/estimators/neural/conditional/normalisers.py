@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
+from skebm._workers import progress_bar
 from skebm.distributions._fitting import draw_index
 from skebm.energies import ConditionalEnergy, RowwiseEnergy
 from skebm.estimators.rbm.gated.given import Numbers
@@ -106,7 +106,7 @@ def log_normalisers(
     480, ... temperatures where it is not. `upper` says whether to anneal backward, and `verbose`
     whether to show a bar of what takes longer than two seconds.
     """
-    blocks = tqdm(c.split(BLOCK), unit="block", desc="log Z", disable=not verbose, delay=2)
+    blocks = progress_bar(c.split(BLOCK), unit="block", desc="log Z", disable=not verbose, delay=2)
     parts = [_of_block(energy, some, settings, upper) for some in blocks]
     return Normaliser(*(torch.cat(part) for part in zip(*parts, strict=True)))
 

@@ -1,0 +1,1 @@
+"""Beyond one process: tables larger than memory, many columns."""

@@ -1,0 +1,86 @@
+"""Calls that several workers may share, through joblib, and progress bars beside them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from joblib.parallel import get_active_backend
+from sklearn.utils.parallel import Parallel, delayed
+from tqdm.auto import tqdm
+
+
+def in_worker() -> bool:
+    """Whether this code is run by a worker of joblib (of any backend) or of Dask."""
+    if (get_active_backend()[0].nesting_level or 0) > 0:
+        return True
+    dask = sys.modules.get("distributed")  # joblib's backend on Dask counts no levels
+    if dask is None:
+        return False
+    try:
+        dask.get_worker()
+    except ValueError:  # this thread has no task of Dask
+        return False
+    return True
+
+
+def progress_bar(*args: Any, disable: bool = False, **kwargs: Any) -> Any:
+    """A bar of tqdm; none in a worker, as bars of several would overwrite each other."""
+    return tqdm(*args, disable=disable or in_worker(), **kwargs)
+
+
+class Workers(Parallel):
+    """The workers of joblib's active backend, which share calls, with a progress bar over these.
+
+    Results are in the order of the calls. Warnings of another process are issued again in this
+    one, which would not see them otherwise.
+
+    Parameters
+    ----------
+    n_jobs : int or None
+        Number of calls at the same time, as for :class:`joblib.Parallel`.
+    bar : tqdm
+        Moved by one for each call that is over.
+
+    Examples
+    --------
+    >>> from skebm._workers import Workers, progress_bar
+    >>> bar = progress_bar(total=3, disable=True)
+    >>> Workers(None, bar).results([(divmod, 7, 2), (divmod, 9, 4), (abs, -1)])
+    [(3, 1), (2, 1), 1]
+    """
+
+    def __init__(self, n_jobs: int | None, bar: Any):
+        super().__init__(n_jobs=n_jobs)
+        self.bar = bar
+
+    def print_progress(self) -> None:
+        """Move the bar; joblib calls this whenever calls are over."""
+        self.bar.update(self.n_completed_tasks - self.bar.n)
+
+    def results(self, calls: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """Results of calls ``(function, *arguments)``."""
+        here, found = _process(), []
+        for result, caught in self(delayed(_called)(here, *call) for call in calls):
+            for warning in caught:
+                warnings.warn_explicit(*warning)
+            found.append(result)
+        return found
+
+
+def _process() -> tuple[str, int]:
+    return platform.node(), os.getpid()
+
+
+def _called(parent: tuple[str, int], function: Any, *args: Any) -> tuple[Any, list[Any]]:
+    """Result of a call and, in another process than that of the parent, the warnings it issued."""
+    if parent == _process():
+        return function(*args), []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = function(*args)
+    return result, [(one.message, one.category, one.filename, one.lineno) for one in caught]
