@@ -11,21 +11,21 @@ PYTEST := OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(PY) -m pytest -n 2 --dist workst
 # pytest keeps tests with rewritten assertions as bytecode: several seconds a worker.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-full test-all test-oldest test-newest dist-check mutate soak lint types docs doctest clean
+.PHONY: help demo test test-full test-all test-oldest test-newest dist-check mutate soak lint types docs browse doctest clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
 
 demo: $(VENV)/plot.installed ## train a restricted Boltzmann machine and plot it
-	$(PY) examples/demo.py
+	$(PY) examples/rbms/demo.py
 
 test: $(VENV)/test.installed ## run the first tier of the tests: every behaviour once
 	$(PYTEST) $(ARGS)
 
-test-full: $(VENV)/test.installed ## run the tests that the first tier leaves out
+test-full: $(VENV)/test.installed $(VENV)/docs.installed $(VENV)/browser.installed ## run the tests that the first tier leaves out
 	$(PYTEST) -m full $(ARGS)
 
-test-all: $(VENV)/test.installed ## run all tests
+test-all: $(VENV)/test.installed $(VENV)/docs.installed $(VENV)/browser.installed ## run all tests
 	$(PYTEST) -m "" $(ARGS)
 
 test-oldest: $(VENV)/oldest/installed ## run the first tier with the oldest supported versions
@@ -60,12 +60,15 @@ docs: $(VENV)/docs.installed ## build the documentation, running every example
 	OMP_NUM_THREADS=1 $(PY) -m sphinx -W --keep-going -q docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
+browse: docs $(VENV)/browser.installed ## read the built documentation in headless Chromium
+	$(PY) -m tools.browse_docs docs/_build/html $(ARGS)
+
 doctest: $(VENV)/test.installed ## run the examples of the docstrings
 	OMP_NUM_THREADS=1 $(PY) -m pytest --doctest-modules skebm $(ARGS)
 
 clean: ## remove what was built, but not the environment
-	rm -rf dist docs/_build docs/gallery docs/generated docs/sg_execution_times.rst
-	rm -rf .hypothesis .mutation .mypy_cache .pytest_cache .ruff_cache digits_rbm.png examples/digits_rbm.png
+	rm -rf dist docs/_build docs/gallery docs/generated
+	rm -rf .hypothesis .mutation .mypy_cache .pytest_cache .ruff_cache digits_rbm.png examples/rbms/digits_rbm.png
 
 $(PY):
 	@echo "--- creating $(VENV)"

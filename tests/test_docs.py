@@ -1,22 +1,37 @@
-"""Pages hold no placeholders, their pictures are there; docstrings state the true defaults."""
+"""Pages are finished, their programs run; docstrings state the true defaults."""
 
 import ast
 import importlib
 import inspect
 import pkgutil
 import re
+import time
+import warnings
 from pathlib import Path
 
 import pytest
 from numpydoc.docscrape import NumpyDocString
 
 import skebm
+from tests.tiers import full
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 # Methods whose docstrings are inherited from skorch.
 OTHERS = "skebm.training.engine.EnergyNet."
-PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+PAGES = [*(ROOT / name for name in NAMES), *sorted(DOCS.glob("*.md"))]
+GUIDE = (DOCS / "guide.md").read_text()
+# The pages of the guide's first list, and those whose programs are as short.
+LIST = GUIDE.partition(":caption: By question")[2].partition("```")[0]
+QUESTIONS = re.findall(r"^(\w+)$", LIST, re.M)
+RUNNING = ["install", *QUESTIONS, "rbm"]
+# Of the processor; most of them take a tenth of this.
+SECONDS_OF_A_BLOCK = 20
+# Where the files are that absolute addresses name.
+PICTURES = "https://raw.githubusercontent.com/skebm/skebm/main/"
+FILES = "https://github.com/skebm/skebm/blob/main/"
+SITE = "https://skebm.readthedocs.io/en/latest/"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -24,7 +39,59 @@ def test_pages_are_finished(page):
     text = page.read_text()
     assert not re.search(r"@@|TODO|FIXME", text)
     for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text):
-        assert (page.parent / picture).is_file()
+        base = ROOT if picture.startswith(PICTURES) else page.parent
+        assert (base / picture.removeprefix(PICTURES)).is_file()
+
+
+def blocks(page):
+    """The programs of a page, those between ```python and ```."""
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+
+
+def run(page, programs):
+    """Run programs one after the other, in one namespace; those that warn or take long fail."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("agg")
+    namespace = {"__name__": "__main__"}
+    for i, program in enumerate(programs):
+        began = time.process_time()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            exec(compile(program, f"{page.name}, block {i}", "exec"), namespace)
+        assert time.process_time() - began < SECONDS_OF_A_BLOCK
+    pyplot.close("all")
+    return namespace
+
+
+def test_the_first_program_of_the_readme_finds_the_wrong_decimal_point():
+    found = run(README, blocks(README)[:1])
+    reason = found["detector"].explain(found["most_anomalous"]).to_frame(1).round(2)
+    assert repr(reason) in README.read_text()
+    assert found["most_anomalous"].index == [7]
+    assert blocks(DOCS / "index.md")[0] == blocks(README)[0]
+
+
+@full
+def test_the_programs_of_the_readme_run():
+    assert len(blocks(README)) > 8
+    run(README, blocks(README))
+
+
+@full
+@pytest.mark.parametrize("name", RUNNING)
+def test_the_programs_of_the_guide_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some store a model
+    run(DOCS / f"{name}.md", blocks(DOCS / f"{name}.md"))
+
+
+def test_addresses_of_the_readme_are_absolute_and_name_what_is_there():
+    text = README.read_text()
+    for address in re.findall(r"\]\(([^)]+)\)", text):
+        assert address.startswith("https://")
+    for name in re.findall(re.escape(FILES) + r"([\w/.-]+)", text):
+        assert (ROOT / name).is_file()
+    for name in re.findall(re.escape(SITE) + r"(\w+)\.html", text):
+        assert list(DOCS.glob(f"{name}.*"))
 
 
 def documented_defaults():

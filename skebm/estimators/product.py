@@ -418,7 +418,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         return found
 
     def _summarised(self, log_ratio: np.ndarray) -> LogPartition:
-        """log Z of the energy, given the log of the product over the mixture at its draws."""
+        """log Z of the energy, from the log importance weights of draws of the mixture."""
         n, experts = len(log_ratio), self.experts_.values()
         # The energy leaves out the normalisers of experts that are energies themselves.
         offset = float(self.weights_ @ np.array([log_normaliser(expert) for expert in experts]))

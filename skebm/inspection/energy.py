@@ -138,8 +138,8 @@ class EnergyDisplay:
         columns : pair of int or str, or None, default=None
             Numbers or names of the columns to draw; None if there are two.
         n_samples : int, default=0
-            Samples to draw by the model's ``sample``; for a slice of an estimator of skebm by
-            ``impute``, given the fixed columns.
+            Samples to draw, by the model's ``sample``. With more than two columns they are drawn
+            given the fixed ones, by the ``impute`` of an estimator of skebm.
         response : {"energy", "log_density"}, default="energy"
             The energy of an estimator of skebm needs no log Z; that of others is minus
             ``score_samples``. ``"log_density"`` is ``score_samples``.

@@ -120,7 +120,7 @@ class Flip(Augmentation):
     """Mirror each image horizontally with a given probability, independently.
 
     It does not leave the model invariant (see :class:`Augmentation`), and biases chains where the
-    data are not mirror symmetric, such as letters.
+    data, like letters, have no mirror symmetry.
 
     Parameters
     ----------

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch
-from skebm.base.torchtools import tensor_of
 from skebm.training.mapped import (
     SHUFFLED_WHOLE,
     BlockOrder,
@@ -443,3 +442,16 @@ class Batches:
         parts = zip(x.split(sizes), target, weight, index.split(sizes), strict=False)
         for block, y, w, i in parts:
             yield Batch(block, y, w, i)
+
+
+def tensor_of(array: np.ndarray, dtype: torch.dtype) -> Tensor:
+    """Tensor of an array, with its memory if possible; a copy of one that may not be written.
+
+    >>> import numpy as np, torch
+    >>> from skebm.training.rows import tensor_of
+    >>> tensor_of(np.broadcast_to(1.0, 2), torch.float32)  # read-only
+    tensor([1., 1.])
+    """
+    if not array.flags.writeable:
+        return torch.tensor(array, dtype=dtype)
+    return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)

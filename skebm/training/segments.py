@@ -125,7 +125,7 @@ class Segments(Rows):
         return self.ending_at(ends, self.n_context + self.n_targets)
 
     def ending_at(self, ends: Tensor, length: int) -> Tensor:
-        """Windows of a number of frames that end at some of them, (n, length (d + 1))."""
+        """Windows of `length` frames that end at the frames `ends`, (n, length (d + 1))."""
         place = self._places(ends, length)
         return self.at(place, place < self.first[ends][:, None])
 

@@ -351,7 +351,8 @@ def impute(
     Returns
     -------
     ndarray or data frame of shape (n_samples, n_features), or a list of `n_draws` of these
-        Known entries are unchanged. Columns of integers and booleans are rounded.
+        A data frame if `fit` was given one with text or categories, otherwise an array. Known
+        entries are unchanged. In frames, columns of integers and booleans are rounded.
     """
     check_is_fitted(self)
     whole_number("n_steps", n_steps, 1)

@@ -122,11 +122,12 @@ class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         p(x) = \frac1Z\, q_\tau(x)\, e^{b^\top u}
             \prod_i \Bigl(e^{-z_i^2 / 2} + e^{c_i + \mu_i z_i}\Bigr), \qquad z_i = W_i^\top u
 
-    with u the coordinates in which the Gaussian base q is a standard normal distribution
-    [1]_, [2]_. A hidden unit whose spike is off adds a precision along its weights; one that is on
-    takes it away and moves the mean. The model is a mixture of :math:`2^H` normal distributions of
-    as many covariances, where that of a Gaussian RBM (:class:`RBMEstimator` on real columns) has
-    one covariance. It is proper for all weights (:class:`skebm.energies.SpikeSlabEnergy` says why).
+    with u linear coordinates of x in which the Gaussian base q has mean zero and unit covariance
+    [1]_, [2]_. A hidden unit whose spike is off adds a precision along its weights. One whose spike
+    is on adds none, and moves the mean. So the model is a mixture of :math:`2^H` normal
+    distributions with different covariances; in a Gaussian RBM (:class:`RBMEstimator` on real
+    columns) all components have the same covariance. It is proper for all weights
+    (:class:`skebm.energies.SpikeSlabEnergy` says why).
 
     All columns are numbers, also those of zeros and ones. They are standardised, and
     log-likelihoods are in the units of X. Entries may be missing (nan) in `fit`, `score_samples`,

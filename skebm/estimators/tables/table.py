@@ -342,7 +342,8 @@ class FlatTable(Table):
             return cls(Units(np.zeros(n), np.ones(n), domain), shape, bounded)
         flat = _flat(X)
         units = learn_units(flat, weight, standardize, bounds)
-        _warn_of_constants(flat)
+        if len(shape) == 1:  # pixels cannot be dropped
+            _warn_of_constants(flat)
         return cls(units, shape, bounded)
 
     @property

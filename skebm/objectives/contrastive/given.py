@@ -36,8 +36,9 @@ class GivenConditions(Rowwise):
     ----------
     energy : ConditionalEnergy
     objective : callable
-        ``objective(energy)`` makes the objective of an energy of x, such as
-        :class:`DenoisingScoreMatching` with its settings. It has no parameters of its own.
+        Makes the objective of an energy of x, ``objective(energy)``; for example
+        :class:`DenoisingScoreMatching` with its settings. That objective must have no parameters
+        of its own.
 
     References
     ----------

@@ -1,0 +1,46 @@
+"""Figures of the examples are whole when their block of code ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def empty_panels(figure: Any) -> list[str]:
+    """Name the axes of a figure that show nothing.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+
+    Returns
+    -------
+    list of str
+        A name for each axes that are drawn, with a frame, and hold neither data nor text.
+    """
+    return [
+        f"axes {number} {ax.get_title()!r}"
+        for number, ax in enumerate(figure.axes)
+        if ax.get_visible() and ax.axison and not ax.has_data() and not ax.texts
+    ]
+
+
+def whole_figures(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]) -> str:
+    """Save the figures of a block of an example, as the scraper of sphinx-gallery for matplotlib.
+
+    Raises
+    ------
+    ValueError
+        If a panel is empty. A page shows a figure as it is at the end of the block that makes it,
+        so that a panel that the next block fills stays empty there.
+    """
+    import matplotlib.pyplot as plt
+
+    for number in plt.get_fignums():
+        if empty := empty_panels(plt.figure(number)):
+            raise ValueError(
+                f"{block_vars['src_file']}, block at line {block[2]}: nothing is drawn in "
+                f"{', '.join(empty)}. Make a figure and fill it in the same block."
+            )
+    from sphinx_gallery.scrapers import matplotlib_scraper
+
+    return matplotlib_scraper(block, block_vars, gallery_conf)
