@@ -264,7 +264,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         -------
         self : ProductOfDensities
         """
-        X, header, sample_weight = in_memory(X, self.random_state, sample_weight)
+        X, header, sample_weight = in_memory(X, shared_seed(self.random_state), sample_weight)
         X = validate_data(self, X, dtype=np.float64)
         if header is not None:
             check_columns(self, header, reset=True)

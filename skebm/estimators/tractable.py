@@ -159,7 +159,7 @@ class TractableDensity(DensityMixin, BaseEstimator):
         -------
         self : TractableDensity
         """
-        X, header, sample_weight = in_memory(X, self.random_state, sample_weight)
+        X, header, sample_weight = in_memory(X, shared_seed(self.random_state), sample_weight)
         X = validate_data(self, X, dtype=np.float64)
         if header is not None:
             check_columns(self, header, reset=True)
