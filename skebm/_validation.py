@@ -298,7 +298,9 @@ class MinMax(NamedTuple):
 
 
 def column_ranges(X: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Smallest and largest value of each column of an array or CSR matrix, ignoring NaN."""
+    """Smallest and largest value of each column of an array, map or CSR matrix, ignoring NaN."""
+    if hasattr(X, "ranges"):  # a map, which is read in blocks
+        return X.ranges
     if sp.issparse(X):
         return X.nanmin(axis=0).toarray().ravel(), X.nanmax(axis=0).toarray().ravel()
     # fmin and fmax ignore NaN, without a warning for columns that are all NaN.

@@ -21,7 +21,6 @@ ROWS = (
     ("diagnostics",),  # L0, in the order in which its files build on each other
     ("base",),
     ("_validation",),
-    ("_workers",),
     ("distributions",),  # L1
     ("energies", "samplers"),  # L2
     ("objectives", "partition"),  # L3

@@ -22,7 +22,7 @@ from skebm import (
     TemporalRBM,
 )
 from skebm.base import SamplingError
-from skebm.base.ranks import mean_over_ranks, reduce_gradients
+from skebm.base.processes import mean_over_ranks, reduce_gradients
 from skebm.energies import MLP
 from skebm.objectives import Penalty
 from skebm.samplers import MALA, ParallelTempering, Persistent

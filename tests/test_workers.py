@@ -25,7 +25,7 @@ from skebm import (
     ScoreMatchingDensity,
     TractableDensity,
 )
-from skebm._workers import Workers, in_worker, progress_bar
+from skebm.base.processes import Workers, in_worker, progress_bar
 from skebm.energies import MLP
 from skebm.training import DivergenceError
 from tests.tiers import full, leading

@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_scalar
 from torch import Tensor
 
-from skebm.base.ranks import mean_over_ranks
+from skebm.base.processes import mean_over_ranks
 
 
 class Offsets(NamedTuple):

@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,18 +26,6 @@ def softplus(x: Tensor) -> Tensor:
     tensor(True)
     """
     return F.softplus(x, threshold=40.0)
-
-
-def tensor_of(array: np.ndarray, dtype: torch.dtype) -> Tensor:
-    """Tensor of an array, with its memory if possible; a copy of one that may not be written.
-
-    >>> import numpy as np, torch
-    >>> tensor_of(np.broadcast_to(1.0, 2), torch.float32)  # read-only
-    tensor([1., 1.])
-    """
-    if not array.flags.writeable:
-        return torch.tensor(array, dtype=dtype)
-    return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
 
 
 # Factors between 1/2 and 1 whose product does not underflow in single precision.

@@ -47,8 +47,10 @@ from skebm.partition.choice import in_a_line
 from skebm.training import DivergenceError, EarlyStopping
 from skebm.training.distributed import attended, check_same_estimator, divided, shared_seed
 from skebm.training.guard import Assess
+from skebm.training.mapped import MappedArray, is_large
 from skebm.training.plan import TrainingPlan, check_net_params
 from skebm.training.rows import Rows
+from skebm.training.streams import Spool, as_mapped, by_blocks, is_stream, names_compared, spooled
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -311,6 +313,8 @@ class BaseEBM(BaseEstimator, abc.ABC):
 
     # Factories for ``<parameter>__<name>`` if the parameter is None or a string.
     _configs: ClassVar[dict[str, Callable[[Any, set[str]], Any]]] = {}
+    # Whether training reads rows of a memory map as it needs them; other estimators read it whole.
+    _reads_files: ClassVar[bool] = False
 
     net_: EnergyNet
     net_params: dict[str, Any] | None
@@ -389,7 +393,9 @@ class BaseEBM(BaseEstimator, abc.ABC):
         y = None if encode is None else encode(X, go_on)
         if weight is not None:
             live = weight > 0
-            X, y, weight = X[live], None if y is None else y[live], weight[live]
+            mapped = isinstance(X, MappedArray)
+            X = X.subset(np.flatnonzero(live)) if mapped else X[live]
+            y, weight = None if y is None else y[live], weight[live]
         device = self._available_device() if go_on else resolve_device(self.device)
         table = self._blueprint.table if go_on else self._learn_table(X, weight)
         rows = table.rows(X, device=device, dtype=getattr(torch, self.dtype), weight=weight)
@@ -425,7 +431,8 @@ class BaseEBM(BaseEstimator, abc.ABC):
         fraction = None if streaming else held_out_fraction(self.early_stopping)
         if fraction is not None:
             train, validation = _split(rows, fraction, generator)
-        blueprint = self._design(train, table, before, streaming=streaming)
+        # What is fitted before training, or chosen, is by a sample of the rows of a file.
+        blueprint = self._design(train.sampled(seed), table, before, streaming=streaming)
         warn_without_effect(blueprint.without_effect(asked_for(self)))
         net = blueprint.plan.net(
             blueprint.objective(generator),
@@ -449,7 +456,8 @@ class BaseEBM(BaseEstimator, abc.ABC):
         self.history_, self.n_restarts_ = self.net_.history.to_list(), self.net_.n_restarts_
         self.n_iter_ = len(self.history_)
         n_reference = min(len(rows), N_REFERENCE, max(2, 1_000_000 // rows.n_columns))
-        keep = torch.linspace(0, len(rows) - 1, n_reference).long()
+        precision = torch.float64 if rows.is_mapped else torch.float32
+        keep = torch.linspace(0, len(rows) - 1, n_reference, dtype=precision).long()
         self._reference = rows.take(keep.to(rows.device)).cpu().numpy()
         self._log_z = LogZ()
         self._blueprint.check_trained(self.net_, rows)
@@ -458,15 +466,33 @@ class BaseEBM(BaseEstimator, abc.ABC):
         return "net_" in self.__dict__
 
     def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
-        return validate_data(
-            self,
-            X,
-            reset=reset,
-            dtype=[np.float64, np.float32],
-            ensure_min_samples=min_samples,
-            **self._accepted_input(reset=reset),
-            **kwargs,
-        )
+        kwargs |= {"reset": reset, "ensure_min_samples": min_samples}
+        kwargs |= {"dtype": [np.float64, np.float32]} | self._accepted_input(reset=reset)
+        stream = spooled(X) if is_stream(X) else X
+        if isinstance(stream, Spool):
+            with names_compared():
+                found = self._checked(stream.table, kwargs)
+            if stream.header is not None:
+                check_columns(self, stream.header, reset=reset)
+            return found
+        return self._checked(X, kwargs)
+
+    def _checked(self, X: Any, kwargs: dict[str, Any]) -> Any:
+        """X as scikit-learn checks it; of a large memory map a few rows, and all for nan."""
+        if not (self._reads_files and is_large(X)):
+            return validate_data(self, X, **kwargs)
+        validate_data(self, np.array(X[:2]), **kwargs)
+        table = as_mapped(X)
+        if kwargs.get("ensure_all_finite") == "allow-nan" and table.has_missing():
+            warnings.warn(
+                "X has missing entries, so that the memory map is read whole, and needs memory in "
+                "proportion to its rows: fill them in, or pass fewer rows at a time.",
+                UserWarning,
+                stacklevel=2,
+            )
+            return validate_data(self, np.array(X), **kwargs)
+        table.check_finite()
+        return table
 
     # ---------------------------------------------------------------- energies
 
@@ -500,6 +526,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         device = next(self.energy_.parameters()).device
         return torch.Generator(device).manual_seed(draw_seed(random_state))
 
+    @by_blocks
     def energy(self, X: Any) -> np.ndarray:
         """Energy of each row, in nats: lower is more likely.
 
@@ -513,6 +540,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         """
         return self._energies(self._rows(X))
 
+    @by_blocks
     def score_samples(self, X: Any) -> np.ndarray:
         """Log-likelihood of each row, log p(x) = -E(x) - log Z, in nats.
 
@@ -696,6 +724,10 @@ def validate_coded(
     With `reset`, `learn` finds the categories of the columns: `_coding` of the estimator. Arrays of
     numbers have none unless they are listed.
     """
+    if isinstance(X, Spool) or is_stream(X) or is_large(X):  # which hold numbers only
+        if reset:
+            estimator._coding = None
+        return plain(X, reset=reset, min_samples=min_samples, **kwargs)
     if reset:
         asked = estimator.categorical_features
         numbers = isinstance(X, np.ndarray) and X.dtype.kind in "biuf"
@@ -749,11 +781,20 @@ def _split(rows: Rows, fraction: float, generator: torch.Generator) -> tuple[Row
     return rows.split(n, generator)
 
 
-def upper_quantile(values: np.ndarray, share: float, weight: np.ndarray) -> float:
+def upper_quantile(values: np.ndarray, share: float, weight: np.ndarray | None) -> float:
     """Threshold above which a fraction `share` of the weight lies, rounded to a whole row.
 
-    It is midway between adjacent values. A row of weight 2 is equivalent to two such rows.
+    It is midway between adjacent values. A row of weight 2 is equivalent to two such rows; without
+    weights the values are sorted in place, in part only.
     """
+    if weight is None:
+        n = len(values)
+        k = int(np.floor(share * n + 0.5 + 1e-9))
+        if k < 1:
+            return float(values.max())
+        places = [n - k, max(0, n - k - 1)]
+        values.partition(places)
+        return float(values[places].mean())
     order = np.argsort(-values, kind="stable")
     values, reached = values[order], np.cumsum(weight[order])
     k = np.floor(share * reached[-1] + 0.5 + 1e-9)  # the sum of weights is rounded
@@ -822,7 +863,8 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
     def _set_threshold(self, rows: Rows) -> None:
         fraction = 0.1 if self.contamination == "auto" else self.contamination
         energies = divided(rows, self._energies)
-        self.threshold_ = upper_quantile(energies, fraction, rows.counts.cpu().numpy())
+        weight = None if rows.is_mapped and rows.weight is None else rows.counts.cpu().numpy()
+        self.threshold_ = upper_quantile(energies, fraction, weight)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-likelihood of the rows in nats, with the largest credible log Z.

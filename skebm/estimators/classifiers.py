@@ -16,6 +16,7 @@ from skebm._validation import as_numbers, check_labels, fit_context
 from skebm.estimators.base import raises_interrupt, restores_on_failure
 from skebm.objectives.joint import UNKNOWN
 from skebm.training.rows import Rows
+from skebm.training.streams import labelled
 
 
 def encoded(estimator: Any, X: Any, y: Any, on: bool, classes: Any = None) -> np.ndarray:
@@ -157,6 +158,7 @@ def fit(self: Any, X: Any, y: Any, sample_weight: Any = None) -> Any:
     -------
     self : object
     """
+    X, y = labelled(X, y)
     self._fit(X, sample_weight, streaming=False, encode=lambda X, on: encoded(self, X, y, on))
     return self
 
@@ -183,6 +185,7 @@ def partial_fit(self: Any, X: Any, y: Any, classes: Any = None, sample_weight: A
     -------
     self : object
     """
+    X, y = labelled(X, y)
     self._fit(
         X,
         sample_weight,

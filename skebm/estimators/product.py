@@ -28,6 +28,7 @@ from skebm._validation import (
     Interval,
     StrOptions,
     as_numbers,
+    check_columns,
     check_is_fitted,
     check_random_state,
     check_weight,
@@ -37,9 +38,9 @@ from skebm._validation import (
     take_rows,
     validate_data,
 )
-from skebm._workers import Workers, progress_bar
 from skebm.base import LogPartition
 from skebm.base.energy import check_temperature
+from skebm.base.processes import Workers, progress_bar
 from skebm.base.sampler import whole_number
 from skebm.estimators.base import restores_on_failure
 from skebm.estimators.tractable import (
@@ -49,6 +50,7 @@ from skebm.estimators.tractable import (
     tempered,
 )
 from skebm.training.distributed import shared_seed, shows_progress
+from skebm.training.streams import by_blocks, in_memory
 
 # Folds without which training rows are scored for the weights, and fewest and most of these rows.
 N_FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 20, 500
@@ -262,7 +264,10 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         -------
         self : ProductOfDensities
         """
+        X, header, sample_weight = in_memory(X, self.random_state, sample_weight)
         X = validate_data(self, X, dtype=np.float64)
+        if header is not None:
+            check_columns(self, header, reset=True)
         sample_weight = check_weight(sample_weight, X)
         experts = self._named_experts()
         if sample_weight is not None:
@@ -462,6 +467,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         found: np.ndarray = validate_data(self, X, dtype=np.float64, reset=False)
         return found
 
+    @by_blocks
     def energy(self, X: Any) -> np.ndarray:
         """Energy of each row, in nats: minus the weighted sum of the experts' log densities.
 
@@ -478,6 +484,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         parts = [w * relative_log_density(expert, X) for w, expert in pairs if w]
         return -np.asarray(sum(parts))
 
+    @by_blocks
     def score_samples(self, X: Any) -> np.ndarray:
         """Log p(x) of each row in nats, with the estimate of log Z.
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from skebm._validation import (
     Interval,
     StrOptions,
+    check_columns,
     check_is_fitted,
     check_random_state,
     check_weight,
@@ -38,6 +39,7 @@ from skebm.distributions import (
 )
 from skebm.estimators.base import asked_for, restores_on_failure, warn_without_effect
 from skebm.training.distributed import shared_seed
+from skebm.training.streams import by_blocks, in_memory
 
 # Rows for each component of a mixture, and most components.
 ROWS_PER_COMPONENT, MOST_COMPONENTS = 100, 40
@@ -157,7 +159,10 @@ class TractableDensity(DensityMixin, BaseEstimator):
         -------
         self : TractableDensity
         """
+        X, header, sample_weight = in_memory(X, self.random_state, sample_weight)
         X = validate_data(self, X, dtype=np.float64)
+        if header is not None:
+            check_columns(self, header, reset=True)
         weight = check_weight(sample_weight, X)
         warn_without_effect(
             {
@@ -208,6 +213,7 @@ class TractableDensity(DensityMixin, BaseEstimator):
             found: np.ndarray = torch.cat([evaluate(rows) for rows in x.split(BLOCK)]).numpy()
         return found
 
+    @by_blocks
     def score_samples(self, X: Any) -> np.ndarray:
         """Log p(x) of each row in nats; exact.
 

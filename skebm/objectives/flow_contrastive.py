@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from skebm.base import Batch, Loss, sampling
 from skebm.base.objective import fill_missing, weighted_mean
-from skebm.base.ranks import mean_over_ranks
+from skebm.base.processes import mean_over_ranks
 from skebm.base.torchtools import softplus
 from skebm.distributions import NormalizingFlow
 from skebm.energies import NeuralEnergy

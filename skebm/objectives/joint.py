@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from skebm.base import Batch, Loss, Objective, Sampler, sampling
 from skebm.base.objective import fill_missing, weighted_mean
-from skebm.base.ranks import reduce_gradients
+from skebm.base.processes import reduce_gradients
 from skebm.distributions._fitting import draw_index
 from skebm.energies import ClassMarginal, NeuralEnergy
 from skebm.objectives.contrastive.divergence import ContrastiveDivergence

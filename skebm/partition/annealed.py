@@ -15,8 +15,8 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skebm._workers import progress_bar
 from skebm.base import Energy, LogPartition, Sampler, sampling
+from skebm.base.processes import progress_bar
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.energies import AnnealingPath, annealing_path

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from skebm._validation import draw_seed
 from skebm.base import Batch, Loss, Objective, SamplingError
-from skebm.base.ranks import reducing
+from skebm.base.processes import reducing
 from skebm.training.rows import Rows
 
 # Seconds in which processes answer after one of them has gone.

@@ -20,9 +20,9 @@ from torch.autograd.graph import increment_version
 from torch.optim.swa_utils import AveragedModel
 
 from skebm._validation import TorchModes, threads
-from skebm._workers import progress_bar
 from skebm.base import Batch, Loss, Objective, SamplingError, sampling
 from skebm.base.objective import FusedSteps
+from skebm.base.processes import progress_bar
 from skebm.base.torchtools import SGD, searches_steps
 from skebm.training.distributed import (
     ALONE,

@@ -162,10 +162,11 @@ def moments_of(*tables: Rows | None) -> Tensor:
         if rows is None:
             continue
         n, total = len(rows), torch.zeros(3, rows.n_columns, dtype=torch.float64)
+        counts = rows.counts
         for start in range(0, n, 4096):
             x = rows.block(start, start + 4096).double()
             i = torch.arange(start, start + len(x), device=x.device)
-            w = rows.counts[i][:, None] / n
+            w = counts[i][:, None] / n
             place = (i[:, None] + 1) / n
             total += torch.stack([(w * t).sum(0) for t in (x, x**2, x * place)]).cpu()
         found.append(total.flatten())

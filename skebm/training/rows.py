@@ -1,4 +1,4 @@
-"""The rows of a table on the device, dense or sparse, and mini-batches of them."""
+"""The rows of a table on the device, dense, sparse or in a file, and mini-batches of them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,29 @@ import torch
 from torch import Tensor
 
 from skebm.base import Batch
-from skebm.base.torchtools import tensor_of
+from skebm.training.mapped import (
+    SHUFFLED_WHOLE,
+    BlockOrder,
+    MappedArray,
+    distinct_numbers,
+    sample_size,
+)
 
 
 class Rows(torch.utils.data.Dataset):
-    """The rows of a table: a tensor on the device, or a CSR matrix whose batches are made dense.
+    """The rows of a table: a tensor on the device, or what batches are read from.
 
     Parameters
     ----------
-    x : Tensor or CSR of shape (n, d)
-        Batches of a tensor on another device than `device` are moved to it.
+    x : Tensor, CSR or MappedArray of shape (n, d)
+        Batches of a tensor on another device than `device` are moved to it, those of a CSR matrix
+        are made dense, and those of a memory map are read from the file.
     weight : Tensor of shape (n,) or None
         Non-negative; scaled to mean 1. `total_weight` is the sum before scaling.
     y : Tensor of shape (n,) or None
         Targets of the rows.
     convert : callable or None
-        Applied to the dense blocks of a CSR matrix.
+        Applied to the dense blocks of a CSR matrix or a memory map.
 
     Attributes
     ----------
@@ -42,7 +49,7 @@ class Rows(torch.utils.data.Dataset):
 
     def __init__(
         self,
-        x: Tensor | sp.csr_array,
+        x: Tensor | sp.csr_array | MappedArray,
         weight: Tensor | None = None,
         *,
         y: Tensor | None = None,
@@ -57,6 +64,8 @@ class Rows(torch.utils.data.Dataset):
         self.n_columns = x.shape[1]
         self.known: Tensor | None = None
         self.n_copies = 1
+        self._sampled_from: Rows | None = None
+        self._sample: np.ndarray | None = None
 
     @classmethod
     def of(
@@ -68,11 +77,13 @@ class Rows(torch.utils.data.Dataset):
         device: torch.device,
         weight: np.ndarray | None = None,
     ) -> Rows:
-        """Rows of a validated array or CSR matrix; `convert` is applied to dense blocks.
+        """Rows of a validated array, map or CSR matrix; `convert` is applied to dense blocks.
 
         Dense data that take more than a quarter of a GPU's free memory stay on the host.
         """
         w = None if weight is None else tensor_of(weight, torch.float64)
+        if isinstance(X, MappedArray):
+            return cls(X, w, dtype=dtype, device=device, convert=convert)
         if sp.issparse(X):
             return cls(X.tocsr(), w, dtype=dtype, device=device, convert=convert)
         x = tensor_of(convert(X), dtype)
@@ -82,8 +93,35 @@ class Rows(torch.utils.data.Dataset):
         return cls(x.to(device) if fits else x, w, dtype=dtype, device=device)
 
     @property
+    def is_mapped(self) -> bool:
+        """Whether the rows are in a file."""
+        return isinstance(self.x, MappedArray)
+
+    def sampled(self, seed: int) -> Rows:
+        """Rows that are in memory: these, or a uniform sample of those of a file."""
+        n = sample_size(self.n_columns)
+        if not self.is_mapped or len(self) <= n:
+            return self
+        self._sample = distinct_numbers(len(self), n, seed)
+        found = self.subset(torch.from_numpy(self._sample).to(self.device))
+        found._sampled_from = self
+        return found
+
+    @property
+    def whole(self) -> Rows:
+        """The rows of a file that these are a sample of; these rows if they are none."""
+        return self if self._sampled_from is None else self._sampled_from
+
+    @property
+    def n_table(self) -> int:
+        """Number of rows of the table that these are a sample of, or of these rows."""
+        return len(self.whole)
+
+    @property
     def counts(self) -> Tensor:
         """The weight of each row as it was given, or 1; float64 (n,)."""
+        if self.weight is None and self.is_mapped:  # without memory of its own
+            return torch.ones((), dtype=torch.float64, device=self.device).expand(len(self))
         if self.weight is None:
             return torch.ones(len(self), dtype=torch.float64, device=self.device)
         return self.weight.double() * (self.total_weight / len(self))
@@ -97,7 +135,13 @@ class Rows(torch.utils.data.Dataset):
             found = Rows(self.x[index.to(self.x.device)], weight, **kind)
             found.known = None if self.known is None else self.known[index.to(self.x.device)]
             return found
-        return Rows(self.x[index.cpu().numpy()], weight, **kind)
+        number = index.cpu().numpy()
+        if isinstance(self.x, MappedArray):
+            few = len(number) <= sample_size(self.n_columns)
+            return Rows(
+                self._dense(self.x[number]) if few else self.x.subset(number), weight, **kind
+            )
+        return Rows(self.x[number], weight, **kind)
 
     def reweighted(self, weight: Tensor) -> Rows:
         """The same rows with other weights (n,), of which the total is as before."""
@@ -107,16 +151,40 @@ class Rows(torch.utils.data.Dataset):
         return found
 
     def split(self, n: int, generator: torch.Generator) -> tuple[Rows, Rows]:
-        """All rows but `n`, and these, drawn at random."""
+        """All rows but `n`, and these, drawn at random.
+
+        Rows of a file are drawn among those that no sample had before, if there are so many: what
+        was fitted to a sample is then judged by new rows.
+        """
+        if self.is_mapped:
+            device = generator.device
+            seed = int(torch.randint(2**62, (), generator=generator, device=device))
+            return self.without(torch.from_numpy(self._others(n, seed)))
         order = torch.randperm(len(self), generator=generator, device=self.device)
         return self.subset(order[n:]), self.subset(order[:n])
+
+    def _others(self, n: int, seed: int) -> np.ndarray:
+        """Numbers of `n` rows, of those that are in no sample if there are so many."""
+        seen = self._sample
+        if seen is None or len(self) - len(seen) < n:
+            return distinct_numbers(len(self), n, seed)
+        rank = distinct_numbers(len(self) - len(seen), n, seed)
+        # The r-th of the others comes after those of the sample of which fewer others are before.
+        return rank + np.searchsorted(seen - np.arange(len(seen)), rank, side="right")
+
+    def without(self, index: Tensor) -> tuple[Rows, Rows]:
+        """All rows but those of the given numbers, and these."""
+        rest = np.ones(len(self), dtype=bool)
+        rest[index.cpu().numpy()] = False
+        left = torch.from_numpy(np.flatnonzero(rest)).to(self.device)
+        return self.subset(left), self.subset(index.to(self.device))
 
     def merged(self) -> Rows:
         """Distinct rows weighted by their total weight, for binary rows of up to 62 columns.
 
-        Other rows are returned unchanged.
+        Other rows, and those in a file, are returned unchanged.
         """
-        if self.n_columns > 62 or self.known is not None:
+        if self.n_columns > 62 or self.known is not None or self.is_mapped:
             return self
         x = self.block(0, len(self))
         if not bool(((x == 0) | (x == 1)).all()):
@@ -155,7 +223,9 @@ class Rows(torch.utils.data.Dataset):
         self.x, self.known, self.convert = x, known, None
 
     def has_missing(self) -> bool:
-        """Whether there are missing entries, nan."""
+        """Whether there are missing entries, nan, of which maps are known to have none."""
+        if isinstance(self.x, MappedArray):
+            return False
         if isinstance(self.x, Tensor):
             return bool(self.x.isnan().any())
         return bool(np.isnan(self.x.data).any())
@@ -192,7 +262,8 @@ class Rows(torch.utils.data.Dataset):
         return self.block(index, index + 1)[0]
 
     def _dense(self, X: Any) -> Tensor:
-        block = X.toarray() if self.convert is None else self.convert(X.toarray())
+        X = X.toarray() if sp.issparse(X) else X
+        block = X if self.convert is None else self.convert(X)
         return torch.from_numpy(np.ascontiguousarray(block)).to(self.device, self.dtype)
 
     def take(self, index: Tensor) -> Tensor:
@@ -296,11 +367,13 @@ class Batches:
         rows = self.rows
         if len(self) == 1 and self.subset is None:
             return self._whole()
+        n = min(N_MONITOR, self.n_rows)
+        fraction = torch.arange(n, dtype=torch.float64, device=rows.device).add_(0.5).div_(n)
+        if rows.weight is None and self.subset is None:
+            return self._unweighted((fraction * self.n_rows).long())
         index = torch.arange(self.n_rows, device=rows.device)
         if self.subset is not None:
             index = self.subset.to(rows.device)
-        n = min(N_MONITOR, self.n_rows)
-        fraction = torch.arange(n, dtype=torch.float64, device=rows.device).add_(0.5).div_(n)
         if rows.weight is None:
             return self._unweighted(index[(fraction * self.n_rows).long()])
         cumulative = rows.weight[index].double().cumsum(0)
@@ -323,22 +396,62 @@ class Batches:
             whole: list[Any] = [None if part is None else part[own] for part in self._whole()]
             yield Batch(*whole)
             return
+        # Even sizes, because a last batch of one row would make a large and noisy step.
+        size, longer = divmod(n, len(self))
+        sizes = [size + 1] * longer + [size] * (len(self) - longer)
+        if rows.is_mapped and n > SHUFFLED_WHOLE and self.subset is None:
+            yield from self._by_windows(sizes)
+            return
         order = torch.arange(n, device=rows.device)
         if self.generator is not None:
             order = torch.randperm(n, generator=self.generator, device=rows.device)
         if self.subset is not None:
             order = self.subset.to(rows.device)[order]
-        # Even sizes, because a last batch of one row would make a large and noisy step.
-        size, longer = divmod(n, len(self))
-        sizes = [size + 1] * longer + [size] * (len(self) - longer)
         # Several small batches are taken at once and split: views are cheaper than small copies.
         together = max(1, BLOCK // ((size + 1) * rows.n_columns))
         for first in range(0, len(sizes), together):
             cut = sizes[first : first + together]
             index, order = order.tensor_split([sum(cut)])
             index, cut = self._mine(index, cut)
-            weight = repeat(None) if rows.weight is None else rows.weight[index].split(cut)
-            target = repeat(None) if rows.y is None else rows.y[index].split(cut)
-            parts = zip(rows.take(index).split(cut), target, weight, index.split(cut), strict=False)
-            for x, y, w, i in parts:
-                yield Batch(x, y, w, i)
+            yield from self._cut(rows.take(index), index, cut)
+
+    def _by_windows(self, sizes: list[int]) -> Iterator[Batch]:
+        """Batches of so many rows of a file, of which some blocks are in memory at a time.
+
+        Blocks come in random order, and rows of those in memory are shuffled with each other.
+        """
+        rows, at = self.rows, 0
+        order = BlockOrder(self.n_rows, rows.n_columns, self.generator)
+        together = max(1, order.window // sizes[0])
+        for first in range(0, len(sizes), together):
+            cut = sizes[first : first + together]
+            index = order.numbers(at, at + sum(cut)).to(rows.device)
+            at += len(index)
+            if self.generator is not None:
+                mixed = torch.randperm(len(index), generator=self.generator, device=rows.device)
+                index = index[mixed]
+            index, cut = self._mine(index, cut)
+            place = index.argsort()  # read in the order of the file
+            yield from self._cut(rows.take(index[place])[place.argsort()], index, cut)
+
+    def _cut(self, x: Tensor, index: Tensor, sizes: list[int]) -> Iterator[Batch]:
+        """Batches of so many of the rows x, which have the given numbers."""
+        rows = self.rows
+        weight = repeat(None) if rows.weight is None else rows.weight[index].split(sizes)
+        target = repeat(None) if rows.y is None else rows.y[index].split(sizes)
+        parts = zip(x.split(sizes), target, weight, index.split(sizes), strict=False)
+        for block, y, w, i in parts:
+            yield Batch(block, y, w, i)
+
+
+def tensor_of(array: np.ndarray, dtype: torch.dtype) -> Tensor:
+    """Tensor of an array, with its memory if possible; a copy of one that may not be written.
+
+    >>> import numpy as np, torch
+    >>> from skebm.training.rows import tensor_of
+    >>> tensor_of(np.broadcast_to(1.0, 2), torch.float32)  # read-only
+    tensor([1., 1.])
+    """
+    if not array.flags.writeable:
+        return torch.tensor(array, dtype=dtype)
+    return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)

@@ -12,9 +12,9 @@ import torch
 from sklearn.base import BaseEstimator
 
 from skebm._validation import Interval, StrOptions
-from skebm._workers import progress_bar
 from skebm.base import Batch
 from skebm.base.domains import columns_of
+from skebm.base.processes import progress_bar
 from skebm.energies import BoltzmannMachine
 from skebm.estimators.boltzmann.blueprint import CONVEX, ROUGH, BoltzmannBlueprint, loss_of, without
 from skebm.training.distributed import shows_progress

@@ -304,13 +304,23 @@ class NeuralBlueprint(Blueprint):
         direction = torch.randn(
             rows.n_columns, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
         ).to(rows.device)
-        keys = rows.map(lambda x: x.flatten(1).double() @ direction)
+
+        def key(x: Tensor) -> Tensor:
+            return x.flatten(1).double() @ direction
+
+        some = rows.sampled(0)
+        keys = some.map(key)
         distinct, member = keys.unique(return_inverse=True)
-        weight = torch.zeros_like(distinct).index_add_(0, member, rows.counts.to(keys))
-        if len(distinct) < FEWEST_ROWS or are_states(weight, len(rows), self.table.domain):
+        weight = torch.zeros_like(distinct).index_add_(0, member, some.counts.to(keys))
+        if len(distinct) < FEWEST_ROWS or are_states(weight, len(some), self.table.domain):
             return rows, None
         n = min(N_HELD_OUT, len(distinct) // 10)
         place = torch.randperm(len(distinct), generator=generator, device=generator.device)
+        if rows.is_mapped:  # the same rows of the sample, and all their copies
+            out = distinct[place.to(member) < n].to(rows.device)
+            equal = rows.map(lambda x: torch.isin(key(x), out))
+            train, held = rows.without(equal.nonzero().ravel())
+            return train, held.sampled(0)
         held_out = (place.to(member) < n)[member]
         number = torch.arange(len(rows), device=rows.device)
         held_out = held_out.to(rows.device)

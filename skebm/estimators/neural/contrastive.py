@@ -286,6 +286,7 @@ class ContrastiveDivergenceDensity(BaseDensity):
     array([ 1, -1])
     """
 
+    _reads_files = True
     _parameter_constraints: dict = (
         DENSITY_CONSTRAINTS
         | NEURAL_CONSTRAINTS
@@ -397,7 +398,7 @@ class ContrastiveDivergenceDensity(BaseDensity):
             )
         else:
             bases, noise = self._blueprint.bases, self._blueprint.noise
-        plan = neural_plan(self, len(rows), streaming=streaming)
+        plan = neural_plan(self, rows.n_table, streaming=streaming)
         return NeuralBlueprint(
             table=table,
             plan=plan,
@@ -431,8 +432,8 @@ class ContrastiveDivergenceDensity(BaseDensity):
                     '"likelihood".'
                 )
             return DiscrepancyRule(sampler, asked)
-        chains = resolved_chains(self.chains, min(plan.batch_size, len(rows)), before)
-        anneal = asked.sigma_anneal, plan.n_batches(len(rows)) // 2
+        chains = resolved_chains(self.chains, min(plan.batch_size, rows.n_table), before)
+        anneal = asked.sigma_anneal, plan.n_batches(rows.n_table) // 2
         return LikelihoodRule(sampler, chains, asked, anneal)
 
     def __sklearn_tags__(self) -> Any:

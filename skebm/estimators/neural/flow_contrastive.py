@@ -169,6 +169,7 @@ class FlowContrastiveDensity(BaseDensity):
     torch.Size([3, 2])
     """
 
+    _reads_files = True
     _parameter_constraints: dict = {
         name: kinds
         for name, kinds in (DENSITY_CONSTRAINTS | NEURAL_CONSTRAINTS).items()
@@ -256,7 +257,11 @@ class FlowContrastiveDensity(BaseDensity):
         return NeuralBlueprint(
             table=table,
             plan=neural_plan(
-                self, len(rows), streaming=streaming, n_steps=N_STEPS, optimizer_settings=settings
+                self,
+                rows.n_table,
+                streaming=streaming,
+                n_steps=N_STEPS,
+                optimizer_settings=settings,
             ),
             rule=FlowRule(sampler_of(self, table.domain), reach),
             network_config=network_of(self),

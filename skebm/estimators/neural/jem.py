@@ -52,6 +52,7 @@ from skebm.objectives.joint import FORMS, likeliest_power
 from skebm.objectives.log_partition import LogPartitionMonitor
 from skebm.samplers import ChainPolicy
 from skebm.training.rows import Rows
+from skebm.training.streams import by_blocks
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -346,6 +347,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
     (3, 2)
     """
 
+    _reads_files = True
     _parameter_constraints: dict = (
         COMMON_CONSTRAINTS
         | NEURAL_CONSTRAINTS
@@ -440,22 +442,22 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
             self.objective if isinstance(self.objective, Hybrid) else Hybrid(form=self.objective)
         )
         self.generative_weight_ = weight_of(self.generative_weight, asked.form, rows.n_columns)
-        class_weight = class_weights(self.class_weight, self.classes_, rows)
+        class_weight = class_weights(self.class_weight, self.classes_, rows.whole)
         if before is None:
             # Kernels would slow the chains down.
             kind: dict[str, Any] = {"deconvolve": asked.deconvolve, "stacks": "mixtures"}
             bases, noise = fit_any_bases(self, self.base, rows, table, **kind)
         else:
             bases, noise = self._blueprint.bases, self._blueprint.noise
-        plan = neural_plan(self, len(rows), streaming=streaming, most_passes=MOST_PASSES)
+        plan = neural_plan(self, rows.n_table, streaming=streaming, most_passes=MOST_PASSES)
         return NeuralBlueprint(
             table=table,
             plan=plan,
             rule=JointRule(
                 sampler_of(self, table.domain),
-                resolved_chains(self.chains, min(plan.batch_size, len(rows)), before),
+                resolved_chains(self.chains, min(plan.batch_size, rows.n_table), before),
                 clone(asked),
-                (asked.sigma_anneal, plan.n_batches(len(rows)) // 2),
+                (asked.sigma_anneal, plan.n_batches(rows.n_table) // 2),
                 len(self.classes_),
                 self.generative_weight_,
                 class_weight,
@@ -480,6 +482,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
 
     # ---------------------------------------------------------------- classes
 
+    @by_blocks
     def logits(self, X: Any) -> np.ndarray:
         """Logits of all classes: log p(x, y) - log q(x), up to a constant.
 

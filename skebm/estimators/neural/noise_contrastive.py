@@ -249,6 +249,7 @@ class NCEDensity(BaseDensity):
     True
     """
 
+    _reads_files = True
     _parameter_constraints: dict = (
         DENSITY_CONSTRAINTS
         | NEURAL_CONSTRAINTS
@@ -348,7 +349,7 @@ class NCEDensity(BaseDensity):
         kind = {"noise_ratio": float(self.noise_ratio), "form": self.form}
         return NeuralBlueprint(
             table=table,
-            plan=neural_plan(self, len(rows), streaming=streaming, optimizer_settings=settings),
+            plan=neural_plan(self, rows.n_table, streaming=streaming, optimizer_settings=settings),
             rule=NoiseRule(
                 sampler_of(self, table.domain),
                 path=path,

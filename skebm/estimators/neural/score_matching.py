@@ -236,6 +236,7 @@ class ScoreMatchingDensity(BaseDensity):
     (1, 2)
     """
 
+    _reads_files = True
     _parameter_constraints: dict = (
         DENSITY_CONSTRAINTS
         | NEURAL_CONSTRAINTS
@@ -319,7 +320,7 @@ class ScoreMatchingDensity(BaseDensity):
         sliced = self.objective if isinstance(self.objective, Sliced) else Sliced()
         name = "sliced" if isinstance(self.objective, Sliced) else self.objective
         check_bounds_are_kept(name, self.bounds)
-        leaves_out = before is None and self.base == "kernel" and len(rows) > 2
+        leaves_out = before is None and self.base == "kernel" and len(rows) == rows.n_table > 2
         if before is None:
             levels = levels_of(name, self.sigma, rows.n_columns)
             bases, noise = self._fit_bases(rows, table, name, several=levels is not None)
@@ -332,7 +333,7 @@ class ScoreMatchingDensity(BaseDensity):
             sampler = HMC(n_leapfrog=5, adapt=True, scale="auto")
         return NeuralBlueprint(
             table=table,
-            plan=neural_plan(self, len(rows), streaming=streaming),
+            plan=neural_plan(self, rows.n_table, streaming=streaming),
             rule=MatchingRule(clone(sampler), name, clone(sliced), levels, leaves_out),
             network_config=network_of(self),
             bases=bases,

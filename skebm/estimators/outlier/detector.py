@@ -58,6 +58,7 @@ from skebm.estimators.outlier.fitting import (
     n_held_out,
     params_of_default,
     random_split,
+    sample_of,
 )
 from skebm.estimators.outlier.statistics import STATISTICS, check_offers, measure
 from skebm.estimators.outlier.thresholds import (
@@ -71,6 +72,8 @@ from skebm.estimators.outlier.thresholds import (
     effective_rows,
 )
 from skebm.training.distributed import shared_seed
+from skebm.training.mapped import is_large
+from skebm.training.streams import Spool, by_blocks, is_stream, labelled, spooled
 
 
 def _takes_more_rows(detector: EnergyOutlierDetector) -> bool:
@@ -331,11 +334,13 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         -------
         self : EnergyOutlierDetector
         """
+        X, y = labelled(X, y)
+        X, header = (X.table, X.header) if isinstance(X, Spool) else (X, None)
         check_container(X)
         (X,) = indexable(X)
         if n_rows(X) == 0:
             raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
-        self._check_columns(X, reset=True)
+        self._check_columns(X if header is None else header, reset=True)
         warn_without_effect(self._without_effect())
         random = check_random_state(shared_seed(self.random_state))
         weight = self._weight(fit_params, X)
@@ -424,6 +429,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         for rows, _ in splits:  # all that is random is drawn here, before workers share the fits
             if counting is not None:
                 rows = counting if rows is None else np.intersect1d(rows, counting)
+            if is_large(X) and (self.estimator is None or self.trim is not None):
+                rows = sample_of(rows, X, random)
             seed = None if self.trim is None else draw_seed(random)
             model = clone(estimator)
             if self.random_state is not None:
@@ -516,7 +523,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         """
         if not self.__sklearn_is_fitted__():
             return self.fit(X, y)
-        (values,) = self._measure(X)
+        (values,) = self._measure(spooled(X).table if is_stream(X) else X)
         self._set_threshold(self._threshold.extended(values, self._param("contamination")))
         return self
 
@@ -570,7 +577,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         """Raise unless the detector is fitted and X has its columns."""
         if not self.__sklearn_is_fitted__():
             check_is_fitted(self)
-        self._check_columns(X, reset=False)
+        if not is_stream(X):  # whose names are compared where it is read
+            self._check_columns(X, reset=False)
 
     def _check_columns(self, X: Any, *, reset: bool) -> None:
         if self.estimator is None and sp.issparse(X):
@@ -587,6 +595,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         self._check_rows(X)
         return [measure(self._param("statistic"), model, X) for model in self.estimators_]
 
+    @by_blocks
     def score_samples(self, X: Any) -> np.ndarray:
         """Statistic of each row, higher for more normal ones.
 
@@ -610,6 +619,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             log_density if statistic == "log_density" else statistic, self.estimators_[0], X
         )
 
+    @by_blocks
     def decision_function(self, X: Any) -> np.ndarray:
         """Statistic above the threshold: negative for outliers. Needs no log Z.
 
@@ -640,6 +650,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         return np.where(self.decision_function(X) >= 0, 1, -1)
 
     @available_if(_is_conformal)
+    @by_blocks
     def p_values(self, X: Any) -> np.ndarray:
         """Conformal p-value of each row: small for outliers, at least ``1 / (n_calibration_ + 1)``.
 

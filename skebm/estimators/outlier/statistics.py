@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from skebm._densities import relative_log_density, score_function
-from skebm._validation import as_numbers, n_rows, take_rows
+from skebm._validation import as_numbers, n_rows
+from skebm.training.mapped import is_large
+from skebm.training.streams import as_mapped, some_rows
 
 
 def negative_score_norm(estimator: Any, X: Any) -> np.ndarray:
@@ -65,9 +67,15 @@ def check_offers(statistic: Any, estimator: Any) -> None:
 def measure(statistic: Any, estimator: Any, X: Any, rows: np.ndarray | None = None) -> np.ndarray:
     """Statistic of each row, or of the given rows, (n,) in float64.
 
-    Raises `ValueError` for wrong shapes and nan.
+    Of a large memory map it is found for one block after the other. Raises `ValueError` for wrong
+    shapes and nan.
     """
-    X = X if rows is None else take_rows(X, rows)
+    X = X if rows is None else some_rows(X, rows)
+    if is_large(X):
+        found = np.empty(len(X))
+        for place, block in as_mapped(X).blocks():
+            found[place] = measure(statistic, estimator, block)
+        return found
     named = isinstance(statistic, str)
     function = STATISTICS[statistic] if named else statistic
     what = f"statistic={statistic!r} of {type(estimator).__name__}"

@@ -78,9 +78,8 @@ class QuantileThreshold(NamedTuple):
         cls, reference: np.ndarray, contamination: float | str, weight: np.ndarray | None = None
     ) -> QuantileThreshold:
         """Threshold below which a fraction `contamination` of the weight lies."""
-        each = np.ones(len(reference)) if weight is None else weight
         level = DEFAULT_LEVEL if contamination == "auto" else float(contamination)
-        return cls(level, -upper_quantile(-reference, level, each), reference, weight)
+        return cls(level, -upper_quantile(-reference, level, weight), reference, weight)
 
     def extended(self, values: np.ndarray, contamination: float | str) -> QuantileThreshold:
         """The threshold with further reference rows of weight 1."""

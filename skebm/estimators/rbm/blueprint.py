@@ -461,6 +461,7 @@ class RBMBlueprint(Blueprint):
         best = net.guard_.best
         if self.guard_seed is None or net.held_out_ is None or best is None or net.n_before_:
             return self
+        rows = rows.sampled(net.seed_)  # of a file, those that the base was fitted to
         ended = net.guard_.returns_to(False)
         gain = net.guard_.shown.get(GAIN, best.gain) if ended is None else ended.gain
         more = self.gain_of_all_rows(rows)
@@ -696,19 +697,22 @@ def designed(
     def fitted(name: str | None, some: Rows) -> Distribution:
         return fit_named_base(estimator.base if name is None else name, some, table)
 
-    plan = functools.partial(design, estimator, table, streaming=streaming)
+    of_file = rows.n_table > len(rows)
+    plan = functools.partial(design, estimator, table, streaming=streaming, of_file=of_file)
     usual = usual_units(estimator)
     given = estimator.base if isinstance(estimator.base, str) else None
     first = BaseChoice(given, usual, "as given")
     if estimator.base == "auto":
         first = BaseChoice(PLAIN, usual, "by default")
     seed = None
-    if given is not None and is_guarded(estimator, table, rows, streaming=streaming):
+    # Rows of a file that guard the training are none of the sample in any case.
+    guarded = is_guarded(estimator, table, rows, streaming=streaming)
+    if given is not None and not of_file and guarded:
         seed = draw_seed(estimator.random_state_)
     found = plan(fit_apart(fitted, first.name, rows, seed), first, rows, guard_seed=seed)
     names = _candidates(estimator, found, first)
     # Of so many columns that 10,000 steps would take too long, trials would, too.
-    long = found.plan.n_batches(len(rows)) >= ENOUGH_STEPS
+    long = found.plan.n_batches(rows.n_table) >= ENOUGH_STEPS
     several = estimator.n_components == "auto" and long
     sizes = N_HIDDEN if several else (usual,)
     choice = found.guarded and len(names) + len(sizes) > 2
@@ -745,6 +749,7 @@ def _going_on(
         chosen,
         rows,
         streaming=streaming,
+        of_file=rows.n_table > len(rows),
         guard_seed=last.guard_seed,
     )
     return new.trained_for(last.plan.n_iter) if new.by_halves and last.by_halves else new
@@ -796,16 +801,17 @@ def design(
     rows: Rows,
     *,
     streaming: bool,
+    of_file: bool = False,
     guard_seed: int | None = None,
 ) -> RBMBlueprint:
     """Resolve every other ``"auto"`` of an estimator for the rows that it trains on.
 
     An explicit learning rate, batch size or momentum selects stochastic steps, even with exact
-    learning; `partial_fit` always uses them.
+    learning; `partial_fit` and rows of a file always use them.
     """
     sampler = None if estimator.sampler is None else clone(estimator.sampler)
     units = estimator._units(chosen.n_hidden)
-    stochastic = streaming or rows.known is not None or _asks_for_steps(estimator)
+    stochastic = streaming or of_file or rows.known is not None or _asks_for_steps(estimator)
     learning, chains = _rule(estimator, table, stochastic=stochastic)
     if sampler is not None:
         _check_sampler(sampler, learning, chains, base)
@@ -840,7 +846,7 @@ def design(
         chains=chains,
         centering=_centering(estimator, learning, units, plan.optimizer == "lbfgs"),
         penalty=None if penalty is None else clone(penalty),
-        short=_is_short(estimator, plan, len(rows)),
+        short=_is_short(estimator, plan, rows.n_table),
         guarded=ours and len(rows) >= FEWEST_ROWS,
         by_halves=ours
         and FEWEST_IN_HALVES <= len(rows) < FEWEST_ROWS
@@ -906,7 +912,7 @@ def _plan(
     stochastic: bool,
 ) -> TrainingPlan:
     """Optimizer, learning rate, batch size and epochs."""
-    net, n_rows = estimator.net_params or {}, len(rows)
+    net, n_rows = estimator.net_params or {}, rows.n_table
     rate = net.get("lr", estimator.learning_rate)
     size = net.get("batch_size", estimator.batch_size)
     n_iter = _asked_epochs(estimator)

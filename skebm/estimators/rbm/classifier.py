@@ -51,6 +51,7 @@ from skebm.objectives import Centering, Penalty
 from skebm.samplers import ChainPolicy, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
 from skebm.training.rows import Rows
+from skebm.training.streams import by_blocks
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -360,6 +361,7 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
         energy: ClassRBM = self.net_.module_.energy.eval()
         return energy
 
+    @by_blocks
     def logits(self, X: Any) -> np.ndarray:
         """log p(x, y) of all classes up to a function of x, in nats.
 
@@ -382,6 +384,7 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
 
     # ---------------------------------------------------------------- features and samples
 
+    @by_blocks
     def transform(self, X: Any) -> np.ndarray:
         """Probability that each hidden unit is on, p(h_j = 1 given x), the class summed out.
 

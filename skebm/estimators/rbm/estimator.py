@@ -250,6 +250,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     (2, 3)
     """
 
+    _reads_files = True
     _parameter_constraints: dict = methods.CONSTRAINTS | {
         "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "rescale": [StrOptions({"auto"}), Options(bool, {False})],

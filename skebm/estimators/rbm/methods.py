@@ -39,6 +39,7 @@ from skebm.objectives.local import LOCAL_RULES
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
 from skebm.training.rows import Rows
+from skebm.training.streams import by_blocks
 
 # Gibbs steps for the features of rows with missing entries.
 N_MEAN_STEPS = 100
@@ -183,6 +184,7 @@ def features(self: Any, X: Any, of_rows: Callable[[Any, Tensor], Tensor] = _of_l
     return found
 
 
+@by_blocks
 def transform(self: Any, X: Any) -> np.ndarray:
     """Probability that each hidden unit is on, p(h_j = 1 given x).
 

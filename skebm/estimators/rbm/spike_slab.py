@@ -28,6 +28,7 @@ from skebm.estimators.tables.table import Table, check_known, learn_units
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
 from skebm.training.rows import Rows
+from skebm.training.streams import by_blocks
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -265,6 +266,7 @@ class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     (1000, 4)
     """
 
+    _reads_files = True
     _parameter_constraints: dict = DENSITY_CONSTRAINTS | {
         "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "features": [StrOptions({"spikes", "slabs"})],
@@ -392,6 +394,7 @@ class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     log_marginal, reconstruct = methods.log_marginal, methods.reconstruct
     sample, impute = methods.sample, methods.impute
 
+    @by_blocks
     def transform(self, X: Any) -> np.ndarray:
         """Probabilities of the spikes, or means of the slabs: see `features`.
 

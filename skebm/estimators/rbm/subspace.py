@@ -25,6 +25,7 @@ from skebm.estimators.tables.columns import Coding, ColumnTable, learn_columns
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import Centering, EnumeratedLikelihood, Penalty
 from skebm.training.rows import Rows
+from skebm.training.streams import by_blocks
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -238,6 +239,7 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
     (2, 64)
     """
 
+    _reads_files = True
     _parameter_constraints: dict = methods.CONSTRAINTS | {
         "n_components": [Interval(Integral, 1, None, closed="left")],
         "n_subspace": [Interval(Integral, 1, None, closed="left")],
@@ -346,6 +348,7 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
     reconstruct, gibbs, denoise = methods.reconstruct, methods.gibbs, methods.denoise
     sample, impute = methods.sample, methods.impute
 
+    @by_blocks
     def transform(self, X: Any) -> np.ndarray:
         """Probability that each gate is on, p(h_j = 1 given x), and with it each unit.
 

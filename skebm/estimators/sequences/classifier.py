@@ -14,8 +14,8 @@ from sklearn.utils.metaestimators import available_if
 from torch import Tensor
 
 from skebm._validation import Interval, StrOptions, check_is_fitted, fit_context
-from skebm._workers import progress_bar
 from skebm.base import sampling
+from skebm.base.processes import progress_bar
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.energies import RowwiseRBM

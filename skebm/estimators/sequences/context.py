@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._workers import progress_bar
 from skebm.base import sampling
+from skebm.base.processes import progress_bar
 from skebm.energies import Biases, RowwiseRBM
 from skebm.estimators.sequences.blueprint import frame_log_z
 from skebm.training.segments import Segments

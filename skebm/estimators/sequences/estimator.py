@@ -17,11 +17,11 @@ from sklearn.base import (
 from torch import Tensor
 
 from skebm._validation import Interval, Options, StrOptions, check_is_fitted, fit_context
-from skebm._workers import progress_bar
 from skebm.base import Real as Numbers
 from skebm.base import sampling
 from skebm.base.domains import parts_of
 from skebm.base.energy import check_temperature
+from skebm.base.processes import progress_bar
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution

@@ -17,9 +17,9 @@ from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from skebm._validation import Interval, StrOptions, as_numbers
-from skebm._workers import progress_bar
 from skebm.base import Batch, Binary, Categorical, Clamp, Domain, Mixed, Real
 from skebm.base.domains import parts_of
+from skebm.base.processes import progress_bar
 from skebm.distributions import (
     Affine,
     BlockTree,

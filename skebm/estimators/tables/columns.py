@@ -20,10 +20,11 @@ from skebm.estimators.tables.bases import fit_base, fit_column_base
 from skebm.estimators.tables.table import (
     Table,
     UnitIntervalTable,
+    are_bits,
     check_known,
-    is_binary,
     learn_units,
 )
+from skebm.training.mapped import array_blocks, some_columns
 from skebm.training.rows import Rows
 
 # ------------------------------------------------------------------------------
@@ -343,7 +344,7 @@ class ColumnTable(Table):
 
     @classmethod
     def learn(
-        cls, X: np.ndarray, weight: np.ndarray | None, coding: Coding | None, names: Any
+        cls, X: Any, weight: np.ndarray | None, coding: Coding | None, names: Any
     ) -> ColumnTable:
         """Which columns are of which kind, and the units of the real ones."""
         names = [f"x{j}" for j in range(X.shape[1])] if names is None else [str(n) for n in names]
@@ -351,7 +352,9 @@ class ColumnTable(Table):
         levels = [] if coding is None else sorted(coding.levels)
         sizes = [len(coding.levels[j]) for j in levels] if coding is not None else []
         others = [j for j in range(X.shape[1]) if j not in set(levels)]
-        bits = [j for j in others if is_binary(X[:, j])]
+        flags = [are_bits(block).all(0) for _, block in array_blocks(X)]
+        binary = np.all(flags, axis=0)
+        bits = [j for j in others if binary[j]]
         if len(bits) < len(others):
             # Beside numbers, zeros alone may be a number that did not vary: as a bit, all other
             # values of new rows would be refused.
@@ -360,7 +363,8 @@ class ColumnTable(Table):
         real = [j for j in others if j not in set(bits)]
         units = None
         if real:
-            units = learn_units(X[:, real], weight, True, None, [names[j] for j in real])
+            numbers = some_columns(X, real)
+            units = learn_units(numbers, weight, True, None, [names[j] for j in real])
         return cls(coding, bits, levels, sizes, units, real, names)
 
     def log_volumes(self, known: np.ndarray) -> np.ndarray:
@@ -413,11 +417,11 @@ class ColumnTable(Table):
         self._check_bits(X)
         return Rows.of(X, self.convert, dtype=dtype, device=device, weight=weight)
 
-    def _check_bits(self, X: np.ndarray) -> None:
-        part = X[:, self.bits]
-        wrong = ~(np.isnan(part) | (part == 0) | (part == 1))
+    def _check_bits(self, X: Any) -> None:
+        flags = [are_bits(block[:, self.bits]).all(0) for _, block in array_blocks(X)]
+        wrong = ~np.all(flags, axis=0)
         if wrong.any():
-            name = self.names[self.bits[int(wrong.any(0).argmax())]]
+            name = self.names[self.bits[int(wrong.argmax())]]
             raise ValueError(
                 f"Column {name!r} was binary in fit and has values other than 0 and 1: such rows "
                 "have no probability. Drop them, or refit with them."

@@ -22,6 +22,8 @@ from skebm._validation import (
 )
 from skebm.estimators.base import restores_on_failure
 from skebm.estimators.tables.columns import Coding, column_names, column_of, is_frame
+from skebm.training.mapped import is_large
+from skebm.training.streams import by_blocks, in_memory, is_stream
 
 # Value of a column for levels that did not occur in fit; the column is 0 in all rows of fit, and
 # densities take one that does not vary to have a standard deviation of 1.
@@ -159,13 +161,18 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         -------
         ndarray of shape (n_samples, n_columns)
         """
+        if is_stream(X) or is_large(X):  # more rows than it is fitted to
+            return self.fit(X).transform(X)
         return self._filled(self._fit(X))
 
     def _fit(self, X: Any) -> np.ndarray:
         """The rows as numbers, nan where missing."""
+        X, header = in_memory(X, 0)
         X = days_for_dates(X)
         self._coding = Coding.learn(X, self.categorical_features)
         codes = self._codes(X, reset=True)
+        if header is not None:
+            check_columns(self, header, reset=True)
         names = column_names(X)
         empty = np.flatnonzero(np.isnan(codes).all(0))
         if len(empty):
@@ -217,6 +224,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         numbers = codes if self._coding is None else codes[:, self._numbers]
         return numbers if (self._factor == 1).all() else numbers * self._factor
 
+    @by_blocks
     def transform(self, X: Any) -> np.ndarray:
         """Rows of a table as numbers.
 

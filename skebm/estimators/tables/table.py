@@ -14,6 +14,7 @@ from torch import Tensor
 
 from skebm._validation import MinMax, column_ranges
 from skebm.base import Binary, Categorical, Domain, Real, Sampler
+from skebm.training.mapped import MappedArray, array_blocks, moments
 from skebm.training.rows import Rows
 
 # Mean of a column, in standard deviations, above which it should not be left as it is.
@@ -60,7 +61,9 @@ class Table(abc.ABC):
 
         With `likely`, warn of rows that have an energy but no likelihood.
         """
-        return mapped(self.row_energy).double().numpy() + self.log_volume
+        found = mapped(self.row_energy).double().numpy()
+        found += self.log_volume
+        return found
 
     def prepare(self, rows: Rows) -> None:
         """Complete rows for training; `ValueError` for those that it cannot take.
@@ -125,9 +128,14 @@ BETWEEN = (
 )
 
 
-def is_binary(X: np.ndarray) -> bool:
+def is_binary(X: Any) -> bool:
     """Whether all known values are 0 or 1."""
-    return bool((np.isnan(X) | (X == 0) | (X == 1)).all())
+    return all(bool(are_bits(block).all()) for _, block in array_blocks(X))
+
+
+def are_bits(X: np.ndarray) -> np.ndarray:
+    """Which entries are 0 or 1, or missing."""
+    return np.isnan(X) | (X == 0) | (X == 1)
 
 
 def check_known(X: Any, names: list[str] | None) -> None:
@@ -169,7 +177,9 @@ class UnitIntervalTable(Table):
                     f"X: {what}, and rescale=False. Binarise or scale them to [0, 1], or pass "
                     'rescale="auto".'
                 )
-            found.said = not sp.issparse(X) and not is_binary(found.scaling.apply(X))
+            found.said = not sp.issparse(X) and not all(
+                is_binary(found.scaling.apply(block)) for _, block in array_blocks(X)
+            )
             warnings.warn(
                 f"Bits take values in [0, 1], but {what}: they are min-max scaled{advice}."
                 + (f" {BETWEEN}" if found.said else ""),
@@ -394,7 +404,7 @@ class FlatTable(Table):
         """Point to `standardize` where the energy sees columns of very different scales."""
         if self.discrete or (self.units.scale != 1).any():
             return ""
-        scale = rows.block(0, len(rows)).double().std(0)
+        scale = rows.sampled(0).block(0, len(rows)).double().std(0)
         low, high = float(scale[scale > 0].min()), float(scale.max())
         if low > 1 / USUAL_SCALE and high < USUAL_SCALE:
             return ""
@@ -426,13 +436,15 @@ def _as_is(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _flat(X: np.ndarray) -> np.ndarray:
+def _flat(X: Any) -> Any:
     """Flat rows in C order, as another memory layout would change the rounding."""
+    if isinstance(X, MappedArray):
+        return X.flat()
     return np.ascontiguousarray(X.reshape(len(X), -1))
 
 
 def learn_units(
-    X: np.ndarray,
+    X: np.ndarray | MappedArray,
     weight: np.ndarray | None,
     standardize: bool,
     bounds: Any,
@@ -444,9 +456,13 @@ def learn_units(
     values.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        x = X.astype(np.float64)
-        mean = _known_mean(x, weight)
-        scale = np.sqrt(_known_mean(np.square(x - mean), weight))
+        if isinstance(X, MappedArray):
+            mean, scale = moments(X, weight)
+        else:
+            x = X.astype(np.float64)
+            mean = _known_mean(x, weight)
+            scale = _known_mean(np.square(x - mean), weight)
+        scale = np.sqrt(scale)
     if not np.isfinite(scale).all():
         columns = np.flatnonzero(~np.isfinite(scale)).tolist()
         shown = columns if names is None else ", ".join(names[j] for j in columns)
@@ -472,7 +488,7 @@ def learn_units(
     return Units(mean, scale, Real(shape))
 
 
-def _is_constant(X: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
+def _is_constant(X: Any, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """Columns whose values are all equal, or differ by rounding errors of a small number."""
     doubles, own = np.finfo(np.float64).eps, np.finfo(X.dtype).eps
     rounding = max(100 * doubles, own) * np.abs(mean)
@@ -506,7 +522,7 @@ def _warn_of_large_means(mean: np.ndarray, scale: np.ndarray) -> None:
         )
 
 
-def check_bounds(X: np.ndarray, bounds: Any) -> tuple[np.ndarray | None, np.ndarray | None]:
+def check_bounds(X: Any, bounds: Any) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Bounds of each column; raises `ValueError` for invalid ones and for rows outside."""
     if bounds is None:
         return None, None
@@ -518,7 +534,8 @@ def check_bounds(X: np.ndarray, bounds: Any) -> tuple[np.ndarray | None, np.ndar
     for bound, sign, side in ((lower, 1, "below the lower"), (upper, -1, "above the upper")):
         if bound is None:
             continue
-        out = (sign * X < sign * bound.astype(X.dtype)).any(0)
+        edge = sign * bound.astype(X.dtype)
+        out = np.any([(sign * x < edge).any(0) for _, x in array_blocks(X)], axis=0)
         if out.any():
             raise ValueError(
                 f"Columns {np.flatnonzero(out).tolist()} have values {side} bound: widen `bounds`, "
@@ -551,8 +568,11 @@ def _same_for_all(bound: np.ndarray | None) -> float | None:
     return float(bound[0])
 
 
-def _warn_of_constants(X: np.ndarray) -> None:
-    columns = np.flatnonzero((X[0] == X).all(0)).tolist() if len(X) > 1 else []
+def _warn_of_constants(X: Any) -> None:
+    if isinstance(X, MappedArray):
+        columns = np.flatnonzero(np.equal(*X.ranges)).tolist()
+    else:
+        columns = np.flatnonzero((X[0] == X).all(0)).tolist() if len(X) > 1 else []
     if columns:
         warnings.warn(
             f"Columns {columns} are constant. They are modelled as varying around their value by "
@@ -564,6 +584,12 @@ def _warn_of_constants(X: np.ndarray) -> None:
 
 def check_discrete(X: Any, domain: Domain) -> None:
     """Raise `ValueError` for entries that are not valid states; nan marks missing entries."""
+    for place, block in array_blocks(X):
+        _check_states(block, domain, place.start)
+
+
+def _check_states(X: Any, domain: Domain, number: int) -> None:
+    """`check_discrete` of rows from the given number on."""
     values = X.data if sp.issparse(X) else X
     known = ~np.isnan(values)
     wrong = known & (values != 0) & (values != 1)
@@ -583,8 +609,9 @@ def check_discrete(X: Any, domain: Domain) -> None:
         missing = np.isnan(part)
         invalid = (missing.any(1) & ~missing.all(1)) | (~missing.any(1) & (part.sum(1) != 1))
         if invalid.any():
+            row = number + int(invalid.argmax())
             raise ValueError(
-                f"Row {int(invalid.argmax())} of X is not one-hot in group {group}, columns "
+                f"Row {row} of X is not one-hot in group {group}, columns "
                 f"{first - size} to {first - 1}: each group needs one 1, or nan throughout."
             )
 

@@ -25,7 +25,7 @@ from skebm.base import (
     sampling,
 )
 from skebm.base.objective import weighted_mean, weighted_variance, why_diverged
-from skebm.base.ranks import reduce_gradients
+from skebm.base.processes import reduce_gradients
 from skebm.energies import BernoulliRBM
 from skebm.objectives.contrastive.fused import FusedPCD
 from skebm.objectives.contrastive.negative_phase import (

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skebm._workers import progress_bar
+from skebm.base.processes import progress_bar
 from skebm.distributions._fitting import draw_index
 from skebm.energies import ConditionalEnergy, RowwiseEnergy
 from skebm.estimators.rbm.gated.given import Numbers

@@ -1,16 +1,23 @@
-"""Calls that several workers may share, through joblib, and progress bars beside them."""
+"""What several processes have to do with each other: workers, progress bars, averages.
+
+Calls that workers may share, through joblib, with progress bars beside them; and averages over the
+processes of a data-parallel step, for objectives that need them within it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
 import warnings
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 from joblib.parallel import get_active_backend
 from sklearn.utils.parallel import Parallel, delayed
+from torch import Tensor
 from tqdm.auto import tqdm
 
 
@@ -48,7 +55,7 @@ class Workers(Parallel):
 
     Examples
     --------
-    >>> from skebm._workers import Workers, progress_bar
+    >>> from skebm.base.processes import Workers, progress_bar
     >>> bar = progress_bar(total=3, disable=True)
     >>> Workers(None, bar).results([(divmod, 7, 2), (divmod, 9, 4), (abs, -1)])
     [(3, 1), (2, 1), 1]
@@ -84,3 +91,51 @@ def _called(parent: tuple[str, int], function: Any, *args: Any) -> tuple[Any, li
         warnings.simplefilter("always")
         result = function(*args)
     return result, [(one.message, one.category, one.filename, one.lineno) for one in caught]
+
+
+# ------------------------------------------------------------------------------
+# Averages over the processes of a step
+# ------------------------------------------------------------------------------
+
+
+class Reduction(Protocol):
+    """What averages over the processes of a step; every process has to ask for the same."""
+
+    def mean(self, *values: Tensor) -> list[Tensor]:
+        """Means of tensors over the processes, weighted by their numbers of rows."""
+
+    def gradients(self, value: Tensor | None) -> None:
+        """Replace the gradients, and keep the loss, by their means over the processes."""
+
+
+# Not an argument: it would pass through every signature between the engine and a moving average.
+_REDUCTION: ContextVar[Reduction | None] = ContextVar("reduction", default=None)
+
+
+@contextlib.contextmanager
+def reducing(reduction: Reduction) -> Iterator[None]:
+    """Average by `reduction` within the block."""
+    token = _REDUCTION.set(reduction)
+    try:
+        yield
+    finally:
+        _REDUCTION.reset(token)
+
+
+def mean_over_ranks(*values: Tensor) -> list[Tensor]:
+    """Means of statistics of a batch over all its rows, of which each process has a part.
+
+    In a single process, and outside of a step, the values themselves.
+    """
+    reduction = _REDUCTION.get()
+    return list(values) if reduction is None else reduction.mean(*values)
+
+
+def reduce_gradients(value: Tensor | None) -> None:
+    """Make ``.grad`` that of all rows of the batch, for what depends on it within a step.
+
+    `value` is the loss of a process's own rows, None where it is not known.
+    """
+    reduction = _REDUCTION.get()
+    if reduction is not None:
+        reduction.gradients(value)

@@ -1,0 +1,444 @@
+"""Tables that come in blocks: data sets of torch, Arrow and Parquet, arrays and frames of Dask.
+
+They are recognised by the module of their class, so that none of these packages is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import math
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+import torch
+from sklearn.utils import get_tags
+from torch.utils.data import IterableDataset
+
+from skebm._validation import check_columns, draw_seed, take_rows
+from skebm.training.mapped import (
+    MappedArray,
+    block_size,
+    check_finite_block,
+    distinct_numbers,
+    is_large,
+    sample_size,
+)
+
+# Rows that are asked for at once, where the number of columns is not known yet.
+AT_ONCE = 65_536
+# Classes of Arrow that are tables; those of data sets are found by their base.
+ARROW = {"Table", "RecordBatch", "RecordBatchReader", "ParquetFile", "Dataset", "Scanner"}
+DASK = {"Array", "DataFrame"}
+REMEDY = (
+    "Streams take columns of numbers without missing entries: fill them in or encode them first, "
+    "or pass a pandas or polars frame to RBMEstimator, which takes categories and missing entries."
+)
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class Part(NamedTuple):
+    """Rows of a stream, and their labels where it has some."""
+
+    x: np.ndarray
+    y: np.ndarray | None = None
+
+
+class Spool(NamedTuple):
+    """A stream that was written to a file.
+
+    Attributes
+    ----------
+    table : memmap of shape (n, ...)
+    header : frame without rows, or None
+        The names of the columns, where they have some.
+    y : ndarray of shape (n,) or None
+    """
+
+    table: np.memmap
+    header: Any
+    y: np.ndarray | None
+
+
+# ------------------------------------------------------------------------------
+# What is a stream
+# ------------------------------------------------------------------------------
+
+
+def _classes(X: Any, package: str) -> set[str]:
+    """Names of the classes of X that belong to a package."""
+    return {kind.__name__ for kind in type(X).__mro__ if kind.__module__.split(".")[0] == package}
+
+
+def is_stream(X: Any) -> bool:
+    """Whether X is a table that is read in blocks, by one of the readers of this module."""
+    if type(X) is np.ndarray:
+        return False
+    return _reader(X) is not None
+
+
+def _reader(X: Any) -> Callable[[Any], Iterator[Part]] | None:
+    if isinstance(X, torch.utils.data.Dataset):
+        return _torch_parts
+    if _classes(X, "pyarrow") & ARROW:
+        return _arrow_parts
+    found = (_classes(X, "dask") | _classes(X, "dask_expr")) & DASK
+    if found:
+        return _dask_array_parts if "Array" in found else _dask_frame_parts
+    return None
+
+
+def _length(X: Any) -> int | None:
+    """Number of rows that a stream says it has, if it knows."""
+    if _classes(X, "pyarrow"):
+        if hasattr(X, "metadata") and hasattr(X.metadata, "num_rows"):
+            return int(X.metadata.num_rows)
+        found = getattr(X, "num_rows", None)
+        return None if found is None else int(found)
+    shape = getattr(X, "shape", None)
+    if shape is not None and not isinstance(X, torch.utils.data.Dataset):
+        n = shape[0]  # of Dask: nan, or an object to be computed, where it is unknown
+        return int(n) if isinstance(n, int) else None
+    try:
+        return len(X)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _header(X: Any) -> Any:
+    """A frame without rows that has the names of the columns; None where they have none."""
+    if _classes(X, "pyarrow"):
+        schema = next(
+            getattr(X, name)
+            for name in ("schema_arrow", "projected_schema", "schema")
+            if hasattr(X, name)
+        )
+        return schema.empty_table()
+    return getattr(X, "_meta", None) if hasattr(X, "columns") else None
+
+
+# ------------------------------------------------------------------------------
+# Readers
+# ------------------------------------------------------------------------------
+
+
+def _torch_parts(X: Any) -> Iterator[Part]:
+    """Rows of a data set of torch: its items, each a row or a row and its label."""
+    if isinstance(X, IterableDataset):
+        items: Iterable[Any] = iter(X)
+    else:
+        items = _items(X)
+    rows: list[np.ndarray] = []
+    labels: list[Any] = []
+    size = AT_ONCE
+    for item in items:
+        pair = isinstance(item, tuple | list) and len(item) in (1, 2)
+        row = np.asarray(item[0] if pair else item)
+        if not rows:
+            size = min(AT_ONCE, block_size(row.size))
+        elif row.shape != rows[0].shape:
+            raise ValueError(
+                f"An item of the data set has a row of shape {row.shape}, after rows of shape "
+                f"{rows[0].shape}: all rows need the same columns."
+            )
+        rows.append(row)
+        if pair and len(item) == 2:
+            labels.append(item[1].item() if hasattr(item[1], "item") else item[1])
+        if len(rows) == size:
+            yield Part(np.stack(rows), np.array(labels) if labels else None)
+            rows, labels = [], []
+    if rows:
+        yield Part(np.stack(rows), np.array(labels) if labels else None)
+
+
+def _items(X: Any) -> Iterator[Any]:
+    """Items 0 to n - 1 of a data set, up to the first that it does not have."""
+    for number in range(len(X)):
+        try:
+            item = X[number]
+        except IndexError:
+            return
+        yield item
+
+
+def _arrow_parts(X: Any) -> Iterator[Part]:
+    """Rows of a table, reader, Parquet file or data set of Arrow, in its order."""
+    if hasattr(X, "iter_batches"):
+        batches = X.iter_batches(batch_size=AT_ONCE)
+    elif hasattr(X, "scanner"):  # a data set, of which few batches are read ahead
+        batches = X.to_batches(batch_size=AT_ONCE, batch_readahead=1, fragment_readahead=1)
+    elif hasattr(X, "to_batches"):
+        batches = X.to_batches()
+    elif hasattr(X, "read_next_batch"):
+        batches = X
+    else:
+        batches = [X]
+    first, seen = None, 0
+    for batch in batches:
+        first = batch.schema if first is None else first
+        if not batch.schema.equals(first):
+            raise ValueError(
+                f"The columns of the stream changed at row {seen}: from {_shown(first)} to "
+                f"{_shown(batch.schema)}."
+            )
+        for start in range(0, batch.num_rows, AT_ONCE):
+            yield Part(_arrow_array(batch.slice(start, AT_ONCE), seen + start))
+        seen += batch.num_rows
+
+
+def _shown(schema: Any) -> str:
+    return ", ".join(f"{one.name} ({one.type})" for one in schema)
+
+
+def _arrow_array(batch: Any, first: int) -> np.ndarray:
+    """Numbers of a batch; `ValueError` that names a column of others, or a missing entry."""
+    from pyarrow import types
+
+    columns = []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        kind = field.type
+        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+            raise ValueError(f"Column {field.name!r} of the stream is {field.type}. {REMEDY}")
+        if column.null_count:
+            missing = np.flatnonzero(np.asarray(column.is_null()))
+            raise ValueError(
+                f"Column {field.name!r} has no value in row {first + missing[0]}. {REMEDY}"
+            )
+        columns.append(column.to_numpy(zero_copy_only=False))
+    if not columns:
+        return np.empty((batch.num_rows, 0))
+    return np.stack(columns, 1)
+
+
+def _dask_array_parts(X: Any) -> Iterator[Part]:
+    """Rows of a Dask array, one chunk of rows after the other."""
+    if X.ndim > 1:
+        X = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
+    for number in range(X.numblocks[0]):
+        yield Part(np.asarray(X.blocks[number].compute()))
+
+
+def _dask_frame_parts(X: Any) -> Iterator[Part]:
+    """Rows of a Dask frame, one partition after the other, whose sizes need not be known."""
+    seen = 0
+    for number in range(X.npartitions):
+        frame = X.get_partition(number).compute()
+        if list(frame.columns) != list(X.columns):
+            raise ValueError(
+                f"The columns of the stream changed at row {seen}: from {list(X.columns)} to "
+                f"{list(frame.columns)}."
+            )
+        columns = []
+        for name in frame.columns:
+            column = frame[name]
+            if getattr(column.dtype, "kind", "O") not in "biuf":
+                raise ValueError(f"Column {name!r} of the stream is {column.dtype}. {REMEDY}")
+            missing = np.flatnonzero(column.isna())
+            if len(missing):
+                raise ValueError(
+                    f"Column {name!r} has no value in row {seen + missing[0]}. {REMEDY}"
+                )
+            columns.append(column.to_numpy())
+        seen += len(frame)
+        yield Part(np.stack(columns, 1) if columns else np.empty((len(frame), 0)))
+
+
+def parts(X: Any) -> Iterator[Part]:
+    """Blocks of a stream, checked: numbers, all finite, of the columns and kind of the first.
+
+    Raises `ValueError` that names the row where that changes, and at the end where the stream has
+    other rows than it said, or none.
+    """
+    reader = _reader(X)
+    assert reader is not None
+    n, seen, first = _length(X), 0, None
+    for part in reader(X):
+        x = part.x
+        if x.dtype.kind not in "biuf":
+            raise ValueError(f"Rows of the stream are of type {x.dtype}. {REMEDY}")
+        kind = _kind(x.dtype)
+        if first is None:
+            first = x.shape[1:], kind
+            _check_shape(x)
+        if x.shape[1:] != first[0] or not np.can_cast(x.dtype, first[1], "safe"):
+            raise ValueError(
+                f"The stream changed at row {seen}: from rows of shape {first[0]} and type "
+                f"{first[1]} to {x.shape[1:]} and {x.dtype}."
+            )
+        for start in range(0, len(x), AT_ONCE):
+            check_finite_block(x[start : start + AT_ONCE], seen + start)
+        seen += len(x)
+        if len(x):
+            yield part._replace(x=x.astype(first[1], copy=False))
+    if n is not None and seen != n:
+        raise ValueError(
+            f"The stream ended after {seen} rows, although it has a length of {n}."
+            if seen < n
+            else f"The stream gave {seen} rows, although it has a length of {n}."
+        )
+    if not seen:
+        raise ValueError("Found array with 0 sample(s): the stream is empty.")
+
+
+def _check_shape(x: np.ndarray) -> None:
+    if x.ndim < 2:
+        raise ValueError(
+            "Expected 2D array, got rows that are single numbers: each row of a stream needs an "
+            "array of its columns."
+        )
+    if not x.shape[1]:
+        raise ValueError("Found array with 0 feature(s): the stream has no columns.")
+
+
+def _kind(dtype: np.dtype) -> np.dtype:
+    """Type in which numbers are written: float32 where it holds them all, otherwise float64."""
+    return np.dtype(np.float32 if np.can_cast(dtype, np.float32, "safe") else np.float64)
+
+
+# ------------------------------------------------------------------------------
+# Reading once for many passes
+# ------------------------------------------------------------------------------
+
+
+def spooled(X: Any) -> Spool:
+    """Write a stream to a temporary file and open it as a memory map.
+
+    The file is in the folder that ``tempfile`` chooses (``TMPDIR``), without a name where the
+    system has such files, and is gone when the map is no longer used, also after an error.
+
+    Raises `OSError` that names the folder and the bytes that are needed if the disk is full.
+    """
+    found = _written((part for part in parts(X)), _length(X))
+    return Spool(found[0], _header(X), found[1])
+
+
+def some_rows(X: Any, rows: np.ndarray) -> Any:
+    """Rows of the given numbers; many rows of a large array are a memory map of their own."""
+    if not is_large(X) or len(rows) <= sample_size(math.prod(X.shape[1:])):
+        return take_rows(X, rows)
+    chosen = as_mapped(X).subset(rows)
+    return _written((Part(block) for _, block in chosen.blocks()), len(rows))[0]
+
+
+def _written(blocks: Iterator[Part], n: int | None) -> tuple[np.memmap, np.ndarray | None]:
+    """Blocks in a temporary file, as a memory map, and their labels; `n` of them, if known."""
+    labels, seen, first = [], 0, None
+    with tempfile.TemporaryFile(prefix="skebm-") as file:
+        for part in blocks:
+            first = part.x if first is None else first
+            try:
+                file.write(np.ascontiguousarray(part.x).data.cast("B"))
+                file.flush()
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                raise _full(first, seen + len(part.x), n) from error
+            seen += len(part.x)
+            if part.y is not None:
+                labels.append(part.y)
+        assert first is not None
+        table = np.memmap(file, dtype=first.dtype, mode="r", shape=(seen, *first.shape[1:]))
+    return table, np.concatenate(labels) if labels else None
+
+
+def _full(first: np.ndarray, seen: int, n: int | None) -> OSError:
+    """The error of a disk that is full, which says how much is needed."""
+    each = first[0].nbytes
+    needed = f"{n * each:,} bytes" if n is not None else f"more than {seen * each:,} bytes"
+    return OSError(
+        errno.ENOSPC,
+        f"No space left in {tempfile.gettempdir()}, where fit keeps the rows of a stream: they "
+        f"need {needed}. Set the environment variable TMPDIR to a folder with more space",
+    )
+
+
+def labelled(X: Any, y: Any) -> tuple[Any, Any]:
+    """A table and its labels, which are those of the stream where none are given."""
+    if not is_stream(X):
+        return X, y
+    found = spooled(X)
+    return found, found.y if y is None else y
+
+
+def in_memory(X: Any, random_state: Any, *others: Any) -> tuple[Any, ...]:
+    """What a model that needs its rows in memory is fitted to, and the header of a stream.
+
+    Of a large table that is a uniform sample of rows; `others` have a value for each row, or are
+    None.
+
+    Returns
+    -------
+    tuple
+        X, the header or None, and the `others`.
+    """
+    header = None
+    if is_stream(X):
+        X, header, _ = spooled(X)
+    if not is_large(X):
+        return X, header, *others
+    seed = draw_seed(random_state)
+    some = distinct_numbers(len(X), sample_size(math.prod(X.shape[1:])), seed)
+    return np.array(X[some]), header, *(v if v is None else take_rows(v, some) for v in others)
+
+
+def as_mapped(X: Any) -> MappedArray:
+    """A large array as one whose rows are read when they are needed."""
+    return X if isinstance(X, MappedArray) else MappedArray(np.asarray(X))
+
+
+# ------------------------------------------------------------------------------
+# Rows that are scored one block after the other
+# ------------------------------------------------------------------------------
+
+
+def by_blocks(method: Method) -> Method:
+    """Let a method that treats rows independently take streams and large arrays.
+
+    It is applied to one block after the other, and the results are put together.
+    """
+
+    @functools.wraps(method)
+    def applied(self: Any, X: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_stream(X):
+            return _of_stream(method, self, X, *args, **kwargs)
+        if not is_large(X):
+            return method(self, X, *args, **kwargs)
+        table, found = as_mapped(X), None
+        takes_missing = get_tags(self).input_tags.allow_nan
+        for place, block in table.blocks():
+            if not takes_missing:
+                check_finite_block(block, place.start)
+            part = method(self, block, *args, **kwargs)
+            if found is None:
+                found = np.empty((len(table), *part.shape[1:]), dtype=part.dtype)
+            found[place] = part
+        return found
+
+    return cast(Method, applied)
+
+
+@contextlib.contextmanager
+def names_compared() -> Iterator[None]:
+    """Without scikit-learn's warning of arrays without names, where these were compared before."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="X does not have valid feature names")
+        yield
+
+
+def _of_stream(method: Callable[..., Any], self: Any, X: Any, *args: Any, **kwargs: Any) -> Any:
+    """Results of a method for the blocks of a stream, one after the other."""
+    header = _header(X)
+    if header is not None and hasattr(self, "n_features_in_"):
+        check_columns(self, header, reset=False)
+    found = []
+    with names_compared():
+        for part in parts(X):
+            for start in range(0, len(part.x), AT_ONCE):
+                found.append(method(self, part.x[start : start + AT_ONCE], *args, **kwargs))
+    return np.concatenate(found)
