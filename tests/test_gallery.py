@@ -83,7 +83,7 @@ def test_empty_panels_are_named():
     axes[1, 1].text(0, 0, "nothing to see")
     axes[1, 2].set_visible(False)
     block = ("code", "", 7)
-    assert empty_panels(figure) == ["axes 2 'promised'"]
+    assert empty_panels(figure) == ["axes 2 promised"]
     with pytest.raises(ValueError, match="story.py, block at line 7: nothing is drawn in axes 2"):
         whole_figures(block, {"src_file": "story.py"}, {})
     pyplot.close(figure)

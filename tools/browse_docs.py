@@ -94,6 +94,10 @@ def find_chromium() -> str | None:
 class Quiet(http.server.SimpleHTTPRequestHandler):
     """Serves files without a line for each on the terminal."""
 
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        with contextlib.suppress(ConnectionError):  # the browser has gone to another page
+            super().copyfile(source, outputfile)
+
     def log_message(self, format: str, *args: Any) -> None:
         pass
 

@@ -18,7 +18,7 @@ def empty_panels(figure: Any) -> list[str]:
         A name for each axes that are drawn, with a frame, and hold neither data nor text.
     """
     return [
-        f"axes {number} {ax.get_title()!r}"
+        f"axes {number} {ax.get_title()}".strip()
         for number, ax in enumerate(figure.axes)
         if ax.get_visible() and ax.axison and not ax.has_data() and not ax.texts
     ]
