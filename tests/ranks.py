@@ -22,6 +22,7 @@ class DiedError(Exception):
 
 def _run(function, args, rank, size, folder, timeout):
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what runs in background
     try:
         dist.init_process_group(
             "gloo",

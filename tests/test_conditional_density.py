@@ -503,7 +503,7 @@ def test_a_row_does_not_depend_on_its_neighbours(frame):
     assert (whole.lower <= whole.log_prob).all()
 
 
-@pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])
+@pytest.mark.parametrize("temperature", [only_full(0.25), only_full(1.0), 4.0])
 def test_temperatures_widen_normal_draws_by_their_root(temperature):
     rng = np.random.default_rng(0)
     c = rng.normal(size=(400, 1))

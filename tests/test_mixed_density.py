@@ -74,7 +74,7 @@ def test_the_density_sums_and_integrates_to_one(model):
 
 def test_training_leaves_no_model_below_its_base():
     X = frame(600)
-    weak = density(base="independent", n_iter=40).fit(X[:300])
+    weak = density(base="independent", n_iter=15, learning_rate=0.02).fit(X[:300])
     base = density(base="independent", n_iter=0).fit(X[:300])
     assert weak.score(X[300:]) > base.score(X[300:]) + 0.3
     assert isinstance(weak.base_, Columns)

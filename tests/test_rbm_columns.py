@@ -292,7 +292,7 @@ def test_latent_classes_are_one_mixture_of_all_columns():
     with pytest.raises(ValueError, match='of bits alone use "chow-liu"'):
         rbm(base="latent-classes").fit(np.eye(4))
     with pytest.raises(ValueError, match="tempers the model"):
-        rbm(base="latent-classes", sampler=ParallelTempering(3)).fit(X)
+        rbm(base="latent-classes", sampler=ParallelTempering(3)).fit(clustered(60))
 
 
 def test_zeros_beside_numbers_are_a_number():

@@ -266,7 +266,8 @@ def _late(k):
 
 
 SLEEPING = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what runs in background
 import numpy as np
 from sklearn.base import BaseEstimator
 from skebm import EnergyOutlierDetector
