@@ -38,7 +38,7 @@ from skebm.objectives.contrastive.given import chosen_by_importance
 from tests.checks import parametrize_with_checks
 from tests.oracle import finite_difference
 from tests.storage import by_joblib, by_pickle, by_skops
-from tests.tiers import full, leading, named
+from tests.tiers import full, leading, named, only_full
 
 F64 = torch.float64
 OBJECTIVES = ("nce", "score_matching", "contrastive_divergence")

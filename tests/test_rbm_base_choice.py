@@ -11,6 +11,7 @@ from skebm.base import Binary, Categorical, Mixed, Real
 from skebm.distributions import IndependentBernoulli
 from skebm.estimators.rbm.choice import Gain, Tried, candidates, choose_base, epochs_by_halves
 from skebm.training.rows import Rows
+from tests.tiers import only_full
 
 
 def chain_of_bits(n=300, d=10, stay=0.97, seed=0):
