@@ -158,8 +158,10 @@ def allowed(constraint):
 
 
 def within(interval):
-    """Numbers of an interval, also at its ends; of those without an upper end small ones."""
-    left = 0 if interval.left is None else interval.left
+    """Numbers of an interval, also at its ends; of those with one end numbers near it."""
+    left = interval.left
+    if left is None:
+        left = 0 if interval.right is None else interval.right - 10
     right = left + 10 if interval.right is None else interval.right
     if interval.type is Integral:
         inside = st.integers(left, right)

@@ -470,7 +470,7 @@ class RBMBlueprint(Blueprint):
         found = replace(self, base=fit_named_base(self.base_name, rows, self.table))
         net.replace(found.objective(torch.Generator(rows.device).manual_seed(net.seed_)))
         found.initialise(net.module_.energy, rows)
-        if not net.note_:
+        if not net.note_ and not self._why_not_converged(net, rows):  # which say so
             warnings.warn(
                 f"The model is its base, fitted to all rows: hidden units made held-out rows more "
                 f"likely by {gain:.2g} nats, and a base of all rows is expected to do so by "
@@ -518,32 +518,32 @@ class RBMBlueprint(Blueprint):
                 ConvergenceWarning,
                 stacklevel=4,
             )
+        what = self._why_not_converged(net, rows)
+        if what:
+            warnings.warn(f"Training has not converged: {what}", ConvergenceWarning, stacklevel=4)
+
+    def _why_not_converged(self, net: EnergyNet, rows: Rows) -> str:
+        """What held-out rows say of a training that was too short; empty if it was not."""
         found = [row for row in net.history[net.n_before_ :] if GAIN in row]
         if not self.guarded or net.note_ or not found:
-            return
+            return ""
         n_iter, per_epoch = net.max_epochs, math.ceil(len(rows) / self.plan.batch_size)
         # With a rate that decays, the end of a short fit rises little, however far it has to go.
         part = "half" if self.short else "quarter"
         rise = still_rising([row[GAIN] for row in found], 2 if self.short else 1)
         if rise is not None:
-            what = (
+            return (
                 f"in the last {part} of {n_iter} epochs held-out rows still became {rise:.2g} nats "
                 f"more likely. Set n_iter to {2 * n_iter} or more."
             )
-        elif self.short and not is_gain(found[-1]):
+        if self.short and not is_gain(found[-1]):
             # Units of small weights may stay alike for thousands of steps before they differ.
-            what = (
+            return (
                 f"after {n_iter * per_epoch:,} steps held-out rows are no more likely than by the "
                 f"base alone. Set n_iter to {math.ceil(ENOUGH_STEPS / per_epoch)} or more; if this "
                 "remains, the base explains these columns."
             )
-        else:
-            return
-        warnings.warn(
-            f"Training has not converged: {what}",
-            ConvergenceWarning,
-            stacklevel=4,
-        )
+        return ""
 
     def check_widths(self, energy: Any, table: ColumnTable) -> None:
         """Warn of variances that collapsed."""
