@@ -32,7 +32,7 @@ def _run(function, args, rank, size, folder, timeout):
             timeout=datetime.timedelta(seconds=timeout),
         )
         found = function(rank, *args)
-    except Exception as error:
+    except (ArithmeticError, OSError, RuntimeError, ValueError) as error:
         found = error
     part = Path(folder, f"part{rank}")
     part.write_bytes(pickle.dumps(found))

@@ -38,7 +38,7 @@ def run(
     Path(folder, f"ready{rank}").touch()
     try:
         found = function(rank, *args)
-    except Exception as error:
+    except (ArithmeticError, OSError, RuntimeError, ValueError) as error:
         found = error
     Path(folder, f"part{rank}").write_bytes(pickle.dumps(found))
     Path(folder, f"part{rank}").rename(Path(folder, f"found{rank}"))

@@ -390,10 +390,8 @@ class RBMBlueprint(Blueprint):
             return Tried(-math.inf, lambda: -math.inf)
         x, counts = held_out.block(0, len(held_out)), held_out.counts
         share_of_row = counts / counts.sum()
-        best = net.guard_.returns_to(False)
         # Of far rows the gain may be infinite, which the guard does not keep.
-        gain = net.guard_.shown.get(GAIN, -math.inf) if best is None else best.gain
-        most = gain + self._mean_of_base(held_out)
+        most = final_gain(net, -math.inf) + self._mean_of_base(held_out)
 
         def pessimistic(energy: Any = net.module_.energy) -> float:
             if held_out.known is not None:
@@ -461,9 +459,7 @@ class RBMBlueprint(Blueprint):
         best = net.guard_.best
         if self.guard_seed is None or net.held_out_ is None or best is None or net.n_before_:
             return self
-        rows = rows.sampled(net.seed_)  # of a file, those that the base was fitted to
-        ended = net.guard_.returns_to(False)
-        gain = net.guard_.shown.get(GAIN, best.gain) if ended is None else ended.gain
+        gain = final_gain(net, best.gain)
         more = self.gain_of_all_rows(rows)
         if gain > more:
             return self
@@ -673,6 +669,12 @@ def still_rising(gains: list[float], n_quarters: int = 1) -> float | None:
     return rise if rise > max(LEAST_RISE, 2 * error) else None
 
 
+def final_gain(net: EnergyNet, unknown: float) -> float:
+    """Gain of held-out rows under the weights that training ended with; `unknown` without one."""
+    best = net.guard_.returns_to(False)
+    return net.guard_.shown.get(GAIN, unknown) if best is None else best.gain
+
+
 def is_gain(assessed: dict[str, float]) -> bool:
     """Whether held-out rows are more likely than by the base, by 0.1 nats and two errors."""
     return assessed[GAIN] > max(LEAST_RISE, 2 * assessed[ERROR])
@@ -706,8 +708,8 @@ def designed(
         first = BaseChoice(PLAIN, usual, "by default")
     seed = None
     # Rows of a file that guard the training are none of the sample in any case.
-    guarded = is_guarded(estimator, table, rows, streaming=streaming)
-    if given is not None and not of_file and guarded:
+    apart = given is not None and not of_file
+    if apart and is_guarded(estimator, table, rows, streaming=streaming):
         seed = draw_seed(estimator.random_state_)
     found = plan(fit_apart(fitted, first.name, rows, seed), first, rows, guard_seed=seed)
     names = _candidates(estimator, found, first)
