@@ -66,10 +66,12 @@ def rbm(learning: str, batch: int, **params: Any) -> RBMEstimator:
 MODELS = {
     "MLP 512x512, batch 256": lambda: (mlp(256, n_iter=1), real_rows(100_000)),
     "MLP 512x512, batch 1024": lambda: (mlp(1024, n_iter=1), real_rows(100_000)),
+    "MLP 512x512, batch 4096": lambda: (mlp(4096, n_iter=1), real_rows(100_000)),
     "RBM 784x1024, PCD, batch 100": lambda: (rbm("pcd", 100, n_iter=1), bits(10_000)),
     "RBM 784x1024, PCD, batch 500": lambda: (rbm("pcd", 500, n_iter=1), bits(20_000)),
     "RBM 784x1024, CD, batch 500": lambda: (rbm("cd", 500, n_iter=1), bits(20_000)),
     "RBM 784x1024, PCD, batch 2000": lambda: (rbm("pcd", 2000, n_iter=1), bits(20_000)),
+    "RBM 784x1024, PCD, batch 5000": lambda: (rbm("pcd", 5000, n_iter=1), bits(40_000)),
 }
 # Of which no step needs a random number.
 EXACT = {

@@ -1,7 +1,7 @@
 """Searches and scoring that workers share, and the sizes of the models that are sent to them.
 
     OMP_NUM_THREADS=1 python -m benchmarks.scale --part workers [--what search scoring sizes]
-        [--rounds 3] [--rows 10000000] [--json F]
+        [--rounds 3] [--epochs 60] [--rows 10000000] [--json F]
 
 Protocol. One thread in each process. All workers are started, and have imported skebm, before any
 time is taken. The ways are run in turn, `--rounds` times, each round in another order; ratios are
@@ -166,10 +166,10 @@ def summary(runs: dict[str, list[Run]], base: str, ratio: str) -> list[dict[str,
 # ------------------------------------------------------------------------------
 
 
-def search(rounds: int) -> list[dict[str, object]]:
+def search(rounds: int, n_iter: int) -> list[dict[str, object]]:
     """A grid search by one process, by loky, Dask and Ray with two workers."""
     X = (load_digits().data > 7).astype(np.float64)
-    model = RBMEstimator(n_iter=60, learning="pcd", partition=None, random_state=0)
+    model = RBMEstimator(n_iter=n_iter, learning="pcd", partition=None, random_state=0)
 
     def found(n_jobs: int | None, backend: str | None = None) -> dict[str, Any]:
         grid = GridSearchCV(model, GRID, cv=3, n_jobs=n_jobs)
@@ -284,13 +284,14 @@ def main(argv: list[str]) -> None:
     what = ("search", "scoring", "sizes")
     parser.add_argument("--what", nargs="+", choices=what, default=what)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=60, help="of each fit of the search")
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--block", type=int, default=250_000)
     parser.add_argument("--json")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     parts: dict[str, Callable[[], list[dict[str, object]]]] = {
-        "search": lambda: search(args.rounds),
+        "search": lambda: search(args.rounds, args.epochs),
         "scoring": lambda: scoring(args.rounds, args.rows, args.block),
         "sizes": sizes,
     }

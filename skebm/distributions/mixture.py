@@ -216,6 +216,16 @@ class _StandardisedRows(NamedTuple):
         return cls(z, w, mean, scale, ridge)
 
 
+def estimates(
+    table: _StandardisedRows, labels: Tensor, prior_rows: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights, means and covariances of components whose rows are known, labelled from 0."""
+    responsibilities = torch.nn.functional.one_hot(labels).double()
+    count, means, scatter = statistics(table.z, table.w, responsibilities)
+    prior = make_prior(count, scatter, table.ridge, prior_rows)
+    return count / count.sum(), means, prior.covariances(count, scatter)
+
+
 class GaussianMixture(Distribution):
     r"""A mixture of normal distributions over flat rows.
 
@@ -355,6 +365,8 @@ class GaussianMixture(Distribution):
         for _ in range(n_init if n_components > 1 else 1):
             seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
             labels = clusters(table.z, table.w, n_components, seed)
+            if not labels.any():  # all rows belong to one component: no steps are needed
+                return cls._in_units(*estimates(table, labels, prior_rows), table, x)
             result = maximise(table.z, table.w, labels, table.ridge, max_iter, tol, prior_rows)
             if best is None or result.path[-1] > best.path[-1]:
                 best = result
@@ -392,11 +404,7 @@ class GaussianMixture(Distribution):
             x, labels, weight = x[kept], labels[kept], weight[kept]
         table = _StandardisedRows.of(x, weight, regularisation, sigma)
         index = labels.unique(return_inverse=True)[1]
-        responsibilities = torch.nn.functional.one_hot(index).double()
-        count, means, scatter = statistics(table.z, table.w, responsibilities)
-        prior = make_prior(count, scatter, table.ridge, prior_rows)
-        covariances = prior.covariances(count, scatter)
-        return cls._in_units(count / count.sum(), means, covariances, table, x)
+        return cls._in_units(*estimates(table, index, prior_rows), table, x)
 
     @classmethod
     def _in_units(
