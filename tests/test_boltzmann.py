@@ -21,7 +21,7 @@ from skebm.objectives import EnumeratedLikelihood, PseudoLikelihood
 from skebm.partition.exact import exact_draws
 from skebm.samplers import Persistent
 from tests.oracle import seeded
-from tests.tiers import full
+from tests.tiers import full, only_full
 
 LOCAL = ("pseudo_likelihood", "ratio_matching", "probability_flow")
 UPPER = np.triu_indices(5, 1)
@@ -100,6 +100,7 @@ def test_pcd_ends_near_maximum_likelihood():
     assert exact.score(X) - chains.score(X) < 0.005
 
 
+@full
 def test_pcd_has_the_ridge_penalty():
     X = rows(machine(), 300)
     exact, chains = double("exact", l2=0.2).fit(X), double("pcd", l2=0.2).fit(X)
@@ -379,7 +380,7 @@ def test_errors_are_those_over_repeated_samples(learning):
     assert_allclose(np.median(stated, 0), spread, rtol=0.2)  # 5 % of error of a spread, ten of them
 
 
-@pytest.mark.parametrize("learning", ["exact", "pseudo_likelihood"])
+@pytest.mark.parametrize("learning", ["pseudo_likelihood", only_full("exact")])
 def test_errors_of_categories_are_of_couplings_that_sum_to_zero(learning):
     """The first coupling of two categories, over models of resampled rows."""
     X = frame(3000)[["size", "town"]]
@@ -395,6 +396,7 @@ def test_errors_of_categories_are_of_couplings_that_sum_to_zero(learning):
     assert_allclose(spread.mean(), stated.couplings[:3, 3:].mean(), rtol=0.15)
 
 
+@full
 def test_pcd_errors_come_from_draws():
     X = rows(machine(), 1000)
     drawn = double("pcd", l2=0.001).fit(X).standard_errors(X)
@@ -464,7 +466,7 @@ def test_streaming_and_warm_starts_go_on():
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("learning", ["exact", "pseudo_likelihood", "pcd"])
+@pytest.mark.parametrize("learning", ["exact", "pseudo_likelihood", only_full("pcd")])
 def test_a_column_with_one_state_is_named_and_finite(learning):
     X = rows(machine(), 200)
     X[:, 3] = 1.0

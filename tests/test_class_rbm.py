@@ -17,6 +17,7 @@ from skebm.energies import ClassRBM, MixedRBM
 from skebm.objectives import Centering, ClassLikelihood, Penalty
 from skebm.partition import AIS, AISBracket, Exact, exact_draws
 from skebm.samplers import FromData, Gibbs, Persistent
+from tests.tiers import full, only_full
 
 F64 = torch.float64
 N_CLASSES, N_HIDDEN = 3, 2
@@ -145,7 +146,7 @@ def test_energy_of_a_layer_sums_over_rows(name):
         assert float(found) == pytest.approx(float(-(-every).logsumexp(0)))
 
 
-@discrete
+@pytest.mark.parametrize("name", ["bits", only_full("tree"), only_full("levels")])
 def test_log_z_is_that_of_all_rows_and_classes(name):
     energy = machine_of(name)
     with torch.no_grad():
@@ -166,6 +167,7 @@ def test_log_z_is_that_of_all_rows_and_classes(name):
         assert float(torch.tensor(parts).logsumexp(0)) == pytest.approx(log_z)
 
 
+@full
 def test_real_columns_have_the_log_z_of_the_sum_over_layers():
     energy = machine_of("real")
     log_z = Exact().estimate(energy).value

@@ -26,9 +26,13 @@ from skebm.objectives.log_partition import LogPartitionMonitor
 from skebm.samplers import MALA, Persistent
 from skebm.training.rows import Rows
 from tests.oracle import DOUBLE, seeded
+from tests.tiers import leading
 
 ESTIMATORS = (ScoreMatchingDensity, NCEDensity, ContrastiveDivergenceDensity)
 each_estimator = pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda cls: cls.__name__)
+one_estimator = pytest.mark.parametrize(
+    "estimator", leading(1, ESTIMATORS), ids=lambda cls: cls.__name__
+)
 still = {"n_iter": 0, "random_state": 0}
 
 
@@ -86,7 +90,7 @@ def test_chains_do_not_evaluate_kernels():
     assert has == {"model": True, "chains": False}
 
 
-@each_estimator
+@one_estimator
 def test_the_switch_is_the_noise_of_the_base(estimator):
     """The base of noisy rows is that of clean rows with the noise of training."""
     x = clusters(400)

@@ -38,7 +38,7 @@ from skebm.objectives.contrastive.given import chosen_by_importance
 from tests.checks import parametrize_with_checks
 from tests.oracle import finite_difference
 from tests.storage import by_joblib, by_pickle, by_skops
-from tests.tiers import full, leading, named, only_full
+from tests.tiers import full, leading, named
 
 F64 = torch.float64
 OBJECTIVES = ("nce", "score_matching", "contrastive_divergence")
@@ -503,7 +503,8 @@ def test_a_row_does_not_depend_on_its_neighbours(frame):
     assert (whole.lower <= whole.log_prob).all()
 
 
-@pytest.mark.parametrize("temperature", [only_full(0.25), only_full(1.0), 4.0])
+@full
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])
 def test_temperatures_widen_normal_draws_by_their_root(temperature):
     rng = np.random.default_rng(0)
     c = rng.normal(size=(400, 1))

@@ -15,6 +15,7 @@ from skebm import BoltzmannMachineDensity, HopfieldMemory
 from skebm.inspection import CouplingDisplay
 from skebm.inspection.boltzmann.couplings import MAX_LABELS, SIGNS, WIDEST
 from skebm.inspection.boltzmann.layout import circle, spring
+from tests.tiers import full
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -193,6 +194,7 @@ def test_levels_of_a_column_are_separated_from_other_columns(mixed):
     assert_array_equal(down.get_xdata(), 0.5)
 
 
+@full
 def test_many_columns_have_few_labels():
     memory = HopfieldMemory("hebb").fit(np.sign(np.random.default_rng(0).normal(size=(2, 100))))
     ax = draw(CouplingDisplay.from_estimator(memory, n_edges=50))

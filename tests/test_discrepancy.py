@@ -335,7 +335,7 @@ def rows_in_the_order_of_bits(K):
     return K[order][:, order]
 
 
-@pytest.mark.parametrize("name", leading(1, ["levels", "bits"]))
+@pytest.mark.parametrize("name", leading(1, ["bits", "levels"]))
 def test_discrete_rows_are_at_rest_at_the_truth(name):
     """Exactly for many negatives; with w = 1 for few, by the sum over all; w = 0 is not."""
     energy = Table(DOMAINS[name])

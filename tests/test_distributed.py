@@ -290,6 +290,7 @@ def test_a_killed_rank_is_named_and_the_fit_goes_on_bit_for_bit(tmp_path):
         assert on_ranks(resumed, path) == expected
 
 
+@full
 def test_a_rank_that_does_not_come_is_named():
     found = on_ranks(lone, timeout=1)
     with pytest.raises(RankStoppedError, match="Rank 1 of 2 did not begin a fit within 1 seconds"):
@@ -336,6 +337,7 @@ def without_room(rank, path):
     return stored(rank, path)
 
 
+@full
 def test_files_of_several_processes(tmp_path):
     path = tmp_path / "fit.state"
     expected = on_ranks(stored, tmp_path / "whole")

@@ -160,6 +160,7 @@ def test_any_estimator_with_score_samples(estimator, moons):
     np.testing.assert_allclose(display.samples.std(0), moons.std(0), rtol=0.4)
 
 
+@full
 def test_a_pipeline_that_ends_in_an_estimator_of_skebm(moons):
     pipeline = make_pipeline(StandardScaler(), fast()).fit(100 + 10 * moons)
     quickly_sampled(pipeline[-1])
@@ -331,6 +332,7 @@ def test_columns_that_are_not_numeric_are_fixed_at_the_most_frequent_value():
 # ------------------------------------------------------------------------------
 
 
+@full
 def test_labels_and_legend(density, moons):
     limits = ((-9, 9), (-9, 9))
     display = draw(

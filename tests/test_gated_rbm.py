@@ -386,7 +386,9 @@ def of_numbers():
     return GatedRBM(8, 40, n_iter=60, random_state=0).fit(X, Y)
 
 
-@pytest.mark.parametrize(("which", "draw"), [("of_bits", pairs), ("of_numbers", real_pairs)])
+@pytest.mark.parametrize(
+    ("which", "draw"), [("of_bits", pairs), only_full("of_numbers", real_pairs)]
+)
 def test_mapping_units_tell_the_relation_of_new_rows(which, draw, request):
     model = request.getfixturevalue(which)
     X, Y, shift = draw(1000, seed=1)

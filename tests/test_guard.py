@@ -413,6 +413,7 @@ def test_few_rows_are_no_divergence(n):
     assert caught == []
 
 
+@full
 def test_a_buffer_may_be_smaller_than_the_monitoring_batch():
     """The monitoring batch has more rows, and is not one of the batches."""
     model, _ = fitted(table(1200), chains=ReplayBuffer(size=40), batch_size=32)

@@ -171,6 +171,7 @@ def test_filters_have_colours_centred_at_zero(display):
     assert all(limits == (low, high) for limits in others)
 
 
+@full
 def test_data_and_reconstructions_share_colours(display):
     axes = draw(display)
     limits = {i.get_clim() for k in ("reconstructions", "samples") for i in axes[k].get_images()}

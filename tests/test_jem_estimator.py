@@ -136,6 +136,7 @@ def test_labels_of_any_type(labels):
     assert model.decision_function(X).shape == ((80,) if two else (80, 3))
 
 
+@full
 def test_weights_of_classes():
     rng = np.random.default_rng(0)
     rows, labels = rng.normal(size=(300, 2)), np.repeat([0, 1], [270, 30])

@@ -24,6 +24,7 @@ from skebm.metrics import (
     pseudo_log_likelihood_score,
 )
 from skebm.partition import AISBracket
+from tests.tiers import only_full
 
 CONTINUOUS = {
     "log_likelihood": log_likelihood_score,
@@ -156,7 +157,9 @@ def test_a_search_finds_a_bandwidth_between_the_extremes(rng, name):
     )
 
 
-@pytest.mark.parametrize(("scorers", "refit"), [(CONTINUOUS, "hyvarinen"), (DISCRETE, "pseudo")])
+@pytest.mark.parametrize(
+    ("scorers", "refit"), [(CONTINUOUS, "hyvarinen"), only_full(DISCRETE, "pseudo")]
+)
 def test_several_scores_in_one_search(rng, binary, scorers, refit):
     if scorers is CONTINUOUS:
         estimator, X = KernelDensity(), rng.normal(size=(60, 2))

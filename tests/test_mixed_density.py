@@ -112,6 +112,7 @@ def test_rows_score_alike_in_any_company(model):
     assert (model.energy(X.assign(x=1e38)) > 1e3).all()
 
 
+@full
 def test_bits_and_numbers_of_an_array():
     random = np.random.default_rng(0)
     X = np.column_stack([random.random(200) < 0.3, random.normal(size=(200, 2))]).astype(float)
@@ -142,6 +143,7 @@ def test_streams_go_on():
     assert model.n_iter_ == 2
 
 
+@full
 def test_annealing_knows_log_z_of_mixed_rows():
     """From a base that leaves out how the columns depend on each other."""
     energy, generator = MixedRows(), seeded()

@@ -122,6 +122,7 @@ def test_log_z_is_not_decayed():
     assert len(groups[1e3]) == len(list(model.energy_.parameters()))
 
 
+@full
 def test_a_search_over_noise_and_ratio():
     """And over the number of components, where the noise is a mixture by default."""
     grid = {"noise": ["gaussian", "mixture"], "noise_ratio": [0.5, 2]}
@@ -158,6 +159,7 @@ def on_a_plane(n, seed=0, d=8, sd=0.01):
 far = {"noise": normal(8), "sigma": None, "standardize": False, "random_state": 0}
 
 
+@full
 def test_bridges_lead_to_data_far_from_the_noise():
     rows, _ = on_a_plane(1500)
     new, truth = on_a_plane(1000, 1)

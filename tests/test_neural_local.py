@@ -14,7 +14,7 @@ from skebm.samplers import Gibbs, GibbsWithGradients, Persistent
 from tests.oracle import DOUBLE, P_FLOOR, Discrete, bits, make_tree_rbm, seeded
 from tests.test_local_objectives import all_rows
 from tests.test_rbm_local import bars, normal, of_base
-from tests.tiers import full
+from tests.tiers import full, leading
 
 RULES = ("pseudo_likelihood", "ratio_matching", "probability_flow")
 each_rule = pytest.mark.parametrize("objective", RULES)
@@ -40,7 +40,7 @@ def test_a_fit_makes_new_rows_more_likely_than_the_base(objective):
     assert {type(model.sampler_), type(model.net_.state_)} == {GibbsWithGradients, type(None)}
 
 
-@each_rule
+@pytest.mark.parametrize("objective", leading(1, RULES))
 def test_a_fit_to_one_hot_rows(objective):
     """Two columns of three levels that mostly agree."""
     rng = np.random.default_rng(0)
@@ -189,6 +189,7 @@ def error_of_couplings(objective, n_iter, **params):
     return float(off[tuple(torch.triu_indices(10, 10, 1))].square().mean().sqrt()), model
 
 
+@full
 def test_couplings_are_recovered_by_gibbs_chains():
     chains = Persistent(n_steps=1, n_independence_steps=0)
     error, model = error_of_couplings("likelihood", 13, chains=chains, sampler=Gibbs())

@@ -333,6 +333,7 @@ def test_bridge_knows_its_error_in_fifty_columns(factor):
     assert all(one.std_error < 0.4 for one in runs)
 
 
+@full
 def test_bridge_sampling_does_not_reuse_draws_that_the_base_was_fitted_to():
     """Used twice they would be too probable under the base, and log Z too small."""
     runs = bridge_runs(draw_normal, NORMAL_ENERGY)
@@ -355,6 +356,7 @@ def test_bridge_sampling_is_calibrated_on_bits(rbm, states):
     assert_calibrated(z_scores(chains, truth))
 
 
+@full
 def test_bridge_sampling_runs_chains_from_the_rows():
     """All chains start near the mean, none at a draw of the model."""
     start = {"one": NORMAL.mean[None], "other": NORMAL.mean[None] + 0.1}

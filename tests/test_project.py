@@ -13,6 +13,7 @@ import skebm
 import skebm.training
 from skebm.estimators.storage import installed_version
 from tests.test_contributing import blocks
+from tests.tiers import full
 from tools.oldest import oldest
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +45,7 @@ def python(code):
 # ------------------------------------------------------------------------------
 
 
+@full
 def test_skorch_is_imported_by_the_first_fit():
     """And by the first model that is loaded, in a process that has imported no more than skebm."""
     printed = python(

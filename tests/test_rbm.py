@@ -578,6 +578,7 @@ def test_contamination_is_the_fraction_of_outliers(n, contamination):
     assert_array_equal(model.predict(table) == -1, model.decision_function(table) < 0)
 
 
+@full
 def test_the_threshold_does_not_depend_on_the_order_of_rows(model):
     order = np.random.default_rng(0).permutation(len(X))
     other = clone(model).fit(X[order])

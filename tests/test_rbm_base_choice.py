@@ -11,7 +11,7 @@ from skebm.base import Binary, Categorical, Mixed, Real
 from skebm.distributions import IndependentBernoulli
 from skebm.estimators.rbm.choice import Gain, Tried, candidates, choose_base, epochs_by_halves
 from skebm.training.rows import Rows
-from tests.tiers import only_full
+from tests.tiers import full, only_full
 
 
 def chain_of_bits(n=300, d=10, stay=0.97, seed=0):
@@ -141,6 +141,7 @@ def test_pessimistic_ends_decide_and_are_found_only_where_they_may():
     assert "independent 8: -3.00, chow-liu 8: -2.00, gaussian 8: < -2.20" in choice.reason
 
 
+@full
 def test_hidden_units_are_as_few_as_the_rows_say(monkeypatch):
     """Noise of 30 bits: what 256 units learn of 400 rows is wrong."""
     monkeypatch.setattr("skebm.estimators.rbm.blueprint.ENOUGH_STEPS", 1500)
@@ -153,7 +154,11 @@ def test_hidden_units_are_as_few_as_the_rows_say(monkeypatch):
     model.set_params(warm_start=True, n_iter=1)
     units = model.n_components_
     assert model.fit(x).n_components_ == units
-    plain["n_iter"] = 3  # too short for a choice
+
+
+def test_hidden_units_of_short_programs_are_not_chosen():
+    x = (np.random.default_rng(0).random((400, 30)) < 0.5).astype(float)
+    plain = {"learning": "pcd", "partition": None, "random_state": 0, "n_iter": 3}
     assert RBMEstimator(base="independent", **plain).fit(x).n_components_ == 256
     assert RBMEstimator(5, **plain).fit(x).n_components_ == 5
     assert RBMEstimator(learning_rate=0.1, **plain).fit(x).n_components_ == 256
@@ -285,6 +290,7 @@ def test_few_rows_without_dependences_leave_the_base_as_it_is():
     assert model.n_iter_ == 0  # as chosen before
 
 
+@full
 def test_few_rows_with_dependences_are_trained_on():
     model = RBMEstimator(20, random_state=0, partition=None, learning="cd")
     model.fit(chain_of_bits(120))

@@ -235,6 +235,7 @@ def test_levels_of_mixed_types_and_of_declared_categories():
     assert fitted.score_samples(never)[0] < fitted.score_samples(declared).min()
 
 
+@full
 def test_full_covariances():
     """A base that explains everything: the model is the normal distribution that made the rows."""
     random = np.random.default_rng(0)
@@ -274,6 +275,7 @@ def clustered(n=300):
     )
 
 
+@full
 def test_latent_classes_are_one_mixture_of_all_columns():
     X = clustered(200)
     base = rbm(base="latent-classes", n_iter=0).fit(X)

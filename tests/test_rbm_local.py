@@ -20,7 +20,7 @@ from skebm.samplers import FromData, Gibbs
 from tests.objectives import assert_same, autograd, data, gradient, weights
 from tests.oracle import DOUBLE, bits, make_rbm, seeded
 from tests.test_local_objectives import RULES, spelled_out
-from tests.tiers import leading, only_full
+from tests.tiers import full, leading, only_full
 
 LEARNING = ("pseudo_likelihood", "ratio_matching", "probability_flow")
 rules = pytest.mark.parametrize("learning", LEARNING)
@@ -173,6 +173,7 @@ def test_held_out_rows_guard_the_fit():
     assert gains[-1] == max(gains) > 0
 
 
+@full
 def test_a_fit_to_categories():
     rng = np.random.default_rng(0)
 
@@ -189,6 +190,7 @@ def test_a_fit_to_categories():
     assert model.score(new) > float(model.base_.log_prob(x).mean()) + 0.4
 
 
+@full
 def test_missing_entries_are_completed():
     X, new = bars(300, 0), bars(300, 1)
     X[np.random.default_rng(1).random(X.shape) < 0.1] = np.nan
@@ -204,6 +206,7 @@ def test_early_stopping_follows_the_rule_itself():
     assert all(0 < row["valid_loss"] < 9 for row in model.history_)
 
 
+@full
 def test_penalties_reach_the_weights():
     X = bars(150, 0)
     plain, l1, l2, sparse = (

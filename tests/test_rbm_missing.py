@@ -13,7 +13,7 @@ from skebm import EnergyOutlierDetector, RBMEstimator
 from skebm.estimators.rbm import missing
 from skebm.samplers import Persistent
 from tests.test_rbm_columns import CITIES, frame, rbm, states
-from tests.tiers import full
+from tests.tiers import full, only_full
 
 STATES = np.array(list(itertools.product([0.0, 1.0], repeat=6)))
 
@@ -36,7 +36,7 @@ def marginals_of(model, X):
     return np.array([np.logaddexp.reduce(log_p[some]) for some in agree])
 
 
-@pytest.fixture(scope="module", params=["independent", "chow-liu", "block-tree"])
+@pytest.fixture(scope="module", params=["independent", "chow-liu", only_full("block-tree")])
 def model(request):
     return RBMEstimator(4, base=request.param, n_iter=30, batch_size=20, random_state=0).fit(bits())
 
@@ -88,6 +88,7 @@ def test_annealing_is_within_its_error(model, monkeypatch):
     assert np.sqrt((z**2).mean()) < 1.3
 
 
+@full
 def test_mixed_rows_are_integrated(monkeypatch):
     model = rbm(learning_rate=0.3).fit(frame())
     row = frame(1, seed=3).astype(object)
@@ -151,6 +152,7 @@ def test_bases_are_fitted_to_what_is_known():
     assert np.nanmean(X[:, 3]) < bits(4000)[:, 3].mean() - 0.1
 
 
+@full
 def test_held_out_rows_with_holes_guard_the_training():
     """A default fit: assessed by the known entries, it ends above its base."""
     model = RBMEstimator(4, base="independent", n_iter=100, random_state=0)

@@ -371,6 +371,7 @@ def overfitted(**options):
     return model, gain
 
 
+@full
 def test_overfitting_ends_at_the_base():
     with pytest.warns(ConvergenceWarning, match="no more likely than under the base"):
         model, gain = overfitted(n_iter=60)

@@ -442,6 +442,7 @@ def test_missing_entries_are_integrated_out(model):
     np.testing.assert_array_equal(imputed[:, [0, 2]], X[:, [0, 2]])
 
 
+@full
 def test_score_without_log_z_is_the_hyvarinen_score_in_the_units_of_x(model):
     X, other = scale_mixture(30, 5), clone(model).set_params(partition=None, dtype="float64")
     other.fit(scale_mixture())

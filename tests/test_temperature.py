@@ -35,7 +35,7 @@ from skebm.estimators import tractable
 from skebm.estimators.rbm.drawing import starts_of
 from tests.discovery import walk
 from tests.oracle import DOUBLE, bits, chi_square, count_states, joint_energy, mean_is, seeded
-from tests.tiers import full, named
+from tests.tiers import full, leading, named
 
 N = 20_000
 
@@ -141,7 +141,8 @@ def test_a_boltzmann_machine(binary_rows):
     assert chi_square(count_states(torch.tensor(x)), p) > 1e-4
 
 
-@pytest.mark.parametrize("temperature", named([0.5], [0.5, 2.0]))
+@full
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_a_neural_density_of_bits(binary_rows, temperature):
     model = ContrastiveDivergenceDensity(n_iter=5, random_state=0).fit(binary_rows)
     x = model.sample(N, random_state=0, temperature=temperature, n_steps=20)
@@ -178,6 +179,7 @@ def test_given_columns(untrained, temperature):
     np.testing.assert_allclose(x[:, 1].var(), temperature * variance, rtol=5 * np.sqrt(2 / 5000))
 
 
+@full
 def test_chains_that_start_without_a_base(normal_rows):
     """Two modes that mix: the curve of exp(-E / T) by quadrature, from training rows."""
     X = np.random.default_rng(0).choice([-1.0, 1.0], (300, 1)) + 0.3 * normal_rows[:300, :1]
@@ -211,6 +213,7 @@ def test_temperatures_at_which_there_is_no_density(normal_rows):
         model.sample(3, random_state=0, temperature=4.5)  # falls as the power 4 / 4.5 < 1
 
 
+@full
 def test_several_noise_levels(normal_rows):
     """Annealed Langevin dynamics with all levels at the temperature, before training."""
     model = ScoreMatchingDensity(base="gaussian", objective="multiscale", n_iter=0, random_state=0)
@@ -352,7 +355,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("temperature", [0.5, 2.0])
+@pytest.mark.parametrize("temperature", leading(1, [0.5, 2.0]))
 @pytest.mark.parametrize("distribution", KINDS)
 def test_draws_of_tractable_densities_are_exact(distribution, temperature):
     model = TractableDensity(distribution, random_state=0, **KINDS[distribution]).fit(skewed())

@@ -317,6 +317,7 @@ def model():
     return TemporalRBM(12, order=2, n_iter=150, random_state=0).fit(pattern(240))
 
 
+@full
 def test_gaps_of_a_pattern(model):
     X = pattern(60)
     missing = with_gaps(X, slice(0, 2), slice(10, 13), (20, 1), (30, slice(0, 2)), slice(57, 60))

@@ -415,6 +415,7 @@ def test_samples_repeat_the_pattern():
     assert model.sample(5, random_state=1).shape == (5, 3)
 
 
+@full
 def test_foreign_frames_are_anomalies():
     X = pattern(600)
     model = TemporalRBM(8, order=2, n_iter=100, random_state=0).fit(X)
@@ -466,6 +467,7 @@ def test_further_sequences():
         on.set_params(n_components=5).fit(X)
 
 
+@full
 def test_a_model_of_noise_is_not_below_its_base():
     rng = np.random.default_rng(0)
     X, new = (rng.random((300, 6)) < 0.3).astype(float), (rng.random((300, 6)) < 0.3).astype(float)

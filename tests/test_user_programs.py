@@ -32,6 +32,8 @@ from skebm.partition import Quadrature
 from skebm.samplers import HMC, MALA
 from tests.tiers import full
 
+pytestmark = full
+
 pytestmark = pytest.mark.filterwarnings("error")
 MOST_LINES = 20
 

@@ -332,6 +332,7 @@ def forward_runs(energy):
     return [CASES[AIS].make().estimate(energy, generator=seeded(s)) for s in range(REPEATS)]
 
 
+@full
 def test_ais_knows_its_error(forward_runs, target):
     assert_calibrated(z_scores(forward_runs, target.log_z.item()))
 
