@@ -218,8 +218,9 @@ def threads(work: float, at_least: float = 4e6) -> Iterator[None]:
 
 
 class TorchModes(NamedTuple):
-    """Settings of torch that Ctrl-C leaves changed when it arrives as a context manager begins or
-    ends: one that found gradients off would fail in every later fit.
+    """Settings of torch that stay changed if Ctrl-C arrives as a context manager begins or ends.
+
+    If gradients stayed off, for example, every later fit would fail.
     """
 
     gradients: bool

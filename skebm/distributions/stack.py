@@ -142,9 +142,9 @@ class Stack(Distribution):
         are fitted to 5,000 at random, and of more than 2,000, the kernels are centred at 2,000.
 
         With `low_rank` the parts are mixtures of up to 16 components of rank up to 256, and
-        independent columns. They are added one after the other, that first which held-out rows
-        gain most by, as long as that is 0.001 nats a column and all of them together take at most
-        80,000 multiplications a row, about as many as a network.
+        independent columns. They are added one at a time, each time the part that increases the
+        held-out log-likelihood most, as long as the gain is at least 0.001 nats per column and all
+        parts together take at most 80,000 multiplications per row, about as many as a network.
 
         Parameters
         ----------

@@ -488,8 +488,8 @@ class Confined(nn.Module):
     r"""A network of rows projected onto a ball, :math:`x \min(1, R / |x|)`.
 
     Outside the ball the output is constant along rays, so that the model keeps the heavy tails of
-    its base; a network that grows with the distance could multiply their small mass by any factor.
-    Draws far outside contribute to training at the surface of the ball.
+    its base; a network that grows with the distance could multiply the small mass in the tails by
+    any factor. A draw outside the ball enters training as its projection onto the surface.
 
     Parameters
     ----------

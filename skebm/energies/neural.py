@@ -129,8 +129,8 @@ class NeuralEnergy(Energy):
     r"""A network that corrects a base, :math:`E(x) = -\log q(x) + f(x)`.
 
     With f = 0 the model is the base, which is normalised. If f grows more slowly than
-    :math:`-\log q`, as networks of bounded gradient do with a normal base, the model is proper for
-    any weights.
+    :math:`-\log q`, as networks of bounded gradient do with a normal base, Z is finite for any
+    weights.
 
     With `noise_levels` the energy is that of noisy rows, conditional on the noise level of each
     row, ``cond`` of shape (n,) in units of x:

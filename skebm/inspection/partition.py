@@ -49,8 +49,8 @@ class PartitionDisplay:
     A dot is an estimate, with two standard errors to either side. A hollow dot, of a method without
     a standard error, is an approximation or a one-sided bound. Brackets are the bounds: dark where
     they are certain, light where they hold with high probability, dotted where they are heuristic.
-    Values far from the others are arrows at the edge, with their number. The time in seconds is at
-    the right, with an exclamation mark where the method warned.
+    Values far from the others are shown as arrows at the edge, labelled with the value. The time in
+    seconds is at the right, with an exclamation mark where the method warned.
 
     Parameters
     ----------

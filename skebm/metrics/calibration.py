@@ -36,7 +36,7 @@ def expected_calibration_error(
     with :math:`w_b` the fraction of the rows in bin b, :math:`\bar y_b` the frequency of the
     predicted event among them, and :math:`\bar p_b` its mean probability; q is 1 or 2. This is the
     plug-in estimate (``debiased=False``). It is biased upward, and positive even for a perfectly
-    calibrated model, the more so the more bins and the fewer rows there are.
+    calibrated model; the bias increases with the number of bins and decreases with that of rows.
 
     The debiased estimates, with :math:`d_b = \bar y_b - \bar p_b` and :math:`v_b` its estimated
     variance, which is the sample variance of y - p in the bin over the number of its rows:

@@ -156,10 +156,10 @@ def average_precision_bootstrap(
 ) -> Estimate:
     """Average precision, with a standard error by a stratified bootstrap.
 
-    The standard error is that at the class proportions of `y_true`, on which average precision
-    depends. In small samples average precision is biased upward, most near chance level, and
-    resampling with repeated rows adds to the bias: with 30 rows of each class a 90 % interval is
-    too high and has a coverage of about 80 %.
+    The standard error is for the class proportions of `y_true`, on which average precision depends.
+    In small samples average precision is biased upward, most strongly near chance level, and
+    resampling adds to the bias because it repeats rows: with 30 rows of each class, a 90 % interval
+    is too high and covers the true value with a probability of about 80 %.
 
     Parameters
     ----------

@@ -33,9 +33,10 @@ class ConditionalDivergence(Objective):
         = \mathbb E_{data} \bigl[\nabla_\theta F(y \mid x)
         - \mathbb E_{p(y' \mid x)} \nabla_\theta F(y' \mid x)\bigr]
 
-    The inner expectation is estimated by a row y' that block Gibbs sampling reaches from y in
-    `n_steps` steps while x stays [1]_: biased, as every contrastive divergence from the data. The
-    gradient is written by hand: data and chains share the filter responses of x.
+    The inner expectation is estimated from a row y' that block Gibbs sampling reaches from y in
+    `n_steps` steps while x is clamped [1]_. The estimate is biased, like every contrastive
+    divergence whose chains start at the data. The gradient is written by hand, so that data and
+    chains share the filter responses of x.
 
     Parameters
     ----------
@@ -211,9 +212,10 @@ def annealed_log_z(
     The path is :math:`q(y)^{1 - \beta} e^{-\beta E(y, h)}` with evenly spaced :math:`\beta`, and
     block Gibbs sampling on it.
 
-    Direction: of exp of the values forward the mean is Z(x), so that they are low on average; from
-    `starts` that are draws of p(y given x) the mean of exp of minus the values is 1 / Z(x), so that
-    they are high on average. From rows of data, which they seldom are, they say less.
+    Direction: in forward annealing, exp(value) has the mean Z(x), so that values are low on
+    average. In backward annealing from `starts` that are draws of p(y given x), exp(-value) has the
+    mean 1 / Z(x), so that values are high on average. Rows of data are seldom such draws, and
+    values from them are then less informative.
 
     Parameters
     ----------

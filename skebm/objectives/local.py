@@ -261,9 +261,9 @@ class ProbabilityFlow(LocalObjective):
 
     .. math:: \mathbb E \sum_i \sum_{k \neq x_i} \exp\bigl((E(x) - E(x^{(i \to k)})) / 2\bigr)
 
-    Convex in parameters in which the energy is linear. Rows that the model finds impossible weigh
-    exponentially, so that it suffers from outliers. :class:`LocalObjective` documents the
-    parameters.
+    The objective is convex in parameters in which the energy is linear. The term of a row grows
+    exponentially with its energy, so that outliers have a large influence. :class:`LocalObjective`
+    documents the parameters.
 
     References
     ----------

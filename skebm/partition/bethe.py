@@ -47,9 +47,9 @@ class Bethe(PairwiseEstimator):
     Direction: where the couplings are **attractive**, that is, all positive once some units are
     flipped to :math:`1 - x_i`, ``lower`` is a **certain lower bound** (``bound_kind`` "exact"),
     converged or not. Elsewhere the value can lie on either side of log Z, and there is no bound
-    (``nan``, "heuristic"; ``reason`` says why). There is no upper bound. Exact where the graph has
-    no loops. The error is not a sampling error: ``std_error`` is ``nan`` unless exact. Computes in
-    float64.
+    (``nan``, "heuristic"; ``reason`` says why). There is no upper bound. Where the graph has no
+    loops, the value is exact. Elsewhere its error is not a sampling error, so ``std_error`` is
+    ``nan``. Computations are in float64.
 
     Parameters
     ----------

@@ -132,14 +132,14 @@ def fits_base(energy: Energy, base: Any) -> bool:
 def default_base(energy: Energy, x: Tensor | Mapping[str, Tensor] | None = None) -> Any:
     r"""The base of an energy, or else a distribution that covers its domain.
 
-    That is the uniform distribution over discrete domains and boxes
+    The latter is the uniform distribution over discrete domains and boxes
     (:class:`~skebm.distributions.IndependentBernoulli` with logits of zero on flat binary rows, so
-    that energies whose conditionals take fields can anneal from it), and a normal distribution on
-    unbounded real rows: of mean 0 (or the nearest number inside the bounds) and scale 1, or fitted
-    to rows x. A fitted covariance is multiplied by :math:`1 + \min(1/2, d^{-1/2})` so that it
-    covers the tails of the model. Where the model is the fitted normal distribution itself, this
-    increases the second moment of the importance weights by a factor of at most :math:`e^{1/2}`,
-    for any number d of columns.
+    that energies whose conditionals take fields can anneal from it). On unbounded real rows it is a
+    normal distribution, fitted to the rows x if these are given, and otherwise of scale 1 and mean
+    0 (or the nearest number inside the bounds). A fitted covariance is multiplied by
+    :math:`1 + \min(1/2, d^{-1/2})` so that it covers the tails of the model. Where the model is the
+    fitted normal distribution itself, this increases the second moment of the importance weights by
+    a factor of at most :math:`e^{1/2}`, for any number d of columns.
 
     Parameters
     ----------
@@ -313,11 +313,11 @@ def check_proper(
 ) -> None:
     r"""Raise `ValueError` where :math:`e^{-E}` has no finite integral.
 
-    A numerical test, which can reject and cannot certify. It follows 64 random rays
-    :math:`o + r u`, from origins of scale 1, in the d unbounded columns (the others are uniform),
-    and 64 rays that change a single column. The integral over a cone is finite only if E grows
-    faster than :math:`d \log r`, that over a line only if E grows faster than :math:`\log r`, so
-    the test requires of each ray
+    The test is numerical: it can reject an energy but cannot certify one. It follows 64 rays
+    :math:`o + r u` in random directions of the d unbounded columns, and 64 rays that change a
+    single one of them. Origins o are random: of scale 1 in the unbounded columns, and uniform in
+    the others. The integral over a cone is finite only if E grows faster than :math:`d \log r`, and
+    that over a line only if E grows faster than :math:`\log r`, so the test requires of each ray
 
     .. math:: E(o + 2 r u) - E(o + r u) > k \log 2, \qquad k = d \text{ or } 1,
 

@@ -90,17 +90,17 @@ def choose(
 
     1. :class:`Exact`, where the enumeration has at most `max_cost` terms;
     2. :class:`Bethe`, where pairs of binary units are coupled without loops: exact at any size;
-    3. :class:`Quadrature`, where rows are real numbers in one column, or in two or three and
-       importance sampling has an effective sample size below half of the draws, and the error of
-       the integral is small enough within the budget;
+    3. :class:`Quadrature`, where rows have one real column, or have two or three and importance
+       sampling has an effective sample size below half of the draws; in either case only if the
+       error of the integral is small enough within the budget;
     4. :class:`ImportanceSampling`, where the model was trained to discriminate rows from draws of
        `noise`, which is then the ``base`` of the estimate;
     5. :class:`ImportanceSampling` of real rows from `base`, from the base that the energy corrects,
        or from the uniform distribution over a box, where the effective sample size is at least a
        twentieth of the draws;
-    6. :class:`AISBracket`, where there are two rows or more to start reverse annealing from
-       (of real rows with at most 500 temperatures, fewer where the energy has many weights, and
-       with a larger error then);
+    6. :class:`AISBracket`, where there are two rows or more to start reverse annealing from. For
+       real rows it has at most 500 temperatures, and fewer, with a larger error, where the energy
+       has many weights;
     7. :class:`AIS`.
 
     The first two are exact. The docstrings of the others give the direction of their errors.

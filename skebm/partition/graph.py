@@ -364,8 +364,8 @@ def belief_propagation(
     r"""Log-odds (n,) by loopy belief propagation, its first messages from probabilities (n,).
 
     The message from unit i to j is :math:`\zeta(J + u) - \zeta(u)`, with u the log-odds of i
-    without the message from j, and :math:`\zeta(u) = \log(1 + e^u)`. Stops when no log-odds changes
-    by more than `tol`; on a tree that is after as many undamped iterations as its diameter.
+    without the message from j, and :math:`\zeta(u) = \log(1 + e^u)`. It stops when no log-odds
+    changes by more than `tol`; on a tree this takes as many undamped iterations as its diameter.
     """
     i, j = graph.edges
     source, target = np.r_[i, j], np.r_[j, i]

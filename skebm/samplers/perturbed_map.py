@@ -22,10 +22,10 @@ CHUNK = 4_000_000  # states times rows held in memory at a time: 32 MB
 class MinCut:
     r"""Maxima of :math:`h^\top x - \sum_{(i, j)} w_{ij} |x_i - x_j|` for one w >= 0 and many h.
 
-    A minimum cut between a source, on the side of the ones, and a sink (Greig, Porteous and
-    Seheult, 1989, JRSS B 51). Capacities are integers, rounded down: the value of a cut is never
-    too large, so that the maximum is never too small, and too large by at most the resolution times
-    the number of units and edges.
+    They are found by a minimum cut between a source, on the side of the units that are one, and a
+    sink (Greig, Porteous and Seheult, 1989, JRSS B 51). Capacities are rounded down to integers, so
+    that the value of a cut is never too large. The maximum is a constant minus this value: it is
+    never too small, and too large by at most the resolution times the number of units and edges.
 
     Parameters
     ----------

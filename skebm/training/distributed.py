@@ -584,8 +584,9 @@ class DataParallel:
     def gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
         """The gradient of all rows of a batch, of which this process has a part.
 
-        An energy that becomes nan in the chains of one process makes the step nan on all; they
-        learn why at the next check, so that no step has to wait for the host.
+        If an energy becomes nan in the chains of one process, the step becomes nan on all
+        processes. They receive the reason at the next check only, so that no step has to wait for
+        the host.
         """
         step = Step(self.ranks, len(batch.x), self.buffer, self.pattern)
         loss = Loss(None, state)

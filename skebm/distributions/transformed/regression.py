@@ -20,8 +20,8 @@ class RegressionMixture:
         q(x \mid c) = \sum_k \pi_k(c) \, N\bigl(x;\, b_k + B_k c,\, S_k\bigr), \qquad
         \pi_k(c) \propto w_k \, N(c; \mu_k, C_k)
 
-    It is the conditional of a joint mixture of normal distributions of (c, x) [1]_, so that it is
-    fitted by EM and has exact densities, scores and draws.
+    It is the conditional distribution of x given c in a joint mixture of normal distributions of
+    (c, x) [1]_, so that it is fitted by EM and has exact densities, scores and draws.
 
     Parameters
     ----------

@@ -58,11 +58,11 @@ class MixedRBM(BipartiteEnergy):
     any distribution that has exact conditionals under unary fields, p(x given h) is exact, and log
     Z is a sum over the hidden states.
 
-    The covariance of real columns is trained: in :math:`q_s` each real column is that of q divided
-    by :math:`e^{s_i / 2}`, so that its precision is that of q times :math:`e^{s_i}` and
-    correlations stay; the hidden units explain the rest of the variance. (Of latent classes, only
-    the precisions within the classes are multiplied.) The statistics t(x) are
-    :math:`e^{s_i} x_i` of real entries and x_i of all others: where q has independent columns of
+    The covariance of real columns is trained: in :math:`q_s` a real column is distributed as in q
+    after division by :math:`e^{s_i / 2}`, so that its precision is that in q times :math:`e^{s_i}`
+    and the correlations do not change; the hidden units explain the rest of the variance. (If q has
+    latent classes, only the precisions within the classes are multiplied.) The statistics t(x) are
+    :math:`e^{s_i} x_i` for real entries and x_i for all others: where q has independent columns of
     unit variance and mean 0, the mean of a real column given h is then :math:`b_i + W_i^\top h`,
     whatever its variance.
 

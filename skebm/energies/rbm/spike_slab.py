@@ -186,10 +186,10 @@ class SpikeSlabEnergy(BipartiteEnergy):
         F(x) = -\log q_\tau(x) - b^\top u
             - \sum_i \log\Bigl(e^{-z_i^2 / 2} + e^{c_i + \mu_i z_i}\Bigr).
 
-    A unit that is off adds the precision :math:`W_i W_i^\top`; one that is on takes it away again,
-    and moves the mean along :math:`\mu_i W_i`. The precision of x given h is
-    :math:`e^\tau + \sum_{i: h_i = 0} W_i W_i^\top` in the coordinates u, and given the slabs as
-    well :math:`P = e^\tau + W^\top W`, whatever h.
+    A unit that is off adds the precision :math:`W_i W_i^\top`; a unit that is on adds none, and
+    moves the mean along :math:`\mu_i W_i`. In the coordinates u, the precision of x given h is
+    :math:`e^\tau + \sum_{i: h_i = 0} W_i W_i^\top`. Given h and the slabs it is
+    :math:`P = e^\tau + W^\top W`, which does not depend on h.
 
     **Proper by construction**: both precisions are positive definite for all parameters, so that
     x given h is normal and the model is a finite mixture of normal distributions. (Courville et al.

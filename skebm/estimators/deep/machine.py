@@ -408,11 +408,12 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     def score_samples(self, X: Any) -> np.ndarray:
         r"""Lower bound of the log-likelihood of each row, in nats; exact by `bound_kind_`.
 
-        The log of the mean of K importance weights from mean field, minus log Z: in expectation at
-        most log p(x), and at least the variational bound (``mean_field__n_draws=0``). The numbers
-        by which hidden units are drawn are fixed, so that a row always has the same value. An
-        error of an estimated log Z is the same for all rows (see `log_partition_bounds_`). Of rows
-        with missing entries it is the likelihood of the known ones, by annealing, low on average.
+        The log of the mean of K importance weights from mean field, minus log Z. In expectation it
+        is at most log p(x), and at least the variational bound (``mean_field__n_draws=0``). Hidden
+        units are drawn with fixed random numbers, so that a row always has the same value. If log Z
+        is estimated, its error is the same for all rows (see `log_partition_bounds_`). For rows
+        with missing entries, the log-likelihood of the known entries is estimated by annealing; it
+        is low on average.
 
         Parameters
         ----------

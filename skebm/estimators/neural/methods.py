@@ -256,11 +256,11 @@ def denoise(
 ) -> np.ndarray:
     r"""Posterior mean of the clean row, given a noisy one.
 
-    Real rows: by Tweedie's formula, :math:`x + \sigma^2 \nabla \log p_\sigma(x)`, which is exact
-    for the model at its noise level of training, and accurate to first order in :math:`\sigma^2` if
-    it was trained without noise. Discrete rows, in which each column was changed with probability
-    `noise_level`: the mean over the second half of chains from the noisy rows, which is unbiased
-    if they have converged by then.
+    For real rows it is given by Tweedie's formula, :math:`x + \sigma^2 \nabla \log p_\sigma(x)`,
+    which is exact for the model at its training noise level, and accurate to first order in
+    :math:`\sigma^2` if the model was trained without noise. For discrete rows, each column is
+    assumed to have been changed with probability `noise_level`. The mean is then that of the second
+    half of chains that start at the noisy rows; it is unbiased if they have converged by then.
 
     Parameters
     ----------

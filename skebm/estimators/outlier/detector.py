@@ -600,8 +600,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         """Statistic of each row, higher for more normal ones.
 
         For ``"log_density"`` it is ``score_samples`` of the estimator, in nats. With
-        ``"cross-conformal"`` it is `decision_function` plus `offset_`, which is of the order of the
-        log densities of the folds.
+        ``"cross-conformal"`` it is `decision_function` plus `offset_`, a value of the same order as
+        the log densities under the models of the folds.
 
         Parameters
         ----------
@@ -734,8 +734,9 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         (another one was chosen, or the estimator is an outlier detector of scikit-learn), columns
         are drawn from their marginal distribution in the rows of `fit`.
 
-        ``"score"``: the squared components of grad log p, in the input units of the last step of a
-        pipeline. They are cheap, and sum to the squared norm of ``statistic="score_norm"``.
+        ``"score"``: the squared components of grad log p, in the units of the input to the last
+        step of a pipeline. They are cheap to compute, and their sum is the square of the norm that
+        ``statistic="score_norm"`` uses.
 
         Parameters
         ----------

@@ -198,9 +198,9 @@ class ConformalThreshold(NamedTuple):
     def margin(self, values: list[np.ndarray]) -> np.ndarray:
         """How far the statistic of each row lies above the threshold, (n,).
 
-        It is the (n_below + 1)-th largest difference to the calibration rows, each computed by the
-        model that was not fitted to that row, and negative exactly if the p-value is at most
-        `level`.
+        The statistic of a row minus that of each calibration row, by the model that was not fitted
+        to the calibration row, gives `n_rows` differences. The (n_below + 1)-th largest of them is
+        returned. It is negative exactly if the p-value is at most `level`.
         """
         n_below = self.n_below
         if len(self.parts) == 1:

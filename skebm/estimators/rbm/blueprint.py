@@ -405,8 +405,8 @@ class RBMBlueprint(Blueprint):
     def gains(self, train: Rows, held_out: Rows, tools: Trials) -> list[Gain]:
         """Gains of held-out rows while others train a model; none where training diverges.
 
-        Up to the first clear loss, after which a trial goes on from better weights at half the
-        rate, as a fit without held-out rows does not.
+        The list ends at the first clear loss. After it a trial would continue from better weights
+        at half the learning rate, which a fit without held-out rows does not do.
         """
         net = self._tried(train, held_out, 1.0, N_BY_HALVES, tools)
         found: list[Gain] = []

@@ -76,10 +76,9 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
     learns from unlabelled rows, and gives features. :class:`RBMEstimator` is the same without
     classes.
 
-    Bits, numbers and categories are visible units as in :class:`RBMEstimator`: values in [0, 1] are
-    probabilities of bits, other numbers Gaussian units of standardised values, categories softmax
-    units. If training diverges, it is rolled back to an earlier state and continues with smaller
-    steps.
+    Columns become visible units as in :class:`RBMEstimator`: values in [0, 1] are probabilities of
+    bits, other numbers are standardised and have Gaussian units, and categories have softmax units.
+    If training diverges, it is rolled back to an earlier state and continues with smaller steps.
 
     Parameters
     ----------

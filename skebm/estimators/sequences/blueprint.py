@@ -154,8 +154,9 @@ class TemporalBlueprint(Blueprint):
 def autoregression(rows: Segments, order: int, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Ridge regression of some columns on the frames before, with the penalty that rows choose.
 
-    By cross-validation over sequences, or over stretches of few ones, for all columns together;
-    columns that it predicts worse than their mean get weights of 0.
+    One penalty for all columns is chosen by cross-validation over sequences, or over stretches of
+    frames if there are few sequences. Columns that the regression predicts worse than their mean
+    get weights of 0.
 
     Returns
     -------

@@ -421,9 +421,10 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
     def predict_log_proba(self, X: Any, lengths: Any = None) -> np.ndarray:
         r"""log p(y_t given all frames of the sequence), in nats, in the order of `classes_`.
 
-        Labels of other frames are summed out. Exact for the model, but for errors of log Z with
-        ``objective="generative"`` where hidden states are many. With other objectives the model is
-        a product of :math:`p(y_t \mid x_t, x_{<t}, y_{<t})`, so that later frames change nothing.
+        Labels of other frames are summed out. The result is exact for the model, except for errors
+        of log Z with ``objective="generative"`` if there are many hidden states. With other
+        objectives the model is a product of :math:`p(y_t \mid x_t, x_{<t}, y_{<t})`, so that later
+        frames have no effect.
 
         Parameters
         ----------

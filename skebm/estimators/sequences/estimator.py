@@ -222,8 +222,8 @@ class TemporalRBM(
     of the base; weights that are clearly worse than earlier ones, or than the base, are not what
     `fit` leaves.
 
-    What is said of a frame depends on the frames before it in the same sequence: other than of the
-    rows of a table, order and subsets matter.
+    Results for a frame depend on the frames before it in the same sequence. Unlike for the rows of
+    a table, they change if frames are reordered or left out.
 
     References
     ----------

@@ -37,8 +37,8 @@ class PValueDisplay:
     calibration rows make them; tied scores do so too, harmlessly, since p-values count ties as no
     less abnormal.
 
-    For ``"cross-conformal"`` the distribution is not known. Instead of the band there is a line for
-    the proven bound on the expected share, about 2 t; the curve may cross it by chance.
+    For ``"cross-conformal"`` the distribution of that number is not known. Instead of the band, a
+    line shows the proven bound on the expected share, about 2 t; the curve may cross it by chance.
 
     Parameters
     ----------

@@ -125,10 +125,11 @@ def log_normalisers(
 ) -> tuple[Tensor, Tensor]:
     """Lower and upper ends of log Z(x), (n,) each, of pairs (n, dx + dy).
 
-    Direction: equal and exact where a layer is summed over. Otherwise the lower end is annealing
-    from the base, low on average; the upper end the larger of three: this one, and annealing back
-    to the base, from rows that those chains arrived at (high on average if these are draws of the
-    model: they are drawn by the weights of the chains) and from y, whose mode they may have missed.
+    Direction: both ends are exact and equal where a layer is summed over. Otherwise the lower end
+    is the estimate by annealing from the base, which is low on average. The upper end is the
+    largest of three estimates: the lower end, annealing back to the base from the rows at which
+    the forward chains ended (resampled by their weights; high on average if these are draws of the
+    model), and annealing back from y, whose mode the forward chains may have missed.
     """
     if is_exact(energy):
         parts = rows[:, : energy.n_given].split(_rows_at_once(energy))
