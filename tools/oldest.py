@@ -11,7 +11,7 @@ from pathlib import Path
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 # Extras that the tests need, beside what skebm itself does.
-EXTRAS = ("frames", "flows", "plot", "test")
+EXTRAS = ("arrow", "dask", "frames", "flows", "plot", "test")
 # Not installed: only compared with in tests, and it needs a newer numpy than skebm does.
 NEWER = {"arviz-stats"}
 REQUIREMENT = re.compile(
