@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Real as RealNumber
 from typing import Any
 
@@ -12,6 +12,9 @@ from torch import Tensor
 
 # Most numbers computed at once for a chunk of rows: 32 MB in float64.
 CHUNK = 4_000_000
+# Numbers computed at once where few rows are as fast: 4 MB in float64, which caches hold. Larger
+# chunks have a multiple of ROWS, so that a row is not rounded otherwise in another block of a file.
+AT_ONCE, ROWS = 2**19, 256
 
 
 def checked_weight(x: Any, weight: Tensor | None) -> Tensor:
@@ -74,15 +77,41 @@ def positive(value: Any, like: Tensor, name: str, zero: bool = False) -> Tensor:
     return value.detach().to(like).expand(like.shape).clone()
 
 
-def chunked(function: Callable[..., Any], x: Tensor, per_row: int) -> Any:
-    """function(x) row by row in chunks of at most `CHUNK` numbers; a tensor or a tuple of them."""
-    size = max(1, CHUNK // max(per_row, 1))
+def chunked(
+    function: Callable[..., Any], x: Tensor, per_row: int, at_once: int | None = None
+) -> Any:
+    """function(x) row by row, a tensor or a tuple of them, in chunks of at most `at_once` numbers.
+
+    `per_row` is how many a row takes; `at_once` is `AT_ONCE` by default.
+    """
+    size = max(1, (AT_ONCE if at_once is None else at_once) // max(per_row, 1))
+    size = size // ROWS * ROWS or size
     if len(x) <= size:
         return function(x)
-    parts = [function(part) for part in x.split(size)]
-    if isinstance(parts[0], Tensor):
-        return torch.cat(parts)
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    return joined((function(part) for part in x.split(size)), len(x))
+
+
+def joined(parts: Iterable[Any], n: int) -> Any:
+    """Tensors, or tuples of them, one below the other, `n` rows in all.
+
+    Rows are written where they belong as they come. Small results that waited for
+    :func:`torch.cat` would lie between the large temporaries of the chunks, whose memory the
+    allocator then could not use again: hundreds of MB for a hundred thousand rows.
+    """
+    found: list[Tensor] | None = None
+    start = 0
+    for part in parts:
+        single = isinstance(part, Tensor)
+        values = (part,) if single else part
+        if len(values[0]) == n:
+            return part
+        if found is None:
+            found = [value.new_empty((n, *value.shape[1:])) for value in values]
+        for whole, value in zip(found, values, strict=True):
+            whole[start : start + len(value)] = value
+        start += len(values[0])
+    assert found is not None
+    return found[0] if single else tuple(found)
 
 
 def checked_sigma(sigma: Tensor | float, rows: Tensor) -> Tensor:

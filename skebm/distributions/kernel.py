@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -136,8 +137,8 @@ def evaluate(
     exp(`kept`) (m,) of its own weight, and the fraction exp(`log_others`) (m,) of the total.
     """
     size = max(1, min(_fitting.CHUNK, PAIRS) // kernels.right[:, 0].numel())
-    parts = []
-    for number, rows in enumerate(x.split(size)):
+
+    def values_of(number: int, rows: Tensor) -> tuple[Tensor, ...]:
         centred = rows.double() - kernels.origin
         logits = kernels.logits(centred)
         if without is not None and kept is not None and log_others is not None:
@@ -145,9 +146,11 @@ def evaluate(
             at = torch.arange(len(rows), device=rows.device)
             logits[:, at, out] = logits[:, at, out] + kept[out]
             logits -= log_others[out][:, None]
-        values = _sums(kernels, centred, logits, score)
-        parts.append(tuple(value.to(x.dtype) for value in values))
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+        return tuple(value.to(x.dtype) for value in _sums(kernels, centred, logits, score))
+
+    parts = itertools.starmap(values_of, enumerate(x.split(size)))
+    found: tuple[Tensor, ...] = _fitting.joined(parts, len(x))
+    return found
 
 
 def _sums(kernels: Kernels, rows: Tensor, logits: Tensor, score: bool) -> tuple[Tensor, ...]:

@@ -14,7 +14,6 @@ from skebm.base import Clamp, Real
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.distributions._fitting import (
-    CHUNK,
     chunked,
     draw_index,
     positive,
@@ -235,7 +234,7 @@ class LowRankMixture(Distribution):
         return self._chunked(self._log_prob_and_score, x)
 
     def _chunked(self, function: Callable[[Tensor], Any], x: Tensor) -> Any:
-        return chunked(function, x, self.means.numel() * (CHUNK // AT_ONCE))
+        return chunked(function, x, self.means.numel(), AT_ONCE)
 
     def component_log_probs(self, x: Tensor) -> Tensor:
         """log pi_k N(x; mu_k, Sigma_k), (n, K)."""

@@ -46,8 +46,8 @@ ROWS_PER_COMPONENT, MOST_COMPONENTS = 100, 40
 # Most rows that kernels are placed at and mixtures are fitted to: scoring a row takes time for
 # each kernel. Most products of an EM step: rows times components times squared columns.
 MOST_ROWS, MOST_WORK = 5000, 4e8
-# Rows that are scored at a time: a mixture of 40 components takes 3 kB for a row of ten columns.
-BLOCK = 20_000
+# Rows that are scored at a time, a multiple of those of a chunk.
+BLOCK = 20_480
 # Regularisation from which components need no prior, and nats per row at which EM ends.
 SMOOTH, TOLERANCE = 0.01, 1e-3
 # Proposals at a time, and fewest for each sample; where fewer are accepted, samples are resampled.

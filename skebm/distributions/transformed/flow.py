@@ -207,7 +207,7 @@ def _mean_log_prob(flow: nn.Module, z: Tensor, weight: Tensor) -> float:
     """Mean log-likelihood of rows in evaluation mode, in nats."""
     flow.eval()
     with torch.no_grad():
-        value = chunked(lambda rows: flow().log_prob(rows), z, PER_ENTRY * z.shape[1])
+        value = chunked(lambda rows: flow().log_prob(rows), z, PER_ENTRY * z.shape[1], CHUNK)
     flow.train()
     return float((weight * value).mean())
 
@@ -501,7 +501,7 @@ class NormalizingFlow(Distribution):
         return (value if keep else value.detach()), score
 
     def _chunked(self, function: Callable[..., Any], x: Tensor) -> Any:
-        return chunked(function, x, PER_ENTRY * self.domain.n_columns)
+        return chunked(function, x, PER_ENTRY * self.domain.n_columns, CHUNK)
 
     def _checked(self, generator: torch.Generator) -> torch.Generator:
         """The generator; `ValueError` unless it is on the device of the flow."""
