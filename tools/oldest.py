@@ -7,11 +7,10 @@ pip install -r oldest.txt
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
-# Extras that the tests need, beside what skebm itself does.
-EXTRAS = ("arrow", "dask", "frames", "flows", "plot", "test")
 # Not installed: only compared with in tests, and it needs a newer numpy than skebm does.
 NEWER = {"arviz-stats"}
 REQUIREMENT = re.compile(
@@ -19,15 +18,22 @@ REQUIREMENT = re.compile(
 )
 
 
+def of_extra(project: dict, extra: str) -> Iterator[str]:
+    """Requirements of an extra, and of the extras of the project that it names."""
+    own = re.compile(rf"{project['name']}\[(.*)\]")
+    for requirement in project["optional-dependencies"][extra]:
+        named = own.fullmatch(requirement)
+        if named is None:
+            yield requirement
+        else:
+            for other in named[1].split(","):
+                yield from of_extra(project, other)
+
+
 def oldest(project: dict) -> list[str]:
-    """Requirements of a ``[project]`` table and of its extras, each pinned to its lower bound."""
-    requirements = list(project["dependencies"])
-    for extra in EXTRAS:
-        requirements += project["optional-dependencies"][extra]
+    """Requirements of a ``[project]`` table and of its tests, each pinned to its lower bound."""
     pins = []
-    for requirement in requirements:
-        if requirement.startswith(f"{project['name']}["):
-            continue  # extras of its own, which are among these
+    for requirement in (*project["dependencies"], *of_extra(project, "test")):
         found = REQUIREMENT.fullmatch(requirement)
         if found is None:
             raise ValueError(f"{requirement!r} has no lower bound of the form name>=version.")

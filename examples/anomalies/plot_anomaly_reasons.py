@@ -58,9 +58,9 @@ for name, density in densities.items():
 # %%
 # Selection at a false discovery rate
 # -----------------------------------
-# The p-value of a row is the share of held-out normal rows that are as anomalous. From a batch,
-# rows with small p-values are selected so that at most a tenth of those selected are expected to be
-# normal.
+# The p-value of a row is the fraction of held-out normal rows that are at least as anomalous. From
+# a batch, rows with small p-values are selected so that at most a tenth of those selected are
+# expected to be normal.
 
 detector = EnergyOutlierDetector(
     densities["Gaussian"], method="conformal", contamination=0.05, random_state=0
@@ -77,9 +77,9 @@ print(
 # Explanations by conditional imputation
 # --------------------------------------
 # The contribution of a column is the expected rise of the log density, in nats, when the column is
-# drawn anew given the other 29. Beside the value in the row is the value expected given the others,
-# in the units of the frame. A value can be anomalous without being extreme: it is enough that it
-# contradicts the others.
+# drawn anew given the other 29. The table also contains the value in the row and the value expected
+# given the other columns, in the units of the frame. A value can be anomalous without being
+# extreme: it is enough that it contradicts the others.
 
 flagged = batch[selected].iloc[[0, 5, 10]]
 explained = detector.explain(flagged).to_frame(3)
@@ -89,8 +89,8 @@ print(explained.round(3).to_string(index=False))
 # %%
 # Displays
 # --------
-# Energies of benign and malignant rows with the threshold, the calibration of the p-values of new
-# benign rows, and explanations of two of the flagged rows.
+# The panels show the energies of benign and malignant rows with the threshold, the calibration of
+# the p-values of new benign rows, and explanations of two of the flagged rows.
 
 import matplotlib.pyplot as plt
 

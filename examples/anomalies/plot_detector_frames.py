@@ -3,10 +3,10 @@ Default detector on a frame with text, dates and holes: orders
 ==============================================================
 
 ``EnergyOutlierDetector()`` takes a frame with numbers, text, booleans, dates and missing entries,
-and says which column makes a row anomalous.
+and explains which column makes a row anomalous.
 
-Data: made up orders of a shop. Large orders are of firms, which order on weekdays; prices grow with
-the weight. Three kinds of errors are planted in new orders.
+Data: simulated orders of a shop. Large orders come from firms, which rarely order by express;
+prices increase with the weight. Three kinds of errors are planted in new orders.
 """
 
 # %%
@@ -46,8 +46,9 @@ print(train.head().to_string(index=False))
 # %%
 # Planted errors
 # --------------
-# Firms' prices at persons' weights, a date twenty years off, and a country nobody had ordered from:
-# a level that did not occur in `fit` is an outlier, not an error.
+# The errors are prices of firms at weights of persons, dates that are twenty years off, and a
+# country from which nobody had ordered. A level that did not occur in `fit` makes a row an outlier
+# and raises no exception.
 
 new.loc[:9, ["price", "weight"]] = 400.0, 4.0
 new.loc[10:19, "ordered"] -= pd.Timedelta(days=7300)
@@ -59,8 +60,8 @@ print(f"flagged {flagged[:30].mean():.0%} of the errors, {flagged[30:].mean():.1
 # %%
 # Which column
 # ------------
-# One row of each kind of error. Beside a bar are the value in the row and the one that the model
-# expects given the other columns of that row.
+# One row of each kind of error is explained. Next to a bar are the value in the row and the value
+# that the model expects given the other columns of that row.
 
 import matplotlib.pyplot as plt
 

@@ -2,11 +2,11 @@
 Anomalous texts by their embeddings: docstrings
 ===============================================
 
-An embedding turns a text or an image into a row of numbers, and a detector of tables then finds the
-texts that do not belong. Here texts are docstrings, which need no download: those of scikit-learn
-are normal, those of NumPy and of ``scipy.stats`` are anomalies. The embedding is latent semantic
-analysis: the leading singular vectors of weighted word counts. Features of a trained network go the
-same way (below).
+An embedding turns a text or an image into a row of numbers, so that a detector for tables can find
+the texts that do not belong. Here the texts are docstrings, which need no download: those of
+scikit-learn are normal, those of NumPy and of ``scipy.stats`` are anomalies. The embedding is
+latent semantic analysis: the leading singular vectors of weighted word counts. Features of a
+trained network can be used in the same way (see below).
 """
 
 # %%
@@ -49,9 +49,10 @@ def texts_of(names):
 # %%
 # A pipeline, beside other detectors
 # ----------------------------------
-# Sixty-four columns of latent semantic analysis, in rows of unit length, and the detector with its
-# defaults. All detectors get the same columns; the distance to a neighbour is Euclidean. AUROC in
-# percent, means over five splits of the normal texts with their standard deviations.
+# The pipeline computes 64 columns by latent semantic analysis, scales rows to unit length, and fits
+# the detector with its defaults. All detectors get the same columns; the distance to a neighbour is
+# Euclidean. The table shows the AUROC in percent, as means over five splits of the normal texts
+# with their standard deviations.
 
 from sklearn.decomposition import TruncatedSVD
 from sklearn.ensemble import IsolationForest
@@ -99,21 +100,23 @@ for method, found in aurocs.items():
     print(f"{method:22}", *cells)
 
 # %%
-# The nearest neighbour is within a point of the detector: a docstring often has a near copy in its
-# package, such as that of the regressor beside a classifier. Five copies are rarer, so that the
-# distance to the fifth neighbour is worse.
+# The AUROC of the nearest neighbour is within a point of that of the detector: a docstring often
+# has a near copy in its package, such as that of the regressor for a classifier. Five near copies
+# are rarer, so that the distance to the fifth neighbour does worse.
 #
-# What looks at the whole table rather than at the surroundings of a row is misled. A text of
-# another subject has few of the words that set texts of this one apart, and lies near their mean,
-# where an isolation forest and a one-class SVM of the default width expect the most normal rows. If
-# rows are not of unit length, neighbours are misled too: such a text is then near the origin.
+# Methods that consider the whole table rather than the neighbourhood of a row are misled. A text on
+# another subject contains few of the words that distinguish texts on this subject from each other.
+# It therefore lies near their mean, where an isolation forest and a one-class SVM of the default
+# width expect the most normal rows. If rows are not of unit length, methods based on neighbours are
+# misled too, because such a text is then near the origin.
 
 # %%
 # False alarms at a rate that is known
 # ------------------------------------
 # With ``method="conformal"`` at most a tenth of new normal texts are called outliers, whatever the
-# embedding. For that the embedding is a part of the estimator: texts that words and columns were
-# learned from lie otherwise than new ones, so that the threshold must not be set by them.
+# embedding. For this guarantee the embedding must be a part of the estimator: the texts from which
+# words and columns were learned are distributed differently from new ones, so that the threshold
+# must not be set by them.
 
 from skebm import ProductOfDensities
 
@@ -129,7 +132,8 @@ for kind, texts in anomalies.items():
 # %%
 # The most unusual texts
 # ----------------------
-# Of the new docstrings of scikit-learn itself, and of all of NumPy and ``scipy.stats``.
+# The lists contain the most unusual of the new docstrings of scikit-learn itself, and of all those
+# of NumPy and ``scipy.stats``.
 
 
 def most_unusual(texts, n=5):
@@ -171,8 +175,8 @@ plt.show()
 # %%
 # Images
 # ------
-# Images go the same way, with the features before the last layer of a network that was trained on
-# many of them. With torchvision (not run here, as the weights are a download)::
+# Images are treated in the same way, with the features before the last layer of a network that was
+# trained on many images. With torchvision (not run here, because the weights must be downloaded)::
 #
 #     import torch
 #     from sklearn.decomposition import PCA
@@ -191,6 +195,6 @@ plt.show()
 #     detector = EnergyOutlierDetector(model, method="conformal").fit(embed(images))
 #     detector.p_values(embed(new_images))
 #
-# The network learned nothing from these images, so that it can be outside the detector; what is
-# learned from them, here the principal components, belongs inside. Sentences go the same way with
-# any model that returns a vector for each.
+# The network was not trained on these images, so that it can be outside the detector; what is
+# learned from them, here the principal components, belongs inside. Sentences can be treated in the
+# same way with any model that returns a vector for each sentence.

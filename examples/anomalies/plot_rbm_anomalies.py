@@ -3,13 +3,13 @@ Anomaly detection with an RBM: one digit against nine
 =====================================================
 
 A restricted Boltzmann machine models p(x) of normal rows, and rows of low log p(x) are anomalies.
-Here one class of digits is normal and the other nine are anomalies, for each class in turn, in
-comparison with three detectors of scikit-learn.
+Here each class of digits in turn is normal and the other nine are anomalies, and the RBM is
+compared with three detectors of scikit-learn.
 
 Protocol: a detector is trained on half of the images of the normal class, without anomalies. It is
 tested on the other half and on all images of the other classes. The settings are the same for all
-ten classes: common ones for scikit-learn's detectors, and for the RBM settings from a few trials on
-these digits, so its results may be slightly optimistic.
+ten classes. Those of scikit-learn's detectors are common ones; those of the RBM were found by a few
+trials on these digits, so its results may be slightly optimistic.
 """
 
 # %%
@@ -85,10 +85,11 @@ print("From best to worst: " + ", ".join(ranking) + ".")
 # %%
 # Thresholds
 # ----------
-# ``predict`` of an RBM flags a row whose log-likelihood is below a quantile of the training rows.
-# With so few rows it flags too many, because the RBM overfits and new normal rows are less likely.
-# A conformal threshold is a quantile of held-out normal rows. ``"cross-conformal"`` holds out each
-# fifth in turn, so that every row is used for both training and calibration.
+# ``predict`` of an RBM flags a row whose log-likelihood is below a quantile of that of the training
+# rows. With so few training rows it flags too many new ones, because the RBM overfits and new
+# normal rows are less likely than training rows. A conformal threshold is a quantile over held-out
+# normal rows. ``"cross-conformal"`` holds out each fifth in turn, so that every row is used for
+# both training and calibration.
 
 from skebm import EnergyOutlierDetector
 

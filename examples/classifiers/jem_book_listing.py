@@ -12,9 +12,9 @@ figure has the same four panels as that of the chapter.
 # %%
 # Model
 # -----
-# Digits of 8 x 8 pixels, scaled to [-1, 1]. With ``base=None`` the logits alone define the energy,
-# :math:`E(x) = -\log \sum_y e^{\mathrm{logits}_y(x)}`. ``energy_net`` returns any torch module. Its
-# dropout, which the book does not have, is inactive while chains are run.
+# The data are digits of 8 x 8 pixels, scaled to [-1, 1]. With ``base=None`` the logits alone define
+# the energy, :math:`E(x) = -\log \sum_y e^{\mathrm{logits}_y(x)}`. ``energy_net`` may return any
+# torch module. Dropout, which the book does not use, is inactive while chains are run.
 
 import numpy as np
 import torch
@@ -60,9 +60,9 @@ model = JEMClassifier(
 # %%
 # Training
 # --------
-# ``partial_fit`` is one epoch. After each, both terms of the book's objective are computed on
-# validation rows: the cross-entropy, and the difference of the mean energies of rows and chains,
-# which replaces :math:`L_{gen}` as Z is not known.
+# Each call of ``partial_fit`` trains for one epoch. After each epoch, both terms of the book's
+# objective are computed on validation rows: the cross-entropy, and the difference of the mean
+# energies of rows and chains, which replaces :math:`L_{gen}` because Z is not known.
 
 generator = torch.Generator().manual_seed(0)
 
@@ -83,7 +83,7 @@ print(f"training was rolled back {model.n_restarts_} times")
 # %%
 # Figure
 # ------
-# Real digits, chains after :math:`\eta` steps, and both loss curves.
+# The panels show real digits, chains after :math:`\eta` steps, and both loss curves.
 
 import matplotlib.pyplot as plt
 

@@ -3,14 +3,15 @@ Classification RBM of digits: few labels, many rows
 ===================================================
 
 A restricted Boltzmann machine of images and their classes has exact class probabilities and a
-density of the images. It learns from images without labels, and draws digits of a class.
+density of the images. It also learns from images without labels, and draws digits of a given class.
 """
 
 # %%
 # Ten labels of each class
 # ------------------------
-# Of 1,297 training images only a hundred have a label; -1 marks the others. The same classifier
-# without them, and one that learns class probabilities alone, are beside it.
+# Only a hundred of the 1,297 training images have a label; the others are marked by -1. For
+# comparison, the same classifier is also fitted without the unlabelled images, and so is one that
+# learns class probabilities alone.
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -40,7 +41,7 @@ for name, model in models.items():
 # %%
 # Digits of each class
 # --------------------
-# Chains of p(x given y) start at images in proportion to p(y given x).
+# Chains of p(x given y) start at images that are chosen in proportion to p(y given x).
 
 import matplotlib.pyplot as plt
 
@@ -56,7 +57,8 @@ plt.show()
 # %%
 # Images that are no digits
 # -------------------------
-# The class probabilities may be sure of any image; the energy is not.
+# The largest class probability may be near 1 for any image; the energy shows which images are not
+# digits.
 
 noise = rng.permuted(X_test, axis=1)
 for name, rows in (("digits", X_test), ("pixels shuffled", noise)):

@@ -9,8 +9,8 @@ be tuned like any classifier, and it also gives log p(x), the log-likelihood of 
 # %%
 # Grid search over sampler and weight
 # -----------------------------------
-# Chemical analyses of wines from three growers. ``generative_weight=0`` is the plain classifier.
-# The sampler's step size and the number of steps are hyper-parameters like any other.
+# The data are chemical analyses of wines from three growers. ``generative_weight=0`` is the plain
+# classifier. The sampler's step size and the number of steps are hyper-parameters like any other.
 
 from sklearn.datasets import load_wine
 from sklearn.model_selection import GridSearchCV, train_test_split

@@ -12,7 +12,7 @@ and on images that are not digits; the joint model also generates digits of a gi
 # %%
 # Training
 # --------
-# 797 training and 1,000 test images. ``generative_weight=0`` is the plain classifier.
+# There are 797 training and 1,000 test images. ``generative_weight=0`` is the plain classifier.
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -36,8 +36,8 @@ for name, model in models.items():
 # %%
 # Calibration
 # -----------
-# A reliability diagram of the 250 images with the lowest confidence, in ten groups: accuracy
-# against mean confidence. Below the diagonal, a model is overconfident.
+# The reliability diagram shows accuracy against mean confidence for the 250 images with the lowest
+# confidence, in ten groups. A model is overconfident where its curve is below the diagonal.
 
 import matplotlib.pyplot as plt
 
@@ -56,9 +56,9 @@ plt.show()
 # %%
 # Out-of-distribution images
 # --------------------------
-# Histograms of :math:`\log p(x)` up to a constant, and of the largest class probability. A
-# classifier can be as confident on noise as on digits, while the density is low there. (Little of
-# this is learned by the network: the base, a mixture fitted first, already detects such images.)
+# The histograms show :math:`\log p(x)` up to a constant, and the largest class probability. A
+# classifier can be as confident on noise as on digits, whereas the density of noise is low. (Little
+# of this is learned by the network: the base, a mixture fitted first, already detects such images.)
 
 rng = np.random.default_rng(0)
 images = {
@@ -81,7 +81,8 @@ plt.show()
 # %%
 # Class-conditional samples
 # -------------------------
-# Samples from :math:`p(x \mid y)` after removal of the training noise, one row for each class.
+# The figure has one row for each class, with samples from :math:`p(x \mid y)` after removal of the
+# training noise.
 
 drawn = model.denoise(model.sample(80, y=np.repeat(np.arange(10), 8), random_state=0))
 framed = np.pad(drawn.reshape(10, 8, 8, 8), [(0, 0), (0, 0), (1, 1), (1, 1)], constant_values=16)

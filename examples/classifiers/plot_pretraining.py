@@ -2,10 +2,11 @@
 Deep belief network of digits: pre-training with few labels
 ===========================================================
 
-A deep belief network is trained without labels, one RBM after the other. Its weights are then where
-a classifier starts from (:meth:`skebm.DeepBeliefNetwork.to_module`). Here 6,485 digits have no
-label, and 20 to 640 of them get one. The same network starts from random weights for comparison.
-Digits are shifted by one pixel in the four directions, so that pixels alone say little.
+A deep belief network is trained without labels, one RBM after the other. A classifier then starts
+from its weights (:meth:`skebm.DeepBeliefNetwork.to_module`). Here the first training uses 6,485
+digits without labels, and the second 20 to 640 of them with labels. For comparison, the same
+classifier also starts from random weights. Digits are shifted by one pixel in the four directions,
+so that pixels alone say little.
 """
 
 # sphinx_gallery_thumbnail_number = 2
@@ -13,8 +14,8 @@ Digits are shifted by one pixel in the four directions, so that pixels alone say
 # %%
 # Digits without labels
 # ---------------------
-# The network of two hidden layers sees all training digits, and no label. A sparsity target makes
-# its units active in few digits, which helps a classifier.
+# The network of two hidden layers is fitted to all training digits, without their labels. A
+# sparsity target makes each unit active for few digits, which helps a classifier.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -54,8 +55,9 @@ print(network.to_module(n_outputs=10))
 # %%
 # What it has learned
 # -------------------
-# Samples come from a Gibbs chain in the top RBM, and from there down to the pixels. The most
-# probable values are shown. Reconstructions go up to the top by means, and down again.
+# For samples, a Gibbs chain is run in the top RBM, and the layers below are drawn from there down
+# to the pixels, which are bits. For reconstructions, means are computed from the pixels up to the
+# top, and down again.
 
 samples = network.sample(10, random_state=0)
 rows = {"digits": X_test[:50:5], "reconstructions": network.reconstruct(X_test[:50:5])}
@@ -70,8 +72,8 @@ for line, (name, images) in zip(axes, rows.items(), strict=True):
 # %%
 # Training with labels
 # --------------------
-# Full batches with Adam, for as many steps from either start. The module takes the pixels as they
-# are; its last layer is new, and starts at zero.
+# From either start, the network is trained by Adam on full batches, for the same number of steps.
+# The module takes the pixels as they are; its last layer is new, and starts at zero.
 
 
 def random_start(seed):
@@ -123,8 +125,9 @@ print(
 )
 
 # %%
-# The start is worth most, eight points of accuracy, at 80 labels. With fewer nothing learns much,
-# with more the random weights learn as well what the digits without labels have in common.
+# Pre-training helps most with 80 labels, where it adds eight points of accuracy. With fewer labels
+# no classifier learns much; with more labels, a network that starts from random weights also learns
+# what the digits without labels have in common.
 
 fig, ax = plt.subplots(figsize=(5, 3.2), layout="constrained")
 for name, accuracy in zip(names, found, strict=True):

@@ -2,10 +2,10 @@
 RBM features for logistic regression: shifted digits
 ====================================================
 
-A restricted Boltzmann machine learns features without labels, on which a logistic regression is
-compared with one on raw pixels. Each digit is shifted by one pixel in the four directions, as in
-scikit-learn's example of :class:`~sklearn.neural_network.BernoulliRBM`. Both classifiers are tuned
-by the same cross-validation.
+A restricted Boltzmann machine learns features without labels. A logistic regression on these
+features is compared with one on raw pixels. Each digit is shifted by one pixel in the four
+directions, as in scikit-learn's example of :class:`~sklearn.neural_network.BernoulliRBM`. Both
+classifiers are tuned by the same cross-validation.
 
 Training and test digits are split *before* shifting, and the folds keep the copies of a digit
 together. Otherwise copies of a test digit would be in the training set.
@@ -44,8 +44,8 @@ print(f"{len(X_train)} training and {len(X_test)} test images of 8 x 8 grey valu
 # Two classifiers, each with a grid search
 # ----------------------------------------
 # A sparsity target makes every hidden unit active in few images (5 %), which helps a classifier:
-# without it about half of the gain over pixels is lost. For the logistic regression on pixels the
-# strength of regularisation is searched; the one on features has its default.
+# without it about half of the gain over pixels is lost. The strength of regularisation is tuned for
+# the logistic regression on pixels; the one on features keeps the default.
 #
 # The features of scikit-learn's ``BernoulliRBM(200, learning_rate=0.06)`` are as good (a test
 # accuracy of 94.9 %). :class:`skebm.RBMEstimator` adds the likelihood, which is not shown here.

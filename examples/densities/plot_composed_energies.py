@@ -2,9 +2,10 @@
 Sum of two RBM energies: thick threes, which neither has seen
 =============================================================
 
-The density of rows that satisfy two models at once is the normalised product of theirs, so that
-their energies add. Here one restricted Boltzmann machine has seen threes of usual thickness, and
-another one thick digits of other kinds. Neither has seen a thick three, and their sum draws them.
+The normalised product of two densities is the density of rows that satisfy both models at once, and
+its energy is the sum of theirs. Here one restricted Boltzmann machine is trained on threes of usual
+thickness, and another one on thick digits of other kinds. Neither has seen a thick three, but their
+sum generates such digits.
 """
 
 # %%
@@ -28,9 +29,9 @@ print(f"{is_three.sum()} threes, {is_thick.sum()} thick digits, {both.sum()} thi
 # %%
 # Two machines, and their sum
 # ---------------------------
-# Thick threes are in neither of the training sets. Energies are modules that add. The sum has no
-# hidden layer that Gibbs sampling could draw, so that chains take Gibbs steps that are informed by
-# gradients. They start at threes of usual thickness.
+# Thick threes are in neither of the training sets. Energies are modules that can be added. The sum
+# has no hidden layer that block Gibbs sampling could draw, so that the chains take Gibbs steps that
+# are informed by gradients. The chains start at threes of usual thickness.
 settings = {"n_components": 64, "base": "independent", "random_state": 0}
 three = RBMEstimator(**settings, n_iter=300).fit(X[is_three & ~both])
 thick = RBMEstimator(**settings, n_iter=200).fit(X[is_thick & ~both])
@@ -44,7 +45,8 @@ print(f"{type(energy).__name__}; acceptance {float(info.acceptance):.2f}")
 # %%
 # What came out
 # -------------
-# The ink of the draws, and how many are threes to a classifier that was trained on all digits.
+# The table shows the mean ink (number of ones) of each group, and how many of its rows a classifier
+# that was trained on all digits takes for threes.
 groups = {
     "threes, training": X[is_three & ~both],
     "thick digits, training": X[is_thick & ~both],
@@ -59,8 +61,8 @@ for name, rows in groups.items():
     print(f"{name:26s} ink {rows.sum(1).mean():5.1f}   threes {share:6.1%}")
 
 # %%
-# The draws have about half of the ink by which thick threes differ from others: what the two
-# machines agree on lies between them. Weights shift it, as in
+# The draws have about half of the ink by which thick threes exceed the others: the rows on which
+# the two models agree lie between their training sets. Weights shift this balance, as in
 # ``three.energy_ + 2.0 * thick.energy_``, at the cost of fewer threes.
 fig, axes = plt.subplots(len(groups), 10, figsize=(7, 5.6))
 for row, (name, rows) in zip(axes, groups.items(), strict=True):

@@ -2,12 +2,13 @@
 Conditional densities: a curve with branches and a chaotic series
 =================================================================
 
-A regression says where x is on average. A conditional density says all that is known of x given
-the conditions: branches, skewness, errors that grow, and which rows do not fit.
+A regression estimates the mean of x. A conditional density describes the whole distribution of x
+given the conditions, with branches, skewness and errors that grow, and detects rows that do not
+fit.
 """
 
 # %%
-# A curve that parts into two branches, with errors that depend on the condition.
+# The data follow a curve that divides into two branches, with errors that depend on the condition.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -31,7 +32,7 @@ linear = ConditionalDensity(given=0, base="linear", n_iter=0).fit(train)
 print(f"nats of a row: {model.score(test):.2f}, by linear regression {linear.score(test):.2f}")
 
 # %%
-# Both densities on a grid: every column of the picture integrates to one.
+# The figure shows both densities on a grid; every column of a panel integrates to one.
 
 c, x = np.linspace(-3, 3, 120), np.linspace(-2.5, 2.5, 160)
 grid = np.stack(np.meshgrid(c, x), -1).reshape(-1, 2)
@@ -47,8 +48,9 @@ axes[0].legend()
 plt.show()
 
 # %%
-# The next step of a series given the last one is a conditional density as well. This one doubles
-# an angle, and adds noise: its autocorrelation is zero, and it is far from independent.
+# The distribution of the next step of a series given the last one is a conditional density as well.
+# This series doubles an angle in each step and adds noise: its autocorrelation is zero, but its
+# steps are far from independent.
 
 rng = np.random.default_rng(0)
 angle, series = 1.0, []

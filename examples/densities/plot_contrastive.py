@@ -47,8 +47,8 @@ table = pd.DataFrame(search.cv_results_).pivot(
 print("held-out log-likelihood by step size and number of steps\n", table.round(3))
 
 # %%
-# The training history. The energy gap, mean E(data) - mean E(chains), stays near zero. The gain
-# over the base, in nats per row, is measured on validation rows.
+# The first figure shows the training history. The energy gap, mean E(data) - mean E(chains), stays
+# near zero. The gain over the base, in nats per row, is measured on validation rows.
 
 best = search.best_estimator_[-1]
 TrainingDisplay.from_estimator(best, names=["energy_gap", "gain_over_base", "lr"]).plot()
@@ -62,8 +62,9 @@ plt.show()
 # %%
 # Divergence
 # ----------
-# With Langevin steps ten times too large and a high learning rate, chains diverge. Training is
-# rolled back to an earlier state, continues with half of both, and warns.
+# With Langevin steps ten times too large and a high learning rate, chains diverge. Training is then
+# rolled back to an earlier state, and continues with half the step size and half the learning rate,
+# with a warning.
 
 diverged = ContrastiveDivergenceDensity(
     sampler=Langevin(0.3), learning_rate=0.05, n_iter=40, random_state=0
@@ -78,8 +79,8 @@ for name, model in {"steps too large": diverged, "defaults": stable}.items():
 # %%
 # Digits
 # ------
-# A convolutional energy that corrects a Gaussian mixture, trained with a replay buffer. ``sample``
-# runs new chains, and ``denoise`` removes the training noise.
+# A convolutional energy that corrects a Gaussian mixture is trained with a replay buffer.
+# ``sample`` runs new chains, and ``denoise`` removes the training noise.
 
 digits = load_digits().images[:, None] / 8 - 1
 painter = ContrastiveDivergenceDensity(

@@ -3,14 +3,15 @@ Flow contrastive estimation: two moons
 ======================================
 
 ``FlowContrastiveDensity`` trains an energy to discriminate data from draws of a normalizing flow,
-and the flow adversarially against it. Both are normalised densities afterwards.
+and trains the flow adversarially against the energy. Both are normalised densities afterwards.
 """
 
 # sphinx_gallery_thumbnail_number = 2
 
 # %%
-# Two interleaved arcs, and an affine flow. A flow is a continuous map and cannot split a Gaussian
-# into two separate parts, so some mass remains between the arcs; the energy corrects this.
+# The data are two interleaved arcs, and the flow is affine. A flow is a continuous map and cannot
+# split a Gaussian into two separate parts, so some mass remains between the arcs; the energy
+# corrects this.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -32,14 +33,14 @@ print(f"  flow, adversarial training   {float(both.flow_.log_prob(new).mean()):.
 print(f"  energy                       {both.score(X[3000:]):.3f}")
 
 # %%
-# Accuracy of the classifier (0.5 is chance), and gains of the energy and the flow over the flow
-# fitted by maximum likelihood, in nats per row.
+# The curves show the accuracy of the classifier (0.5 is chance), and the gains of the energy and
+# the flow over the flow fitted by maximum likelihood, in nats per row.
 
 TrainingDisplay.from_estimator(both, names=["accuracy", "gain_over_base", "flow_gain"]).plot()
 plt.show()
 
 # %%
-# Densities, and samples of the energy.
+# The panels show the three densities, and samples of the energy.
 
 side = np.linspace(-1.8, 2.8, 150)
 grid = np.stack(np.meshgrid(side, side - 0.25), -1).reshape(-1, 2)

@@ -35,8 +35,9 @@ table = pd.DataFrame(search.cv_results_).pivot(
 print("held-out log-likelihood by noise and draws per row\n", table.round(3))
 
 # %%
-# Training is monitored on validation rows: the accuracy of the classifier (0.5 if the noise is as
-# good as the model), and the gain in log-likelihood over the noise, in nats per row.
+# Two quantities are monitored on validation rows during training: the accuracy of the classifier
+# (0.5 if the noise is as good as the model), and the gain in log-likelihood over the noise, in nats
+# per row.
 
 gaussian = NCEDensity(noise="gaussian", n_iter=20, random_state=0).fit(X[:2000])
 TrainingDisplay.from_estimator(gaussian, names=["accuracy", "gain_over_base"]).plot()

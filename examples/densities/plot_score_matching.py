@@ -11,7 +11,8 @@ can also denoise images.
 # %%
 # Two moons
 # ---------
-# Columns may have any units: the model standardises them, and log-likelihoods are in those of X.
+# Columns may have any units: the model standardises them, and log-likelihoods refer to the units of
+# X.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -34,9 +35,10 @@ print(f"log Z: {model.log_partition_:.4f} +- {model.log_partition_std_:.4f}")
 print(model.log_partition_method_)
 
 # %%
-# On the left the energy, the data, and samples of the model. ``sample(given=...)`` draws from a
-# conditional distribution, on the right that of the first column where the second is 5.005 km,
-# which crosses both moons. ``impute`` replaces the NaN of a table by draws.
+# The left panel shows the energy, the data, and samples of the model. ``sample(given=...)`` draws
+# from a conditional distribution: the right panel shows that of the first column given that the
+# second is 5.005 km, a line that crosses both moons. ``impute`` replaces the NaN of a table by
+# draws.
 
 fig, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
 EnergyDisplay.from_estimator(model, test, n_samples=200, random_state=0).plot(axes[0])
@@ -48,7 +50,7 @@ print("imputed:\n", model.impute(holes, random_state=0).round(3))
 plt.show()
 
 # %%
-# The loss during training; a constant energy has a loss of 0.
+# The figure shows the loss during training; a constant energy has a loss of 0.
 
 TrainingDisplay.from_estimator(model).plot()
 plt.show()

@@ -7,7 +7,7 @@ A first example (``make demo``). A restricted Boltzmann machine (RBM) is fitted 
 """
 
 # %%
-# Black and white images, a quarter of which are held out for testing.
+# The images are made black and white, and a quarter of them are held out for testing.
 
 import time
 
@@ -37,9 +37,9 @@ print(
 # %%
 # Log-likelihood of held-out images
 # ---------------------------------
-# The log-likelihood is in nats (natural logarithm) per image; higher is better. It needs log Z,
-# which here has too many terms to be summed. ``score_samples`` uses the best estimate of log Z,
-# ``score`` the pessimistic one.
+# The log-likelihood is in nats (natural logarithm) per image; higher is better. It needs log Z. The
+# sum Z has too many terms to be computed here, so log Z is estimated: ``score_samples`` uses the
+# best estimate, ``score`` the pessimistic one.
 
 log_p = rbm.score_samples(X_test)
 z_low, z_high = rbm.log_partition_bounds_
@@ -118,8 +118,8 @@ for number, *values in zip(
 # %%
 # Filters, samples, reconstructions and training curves
 # -----------------------------------------------------
-# The weights of the hidden units, samples of the model, mean-field reconstructions of held-out
-# images, and the history of training.
+# The figure shows the weights of the hidden units, samples of the model, mean-field reconstructions
+# of held-out images, and the history of training.
 
 from skebm.inspection import RBMDisplay
 

@@ -2,15 +2,17 @@
 Deep Boltzmann machine of digits: two layers, samples, bounds
 =============================================================
 
-Two hidden layers, each coupled to the one below: what the units of either layer stand for, what the
-model draws, and how tight the bounds of its likelihood are.
+A deep Boltzmann machine with two hidden layers, each coupled to the one below, is fitted to digits.
+The example shows what the units of either layer represent, what the model draws, and how tight the
+bounds of its likelihood are.
 """
 
 # %%
 # A fit
 # -----
-# Digits as bits. RBMs of neighbouring layers are trained first, then all layers together.
-# Likelihoods are lower bounds here: the hidden layers depend on each other given a digit.
+# The pixels of the digits are bits. RBMs of neighbouring layers are trained first, then all layers
+# together. Likelihoods are lower bounds here, because the hidden layers depend on each other given
+# a digit.
 
 import warnings
 
@@ -41,7 +43,8 @@ print(f"mean field takes {inferred.n_steps.mean():.1f} steps a row")
 # %%
 # Both layers
 # -----------
-# Weights of units of the first layer, and of the second one as combinations of the first, W2 W1.
+# The figure shows the weights of units of the first layer, those of the second layer as
+# combinations of the first, W2 W1, and samples.
 
 first, second = model.weights_
 samples = model.sample(16, random_state=0)
@@ -62,7 +65,8 @@ figure.tight_layout()
 # %%
 # Features
 # --------
-# Means of all hidden units, from which a linear classifier tells the digits apart.
+# The features are the means of all hidden units. A linear classifier is fitted to them and, for
+# comparison, to the pixels.
 
 few = slice(0, 200)
 for name, features in {"pixels": lambda Z: Z, "both layers": model.transform}.items():

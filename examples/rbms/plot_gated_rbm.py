@@ -2,10 +2,10 @@
 Gated RBM of pairs of images: analogies of digits
 =================================================
 
-A gated restricted Boltzmann machine learns how the second image of a pair is made of the first. It
-sees pairs of images, of which one is the other shifted, sheared or rotated, and is never told
-which. The mapping units that it infers from a pair hold the relation, so that they can be applied
-to another digit: a is to b as c is to what?
+A gated restricted Boltzmann machine learns how the second image of a pair is made from the first.
+It is trained on pairs of images, the second of which is the first one shifted, sheared or rotated,
+and is never told which of these applies. The mapping units that it infers from a pair represent the
+relation, which can then be applied to another digit: a is to b as c is to what?
 
 The digits below are not among those that the model was trained on.
 """
@@ -21,8 +21,9 @@ from skebm import GatedRBM
 # %%
 # Pairs of images
 # ---------------
-# Six relations: shifts in four directions, a shear, and a rotation. Half of the training pairs are
-# random dots, which show a relation at every pixel, where digits show it at their strokes alone.
+# There are six relations: shifts in four directions, a shear, and a rotation. Half of the training
+# pairs are random dots, which show a relation at every pixel, whereas digits show it only at their
+# strokes.
 
 RELATIONS = ("up", "down", "left", "right", "shear", "rotation")
 angle = np.radians(-30)
@@ -60,8 +61,8 @@ X_new, Y_new, relation_new = pairs(digits[1400:], 2000)
 # %%
 # The relation, read from the mapping units
 # -----------------------------------------
-# `fit` does not see the relations. A linear classifier of the mapping units of 2,000 training pairs
-# finds them in pairs of new digits.
+# `fit` does not use the labels of the relations. A linear classifier that is trained on the mapping
+# units of 2,000 training pairs recognises the relations of pairs of new digits.
 
 model = GatedRBM(60, 120, n_iter=60, random_state=0)
 model.fit(np.vstack([X, X_dots]), np.vstack([Y, Y_dots]))
@@ -73,8 +74,9 @@ print(f"relations of new pairs that are recognised: {read_out.score(mapping, rel
 # %%
 # a is to b as c is to ?
 # ----------------------
-# Mapping units are inferred from the pair (a, b) and applied to three other digits. One pair shows
-# of the relation what its own strokes reveal; the mean over fifty pairs shows more of it.
+# Mapping units are inferred from the pair (a, b) and applied to three other digits. A single pair
+# shows only the part of the relation that its own strokes reveal; the mean over fifty pairs shows
+# more of it.
 
 others = np.flatnonzero(relation_new == 0)[[0, 1, 5]]
 fig, axes = plt.subplots(len(RELATIONS), 11, figsize=(11, 6.5))
@@ -97,7 +99,8 @@ plt.show()
 # %%
 # Filters
 # -------
-# The filters of x and of y of a factor are alike up to the relation: the same pattern, elsewhere.
+# The filters that a factor has for x and for y are alike up to the relation: they show the same
+# pattern in different places.
 
 strength = np.linalg.norm(model.components_, axis=1) * np.linalg.norm(
     model.mapping_components_, axis=1

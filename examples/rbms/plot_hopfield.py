@@ -2,17 +2,18 @@
 Hopfield memories of digits: recall by four rules
 =================================================
 
-A Hopfield network stores rows and recalls them from corrupted ones: the corrupted row is the start,
-and bits flip as long as that lowers an energy whose low points are the stored rows. How many rows
-can be stored, and how similar they may be, depends on the rule. Digits are much more similar than
-the random patterns for which the capacities of the rules are known.
+A Hopfield network stores rows and recalls them from corrupted ones: starting at the corrupted row,
+bits are flipped as long as that lowers an energy whose low points are the stored rows. How many
+rows can be stored, and how similar they may be, depends on the rule. Digits are much more similar
+to each other than the random patterns for which the capacities of the rules are known.
 """
 
 # %%
 # Ten digits are stored
 # ---------------------
-# As bits, 1 where the ink is strong. In every image 15 % of the bits are flipped, and in the last
-# five the lower half is empty. ``fit`` warns of what the rule of Hebb cannot hold.
+# The digits are stored as bits, which are 1 where the ink is strong. For the recall, 15 % of the
+# bits of every image are flipped, and in the last five images the lower half is empty. ``fit``
+# warns of what the rule of Hebb cannot hold.
 
 import warnings
 
@@ -55,7 +56,7 @@ for rule, memory in memories.items():
 
 # %%
 # Hebb's rule recalls mixtures of the digits. The pseudo-inverse and the dense rule undo the flips;
-# of the digits without a lower half, the dense rule recalls more.
+# the dense rule recalls more of the digits without a lower half.
 
 shown = {"stored": patterns, "corrupted": corrupted, **recalled}
 figure, axes = plt.subplots(len(shown), 10, figsize=(9, 5), layout="constrained")
@@ -105,12 +106,12 @@ plt.show()
 # %%
 # Before a classifier
 # -------------------
-# Classifiers that were fitted to clean digits meet noisy ones. In a pipeline, the memory replaces a
-# noisy digit by what it recalls: usually the digit itself if it is a training digit, and a similar
-# training digit if it is new. Of training digits, a logistic regression and an SVM classify many
-# more correctly then. Of new digits they do not: what is recalled may be of another class, and an
-# SVM alone is better. Nor does a memory help nearest neighbours, which search the training digits
-# anyway.
+# Classifiers that were fitted to clean digits are applied to noisy ones. In a pipeline, the memory
+# replaces a noisy digit by what it recalls: usually the digit itself if it is a training digit, and
+# a similar training digit if it is new. With a memory, a logistic regression and an SVM classify
+# many more training digits correctly, but not more new digits: what is recalled may be of another
+# class, and an SVM alone is better. Nor does a memory help nearest neighbours, which search the
+# training digits anyway.
 
 X_train, X_test, y_train, y_test = train_test_split(
     X, y, test_size=0.25, stratify=y, random_state=0

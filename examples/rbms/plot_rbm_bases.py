@@ -15,8 +15,8 @@ too, so block Gibbs sampling stays exact, and annealed importance sampling of lo
 # %%
 # Data
 # ----
-# Each pixel of a digit is coded by three bits: whether it is at least 4, 8, 12 of 16. Of the eight
-# patterns of three such bits four are impossible, which independent columns cannot represent.
+# Each pixel of a digit is coded by three bits: whether it is at least 4, 8, 12 of 16. Four of the
+# eight patterns of three such bits are impossible, which independent columns cannot represent.
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -30,10 +30,10 @@ print(f"{len(train)} rows to train on, {len(test)} to test on, {train.shape[1]} 
 # %%
 # Three bases, with and without hidden units
 # ------------------------------------------
-# ``"independent"`` is a plain RBM, ``"chow-liu"`` the maximum-likelihood tree of bits and
-# ``"block-tree"`` a tree of blocks of up to three bits. With ``n_iter=0`` the model is its base.
-# Scores are mean log-likelihoods in nats with the largest of several estimates of log Z: forward
-# annealing and reverse annealing from three starts.
+# With the base ``"independent"`` the model is a plain RBM; ``"chow-liu"`` is the maximum-likelihood
+# tree of bits and ``"block-tree"`` a tree of blocks of up to three bits. With ``n_iter=0`` the
+# model is its base. Scores are mean log-likelihoods in nats with the largest of several estimates
+# of log Z: those of forward annealing and of reverse annealing from three starts.
 
 import time
 

@@ -10,7 +10,8 @@ normalised density, imputations and anomaly scores.
 # %%
 # A table like that of a census
 # -----------------------------
-# Three kinds of households, which show in every column, and a tenth of all entries missing.
+# The table contains three kinds of households, which differ in every column. A tenth of all entries
+# are missing.
 
 import numpy as np
 import pandas as pd
@@ -40,8 +41,8 @@ print(train.head(), f"\n\n{train.isna().mean().mean():.0%} of the entries are mi
 # %%
 # One fit
 # -------
-# ``score`` is the mean log-likelihood of what is known of each row. With 8 hidden units log Z and
-# the likelihoods of rows with holes are exact.
+# ``score`` is the mean log-likelihood of the known entries of each row. With 8 hidden units, log Z
+# and the likelihoods of rows with holes are exact.
 
 from skebm import RBMEstimator
 
@@ -54,7 +55,7 @@ print(f"exact: {marginal.exact.all()}; log Z: {rbm.log_partition_method_}")
 # %%
 # Imputation
 # ----------
-# ``how="mean"`` for one table, several draws for multiple imputation.
+# ``how="mean"`` fills in a single table; several draws are for multiple imputation.
 
 filled = rbm.impute(train, how="mean", random_state=0)
 draws = rbm.impute(train, n_draws=5, random_state=0)
@@ -71,7 +72,8 @@ print(f"share of retired people: {np.mean(shares):.3f}, by draws {np.round(share
 # %%
 # Anomalies
 # ---------
-# A student of 75 who owns a house: each value is common, together they are not.
+# The row describes a student of 75 who owns a house: each value is common, but their combination is
+# not.
 
 odd = pd.DataFrame(
     {"age": [75.0], "rooms": [2.5], "home": ["owned"], "work": ["student"], "car": [False]}
@@ -84,7 +86,7 @@ print(
 # %%
 # What the model has learnt
 # -------------------------
-# Ages of the training rows and of samples, by what the people do.
+# The histograms show the ages of the training rows and of samples, by occupation.
 
 import matplotlib.pyplot as plt
 

@@ -2,16 +2,16 @@
 Spike-and-slab RBM of digits: filters and samples
 =================================================
 
-Hidden units of a Gaussian RBM move the mean of the pixels; their covariance is one and the same for
-all images. Units of a spike-and-slab RBM also change the covariance: one that is off forbids
-variation along its filter, one that is on allows it.
+Hidden units of a Gaussian RBM move the mean of the pixels; given these units, the covariance of the
+pixels is the same for all images. Units of a spike-and-slab RBM also change the covariance: a unit
+that is off suppresses variation along its filter, and a unit that is on allows it.
 """
 
 # %%
 # Likelihoods
 # -----------
-# Values are integers from 0 to 16, so that noise of the width of a gap makes densities of them. The
-# base of both models is the same normal distribution.
+# Pixel values are integers from 0 to 16. Uniform noise as wide as the gap between them is added, so
+# that they have a density. The base of both RBMs is the same normal distribution.
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -46,8 +46,8 @@ for name, model in models.items():
 # %%
 # Filters and samples
 # -------------------
-# On the left the directions in which units with the largest weights move images, on the right
-# samples of the model.
+# The left panel shows the directions in which units with the largest weights move images, the right
+# panel samples of the model.
 
 import matplotlib.pyplot as plt
 
@@ -73,7 +73,7 @@ plt.show()
 # %%
 # Spikes as features
 # ------------------
-# How many of the units are on, and how that differs between digits.
+# The output states how many of the units are on, and how that differs between digits.
 
 y = load_digits().target
 spikes = model.transform(X)

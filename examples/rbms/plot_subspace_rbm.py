@@ -2,15 +2,15 @@
 Subspace RBM of shifted digits: filters by gate
 ===============================================
 
-A gate of a subspace RBM lets several units through, and is on where one or more of their filters
-fit. Its filters become variants of each other, and gates change less than the units of an RBM where
-an image moves.
+A gate of a subspace RBM controls several units, and is on if one or more of their filters match the
+image. The filters of a gate become variants of each other, and gates change less than the units of
+an RBM if an image moves.
 """
 
 # %%
 # Digits that are shifted
 # -----------------------
-# Images of 8 x 8 bits within 10 x 10, moved by up to a pixel in each direction.
+# Images of 8 x 8 bits are placed within 10 x 10 pixels, moved by up to a pixel in each direction.
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -37,7 +37,7 @@ plain = RBMEstimator(64, **settings).fit(X)
 # %%
 # Filters
 # -------
-# Each row has the four filters of a gate.
+# Each row of four images shows the filters of one gate.
 
 import matplotlib.pyplot as plt
 
@@ -54,8 +54,8 @@ plt.show()
 # %%
 # Features of an image that moves
 # -------------------------------
-# Correlation of the features of an image with those of the image moved by a pixel, a mean over
-# images.
+# The features of an image are correlated with those of the same image moved by a pixel. The
+# correlations are averaged over images.
 
 moved = placed(digits, np.full((len(digits), 2), (1, 2)))
 still = placed(digits, np.full((len(digits), 2), (1, 1)))

@@ -2,11 +2,11 @@
 Ising models by parallel tempering: phases and couplings
 ========================================================
 
-Spins on a square grid prefer to agree with their four neighbours. At a low temperature they nearly
-all agree, at a high one each is on its own. The magnetisation of the infinite grid vanishes at one
-temperature in between, :math:`T_c = 2 / \\log(1 + \\sqrt 2) = 2.27`. Onsager computed its energy
-and Yang its magnetisation; small grids can be enumerated. Samples of finite grids are compared with
-both, and then the couplings are recovered from samples.
+Spins on a square grid prefer to agree with their four neighbours. At a low temperature nearly all
+of them agree; at a high one they are almost independent. In between, at the critical temperature
+:math:`T_c = 2 / \\log(1 + \\sqrt 2) = 2.27`, the magnetisation of the infinite grid vanishes.
+Onsager computed the energy of this grid and Yang its magnetisation; small grids can be enumerated.
+Samples of finite grids are compared with both, and then the couplings are recovered from samples.
 """
 
 # sphinx_gallery_thumbnail_number = 2
@@ -15,11 +15,12 @@ both, and then the couplings are recovered from samples.
 # One run for all temperatures
 # ----------------------------
 # ``ising_grid`` is an energy of bits x with spins :math:`s = 2x - 1`, and ``energy / T`` is the
-# same at the temperature T. A Gibbs sweep draws the spins of one colour of the checkerboard, then
-# those of the other. Below :math:`T_c` hardly any sweep leads from most spins up to most spins
-# down, or rids a grid of two domains side by side. Parallel tempering does, which exchanges grids
-# between temperatures, and its replicas are draws at all of them. Half of the chains start with all
-# spins up, the others at random: R-hat compares them.
+# same energy at the temperature T. A Gibbs sweep draws the spins of one colour of the checkerboard,
+# then those of the other. Below :math:`T_c`, such sweeps hardly ever lead from a state with most
+# spins up to one with most spins down, or remove one of two domains that lie side by side. Parallel
+# tempering does so by exchanging grids between temperatures, and its replicas are draws at all
+# temperatures. Half of the chains start with all spins up, the others at random; R-hat compares the
+# chains.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -70,8 +71,9 @@ for side, (magnetisation, energies, _) in samples.items():
 # %%
 # Beside exact curves
 # -------------------
-# The energy is that of Onsager, with K(m) the complete elliptic integral; the 65,536 states of the
-# 4 x 4 grid are enumerated, with log Z from :class:`skebm.partition.Exact`.
+# The energy of the infinite grid is computed by Onsager's formula, where K(m) is the complete
+# elliptic integral; the 65,536 states of the 4 x 4 grid are enumerated, with log Z from
+# :class:`skebm.partition.Exact`.
 
 
 def infinite_grid(T):
@@ -127,9 +129,10 @@ for name, found, truth in zip(names, samples[4][:2], exact, strict=True):
 # %%
 # Grids at four temperatures
 # --------------------------
-# Far below :math:`T_c` hardly a spin differs from the others, and chains go from most spins up to
-# most spins down by way of higher temperatures. Near it there are clusters of several sizes. At the
-# highest temperature a third of the neighbours disagree, where half of them would by chance.
+# Far below :math:`T_c` hardly any spin differs from the others, and chains pass from most spins up
+# to most spins down by way of higher temperatures. Near :math:`T_c` there are clusters of several
+# sizes. At the highest temperature a third of the pairs of neighbours disagree; by chance, half of
+# them would.
 
 figure, axes = plt.subplots(2, 4, figsize=(9, 5), layout="constrained")
 for line, T in zip(axes.T, (1.5, 2.0, T_CRITICAL, 3.6), strict=True):
@@ -144,10 +147,10 @@ plt.show()
 # %%
 # Couplings from samples
 # ----------------------
-# The other way round: 3,000 independent draws of a 4 x 4 grid, now not periodic, at T = 3 are
-# given to an estimator that knows nothing of grids. The pseudo-likelihood needs no Z, and the
-# extended BIC chooses which of the 120 pairs of spins are coupled. The true couplings are
-# :math:`1 / T = 0.33`, of the 24 pairs of neighbours.
+# The problem is now reversed: 3,000 independent draws at T = 3 of a 4 x 4 grid, this time not
+# periodic, are given to an estimator that knows nothing of grids. The pseudo-likelihood needs no Z,
+# and the extended BIC chooses which of the 120 pairs of spins are coupled. The true couplings of
+# the 24 pairs of neighbours are :math:`1 / T = 0.33`; all others are zero.
 
 T = 3.0
 grid = ising_grid(4, 4, periodic=False)
@@ -169,7 +172,8 @@ plt.show()
 
 # %%
 # The model was learned at T = 3, and can be sampled at any other temperature: ``temperature=0.5``
-# halves that of the grid to 1.5, where it is magnetised, and none of the training rows showed it.
+# halves that of the grid to 1.5. At this temperature the grid is magnetised, although none of the
+# training rows showed it.
 
 print("mean |magnetisation|")
 for factor in (0.5, 1.0, 1.5):

@@ -10,9 +10,9 @@ models small enough to enumerate, its table shows the error of each method.
 # %%
 # An Ising model
 # --------------
-# Sixteen units on a periodic grid, all pairs of neighbours attractive. Under a weak coupling all
-# methods are within a nat. Bethe's approximation is a certain lower bound here, the tree-reweighted
-# free energy a certain upper bound, and both take milliseconds.
+# The model has sixteen units on a periodic grid, and all couplings of neighbours are attractive.
+# With a weak coupling, all methods agree within a nat. Here, Bethe's approximation is guaranteed to
+# be a lower bound and the tree-reweighted free energy an upper bound, and both take milliseconds.
 
 import matplotlib.pyplot as plt
 
@@ -25,9 +25,9 @@ weak = compare(ising_grid(4, 4, coupling=0.2))
 print(weak[columns].round(3).to_string())
 
 # %%
-# Under a strong coupling almost all mass is near two states, all units on and all off. Draws of the
-# uniform base are hardly ever near them: importance sampling and bridge sampling have small
-# effective sample sizes, of which they warn. Annealing moves its chains to both modes.
+# With a strong coupling, almost all mass is near two states: all units on, and all units off. Draws
+# of the uniform base are hardly ever near them, so that importance sampling and bridge sampling
+# have small effective sample sizes and warn of this. Annealing moves its chains to both modes.
 
 strong = compare(ising_grid(4, 4, coupling=0.8))
 print(strong[columns].round(3).to_string())
@@ -37,7 +37,7 @@ for name, warning in strong["warning"].items():
 
 # %%
 # Square brackets are bounds: dark ones are certain, light ones hold with 95 % probability. Reverse
-# annealing starts from rows near the model, and there are none.
+# annealing is not available, because it starts from rows near the model, and there are none.
 
 figure, axes = plt.subplots(2, 1, figsize=(8, 9.5), layout="constrained")
 for ax, frame, name in zip(axes, (weak, strong), ("weak", "strong"), strict=True):
@@ -49,7 +49,8 @@ plt.show()
 # A restricted Boltzmann machine
 # ------------------------------
 # An estimator passes its base, its sampler and its rows, so that reverse annealing runs too. The
-# method that it uses itself, and the reason, are an attribute; larger models use other methods.
+# attribute ``log_partition_method_`` names the method that the estimator uses itself, with the
+# reason; larger models use other methods.
 
 import torch
 from sklearn.datasets import load_digits
@@ -64,10 +65,10 @@ print(choose(BernoulliRBM(784, 500, generator=torch.Generator().manual_seed(0)))
 print(choose(ising_grid(1, 1000, coupling=0.5, periodic=False)))
 
 # %%
-# With couplings of both signs Bethe's approximation is no bound, and those of a trained RBM are
-# strong: the upper bounds hold, but lie about sixty nats away, where the arrows point. Forward and
-# reverse annealing agree within hundredths of a nat. This pair is what ``partition="auto"`` uses
-# where states cannot be enumerated.
+# With couplings of both signs, Bethe's approximation is no longer a bound. As the couplings of a
+# trained RBM are also strong, the upper bounds hold but lie about sixty nats away, outside the
+# panel, as the arrows indicate. Forward and reverse annealing agree within hundredths of a nat.
+# ``partition="auto"`` uses this pair if the states cannot be enumerated.
 
 display = PartitionDisplay.from_estimator(rbm).plot()
 display.ax_.set_title("RBM of 64 columns and 12 hidden units on digits")

@@ -11,9 +11,9 @@ samplers, or a parameter of one as ``sampler__step_size``.
 # A pipeline from counts to a density
 # -----------------------------------
 # Grey values are binarised, and a restricted Boltzmann machine is trained by maximum likelihood
-# with persistent chains. Block Gibbs sampling is the natural sampler of an RBM, the reference here.
-# The gradient-based samplers do not use the two layers, and are applicable to any differentiable
-# energy of binary rows. Each of them takes five steps per batch.
+# with persistent chains. Block Gibbs sampling, the natural sampler of an RBM, is the reference. The
+# gradient-based samplers do not use the two layers, and are applicable to any differentiable energy
+# of binary rows. Each sampler takes five steps per batch.
 
 import pandas as pd
 from sklearn.datasets import load_digits
@@ -38,8 +38,8 @@ pipeline = Pipeline([("binary", Binarizer(threshold=7)), ("rbm", rbm)])
 # %%
 # The grid
 # --------
-# A list of grids searches the *class* of the sampler and the step size where there is one. Scores
-# are mean log-likelihoods of validation rows; with 16 hidden units log Z is exact.
+# A list of grids searches over the *class* of the sampler and, for samplers that have one, the step
+# size. Scores are mean log-likelihoods of validation rows; with 16 hidden units log Z is exact.
 
 grid = [
     {"rbm__sampler": [Gibbs(), GibbsWithGradients(), DiscreteLangevin(adapt=True)]},

@@ -54,12 +54,12 @@ class Target(Energy):
 # %%
 # Real rows
 # ---------
-# ``trace`` keeps every step; in the ``n_warmup`` steps before, samplers with ``adapt=True`` adapt.
-# Gradient-based chains stay in the valley for a long time: MALA and HMC are exact, but have not
-# converged. The larger steps of a random walk may reach the second mode in two dimensions, but not
-# in many, where parallel tempering still does. Annealed Langevin dynamics start at noise levels
-# without separate modes; the masses that the modes get depend on the ladder, so it is biased, as
-# plain Langevin dynamics are.
+# ``trace`` keeps every step after the first ``n_warmup`` steps, during which samplers with
+# ``adapt=True`` adapt. Gradient-based chains stay in the valley for a long time: MALA and HMC are
+# exact, but have not converged. The larger steps of a random walk may reach the second mode in two
+# dimensions, but not in many dimensions; parallel tempering reaches it there as well. Annealed
+# Langevin dynamics start at noise levels without separate modes. The masses that the modes get
+# depend on the ladder of noise levels, so the method is biased, as plain Langevin dynamics are.
 
 generator = torch.Generator().manual_seed(0)
 start = torch.tensor([-2.6, 3.2]).expand(200, 2)
@@ -103,9 +103,9 @@ plt.show()
 # %%
 # One-hot and binary rows
 # -----------------------
-# The same target on a grid of 40 x 40 cells, a one-hot column for each coordinate. Gradient-based
-# samplers need an energy that is defined for real numbers; here it is a bilinear form. Gibbs
-# sampling draws half of the spins of a lattice at once.
+# The target is the same, on a grid of 40 x 40 cells with a one-hot column for each coordinate.
+# Gradient-based samplers need an energy that is defined for real numbers; here it is a bilinear
+# form. Gibbs sampling draws half of the spins of a lattice at once.
 
 
 class Cells(Energy):

@@ -2,13 +2,14 @@
 Temporal RBM of a gait: continuation and lost joints
 ====================================================
 
-Angles of joints in motion are real columns. A temporal RBM of them starts at a linear
-autoregression, which its hidden units correct; it goes on where a sequence ends, and fills in
-joints that were lost for some frames given those before and after.
+The angles of moving joints are real columns. A temporal RBM of these starts as a linear
+autoregression, which its hidden units correct. It continues a sequence beyond its end, and imputes
+joints that were lost in some frames, given the frames before and after.
 """
 
 # %%
-# Walks of eight joints: harmonics of a stride, whose pace and width differ from walk to walk.
+# The data are walks of eight joints, whose angles are harmonics of a stride; its pace and width
+# differ from walk to walk.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -33,14 +34,14 @@ def walk(n_frames, seed):
 train, test = [walk(150, seed) for seed in range(12)], walk(150, 100)
 
 # %%
-# Joints move together: the Gaussian base has the correlations of what the past does not tell.
+# Joints move together: the Gaussian base models the correlations of what the past does not explain.
 
 model = TemporalRBM(30, order=3, n_iter=40, base="gaussian", random_state=0).fit(train)
 print(f"{model.score(test):.2f} nats a frame given its past")
 
 # %%
-# After twenty frames of a new walk the model goes on for 300: the joints keep swinging together, at
-# a pace of their own.
+# After twenty frames of a new walk, the model continues it for 300 frames: the joints keep swinging
+# together, at a pace of their own.
 
 display = TrajectoryDisplay.from_estimator(model, test, n_start=20, random_state=0)
 display.plot()
@@ -49,8 +50,8 @@ for ax, column in zip(display.axes_.values(), display.column_names, strict=True)
 plt.show()
 
 # %%
-# The knee and the ankle are lost for 25 frames, all joints for ten. The mean given all that is
-# known is drawn beside linear interpolation.
+# The knee and the ankle are lost for 25 frames, all joints for ten. The figure compares the mean
+# given all known entries with linear interpolation.
 
 lost = test.copy()
 lost[40:65, 1:3] = np.nan

@@ -2,15 +2,15 @@
 Temporal RBM classifier: the chords of a melody
 ===============================================
 
-A melody tells its chords, but one note belongs to several of them. `TemporalRBMClassifier` sums out
-the labels of all other frames: the notes before, and in a generative fit those after, say which it
-is.
+The chords of a song can be inferred from its melody, although a single note belongs to several
+chords. `TemporalRBMClassifier` sums out the labels of all other frames: the notes before, and in a
+generative fit also those after, determine the chord.
 """
 
 # %%
-# Songs in which chords of three to six notes follow each other in a fixed order, with some chords
-# left out. Three notes in four are of the chord, the others are any of seven. The label of a note
-# is its chord.
+# In these songs, chords of three to six notes follow each other in a fixed order, with some chords
+# left out. Three notes in four are drawn from the chord, the others from all seven notes. The label
+# of a note is its chord.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -44,8 +44,8 @@ def songs(n, seed):
 
 # %%
 # The discriminative fit learns :math:`p(y_t \mid x_t, x_{<t}, y_{<t})`, so that a label depends on
-# the notes so far. The generative one learns notes and chords together: its labels are those given
-# the whole song.
+# the notes so far. The generative one learns notes and chords together, so that its labels depend
+# on the whole song.
 
 few = {"n_components": 8, "order": 2, "label_order": 1, "learning_rate": 0.02, "random_state": 0}
 causal = TemporalRBMClassifier(**few, n_iter=40).fit(X, y)
@@ -58,8 +58,8 @@ print(f"with the notes before it:   {causal.score(X_new, y_new):.2f}")
 print(f"with those after it as well: {smoothing.score(X_new, y_new):.2f}")
 
 # %%
-# The probabilities of the chords of a new song; points are the true ones. Where a chord begins,
-# the notes after it decide.
+# The panels show the probabilities of the chords of a new song; points mark the true chords. Where
+# a chord begins, the notes that follow decide.
 
 fig, axes = plt.subplots(3, 1, figsize=(8, 5.5), sharex=True, layout="constrained")
 found = (

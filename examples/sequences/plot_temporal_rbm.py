@@ -2,13 +2,14 @@
 Temporal RBM of a piano roll: chords that follow each other
 ===========================================================
 
-A temporal RBM learns which frame of a piano roll follows from the last ones. It goes on where a
-song ends, and notices frames that do not follow, although each of them would be fine elsewhere.
+A temporal RBM learns which frame of a piano roll follows from the last ones. It continues a song
+beyond its end, and detects frames that do not follow, although each of them would be likely
+elsewhere.
 """
 
 # %%
-# Songs of four chords, of which each lasts for four frames, with a melody on top. The order of the
-# chords is always the same; notes of the melody are those of the chord.
+# The songs consist of four chords, each of which lasts for four frames, with a melody on top. The
+# order of the chords is always the same; the notes of the melody belong to the chord.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -41,13 +42,13 @@ alone = RBMEstimator(12, learning="pcd", random_state=0).fit(np.concatenate(trai
 print(f"nats of a frame given its past: {model.score(test):.2f}, alone: {alone.score(test):.2f}")
 
 # %%
-# The model goes on after the first bar of a new song, frame by frame.
+# The model continues a new song after its first bar, frame by frame.
 
 PianoRollDisplay.from_estimator(model, test, first_pitch=60, random_state=0).plot()
 plt.show()
 
 # %%
-# Some frames are now moved to where they do not belong. To an RBM of single frames they are as
+# Some frames are now moved to where they do not belong. For an RBM of single frames they are as
 # likely as before; given the past they are not.
 
 rng = np.random.default_rng(0)
@@ -68,8 +69,8 @@ axes[1].set_xlabel("frame")
 plt.show()
 
 # %%
-# Two beats of a new song are lost, and its lowest octave for a bar. Both are filled in given all
-# that is known, before and after: means are probabilities of notes.
+# In a new song, two beats are lost completely, and the lowest octave is lost for a bar. Both are
+# imputed given all known notes, before and after: the means are probabilities of notes.
 
 lost = test[:64].copy()
 lost[20:28] = np.nan

@@ -27,17 +27,18 @@ class Offsets(NamedTuple):
 
 
 class ContrastGradient(abc.ABC):
-    r"""How an energy writes the gradient of a contrast itself, where autograd would be waste.
+    r"""How an energy writes the gradient of a contrast itself, where autograd would be wasteful.
 
-    The contrast is :math:`-\sum_i s_i E(x_i)` over the rows of a batch and of the chains, whose
-    signs :math:`s_i` sum to zero: minus the share of the mean for a row of data, plus that of the
-    model for a chain. An energy returns one of these from :meth:`Energy.contrast_gradient`. It must
-    compute alike in training and in eval mode, because nobody sets its mode for it.
+    The contrast is :math:`-\sum_i s_i E(x_i)` over the rows of a batch and of the chains. The signs
+    :math:`s_i` sum to zero: that of a row of data is minus its weight in the mean over the data,
+    and that of a chain is its weight in the mean over the model. An energy returns an instance from
+    :meth:`Energy.contrast_gradient`. Results must be the same in training and in eval mode, because
+    nobody sets the mode for it.
     """
 
     @abc.abstractmethod
     def start(self, x: Tensor, weight: Tensor | None) -> Offsets | None:
-        """Offsets before the first batch, from rows (n, d) that stand for all; None for none."""
+        """Offsets before the first batch, from representative rows (n, d); None if unused."""
 
     @abc.abstractmethod
     def write(
@@ -49,21 +50,21 @@ class ContrastGradient(abc.ABC):
         offsets: Offsets | None,
         generator: torch.Generator | None,
     ) -> tuple[Offsets | None, Tensor | None]:
-        """Write ``.grad`` of every parameter: of the contrast, centred, plus the penalties.
+        """Write ``.grad`` of every parameter: the centred gradient of contrast plus penalties.
 
         Parameters
         ----------
         x, chain : Tensor of shape (n, d) and (m, d)
-            Rows of the data and of the chains; left as they are.
+            Rows of the data and of the chains; not changed.
         sign : Tensor of shape (n + m,)
-            Of the data first.
+            Signs of the rows and of the chains, in this order.
         share : Tensor of shape (n,)
-            Weights of the data, over the size of the batch.
+            Weights of the data, divided by the size of the batch.
         offsets : Offsets or None
-            Left as they are.
+            Offsets so far; not changed.
         generator : torch.Generator or None
-            Source of a hidden layer that is drawn given the chains, for the start of their next
-            Gibbs step; None where nobody asks for one.
+            Generator for a hidden layer that is drawn given the chains, from which their next
+            Gibbs step can start; None if no such layer is needed.
 
         Returns
         -------
@@ -76,18 +77,18 @@ class Centering(BaseEstimator):
     r"""Centre the units of a restricted Boltzmann machine in its gradient.
 
     Gradient descent then follows the weights of :math:`(h - \lambda)^\top W (x - \mu)`, which has
-    the same fixed points, is better conditioned, and treats data with zeros and ones exchanged
-    alike. The offsets :math:`\mu` and :math:`\lambda` are moving averages of the units' means over
-    the data.
+    the same fixed points, is better conditioned, and treats data with zeros and ones exchanged in
+    the same way. The offsets :math:`\mu` and :math:`\lambda` are moving averages of the units'
+    means over the data.
 
     Parameters
     ----------
     rate : float in [0, 1], default=0.01
         Rate of the moving averages, per batch.
     precondition : float in [0, 1], default=0
-        Exponent p of the units' variances :math:`4 v = 4 \mu (1 - \mu)`, relative to a fair
-        coin's, that the centred gradient is divided by: 1 is a diagonal natural gradient, 1/2 the
-        same with less of its noise at units that are rarely on.
+        Exponent p: the centred gradient is divided by :math:`(4 v)^p`, where
+        :math:`4 v = 4 \mu (1 - \mu)` is the variance of a unit relative to that of a fair coin.
+        1 is a diagonal natural gradient, 1/2 the same with less noise at units that are rarely on.
 
     References
     ----------
@@ -113,7 +114,7 @@ class Centering(BaseEstimator):
         self.precondition = precondition
 
     def check(self) -> None:
-        """Raise `TypeError` or `ValueError` for what is no number of [0, 1]."""
+        """Raise `TypeError` or `ValueError` unless the parameters are numbers in [0, 1]."""
         for name in ("rate", "precondition"):
             check_scalar(getattr(self, name), f"{name} of Centering", Real, min_val=0, max_val=1)
 
@@ -200,10 +201,10 @@ class Penalty(BaseEstimator):
     def gradient(
         self, weight: Tensor, x: Tensor, h: Tensor, share: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Its gradient with respect to the weights (H, d) and the hidden biases (H,).
+        """Gradient of the penalty with respect to the weights (H, d) and the hidden biases (H,).
 
-        `x` are the rows (n, d) that the means h of binary hidden units belong to, which are the
-        logistic function of W x and a bias. None stands for a gradient of zero.
+        The means h of binary hidden units belong to the rows x (n, d); they are the logistic
+        function of W x plus a bias. None stands for a gradient of zero.
         """
         grad = self.l2 * weight + self.l1 * weight.sign()
         of_logits = self.gradient_of_logits(h, share)

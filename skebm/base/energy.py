@@ -67,8 +67,8 @@ class Energy(nn.Module, abc.ABC):
     def value_and_grad(self, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
         """Energy (n,) and its gradient with respect to x, (n, ...); works under ``no_grad``.
 
-        The ``.grad`` of the parameters does not change. `ValueError` where the energies are not
-        one number per row, `TypeError` where they cannot be differentiated.
+        The ``.grad`` of the parameters does not change. It raises `ValueError` if the energies are
+        not one number per row, and `TypeError` if they cannot be differentiated.
         """
         if torch.is_inference_mode_enabled():
             raise RuntimeError("There are no gradients in torch.inference_mode(): use no_grad().")
@@ -96,7 +96,7 @@ class Energy(nn.Module, abc.ABC):
     def correction(self, x: Tensor) -> Tensor:
         """E(x) + log q(x), (n,): minus the unnormalised log-ratio of the model to its base q.
 
-        The energy itself where there is no base.
+        Without a base it is the energy itself.
         """
         base = getattr(self, "base", None)
         return self(x) if base is None else self(x) + base.log_prob(x)
@@ -104,9 +104,9 @@ class Energy(nn.Module, abc.ABC):
     def contrast_gradient(
         self, centering: Centering | None, penalty: Penalty | None
     ) -> ContrastGradient | None:
-        """How the energy writes the gradient of a contrast itself; None: by autograd, here.
+        """How the energy writes the gradient of a contrast itself; None, the default: by autograd.
 
-        An energy that does so takes care of the penalties, and of the centring of its units.
+        An energy that does so also handles the penalties and the centring of its units.
         """
         return None
 
@@ -126,8 +126,9 @@ class Energy(nn.Module, abc.ABC):
     def level_difference(self, x: Tensor) -> Tensor:
         """E(x after a change of one column) - E(x), for every change, (n, d).
 
-        Entry i stands for the flip of bit i, or for level i of its one-hot column: 0 at the level
-        that the column has. It takes an evaluation for each change where there is no formula.
+        Entry i belongs to the flip of bit i, or to the change of its one-hot column to level i; it
+        is 0 if the column already has this level. Without a formula, every change costs one
+        evaluation of the energy.
         """
         if isinstance(self.domain, Binary):
             return self.flip_difference(x)
@@ -153,7 +154,7 @@ def differences_of(function: Callable[[Tensor], Tensor], x: Tensor, domain: Doma
 def discrete_columns(domain: Domain) -> Iterator[tuple[int, int]]:
     """First entry and number of entries of each column of bits and categories.
 
-    `ValueError` for real columns, whose changes cannot be listed.
+    It raises `ValueError` for real columns, whose changes cannot be listed.
     """
     if any(isinstance(part, Real) for part in parts_of(domain)):
         raise ValueError(
@@ -174,7 +175,7 @@ def are_bits(domain: Domain) -> list[bool]:
 def difference_of_levels(logits: Tensor, x: Tensor, domain: Domain) -> Tensor:
     """Energy differences of all changes of one column, (n, d), from log-weights of its levels.
 
-    `logits` (n, d) are log-odds of bits and, of one-hot columns, log-weights up to a constant.
+    `logits` (n, d) are log-odds for bits, and log-weights up to a constant for one-hot columns.
     """
     if isinstance(domain, Binary):
         return (2 * x - 1) * logits
@@ -262,7 +263,7 @@ class BipartiteEnergy(Energy):
     ----------
     hidden_domain : Domain
     weight : Tensor of shape (H, d)
-        Couplings of the layers, of an energy that has parameters: what is penalised.
+        Couplings of the layers, to which penalties apply, if the energy has parameters.
     base : Distribution or None
         Where annealing and tempering start; None is the uniform distribution.
     """
@@ -299,15 +300,16 @@ class BipartiteEnergy(Energy):
 
     @property
     def terms_of_hidden_state(self) -> int:
-        """What :meth:`hidden_energy` of a state takes, in visible units: by default d of them."""
+        """Cost of :meth:`hidden_energy` of a state, in visible units; d of them by default."""
         return self.domain.n_columns
 
     def next_visible(
         self, x: Tensor, h: Tensor, beta: float, generator: torch.Generator
     ) -> Conditional:
-        """Where a Gibbs step draws the next rows of x (n, d) from, h being drawn given x.
+        """Distribution from which a Gibbs step draws the rows that follow x (n, d).
 
-        Any kernel that leaves p(x given h) invariant, by default p(x given h) itself.
+        The hidden layer h was drawn given x. The distribution is a kernel that leaves p(x given h)
+        invariant, by default p(x given h) itself.
         """
         return self.visible(h, beta)
 
@@ -319,9 +321,9 @@ class BipartiteEnergy(Energy):
     def annealed(self, beta: float) -> BipartiteEnergy:
         """The bridge distribution at `beta` between the base (0) and this energy (1).
 
-        At 0 hidden units are free and rows have the base q: the free energy is -log q(x) less the
-        logarithm of the number of hidden states. (Bits with a base of independent columns leave
-        the normaliser of q out.)
+        At 0 the hidden units are free, that is, uniform, and rows are distributed as the base q:
+        the free energy is -log q(x) less the logarithm of the number of hidden states. (For bits
+        with a base of independent columns, the normaliser of q is left out.)
         """
 
 
@@ -343,14 +345,15 @@ class PairwiseEnergy(Energy):
     def colours(self) -> tuple[Tensor, ...]:
         """A colouring of the graph: a partition of the columns into groups without couplings.
 
-        One-hot columns are there with all their entries, in groups of as many levels.
+        A one-hot column is included with all its entries, in a group of columns that have the same
+        number of levels.
         """
 
     @abc.abstractmethod
     def logits(self, x: Tensor, columns: Tensor | None = None) -> Tensor:
         """Log-odds of a one in each of `columns` (all by default) given the others, (n, k).
 
-        At one-hot entries, the log-weight of the level up to a constant of its column.
+        For a one-hot entry it is the log-weight of the level, up to a constant of its column.
         """
 
 
@@ -364,7 +367,8 @@ class EnergySum(Energy):
 
     .. math:: E(x) = \sum_k w_k E_k(x), \qquad p(x) \propto \prod_k p_k(x)^{w_k}
 
-    ``e1 + e2`` and ``2.0 * e1`` make such sums, of pairwise energies a :class:`PairwiseSum`.
+    ``e1 + e2`` and ``2.0 * e1`` make such sums; a sum of pairwise energies is a
+    :class:`PairwiseSum`.
 
     Parameters
     ----------
@@ -454,17 +458,17 @@ class PairwiseSum(EnergySum, PairwiseEnergy):
 
     @property
     def bias(self) -> Tensor:  # type: ignore[override]
-        """Of the sum, (d,)."""
+        """Bias of the sum, (d,)."""
         return _summed([w * energy.bias for w, energy in self.parts()])
 
     @property
     def coupling(self) -> Tensor:
-        """Of the sum, (d, d)."""
+        """J of the sum, (d, d)."""
         return _summed([w * energy.coupling for w, energy in self.parts()])
 
     @property
     def colours(self) -> tuple[Tensor, ...]:
-        """Columns that have one colour in every part, and so no couplings in the sum."""
+        """Groups of columns that share a colour in every part, and so have no couplings."""
         if len(self.energies) == 1:  # at a temperature: sweeps ask for the colours at every step
             only: Any = self.energies[0]
             colours: tuple[Tensor, ...] = only.colours
@@ -488,8 +492,8 @@ class EnergyMixture(Energy):
 
     .. math:: E(x) = -\log \sum_k e^{a_k - E_k(x)}
 
-    Of energies with partition functions Z_k it is a mixture with the weights
-    :math:`e^{a_k} Z_k / Z`: pass :math:`a_k = \log \pi_k - \log Z_k` for the weights pi.
+    If the energies have the partition functions Z_k, it is a mixture with the weights
+    :math:`e^{a_k} Z_k / Z`: pass :math:`a_k = \log \pi_k - \log Z_k` to obtain the weights pi.
 
     Parameters
     ----------
@@ -526,7 +530,7 @@ class EnergyMixture(Energy):
 
 
 def weighted_sum(terms: Sequence[tuple[float, Energy]]) -> EnergySum:
-    """The sum of weighted energies, sums among them taken apart; pairwise if all are."""
+    """The sum of weighted energies, with sums among them expanded; pairwise if all are."""
     flat: list[tuple[float, Any]] = []
     for weight, energy in terms:
         if isinstance(energy, EnergySum):

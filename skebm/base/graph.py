@@ -63,9 +63,9 @@ class PairwiseGraph:
     def flips(self) -> np.ndarray | None:
         """Units (n,) of bool to flip, x -> 1 - x, so that all couplings are positive; or None.
 
-        There are such units if and only if the signs of the couplings are balanced, that is, if in
-        the graph of two copies of each unit, the second one flipped, no unit is connected with its
-        own copy (Harary, 1953, Michigan Mathematical Journal 2).
+        Such units exist if and only if the signs of the couplings are balanced, that is, if no unit
+        is connected with its own copy in the graph that has two copies of each unit, the second one
+        flipped (Harary, 1953, Michigan Mathematical Journal 2).
         """
         n, (i, j) = self.n_nodes, self.edges
         crossed = np.where(self.couplings < 0, n, 0)
@@ -105,7 +105,7 @@ class PairwiseGraph:
 def adjacency(n: int, edges: np.ndarray) -> sp.csr_array:
     """Sparse matrix (n, n) with a one for each edge (2, m), in one direction.
 
-    With indices of 32 bits: of others the graph routines of SciPy 1.11 make nothing, in silence.
+    Its indices have 32 bits, because the graph routines of SciPy 1.11 silently ignore others.
     """
     i, j = edges.astype(np.int32)
     return sp.csr_array((np.ones(len(i)), (i, j)), shape=(n, n))

@@ -42,7 +42,7 @@ class Loss(NamedTuple):
 
 
 class Reparametrisation(NamedTuple):
-    """A linear change of all parameters, side by side in one vector, for a better condition.
+    """A linear change of all parameters, joined in one vector, for better conditioning.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class FusedSteps(Protocol):
     """Steps that hold the parameters and the state themselves during an epoch."""
 
     def begin(self, state: Any, rate: float, n_batches: int) -> None:
-        """Take the energy's parameters and the state, for so many steps at a learning rate."""
+        """Take the energy's parameters and the state, for `n_batches` steps at a learning rate."""
 
     def __call__(self, batch: Batch) -> None:
         """Update parameters and state by a batch."""
@@ -73,7 +73,7 @@ class FusedSteps(Protocol):
         """Take the energy's parameters again, which may have been changed since `finish`."""
 
     def finish(self) -> Any:
-        """Write the parameters into the energy and return the state; steps may go on after."""
+        """Write the parameters into the energy and return the state; more steps may follow."""
 
 
 def fill_missing(parameters: list[nn.Parameter]) -> None:
@@ -111,7 +111,7 @@ class Objective(nn.Module, abc.ABC):
     def gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
         """Write ``.grad`` of every trained parameter, by default with autograd.
 
-        Called under ``no_grad``.
+        It is called under ``no_grad``.
         """
         trained = self.cleared()
         with torch.enable_grad():
@@ -123,7 +123,8 @@ class Objective(nn.Module, abc.ABC):
     def coordinates(self, batch: Batch) -> Reparametrisation | None:
         """Coordinates of the parameters for optimizers that search along lines.
 
-        Those of the energy, where it has some; None, by default, are the parameters themselves.
+        They are those of the energy if it has any. None, the default, stands for the parameters
+        themselves.
         """
         make = getattr(self.energy, "coordinates", None)
         return None if make is None else make(batch.x, batch.weight)
@@ -154,7 +155,7 @@ class Objective(nn.Module, abc.ABC):
         return {"loss": loss.value.detach(), **loss.logs}
 
     def energies(self, x: Tensor) -> Tensor:
-        """Energies of training rows, by whose change over a step its size is judged."""
+        """Energies of training rows; the size of a step is judged by how much they change."""
         return self.energy(x)
 
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
@@ -166,7 +167,7 @@ class Objective(nn.Module, abc.ABC):
         return self(batch, state, generator).value.detach()
 
     def snapshot(self, state: Any) -> Any:
-        """A state that later batches do not change: copies what they write in place, here none."""
+        """A state that later batches do not change: a copy of what they write in place, if any."""
         return state
 
     def rolled_back(
@@ -179,7 +180,7 @@ class Objective(nn.Module, abc.ABC):
         return state
 
     def joined(self, state: Any, draws: Tensor, generator: torch.Generator) -> Any:
-        """State whose chains go on from draws of the model; by default unchanged."""
+        """State whose chains continue from draws of the model; by default unchanged."""
         return state
 
     @property
@@ -190,15 +191,15 @@ class Objective(nn.Module, abc.ABC):
     def over_ranks(
         self, state: Any, rows: Callable[[Tensor], Tensor], mean: Callable[[Any], Any]
     ) -> Any:
-        """State of one process made from that of all, or the other way round.
+        """State of one process made from that of all processes, or the reverse.
 
-        `rows` is applied to what has a row for each chain, `mean` to what chains share and each
-        process adapts. By default there is neither.
+        `rows` is applied to values with a row for each chain, and `mean` to values that all chains
+        share and each process adapts. By default the state has neither.
         """
         return state
 
     def advice(self, state: Any) -> str:
-        """Settings to recommend beside the learning rate after roll-backs, appended to it."""
+        """Settings to recommend after roll-backs, as text appended to the learning rate."""
         return ""
 
     def pack(self, state: Any) -> dict[str, Tensor | None]:
@@ -284,11 +285,11 @@ def why_diverged(
     2. The largest weight between binary units exceeds 100, which no finite data set supports.
     3. The mean energies of data and chains differ by more than ten times one plus the standard
        deviation of the rows' energies: on real rows, in either direction. On finite domains, where
-       the gap also has to exceed the logarithm of the number of states, it counts if the chains
-       are above the data, as they are then no samples from the model. An energy gap (or a negative
-       log-likelihood) that exceeds that logarithm, and its own value `before`, by more than a nat
-       counts, too: the data are then less likely than under the uniform distribution, as samples
-       have log p <= 0.
+       the gap also has to exceed the logarithm of the number of states, it counts if the energies
+       of the chains are above those of the data, because the chains are then not samples from the
+       model. An energy gap (or a negative log-likelihood) that exceeds that logarithm, and its own
+       value `before`, by more than a nat counts, too: because samples have log p <= 0, the data are
+       then less likely than under the uniform distribution.
     4. The data are less likely than under the base, by half a nat per row.
     5. A single step has changed the relative energies of the rows by more than chains can follow:
        by 3 nats, on finite domains by 3 % of the logarithm of the number of states.

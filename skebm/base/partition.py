@@ -34,7 +34,7 @@ class LogPartition(NamedTuple):
     parts : dict of str to (float, float)
         The estimates from which the interval was made, each with its standard error.
     reason : str
-        Why a bound is ``nan`` where its assumptions failed.
+        Why a bound is ``nan``, if its assumptions failed.
     """
 
     value: float
@@ -48,7 +48,7 @@ class LogPartition(NamedTuple):
 
     @property
     def pessimistic(self) -> float:
-        """Largest credible log Z: `upper`, or `value` plus two standard errors without it.
+        """Largest credible log Z: `upper`, or without it `value` plus two standard errors.
 
         ``nan`` where neither is known.
         """
@@ -66,7 +66,7 @@ class PartitionEstimator(BaseEstimator, abc.ABC):
     x_fits_base: ClassVar[bool] = False
 
     def check(self, energy: Energy) -> None:
-        """Raise `TypeError` for a class of energies, `ValueError` for an energy, not supported."""
+        """Raise `TypeError` for an unsupported class, `ValueError` for an unsupported energy."""
         check_energy(energy)
 
     @abc.abstractmethod
@@ -81,5 +81,5 @@ class PartitionEstimator(BaseEstimator, abc.ABC):
     ) -> LogPartition:
         """Estimate log Z in nats, accumulating in float64.
 
-        `x` are rows distributed approximately like the model, in a dict by their origin.
+        `x` are rows distributed approximately like the model, or a dict of them by their origin.
         """

@@ -36,12 +36,12 @@ def in_worker() -> bool:
 
 
 def progress_bar(*args: Any, disable: bool = False, **kwargs: Any) -> Any:
-    """A bar of tqdm; none in a worker, as bars of several would overwrite each other."""
+    """A bar of tqdm; disabled in a worker, because those of several would overwrite each other."""
     return tqdm(*args, disable=disable or in_worker(), **kwargs)
 
 
 class Workers(Parallel):
-    """The workers of joblib's active backend, which share calls, with a progress bar over these.
+    """Workers of joblib's active backend that share a list of calls, with a progress bar.
 
     Results are in the order of the calls. Warnings of another process are issued again in this
     one, which would not see them otherwise.
@@ -51,7 +51,7 @@ class Workers(Parallel):
     n_jobs : int or None
         Number of calls at the same time, as for :class:`joblib.Parallel`.
     bar : tqdm
-        Moved by one for each call that is over.
+        Advanced by one for each completed call.
 
     Examples
     --------
@@ -66,7 +66,7 @@ class Workers(Parallel):
         self.bar = bar
 
     def print_progress(self) -> None:
-        """Move the bar; joblib calls this whenever calls are over."""
+        """Move the bar; joblib calls this whenever calls are completed."""
         self.bar.update(self.n_completed_tasks - self.bar.n)
 
     def results(self, calls: Iterable[tuple[Any, ...]]) -> list[Any]:
@@ -99,7 +99,7 @@ def _called(parent: tuple[str, int], function: Any, *args: Any) -> tuple[Any, li
 
 
 class Reduction(Protocol):
-    """What averages over the processes of a step; every process has to ask for the same."""
+    """Averages over the processes of a step; every process has to request the same ones."""
 
     def mean(self, *values: Tensor) -> list[Tensor]:
         """Means of tensors over the processes, weighted by their numbers of rows."""
@@ -123,16 +123,16 @@ def reducing(reduction: Reduction) -> Iterator[None]:
 
 
 def mean_over_ranks(*values: Tensor) -> list[Tensor]:
-    """Means of statistics of a batch over all its rows, of which each process has a part.
+    """Means of statistics over all rows of a batch, of which each process has a part.
 
-    In a single process, and outside of a step, the values themselves.
+    In a single process, and outside of a step, they are the values themselves.
     """
     reduction = _REDUCTION.get()
     return list(values) if reduction is None else reduction.mean(*values)
 
 
 def reduce_gradients(value: Tensor | None) -> None:
-    """Make ``.grad`` that of all rows of the batch, for what depends on it within a step.
+    """Replace ``.grad`` by that of all rows of the batch, for code that needs it within a step.
 
     `value` is the loss of a process's own rows, None where it is not known.
     """

@@ -110,7 +110,7 @@ def check_clamped(state: ChainState, clamp: Clamp | None) -> None:
 def check_end(state: ChainState) -> None:
     """Raise `SamplingError` where chains on an accelerator ended in nan.
 
-    There single steps are not checked, because reading a result makes the host wait.
+    On an accelerator single steps are not checked, because reading a result makes the host wait.
     """
     if state.x.is_cuda and not (
         state.x.isfinite().all() and (state.energy is None or not state.energy.isnan().any())
@@ -152,7 +152,7 @@ class Sampler(BaseEstimator, abc.ABC):
 
     @property
     def kernel(self) -> Sampler:
-        """A kernel for annealing: exact from the rows alone, whatever the chains did before."""
+        """A kernel for annealing: exact given the rows alone, whatever the chains did before."""
         return self
 
     @property
@@ -242,14 +242,14 @@ class Sampler(BaseEstimator, abc.ABC):
         clamp : Clamp or None, default=None
             Coordinates held fixed.
         n_warmup : int or None, default=None
-            Steps before the others, in which a sampler with ``adapt=True`` adapts. None is
-            `n_steps` for such a sampler that starts from rows, and 0 for any other. A state that
-            is frozen stays so.
+            Number of steps before the others, during which a sampler with ``adapt=True`` adapts.
+            None is `n_steps` if such a sampler starts from rows, and 0 otherwise. A frozen state
+            remains frozen.
 
         Returns
         -------
         state : ChainState
-            After the last step.
+            State after the last step.
         info : StepInfo
             Mean acceptance of the `n_steps` steps.
         """
@@ -331,7 +331,7 @@ class Sampler(BaseEstimator, abc.ABC):
         -------
         Trace
             The second half of the steps, and ``converged``. Draws are thinned to at most 1,000.
-            Where the budget ended first, a `ConvergenceWarning` reports the R-hat reached.
+            If the budget ends first, a `ConvergenceWarning` reports the R-hat reached.
         """
         started = time.monotonic()
         self.check(energy)

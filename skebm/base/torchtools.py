@@ -33,7 +33,7 @@ GROUP = 100
 
 
 def enlarged(x: Tensor, right: int, down: int) -> Tensor:
-    """A matrix (m, n) within zeros of shape (m + down, n + right); m or n may be 0.
+    """A matrix (m, n) padded with zeros to shape (m + down, n + right); m or n may be 0.
 
     ``torch.nn.functional.pad`` of torch 2.6 refuses some matrices without entries.
     """
@@ -45,8 +45,8 @@ def enlarged(x: Tensor, right: int, down: int) -> Tensor:
 def softplus_sum(x: Tensor) -> Tensor:
     """Sum of log(1 + exp(x)) over the last axis, with one logarithm for a hundred numbers.
 
-    By softplus(x) = max(x, 0) - log sigmoid(|x|), whose sigmoids are multiplied first. Not where
-    gradients are wanted, which need every number.
+    It uses softplus(x) = max(x, 0) - log sigmoid(|x|), and multiplies the sigmoids before it takes
+    the logarithm. It is not suitable where gradients are needed, which require every number.
 
     >>> import torch
     >>> x = torch.linspace(-900, 900, 250, dtype=torch.float64)
@@ -70,10 +70,10 @@ def memory_of(device: torch.device) -> float:
 
 
 def check_memory(setting: str, n_numbers: float, dtype: torch.dtype, device: Any = "cpu") -> None:
-    """`ValueError` where a setting asks for more numbers than the memory of a device can hold.
+    """Raise `ValueError` if a setting needs more numbers than the memory of a device can hold.
 
-    To be called before they are allocated: systems promise memory that they do not have, and end
-    the process when it is used.
+    Call it before they are allocated: systems promise memory that they do not have, and end the
+    process when it is used.
     """
     needed, present = n_numbers * dtype.itemsize, memory_of(torch.device(device))
     if needed > present:
@@ -102,7 +102,7 @@ def seeded(generator: torch.Generator) -> Iterator[None]:
 
 
 def shifts(x: Tensor, width: int, seed: int) -> Tensor:
-    """Uniform numbers in [0, 1) of each row, (n, width), which depend on its entries and a seed."""
+    """Uniform numbers in [0, 1) for each row, (n, width), given by its entries and a seed."""
     found, generator = torch.empty(len(x), width), torch.Generator()
     # Adding 0 makes one number of the two zeros.
     for place, row in enumerate((x + 0.0).cpu().numpy()):
@@ -115,10 +115,10 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
 def without_compiler(optimizer: type[Optimizer]) -> type[Optimizer]:
-    """An optimizer that does not import torch's compiler when it is first used, for 1.5 seconds.
+    """The optimizer without the import of torch's compiler at first use, which takes 1.5 seconds.
 
-    torch hides some methods from its compiler, and imports it to do so; here they are what they
-    were before that.
+    torch wraps some methods to hide them from its compiler, and imports the compiler to do so; here
+    they are replaced by the methods without the wrapper.
     """
     names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
     plain: dict[str, Any] = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}

@@ -27,7 +27,7 @@ class Trace(NamedTuple):
     acceptance : Tensor of shape (n_draws,)
         Mean acceptance rate of the steps since the draw before.
     state : ChainState
-        After the last step; :meth:`Sampler.run` continues from it as `x`.
+        State after the last step; :meth:`Sampler.run` continues from it if it is passed as `x`.
     n_steps : int
         Steps after the warm-up.
     thin : int

@@ -49,8 +49,8 @@ def usable_scale(variance: Tensor, mean: Tensor, dtype: torch.dtype) -> Tensor:
 def varies(variance: Tensor, mean: Tensor, dtype: torch.dtype) -> Tensor:
     """Which columns vary by more than the rounding errors of rows in `dtype`.
 
-    Moments are float64. A few units of the last place are rounding; more of them are what a column
-    with a large mean varies by.
+    Moments are float64. A deviation of a few units in the last place of the mean counts as
+    rounding; a larger one is the variation of a column with a large mean.
     """
     rounding = max(100 * torch.finfo(torch.float64).eps, 4 * torch.finfo(dtype).eps)
     return variance > (rounding * mean).square()
@@ -140,7 +140,7 @@ def draw_index(weight: Tensor, u: Tensor) -> Tensor:
 
 
 def weighted_quantiles(x: Tensor, w: Tensor, levels: Sequence[float]) -> list[Tensor]:
-    """For each level the least value of each column up to which this part of the weights lies.
+    """For each level, the least value of each column up to which this fraction of weight lies.
 
     `x` are columns (n, d), or one (n,).
     """

@@ -80,7 +80,7 @@ class Distribution(abc.ABC):
     def tempered(self, temperature: float) -> Envelope:
         """A distribution near this one at a temperature, q(x)^(1 / temperature) normalised.
 
-        Of a normal distribution it is that distribution, and the ratio is the bound everywhere.
+        For a normal distribution it is exactly that one, and the ratio equals the bound everywhere.
         """
         raise TypeError(f"{type(self).__name__} has no power in closed form, and no bound of one.")
 

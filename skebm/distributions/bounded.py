@@ -182,8 +182,8 @@ class TruncatedGaussian(Distribution):
     lower, upper : Tensor of shape (d,)
         Infinite where there is no bound; always float64.
     domain : Real
-        With the bounds, where all columns share them; else with the smallest single pair of bounds
-        that contains all intervals.
+        It has the bounds of the columns if all share them, and otherwise the narrowest single pair
+        of bounds that contains all intervals.
 
     References
     ----------
@@ -371,7 +371,7 @@ class Uniform(Distribution):
     Raises
     ------
     ValueError
-        Where the domain is unbounded.
+        If the domain is unbounded.
 
     Examples
     --------

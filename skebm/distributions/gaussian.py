@@ -173,7 +173,7 @@ class Gaussian(Distribution):
         return self.mean
 
     def components(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-weight (1,), mean (1, d) and covariance (1, d, d) as of a mixture, in float64."""
+        """Log-weight (1,), mean (1, d) and covariance (1, d, d), as for a mixture, in float64."""
         mean = self.mean.double().flatten()[None]
         if self.scale_tril is None:
             covariance = self.covariance.double()
@@ -237,15 +237,15 @@ class Gaussian(Distribution):
     def tilted(self, field: Tensor, power: float = 1.0) -> GaussianTilt:
         r"""Normal distributions :math:`N(\mu + \Sigma f / \gamma, \Sigma / \gamma)` of flat rows.
 
-        `ValueError` for a power of 0, where there is no distribution.
+        A power of 0, for which there is no distribution, raises `ValueError`.
         """
         return GaussianTilt(self, field, power)
 
     def with_precision(self, log_factor: Tensor) -> Gaussian:
         """The distribution of x exp(-log_factor / 2), entry by entry.
 
-        Precisions are multiplied by exp(log_factor), correlations stay. Differentiable with respect
-        to `log_factor`, (d,), for flat rows.
+        Precisions are multiplied by exp(log_factor), and correlations do not change. The result is
+        differentiable with respect to `log_factor`, (d,), for flat rows.
         """
         found, factor = copy.copy(self), (log_factor / 2).exp()
         found.mean = self.mean / factor

@@ -91,7 +91,7 @@ class IndependentBernoulli(Distribution):
         weight : Tensor of shape (n,) or None, default=None
             A row of weight 2 counts as two rows.
         pseudo_count : float, default=1.0
-            Number of rows of one half that are added.
+            Number of added rows whose entries all are one half.
         """
         n = x.shape[0] if weight is None else weight.double().sum()
         ones = x.double().sum(0) if weight is None else weight.double() @ x.double()
@@ -198,7 +198,7 @@ class IndependentCategorical(Distribution):
         weight : Tensor of shape (n,) or None, default=None
             A row of weight 2 counts as two rows.
         pseudo_count : float, default=1.0
-            Number of rows with equal probabilities of all levels that are added.
+            Number of added rows with equal probabilities of all levels.
         """
         counts = x.double().sum(0) if weight is None else weight.double() @ x.double()
         levels = counts.new_tensor([k for k in groups for _ in range(k)])
@@ -233,13 +233,13 @@ class IndependentCategorical(Distribution):
 
 
 class Levels:
-    """Where the levels of one-hot columns stand in a row, to treat all columns at once.
+    """Positions of the levels of one-hot columns in a row, to process all columns at once.
 
     Attributes
     ----------
     index : Tensor of shape (G, K) or None
-        Entry of each level, for columns with fewer than K levels one past the row; None where all
-        have the same number.
+        Entry of each level; one past the end of the row for levels that a column with fewer than K
+        levels lacks. None if all columns have the same number of levels.
     first : Tensor of shape (G,)
         Entry of each column's first level.
     """
@@ -315,7 +315,7 @@ class CategoricalTilt(Tilt):
         return self._apart.logsumexp(2).sum(1)
 
     def sample(self, generator: torch.Generator) -> Tensor:
-        """By the Gumbel-max trick: -log of an exponential variable is a Gumbel variable."""
+        """Draw by the Gumbel-max trick: -log of an exponential variable is a Gumbel variable."""
         noise = torch.empty_like(self._apart).uniform_(generator=generator)
         # -log of a uniform variable is exponential, faster than `exponential_`; 0 has no logarithm.
         noise.clamp_(min=torch.finfo(noise.dtype).tiny).log_().neg_().log_().neg_()
@@ -377,12 +377,12 @@ class Columns(Distribution):
 
     .. math:: q(x) = \prod_k q_k(x_k)
 
-    Bits, one-hot columns and real columns of a table, for example, each with what suits it.
+    For example, the bits, one-hot columns and real columns of a table can each have a suitable one.
 
     Parameters
     ----------
     parts : sequence of Distribution
-        Of the blocks, in the order of their columns.
+        Distributions of the blocks, in the order of their columns.
 
     Examples
     --------
@@ -449,7 +449,7 @@ class Columns(Distribution):
 
 
 def blocks_of(distribution: Distribution) -> list[Any]:
-    """The distributions of independent blocks of columns; one of a kind alone is one block."""
+    """The distributions of independent blocks of columns; any other distribution is one block."""
     return distribution.parts if isinstance(distribution, Columns) else [distribution]
 
 

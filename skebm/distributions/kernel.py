@@ -188,7 +188,7 @@ def fit_scales(
     """Covariances (M, d, d) and mixing weights (M,) for standardised rows z (n, d), weights w (n,).
 
     The initial covariances are multiples of the shrunk correlation matrix of the columns; EM runs
-    on rows whitened by that matrix. The iterate of the largest likelihood is returned, and third
+    on rows whitened by that matrix. The iterate of the largest likelihood is returned, followed by
     the leave-one-out log-likelihoods of all iterates, in nats per row.
     """
     # Weights on a smaller scale than counts are worth as many rows as there are in the prior.
@@ -329,7 +329,7 @@ def _refined(scores: Sequence[float], likelihood: Callable[[float], float]) -> f
 
 
 def usable_left_out(w: Tensor, max_rows: int | None) -> tuple[Tensor, Tensor]:
-    """:func:`left_out` of rows besides which there are others."""
+    """:func:`left_out`, without rows besides which there are no others."""
     index, count = left_out(w, max_rows)
     usable = w.sum() - w[index].clamp(max=1) > 0
     return index[usable], count[usable]
@@ -418,9 +418,9 @@ MAX_LOCAL_ROWS = 500
 
 
 def neighbour_distances(z: Tensor, w: Tensor, k: int) -> Tensor:
-    """Distances of rows z (n, d) to their k-th nearest others over the median of these, (n,).
+    """Distances of rows z (n, d) to their k-th nearest others, divided by their median, (n,).
 
-    A row of weight 2 counts as two rows. Ones where no row has another one.
+    A row of weight 2 counts as two rows. If all distances are 0, the result is 1 for every row.
     """
     squared, found = z.square().sum(1), []
     most = min(k + 1, len(z))
@@ -473,21 +473,21 @@ class KernelDensity(Distribution):
         h, the standard deviation of the kernel in each column, positive.
     weights : Tensor of shape (m,) or None, default=None
         Weights of the centres, non-negative, not all zero; w is these divided by their sum. None:
-        all equal. They are counts of rows where a centre is left out, see :meth:`log_prob`.
+        all equal. If a centre is left out they count as numbers of rows, see :meth:`log_prob`.
     covariances : Tensor of shape (M, d, d) or None, default=None
         S, symmetric and positive definite, of a kernel of several scales. Pass either these or
         `bandwidth`.
     mixing_weights : Tensor of shape (M,) or None, default=None
-        Of the scales, non-negative, not all zero; a is these divided by their sum. None: all
-        equal.
+        Weights of the scales, non-negative, not all zero; a is these divided by their sum. None:
+        all equal.
     factors : Tensor of shape (m,) or None, default=None
-        Of the bandwidths at each centre, positive: the standard deviations of kernel j are
-        f_j h_i. None: all one.
+        Factors f of the bandwidths at each centre, positive: the standard deviations of kernel j
+        are f_j h_i. None: all one.
 
     Attributes
     ----------
     centres : Tensor of shape (m, d)
-        Those of positive weight.
+        Centres of positive weight.
     bandwidth : Tensor of shape (d,), or None
         As given.
     weights : Tensor of shape (m,)
@@ -499,7 +499,7 @@ class KernelDensity(Distribution):
     mixing_weights : Tensor of shape (M,), or None
         Normalised weights of the scales.
     factors : Tensor of shape (m,), or None
-        Of the centres of positive weight.
+        Factors at the centres of positive weight.
 
     Notes
     -----
@@ -625,19 +625,20 @@ class KernelDensity(Distribution):
         bandwidth : float > 0 or "auto", default="auto"
             The factor, in standard deviations. ``"auto"`` maximises the leave-one-out likelihood
             between 0.01 and 2.56; leaving out a row of weight 2 keeps one copy. Duplicate rows
-            lower the factor, at most to 0.01; rows far from all others raise it. Of more than 2,000
-            rows, 2,000, evenly spaced in the order of the rows, are left out in turn.
+            lower the factor, at most to 0.01; rows far from all others raise it. If there are more
+            than 2,000 rows, only 2,000 of them, evenly spaced in their order, are left out in turn.
         n_scales : int >= 1, default=1
             M. One scale is a bandwidth for each column, without covariances. For more scales, up
             to 20 steps of EM leave out 500 rows in turn and up to 8 more leave out 2,000, or fewer
-            where there are more than 20,000 rows; the factor is then relative to R.
+            if there are more than 20,000 rows; the factor is then relative to R.
         unit : Tensor of shape (d,) or None, default=None
-            The bandwidths are the factor times these numbers, positive where a column varies; for
-            one scale. None: times the standard deviations.
+            Numbers that are multiplied by the factor to obtain the bandwidths, positive where a
+            column varies; for one scale only. None: the standard deviations.
         n_neighbours : int >= 1 or None, default=None
-            Bandwidths that differ from row to row, in proportion to the distance to this nearest
-            other row in their units, and at least to a tenth of the median distance; for one scale.
-            The factor maximises the leave-one-out likelihood of 500 rows. None: all equal.
+            If given, bandwidths differ from row to row, in proportion to the distance to the
+            `n_neighbours`-th nearest other row (in units of `unit`), or to a tenth of the median
+            distance if that is larger; for one scale only. The factor maximises the leave-one-out
+            likelihood of 500 rows. None: all equal.
         """
         whole_number("n_scales", n_scales, 1)
         if n_neighbours is not None:
@@ -825,7 +826,7 @@ class KernelDensity(Distribution):
 
     @property
     def has_convolved(self) -> bool:
-        """Whether :meth:`convolved` has a closed form: not where bandwidths differ by factors."""
+        """Whether :meth:`convolved` has a closed form: not if bandwidths differ by factors."""
         return self.factors is None
 
     def given(self, clamp: Clamp) -> Given:

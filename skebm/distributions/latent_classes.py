@@ -54,7 +54,7 @@ class LatentClasses(Distribution):
         q(x) = \sum_{c=1}^{K} \pi_c \prod_{bits} p_{ci}^{x_i} (1 - p_{ci})^{1 - x_i}
         \prod_{levels} p_{ci}^{x_i} \prod_{real} N(x_i; \mu_{ci}, \sigma_{ci}^2)
 
-    Tilts are exact, as each class under unary fields is one of the same kind.
+    Tilts are exact, because a class under unary fields is again a class of this kind.
 
     Parameters
     ----------
@@ -142,9 +142,9 @@ class LatentClasses(Distribution):
     ) -> LatentClasses:
         """Maximise the penalised likelihood of rows by expectation-maximisation, from k-means.
 
-        The prior of a class is worth a row, or a part of one, of the mean levels of all rows and of
-        the variance within the classes. Columns may have any units. Of more than 1e6 entries, a
-        random part of the rows is fitted.
+        The prior of a class is worth one row or a fraction of one, with the mean levels of all rows
+        and the variance within the classes. Columns may have any units. If the rows have more than
+        1e6 entries, the model is fitted to a random part of them.
 
         Parameters
         ----------
@@ -155,10 +155,12 @@ class LatentClasses(Distribution):
         weight : Tensor of shape (n,) or None, default=None
             A row of weight 2 counts as two rows.
         n_classes : int >= 1 or "auto", default="auto"
-            K. ``"auto"`` is the number, of 1, 2, 3, 5, 8, 12, 20, 30 and 50, with which a fifth of
-            the rows are most likely under a model of the others; fewer where EM would take long.
+            K. ``"auto"`` chooses from 1, 2, 3, 5, 8, 12, 20, 30 and 50 the number with the largest
+            likelihood of a fifth of the rows under a model of the others. Numbers for which EM
+            would take long are left out.
         prior_rows : float > 0 or "auto", default="auto"
-            Rows that the prior is worth. ``"auto"`` is 1, or with K the better one of 1 and 0.1.
+            Rows that the prior is worth. ``"auto"`` is 1; if K is chosen, too, it is the better one
+            of 1 and 0.1.
         generator : torch.Generator or None, default=None
             Draws the initial clusters and the held-out rows; None is one of seed 0.
         """
@@ -257,7 +259,8 @@ class LatentClasses(Distribution):
     def with_precision(self, log_factor: Tensor) -> LatentClasses:
         """The model whose precisions within the classes are multiplied by exp(log_factor).
 
-        Means stay. Differentiable with respect to `log_factor`, (number of real columns,).
+        Means do not change. The result is differentiable with respect to `log_factor`, of shape
+        (number of real columns,).
         """
         found = copy.copy(self)
         found.scale = self.scale * (-log_factor / 2).exp()

@@ -55,7 +55,8 @@ class LowRankMixture(Distribution):
     factors : Tensor of shape (K, d, r)
         :math:`W_k`, the factor loadings; r may be 0.
     variances : Tensor of shape (K, d)
-        Diagonals of :math:`\Psi_k`, positive: what each column varies by beyond the factors.
+        Diagonals of :math:`\Psi_k`, positive: the part of each column's variance that the factors
+        do not explain.
 
     Attributes
     ----------
@@ -164,7 +165,7 @@ class LowRankMixture(Distribution):
         generator : torch.Generator or None, default=None
             Draws the k-means++ initialisation and the first factors; None is one of seed 0.
         max_iter : int >= 1, default=100
-            Most steps.
+            Largest number of steps.
         tol : float >= 0, default=0.01
             EM stops when a step adds less than this to the log-likelihood per row, in nats.
         """
@@ -416,7 +417,7 @@ class Scatter(NamedTuple):
 
     @classmethod
     def of(cls, y: Tensor, count: Tensor, prior: IndependencePrior, pooled: Tensor) -> Scatter:
-        """Of rows times the roots of their weights, and variances within all components."""
+        """Make it from rows times the roots of their weights, and the pooled variances."""
         y = y * (count + prior.rows).rsqrt()
         diagonal = pooled * (prior.rows / (count + prior.rows))
         return cls(y, diagonal, y.square().sum(0) + diagonal)

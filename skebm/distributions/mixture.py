@@ -348,7 +348,7 @@ class GaussianMixture(Distribution):
         n_init : int >= 1, default=1
             Initialisations; the result of the largest penalised likelihood is kept.
         max_iter : int >= 1, default=200
-            Most steps with one T.
+            Largest number of steps with the same T.
         tol : float >= 0, default=1e-4
             EM stops when a step adds less than this to the objective per row, in nats.
         """
@@ -391,9 +391,9 @@ class GaussianMixture(Distribution):
         x : Tensor of shape (n, d)
             Finite rows.
         labels : Tensor of shape (n,)
-            Any integers; components are in their order.
+            Any integers; the components are ordered by them.
         weight, regularisation, sigma, prior_rows
-            As in :meth:`fit`. Labels of zero weight have no component.
+            As in :meth:`fit`. A label whose rows have zero weight gets no component.
         """
         _check_range(regularisation, "regularisation", 1.0)
         _check_range(0.0 if prior_rows is None else prior_rows, "prior_rows", math.inf)

@@ -50,7 +50,7 @@ MOST_LOST, LEAST_GAIN, N_STEPS = 0.005, 0.001, 300
 
 
 class Candidate(NamedTuple):
-    """A distribution of a stack before it is fitted, and the cost of its density in products."""
+    """A distribution of a stack before it is fitted; its density costs `cost` multiplications."""
 
     name: str
     fit: Callable[[Tensor, Tensor], Distribution]
@@ -126,20 +126,21 @@ class Stack(Distribution):
         generator: torch.Generator | None = None,
         progress: Callable[[Sequence[Any]], Iterator[Any]] = iter,
     ) -> Stack:
-        r"""Gaussian mixtures of several sizes and a kernel density, weighted by held-out rows.
+        r"""Fit Gaussian mixtures of several sizes and a kernel density, weighted by held-out rows.
 
-        The weights maximise the likelihood of rows under parts that were fitted without them, by
-        expectation-maximisation:
+        The weights maximise, by expectation-maximisation, the likelihood of rows under parts that
+        were fitted without these rows:
 
         .. math:: \hat a = \arg\max_a \sum_i \log \sum_m a_m \, q_m^{(-i)}(x_i)
 
-        so that parts that overfit have no weight. Parts without which held-out rows lose no more
-        than 0.005 nats are left out, kernels first, as they take longest. The mixtures have 1, 4,
+        so that parts that overfit have no weight. Parts are left out as long as held-out rows lose
+        no more than 0.005 nats, kernels first, because they take longest. The mixtures have 1, 4,
         16 and 64 components, of 8 rows or more on average, each without a prior and with that of
-        :meth:`GaussianMixture.fit`; the kernel density has four scales. There are three folds, of
-        which one or two are enough for many rows. Then the parts are fitted again to all rows.
-        Repeated rows are one row of larger weight. Of more than 5,000 distinct rows, the mixtures
-        are fitted to 5,000 at random, and of more than 2,000, the kernels are centred at 2,000.
+        :meth:`GaussianMixture.fit`; the kernel density has four scales. There are three folds; with
+        many rows, one or two of them are enough. Then the parts are fitted again to all rows.
+        Repeated rows are one row of larger weight. If there are more than 5,000 distinct rows, the
+        mixtures are fitted to 5,000 of them at random; if there are more than 2,000, the kernels
+        are centred at 2,000 of them.
 
         With `low_rank` the parts are mixtures of up to 16 components of rank up to 256, and
         independent columns. They are added one at a time, each time the part that increases the
@@ -166,7 +167,7 @@ class Stack(Distribution):
         Returns
         -------
         Stack
-            Of the precision and on the device of x.
+            A stack in the precision and on the device of x.
         """
         kind: dict[str, Any] = {"low_rank": low_rank, "generator": generator}
         judged = _judged(x, weight, kernels=kernels, progress=progress, **kind)
@@ -183,7 +184,7 @@ class Stack(Distribution):
     ) -> tuple[Stack, Stack]:
         """The stacks of :meth:`fit` with and without kernels, at the cost of the former.
 
-        The second is for chains, which evaluate it ten times as often as all else.
+        The second is for chains, which evaluate it ten times as often as everything else does.
         """
         judged = _judged(
             x, weight, kernels=True, low_rank=False, generator=generator, progress=progress
@@ -335,9 +336,9 @@ class Affine(Distribution):
     Raises
     ------
     TypeError
-        Where the rows of q are not real.
+        If the rows of q are not real.
     ValueError
-        Where q is bounded, or a scale is not positive.
+        If q is bounded, or a scale is not positive.
 
     Examples
     --------
@@ -407,7 +408,7 @@ class _AffineConditional(Conditional):
 
 
 class Judged(NamedTuple):
-    """Fitted parts, and the log-densities (n, M) of rows of weights (n,) fitted without them."""
+    """Fitted parts, and log-densities (n, M) of rows under parts that were fitted without them."""
 
     parts: list[Distribution]
     log_density: Tensor
@@ -416,7 +417,7 @@ class Judged(NamedTuple):
     low_rank: bool
 
     def without_kernels(self) -> Judged:
-        """Of the mixtures alone, of which there is always one."""
+        """The same for the mixtures alone; there is always at least one."""
         kept = [m for m, part in enumerate(self.parts) if not isinstance(part, KernelDensity)]
         return self._replace(
             parts=[self.parts[m] for m in kept],

@@ -103,8 +103,8 @@ class RowwiseEnergy:
     """Energies of rows x given conditions: p(x | c) of n conditions at once.
 
     Methods take m n rows, m for each condition: rows number i, n + i, 2 n + i, ... have condition
-    i. Objectives of rows without conditions, and samplers, take it in the place of an energy; it is
-    none, as it does not take any number of rows.
+    i. Samplers, and objectives for rows without conditions, accept it in place of an energy. It is
+    not an energy itself, because it does not accept an arbitrary number of rows.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ class RowwiseEnergy:
     def trained_and_grad(self, x: Tensor) -> ValueAndInputGrad:
         """f(c, x), (m n,), and its gradient with respect to x, (m n, dx).
 
-        Differentiable with respect to the weights.
+        Both are differentiable with respect to the weights.
         """
         value, grad = value_and_input_grad_of(self.energy.network, self.rows(x))
         return ValueAndInputGrad(value, grad[:, self.c.shape[1] :])
@@ -175,7 +175,7 @@ class RowwiseEnergy:
 def target_whitening(base: RegressionMixture, n_conditions: int) -> Whitening | None:
     """A whitening of rows (c, x) that leaves c out, for networks that reconstruct x.
 
-    By the errors of the regressions, shrunk so that the model stays proper.
+    It is computed from the errors of the regressions, and shrunk so that the model stays proper.
     """
     log_weight, _, _ = base.joint.components()
     covariances = base.covariances.double()

@@ -26,15 +26,16 @@ from skebm.energies.neural import Spec
 class Conv(BaseEstimator):
     r"""Convolutional network of images ``(C, H, W)`` with a scalar output.
 
-    Layers of 3 x 3 filters, of which the first keeps the resolution and each later one halves it,
-    and a linear output layer. f starts at zero, or, without base and bounds, so that it grows with
-    the distance. With several scales it is the sum of as many such networks [1]_,
+    The network has layers of 3 x 3 filters, of which the first keeps the resolution and each later
+    one halves it, and a linear output layer. f starts at zero; if there is neither a base nor
+    bounds, it starts as a function that grows with the distance. With several scales it is the sum
+    of as many such networks [1]_,
 
     .. math:: f(x) = \sum_{s=0}^{S-1} f_s(x_s) ,
 
-    :math:`x_s` being the image averaged over blocks of :math:`2^s \times 2^s` pixels (smaller ones
-    at the lower and right border), in which few layers have a large receptive field. A classifier
-    has a logit for each class in place of f.
+    where :math:`x_s` is the image averaged over blocks of :math:`2^s \times 2^s` pixels (smaller
+    ones at the lower and right border). In such an image, few layers already have a large receptive
+    field. A classifier has a logit for each class in place of f.
 
     Parameters
     ----------

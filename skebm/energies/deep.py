@@ -95,7 +95,7 @@ class Layers:
             yield self.place(between), self.place(row)
 
     def mask(self, device: Any = "cpu") -> Tensor | None:
-        """Which weights there are, (H, d) of bool; None if all, as with at most two layers."""
+        """Which weights exist, (H, d) of bool; None if all do, as with up to two hidden layers."""
         if self.depth < 3:
             return None
         found = torch.zeros(self.n_between, self.n_row, dtype=torch.bool, device=device)
@@ -109,7 +109,7 @@ class Layers:
         return tuple(w if i % 2 == 0 else w.t() for i, w in enumerate(blocks))
 
     def biases(self, energy: Any) -> tuple[Tensor, ...]:
-        """Views of the biases of all layers, that of x first; beside those of the base, if any."""
+        """Views of the biases of all layers, that of x first; a base has its own in addition."""
         sides = energy.visible_bias, energy.hidden_bias
         return tuple(sides[layer % 2][self.place(layer)] for layer in range(len(self.sizes)))
 
@@ -208,7 +208,7 @@ class BernoulliDBM(BernoulliRBM):
     def contrast_gradient(  # type: ignore[override]
         self, centering: Centering | None, penalty: Penalty | None
     ) -> ContrastGradient:
-        """That of the RBM, without the weights that there are not."""
+        """The gradient of the RBM, without that of weights that do not exist."""
         return masked(super().contrast_gradient(centering, penalty), self)
 
 
@@ -237,7 +237,7 @@ class MixedDBM(MixedRBM):
     layers : Layers
         Where the layers are.
     weights, biases : tuple of Tensor
-        As in :class:`BernoulliDBM`; biases are fields beside those of the base.
+        As in :class:`BernoulliDBM`; biases are fields in addition to those of the base.
 
     References
     ----------
@@ -280,19 +280,19 @@ class MixedDBM(MixedRBM):
 
     @property
     def biases(self) -> tuple[Tensor, ...]:
-        """Biases of the layers, that of x first, beside those of the base."""
+        """Biases of the layers, that of x first, in addition to those of the base."""
         return self.layers.biases(self)
 
     def contrast_gradient(  # type: ignore[override]
         self, centering: Centering | None, penalty: Penalty | None
     ) -> ContrastGradient:
-        """That of the RBM, without the weights that there are not."""
+        """The gradient of the RBM, without that of weights that do not exist."""
         return masked(super().contrast_gradient(centering, penalty), self)
 
 
 @torch.no_grad()
 def scale_weights(energy: Any, layers: Layers, scale: float | None) -> None:
-    """Scale standard normal weights, and set those to zero that there are not."""
+    """Scale standard normal weights, and set those to zero that do not exist."""
     factor = torch.zeros_like(energy.weight)
     for rows, columns in layers.couplings():
         n_units = rows.stop - rows.start + columns.stop - columns.start
@@ -309,8 +309,8 @@ def masked(gradient: Any, energy: Any) -> ContrastGradient:
 class MaskedGradient(ContrastGradient):
     r"""Gradient of an RBM some of whose weights are fixed at zero.
 
-    Centred biases follow the weights (see :func:`skebm.energies.rbm.gradient.centered`), so that
-    what left-out weights would have contributed is taken back:
+    Centred biases follow the weights (see :func:`skebm.energies.rbm.gradient.centered`), so the
+    contribution of the weights that are fixed at zero is removed from them:
     :math:`\tilde g_b = g_b - \tilde G^\top \lambda` with the masked :math:`\tilde G`.
 
     Parameters
@@ -318,7 +318,7 @@ class MaskedGradient(ContrastGradient):
     gradient : RBMGradient
     energy : BernoulliDBM or MixedDBM
     mask : Tensor of shape (H, d), bool
-        Weights that there are.
+        Weights that exist.
     """
 
     def __init__(self, gradient: Any, energy: Any, mask: Tensor):
@@ -354,9 +354,9 @@ class MaskedGradient(ContrastGradient):
 
 
 class HiddenGiven:
-    r"""What a deep Boltzmann machine says of its hidden layers given rows x.
+    r"""The hidden layers of a deep Boltzmann machine given rows x.
 
-    Nothing but products of hidden layers is left to compute: x enters once.
+    The terms of x are computed once; after that only products of hidden layers are needed.
 
     Parameters
     ----------
@@ -365,8 +365,8 @@ class HiddenGiven:
     layers : Layers
     x : Tensor of shape (n, d)
     padded : bool, default=False
-        Whether products have widths of multiples of 16, so that what is found for a row does not
-        depend, bit for bit, on its place in a block.
+        Whether the widths of products are multiples of 16. The result for a row is then the same,
+        bit for bit, at every place in a block.
 
     Attributes
     ----------
@@ -418,7 +418,7 @@ class HiddenGiven:
     def log_joint(self, beside: Tensor) -> Tensor:
         """log of the sum of exp(-E) over h1, h3, ..., given h2, h4, ... (n, B), (n,).
 
-        Of means it is what the variational bound has beside the entropy of h2, h4, ...
+        For means of h2, h4, ... it is the variational bound without their entropy.
         """
         summed = softplus(self.between_field(beside)).sum(1)
         return self.log_rest + beside @ self.bias + summed

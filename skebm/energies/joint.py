@@ -18,8 +18,8 @@ class ClassMarginal(nn.Module):
 
     With a base q the former is the energy of :math:`p(x) = \sum_y p(x, y)` [1]_, the latter that of
     :math:`p(x \mid y)`. Adding a function of x to all logits changes both, but not
-    :math:`p(y \mid x)`. The power c does so by a multiple of their log-sum-exp: with c = 1 they are
-    those of a joint energy-based model, and with c = 0 p(x) is q.
+    :math:`p(y \mid x)`. The power c has the effect of adding a multiple of their log-sum-exp: with
+    c = 1 the model is a joint energy-based model, and with c = 0 p(x) is q.
 
     Parameters
     ----------

@@ -102,13 +102,13 @@ class MLP(BaseEstimator):
     .. math:: a_l = \phi(W_l a_{l-1} + b_l) \; (+ a_{l-1}), \qquad f(x) = w^\top a_L
         \quad\text{or}\quad f(x) = \tfrac12 |y - o|^2 - \tfrac12 |y|^2
 
-    with :math:`o = W a_L + b` and the whitened row :math:`y = A (x - \mu)`. The second form is the
-    squared error of the network's reconstruction of the row [3]_ less that of the mean, which is in
-    the base. f starts at zero, so that the initial model is the base; without base and bounds it
-    starts as a multiple of the mean feature, which grows with the distance. Derivatives are
-    explicit: the gradient with respect to the row is a backward pass of its own, which costs
-    training less than autograd's double backward, and second derivatives are propagated forward
-    through the layers [1]_, k directions at the price of k + 2 passes.
+    with :math:`o = W a_L + b` and the whitened row :math:`y = A (x - \mu)`. The second form is half
+    the squared error of the network's reconstruction of the row [3]_, less that of a reconstruction
+    by the mean, which the base already contains. f starts at zero, so that the initial model is the
+    base; without base and bounds it starts as a multiple of the mean feature, which grows with the
+    distance. Derivatives are explicit: the gradient with respect to the row is a backward pass of
+    its own, which makes training cheaper than autograd's double backward. Second derivatives are
+    propagated forward through the layers [1]_; k directions cost k + 2 passes.
 
     With `n_frequencies`, random Fourier features are appended to the input [4]_,
 
@@ -143,9 +143,9 @@ class MLP(BaseEstimator):
         feasible number covers all directions, and high frequencies mostly fit noise.
     frequency_scale : float > 0, default=2.0
         s, standard deviation of the frequencies, in radians per unit of the network's input: per
-        standard deviation of standardised columns, or per distance of the bounds where a column
-        has both. The larger s, the more easily contrastive divergence makes the energy too low at
-        rows where the base has almost no mass and no chain arrives; there 1 or 2 are safer.
+        standard deviation of standardised columns, or per distance between the bounds of a column
+        that has both. The larger s is, the more easily contrastive divergence makes the energy too
+        low where the base has almost no mass and no chain arrives; 1 or 2 are safer there.
 
     References
     ----------
@@ -443,11 +443,11 @@ def _initialise(layer: nn.Linear) -> None:
 
 
 def initial_output(spec: Spec, n_features: int) -> float:
-    """Initial weight of every feature in the energy: zero, or positive where it has to confine.
+    """Initial weight of every feature in the energy: zero, or positive if it has to confine rows.
 
-    Features grow with the distance wherever they are on, and so does their mean with any positive
-    weight. A flat energy would let chains diffuse to where the first steps of the weights change
-    it by hundreds of nats.
+    A feature grows with the distance wherever it is active, so their mean with any positive weight
+    does, too. With a flat energy, chains would diffuse to regions where the first steps of training
+    change the energy by hundreds of nats.
     """
     return CONFINEMENT * math.sqrt(math.prod(spec.shape)) / n_features if spec.confining else 0.0
 

@@ -44,7 +44,7 @@ class Spec(NamedTuple):
         Number of classes, for a network that returns logits, (n, n_classes), instead of one number
         per row.
     confining : bool
-        Whether nothing else keeps rows from infinity, no base and no bounds, so that the energy of
+        Whether there is neither a base nor bounds to keep rows from infinity, so that the energy of
         the untrained network has to grow with the distance.
     """
 
@@ -75,9 +75,9 @@ def build_network(network: Any, spec: Spec) -> nn.Module:
     Raises
     ------
     TypeError
-        Where the result is no module.
+        If the result is not a module.
     ValueError
-        Where it does not take such rows, or its output has another shape.
+        If it does not accept such rows, or its output has another shape.
     """
     if isinstance(network, type) and hasattr(network, "build"):
         name = network.__name__
@@ -146,8 +146,8 @@ class NeuralEnergy(Energy):
     network : nn.Module
         From rows to one number per row, (n,).
     domain : Domain
-        Of flat real, binary or one-hot rows. The network is defined for real numbers, so that
-        samplers for discrete rows can use its gradient.
+        Domain of flat real, binary or one-hot rows. The network is defined for real numbers, so
+        that samplers for discrete rows can use its gradient.
     base : Distribution or None, default=None
         q on the same domain, normalised; None leaves it out.
     image_shape : tuple of int or None, default=None

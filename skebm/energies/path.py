@@ -39,10 +39,10 @@ OnColumns = MixedRBM | ClassRBM | SubspaceEnergy | SpikeSlabEnergy
 def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
     r"""The path from `base` to `energy` that keeps the conditionals of the energy.
 
-    From independent columns, for bipartite energies from their own base and for pairwise energies
-    from a Chow-Liu tree, the bridge distributions are of the same kind as the energy, so that
-    :class:`skebm.samplers.Gibbs` samples them. Any other pair has the geometric path
-    :math:`\beta E(x) - (1 - \beta) \log q(x)`.
+    If the base has independent columns, is a bipartite energy's own base, or is a Chow-Liu tree for
+    a pairwise energy, the bridge distributions are of the same kind as the energy, so that
+    :class:`skebm.samplers.Gibbs` can sample them. Any other pair of base and energy has the
+    geometric path :math:`\beta E(x) - (1 - \beta) \log q(x)`.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class UnaryFields(NamedTuple):
 
 
 def unary_fields(base: Distribution) -> UnaryFields | None:
-    """The fields of independent bits and levels; None of any other distribution."""
+    """The fields of independent bits and levels; None for any other distribution."""
     if isinstance(base, IndependentBernoulli):
         return UnaryFields(base.logits, float(base.log_normaliser.double()))
     if isinstance(base, IndependentCategorical) and base.logits.isfinite().all():
@@ -127,7 +127,7 @@ class AnnealingPath(abc.ABC):
         """log of the unnormalised marginal at `new` over that at `old`, (n,) in float64."""
 
     def hidden_layer(self, x: Tensor, beta: float, generator: torch.Generator) -> Tensor | None:
-        """A hidden layer drawn given x at `beta`, or None unless :meth:`log_ratio` had this x."""
+        """A hidden layer drawn given x at `beta`; None unless :meth:`log_ratio` was given x."""
         return None
 
     def remember(self, x: Tensor) -> None:
@@ -140,9 +140,9 @@ class BipartitePath(AnnealingPath):
 
     .. math:: p_\beta(x, h) \propto q(x)^{1 - \beta} \exp\bigl(-\beta E(x, h)\bigr)
 
-    Independent columns of bits enter without their normaliser, as fields. From any other base, its
-    own, the energy provides the path itself (``annealed``); one that is a part of the energy stays,
-    and the energy's correction of it is what is tempered.
+    A base of independent bits enters as fields, without its normaliser. Any other base is the
+    energy's own, and the energy provides the path itself (``annealed``): if the base is a part of
+    the energy, it is kept, and only the energy's correction of it is tempered.
     """
 
     energy: Any
@@ -267,7 +267,7 @@ class TreePath(AnnealingPath):
 
 
 class Couplings(PairwiseEnergy):
-    """A pairwise energy of bits by its tables."""
+    """A pairwise energy of bits, given by its couplings, biases and colours."""
 
     def __init__(self, coupling: Tensor, bias: Tensor, offset: float, colours: tuple[Tensor, ...]):
         super().__init__()
@@ -318,12 +318,12 @@ class TiltedPairwise(PairwiseEnergy):
 
     @property
     def bias(self) -> Tensor:  # type: ignore[override]
-        """Of the tempered energy, (d,)."""
+        """Bias of the tempered energy, with the field, (d,)."""
         return self.beta * self.energy.bias + self.field
 
     @property
     def coupling(self) -> Tensor:
-        """Of the tempered energy, (d, d)."""
+        """J of the tempered energy, (d, d)."""
         return self.beta * self.energy.coupling
 
     @property
@@ -353,8 +353,8 @@ class GeometricPath(AnnealingPath):
 
     .. math:: p_\beta(x) \propto q(x)^{1 - \beta} \exp\bigl(-\beta E(x)\bigr)
 
-    Energy and base are evaluated once for the same rows, for all temperatures, also where a sampler
-    has accepted some of the rows that it evaluated last (:meth:`remember`).
+    For the same rows, energy and base are evaluated only once for all temperatures. This includes
+    rows that a sampler has accepted among those it evaluated last (:meth:`remember`).
     """
 
     def __init__(self, energy: Energy, base: Any):

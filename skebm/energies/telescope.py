@@ -138,10 +138,11 @@ class Telescope(nn.Module):
     .. math:: f(x) = -\sum_{k=0}^{K-1} r_k(x) , \qquad
         r_k(x) = \log \frac{g_k(x)}{g_{k+1}(x)} + u_k\bigl((x - m_k) W_k\bigr) ,
 
-    :math:`r_k` being the logarithm of :math:`p_k / p_{k+1}`, so that with the noise :math:`p_K` as
-    base the energy is that of :math:`p_0`. :math:`g_k` is the normal distribution with the moments
-    :math:`(m_k, W_k^{-2})` of a waymark, which :math:`u_k` corrects. With normal noise the model is
-    proper, because networks of bounded gradient grow more slowly than quadratic terms.
+    where :math:`r_k` is the logarithm of :math:`p_k / p_{k+1}`; with the noise :math:`p_K` as base,
+    the energy is therefore that of :math:`p_0`. :math:`g_k` is the normal distribution with the
+    moments :math:`(m_k, W_k^{-2})` of a waymark, and :math:`u_k` corrects the ratio of two of them.
+    With normal noise the model is proper, because networks of bounded gradient grow more slowly
+    than quadratic terms.
 
     Parameters
     ----------

@@ -33,8 +33,8 @@ class Whitening(NamedTuple):
     centre : Tensor of shape (d,)
         Mean of the base.
     matrix : Tensor of shape (d, d)
-        A. In the tails half the squared norm of y must be below -log q of the base: a model with
-        f(x) of at least minus that is proper.
+        A. In the tails half the squared norm of y must be below -log q of the base: the model is
+        then proper for any f(x) of at least minus half the squared norm.
     """
 
     centre: Tensor

@@ -23,42 +23,45 @@ class Parameters:
         rows are likely.
 
     sampler : Sampler or None, default=None
-        Sampler of the chains, in training and for samples. None is adaptive
-        :class:`skebm.samplers.MALA`, and :class:`~skebm.samplers.GibbsWithGradients` on discrete
-        rows, or :class:`~skebm.samplers.Gibbs` where the energy is pairwise. Its
-        parameters can be searched over by ``sampler__<name>``; a ``sampler__step_size`` that is set
-        while `sampler` is None is fixed, and not adapted.
+        Sampler of the chains, in training and for drawing samples. None is adaptive
+        :class:`skebm.samplers.MALA` for real rows and
+        :class:`~skebm.samplers.GibbsWithGradients` for discrete rows
+        (:class:`~skebm.samplers.Gibbs` if the energy is pairwise). Its parameters can be searched
+        over by ``sampler__<name>``; a ``sampler__step_size`` that is set while `sampler` is None is
+        kept fixed and not adapted.
 
     chains : {"persistent", "replay", "data", "noise"} or ChainPolicy, default="persistent"
         Where chains start at each batch, and how many steps they take. ``"persistent"``: where they
-        ended (:class:`skebm.samplers.Persistent`); ``"replay"``: at rows of a buffer, 5 % of them
-        reinitialised (:class:`~skebm.samplers.ReplayBuffer`) [2]_; ``"data"``: at the rows of the
-        batch (:class:`~skebm.samplers.FromData`) [1]_; ``"noise"``: at draws of the base
-        (:class:`~skebm.samplers.FromNoise`), from which the first two are initialised as well. By
-        default chains take ten steps, and one independence Metropolis-Hastings step with a draw of
-        the base as the proposal [6]_, which connects well-separated modes. Parameters can be
-        searched over by ``chains__<name>``.
+        ended at the previous batch (:class:`skebm.samplers.Persistent`); ``"replay"``: at rows of a
+        buffer, 5 % of them reinitialised (:class:`~skebm.samplers.ReplayBuffer`) [2]_; ``"data"``:
+        at the rows of the batch (:class:`~skebm.samplers.FromData`) [1]_; ``"noise"``: at draws of
+        the base (:class:`~skebm.samplers.FromNoise`). Draws of the base also initialise the chains
+        of the first two. By default chains take ten steps, and one independence Metropolis-Hastings
+        step with a draw of the base as the proposal [6]_, which connects well-separated modes.
+        Parameters can be searched over by ``chains__<name>``.
 
     domain : {"auto", "real", "binary"} or Domain, default="auto"
-        Type of the rows. ``"auto"`` is that of the sampler; if it allows several, rows are binary
-        if all entries in the first `fit` are 0 or 1. (`ContrastiveDivergenceDensity` alone:
-        ``"mixed"`` tells bits from numbers, as where there are categories.)
-        ``skebm.base.Categorical(groups)`` stands for one-hot columns.
+        Type of the rows. ``"auto"`` is that of the sampler; if the sampler allows several, rows are
+        binary if all entries in the first `fit` are 0 or 1. ``skebm.base.Categorical(groups)``
+        stands for one-hot columns. `ContrastiveDivergenceDensity` alone also accepts ``"mixed"``:
+        columns of zeros and ones are then bits and the others numbers, as in tables with
+        categories.
 
     base : str, MixtureBase, Distribution or None, default="auto"
         Base distribution q. Real columns: ``"gaussian"`` (with shrunk covariance, or truncated at
         `bounds`), ``"mixture"`` (a Gaussian mixture; settings in :class:`MixtureBase`),
         ``"kernel"`` (Gaussian kernels of several scales) or ``"stack"`` (mixtures of several sizes
-        and kernels, weighted by held-out rows: :class:`skebm.distributions.Stack`; above 100
-        columns of mixtures of low rank plus diagonal covariances). Binary columns:
+        and kernels, weighted by held-out rows: :class:`skebm.distributions.Stack`; with more than
+        100 columns, mixtures whose covariances are of low rank plus diagonal). Binary columns:
         ``"independent"``, ``"chow-liu"`` or ``"block-tree"``. One-hot columns: ``"independent"``.
-        ``"auto"`` is the stack, in training without its kernels, which would slow the chains down,
-        for clean rows and for more than 100 real columns, the mixture for others (the Gaussian if
-        there are bounds), the Chow-Liu tree for binary rows and independent columns for one-hot
-        ones (for binary ones too, where the network is a pairwise energy, which could be a tree
-        itself); the attribute `base_` shows what it chose. A distribution of
-        :mod:`skebm.distributions` is used as it is, in the units of X. None is no base, for
-        discrete rows and for columns bounded on both sides.
+        With ``"auto"``, the base of real columns is the stack if the model is that of clean rows
+        or if there are more than 100 columns (in training without its kernels, which would slow
+        chains down), the Gaussian if there are bounds, and the mixture otherwise. For binary rows
+        ``"auto"`` is the Chow-Liu tree, or independent columns if the network is a pairwise energy,
+        which could be a tree itself; for one-hot rows it is independent columns. The attribute
+        `base_` shows what was chosen. A distribution of :mod:`skebm.distributions` is used as it
+        is, in the units of X. None means no base, and is meant for discrete rows and for columns
+        bounded on both sides.
 
     sigma : float, array-like, "auto", "bandwidth" or None, default="auto"
         Standard deviation of the Gaussian noise added to real rows in training, or one for each
@@ -66,14 +69,14 @@ class Parameters:
         The model is the density of the noisy rows, which prevents it from collapsing to spikes.
         ``"bandwidth"`` is the bandwidth that maximises the leave-one-out likelihood of a kernel
         density; ``"auto"`` is 0.75 times that bandwidth, between 0.05 and 1, and no noise if there
-        are bounds; None is no noise.
+        are bounds; None adds no noise.
 
     deconvolve : bool, default=True
         Whether the model is the density of clean rows or of rows with the noise of training. True
         removes the noise from the base after training: the energy is then
         :math:`-\log q(x) + f(x)` with the base q of clean rows and the correction f learned on
         noisy ones, so that `score` is the likelihood of rows as they are. False keeps the noise,
-        which ranks outliers better. Without effect if training adds no noise.
+        which ranks outliers better. The parameter has no effect if training adds no noise.
 
     bounds : pair of float or array-like of shape (n_features,), or None, default=None
         Bounds (lower, upper) of the columns, with None for an unbounded side. All columns are
@@ -86,12 +89,12 @@ class Parameters:
         Learning rate of Adam.
 
     batch_size : int or "auto", default="auto"
-        Maximum number of rows per step; ``"auto"`` is 128, and with more than 781 columns 100,000
-        divided by their number, at least 32.
+        Maximum number of rows per step; ``"auto"`` is 128, or with more than 781 columns 100,000
+        divided by their number, but at least 32.
 
     n_iter : int or "auto", default="auto"
-        Number of epochs; ``"auto"`` amounts to about a thousand steps, and at most five epochs for
-        each row.
+        Number of epochs; ``"auto"`` amounts to about a thousand steps, but to at most five times as
+        many epochs as there are rows.
 
     optimizer : AdamW or None, default=None
         Weight decay, learning rate schedule, weight averaging and roll-backs; None is
@@ -105,10 +108,10 @@ class Parameters:
     categorical_features : "from_dtype", array-like or None, default="from_dtype"
         Columns of categories: names, numbers or a boolean mask. ``"from_dtype"``: columns of frames
         that hold text or are of a categorical type, and columns of object arrays that hold other
-        values than numbers. With such columns, the others are bits where they hold zeros and ones,
-        and standardised numbers otherwise; the base is then one of
+        values than numbers. If there are such columns, each other column is a bit if it holds only
+        zeros and ones, and a standardised number otherwise. The base is then one of
         ``"latent-classes"`` (``"auto"``), ``"independent"``, a tree or ``"gaussian"``, as in
-        :class:`skebm.RBMEstimator`, rows have no noise, and the sampler is
+        :class:`skebm.RBMEstimator`; no noise is added to the rows, and the sampler is
         :class:`skebm.samplers.Blocks`. None: no column is categorical.
 
     warm_start : bool, default=False
@@ -121,13 +124,13 @@ class Parameters:
 
     partition : "auto", PartitionEstimator or None, default="auto"
         How log Z is estimated, when it is first needed. ``"auto"``: importance sampling from the
-        base if the effective sample size is at least a twentieth of its draws (a half, of up to
-        three real columns); otherwise :class:`skebm.partition.Quadrature` of up to three real
-        columns, and of more :class:`skebm.partition.AISBracket`; `log_partition_method_` gives the
-        reason. None: log Z is not estimated; `score_samples` is then -E(x), and `score` a proper
-        scoring rule that needs no log Z: minus the Hyvärinen score for real X (which depends on the
-        units and is insensitive to the masses of separate modes), the pseudo-likelihood for
-        discrete rows.
+        base if the effective sample size is at least a twentieth of the draws (half of them with up
+        to three real columns); otherwise :class:`skebm.partition.Quadrature` with up to three real
+        columns, and :class:`skebm.partition.AISBracket` with more; `log_partition_method_` gives
+        the reason. None: log Z is not estimated; `score_samples` is then -E(x), and `score` a
+        proper scoring rule that needs no log Z: minus the Hyvärinen score for real X (which depends
+        on the units and is insensitive to the masses of separate modes), and the pseudo-likelihood
+        for discrete rows.
 
     random_state : int, RandomState instance or None, default=None
         Seed of all random numbers.
@@ -143,9 +146,9 @@ class Parameters:
 
     net_params : dict or None, default=None
         Further arguments of the skorch net, also as ``net__<name>`` in `set_params` and searches:
-        optimizer, callbacks, train_split, ... With ``on_interrupt="return"`` a call that Ctrl-C
-        ends warns and returns the model trained so far, where ``"raise"``, the default, raises
-        `KeyboardInterrupt`.
+        optimizer, callbacks, train_split, ... With ``on_interrupt="return"``, a call that is
+        interrupted by Ctrl-C issues a warning and returns the model trained so far; with
+        ``"raise"``, the default, it raises `KeyboardInterrupt`.
     """
 
 
@@ -174,7 +177,7 @@ class Attributes:
         Threshold of `predict` in the units of `score_samples`.
 
     n_iter_, n_restarts_ : int
-        Number of epochs, including those of earlier warm starts and of `partial_fit`, and of
+        Number of epochs, including those of earlier warm starts and of `partial_fit`, and number of
         roll-backs.
 
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
@@ -183,7 +186,7 @@ class Attributes:
         Noise level of training, in the units of `sigma`.
 
     base_ : Distribution or None
-        The fitted base, on standardised rows and including the noise.
+        The fitted base of standardised rows, with the noise included.
 
     units_ : Units
         Centres and scales of the columns.

@@ -141,13 +141,13 @@ class Blueprint(abc.ABC):
         return
 
     def finalised(self, net: EnergyNet, rows: Rows) -> Blueprint:
-        """The blueprint with what is known after training only; by default the same."""
+        """The blueprint with what is known only after training; by default unchanged."""
         return self
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
-        """Those of the parameters `asked` for that these settings do not use, each with the reason.
+        """Parameters that were `asked` for and that these settings do not use, with the reasons.
 
-        By default what `net_params` overrule.
+        By default these are the parameters that `net_params` override.
         """
         net = asked.get("net_params") or {}
         ours = {"learning_rate": "lr", "batch_size": "batch_size", "n_iter": "max_epochs"}
@@ -167,11 +167,10 @@ class LogZ:
 
 
 class Before:
-    """What an estimator was before a call: attributes, random states, and the net they hold.
+    """State of an estimator before a call: attributes, random states, and the net they hold.
 
-    The settings of torch as well.
-
-    A call that trains the net in place has it remember itself first (`EnergyNet.remember`).
+    The settings of torch are part of it. Before a call trains the net in place, the net stores a
+    copy of its own state (`EnergyNet.remember`).
     """
 
     def __init__(self, owner: Any):
@@ -192,7 +191,7 @@ class Before:
             self.net.moment_ = None
 
     def restore(self) -> None:
-        """Make the estimator what it was; however often Ctrl-C is pressed, to the end."""
+        """Restore the estimator completely, however often Ctrl-C is pressed."""
         try:
             self.modes.restore()
             vars(self.owner).clear()
@@ -345,7 +344,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         return None if make is None else make(value, names)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Get the parameters; with `deep` also those of objects and ``net__<name>``."""
+        """Get the parameters; with `deep` also those of parameter objects and ``net__<name>``."""
         params = super().get_params(deep)
         net_params = params.get("net_params")
         if deep and isinstance(net_params, dict):
@@ -544,9 +543,9 @@ class BaseEBM(BaseEstimator, abc.ABC):
     def score_samples(self, X: Any) -> np.ndarray:
         """Log-likelihood of each row, log p(x) = -E(x) - log Z, in nats.
 
-        Exact if log Z is; an error of an estimated log Z is the same for all rows (see
-        `log_partition_bounds_`). With ``partition=None`` it is -E(x). To rank rows, use
-        :meth:`energy`, which needs no log Z.
+        The values are exact if log Z is. If log Z is estimated, its error is the same for all rows
+        (see `log_partition_bounds_`). With ``partition=None`` the values are -E(x). To rank rows,
+        use :meth:`energy`, which needs no log Z.
 
         Parameters
         ----------
@@ -616,7 +615,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
 
     @property
     def partition_(self) -> Any:
-        """Method by which log Z is estimated: the choice of ``"auto"``, or a copy of that given."""
+        """Method that estimates log Z: the choice of ``"auto"``, or a copy of the given method."""
         check_is_fitted(self)
         if self.partition is None:
             return None
@@ -628,7 +627,8 @@ class BaseEBM(BaseEstimator, abc.ABC):
     def log_partition_method_(self) -> str:
         """Method for log Z, with the reason: ``"Exact(): 2^16 hidden states x 64 columns ..."``.
 
-        ``"as given: AIS(n_betas=100)"`` if a method was passed, ``"none"`` with None.
+        It is ``"as given: AIS(n_betas=100)"`` if a method was passed, and ``"none"`` with
+        ``partition=None``.
         """
         check_is_fitted(self)
         if self.partition is None:
@@ -719,10 +719,11 @@ def validate_coded(
     min_samples: int,
     **kwargs: Any,
 ) -> Any:
-    """Validated X, categories as codes and missing entries as nan; by `plain` without categories.
+    """Validated X, with categories as codes and missing entries as nan.
 
-    With `reset`, `learn` finds the categories of the columns: `_coding` of the estimator. Arrays of
-    numbers have none unless they are listed.
+    X without categories is validated by `plain`. With `reset`, `learn` finds the categories of the
+    columns, which become `_coding` of the estimator. Arrays of numbers have no categories unless
+    columns are listed.
     """
     if isinstance(X, Spool) or is_stream(X) or is_large(X):  # which hold numbers only
         if reset:
@@ -814,8 +815,8 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         """Fit the model to the rows of X.
 
         Ctrl-C during training raises `KeyboardInterrupt` once the model trained so far is usable:
-        its weights are those of that moment, its threshold and log Z belong to them. A call that
-        fails in any other way leaves the estimator as it was before it.
+        it has the weights at the time of the interruption, with the threshold and the log Z that
+        belong to them. A call that fails in any other way leaves the estimator unchanged.
 
         Parameters
         ----------
@@ -839,9 +840,9 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         """Train for one epoch on the rows of X, in mini-batches, from the current state.
 
         Chains, offsets, momentum and the scaling of the columns persist between calls. The
-        threshold of `predict` is set by the rows of the last call.
+        threshold of `predict` is computed from the rows of the last call.
 
-        A call that fails or is interrupted leaves the estimator as it was before it, bit for bit.
+        A call that fails or is interrupted leaves the estimator unchanged, bit for bit.
 
         Parameters
         ----------
@@ -869,9 +870,9 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-likelihood of the rows in nats, with the largest credible log Z.
 
-        Exact if log Z is; pessimistic if log Z is estimated, so that a search does not reward
-        slowly mixing models; nan, with a warning, if the method gives no upper bound. With
-        ``partition=None`` it is a proper scoring rule that needs no log Z.
+        The score is exact if log Z is. If log Z is estimated, it is pessimistic, so that a search
+        does not reward slowly mixing models. It is nan, with a warning, if the method gives no
+        upper bound. With ``partition=None`` it is a proper scoring rule that needs no log Z.
 
         Parameters
         ----------
@@ -904,7 +905,7 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         return -self.threshold_ - self.log_partition_
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Log-likelihood above the threshold: negative for outliers. Needs no log Z.
+        """Log-likelihood minus the threshold, negative for outliers; log Z is not needed.
 
         Parameters
         ----------

@@ -70,7 +70,7 @@ def default_experts() -> list[tuple[str, Any]]:
 
 
 class Fits:
-    """Fits of experts, which workers may share, under a bar that ends with weights and seconds."""
+    """Fits of experts, which workers may share; the progress bar ends with weights and seconds."""
 
     def __init__(self, names: list[str], n_each: int, n_jobs: int | None, verbose: int):
         self.seconds, self.n_jobs = dict.fromkeys(names, 0.0), n_jobs
@@ -140,20 +140,21 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
     Parameters
     ----------
     estimators : list of (str, estimator) or None, default=None
-        The experts: densities of the columns of X in their own units, with ``score_samples`` and
-        ``sample``: those of skebm, :class:`sklearn.mixture.GaussianMixture` and
-        :class:`sklearn.neighbors.KernelDensity`. They are cloned; their parameters are reachable as
-        ``<name>__<parameter>``. A :class:`sklearn.frozen.FrozenEstimator` is taken as it was
-        fitted. None: three :class:`TractableDensity`, kernels in units of the columns' ranges and
-        of their signed logarithms, with bandwidths by the distance to the fifth neighbour, and a
-        smooth Gaussian mixture.
+        The experts: densities of the columns of X in their own units, with the methods
+        ``score_samples`` and ``sample``. These are the densities of skebm,
+        :class:`sklearn.mixture.GaussianMixture` and :class:`sklearn.neighbors.KernelDensity`. They
+        are cloned; their parameters are set as ``<name>__<parameter>``. A
+        :class:`sklearn.frozen.FrozenEstimator` is used as it is and not fitted again. None: three
+        :class:`TractableDensity`, namely kernels in units of the columns' ranges, kernels of their
+        signed logarithms, both with bandwidths by the distance to the fifth neighbour, and a smooth
+        Gaussian mixture.
     weights : "balanced" or array-like of shape (n_estimators,), default="balanced"
         The exponents w, non-negative. ``"balanced"``: inversely proportional to the standard
-        deviation of the expert's log density over rows that it was fitted without (three folds of
-        at most 500 rows), and summing to one, so that every expert has the same say in the ranking
-        of normal rows; equal for fewer than 20 rows.
+        deviation of the expert's log density over held-out rows (three folds of at most 500 rows in
+        all), and summing to one, so that all experts have the same influence on the ranking of
+        normal rows; with fewer than 20 rows the weights are equal.
     n_draws : int, default=2000
-        Draws of the mixture for log Z.
+        Number of draws of the mixture that are used to estimate log Z.
     random_state : int, RandomState instance or None, default=None
         Seeds the folds, log Z, and every ``random_state`` of the experts that is None.
     n_jobs : int or None, default=None
@@ -161,8 +162,8 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         :mod:`joblib`; -1 is one for each processor. None is 1 outside of a
         :func:`joblib.parallel_config`. With a `random_state` the result does not depend on it.
     verbose : int, default=0
-        1 shows a progress bar over the fits of experts, those of the folds included, which names
-        the expert being fitted, and at the end the weights and what each expert took in seconds.
+        1 shows a progress bar over the fits of experts, those of the folds included. It names the
+        expert being fitted, and at the end the weights and the time in seconds of each expert.
 
     Attributes
     ----------
@@ -171,11 +172,11 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
     weights_ : ndarray of shape (n_estimators,)
         w.
     log_partition_, log_partition_std_ : float
-        log Z of the energy, when it is first needed, by importance sampling from the mixture
-        (unbiased for Z), and its standard error; nan, with a warning, if the effective sample size
-        is below 30.
+        log Z of the energy, estimated when it is first needed, by importance sampling from the
+        mixture (unbiased for Z), and its standard error. This is nan, with a warning, if the
+        effective sample size is below 30.
     log_partition_bounds_ : tuple of float
-        Two standard errors below and above; nan where there is no standard error. If the weights
+        log Z minus and plus two standard errors; nan if there is no standard error. If the weights
         sum to one, the upper end is at most the exact bound, log Z = 0 for normalised experts.
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
 
@@ -257,8 +258,8 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         y : None
             Not used; present by convention.
         sample_weight : array-like of shape (n_samples,), default=None
-            Non-negative weights, passed to the experts; those of skebm take a row of weight 2 for
-            two rows, and one of weight 0 for none. Frozen experts are not fitted.
+            Non-negative weights, which are passed to the experts; those of skebm count a row of
+            weight 2 as two rows, and ignore rows of weight 0. Frozen experts are not fitted.
 
         Returns
         -------
@@ -499,7 +500,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         return -self.energy(X) - self.log_partition_
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Mean log-likelihood of the rows in nats, with the largest credible log Z: lower.
+        """Mean log-likelihood of the rows in nats, with the largest credible log Z: pessimistic.
 
         Parameters
         ----------
@@ -510,7 +511,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         Returns
         -------
         float
-            nan if log Z has no credible upper end, which it always has if the weights sum to one.
+            nan if log Z has no credible upper end; if the weights sum to one, it always has one.
         """
         return -float(self.energy(X).mean()) - self._log_partition().pessimistic
 
@@ -534,15 +535,15 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
     ) -> np.ndarray:
         r"""Draw rows from the product, :math:`p(x)^{1/T}` normalised, by rejection sampling.
 
-        Proposals are from the mixture of the experts. The draws are independent and exact if the
-        weights sum to one and at least one proposal in 200 is accepted, which takes Z of about
-        1/200. Otherwise proposals are resampled by their importance weights, with a warning: rows
-        may then be repeated, and are approximate.
+        Proposals are drawn from the mixture of the experts. The samples are independent and exact
+        if the weights sum to one and at least one proposal in 200 is accepted, which requires Z to
+        be at least about 1/200. Otherwise proposals are resampled by their importance weights, with
+        a warning: rows may then be repeated, and are approximate.
 
-        At other temperatures than 1 the experts of the mixture are at that temperature where they
-        are :class:`TractableDensity`, and samples are exact under the same conditions if all are,
-        and have a bound there (:meth:`TractableDensity.sample`). Other experts propose rows as they
-        are, which are always resampled.
+        At temperatures other than 1, experts of the class :class:`TractableDensity` propose rows at
+        that temperature. Samples are exact under the same conditions if all experts are of this
+        class and have a bound there (:meth:`TractableDensity.sample`). Other experts propose rows
+        at temperature 1, and the proposals are then always resampled.
 
         Parameters
         ----------
@@ -584,7 +585,7 @@ def _balanced_weights(
 ) -> np.ndarray:
     """Weights inversely proportional to the spread of log densities of held-out rows.
 
-    They are those of the experts in turn, for each fold.
+    The log densities `found` are those of all experts in turn, for each fold.
     """
     n = len(found) // len(folds)
     order = np.argsort(np.concatenate([test for _, test in folds]))

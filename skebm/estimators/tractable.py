@@ -64,32 +64,33 @@ USED_BY = {
 class TractableDensity(DensityMixin, BaseEstimator):
     r"""Density of the rows of a table by a distribution with a closed form, exactly normalised.
 
-    These are the distributions that neural densities correct. They take a fraction of the time, and
-    their log-likelihoods have no error.
+    These are the distributions that neural densities correct. They take a fraction of the time of
+    neural densities, and their log-likelihoods have no error.
 
     Parameters
     ----------
     distribution : {"stack", "kernel", "mixture", "gaussian"}, default="stack"
         ``"stack"``: Gaussian mixtures of several sizes and kernels, weighted by the likelihood of
         held-out rows (:meth:`skebm.distributions.Stack.fit`). ``"kernel"``: a normal kernel at each
-        row, with the bandwidth of largest leave-one-out likelihood, at most 2.56 units of `metric`.
-        ``"mixture"``: a Gaussian mixture by EM. ``"gaussian"``: one Gaussian, its covariance
-        shrunk. Kernels and mixtures are fitted to 5,000 random rows if there are more.
+        row, with the bandwidth that maximises the leave-one-out likelihood, at most 2.56 units of
+        `metric`. ``"mixture"``: a Gaussian mixture by EM. ``"gaussian"``: one Gaussian, whose
+        covariance is shrunk. Kernels and mixtures are fitted to 5,000 random rows if there are
+        more.
     n_components : int or "auto", default="auto"
-        Components of a mixture. ``"auto"`` is one for every hundred rows, at most 40, or fewer if a
-        step of EM would take more than 4e8 products.
+        Number of components of a mixture. ``"auto"`` is one for every hundred rows, at most 40, or
+        fewer if a step of EM would take more than 4e8 products.
     regularisation : float in [0, 1), default=1e-3
-        Least variance of a component of a mixture, relative to that of its column. 0.1 makes a
-        mixture smooth, and similar to a kernel density with few kernels; below 0.01 covariances
-        also have the prior of :meth:`skebm.distributions.GaussianMixture.fit`.
+        Minimum variance of a component of a mixture, relative to that of its column. A value of 0.1
+        makes a mixture smooth, and similar to a kernel density with few kernels; below 0.01,
+        covariances also have the prior of :meth:`skebm.distributions.GaussianMixture.fit`.
     metric : {"standard", "range", "log"}, default="standard"
         Unit in which the bandwidth of ``"kernel"`` is the same for all columns: the standard
         deviation of a column, or its range over :math:`\sqrt{12}`, which is the standard deviation
         if values are uniform in that range. ``"log"``: kernels are in signed logarithms of the
         columns, linear within their interquartile range (:class:`~skebm.distributions.SignedLog`).
     n_neighbors : int or None, default=None
-        The bandwidth of a row's ``"kernel"`` is in proportion to the distance to this nearest
-        other row. None: all bandwidths are equal.
+        With ``"kernel"``, the bandwidth at a row is proportional to the distance to its
+        `n_neighbors`-th nearest other row. None: all bandwidths are equal.
     random_state : int, RandomState instance or None, default=None
 
     Attributes
@@ -260,12 +261,12 @@ class TractableDensity(DensityMixin, BaseEstimator):
     ) -> np.ndarray:
         r"""Draw independent rows from the model, :math:`p(x)^{1/T}` normalised.
 
-        Draws are exact at temperature 1, and at any other of a normal distribution, whose
-        covariance is then multiplied by T. Of the other distributions proposals come from their
-        components at T, by which :math:`p(x)^{1/T}` is bounded, and draws are exact if at least
-        one in 200 is accepted. Otherwise, and above 1 with ``metric="log"``, which has no such
-        bound, proposals are resampled by their importance weights, with a warning: rows may then
-        be repeated, and are approximate.
+        Draws are exact at temperature 1. For a normal distribution, whose covariance is then
+        multiplied by T, they are exact at all other temperatures as well. For the other
+        distributions, proposals come from their components at T, which give a bound on
+        :math:`p(x)^{1/T}`, and draws are exact if at least one in 200 is accepted. Otherwise, and
+        above 1 with ``metric="log"``, which has no such bound, proposals are resampled by their
+        importance weights, with a warning: rows may then be repeated, and are approximate.
 
         Parameters
         ----------
@@ -324,8 +325,8 @@ def accepted_or_resampled(
     Parameters
     ----------
     propose : callable
-        From a number of proposals to their rows and the log of the ratios of the density to the
-        proposals, at most 0.
+        Maps a number of proposals to their rows and to the log ratios of the density to the
+        proposals, which are at most 0.
     n_samples : int
     random : RandomState
     """

@@ -33,7 +33,7 @@ class ChainDisplay:
     acceptance : ndarray of shape (n_draws,)
         Mean acceptance rate of the steps of each draw.
     columns : ndarray of shape (n_draws, n_chains, n_columns)
-        The columns of the smallest effective sample size, slowest first.
+        The columns with the smallest effective sample sizes, slowest first.
     column_names : list of str
         Their names.
     ess, r_hat : ndarray of shape (n_columns,)

@@ -138,8 +138,8 @@ class EnergyDisplay:
         columns : pair of int or str, or None, default=None
             Numbers or names of the columns to draw; None if there are two.
         n_samples : int, default=0
-            Samples to draw, by the model's ``sample``. With more than two columns they are drawn
-            given the fixed ones, by the ``impute`` of an estimator of skebm.
+            Number of samples to draw, by the model's ``sample``. With more than two columns, an
+            estimator of skebm draws them given the fixed columns, by ``impute``.
         response : {"energy", "log_density"}, default="energy"
             The energy of an estimator of skebm needs no log Z; that of others is minus
             ``score_samples``. ``"log_density"`` is ``score_samples``.
@@ -149,8 +149,9 @@ class EnergyDisplay:
             Lowest and highest value of both columns. None is the range of X, else of the samples,
             with a margin.
         given : array-like of shape (n_features,) or None, default=None
-            Row of values at which the columns are fixed that are not drawn. None is the (lower)
-            median of each column of X, or the most frequent value of columns that are not numeric.
+            Row with the values at which the columns that are not drawn are fixed. None is the
+            (lower) median of each column of X, or the most frequent value of columns that are not
+            numeric.
         random_state : int, RandomState instance or None, default=None
             Seed of the samples; None draws from NumPy's global generator.
         ax : matplotlib.axes.Axes or None, default=None
@@ -198,9 +199,10 @@ class EnergyDisplay:
         ax : matplotlib.axes.Axes or None, default=None
             None makes a new figure.
         levels : int or array-like, default=12
-            Number of colours, or increasing levels between them. For a number the levels are
-            quantiles of the mean of the area and the probability distribution, so that neither a
-            sharp peak nor high energies take all colours. Grey is where the density is zero.
+            Number of colours, or increasing levels between them. For a number, the levels are
+            quantiles under the average of the uniform distribution over the area and the model's
+            distribution, so that neither a sharp peak nor high energies take up all colours. Grey
+            marks where the density is zero.
 
         Returns
         -------

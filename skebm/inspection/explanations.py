@@ -40,7 +40,7 @@ class ExplanationDisplay:
     explanation : Explanation
         Of at most six rows, as :meth:`skebm.EnergyOutlierDetector.explain` returns it.
     n_features : int, default=8
-        Columns of each row that are drawn at most, the most anomalous ones.
+        Largest number of columns to draw for each row, the most anomalous ones.
     row_names : sequence of str or None, default=None
         Titles of the panels; None counts the rows from 0.
 
@@ -107,7 +107,7 @@ class ExplanationDisplay:
         method : {"imputation", "score"}, default="imputation"
             As in :meth:`skebm.EnergyOutlierDetector.explain`.
         n_features : int, default=8
-            Columns of each row that are drawn at most, the most anomalous ones.
+            Largest number of columns to draw for each row, the most anomalous ones.
 
         Returns
         -------

@@ -46,9 +46,10 @@ SMALL = 8  # points
 class PartitionDisplay:
     """Estimates and bounds of log Z by several methods, a line for each.
 
-    A dot is an estimate, with two standard errors to either side. A hollow dot, of a method without
-    a standard error, is an approximation or a one-sided bound. Brackets are the bounds: dark where
-    they are certain, light where they hold with high probability, dotted where they are heuristic.
+    A dot is an estimate, with two standard errors to either side. A hollow dot is the value of a
+    method without a standard error: an approximation or a one-sided bound. Brackets are the bounds:
+    dark if they are certain, light if they hold with high probability, dotted if they are
+    heuristic.
     Values far from the others are shown as arrows at the edge, labelled with the value. The time in
     seconds is at the right, with an exclamation mark where the method warned.
 

@@ -26,7 +26,7 @@ class Pair(NamedTuple):
     ----------
     real, generated : ndarray of shape (n, d), (n_start + n_frames, d)
     names : list of str
-        Of the columns.
+        Names of the columns.
     """
 
     real: np.ndarray
@@ -36,7 +36,7 @@ class Pair(NamedTuple):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PianoRollDisplay:
-    """A piano roll, and below it how a temporal model goes on after its first frames.
+    """A piano roll, and below it the continuation of its first frames by a temporal model.
 
     Create it with :meth:`from_estimator`, which computes everything; :meth:`plot` only draws, and
     can be called repeatedly. All data are stored as plain arrays.
@@ -46,9 +46,9 @@ class PianoRollDisplay:
     real : ndarray of shape (n, n_notes)
         Frames of the data, 1 where a note sounds.
     generated : ndarray of shape (n_start + n_frames, n_notes)
-        The first of them, and those that the model generated.
+        The first of these frames, followed by those that the model generated.
     n_start : int
-        Frames that both begin with.
+        Number of frames that both begin with.
     note_names : list of str
         Names of the columns.
 
@@ -101,19 +101,19 @@ class PianoRollDisplay:
         estimator : TemporalRBM
             Fitted model of bits.
         X : array-like of shape (n, n_notes)
-            A sequence of at least `n_start` frames, of bits; what is beyond `n_start` + `n_frames`
-            of them is left out.
+            A sequence of at least `n_start` frames of bits; frames beyond the first `n_start` +
+            `n_frames` are left out.
         n_start : int, default=16
-            Frames of X after which the model goes on.
+            Number of frames of X after which the model continues.
         n_frames : int, default=48
-            Frames that it generates.
+            Number of frames that it generates.
         first_pitch : int or None, default=None
-            MIDI number of the first column, 60 for middle C: columns have the names of notes, C4.
-            None has those of the columns.
+            MIDI number of the first column, such as 60 for middle C: columns are then named as
+            notes, such as C4. None keeps the names of the columns.
         random_state : int, RandomState instance or None, default=None
-            As of :meth:`skebm.TemporalRBM.sample`.
+            As in :meth:`skebm.TemporalRBM.sample`.
         n_steps : int, default=50
-            As there.
+            As in :meth:`skebm.TemporalRBM.sample`.
 
         Returns
         -------
@@ -165,11 +165,11 @@ class PianoRollDisplay:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class TrajectoryDisplay:
-    """Real columns of a sequence in time, and how a temporal model goes on after its first frames.
+    """Real columns of a sequence in time, and the continuation of its start by a temporal model.
 
-    Of motion capture it shows whether a generated walk stays a walk: joint angles as curves, one
-    below the other. (A stick figure would need the lengths of the bones, which the columns do not
-    have.)
+    For motion capture, it draws joint angles as curves, one below the other, which show whether a
+    generated walk remains a walk. (A stick figure would need the lengths of the bones, which the
+    columns do not contain.)
 
     Create it with :meth:`from_estimator`, which computes everything; :meth:`plot` only draws, and
     can be called repeatedly. All data are stored as plain arrays.
@@ -179,9 +179,9 @@ class TrajectoryDisplay:
     real : ndarray of shape (n, k)
         Columns of the data that are shown.
     generated : ndarray of shape (n_start + n_frames, k)
-        Their first frames, and those that the model generated.
+        Their first frames, followed by those that the model generated.
     n_start : int
-        Frames that both begin with.
+        Number of frames that both begin with.
     column_names : list of str
         Names of the k columns.
 
@@ -235,19 +235,19 @@ class TrajectoryDisplay:
         estimator : TemporalRBM
             Fitted model.
         X : array-like of shape (n, n_features)
-            A sequence of numbers of at least `n_start` frames; what is beyond `n_start` +
-            `n_frames` of them is left out.
+            A sequence of at least `n_start` frames of numbers; frames beyond the first `n_start` +
+            `n_frames` are left out.
         columns : sequence of int or str, or None, default=None
             Numbers or names of the columns to show; None shows the six that vary most in X
-            relative to what they change by from frame to frame, which are the smoothest ones.
+            relative to their changes from frame to frame, which are the smoothest ones.
         n_start : int, default=16
-            Frames of X after which the model goes on.
+            Number of frames of X after which the model continues.
         n_frames : int, default=300
-            Frames that it generates.
+            Number of frames that it generates.
         random_state : int, RandomState instance or None, default=None
-            As of :meth:`skebm.TemporalRBM.sample`.
+            As in :meth:`skebm.TemporalRBM.sample`.
         n_steps : int, default=50
-            As there.
+            As in :meth:`skebm.TemporalRBM.sample`.
 
         Returns
         -------

@@ -62,7 +62,7 @@ class TrainingDisplay:
     figure_ : matplotlib.figure.Figure or matplotlib.figure.SubFigure
         Figure of the last :meth:`plot`.
     axes_ : dict of str to matplotlib.axes.Axes
-        Its axes, ``"loss"`` and by the names of the other values.
+        Its axes by name: ``"loss"`` and the names of the other values.
 
     See Also
     --------
@@ -70,8 +70,8 @@ class TrainingDisplay:
 
     Notes
     -----
-    Losses are those of the objective. Unless that is minus the log-likelihood, they compare epochs
-    of one fit, not models.
+    Losses are those of the objective. Unless this is minus the log-likelihood, they can be used to
+    compare epochs of one fit, but not to compare models.
 
     Examples
     --------

@@ -65,8 +65,8 @@ def expected_calibration_error(
     y_true : array-like of shape (n_samples,)
         Labels.
     y_prob : array-like of shape (n_samples,) or (n_samples, n_classes)
-        Probabilities of the positive class; or of all classes, of which the largest in each row
-        (the first, in a tie) is compared with the accuracy. These are different errors, also with
+        Probabilities of the positive class; or of all classes, in which case the largest in each
+        row (the first, in a tie) is compared with the accuracy. The two errors differ, even with
         two classes.
     n_bins : int, default=15
         Number of bins, at least 1. Empty bins are left out.
@@ -78,8 +78,8 @@ def expected_calibration_error(
         Whether to subtract the estimated bias. A variance needs two rows, so a bin of one row is
         merged with the next one (the last with the one before).
     labels : array-like of shape (n_classes,) or None, default=None
-        Classes in the order of the columns, as in ``classes_`` of a classifier; for `y_prob` of one
-        column the negative and the positive class. None takes the classes of `y_true`, sorted.
+        Classes in the order of the columns, as in ``classes_`` of a classifier; if `y_prob` has one
+        column, the negative and the positive class. None takes the classes of `y_true`, sorted.
 
     Returns
     -------
@@ -88,8 +88,8 @@ def expected_calibration_error(
 
     Notes
     -----
-    Kumar et al. use :math:`v_b = \bar y_b (1 - \bar y_b) / (n_b - 1)`. This is the same where all
-    rows of a bin have one probability; otherwise it counts the differences between probabilities as
+    Kumar et al. use :math:`v_b = \bar y_b (1 - \bar y_b) / (n_b - 1)`. This is the same if all rows
+    of a bin have the same probability. Otherwise it counts the differences between probabilities as
     noise, subtracts too much, and can hide an error.
 
     References

@@ -47,7 +47,8 @@ def fpr_at_tpr(y_true: Any, y_score: Any, *, tpr: float = 0.95, pos_label: Any =
     are.
 
     Rows with equal scores are on the same side of every threshold, and there is no interpolation
-    between thresholds: the rate is attained by a threshold, and at least the interpolated one.
+    between thresholds: the returned rate is attained by a threshold, and is at least as large as
+    the interpolated one.
 
     Parameters
     ----------
@@ -101,9 +102,9 @@ def roc_auc_bootstrap(
     """Area under the ROC curve, with a standard error by a stratified bootstrap.
 
     The area is an unbiased estimate of the probability that a new positive row scores above a new
-    negative one, ties counting half. The standard error is that of sampling as many rows of each
-    class again; it does not include the variation of the training set. It is approximate, too small
-    with few rows, and zero where the classes are perfectly separated.
+    negative one, ties counting half. The standard error is that of drawing the same numbers of rows
+    of each class again; it does not include the variation of the training set. It is approximate,
+    too small with few rows, and zero if the classes are perfectly separated.
 
     Parameters
     ----------

@@ -23,12 +23,12 @@ def mode_mass_distance(
 
     .. math:: \tfrac12 \sum_k |s_k - m_k| + \tfrac12 u
 
-    with :math:`s_k` the fraction of the samples at mode k, :math:`m_k` its mass, and u the fraction
-    at none. It is 0 where all masses are right; a missed mode adds its mass.
+    where :math:`s_k` is the fraction of the samples at mode k, :math:`m_k` its mass, and u the
+    fraction assigned to no mode. It is 0 if all masses are right; a missed mode adds its mass.
 
     It is biased upward in small samples: for n independent exact draws from K modes of equal mass
-    it is about :math:`\sqrt{(K - 1) / (2 \pi n)}`, such as 0.04 for ten modes and a thousand draws.
-    For dependent draws n is the effective sample size.
+    it is about :math:`\sqrt{(K - 1) / (2 \pi n)}`, for example 0.04 for ten modes and a thousand
+    draws. For dependent draws n is the effective sample size.
 
     Parameters
     ----------
@@ -38,10 +38,10 @@ def mode_mass_distance(
         Locations of the modes, in the units of X.
     masses : array-like of shape (n_modes,) or None, default=None
         Probabilities of the regions nearest to each mode: for well separated modes the mixing
-        weights. Non-negative, with the sum 1. None takes them as equal.
+        weights. They are non-negative and sum to 1. None means equal masses.
     max_distance : float or None, default=None
-        Samples farther than this from every mode are assigned to none, and count as missed mass. In
-        the units of X; None is no limit.
+        Samples farther than this from every mode are assigned to none, and count as missed mass. It
+        is in the units of X; None is no limit.
 
     Returns
     -------
@@ -108,10 +108,10 @@ def fisher_divergence(score: Any, true_score: Any, X: Any) -> FisherDivergence:
     ----------
     score : callable, estimator or array-like of shape (n_samples, n_features)
         Score of the model, the gradient of log q: a function of X, a fitted estimator (with a
-        method ``score_function``, or a Gaussian mixture or kernel density of scikit-learn), or its
-        values at the rows of X.
+        method ``score_function``, or a Gaussian mixture or kernel density of scikit-learn), or the
+        values of the score at the rows of X.
     true_score : callable, estimator or array-like of shape (n_samples, n_features)
-        Score of the true density, the gradient of log p, likewise.
+        Score of the true density, the gradient of log p, in one of the same forms.
     X : array-like of shape (n_samples, n_features)
         Draws from p.
 

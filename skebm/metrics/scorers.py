@@ -25,15 +25,16 @@ from skebm._densities import (
 def log_likelihood_score(estimator: Any, X: Any, y: Any = None) -> float:
     """Mean log p(x), in nats per row, by the estimator's ``score_samples``.
 
-    A strictly proper scoring rule for normalised densities. Where log Z is estimated the score has
-    the error of that estimate, and may be too high for a model whose chains mix badly: see
-    :func:`pessimistic_log_likelihood_score`.
+    This is a strictly proper scoring rule for normalised densities. If log Z is estimated, the
+    score has the error of that estimate, and may be too high for a model whose chains mix badly:
+    see :func:`pessimistic_log_likelihood_score`.
 
     Parameters
     ----------
     estimator : estimator
-        Fitted, with a ``score_samples`` that is log p(x), which that of scikit-learn's BernoulliRBM
-        is not. Outlier detectors of scikit-learn and models with ``partition=None`` are refused.
+        Fitted estimator whose ``score_samples`` is log p(x), which that of scikit-learn's
+        BernoulliRBM is not. Outlier detectors of scikit-learn and models with ``partition=None``
+        are refused.
     X : array-like of shape (n_samples, n_features)
         Held-out rows.
     y : None
@@ -68,14 +69,14 @@ def log_likelihood_score(estimator: Any, X: Any, y: Any = None) -> float:
 def pessimistic_log_likelihood_score(estimator: Any, X: Any, y: Any = None) -> float:
     """Mean log p(x), in nats per row, with the largest credible log Z.
 
-    A lower estimate. Where log Z is exact, or the density is not one of skebm, it equals
-    :func:`log_likelihood_score`; where log Z is estimated, its uncertainty lowers the score, so
+    This is a low estimate. If log Z is exact, or the density is not one of skebm, it equals
+    :func:`log_likelihood_score`; if log Z is estimated, its uncertainty lowers the score, so
     that a search does not favour models that are hard to normalise.
 
     Parameters
     ----------
     estimator : estimator
-        Fitted, with a ``score_samples`` that is log p(x), as for :func:`log_likelihood_score`.
+        Fitted estimator whose ``score_samples`` is log p(x), as for :func:`log_likelihood_score`.
     X : array-like of shape (n_samples, n_features)
         Held-out rows.
     y : None
@@ -111,15 +112,16 @@ def hyvarinen_score(estimator: Any, X: Any, y: Any = None) -> float:
     .. math:: -\frac1n \sum_i \Bigl( \Delta \log p(x_i)
         + \tfrac12 \bigl\| \nabla \log p(x_i) \bigr\|^2 \Bigr)
 
-    Up to a constant of the data it is minus the Fisher divergence from the true density. It is
-    insensitive to the masses of well separated modes, and depends on the units of the columns: a
-    column of small standard deviation outweighs the others, so standardise them.
+    Up to a constant that depends on the true density only, it is minus the Fisher divergence from
+    the true density. It is insensitive to the masses of well separated modes, and depends on the
+    units of the columns: a column of small standard deviation outweighs the others, so standardise
+    them.
 
     Parameters
     ----------
     estimator : estimator
-        Fitted, with known first and second derivatives of log p, such as a Gaussian mixture or a
-        Gaussian kernel density of scikit-learn.
+        Fitted estimator with known first and second derivatives of log p, such as a Gaussian
+        mixture or a Gaussian kernel density of scikit-learn.
     X : array-like of shape (n_samples, n_features)
         Held-out rows.
     y : None
@@ -151,14 +153,15 @@ def hyvarinen_score(estimator: Any, X: Any, y: Any = None) -> float:
 def pseudo_log_likelihood_score(estimator: Any, X: Any, y: Any = None) -> float:
     """Mean pseudo-log-likelihood, in nats per row: a proper rule for discrete rows without log Z.
 
-    The sum over columns of log p(x_j given all others). It is neither a lower nor an upper bound of
-    log p(x), and like the Hyvärinen score insensitive to the masses of well separated modes.
+    It is the sum over columns of log p(x_j given all others). This is neither a lower nor an upper
+    bound of log p(x), and like the Hyvärinen score it is insensitive to the masses of well
+    separated modes.
 
     Parameters
     ----------
     estimator : estimator
-        Fitted, with a method ``pseudo_likelihood`` that gives a value for each row; or a pipeline
-        that ends in one.
+        Fitted estimator with a method ``pseudo_likelihood`` that returns a value for each row, or a
+        pipeline that ends in one.
     X : array-like of shape (n_samples, n_features)
         Held-out rows.
     y : None

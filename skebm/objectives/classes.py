@@ -28,9 +28,10 @@ class ClassLikelihood(ClassObjective):
     .. math:: L = -\mathbb E \log p(y \mid x) - \lambda\, \mathbb E \log p(x)
 
     The first term and its gradient are exact; the gradient of the second is that of contrastive
-    divergence, with the bias of its chains. With :math:`\lambda = 0` training is discriminative and
-    no chains are run; with 1 the loss of labelled rows is :math:`-\log p(x, y)`, generative
-    training; in between it is a hybrid [1]_: with :math:`\lambda = \alpha / (1 + \alpha)` it is
+    divergence, with the bias of its chains. With :math:`\lambda = 0` training is discriminative,
+    and no chains are run. With :math:`\lambda = 1` the loss of labelled rows is
+    :math:`-\log p(x, y)`, that is, training is generative. Values in between give a hybrid [1]_:
+    with :math:`\lambda = \alpha / (1 + \alpha)` the loss is
     :math:`-\log p(y \mid x) - \alpha \log p(x, y)` divided by :math:`1 + \alpha`. Rows with target
     -1 are unlabelled and contribute to the second term alone.
 
@@ -45,7 +46,7 @@ class ClassLikelihood(ClassObjective):
         Weights of the classes in the cross-entropy.
     centering : Centering or None, default=None
     penalty : Penalty or None, default=None
-        On the weights of rows and classes, without a target of sparsity.
+        Penalty on the weights of rows and classes, without a sparsity target.
 
     References
     ----------
@@ -98,7 +99,7 @@ class ClassLikelihood(ClassObjective):
     # ---------------------------------------------------------------- the loss
 
     def start(self, batch: Batch, generator: torch.Generator) -> Any:
-        """Chains, where there are any, and offsets."""
+        """Initialise the offsets and, if chains are run, the chains."""
         if self.generative_weight:
             return self.generative.start(batch, generator)
         with torch.no_grad():

@@ -156,10 +156,10 @@ class ConditionalDivergence(Objective):
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
-        """Check for non-finite values, then by `skebm.base.objective.why_diverged`.
+        """Check for non-finite values, then apply `skebm.base.objective.why_diverged`.
 
-        With the change of energies that a step may make in proportion to the number of columns,
-        as it is for bits: the precisions of all real columns grow at once.
+        For real columns, the change of energies that a step may make is proportional to their
+        number, as it is for bits, because the precisions of all of them grow at once.
         """
         domain = self.energy.target_domain
         reason = super().diverged(logs, before, n_rows)
@@ -180,8 +180,9 @@ def conditional_gains(
 ) -> Tensor:
     """log p(y given x) - log q(y) of rows, (n,) in float64, for comparisons of models.
 
-    Direction: annealing forward from the base gives a log Z that is low on average, backward from
-    y one that is high where y is a draw of the model; the larger one of the two counts.
+    Direction: annealing forward from the base gives a log Z that is low on average; annealing
+    backward from y gives one that is high on average if y is a draw of the model. The larger of
+    the two is used.
     """
     x, y = energy.split(rows)
     given = energy.given(x).of_chains(n_chains)
@@ -199,7 +200,7 @@ def conditional_gains(
 
 
 def log_mean(log_weight: Tensor, n_chains: int) -> Tensor:
-    """log of the mean over the chains of each row, (n,), of those of all, (n_chains n,)."""
+    """Log of the mean weight over the chains of each row, (n,), from log weights (n_chains n,)."""
     return log_weight.view(n_chains, -1).logsumexp(0) - math.log(n_chains)
 
 
@@ -207,10 +208,10 @@ def log_mean(log_weight: Tensor, n_chains: int) -> Tensor:
 def annealed_log_z(
     given: GivenEnergy, n_betas: int, uniforms: Uniforms, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    r"""Annealed importance sampling of the normaliser of each row x, a chain for each.
+    r"""Annealed importance sampling of the normaliser of each row x, with one chain per row.
 
-    The path is :math:`q(y)^{1 - \beta} e^{-\beta E(y, h)}` with evenly spaced :math:`\beta`, and
-    block Gibbs sampling on it.
+    The path is :math:`q(y)^{1 - \beta} e^{-\beta E(y, h)}` with evenly spaced :math:`\beta`; block
+    Gibbs sampling moves the chains along it.
 
     Direction: in forward annealing, exp(value) has the mean Z(x), so that values are low on
     average. In backward annealing from `starts` that are draws of p(y given x), exp(-value) has the
@@ -220,13 +221,13 @@ def annealed_log_z(
     Parameters
     ----------
     given : GivenEnergy
-        With a row x for each chain (N of them).
+        Energy of y given a row x for each of N chains.
     n_betas : int
         Number of steps between base and model.
     uniforms : callable
-        ``uniforms()`` returns the uniform numbers of a step, (N, H + dy): of h, then of y.
+        ``uniforms()`` returns the uniform numbers of a step, (N, H + dy): for h, then for y.
     starts : Tensor of shape (N, dy) or None, default=None
-        Where backward annealing starts. None: forward, from the base.
+        Rows at which backward annealing starts. With None, annealing is forward, from the base.
 
     Returns
     -------
@@ -258,7 +259,7 @@ def annealed_log_z(
 
 
 def drawn(conditional: Conditional, u: Tensor) -> Tensor:
-    """A draw by uniform numbers u of the shape of the layer."""
+    """A draw of a layer, made from uniform numbers u of its shape."""
     if isinstance(conditional, Normal):
         tiny = torch.finfo(u.dtype).eps / 2
         return conditional.mean + conditional.scale * torch.special.ndtri(u.clamp(tiny, 1 - tiny))

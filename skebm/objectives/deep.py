@@ -16,10 +16,10 @@ from skebm.samplers import ChainPolicy
 class AssessedDivergence(ContrastiveDivergence):
     r"""Contrastive divergence whose held-out rows are judged by a given function.
 
-    Of a deep Boltzmann machine the rows are (x, h2, h4, ...), of which x alone is known. Where the
-    hidden entries are their means by mean field, the gradient is that of the variational bound of
-    log p(x), with the expectation under the model from chains; what held-out rows say is a bound as
-    well, which only the function knows.
+    For a deep Boltzmann machine, the rows are (x, h2, h4, ...), of which only x is observed. If the
+    hidden entries are set to their mean-field means, the gradient is that of the variational bound
+    on log p(x), with the expectation under the model estimated from chains. The value for held-out
+    rows is then a bound as well, which only `assess` can compute.
 
     Parameters
     ----------
@@ -27,10 +27,10 @@ class AssessedDivergence(ContrastiveDivergence):
     sampler : Sampler
     chains : ChainPolicy
     assess : callable
-        ``assess(energy, x, weight, generator)`` has the mean log-likelihood ratio of rows to the
-        base as ``gain``, in nats.
+        ``assess(energy, x, weight, generator)`` returns an object whose ``gain`` is the mean
+        log-likelihood ratio of the rows to the base, in nats.
     **options
-        Those of :class:`ContrastiveDivergence`.
+        Further arguments of :class:`ContrastiveDivergence`.
 
     References
     ----------
@@ -66,6 +66,6 @@ class AssessedDivergence(ContrastiveDivergence):
 
     @torch.no_grad()
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
-        """Minus the mean log-likelihood ratio of rows to the base, as the function estimates it."""
+        """Minus the mean log-likelihood ratio of rows to the base, as `assess` estimates it."""
         found = self.assess(self.energy, batch.x, batch.weight, generator)
         return batch.x.new_tensor(-found.gain)

@@ -49,8 +49,8 @@ class View(NamedTuple):
 class ClassObjective(Objective):
     """Cross-entropy plus `generative_weight` times the negative log-likelihood of the rows.
 
-    What all of these objectives monitor and keep. Rows with target -1 are unlabelled and contribute
-    to p(x) alone, as do all rows of a batch without targets.
+    This base class holds what all such objectives monitor and store. Rows with target -1 are
+    unlabelled and contribute to p(x) alone, as do all rows of a batch without targets.
 
     Attributes
     ----------
@@ -99,7 +99,7 @@ class ClassObjective(Objective):
 
     @property
     def clean_monitor(self) -> Any:
-        """That of the likelihood."""
+        """The ``clean_monitor`` of the likelihood."""
         return self.generative.clean_monitor
 
     @clean_monitor.setter
@@ -153,7 +153,7 @@ class ClassObjective(Objective):
     ) -> str | None:
         """Apply the criteria of contrastive divergence; check a plain classifier for finite values.
 
-        A decrease in log p(x) that a weighted increase in log p(y | x) compensates does not count.
+        A decrease in log p(x) does not count if a weighted increase in log p(y | x) compensates it.
         """
         if not self.generative_weight:
             return super().diverged(logs, before, n_rows)

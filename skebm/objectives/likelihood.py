@@ -35,7 +35,7 @@ def packed_offsets(state: LikelihoodState | None) -> dict[str, Tensor | None]:
 def unpacked_offsets(
     packed: dict[str, Tensor | None], centering: Centering | None
 ) -> LikelihoodState | None:
-    """The inverse; None, to start anew, if there are no offsets or no centring."""
+    """Inverse of `packed_offsets`; None, to start anew, without offsets or centring."""
     mu, lam = packed["visible_offset"], packed["hidden_offset"]
     if mu is None or lam is None or centering is None:
         return None
@@ -157,7 +157,7 @@ class ExactLikelihood(Objective):
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
-        """Check for non-finite values, then by `skebm.base.objective.why_diverged`."""
+        """Check for non-finite values, then apply `skebm.base.objective.why_diverged`."""
         reason = super().diverged(logs, before, n_rows)
         return reason or why_diverged(logs, before, n_rows, self.energy.domain)
 
@@ -167,14 +167,14 @@ class EnumeratedLikelihood(Objective):
 
     .. math:: \mathbb E_{data}\, E(x) + \log \sum_{x'} e^{-E(x')}
 
-    Value and gradient are exact; the sum is over states in blocks, in the precision of the energy,
-    or over those of the hidden layer where an energy has one and it is cheaper. Convex in
-    parameters in which the energy is linear.
+    Value and gradient are exact. The sum runs over blocks of states, in the precision of the
+    energy; if the energy has a hidden layer with fewer states, it runs over these. The objective is
+    convex in parameters in which the energy is linear.
 
     Parameters
     ----------
     energy : Energy
-        On bits, one-hot columns, or both, with few enough states.
+        Energy on bits, one-hot columns, or both, with few enough states.
     l1, l2 : float, default=0
         Penalties :math:`\lambda_1 \sum |w| + \lambda_2 \sum w^2 / 2` on ``energy.weight``.
 
@@ -241,7 +241,7 @@ class EnumeratedLikelihood(Objective):
         )
 
     def gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
-        """Write the gradient, of which each block of states has its share, and return the loss."""
+        """Write the gradient, accumulated over blocks of states, and return the loss."""
         trained, log_z, share = self.cleared(), self._log_z(), share_of(batch).sum()
         with torch.enable_grad():
             value = self._data_term(batch) + penalty_of(self.energy, self.l1, self.l2)

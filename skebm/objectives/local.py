@@ -42,8 +42,8 @@ def pseudo_log_likelihood(energy: Energy, x: Tensor) -> Tensor:
         = -\sum_i \log \sum_k \exp\bigl(E(x) - E(x^{(i \to k)})\bigr)
 
     where :math:`x^{(i \to k)}` is x with column i set to level k (0 or 1 for a bit). It is neither
-    a lower nor an upper bound of log p(x). It takes one evaluation of the energy for each other
-    level of each column, d for d bits, unless the energy has a cheaper formula.
+    a lower nor an upper bound on log p(x). The computation takes one evaluation of the energy for
+    each other level of each column (d for d bits), unless the energy has a cheaper formula.
 
     Parameters
     ----------
@@ -95,14 +95,14 @@ class LocalObjective(Objective):
     Parameters
     ----------
     energy : Energy
-        On bits, one-hot columns, or both side by side.
+        Energy on bits, one-hot columns, or both side by side.
     l1, l2 : float, default=0
         Penalties :math:`\lambda_1 \sum |w| + \lambda_2 \sum w^2 / 2` on ``energy.weight``.
 
     Attributes
     ----------
     log_partition_monitor : LogPartitionMonitor or None
-        Measures what monitored rows gain over the base; None leaves it out.
+        Measures the gain of monitored rows over the base; with None it is not measured.
     """
 
     log_partition_monitor: LogPartitionMonitor | None = None
@@ -120,7 +120,7 @@ class LocalObjective(Objective):
     @staticmethod
     @abc.abstractmethod
     def levels(difference: Tensor) -> Tensor:
-        """Terms (n, columns) from energy differences (n, columns, levels), 0 at the present one.
+        """Terms (n, columns) from energy differences (n, columns, levels), 0 at the present level.
 
         The difference is infinite for levels that a column does not have.
         """
@@ -183,7 +183,7 @@ class LocalObjective(Objective):
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
-        """Check for values that are not finite, and a loss that became worse than the uniform's."""
+        """Check for non-finite values, and for a loss worse than that of a uniform distribution."""
         reason = super().diverged(logs, before, n_rows)
         if reason is not None or before is None or n_rows < LEAST_ROWS:
             return reason
@@ -234,10 +234,10 @@ class RatioMatching(LocalObjective):
     .. math:: \mathbb E \sum_i \tfrac12 \sum_k
         \bigl(\mathbf 1[x_i = k] - p(x_i = k \mid x_{-i})\bigr)^2
 
-    For bits this is :math:`\sum_i \sigma(E(x) - E(x^{(i)}))^2`, that of Hyvärinen. The sum over
-    levels is the same measure (a Brier score) for categories. Rows that the model finds impossible
-    weigh at most 1 a column, so that it is robust and, in return, not convex.
-    :class:`LocalObjective` documents the parameters.
+    For bits this is :math:`\sum_i \sigma(E(x) - E(x^{(i)}))^2`, the objective of Hyvärinen. For
+    categories the sum over levels is the same measure, a Brier score. A row contributes at most 1
+    per column, even if the model gives it probability zero, so that the objective is robust and, in
+    return, not convex. :class:`LocalObjective` documents the parameters.
 
     References
     ----------
@@ -299,8 +299,8 @@ class CenteredObjective(Objective):
     Parameters
     ----------
     objective : LocalObjective
-        Of a :class:`~skebm.energies.BernoulliRBM`, or of a :class:`~skebm.energies.MixedRBM` of
-        bits and categories; without penalties of its own.
+        Objective of a :class:`~skebm.energies.BernoulliRBM`, or of a
+        :class:`~skebm.energies.MixedRBM` of bits and categories, without penalties of its own.
     centering : Centering or None, default=None
     penalty : Penalty or None, default=None
         Penalties on weights and hidden units, l1 included in the gradient.
@@ -338,7 +338,7 @@ class CenteredObjective(Objective):
         self._gradient = energy.contrast_gradient(centering, penalty)
 
     def work(self, n_rows: int) -> float:
-        """Multiplications of a step, which takes every column of every row in turn."""
+        """Multiplications of a step, which visits every column of every row in turn."""
         return super().work(n_rows) * self.energy.domain.n_columns
 
     def start(self, batch: Batch, generator: torch.Generator) -> LikelihoodState:
@@ -397,7 +397,10 @@ class CenteredObjective(Objective):
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
-        """By the objective, and by a weight above 100, which no finite data set supports."""
+        """Apply the objective's checks, and check for a weight above 100.
+
+        No finite data set supports such a weight.
+        """
         reason = self.objective.diverged(logs, before, n_rows)
         usual = max(LARGEST_WEIGHT, (before or {}).get("largest_weight", 0.0))
         if reason is None and logs.get("largest_weight", 0.0) > usual:

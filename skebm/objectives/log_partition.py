@@ -43,8 +43,8 @@ class LogPartitionMonitor:
     def log_partition(self, energy: Energy, chains: Tensor | None) -> tuple[Tensor, float]:
         """log Z relative to the base, and its standard error, by bridge sampling with the chains.
 
-        Consistent if the chains are distributed as the model. Without chains it is importance
-        sampling from the base, which is low on average.
+        The estimate is consistent if the chains are distributed as the model. Without chains it is
+        that of importance sampling from the base, which is low on average.
         """
         like = next(energy.parameters())
         draws = self.draws(like)
@@ -59,7 +59,7 @@ class LogPartitionMonitor:
     def gains(self, energy: Energy, x: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
         """Mean log-likelihood ratio of rows to the base, and its error, without chains.
 
-        High on average, as log Z is low.
+        The ratio is high on average, because the estimate of log Z is low.
         """
         draws = self.draws(x)
         f = energy.correction(torch.cat([x, draws]))

@@ -32,7 +32,7 @@ class Bridges(NamedTuple):
     loss : Tensor of shape (n,)
         Mean loss over the bridges.
     right : Tensor of shape (K, n)
-        Accuracy of each bridge on the waymarks at both of its ends made from the row.
+        Accuracy of each bridge on the two waymarks at its ends that were made from the row.
     """
 
     loss: Tensor
@@ -53,12 +53,12 @@ class NoiseContrastive(Rowwise):
     minimised by the energy of the data density, with c its log Z [1]_. As :math:`\nu` grows, the
     gradient approaches that of the likelihood.
 
-    ``form="ranking"`` selects the row among all draws of the batch, where c cancels [2]_:
+    ``form="ranking"`` selects the row among all draws of the batch, so that c cancels [2]_:
 
     .. math:: J = -\mathbb E_{data} \log
         \frac{e^{r(x)}}{e^{r(x)} + \sum_{j=1}^{m} e^{r(x'_j)}} , \qquad x'_j \sim q
 
-    Both have an expected gradient of zero at the data density.
+    Both forms have an expected gradient of zero at the data density.
 
     If the noise is far from the data, all rows and draws are classified correctly, and little is
     learned. If the energy's network is a :class:`skebm.energies.Telescope`, rows and draws are
@@ -253,8 +253,8 @@ class NoiseContrastive(Rowwise):
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
         """Loss, balanced accuracy, and mean log-likelihood ratio of the model to the noise.
 
-        For a telescope, the accuracy of its best bridge and no likelihood ratio: no draw of the
-        noise is near the model.
+        For a telescope, the accuracy is that of its best bridge, and there is no likelihood ratio,
+        because no draw of the noise is near the model.
         """
         with sampling(self.energy):
             x, other = self._pair(batch.x, generator)

@@ -34,7 +34,7 @@ class Rowwise(Objective, abc.ABC):
         Whether row i of the data is centre i of a kernel density base and is left out when the
         base is evaluated at or near that row, as its own kernel does not reflect new rows.
     log_partition_monitor : LogPartitionMonitor or None
-        Measures what monitored rows gain over the base; None leaves it out.
+        Measures the gain of monitored rows over the base; with None it is not measured.
     """
 
     passes: int = 6
@@ -60,7 +60,7 @@ class Rowwise(Objective, abc.ABC):
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
         """Mean loss, and log-likelihood ratio to the base where that is measured.
 
-        In eval mode, so that spectral norms are not updated.
+        They are computed in eval mode, so that spectral norms are not updated.
         """
         with sampling(self):
             value = self.rowwise(batch.x, generator, self._left_out(batch))
@@ -113,7 +113,7 @@ class HyvarinenScore(Rowwise, abc.ABC):
     which is, up to a constant, half the expected
     :math:`\sum_i h_i (\partial_i \log p - \partial_i \log p_{data})^2`, for weights h that vanish
     at the bounds: h = 1 in unbounded columns [1]_ and
-    :math:`h_i(x) = \min(x_i - lower, upper - x_i, 1)` in bounded ones ([2]_ has
+    :math:`h_i(x) = \min(x_i - lower, upper - x_i, 1)` in bounded ones ([2]_ uses
     :math:`h_i = x_i^2` on non-negative rows, [3]_ the truncated weight).
     """
 
@@ -157,10 +157,10 @@ class ExactScoreMatching(HyvarinenScore):
 
     .. math:: J(\theta) = \mathbb E_{data} \bigl[\tfrac12 |\nabla E(x)|^2 - \Delta E(x)\bigr]
 
-    and with weights that vanish at the bounds of bounded columns (:class:`HyvarinenScore`). The
-    mean over a batch is an unbiased estimate of J. On data with ties J is unbounded below, as it
-    falls without limit as the density concentrates on a repeated row; `jitter` adds noise to
-    prevent this. The second derivatives cost about d / 3 times as much as the gradient.
+    Bounded columns have weights that vanish at their bounds (:class:`HyvarinenScore`). The mean
+    over a batch is an unbiased estimate of J. On data with ties J is unbounded below: it falls
+    without limit as the density concentrates on a repeated row. `jitter` adds noise to prevent
+    this. The second derivatives cost about d / 3 times as much as the gradient.
 
     Parameters
     ----------

@@ -45,10 +45,11 @@ class TemporalDivergence(Objective):
     .. math:: -\nabla \log p(x_t \mid x_{<t}) = \nabla F(x_t \mid x_{<t})
         - \mathbb E_{p(x \mid x_{<t})} \nabla F(x \mid x_{<t})
 
-    Each frame has its own negative phase, with its past clamped: chains of a few Gibbs steps that
-    start at the frame itself (CD), or where they ended at the last visit of the frame (PCD). The
-    biases that depend on the past are functions of the weights, through which autograd goes: back
-    through time where units are recurrent, over the context of a window at most.
+    Each frame has its own negative phase, with its past clamped: chains take a few Gibbs steps from
+    the frame itself (CD), or from where they ended when the frame was last visited (PCD). The
+    biases that depend on the past are functions of the weights, and autograd differentiates through
+    them. With recurrent units this is backpropagation through time, over at most the context of a
+    window.
 
     Parameters
     ----------
@@ -58,9 +59,9 @@ class TemporalDivergence(Objective):
     n_steps : int
         Gibbs steps of the chains.
     n_targets : int
-        Frames at the end of each window that are trained on.
+        Number of frames at the end of each window that are trained on.
     n_windows : int
-        Number of windows, of which chains persist.
+        Number of windows whose chains persist.
 
     References
     ----------
@@ -101,7 +102,7 @@ class TemporalDivergence(Objective):
         return TemporalState(batch.x.new_full(size, torch.nan))
 
     def forward(self, batch: Batch, state: TemporalState, generator: torch.Generator) -> Loss:
-        """Mean over the frames of minus log p, or of what has its gradient."""
+        """Mean over the frames of minus log p, or of an energy difference in its place."""
         targets = self.energy.of_windows(batch.x, self.n_targets)
         given = RowwiseRBM(self.energy.rbm, targets.biases)
         if self.rule == "exact":
@@ -113,7 +114,7 @@ class TemporalDivergence(Objective):
         return Loss((value if weight is None else weight * value).mean(), state)
 
     def gradients(self, batch: Batch, state: TemporalState, generator: torch.Generator) -> Loss:
-        """Write ``.grad``: by hand where biases are linear in the weights, else by autograd."""
+        """Write ``.grad``: by hand if biases are linear in the weights, otherwise by autograd."""
         energy = self.energy
         if self.rule == "exact" or energy.recurrent or len(energy.rbm.real_columns):
             return super().gradients(batch, state, generator)
@@ -197,14 +198,14 @@ class TemporalDivergence(Objective):
 
     @torch.no_grad()
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
-        """Minus the mean log p of frames given their past; by annealing it is low on average."""
+        """Minus the mean log p of frames given their past; if log Z is annealed, low on average."""
         targets = self.energy.of_windows(batch.x, self.n_targets)
         found = log_prob(self.energy, targets, generator)
         return -weighted_mean(found, weight_of(batch, targets.there)).to(batch.x.dtype)
 
     @property
     def undivided(self) -> str | None:
-        """Persistent chains belong to the windows, which each process sees in part."""
+        """A reason if chains persist: they belong to windows, and a process has some of these."""
         return 'rule="pcd" keeps a chain for each window' if self.rule == "pcd" else None
 
     def snapshot(self, state: TemporalState) -> TemporalState:
@@ -216,7 +217,7 @@ class TemporalDivergence(Objective):
         return {} if state is None else {"pool": state.pool}
 
     def unpack(self, packed: dict[str, Tensor | None]) -> TemporalState | None:
-        """Rebuild the state; None, to start anew, where the windows are others."""
+        """Rebuild the state; None, to start anew, if it does not fit the windows."""
         pool = packed.get("pool")
         size = self.n_windows, self.n_targets, self.energy.domain.n_columns
         if (pool is None) == (self.rule == "pcd") or (pool is not None and pool.shape != size):
@@ -231,15 +232,15 @@ class LabelDivergence(TemporalDivergence):
         - \lambda\, \mathbb E \log p(x_t \mid x_{<t}, y_{<t})
 
     The first term and its gradient are exact and need no chains. The gradient of the second is that
-    of :class:`TemporalDivergence`. With :math:`\lambda = 1` both together are the likelihood of
-    frames and labels, with 0 learning is discriminative.
+    of :class:`TemporalDivergence`. With :math:`\lambda = 1` their sum is the negative
+    log-likelihood of frames and labels; with 0 learning is discriminative.
 
     Parameters
     ----------
     energy : TemporalEnergy
-        Of frames whose last block of columns is the label, one-hot.
+        Energy of frames whose last block of columns is the one-hot label.
     n_labels, label_order : int
-        Number of labels, and of labels before on which a frame depends.
+        Number of labels, and number of earlier labels on which a frame depends.
     generative_weight : float
         :math:`\lambda`, from 0 to 1.
     rule, n_steps, n_targets, n_windows
@@ -248,7 +249,7 @@ class LabelDivergence(TemporalDivergence):
     References
     ----------
     Larochelle and Bengio (2008), "Classification using discriminative restricted Boltzmann
-    machines", ICML, sections 3 and 4, of rows; here given the past.
+    machines", ICML, sections 3 and 4 (for rows; here given the past).
 
     Examples
     --------
@@ -286,7 +287,7 @@ class LabelDivergence(TemporalDivergence):
         forget_labels(energy, n_labels, label_order)
 
     def forward(self, batch: Batch, state: TemporalState, generator: torch.Generator) -> Loss:
-        """Mean over the frames of the loss, or of what has its gradient."""
+        """Mean loss of the frames, or of a value whose gradient estimates that of the loss."""
         share, parts = self.generative_weight, []
         if share:
             loss = super().forward(batch, state, generator)
@@ -336,8 +337,9 @@ class LabelDivergence(TemporalDivergence):
 
     @torch.no_grad()
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
-        """Cross-entropy given the past, exact; minus the mean log p of frames and labels if all
-        that is learned is their likelihood.
+        """Exact cross-entropy given the past.
+
+        With lambda = 1 it is minus the mean log p of frames and labels.
         """
         if self.generative_weight == 1:
             return super().held_out(batch, state, generator)
@@ -350,17 +352,16 @@ def _first(weight: Tensor | None) -> Tensor | None:
 
 
 def weight_of(batch: Batch, there: Tensor) -> Tensor | None:
-    """Weights of the targets of windows, (m,); those of their windows."""
+    """Weights of the targets of windows, (m,): each target has the weight of its window."""
     return None if batch.weight is None else batch.weight[:, None].expand_as(there)[there]
 
 
 @torch.no_grad()
 def log_prob(energy: TemporalEnergy, targets: Targets, generator: torch.Generator) -> Tensor:
-    """log p of targets given their past, (m,) float64, by short annealing.
+    """log p of targets given their past, (m,) float64, by enumeration or short annealing.
 
-    Exact for few hidden units.
-
-    Direction: exact there; otherwise high on average, as estimates of log Z are low.
+    Direction: exact with few hidden units; otherwise high on average, as estimates of log Z are
+    low.
     """
     with sampling(energy):
         given = RowwiseRBM(energy.rbm, targets.biases)

@@ -77,7 +77,7 @@ def check_seconds(max_seconds: Any) -> None:
 
 
 def fractions(n_betas: int) -> list[float]:
-    """Parts of `n_betas` temperatures that are worth a run of their own, and all of them."""
+    """Fractions of `n_betas` temperatures that are worth a run of their own, and 1 for all."""
     return [fraction for fraction in FRACTIONS if fraction * n_betas >= FEWEST_BETAS] + [1.0]
 
 
@@ -91,8 +91,9 @@ def in_stages(
 ) -> tuple[R, bool]:
     """The result of `run` with growing parts of the temperatures, and whether a limit ended it.
 
-    Until it is `enough`, or the next, which costs `factor` times as much, is not affordable, or
-    would take longer than there is time left for: that is measured by the one before it.
+    It ends when a result is `enough`, when the next run, which costs `factor` times as much, is
+    not `affordable`, or when that run would take longer than the time left, as judged by the run
+    before it.
     """
     fraction, *later = fractions
     began = time.monotonic()
@@ -120,7 +121,8 @@ class Schedule(NamedTuple):
     pilot_betas : list of float
         Inverse temperatures at which the kernel has adapted, increasing.
     settings : list
-        ``aux`` of the kernel's states there, frozen; None for a kernel without, empty for Gibbs.
+        ``aux`` of the kernel's states at these temperatures, frozen; None for a kernel without
+        settings. The list is empty for Gibbs.
     """
 
     betas: list[float]
@@ -128,9 +130,9 @@ class Schedule(NamedTuple):
     settings: list[Any]
 
     def settings_at(self, beta: float) -> Any:
-        """Settings of the pilot's `beta` at or above this one: rather too small steps than large.
+        """Settings of the pilot's `beta` at or above this one: steps are then rather too small.
 
-        None where the kernel has none.
+        None if the kernel has no settings.
         """
         if not self.settings:
             return None
@@ -150,10 +152,10 @@ def anneal(
     """Anneal rows x (n, ...) along a schedule from the base to the model.
 
     Yields the increments (n,) of the log weights, each with the rows that it belongs to. At each
-    intermediate temperature, after its increment, the kernel moves the rows once. `reverse` goes
-    from the model to the base. Once the deadline has passed, one increment takes the place of those
-    that are left, as in a schedule without their temperatures: the clock does not depend on the
-    rows, so the weights stay unbiased.
+    intermediate temperature, after its increment, the kernel moves the rows once. With `reverse`,
+    annealing goes from the model to the base. Once the deadline has passed, a single increment
+    replaces those that remain, as in a schedule without their temperatures. The clock does not
+    depend on the rows, so the weights remain unbiased.
     """
     betas = schedule.betas[::-1] if reverse else schedule.betas
     for old, new in zip(betas, betas[1:], strict=False):
@@ -194,11 +196,12 @@ def adaptive_schedule(
     optimal for chains that are independent after one step. The autocorrelation adds temperatures
     where the chains mix slowly.
 
-    Two pilot runs, of a tenth of the cost together, anneal draws of the base over ten intervals:
-    the first over even ones, in each of which a kernel with ``adapt=True`` adapts for 20 steps,
-    however short the run; the second over intervals spaced by the variances of the first, in which
-    :math:`\zeta` is estimated by the variance of a sum over consecutive steps. As these estimates
-    are rough, half of the final temperatures are spread evenly.
+    Two pilot runs, which together take a tenth of the cost, anneal draws of the base over ten
+    intervals. In the first run the intervals have equal widths, and a kernel with ``adapt=True``
+    adapts for 20 steps in each of them, however short the run. In the second run they are spaced
+    by the variances of the first, and :math:`\zeta` is estimated in each by the variance of a sum
+    over consecutive steps. As these estimates are rough, half of the final temperatures are spread
+    evenly.
 
     The chains of the pilot runs do not enter the estimate, which is unbiased given the schedule.
 
@@ -215,7 +218,7 @@ def adaptive_schedule(
     Returns
     -------
     Schedule
-        Of `n_betas` temperatures.
+        A schedule of `n_betas` temperatures.
 
     References
     ----------
@@ -330,7 +333,7 @@ class AnnealingPlan(NamedTuple):
         )
 
     def particles(self, n_chains: int) -> Particles:
-        """The rows of a forward run, which weighted are draws of the model."""
+        """The rows of a forward run with log weights, under which they represent the model."""
         x, log_w = self._annealed(self.path.base.sample(n_chains, self.generator))
         return Particles(x, self.path.log_z0 + log_w)
 
@@ -339,7 +342,7 @@ class AnnealingPlan(NamedTuple):
         return self._reversed(self._annealed(x, reverse=True)[1])
 
     def reverse_each(self, starts: Mapping[str, Tensor]) -> dict[str, LogPartition]:
-        """Reverse AIS from each of several starts, of which all rows move together."""
+        """Reverse AIS from each of several starts; the rows of all starts move together."""
         _, log_w = self._annealed(torch.cat(list(starts.values())), reverse=True)
         parts = log_w.split([len(x) for x in starts.values()])
         return {name: self._reversed(part) for name, part in zip(starts, parts, strict=True)}
@@ -382,7 +385,7 @@ class AnnealingPlan(NamedTuple):
 def within_seconds(estimator: Any, run: Callable[[Any, Deadline], LogPartition]) -> LogPartition:
     """The estimate of ``run(estimator, deadline)``, with as many temperatures as there is time for.
 
-    Those of the estimator where it has no `max_seconds`.
+    If the estimator has no `max_seconds`, all of its temperatures are used.
     """
     check_seconds(estimator.max_seconds)
     whole_number("n_betas", estimator.n_betas, 2)
@@ -418,8 +421,8 @@ def annealing_plan(
 ) -> AnnealingPlan:
     """Check the settings and inputs of an estimate, fill in defaults and make the schedule.
 
-    To be called without gradients, the energy in ``eval()`` mode, after ``estimator.check``. Raises
-    `TypeError` or `ValueError` for what cannot be annealed.
+    It is to be called without gradients, with the energy in ``eval()`` mode, after
+    ``estimator.check``. It raises `TypeError` or `ValueError` for what cannot be annealed.
     """
     check_delta(estimator.delta)
     whole_number("n_betas", estimator.n_betas, 2)
@@ -455,7 +458,7 @@ def annealing_plan(
 
 
 def uneven(ess: float, n: int) -> str:
-    """What a small effective sample size of `n` annealing runs means, and what to do."""
+    """Message: what a small effective sample size of `n` annealing runs means, and what to do."""
     return (
         f"The effective sample size of {n} annealing runs is {ess:.2f}: log Z is known to within "
         "several nats at best. Use more n_betas, or a base nearer to the model."
@@ -463,7 +466,7 @@ def uneven(ess: float, n: int) -> str:
 
 
 def limited_by(limits: dict[str, Any], std_error: float) -> str:
-    """That a limit has ended an estimate, with what error, and what to do."""
+    """Message: a limit has ended an estimate, with which error, and what to do."""
     names = ", ".join(f"{name}={value:.3g}" for name, value in limits.items() if value is not None)
     return (
         f"A limit has ended the estimate of log Z at a standard error of {std_error:.2g} nats "
@@ -480,8 +483,8 @@ class AIS(MonteCarloEstimator):
     at least :math:`1 - \delta` (Markov's inequality). There is no upper bound (``nan``): the
     weights do not show a mode that all chains have missed. ``std_error`` is that of the delta
     method, increased by an estimate of the unobserved tail of the weights; it does not account for
-    modes that no chain has come near. Accumulates in float64. Warns where the effective sample size
-    is below five.
+    modes that no chain has come near. Sums are accumulated in float64. A warning is issued if the
+    effective sample size is below five.
 
     Pilot runs of a tenth of the cost place the temperatures closer together where annealing is
     hard, and let a sampler with ``adapt=True`` adapt at each of them. Their chains do not enter the
@@ -492,17 +495,18 @@ class AIS(MonteCarloEstimator):
     n_chains : int, default=100
         Independent annealing runs.
     n_betas : int, default=2000
-        Inverse temperatures of the path. The error decreases faster with these than with
-        `n_chains`.
+        Number of inverse temperatures of the path. The error decreases faster with `n_betas` than
+        with `n_chains`.
     delta : float in (0, 1], default=0.05
         Probability with which the bound may fail.
     verbose : int, default=0
         1 shows a progress bar for what takes over two seconds.
     max_seconds : float or None, default=None
-        Limit on wall-clock time. A sixteenth, a fourth and all of the temperatures (125 at least)
-        are tried in turn, as far as there is time; a run that the end of the time finds unfinished
-        leaves out the rest of its temperatures. The estimate keeps its direction and bound, has a
-        larger error, and is not reproducible, even with the same seed. Warns where it takes effect.
+        Limit on wall-clock time. A sixteenth, a quarter and all of the temperatures (125 at least)
+        are tried in turn, as long as time remains; a run that is unfinished when the time is up
+        skips the rest of its temperatures. The estimate keeps its direction and bound, has a larger
+        error, and is not reproducible, even with the same seed. A warning is issued if the limit
+        takes effect.
 
     References
     ----------
@@ -549,10 +553,10 @@ class AIS(MonteCarloEstimator):
     ) -> LogPartition:
         """Anneal `n_chains` draws of `base`.
 
-        The default base is that of the energy, or uniform, or on unbounded real rows a normal
-        distribution: fitted to `x`, or standard. The default `sampler` is Gibbs for bipartite and
-        pairwise energies, GibbsWithGradients on other discrete rows, and HMC with adaptation on
-        real ones.
+        The default base is that of the energy. Without one it is uniform or, on unbounded real
+        rows, a normal distribution, fitted to `x` if this is given and otherwise standard. The
+        default `sampler` is Gibbs for bipartite and pairwise energies, GibbsWithGradients on other
+        discrete rows, and HMC with adaptation on real ones.
         """
         self.check(energy)
 
@@ -570,8 +574,9 @@ class ReverseAIS(MonteCarloEstimator):
     Direction: from **exact** model samples :math:`1 / \hat Z` is unbiased, so :math:`\log \hat Z`
     is on average above log Z and ``upper`` = :math:`\log \hat Z + \log(1 / \delta)` holds with
     probability at least :math:`1 - \delta` (``bound_kind`` "probabilistic"). From data or training
-    chains it is heuristic and can lie on either side; `exact_samples` says which. There is no lower
-    bound (``nan``). The schedule and ``std_error`` are those of :class:`AIS`.
+    chains the estimate is heuristic and can lie on either side of log Z. `exact_samples` says which
+    of the two cases applies. There is no lower bound (``nan``). The schedule and ``std_error`` are
+    those of :class:`AIS`.
 
     Parameters
     ----------
@@ -628,7 +633,7 @@ class ReverseAIS(MonteCarloEstimator):
         x: Tensor | Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> LogPartition:
-        """Anneal the rows of `x` (n, ...), or of several by name, from the model to the base.
+        """Anneal the rows `x` (n, ...), a tensor or several by name, from the model to the base.
 
         A default normal base is fitted to half of the rows, and the other half is annealed.
         """

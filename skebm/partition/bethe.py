@@ -33,8 +33,8 @@ ROUNDING = 1e-12  # of the bound, relative to the sum of the absolute parameters
 class Bethe(PairwiseEstimator):
     r"""Bethe's approximation of log Z of pairwise binary models, by loopy belief propagation.
 
-    The largest local maximum found of the (negative) Bethe free energy, in which the entropy is
-    that of a model without loops:
+    The estimate is the largest local maximum found of the (negative) Bethe free energy, in which
+    the entropy is that of a model without loops:
 
     .. math::
         \log Z_B = \max_{\mu} \Bigl\{ \langle \theta, \mu \rangle
@@ -46,10 +46,10 @@ class Bethe(PairwiseEstimator):
 
     Direction: where the couplings are **attractive**, that is, all positive once some units are
     flipped to :math:`1 - x_i`, ``lower`` is a **certain lower bound** (``bound_kind`` "exact"),
-    converged or not. Elsewhere the value can lie on either side of log Z, and there is no bound
-    (``nan``, "heuristic"; ``reason`` says why). There is no upper bound. Where the graph has no
-    loops, the value is exact. Elsewhere its error is not a sampling error, so ``std_error`` is
-    ``nan``. Computations are in float64.
+    whether or not the search has converged. Elsewhere the value can lie on either side of log Z,
+    and there is no bound (``nan``, "heuristic"; ``reason`` says why). There is no upper bound. If
+    the graph has no loops, the value is exact. Otherwise its error is not a sampling error, so
+    ``std_error`` is ``nan``. Computations are in float64.
 
     Parameters
     ----------
@@ -59,12 +59,13 @@ class Bethe(PairwiseEstimator):
         Largest number of iterations of belief propagation for each start; L-BFGS gets up to ten
         times as many.
     tol : float, default=1e-3
-        Belief propagation stops when no log-odds changes by more than this. Warns where the 1-norm
-        of the gradient with respect to the log-odds is larger at the maximum.
+        Belief propagation stops when no log-odds changes by more than this. A warning is issued if
+        the 1-norm of the gradient with respect to the log-odds is larger at the maximum.
     n_starts : int, default=3
-        Starts: first messages from probabilities of one half; where the couplings are attractive,
-        from the two states that all couplings favour; then from random probabilities. With weak
-        couplings the maximum is unique; beyond a phase transition there are several.
+        Number of starts. The first messages are computed from probabilities of one half; then, if
+        the couplings are attractive, from the two states that all couplings favour; then from
+        random probabilities. With weak couplings the maximum is unique; beyond a phase transition
+        there are several.
 
     References
     ----------

@@ -42,20 +42,22 @@ class AISBracket(MonteCarloEstimator):
 
     ``value`` and ``std_error`` are those of AIS and ``lower`` its probabilistic bound. ``upper`` is
     the largest credible log Z: the maximum over all informative estimates of the value plus two
-    standard errors. The one of AIS always counts; another one does where its standard error is at
-    most twice the smallest, or its value above that of the most precise one by more than their
-    combined error. (A run of large error and no larger value says nothing of how large log Z is.)
-    Direction: heuristic, because the reverse runs start from rows that are not exact samples.
-    ``parts`` holds every estimate. All runs share one schedule, that of :class:`AIS`, except a
-    forward run from a wider base, uniform or with ten times the standard deviations, which finds
-    modes far from both the base and the rows. Where its value is clearly larger than that of the
-    usual base it is the one returned, with a lower bound that holds with the same probability.
+    standard errors. The estimate of AIS is always included. Another estimate is informative if its
+    standard error is at most twice the smallest, or if its value exceeds that of the most precise
+    estimate by more than their combined error. (A run with a large error and no larger value gives
+    no information on how large log Z may be.) ``parts`` holds every estimate.
 
-    Warns where forward and reverse estimates cross, where the reverse ones depend on their start
-    (the chains have not mixed), and where AIS lies far below the reverse runs or the run from the
-    wider base (it has missed modes). Then no value can be trusted, and the pessimistic end is the
-    one to report. Also where the upper end is more than a nat above the value. The absence of a
-    warning is no proof: a mode that all runs miss has no effect on them.
+    Direction: heuristic, because the reverse runs start from rows that are not exact samples. All
+    runs share one schedule, that of :class:`AIS`, except for a forward run from a wider base
+    (uniform, or with ten times the standard deviations), which finds modes far from both the base
+    and the rows. If the value of this run is clearly larger than that from the usual base, it is
+    the one returned, with a lower bound that holds with the same probability.
+
+    A warning is issued if forward and reverse estimates cross, if the reverse ones depend on their
+    start (the chains have not mixed), or if AIS lies far below the reverse runs or the run from the
+    wider base (it has missed modes). In these cases no value can be trusted, and the pessimistic
+    end is the one to report. A warning is also issued if the upper end is more than a nat above the
+    value. The absence of a warning is no proof: a mode that all runs miss has no effect on them.
 
     Parameters
     ----------
@@ -64,20 +66,22 @@ class AISBracket(MonteCarloEstimator):
     n_betas : int, default=2000
         Inverse temperatures of the path.
     n_steps : int, default=1000
-        Sampler steps from the rows of `x` to a further reverse start; 0 leaves it out.
+        Number of sampler steps that lead from the rows of `x` to an additional reverse start; with
+        0 there is no such start.
     delta : float in (0, 1], default=0.05
         Probability with which the lower bound may fail.
     tol : float or None, default=0.05
-        Standard error, in nats, at which a sixteenth, or a fourth, of `n_betas` and `n_steps` is
-        enough, where forward and reverse values are within four times as much of each other. None
-        uses all of them. Fewer than 125 temperatures are not tried.
+        Standard error, in nats, at which a sixteenth or a quarter of `n_betas` and `n_steps` is
+        enough, provided that forward and reverse values differ by at most four times as much. None
+        uses all of them. Fewer than 125 temperatures are never tried.
     verbose : int, default=0
         1 shows a progress bar for each run that takes over two seconds.
     max_evaluations : float or None, default=None
-        Most rows at which energies are computed by one of the steps above (a sixteenth, a fourth
-        or all of the temperatures), pilot runs apart. A step that would take more is left out, and
-        the estimate is that of the step before it, with its larger error; the first is always
-        taken. Warns where the standard error is above four times `tol`.
+        Largest number of rows at which one of the attempts above (with a sixteenth, a quarter or
+        all of the temperatures) computes energies, not counting pilot runs. An attempt that would
+        need more is skipped, and the estimate is that of the attempt before it, with its larger
+        error; the first attempt is always made. A warning is issued if the standard error is then
+        above four times `tol`.
     max_seconds : float or None, default=None
         Limit on wall-clock time, as in :class:`AIS`; with it the estimate is not reproducible.
 
@@ -225,7 +229,7 @@ class Runs(NamedTuple):
     n_evaluations: int = 0
 
     def agree(self, tol: float) -> bool:
-        """Whether errors are at most `tol`, and differences no larger than they explain."""
+        """Whether errors are at most `tol`, and values differ by at most four times as much."""
         both = [self.forward, *self.reverse.values()]
         values = [one.value for one in both]
         if self.wide is not None and _exceeds(self.wide, _most_precise(both)):
@@ -249,7 +253,7 @@ class Runs(NamedTuple):
         return forward._replace(upper=upper, bound_kind="heuristic", parts=parts, reason="")
 
     def messages(self, n_chains: int) -> list[str]:
-        """What is wrong where estimates cross, disagree or depend on the start, beyond errors."""
+        """Messages on estimates that cross, disagree or depend on the start beyond their errors."""
         forward, wide, reverse, found = self.forward, self.wide, self.reverse, []
         by_value = sorted(reverse, key=lambda name: reverse[name].value)
         low, high = reverse[by_value[0]], reverse[by_value[-1]]

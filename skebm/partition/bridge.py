@@ -42,26 +42,26 @@ class BridgeSampling(MonteCarloEstimator):
     bounded, so that tails are harmless, and less overlap of q with the model is needed than for
     importance sampling.
 
-    Direction: consistent, and neither a lower nor an upper bound (both ``nan``), because the draws
-    of the model come from chains. Modes that all chains have missed are missing from log Z; chains
-    that have not moved away from their starts make it wrong on either side. ``std_error`` is the
-    asymptotic one for independent draws from both distributions: it is valid if the chains have
-    converged. ``ess`` is the smaller of the effective sample sizes of the two means, from 1 to the
-    number of draws.
+    Direction: the estimate is consistent, and is neither a lower nor an upper bound (both ``nan``),
+    because the draws of the model come from chains. Modes that all chains have missed are missing
+    from log Z; chains that have not moved away from their starts can make it wrong in either
+    direction. ``std_error`` is the asymptotic one for independent draws from both distributions: it
+    is valid if the chains have converged. ``ess`` is the smaller of the effective sample sizes of
+    the two means, from 1 to the number of draws.
 
-    Warns where the two distributions hardly overlap.
+    A warning is issued if the two distributions hardly overlap.
 
     Parameters
     ----------
     n_samples : int, default=1000
-        Draws from each distribution, 2 or more; of the model, the last states of as many chains.
-        Where the base is fitted to draws of the model, half of these are used for the fit and the
-        other half for the bridge.
+        Number of draws from each distribution, 2 or more. The draws of the model are the last
+        states of as many chains. If the base is fitted to draws of the model, half of these are
+        used for the fit and the other half for the bridge.
     n_steps : int, default=200
         Sampler steps of each chain (and as many warm-up steps, if the sampler adapts).
     exact_samples : bool, default=False
-        Whether the rows `x` passed to :meth:`estimate` are independent draws of the model, all of
-        which are then used as they are.
+        Whether the rows `x` passed to :meth:`estimate` are independent draws of the model. If so,
+        all of them are used unchanged.
 
     References
     ----------
@@ -109,10 +109,10 @@ class BridgeSampling(MonteCarloEstimator):
         """Estimate log Z by a bridge between `base` and the model.
 
         Chains start at rows drawn from `x`, a tensor or several by name, or at draws of the base.
-        The default `base` is that of the energy, or uniform, or on unbounded real rows a normal
-        distribution fitted to half of the draws of the model. The default `sampler` is Gibbs for
-        bipartite and pairwise energies, GibbsWithGradients on other discrete rows, and HMC with
-        adaptation on real ones.
+        The default `base` is that of the energy. Without one it is uniform or, on unbounded real
+        rows, a normal distribution fitted to half of the draws of the model. The default `sampler`
+        is Gibbs for bipartite and pairwise energies, GibbsWithGradients on other discrete rows, and
+        HMC with adaptation on real ones.
         """
         whole_number("n_samples", self.n_samples, 2)
         self.check(energy)

@@ -104,9 +104,9 @@ def bounded(domain: Domain) -> bool:
 
 
 def default_sampler(energy: Energy) -> Sampler:
-    """An exact sampler that needs no settings, by the kind of energy.
+    """An exact sampler that needs no settings, chosen by the kind of energy.
 
-    Raises `ValueError` for domains that have none.
+    Raises `ValueError` for domains without such a sampler.
     """
     if isinstance(energy, (BipartiteEnergy, PairwiseEnergy)):
         return Gibbs()
@@ -177,9 +177,9 @@ def default_base(energy: Energy, x: Tensor | Mapping[str, Tensor] | None = None)
 
 
 def wide_base(energy: Energy, base: Distribution) -> Distribution | None:
-    """A wider base, which covers modes far from `base` and the rows; None where there is none.
+    """A wider base, which covers modes far from `base` and the rows; None if there is none.
 
-    The uniform distribution, or a normal one of ten times the standard deviations.
+    It is the uniform distribution, or a normal one with ten times the standard deviations.
     """
     if isinstance(energy, OnColumns):
         return energy.wider_base() if base is energy.base else None
@@ -209,9 +209,9 @@ def _uniform(domain: Domain, template: Tensor) -> Distribution:
 def check_base(energy: Energy, base: Any, x: Tensor | Mapping[str, Tensor] | None = None) -> None:
     """Raise unless a base is a `Distribution` whose support covers that of the model.
 
-    Compares the domains, and checks log q at the rows x and at 256 uniform draws of a bounded
-    domain: it may be minus infinity only where the energy is infinite. Raises `TypeError` for what
-    is no distribution, `ValueError` for one that does not cover the model.
+    The domains are compared, and log q is checked at the rows x and at 256 uniform draws of a
+    bounded domain: it may be minus infinity only where the energy is infinite. Raises `TypeError`
+    if the base is not a distribution, and `ValueError` if it does not cover the model.
     """
     if not isinstance(base, Distribution):
         raise TypeError(
@@ -300,7 +300,7 @@ class MonteCarloEstimator(PartitionEstimator):
     """Estimates log Z by weights of draws, which are finite even where log Z does not exist."""
 
     def check(self, energy: Energy, x: Tensor | Mapping[str, Tensor] | None = None) -> None:
-        """Raise `TypeError` for what is no energy, `ValueError` for one that has no log Z.
+        """Raise `TypeError` if `energy` is no `Energy`, `ValueError` if it has no log Z.
 
         `x` are rows near the model, along whose differences the energy is checked as well.
         """
@@ -322,14 +322,14 @@ def check_proper(
     .. math:: E(o + 2 r u) - E(o + r u) > k \log 2, \qquad k = d \text{ or } 1,
 
     far out: at r = 1e8, or at the largest of 1e6, 1e4 and 1e2 where E can be computed. As energies
-    of flows are not monotone along a ray, the same condition on
-    :math:`E(o + 2 r u) - E(o + r u / 100)` with log 200, or with r / 10000, is sufficient too.
+    of flows are not monotone along a ray, it is also sufficient that
+    :math:`E(o + 2 r u) - E(o + r u / 100) > k \log 200`, or the same with r / 10000 and log 20000.
 
-    Then it searches for directions in which E is flat: of least curvature (by differences of
-    gradients), of least E at r = 100 (by descent over the sphere), principal directions and
-    differences of the rows `x`, and in the plane a ray in every degree. A cone narrower than that
-    may pass in more than two columns. Discrete domains, boxes and energies that are
-    ``always_proper`` pass without a test.
+    Then the test searches for directions in which E is flat: directions of least curvature (by
+    differences of gradients) and of least E at r = 100 (by descent over the sphere), principal
+    directions and differences of the rows `x` and, in the plane, one ray in every degree. In more
+    than two columns, a narrower cone may pass undetected. Discrete domains, boxes and energies that
+    are ``always_proper`` pass without a test.
 
     Parameters
     ----------
@@ -425,8 +425,9 @@ def flat_directions(
 ) -> tuple[Tensor, Tensor]:
     """Unit directions (n, d) of lines, and (m, k, d) of cones: k rays near each other.
 
-    Of the columns `unbounded` (d,) of rows. Lines: both directions of least curvature, of rows x,
-    and of descent. Cones: around what descent has found, and in the plane each ray of a circle.
+    They are directions of the columns `unbounded` (d,) of rows. Lines are the directions of least
+    curvature, those of the rows x and those found by descent, with both signs. Cones lie around the
+    directions found by descent; in the plane, each ray of a circle is one as well.
     """
     columns = unbounded.to(origin.device).nonzero().flatten()
     center = origin[:1].flatten(1)

@@ -64,7 +64,7 @@ class Choice(NamedTuple):
     method : PartitionEstimator
     reason : str
     estimate : LogPartition or None
-        That of the method with its default generator, where the choice has computed it already.
+        The method's estimate with its default generator, if the choice has already computed it.
     """
 
     method: PartitionEstimator
@@ -86,7 +86,7 @@ def choose(
 ) -> Choice:
     """Choose a method for log Z of an energy: what ``partition="auto"`` means.
 
-    The first of these that applies:
+    The first of these methods that applies is chosen:
 
     1. :class:`Exact`, where the enumeration has at most `max_cost` terms;
     2. :class:`Bethe`, where pairs of binary units are coupled without loops: exact at any size;
@@ -99,8 +99,8 @@ def choose(
        or from the uniform distribution over a box, where the effective sample size is at least a
        twentieth of the draws;
     6. :class:`AISBracket`, where there are two rows or more to start reverse annealing from. For
-       real rows it has at most 500 temperatures, and fewer, with a larger error, where the energy
-       has many weights;
+       real rows it uses at most 500 temperatures, and fewer, with a larger error, if the energy has
+       many weights;
     7. :class:`AIS`.
 
     The first two are exact. The docstrings of the others give the direction of their errors.
@@ -109,17 +109,18 @@ def choose(
     ----------
     energy : Energy
     base : Distribution or None, default=None
-        Where annealing starts; it must cover the model. None is the default base.
+        Distribution at which annealing starts; it must cover the model. None is the default base.
     x : Tensor of shape (n, ...), mapping of str to Tensor, callable or None, default=None
-        Rows near the model, in the units of the energy's rows: of one origin, or of several by
-        name. A function without arguments returns them, and is called only if they are needed.
+        Rows near the model, in the units of the energy's rows: one tensor, or several by name. A
+        function without arguments that returns them is called only if they are needed.
     noise : Distribution or None, default=None
-        Noise distribution of the training, where there was one.
+        Noise distribution that the model was trained with, if any.
     max_cost : float, default=1e9
         Largest number of terms (states times units of the other layer) to enumerate.
     importance : bool, default=True
-        Whether importance sampling may be chosen. False after its weights turned out to be uneven:
-        a heavy tail may show in many draws only, not in the few that the choice looks at.
+        Whether importance sampling may be chosen. Set it to False after the weights have turned out
+        to be uneven: a heavy tail may show only in many draws, not in the few that the choice is
+        based on.
 
     Returns
     -------
@@ -130,9 +131,9 @@ def choose(
     Raises
     ------
     TypeError
-        Where `energy` is no energy, or `base` or `noise` no distribution.
+        If `energy` is not an energy, or `base` or `noise` is not a distribution.
     ValueError
-        Where the energy has no log Z, or `base` or `noise` leaves out a part of the model.
+        If the energy has no log Z, or `base` or `noise` leaves out a part of the model.
 
     References
     ----------
@@ -236,7 +237,7 @@ def _moves_by_gradients(energy: Energy) -> bool:
 
 
 def in_a_line(method: PartitionEstimator) -> str:
-    """A method with its parameters other than defaults, on one line."""
+    """A method with those of its parameters that are not defaults, on one line."""
     return " ".join(repr(method).split())
 
 

@@ -73,11 +73,12 @@ def compare(
     Parameters
     ----------
     model : Energy or fitted estimator
-        An estimator supplies what it computes its own `log_partition_` with: base, sampler, rows
-        and seed. It is left unchanged.
+        An estimator supplies the base, sampler, rows and seed with which it computes its own
+        `log_partition_`. It is left unchanged.
     methods : iterable or dict of str to PartitionEstimator, default=None
-        None is all methods of :mod:`skebm.partition`, each with its defaults. Those of an iterable
-        are named by their class, or by their parameters where a class occurs more than once.
+        None means all methods of :mod:`skebm.partition`, each with its defaults. Methods of an
+        iterable are named after their class, or after their parameters as well if a class occurs
+        more than once.
     base : Distribution or None, default=None
         Base of the sampling methods, in place of the estimator's or the default one.
     sampler : Sampler or None, default=None
@@ -86,10 +87,11 @@ def compare(
         Rows near the model, in the units of the energy's rows, in place of the estimator's. Without
         any, reverse annealing is not applicable.
     random_state : int, RandomState instance or None, default=None
-        None is the estimator's own seed, so that the row of its own method holds its
-        `log_partition_`; for an energy it is 0. Every method gets a generator of the same seed, so
-        that its row does not depend on the other methods. :class:`AIS` and :class:`AISBracket`
-        therefore share their forward runs, and their agreement is no confirmation.
+        None uses the estimator's own seed, so that the row of the estimator's own method holds its
+        `log_partition_`; for an energy the seed is 0. Every method gets a generator with the same
+        seed, so that its row does not depend on the other methods. :class:`AIS` and
+        :class:`AISBracket` therefore share their forward runs, and their agreement confirms
+        nothing.
 
     Returns
     -------
@@ -97,8 +99,8 @@ def compare(
         Indexed by ``method``, with columns
 
         - ``value``, ``std_error``, ``lower``, ``upper``, ``bound_kind``, ``ess``, ``reason``: see
-          :class:`skebm.base.LogPartition`; the first four in nats. A method that does not take the
-          model, or fails, has a row of nan with ``bound_kind`` "not applicable", and its error
+          :class:`skebm.base.LogPartition`; the first four in nats. A method that does not support
+          the model, or fails, has a row of nan with ``bound_kind`` "not applicable" and its error
           message as ``reason``;
         - ``seconds``: wall-clock time;
         - ``warning``: messages of the method's `ConvergenceWarning`, which are not issued.
@@ -106,15 +108,16 @@ def compare(
     Raises
     ------
     ImportError
-        Where pandas is not installed.
+        If pandas is not installed.
     TypeError
-        Where the model is no energy or estimator, or a method, base, sampler or x has a wrong type.
+        If the model is not an energy or estimator, or a method, base, sampler or x has a wrong
+        type.
     ValueError
-        Where the energy has no log Z, or rows or base do not fit it, or methods is empty.
+        If the energy has no log Z, if rows or base do not fit it, or if methods is empty.
 
     See Also
     --------
-    choose : Which method ``partition="auto"`` takes.
+    choose : The method that ``partition="auto"`` uses.
     skebm.inspection.PartitionDisplay : Plot of the table.
 
     Notes

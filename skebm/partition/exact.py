@@ -42,15 +42,16 @@ def log_z_cost(energy: Energy) -> float:
 
 
 class Exact(PartitionEstimator):
-    r"""Exact log Z by enumeration, of the cheaper layer where the energy is bipartite.
+    r"""Exact log Z by enumeration, over the cheaper layer if the energy is bipartite.
 
-    Direction: exact, up to rounding of the energies (``bound_kind`` "exact", ``std_error`` 0).
-    Accumulates in float64.
+    Direction: exact, up to rounding of the energies (``bound_kind`` "exact", ``std_error`` 0). Sums
+    are accumulated in float64.
 
     Parameters
     ----------
     max_cost : float, default=1e9
-        Largest number of terms (states times units of the other layer); more are refused.
+        Largest number of terms (states times units of the other layer). An energy with more terms
+        is refused.
 
     References
     ----------
@@ -72,7 +73,7 @@ class Exact(PartitionEstimator):
         self.max_cost = max_cost
 
     def check(self, energy: Energy) -> None:
-        """Raise `TypeError` for what is no energy, `ValueError` for one with too many states."""
+        """Raise `TypeError` if `energy` is no `Energy`, `ValueError` if it has too many states."""
         super().check(energy)
         cost, domain, _ = cheaper_side(energy)
         if math.isinf(domain.log_n_states):
@@ -112,7 +113,7 @@ class Exact(PartitionEstimator):
 def exact_draws(energy: BipartiteEnergy, n: int, generator: torch.Generator) -> Tensor:
     """Independent exact draws of a bipartite energy, (n, d).
 
-    A state of the layer that is cheaper to enumerate is drawn first, then the other layer.
+    The layer that is cheaper to enumerate is drawn first, then the other layer given it.
     """
     _, domain, function = cheaper_side(energy)
     template = next(energy.parameters())

@@ -211,8 +211,8 @@ def free_energy(
     With :math:`x_j` flipped where :math:`J_{ij} > 0`, every coupling is repulsive,
     :math:`k = -|J| / \rho`. The optimal covariance of a pair solves the quadratic of Welling and
     Teh (2001), "Belief optimization for binary networks: a stable alternative to loopy belief
-    propagation", UAI; here written without sums of terms of opposite sign, for every k and q. Only
-    the ratios of the pair's table to the product of its marginals enter: with
+    propagation", UAI; it is written here without sums of terms of opposite sign, for every k and q.
+    Only the ratios of the pair's table to the product of its marginals enter: with
     :math:`l_{ab} = \log p_{ab} / (p_a p_b)`, the term of the edge is
 
     .. math:: -\rho \{ (1 - q_i - q_j) l_{00} + q_i l_{10} + q_j l_{01} \},
@@ -303,7 +303,7 @@ def maximise_newton(
     """Log-odds (n,) near the maximum of a concave F, and the lowest upper bound on it met so far.
 
     Newton's step for q is taken in log-odds: for independent units one step reaches the maximum.
-    Stops when the upper bound at the present log-odds is within `tol` of F.
+    The search stops when the upper bound at the present log-odds is within `tol` of F.
     """
     beliefs = free_energy(graph, u, rho, smoothing)
     lowest = beliefs.upper_bound
@@ -361,7 +361,7 @@ def maximise_lbfgs(
 def belief_propagation(
     graph: PairwiseGraph, start: np.ndarray, damping: float, max_iter: int, tol: float
 ) -> np.ndarray:
-    r"""Log-odds (n,) by loopy belief propagation, its first messages from probabilities (n,).
+    r"""Log-odds (n,) by loopy belief propagation, with first messages from probabilities (n,).
 
     The message from unit i to j is :math:`\zeta(J + u) - \zeta(u)`, with u the log-odds of i
     without the message from j, and :math:`\zeta(u) = \log(1 + e^u)`. It stops when no log-odds

@@ -36,8 +36,8 @@ JITTER = 1e-3  # standard deviation of noise that breaks ties of log weights
 def log_weights(energy: Energy, base: Distribution, x: Tensor, chunk: int) -> Tensor:
     """-E(x) - log q(x), (n,) in float64; minus infinity outside the domain of the energy.
 
-    Evaluated in chunks of `chunk` rows, in ``eval()`` mode and without gradients. Raises
-    `FloatingPointError` where the energy is nan or minus infinity.
+    They are computed in chunks of `chunk` rows, in ``eval()`` mode and without gradients. Raises
+    `FloatingPointError` if an energy is nan or minus infinity.
     """
     parts = []
     with sampling(energy), torch.no_grad():
@@ -67,9 +67,9 @@ def summarise(log_w: Tensor) -> WeightSummary:
     r"""Mean of the weights with a standard error that accounts for an unobserved tail.
 
     The standard error of the delta method, s / sqrt(n) for weights of mean 1, is too small where
-    few weights dominate the mean, because still larger ones are rare and were not drawn. To its
-    square is added the second moment of the weights expected once in n to 10 n draws, under a
-    Pareto distribution through the largest weight, m:
+    few weights dominate the mean, because still larger ones are rare and were not drawn. Its square
+    is therefore increased by the second moment of the weights that are expected once in n to 10 n
+    draws, under a Pareto distribution through the largest weight, m:
 
     .. math:: \frac{s^2}{n} + \Bigl(\frac{m - 1}{n}\Bigr)^2 \int_{0.1}^1 u^{-2k} du,
 
@@ -118,12 +118,12 @@ class Tail(NamedTuple):
 
 
 def fit_tail(log_w: Tensor) -> Tail:
-    r"""Fit a generalised Pareto distribution to the largest weights, of log weights (n,).
+    r"""Fit a generalised Pareto distribution to the largest weights, given log weights (n,).
 
-    The tail consists of the min(n / 5, 3 sqrt(n)) largest of the n weights, and the fit has a weak
-    prior at k = 1/2. k is minus infinity where they are all equal, ``nan`` for fewer than 25
-    weights. As draws of few discrete states have ties, which no density fits, log weights get noise
-    of a standard deviation of 0.001.
+    The tail consists of the min(n / 5, 3 sqrt(n)) largest of the n weights, and the fit uses a weak
+    prior at k = 1/2. k is minus infinity if the tail weights are all equal, and ``nan`` for fewer
+    than 25 weights. As draws from few discrete states have ties, which no density fits, noise with
+    a standard deviation of 0.001 is added to the log weights.
 
     References
     ----------
@@ -167,7 +167,8 @@ def tail_correction(log_w: Tensor, tail: Tail) -> float:
     """How much Pareto smoothing changes log of the mean weight, in nats; 0 without a fitted tail.
 
     The n_tail largest weights are replaced by the expected order statistics of the fitted
-    distribution, at most the largest weight. What was not drawn is in the standard error.
+    distribution, at most the largest weight. The standard error accounts for weights that were not
+    drawn.
     """
     if not math.isfinite(tail.k):
         return 0.0
@@ -199,16 +200,17 @@ class ImportanceSampling(MonteCarloEstimator):
     ``lower`` = :math:`\log \hat Z - \log(1 / \delta)` is a lower bound that holds with probability
     at least :math:`1 - \delta` (Markov's inequality). There is no upper bound (``nan``): the
     weights do not show a mode that all draws have missed. ``std_error`` is that of the delta
-    method, increased by an estimate of the unobserved tail of the weights. Accumulates in float64.
+    method, increased by an estimate of the unobserved tail of the weights. Sums are accumulated in
+    float64. The method is suited to few columns, or to a base fitted to the model: the variance
+    grows exponentially with the number of columns in which q and the model differ.
 
-    Warns where log Z may be wrong by more than `std_error`: where the effective sample size is
-    below a hundred (or a tenth of the draws), and where the weights have a tail so heavy (Pareto
-    index k above 0.7) that smoothing it changes the estimate by more. Then the base is narrower
-    than the model, or far from it. On rows without bounds, weights of k at least 1 whose effective
-    sample size is below a twentieth of the draws are those of a distribution without a mean:
-    ``value`` and ``std_error`` are ``nan``, with the reason, and ``lower``, which holds for any
-    weights, remains. Suited to few columns, or to a base fitted to the model: the variance grows
-    exponentially with the number of columns in which q and the model differ.
+    A warning is issued if log Z may be wrong by more than `std_error`: if the effective sample size
+    is below a hundred (or a tenth of the draws, if that is less), or if the weights have such a
+    heavy tail (Pareto index k above 0.7) that smoothing it changes the estimate by more than
+    `std_error`. The base is then narrower than the model, or far from it. If, on unbounded rows, k
+    is at least 1 and the effective sample size is below a twentieth of the draws, the weights are
+    treated as draws from a distribution without a mean: ``value`` and ``std_error`` are ``nan``,
+    ``reason`` says why, and ``lower`` remains, because it holds for any weights.
 
     Parameters
     ----------
@@ -217,7 +219,7 @@ class ImportanceSampling(MonteCarloEstimator):
     delta : float in (0, 1], default=0.05
         Probability with which the bound may fail.
     chunk : int, default=4096
-        Draws that are held in memory at a time.
+        Number of draws that are held in memory at a time.
 
     References
     ----------
@@ -264,8 +266,9 @@ class ImportanceSampling(MonteCarloEstimator):
     ) -> LogPartition:
         """Estimate log Z from `n_samples` draws of `base`.
 
-        The default base is that of the energy, or uniform, or on unbounded real rows a normal
-        distribution: fitted to `x`, or standard. The base must have probability at the rows `x`.
+        The default base is that of the energy. Without one it is uniform or, on unbounded real
+        rows, a normal distribution, fitted to `x` if this is given and otherwise standard. The base
+        must have positive density at the rows `x`.
         """
         whole_number("n_samples", self.n_samples, 2)
         whole_number("chunk", self.chunk, 1)

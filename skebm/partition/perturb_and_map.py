@@ -33,9 +33,9 @@ class PerturbAndMAP(PairwiseEstimator):
     Direction: ``value``, a mean over perturbations, is an unbiased estimate of the expectation
     above, which is an **upper bound on log Z**; ``std_error`` refers to this expectation, not to
     log Z, and more samples do not bring the value nearer to log Z. ``upper`` is the end of a
-    one-sided Student interval for the expectation: an upper bound that fails with probability of
-    about `delta` at most (``bound_kind`` "probabilistic"; the maxima are assumed to be about
-    normal). There is no lower bound (``nan``). Accumulates in float64.
+    one-sided Student interval for the expectation: an upper bound that fails with a probability of
+    at most about `delta` (``bound_kind`` "probabilistic"; the maxima are assumed to be about
+    normal). There is no lower bound (``nan``). Sums are accumulated in float64.
 
     Parameters
     ----------
@@ -45,8 +45,9 @@ class PerturbAndMAP(PairwiseEstimator):
         How the maxima are computed. "enumeration": exactly, over all states. "min-cut": exactly,
         for couplings that are attractive, possibly after some units are flipped to
         :math:`1 - x_i`. "relaxation": from above, by a linear program over marginals of units and
-        pairs, for any couplings; the bound still holds and is looser. A heuristic maximum, from
-        below, would invalidate it. "auto" is the first of these that applies.
+        pairs, for any couplings; the bound still holds and is looser. A heuristic search, whose
+        value is at or below the maximum, would invalidate the bound. "auto" uses the first of these
+        solvers that applies.
     delta : float in (0, 1), default=0.05
         Probability with which the bound may fail.
 

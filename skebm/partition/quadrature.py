@@ -63,9 +63,9 @@ FAR = 1e2
 class Coordinates(NamedTuple):
     r"""Rows x of a real domain as points t of the cube :math:`[-1, 1]^d`.
 
-    On the whole line :math:`x = m + L t / (1 - t^2)`, beyond one bound a
-    :math:`x = a \pm L (1 + t) / (1 - t)`, in a box linear: powers of x stay powers at the faces of
-    the cube, so that heavy tails are integrated like light ones.
+    The map is :math:`x = m + L t / (1 - t^2)` on the whole line,
+    :math:`x = a \pm L (1 + t) / (1 - t)` beyond a single bound a, and linear in a box. Powers of x
+    remain powers at the faces of the cube, so that heavy tails are integrated like light ones.
 
     Attributes
     ----------
@@ -170,7 +170,7 @@ class CubatureRule(NamedTuple):
 
 @cache
 def rule_of(d: int) -> CubatureRule:
-    """Gauss and Kronrod's rule for a column, Genz and Malik's of degree seven for several.
+    """Gauss and Kronrod's rule for one column, Genz and Malik's of degree seven for several.
 
     References
     ----------
@@ -262,11 +262,11 @@ class Cells:
     ----------
     centre, half : Tensor of shape (n, d)
     child : Tensor of shape (n,)
-        Number of the lower half of a cell, that of the upper half is the next; -1 for leaves.
+        Number of the lower half of a cell; the upper half has the next number. -1 for leaves.
     axis : Tensor of shape (n,)
         Column along which a cell is halved.
     value, error, peak : Tensor of shape (n,)
-        Integral, its error, and the largest density at a node; of leaves, else 0.
+        Integral, its error, and the largest density at a node for leaves; 0 for other cells.
     points, heights, cell : Tensor of shape (m, d), (m,), (m,)
         Witnesses: points at which the log density is known, and the leaf that each is in.
     """
@@ -317,7 +317,7 @@ class Cells:
 
     @property
     def errors(self) -> Tensor:
-        """Errors (n,) of the cells, of those that hide a mode between their nodes larger."""
+        """Errors (n,) of the cells, increased for those that hide a mode between their nodes."""
         excess = (self.heights - self.shift).exp() - RESOLVED * self.peak[self.cell]
         hidden = (2 * self.half[self.cell]).prod(1) * excess.clamp_min(0)
         return self.error.scatter_reduce(0, self.cell, hidden, "amax")
@@ -496,31 +496,32 @@ class Quadrature(MonteCarloEstimator):
 
     The columns are mapped to the cube :math:`[-1, 1]^d`: the whole line by
     :math:`x = m + L t / (1 - t^2)` with the mean and the covariance factor of the rows `x` (or of
-    draws of the base), so that no tail is cut off. The cube is divided into cells. In each a rule
-    of degree seven (of one column: Kronrod's of 15 nodes) gives the integral, and twice its
-    difference to a rule of lower degree the error, which is far larger than the actual one where
-    the density is smooth within a cell. The cells that make up 90 % of the error are halved, each
-    along the column in which its density is least like a polynomial, until the sum of all errors is
-    at most `tol` of the integral.
+    draws of the base), so that no tail is cut off. The cube is divided into cells. In each cell a
+    rule of degree seven (for one column, Kronrod's rule with 15 nodes) gives the integral. Twice
+    its difference from a rule of lower degree gives the error, which is far larger than the actual
+    error if the density is smooth within the cell. The cells that make up 90 % of the error are
+    halved, each along the column in which its density is least like a polynomial, until the sum of
+    all errors is at most `tol` of the integral.
 
-    Narrow modes are not missed where rows are in them: cells in which the density at a row, at
-    a draw of the base or at one of a thousand random points is more than twice that at all nodes
-    count as errors, and are halved until they show what is in them. So are cells with less than
-    half of the density that a neighbour has next to their common face.
+    Narrow modes are not missed if rows are in them: a cell counts as erroneous if the density at a
+    row, at a draw of the base or at one of a thousand random points in it is more than twice the
+    density at every node. Such a cell is halved until its nodes resolve the mode. The same holds
+    for a cell with less than half of the density that a neighbour has next to their common face.
 
-    Direction: neither; ``lower`` and ``upper`` are the value with the estimated error subtracted
-    and added, and ``std_error`` is this error (of log Z, in nats; it is no sampling error).
-    ``bound_kind`` is "heuristic", as a mode much narrower than a cell, far from rows and base, is
-    not seen. Where a relative error above `tol` is left, it warns; where that is above 0.1,
-    ``std_error`` and bounds are ``nan``, and ``reason`` says whether mass escapes to infinity.
-    Deterministic. Energies are computed in their own precision, sums in float64.
+    Direction: the value can lie on either side of log Z. ``lower`` and ``upper`` are the value with
+    the estimated error subtracted and added, and ``std_error`` is this error (of log Z, in nats; it
+    is not a sampling error). ``bound_kind`` is "heuristic", as a mode that is much narrower than a
+    cell and far from rows and base is not seen. A warning is issued if the remaining relative error
+    is above `tol`; if it is above 0.1, ``std_error`` and bounds are ``nan``, and ``reason`` says
+    whether mass escapes to infinity. The result is deterministic. Energies are computed in their
+    own precision, sums in float64.
 
     Parameters
     ----------
     tol : float, default=1e-4
         Largest relative error of Z, hence the largest error of log Z in nats, in (0, 0.1].
     max_evaluations : int, default=2000000
-        Largest number of rows of which energies are computed, apart from those at the start.
+        Largest number of rows at which energies are computed, not counting those at the start.
 
     References
     ----------
@@ -556,7 +557,7 @@ class Quadrature(MonteCarloEstimator):
     def check(self, energy: Energy, x: Tensor | Mapping[str, Tensor] | None = None) -> None:
         """Raise `TypeError` for rows that are not real, `ValueError` for more than 3 columns.
 
-        `ValueError` as well for an energy that has no log Z.
+        `ValueError` is also raised for an energy that has no log Z.
         """
         domain = getattr(energy, "domain", None)
         if isinstance(energy, Energy) and not isinstance(domain, Real):
@@ -579,8 +580,8 @@ class Quadrature(MonteCarloEstimator):
     ) -> LogPartition:
         """Integrate exp(-E) over its domain; `x` and `base` say where the model is.
 
-        Neither has to cover it. Without both the energy's base is used, or a standard normal
-        distribution.
+        Neither has to cover the model. If both are missing, the energy's base is used, or else a
+        standard normal distribution.
         """
         whole_number("max_evaluations", self.max_evaluations, 1)
         if not isinstance(self.tol, RealNumber) or not 0 < float(self.tol) <= MAX_ERROR:
@@ -595,7 +596,7 @@ class Quadrature(MonteCarloEstimator):
         return self.summary(found, stacklevel=3)
 
     def summary(self, found: Integral, stacklevel: int = 2) -> LogPartition:
-        """The estimate that an integral is; warns where its error is larger than `tol`."""
+        """The estimate of log Z given an integral; warns if its error is larger than `tol`."""
         if not found.converged:
             warnings.warn(
                 f"The integral has a relative error of {found.error:.2g} after "

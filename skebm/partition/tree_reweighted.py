@@ -35,8 +35,8 @@ MAX_CHECK_COST = 3e6
 def uniform_probabilities(graph: PairwiseGraph) -> np.ndarray:
     """Probability of each edge in a uniformly random spanning forest, (m,).
 
-    By Kirchhoff's theorem the effective resistance of the edge in a network of unit resistors, from
-    the inverse of the graph's Laplacian, a dense matrix here.
+    By Kirchhoff's theorem it is the effective resistance of the edge in a network of unit
+    resistors, computed from the inverse of the graph's Laplacian, which is a dense matrix here.
     """
     (i, j), n = graph.edges, graph.n_nodes
     laplacian = np.zeros((n, n))
@@ -61,7 +61,7 @@ def max_weight_forest(graph: PairwiseGraph, weight: np.ndarray) -> np.ndarray:
 
 
 def max_violation(graph: PairwiseGraph, rho: np.ndarray) -> tuple[float, np.ndarray]:
-    r"""Largest violation of the forest polytope by rho (m,), and the set of units (n,) of bool.
+    r"""Largest violation of the forest polytope by rho (m,), and its set of units, (n,) of bool.
 
     Edge probabilities are those of a random forest if and only if every set S of units has
     :math:`\rho(E[S]) \le |S| - 1` (Edmonds, 1971, "Matroids and the greedy algorithm"). For each
@@ -115,24 +115,24 @@ class TreeReweighted(PairwiseEstimator):
 
     Direction: ``upper`` is a **certain upper bound** (``bound_kind`` "exact"), whether or not the
     search has converged: it is the maximum of a tangent plane of a concave function, which is at or
-    above the objective everywhere. ``value`` is the objective at the marginals found, at or below
-    the best bound of this kind, and itself no bound. There is no lower bound (``nan``). Exact where
-    the graph has no loops; the error is not a sampling error, so ``std_error`` is ``nan``
-    elsewhere. Computes in float64; draws nothing.
+    above the objective everywhere. ``value`` is the objective at the marginals found. It is at or
+    below the best bound of this kind, and is itself not a bound. There is no lower bound (``nan``).
+    If the graph has no loops, the result is exact. Otherwise the error is not a sampling error, so
+    ``std_error`` is ``nan``. Computations are in float64, and nothing is drawn at random.
 
     Parameters
     ----------
     edge_probabilities : "uniform" or array-like of shape (d, d) or (m,), default="uniform"
-        :math:`\rho` in (0, 1]: symmetric, or of the m coupled pairs i < j row by row. They must be
-        those of a random forest: within any set S of units they sum to at most :math:`|S| - 1`.
-        "uniform" is a uniformly random spanning tree.
+        :math:`\rho` in (0, 1]: a symmetric matrix, or the probabilities of the m coupled pairs
+        i < j, row by row. They must be those of a random forest: over the pairs within any set S of
+        units they sum to at most :math:`|S| - 1`. "uniform" is a uniformly random spanning tree.
     n_reweightings : int, default=10
-        Frank-Wolfe steps that change the probabilities for a tighter bound: each goes towards the
-        tree of the largest mutual information, and is kept if it lowers the bound.
+        Number of Frank-Wolfe steps that change the probabilities for a tighter bound: each goes
+        towards the tree of the largest mutual information, and is kept if it lowers the bound.
     max_iter : int, default=50
         Largest number of Newton steps, for each choice of probabilities and stage of smoothing.
     tol : float, default=0.01
-        Warns where ``upper`` exceeds ``value`` by more than this, in nats.
+        A warning is issued if ``upper`` exceeds ``value`` by more than this, in nats.
 
     Notes
     -----

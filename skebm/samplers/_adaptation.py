@@ -65,8 +65,8 @@ class Adaptation(NamedTuple):
         Logarithm of the initial step size, weighted mean of the logarithms of the step sizes, mean
         of the target less the acceptance, number of adaptation steps.
     mean, variance : Tensor of the shape of a row, or None
-        Of the rows of all chains; (d,) and the covariance (d, d) where the scale is dense; None
-        where the scale is not adapted.
+        Mean and variance of the rows of all chains; (d,) and the covariance (d, d) if the scale is
+        dense; None if the scale is not adapted.
     """
 
     first_log_step: Tensor

@@ -30,9 +30,10 @@ class TemperedMarginal(Energy):
 def tempers_joint(step: Callable[..., Any]) -> Callable[..., Any]:
     """Make `beta` of a sampler's step temper the joint of a bipartite energy, as in Gibbs.
 
-    The marginal of exp(-beta E(x, h)) is not exp(-beta F(x)), F the free energy, so the step runs
-    on that marginal, under which the state is evaluated before and again afterwards. Annealing and
-    tempering along a path have beta 1, which needs no second evaluation.
+    The marginal of exp(-beta E(x, h)) differs from exp(-beta F(x)), with F the free energy. The
+    step is therefore run on the marginal: the state is evaluated under it before the step, and
+    under the energy again afterwards. Annealing and tempering along a path have beta 1, which needs
+    neither evaluation.
     """
 
     @functools.wraps(step)
@@ -134,7 +135,7 @@ def _abbreviated(row: Tensor) -> str:
 
 
 def start(energy: Energy, x: Tensor, with_grad: bool = True) -> ChainState:
-    """State of chains at x; `StartError` where an energy is not finite."""
+    """State of chains at x; raises `StartError` if an energy is not finite."""
     value, grad = evaluate(energy, x) if with_grad else (evaluate_energy(energy, x), None)
     if not x.is_cuda and not math.isfinite(float(value.sum())):
         bad = ~value.isfinite()

@@ -21,8 +21,8 @@ class Augmentation(BaseEstimator, abc.ABC):
 
     It helps chains to move between modes, but does not leave the model invariant: there is no
     acceptance step [1]_. Draws are biased towards images that are invariant under the
-    transformation, the more so the fewer sampler steps follow. Where the data are not invariant
-    (digits are not under mirroring) a model trained with such chains learns to raise the energy of
+    transformation; the bias is larger if fewer sampler steps follow. If the data are not invariant,
+    as digits under mirroring, a model trained with such chains learns to raise the energy of
     transformed images that its own sampler would not visit.
 
     References

@@ -24,19 +24,20 @@ from skebm.samplers.mala import MALA
 
 
 class Blocks(Sampler):
-    r"""Bits, categories and numbers of a row in turn, each given the others.
+    r"""Sample the bits, categories and numbers of a row in turn, each given the others.
 
-    A step is one step of `discrete` for the bits and one for the categories, and one of `real` for
-    the numbers, each on :math:`E(x_k \mid x_{-k})`, the energy as a function of one block. As each
-    leaves the conditional distribution of its block invariant, the step leaves :math:`e^{-\beta E}`
-    invariant, if both samplers are exact. It costs two gradients for each kind of column.
+    A step consists of one step of `discrete` for the bits, one for the categories, and one step of
+    `real` for the numbers, each on :math:`E(x_k \mid x_{-k})`, the energy as a function of one
+    block. If both samplers are exact, each leaves the conditional distribution of its block
+    invariant, so that the whole step leaves :math:`e^{-\beta E}` invariant. It costs two gradients
+    for each kind of column.
 
     Parameters
     ----------
     real : Sampler or None, default=None
-        Of real columns; None is ``MALA(adapt=True, scale="auto")``.
+        Sampler of real columns; None is ``MALA(adapt=True, scale="auto")``.
     discrete : Sampler or None, default=None
-        Of bits and of one-hot columns, one that does not adapt; None is
+        Sampler of bits and of one-hot columns that does not adapt; None is
         :class:`GibbsWithGradients`.
 
     References
@@ -76,7 +77,7 @@ class Blocks(Sampler):
 
     @property
     def exact(self) -> bool:
-        """Whether both samplers are."""
+        """Whether both samplers are exact."""
         return self._of_real.exact and self._of_discrete.exact
 
     @property

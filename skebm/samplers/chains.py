@@ -37,13 +37,14 @@ class Steps(NamedTuple):
 class ChainPolicy(BaseEstimator, abc.ABC):
     """Where chains start and how many steps they take; holds configuration and nothing else.
 
-    A pool of rows, made by :meth:`start`, is passed through. For every batch :meth:`draw` gives
-    rows to start from and their places in the pool, a sampler moves them, and :meth:`keep` takes
-    them back. Policies without a memory have the pool None. Pools are on the generator's device.
+    A pool of rows is made by :meth:`start` and passed from batch to batch. For every batch
+    :meth:`draw` returns rows to start from and their places in the pool, a sampler moves them, and
+    :meth:`keep` writes them back. For policies without a memory the pool is None. Pools are on the
+    generator's device.
 
-    Every policy has `n_steps`, how many steps of a sampler chains take for a batch, and
-    `n_independence_steps`, how often they are offered a draw of the energy's base before that (an
-    independence Metropolis-Hastings proposal). :meth:`steps` says what None is.
+    Every policy has `n_steps`, the number of sampler steps for a batch, and `n_independence_steps`,
+    the number of independence Metropolis-Hastings proposals before these, which are draws of the
+    energy's base. :meth:`steps` defines what None stands for.
     """
 
     n_steps: int | None
@@ -54,9 +55,9 @@ class ChainPolicy(BaseEstimator, abc.ABC):
         """Numbers of steps for an energy and a sampler.
 
         `n_steps` is 1 by default for a bipartite energy, whose step redraws whole layers, and 10
-        for any other. Proposals of the base need one, and chains that keep to themselves: by
-        default there is one then, but none for a bipartite energy. `ValueError` where some are
-        asked for that cannot be made.
+        for any other. Proposals from the base require an energy with a base, and a sampler that
+        does not exchange rows. The default is then one proposal, but none for a bipartite energy.
+        If proposals are requested that cannot be made, `ValueError` is raised.
         """
         self._validate_params()
         layers = isinstance(energy, BipartiteEnergy)
@@ -82,14 +83,14 @@ class ChainPolicy(BaseEstimator, abc.ABC):
     def draw(
         self, energy: Energy, pool: Tensor | None, x: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor | None]:
-        """Rows to start from for the batch x, and the places in the pool they were read from."""
+        """Rows to start from for the batch x, and the places in the pool where they were read."""
 
     def keep(self, pool: Tensor | None, place: Tensor | None, rows: Tensor) -> Tensor | None:
         """Pool after the chains have moved on to `rows`; here there is none to keep."""
         return None
 
     def fits(self, pool: Tensor | None, rows: Tensor | None) -> bool:
-        """Whether a pool, and rows that chains stood at, could be of this policy."""
+        """Whether a pool, and the rows where chains were, could belong to this policy."""
         return pool is None
 
 
@@ -106,7 +107,7 @@ class FromData(ChainPolicy):
     noise_scale : float, default=0
         Standard deviation of Gaussian noise added to real rows, in units of x.
     augmentation : callable or None, default=None
-        ``augmentation(rows, generator)``, applied to the rows on which chains start.
+        ``augmentation(rows, generator)``, applied to the rows at which chains start.
 
     References
     ----------
@@ -222,7 +223,7 @@ class FromNoise(ChainPolicy):
 
 
 class Persistent(ChainPolicy):
-    """The same chains go on from batch to batch, as in persistent contrastive divergence.
+    """The same chains continue from batch to batch, as in persistent contrastive divergence.
 
     Parameters
     ----------
@@ -231,8 +232,8 @@ class Persistent(ChainPolicy):
     n_chains : int or None, default=None
         None is the number of rows that training starts with.
     reweight : bool, default=False
-        Weigh the chains by Jarzynski's equality, see :class:`skebm.objectives.Walkers`; with
-        samplers that leave the model invariant, and an `initial` distribution.
+        Weight the chains by Jarzynski's equality, see :class:`skebm.objectives.Walkers`; this
+        requires a sampler that leaves the model invariant, and an `initial` distribution.
     initial : Distribution or None, default=None
         Where the chains begin; as in :class:`FromNoise`.
 
@@ -280,7 +281,7 @@ class Persistent(ChainPolicy):
         self.initial = initial
 
     def start(self, energy: Energy, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Draws of the initial distribution, one a chain."""
+        """Draws of the initial distribution, one for each chain."""
         self._validate_params()
         n = len(x) if self.n_chains is None else self.n_chains
         # An estimator resolves None to the size of a batch.
@@ -295,16 +296,16 @@ class Persistent(ChainPolicy):
         return pool, None
 
     def keep(self, pool: Tensor | None, place: Tensor | None, rows: Tensor) -> Tensor:
-        """Where the chains are now."""
+        """The rows where the chains are now."""
         return rows
 
     def fits(self, pool: Tensor | None, rows: Tensor | None) -> bool:
-        """Whether there are as many chains."""
+        """Whether the number of chains is the same."""
         return pool is None and rows is not None and self.n_chains in (None, len(rows))
 
 
 class ReplayBuffer(ChainPolicy):
-    """Chains go on from rows of a large buffer, a few of which start anew at every batch.
+    """Chains continue from rows of a large buffer; a few chains start anew at every batch.
 
     Parameters
     ----------
@@ -313,8 +314,8 @@ class ReplayBuffer(ChainPolicy):
     size : int, default=10000
         Rows of the buffer, at least as many as a batch has.
     restart : float in [0, 1], default=0.05
-        Share of a batch's chains that start anew instead; they then take the place of the rows
-        they were drawn for.
+        Share of a batch's chains that start anew instead; they replace the rows of the buffer from
+        which they would have continued.
     initial : Distribution or None, default=None
         Where chains begin; as in :class:`FromNoise`.
     augmentation : callable or None, default=None

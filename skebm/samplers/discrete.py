@@ -95,8 +95,8 @@ class DiscreteLangevin(Sampler):
         - \tfrac{1}{2 h} \lVert x' - x \rVert^2\Bigr),
 
     over the states of each bit or one-hot column, and is accepted by the Metropolis-Hastings rule
-    (DMALA). Without it (DULA) draws are biased. The bias vanishes with the step size where the
-    energy is linear in every bit, as pairwise energies are; elsewhere it does not. A step costs one
+    (DMALA). Without this rule (DULA) draws are biased. The bias vanishes with the step size if the
+    energy is linear in every bit, as pairwise energies are; otherwise it does not. A step costs one
     gradient.
 
     Parameters

@@ -35,11 +35,11 @@ class Gibbs(Sampler):
     coordinates of x that are not clamped are drawn conditionally on those that are.
 
     Where many visible units are coupled to few hidden ones, h hardly ever changes, because x
-    determines it. `n_collapsed` hidden units are then drawn one at a time between the layers, with
-    x summed out, from :math:`p(h_j \mid h_{-j})`: collapsed Gibbs sampling, which leaves
-    :math:`p(h)` invariant and so is exact too. For a trained RBM of 784-16 units this reduces the
-    error of annealing from 0.9 to 0.2 nats at the same cost; for 784-64 it gains nothing. Such a
-    draw costs about a third of a step.
+    determines it. `n_collapsed` hidden units can therefore be drawn one at a time between the
+    layers, with x summed out, from :math:`p(h_j \mid h_{-j})`. This is collapsed Gibbs sampling,
+    which leaves :math:`p(h)` invariant and so is exact too. For a trained RBM of 784-16 units it
+    reduces the error of annealing from 0.9 to 0.2 nats at the same cost; for 784-64 units it gains
+    nothing. Such a draw costs about a third of a step.
 
     ``state.aux`` may be a hidden layer already drawn from p(h given x) at the same `beta`; the step
     then starts from it and saves a matrix product.

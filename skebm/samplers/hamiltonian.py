@@ -35,13 +35,13 @@ from skebm.samplers._moves import (
 class HMC(Sampler):
     r"""Hamiltonian Monte Carlo with leapfrog steps of jittered size and a fixed mass matrix: exact.
 
-    A new momentum :math:`p \sim N(0, I)` and `n_leapfrog` steps of
+    A step draws a new momentum :math:`p \sim N(0, I)` and takes `n_leapfrog` leapfrog steps,
 
     .. math:: p \leftarrow p - \tfrac{\epsilon}{2} s \odot \beta \nabla E(x), \qquad
         x \leftarrow x + \epsilon s \odot p, \qquad
         p \leftarrow p - \tfrac{\epsilon}{2} s \odot \beta \nabla E(x),
 
-    accepted by the change of :math:`\beta E(x) + |p|^2 / 2`; the mass matrix is
+    whose end is accepted by the change of :math:`\beta E(x) + |p|^2 / 2`; the mass matrix is
     :math:`\mathrm{diag}(s^{-2})`. Each chain draws its own
     :math:`\epsilon \sim \mathrm{step\_size} \cdot U(1 - j, 1 + j)` at every step, because
     trajectories of a fixed length can be periodic. Trajectories are reflected at the bounds of the
@@ -63,8 +63,8 @@ class HMC(Sampler):
     target_acceptance : float in (0, 1), default=0.8
         Target of the adaptation. It is higher than 0.651, which is optimal for trajectories of a
         given length in many dimensions [1]_, because regions of high curvature need smaller steps.
-        Where the curvature varies strongly use 0.95: with larger steps chains rarely enter such
-        regions, and stay there for long when they do.
+        If the curvature varies strongly, use 0.95: with larger steps chains rarely enter regions of
+        high curvature, and stay there for long when they do.
     scale : None, "auto", "dense" or array-like of the shape of a row, default=None
         s, the standard deviation of each entry. ``"auto"`` is that of the rows that chains start
         from, and with `adapt` of the chains during the warm-up; ``"dense"`` is their covariance,

@@ -38,7 +38,7 @@ class Langevin(Sampler):
     With the default :math:`\sigma = \sqrt{2h}` its stationary distribution approaches
     :math:`p \propto e^{-\beta E}` as h goes to 0 (the bias is of the order of h) or as h decays;
     with another :math:`\sigma` it approaches :math:`p^{2h/\sigma^2}`, a different temperature.
-    Nothing is rejected: where the step is too large for the energy, chains diverge, which is a
+    Nothing is rejected: if the step is too large for the energy, chains diverge, which raises a
     :class:`~skebm.base.SamplingError`. A step costs one gradient.
 
     Common parametrisations: a step :math:`\epsilon` along the score with noise
@@ -49,14 +49,14 @@ class Langevin(Sampler):
     Parameters
     ----------
     step_size : float, default=0.01
-        h > 0, in units of x squared (of none where `scale` is given).
+        h > 0, in units of x squared (without a unit if `scale` is given).
     noise_scale : float or None, default=None
         :math:`\sigma \ge 0` in units of x (of `scale` where one is given); None is
         :math:`\sqrt{2h}`, 0 is gradient descent.
     decay : float in [0, 1], default=0
-        :math:`\gamma` of the decreasing schedule [1]_: step t, from 0, takes
+        :math:`\gamma` of the decreasing schedule [1]_: step t, counted from 0, has the size
         :math:`h (1 + t / b)^{-\gamma}`, and :math:`\sigma` decreases like its square root. For
-        values above one half the bias vanishes with time.
+        values of :math:`\gamma` above one half the bias vanishes with time.
     decay_delay : float, default=10
         b > 0, the time scale of the decay in steps.
     averaged : bool, default=False

@@ -40,7 +40,7 @@ class MALA(Sampler):
     Parameters
     ----------
     step_size : float, default=0.1
-        h > 0, in units of x squared (of none where `scale` is given).
+        h > 0, in units of x squared (without a unit if `scale` is given).
     adapt : bool, default=False
         Adapt the step size to `target_acceptance` during the warm-up, in which draws are biased.
     target_acceptance : float in (0, 1), default=0.574

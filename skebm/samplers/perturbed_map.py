@@ -79,7 +79,7 @@ class MinCut:
 
 
 class Maxima(NamedTuple):
-    """Largest log-weights (r,) under each of r fields, and states (r, n) that have them.
+    """Largest log-weights (r,) under each of r fields, and states (r, n) that attain them.
 
     A relaxation has values at or above the exact ones, and states that may be below.
     """
@@ -122,12 +122,12 @@ def by_min_cut(graph: PairwiseGraph, fields: np.ndarray) -> Maxima:
 def by_relaxation(graph: PairwiseGraph, fields: np.ndarray) -> Maxima:
     r"""Maxima of the linear relaxation, at or above the exact ones, and good states.
 
-    The linear program :math:`\max \theta^\top q + \sum J \xi` over locally consistent
-    probabilities of units and pairs. Roof duality: its value is the maximum over an attractive
-    graph of twice as many units, x and y, with y in the place of 1 - x and half of each term. Units
-    in which x = 1 - y have this state in a maximiser of the original problem as well (persistency:
-    Hammer, Hansen and Simeone, 1984, Mathematical Programming 28); the others are set by coordinate
-    ascent.
+    The relaxation is the linear program :math:`\max \theta^\top q + \sum J \xi` over locally
+    consistent probabilities of units and pairs. By roof duality its value is the maximum over an
+    attractive graph of twice as many units, x and y, with y in the place of 1 - x and half of each
+    term. Units in which x = 1 - y have this state in a maximiser of the original problem as well
+    (persistency: Hammer, Hansen and Simeone, 1984, Mathematical Programming 28); the others are set
+    by coordinate ascent.
     """
     (i, j), n, half = graph.edges, graph.n_nodes, graph.couplings / 2
     attractive = half > 0
@@ -178,9 +178,9 @@ SOLVERS = {
 def choose_solver(
     asked: str, graph: PairwiseGraph, n_samples: int, few_terms: float = MAX_TERMS
 ) -> str:
-    """The solver to use; `ValueError` where the requested one does not apply.
+    """The solver to use; `ValueError` if the requested one does not apply.
 
-    ``"auto"`` enumerates up to `few_terms`, states times samples.
+    ``"auto"`` enumerates if the number of states times that of samples is at most `few_terms`.
     """
     terms = 2.0 ** min(graph.n_nodes, 1000) * n_samples
     if asked == "auto":
@@ -221,11 +221,11 @@ class PerturbedMAP(Sampler):
 
     with independent Gumbel variables :math:`\gamma`, one for each unit and state. Draws are
     independent of each other and of where chains start. They are exact for independent units; with
-    couplings their distribution is another one, near the model where couplings are weak. As the
-    sampler of :class:`skebm.objectives.ContrastiveDivergence` it makes perturb-and-MAP learning:
-    the gradient is :math:`\mathbb E_{data} \nabla E(x) - \mathbb E \nabla E(x^*)`, whose fixed
-    point has the moments of the data under :math:`x^*`, and strong couplings, under which chains do
-    not mix, are no obstacle.
+    couplings they have another distribution, which is near the model if the couplings are weak. As
+    the sampler of :class:`skebm.objectives.ContrastiveDivergence` it gives perturb-and-MAP
+    learning: the gradient is :math:`\mathbb E_{data} \nabla E(x) - \mathbb E \nabla E(x^*)`, so
+    that at its fixed point :math:`x^*` has the moments of the data. Strong couplings, under which
+    chains do not mix, are no obstacle.
 
     Parameters
     ----------

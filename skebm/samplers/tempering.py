@@ -28,7 +28,7 @@ class ParallelTempering(Sampler):
     exchange their rows with probability
     :math:`\min\bigl(1, \exp(E_a(x_a) + E_b(x_b) - E_a(x_b) - E_b(x_a))\bigr)`, first pairs (1, 2),
     (3, 4), ..., then (2, 3), (4, 5), .... The product of all :math:`p_k` is invariant. A step costs
-    K times that of `sampler`, and more for the exchange.
+    K times a step of `sampler`, plus the exchange.
 
     There are two kinds of ladders. On the *path* of a bipartite energy, :math:`E_k = E_{t_k}` with
     :math:`t_k` evenly spaced from 0, the energy's base (the uniform distribution without one), to
@@ -135,7 +135,7 @@ class ParallelTempering(Sampler):
         return self.kernel.accepts_relaxed_rows
 
     def init(self, energy: Energy, x: Tensor) -> ChainState:
-        """Chains with all replicas at the rows of x; ``aux`` has their states, hottest first."""
+        """Chains with all replicas at the rows of x; ``aux`` holds their states, hottest first."""
         kernel, n_numbers = self.kernel, self.n_temperatures * x.numel()
         what = f"n_temperatures={self.n_temperatures} replicas of {len(x)} chains"
         check_memory(what, n_numbers, x.dtype, x.device)

@@ -51,12 +51,12 @@ class RankStoppedError(RuntimeError):
 
 
 class Group:
-    """A single process, which talks to nobody: what is averaged over it stays as it is.
+    """A single process, which communicates with no other: its averages are its own values.
 
     Attributes
     ----------
     rank, size : int
-        Number of this process, from 0, and number of all.
+        Number of this process, counted from 0, and number of processes.
     """
 
     rank, size = 0, 1
@@ -70,7 +70,7 @@ class Group:
         return value
 
     def mean(self, values: dict[str, float]) -> dict[str, float]:
-        """Means of numbers over the processes, which have the same names."""
+        """Means over the processes of named numbers; the names are the same on all."""
         return values
 
     def total(self, *values: float) -> list[float]:
@@ -78,7 +78,7 @@ class Group:
         return list(values)
 
     def mean_of(self, value: Any) -> Any:
-        """Mean over the processes of a tensor or number; of integers the value itself."""
+        """Mean of a tensor or number over the processes; integers are returned unchanged."""
         return value
 
     def part(self, values: Tensor) -> Tensor:
@@ -93,30 +93,32 @@ class Group:
         """Raise `RankStoppedError` unless all processes are at the same place of a fit."""
 
     def jointly(self, compute: Callable[[], Any], failure: str | None = None) -> Any:
-        """Result of a computation; a `SamplingError`, or a `failure` before, of any process is
-        raised by all of them.
+        """Result of a computation.
+
+        If it raises a `SamplingError` on any process, or if any process reports an earlier
+        `failure`, all processes raise a `SamplingError`.
         """
         return compute()
 
     def leave(self, error: BaseException) -> None:
-        """Tell the others why this process takes part no longer."""
+        """Tell the others why this process no longer takes part."""
 
 
 class Ranks(Group):
-    """All processes of `torch.distributed`, by a communicator of our own.
+    """All processes of `torch.distributed`, connected by a communicator of skebm's own.
 
-    A process that leaves a fit closes it, so that no other one waits in vain; the next fit makes a
-    new one.
+    A process that leaves a fit closes the communicator, so that no other process waits in vain; the
+    next fit makes a new one.
 
     Parameters
     ----------
     number : int
-        Number of communicators before.
+        Number of communicators that were made before.
 
     Raises
     ------
     RankStoppedError
-        If a process does not come within the timeout of `torch.distributed`.
+        If a process does not begin the fit within the timeout of `torch.distributed`.
     """
 
     def __init__(self, number: int):
@@ -202,7 +204,7 @@ class Ranks(Group):
     # ---------------------------------------------------------------- collective operations
 
     def sum_(self, values: Tensor, operation: str = "SUM") -> Tensor:
-        """Add a tensor of all processes in place; the result is the same on all, bit for bit."""
+        """Sum a tensor over all processes, in place; all get the same result, bit for bit."""
         there = self._reachable(values)
         self._together(dist.all_reduce, there, op=getattr(dist.ReduceOp, operation))
         return values if there is values else values.copy_(there)
@@ -310,7 +312,7 @@ if dist.is_available() and hasattr(os, "register_at_fork"):
 def current_group() -> Group:
     """The processes that fit together: those of `torch.distributed`, or this one alone.
 
-    All of them have to call it where there is none yet.
+    If they have no communicator yet, all of them have to call this function.
     """
     if not dist.is_available() or not dist.is_initialized() or _SINGLE.get():
         return ALONE
@@ -333,8 +335,8 @@ def shows_progress(verbose: Any) -> bool:
 def single_process() -> Iterator[None]:
     """Fit in this process alone within the block, although `torch.distributed` is initialised.
 
-    For programs whose processes fit different models, or where one of them fits a model that the
-    others do not need.
+    It is for programs whose processes fit different models, or in which one process fits a model
+    that the others do not need.
 
     Examples
     --------
@@ -356,7 +358,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def attended(method: Method) -> Method:
-    """A method in which all processes take part: one that it fails on tells the others."""
+    """Decorate a method in which all processes take part: if one fails, it tells the others."""
 
     @functools.wraps(method)
     def attending(*args: Any, **kwargs: Any) -> Any:
@@ -372,7 +374,7 @@ def attended(method: Method) -> Method:
 
 
 def shared_seed(random_state: Any) -> Any:
-    """A ``random_state`` that is the same on all processes: for None a seed that rank 0 draws."""
+    """A ``random_state`` that is the same on all processes; None becomes a seed drawn by rank 0."""
     ranks = current_group()
     if random_state is not None or ranks.size == 1:
         return random_state
@@ -395,7 +397,7 @@ def divided(rows: Rows, compute: Callable[[Rows], np.ndarray]) -> np.ndarray:
 
 
 def check_same(ranks: Group, values: dict[str, Any]) -> None:
-    """Raise `ValueError` on every process where values, by their names, are not the same on all."""
+    """Raise `ValueError` on every process unless the named values are the same on all."""
     if ranks.size == 1:
         return
     everywhere = ranks.gather(values)
@@ -455,7 +457,7 @@ def _crc(values: Tensor | None, start: int = 0) -> int:
 
 
 def of_rows(*tables: Rows | None) -> dict[str, Any]:
-    """What processes compare of the rows that they train on and of those held out."""
+    """Values by which processes compare their training rows and held-out rows."""
     found: dict[str, Any] = {}
     for kind, rows in zip(("", "validation ", "held-out "), tables, strict=True):
         found[f"the number of {kind}rows"] = None if rows is None else len(rows)
@@ -470,17 +472,17 @@ def of_rows(*tables: Rows | None) -> dict[str, Any]:
 
 
 class Step:
-    """The reductions of one step, which every process asks for in the same order.
+    """The reductions of one step, which every process requests in the same order.
 
     Parameters
     ----------
     ranks : Ranks
     n_rows : int
-        Rows of this process, by which its means count.
+        Number of rows of this process, by which its means are weighted.
     buffer : Buffer
         Memory for the gradients.
     pattern : list of int
-        Lengths of the reductions of the steps before, to which those of the first step are added.
+        Lengths of the reductions of a step, in their order; the first step fills the list.
     """
 
     def __init__(self, ranks: Ranks, n_rows: int, buffer: Buffer, pattern: list[int]):
@@ -499,14 +501,14 @@ class Step:
         return [mean.view_as(v) for mean, v in zip(means, values, strict=True)]
 
     def gradients(self, value: Tensor | None) -> None:
-        """Average the gradients of all trained parameters, and the loss, once a step."""
+        """Average the gradients of all trained parameters, and the loss, once per step."""
         if not self.complete:
             self.buffer.fill(value)
             self.buffer.average(self.ranks, self.n_rows)
             self.complete = True
 
     def spoil(self) -> None:
-        """Make the step nan on all processes, with the reductions that this one still owes them."""
+        """Make the step nan on all processes, by the reductions that this one has yet to make."""
         for length in self.pattern[self.n_means :]:
             self.ranks.sum_(torch.full_like(self.buffer.flat[:1], torch.nan).expand(length).clone())
         if not self.complete:
@@ -518,8 +520,8 @@ class Step:
 class Buffer:
     """Gradients of all trained parameters side by side, with the loss and the number of rows.
 
-    One reduction takes all of them, and ``.grad`` are views of it. What has no gradient on this
-    process counts as zero.
+    A single reduction averages all of them, and the ``.grad`` tensors are views of this memory. A
+    parameter without a gradient on this process counts as zero.
     """
 
     def __init__(self, parameters: list[nn.Parameter]):
@@ -530,7 +532,7 @@ class Buffer:
         self.views = [view.view_as(p) for view, p in zip(views, parameters, strict=True)]
 
     def fill(self, value: Tensor | None) -> None:
-        """Take the gradients and the loss."""
+        """Copy the gradients and the loss into the buffer."""
         self.flat[-2] = 0.0 if value is None else value.detach()
         for p, view in zip(self.parameters, self.views, strict=True):
             if p.grad is None:
@@ -540,7 +542,7 @@ class Buffer:
                 p.grad = view
 
     def average(self, ranks: Ranks, n_rows: int) -> None:
-        """Means over the processes, weighted by their numbers of rows."""
+        """Average over the processes, weighted by their numbers of rows."""
         flat = self.flat
         flat[-1] = 1.0
         ranks.sum_(flat.mul_(n_rows))
@@ -552,15 +554,16 @@ class DataParallel:
 
     Chains are divided at the beginning of an epoch and united at its end, so that between epochs
     all processes hold the same state, that of a single process. Random numbers of the steps come
-    from a generator for each process, seeded by the seed of the fit, the number of the epoch and
-    the rank; the order of the rows comes from that of the fit, which all processes use alike.
+    from a separate generator on each process, seeded by the seed of the fit, the number of the
+    epoch and the rank. The order of the rows comes from the generator of the fit, which is the same
+    on all processes.
 
     Parameters
     ----------
     ranks : Ranks
     objective : Objective
     parameters : list of Parameter
-        Those that the optimizer trains.
+        The parameters that the optimizer trains.
     """
 
     def __init__(self, ranks: Ranks, objective: Objective, parameters: list[nn.Parameter]):
@@ -570,7 +573,7 @@ class DataParallel:
         self.failure: str | None = None
 
     def begin(self, state: Any, device: torch.device, *numbers: int) -> Any:
-        """Chains of this process for an epoch, which the numbers identify."""
+        """Chains of this process for the epoch that `numbers` identify."""
         self.failure = None
         name = "/".join(map(str, (*numbers, self.ranks.rank)))
         digest = hashlib.sha256(name.encode()).digest()
@@ -582,7 +585,7 @@ class DataParallel:
         return self.objective.over_ranks(state, self.ranks.whole, self.ranks.mean_of)
 
     def gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
-        """The gradient of all rows of a batch, of which this process has a part.
+        """The gradient of all rows of a batch, of which this process holds a part.
 
         If an energy becomes nan in the chains of one process, the step becomes nan on all
         processes. They receive the reason at the next check only, so that no step has to wait for

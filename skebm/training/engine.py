@@ -54,7 +54,7 @@ from skebm.training.rows import Batches, Rows
 
 
 class Run:
-    """State that changes at every batch; not on the net, whose attributes are slow to set."""
+    """State that changes at every batch, kept outside the net, whose attributes are slow to set."""
 
     state: Any = None
     # During a fit, the objective's own steps, or those of several processes.
@@ -114,7 +114,7 @@ class WeightAverage:
 
 
 def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], None] | None:
-    """Plain gradient descent without torch's bookkeeping: 3 instead of 13 microseconds a step.
+    """Plain gradient descent without torch's bookkeeping: 3 instead of 13 microseconds per step.
 
     None if the optimizer does anything else.
     """
@@ -136,7 +136,8 @@ def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], None] | None:
 def versioned_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
     """The step of an optimizer, after which torch knows that the parameters have changed.
 
-    Fused kernels do not count versions, by which energies know whether what they keep still holds.
+    Fused kernels do not increase version counters, by which energies recognise whether stored
+    values are still valid.
     """
     groups = optimizer.param_groups
     if not any(group.get("fused") for group in groups):
@@ -185,7 +186,7 @@ def line_search(
 
 
 def fused(steps: FusedSteps, run: Run) -> tuple[Callable[[Batch], Loss], Callable[[], None]]:
-    """An update by steps that hold weights and state themselves, and what writes them back."""
+    """An update by steps that hold weights and state themselves, and a write-back function."""
     unknown = Loss(None, None)
 
     def update(batch: Batch) -> Loss:
@@ -199,7 +200,7 @@ def fused(steps: FusedSteps, run: Run) -> tuple[Callable[[Batch], Loss], Callabl
 
 
 def nothing() -> None:
-    """Nothing has to be written back by an update that changes weights and state themselves."""
+    """Do nothing: an update that changes weights and state directly has nothing to write back."""
 
 
 # Batches between two checks for divergence, each of which synchronises with the device.
@@ -214,7 +215,7 @@ TINY_RATE = 1e-5
 
 
 class Moment(NamedTuple):
-    """Everything of a net that training changes, copied: what a failed call goes back to."""
+    """Copy of everything in a net that training changes, to which a failed call returns."""
 
     tensors: list[Tensor]
     state: Any
@@ -227,7 +228,7 @@ class Moment(NamedTuple):
 
 
 def weight_sum(module: nn.Module) -> list[float]:
-    """What processes compare of the weights with which they start."""
+    """Sums by which processes compare the weights with which they start."""
     return [float(w.double().square().sum()) for w in weights_of(module)]
 
 
@@ -379,7 +380,7 @@ class EnergyNet(NeuralNet):
         return found
 
     def replace(self, module: Any) -> None:
-        """Take another module, as if training had not begun; the history stays."""
+        """Replace the module, as if training had not begun; the history is kept."""
         self.module_ = module.eval()
         self.initialize_optimizer()
         self.average_ = WeightAverage(module, self.averaging)
@@ -390,7 +391,8 @@ class EnergyNet(NeuralNet):
     ) -> None:
         """Set held-out rows, on which training is monitored, and how they assess a model.
 
-        Without `assess` the objective's monitor does, after each epoch; else `n_times` a fit.
+        Without `assess`, the objective's monitor assesses the model after each epoch; otherwise
+        `assess` does so, `n_times` per fit.
         """
         self.held_out_, self.assess_ = rows, None if rows is None else assess
         self.n_assessments_ = n_times
@@ -407,7 +409,7 @@ class EnergyNet(NeuralNet):
         """Train for `max_epochs`; `interrupted_` says whether Ctrl-C ended it.
 
         skorch would swallow `KeyboardInterrupt` and leave no trace of it. One that comes before the
-        first epoch is raised: callbacks have nothing to look back on then.
+        first epoch is raised, because callbacks would find no epoch in the history.
         """
         if not self.initialized_:
             self.initialize()
@@ -521,7 +523,7 @@ class EnergyNet(NeuralNet):
     def on_epoch_begin(
         self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kwargs: Any
     ) -> None:
-        """End training where held-out rows gain nothing, else begin an epoch."""
+        """End training if held-out rows no longer gain, otherwise begin an epoch."""
         n_batches = math.ceil(len(dataset_train) / self.batch_size)
         n_epochs = len(self.history)
         self.group_.meet(f"epoch {n_epochs + 1}")
@@ -948,7 +950,7 @@ class EnergyNet(NeuralNet):
         )
 
     def raise_interrupt(self, note: str = "") -> None:
-        """Raise the `KeyboardInterrupt` that ended training, unless it is to be kept quiet."""
+        """Raise the `KeyboardInterrupt` that ended training, if `on_interrupt` is "raise"."""
         if self.interrupted_ and self.on_interrupt == "raise":
             raise KeyboardInterrupt(note or self._interruption())
 
@@ -1020,7 +1022,7 @@ class EnergyNet(NeuralNet):
         self.n_restarts_ = state["n_restarts"]
 
     def fit_state(self) -> dict[str, Any]:
-        """The state between two epochs of a fit, from which the fit can go on."""
+        """The state between two epochs of a fit, from which the fit can continue."""
         stoppers = [c for _, c in self.callbacks_ if isinstance(c, EarlyStopping)]
         return {
             "training": self.training_state(),
@@ -1050,11 +1052,11 @@ class EnergyNet(NeuralNet):
             vars(stopper).update(kept)
 
     def load_state(self, before: EnergyNet) -> None:
-        """Go on from another net: weights, epochs, generator and what else fits.
+        """Continue from another net: copy weights, epochs, generator and whatever else fits.
 
-        Chains are taken over by an objective of the same class, the optimizer's state by the same
-        optimizer, except that of a line search: its curvature would be wrong for other rows.
-        Nothing is shared with the other net, so that it stays as it is whatever becomes of this.
+        Chains are copied if the objective has the same class, and the optimizer's state if the
+        optimizer is the same, except for that of a line search, whose curvature would be wrong for
+        other rows. Nothing is shared with the other net, so that it does not change with this one.
         """
         state = copy.deepcopy(before.training_state())
         mine = self.training_state()

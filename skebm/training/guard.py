@@ -47,7 +47,7 @@ class Best(NamedTuple):
 
 
 class Assessment(NamedTuple):
-    """What held-out rows (n, ...) say of a model, and draws of it.
+    """Assessment of a model on held-out rows (n, ...), and draws of the model.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Assessment(NamedTuple):
         Its standard error, that of log Z included.
     draws : Tensor
     gains : Tensor of shape (n,) or None
-        That of each row, if two assessments are to be compared row by row.
+        Gain of each row, if two assessments are to be compared row by row.
     """
 
     gain: float
@@ -77,7 +77,7 @@ class DivergenceError(FloatingPointError, ValueError):
 
 
 class NoFurtherGainError(Exception):
-    """Held-out rows have not become more likely for long: training ends."""
+    """Held-out rows have not become more likely for a long time, so training ends."""
 
 
 class Guard:
@@ -86,16 +86,16 @@ class Guard:
     Attributes
     ----------
     seldom : bool
-        Whether gains are known a few times a fit, and not after every epoch.
+        Whether gains are computed only a few times per fit, and not after every epoch.
     first : str
         Where training diverged first, and why; empty if it did not.
     start, best : Best or None
-        The first weights and the best so far, where there are held-out rows and a base.
+        The first weights and the best so far, if there are held-out rows and a base.
     shown : dict of str to float
-        Diagnostics of the weights between epochs: the average where there is one, or the trained
-        ones.
+        Diagnostics of the weights between epochs: of their average if there is one, otherwise of
+        the trained weights.
     gains : Tensor or None
-        That of each held-out row in the last assessment, where they are compared row by row.
+        Gain of each held-out row in the last assessment, if gains are compared row by row.
     """
 
     def __init__(self, seldom: bool = False) -> None:
@@ -137,8 +137,8 @@ class Guard:
     def exhausted(self, n_epochs: int, n_before: int, max_epochs: int, n_batches: int) -> bool:
         """Whether the best weights are so old that better ones are not to be expected.
 
-        Of `n_epochs` in all, of `n_batches` each, `n_before` belong to earlier calls. Not where
-        gains are known seldom.
+        There have been `n_epochs` epochs of `n_batches` each, of which `n_before` belong to earlier
+        calls. The answer is always False if gains are seldom computed.
         """
         if self.best is None or self.seldom:
             return False
@@ -159,10 +159,11 @@ class Guard:
         return self.best if loss > max(2 * error, MIN_LOSS) else None
 
     def returns_to(self, ended_early: bool) -> Best | None:
-        """The weights that training ends with, if not the last ones, with the best gain.
+        """The weights that training ends with, with the best gain; None if they are the last ones.
 
-        The best ones where training ended early, they are clearly better, or the last are below the
-        base; the first ones where it ended early and has gained less than a standard error.
+        They are the best weights if training ended early, if these are clearly better, or if the
+        last ones are below the base. They are the first weights if training ended early and has
+        gained less than a standard error.
         """
         best, start = self.best, self.start
         if best is None or not (ended_early or self.clearly_better() or self.below_base):
@@ -173,5 +174,5 @@ class Guard:
 
     @property
     def below_base(self) -> bool:
-        """Whether the last gain of a model that is assessed seldom is a loss."""
+        """Whether gains are seldom computed and the last one is negative."""
         return self.seldom and self.shown.get("gain_over_base", 0.0) < 0

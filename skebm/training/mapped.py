@@ -25,7 +25,7 @@ SHARED = "joblib_memmapping_folder"
 
 
 def sample_size(n_columns: int) -> int:
-    """Rows that are read whole, of so many columns."""
+    """Largest number of rows of `n_columns` columns that are read into memory whole."""
     return min(MOST_ROWS, max(FEWEST_ROWS, MOST_NUMBERS // max(1, n_columns)))
 
 
@@ -41,7 +41,8 @@ def memory_map(X: Any) -> np.memmap | None:
 def is_large(X: Any) -> bool:
     """Whether X is a memory map that is not read whole.
 
-    What joblib maps to share it with its workers was in memory before, and is taken as it was.
+    Arrays that joblib maps to share them with its workers were in memory before, and do not count
+    as large.
     """
     if isinstance(X, MappedArray):
         return True
@@ -65,14 +66,14 @@ class MappedArray:
     array : ndarray of shape (n, ...)
         A memory map or a view of one.
     rows : ndarray of int or None
-        Numbers of the rows that are there, in ascending order; None for all.
+        Numbers of the rows that are included, in ascending order; None for all.
     columns : ndarray of int or None
-        Numbers of the columns that are there; None for all.
+        Numbers of the columns that are included; None for all.
 
     Attributes
     ----------
     dtype : dtype
-        That of the map if it is float32 or float64; float64 otherwise, as for arrays.
+        The dtype of the map if it is float32 or float64; float64 otherwise, as for arrays.
     shape, ndim : tuple of int, int
     """
 
@@ -112,13 +113,13 @@ class MappedArray:
         )
 
     def flat(self) -> MappedArray:
-        """The same with rows of one dimension."""
+        """The same array with one-dimensional rows."""
         if self.ndim == 2:
             return self
         return MappedArray(self.array.reshape(len(self.array), -1), self.rows)
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Places and rows of one block after the other."""
+        """Iterate over blocks: the place of each, a slice, and its rows."""
         size = block_size(math.prod(self.shape[1:]))
         for start in range(0, len(self), size):
             place = slice(start, min(start + size, len(self)))
@@ -144,12 +145,12 @@ class MappedArray:
 
 
 def block_size(n_columns: int) -> int:
-    """Rows of a block of so many columns, a multiple of those that are scored together."""
+    """Number of rows of a block of `n_columns` columns, a multiple of those scored together."""
     return max(1, BLOCK // max(1, n_columns) // CHUNK) * CHUNK
 
 
 def check_finite_block(block: np.ndarray, first: int) -> None:
-    """Raise `ValueError` that names the row with NaN or infinity, of rows from number `first`."""
+    """Raise `ValueError` that names the row with NaN or infinity; `first` numbers the first row."""
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(block.sum(dtype=np.float64)):  # as scikit-learn does: one pass, no copy
             return
@@ -221,7 +222,7 @@ class BlockOrder:
     Attributes
     ----------
     window : int
-        Rows that are to be in memory together.
+        Number of rows that are to be in memory together.
     """
 
     def __init__(self, n: int, n_columns: int, generator: torch.Generator | None):

@@ -127,10 +127,11 @@ class EarlyStopping(BaseEstimator):
     Parameters
     ----------
     validation_fraction : float in (0, 1) or None, default=0.1
-        Fraction of the rows held out; neither the base nor the network sees them, and the weights
-        kept are those of their best pass. None holds out no rows and judges by the training loss.
+        Fraction of the rows held out. Neither the base nor the network sees them, and the model
+        keeps the weights of the pass with the lowest loss on them. None holds out no rows and
+        judges by the training loss.
     n_iter_no_change : int, default=10
-        Passes without a gain of `tol` that end training.
+        Number of passes without a gain of `tol` after which training ends.
     tol : float, default=1e-4
         Smallest gain that counts, in units of the objective (nats for likelihoods).
 
@@ -184,7 +185,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def check_net_params(params: dict[str, Any]) -> None:
-    """Raise `ValueError` for a name that no net takes, or a value that makes no sense."""
+    """Raise `ValueError` for a name that no net accepts, or for an invalid value."""
     for name in params:
         if name not in NET_PARAMS and not name.startswith(NET_PREFIXES):
             raise ValueError(
@@ -216,10 +217,10 @@ class TrainingPlan:
     averaging : float
     max_restarts : int
     patience, tol : int, float
-        Passes without a gain of `tol` that end training, where it is judged by held-out rows or
-        by the training loss.
+        Number of passes without a gain of `tol` after which training ends, if it is judged by
+        held-out rows or by the training loss.
     judged_by_training : bool
-        Whether the training loss ends training where no rows are held out.
+        Whether the training loss decides when training ends, if no rows are held out.
     verbose : int
     dtype : {"float32", "float64"}
     """
@@ -257,7 +258,7 @@ class TrainingPlan:
         validation: Rows | None = None,
         net_params: dict[str, Any] | None = None,
     ) -> EnergyNet:
-        """Build the net that trains an objective; what users say in `net_params` wins."""
+        """Build the net that trains an objective; settings in `net_params` take precedence."""
         from skebm.training.engine import EnergyNet  # imports skorch, at the first fit
 
         optimizer, fixed = OPTIMIZERS[self.optimizer]

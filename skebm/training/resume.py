@@ -22,20 +22,20 @@ SAME = 1e-4
 
 
 class Resume(Callback):
-    """Store the state of a fit after its epochs; if the file exists, go on from it.
+    """Store the state of a fit after its epochs; if the file exists, continue from it.
 
     The result is that of a fit that was never interrupted, bit for bit on the same machine:
     weights and their average, chains, the optimizer's state, the learning rate's schedule, the
-    random generator, the best weights so far, early stopping and the history are stored. The file
-    is written to the side and then replaced, so that it is whole whenever the process dies, and
-    holds tensors and plain values only: reading it executes no code. It stays after the fit has
-    ended; the same fit then returns at once.
+    random generator, the best weights so far, early stopping and the history are stored. The state
+    is written to a second file, which then replaces the first, so that the file is complete
+    whenever the process dies. It holds tensors and plain values only: reading it executes no code.
+    The file remains after the fit has ended; the same fit then returns at once.
 
-    Where several processes train together, rank 0 writes the file and each may have it: the first
-    rank that does reads it for all. A fit goes on with as many processes as it began with.
+    If several processes train together, rank 0 writes the file, and any rank may hold it: the first
+    rank that does reads it for all. A fit continues with as many processes as it began with.
 
-    The fit that goes on needs the rows, the parameters and the `random_state`, an integer, of the
-    one before; `ValueError` otherwise. What callbacks of your own have counted is not stored.
+    A fit that continues needs the same rows, parameters and integer `random_state` as the fit
+    before; otherwise `ValueError` is raised. The state of your own callbacks is not stored.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class Resume(Callback):
 
 
 def settings_of(net: Any) -> dict[str, Any]:
-    """What must be equal in the fit that goes on, by names for a message."""
+    """Settings that must be equal in a fit that continues, by their names in a message."""
     groups = net.optimizer_.state_dict()["param_groups"]
     return {
         "random_state": net.seed_,
@@ -156,7 +156,7 @@ def settings_of(net: Any) -> dict[str, Any]:
 
 
 def moments_of(*tables: Rows | None) -> Tensor:
-    """Weighted moments of the columns of tables, which tell whether they are the same rows."""
+    """Weighted moments of the columns of tables, by which their rows are compared."""
     found = []
     for rows in tables:
         if rows is None:
@@ -178,7 +178,7 @@ def moments_of(*tables: Rows | None) -> Tensor:
 
 
 def plain(tree: Any) -> Any:
-    """Nested containers with NumPy scalars as Python numbers, which are read without code."""
+    """Nested containers with NumPy scalars as Python numbers, readable without executing code."""
     if isinstance(tree, np.generic):
         return tree.item()
     if isinstance(tree, dict):

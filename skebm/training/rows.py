@@ -42,9 +42,9 @@ class Rows(torch.utils.data.Dataset):
     ----------
     known : Tensor of shape (n, d) or None
         Which entries are data; the others are imputations, drawn anew whenever a row is trained on.
-        None where all are.
+        None if all entries are data.
     n_copies : int
-        How often each row is there, completed in several ways.
+        Number of copies of each row, which are completed in different ways.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Rows(torch.utils.data.Dataset):
         return isinstance(self.x, MappedArray)
 
     def sampled(self, seed: int) -> Rows:
-        """Rows that are in memory: these, or a uniform sample of those of a file."""
+        """Rows in memory: these rows, or a uniform sample of the rows of a file."""
         n = sample_size(self.n_columns)
         if not self.is_mapped or len(self) <= n:
             return self
@@ -109,17 +109,17 @@ class Rows(torch.utils.data.Dataset):
 
     @property
     def whole(self) -> Rows:
-        """The rows of a file that these are a sample of; these rows if they are none."""
+        """The rows of a file that these are a sample of; these rows if they are not a sample."""
         return self if self._sampled_from is None else self._sampled_from
 
     @property
     def n_table(self) -> int:
-        """Number of rows of the table that these are a sample of, or of these rows."""
+        """Number of rows of the table that these are a sample of, or else of these rows."""
         return len(self.whole)
 
     @property
     def counts(self) -> Tensor:
-        """The weight of each row as it was given, or 1; float64 (n,)."""
+        """The weight of each row as it was given, or 1 without weights; float64 (n,)."""
         if self.weight is None and self.is_mapped:  # without memory of its own
             return torch.ones((), dtype=torch.float64, device=self.device).expand(len(self))
         if self.weight is None:
@@ -144,17 +144,17 @@ class Rows(torch.utils.data.Dataset):
         return Rows(self.x[number], weight, **kind)
 
     def reweighted(self, weight: Tensor) -> Rows:
-        """The same rows with other weights (n,), of which the total is as before."""
+        """The same rows with other weights (n,), whose total is the same as before."""
         kind: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "convert": self.convert}
         found = Rows(self.x, weight, y=self.y, **kind)
         found.known = self.known
         return found
 
     def split(self, n: int, generator: torch.Generator) -> tuple[Rows, Rows]:
-        """All rows but `n`, and these, drawn at random.
+        """All rows except for `n` rows drawn at random, and these `n` rows.
 
-        Rows of a file are drawn among those that no sample had before, if there are so many: what
-        was fitted to a sample is then judged by new rows.
+        Rows of a file are drawn from those that are in no earlier sample, if there are enough of
+        them, so that what was fitted to a sample is judged by new rows.
         """
         if self.is_mapped:
             device = generator.device
@@ -173,7 +173,7 @@ class Rows(torch.utils.data.Dataset):
         return rank + np.searchsorted(seen - np.arange(len(seen)), rank, side="right")
 
     def without(self, index: Tensor) -> tuple[Rows, Rows]:
-        """All rows but those of the given numbers, and these."""
+        """All rows except for those with the given numbers, and those rows."""
         rest = np.ones(len(self), dtype=bool)
         rest[index.cpu().numpy()] = False
         left = torch.from_numpy(np.flatnonzero(rest)).to(self.device)
@@ -201,8 +201,9 @@ class Rows(torch.utils.data.Dataset):
     def complete(self, groups: Sequence[int]) -> None:
         """Fill in missing entries, nan, by the values of their column in other rows, at random.
 
-        `groups` are the numbers of entries of the columns. A column without any value gets zeros,
-        or the first of several entries. Rows without missing entries stay as they are.
+        `groups` holds the number of entries of each column. A column without any value is filled
+        with zeros, or with its first level if it has several entries. Rows without missing entries
+        are unchanged.
         """
         if not self.has_missing():
             return
@@ -223,7 +224,7 @@ class Rows(torch.utils.data.Dataset):
         self.x, self.known, self.convert = x, known, None
 
     def has_missing(self) -> bool:
-        """Whether there are missing entries, nan, of which maps are known to have none."""
+        """Whether there are missing entries, nan; memory maps are known to have none."""
         if isinstance(self.x, MappedArray):
             return False
         if isinstance(self.x, Tensor):
@@ -231,7 +232,7 @@ class Rows(torch.utils.data.Dataset):
         return bool(np.isnan(self.x.data).any())
 
     def known_entries(self) -> Tensor | None:
-        """Which entries of rows are data, (n, d); None where all are."""
+        """Which entries of rows are data, (n, d); None if all are."""
         if self.known is not None:
             return self.known.to(self.device)
         return ~self.block(0, len(self)).isnan() if self.has_missing() else None
@@ -243,7 +244,7 @@ class Rows(torch.utils.data.Dataset):
         self.x.index_copy_(0, batch.row_index.to(self.x.device), batch.x.to(self.x))
 
     def copies(self, n: int) -> Rows:
-        """Each row `n` times, one after the other, with the weight of one row in all."""
+        """Each row `n` times in succession; the copies together have the weight of one row."""
         index = torch.arange(len(self), device=self.device).repeat_interleave(n)
         found = self.subset(index)
         found.total_weight, found.n_copies = self.total_weight, n
@@ -271,7 +272,7 @@ class Rows(torch.utils.data.Dataset):
         return self.taker()(index)
 
     def taker(self) -> Callable[[Tensor], Tensor]:
-        """The function by which rows are taken, chosen once for many batches."""
+        """The function that takes rows, chosen once for many batches."""
         x = self.x
         if not isinstance(x, Tensor):
             return lambda index: self._dense(x[index.cpu().numpy()])
@@ -319,12 +320,14 @@ N_MONITOR = 100
 class Batches:
     """Mini-batches of rows on the device, shuffled if there is a generator and more than one batch.
 
-    Their number is that of batches of at most `batch_size` rows; their sizes differ by at most one.
+    There are as few batches as possible with at most `batch_size` rows each, and their sizes differ
+    by at most one.
 
     Attributes
     ----------
     part : tuple of (int, int) or None
-        Rank of a process and number of all, among which each batch is divided; None for all of it.
+        Rank of a process and number of processes among which each batch is divided; None for whole
+        batches.
     """
 
     def __init__(
@@ -362,7 +365,7 @@ class Batches:
     def monitoring_batch(self) -> Batch:
         """A fixed, representative batch of 100 rows, evenly spaced in cumulative weight.
 
-        All rows if there is only one batch.
+        It contains all rows if there is only one batch.
         """
         rows = self.rows
         if len(self) == 1 and self.subset is None:
@@ -445,7 +448,7 @@ class Batches:
 
 
 def tensor_of(array: np.ndarray, dtype: torch.dtype) -> Tensor:
-    """Tensor of an array, with its memory if possible; a copy of one that may not be written.
+    """Tensor of an array, sharing its memory if possible; a copy of a read-only array.
 
     >>> import numpy as np, torch
     >>> from skebm.training.rows import tensor_of

@@ -14,16 +14,17 @@ MANY_SEQUENCES = 10
 
 
 class Segments(Rows):
-    """Rows that are windows of frames; frames are stored once, whatever the windows overlap.
+    """Rows that are windows of frames; frames are stored once, however much the windows overlap.
 
-    A window ends with its targets, frames that are trained on, and begins with their context. Each
-    frame is followed by 1 where it is missing, before the first one of its sequence, and else by 0.
+    A window ends with its targets, the frames that are trained on, and begins with their context.
+    Each frame of a window is followed by a flag: 1 if it is missing, because it would lie before
+    the first frame of its sequence, and 0 otherwise.
 
     Parameters
     ----------
     frames : Rows
-        All frames, one sequence after the other; what has no `cut` yet has a window for each frame,
-        without context.
+        All frames, one sequence after the other. Before :meth:`cut` is called, there is one window
+        for each frame, without context.
 
     Attributes
     ----------
@@ -33,7 +34,7 @@ class Segments(Rows):
     ends : Tensor of shape (n,)
         Number of the last frame of each window.
     n_context, n_targets : int
-        Frames of a window.
+        Numbers of context frames and of target frames in a window.
     """
 
     x: Tensor
@@ -77,7 +78,7 @@ class Segments(Rows):
         return starts, torch.cat([starts[1:], starts.new_tensor([len(self.first)])]) - 1
 
     def beginning(self, n_frames: int) -> Segments:
-        """The windows of the first frames, and no other frames."""
+        """The windows that end in the first `n_frames` frames, with these frames only."""
         found = self.subset((self.ends < n_frames).nonzero().ravel())
         found.x, found.first = self.x[:n_frames], self.first[:n_frames]
         return found
@@ -91,9 +92,10 @@ class Segments(Rows):
         return found
 
     def split(self, n: int, generator: torch.Generator) -> tuple[Segments, Segments]:
-        """All windows but about `n`, and these: whole sequences, or the end of each of few ones.
+        """All windows except for about `n`, and these `n`.
 
-        Windows of the same sequence are alike, so that some at random would say little of others.
+        The latter are whole sequences or, with few sequences, the end of each. Windows of the same
+        sequence are alike, so windows drawn at random would say little about new ones.
         """
         fraction = n / len(self)
         starts, ends = self.sequences()
@@ -130,7 +132,7 @@ class Segments(Rows):
         return self.at(place, place < self.first[ends][:, None])
 
     def at(self, place: Tensor, missing: Tensor) -> Tensor:
-        """Windows of the frames of numbers `place` (n, L), of which some are missing; flat."""
+        """Flat windows of the frames with the numbers `place` (n, L), some of which are missing."""
         index = torch.where(missing, len(self.flagged) - 1, place)
         return self.flagged[index].flatten(1).to(self.device)
 

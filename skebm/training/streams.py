@@ -44,7 +44,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Part(NamedTuple):
-    """Rows of a stream, and their labels where it has some."""
+    """Rows of a stream, and their labels if it has any."""
 
     x: np.ndarray
     y: np.ndarray | None = None
@@ -57,7 +57,7 @@ class Spool(NamedTuple):
     ----------
     table : memmap of shape (n, ...)
     header : frame without rows, or None
-        The names of the columns, where they have some.
+        The names of the columns, if they have any.
     y : ndarray of shape (n,) or None
     """
 
@@ -250,10 +250,10 @@ def _dask_frame_parts(X: Any) -> Iterator[Part]:
 
 
 def parts(X: Any) -> Iterator[Part]:
-    """Blocks of a stream, checked: numbers, all finite, of the columns and kind of the first.
+    """Checked blocks of a stream: finite numbers, with the columns and the type of the first block.
 
-    Raises `ValueError` that names the row where that changes, and at the end where the stream has
-    other rows than it said, or none.
+    Raises `ValueError` that names the row at which a block fails the check. Raises it also at the
+    end, if the stream had no rows, or not as many as its length.
     """
     reader = _reader(X)
     assert reader is not None
@@ -309,17 +309,17 @@ def _kind(dtype: np.dtype) -> np.dtype:
 def spooled(X: Any) -> Spool:
     """Write a stream to a temporary file and open it as a memory map.
 
-    The file is in the folder that ``tempfile`` chooses (``TMPDIR``), without a name where the
-    system has such files, and is gone when the map is no longer used, also after an error.
+    The file is in the folder that ``tempfile`` chooses (``TMPDIR``). It has no name if the system
+    supports such files, and is removed when the map is no longer used, also after an error.
 
-    Raises `OSError` that names the folder and the bytes that are needed if the disk is full.
+    If the disk is full, raises `OSError` that names the folder and the number of bytes needed.
     """
     found = _written((part for part in parts(X)), _length(X))
     return Spool(found[0], _header(X), found[1])
 
 
 def some_rows(X: Any, rows: np.ndarray) -> Any:
-    """Rows of the given numbers; many rows of a large array are a memory map of their own."""
+    """Rows with the given numbers; many rows of a large array become a memory map of their own."""
     if not is_large(X) or len(rows) <= sample_size(math.prod(X.shape[1:])):
         return take_rows(X, rows)
     chosen = as_mapped(X).subset(rows)
@@ -359,7 +359,7 @@ def _full(first: np.ndarray, seen: int, n: int | None) -> OSError:
 
 
 def labelled(X: Any, y: Any) -> tuple[Any, Any]:
-    """A table and its labels, which are those of the stream where none are given."""
+    """A table and its labels; those of the stream if none are given."""
     if not is_stream(X):
         return X, y
     found = spooled(X)
@@ -367,10 +367,10 @@ def labelled(X: Any, y: Any) -> tuple[Any, Any]:
 
 
 def in_memory(X: Any, random_state: Any, *others: Any) -> tuple[Any, ...]:
-    """What a model that needs its rows in memory is fitted to, and the header of a stream.
+    """Rows to which a model that needs them in memory is fitted, and the header of a stream.
 
-    Of a large table that is a uniform sample of rows; `others` have a value for each row, or are
-    None.
+    For a large table they are a uniform sample of its rows. Each of `others` has a value for each
+    row, or is None.
 
     Returns
     -------
@@ -388,7 +388,7 @@ def in_memory(X: Any, random_state: Any, *others: Any) -> tuple[Any, ...]:
 
 
 def as_mapped(X: Any) -> MappedArray:
-    """A large array as one whose rows are read when they are needed."""
+    """A large array as a `MappedArray`, whose rows are read when they are needed."""
     return X if isinstance(X, MappedArray) else MappedArray(np.asarray(X))
 
 
@@ -425,7 +425,7 @@ def by_blocks(method: Method) -> Method:
 
 @contextlib.contextmanager
 def names_compared() -> Iterator[None]:
-    """Without scikit-learn's warning of arrays without names, where these were compared before."""
+    """Suppress scikit-learn's warning about arrays without names, which were compared before."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="X does not have valid feature names")
         yield

@@ -155,7 +155,7 @@ def train(
 ) -> None:
     """Maximise the likelihood of rows, in place, and return to the best weights.
 
-    `FloatingPointError` where training diverges before there are any.
+    `FloatingPointError` is raised if training diverges before there are any.
     """
     fit, held_out = _split(rows, settings.validation_fraction, generator)
     monitored = None if held_out is None else _copies(held_out, generator)
@@ -370,10 +370,11 @@ class NormalizingFlow(Distribution):
         r"""Maximise the likelihood of standardised rows with AdamW.
 
         Centre and scale are the means and standard deviations of the (noisy) columns; a named flow
-        starts near the normal distribution with these. Of 50 rows or more, a tenth is held out:
-        their likelihood is evaluated after each epoch, but at most every 20 steps, and the weights
-        of the largest value are kept. Of fewer rows none is held out, and at most 50 steps are
-        taken. The learning rate has a cosine decay, and gradients are clipped at a norm of 5.
+        starts near the normal distribution with these. If there are 50 rows or more, a tenth of
+        them is held out: their likelihood is evaluated after each epoch, but at most every 20
+        steps, and the weights with the largest value are kept. If there are fewer, none is held
+        out, and at most 50 steps are taken. The learning rate has a cosine decay, and gradients are
+        clipped at a norm of 5.
 
         A column that varies by no more than rounding errors gets the scale 1 and, without `sigma`,
         normal noise of that scale, because its density would degenerate otherwise.
@@ -401,15 +402,15 @@ class NormalizingFlow(Distribution):
         learning_rate : float >= 0, default=5e-3
             Largest learning rate of the schedule.
         weight_decay : float >= 0 or None, default=None
-            Of AdamW, per step and relative to the learning rate. None is 1 for up to 1500 rows, and
-            1500 / n for more.
+            Weight decay of AdamW, per step and relative to the learning rate. None is 1 for up to
+            1500 rows, and 1500 / n for more.
         batch_size : int >= 1, default=256
-            Rows of a step.
+            Number of rows for a step.
         n_steps : int >= 1, default=1000
-            Most steps.
+            Largest number of steps.
         n_steps_no_change : int >= 1, default=200
-            Steps, at least one epoch, without an increase of the held-out likelihood after which
-            training stops.
+            Number of steps, at least one epoch, without an increase of the held-out likelihood
+            after which training stops.
         validation_fraction : float in [0, 1), default=0.1
             Fraction of the rows that is held out; 0 trains on all of them for `n_steps`.
         generator : torch.Generator or None, default=None

@@ -26,7 +26,7 @@ class RegressionMixture:
     Parameters
     ----------
     joint : GaussianMixture
-        Of rows (c, x) side by side; or of x alone, which then does not depend on c.
+        Distribution of rows (c, x) side by side, or of x alone, which then does not depend on c.
     n_columns : int
         Number of columns of x, the last ones of the joint distribution.
 
@@ -34,7 +34,8 @@ class RegressionMixture:
     ----------
     joint : GaussianMixture
     n_columns, n_conditions : int
-        Columns of x, and of those of c on which x depends (0 of a distribution of x alone).
+        Number of columns of x, and of the columns of c on which x depends (0 if the joint
+        distribution is one of x alone).
 
     References
     ----------
@@ -84,7 +85,7 @@ class RegressionMixture:
     def given(self, c: Tensor) -> RowMixtures:
         """The distributions of x given each of the conditions c, (n, n_conditions).
 
-        Where x does not depend on c, of which only the number of rows counts, all are the same.
+        If x does not depend on c, all are the same, and only the number of rows of c matters.
         """
         if not self.n_conditions:
             log_weight = self._gate_constant.log_softmax(0).expand(len(c), -1)
@@ -99,7 +100,7 @@ class RegressionMixture:
     def convolved(self, sigma: Tensor) -> RegressionMixture:
         """The distribution of x with independent normal noise of standard deviations (n_columns,).
 
-        The noise leaves the conditions, and so the weights and the regressions, as they are.
+        The conditions get no noise, so that the weights and the regressions do not change.
         """
         log_weight, means, covariances = self.joint.components()
         noise = torch.zeros_like(means[0])

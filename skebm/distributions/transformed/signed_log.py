@@ -26,7 +26,7 @@ class SignedLog(Distribution):
         u_i = \operatorname{arsinh} \frac{x_i - m_i}{s_i}, \qquad
         \log p(x) = \log q(u) - \sum_i \log \sqrt{s_i^2 + (x_i - m_i)^2} .
 
-    Near the centre m entries are as they are, in units of s; far from it their logarithms count, so
+    Near the centre m the transform is linear, in units of s; far from it, it is logarithmic, so
     that heavy and skewed tails become short ones.
 
     Parameters
@@ -66,7 +66,7 @@ class SignedLog(Distribution):
     def fit(
         cls, x: Tensor, weight: Tensor, inner: Callable[[Tensor, Tensor], Distribution]
     ) -> SignedLog:
-        """The distribution of rows (n, d), of whose logarithms in :meth:`units` `inner` makes q.
+        """Fit to rows (n, d): `inner` makes q from their logarithms, in :meth:`units` of columns.
 
         Parameters
         ----------
@@ -74,16 +74,18 @@ class SignedLog(Distribution):
         weight : Tensor of shape (n,)
             Non-negative.
         inner : callable
-            ``(logs, weight)`` to a distribution.
+            Function from ``(logs, weight)`` to a distribution.
         """
         centre, scale = cls.units(x, weight)
         return cls(inner(torch.arcsinh((x - centre) / scale), weight), centre, scale)
 
     @staticmethod
     def units(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Medians and widths of columns, by their quartiles as of a normal distribution, (d,).
+        """Medians and widths of columns, (d,).
 
-        The standard deviation of columns whose quartiles are next to equal, 1 of constant ones.
+        The width is the standard deviation of a normal distribution with the same interquartile
+        range. If the quartiles are nearly equal it is the standard deviation of the column, and for
+        a constant column it is 1.
         """
         mean, variance = moments(x, weight)
         low, middle, high = weighted_quantiles(x, weight, (0.25, 0.5, 0.75))

@@ -358,7 +358,7 @@ class BlockTree(TreeOfTables):
         weight : Tensor of shape (n,), default=None
             Weights of the rows, non-negative; None: all equal.
         block_size : int from 1 to 5, default=3
-            Most columns of a block; 1 gives the Chow-Liu tree.
+            Largest number of columns in a block; 1 gives the Chow-Liu tree.
         smoothing : float > 0, default=1e-3
             P(k given a) is the mixture of its empirical value and of the marginal probability P(k)
             of the pattern, with weights proportional to p(a) and `smoothing`.

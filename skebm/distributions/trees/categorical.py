@@ -29,7 +29,7 @@ class CategoricalTree(TreeOfTables):
     Parameters
     ----------
     domain : Binary, Categorical or Mixed of these
-        Of flat rows.
+        Domain of flat rows.
     parent : array-like of int of shape (m,)
         Parent of each of the m columns, -1 for the root.
     log_tables : Tensor of shape (m, K, K)
@@ -157,7 +157,7 @@ class CategoricalTree(TreeOfTables):
         self.__init__(state["domain"], state["parent"], tables)  # type: ignore[misc]
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """log q of rows, the multilinear extension between them, (n,)."""
+        """log q of rows, and its multilinear extension between them, (n,)."""
         ends = x.new_zeros(len(x), 2)
         level = torch.cat([x, ends], 1).t().index_select(0, self._entry)
         level = level.view(*self._valid.shape, len(x))
@@ -170,7 +170,7 @@ class CategoricalTree(TreeOfTables):
         return (value * of_parent).sum(1).t().contiguous().sum(1)
 
     def potentials(self, field: Tensor, known: Clamp | None) -> Tensor:
-        """Field of each level, (m, K, n); -inf for those that are known not to be, or are none."""
+        """Field of each level, (m, K, n); -inf for those that cannot occur or do not exist."""
         found = self._by_level(field, -math.inf)
         if known is not None:
             value = known.value > 0.5

@@ -167,9 +167,9 @@ class ChowLiuTree(Distribution):
             probabilities positive. It is relative, so the scale of the weights does not matter.
         shrinkage : float in [0, 1], default=0
             Weight of the product of the marginals in the mixture with each pairwise table: means do
-            not change, and covariances of neighbours are multiplied by 1 - `shrinkage`. Where an
-            RBM corrects the tree, a value of one half can be better than none: in sparse tables
-            with topics (book: -33.0 instead of -34.1 nats on the validation part) hidden units
+            not change, and covariances of neighbours are multiplied by 1 - `shrinkage`. If an RBM
+            corrects the tree, a value of one half can be better than 0: in sparse tables with
+            topics (book: -33.0 instead of -34.1 nats on the validation part) hidden units then
             model the remaining dependence better.
         """
         x, like = x.double(), x

@@ -15,7 +15,7 @@ from skebm.distributions.base import Distribution, Tilt
 class TreeOfTables(Distribution):
     """A tree whose nodes have a table of the probabilities of their patterns given the parent's.
 
-    Subclasses say which entries of a row are which pattern.
+    Subclasses define which entries of a row belong to which pattern.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class TreeOfTables(Distribution):
 
     @abc.abstractmethod
     def potentials(self, field: Tensor, known: Clamp | None) -> Tensor:
-        """Field of each pattern, (m, K, n); -inf for those that are known not to be."""
+        """Field of each pattern, (m, K, n); -inf for those that are known not to occur."""
 
     @abc.abstractmethod
     def rows_of(self, patterns: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ class PairwiseCorrection(NeuralEnergy, PairwiseEnergy):
 
     .. math:: E(x) = -\log q(x) + f(x)
 
-    As a :class:`NeuralEnergy` with f as its network, but with the conditionals of f, to whose
-    log-odds those of q are added, so that Gibbs samplers take it.
+    It is a :class:`NeuralEnergy` with f as its network that also has conditionals: their log-odds
+    are those of f plus those of q, so that Gibbs samplers can be used.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class PairwiseCorrection(NeuralEnergy, PairwiseEnergy):
 
     @property
     def bias(self) -> Tensor:  # type: ignore[override]
-        """Fields of both, (d,)."""
+        """Fields of f plus those of q, (d,)."""
         return self.network.bias + self.field
 
     @property

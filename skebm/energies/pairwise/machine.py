@@ -31,8 +31,8 @@ class BoltzmannMachine(PairwiseEnergy):
 
     J is symmetric with a zero diagonal, also in training: the parameter has one entry for each edge
     of the graph of couplings. Pairs of columns without an edge stay uncoupled. On one-hot rows
-    (`domain`) :math:`b_a + \sum_j J_{aj} x_j` are the log-weights of the levels a of a column, and
-    levels of the same column are not coupled.
+    (`domain`), :math:`b_a + \sum_j J_{aj} x_j` is the log-weight of level a of a column, and levels
+    of the same column are not coupled.
 
     Each pair of columns enters E once, with the factor one half of the double sum. Texts that write
     :math:`E(x) = -x^\top W x - b^\top x` without it, as Tomczak (2022) in eq. 6.32, count each
@@ -43,7 +43,8 @@ class BoltzmannMachine(PairwiseEnergy):
     ----------
     coupling : array-like of shape (d, d)
         W of the term :math:`-x^\top W x / 2`, symmetric or not: J is its symmetric part, and since
-        :math:`x_i^2 = x_i`, its diagonal is a bias :math:`W_{ii} / 2`. Sets precision and device.
+        :math:`x_i^2 = x_i`, its diagonal is a bias :math:`W_{ii} / 2`. It determines the precision
+        and the device.
     bias : array-like of shape (d,) or None, default=None
         b; ``None`` is zero.
     edges : array-like of bool of shape (d, d) or None, default=None
@@ -137,7 +138,8 @@ class BoltzmannMachine(PairwiseEnergy):
         """A partition of the columns into groups without couplings, which are sampled jointly.
 
         There are two for a bipartite graph, such as a grid of even sides, and d for a complete one.
-        One-hot columns are there with all their entries, in groups of as many levels.
+        A one-hot column is included with all its entries, in a group of columns that have the same
+        number of levels.
         """
         return self.order.split(self._sizes)
 
@@ -157,8 +159,8 @@ class BoltzmannMachine(PairwiseEnergy):
     def coordinates(self, x: Tensor, weight: Tensor | None) -> Reparametrisation:
         """Coordinates of (weight, bias) in which losses of rows are well conditioned.
 
-        Those of centred couplings, J_ij (x_i - m_i)(x_j - m_j), which have little to do with each
-        other and with the biases; curvatures are products of the variances of the columns.
+        They are those of centred couplings, J_ij (x_i - m_i)(x_j - m_j), which depend little on
+        each other and on the biases; curvatures are products of the variances of the columns.
         """
         share = torch.full_like(x[:, 0], 1 / len(x)) if weight is None else weight / weight.sum()
         mean = share @ x
@@ -206,7 +208,7 @@ class BoltzmannMachine(PairwiseEnergy):
     def logits(self, x: Tensor, columns: Tensor | None = None) -> Tensor:
         """Log-odds of a one in each of `columns` (all by default) given the others, (n, k).
 
-        At one-hot entries, the log-weight of the level.
+        For a one-hot entry it is the log-weight of the level.
         """
         chosen = ALL if columns is None else columns
         weights, bias = self._weights(chosen), self.bias[chosen]

@@ -45,9 +45,9 @@ class BernoulliRBM(BipartiteEnergy):
         Precision of the parameters.
     base : Distribution or None, default=None
         A distribution q with exact conditionals under unary fields, such as a Chow-Liu tree, that
-        the RBM corrects: :math:`E(x, h) - \log q(x)`. Not trained. p(x given h) is then q with
-        the fields :math:`b + W^\top h`. Independent columns are but fields themselves: such a base
-        is where annealing and tempering start, and the visible biases hold it already.
+        the RBM corrects: :math:`E(x, h) - \log q(x)`. It is not trained. p(x given h) is then q
+        with the fields :math:`b + W^\top h`. Independent columns are equivalent to fields, which
+        the visible biases already contain: annealing and tempering only start from such a base.
 
     Attributes
     ----------
@@ -99,7 +99,7 @@ class BernoulliRBM(BipartiteEnergy):
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Weight, visible and hidden bias: a fifth of the time that three attributes take."""
+        """Weight, visible and hidden bias, in a fifth of the time that three attributes take."""
         found: Any = self._parameters
         return found["weight"], found["visible_bias"], found["hidden_bias"]
 
@@ -115,7 +115,7 @@ class BernoulliRBM(BipartiteEnergy):
         return RBMGradient(self, centering, penalty)
 
     def correction(self, x: Tensor) -> Tensor:
-        """Minus the log of what the model is to its base, unnormalised, (n,)."""
+        """Minus the log-ratio of the model to its base, unnormalised, (n,)."""
         if self.structure is None:
             return super().correction(x)  # the biases hold the base
         return self.correction_at(x)
@@ -131,7 +131,7 @@ class BernoulliRBM(BipartiteEnergy):
         return softplus(field).sum(-1).add_(linear).neg_()
 
     def log_structure(self, x: Tensor) -> Tensor | float:
-        """log q(x), (n,), of rows that may be padded; 0 where the biases hold the base."""
+        """log q(x), (n,), of rows that may be padded; 0 if the biases contain the base."""
         q = self.structure
         return 0.0 if q is None else q.log_prob(x[:, : q.domain.n_columns])
 
@@ -345,7 +345,7 @@ class Tilted(BipartiteEnergy):
         return self.energy.free_energy(x, beta * self.beta) - beta * (x * self.field).sum(1)
 
     def hidden(self, x: Tensor, beta: float = 1.0) -> Conditional:
-        """p(h given x): the field does not touch it."""
+        """p(h given x), which does not depend on the field."""
         return self.energy.hidden(x, beta * self.beta)
 
     def visible(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Conditional:
@@ -373,14 +373,14 @@ class Tilted(BipartiteEnergy):
 
 
 class TemperedCorrection(BipartiteEnergy):
-    r"""A machine whose correction of its base is tempered: beta E(x, h) - (1 - beta) log q(x).
+    r"""An RBM whose correction of its base is tempered: beta E(x, h) - (1 - beta) log q(x).
 
-    The path from the base itself, at `beta` = 0, to the model, at 1.
+    This is the path from the base itself, at `beta` = 0, to the model, at 1.
 
     Parameters
     ----------
     energy : BernoulliRBM
-        A machine with a base; its parameters are shared, not copied.
+        An RBM with a base; its parameters are shared, not copied.
     beta : float
         Inverse temperature of the correction.
     """
@@ -395,7 +395,7 @@ class TemperedCorrection(BipartiteEnergy):
         return self.energy.correction_at(x, beta * self.beta) - beta * self.energy.log_structure(x)
 
     def hidden(self, x: Tensor, beta: float = 1.0) -> Conditional:
-        """p(h given x): the base does not touch it."""
+        """p(h given x), which does not depend on the base."""
         return self.energy.hidden(x, beta * self.beta)
 
     def visible(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Conditional:

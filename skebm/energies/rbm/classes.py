@@ -44,7 +44,7 @@ class ClassesAndUnits(Conditional):
     field : Tensor of shape (n, H)
         Log-odds of the hidden units without those of the class.
     of_class : Tensor of shape (K, H)
-        What a class adds to them.
+        What a class adds to these log-odds.
     """
 
     def __init__(self, log_share: Tensor, field: Tensor, of_class: Tensor):
@@ -74,15 +74,15 @@ class ClassRBM(BipartiteEnergy):
         E(x, y, h) = E(x, h) - d_y - h^\top U_y , \qquad
         F(x) = -\log \sum_y \sum_h e^{-E(x, y, h)}
 
-    with E(x, h) the energy of a machine of x alone. The class probabilities are exact:
+    with E(x, h) the energy of an RBM of x alone. The class probabilities are exact:
 
     .. math::
         p(y \mid x) = \mathrm{softmax}_y
         \Bigl(d_y + \sum_j \log\bigl(1 + e^{c_j + W_j t(x) + U_{jy}}\bigr)\Bigr) .
 
-    Class and hidden units are one hidden layer, which is drawn exactly given x: first the class.
-    Given the layer, x is drawn exactly as well, so that block Gibbs sampling, annealing and
-    enumeration are those of any restricted Boltzmann machine.
+    Class and hidden units form one hidden layer, which is drawn exactly given x, the class first.
+    Given this layer, x is drawn exactly as well, so that block Gibbs sampling, annealing and
+    enumeration work as for any restricted Boltzmann machine.
 
     Parameters
     ----------
@@ -177,7 +177,8 @@ class ClassRBM(BipartiteEnergy):
     def class_logits(self, x: Tensor, beta: float | Tensor = 1.0) -> Tensor:
         """log of p(x, y) up to a function of x, (n, K); a `beta` of shape (k, 1) gives (k, n, K).
 
-        It is the sum over hidden units of exp(-beta E(x, y, h)) without the visible part.
+        It is the log of the sum over hidden units of exp(-beta E(x, y, h)), without the visible
+        part.
         """
         return self._logits(self.machine.hidden_field(x), beta)
 
@@ -226,7 +227,7 @@ class ClassRBM(BipartiteEnergy):
         return ClassesAndUnits(logits.log_softmax(1), field, of_class)
 
     def visible(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Conditional:
-        """p(x given y, h), which does not depend on the class, proportional to ... + field' x."""
+        """p(x given y, h) under a field, as :meth:`MixedRBM.visible`; y has no influence."""
         return self.machine.visible(h[:, self.n_classes :], beta, field)
 
     def hidden_energy(
@@ -244,7 +245,8 @@ class ClassRBM(BipartiteEnergy):
     def annealed(self, beta: float, start: Any = None) -> ClassRBM:
         """The model whose parameters are on the line from those of a start, at 0, to these, at 1.
 
-        By default all parameters times `beta`: at 0 the base with free classes and hidden units.
+        By default all parameters are multiplied by `beta`: at 0 the model is the base with free
+        classes and hidden units.
         """
         machine = self.machine.annealed(beta, start)
         return self._of(machine, beta * self.class_weight, beta * self.class_bias)
@@ -260,7 +262,7 @@ class ClassRBM(BipartiteEnergy):
         return self.machine.wider_base()
 
     def padded(self) -> ClassRBM:
-        """A copy whose machine of x is filled up by units that are never on."""
+        """A copy whose RBM of x is filled up with units that are never on."""
         machine = self.machine.padded()
         down = len(machine.weight) - len(self.class_weight)
         weight = enlarged(self.class_weight.detach(), 0, down)

@@ -26,22 +26,22 @@ class GatedEnergy(Energy):
         \;\Bigl( + \tfrac12 \textstyle\sum_i e^{s_i} y_i^2 \text{ of real columns} \Bigr)
 
     Given x it is a restricted Boltzmann machine of y and h whose weights
-    :math:`\sum_f U_f(x - m)\, V_f^\top W_f` the row x chooses: the mapping units h say how y is
-    made from x [1]_. The hidden units are summed out,
+    :math:`\sum_f U_f(x - m)\, V_f^\top W_f` are chosen by the row x: the mapping units h represent
+    how y is made from x [1]_. The hidden units are summed out,
 
     .. math:: F(y \mid x) = -b^\top y
         - \sum_j \log\bigl(1 + e^{c_j + \sum_f W_{fj}\, U_f (x - m)\, V_f (y - n)}\bigr) ,
 
     exactly, and :math:`p(y \mid x) = e^{-F(y \mid x)} / Z(x)`. A row of this energy is x and y side
-    by side; it is no energy of x, whose distribution is not modelled. The offsets m and n are
-    constants, near the means of the columns: filters then respond to differences from these.
+    by side, but the distribution of x is not modelled. The offsets m and n are constants near the
+    means of the columns, so that filters respond to differences from these means.
 
     Parameters
     ----------
     base : IndependentBernoulli or Gaussian
-        Distribution q of y, with independent columns, which the model with weights of 0 is.
+        Distribution q of y, with independent columns; with weights of 0 the model is q.
     given_domain : Domain
-        Of x: flat rows of dx columns, bits or numbers.
+        Domain of x: flat rows of dx columns, bits or numbers.
     n_factors : int
         F.
     n_hidden : int
@@ -139,11 +139,11 @@ class GatedEnergy(Energy):
         return found
 
     def given(self, x: Tensor) -> GivenEnergy:
-        """The RBM of y given each of the rows x (n, dx), one after the other; or all given one."""
+        """The RBM of rows y, each given its own row of x (n, dx), or all given a single row x."""
         return GivenEnergy(self, x)
 
     def without_filters(self) -> GatedEnergy:
-        """A copy that is the base alone, given any x: without filters, its mapping units free."""
+        """A copy that is the base alone, for any x: it has no filters, and free mapping units."""
         copy = self._converted(self.mapping.dtype)
         field, precision = fields_of(self.base)
         with torch.no_grad():
@@ -187,18 +187,18 @@ def fields_of(base: Distribution) -> tuple[Tensor, Tensor]:
 class GivenEnergy(BipartiteEnergy):
     r"""A gated RBM given x: a restricted Boltzmann machine of y for each row x.
 
-    Its row i goes with row i of x: whatever is asked of it takes as many rows y as there are rows
-    x, so that chains of all of them move together. Given a single row x it takes any number.
+    Row i of y belongs to row i of x. Every method takes as many rows y as there are rows x, so that
+    the chains of all x move together. Given a single row x, it takes any number of rows y.
 
     .. math:: E(y, h) = -\beta \sum_f g_f\, V_f (y - n)\, W_f h - b^\top y - \beta\, c^\top h
         \;\Bigl( + \tfrac12 \textstyle\sum_i \lambda_i y_i^2 \Bigr) , \qquad g = U (x - m) ,
 
-    where :math:`\beta` is 1, and that of the bridge distribution of an annealed copy.
+    where :math:`\beta` is 1, or, in an annealed copy, that of the bridge distribution.
 
     Parameters
     ----------
     energy : GatedEnergy
-        Whose parameters are shared.
+        Gated RBM, whose parameters are shared.
     x : Tensor of shape (n, dx), (1, dx) or (dx,)
 
     Attributes
@@ -242,11 +242,11 @@ class GivenEnergy(BipartiteEnergy):
         return copy
 
     def of_chains(self, n_chains: int) -> GivenEnergy:
-        """The same given all rows x several times, one time after the other."""
+        """The same given `n_chains` copies of the rows x, one whole copy after the other."""
         return self._with(self.gate.repeat(n_chains, 1), self.beta)
 
     def of_states(self, n_states: int) -> GivenEnergy:
-        """The same given each row x so many times in succession."""
+        """The same given each row x `n_states` times in succession."""
         return self._with(self.gate.repeat_interleave(n_states, 0), self.beta)
 
     def annealed(self, beta: float) -> GivenEnergy:
@@ -273,7 +273,7 @@ class GivenEnergy(BipartiteEnergy):
 
     @property
     def precision(self) -> Tensor:
-        """Those of real columns given h, (dy,)."""
+        """Precisions of real columns given h, (dy,)."""
         own = self.energy.log_precision.exp()
         if self.beta == 1.0:
             return own
@@ -297,7 +297,7 @@ class GivenEnergy(BipartiteEnergy):
         return found
 
     def responses(self, y: Tensor) -> Tensor:
-        """Those of the filters of y, V (y - n), (n, F)."""
+        """Responses of the filters of y, V (y - n), (n, F)."""
         return (y - self.offset) @ self.weight.t()
 
     def hidden_of(self, response: Tensor) -> Bernoulli:
@@ -370,7 +370,7 @@ class GivenEnergy(BipartiteEnergy):
 
     @property
     def weights(self) -> Tensor:
-        """Those of the RBM that each x chooses, (n, H, dy)."""
+        """Weights of the RBM that each x chooses, (n, H, dy)."""
         return torch.einsum("fh,nf,fd->nhd", self.energy.mapping, self.gate, self.weight)
 
     def hidden_energies(self, h: Tensor, beta: float = 1.0) -> Tensor:

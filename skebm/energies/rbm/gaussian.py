@@ -36,9 +36,9 @@ class GaussianRBM(BipartiteEnergy):
     scale : float, default=0.01
         Standard deviation of the initial weights.
     sigma : float or Tensor of shape (d,), default=1.0
-        Standard deviations :math:`\sigma` at first, positive.
+        Initial standard deviations :math:`\sigma`, positive.
     learn_sigma : bool, default=True
-        Whether they are trained.
+        Whether the standard deviations are trained.
     dtype : torch.dtype, default=torch.float32
         Precision of the parameters.
     base : Gaussian or None, default=None
@@ -56,8 +56,7 @@ class GaussianRBM(BipartiteEnergy):
     Raises
     ------
     ValueError
-        For a base of other columns or with a covariance, and standard deviations that are not
-        positive.
+        If the base has other columns or a covariance, or if standard deviations are not positive.
 
     References
     ----------
@@ -139,8 +138,9 @@ class GaussianRBM(BipartiteEnergy):
     ) -> Normal:
         """p(x given h), proportional to q(x)^power exp(-beta E(x, h) + field' x), (n, d).
 
-        Without a field and a power of the base it has the means b + W'h and the variances
-        sigma^2 / beta. `ValueError` at a `beta` and a power of 0, where there is no distribution.
+        Without a field and a power of the base, it has the means b + W'h and the variances
+        sigma^2 / beta. If `beta` and the power are 0 there is no distribution, which raises
+        `ValueError`.
         """
         if beta == 0 and power == 0:
             raise ValueError("At beta=0 real rows have no distribution: anneal from the base.")
@@ -157,7 +157,7 @@ class GaussianRBM(BipartiteEnergy):
     ) -> Tensor:
         """-log of the integral over x of q(x)^power exp(-beta E(x, h) + field' x), (n,).
 
-        Only over the entries that are not clamped, the others being what they are.
+        The integral is over the entries that are not clamped; the others have their clamped values.
         """
         precision, linear = self._natural(h, beta, field, power)
         log_integral = (linear.square() / precision + (2 * math.pi / precision).log()) / 2
@@ -194,7 +194,7 @@ class GaussianRBM(BipartiteEnergy):
 
 
 class AnnealedGaussianRBM(BipartiteEnergy):
-    r"""A Gaussian RBM on the way from its base q: beta E(x, h) - (1 - beta) log q(x).
+    r"""A bridge from the base q of a Gaussian RBM to the RBM: beta E(x, h) - (1 - beta) log q(x).
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ class AnnealedGaussianRBM(BipartiteEnergy):
         return self.energy.free_energy(x, beta * self.beta) - of_base
 
     def hidden(self, x: Tensor, beta: float = 1.0) -> Bernoulli:
-        """p(h given x): the base does not touch it."""
+        """p(h given x), which does not depend on the base."""
         return self.energy.hidden(x, beta * self.beta)
 
     def visible(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Normal:
@@ -234,5 +234,5 @@ class AnnealedGaussianRBM(BipartiteEnergy):
         return self.energy.hidden_energy(h, beta * self.beta, field, clamp, power)
 
     def annealed(self, beta: float) -> AnnealedGaussianRBM:
-        """Less of the way."""
+        """A bridge distribution that is nearer to the base."""
         return AnnealedGaussianRBM(self.energy, beta * self.beta)

@@ -20,7 +20,7 @@ LEAST_VARIANCE = 4e-4
 
 
 class Gradient(NamedTuple):
-    """With respect to the weights (H, d), the visible (d,) and the hidden (H,) biases."""
+    """Gradient with respect to the weights (H, d), visible (d,) and hidden (H,) biases."""
 
     weight: Tensor
     visible: Tensor
@@ -28,7 +28,7 @@ class Gradient(NamedTuple):
 
 
 class BinaryLayers(Protocol):
-    """What the gradient asks of its energy."""
+    """What the gradient needs from its energy."""
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,8 +42,8 @@ class RBMGradient(ContrastGradient):
     r"""Gradient of a contrast of free energies, from one matrix product over data and chains.
 
     For :math:`E(x, h) = A(x) - b^\top x - c^\top h - h^\top W x` with A fixed, the gradient of a
-    signed sum of free energies is that of products of rows and hidden means, which are centred
-    before they are multiplied.
+    signed sum of free energies is a signed sum of products of rows and hidden means, which are
+    centred before they are multiplied.
 
     Parameters
     ----------
@@ -57,15 +57,16 @@ class RBMGradient(ContrastGradient):
         self._rows: Tensor | None = None
 
     def start(self, x: Tensor, weight: Tensor | None) -> Offsets | None:
-        """Means of the rows, where units are centred; a little off 0 and 1 where their variances
-        are divided by.
+        """Means of the rows, if units are centred.
+
+        If the gradient is divided by variances, the means are shifted away from 0 and 1 a little.
         """
         if self.centering is None:
             return None
         return self.start_at(x, weight, self.energy.hidden(x).mean)
 
     def start_at(self, x: Tensor, weight: Tensor | None, h: Tensor) -> Offsets:
-        """The same, of rows and hidden means h (n, H)."""
+        """The same, from rows x and their hidden means h (n, H)."""
         assert self.centering is not None
         visible, hidden = means_of(weight, x, h)
         if self.centering.precondition:
@@ -115,7 +116,7 @@ class RBMGradient(ContrastGradient):
         return offsets
 
     def joined(self, x: Tensor, chain: Tensor) -> Tensor:
-        """Data and chains, in the same memory at every step, as new memory is slow."""
+        """Data and chains, in the same memory at every step, because allocating it is slow."""
         self._rows = memory(self._rows, (len(x) + len(chain), x.shape[1]), x)
         return torch.cat([x, chain], out=self._rows)
 
@@ -148,9 +149,9 @@ class RBMGradient(ContrastGradient):
     def write_plain(
         self, gradient: Gradient, x: Tensor, h: Tensor, share: Tensor, offsets: Offsets | None
     ) -> Offsets | None:
-        """Write a gradient that is not centred yet, with that of the penalties; new offsets.
+        """Centre and write a plain gradient, plus that of the penalties; return new offsets.
 
-        `h` are the hidden means of the rows x, whose weights over the batch size are `share`.
+        `h` are the hidden means of the rows x, and `share` their weights over the batch size.
         """
         if offsets is not None:
             assert self.centering is not None
@@ -221,9 +222,10 @@ def signed_products(
 ) -> Gradient:
     """Sum of signs (n,) times products of hidden means (n, H) and rows (n, d), both overwritten.
 
-    That of the weights is written to `out` (H, d), as new memory of large weights costs as much as
-    their product. The signs sum to 0. Centred where there are offsets, as by :func:`centered`; to
-    centre the factors is cheaper than to centre their products, and does not cancel.
+    The gradient of the weights is written to `out` (H, d), because allocating memory for it costs
+    as much as the product if the weights are large. The signs sum to 0. With offsets the result is
+    centred as by :func:`centered`; centring the factors is cheaper than centring their products,
+    and avoids cancellation.
     """
     if offsets is None:
         visible, hidden = sign @ rows, sign @ h
@@ -241,11 +243,11 @@ def preconditioned(
 ) -> Gradient:
     r"""Divide a centred gradient by powers of the units' variances.
 
-    With :math:`v = \mu (1 - \mu)` the variance of a unit of mean :math:`\mu`, its offset, that of
-    the weights is divided by :math:`(4 v_j)^p (4 v_i)^p`, that of centred biases by
-    :math:`(4 v)^p`; `variance` (d,) are the :math:`4 v_i` of the visible units. Fair coins are left
-    as they are; 1 is a diagonal natural gradient, 1/2 the same with less of its noise at rare
-    units.
+    Let :math:`v = \mu (1 - \mu)` be the variance of a unit with mean :math:`\mu`, its offset, and p
+    the `power`. The gradient of the weights is divided by :math:`(4 v_j)^p (4 v_i)^p`, that of
+    centred biases by :math:`(4 v)^p`; `variance` (d,) holds the :math:`4 v_i` of the visible units.
+    For fair coins nothing changes. The power 1 is a diagonal natural gradient, 1/2 the same with
+    less noise at units that are rarely on.
     """
     weight, visible, hidden = gradient
     mu, lam = offsets

@@ -15,12 +15,12 @@ def label_logits(given: RowwiseRBM, x: Tensor, n_labels: int) -> Tensor:
     .. math:: \log q(y) + (b + b_t)^\top y
         + \sum_j \log\bigl(1 + e^{(c + c_t + W t(x, y))_j}\bigr)
 
-    With :func:`frame_terms` it is minus the free energy.
+    Together with :func:`frame_terms` it is minus the free energy.
 
     Parameters
     ----------
     given : RowwiseRBM
-        Of n frames, whose last block is the label.
+        RBM of n frames, whose last block is the label.
     x : Tensor of shape (n, d)
         Frames, whatever their labels.
     n_labels : int
@@ -47,9 +47,10 @@ def with_first_label(x: Tensor, n_labels: int) -> Tensor:
 
 
 def frame_terms(given: RowwiseRBM, x: Tensor, n_labels: int) -> tuple[Tensor, Tensor]:
-    """What :func:`label_logits` leaves out: what depends on frame and past, and on the frame alone.
+    """Terms that :func:`label_logits` leaves out: of frame and past, and of the frame alone.
 
-    (n,) each: b_t' t(x), and log q(x) + b' t(x). The second may be infinite far from all data.
+    They are b_t' t(x) and log q(x) + b' t(x), (n,) each. The second may be infinite far from all
+    data.
     """
     rbm, first = given.rbm, with_first_label(x, n_labels)
     of_past = given.biases.visible[:, :-n_labels]

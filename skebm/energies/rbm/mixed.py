@@ -47,7 +47,7 @@ class Widths(NamedTuple):
 
 
 class MixedRBM(BipartiteEnergy):
-    r"""Restricted Boltzmann machine whose visible units are what its base makes them.
+    r"""Restricted Boltzmann machine with visible units of the kinds that its base determines.
 
     .. math::
         E(x, h) = -\log q_s(x) - b^\top t(x) - c^\top h - h^\top W t(x), \qquad
@@ -87,10 +87,10 @@ class MixedRBM(BipartiteEnergy):
     ----------
     weight : Parameter of shape (n_hidden, n_visible)
     visible_bias : Parameter of shape (n_visible,)
-        Fields beside those of the base: 0 at first.
+        Fields in addition to those of the base; initially 0.
     hidden_bias : Parameter of shape (n_hidden,)
     log_precision : Parameter of shape (n_real,)
-        s, of the real columns in order; 0 at first.
+        s, of the real columns in order; initially 0.
     is_real : Tensor of shape (n_visible,)
         Which entries of a row are real.
 
@@ -159,7 +159,7 @@ class MixedRBM(BipartiteEnergy):
         return self._widths().structure
 
     def factor(self) -> Tensor | None:
-        """t(x) over x, (d,); None where no column is real."""
+        """Ratio of t(x) to x, (d,); None if no column is real."""
         return self._widths().factor
 
     def _widths(self) -> Widths:
@@ -241,7 +241,7 @@ class MixedRBM(BipartiteEnergy):
     def level_difference(self, x: Tensor, log_sum: LogSum = softplus_sum) -> Tensor:
         """E(x after a change of one column) - E(x), (n, d), without a product for each change.
 
-        `log_sum` sums hidden units out, of another kind than bits: fields (..., H) to (...).
+        `log_sum` sums out hidden units of another kind than bits; it maps fields (..., H) to (...).
         """
         if len(self.log_precision):
             return super().level_difference(x)  # which says why not
@@ -287,9 +287,10 @@ class MixedRBM(BipartiteEnergy):
     def pseudo_log_likelihood(self, x: Tensor, log_sum: LogSum = softplus_sum) -> Tensor:
         r"""Sum over columns of log p(x_i given the other columns), (n,), densities of real ones.
 
-        Exact for bits and categories; by the trapezoidal rule for real columns, given whose
-        neighbours a column is a mixture of normal distributions of known width. `log_sum` sums
-        hidden units out, of another kind than bits: fields (..., H) to (...).
+        The sum is exact for bits and categories. For real columns it is computed by the trapezoidal
+        rule: given the other columns, a real column has a mixture of normal distributions of known
+        width. `log_sum` sums out hidden units of another kind than bits; it maps fields (..., H) to
+        (...).
         """
         total, first = x.new_zeros(len(x)), 0
         for part in blocks_of(self.structure()):
@@ -402,7 +403,8 @@ class MixedRBM(BipartiteEnergy):
     def annealed(self, beta: float, start: WiderColumns | None = None) -> MixedRBM:
         """The model whose parameters are on the line from those of a start, at 0, to these, at 1.
 
-        By default all parameters times `beta`: at 0 the base with free hidden units.
+        By default all parameters are multiplied by `beta`: at 0 the model is the base with free
+        hidden units.
         """
         copy = object.__new__(MixedRBM)
         nn.Module.__init__(copy)
@@ -429,7 +431,7 @@ class MixedRBM(BipartiteEnergy):
         """A start of annealing that covers modes far from the base: uniform levels, wide columns.
 
         The standard deviations of real columns are ten times those of the base; trees and the
-        levels of latent classes stay.
+        levels of latent classes do not change.
         """
         parts: list[Distribution] = []
         bias, first = torch.zeros_like(self.visible_bias), 0
@@ -452,7 +454,7 @@ class MixedRBM(BipartiteEnergy):
 
 
 class WiderColumns(Columns):
-    """A wider distribution of blocks, with the parameters of an RBM that has it without weights.
+    """A wider distribution of blocks, and the parameters of an RBM without weights that equals it.
 
     Parameters
     ----------
@@ -474,10 +476,11 @@ class WiderColumns(Columns):
 
 
 class MixedGradient(RBMGradient):
-    """Gradient of a contrast of free energies, that of the precisions included.
+    """Gradient of a contrast of free energies, including that of the precisions.
 
-    Preconditioned, that of the weights of a real column is divided by its statistic's own factor,
-    the Fisher information of its mean: where precisions are large, steps stay those of the means.
+    With preconditioning, the gradient of the weights of a real column is divided by the factor of
+    its statistic, the Fisher information of its mean: large precisions do not change the steps of
+    the means.
     """
 
     energy: MixedRBM
@@ -512,7 +515,7 @@ class MixedGradient(RBMGradient):
     def write_rest(
         self, rest: tuple[Tensor, ...] | None, gradient: Gradient, at: Offsets | None
     ) -> None:
-        """That of s: contrasts of d log q_s(x) / ds + t(x)'(b + W'h).
+        """Write the gradient of s: contrasts of d log q_s(x) / ds + t(x)'(b + W'h).
 
         The contrast of h t(x)' is the gradient of the weights, so that no row is multiplied again.
         """

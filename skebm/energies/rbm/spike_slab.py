@@ -45,7 +45,7 @@ class Frame(NamedTuple):
     scale : Tensor of shape (d,) or (d, d)
         L: a diagonal or a lower triangular matrix.
     inverse : Tensor of shape (d,) or (d, d)
-        Its inverse, of a matrix transposed.
+        Inverse of L; transposed if L is a matrix.
     """
 
     centre: Tensor
@@ -88,7 +88,7 @@ class Frame(NamedTuple):
 
 
 class NormalRows(Conditional):
-    r"""Normal distributions proportional to :math:`e^{-u^\top P u / 2 + f^\top u}`, one a row.
+    r"""Normal distributions proportional to :math:`e^{-u^\top P u / 2 + f^\top u}`, one per row.
 
     Parameters
     ----------
@@ -157,7 +157,8 @@ class NormalRows(Conditional):
     def log_normaliser(self) -> Tensor:
         r"""log of the integral over u, less :math:`\tfrac d2 \log 2\pi`, (n,).
 
-        Over the rows x that agree with the known entries, times the volume of u over that of x.
+        The integral is over the rows x that agree with the known entries, times the ratio of the
+        volume of u to that of x.
         """
         log_det = self.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         value = self._half.square().sum(1) / 2 - log_det
@@ -196,9 +197,9 @@ class SpikeSlabEnergy(BipartiteEnergy):
     have :math:`+ h_i z_i s_i` without the :math:`z_i^2`: their precision given h loses
     :math:`W_i W_i^\top` of each unit that is on, and the weights must be bounded.)
 
-    Here :math:`-\log q_\tau` is that of q with the precisions of u multiplied by :math:`e^\tau`,
-    without a new constant; with parameters of 0 the model is q, with free spikes. What
-    :math:`\mu_i W_i` is at small W is a unit of a Gaussian RBM.
+    Here :math:`-\log q_\tau` is :math:`-\log q` with the precisions of u multiplied by
+    :math:`e^\tau`, but with the same constant; if all parameters are 0 the model is q, with free
+    spikes. At small W, :math:`\mu_i W_i` has the role of a unit of a Gaussian RBM.
 
     Parameters
     ----------
@@ -321,7 +322,7 @@ class SpikeSlabEnergy(BipartiteEnergy):
 
     @property
     def terms_of_hidden_state(self) -> int:
-        """Of the covariance and its factorisation, which every state has of its own."""
+        """Terms of the covariance and its factorisation, which every state has of its own."""
         d, n_hidden = self.domain.n_columns, max(len(self.hidden_bias), 1)
         return d * d + d**3 // (3 * n_hidden)
 
@@ -375,8 +376,8 @@ class SpikeSlabEnergy(BipartiteEnergy):
     def visible(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> NormalRows:
         """p(x given h), the slabs integrated out, proportional to exp(-beta E(x, h) + field' x).
 
-        A factorisation for each row: :meth:`next_visible` moves rows without any. `ValueError` at
-        a `beta` of 0, where there is no distribution.
+        It takes a factorisation for each row, which :meth:`next_visible` avoids. A `beta` of 0, for
+        which there is no distribution, raises `ValueError`.
         """
         self._check_beta(beta)
         off = (1 - h).clamp_min(0)
@@ -450,7 +451,7 @@ class SpikeSlabEnergy(BipartiteEnergy):
     def annealed(self, beta: float, start: WiderColumns | None = None) -> SpikeSlabEnergy:
         """-(1 - beta) log q(x) + beta E(x, h): the base with free spikes at 0, the model at 1.
 
-        With a wider start, from that instead of the base.
+        With a wider start, the path begins there instead of at the base.
         """
         weight, visible, hidden, mean, log_precision = self.tensors
         wide = 1.0 if start is None else start.parameters["log_precision"].exp()
@@ -580,7 +581,7 @@ class SpikeSlabGradient(ContrastGradient):
 def cholesky(matrix: Tensor) -> Tensor:
     """Lower Cholesky factor; in float64 where single precision is not enough.
 
-    nan where there is none, as of weights that have diverged: who trains them checks for that.
+    It is nan if there is none, as for weights that have diverged: training checks for that.
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if bool(failed.any()):

@@ -29,7 +29,7 @@ from skebm.energies.rbm.mixed import MixedRBM, WiderColumns
 class GatedUnits(Conditional):
     """p(h, s given x): gates, then the units of their subspaces, independent given the gates.
 
-    Units of a gate that is on are on with the given probabilities, and are fair coins otherwise.
+    If a gate is on, its units are on with the given probabilities; otherwise they are fair coins.
 
     Parameters
     ----------
@@ -66,23 +66,23 @@ class SubspaceEnergy(BipartiteEnergy):
         F(x) = -\log q(x) - b^\top x - \sum_j
         \log\Bigl(2^K + e^{c_j} \prod_k \bigl(1 + e^{D_{jk} + W_{jk}^\top x}\bigr)\Bigr)
 
-    A gate is on where the row lies in its subspace, whatever the position there: this is what its
-    units tell. Only the products :math:`u_{jk} = h_j s_{jk}` meet the row, so that p(x given h, s)
-    is that of an RBM with the hidden units u, and
+    A gate is on if the row lies in its subspace, whatever its position there, which the units
+    represent. Only the products :math:`u_{jk} = h_j s_{jk}` interact with the row, so that
+    p(x given h, s) is that of an RBM with the hidden units u, and
 
     .. math::
         p(h_j = 1 \mid x) = \sigma\Bigl(c_j - K \log 2
         + \sum_k \log\bigl(1 + e^{D_{jk} + W_{jk}^\top x}\bigr)\Bigr), \qquad
         p(s_{jk} = 1 \mid x, h_j = 1) = \sigma(D_{jk} + W_{jk}^\top x) ,
 
-    while the units of a gate that is off are fair coins: the :math:`2^K` of the free energy.
-    Without weights log Z is hence that of the base plus :math:`H (1 + K) \log 2`.
+    while the units of a gate that is off are fair coins, hence the :math:`2^K` in the free energy.
+    Without weights log Z is therefore that of the base plus :math:`H (1 + K) \log 2`.
 
     Parameters
     ----------
     rbm : MixedRBM
-        The RBM of x and the products u, with H K hidden units, of which each K successive ones are
-        a subspace. Its visible units may be of any kind; its hidden biases are D.
+        The RBM of x and the products u, with H K hidden units; each K successive ones form a
+        subspace. Its visible units may be of any kind; its hidden biases are D.
     n_subspace : int
         K, at least 1.
 
@@ -257,7 +257,8 @@ class SubspaceEnergy(BipartiteEnergy):
     def annealed(self, beta: float, start: Any = None) -> SubspaceEnergy:
         """The model whose parameters are on the line from those of a start, at 0, to these, at 1.
 
-        By default all parameters times `beta`: at 0 the base with free gates and units.
+        By default all parameters are multiplied by `beta`: at 0 the model is the base with free
+        gates and units.
         """
         return self._of(self.rbm.annealed(beta, start), beta * self.gate_bias)
 
@@ -266,7 +267,7 @@ class SubspaceEnergy(BipartiteEnergy):
         return self.rbm.wider_base()
 
     def padded(self) -> SubspaceEnergy:
-        """A copy whose RBM is filled up by units that are never on, and belong to no gate."""
+        """A copy whose RBM is filled up with units that are never on, and belong to no gate."""
         return self._of(self.rbm.padded(), self.gate_bias)
 
     # ---------------------------------------------------------------- changes of one column
@@ -298,8 +299,9 @@ class SubspaceEnergy(BipartiteEnergy):
 class SubspaceGradient(ContrastGradient):
     """Gradient of a contrast of free energies, from one matrix product over data and chains.
 
-    That of an RBM with the means of the products u, and of the gates for their biases. Offsets of
-    the hidden layer are those of the products, then of the gates.
+    It is that of an RBM whose hidden means are those of the products u; the gradient of the gates'
+    biases comes from the means of the gates. Offsets of the hidden layer are those of the products,
+    then those of the gates.
 
     Parameters
     ----------
@@ -367,7 +369,7 @@ class SubspaceGradient(ContrastGradient):
     def write_plain(
         self, gradient: Gradient, x: Tensor, h: Tensor, share: Tensor, offsets: Offsets | None
     ) -> Offsets | None:
-        """Write a gradient that is not centred yet; that of the gates' biases is there already.
+        """Centre and write a plain gradient; that of the gates' biases is already written.
 
         `h` are the means (n, H + H K) of the hidden layer of rows x.
         """

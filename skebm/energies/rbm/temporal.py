@@ -32,7 +32,7 @@ class Biases(NamedTuple):
         return Biases(self.visible.detach(), self.hidden.detach())
 
     def take(self, index: Tensor) -> Biases:
-        """Those of some frames."""
+        """The biases of some frames."""
         return Biases(self.visible[index], self.hidden[index])
 
 
@@ -45,7 +45,7 @@ class Targets(NamedTuple):
     biases : Biases
         Of the m frames.
     there : Tensor of shape (n, n_targets), bool
-        Which of the targets of the windows they are.
+        Which targets of the windows these frames are.
     state : Tensor of shape (n, H) or None
         r after the last frame of each window; None without recurrent units.
     """
@@ -122,7 +122,7 @@ class RowwiseRBM:
         return drawn
 
     def weak(self, h: Tensor, strength: float) -> Any:
-        """p(x given h) with the weights times `strength`; the base and all biases stay."""
+        """p(x given h) with the weights times `strength`; the base and all biases do not change."""
         return self.rbm.visible(strength * h, 1.0, self._field(1.0, None))
 
     def _field(self, beta: float, field: Tensor | None) -> Tensor:
@@ -157,16 +157,16 @@ class TemporalEnergy(Energy):
     with :math:`r_t = \sigma(W x_t + c_t)`, the means of the hidden units given all frames so far.
     Without the recurrent part (V and U) it is the conditional RBM [1]_, without lags (K = 0) the
     recurrent temporal RBM [2]_. Given the past, x_t has the distribution of an RBM, whose
-    conditionals are exact. In place of a real column, hidden units see by how much it differs from
-    what b_t says of its mean: its means may then be learned without a change of what the hidden
-    units mean (c_t has the term of the difference; B_k and U are otherwise those of the formula). A
-    frame before the first one of a sequence is missing: learned biases
-    take its place, and r_0 is learned.
+    conditionals are exact. For a real column, the input of the hidden units is its difference from
+    the mean that b_t implies, so that its means can be learned without a change of what the hidden
+    units represent. (c_t has the term of this difference; otherwise B_k and U are those of the
+    formula.) A frame before the first one of a sequence is missing: learned biases take its place,
+    and r_0 is learned.
 
     Parameters
     ----------
     rbm : MixedRBM
-        Of a frame without a past; its base is that of a frame.
+        RBM of a frame without a past; its base is that of a frame.
     order : int
         Number of lags K.
     recurrent : bool, default=False
@@ -260,7 +260,7 @@ class TemporalEnergy(Energy):
     def mean_shift(self, visible: Tensor) -> Tensor:
         """What biases of real columns (..., n_real) add to their means, whatever the hidden units.
 
-        The biases themselves, unless real columns are correlated in the base.
+        They are the biases themselves, unless real columns are correlated in the base.
         """
         parts = [part for part in blocks_of(self.rbm.structure()) if n_real(part)]
         factor = self.rbm.factor()
@@ -283,7 +283,7 @@ class TemporalEnergy(Energy):
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:
         """Free energy of frames x (n, d), (n,), given `cond`: their lags, or lags and state.
 
-        None are first frames.
+        If `cond` is None they are first frames.
         """
         if cond is None:
             return self.given(self.no_frames(len(x)), self.start_state(len(x))).free_energy(x)
@@ -419,11 +419,11 @@ def annealed_log_z(
 ) -> RowLogZ:
     """log Z of each row by annealed importance sampling of `n_chains` chains a row, at least two.
 
-    The weights are annealed; the base and all biases, those of the past included, stay, so that
-    log Z of the start is exact.
+    Only the weights are annealed; the base and all biases, including those of the past, do not
+    change, so that log Z of the start is exact.
 
-    Direction: unbiased for Z, so that log Z is low on average, by about half of the squared
-    standard error.
+    Direction: the estimate of Z is unbiased, so that log Z is low on average, by about half of the
+    squared standard error.
     """
     n = len(energy.biases.visible)
     index = torch.arange(n, device=energy.weight.device).repeat_interleave(n_chains)
@@ -452,7 +452,7 @@ def reverse_log_z(
 ) -> Tensor:
     """log Z of each row by annealing from rows x (n, d) to the start, (n,) float64.
 
-    Direction: high on average where x are draws of the model.
+    Direction: the estimate is high on average if x are draws of the model.
     """
     bias = energy.biases.hidden + energy.rbm.hidden_bias
     log_weight = torch.zeros(len(x), dtype=torch.float64, device=x.device)

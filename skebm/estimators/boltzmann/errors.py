@@ -30,9 +30,9 @@ class CouplingErrors(NamedTuple):
     Attributes
     ----------
     couplings : ndarray of shape (d, d)
-        Of `couplings_`; 0 where columns are not coupled.
+        Standard errors of `couplings_`; 0 where columns are not coupled.
     bias : ndarray of shape (d,)
-        Of `bias_`.
+        Standard errors of `bias_`.
     """
 
     couplings: np.ndarray

@@ -79,27 +79,29 @@ class BoltzmannMachineDensity(BaseDensity):
 
     .. math:: p(x) = \frac{1}{Z} \exp\Bigl(\sum_{i < j} J_{ij} x_i x_j + \sum_i b_i x_i\Bigr)
 
-    For bits (0 and 1) or spins (-1 and 1) it is the Ising model with a coupling of each pair, the
-    binary counterpart of :class:`sklearn.covariance.GraphicalLasso`; for categories the Potts
-    model. Where its likelihood or pseudo-likelihood is maximised, training is convex and has no
-    chains. Each pair counts once; texts without the one half of :math:`x^\top J x / 2`, such as
-    Tomczak (2022), eq. 6.32, count it twice and have couplings of half the size
-    (:class:`skebm.energies.BoltzmannMachine`).
+    For bits (0 and 1) or spins (-1 and 1) it is the Ising model with a coupling for each pair, the
+    binary counterpart of :class:`sklearn.covariance.GraphicalLasso`; for categories it is the Potts
+    model. If its likelihood or pseudo-likelihood is maximised, training is a convex problem and
+    needs no chains. Each pair counts once; texts that omit the factor 1/2 of
+    :math:`x^\top J x / 2`, such as Tomczak (2022), eq. 6.32, count it twice and have couplings of
+    half the size (:class:`skebm.energies.BoltzmannMachine`).
 
     Parameters
     ----------
     learning : str, default="auto"
-        Learning rule. ``"exact"``: maximum likelihood by a sum over all states, of up to about 25
+        Learning rule. ``"exact"``: maximum likelihood by a sum over all states, for up to about 25
         bits. ``"pseudo_likelihood"``, ``"ratio_matching"`` and ``"probability_flow"``: rules that
-        compare each row with those one change away (:class:`skebm.objectives.PseudoLikelihood` and
-        so on). ``"pcd"``: maximum likelihood with persistent chains, which start from the
-        pseudo-likelihood's optimum. ``"perturb_and_map"``: moments of the rows matched by most
-        probable states under random fields (:class:`skebm.samplers.PerturbedMAP`), of bits.
-        ``"auto"`` is exact up to 2e7 terms, 19 bits, and the pseudo-likelihood beyond;
-        `learning_reason_` says why.
+        compare each row with those that differ from it in one column
+        (:class:`skebm.objectives.PseudoLikelihood` and so on). ``"pcd"``: maximum likelihood with
+        persistent chains, starting from the optimum of the pseudo-likelihood.
+        ``"perturb_and_map"``: for bits; the moments of the rows are matched by those of the most
+        probable states under random fields (:class:`skebm.samplers.PerturbedMAP`). ``"auto"`` is
+        exact up to 2e7 terms, which are 19 bits, and the pseudo-likelihood beyond;
+        `learning_reason_` gives the reason.
     coding : {"auto", "binary", "spin"}, default="auto"
-        Values of columns that are not categories, and the meaning of couplings. ``"spin"``: -1 and
-        1; other values raise an error. ``"auto"`` is that where X holds these two values alone.
+        Values of columns that are not categories, which determine the meaning of couplings.
+        ``"spin"``: -1 and 1; other values raise an error. ``"auto"`` is ``"spin"`` if X holds only
+        these two values.
     edges : array-like or sparse matrix of shape (n_features, n_features), or None, default=None
         Symmetric adjacency matrix of the columns that may be coupled; None couples all pairs. See
         :func:`skebm.energies.grid_edges`. A graph of networkx is
@@ -107,26 +109,27 @@ class BoltzmannMachineDensity(BaseDensity):
     l1 : float, SparsityPath, "ebic" or "cv", default=0
         Penalty :math:`\lambda_1 \sum_{i<j} |J_{ij}|`, added to the mean loss of a row. A
         :class:`~skebm.estimators.SparsityPath`, or the name of its criterion, chooses the graph
-        and trains its couplings without the penalty; `path_` has what was compared.
+        and trains its couplings without the penalty; `path_` shows what was compared.
     l2 : float or "auto", default="auto"
-        Penalty :math:`\lambda_2 / 2 \sum_{i<j} J_{ij}^2`. ``"auto"``: one over the number of rows,
-        a normal prior of variance 1, for 50 rows or more for each coupling of a column; for fewer,
-        held-out rows choose among six, from nearly independent columns on. Penalties are of
-        couplings in their coding.
+        Penalty :math:`\lambda_2 / 2 \sum_{i<j} J_{ij}^2`. ``"auto"``: with 50 rows or more for each
+        coupling of a column, one over the number of rows, which is a normal prior of variance 1;
+        with fewer, held-out rows choose among six values, the largest of which leaves columns
+        nearly independent. Penalties apply to couplings in their coding.
     categorical_features : "from_dtype", array-like or None, default="from_dtype"
         Columns of categories: names, numbers or a boolean mask. ``"from_dtype"``: columns of frames
         that hold text or are of a categorical type, and columns of object arrays that hold other
         values than numbers. None: no column is categorical.
     n_iter : int or "auto", default="auto"
-        Iterations of the quasi-Newton method, at most 1,000 that end where the loss no longer
-        falls; epochs of rules with chains, by default of 500 steps (300 of perturb-and-MAP).
+        Number of iterations of the quasi-Newton method, by default at most 1,000, which end when
+        the loss no longer falls; for rules with chains, number of epochs, by default as many as
+        make 500 steps (300 for perturb-and-MAP).
     learning_rate, batch_size : float, int or "auto", default="auto"
-        Of stochastic steps (Adam): 0.01 (0.003 of PCD) and 500 rows (100 of perturb-and-MAP).
-        Numbers make the convex rules stochastic as well.
+        Settings of stochastic steps (Adam). ``"auto"`` is 0.01 (0.003 for PCD) and 500 rows (100
+        for perturb-and-MAP). If either is a number, the convex rules take stochastic steps as well.
     optimizer : AdamW or None, default=None
-        Of stochastic steps.
+        Optimizer of stochastic steps.
     chains : Persistent or None, default=None
-        Chains of ``"pcd"``; None is ``Persistent(n_steps=1)`` with 500 of them.
+        Chains of ``"pcd"``; None is ``Persistent(n_steps=1)`` with 500 chains.
     early_stopping : bool or EarlyStopping, default=False
         Stop when the loss of held-out rows no longer falls, and keep the best weights.
     <<warm_start, contamination>>
@@ -142,24 +145,25 @@ class BoltzmannMachineDensity(BaseDensity):
     Attributes
     ----------
     couplings_ : ndarray of shape (n_entries, n_entries)
-        J in the coding, symmetric. Without categories, an entry is a column of X; a category has an
-        entry for each level, next to each other, and couplings between entries of two categories
-        sum to zero over the levels of either (the gauge of least norm).
+        Couplings J, in the coding; symmetric. Without categories, an entry is a column of X. A
+        category has adjacent entries, one for each level, and couplings between entries of two
+        categories sum to zero over the levels of either (the gauge of least norm).
     bias_ : ndarray of shape (n_entries,)
-        b in the coding.
+        Biases b, in the coding.
     entries_ : list of (str, object)
         Column and level of each entry; the level is None for bits and spins.
     graph_ : ndarray of bool of shape (n_features, n_features)
         Which columns are coupled.
     strengths_ : ndarray of shape (n_features, n_features)
-        Frobenius norm of the couplings of two columns: their absolute value, for bits.
+        Frobenius norm of the couplings of two columns; for bits, the absolute value of the
+        coupling.
     learning_, learning_reason_ : str
-        The rule, and why it is the rule.
+        The learning rule, and the reason for it.
     coding_ : {"binary", "spin"}
     l1_, l2_ : float
         Penalties of the last training.
     path_ : PathResult
-        Penalties, criterion, numbers of edges and the choice, where a path was asked for.
+        Penalties, criterion, numbers of edges and the choice, if `l1` asked for a path.
     <<log_partition, offset_>>
     history_ : list of dict
         One entry per epoch or iteration.
@@ -175,9 +179,10 @@ class BoltzmannMachineDensity(BaseDensity):
 
     Notes
     -----
-    A column with one state only has an infinite field; it gets that of the rows and one more, in
-    which all states are equally likely, and is not coupled. Missing entries can be filled in by
-    :meth:`impute`, and are refused elsewhere. Values between 0 and 1 weigh both states of a bit.
+    The field of a column with only one state would be infinite. It is estimated from the rows and
+    one more row, in which all states are equally likely, and the column is not coupled. Missing
+    entries can be filled in by :meth:`impute`; no other method accepts them. A value between 0 and
+    1 is the probability of the upper state of a bit, so that both states are weighted.
 
     References
     ----------
@@ -457,8 +462,8 @@ class BoltzmannMachineDensity(BaseDensity):
         Returns
         -------
         ndarray of shape (n_samples, n_entries)
-            Of the upper state of bits and spins, p(x_i = 1 given the others), and of each level of
-            categories; in the order of `entries_`.
+            Probability of the upper state of bits and spins, p(x_i = 1 given the others), and of
+            each level of categories; in the order of `entries_`.
         """
         rows = self._rows(X)
         found: np.ndarray = self._map(rows, conditional_means).double().numpy()
@@ -467,7 +472,7 @@ class BoltzmannMachineDensity(BaseDensity):
     def pseudo_likelihood(self, X: Any) -> np.ndarray:
         """Pseudo-log-likelihood of each row, the sum of log p(x_i given the others), in nats.
 
-        Neither a lower nor an upper bound of log p(x).
+        It is neither a lower nor an upper bound of log p(x).
 
         Parameters
         ----------
@@ -494,9 +499,10 @@ class BoltzmannMachineDensity(BaseDensity):
     ) -> np.ndarray:
         r"""Draw rows from the model, :math:`p(x)^{1/T}` normalised.
 
-        Draws are exact and independent where a sum over all states has at most 2e7 terms. Otherwise
-        they are the last states of chains of `n_steps` steps that start at training rows (uniform
-        rows for other temperatures than 1), and approximate if these have not converged.
+        Draws are exact and independent if a sum over all states has at most 2e7 terms. Otherwise
+        they are the last states of chains of `n_steps` steps that start at training rows (at
+        uniform rows for temperatures other than 1), and approximate if the chains have not
+        converged.
 
         Parameters
         ----------
@@ -504,8 +510,8 @@ class BoltzmannMachineDensity(BaseDensity):
         random_state : int, RandomState instance or None, default=None
             None draws from NumPy's global generator.
         temperature : float, default=1.0
-            T > 0, by which the energy is divided: above 1 rows are more random, below 1 nearer to
-            the most probable ones.
+            T > 0, by which the energy is divided: above 1 rows are more random, below 1 they are
+            closer to the most probable ones.
         n_steps : int, default=1000
             Steps of the chains, if they are needed.
 
@@ -546,7 +552,8 @@ class BoltzmannMachineDensity(BaseDensity):
     def impute(self, X: Any, random_state: Any = None, *, n_steps: int = 200) -> Any:
         """Replace missing entries by a draw from the model given the known ones.
 
-        By Gibbs sampling with the known entries clamped, approximate as the chains are finite.
+        The draws come from Gibbs sampling with the known entries clamped, and are approximate
+        because the chains are finite.
 
         Parameters
         ----------
@@ -578,12 +585,12 @@ class BoltzmannMachineDensity(BaseDensity):
         return self._blueprint.table.filled(X, torch.cat(blocks))
 
     def standard_errors(self, X: Any, sample_weight: Any = None) -> CouplingErrors:
-        r"""Standard errors of couplings and fields, asymptotically; penalties are left out.
+        r"""Asymptotic standard errors of couplings and fields, without regard to penalties.
 
-        Of the likelihood the inverse Fisher information of the model (for ``"pcd"`` estimated from
-        10,000 draws); of the local rules the sandwich :math:`H^{-1} V H^{-1}` of the mean Hessian H
-        and the covariance V of the gradients, at the rows. They do not know of a graph that was
-        chosen by the same rows.
+        For maximum likelihood the covariance is the inverse Fisher information of the model
+        (estimated from 10,000 draws for ``"pcd"``). For the local rules it is the sandwich
+        :math:`H^{-1} V H^{-1}` of the mean Hessian H and the covariance V of the gradients, at the
+        rows. If the graph was chosen by the same rows, the errors do not account for this choice.
 
         Parameters
         ----------
@@ -600,7 +607,7 @@ class BoltzmannMachineDensity(BaseDensity):
         Raises
         ------
         ValueError
-            For perturb-and-MAP, which has no such errors, and more than 10,000 parameters.
+            For perturb-and-MAP, which has no such errors, and for more than 10,000 parameters.
 
         References
         ----------

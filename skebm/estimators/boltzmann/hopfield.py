@@ -169,7 +169,7 @@ class QuadraticMemory(Memory):
 class ExponentialMemory(Memory):
     """Spins with E = -log sum over patterns of exp(beta s'pattern).
 
-    Equal patterns are one, with their number.
+    Equal patterns are stored once, with their number.
     """
 
     def __init__(self, patterns: np.ndarray, beta: float):
@@ -215,8 +215,8 @@ class RealMemory(Memory):
     """Real rows z with E = -log sum over patterns of exp(beta (z'pattern - c)) + beta z'z / 2.
 
     For distances, c is half the squared norm of the pattern, so that E is minus the logarithm of a
-    sum of normal kernels, and rows are taken from the mean pattern, which changes nothing but the
-    rounding. For products, c is zero.
+    sum of normal kernels; the mean pattern is subtracted from rows and patterns, which changes
+    nothing but the rounding. For products, c is zero.
     """
 
     def __init__(self, patterns: np.ndarray, beta: float | None, similarity: str):
@@ -316,12 +316,12 @@ class Recall(NamedTuple):
     rows : ndarray of shape (n_samples, n_features)
         The last state of each row, in the coding of the patterns.
     n_steps : ndarray of int of shape (n_samples,)
-        Steps (asynchronous: sweeps over the columns) that changed the row; of a row in a cycle,
-        those until it was found.
+        Number of steps (asynchronous: sweeps over the columns) that changed the row; for a row in a
+        cycle, number of steps until the cycle was found.
     converged : ndarray of bool of shape (n_samples,)
         Whether the row is a fixed point.
     cycle_length : ndarray of int of shape (n_samples,)
-        1 for a fixed point, 2 for a row that alternates between two states, and so on; 0 where
+        1 for a fixed point, 2 for a row that alternates between two states, and so on; 0 if
         `max_steps` ended the recall before this was known.
     """
 
@@ -387,14 +387,14 @@ def _ratio(product: np.ndarray, squares: np.ndarray) -> np.ndarray:
 class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     r"""Associative memory: a Hopfield network, which recalls stored rows from corrupted ones.
 
-    `fit` makes the rows of X, the patterns :math:`\xi^\mu`, low points of an energy; `transform`
-    lowers the energy of other rows until nothing changes. In spins :math:`s \in \{-1, 1\}^d`, as
-    which bits are taken (s = 2x - 1), the quadratic rules have
+    `fit` stores the rows of X, the patterns :math:`\xi^\mu`, as low points of an energy;
+    `transform` lowers the energy of other rows until nothing changes. For spins
+    :math:`s \in \{-1, 1\}^d`, to which bits x are converted by s = 2x - 1, the quadratic rules have
 
     .. math:: E(s) = -\tfrac12 s^\top J s, \qquad J_{ii} = 0, \qquad
         s_i \leftarrow \operatorname{sign} \textstyle\sum_j J_{ij} s_j ,
 
-    with n patterns and
+    where J is given by
 
     - ``"hebb"``: :math:`J = \frac1d \sum_\mu \xi^\mu \xi^{\mu\top}` (Hopfield, 1982);
     - ``"pseudoinverse"``: the projection onto the span of the patterns (Personnaz et al., 1985),
@@ -404,21 +404,21 @@ class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
       :math:`J_{ij} \leftarrow J_{ij} + \frac1d (\xi_i \xi_j - \xi_i h_{ji} - h_{ij} \xi_j)` with
       :math:`h_{ij} = \sum_{k \ne i, j} J_{ik} \xi_k`.
 
-    The dense associative memory (Krotov and Hopfield, 2016) has for spins the energy of Demircigil
-    et al. (2017), and :math:`s_i` becomes the sign with the lower energy,
+    For spins, the dense associative memory (Krotov and Hopfield, 2016) has the energy of Demircigil
+    et al. (2017), and :math:`s_i` is set to the sign with the lower energy,
 
     .. math:: E(s) = -\log \sum_\mu \exp(\beta\, \xi^\mu \cdot s),
 
-    and for real rows that of the modern Hopfield network (Ramsauer et al., 2021), for
-    ``similarity="dot"``
+    and for real rows that of the modern Hopfield network (Ramsauer et al., 2021), which with
+    ``similarity="dot"`` is
 
     .. math:: E(x) = -\log \sum_\mu \exp(\beta\, \xi^\mu \cdot x) + \tfrac\beta2 x \cdot x, \qquad
         x \leftarrow \sum_\mu \xi^\mu
         \frac{\exp(\beta\, \xi^\mu \cdot x)}{\sum_\nu \exp(\beta\, \xi^\nu \cdot x)} ,
 
-    which prefers patterns of large norm. ``"euclidean"`` has
-    :math:`-\tfrac\beta2 \lVert x - \xi^\mu \rVert^2` in all exponents and no further term: the same
-    where all norms are equal.
+    which prefers patterns of large norm. With ``"euclidean"``, the exponents are
+    :math:`-\tfrac\beta2 \lVert x - \xi^\mu \rVert^2`, without a further term; the result is the
+    same if all norms are equal.
 
     Parameters
     ----------
@@ -426,52 +426,53 @@ class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         How patterns are stored. The three others are for bits and spins.
     update : {"auto", "asynchronous", "synchronous"}, default="auto"
         ``"asynchronous"``: one column after the other, in a random order that is new in each sweep;
-        never raises the energy. ``"synchronous"``: all columns at once, which may end in a cycle
-        (with J of length 2). ``"auto"``: asynchronous for bits and spins. Real rows are always
-        updated as a whole, which does not raise their energy.
+        this never raises the energy. ``"synchronous"``: all columns at once, which may end in a
+        cycle (of length 2 with the quadratic rules). ``"auto"``: asynchronous for bits and spins.
+        Real rows are always updated as a whole, which does not raise their energy.
     max_steps : int, default=100
-        Most steps of a recall: sweeps over all columns, or updates of all at once.
+        Maximum number of steps of a recall: sweeps over all columns, or updates of all at once.
     beta : float or "auto", default="auto"
         Inverse temperature :math:`\beta` of the dense rule. ``"auto"`` is 1 for bits and spins. For
-        real rows it is a value with which each pattern (of 2,000 random ones if there are more) has
-        a weight of at least 0.99 in its own update; those that `similarity` does not separate from
-        all others do not count.
+        real rows it is a value with which each pattern (each of 2,000 random ones if there are
+        more) has a weight of at least 0.99 in its own update; patterns that `similarity` does not
+        separate from all others are disregarded.
     similarity : {"euclidean", "dot"}, default="euclidean"
-        By what the dense rule compares real rows: distances, or products.
+        How the dense rule compares real rows: by distances or by products.
     random_state : int, RandomState instance or None, default=None
-        Of the orders of asynchronous updates. Drawn once, in `fit`: the same row is always recalled
-        alike.
+        Seed of the orders of asynchronous updates. It is drawn once, in `fit`, so that the same row
+        is always recalled in the same way.
 
     Attributes
     ----------
     patterns_ : ndarray of shape (n_patterns, n_features)
         The stored rows.
     coding_ : {"bits", "spins", "real"}
-        What they are made of: 0 and 1, -1 and 1, or other numbers. Rows of ones alone are bits.
+        Values of the patterns: 0 and 1, -1 and 1, or other numbers. Rows of ones alone are bits.
     load_ : float
-        Patterns for each column.
+        Number of patterns divided by the number of columns.
     beta_ : float
         Inverse temperature of the dense rule; other rules have none.
     coupling_ : ndarray of shape (n_features, n_features)
         J of the spins; the dense rule has none.
     energy_ : BoltzmannMachine
-        The same energy as a part of skebm, for samplers and log Z, of rows of bits in float64;
-        built at each access. The dense rule has none.
+        The same energy as an energy of skebm, for samplers and log Z; its rows are bits in float64.
+        It is built at each access. The dense rule has none.
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
 
     See Also
     --------
-    RBMEstimator : Learns a distribution of rows instead of the rows.
+    RBMEstimator : Learns a distribution of rows instead of the rows themselves.
     skebm.energies.BoltzmannMachine : The energy of the quadratic rules.
 
     Notes
     -----
     Random patterns are recalled up to a load of 0.138 by Hebb's rule (Amit et al., 1985, 1987),
-    :math:`1 / \sqrt{2 \log d}` by Storkey's, and up to 1 by the pseudo-inverse, whose basins of
-    attraction shrink to nothing on the way (Kanter and Sompolinsky, 1987); the dense rule with
-    :math:`\beta = 1` keeps a number of spin patterns that grows like :math:`2^{d/2}` (Demircigil et
-    al., 2017). `fit` warns beyond, and where patterns are not kept, as correlated ones are often
-    not by the rules of Hebb and Storkey. ``docs/benchmarks.md`` has measurements.
+    :math:`1 / \sqrt{2 \log d}` by Storkey's, and 1 by the pseudo-inverse, whose basins of
+    attraction shrink to nothing as the load increases to 1 (Kanter and Sompolinsky, 1987); the
+    dense rule with :math:`\beta = 1` keeps a number of spin patterns that grows like
+    :math:`2^{d/2}` (Demircigil et al., 2017). `fit` warns if the load is too large, and if patterns
+    are not kept; the rules of Hebb and Storkey often do not keep correlated patterns.
+    ``docs/benchmarks.md`` has measurements.
 
     A sweep takes time in proportion to :math:`d^2` for each row with quadratic rules, and to
     :math:`d` times the number of patterns with the dense one.
@@ -547,7 +548,7 @@ class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         Raises
         ------
         ValueError
-            If the rule does not take such rows; names the column.
+            If the rule does not accept such rows; the message names the column.
 
         Warns
         -----
@@ -676,9 +677,9 @@ class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     @property
     def energy_(self) -> BoltzmannMachine:
-        """The energy of the quadratic rules as a part of skebm, of rows of bits in float64.
+        """The energy of the quadratic rules as an energy of skebm, of rows of bits in float64.
 
-        For samplers and log Z; built at each access. The dense rule has none.
+        It is for samplers and log Z, and is built at each access. The dense rule has none.
         """
         return BoltzmannMachine.from_spins(torch.tensor(self.coupling_))
 
@@ -708,7 +709,7 @@ class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return self._states(X)
 
     def recall(self, X: Any) -> Recall:
-        """Lower the energy of rows until they stay or repeat, and say how that went.
+        """Lower the energy of rows until they stop changing or repeat, with details for each row.
 
         Parameters
         ----------
@@ -754,7 +755,7 @@ class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         Warns
         -----
         UserWarning
-            If rows end in a cycle; gives their number and the length.
+            If rows end in a cycle; the message gives their number and the length.
         ConvergenceWarning
             If `max_steps` ended the recall of rows that still changed.
         """
@@ -789,7 +790,7 @@ class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         Returns
         -------
         ndarray of shape (n_samples,)
-            Lower is closer to what is stored. For quadratic rules about -d / 2 at patterns.
+            Lower is closer to what is stored. With quadratic rules it is about -d / 2 at patterns.
         """
         states, memory = self._checked(X), self._memory
         return np.concatenate(
@@ -799,9 +800,9 @@ class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     def score(self, X: Any, y: Any = None) -> float:
         r"""Mean similarity of what is recalled to what should be.
 
-        Of rows a and b it is :math:`2\, a \cdot b / (a \cdot a + b \cdot b)`, 1 if they are equal.
-        For spins, and bits as spins, that is the overlap: 1 less twice the share of wrong entries.
-        Real rows are taken from the mean of the patterns.
+        The similarity of rows a and b is :math:`2\, a \cdot b / (a \cdot a + b \cdot b)`, which is
+        1 if they are equal. For spins, and for bits as spins, it is the overlap: 1 minus twice the
+        fraction of wrong entries. The mean of the patterns is first subtracted from real rows.
 
         Parameters
         ----------

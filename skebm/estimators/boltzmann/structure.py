@@ -27,9 +27,9 @@ PATIENCE = 4
 class SparsityPath(BaseEstimator):
     r"""How the graph of a Boltzmann machine is chosen from a path over the l1 penalty.
 
-    Models are trained from the largest useful penalty downwards, each from the weights of the one
-    before. Each gives a graph, on which couplings are trained again without the l1 penalty, whose
-    shrinkage is not wanted in the model.
+    Models are trained from the largest useful penalty downwards, each starting from the weights of
+    the previous one. Each model gives a graph, on which the couplings are trained again without the
+    l1 penalty, so that the final model is free of its shrinkage.
 
     Parameters
     ----------
@@ -38,15 +38,15 @@ class SparsityPath(BaseEstimator):
         :math:`-2 n \ell + c\, k (\log n + 4 \gamma \log d)`, of the graph's own fit, with k
         couplings and :math:`\ell` the mean log-likelihood of a row (c = 1) or pseudo-likelihood
         (c = 2: it counts every coupling in the conditionals of both of its columns). ``"cv"``: the
-        loss of held-out rows, which finds graphs that predict well and have false edges.
+        loss of held-out rows, which finds graphs that predict well but have false edges.
     n_values : int, default=20
-        Penalties, evenly spaced on a logarithmic scale.
+        Number of penalties, evenly spaced on a logarithmic scale.
     ratio : float in (0, 1), default=0.01
-        Smallest penalty relative to the largest, at which no column is coupled.
+        Smallest penalty divided by the largest, at which no columns are coupled.
     gamma : float, default=0.5
         Weight of the prior on sparse graphs of the ``"ebic"``; 0 is the BIC.
     n_folds : int, default=5
-        Parts of the rows of ``"cv"``.
+        Number of folds for ``"cv"``.
 
     References
     ----------
@@ -85,11 +85,11 @@ class PathResult:
     Attributes
     ----------
     l1 : ndarray of shape (n_values,)
-        Penalties, falling.
+        Penalties, in decreasing order.
     criterion : ndarray of shape (n_values,)
         EBIC, or mean loss of held-out rows; the lowest was chosen.
     n_edges : ndarray of shape (n_values,)
-        Coupled pairs of columns.
+        Numbers of coupled pairs of columns.
     chosen : int
         Index of the choice.
     """

@@ -83,37 +83,38 @@ class DeepBeliefNetwork(
         p(x) = \sum_{h_1, \dots, h_{L-1}} p_1(x \mid h_1) \, p_2(h_1 \mid h_2) \cdots
         p_{L-1}(h_{L-2} \mid h_{L-1}) \, p_L(h_{L-1}) ,
 
-    L RBMs, of which the top one has the distribution of its visible units, and each other one the
-    conditional of its visible given its hidden units. They are trained greedily [1]_: the first is
-    fitted to X, each other one to the probabilities of the hidden units of the one below. It is the
-    model that a :class:`~sklearn.pipeline.Pipeline` of these :class:`RBMEstimator` would be, with
-    the likelihood, samples and reconstructions that such a pipeline lacks.
+    with L RBMs: the top one gives the distribution of its visible units, and each of the others the
+    conditional distribution of its visible units given its hidden units. They are trained greedily
+    [1]_: the first is fitted to X, and each of the others to the probabilities of the hidden units
+    of the one below. The model is that of a :class:`~sklearn.pipeline.Pipeline` of these
+    :class:`RBMEstimator`, with the likelihood, samples and reconstructions that such a pipeline
+    lacks.
 
-    Columns may be bits, numbers and categories with missing entries, as the first RBM takes them.
+    Columns may be bits, numbers and categories, with missing entries, as in :class:`RBMEstimator`.
 
     Parameters
     ----------
     hidden_layer_sizes : tuple of int or int, default=(256, 256)
-        Numbers of hidden units, from the first RBM to the top. A number is a single RBM, whose
-        features, samples and scores it has.
+        Numbers of hidden units, from the first RBM to the top. A single number gives a single RBM,
+        with the features, samples and scores of :class:`RBMEstimator`.
     rbm : RBMEstimator or None, default=None
-        Settings of all RBMs, of which clones are fitted; None is
-        ``RBMEstimator(base="independent")``. Parameters can
-        be searched over by ``rbm__<name>``. What says of which type columns are (`visible`,
-        `categorical_features`, `rescale`, a `base` of other columns than bits) is for the first
-        RBM alone; `n_components` and `warm_start` have no effect.
+        Settings of all RBMs; clones of it are fitted. None is ``RBMEstimator(base="independent")``.
+        Parameters can be searched over by ``rbm__<name>``. Settings for the types of the columns
+        (`visible`, `categorical_features`, `rescale`, a `base` for columns other than bits) apply
+        to the first RBM alone; `n_components` and `warm_start` have no effect.
     layer_params : sequence of dict or None, default=None
-        Parameters in which the RBMs differ from `rbm`, a dict for each, from the first to the top;
-        None in its place is an empty one.
+        Parameters in which the RBMs differ from `rbm`: a dict for each RBM, from the first to the
+        top, or None in place of an empty dict.
     upper_input : {"probabilities", "states"}, default="probabilities"
         What the RBMs above the first are fitted to: the probabilities of the hidden units below, or
         states that are drawn from them once.
     n_draws : int, default=100
-        Draws of the hidden layers for each row in `score_samples`, `score` and `energy`, where
-        these are not summed over; a change counts from the next call on.
+        Number of draws of the hidden layers for each row in `score_samples`, `score` and `energy`,
+        if the layers are not summed over; a change takes effect at the next call.
     partition : "auto", PartitionEstimator or None, default="auto"
-        How log Z of the top RBM is estimated, when it is first needed. ``"auto"``: as its own
-        parameter says. None: not at all; `score_samples` is then minus the energy.
+        How log Z of the top RBM is estimated, when it is first needed. ``"auto"``: by the
+        `partition` of that RBM. None: log Z is not estimated; `score_samples` is then minus the
+        energy.
     random_state : int, RandomState instance or None, default=None
         Seed of the draws of the hidden layers, and of every ``random_state`` of the RBMs that is
         None.
@@ -125,8 +126,8 @@ class DeepBeliefNetwork(
     rbms_ : list of RBMEstimator
         The fitted RBMs, from the first to the top.
     bound_kind_ : {"exact", "lower"}
-        What `score_samples` is of log p(x) given log Z: exact where each hidden layer below the top
-        has at most 12 units, and for a single RBM; otherwise a lower bound in expectation.
+        Whether `score_samples`, given log Z, is the exact log p(x) or a lower bound in expectation.
+        It is exact if each hidden layer below the top has at most 12 units, and for a single RBM.
     log_partition_, log_partition_std_ : float
         log Z of the top RBM in nats and its standard error, 0 when exact.
     log_partition_bounds_ : tuple of float
@@ -142,19 +143,21 @@ class DeepBeliefNetwork(
 
     Notes
     -----
-    With two hidden layers or more, log p(x) is a sum over the states of those below the top. Where
-    these are few it is computed. Otherwise it is bounded by importance weights of draws
-    :math:`h^{(k)} \sim q(h \mid x)` of the conditionals of the RBMs from below [2]_ [3]_,
+    With two hidden layers or more, log p(x) is a sum over the states of those below the top. If
+    there are few states, the sum is computed. Otherwise it is bounded by importance weights of
+    draws :math:`h^{(k)} \sim q(h \mid x)` from the conditionals of the RBMs, from below [2]_ [3]_,
 
     .. math::
         \log p(x) \ge E \log \frac1K \sum_{k=1}^K \frac{p(x, h^{(k)})}{q(h^{(k)} \mid x)} ,
 
-    which is tighter the larger K is, and exact for a single RBM. What is stated is one draw of the
-    right side: its mean over many rows is a lower bound but for its standard error.
+    which is tighter the larger K is, and exact for a single RBM. The value that is returned is one
+    draw of the term whose expectation is taken: its mean over many rows is a lower bound up to its
+    standard error.
 
-    Ctrl-C while an RBM is trained leaves the RBMs so far, the last one trained in part, and raises
-    `KeyboardInterrupt`: the model is then one of fewer layers if it was not the top. A call that
-    fails in any other way leaves the estimator as it was before it.
+    If Ctrl-C interrupts the training of an RBM, the RBMs trained so far are kept, the last one
+    partly trained, and `KeyboardInterrupt` is raised. The model then has fewer layers, unless the
+    interrupted RBM was the top one. A call that fails in any other way leaves the estimator
+    unchanged.
 
     References
     ----------
@@ -227,7 +230,7 @@ class DeepBeliefNetwork(
 
     @restores_on_failure
     def set_params(self, **params: Any) -> DeepBeliefNetwork:
-        """Set parameters by name, those of the RBMs by ``rbm__<name>``, where `rbm` is None too."""
+        """Set parameters by name, those of the RBMs by ``rbm__<name>``, even if `rbm` is None."""
         super().set_params(**{k: v for k, v in params.items() if "__" not in k})
         nested = {k: v for k, v in params.items() if "__" in k}
         set_nested_params(self, nested)
@@ -370,9 +373,9 @@ class DeepBeliefNetwork(
     def transform(self, X: Any) -> np.ndarray:
         """Probabilities of the units of the top hidden layer, given those below.
 
-        Those of the first hidden layer are :math:`p(h_1 \\mid x)`, and each RBM takes them for its
-        visible units. Of a row with missing entries it is what the first RBM's `transform` returns
-        that goes up.
+        Those of the first hidden layer are :math:`p(h_1 \\mid x)`, and each further RBM takes the
+        probabilities below as its visible units. For a row with missing entries, the second RBM
+        takes what `transform` of the first one returns.
 
         Parameters
         ----------
@@ -448,8 +451,8 @@ class DeepBeliefNetwork(
     ) -> Any:
         """Draw rows: from the top RBM, then down through the conditionals of the others.
 
-        The rows are exact and independent where the top RBM's are (:meth:`RBMEstimator.sample`),
-        else as good as its Gibbs chains.
+        The rows are exact and independent if those of the top RBM are
+        (:meth:`RBMEstimator.sample`); otherwise they are as good as its Gibbs chains.
 
         Parameters
         ----------
@@ -458,9 +461,9 @@ class DeepBeliefNetwork(
             None draws from NumPy's global generator.
         temperature : float, default=1.0
             T > 0, by which the energies of both layers of each RBM are divided: above 1 rows are
-            more random, below 1 nearer to the most probable ones. With several layers the result is
-            no power of p(x). `ValueError` for other temperatures than 1 if the first RBM has a base
-            of latent classes, whose powers have no closed form.
+            more random, below 1 they are closer to the most probable ones. With several layers the
+            result is not a power of p(x). Temperatures other than 1 raise `ValueError` if the base
+            of the first RBM has latent classes, whose powers have no closed form.
         n_steps : int, default=1000
             Number of Gibbs steps in the top RBM, if they are needed.
 
@@ -498,9 +501,10 @@ class DeepBeliefNetwork(
         return "exact" if is_summed(sizes) else "lower"
 
     def energy(self, X: Any) -> np.ndarray:
-        """Minus log p(x) less log Z of the top RBM, in nats: lower is more likely.
+        """Energy of each row, -log p(x) - log Z, in nats: lower is more likely.
 
-        Exact, or an upper bound in expectation (see `bound_kind_`). Needs no log Z.
+        Z is that of the top RBM, and is not needed to compute the energy. The values are exact, or
+        an upper bound in expectation (see `bound_kind_`).
 
         Parameters
         ----------
@@ -546,8 +550,8 @@ class DeepBeliefNetwork(
     def score_samples(self, X: Any) -> np.ndarray:
         """Log p(x) of each row in nats, or a lower bound of it, with the estimate of log Z.
 
-        Exact given log Z, or a lower bound in expectation: see `bound_kind_`. An error of an
-        estimated log Z is the same for all rows (see `log_partition_bounds_`).
+        Given log Z, the values are exact, or a lower bound in expectation (see `bound_kind_`). If
+        log Z is estimated, its error is the same for all rows (see `log_partition_bounds_`).
 
         Parameters
         ----------
@@ -563,8 +567,8 @@ class DeepBeliefNetwork(
     def score(self, X: Any, y: Any = None) -> float:
         """Mean of log p(x), or of its lower bound, in nats, with the largest credible log Z.
 
-        Exact where `bound_kind_` and log Z are; otherwise low in expectation, so that a search does
-        not reward slowly mixing models.
+        The score is exact if `bound_kind_` and log Z are; otherwise it is low in expectation, so
+        that a search does not reward slowly mixing models.
 
         Parameters
         ----------
@@ -575,8 +579,9 @@ class DeepBeliefNetwork(
         Returns
         -------
         float
-            nan, with a warning that gives the reason, where log Z has no credible upper end. With
-            ``partition=None`` that of the RBM for a single layer, and nan for several.
+            It is nan, with a warning that gives the reason, if log Z has no credible upper end.
+            With ``partition=None`` it is the score of the RBM for a single layer, and nan for
+            several.
         """
         self._check(X)
         if len(self.rbms_) == 1:
@@ -624,18 +629,19 @@ class DeepBeliefNetwork(
     def to_module(self, n_outputs: int | None = None) -> nn.Sequential:
         """A network with the weights of the RBMs, for training with labels.
 
-        Linear layers and sigmoids that compute :meth:`transform`. It takes X as it is, in float32:
+        Its linear layers and sigmoids compute :meth:`transform`. It takes X as it is, in float32:
         scaling and standardisation are part of the first layer. (Values that the model would clip
-        to the range of its training rows are not clipped.) Weights are copies, on the CPU, and
-        trained without their RBMs.
+        to the range of its training rows are not clipped.) Weights are copies on the CPU; training
+        them does not change the RBMs.
 
-        In a :class:`JEMClassifier` pass ``standardize=False`` with it, for real columns.
+        If it is the network of a :class:`JEMClassifier` for real columns, pass
+        ``standardize=False`` there.
 
         Parameters
         ----------
         n_outputs : int or None, default=None
-            Outputs of one more linear layer, such as a logit for each class. Its weights are zero,
-            so that all classes are as likely before training. None: no such layer.
+            Number of outputs of one more linear layer, such as a logit for each class. Its weights
+            are zero, so that all classes are equally likely before training. None: no such layer.
 
         Returns
         -------

@@ -120,10 +120,10 @@ class DeepBlueprint(RBMBlueprint):
         pretrain(energy, self.layers, base, self.table.without(rows), settings, generator)
 
     def finalised(self, net: EnergyNet, rows: Rows) -> DeepBlueprint:
-        """Go back to the base where held-out rows never were more likely than by it.
+        """Return to the base if held-out rows were never more likely than under it.
 
-        The guard, which warns of it, knows no better weights than those of the greedy training,
-        and these may be worse.
+        The guard, which warns of this, knows no better weights than those of the greedy training,
+        and these may be worse than the base.
         """
         best = net.guard_.best
         if self.pretraining is not None and best is not None and best.gain < 0:
@@ -276,8 +276,8 @@ def design_deep(
 ) -> DeepBlueprint:
     """Resolve every ``"auto"`` of an estimator for the (extended) rows that it trains on.
 
-    By the rules of the RBM that the model is: as many columns as a row has entries, and the
-    hidden units h1, h3, ...
+    The rules are those of the RBM that the model forms, whose columns are the entries of a row and
+    whose hidden units are h1, h3, ...
     """
     params = estimator.get_params(deep=False)
     rule = "cd" if isinstance(estimator.chains, FromData) else "pcd"

@@ -9,8 +9,8 @@ Thus
     \log p(x) = -F_1(x) - \log Z_L + \log E_q \exp \sum_{l=1}^{L-1} \bigl(
         G_l(h_l) - F_{l+1}(h_l) \bigr) .
 
-Here is the last term, the gain. It is 0 where each RBM is the one below turned upside down: a
-second layer that starts there can but gain (Hinton, Osindero and Teh 2006, section 4).
+This module computes the last term, the gain. It is 0 if each RBM is the one below turned upside
+down: a second layer that starts there can only gain (Hinton, Osindero and Teh 2006, section 4).
 """
 
 from __future__ import annotations

@@ -61,11 +61,11 @@ def pretrain(
 ) -> None:
     r"""Write weights and biases of RBMs of neighbouring layers into a deep machine.
 
-    In a deep model, all layers but the first and the last have input from two sides, in an RBM from
-    one. In the conditionals of such layers the weights are therefore doubled: as if there were two
-    copies of x in the first RBM, and two of the top layer in the last; RBMs in between are plain
-    ones, whose weights are halved. Biases of a layer that two RBMs have are averaged: its log-odds
-    are then the averages of theirs.
+    In a deep model, all layers but the first and the last have input from two sides, whereas in an
+    RBM they have input from one. In the conditionals of such layers the weights are therefore
+    doubled: as if there were two copies of x in the first RBM, and two of the top layer in the
+    last; RBMs in between are plain ones, whose weights are halved. If two RBMs share a layer, their
+    biases of this layer are averaged, so that its log-odds are the averages of theirs.
 
     Parameters
     ----------
@@ -130,10 +130,10 @@ def train_pair(
     settings: Greedy,
     generator: torch.Generator,
 ) -> None:
-    """Contrastive divergence by chains of both conditionals that persist, with centred units.
+    """Contrastive divergence by persistent chains of both conditionals, with centred units.
 
-    With other factors than 1 these are not the conditionals of one joint distribution, but the
-    chains have a stationary one all the same, whose moments become those of the rows.
+    With factors other than 1 these are not the conditionals of one joint distribution, but the
+    chains still have a stationary distribution, whose moments become those of the rows.
     """
     up, down = factors
     weight, visible_bias, hidden_bias = rbm.tensors

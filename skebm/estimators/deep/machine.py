@@ -70,12 +70,12 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     units (mean field), whose means persist from one pass over the rows to the next, and training
     follows the gradient of the variational bound of log p(x), with persistent chains for the
     expectation under the model [1]_. The gradient is centred, so that joint training from random
-    weights works [2]_. What `score_samples` returns is a **lower bound** of log p(x), by
-    importance sampling from mean field (see :class:`~skebm.estimators.MeanField`), and exact where
-    the hidden layers are small enough to be summed out (`bound_kind_`).
+    weights works [2]_. `score_samples` returns a **lower bound** of log p(x), by importance
+    sampling from mean field (see :class:`~skebm.estimators.MeanField`), or the exact value if the
+    hidden layers are small enough to be summed out (`bound_kind_`).
 
-    Columns of X are bits, categories and numbers, and may be missing, as in
-    :class:`RBMEstimator`, which it is with a single layer.
+    Columns of X may be bits, categories and numbers, with missing entries, as in
+    :class:`RBMEstimator`. With a single hidden layer the model is the same as there.
 
     Parameters
     ----------
@@ -85,22 +85,22 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     learning_rate : float or "auto", default="auto"
         Learning rate. ``"auto"``: 0.1 (0.3 on a tree), decaying linearly to a hundredth of that.
     batch_size : int or "auto", default="auto"
-        Maximum number of rows per step. ``"auto"``: 100, or fewer if `n_iter` would otherwise make
-        less than 10,000 steps.
+        Maximum number of rows per step. ``"auto"``: 100, or fewer if there would otherwise be fewer
+        than 10,000 steps in `n_iter` epochs.
     n_iter : int or "auto", default="auto"
-        Number of epochs. ``"auto"``: 10,000 steps, or fewer where they would take more than 2e11
-        multiplications, but at least 10 epochs. Of fewer than 200 rows, halves say how many, 0
-        included (see Notes).
+        Number of epochs. ``"auto"``: 10,000 steps, or fewer if they would take more than 2e11
+        multiplications, but at least 10 epochs. With fewer than 200 rows, models of the two halves
+        of the rows determine how many, possibly 0 (see Notes).
     verbose : int, default=0
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None
         Seed of the weights, the shuffling and the chains; global generators are not used.
     pretraining : {"layerwise"} or None, default=None
         Start of the joint training. None: random weights. ``"layerwise"``: RBMs of neighbouring
-        layers are trained first, from below, each for a fifth of the epochs: the weights upwards in
-        the first and downwards in the last are doubled, and those in between are halved afterwards
-        [1]_. Upper layers then depend more on x, but with the default layers likelihood bounds were
-        no higher on four sets.
+        layers are trained first, from below, each for a fifth of the epochs. Meanwhile the upward
+        weights of the first and the downward weights of the last are doubled; the weights of those
+        in between are halved afterwards [1]_. Upper layers then depend more on x, but with the
+        default layers likelihood bounds were no higher on four data sets.
     mean_field : MeanField or None, default=None
         Tolerance and steps of mean field and the number of importance weights; None is
         ``MeanField()``. Its parameters can be searched over by ``mean_field__<name>``.
@@ -120,12 +120,12 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         Momentum, schedule, averaging and roll-backs; None is :class:`skebm.training.SGD` with its
         default settings.
     visible : {"auto", "bernoulli"}, default="auto"
-        Visible units of the columns that are not categorical: ``"auto"``: Bernoulli units if all
-        values are in [0, 1], otherwise Gaussian units of columns that hold other values than zeros
-        and ones.
+        Visible units of the columns that are not categorical. ``"auto"``: Bernoulli units if all
+        values are in [0, 1]; otherwise columns that hold values other than zeros and ones are
+        Gaussian units.
     categorical_features : "from_dtype", array-like or None, default="from_dtype"
         Columns of categories, which are softmax units: names, numbers or a boolean mask.
-        ``"from_dtype"``: columns of frames of text or categories. None: no column.
+        ``"from_dtype"``: columns of frames of text or categories. None: no column is categorical.
     rescale : {"auto", False}, default="auto"
         Whether columns of Bernoulli units with values outside [0, 1] are min-max scaled, with a
         warning, or raise an error.
@@ -139,11 +139,12 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     partition : "auto", PartitionEstimator or None, default="auto"
         How log Z is estimated, when it is first needed. ``"auto"``: exactly, if either all even or
         all odd layers can be enumerated with at most 1e9 terms, otherwise by
-        :class:`skebm.partition.AISBracket`. None: `score_samples` is then minus the energy and
-        `score` a pseudo-likelihood of bits and categories by bounds.
+        :class:`skebm.partition.AISBracket`. None: log Z is not estimated; `score_samples` is then
+        minus the energy, and `score` a pseudo-likelihood of bits and categories, computed from the
+        bounds.
     sampler : Sampler or None, default=None
         Sampler of the rows (x, h2, h4, ...); None is :class:`skebm.samplers.Gibbs`, which draws all
-        even and all odd layers in turns.
+        even and all odd layers in turn.
     device : str, default="auto"
         ``"auto"`` is a GPU if there is one.
     dtype : {"float32", "float64"}, default="float32"
@@ -156,8 +157,8 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         W_l of the layers from below, read-only views. With categorical or Gaussian units the first
         has a column for each bit, level of a category and number.
     intercepts_ : list of ndarray of shape (n_units,)
-        Biases of all layers, that of x first, beside those of the base where not all columns are
-        bits.
+        Biases of all layers, that of x first; in addition to those of the base if not all columns
+        are bits.
     layer_sizes_ : tuple of int
         Entries of x and numbers of units of the hidden layers.
     bound_kind_ : {"exact", "lower"}
@@ -166,7 +167,7 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     history_ : list of dict
         One entry per epoch: energy gap, learning rate, seconds.
     n_iter_, n_restarts_ : int
-        Number of epochs and of roll-backs.
+        Number of epochs, and number of roll-backs.
     learning_rate_, batch_size_, n_chains_ : float, int, int
         Values used for ``"auto"``.
     base_ : Distribution
@@ -181,15 +182,15 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
 
     Notes
     -----
-    **Held-out rows guard the training** of 200 rows or more where `learning_rate` and `batch_size`
-    are ``"auto"`` and there is no `early_stopping`, as in :class:`RBMEstimator`: a tenth of them,
-    at most 500, are not trained on, and twenty times a fit their bound is compared with the base,
-    with log Z by annealing. Weights that are clearly worse than earlier ones, or worse than the
-    base, are not what `fit` leaves. Of fewer rows, models of halves choose the number of epochs
-    where `n_iter` is ``"auto"`` too.
+    **Held-out rows guard the training** as in :class:`RBMEstimator`, if there are 200 rows or more,
+    `learning_rate` and `batch_size` are ``"auto"``, and there is no `early_stopping`. A tenth of
+    the rows, at most 500, is then not trained on. Twenty times during a fit, their bound, with
+    log Z estimated by annealing, is compared with the base. `fit` does not keep weights that are
+    clearly worse than earlier ones, or worse than the base. With fewer rows, models of the two
+    halves determine the number of epochs if `n_iter` is ``"auto"`` as well.
 
-    Columns that are missing are drawn by Gibbs steps given the known ones; of new rows the
-    likelihood of the known entries is estimated by annealing, low on average.
+    In training, missing entries are drawn by Gibbs steps given the known ones. For new rows, the
+    likelihood of the known entries is estimated by annealing; it is low on average.
 
     References
     ----------
@@ -392,8 +393,8 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     def energy(self, X: Any) -> np.ndarray:
         """Upper bound of the free energy of each row, in nats: lower is more likely.
 
-        Minus the lower bound of log sum_h exp(-E(x, h)) that :meth:`score_samples` uses; exact
-        where `bound_kind_` says so.
+        It is minus the lower bound of log sum_h exp(-E(x, h)) that :meth:`score_samples` uses, and
+        exact if `bound_kind_` is ``"exact"``.
 
         Parameters
         ----------
@@ -406,7 +407,7 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         return super().energy(X)
 
     def score_samples(self, X: Any) -> np.ndarray:
-        r"""Lower bound of the log-likelihood of each row, in nats; exact by `bound_kind_`.
+        r"""Lower bound of the log-likelihood of each row, in nats, or its value (`bound_kind_`).
 
         The log of the mean of K importance weights from mean field, minus log Z. In expectation it
         is at most log p(x), and at least the variational bound (``mean_field__n_draws=0``). Hidden
@@ -441,8 +442,8 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         -------
         PosteriorMeans
             ``layers``, a list of arrays (n_samples, n_units) from below, the variational ``bound``
-            in nats, and ``residual``, ``n_steps`` and ``converged`` of each row. Warns with the
-            largest residual where rows have not converged.
+            in nats, and ``residual``, ``n_steps`` and ``converged`` of each row. If rows have not
+            converged, a warning gives the largest residual.
         """
         rows = self._rows(X)
         if rows.has_missing():
@@ -464,8 +465,8 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     def transform(self, X: Any) -> np.ndarray:
         """Means of the units of all hidden layers given x, by mean field, from below.
 
-        Of a row with missing entries the means given the known ones, over Gibbs chains with a fixed
-        seed.
+        For a row with missing entries they are the means given the known entries, over Gibbs chains
+        with a fixed seed.
 
         Parameters
         ----------
@@ -508,9 +509,10 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     ) -> Any:
         r"""Draw rows from the model, x of :math:`p(x, h)^{1/T}` normalised.
 
-        Exact and independent if the even or the odd layers can be enumerated (at most 1e7 terms).
-        Otherwise the last states of Gibbs chains of `n_steps` steps from the persistent chains (for
-        other temperatures than 1, from the base), approximate if these have not converged.
+        The rows are exact and independent if the even or the odd layers can be enumerated (at most
+        1e7 terms). Otherwise they are the last states of Gibbs chains of `n_steps` steps from the
+        persistent chains (from the base for temperatures other than 1), and approximate if the
+        chains have not converged.
 
         Parameters
         ----------
@@ -552,8 +554,8 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     ) -> Any:
         """Replace missing entries by draws from the model given the known entries, or their means.
 
-        By Gibbs sampling of all layers with the known entries clamped, approximate as the chains
-        are finite.
+        The draws come from Gibbs sampling of all layers with the known entries clamped, and are
+        approximate because the chains are finite.
 
         Parameters
         ----------
@@ -562,8 +564,8 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         random_state : int, RandomState instance or None, default=None
             None draws from NumPy's global generator.
         how : {"sample", "mean", "mode"}, default="sample"
-            A joint draw; the means of numbers and bits, and the most probable levels; or the more
-            probable values of bits as well.
+            ``"sample"``: a joint draw. ``"mean"``: the means of numbers and bits, and the most
+            probable levels of categories. ``"mode"``: the more probable values of bits as well.
         n_steps : int, default=200
             Gibbs steps; means are taken over the second half.
 
@@ -589,16 +591,16 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     def to_module(self, n_outputs: int | None = None) -> nn.Sequential:
         r"""Copy of the model as a feed-forward network, for fine-tuning.
 
-        ``Linear, Sigmoid`` for each hidden layer, on the CPU: one pass upwards of inference, in
-        which the weights of all layers but the last are doubled, as each of these gets as much
-        input from above [1]_. It takes X as it is, in float32: scaling and standardisation are part
-        of the first layer.
+        The network, on the CPU, has ``Linear, Sigmoid`` for each hidden layer. It is one upward
+        pass of inference, in which the weights of all layers but the last are doubled, because each
+        of these is expected to get as much input from above [1]_. It takes X as it is, in float32:
+        scaling and standardisation are part of the first layer.
 
         Parameters
         ----------
         n_outputs : int or None, default=None
-            Outputs of one more linear layer, such as a logit for each class. Its weights are zero,
-            so that all classes are as likely before training. None: no such layer.
+            Number of outputs of one more linear layer, such as a logit for each class. Its weights
+            are zero, so that all classes are equally likely before training. None: no such layer.
 
         Returns
         -------

@@ -33,22 +33,25 @@ class MeanField(BaseEstimator):
     .. math:: \log p(x) \ge \mathbb E_q[-E(x, h)] + H(q) - \log Z, \qquad
         q(h) = \prod_j \mu_j^{h_j} (1 - \mu_j)^{1 - h_j},
 
-    in turns of all even and all odd layers, each of which raises it. Means of h2, h4, ... are
-    also the proposal of importance sampling, by which the bound becomes tighter: h1, h3, ... are
-    summed out exactly, and the log of the mean of K importance weights is, in expectation, at most
-    log p(x), at least the variational bound, and the nearer to log p(x) the larger K [2]_.
+    by updates of all even and of all odd layers in turn, each of which raises the bound. The means
+    of h2, h4, ... are also the proposal of importance sampling, which makes the bound tighter:
+    h1, h3, ... are summed out exactly, and the log of the mean of K importance weights is, in
+    expectation, at most log p(x), at least the variational bound, and closer to log p(x) the larger
+    K is [2]_.
 
     Parameters
     ----------
     tol : float, default=1e-3
-        Change of a mean in a step below which a row has converged. The bound is then off by about
-        its square, as it is stationary there; it is a lower bound wherever the steps end.
+        A row has converged when its means change by less than this in a step. The bound is then off
+        by about the square of the change, as it is stationary there; it is a lower bound wherever
+        the steps end.
     max_steps : int, default=200
         Largest number of steps for a new row.
     n_train_steps : int, default=2
-        Steps in training for each batch. They go on from where they ended when the row came last.
+        Number of steps for each batch in training. They continue from the means at which the steps
+        for the same row last ended.
     n_draws : int, default=100
-        K. 0 is the variational bound itself.
+        Number of importance weights, K; 0 gives the variational bound itself.
 
     See Also
     --------
@@ -251,8 +254,8 @@ class PosteriorMeans(NamedTuple):
     layers : list of ndarray of shape (n_samples, n_units)
         From below.
     bound : ndarray of shape (n_samples,)
-        Variational lower bound of log sum_h exp(-E(x, h)), in nats: minus log Z it is one of
-        log p(x).
+        Variational lower bound of log sum_h exp(-E(x, h)), in nats; minus log Z it is a lower bound
+        of log p(x).
     residual : ndarray of shape (n_samples,)
         Largest change of a mean in the last step.
     n_steps : ndarray of shape (n_samples,)

@@ -294,9 +294,9 @@ class NeuralBlueprint(Blueprint):
     def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
         """Hold out a tenth of the rows, at most a hundred, from the network but not the base.
 
-        Equal rows stay together, so that no row is held out of which the network sees a copy. None
-        are held out where rows repeat as the states of a few columns do: without all rows of a
-        state, it would look impossible.
+        Equal rows stay together, so that no row is held out of which the network sees a copy. No
+        rows are held out if rows recur as the states of a few columns do: a state would seem
+        impossible if all of its rows were left out.
         """
         if not self.rule.holds_out or len(rows) < FEWEST_ROWS:
             return rows, None
@@ -444,10 +444,11 @@ def stays_pairwise(network: Any, domain: Domain, base: Distribution | None) -> b
 
 
 def are_states(weight: Tensor, n_rows: int, domain: Domain) -> bool:
-    """Whether the distinct of so many rows are states that come again rather than copies.
+    """Whether rows that occur several times are recurring states rather than copies.
 
-    That is where they are a good part of all states, or come again often, and some much more so
-    than others; `weight` is that of each distinct row.
+    This is assumed if the distinct rows are a large part of all states, or if rows recur often, and
+    some much more often than others. `weight` is that of each distinct row, `n_rows` the number of
+    all rows.
     """
     n, log_n_states = len(weight), domain.log_n_states
     if not math.isfinite(log_n_states):

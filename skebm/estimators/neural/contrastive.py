@@ -61,12 +61,12 @@ class Likelihood(BaseEstimator):
     sigma_anneal : float, default=1
         Initial factor on the noise, which decays to 1 over the first half of training.
     energy_l2 : float, default=0
-        Penalty on the squares of f at data and chains [1]_.
+        Weight of a penalty on the squares of f at data and chains [1]_.
     clip_norm : float or None, default=None
         Maximum norm of the gradient.
     kl_weight, entropy_weight : float, default=0
         Weights of the KL term, whose gradient is taken through the last step of the chains, and of
-        their entropy [2]_; for ``Langevin`` and ``MALA``.
+        the entropy of the chains [2]_; available with ``Langevin`` and ``MALA``.
 
     References
     ----------
@@ -187,7 +187,7 @@ class DiscrepancyRule(ChainRule):
 
 @dataclass(frozen=True)
 class LocalRule(ChainRule):
-    """Comparison of rows with those that differ in one column, which has no chains.
+    """Comparison of each row with those that differ from it in one column, without chains.
 
     Attributes
     ----------
@@ -228,14 +228,15 @@ class ContrastiveDivergenceDensity(BaseDensity):
     ----------
     <<network, sampler>>
     objective : str, Likelihood or Discrepancy, default="likelihood"
-        ``"likelihood"``: maximum likelihood; settings, penalties among them, in
+        ``"likelihood"``: maximum likelihood; its settings, including penalties, are those of
         :class:`Likelihood`. ``"discrepancy"``: energy discrepancy, without chains, which contrasts
         each row with perturbations of a noisy copy of it [7]_; settings in :class:`Discrepancy`. It
-        is for few columns, as perturbations carry little information in many.
-        ``"pseudo_likelihood"``, ``"ratio_matching"``, ``"probability_flow"``: bits and categories
-        alone, without chains; a row is compared with all that differ from it in one column
-        (:class:`skebm.objectives.PseudoLikelihood`, :class:`~skebm.objectives.RatioMatching`,
-        :class:`~skebm.objectives.ProbabilityFlow`), at each of which the network is evaluated.
+        is suited to tables with few columns, as perturbations carry little information in many.
+        ``"pseudo_likelihood"``, ``"ratio_matching"``, ``"probability_flow"``: for bits and
+        categories only, without chains. Each row is compared with all rows that differ from it in
+        one column (:class:`skebm.objectives.PseudoLikelihood`,
+        :class:`~skebm.objectives.RatioMatching`, :class:`~skebm.objectives.ProbabilityFlow`), and
+        the network is evaluated at all of these.
     <<chains, domain, categorical_features, base, sigma, deconvolve, bounds, standardize>>
     <<learning_rate, batch_size, n_iter, optimizer, early_stopping, warm_start>>
     <<contamination, partition, compute>>

@@ -99,9 +99,9 @@ class FlowContrastiveDensity(BaseDensity):
     ----------
     <<network>>
     flow : {"coupling", "nsf", "maf"} or nn.Module, default="coupling"
-        Flow, see :meth:`skebm.distributions.NormalizingFlow.fit`. Every step draws from it, for
-        which autoregressive flows (``"nsf"``, ``"maf"``) need a pass for each column. A flow of
-        zuko is copied, and trained from its weights.
+        Normalizing flow, see :meth:`skebm.distributions.NormalizingFlow.fit`. Each step draws from
+        it, for which autoregressive flows (``"nsf"``, ``"maf"``) need one pass per column. A flow
+        of zuko is copied, and training starts from its weights.
     n_flow_steps : int >= 1, default=1000
         Maximum number of steps of the initial fit by maximum likelihood.
     flow_learning_rate : float > 0, default=5e-4
@@ -119,8 +119,8 @@ class FlowContrastiveDensity(BaseDensity):
         Learning rate of Adam for the energy and log Z.
     <<batch_size>>
     n_iter : int or "auto", default="auto"
-        Number of epochs; ``"auto"`` amounts to about 250 steps, each as long as several of other
-        objectives, and at most five epochs for each row.
+        Number of epochs; ``"auto"`` amounts to about 250 steps, each of which takes as long as
+        several steps of other objectives, and to at most five times as many epochs as rows.
     optimizer : AdamW or None, default=None
         Settings of the optimizer; None is :class:`skebm.training.AdamW` with its defaults. Weight
         decay applies to the network only, the schedule to both learning rates.

@@ -83,25 +83,28 @@ class Hybrid(BaseEstimator):
         the model is one density of noisy rows and their classes, as in [1]_. If False, and always
         with ``generative_weight=0``, it is computed on rows without noise.
     augmentation : callable or None, default=None
-        ``augmentation(rows, generator)`` of standardised rows or of images (n, C, H, W), such as
-        :class:`skebm.samplers.Shift`; for the cross-entropy only [2]_.
+        A function ``augmentation(rows, generator)`` of standardised rows or of images (n, C, H, W),
+        such as :class:`skebm.samplers.Shift`; it is used for the cross-entropy only [2]_.
     sharpness : float, default=0
         Radius of sharpness-aware minimisation [3]_: the length of the ascent step after which the
         gradient is evaluated.
     sigma_anneal : float, default=1
         Initial factor on the noise, which decays to 1 over the first half of training.
     energy_l2 : float, default=0
-        Penalty on the squares of :math:`\log \sum_y e^{\mathrm{logits}_y}` at rows and chains.
+        Weight of a penalty on the squares of :math:`\log \sum_y e^{\mathrm{logits}_y}` at rows and
+        chains.
     clip_norm : float or None, default=None
         Maximum norm of the gradient.
     deconvolve : bool, default=True
-        Whether the noise is taken off the base after training, so that p(x) is the density of clean
-        rows, as in :class:`ContrastiveDivergenceDensity`. If False, it is that of rows with noise.
+        Whether the noise is removed from the base after training, so that p(x) is the density of
+        clean rows, as in :class:`ContrastiveDivergenceDensity`. If False, it is that of rows with
+        noise.
     power : float or "auto", default="auto"
         c in :math:`p(x) \propto q(x) \bigl(\sum_y e^{\mathrm{logits}_y(x)}\bigr)^c`, from 0, where
         p(x) is the base, to 1, the model of [1]_; it does not affect p(y | x). ``"auto"`` is the
-        power of largest likelihood, of the rows that early stopping holds out, or else of the
-        training rows; of less than 150, which the network may know by heart, it is 0.
+        power that maximises the likelihood of the rows that early stopping holds out, or else of
+        the training rows. With fewer than 150 training rows, which the network may have memorised,
+        it is 0.
 
     References
     ----------
@@ -235,14 +238,16 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
     energy-based model uses this freedom to learn the density of the rows as well, by contrastive
     divergence, with c = 1 and thus :math:`p(x, y) = q(x)\, e^{\mathrm{logits}_y(x)} / Z` [1]_. The
     same network then classifies, detects rows unlike the training data, samples rows of a class,
-    and learns from unlabelled rows. The base q is fitted first, to the rows without labels. If
-    training diverges, it is rolled back to an earlier state and continues with smaller steps.
+    and learns from unlabelled rows. The base q is fitted first, to all rows and without their
+    labels. If training diverges, it is rolled back to an earlier state and continues with smaller
+    steps.
 
-    The cross-entropy raises the sum for rows that are easy to classify, be they likely or not. The
-    power c is therefore fitted after training: `power_` is the one in [0, 1] at which rows are most
-    likely, so that they are no less likely than under the base. With c = 0 p(x) is q. The class
-    probabilities do not depend on c. All other methods do; :meth:`logits` are those of the network
-    less 1 - c times their log-sum-exp.
+    The cross-entropy raises the sum over classes for rows that are easy to classify, whether they
+    are likely or not. The power c is therefore fitted after training: `power_` is the value in
+    [0, 1] at which rows are most likely, so that they are no less likely than under the base. With
+    c = 0, p(x) is q. The class probabilities do not depend on c, but the results of all other
+    methods do: :meth:`logits` returns the logits of the network minus 1 - c times their
+    log-sum-exp.
 
     Parameters
     ----------
@@ -272,19 +277,19 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
         Weights of the classes in the cross-entropy; they do not affect p(x).
     <<domain>>
     base : str, MixtureBase, Distribution or None, default="auto"
-        Base q, as in :class:`ContrastiveDivergenceDensity`, or ``"classes"``: a Gaussian for the
-        labelled rows of each class, from which chains then start [4]_.
+        Base q, as in :class:`ContrastiveDivergenceDensity`, or ``"classes"``: a Gaussian fitted to
+        the labelled rows of each class, from which chains then start [4]_.
     sigma : float, array-like, "auto", "bandwidth" or None, default="auto"
         Standard deviation of the noise added to the rows in p(x), in standard deviations of the
-        columns, as in :class:`ContrastiveDivergenceDensity`. After training the noise is taken off
-        the base (``deconvolve`` of :class:`Hybrid`).
+        columns, as in :class:`ContrastiveDivergenceDensity`. After training the noise is removed
+        from the base (``deconvolve`` of :class:`Hybrid`).
     <<bounds>>
     standardize : bool, default=True
         Train on columns of mean 0 and variance 1.
     <<learning_rate, batch_size>>
     n_iter : int or "auto", default="auto"
-        Number of epochs; ``"auto"`` amounts to about a thousand steps, in at most 100 epochs, as
-        more make classifiers of small tables overconfident.
+        Number of epochs; ``"auto"`` amounts to about a thousand steps, in at most 100 epochs,
+        because more epochs make classifiers of small tables overconfident.
     <<optimizer>>
     early_stopping : bool or EarlyStopping, default=False
         Stop when the objective on held-out rows no longer improves, and keep the best weights;
@@ -304,8 +309,8 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
     generative_weight_ : float
         :math:`\lambda`.
     power_ : float
-        c, the power of the sum over classes; 1 after `partial_fit`, without a base, and where
-        `Hybrid` says so.
+        c, the power of the sum over classes; 1 after `partial_fit`, without a base, and if
+        :class:`Hybrid` sets it to 1.
     <<sigma_, base_, units_, row_shape_, log_partition>>
     history_ : list of dict
         One entry per epoch: ``cross_entropy`` and ``accuracy`` on a hundred training rows (no
@@ -486,10 +491,10 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
     def logits(self, X: Any) -> np.ndarray:
         """Logits of all classes: log p(x, y) - log q(x), up to a constant.
 
-        They are those of the network, less 1 - `power_` times their log-sum-exp.
+        They are the logits of the network, minus 1 - `power_` times their log-sum-exp.
 
-        `ValueError` for a row so far from the training rows that they overflow; so do
-        :meth:`predict`, :meth:`predict_proba` and :meth:`decision_function`.
+        If a row is so far from the training rows that they overflow, a `ValueError` is raised, as
+        in :meth:`predict`, :meth:`predict_proba` and :meth:`decision_function`.
 
         Parameters
         ----------
@@ -532,9 +537,10 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
     ) -> np.ndarray:
         """Draw rows from p(x) or p(x | y), to the power of 1 / T and normalised.
 
-        As :meth:`ContrastiveDivergenceDensity.sample`. The chains of a class start from draws of
-        the base, or from training chains, resampled by their weights for the class, and move by its
-        energy. Samples are exact in the limit of many draws and steps.
+        Without `y`, rows are drawn as in :meth:`ContrastiveDivergenceDensity.sample`. The chains of
+        a class start from draws of the base, or from training chains, that are resampled by their
+        weights for the class, and move by the energy of the class. Samples are exact in the limit
+        of many draws and steps.
 
         Parameters
         ----------
@@ -547,7 +553,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
             T > 0, by which the energy of x, or of x given y, is divided: above 1 rows are more
             random, below 1 nearer to the most probable ones.
         given : array-like of shape (n_features,) or None, default=None
-            A row whose numbers are fixed and whose NaN are drawn; only without y.
+            A row whose known entries are fixed, and whose NaN entries are drawn; only without `y`.
         n_steps : int, default=100
             Number of steps of the chains, after as many adaptation steps.
 

@@ -53,7 +53,7 @@ def at_temperature(chains: Chains, energy: NeuralEnergy, temperature: float) -> 
 
 
 def check_n_samples(estimator: Any, n_samples: int) -> None:
-    """`ValueError` for numbers of rows that are none, or that no memory holds."""
+    """Raise `ValueError` for invalid numbers of rows, and for more rows than memory holds."""
     whole_number("n_samples", n_samples, 1)
     n_numbers = n_samples * estimator.energy_.domain.n_columns
     check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
@@ -113,9 +113,10 @@ def sample(
     chains or training rows. A model with several noise levels is sampled by annealed Langevin
     dynamics from Gaussian noise.
 
-    At other temperatures than 1 a normal base, a mixture of them or kernels have their covariances
-    multiplied by T; other bases and training rows stay what they are, and are then further from
-    the model. A density whose tails fall as a power of x may have none above 1: a `ValueError`.
+    At temperatures other than 1, the covariances of a normal base, of a mixture of normals and of
+    kernels are multiplied by T. Other bases and training rows are used unchanged, and are then
+    further from the model. If the tails of p(x) fall as a power of x, its power 1 / T may not be
+    normalisable for T above 1, which raises a `ValueError`.
 
     Parameters
     ----------
@@ -126,7 +127,7 @@ def sample(
         T > 0, by which the energy is divided: above 1 rows are more random, below 1 nearer to the
         most probable ones.
     given : array-like of shape (n_features,) or None, default=None
-        A row whose numbers are fixed and whose NaN are drawn.
+        A row whose known entries are fixed, and whose NaN entries are drawn.
     n_steps : int, default=100
         Number of steps of the chains, after as many adaptation steps.
 

@@ -159,10 +159,10 @@ class NCEDensity(BaseDensity):
     After `fit` log Z is estimated again, by importance sampling from q, because the error of the
     learned value grows with that of the model, and makes bad fits look good.
 
-    The nearer q is to the data, the better. If it is so far away that all rows are classified
-    correctly, beyond about 20 nats, a single classifier cannot learn the density ratio, and a
-    warning is given. Then rows and draws can be interpolated to waymarks between data and noise;
-    `n_bridges` networks discriminate each waymark from the next [3]_.
+    The nearer q is to the data, the better. If it is so far away, more than about 20 nats, that all
+    rows are classified correctly, a single classifier cannot learn the density ratio, and a warning
+    is given. Rows and draws can then be interpolated, which gives waymarks between data and noise;
+    each of `n_bridges` networks discriminates one waymark from the next [3]_.
 
     If there are 50 rows or more, a tenth, at most 100, are held out from the network to monitor
     training.
@@ -176,15 +176,15 @@ class NCEDensity(BaseDensity):
         settings in :class:`MixtureBase`), ``"kernel"`` (Gaussian kernels of several scales),
         ``"stack"`` (mixtures of several sizes and kernels, weighted by held-out rows:
         :class:`skebm.distributions.Stack`), or the normalizing flows ``"nsf"``, ``"coupling"`` and
-        ``"maf"``, fitted to noisy rows (:class:`skebm.distributions.NormalizingFlow`). Of the flows
-        the first is the most accurate, the second is sampled fastest and the third is fitted
-        fastest; they need ``pip install "skebm[flows]"``, and have no exact conditionals for
-        `impute` to start from. Binary columns: ``"independent"``, ``"chow-liu"`` or
+        ``"maf"``, fitted to noisy rows (:class:`skebm.distributions.NormalizingFlow`). Among the
+        flows, the first is the most accurate, the second is sampled fastest and the third is fitted
+        fastest; they need ``pip install "skebm[flows]"``, and have no exact conditionals from which
+        `impute` could start. Binary columns: ``"independent"``, ``"chow-liu"`` or
         ``"block-tree"``. One-hot columns: ``"independent"``. ``"auto"`` is the stack for clean rows
-        and, of low rank, for more than 100 real columns, the mixture for others (the Gaussian if
-        there are bounds), the
-        Chow-Liu tree for binary rows and independent columns for one-hot ones. A distribution of
-        :mod:`skebm.distributions` is used as it is, in the units of X.
+        and, with mixtures of low rank, for more than 100 real columns, the mixture for other real
+        rows (the Gaussian if there are bounds), the Chow-Liu tree for binary rows and independent
+        columns for one-hot ones. A distribution of :mod:`skebm.distributions` is used as it is, in
+        the units of X.
     noise_ratio : float > 0, default=1
         :math:`\nu`, the number of draws of the noise per row.
     n_bridges : int >= 1 or "auto", default="auto"
@@ -201,7 +201,7 @@ class NCEDensity(BaseDensity):
     <<domain, sigma, deconvolve, bounds, standardize, learning_rate, batch_size, n_iter>>
     optimizer : AdamW or None, default=None
         Settings of the optimizer; None is :class:`skebm.training.AdamW` with its defaults. Weight
-        decay does not apply to the learned log Z, but to the network that it normalises: prefer
+        decay applies to the network, but not to the learned log Z that normalises it: prefer
         `log_partition_`.
     early_stopping : bool or EarlyStopping, default=False
         Stop when the objective on held-out rows no longer improves, and keep the best weights;
@@ -411,13 +411,14 @@ class NCEDensity(BaseDensity):
         return float(module.log_partition.detach())
 
     def noise_posterior(self, X: Any) -> np.ndarray:
-        r"""Probability that each row is of the data rather than of the noise, by the classifier.
+        r"""Probability, by the classifier, that each row is from the data and not from the noise.
 
         .. math:: D(x) = \frac{p(x)}{p(x) + \nu q(x)}
 
-        with p the model by the log Z that the classifier learned (`log_partition_learned_`; with
-        ``form="ranking"``, which learns none, `log_partition_`), q the noise and :math:`\nu`
-        `noise_ratio`. With several bridges it is that of a single classifier of data and noise.
+        where p is the model with the log Z that the classifier learned (`log_partition_learned_`;
+        `log_partition_` with ``form="ranking"``, which learns none), q is the noise and :math:`\nu`
+        is `noise_ratio`. With several bridges it is the probability by a single classifier of data
+        and noise.
 
         Parameters
         ----------

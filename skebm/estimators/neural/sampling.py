@@ -40,7 +40,7 @@ class Chains(NamedTuple):
     weights : callable or None
         ``weights(known) -> (m,)``, probabilities of these rows; None for equal ones.
     temperature : float
-        By which the energy is divided.
+        Temperature by which the energy is divided.
     """
 
     sampler: Sampler

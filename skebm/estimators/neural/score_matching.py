@@ -146,8 +146,8 @@ class ScoreMatchingDensity(BaseDensity):
     gradient of log p is fitted to that of the data, which needs neither Z nor samples. The model
     starts as its base. log Z is estimated after training, when it is first needed, by importance
     sampling from the base, which is cheap as the base is near the model. If there are 50 rows or
-    more, a tenth, at most 100, are held out from the network to monitor training; where they gain
-    nothing, training ends early, and the model is the base.
+    more, a tenth, at most 100, are held out from the network to monitor training; if they do not
+    become more likely than under the base, training ends early, and the model is the base.
 
     Parameters
     ----------
@@ -159,9 +159,10 @@ class ScoreMatchingDensity(BaseDensity):
         :class:`skebm.energies.Spec`; a module is copied with its weights.
     objective : {"denoising", "exact", "sliced", "multiscale"} or Sliced, default="denoising"
         ``"denoising"``: denoising score matching [2]_, which fits the density of rows with noise of
-        level `sigma`; the cheapest, and bounded below on any data. ``"exact"``: score matching with
-        the exact trace of the Hessian [1]_, for up to about 64 columns. ``"sliced"``: with an
-        unbiased estimate of the trace along random directions [3]_; settings in :class:`Sliced`.
+        level `sigma`; it is the cheapest, and bounded below on any data. ``"exact"``: score
+        matching with the exact trace of the Hessian [1]_, for up to about 64 columns. ``"sliced"``:
+        with an unbiased estimate of the trace along random directions [3]_; settings in
+        :class:`Sliced`.
         ``"multiscale"``: denoising score matching at a range of noise levels, for images and for
         annealed sampling; its density at the smallest level is less accurate.
     base : str, MixtureBase, Distribution or None, default="auto"
@@ -169,20 +170,20 @@ class ScoreMatchingDensity(BaseDensity):
         ``"mixture"`` (a Gaussian mixture; settings in :class:`MixtureBase`), ``"kernel"``
         (Gaussian kernels of several scales, fitted by leave-one-out; the kernel of a row is also
         left out in training) or ``"stack"`` (Gaussian mixtures of several sizes and kernels,
-        weighted by held-out rows: :class:`skebm.distributions.Stack`; above 100 columns of mixtures
-        of low rank plus diagonal covariances). ``"auto"`` is the stack for clean rows and for more
-        than 100 columns, the mixture for other rows, and the Gaussian if there are bounds or
-        several noise levels; the attribute `base_` shows what it chose. A distribution of
-        :mod:`skebm.distributions` is used as it is, in the units of X. None is no base; log Z then
-        exists only if columns are bounded on both sides.
+        weighted by held-out rows: :class:`skebm.distributions.Stack`; with more than 100 columns,
+        only mixtures whose covariances are low-rank plus diagonal). ``"auto"`` is the stack for
+        clean rows and for more than 100 columns, the mixture for other rows, and the Gaussian if
+        there are bounds or several noise levels; the attribute `base_` shows what was chosen. A
+        distribution of :mod:`skebm.distributions` is used as it is, in the units of X. None is no
+        base; log Z then exists only if columns are bounded on both sides.
     sigma : float, array-like, "auto", "bandwidth" or "kurtosis", default="auto"
         Standard deviation of the noise, or one for each column, in standard deviations of the
         columns (in units of X with ``standardize=False``). ``"bandwidth"`` is the bandwidth that
         maximises the leave-one-out likelihood of a kernel density; ``"auto"`` is 0.75 times that
         bandwidth, between 0.05 and 1; ``"kurtosis"`` is the rule of [4]_, which adds more noise to
         columns with heavy tails. For several levels it is a pair (smallest, largest); ``"auto"`` is
-        then 0.05 to half the distance of rows. Exact and sliced score matching add noise only to
-        columns with few distinct values.
+        then 0.05 to half the distance between rows. Exact and sliced score matching add noise only
+        to columns with few distinct values.
     <<deconvolve>>
     bounds : pair of float or array-like of shape (n_features,), or None, default=None
         Bounds (lower, upper) of the columns, with None for an unbounded side; all columns are

@@ -123,8 +123,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         Model that scores the rows: any density with ``score_samples`` (:class:`RBMEstimator`,
         :class:`sklearn.mixture.GaussianMixture`, :class:`sklearn.neighbors.KernelDensity`), an
         outlier detector of scikit-learn, a classifier for ``statistic="max_proba"``, or a pipeline
-        or search that ends in one. It is cloned. None is a :class:`TableEncoder`, which takes
-        frames with numbers, categories, text, dates and missing entries, and
+        or search that ends in one. It is cloned. None is a pipeline of :class:`TableEncoder`, which
+        accepts frames with numbers, categories, text, dates and missing entries, and
         :class:`ProductOfDensities`: kernels in two metrics and a smooth mixture.
     statistic : {"log_density", "score_norm", "max_proba"} or callable, default="log_density"
         Statistic that discriminates normal rows from outliers, higher for normal ones.
@@ -132,13 +132,13 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         needs no log Z); ``"score_norm"`` is minus the Euclidean norm of the score, grad log p, in
         the input units of the last step of a pipeline, for estimators with a ``score_function``,
         Gaussian mixtures and Gaussian kernel densities; ``"max_proba"`` is the probability of the
-        most likely class (`fit` then takes the classes as `y`). Or a function
+        most likely class (`fit` then takes the classes as `y`). A callable is a function
         ``(fitted estimator, X) -> (n_samples,)``.
     contamination : float in (0, 0.5] or "auto", default="auto"
         Fraction of normal rows that `predict` classifies as outliers: of the training rows with
         ``"quantile"``; of new normal rows, on average over fits, with ``"conformal"``. ``"auto"``
-        is 0.1, or, with a warning, the lowest higher level that is attainable with few calibration
-        rows.
+        is 0.1 or, with a warning, the lowest attainable level above 0.1 if there are few
+        calibration rows.
     method : {"quantile", "conformal", "cross-conformal"}, default="quantile"
         ``"quantile"`` fits the estimator to all rows and guarantees nothing: if the estimator
         overfits, it flags a larger fraction of new rows. ``"conformal"`` holds rows out, so that
@@ -152,10 +152,10 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     cv : int or cross-validation splitter, default=5
         Folds of ``"cross-conformal"``; a splitter must leave out every row once.
     trim : float in (0, 0.5), "auto" or None, default=None
-        Share of the training rows that the estimator is not fitted to, for tables that hold
-        anomalies: those that an isolation forest finds most abnormal, columns encoded by
-        :class:`TableEncoder`. ``"auto"`` leaves out those that it predicts to be outliers,
-        about a seventh of clean rows. Thresholds and calibration are with all rows.
+        Fraction of the training rows that are left out when the estimator is fitted, for tables
+        that contain anomalies: the most abnormal rows according to an isolation forest on columns
+        encoded by :class:`TableEncoder`. ``"auto"`` leaves out the rows that the forest predicts to
+        be outliers, about a seventh of clean rows. Thresholds and calibration use all rows.
     prefit : bool, default=False
         Whether the estimator is already fitted. `fit` then only sets the threshold, with all rows
         given: with ``"conformal"``, the estimator must not have been fitted to these rows. A
@@ -170,8 +170,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         depend on it.
     verbose : int, default=0
         1 shows progress bars over the models that are fitted and over those that then score rows
-        for the threshold, and those of the default estimator. One that is given has its own
-        `verbose`.
+        for the threshold, and those of the default estimator. An estimator that is passed has a
+        `verbose` of its own.
 
     Attributes
     ----------
@@ -207,9 +207,9 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     used only as the classes of a classifier; scorers such as ``"roc_auc"`` need labels that are
     higher for normal rows, as +1 and -1.
 
-    Weights that are not equal say how many times more frequent a row is among new normal rows than
-    among those given, up to a factor: :math:`w(x) \propto q(x) / p(x)` for calibration rows drawn
-    from p and new ones from q. The p-value is then
+    Unequal sample weights state how many times more frequent a row is among new normal rows than
+    among the given ones, up to a factor: :math:`w(x) \propto q(x) / p(x)` for calibration rows
+    drawn from p and new ones from q. The p-value is then
 
     .. math::
         p(x) = \frac{w + \sum_{i : s(x_i) \le s(x)} w_i}{w + \sum_i w_i} , \qquad
@@ -327,8 +327,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             Passed to the `fit` of the estimator; arrays with one value per row are split like the
             rows. ``sample_weight`` (also ``<step>__sample_weight``) also weights the quantile,
             and with ``"conformal"`` the calibration rows (see the notes); ``"cross-conformal"``
-            takes equal weights only. The default estimator takes ``sample_weight``, by which a
-            row of weight 0 is left out, and encodes columns without other weights.
+            accepts equal weights only. The default estimator leaves out rows of weight 0, and
+            passes ``sample_weight`` to its density; the encoding of columns is not weighted.
 
         Returns
         -------
@@ -508,7 +508,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         """Add normal rows to those that set the threshold; the estimator is not refitted.
 
         With ``"conformal"`` they are added to the calibration rows, which keeps the guarantee. If
-        the detector is not fitted, it is the same as `fit`.
+        the detector is not fitted, this method is the same as `fit`.
 
         Parameters
         ----------
@@ -621,7 +621,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
 
     @by_blocks
     def decision_function(self, X: Any) -> np.ndarray:
-        """Statistic above the threshold: negative for outliers. Needs no log Z.
+        """Statistic minus the threshold: negative for outliers. Needs no log Z.
 
         Parameters
         ----------
@@ -654,8 +654,9 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     def p_values(self, X: Any) -> np.ndarray:
         """Conformal p-value of each row: small for outliers, at least ``1 / (n_calibration_ + 1)``.
 
-        For a new normal row P(p <= t) <= t for every t, with ``"cross-conformal"`` about 2 t (see
-        `false_alarm_bound_`). Ties increase the p-value, which is therefore conservative.
+        For a new normal row, P(p <= t) <= t for every t; with ``"cross-conformal"`` the bound is
+        about 2 t (see `false_alarm_bound_`). Ties increase the p-value, which is therefore
+        conservative.
 
         Parameters
         ----------
@@ -698,8 +699,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-likelihood of the rows in nats, with the largest credible log Z.
 
-        Exact if the density is normalised, pessimistic if log Z is estimated; the mean over folds
-        with ``"cross-conformal"``. For searches without labels; with labels use
+        It is exact if the density is normalised, pessimistic if log Z is estimated, and a mean over
+        folds with ``"cross-conformal"``. It is meant for searches without labels; with labels use
         ``scoring="roc_auc"``.
 
         Parameters
@@ -729,7 +730,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         for rows that lie outside). For a Gaussian the contribution is (z^2 - 1) / 2, where z is the
         distance of x_j from its conditional mean in conditional standard deviations, so 4 is large;
         for typical columns it is slightly negative. If two columns contradict each other, both have
-        a high contribution. The method takes one to 160 evaluations of the density per column and
+        a high contribution. The method needs one to 160 evaluations of the density per column and
         row, so explain only the rows that were flagged. If the statistic is not a log density
         (another one was chosen, or the estimator is an outlier detector of scikit-learn), columns
         are drawn from their marginal distribution in the rows of `fit`.

@@ -33,7 +33,7 @@ LEAST_ROWS = 2
 
 
 def default_estimator(verbose: int = 0, n_jobs: int | None = None) -> Any:
-    """A product of kernels in two metrics and a smooth mixture, of any columns as numbers."""
+    """A table encoder and a product of kernels in two metrics and a smooth mixture."""
     return make_pipeline(TableEncoder(), ProductOfDensities(n_jobs=n_jobs, verbose=verbose))
 
 
@@ -106,7 +106,7 @@ def fold_splits(cv: Any, n: int, random: np.random.RandomState) -> list[Split]:
 def each_warning_once() -> Iterator[None]:
     """Repeat the warnings of a block of fits after it, once if they differ in numbers only.
 
-    Folds have much in common: what holds of one, such as a constant column, holds of most.
+    Folds have much in common: what is true of one, such as a constant column, is true of most.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -125,10 +125,10 @@ def fit_model(
     trim: float | str | None,
     seed: int | None,
 ) -> tuple[Any, int]:
-    """Fit a model to the given rows, None for all, without those that are trimmed.
+    """Fit a model to the given rows, or to all if they are None, without those that are trimmed.
 
-    Returns it, and how many those are; `seed` is that of the forest which finds them. `y` is passed
-    unless it is None.
+    Returns the model and the number of trimmed rows; `seed` is that of the forest that finds them.
+    `y` is passed unless it is None.
     """
     n_far = 0
     if trim is not None:

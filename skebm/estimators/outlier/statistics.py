@@ -48,7 +48,7 @@ NEEDED = {
 def check_offers(statistic: Any, estimator: Any) -> None:
     """Raise `TypeError` for an estimator without the method that the statistic needs.
 
-    And for one of sequences, of which single rows cannot be held out.
+    An estimator of sequences, from which single rows cannot be held out, raises it as well.
     """
     last = estimator.steps[-1][1] if hasattr(estimator, "steps") else estimator
     if "lengths" in inspect.signature(last.fit).parameters:
@@ -67,7 +67,7 @@ def check_offers(statistic: Any, estimator: Any) -> None:
 def measure(statistic: Any, estimator: Any, X: Any, rows: np.ndarray | None = None) -> np.ndarray:
     """Statistic of each row, or of the given rows, (n,) in float64.
 
-    Of a large memory map it is found for one block after the other. Raises `ValueError` for wrong
+    For a large memory map it is computed one block after the other. Raises `ValueError` for wrong
     shapes and nan.
     """
     X = X if rows is None else some_rows(X, rows)

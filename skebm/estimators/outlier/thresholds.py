@@ -182,9 +182,9 @@ class ConformalThreshold(NamedTuple):
         return min(bound, 2 * self.largest_p_value + (1 - n_parts / n) / (n_parts + 1))
 
     def p_values(self, values: list[np.ndarray]) -> np.ndarray:
-        """Share of calibration rows, and of the row itself, that are as abnormal as each row.
+        """Fraction of the calibration rows and the row itself that are as abnormal as each row.
 
-        The row itself has the largest weight of a calibration row.
+        The row itself counts with the largest weight of a calibration row.
         """
         if self.weight is not None:
             n_below = np.searchsorted(self.parts[0], values[0], side="right")

@@ -17,15 +17,16 @@ FEWEST_ROWS = 20
 def far_rows(X: Any, trim: float | str, seed: int) -> np.ndarray:
     """Which rows of a table are left out of a fit, (n,) of bool.
 
-    An isolation forest judges them: its trees see 256 rows each, in which anomalies that are
-    clusters in the table are few. The detector's own densities take such clusters to be normal.
+    They are found by an isolation forest. Its trees are built on 256 rows each, which contain few
+    anomalies even if these form a cluster in the table. The detector's own densities take such
+    clusters to be normal.
 
     Parameters
     ----------
     X : {array-like, frame} of shape (n_samples, n_features)
     trim : float or "auto"
-        Share of the rows, or ``"auto"``: those that the forest predicts to be outliers, at most
-        half of them.
+        Fraction of the rows, or ``"auto"``: those that the forest predicts to be outliers, at most
+        half of the rows.
     seed : int
         Of the forest.
 

@@ -262,11 +262,11 @@ class RBMBlueprint(Blueprint):
     short : bool
         Whether `n_iter` was given and makes fewer steps than are enough for small weights.
     guarded : bool
-        Whether held-out rows guard the training: in a fit to enough rows whose steps are stochastic
-        and whose learning rate and batch size are ours to choose.
+        Whether held-out rows guard the training. They do if there are enough rows, steps are
+        stochastic, and learning rate and batch size are ``"auto"``.
     by_halves : bool
-        Whether halves of the rows choose the number of epochs instead: where the rows are fewer and
-        that number is ours to choose too.
+        Whether halves of the rows choose the number of epochs instead. They do if there are fewer
+        rows and that number is ``"auto"`` as well.
     streaming : bool
         Whether the settings are those of `partial_fit`.
     guard_seed : int or None
@@ -380,9 +380,9 @@ class RBMBlueprint(Blueprint):
     def trial(self, train: Rows, held_out: Rows, share: float, tools: Trials) -> Tried:
         """How likely held-out rows are after a share of the epochs.
 
-        First by the guard, whose short annealing misses more of log Z the farther a model is from
-        its base. Of rows with missing entries the known ones, by the guard alone. Minus infinity
-        where training diverges.
+        The first value is that of the guard, whose short annealing misses more of log Z the farther
+        a model is from its base. For rows with missing entries it is the likelihood of the known
+        ones, by the guard alone. It is minus infinity if training diverges.
         """
         # As often as in the fit itself: on a tree, an assessment takes as long as a hundred steps.
         net = self._tried(train, held_out, share, math.ceil(share * N_ASSESSMENTS), tools)
@@ -445,7 +445,7 @@ class RBMBlueprint(Blueprint):
         return replace(self, plan=replace(self.plan, n_iter=n_iter))
 
     def complete(self, energy: Any, x: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:
-        """By Gibbs chains that go on whenever the rows come again; longer where they may not."""
+        """Gibbs steps, which continue when the rows come again; more steps if they may not."""
         state, clamp = ChainState(x), Clamp(known, x)
         for _ in range(STREAMING_STEPS if self.streaming else 1):
             state, _ = GIBBS.step(energy, state, generator, clamp=clamp)
@@ -500,9 +500,10 @@ class RBMBlueprint(Blueprint):
         return float(counts / counts.sum() @ found.double())
 
     def check_trained(self, net: EnergyNet, rows: Rows) -> None:
-        """Warn of variances that collapsed, and where training has not converged.
+        """Warn of variances that collapsed, and if training has not converged.
 
-        That is where held-out rows were still becoming more likely when it ended, or not yet.
+        It has not if held-out rows were still becoming more likely when it ended, or had not yet
+        begun to.
         """
         if isinstance(self.table, ColumnTable):
             self.check_widths(net.module_.energy, self.table)

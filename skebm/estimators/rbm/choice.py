@@ -95,12 +95,13 @@ def choose_base(
 ) -> BaseChoice:
     """Base and number of hidden units with which held-out rows are most likely, by short trainings.
 
-    Independent columns train for half of the epochs and others, which learn their part sooner, for
-    a tenth, about the same time, with each number of hidden units: independent columns with the
-    first two, and with the others where they lead. The first name and the first number are kept
-    unless others are better by 0.1 nats each. What a base has by itself is no guide: a tree is
-    always ahead of independent columns, and yet hidden units may model on their own what it models,
-    and with it what it cannot.
+    Models on independent columns train for half of the epochs, and models on other bases, which
+    learn their part sooner, for a tenth, which takes about the same time. Other bases are tried
+    with each number of hidden units; independent columns with the first two numbers, and with the
+    rest if independent columns are then in the lead. The first name and the first number are kept
+    unless others are better by 0.1 nats each. The likelihood of a base by itself is no guide: a
+    tree is always ahead of independent columns, yet hidden units may model on their own what the
+    tree models, and what it cannot model as well.
 
     Parameters
     ----------
@@ -110,7 +111,7 @@ def choose_base(
         Numbers of hidden units, in the order of preference.
     trial : callable
         Trains with the named base and a number of hidden units on the first rows for a share of the
-        epochs, and tells how likely the second rows are.
+        epochs, and returns how likely the second rows are.
     rows : Rows
         Training rows.
     generator : torch.Generator
@@ -159,8 +160,8 @@ def epochs_by_halves(
 ) -> int:
     """Number of epochs after which models of one half of few rows are best for the other half.
 
-    The mean of both halves counts, as long as both curves go on. None at all where the rows never
-    gain more over the base than its standard error, or where training diverges.
+    It is chosen by the mean over both halves, as far as both curves extend. It is 0 if the rows
+    never gain more over the base than the standard error of the gain, or if training diverges.
 
     Parameters
     ----------

@@ -260,7 +260,7 @@ def epochs_by_folds(
 ) -> int:
     """Number of epochs after which the cross-entropy of left-out labelled rows is least.
 
-    The mean over folds counts. Where training diverges in one, the others decide.
+    It is chosen by the mean over folds. If training diverges in one fold, the others decide.
 
     Parameters
     ----------

@@ -71,10 +71,10 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
         p(y \mid x) = \mathrm{softmax}_y
         \Bigl(d_y + \sum_j \log\bigl(1 + e^{c_j + W_j x + U_{jy}}\bigr)\Bigr)
 
-    A restricted Boltzmann machine of rows and their classes [1]_. It classifies by exact
-    probabilities, has a normalised density p(x) with the classes summed out, draws rows of a class,
-    learns from unlabelled rows, and gives features. :class:`RBMEstimator` is the same without
-    classes.
+    This is a restricted Boltzmann machine of rows and their classes [1]_. It classifies by exact
+    probabilities, has a normalised density p(x) in which the classes are summed out, draws rows of
+    a given class, learns from unlabelled rows as well, and provides features. :class:`RBMEstimator`
+    is the same model without classes.
 
     Columns become visible units as in :class:`RBMEstimator`: values in [0, 1] are probabilities of
     bits, other numbers are standardised and have Gaussian units, and categories have softmax units.
@@ -86,25 +86,25 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
         Number of hidden units, H; ``"auto"`` is 100.
     objective : {"hybrid", "discriminative", "generative"}, default="hybrid"
         What is minimised: :math:`-\log p(y \mid x) - \lambda \log p(x)` on average, with
-        :math:`\lambda` = 0 for ``"discriminative"``, 1 for ``"generative"``, where it is
-        :math:`-\log p(x, y)`, and `generative_weight` for ``"hybrid"``. The first term and its
-        gradient are exact, that of the second is by contrastive divergence.
+        :math:`\lambda` = 0 for ``"discriminative"``, `generative_weight` for ``"hybrid"``, and 1
+        for ``"generative"``, so that the sum is then :math:`-\log p(x, y)`. The first term and its
+        gradient are exact; the gradient of the second is estimated by contrastive divergence.
     generative_weight : float in (0, 1) or "auto", default="auto"
-        :math:`\lambda` of a hybrid; :math:`\alpha / (1 + \alpha)` for the :math:`\alpha` of [1]_.
-        ``"auto"`` is 0.03.
+        :math:`\lambda` of ``"hybrid"``, which equals :math:`\alpha / (1 + \alpha)` with the
+        :math:`\alpha` of [1]_. ``"auto"`` is 0.03.
     unlabeled : label or None, default=None
         Label of rows whose class is unknown, which contribute to p(x) only. None: all are labelled.
     class_weight : dict, "balanced" or None, default=None
         Weights of the classes in the cross-entropy; they do not affect p(x).
     learning_rate : float or "auto", default="auto"
-        Learning rate. ``"auto"``: 5 of bits alone, 1 with numbers or categories, or
-        :math:`0.15 / \lambda` if that is smaller, decaying linearly to a hundredth of it.
+        Learning rate. ``"auto"``: 5 if all columns are bits, 1 with numbers or categories, or
+        :math:`0.15 / \lambda` if that is smaller; it decays linearly to a hundredth of this value.
     batch_size : int or "auto", default="auto"
         Maximum number of rows per step; ``"auto"`` is 100.
     n_iter : int or "auto", default="auto"
-        Number of epochs; ``"auto"`` amounts to 3,000 steps, but at least 20 epochs. Of up to 3,000
-        rows, three folds of the labelled ones choose it first, up to 1,000 steps, by the
-        cross-entropy of the rows that they leave out.
+        Number of epochs; ``"auto"`` amounts to 3,000 steps, but at least 20 epochs. With up to
+        3,000 rows, it is chosen first, among numbers of up to 1,000 steps, by the cross-entropy in
+        a three-fold cross-validation on the labelled rows.
     verbose : int, default=0
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None
@@ -113,7 +113,7 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
         Chains of p(x): persistent (None is ``Persistent(n_steps=1)``) or started at the data, as in
         :class:`RBMEstimator`.
     base : str or Distribution, default="independent"
-        Base q of p(x), as in :class:`RBMEstimator`, which the RBM corrects:
+        Base q of p(x), which the RBM corrects, as in :class:`RBMEstimator`:
         ``"independent"``, ``"chow-liu"``, ``"block-tree"``, ``"gaussian"``, ``"latent-classes"`` or
         a distribution. It does not enter p(y | x).
     centering : Centering, "auto" or None, default="auto"
@@ -152,8 +152,8 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
     classes_ : ndarray of shape (n_classes,)
         Labels, sorted.
     density_ : {"model", "base"}
-        What p(x) is: the model, or the base alone, after discriminative training and where the
-        model makes the training rows less likely than the base.
+        What p(x) is: the model, or the base alone. It is the base after discriminative training,
+        and if the model makes the training rows less likely than the base does.
     generative_weight_ : float
         :math:`\lambda`.
     base_ : Distribution
@@ -166,7 +166,7 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
         accuracy if none of these has a label); energy gap, reconstruction error; learning rate,
         seconds.
     n_iter_, n_restarts_ : int
-        Number of epochs, and of roll-backs.
+        Number of epochs, and number of roll-backs.
     energy_, net_ : ClassRBM, EnergyNet
         The energy of p(x) as a torch module, and the skorch net.
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
@@ -416,10 +416,11 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
     ) -> np.ndarray:
         r"""Draw rows from p(x) or p(x | y), to the power of 1 / T and normalised.
 
-        Exact and independent if the states of a layer can be enumerated (at most 1e7 terms), or if
-        p(x) is the base. Otherwise final states of Gibbs chains of `n_steps` steps, started from
-        the persistent chains or training rows, those of a class in proportion to p(y | x), and
-        approximate if the chains have not converged.
+        The rows are exact and independent if the states of a layer can be enumerated (at most 1e7
+        terms), or if p(x) is the base. Otherwise they are the final states of Gibbs chains of
+        `n_steps` steps, and approximate if the chains have not converged. The chains start from the
+        persistent chains or training rows; for rows of a class, these are drawn in proportion to
+        p(y | x).
 
         Parameters
         ----------
@@ -429,8 +430,8 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
         random_state : int, RandomState instance or None, default=None
             None draws from NumPy's global generator.
         temperature : float, default=1.0
-            T > 0, by which the energy of both layers is divided, as in :class:`RBMEstimator`; of
-            rows of a class only where p(x) is the model.
+            T > 0, by which the energy of both layers is divided, as in :class:`RBMEstimator`. For
+            rows of a class it must be 1 unless p(x) is the model (see `density_`).
         n_steps : int, default=1000
             Gibbs steps of the chains, if they are needed.
 

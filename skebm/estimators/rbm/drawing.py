@@ -39,7 +39,8 @@ def draw(
 ) -> Tensor:
     """Rows of a bipartite energy at a temperature, (n, d).
 
-    Exact and independent where a layer can be enumerated; otherwise final states of chains.
+    They are exact and independent if a layer can be enumerated, and otherwise the final states of
+    chains.
 
     Parameters
     ----------
@@ -72,8 +73,8 @@ def draw(
 def starts_of(energy: Any, blueprint: Any, net: EnergyNet, reference: Tensor) -> Starts:
     """Where chains of a trained machine start: near the model, or spread out at a temperature.
 
-    The persistent chains, or the `reference` rows (n, d) of the training data; at other
-    temperatures than 1 draws of the base, or uniform rows.
+    They start at the persistent chains, or at the `reference` rows (n, d) of the training data; at
+    temperatures other than 1, at draws of the base or at uniform rows.
     """
 
     def starts(n: int, generator: torch.Generator, temperature: float) -> Tensor:

@@ -35,36 +35,37 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         E(x, h) = -b^\top x - c^\top h - h^\top W x .
 
     It can replace :class:`sklearn.neural_network.BernoulliRBM`, whose parameters have the same
-    meaning here. In addition it has normalised log-likelihoods with error estimates, exact learning
-    if the states can be enumerated, centred gradients, sampling, imputation, outlier labels, sample
-    weights and GPU support.
+    meaning here. In addition it offers normalised log-likelihoods with error estimates, exact
+    learning if the states can be enumerated, centred gradients, sampling, imputation, outlier
+    labels, sample weights and GPU support.
 
-    Tables may also have numbers and categories, as Gaussian and softmax units (see `visible` and
-    `categorical_features`), with likelihoods in the units of X. Entries may be missing (nan, None,
-    pandas.NA) in `fit`, `score_samples`, `score`, `energy`, `predict`, `transform` and `impute`:
-    training then maximises the likelihood of the known ones, which is what is returned of new rows
-    (:meth:`log_marginal` has its error).
+    Tables may also contain numbers and categories, which become Gaussian and softmax units (see
+    `visible` and `categorical_features`); likelihoods are in the units of X. Entries may be missing
+    (nan, None, pandas.NA) in `fit`, `score_samples`, `score`, `energy`, `predict`, `transform` and
+    `impute`. Training then maximises the likelihood of the known entries, and the likelihood of a
+    new row is that of its known entries (:meth:`log_marginal` also returns its error).
 
     Parameters
     ----------
     n_components : int or "auto", default="auto"
-        Number of hidden units, H. ``"auto"`` is 64, 256 or 16, with which held-out rows are most
-        likely after a part of the epochs, where they guard the training (see Notes) and it has
-        10,000 steps; elsewhere it is 256, as in `BernoulliRBM`. See `n_components_`.
+        Number of hidden units, H. If held-out rows guard the training (see Notes) and it takes
+        10,000 steps, ``"auto"`` is the one of 64, 256 and 16 with which held-out rows are most
+        likely after a part of the epochs; otherwise it is 256, as in `BernoulliRBM`. See
+        `n_components_`.
     learning_rate : float or "auto", default="auto"
-        Learning rate. ``"auto"``: 0.1 (0.3 with a base other than independent columns), decaying
-        linearly to a hundredth of that; or L-BFGS with a line search, if learning is exact and
+        Learning rate. ``"auto"``: 0.1 (0.3 if the base is a tree), decaying linearly to a
+        hundredth of that; or L-BFGS with a line search, if learning is exact and
         neither `batch_size` nor a momentum is set.
     batch_size : int or "auto", default="auto"
-        Maximum number of rows per step; batches have even sizes. ``"auto"``: 100, or less (down to
-        10) if `n_iter` would otherwise make less than 10,000 steps, or `partial_fit` less than
-        ten; all rows with L-BFGS.
+        Maximum number of rows per step; the sizes of batches differ by at most one. ``"auto"``:
+        100, or less (down to 10) if there would otherwise be fewer than 10,000 steps in `n_iter`
+        epochs, or fewer than ten in a call of `partial_fit`; all rows with L-BFGS.
     n_iter : int or "auto", default="auto"
-        Number of epochs (L-BFGS iterations). ``"auto"``: 10,000 steps, or fewer where columns times
-        hidden units times rows of a batch are above 2e7 (as many as take 2e11 multiplications), but
-        at least 10 epochs. PCD and CD take at most 500 epochs of fewer than 200 rows, of which
-        halves say how many (see Notes), 0 included. L-BFGS takes up to 500 iterations, stopped by
-        the `tol` of `early_stopping`.
+        Number of epochs (iterations with L-BFGS). ``"auto"``: 10,000 steps, or as many as take 2e11
+        multiplications if columns times hidden units times rows of a batch exceed 2e7, but at least
+        10 epochs. With fewer than 200 rows, PCD and CD take at most 500 epochs; models of the two
+        halves of the rows determine how many (see Notes), possibly 0. L-BFGS takes up to 500
+        iterations, and is stopped by the `tol` of `early_stopping`.
     verbose : int, default=0
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None
@@ -72,39 +73,39 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     learning : str, default="auto"
         Learning rule. ``"pcd"``, ``"cd"``: persistent contrastive divergence and contrastive
         divergence. ``"exact"``: the likelihood gradient by enumeration, which is possible if the
-        number of states of the smaller layer times the units of the other is at most 1e8.
-        ``"pseudo_likelihood"``, ``"ratio_matching"``, ``"probability_flow"``: rows are compared
-        with those that differ in one column, for bits and categories
+        number of terms, states of the smaller layer times units of the other, is at most 1e8.
+        ``"pseudo_likelihood"``, ``"ratio_matching"``, ``"probability_flow"``: rules for bits and
+        categories that compare each row with those that differ from it in one column
         (:class:`skebm.objectives.PseudoLikelihood`, :class:`~skebm.objectives.RatioMatching`,
-        :class:`~skebm.objectives.ProbabilityFlow`); without chains or log Z, in steps that take as
-        many times longer as there are columns. ``"auto"`` is the rule that matches `chains`;
-        without chains it is exact up to 1e7, or up to 3e4 where `learning_rate`, `batch_size` or a
-        momentum is given and in `partial_fit`, and PCD beyond.
+        :class:`~skebm.objectives.ProbabilityFlow`). They need neither chains nor log Z, but a step
+        takes as many times longer as there are columns. ``"auto"`` is the rule that matches
+        `chains`. If `chains` is None, it is exact up to 1e7 terms (3e4 if `learning_rate`,
+        `batch_size` or a momentum is given, and in `partial_fit`), and PCD beyond.
     chains : Persistent, FromData or None, default=None
         Chains of PCD and CD: ``Persistent(n_steps=1, n_chains=None, reweight=False)`` and
         ``FromData(n_steps=1)`` (:mod:`skebm.samplers`). `n_steps` is the number of Gibbs steps per
         batch, the k of PCD-k and CD-k. `n_chains` defaults to the batch size, and to at least 500
         with `reweight`, which weights the chains by Jarzynski's equality
         (:class:`skebm.objectives.Walkers`). Gradients are then consistent however slowly the chains
-        mix, and `history_` has a running log-likelihood, which `early_stopping` uses. A step takes
-        about 1.5 times as long. If chains cannot follow large steps, the running value is too high
-        by many nats: compare it with `score`. Parameters can be searched over by
+        mix, and `history_` contains a running log-likelihood, which `early_stopping` uses. A step
+        takes about 1.5 times as long. If chains cannot follow large steps, the running value is too
+        high by many nats: compare it with `score`. Parameters can be searched over by
         ``chains__<name>``.
     base : str or Distribution, default="auto"
-        Base q that the RBM corrects, E(x) = -log q(x) + F(x); fitted first, then fixed: ``"auto"``,
-        ``"independent"``, ``"chow-liu"``, ``"block-tree"``, ``"gaussian"`` or
-        ``"latent-classes"``. With independent columns it is the usual RBM, whose visible biases
-        start at the log-odds of the data. ``"chow-liu"`` is the maximum-likelihood tree of
+        Base q that the RBM corrects, E(x) = -log q(x) + F(x); it is fitted first and then fixed:
+        ``"auto"``, ``"independent"``, ``"chow-liu"``, ``"block-tree"``, ``"gaussian"`` or
+        ``"latent-classes"``. With independent columns the model is the usual RBM, whose visible
+        biases start at the log-odds of the data. ``"chow-liu"`` is the maximum-likelihood tree of
         pairwise dependences, and ``"block-tree"`` a tree whose nodes are blocks of up to three
         dependent columns, as in one-hot codes. The hidden units then model what a tree cannot.
         Categories are nodes of both trees, which then have no blocks; real columns are independent
-        in them.
-        ``"gaussian"`` has the full covariance of the real columns. ``"latent-classes"`` is a
-        mixture of independent columns of all kinds, not of bits alone, whose number of classes
-        held-out rows choose (:class:`skebm.distributions.LatentClasses`). ``"auto"`` is independent
-        columns, unless held-out rows are more likely with another base after a tenth of the epochs
-        than with independent columns after half of them; only where held-out rows
-        guard the training (see Notes). `base_reason_` tells. Any distribution of
+        of the tree and of each other. ``"gaussian"`` has the full covariance of the real columns.
+        ``"latent-classes"`` is a mixture of independent columns of all kinds, for tables that do
+        not consist of bits alone; held-out rows choose its number of classes
+        (:class:`skebm.distributions.LatentClasses`). ``"auto"`` is independent columns, unless
+        held-out rows are more likely with another base after a tenth of the epochs than with
+        independent columns after half of them; this is compared only if held-out rows guard the
+        training (see Notes). `base_reason_` gives the result. Any distribution of
         :mod:`skebm.distributions` with exact conditionals and a positive probability for every row
         of X can be passed, too.
     centering : Centering, "auto" or None, default="auto"
@@ -113,15 +114,14 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         ``"auto"`` is ``Centering(precondition=0.5)``, which also divides the gradient of the
         contrastive rules by powers of the units' variances relative to 1/4, so that rare units
         learn as fast as frequent ones; there is no such preconditioning if `learning_rate` is set.
-        None is the gradient of scikit-learn. See :class:`skebm.objectives.Centering`.
+        None uses the gradient of scikit-learn. See :class:`skebm.objectives.Centering`.
     penalty : Penalty or None, default=None
         ``Penalty(l1=0, l2=0, sparsity_target=None, sparsity_cost=0.1)``: l1 * sum of absolute
         weights, l2 / 2 * sum of squared weights, and a penalty that draws the mean activations of
-        hidden units to a target, added to the mean negative log-likelihood of a row by every
-        learning rule. Against overfitting, try l1 = 3e-4 on images and l2 = 20 / n on small tables.
-        With l1 the initial weights are larger, since from small ones all would end at 0. Its
-        parameters can be searched over by ``penalty__<name>``. See
-        :class:`skebm.objectives.Penalty`.
+        hidden units to a target. Every learning rule adds them to the mean negative log-likelihood
+        of a row. Against overfitting, try l1 = 3e-4 on images and l2 = 20 / n on small tables. With
+        l1 the initial weights are larger, since small ones would all end at 0. Its parameters can
+        be searched over by ``penalty__<name>``. See :class:`skebm.objectives.Penalty`.
     optimizer : SGD or None, default=None
         Momentum, learning rate schedule, weight averaging and roll-backs; None is
         :class:`skebm.training.SGD` with its default settings.
@@ -129,8 +129,8 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         Visible units of the columns that are not categorical. ``"auto"``: Bernoulli units if all
         values are in [0, 1], as in `BernoulliRBM`. Otherwise columns of zeros and ones are
         Bernoulli units, and the others Gaussian units of standardised values, whose means and
-        variances are learned. ``"bernoulli"``: all of them are Bernoulli units, see `rescale`; so
-        are those of sparse X.
+        variances are learned. ``"bernoulli"``: all of them are Bernoulli units, see `rescale`; the
+        columns of sparse X always are.
     categorical_features : "from_dtype", array-like or None, default="from_dtype"
         Columns of categories, which are softmax units: names, numbers or a boolean mask.
         ``"from_dtype"``: columns of frames that hold text or are of a categorical type, and columns
@@ -141,10 +141,10 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         also with a warning; False raises an error.
     early_stopping : bool or EarlyStopping, default=False
         Stop when the score on held-out rows no longer improves, and keep the best weights. The
-        score is the log-likelihood if learning is exact, that of the rule for rules without chains,
-        otherwise the pseudo-likelihood. Settings
-        in :class:`skebm.training.EarlyStopping`; its patience and tolerance, applied to the
-        training loss, also stop L-BFGS without held-out rows.
+        score is the log-likelihood if learning is exact, the objective of the rule for rules
+        without chains, and the pseudo-likelihood otherwise. Settings are in
+        :class:`skebm.training.EarlyStopping`; its patience and tolerance, applied to the training
+        loss, also stop L-BFGS without held-out rows.
     warm_start : bool, default=False
         Continue from the weights and chains of the previous `fit`.
     contamination : float in (0, 0.5] or "auto", default="auto"
@@ -168,18 +168,18 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     Attributes
     ----------
     components_ : ndarray of shape (n_components, n_visible)
-        Weights W, a read-only view; assign a whole array to change it, as for the biases. With
-        categorical or Gaussian units `n_visible` entries are the bits, then a level of a category
-        each, then the real columns.
+        Weights W, a read-only view; to change it, assign a whole array, as for the biases. With
+        categorical or Gaussian units the `n_visible` entries are the bits, followed by one entry
+        for each level of a category, and by the real columns.
     intercept_hidden_, intercept_visible_ : ndarray of shape (n_components,) and (n_visible,)
-        Biases c and b, beside those of the base where not all units are Bernoulli units.
+        Biases c and b, in addition to those of the base if not all units are Bernoulli units.
     h_samples_ : ndarray of shape (n_chains, n_components)
         Hidden units of the persistent chains; for the other rules, draws from the model.
     <<log_partition, offset_>>
     history_ : list of dict
         One entry per epoch: losses, energy gap, reconstruction error, learning rate, seconds.
     n_iter_, n_restarts_ : int
-        Number of epochs, including those of earlier warm starts and of `partial_fit`, and of
+        Number of epochs, including those of earlier warm starts and of `partial_fit`, and number of
         roll-backs.
     learning_, learning_rate_, batch_size_, n_chains_ : str, float, int, int
         Values used for ``"auto"``. `learning_rate_` is nan with L-BFGS.
@@ -190,11 +190,11 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     n_components_ : int
         Number of hidden units.
     base_name_, base_reason_ : str
-        Name of the base, ``"given"`` for a distribution that was passed, and why it and the number
-        of hidden units were chosen.
+        Name of the base (``"given"`` for a distribution that was passed), and why the base and the
+        number of hidden units were chosen.
     scaling_ : MinMax
-        Columns of Bernoulli units that were scaled, their minima and ranges; only where all units
-        are Bernoulli units.
+        Columns of Bernoulli units that were scaled, their minima and ranges; only if all units are
+        Bernoulli units.
     sampler_, energy_, net_ : Sampler, BernoulliRBM or MixedRBM, EnergyNet
         The sampler, the energy as a torch module, and the skorch net.
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
@@ -206,28 +206,30 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
     Notes
     -----
-    **Held-out rows guard the training** of 200 rows or more, where learning is not exact,
-    `learning_rate` and `batch_size` are ``"auto"`` and there is no `early_stopping`. A tenth of the
-    rows, at most 500, is not trained on. Twenty times a fit their log-likelihood ratio to the base
-    is estimated by annealing from the base and from the uniform distribution (``gain_over_base``
-    and ``gain_error`` in `history_`), which finds modes that chains near the data never visit; up
-    to half of the chains go on from there. After a loss of more than half a nat training goes on
-    from the best weights at half the rate, and weights that are clearly worse than earlier ones, or
-    worse than the base, are not what `fit` leaves. If the mean ratio still rises by 0.1 nats from
-    the third to the last quarter of a fit, a `ConvergenceWarning` names a larger `n_iter`.
+    **Held-out rows guard the training** if there are 200 rows or more, learning is not exact,
+    `learning_rate` and `batch_size` are ``"auto"``, and there is no `early_stopping`. A tenth of
+    the rows, at most 500, is then not trained on. Twenty times during a fit, the log-likelihood
+    ratio of these rows to the base is estimated by annealing from the base and from the uniform
+    distribution (``gain_over_base`` and ``gain_error`` in `history_`). Annealing finds modes that
+    chains near the data never visit; up to half of the chains continue from the annealed rows.
+    After a loss of more than half a nat, training continues from the best weights at half the
+    learning rate. `fit` does not keep weights that are clearly worse than earlier ones, or worse
+    than the base. If the mean ratio still rises by 0.1 nats from the third to the last quarter of a
+    fit, a `ConvergenceWarning` suggests a larger `n_iter`.
 
-    **Fewer rows**, from 8 on, choose the number of epochs instead, where `n_iter` is ``"auto"``
-    too: a model of each half is trained first, and the fit ends after the epoch, of ten, at which
-    both made the rows of the other half most likely on average. The base is left as it is, with a
-    `ConvergenceWarning`, where they never gain more over it than a standard error.
+    **With fewer rows**, but at least 8, the rows determine the number of epochs instead, if
+    `n_iter` is ``"auto"`` as well. A model of each half of the rows is trained first, and is
+    assessed on the other half after ten of the epochs. The fit then ends after the one of these ten
+    epochs at which the other halves were most likely on average. If they never gain more over the
+    base than a standard error, the model is the base alone, with a `ConvergenceWarning`.
 
     Real values in [0, 1] are interpreted as probabilities of bits. Such rows have a free energy but
     no likelihood: as F is concave, `score_samples` gives a lower bound on the mean log-likelihood
     of their random binarisations.
 
-    Missing entries are drawn by Gibbs chains with the known ones clamped, one step whenever a row
-    is trained on. Held-out rows are completed by the base, and their gain is that of their known
-    entries; with `early_stopping`, rows that are held out are completed by values of other rows.
+    Missing entries are drawn by Gibbs chains with the known ones clamped, which take one step
+    whenever a row is trained on. Held-out rows are completed by the base, and their gain is that of
+    their known entries; with `early_stopping`, held-out rows are completed by values of other rows.
 
     References
     ----------

@@ -94,11 +94,11 @@ def energies_of_known(self: Any, rows: Rows, known: Tensor, *, likely: bool = Fa
 def log_marginal(self: Any, X: Any) -> Marginals:
     r"""Log-likelihood of the known entries of each row, with its error.
 
-    What `score_samples` returns, log p(x) for complete rows and
-    :math:`\log \sum_{x_{missing}} p(x)` (an integral over real columns) for others: exact up
-    to log Z where a row has few completions or the model few hidden states. Otherwise it is
-    estimated by annealing from the base given the known entries, and low on average by about
-    half of the squared standard error.
+    The values are those of `score_samples`: log p(x) for complete rows, and
+    :math:`\log \sum_{x_{missing}} p(x)` (an integral over real columns) for others. A value is
+    exact, up to log Z, if the row has few completions or the model few hidden states.
+    Otherwise it is estimated by annealing from the base given the known entries, and is low on
+    average by about half of the squared standard error.
 
     Parameters
     ----------
@@ -162,10 +162,11 @@ def _of_layer(energy: Any, x: Tensor) -> Tensor:
 
 
 def features(self: Any, X: Any, of_rows: Callable[[Any, Tensor], Tensor] = _of_layer) -> np.ndarray:
-    """Means of the hidden units given each row of X, those that are features, in its precision.
+    """Means of the hidden units that are features, given each row of X, in the precision of X.
 
-    Of a row with missing entries given the known ones: a mean over Gibbs chains. `of_rows` computes
-    them from an energy and rows; by default they are the means of the hidden layer.
+    For a row with missing entries they are given the known entries, by a mean over Gibbs chains.
+    `of_rows` computes them from an energy and rows; by default they are the means of the hidden
+    layer.
     """
     check_is_fitted(self)
     X = self._validate(X)
@@ -188,8 +189,8 @@ def features(self: Any, X: Any, of_rows: Callable[[Any, Tensor], Tensor] = _of_l
 def transform(self: Any, X: Any) -> np.ndarray:
     """Probability that each hidden unit is on, p(h_j = 1 given x).
 
-    Of a row with missing entries the probability given the known ones, a mean over Gibbs chains
-    with a fixed seed.
+    For a row with missing entries it is the probability given the known entries, estimated by a
+    mean over Gibbs chains with a fixed seed.
 
     Parameters
     ----------
@@ -276,9 +277,9 @@ def sample(
     r"""Draw rows from the model, the marginal of :math:`p(x, h)^{1/T}` normalised.
 
     Samples are exact and independent if the states can be enumerated (at most 1e7 terms).
-    Otherwise they are the final states of Gibbs chains of `n_steps` steps, started from the
-    persistent chains or training rows (for other temperatures than 1 draws of the base, or
-    uniform rows where there is none), and approximate if the chains have not converged.
+    Otherwise they are the final states of Gibbs chains of `n_steps` steps, and approximate if
+    the chains have not converged. The chains start from the persistent chains or training rows;
+    for temperatures other than 1, from draws of the base, or from uniform rows if there is none.
 
     Parameters
     ----------
@@ -287,8 +288,8 @@ def sample(
         None draws from NumPy's global generator.
     temperature : float, default=1.0
         T > 0, by which the energy of both layers, E(x, h), is divided: above 1 rows are more
-        random, below 1 nearer to the most probable ones. `ValueError` for other temperatures
-        than 1 if the base is of latent classes, whose powers have no closed form.
+        random, below 1 they are closer to the most probable ones. Temperatures other than 1
+        raise `ValueError` if the base has latent classes, whose powers have no closed form.
     n_steps : int, default=1000
         Number of Gibbs steps of the chains, if they are needed.
 
@@ -329,8 +330,9 @@ def impute(
 ) -> Any:
     """Replace missing entries by draws from the model given the known entries, or their means.
 
-    By block Gibbs sampling with the known entries clamped, approximate as the chains are
-    finite. A row without known entries becomes a sample of the model.
+    The draws come from block Gibbs sampling with the known entries clamped, and are
+    approximate because the chains are finite. A row without known entries becomes a sample of
+    the model.
 
     Parameters
     ----------
@@ -344,7 +346,8 @@ def impute(
         squared error; the most probable level of a category. ``"mode"``: the more probable
         value of a bit as well.
     n_draws : int >= 1 or None, default=None
-        Number of tables to impute; with ``how="sample"`` only. None is one, not in a list.
+        Number of imputed tables; with ``how="sample"`` only. None returns a single table, not
+        in a list.
     n_steps : int, default=200
         Gibbs steps; means are taken over the second half.
 

@@ -68,11 +68,11 @@ def log_sums(
 ) -> LogSums:
     """Sum out the missing entries of rows.
 
-    Exactly, over the completions of a row or over the hidden states, where these are few; otherwise
-    by annealing from the base given the known entries.
+    The sum is exact, over the completions of a row or over the hidden states, if these are few;
+    otherwise it is estimated by annealing from the base given the known entries.
 
-    Direction: exact there; otherwise unbiased for the sum, so that its log is low on average, by
-    about half of the squared standard error.
+    Direction: exact if these are few. Otherwise unbiased for the sum, so that its log is low on
+    average, by about half of the squared standard error.
 
     Parameters
     ----------

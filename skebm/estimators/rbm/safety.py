@@ -49,12 +49,12 @@ def assess(
 
     Persistent chains stay near the data, and a model may have most of its mass in a mode that they
     never visit. Annealing from the base and from the uniform distribution reaches such modes: the
-    larger of the two values of log Z is believed, and the rows of both runs, resampled by their
-    weights, are the draws. Both are exact where the states of a layer are few.
+    larger of the two values of log Z is used, and the rows of both runs, resampled by their
+    weights, are the draws. Both are exact if a layer has few states.
 
-    Direction: exact there. Otherwise each estimate of log Z is low on average, far below where
-    annealing has missed modes, so that gains are then too large; where it has missed none, the
-    larger of two is high by about half of its standard error.
+    Direction: exact with few states. Otherwise each estimate of log Z is low on average, and far
+    too low if annealing has missed modes, so that gains are then too large. If it has missed none,
+    the larger of the two is high by about half of its standard error.
 
     Parameters
     ----------

@@ -116,48 +116,50 @@ class SlabUnits(HiddenUnits):
 
 @shared_docs
 class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity):
-    r"""Spike-and-slab restricted Boltzmann machine: real rows whose covariance hidden units change.
+    r"""Spike-and-slab restricted Boltzmann machine: hidden units change the covariance of rows.
 
     .. math::
         p(x) = \frac1Z\, q_\tau(x)\, e^{b^\top u}
             \prod_i \Bigl(e^{-z_i^2 / 2} + e^{c_i + \mu_i z_i}\Bigr), \qquad z_i = W_i^\top u
 
-    with u linear coordinates of x in which the Gaussian base q has mean zero and unit covariance
-    [1]_, [2]_. A hidden unit whose spike is off adds a precision along its weights. One whose spike
-    is on adds none, and moves the mean. So the model is a mixture of :math:`2^H` normal
-    distributions with different covariances; in a Gaussian RBM (:class:`RBMEstimator` on real
-    columns) all components have the same covariance. It is proper for all weights
-    (:class:`skebm.energies.SpikeSlabEnergy` says why).
+    where u are linear coordinates of x in which the Gaussian base q has mean zero and unit
+    covariance [1]_, [2]_. A hidden unit whose spike is off adds precision along its weights; a unit
+    whose spike is on adds none, and moves the mean. The model is therefore a mixture of :math:`2^H`
+    normal distributions with different covariances, whereas all components have the same covariance
+    in a Gaussian RBM (:class:`RBMEstimator` on real columns). Z is finite for all weights
+    (:class:`skebm.energies.SpikeSlabEnergy` explains why).
 
-    All columns are numbers, also those of zeros and ones. They are standardised, and
-    log-likelihoods are in the units of X. Entries may be missing (nan) in `fit`, `score_samples`,
-    `score`, `energy`, `predict`, `transform` and `impute`, as in :class:`RBMEstimator`.
+    All columns are treated as numbers, including those of zeros and ones. They are standardised,
+    and log-likelihoods are in the units of X. Entries may be missing (nan) in `fit`,
+    `score_samples`, `score`, `energy`, `predict`, `transform` and `impute`, as in
+    :class:`RBMEstimator`.
 
     Parameters
     ----------
     n_components : int or "auto", default="auto"
-        Number of hidden units, H. ``"auto"`` is 64, 256 or 16, with which held-out rows are most
-        likely after a part of the epochs, where they guard the training (see Notes) and it has
-        10,000 steps; elsewhere it is 256. See `n_components_`.
+        Number of hidden units, H. If held-out rows guard the training (see Notes) and it takes
+        10,000 steps, ``"auto"`` is the one of 64, 256 and 16 with which held-out rows are most
+        likely after a part of the epochs; otherwise it is 256. See `n_components_`.
     features : {"spikes", "slabs"}, default="spikes"
-        What `transform` gives: the probability that each spike is on, or the means of the slabs
-        times spikes, :math:`p(h_i = 1 \mid x)\, (\mu_i + z_i)`.
+        What `transform` returns: the probability that each spike is on, or the mean of each slab
+        times its spike, :math:`p(h_i = 1 \mid x)\, (\mu_i + z_i)`.
     learning_rate : float or "auto", default="auto"
         Learning rate. ``"auto"`` is 0.03, decaying linearly to a hundredth of that.
     batch_size : int or "auto", default="auto"
-        Maximum number of rows per step. ``"auto"``: 100, or less (down to 10) if `n_iter` would
-        otherwise make less than 10,000 steps, or `partial_fit` less than ten.
+        Maximum number of rows per step. ``"auto"``: 100, or less (down to 10) if there would
+        otherwise be fewer than 10,000 steps in `n_iter` epochs, or fewer than ten in a call of
+        `partial_fit`.
     n_iter : int or "auto", default="auto"
-        Number of epochs. ``"auto"``: 10,000 steps, or fewer where columns times hidden units times
-        rows of a batch are above 2e7, but at least 10 epochs; of fewer than 200 rows at most 500
-        epochs, of which halves say how many (see Notes), 0 included.
+        Number of epochs. ``"auto"``: 10,000 steps, or fewer if columns times hidden units times
+        rows of a batch exceed 2e7, but at least 10 epochs. With fewer than 200 rows it is at most
+        500 epochs; models of the two halves of the rows determine how many (see Notes), possibly 0.
     verbose : int, default=0
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None
         Seed of the weights, the shuffling and the chains; global generators are not used.
     learning : {"auto", "pcd", "cd"}, default="auto"
         Learning rule: persistent contrastive divergence or contrastive divergence. ``"auto"`` is
-        the rule that matches `chains`, and PCD without any.
+        the rule that matches `chains`, and PCD if `chains` is None.
     chains : Persistent, FromData or None, default=None
         Chains of PCD and CD: ``Persistent(n_steps=5, n_chains=None, reweight=False)`` and
         ``FromData(n_steps=5)`` (:mod:`skebm.samplers`). `n_steps` is the number of Gibbs steps per
@@ -166,7 +168,7 @@ class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     base : {"gaussian", "independent"} or Gaussian, default="gaussian"
         Base q that the hidden units correct; fitted first, then fixed. ``"gaussian"`` has the full
         covariance, with the correlations shrunk by Ledoit and Wolf's estimate. A
-        :class:`skebm.distributions.Gaussian` of standardised rows is taken as it is.
+        :class:`skebm.distributions.Gaussian` of standardised rows is used as it is.
     penalty : Penalty or None, default=None
         ``Penalty(l1=0, l2=0, sparsity_target=None, sparsity_cost=0.1)`` on the weights and on the
         means of the spikes. Its parameters can be searched over by ``penalty__<name>``. See
@@ -184,8 +186,8 @@ class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         the model overfits, the fraction is larger among new rows.
     partition : "auto", PartitionEstimator or None, default="auto"
         How log Z is estimated, when it is first needed. ``"auto"``: exactly, by a sum over the
-        spikes, for up to about 15 hidden units; otherwise by quadrature in up to three columns, by
-        importance sampling from the base where that is near, or by
+        spikes, for up to about 15 hidden units; otherwise by quadrature with up to three columns,
+        by importance sampling from the base if the base is near the model, or by
         :class:`skebm.partition.AISBracket` from the base (see :func:`skebm.partition.choose`);
         `log_partition_method_` gives the reason. None: log Z is not estimated; `score_samples` is
         then -F(x) and `score` minus the Hyvarinen score in the units of X.
@@ -200,8 +202,8 @@ class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     Attributes
     ----------
     components_ : ndarray of shape (n_components, n_features)
-        Weights W, for the coordinates u of the base; a read-only view, assign a whole array to
-        change it, as for the next.
+        Weights W in the coordinates u of the base, a read-only view; to change it, assign a whole
+        array. The same holds for the next four attributes.
     intercept_hidden_, slab_mean_ : ndarray of shape (n_components,)
         c and mu.
     intercept_visible_, log_precision_ : ndarray of shape (n_features,)
@@ -212,16 +214,16 @@ class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     history_ : list of dict
         One entry per epoch: losses, energy gap, reconstruction error, learning rate, seconds.
     n_iter_, n_restarts_ : int
-        Number of epochs, including those of earlier warm starts and of `partial_fit`, and of
+        Number of epochs, including those of earlier warm starts and of `partial_fit`, and number of
         roll-backs.
     learning_, learning_rate_, batch_size_, n_chains_ : str, float, int, int
         Values used for ``"auto"``.
     n_components_ : int
         Number of hidden units.
     base_ : Gaussian
-        The fitted base, of standardised rows.
+        The fitted base of standardised rows.
     base_name_, base_reason_ : str
-        Name of the base, ``"given"`` for a distribution that was passed, and why the number of
+        Name of the base (``"given"`` for a distribution that was passed), and why the number of
         hidden units was chosen.
     sampler_, energy_, net_ : Sampler, SpikeSlabEnergy, EnergyNet
         The sampler, the energy as a torch module, and the skorch net.
@@ -229,18 +231,19 @@ class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
     See Also
     --------
-    RBMEstimator : Gaussian units: hidden units move the mean alone.
+    RBMEstimator : With Gaussian units; hidden units move only the mean.
     sklearn.mixture.GaussianMixture : As many normal distributions as components.
 
     Notes
     -----
-    Held-out rows guard the training of 200 rows or more, and halves choose the number of epochs of
-    fewer rows, as in :class:`RBMEstimator`: what `fit` leaves is not worse than the base on rows
-    that training has not seen.
+    With 200 rows or more, held-out rows guard the training; with fewer, models of the two halves of
+    the rows determine the number of epochs, as in :class:`RBMEstimator`. On rows that training has
+    not seen, the fitted model is not worse than the base.
 
-    A unit adds at most 10,000 times the precision of the base. Columns that others determine, or
-    with few distinct values, would have ever larger ones: they are held there, with a
-    `ConvergenceWarning` that names the columns. A density of integers needs noise of a gap's width.
+    A unit adds at most 10,000 times the precision of the base. Columns that are determined by
+    others, or that have few distinct values, would get ever larger precisions. These are held at
+    the limit, with a `ConvergenceWarning` that names the columns. To model the density of integers,
+    add noise of the width of the gaps between them.
 
     References
     ----------
@@ -398,8 +401,8 @@ class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     def transform(self, X: Any) -> np.ndarray:
         """Probabilities of the spikes, or means of the slabs: see `features`.
 
-        Of a row with missing entries those given the known ones, a mean over Gibbs chains with a
-        fixed seed.
+        For a row with missing entries they are given the known entries, and estimated by a mean
+        over Gibbs chains with a fixed seed.
 
         Parameters
         ----------

@@ -93,13 +93,15 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
         p(x) = \frac{1}{Z} \sum_{h, s} e^{-E(x, h, s)}, \qquad
         E(x, h, s) = -b^\top x - c^\top h - \sum_j h_j \sum_k s_{jk} (D_{jk} + W_{jk}^\top x) .
 
-    A gate h_j is on where a row lies in the subspace of its K filters, wherever in it: gates are
-    features that do not change where rows move within subspaces, as images do that are shifted a
-    little, and the units s tell the position. As a density it is an RBM whose hidden units come in
-    groups [1]_, with as many weights as one of `n_components` times `n_subspace` units.
+    A gate h_j is on if a row lies in the subspace of its K filters, whatever its position there.
+    Gates are therefore features that do not change if rows move within subspaces, as images do when
+    they are shifted a little; the units s represent the position. As a density the model is an RBM
+    whose hidden units come in groups [1]_, with as many weights as an RBM of `n_components` times
+    `n_subspace` units.
 
-    It takes and offers what :class:`RBMEstimator` does: bits, numbers and categories, missing
-    entries, normalised likelihoods with error estimates, samples, imputations, labels of outliers.
+    As in :class:`RBMEstimator`, columns may be bits, numbers and categories, entries may be
+    missing, and there are normalised likelihoods with error estimates, samples, imputations and
+    outlier labels.
 
     Parameters
     ----------
@@ -112,12 +114,12 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
         L-BFGS with a line search, if learning is exact and neither `batch_size` nor a momentum is
         set.
     batch_size : int or "auto", default="auto"
-        Maximum number of rows per step. ``"auto"``: 100, or less (down to 10) if `n_iter` would
-        otherwise make less than 10,000 steps; all rows with L-BFGS.
+        Maximum number of rows per step. ``"auto"``: 100, or less (down to 10) if there would
+        otherwise be fewer than 10,000 steps in `n_iter` epochs; all rows with L-BFGS.
     n_iter : int or "auto", default="auto"
-        Number of epochs (L-BFGS iterations). ``"auto"``: 10,000 steps, or as many as take 2e11
-        multiplications, but at least 10 epochs; fewer than 200 rows choose the number themselves,
-        as of an `RBMEstimator`.
+        Number of epochs (iterations with L-BFGS). ``"auto"``: 10,000 steps, or as many as take 2e11
+        multiplications if these are fewer, but at least 10 epochs. With fewer than 200 rows, the
+        rows determine the number, as in :class:`RBMEstimator`.
     verbose : int, default=0
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None
@@ -126,29 +128,29 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
         Learning rule: ``"pcd"``, ``"cd"``, ``"exact"`` (the likelihood of bits, by a sum over all
         states of the rows or of the hidden layer: at most 1e8 terms), ``"pseudo_likelihood"``,
         ``"ratio_matching"`` or ``"probability_flow"`` (bits and categories). ``"auto"`` is the rule
-        that matches `chains`; without chains it is exact up to 1e7 terms, or up to 3e4 where
-        `learning_rate`, `batch_size` or a momentum is given and in `partial_fit`, and PCD beyond.
+        that matches `chains`. If `chains` is None, it is exact up to 1e7 terms (3e4 if
+        `learning_rate`, `batch_size` or a momentum is given, and in `partial_fit`), and PCD beyond.
     chains : Persistent, FromData or None, default=None
         Chains of PCD and CD (:mod:`skebm.samplers`).
     base : str or Distribution, default="auto"
         Base q that the model corrects, fitted first: ``"auto"``, ``"independent"``,
         ``"chow-liu"``, ``"block-tree"``, ``"gaussian"`` or ``"latent-classes"``, or a distribution
-        of :mod:`skebm.distributions` with exact conditionals, as of an `RBMEstimator`.
+        of :mod:`skebm.distributions` with exact conditionals, as in :class:`RBMEstimator`.
     centering : Centering, "auto" or None, default="auto"
-        Centre the units in the gradient of the stochastic rules; not that of the exact likelihood.
-        ``"auto"`` is ``Centering(precondition=0.5)``, without the preconditioning if
-        `learning_rate` is set. See :class:`skebm.objectives.Centering`.
+        Centre the units in the gradient of the stochastic rules; the gradient of the exact
+        likelihood is not centred. ``"auto"`` is ``Centering(precondition=0.5)``, without the
+        preconditioning if `learning_rate` is set. See :class:`skebm.objectives.Centering`.
     penalty : Penalty or None, default=None
-        l1 and l2 of the weights. A target of sparsity is refused: units of a subspace are not
-        independent. See :class:`skebm.objectives.Penalty`.
+        Penalties l1 and l2 on the weights. A sparsity target is not accepted, because units of a
+        subspace are not independent. See :class:`skebm.objectives.Penalty`.
     optimizer : SGD or None, default=None
         Momentum, learning rate schedule, weight averaging and roll-backs; None is
         :class:`skebm.training.SGD` with its default settings.
     visible : {"auto", "bernoulli"}, default="auto"
         Visible units of the columns that are not categorical. ``"auto"``: Bernoulli units if all
         values are in [0, 1]; otherwise columns of zeros and ones are Bernoulli units, and the
-        others Gaussian units of standardised values. ``"bernoulli"``: all are Bernoulli units, of
-        columns that are scaled to [0, 1] where they need it, with a warning.
+        others Gaussian units of standardised values. ``"bernoulli"``: all are Bernoulli units;
+        columns with values outside [0, 1] are scaled to that range, with a warning.
     categorical_features : "from_dtype", array-like or None, default="from_dtype"
         Columns of categories, which are softmax units: names, numbers or a boolean mask.
         ``"from_dtype"``: columns of frames that hold text or are of a categorical type, and columns
@@ -156,9 +158,9 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
     features : {"gates", "all"}, default="gates"
         What `transform` returns: p(h_j = 1 | x) alone, or p(s_jk = 1 | x) as well.
     early_stopping : bool or EarlyStopping, default=False
-        Stop when the score on held-out rows no longer improves, and keep the best weights: the
-        log-likelihood if learning is exact, that of the rule for rules without chains, otherwise
-        the pseudo-likelihood.
+        Stop when the score on held-out rows no longer improves, and keep the best weights. The
+        score is the log-likelihood if learning is exact, the objective of the rule for rules
+        without chains, and the pseudo-likelihood otherwise.
     warm_start : bool, default=False
         Continue from the weights and chains of the previous `fit`.
     contamination : float in (0, 0.5] or "auto", default="auto"
@@ -166,8 +168,8 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
         the model overfits, the fraction is larger among new rows.
     partition : "auto", PartitionEstimator or None, default="auto"
         How log Z is estimated, when it is first needed. ``"auto"``: exactly, if the enumeration has
-        at most 1e9 terms, otherwise by :class:`skebm.partition.AISBracket`. None: not at all;
-        `score_samples` is then -F(x) and `score` the mean pseudo-likelihood.
+        at most 1e9 terms, otherwise by :class:`skebm.partition.AISBracket`. None: log Z is not
+        estimated; `score_samples` is then -F(x) and `score` the mean pseudo-likelihood.
     sampler : Sampler or None, default=None
         Sampler of the rows; None is :class:`skebm.samplers.Gibbs` over gates and units.
     device : str, default="auto"
@@ -179,22 +181,22 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
     Attributes
     ----------
     components_ : ndarray of shape (n_components, n_subspace, n_visible)
-        Weights W, a read-only view; assign a whole array to change it, as for the biases. With
-        categorical or Gaussian units `n_visible` entries are the bits, then a level of a category
-        each, then the real columns.
+        Weights W, a read-only view; to change it, assign a whole array, as for the biases. With
+        categorical or Gaussian units the `n_visible` entries are the bits, followed by one entry
+        for each level of a category, and by the real columns.
     intercept_gates_ : ndarray of shape (n_components,)
         Biases c of the gates.
     intercept_units_ : ndarray of shape (n_components, n_subspace)
         Biases D of the units of gates that are on.
     intercept_visible_ : ndarray of shape (n_visible,)
-        Biases b beside those of the base.
+        Biases b, in addition to those of the base.
     h_samples_ : ndarray of shape (n_chains, n_components * (1 + n_subspace))
         Gates, then units, of the persistent chains; for the other rules, draws from the model.
     <<log_partition, offset_>>
     history_ : list of dict
         One entry per epoch: losses, energy gap, reconstruction error, learning rate, seconds.
     n_iter_, n_restarts_ : int
-        Number of epochs, including those of earlier warm starts and of `partial_fit`, and of
+        Number of epochs, including those of earlier warm starts and of `partial_fit`, and number of
         roll-backs.
     learning_, learning_rate_, batch_size_, n_chains_ : str, float, int, int
         Values used for ``"auto"``. `learning_rate_` is nan with L-BFGS.
@@ -205,21 +207,21 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
     n_components_ : int
         Number of gates.
     base_name_, base_reason_ : str
-        Name of the base, ``"given"`` for a distribution that was passed, and why it was chosen.
+        Name of the base (``"given"`` for a distribution that was passed), and why it was chosen.
     scaling_ : MinMax
-        Columns of Bernoulli units that were scaled; only where all units are Bernoulli units.
+        Columns of Bernoulli units that were scaled; only if all units are Bernoulli units.
     sampler_, energy_, net_ : Sampler, SubspaceEnergy, EnergyNet
         The sampler, the energy as a torch module, and the skorch net.
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
 
     See Also
     --------
-    RBMEstimator : hidden units that are independent given the row.
+    RBMEstimator : An RBM whose hidden units are independent given the row.
 
     Notes
     -----
-    Held-out rows guard the training, and the model never ends below its base on them, as of an
-    :class:`RBMEstimator`, whose notes say how.
+    Held-out rows guard the training, and on them the model never ends below its base, as in
+    :class:`RBMEstimator`, whose Notes explain how.
 
     References
     ----------
@@ -350,10 +352,10 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
 
     @by_blocks
     def transform(self, X: Any) -> np.ndarray:
-        """Probability that each gate is on, p(h_j = 1 given x), and with it each unit.
+        """Probability that each gate is on, p(h_j = 1 given x), and optionally each unit.
 
-        Of a row with missing entries the probability given the known ones, a mean over Gibbs chains
-        with a fixed seed.
+        For a row with missing entries it is the probability given the known entries, estimated by a
+        mean over Gibbs chains with a fixed seed.
 
         Parameters
         ----------
@@ -362,8 +364,8 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
         Returns
         -------
         ndarray of shape (n_samples, n_components) or (n_samples, n_components * (1 + n_subspace))
-            The gates, and with ``features="all"`` then the units, gate by gate; in the precision of
-            X. Units of a gate that is off are fair coins.
+            The gates, with ``features="all"`` followed by the units, gate by gate; in the precision
+            of X. Units of a gate that is off are on with probability 1/2.
         """
         return methods.features(self, X)
 

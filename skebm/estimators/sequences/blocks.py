@@ -23,11 +23,11 @@ class Windows(NamedTuple):
     Attributes
     ----------
     length : int
-        Frames of a window.
+        Number of frames of a window.
     offset : int
-        Frames by which the first window begins before the first frame.
+        Number of frames by which the first window begins before the first frame.
     reach : int
-        Frames after a window that see it.
+        Number of frames after a window that depend on it.
     """
 
     length: int

@@ -136,7 +136,7 @@ class TemporalBlueprint(Blueprint):
         raise NotImplementedError("log p of frames is estimated frame by frame.")
 
     def finalised(self, net: EnergyNet, rows: Rows) -> TemporalBlueprint:
-        """Go back to the base where held-out frames never were more likely than by it."""
+        """Return to the base if held-out frames were never more likely than under it."""
         best = net.guard_.best
         if best is not None and best.gain < 0:
             with torch.no_grad():
@@ -274,8 +274,8 @@ def frame_log_z(
 ) -> tuple[RowLogZ, bool]:
     """log Z of frames, and whether it is exact: a sum over hidden states where these are few.
 
-    Else by annealing, at four times as many temperatures again, up to `n_temperatures`, for frames
-    whose standard error is above 0.1.
+    Otherwise log Z is estimated by annealing. The number of temperatures is multiplied by four, up
+    to `n_temperatures`, for frames whose standard error is above 0.1.
     """
     if given.hidden_domain.n_states * given.domain.n_columns <= EXACT_COST:
         value = exact_log_z(given).double()
@@ -326,9 +326,10 @@ def default_of(estimator: Any, name: str) -> Any:
 
 
 def rate_of(rows: Segments, order: int, domain: Domain) -> float:
-    """Learning rate by default: of real columns in units of what their past leaves of them.
+    """Default learning rate; with real columns in units of what their past leaves unexplained.
 
-    The geometric mean of these standard deviations, relative to those of the columns.
+    The unit is the geometric mean of the residual standard deviations, relative to those of the
+    columns.
     """
     is_real = [torch.full((part.n_columns,), isinstance(part, Real)) for part in parts_of(domain)]
     real = torch.cat(is_real).nonzero().ravel().to(rows.x.device)

@@ -42,31 +42,32 @@ class ClampedChains:
 
     .. math:: p(x^{\text{missing}} \mid x^{\text{known}}) \propto \prod_t p(x_t \mid x_{<t})
 
-    Given the hidden units of all frames, h_t, the entries of a frame that is missing have fields
-    from its own past and from the frames after it, which see it: p(x_t, h_t given the past) has a
-    log Z_t that depends on it, too. Proposals are drawn from the conditional distribution in which
-    log Z_t is linear in the past (of real columns all of its quadratic part is there, for
-    several frames at once), and accepted by Metropolis and Hastings. The ratio of log Z_t is exact
-    where hidden states are few. Otherwise an auxiliary frame, drawn given the proposed past by a
-    few Gibbs steps, takes its place [1]_: exact up to the convergence of these steps [2]_.
+    Given the hidden units h_t of all frames, the missing entries of a frame have fields from its
+    own past and from the frames after it, which depend on it: log Z_t of their
+    p(x_t, h_t given the past) depends on it, too. Proposals are drawn from the conditional
+    distribution in which log Z_t is linear in the past (for real columns with its whole quadratic
+    part, for several frames at once), and accepted by the Metropolis-Hastings rule. The ratio of
+    the Z_t is exact if there are few hidden states. Otherwise an auxiliary frame, drawn given the
+    proposed past by a few Gibbs steps, takes its place [1]_, which is exact up to the convergence
+    of these steps [2]_.
 
-    A frame takes part in the likelihoods of the `reach` frames after it: exact without recurrent
-    units; with these its effect on the state of later frames is cut off.
+    A frame takes part in the likelihoods of the `reach` frames after it. This is exact without
+    recurrent units; with them, its effect on the state of later frames is cut off.
 
     Parameters
     ----------
     energy : TemporalEnergy
     frames : Tensor of shape (n, K + T, d + 1)
-        Of each chain, K frames of context first, each followed by 1 where there is no such frame.
-        Changed in place.
+        Frames of each chain, beginning with K frames of context; each is followed by 1 where there
+        is no such frame. Changed in place.
     unknown : Tensor of shape (n, T, d), bool
         Missing entries.
     n_chains : int
-        Successive chains whose known entries are the same.
+        Number of successive chains with the same known entries.
     reach : int
     generator : torch.Generator
     exact : bool or None, default=None
-        Whether log Z is a sum over the hidden states; None where these are few.
+        Whether log Z is a sum over the hidden states; None is True if these are few.
 
     References
     ----------
@@ -121,9 +122,10 @@ class ClampedChains:
     # ---------------------------------------------------------------- the start
 
     def start(self) -> None:
-        """Draw each frame given the frames before it; where log Z is a sum, as particles.
+        """Draw each frame given the frames before it.
 
-        These are drawn again by the likelihood of what is known of the frame.
+        If log Z is a sum, the chains are particles, which are resampled by their likelihoods of the
+        known entries of the frame.
         """
         energy, K = self.energy, self.energy.order
         state = energy.start_state(len(self.frames))

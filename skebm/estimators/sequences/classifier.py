@@ -80,43 +80,44 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         p(x_t, y_t \mid x_{<t}, y_{<t}) = \frac{1}{Z_t} e^{-F_t(x_t, y_t)} .
 
     By default it learns :math:`p(y_t \mid x_t, x_{<t}, y_{<t})`, which has a closed form and needs
-    no log Z. The labels of a sequence are then a chain of order L = `label_order`, the product of
-    these, and the labels before are summed out exactly; later frames say nothing of earlier labels.
+    no log Z. The labels of a sequence are then a chain of order L = `label_order`, whose
+    probability is the product of these factors. Preceding labels are summed out exactly, and later
+    frames have no effect on earlier labels.
 
-    With ``objective="generative"`` frames and labels are learned, and the probabilities of a label
-    are those given **all** frames of its sequence, later ones included: sums forwards and backwards
-    over the histories of labels of
+    With ``objective="generative"`` frames and labels are learned jointly, and the probabilities of
+    a label are those given **all** frames of its sequence, later ones included. They are sums,
+    forwards and backwards over the histories of labels, of
 
     .. math::
         p(y_{1..T} \mid x_{1..T}) \propto \prod_t \frac{1}{Z_t(y_{t-L..t-1})} e^{-F_t(x_t, y_t)} .
 
-    The sums are exact. Each history has a log Z of its own, which is exact where hidden units are
-    few and estimated by annealed importance sampling otherwise.
+    The sums are exact. Each history has a log Z of its own, which is exact if there are few hidden
+    units, and estimated by annealed importance sampling otherwise.
 
-    Sequences are passed as to :class:`TemporalRBM`. Without `lengths`, lists and `sequence_column`
-    X is one sequence.
+    Sequences are passed as in :class:`TemporalRBM`. X is one sequence unless there are `lengths` or
+    a `sequence_column`, or X is a list.
 
     Parameters
     ----------
     n_components : int, default=100
         Number of hidden units, H.
     order : int, default=3
-        Number of frames before on which the biases depend, at least 1.
+        Number of preceding frames on which the biases depend, at least 1.
     label_order : int, default=1
-        Number L of labels before on which they depend, at most `order`. The sums are over K^L
-        histories of K labels, times K: at most 10,000 terms.
+        Number L of preceding labels on which they depend, at most `order`. For K labels, the
+        sums have K^L histories times K labels for each frame: at most 10,000 terms.
     objective : {"discriminative", "hybrid", "generative"}, default="discriminative"
         What is minimised: :math:`-\log p(y_t \mid x_t, \text{past}) - \lambda \log p(x_t \mid
         \text{past})` on average, with :math:`\lambda` = 0 for ``"discriminative"``, 1 for
         ``"generative"``, and `generative_weight` for ``"hybrid"``, where the second term
-        regularises. The first term and its gradient are exact, that of the second is by contrastive
-        divergence.
+        regularises. The first term and its gradient are exact; the gradient of the second is
+        estimated by contrastive divergence.
     generative_weight : float in (0, 1) or "auto", default="auto"
         :math:`\lambda` of a hybrid; ``"auto"`` is 0.03.
     learning_rate : float or "auto", default="auto"
         Learning rate of AdamW, as in :class:`TemporalRBM`.
     batch_size : int or "auto", default="auto"
-        Frames of a step; ``"auto"``: 100.
+        Number of frames per step; ``"auto"``: 100.
     n_iter : int or "auto", default="auto"
         Number of passes. ``"auto"``: 10,000 steps, at least 10 and at most 500 passes.
     verbose : int, default=0
@@ -126,10 +127,10 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
     learning : {"auto", "cd", "pcd", "exact"}, default="auto"
         Learning rule of the likelihood, as in :class:`TemporalRBM`.
     chains : FromData, Persistent or None, default=None
-        Chains of CD and PCD, of which `n_steps` is used; None is ``FromData(n_steps=1)``.
+        Chains of CD and PCD, of which only `n_steps` is used; None is ``FromData(n_steps=1)``.
     base : str or Distribution, default="independent"
-        Distribution of a frame whatever its past and label, as in :class:`TemporalRBM`; that of the
-        label is beside it.
+        Distribution of a frame regardless of its past and label, as in :class:`TemporalRBM`; it is
+        combined with the frequencies of the labels.
     optimizer : AdamW or None, default=None
         Weight decay, schedule, averaging and roll-backs; None is
         :class:`AdamW(weight_decay=0.1) <skebm.training.AdamW>`.
@@ -138,12 +139,14 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
     categorical_features : "from_dtype", array-like or None, default="from_dtype"
         Columns of categories, as in :class:`RBMEstimator`.
     sequence_column : str, int or None, default=None
-        Column of X that says which sequence a frame is of: runs of equal values. It is left out.
+        Column of X that identifies the sequence of each frame; each run of equal values is one
+        sequence. The column is not part of the frames.
     n_chains, n_temperatures : int, default=10, 1600
-        Annealing of log Z of each frame and history with ``"generative"``: chains, and
-        temperatures at most, where standard errors are above 0.1.
+        Settings for the annealing of log Z with ``"generative"``, which is done for each frame and
+        history: number of chains, and maximum number of temperatures, which is used only where
+        standard errors are above 0.1 with fewer.
     early_stopping : bool or EarlyStopping, default=False
-        Stop when held-out windows no longer become better, and keep the best weights.
+        Stop when the objective on held-out windows no longer improves, and keep the best weights.
     warm_start : bool, default=False
         Continue from the weights of the previous `fit`, with the same classes.
     device : str, default="auto"
@@ -176,11 +179,11 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
 
     Notes
     -----
-    **Held-out frames guard the training** as that of :class:`TemporalRBM`, by the likelihood of
-    frames and labels if `objective` is ``"generative"``, else by that of labels given the past: the
-    model is not worse on them than the frequencies of the labels.
+    **Held-out frames guard the training** as in :class:`TemporalRBM`, by the likelihood of frames
+    and labels if `objective` is ``"generative"``, and otherwise by that of labels given the past:
+    on these frames the model is no worse than the frequencies of the labels.
 
-    In training the labels before are the true ones; in prediction they are summed out.
+    In training, the preceding labels are the true ones; in prediction they are summed out.
 
     References
     ----------
@@ -304,9 +307,9 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         X : array-like of shape (n_frames, n_features), or list of such
             Frames in order of time, the sequences one below the other, or a list of sequences.
         y : array-like of shape (n_frames,), or list of arrays
-            Label of each frame; with a list of sequences a list, too, if it is not one array.
+            Label of each frame: one array, or a list of arrays if X is a list of sequences.
         lengths : array-like of int, default=None
-            Numbers of frames of the sequences. None is one sequence, unless X is a list or there is
+            Number of frames of each sequence. None is one sequence, unless X is a list or there is
             a `sequence_column`.
 
         Returns
@@ -328,7 +331,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         X : array-like of shape (n_frames, n_features), or list of such
         y : array-like of shape (n_frames,), or list of arrays
         classes : array-like of shape (n_classes,), default=None
-            All classes, for the first call; None takes those of its y.
+            All classes, in the first call; None is the classes of its `y`.
         lengths : array-like of int, default=None
             As in :meth:`fit`.
 
@@ -456,7 +459,9 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         return share / total
 
     def predict(self, X: Any, lengths: Any = None) -> np.ndarray:
-        """Most likely label of each frame given all frames, which makes the fewest errors.
+        """Most likely label of each frame given all frames.
+
+        This choice minimises the expected number of errors.
 
         Parameters
         ----------
@@ -492,10 +497,10 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
 
     @available_if(_has_density)
     def score_samples(self, X: Any, lengths: Any = None) -> np.ndarray:
-        """log p(x_t given the frames before it), its labels and theirs summed out, in nats.
+        """log p(x_t given the frames before it) in nats, with all labels summed out.
 
-        Exact where hidden states are few; otherwise by estimates of log Z, and high on average by
-        about half of their squared standard errors.
+        The result is exact if there are few hidden states. Otherwise it is based on estimates of
+        log Z, and is high on average by about half of their squared standard errors.
 
         Parameters
         ----------

@@ -19,7 +19,7 @@ N_DRAWS, N_STEPS = 10, 30
 
 
 def said_by_next(model: Any, rows: Segments, log_prob: np.ndarray) -> np.ndarray:
-    """What the next frame says for or against each frame, in nats, (n,); 0 of last frames.
+    """Evidence of the next frame for or against each frame, in nats, (n,); 0 for last frames.
 
     log p(x_{t+1} given x_t and the past) - log p(x_{t+1} given E(x_t given the past) and the past).
 
@@ -61,9 +61,10 @@ def said_by_next(model: Any, rows: Segments, log_prob: np.ndarray) -> np.ndarray
 def without_frame(
     model: Any, rows: Segments, number: Tensor, biases: Biases, generator: torch.Generator
 ) -> RowwiseRBM:
-    """The frames after some frames, which their means given the past take the place of.
+    """RBMs of the frames that follow some frames, when these are replaced by their means.
 
-    As biases are linear in the last frames, those are the mean biases (apart from recurrent units).
+    The means are those given the past. As biases are linear in the last frames, the RBMs have the
+    mean biases (apart from recurrent units).
     """
     energy = model.energy_
     with sampling(energy):

@@ -42,46 +42,47 @@ ENOUGH_BLOCKS = 3
 
 
 class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
-    r"""Anomalous frames of sequences, with conformal p-values over whole sequences.
+    r"""Detector of anomalous frames of sequences, with conformal p-values over whole sequences.
 
     Frames of a sequence are not exchangeable, so that thresholds over held-out *frames* guarantee
-    nothing. Sequences may be: the statistic of a sequence is that of its most anomalous frame,
+    nothing. Sequences may be. The statistic of a sequence is that of its most anomalous frame,
 
     .. math::
         s(x_{1..T}) = \min_t a(x_t), \qquad
         p_t = \frac{1 + \#\{i : s(x^{(i)}) \le a(x_t)\}}{n + 1},
 
     where a is log p of a frame given its past and, with `use_next`, the next frame, and i runs
-    over n sequences that were held out from the fit as wholes. For a new sequence that is
-    exchangeable with them, :math:`P(\min_t p_t \le \alpha) \le \alpha`: with probability at least
+    over n whole sequences that were held out from the fit. For a new sequence that is exchangeable
+    with them, :math:`P(\min_t p_t \le \alpha) \le \alpha`: with probability at least
     :math:`1 - \alpha` **none** of its frames is a false alarm, whatever the distribution of the
     sequences, their lengths and the dependence of their frames, and however poor the estimator.
 
     Parameters
     ----------
     estimator : estimator or None, default=None
-        Model of sequences, whose ``fit`` and ``score_samples`` take `lengths`; the latter gives a
+        Model of sequences, whose ``fit`` and ``score_samples`` take `lengths`; the latter returns a
         number for each frame, higher for normal ones. It is cloned. None is :class:`TemporalRBM`
-        with its default settings. A `sequence_column` of it is used here.
+        with its default settings. If the estimator has a `sequence_column`, the detector uses it.
     contamination : float in (0, 0.5] or "auto", default="auto"
-        Fraction of new normal **sequences** in which `predict` finds anomalous frames, at most and
-        on average over fits. ``"auto"`` is 0.1, or, with a warning, the lowest higher level that is
-        attainable with few calibration sequences.
+        Upper bound, on average over fits, on the fraction of new normal **sequences** in which
+        `predict` finds anomalous frames. ``"auto"`` is 0.1 or, with a warning, the lowest
+        attainable level above 0.1 if there are few calibration sequences.
     calibration_fraction : float in (0, 1) or "auto", default="auto"
         Fraction of the sequences that are held out. ``"auto"`` is a quarter, or more (at most a
-        half) if that is fewer than ``10 / contamination`` sequences. Of a single sequence it is the
-        part at the end; ``"auto"`` is a half.
+        half) if that is fewer than ``10 / contamination`` sequences. With a single sequence, this
+        fraction of its frames is held out at the end; ``"auto"`` is then a half.
     block_length : int or "auto", default="auto"
-        Of a **single** sequence, the number of frames of the blocks of its end that take the place
-        of sequences. ``"auto"``: as many as make ``3 / contamination`` blocks, at least 1.
+        With a **single** sequence, its end is divided into blocks, which take the place of
+        sequences; this is the number of frames of a block. ``"auto"``: as many as make
+        ``3 / contamination`` blocks, at least 1.
     gap : int or "auto", default="auto"
-        Number of frames between blocks, and before the first one, which are left out. ``"auto"`` is
+        Number of frames that are left out between blocks, and before the first one. ``"auto"`` is
         the `order` of the estimator, or 1 if it has none.
     use_next : bool or "auto", default="auto"
-        Whether the next frame helps to judge a frame, by `score_in_context` of the estimator:
-        frames of other songs among chorales are found with an area under the curve of 0.93
-        instead of 0.86. ``"auto"``: where the estimator has that method. False where frames are
-        judged as they come.
+        Whether the next frame is used to judge a frame, by `score_in_context` of the estimator:
+        frames of other songs among chorales are then found with an area under the curve of 0.93
+        instead of 0.86. ``"auto"`` is True if the estimator has that method. Use False if frames
+        are judged as they arrive.
     random_state : int, RandomState instance or None, default=None
         Seed of the split, and of every ``random_state`` of the estimator that is None.
 
@@ -96,7 +97,7 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     n_calibration_ : int
         Number of sequences or blocks that new frames are compared with.
     block_length_ : int or None
-        Number of frames of a block; None where sequences are held out as wholes.
+        Number of frames of a block; None if whole sequences are held out.
     false_alarm_bound_ : float
         Proven bound on the probability that a frame of a new normal sequence is flagged; nan with
         blocks.
@@ -108,13 +109,14 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
 
     Notes
     -----
-    The guarantee is for the rate averaged over fits and new sequences. Log Z that is estimated is
-    part of the statistic, as noise that all sequences have alike.
+    The guarantee is for the rate averaged over fits and new sequences. If log Z is estimated, the
+    error of the estimate is part of the statistic, as noise that affects all sequences alike.
 
-    **Blocks of a single sequence are not exchangeable.** What holds is approximate: if the sequence
-    is stationary and forgets within the `gap`, blocks are nearly independent and identically
-    distributed, and the level is nearly that of a new block of `block_length_` frames. A longer
-    sequence has more false alarms, in proportion. Drift has more as well. Nothing is proven.
+    **Blocks of a single sequence are not exchangeable.** The guarantee is then only approximate: if
+    the sequence is stationary and its dependence does not extend beyond the `gap`, blocks are
+    nearly independent and identically distributed, and the level is nearly that of a new block of
+    `block_length_` frames. A longer sequence has more false alarms, in proportion to its length,
+    and drift increases them, too. Nothing is proven.
 
     References
     ----------
@@ -188,7 +190,7 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     @fit_context(prefer_skip_nested_validation=False)
     @restores_on_failure
     def fit(self, X: Any, y: Any = None, lengths: Any = None) -> Any:
-        """Fit the estimator to a part of the sequences, and set the threshold by the others.
+        """Fit the estimator to some of the sequences, and set the threshold by the others.
 
         A call that fails or is interrupted leaves the detector as it was before it.
 
@@ -199,7 +201,7 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         y : None
             Not used; present by convention.
         lengths : array-like of int, default=None
-            Numbers of frames of the sequences. None is one sequence, unless X is a list or the
+            Number of frames of each sequence. None is one sequence, unless X is a list or the
             estimator has a `sequence_column`.
 
         Returns
@@ -337,7 +339,7 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     def score_samples(self, X: Any, lengths: Any = None) -> np.ndarray:
         """Score of each frame by the estimator, higher for normal ones.
 
-        Of :class:`TemporalRBM` `score_in_context`, or `score_samples` without `use_next`.
+        For :class:`TemporalRBM` it is `score_in_context`, or `score_samples` without `use_next`.
 
         Parameters
         ----------
@@ -367,7 +369,7 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         return self._scores(self.estimator_, X, lengths), lengths
 
     def decision_function(self, X: Any, lengths: Any = None) -> np.ndarray:
-        """Score of each frame above the threshold: negative for anomalous frames.
+        """Score of each frame minus the threshold: negative for anomalous frames.
 
         Parameters
         ----------
@@ -383,10 +385,11 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         return self._threshold.margin([value])
 
     def predict(self, X: Any, lengths: Any = None) -> np.ndarray:
-        """Classify frames as normal (+1) or anomalous (-1): those of p-value `contamination_`.
+        """Classify frames as normal (+1) or anomalous (-1).
 
-        In a new normal sequence, all frames are classified as normal with probability at least
-        ``1 - contamination_``; see the class for blocks.
+        Anomalous frames are those whose p-value is at most `contamination_`. In a new normal
+        sequence, all frames are classified as normal with probability at least
+        ``1 - contamination_``; for blocks see the notes of the class.
 
         Parameters
         ----------
@@ -403,7 +406,7 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     def p_values(self, X: Any, lengths: Any = None) -> np.ndarray:
         """p-value of each frame against the most anomalous frames of the calibration sequences.
 
-        The smallest one of a new normal sequence is at most t with probability at most t: these
+        The smallest p-value of a new normal sequence is at most t with probability at most t: these
         p-values are corrected for the number of frames.
 
         Parameters
@@ -422,8 +425,8 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     def sequence_p_values(self, X: Any, lengths: Any = None) -> np.ndarray:
         """p-value of each sequence, that of its most anomalous frame.
 
-        At most t with probability at most t for a new normal sequence; with blocks approximately,
-        for sequences of up to `block_length_` frames.
+        For a new normal sequence it is at most t with probability at most t. With blocks this holds
+        approximately, for sequences of up to `block_length_` frames.
 
         Parameters
         ----------

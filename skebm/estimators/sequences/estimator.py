@@ -90,13 +90,13 @@ class FrameScores(NamedTuple):
     Attributes
     ----------
     log_prob : ndarray
-        By the estimate of log Z of each frame: high on average, by about half of the squared
-        standard error, unless it is exact.
+        Log-likelihoods with the estimated log Z of each frame. Unless log Z is exact, they are high
+        on average, by about half of the squared standard error.
     std_error : ndarray
         Standard error of each; 0 where log Z is exact.
     lower : ndarray
-        By annealing from draws of the model to the base: low on average if these are from the
-        model. Equal to `log_prob` where log Z is exact.
+        Pessimistic log-likelihoods, with log Z from annealing from draws of the model to the base:
+        low on average if these are from the model. Equal to `log_prob` where log Z is exact.
     exact : bool
         Whether log Z was summed over the hidden states.
     """
@@ -118,29 +118,29 @@ class TemporalRBM(
         E_t(x, h) = -b_t^\top x - c_t^\top h - h^\top W x .
 
     By default it is the conditional RBM [1]_: b_t and c_t are linear in the last `order` frames.
-    With `recurrent` they also depend on the hidden units of the frame before, whose means given all
-    frames so far are carried along: the recurrent temporal RBM [2]_, where `order` is 0. Frames
-    have columns of all kinds, as rows of :class:`RBMEstimator`.
+    With `recurrent` they also depend on the hidden units of the frame before, which are represented
+    by their means given all frames so far. With ``order=0`` this is the recurrent temporal RBM
+    [2]_. Frames may have columns of all kinds, like rows of :class:`RBMEstimator`.
 
-    Sequences are passed one below the other with `lengths`, as a list of arrays, or as a frame with
-    a `sequence_column`. Without any of these X is one sequence. Frames before the first one are
-    missing, and learned biases take their place, so that every frame has a likelihood.
+    Sequences are passed one below the other with `lengths`, as a list of arrays, or as a table with
+    a `sequence_column`. Without any of these X is one sequence. The frames before the first one are
+    missing. Learned biases take their place, so that every frame has a likelihood.
 
     Parameters
     ----------
     n_components : int, default=200
         Number of hidden units, H.
     order : int, default=3
-        Number of frames before on which the biases depend; at least 1 unless `recurrent`.
+        Number of preceding frames on which the biases depend; at least 1 unless `recurrent`.
     recurrent : bool, default=False
-        Whether the biases depend on the hidden units of the frame before as well. Gradients go back
-        through time by up to 32 frames. A pass takes about three times as long.
+        Whether the biases depend on the hidden units of the frame before as well. Gradients are
+        propagated back through up to 32 frames. A pass takes about three times as long.
     learning_rate : float or "auto", default="auto"
         Learning rate of AdamW. ``"auto"``: 0.01; with real columns, 0.0005 times the geometric
         mean of the fractions of their standard deviations that a linear autoregression leaves
         unexplained.
     batch_size : int or "auto", default="auto"
-        Frames of a step; ``"auto"``: 100.
+        Number of frames per step; ``"auto"``: 100.
     n_iter : int or "auto", default="auto"
         Number of passes. ``"auto"``: 10,000 steps, at least 10 and at most 500
         passes.
@@ -149,33 +149,36 @@ class TemporalRBM(
     random_state : int, RandomState instance or None, default=None
         Seed of the weights, the shuffling and the chains; global generators are not used.
     learning : {"auto", "cd", "pcd", "exact"}, default="auto"
-        Learning rule: contrastive divergence of each frame given its past, whose chains start at
-        the frame or where they ended when it was trained on before, or the exact gradient, a sum
-        over the hidden states, where these are few. ``"auto"`` is that of `chains`, else
-        ``"cd"``.
+        Learning rule for each frame given its past. ``"cd"`` and ``"pcd"``: contrastive divergence
+        with chains that start at the frame, or where they ended when the frame was last trained on.
+        ``"exact"``: the exact gradient, a sum over the hidden states, if these are few. ``"auto"``
+        is the rule of `chains` if these are given, else ``"cd"``.
     chains : FromData, Persistent or None, default=None
-        Chains of CD and PCD, of which `n_steps` is used; None is ``FromData(n_steps=5)``.
+        Chains of CD and PCD, of which only `n_steps` is used; None is ``FromData(n_steps=5)``.
     base : str or Distribution, default="auto"
-        Distribution of a frame whatever its past, which the model corrects. ``"auto"`` is
-        ``"gaussian"`` where there are real columns, else ``"independent"``. ``"independent"``,
-        ``"chow-liu"``, ``"block-tree"``, ``"gaussian"``, ``"latent-classes"``, as in
-        :class:`RBMEstimator`; but ``"gaussian"`` has the correlations of real columns given their
-        past, which a linear autoregression leaves.
+        Distribution of a frame regardless of its past, which the model corrects. ``"auto"`` is
+        ``"gaussian"`` if there are real columns, else ``"independent"``. ``"independent"``,
+        ``"chow-liu"``, ``"block-tree"``, ``"gaussian"`` and ``"latent-classes"`` are as in
+        :class:`RBMEstimator`, except that ``"gaussian"`` has the correlations of the residuals of a
+        linear autoregression of the real columns.
     optimizer : AdamW or None, default=None
         Weight decay, schedule, averaging and roll-backs; None is
-        :class:`AdamW(weight_decay=0.1) <skebm.training.AdamW>`: without decay, models of a few
-        thousand frames overfit.
+        :class:`AdamW(weight_decay=0.1) <skebm.training.AdamW>`: without decay, models that are
+        fitted to a few thousand frames overfit.
     visible : {"auto", "bernoulli"}, default="auto"
         Visible units of the columns that are not categorical, as in :class:`RBMEstimator`.
     categorical_features : "from_dtype", array-like or None, default="from_dtype"
         Columns of categories, as in :class:`RBMEstimator`.
     rescale : {"auto", False}, default="auto"
-        Treatment of columns of Bernoulli units with values outside [0, 1], as there.
+        Treatment of columns of Bernoulli units with values outside [0, 1], as in
+        :class:`RBMEstimator`.
     sequence_column : str, int or None, default=None
-        Column of X that says which sequence a frame is of: runs of equal values. It is left out.
+        Column of X that identifies the sequence of each frame; each run of equal values is one
+        sequence. The column is not part of the frames.
     n_chains, n_temperatures : int, default=10, 1600
-        Annealing of log Z, which every frame has its own of: chains of a frame, and temperatures at
-        most, where standard errors are above 0.1.
+        Settings for the annealing of log Z, which is done for each frame: number of chains for each
+        frame, and maximum number of temperatures, which is used only where standard errors are
+        above 0.1 with fewer.
     early_stopping : bool or EarlyStopping, default=False
         Stop when held-out windows no longer become more likely, and keep the best weights.
     warm_start : bool, default=False
@@ -195,7 +198,7 @@ class TemporalRBM(
     lag_components_ : list of ndarray of shape (n_components, n_visible)
         B_k, by which the frame k steps before changes the biases of the hidden units; k = 1 first.
     autoregression_ : list of ndarray of shape (n_visible, n_visible)
-        A_k, by which it changes those of the visible units.
+        A_k, by which the frame k steps before changes the biases of the visible units.
     threshold_, offset_ : float
         Log-likelihood given the past below which a frame is anomalous.
     history_ : list of dict
@@ -216,11 +219,11 @@ class TemporalRBM(
 
     Notes
     -----
-    **Held-out frames guard the training** of 200 frames or more, where `learning_rate` and
-    `batch_size` are ``"auto"`` and there is no `early_stopping`: a tenth of the sequences, or the
-    last tenth of each of fewer than ten. Twenty times a fit their likelihood is compared with that
-    of the base; weights that are clearly worse than earlier ones, or than the base, are not what
-    `fit` leaves.
+    **Held-out frames guard the training** if there are at least 200 frames, `learning_rate` and
+    `batch_size` are ``"auto"`` and there is no `early_stopping`. A tenth of the sequences is held
+    out, or the last tenth of each sequence if there are fewer than ten. Twenty times during a fit,
+    the likelihood of these frames is compared with that under the base. The weights that `fit`
+    keeps are not clearly worse than earlier ones, or than the base.
 
     Results for a frame depend on the frames before it in the same sequence. Unlike for the rows of
     a table, they change if frames are reordered or left out.
@@ -234,7 +237,7 @@ class TemporalRBM(
 
     Examples
     --------
-    A pattern of period three, of which each frame tells the next:
+    A pattern of period three, in which each frame determines the next:
 
     >>> import numpy as np
     >>> from skebm import TemporalRBM
@@ -344,7 +347,7 @@ class TemporalRBM(
         y : None
             Not used; present by convention.
         lengths : array-like of int, default=None
-            Numbers of frames of the sequences. None is one sequence, unless X is a list or there is
+            Number of frames of each sequence. None is one sequence, unless X is a list or there is
             a `sequence_column`.
 
         Returns
@@ -520,7 +523,7 @@ class TemporalRBM(
     # ---------------------------------------------------------------- likelihoods
 
     def log_conditional(self, X: Any, lengths: Any = None) -> FrameScores:
-        r"""log p(x_t given the past) of each frame, with its error and a pessimistic end.
+        r"""log p(x_t given the past) of each frame, with its standard error and a low estimate.
 
         Parameters
         ----------
@@ -537,9 +540,9 @@ class TemporalRBM(
     def score_samples(self, X: Any, lengths: Any = None) -> np.ndarray:
         """log p(x_t given the past) of each frame, in nats.
 
-        Exact where the hidden states are few; else by annealed importance sampling of log Z of each
-        frame, and high on average, by about half of the squared standard error, which
-        :meth:`log_conditional` has.
+        The result is exact if there are few hidden states. Otherwise log Z of each frame is
+        estimated by annealed importance sampling, and the result is high on average, by about half
+        of the squared standard error, which :meth:`log_conditional` returns.
 
         Parameters
         ----------
@@ -560,11 +563,12 @@ class TemporalRBM(
             - \log p(x_{t+1} \mid \hat x_t, x_{<t}) , \qquad
             \hat x_t = \mathbb E(x_t \mid x_{<t})
 
-        A frame that does not belong where it is makes the next one less likely, too. With the
-        mean of p(x_{t+1} | x_{<t}) over x_t instead of its value at the mean frame, this were
-        log p(x_t | x_{<t}, x_{t+1}); it is an approximation of either direction. Of the last frame
-        of a sequence it is log p(x_t | x_{<t}). It takes a little more than twice as long as
-        :meth:`score_samples`, and cannot judge a frame before the next one is there.
+        A frame that does not belong where it is makes the next one less likely, too. If the last
+        term had the mean of p(x_{t+1} | x_t, x_{<t}) over x_t in place of its value at the mean
+        frame, the result would be log p(x_t | x_{<t}, x_{t+1}); the approximation may be too high
+        or too low. For the last frame of a sequence the result is log p(x_t | x_{<t}). The method
+        takes a little more than twice as long as :meth:`score_samples`, and cannot judge a frame
+        before the next one is there.
 
         Parameters
         ----------
@@ -581,10 +585,10 @@ class TemporalRBM(
         return check_numbers(found + said_by_next(self, rows, found))
 
     def score(self, X: Any, y: Any = None, lengths: Any = None) -> float:
-        """Mean log-likelihood of a frame given its past in nats, at the pessimistic end.
+        """Pessimistic estimate of the mean log-likelihood of a frame given its past, in nats.
 
-        Exact where the hidden states are few. Else the mean of ``lower`` of
-        :meth:`log_conditional`, or that of ``log_prob`` if it is the smaller one, less two standard
+        It is exact if there are few hidden states. Otherwise it is the mean of ``lower`` of
+        :meth:`log_conditional`, or that of ``log_prob`` if this is smaller, minus two standard
         errors of the mean of log Z.
 
         Parameters
@@ -606,8 +610,8 @@ class TemporalRBM(
     def energy(self, X: Any, lengths: Any = None) -> np.ndarray:
         """Free energy of each frame given its past, in nats.
 
-        Each frame has a log Z of its own, so that energies of several frames are not to be
-        compared: use :meth:`score_samples`.
+        Each frame has a log Z of its own, so that energies of different frames cannot be compared:
+        use :meth:`score_samples`.
 
         Parameters
         ----------
@@ -627,7 +631,7 @@ class TemporalRBM(
         return check_numbers(found)
 
     def decision_function(self, X: Any, lengths: Any = None) -> np.ndarray:
-        """Log-likelihood given the past above the threshold: negative for anomalous frames.
+        """Log-likelihood given the past minus the threshold: negative for anomalous frames.
 
         Parameters
         ----------
@@ -694,7 +698,7 @@ class TemporalRBM(
     def predict_next(
         self, X: Any, lengths: Any = None, *, n_draws: int = 100, n_steps: int = 50
     ) -> np.ndarray:
-        """Mean of the frame after each sequence, by draws of it with a fixed seed.
+        """Mean of the frame that follows each sequence, estimated by draws with a fixed seed.
 
         Parameters
         ----------
@@ -702,9 +706,9 @@ class TemporalRBM(
         lengths : array-like of int, default=None
             As in :meth:`fit`.
         n_draws : int, default=100
-            Chains of a sequence.
+            Number of chains for each sequence.
         n_steps : int, default=50
-            Gibbs steps of each; means of the last conditionals are averaged.
+            Number of Gibbs steps of each chain; the conditional means at their ends are averaged.
 
         Returns
         -------
@@ -724,7 +728,7 @@ class TemporalRBM(
     def expected(
         self, X: Any, lengths: Any = None, *, n_draws: int = 20, n_steps: int = 50
     ) -> np.ndarray:
-        """Mean of each frame given the frames before it, by draws of it with a fixed seed.
+        """Mean of each frame given the frames before it, estimated by draws with a fixed seed.
 
         Parameters
         ----------
@@ -737,7 +741,7 @@ class TemporalRBM(
         Returns
         -------
         ndarray of shape (n_frames, n_features)
-            As of :meth:`predict_next`.
+            As in :meth:`predict_next`.
         """
         whole_number("n_draws", n_draws, 1)
         whole_number("n_steps", n_steps, 1)
@@ -791,7 +795,8 @@ class TemporalRBM(
         temperature : float, default=1.0
             T > 0, by which the energy of each frame given its past is divided.
         n_steps : int, default=50
-            Gibbs steps of each frame, whose draw is approximate if the chain has not converged.
+            Number of Gibbs steps for each frame; a draw is approximate if its chain has not
+            converged.
 
         Returns
         -------
@@ -834,13 +839,14 @@ class TemporalRBM(
         n_draws: int | None = None,
         n_steps: int = 100,
     ) -> Any:
-        """Replace missing entries by draws given all known ones, past and future, or their means.
+        """Replace missing entries by draws, or by means, given all known ones, past and future.
 
-        By Markov chains over all missing entries of a sequence, ten of each, that start from draws
-        given the past alone and are exact in the limit of many steps; see
-        :class:`~skebm.estimators.sequences.clamped.ClampedChains`. Where log Z of a frame is not a
-        sum, its ratios are estimated by draws of the frame, whose ten Gibbs steps are to
-        converge as well. With recurrent units a frame is followed for the 16 frames after it.
+        Each sequence has ten Markov chains over all of its missing entries. They start from draws
+        given the past alone, and are exact in the limit of many steps; see
+        :class:`~skebm.estimators.sequences.clamped.ClampedChains`. If log Z of a frame cannot be
+        computed as a sum, its ratios are estimated by draws of the frame, whose ten Gibbs steps
+        must converge as well. With recurrent units, the effect of a frame is followed over the 16
+        frames after it.
 
         Parameters
         ----------
@@ -853,12 +859,14 @@ class TemporalRBM(
             None draws from NumPy's global generator.
         how : {"sample", "mean", "mode"}, default="sample"
             ``"sample"``: a joint draw of all missing entries of a sequence. ``"mean"``: the mean of
-            a number and the probability of a bit, which have the least squared error; the most
-            probable level of a category. ``"mode"``: the more probable value of a bit as well.
+            a number and the probability of a bit, which have the least squared error, and the most
+            probable level of a category. ``"mode"``: the same with the more probable value of a
+            bit.
         n_draws : int >= 1 or None, default=None
-            Number of completions; with ``how="sample"`` only. None is one, not in a list.
+            Number of completions, for ``how="sample"`` only; they are returned as a list. None
+            returns one completion, not in a list.
         n_steps : int, default=100
-            Steps of the chains; means are taken over the second half.
+            Number of steps of the chains; means are taken over the second half.
 
         Returns
         -------
@@ -882,12 +890,12 @@ class TemporalRBM(
         return found[0] if n_draws is None else found
 
     def stream(self, start: Any = None) -> FrameStream:
-        """A sequence that goes on, whose frames are scored one after the other.
+        """A sequence to which frames are added one at a time, and scored.
 
         Parameters
         ----------
         start : array-like of shape (n_start, n_features) or None, default=None
-            Its first frames; None begins a new sequence.
+            The first frames of the sequence; None begins a new one.
 
         Returns
         -------

@@ -37,9 +37,9 @@ def filled_frames(
         Of which the frames and their sequences are used.
     how : {"sample", "mean", "mode"}
     n_draws : int
-        Draws; 1 of means and modes.
+        Number of draws; 1 for means and modes.
     n_steps : int
-        Steps of the chains, of which means are over the second half.
+        Number of steps of the chains; means are over the second half.
     generator : torch.Generator
     """
     x = rows.x.to(generator.device)
@@ -129,7 +129,7 @@ def stretches(
 def batches(
     pieces: list[tuple[int, int, int]], width: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Stretches of about the same length, as many as `CHUNK` numbers hold, `width` a frame."""
+    """Stretches of about the same length, in batches of `CHUNK` numbers, `width` for a frame."""
     order = sorted(pieces, key=lambda piece: piece[1] - piece[2])
     at = 0
     while at < len(order):

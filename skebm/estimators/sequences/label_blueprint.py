@@ -29,7 +29,7 @@ from skebm.training.segments import Segments
 
 
 class LabelTable(SequenceTable):
-    """A table of frames whose rows have a label behind their columns, one-hot.
+    """A table of frames whose rows end with a label, one-hot.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def labelled_base(base: Any, rows: Segments, table: LabelTable) -> Distribution:
 
 
 def frame_base(base: Distribution) -> Distribution:
-    """That of a frame without its label."""
+    """The base of a frame without its label."""
     *parts, _ = blocks_of(base)
     return parts[0] if len(parts) == 1 else Columns(parts)
 
@@ -133,12 +133,12 @@ class LabelBlueprint(TemporalBlueprint):
 
     @torch.no_grad()
     def initialise(self, energy: TemporalEnergy, rows: Rows) -> None:
-        """As without labels; real columns forget those that are too far back."""
+        """Initialise as without labels; weights of labels that are too far back become zero."""
         super().initialise(energy, rows)
         forget_labels(energy, self.n_labels, self.label_order)
 
     def assessment(self) -> Assess:
-        """That of frames and labels, or the log-probability of labels where they count."""
+        """Gain of frames and labels if learning is generative; otherwise that of labels alone."""
         if self.generative_weight == 1:
             return super().assessment()
         return functools.partial(assess_labels, self.base, self.n_labels)

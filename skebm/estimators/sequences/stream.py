@@ -17,10 +17,11 @@ from skebm.estimators.sequences.table import check_numbers
 
 
 class FrameStream:
-    """A sequence that goes on: each frame is scored given all frames before it.
+    """A sequence to which frames are added one at a time, each scored given all frames before it.
 
-    Made by :meth:`skebm.TemporalRBM.stream`. Memory and time of a frame do not depend on how many
-    there were. It has a copy of the model, which later fits do not change, and can be pickled.
+    It is returned by :meth:`skebm.TemporalRBM.stream`. The memory and time for a frame do not
+    depend on the number of frames so far. The stream has a copy of the model, which later fits do
+    not change, and can be pickled.
 
     Parameters
     ----------
@@ -31,7 +32,7 @@ class FrameStream:
     state : ndarray of shape (1, n_components) or None
         The state of recurrent units.
     n_frames : int
-        Frames so far.
+        Number of frames so far.
 
     Attributes
     ----------
@@ -57,16 +58,16 @@ class FrameStream:
         return f"<FrameStream of {type(self._model).__name__}: {self.n_frames} frames>"
 
     def score(self, frame: Any) -> float:
-        """log p of the next frame given all frames so far, in nats; it then is one of them.
+        """log p of the next frame given all frames so far, in nats; the frame is then added.
 
-        As :meth:`~skebm.TemporalRBM.score_samples` of the whole sequence: exact where the hidden
-        states are few; else by annealing, and high on average, by about half of the squared
-        standard error.
+        The result is that of :meth:`~skebm.TemporalRBM.score_samples` for the whole sequence: exact
+        if there are few hidden states, and otherwise estimated by annealing and high on average, by
+        about half of the squared standard error.
 
         Parameters
         ----------
         frame : array-like of shape (n_features,) or (1, n_features)
-            A frame that is refused does not change the stream.
+            The next frame. If it is invalid, the stream does not change.
 
         Returns
         -------
@@ -84,17 +85,17 @@ class FrameStream:
         return float(value)
 
     def expected(self, *, n_draws: int = 100, n_steps: int = 50) -> Any:
-        """Mean of the next frame given all frames so far, by draws of it with a fixed seed.
+        """Mean of the next frame given all frames so far, estimated by draws with a fixed seed.
 
         Parameters
         ----------
         n_draws, n_steps : int, default=100, 50
-            As of :meth:`~skebm.TemporalRBM.predict_next`.
+            As in :meth:`~skebm.TemporalRBM.predict_next`.
 
         Returns
         -------
         ndarray or data frame of shape (1, n_features)
-            As of :meth:`~skebm.TemporalRBM.predict_next`.
+            As in :meth:`~skebm.TemporalRBM.predict_next`.
         """
         whole_number("n_draws", n_draws, 1)
         whole_number("n_steps", n_steps, 1)

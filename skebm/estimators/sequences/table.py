@@ -23,16 +23,16 @@ def joined(X: Any, lengths: Any, sequence_column: Any) -> tuple[Any, np.ndarray 
     ----------
     X : array-like of shape (n_frames, n_features), or list of such
     lengths : array-like of int or None
-        They add up to the number of frames.
+        Number of frames of each sequence; they add up to the number of all frames.
     sequence_column : str, int or None
-        Column that says which sequence a frame is of, which is left out; sequences are runs of
+        Column that identifies the sequence of each frame, and is left out; sequences are runs of
         equal values.
 
     Raises
     ------
     ValueError
-        For sequences that are empty or of other numbers of columns, lengths that do not add up, and
-        lengths given twice.
+        For empty sequences, sequences that differ in their numbers of columns, lengths that do not
+        add up, and lengths given twice.
     """
     check_container(X)
     if isinstance(X, list | tuple) and X and all(np.ndim(one) == 2 for one in X):
@@ -63,7 +63,7 @@ def joined(X: Any, lengths: Any, sequence_column: Any) -> tuple[Any, np.ndarray 
 def joined_labels(X: Any, y: Any) -> Any:
     """Labels of all frames below each other; of a list of sequences they may be a list, too.
 
-    Raises `ValueError` for a sequence that has other than one label for each of its frames.
+    Raises `ValueError` for a sequence whose numbers of labels and frames differ.
     """
     is_list = isinstance(y, list | tuple) and isinstance(X, list | tuple)
     if not is_list or not y or any(np.ndim(one) != 1 for one in y):
@@ -164,7 +164,7 @@ class SequenceTable(Table):
     visible : UnitIntervalTable or ColumnTable
         Of the columns of a frame.
     n_context, n_targets : int
-        Frames of a window before those that are trained on, and these.
+        Number of frames of a window before those that are trained on, and number of the latter.
     """
 
     def __init__(self, visible: UnitIntervalTable | ColumnTable, n_context: int, n_targets: int):
@@ -230,13 +230,13 @@ def walk(
     rows : Segments
         Of which the frames and their sequences are used.
     n_targets, n_windows : int
-        Frames and sequences that are computed at once.
+        Numbers of frames and of sequences that are computed at once.
 
     Yields
     ------
     tuple
-        Frames x (m, d), their :class:`~skebm.energies.Biases` and numbers (m,), the frames of a
-        sequence in order.
+        Frames x (m, d), their :class:`~skebm.energies.Biases` and their numbers (m,); the frames of
+        a sequence are in order.
     """
     starts, ends = rows.sequences()
     order = (ends - starts).argsort(descending=True)

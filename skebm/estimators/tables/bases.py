@@ -101,7 +101,7 @@ BY_NAME = {"independent": IndependentBernoulli, "chow-liu": ChowLiuTree, "block-
 def check_base_stays(base: Any, fitted: Distribution, name: str | None) -> None:
     """Raise `ValueError` if the base changes while training continues.
 
-    `name` is that of the fitted one, None for one that was passed. ``"auto"`` lets it stay.
+    `name` is that of the fitted base, or None if it was passed. ``"auto"`` keeps the fitted base.
     """
     if isinstance(base, str) and base in ("auto", name):
         return
@@ -128,7 +128,7 @@ def _same(base: Distribution, fitted: Distribution) -> bool:
 
 
 def check_power(base: Distribution | None, temperature: float) -> None:
-    """Raise `ValueError` where rows at a temperature need a power of a base that has none."""
+    """Raise `ValueError` if a temperature requires a power of the base, which has none."""
     if temperature != 1 and base is not None and not base.has_powers:
         raise ValueError(
             f"temperature={temperature} needs a power of the base {base!r}, which has no closed "
@@ -162,9 +162,9 @@ def fit_base(base: Any, rows: Rows) -> Distribution:
 def fit_column_base(base: Any, rows: Rows, domain: Domain) -> Distribution:
     """Fit the named base to rows of bits, one-hot columns and real numbers, block by block.
 
-    Trees are of the bits and categories, ``"gaussian"`` has all covariances of the real columns;
-    all others are independent. Categories are blocks already: with them a block tree is a Chow-Liu
-    tree. ``"latent-classes"`` is one mixture of all columns.
+    Trees are fitted to bits and categories, and ``"gaussian"`` has all covariances of the real
+    columns; all other columns are independent. As categories are blocks already, a block tree of
+    them is a Chow-Liu tree. ``"latent-classes"`` is one mixture of all columns.
     """
     if isinstance(base, Distribution):
         return _covering(base, rows)
@@ -193,10 +193,11 @@ def fit_column_base(base: Any, rows: Rows, domain: Domain) -> Distribution:
 
 
 def fit_completed(fit: Callable[[Rows], Distribution], rows: Rows) -> Distribution:
-    """A base fitted to rows of which entries are missing, which are then draws of it.
+    """A base fitted to rows with missing entries, which are replaced by draws from it.
 
-    In turns rows are completed by draws of the base given the known entries, and the base is fitted
-    to the completed rows: maximum likelihood by stochastic EM, where entries are missing at random.
+    In turn, rows are completed by draws from the base given the known entries, and the base is
+    fitted to the completed rows. This is maximum likelihood by stochastic EM if entries are missing
+    at random.
     """
     if rows.known is None:
         return fit(rows)

@@ -375,7 +375,7 @@ class ColumnTable(Table):
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Numbers of entries of a row: 1 of bits and numbers, k of one of k levels."""
+        """Number of entries of each column in a row: 1 for bits and numbers, k for k levels."""
         return columns_of(self.domain)
 
     @property
@@ -452,7 +452,7 @@ class ColumnTable(Table):
         return found.astype(X.dtype) if self.coding is None else self.coding.decode(found)
 
     def columns(self, x: np.ndarray) -> np.ndarray:
-        """As `invert`, of an array; of probabilities of levels the code of the largest."""
+        """As `invert`, as an array; probabilities of levels become the code of the largest."""
         found = np.empty((len(x), self.n_columns))
         found[:, self.bits], at = x[:, : len(self.bits)], len(self.bits)
         for j, size in zip(self.levels, self.sizes, strict=True):
@@ -480,21 +480,21 @@ RESCALE_ADVICE = " (rescale=False raises an error instead)"
 def learn_columns(
     estimator: Any, X: Any, weight: np.ndarray | None, *, rescale: Any = "auto", advice: str = ""
 ) -> UnitIntervalTable | ColumnTable:
-    """The columns of validated X, as the parameter `visible` of an estimator says.
+    """The columns of validated X, according to the parameter `visible` of an estimator.
 
-    Probabilities of bits where it is ``"bernoulli"``, X is sparse or all values are in [0, 1];
-    otherwise bits, categories and numbers, each for itself.
+    They are probabilities of bits if `visible` is ``"bernoulli"``, X is sparse or all values are in
+    [0, 1]. Otherwise each column has bits, categories or numbers.
 
     Parameters
     ----------
     estimator : object
-        With `visible`, `_coding` and, of frames, `feature_names_in_`.
+        Has the attributes `visible`, `_coding` and, for frames, `feature_names_in_`.
     X : {ndarray, sparse matrix} of shape (n_samples, n_features)
     weight : ndarray of shape (n_samples,) or None
     rescale : {"auto", False}, default="auto"
-        Treatment of values outside [0, 1] where columns are probabilities of bits.
+        Treatment of values outside [0, 1] if columns are probabilities of bits.
     advice : str, default=""
-        What is added to the warning of columns that are scaled.
+        Text that is added to the warning of columns that are scaled.
     """
     names = getattr(estimator, "feature_names_in_", None)
     bits = estimator.visible == "bernoulli" or sp.issparse(X)

@@ -77,22 +77,23 @@ class OneHot(NamedTuple):
 
 
 class TableEncoder(TransformerMixin, BaseEstimator):
-    """Turn a table of any columns into standardised numbers, for densities of numbers.
+    """Encode a table with columns of any kind as standardised numbers, for densities of numbers.
 
-    Numbers are standardised; booleans are 0 and 1, dates and durations days. Categories and text
-    become one-hot columns, a level that did not occur in `fit` ten standard deviations from all
-    others. A missing entry is that of the nearest row of `fit` (of at most 2,000) by the columns
-    that are known, as a mean would lie between levels, where no row does. This is the first step of
-    the default estimator of :class:`EnergyOutlierDetector`.
+    Numbers are standardised; booleans count as the numbers 0 and 1, dates and durations as numbers
+    of days. Categories and text become one-hot columns; a level that did not occur in `fit` is ten
+    standard deviations from all others. A missing entry is replaced by that of the nearest row of
+    `fit` (among at most 2,000), as measured by the known columns. A mean would lie between levels,
+    where there are no rows. This is the first step of the default estimator of
+    :class:`EnergyOutlierDetector`.
 
     Parameters
     ----------
     categorical_features : "from_dtype", array-like or None, default="from_dtype"
-        The columns that are categories: by their dtype (text, categories and other objects than
-        numbers), by names, numbers or a mask, or None of them.
+        Columns of categories: names, numbers or a boolean mask. ``"from_dtype"``: columns that hold
+        text, are of a categorical type, or hold other objects than numbers. None: no column.
     max_levels : int, default=20
-        Most one-hot columns of a category, besides that of unseen levels; the rarest levels share
-        the last one.
+        Maximum number of one-hot columns for a column of categories, not counting that of unseen
+        levels; the rarest levels share the last one.
 
     Attributes
     ----------
@@ -129,13 +130,13 @@ class TableEncoder(TransformerMixin, BaseEstimator):
     @fit_context(prefer_skip_nested_validation=True)
     @restores_on_failure
     def fit(self, X: Any, y: Any = None) -> TableEncoder:
-        """Learn units, levels and neighbours from the rows of a table.
+        """Learn scales and levels from the rows of a table, and store rows for missing entries.
 
         Parameters
         ----------
         X : {array-like, frame} of shape (n_samples, n_features)
-            `ValueError` that names the column for infinite numbers, and for columns that are
-            missing in all rows.
+            Infinite numbers, and columns that are missing in all rows, raise a `ValueError` that
+            names the column.
         y : None
             Not used; present by convention.
 
@@ -231,7 +232,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         Parameters
         ----------
         X : {array-like, frame} of shape (n_samples, n_features)
-            With the columns of `fit`, which may have missing entries and unseen levels.
+            A table with the columns of `fit`; it may have missing entries and unseen levels.
 
         Returns
         -------

@@ -31,15 +31,15 @@ class Ridge(NamedTuple):
     inflation: float
 
     def residuals(self, Z: Tensor, Y: Tensor) -> Tensor:
-        """What the regression leaves of Y, (n, k)."""
+        """Residuals of Y, (n, k)."""
         return Y - Z @ self.weight - self.intercept
 
 
 def ridge(Z: Tensor, Y: Tensor, weight: Tensor | None = None) -> Ridge:
     """Ridge regression of Y (n, k) on Z (n, p), with one penalty for all columns.
 
-    It is chosen by generalised cross-validation; where all leave too many free parameters for the
-    rows, the weights are 0.
+    The penalty is chosen by generalised cross-validation. If all penalties leave too many free
+    parameters for the number of rows, the weights are 0.
 
     Parameters
     ----------

@@ -66,9 +66,9 @@ class Table(abc.ABC):
         return found
 
     def prepare(self, rows: Rows) -> None:
-        """Complete rows for training; `ValueError` for those that it cannot take.
+        """Complete rows for training; `ValueError` for rows that cannot be used.
 
-        By default it takes all, and none has missing entries.
+        By default all rows can be used, and none has missing entries.
         """
         return
 
@@ -78,7 +78,7 @@ class Table(abc.ABC):
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Numbers of entries of a row of the energy that the columns of X have."""
+        """Number of entries that each column of X has in a row of the energy."""
         return (1,) * self.domain.n_columns
 
     def divergence_advice(self, rows: Rows) -> str:
@@ -86,10 +86,10 @@ class Table(abc.ABC):
         return ""
 
     def check_finite(self, found: np.ndarray, rows: Rows, what: str) -> np.ndarray:
-        """Numbers found for each row; `ValueError` naming the row where one is not finite.
+        """Return the numbers found for each row; `ValueError` naming a row where one is not finite.
 
-        An energy may be infinite far away, but what is a difference or a ratio of infinities there
-        is not defined.
+        An energy may be infinite far away, but a difference or a ratio of infinities is not
+        defined.
         """
         wrong = ~np.isfinite(found.reshape(len(found), -1)).all(1)
         if wrong.any():

@@ -24,18 +24,18 @@ WIDEST, NARROWEST = 5.0, 0.4  # lines of edges, in points
 
 
 class CoupledColumns(NamedTuple):
-    """What a model says of pairs of columns.
+    """Couplings between pairs of columns of a model.
 
     Attributes
     ----------
     values : ndarray of shape (k, k)
         Signed couplings of the entries.
     strengths : ndarray of shape (d, d)
-        Non-negative, of the columns.
+        Non-negative strengths of the pairs of columns.
     entries : list of (str, object)
         Column and level of each entry; the level is None where a column is one entry.
     unit : str
-        What they are.
+        What the values are.
     """
 
     values: np.ndarray
@@ -77,9 +77,9 @@ class CouplingDisplay:
     strengths : ndarray of shape (n_edges,)
         Their strengths: absolute values, or Frobenius norms over the levels of categories.
     signs : ndarray of int of shape (n_edges,)
-        Signs of their couplings; 0 where a category is among the two.
+        Signs of their couplings; 0 if at least one of the two is a category.
     n_pairs : int
-        Number of coupled pairs of the model, those that are not shown included.
+        Number of coupled pairs of the model, including those that are not shown.
     unit : str
         What the numbers are: couplings or partial correlations.
 
@@ -132,13 +132,13 @@ class CouplingDisplay:
         Parameters
         ----------
         estimator : BoltzmannMachineDensity, HopfieldMemory, or an estimator with `precision_`
-            Fitted model. Of a precision matrix P, as that of
+            Fitted model. For a precision matrix P, such as that of
             :class:`sklearn.covariance.GraphicalLasso`, partial correlations are shown:
             :math:`-P_{ij} / \sqrt{P_{ii} P_{jj}}`.
         threshold : float, default=0.0
-            Least strength of a pair of columns that is shown; non-negative.
+            Smallest strength of the pairs of columns that are shown; non-negative.
         n_edges : int or None, default=None
-            Most pairs shown, the strongest; None for all.
+            Largest number of pairs to show, the strongest ones; None for all.
 
         Returns
         -------
@@ -181,7 +181,7 @@ class CouplingDisplay:
         kind : {"matrix", "graph"}, default="matrix"
             ``"matrix"``: entries by entries, red where positive and blue where negative; pairs that
             are not shown are white. ``"graph"``: columns are nodes, hollow if they have no edge;
-            edges are the wider the stronger, with the sign as their colour.
+            stronger edges are wider, and their colour shows the sign.
         layout : {"circle", "spring"} or array-like of shape (n_columns, 2) or None, default=None
             Places of the nodes. ``"spring"``: coupled columns are near each other. None is
             ``"circle"``, in the order of the columns.

@@ -22,8 +22,9 @@ def spring(n_nodes: int, edges: np.ndarray) -> np.ndarray:
     r"""Places whose distances are near the numbers of edges between the nodes, (n_nodes, 2).
 
     They minimise the stress :math:`\sum_{i<j} (\lVert x_i - x_j \rVert - d_{ij})^2 / d_{ij}^2` by
-    majorisation, from a circle; a local minimum. Nodes without a path between them are one further
-    apart than any others, with a weight of a twentieth. All lie within the unit circle.
+    majorisation, which starts from a circle and finds a local minimum. For nodes without a path
+    between them, :math:`d_{ij}` is one more than the largest distance of all others, with a weight
+    of a twentieth. All places lie within the unit circle.
 
     Parameters
     ----------

@@ -143,7 +143,8 @@ class RBMDisplay:
         image_shape : tuple of (int, int) or None, default=None
             Height and width where a row is an image.
         n_filters : int, default=25
-            Most hidden units shown, in descending order of the Euclidean norm of their weights.
+            Largest number of hidden units to show, in descending order of the Euclidean norm of
+            their weights.
         n_samples : int, default=25
             Rows to draw from the model; 0 for none.
         random_state : int, RandomState instance or None, default=None

@@ -13,14 +13,14 @@ from skebm.estimators import EnergyOutlierDetector
 
 
 class Abnormality(NamedTuple):
-    """One number a row, higher for more abnormal ones; may be infinite."""
+    """One number per row, higher for more abnormal rows; may be infinite."""
 
     values: np.ndarray
     name: str
 
 
 def abnormality(estimator: Any, X: Any, *, name: str = "X") -> Abnormality:
-    """Minus the decision function of our detector, else the energy: minus log p + constant."""
+    """Minus the decision function of a detector of skebm, else the energy: -log p + constant."""
     if hasattr(estimator, "fit"):
         check_is_fitted(estimator)
     if not n_rows(X):
@@ -65,7 +65,7 @@ def flagged(estimator: Any, X: Any) -> np.ndarray | None:
 
 
 def finite_ranks(values: np.ndarray) -> np.ndarray:
-    """Finite ranks, equal for equal values, that give the same ROC curve; infinities have one."""
+    """Finite ranks, also of infinities and equal for equal values; they give the same ROC curve."""
     return np.unique(values, return_inverse=True)[1].astype(float)
 
 

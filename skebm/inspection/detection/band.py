@@ -85,7 +85,7 @@ class CountDistribution:
         ]
 
     def quantiles(self, tail: float) -> Band:
-        """The band outside of which counts are with probability at most `tail` on either side."""
+        """The band above, and below, which a count lies with probability at most `tail` each."""
         lower = [np.searchsorted(cdf, tail) for cdf in self.cdf]
         upper = [np.searchsorted(cdf, 1 - tail) for cdf in self.cdf]
         return Band(

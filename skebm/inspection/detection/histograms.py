@@ -112,10 +112,10 @@ class EnergyHistogramDisplay:
         Parameters
         ----------
         estimator : fitted estimator
-            For an :class:`~skebm.EnergyOutlierDetector` minus its ``decision_function`` is drawn,
-            with the threshold at 0; for another estimator of ours ``energy(X)``, which needs no
-            log Z; for anything else minus ``score_samples(X)``. Or a pipeline or search that ends
-            in one.
+            An estimator, or a pipeline or search that ends in one. For an
+            :class:`~skebm.EnergyOutlierDetector`, minus its ``decision_function`` is drawn, with
+            the threshold at 0; for another estimator of skebm, ``energy(X)``, which needs no log Z;
+            for any other estimator, minus ``score_samples(X)``.
         X_in : {array-like, sparse matrix, frame} of shape (n_in, n_features)
             Rows in distribution, preferably ones that the estimator was not fitted to.
         X_out : {array-like, sparse matrix, frame} of shape (n_out, n_features), default=None
@@ -149,8 +149,8 @@ class EnergyHistogramDisplay:
         n_bins : int, default=50
         clip : float in [0, 0.5), default=0.01
             Largest share of the rows of each kind beyond either end of the axis; rows are left out
-            only where they are far away. The axis also ends where other rows would squeeze the
-            normal ones together. 0 draws all rows of finite energy.
+            only where they are far away. The axis is also shortened if rows of the other kind would
+            squeeze those in distribution together. 0 draws all rows of finite energy.
 
         Returns
         -------

@@ -23,7 +23,7 @@ GREY = "0.55"
 class PValueDisplay:
     r"""Calibration of conformal p-values: the distribution of those of normal rows.
 
-    The curve is the share of fresh normal rows with p <= t, for every level t; of calibrated
+    The curve is the share of fresh normal rows with p <= t, for every level t; for calibrated
     p-values it follows the diagonal. At the level of the detector a dot marks the share of the rows
     that is flagged. Squares mark levels at which the curve is outside the band.
 
@@ -33,9 +33,9 @@ class PValueDisplay:
     curve of a calibrated detector stays inside the band with probability `confidence`, at all
     levels together if `simultaneous`, else at each level. A curve above the band means too many
     false alarms: the rows are not drawn from the distribution of the calibration rows, or the
-    estimator was fitted to those. A curve below it means large p-values, as anomalies among the
-    calibration rows make them; tied scores do so too, harmlessly, since p-values count ties as no
-    less abnormal.
+    estimator was fitted to those. A curve below the band means large p-values, which anomalies
+    among the calibration rows cause. Tied scores have the same effect, which is harmless: p-values
+    count tied rows as no less abnormal.
 
     For ``"cross-conformal"`` the distribution of that number is not known. Instead of the band, a
     line shows the proven bound on the expected share, about 2 t; the curve may cross it by chance.
@@ -47,7 +47,7 @@ class PValueDisplay:
     n_calibration : int
         Number of calibration rows.
     levels : ndarray of shape (n_levels,)
-        Levels :math:`k / (n + 1)` of the band: all, or some of more than 300.
+        Levels :math:`k / (n + 1)` of the band: all, or a selection if there are more than 300.
     lower, upper : ndarray of shape (n_levels,) or None
         Ends of the band; None under ``"cross-conformal"``.
     bound : ndarray of shape (n_levels,) or None
@@ -55,7 +55,7 @@ class PValueDisplay:
     confidence : float
         Probability that the curve of a calibrated detector stays inside the band.
     simultaneous : bool
-        Whether it is that of all levels together.
+        Whether `confidence` is the probability for all levels together, or for each of them.
     alarm_level : float or None, default=None
         Level at which the detector flags rows.
 
@@ -123,7 +123,7 @@ class PValueDisplay:
         confidence : float in (0, 1), default=0.95
             Probability that the curve of a calibrated detector stays inside the band.
         simultaneous : bool, default=True
-            Whether it is that of all levels together, or of each of them.
+            Whether `confidence` is the probability for all levels together, or for each of them.
 
         Returns
         -------
@@ -179,7 +179,7 @@ class PValueDisplay:
         confidence : float in (0, 1), default=0.95
             Probability that the curve of a calibrated detector stays inside the band.
         simultaneous : bool, default=True
-            Whether it is that of all levels together, or of each of them.
+            Whether `confidence` is the probability for all levels together, or for each of them.
 
         Returns
         -------

@@ -47,9 +47,9 @@ class ROCCurve(NamedTuple):
 class DetectorROCDisplay:
     """ROC curves of detectors on the same rows, with anomalies as the positives.
 
-    Each legend entry has the area under the curve with its standard error. Two detectors on the
-    same rows are dependent, so their difference needs a paired test, see
-    :func:`skebm.metrics.roc_auc_difference`. A dot is the operating point of the detector's
+    Each legend entry shows the area under the curve with its standard error. The areas of two
+    detectors on the same rows are dependent, so their difference needs a paired test, see
+    :func:`skebm.metrics.roc_auc_difference`. A dot marks the operating point of the detector's
     `predict`.
 
     Parameters

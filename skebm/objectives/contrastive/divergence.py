@@ -51,10 +51,10 @@ class ContrastiveDivergence(Objective):
         = \mathbb E_{data} \nabla_\theta E(x) - \mathbb E_{p} \nabla_\theta E(x)
 
     where the second expectation is estimated from Markov chains after a few steps of a sampler
-    [1]_. The estimate is unbiased if the chains are distributed as the model, as they are if they
-    start so; with reweighted chains it is consistent in their number. Otherwise it is biased
-    towards the distribution that the chains started from: the rows of the batch (CD), noise, or an
-    earlier version of the model (persistent chains, PCD [2]_).
+    [1]_. The estimate is unbiased if the chains are distributed as the model, which holds if they
+    start from its distribution; with reweighted chains it is consistent as their number grows.
+    Otherwise it is biased towards the distribution that the chains started from: the rows of the
+    batch (CD), noise, or an earlier version of the model (persistent chains, PCD [2]_).
 
     An energy may compute this gradient in closed form. Binary restricted Boltzmann machines do,
     from the conditional means of the hidden units, with optional centring, and their persistent
@@ -270,7 +270,10 @@ class ContrastiveDivergence(Objective):
     def fused_steps(
         self, state: ContrastiveState, n_batches: int, generator: torch.Generator
     ) -> FusedPCD | None:
-        """For PCD-1 by block Gibbs sampling of a binary RBM without a base that is no field."""
+        """Fused steps for PCD-1 of a binary RBM by block Gibbs sampling.
+
+        None where they do not apply, as for an RBM with a base that is not a field.
+        """
         energy = self.energy
         # Subclasses of either may have gradients of their own.
         if type(self) is not ContrastiveDivergence or type(energy) is not BernoulliRBM:
@@ -335,7 +338,8 @@ class ContrastiveDivergence(Objective):
     ) -> dict[str, Tensor]:
         """Energy gap between noisy rows and chains, acceptance rate and likelihood estimates.
 
-        For bipartite energies also the largest weight and the mean squared reconstruction error.
+        For bipartite energies, the largest weight and the mean squared reconstruction error are
+        monitored as well.
         """
         energy = self.energy
         with sampling(energy):
@@ -413,7 +417,7 @@ class ContrastiveDivergence(Objective):
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
-        """Check for non-finite values, then by `skebm.base.objective.why_diverged`."""
+        """Check for non-finite values, then apply `skebm.base.objective.why_diverged`."""
         domain, sampler = self.energy.domain, self.sampler
         # On discrete rows low acceptance can be legitimate, and adaptive samplers set their step.
         rejects = sampler.exact and isinstance(domain, Real) and not sampler.adapts
@@ -437,7 +441,7 @@ class ContrastiveDivergence(Objective):
     def joined(
         self, state: ContrastiveState, draws: Tensor, generator: torch.Generator
     ) -> ContrastiveState:
-        """State in which up to half of the persistent chains go on from draws of the model."""
+        """State in which up to half of the persistent chains continue from draws of the model."""
         with torch.no_grad(), sampling(self.energy):
             return self.negatives.joined(self.energy, state, draws, generator)
 
@@ -447,7 +451,7 @@ class ContrastiveDivergence(Objective):
         rows: Callable[[Tensor], Tensor],
         mean: Callable[[Any], Any],
     ) -> ContrastiveState:
-        """Chains, their weights and a buffer, divided or united."""
+        """State whose chains, weights and buffer are divided among processes, or united."""
         return over_ranks(state, rows, mean)
 
     def advice(self, state: ContrastiveState) -> str:

@@ -32,8 +32,9 @@ class Views(NamedTuple):
     Attributes
     ----------
     both : Tensor of shape (m + n, width)
-        Rows of chains, then of data: visible units, a column beside them, then a column beside the
-        hidden units, and these, with columns of no meaning between and behind.
+        Rows of chains, then of data. The columns are the visible units, a column beside them, a
+        column beside the hidden units, and the hidden units, with unused columns between and
+        behind.
     data : Tensor of shape (n, d)
         Visible units of the data.
     data_units : Tensor of shape (width, n)
@@ -74,16 +75,16 @@ class Uniforms:
     Parameters
     ----------
     like : Tensor of shape (m, d)
-        Visible rows of the chains, of the dtype and on the device of the numbers.
+        Visible rows of the chains, with the dtype and device that the numbers should have.
     n_hidden : int
     n_steps : int
-        Largest number of steps that is of use.
+        Largest number of steps for which numbers are needed.
     generator : torch.Generator
 
     Attributes
     ----------
     n_left : int
-        Steps to come, for which exactly as many numbers are drawn.
+        Number of steps still to come; no more numbers are drawn than they need.
     """
 
     def __init__(self, like: Tensor, n_hidden: int, n_steps: int, generator: torch.Generator):
@@ -127,7 +128,7 @@ class FusedPCD:
     energy : BernoulliRBM
         Its parameters are read by :meth:`begin` and written by :meth:`finish` alone.
     state : ContrastiveState
-        One of those that follow, for the numbers of chains and units.
+        A state with as many chains and units as those passed to :meth:`begin`.
     centering : Centering or None
     n_batches : int
         Steps in an epoch.
@@ -168,7 +169,7 @@ class FusedPCD:
 
     @torch.no_grad()
     def begin(self, state: ContrastiveState, rate: float, n_batches: int) -> None:
-        """Go on from the energy's parameters and a state, with a learning rate, for `n_batches`."""
+        """Continue from the energy's parameters and a state, for `n_batches` at a learning rate."""
         assert state.chain is not None
         self.state, self.rate, self.n_done, self.n_written = state, rate, 0, 0
         self.random.n_left = n_batches
@@ -183,7 +184,7 @@ class FusedPCD:
 
     @torch.no_grad()
     def load(self) -> None:
-        """Take the energy's parameters, which may have been changed since :meth:`finish`."""
+        """Copy the energy's parameters, which may have changed since :meth:`finish`."""
         for mine, value in zip(self._tensors, self.energy.tensors, strict=True):
             mine.copy_(value)
 

@@ -24,19 +24,19 @@ HELD_OUT_DRAWS = 64
 
 
 class GivenConditions(Rowwise):
-    r"""Any objective of single rows, of x given c: the conditions of a batch stay as they are.
+    r"""Any objective of single rows, applied to x given c; the conditions of a batch are clamped.
 
     .. math:: J(\theta) = \mathbb E_{(c, x)}\, \ell\bigl(E(\cdot \mid c), x\bigr)
 
     with :math:`\ell` the loss of a row x under an energy of x alone. For score matching this is the
-    expected squared difference of the gradients with respect to x of log p(x | c), of the model and
-    of the data, in which Z(c) has no part [1]_.
+    expected squared difference between the gradients of log p(x | c) with respect to x under the
+    model and under the data, which do not depend on Z(c) [1]_.
 
     Parameters
     ----------
     energy : ConditionalEnergy
     objective : callable
-        Makes the objective of an energy of x, ``objective(energy)``; for example
+        ``objective(energy)`` returns the objective for an energy of x; for example
         :class:`DenoisingScoreMatching` with its settings. That objective must have no parameters
         of its own.
 
@@ -84,10 +84,10 @@ class RankedConditional(Rowwise):
         \frac{e^{-f(c, x)}}{e^{-f(c, x)} + \sum_{j=1}^{m} e^{-f(c, x_j)}} , \qquad
         x_j \sim q(\cdot \mid c)
 
-    The network picks the row among it and m draws of the base, which are the noise; log q and Z(c)
-    cancel, so that no normaliser of any condition has to be learned. J is minimised by the
-    density of the data, whatever m, if the model can be that density [1]_; the more draws, the
-    nearer its gradient is to that of the likelihood.
+    The network has to identify the row of the data among m + 1 rows; the other m are draws of
+    the base, which serve as noise. log q and Z(c) cancel, so that no normaliser has to be learned
+    for any condition. For every m, J is minimised by the density of the data, if the model contains
+    it [1]_; as m grows, the gradient of J approaches that of the likelihood.
 
     Parameters
     ----------
@@ -142,12 +142,12 @@ class RankedConditional(Rowwise):
 
 
 class ClampedState(NamedTuple):
-    """What chains given conditions keep from batch to batch.
+    """State that chains given conditions keep from batch to batch.
 
     Attributes
     ----------
     step_size : float
-        Of Langevin steps, adapted.
+        Step size of the Langevin steps, which is adapted.
     """
 
     step_size: float
@@ -159,10 +159,11 @@ class ClampedDivergence(Objective):
     .. math:: \nabla J = \mathbb E_{(c, x)} \bigl[\nabla f(c, x)
         - \mathbb E_{p(x' \mid c)} \nabla f(c, x')\bigr]
 
-    The inner expectation is estimated by a chain from x, so that its bias has the sign of that of
-    all contrastive divergence from the data [1]_. A step offers it `n_draws` draws of the base at
-    once, of which one, or the row that it is at, is chosen by importance [2]_, and then moves it by
-    `n_steps` of MALA; both leave p(x | c) invariant. So chains reach all modes that the base has.
+    The inner expectation is estimated from a chain that starts at x, so that the bias has the same
+    sign as in all contrastive divergence whose chains start at the data [1]_. First the chain
+    moves to one of `n_draws` draws of the base or remains at its row, as chosen by importance
+    weights [2]_; then it takes `n_steps` steps of MALA. Both leave p(x | c) invariant. The chains
+    can therefore reach all modes that the base covers.
 
     Parameters
     ----------
@@ -170,7 +171,7 @@ class ClampedDivergence(Objective):
     n_steps : int, default=5
         Langevin steps, at least 1.
     n_draws : int, default=8
-        Draws of the base that are offered, at least 1.
+        Draws of the base among which a chain may choose, at least 1.
 
     References
     ----------
@@ -240,7 +241,7 @@ class ClampedDivergence(Objective):
     def monitor(
         self, batch: Batch, state: ClampedState, generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Gap of the energies of rows and chains given the same conditions, and their spread."""
+        """Energy gap between rows and chains given the same conditions; spread of row energies."""
         with sampling(self.energy):
             c, x = self.energy.split(batch.x)
             given = self.energy.given(c)
@@ -259,7 +260,7 @@ class ClampedDivergence(Objective):
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
-        """Check for non-finite values, then by `skebm.base.objective.why_diverged`."""
+        """Check for non-finite values, then apply `skebm.base.objective.why_diverged`."""
         reason = super().diverged(logs, before, n_rows)
         return reason or why_diverged(logs, before, n_rows, self.energy.target_domain)
 
@@ -290,7 +291,7 @@ class ClampedDivergence(Objective):
 def chosen_by_importance(
     given: RowwiseEnergy, x: Tensor, n_draws: int, generator: torch.Generator
 ) -> Tensor:
-    """For each row x either itself or one of some draws of its base, by importance weights.
+    """For each row, the row itself or one of several draws of its base, by importance weights.
 
     This leaves p(x | c) invariant.
     """

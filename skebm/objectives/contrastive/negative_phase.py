@@ -70,7 +70,7 @@ class ContrastiveState(NamedTuple):
 
 
 class NegativePhase:
-    """Negative phase: a chain policy and a sampler. Holds configuration and no state.
+    """Negative phase: a chain policy and a sampler, as configuration without state.
 
     Parameters
     ----------
@@ -87,11 +87,11 @@ class NegativePhase:
     persistent, reweight : bool
         Whether chains continue from batch to batch, and whether they are reweighted.
     weighs_equally : bool
-        Whether all chains of the batch have the same weight; else each has the weight of the
+        Whether all chains of the batch have the same weight; otherwise each has the weight of the
         row it started at.
     draws_hidden : bool
-        Whether a step ends by drawing the hidden layer at which the next one starts. Not for
-        reweighted chains, whose next step has to start under the new parameters.
+        Whether a step ends by drawing the hidden layer at which the next one starts. It is False
+        for reweighted chains, whose next step has to start under the new parameters.
     """
 
     def __init__(self, energy: Energy, sampler: Sampler, chains: ChainPolicy):
@@ -254,8 +254,9 @@ class NegativePhase:
     def signs(self, batch: Batch, chain: Tensor, walkers: Walkers | None) -> tuple[Tensor, Tensor]:
         """Signed weights of data and chains: a statistic weighted by them sums to model - data.
 
-        The n data rows have -weight / n (their negatives are returned as well). The chains share
-        the total weight of the batch; those that started at data rows have their row's weight.
+        The n data rows have the signed weights -weight / n; weight / n is returned as well. The
+        chains share the total weight of the batch, or each has the weight of the data row at which
+        it started.
         """
         if batch.weight is None:
             # shape[0], not len(): a microsecond each, twenty times as slow.
@@ -303,10 +304,10 @@ class NegativePhase:
         draws: Tensor,
         generator: torch.Generator,
     ) -> ContrastiveState:
-        """State in which up to half of the persistent chains, at random, go on from the draws.
+        """State in which up to half of the persistent chains, at random, continue from the draws.
 
-        Chains that local steps have kept near the data then meet modes elsewhere. Not reweighted
-        chains, whose weights would be wrong, nor those of samplers with replicas.
+        Chains that local steps have kept near the data can then reach modes elsewhere. Reweighted
+        chains, whose weights would be wrong, and those of samplers with replicas are unchanged.
         """
         chain = state.chain
         alone = self.sampler.kernel is self.sampler

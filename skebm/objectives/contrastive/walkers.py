@@ -64,8 +64,8 @@ class Walkers(NamedTuple):
     ) -> tuple[ChainState, Walkers]:
         """Chains and weights of rows x drawn from `noise`, the base of the energy.
 
-        If their effective sample size is low, as under a model that was trained before, the chains
-        follow the path from the base to the energy by annealed importance sampling.
+        If their effective sample size is low, as under a model that has been trained already, the
+        chains follow the path from the base to the energy by annealed importance sampling.
         """
         chain, walkers = sampler.init(energy, x), cls.of(energy, x, noise)
         if not walkers.degenerate:
@@ -100,7 +100,7 @@ class Walkers(NamedTuple):
     ) -> tuple[ChainState, Walkers]:
         """Reweight the chains for new parameters; resample them if the weights are degenerate.
 
-        The state of the chains must belong to the new energy, as :meth:`Sampler.refresh` makes it.
+        The state of the chains must belong to the new energy; :meth:`Sampler.refresh` ensures this.
         Resampling is systematic and is decided on the device, so that a GPU need not wait.
         """
         level = _energies(energy, chain)

@@ -233,7 +233,7 @@ def conditional_gain(energy: ConditionalEnergy, rows: Tensor, generator: torch.G
 def guarding_rows(rows: Rows, seed: int) -> Tensor:
     """Which rows are held out, (n,) bool: a tenth, 200 at most.
 
-    Of fewer than 200 rows up to a fifth, and of fewer than 20 none.
+    With fewer than 200 rows up to a fifth are held out, and with fewer than 20 none.
     """
     n = max(len(rows) // 10, min(len(rows) // 5, FEWEST_HELD_OUT))
     n = 0 if len(rows) < FEWEST_ROWS else min(n, N_HELD_OUT)
@@ -246,9 +246,9 @@ def fit_conditional_base(
 ) -> tuple[RegressionMixture, str]:
     """The base of rows (c, u) and its name.
 
-    Number of components, and kind where ``"auto"`` is asked for, are what a fifth of the rows likes
-    best; then all rows fit it. A mixture of more than 100 columns is left out of ``"auto"``, and
-    fewer than 50 rows have one component.
+    The number of components, and with ``"auto"`` the kind, are those under which a left-out fifth
+    of the rows is most likely; the base is then fitted to all rows. ``"auto"`` excludes mixtures of
+    more than 100 columns, and with fewer than 50 rows there is one component.
     """
     generator = torch.Generator(rows.device).manual_seed(seed)
     index = torch.randperm(len(rows), generator=generator, device=rows.device)[:MOST_ROWS]

@@ -75,15 +75,15 @@ class ConditionalScores(NamedTuple):
     Attributes
     ----------
     log_prob : ndarray
-        By the estimate of log Z of each condition: high on average, by about half of the squared
-        standard error, unless it is exact.
+        Log-likelihoods with the estimated log Z of each condition. Unless log Z is exact, they are
+        high on average, by about half of the squared standard error.
     std_error : ndarray
         Standard error of each; 0 where log Z is exact.
     lower : ndarray
-        By annealing from draws of the model to the base: low on average if these are from the
-        model. Equal to `log_prob` where log Z is exact.
+        Pessimistic log-likelihoods, with log Z from annealing from draws of the model to the base:
+        low on average if these are from the model. Equal to `log_prob` where log Z is exact.
     exact : ndarray of bool
-        Whether log Z is by quadrature of one or two columns, to 1e-4 nats or better.
+        Whether log Z is computed by quadrature over one or two columns, to 1e-4 nats or better.
     """
 
     log_prob: np.ndarray
@@ -111,35 +111,38 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
     .. math:: p(x \mid c) = \frac{1}{Z(c)}\, q(x \mid c)\, e^{-f(c, x)} , \qquad
         Z(c) = \mathbb E_{q(x \mid c)}\, e^{-f(c, x)}
 
-    Which columns of X are the conditions c is said by `given`; the others, numbers, are x. A linear
-    regression of x on c comes first, a conditional base q of its residuals second, fitted by EM,
-    and a network f corrects it. With frames beside the frames before them (:func:`lagged`) this is
-    a density of what comes next, with classes among the conditions one density a class.
+    `given` lists the columns of X that are the conditions c; the other columns, which must be
+    numbers, are x. A linear regression of x on c is fitted first, then a conditional base q of its
+    residuals by EM, and a network f is trained to correct the base. If rows hold a frame of a
+    sequence beside the frames before it (:func:`lagged`), the model is a density of the next frame;
+    with classes as conditions, it is one density for each class.
 
     Parameters
     ----------
     given : int, str or array-like of such, default=0
-        Columns of the conditions: numbers, names of a data frame, or a boolean mask. An empty list
-        leaves a density of all columns.
+        Columns of the conditions: numbers, names of a data frame, or a boolean mask. With an empty
+        list the model is a density of all columns.
     objective : {"nce", "score_matching", "contrastive_divergence"}, default="nce"
         ``"nce"``: the network picks each row among draws of its own base (noise contrastive
-        estimation in its ranking form [1]_), in which no Z(c) has a part. ``"score_matching"``:
-        denoising score matching in x [2]_, with the base of clean rows put back in the end.
+        estimation in its ranking form [1]_), in which Z(c) cancels. ``"score_matching"``: denoising
+        score matching in x [2]_, after which the base of clean rows replaces that of noisy ones.
         ``"contrastive_divergence"``: maximum likelihood with chains at clamped conditions.
     <<network>>
     base : {"auto", "linear", "residuals", "mixture"}, default="auto"
-        q. ``"linear"``: the normal distribution of a linear regression. ``"residuals"``: the same
-        with a Gaussian mixture in the place of the normal distribution. ``"mixture"``: the
+        Base q. ``"linear"``: the normal distribution of a linear regression. ``"residuals"``: the
+        same with a Gaussian mixture in place of the normal distribution. ``"mixture"``: the
         conditional of a joint Gaussian mixture of c and x, whose regressions and variances depend
-        on c. Numbers of components, and of ``"auto"`` the kind, are what a fifth of the training
-        rows likes best; it leaves out mixtures of more than 100 columns.
+        on c. The number of components, and with ``"auto"`` the kind of base, are those under which
+        a left-out fifth of the training rows is most likely; ``"auto"`` excludes mixtures of more
+        than 100 columns.
     n_draws : int, default=8
-        Draws of the base for each row of a step, of ``"nce"`` and ``"contrastive_divergence"``.
+        Number of draws of the base for each row of a step, with ``"nce"`` and
+        ``"contrastive_divergence"``.
     n_steps : int, default=5
-        Langevin steps of a chain of ``"contrastive_divergence"``.
+        Number of Langevin steps of a chain, with ``"contrastive_divergence"``.
     sigma : float, array-like, "auto" or "bandwidth", default="auto"
-        Standard deviation of the noise of ``"score_matching"``, relative to the residuals of the
-        linear regression. ``"auto"``: as in :class:`ScoreMatchingDensity`.
+        Standard deviation of the noise added with ``"score_matching"``, relative to the residuals
+        of the linear regression. ``"auto"``: as in :class:`ScoreMatchingDensity`.
     <<categorical_features>>
     <<learning_rate, batch_size, n_iter>>
     optimizer : AdamW or None, default=None
@@ -148,14 +151,15 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         Stop when the objective on held-out rows no longer improves, and keep the best weights.
     <<warm_start>>
     n_chains, n_temperatures : int, default=10, 480
-        Annealing of log Z, which every condition has its own of, where x has more than two columns:
-        chains of a condition, and temperatures at most, where standard errors are above 0.1.
+        Settings for the annealing of log Z, which is done for each condition if x has more than two
+        columns: number of chains for each condition, and maximum number of temperatures, which is
+        used only where standard errors are above 0.1 with fewer.
     <<contamination, compute>>
 
     Attributes
     ----------
     given_ : list of int
-        Numbers of the columns of the conditions.
+        Numbers of the columns that are conditions.
     base_ : RegressionMixture
         The fitted base, of residuals u of the linear regression, given encoded conditions.
     base_name_ : {"linear", "residuals", "mixture"}
@@ -163,8 +167,9 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         Log-likelihood given the conditions below which a row is an outlier, computed when first
         needed.
     history_ : list of dict
-        One entry an epoch; twenty times a fit ``gain_over_base`` and ``gain_error``, the mean
-        log-likelihood ratio of held-out rows to the base, in nats.
+        One entry per epoch. Twenty entries of a fit also have ``gain_over_base`` and
+        ``gain_error``: the mean log-likelihood ratio of held-out rows to the base, and its standard
+        error, in nats.
     n_iter_, n_restarts_ : int
         Number of epochs and of roll-backs.
     energy_, net_ : ConditionalEnergy, EnergyNet
@@ -179,11 +184,12 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
 
     Notes
     -----
-    **Held-out rows guard the training** without `early_stopping`: a tenth of the rows, 200 at most,
-    and up to a fifth of fewer than 200. Neither base nor network see them. Twenty times a fit their
-    likelihood is compared with that of the base; weights that are clearly worse than earlier ones
-    are gone back from, and the model stays the base, f = 0, unless these rows gain (by more than a
-    standard error, if they are fewer than 50). Fewer than 20 rows leave the base.
+    **Held-out rows guard the training** without `early_stopping`: a tenth of the rows, at most 200;
+    with fewer than 200 rows, up to a fifth. Neither the base nor the network is fitted to them.
+    Twenty times during a fit, their likelihood is compared with that under the base. If the weights
+    are clearly worse than earlier ones, training returns to those. The model remains the base,
+    f = 0, unless the held-out rows gain (by more than a standard error, if there are fewer than
+    50). With fewer than 20 rows the model is the base.
 
     References
     ----------
@@ -286,7 +292,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
     @raises_interrupt
     @restores_on_failure
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Fit the model to rows of conditions and what is given them.
+        """Fit the model to rows that hold the conditions c and the columns x.
 
         Ctrl-C during training raises `KeyboardInterrupt` once the model trained so far is usable. A
         call that fails in any other way leaves the estimator as it was before it.
@@ -421,7 +427,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         return log_normalisers(energy, c.double(), settings, upper=upper, verbose=verbose)
 
     def log_conditional(self, X: Any) -> ConditionalScores:
-        r"""log p(x | c) of each row, with its error and a pessimistic end.
+        r"""log p(x | c) of each row, with its standard error and a pessimistic estimate.
 
         Parameters
         ----------
@@ -436,9 +442,10 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
     def score_samples(self, X: Any) -> np.ndarray:
         """log p(x | c) of each row, in nats and in the units of x.
 
-        Exact, by quadrature, where x has one or two columns and the base no very narrow components;
-        else by importance sampling or annealing of log Z of each condition, and high on average, by
-        about half of the squared standard error, which :meth:`log_conditional` has.
+        The result is exact, by quadrature, if x has one or two columns and the base no very narrow
+        components. Otherwise log Z of each condition is estimated by importance sampling or
+        annealing, and the result is high on average, by about half of the squared standard error,
+        which :meth:`log_conditional` returns.
 
         Parameters
         ----------
@@ -451,10 +458,10 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         return self._scores(self._rows(X), upper=False)[0].log_prob
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Mean log p(x | c) of rows in nats, at the pessimistic end.
+        """Pessimistic estimate of the mean log p(x | c) of rows, in nats.
 
-        Exact where :meth:`score_samples` is. Else the mean of ``lower`` of :meth:`log_conditional`,
-        less two standard errors of the mean of log Z.
+        It is exact if :meth:`score_samples` is. Otherwise it is the mean of ``lower`` of
+        :meth:`log_conditional`, minus two standard errors of the mean of log Z.
 
         Parameters
         ----------
@@ -470,7 +477,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         return float(found.lower.mean()) - 2 * error
 
     def energy(self, X: Any) -> np.ndarray:
-        """E(x | c) of each row, in nats: log p(x | c) is minus this less log Z(c).
+        """E(x | c) of each row, in nats: log p(x | c) = -E(x | c) - log Z(c).
 
         Energies of different conditions are on different scales: use :meth:`score_samples` to
         compare rows.
@@ -486,7 +493,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         return super().energy(X)
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Log-likelihood given the condition above the threshold: negative for outliers.
+        """Log-likelihood given the condition minus the threshold: negative for outliers.
 
         Parameters
         ----------
@@ -543,8 +550,8 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
     def expected(self, C: Any) -> np.ndarray:
         """Mean of x given each condition, E(x | c).
 
-        By quadrature where x has one or two columns; else weighted by importance over draws of the
-        base or chains of annealing, with a fixed seed.
+        It is computed by quadrature if x has one or two columns, and otherwise as a weighted mean
+        of draws of the base or of annealing chains, with a fixed seed.
 
         Parameters
         ----------
@@ -571,8 +578,8 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
     ) -> np.ndarray:
         """Draw a row x for each condition, from p(x | c) to the power of 1 / T and normalised.
 
-        Eight chains are annealed from the base, one of them is chosen by its weight, and moved by
-        `n_steps` of MALA: approximate, and exact in the limit of many steps.
+        Eight chains are annealed from the base. One of them is chosen by its weight, and then moved
+        by `n_steps` of MALA. The draw is approximate, and exact in the limit of many steps.
 
         Parameters
         ----------
@@ -583,7 +590,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         temperature : float, default=1.0
             T > 0, by which the energy of x given c is divided.
         n_steps : int, default=20
-            Steps of the chains after annealing; far from T = 1 more are needed.
+            Number of steps after annealing; more are needed if T is far from 1.
 
         Returns
         -------
@@ -631,7 +638,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
     def threshold_(self) -> float:
         """Log-likelihood given the conditions below which a row is an outlier, when first needed.
 
-        The quantile of at most 500 training rows.
+        It is a quantile over at most 500 training rows.
         """
         check_is_fitted(self)
         judged = self._judged
@@ -651,7 +658,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
 
     @property
     def given_(self) -> list[int]:
-        """Numbers of the columns of the conditions."""
+        """Numbers of the columns that are conditions."""
         check_is_fitted(self)
         return list(self._blueprint.table.given)
 
@@ -663,6 +670,6 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
 
     @property
     def base_name_(self) -> str:
-        """What the base is."""
+        """Kind of the base: "linear", "residuals" or "mixture"."""
         check_is_fitted(self)
         return self._blueprint.base_name

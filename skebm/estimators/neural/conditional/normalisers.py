@@ -50,14 +50,15 @@ class Normaliser(NamedTuple):
     Attributes
     ----------
     value, std_error : Tensor of shape (n,)
-        Annealing is unbiased for Z, so that log Z is low on average; 0 where `exact`.
+        log Z and its standard error, which is 0 where `exact`. Annealing is unbiased for Z, so that
+        log Z is low on average.
     upper : Tensor of shape (n,)
-        By annealing from draws of the model back to the base: high on average if these are from
-        the model. The value where `exact`.
+        log Z by annealing from draws of the model back to the base, which is high on average if
+        these are from the model. Equal to `value` where `exact`.
     mean : Tensor of shape (n, dx)
         Mean of x given each condition.
     exact : Tensor of shape (n,), bool
-        Whether it is by quadrature that has converged.
+        Whether log Z is by quadrature that has converged.
     """
 
     value: Tensor
@@ -73,12 +74,12 @@ class Normaliser(NamedTuple):
 
 
 class Annealing(NamedTuple):
-    """How log Z is annealed where quadrature does not do.
+    """Settings of the annealing of log Z, which is used where quadrature is not possible.
 
     Attributes
     ----------
     n_chains, n_temperatures : int
-        Chains of a condition, and temperatures at most.
+        Number of chains for each condition, and maximum number of temperatures.
     step_size : float
         Of Langevin steps.
     seed : int
@@ -101,10 +102,11 @@ def log_normalisers(
 ) -> Normaliser:
     """log Z of conditions c (n, dc), in the precision of the energy.
 
-    By quadrature of one or two columns where it converges. Else by importance sampling from the
-    base where its standard error is at most 0.1, and by annealed importance sampling of 30, 120,
-    480, ... temperatures where it is not. `upper` says whether to anneal backward, and `verbose`
-    whether to show a bar of what takes longer than two seconds.
+    With one or two columns, log Z is computed by quadrature where this converges. Otherwise it is
+    estimated by importance sampling from the base if its standard error is then at most 0.1, and
+    else by annealed importance sampling with 30, 120, 480, ... temperatures. `upper` says whether
+    to anneal backward as well, and `verbose` whether to show a progress bar if it takes longer than
+    two seconds.
     """
     blocks = progress_bar(c.split(BLOCK), unit="block", desc="log Z", disable=not verbose, delay=2)
     parts = [_of_block(energy, some, settings, upper) for some in blocks]
@@ -147,10 +149,10 @@ def by_quadrature(energy: ConditionalEnergy, c: Tensor) -> Normaliser:
     """log Z by the trapezoidal rule on a grid of each condition.
 
     The rule converges faster than any power for smooth densities that vanish at the ends. The grid
-    has two nodes for a standard deviation of the narrowest component of the base, and reaches eight
-    of them beyond all components. It is twice as fine, or twice as wide where the density does not
-    vanish at its ends, until half of the nodes say the same to 1e-4: those are `exact`. Others,
-    which would need too many nodes, have an infinite standard error.
+    has two nodes per standard deviation of the narrowest component of the base, and extends eight
+    standard deviations beyond all components. It is made twice as fine, or twice as wide if the
+    density does not vanish at its ends, until half of the nodes give the same log Z to within 1e-4.
+    These values are `exact`. Those that would need too many nodes have an infinite standard error.
     """
     low, high, size = _grid(energy.given(c))
     n, dx = low.shape
@@ -278,15 +280,14 @@ def annealed(
     starts: Tensor | None = None,
     power: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    r"""Annealed importance sampling of Z(c), of as many chains as `uniforms` has rows.
+    r"""Annealed importance sampling of Z(c), with as many chains as `uniforms` has rows.
 
     The path is :math:`q(x \mid c)\, e^{-\beta f(c, x)}` with evenly spaced :math:`\beta` and a step
-    of MALA at each; one temperature is importance sampling from the base. With another `power` it
-    ends at the model to this power, and the values are of its normaliser.
+    of MALA at each; one temperature is importance sampling from the base. With another `power` the
+    path ends at this power of the model, and the values are those of its normaliser.
 
-    Direction: of exp of the values forward the mean is Z, so that they are low on average; from
-    `starts` that are draws of p(x | c) the mean of exp of minus the values is 1 / Z, so that they
-    are high on average.
+    Direction: forward, exp(value) has the mean Z, so that values are low on average. From `starts`
+    that are draws of p(x | c), exp(-value) has the mean 1 / Z, so that values are high on average.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ LEAST_VARIANCE = 1e-6
 
 
 def column_numbers(asked: Any, names: Sequence[str] | None, d: int) -> list[int]:
-    """Numbers of the columns that `given` lists, in its order; `ValueError` for others.
+    """Numbers of the columns that `given` lists, in the same order; `ValueError` if it is invalid.
 
     Parameters
     ----------
@@ -200,26 +200,26 @@ def conditions_coding(coding: Coding, given: list[int]) -> Coding | None:
 
 
 def lagged(X: Any, order: int, lengths: Any = None) -> Any:
-    """Each frame of sequences beside the `order` frames before it.
+    """Each frame of sequences, in one row with the `order` frames before it.
 
-    With it a density of frames given their past is a conditional density of rows:
-    ``ConditionalDensity(given=range(order * d))`` of frames of d columns.
+    With such rows, a density of frames given their past is a conditional density:
+    ``ConditionalDensity(given=range(order * d))`` for frames of d columns.
 
     Parameters
     ----------
     X : array-like of shape (n_frames, d), or data frame
         Frames in order of time, the sequences one below the other.
     order : int
-        Number of frames before, at least 1.
+        Number of frames before each frame, at least 1.
     lengths : array-like of int or None, default=None
-        Numbers of frames of the sequences, which add up to n_frames; None is one sequence.
+        Number of frames of each sequence, which add up to n_frames; None is one sequence.
 
     Returns
     -------
     ndarray of shape (n_rows, (order + 1) d), or pandas DataFrame
-        The frame `order` steps before first, the frame itself last. Each sequence has `order` rows
-        fewer than frames; sequences of at most `order` frames have none. Columns of a data frame
-        are named ``"a(t-2)"``, ``"a(t-1)"``, ``"a"``, and the index is that of the frame.
+        A row begins with the frame `order` steps before and ends with the frame itself. A sequence
+        of T frames gives T - `order` rows, and none if T is at most `order`. Columns of a data
+        frame are named ``"a(t-2)"``, ``"a(t-1)"``, ``"a"``, and the index is that of the frame.
 
     Examples
     --------

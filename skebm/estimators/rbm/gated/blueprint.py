@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Steps of a fit by default, and epochs at most; and the rows of a step, a twentieth of all. Shifts
 # of 20,000 random dot images are recognised in 57 % of new pairs after 2,000 steps of 100 pairs,
-# and in all after 1,500 of 500: the noise of small steps keeps filters from becoming alike.
+# and in all after 1,500 of 500: gradients of small batches are too noisy.
 N_STEPS, MOST_EPOCHS, LARGEST_BATCH, LEAST_BATCH = 2000, 200, 500, 100
 # Standard deviations of the filters' first responses. From 0.1 they stay near 0 for hundreds of
 # steps, as the gradient of each factor is a product of the two others.

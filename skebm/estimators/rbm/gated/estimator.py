@@ -57,27 +57,29 @@ UNUSED = ("partition", "sampler")
 
 @shared_docs
 class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
-    r"""Gated restricted Boltzmann machine: what makes rows y of rows x, and p(y | x).
+    r"""Gated restricted Boltzmann machine: how rows y are made from rows x, and p(y | x).
 
     .. math::
         E(y, h \mid x) = -\sum_f U_f (x - m)\; V_f (y - n)\; W_f h - b^\top y - c^\top h
         \;\Bigl( + \tfrac12 \textstyle\sum_i e^{s_i} y_i^2 \Bigr), \qquad
         p(y \mid x) = \frac{1}{Z(x)} \sum_h e^{-E(y, h \mid x)}
 
-    A model of pairs with factored three-way weights [1]_: x gates the weights between y and the
-    mapping units h, which so represent the relation of the two rows and not their content. Inferred
-    from a pair of images that are shifts of each other, they tell the shift; applied to another
-    image, they shift it. Given x the model is a restricted Boltzmann machine, so that p(h | x, y)
-    and p(y | x, h) are exact and the mapping units are summed out of p(y | x) in closed form; x
-    itself is not modelled. Training is contrastive divergence with x clamped, by Adam.
+    This is a model of pairs of rows with factored three-way weights [1]_: x gates the weights
+    between y and the mapping units h. Mapping units therefore represent the relation between the
+    two rows and not their content. Inferred from a pair of images that are shifts of each other,
+    they represent the shift; applied to another image, they shift it. Given x the model is a
+    restricted Boltzmann machine, so that p(h | x, y) and p(y | x, h) are exact and the mapping
+    units are summed out of p(y | x) in closed form; x itself is not modelled. Training is
+    contrastive divergence with x clamped, by Adam.
 
-    Of x and of y each for itself, values in [0, 1] are probabilities of bits, and other numbers are
-    standardised columns: Gaussian units in y, whose precisions are learned. Patches of images train
-    best after the contrast of each is normalised, which is not done here.
+    If all values of x are in [0, 1], they are probabilities of bits; otherwise the columns of x are
+    standardised. The same holds for y, independently of x; standardised columns of y are Gaussian
+    units, whose precisions are learned. For patches of images, training works best if the contrast
+    of each patch has been normalised, which is not done here.
 
-    A tenth of at least 50 pairs is held out as a guard: where p(y | x) of these, by short
-    annealing, is best before the end or below that of independent columns of y, training ends with
-    the best weights, or with the base alone.
+    With 50 pairs or more, a tenth of them is held out to guard the training. Their p(y | x) is
+    estimated by short annealing. If it is highest before the end of training, or ends below that of
+    independent columns of y, the best weights are kept, or the base alone.
 
     Parameters
     ----------
@@ -89,7 +91,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         Learning rate of Adam.
     batch_size : int or "auto", default="auto"
         Maximum number of pairs per step; ``"auto"`` is a twentieth of the pairs, between 100 and
-        500. Smaller steps are noisy, and filters may stay alike.
+        500. The gradients of smaller batches are noisy, and fewer filters are learned.
     n_iter : int or "auto", default="auto"
         Number of epochs; ``"auto"`` amounts to 2,000 steps, and at most 200 epochs. 0 leaves the
         base: independent columns of y.
@@ -114,27 +116,28 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
     device : str, default="auto"
         ``"auto"`` is a GPU if there is one.
     dtype : {"float32", "float64"}, default="float32"
-        Precision of training. What is said of pairs is computed in double precision.
+        Precision of training. Results for pairs are computed in double precision.
     <<net_params>>
 
     Attributes
     ----------
     density_ : {"model", "base"}
-        What p(y | x) is: the model, or the base alone, without training or where held-out pairs (of
-        fewer than 50, the training pairs) are less likely under the model.
+        What p(y | x) is: the model, or the base alone. It is the base without training, and if
+        held-out pairs (with fewer than 50 pairs, the training pairs) are less likely under the
+        model than under the base.
     base_ : Distribution
-        Independent columns of y, on rows of the energy.
+        Independent columns of y, in the units of the energy.
     given_components_, components_ : ndarray of shape (F, dx) and (F, dy)
-        Filters U of x and V of y, in rows of the energy, read-only.
+        Filters U of x and V of y, in the units of the energy, read-only.
     mapping_components_ : ndarray of shape (F, H)
         W, read-only.
     n_outputs_ : int
         Number of columns of y, dy.
     history_ : list of dict
         One entry per epoch: energy gap, reconstruction error of y; learning rate, seconds; a few
-        times a fit ``gain_over_base`` and ``gain_error`` of held-out pairs, in nats.
+        times per fit also ``gain_over_base`` and ``gain_error`` of held-out pairs, in nats.
     n_iter_, n_restarts_ : int
-        Number of epochs, and of roll-backs.
+        Number of epochs, and number of roll-backs.
     energy_, net_ : GatedEnergy, EnergyNet
         The energy of p(y | x) as a torch module, and the skorch net.
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
@@ -143,7 +146,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
     See Also
     --------
     RBMEstimator : A restricted Boltzmann machine of rows alone.
-    RBMClassifier : Of rows and classes.
+    RBMClassifier : A restricted Boltzmann machine of rows and classes.
 
     References
     ----------
@@ -226,7 +229,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         """Fit the model to pairs of rows.
 
         Ctrl-C during training raises `KeyboardInterrupt` once the model trained so far is usable. A
-        call that fails in any other way leaves the estimator as it was before it.
+        call that fails in any other way leaves the estimator unchanged.
 
         Parameters
         ----------
@@ -249,7 +252,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> GatedRBM:
         """Train for one epoch on pairs, in mini-batches, from the current state.
 
-        A call that fails or is interrupted leaves the estimator as it was before it, bit for bit.
+        A call that fails or is interrupted leaves the estimator unchanged, bit for bit.
 
         Parameters
         ----------
@@ -325,7 +328,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
     def energy(self, X: Any, y: Any) -> np.ndarray:  # type: ignore[override]
         """Free energy F(y | x) of each pair, in nats and in the units of y.
 
-        Energies of different x are on different scales: log p(y | x) is minus this less log Z(x).
+        Energies of different x are not comparable: log p(y | x) is minus the energy minus log Z(x).
 
         Parameters
         ----------
@@ -343,10 +346,11 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
     ) -> PairLikelihoods:
         """log p(y | x) of each pair with its bracket, in nats and in the units of y.
 
-        Exact with at most 12 mapping units, or at most 12 bits in y. Otherwise log Z(x) of each row
-        is annealed from the base, which gives the upper end of log p; the lower end is the least
-        that this and annealing back to the base give, from where the chains arrived and from y. The
-        ends hold on average, the lower one if the chains have found the modes of p(y | x).
+        The values are exact with at most 12 mapping units, or at most 12 bits in y. Otherwise
+        log Z(x) of each row is estimated by annealing from the base, which gives the upper end of
+        log p. The lower end is the smallest of this value and those of annealing back to the base,
+        from where the chains ended and from y. The ends are bounds on average, the lower one only
+        if the chains have found the modes of p(y | x).
 
         Parameters
         ----------
@@ -355,7 +359,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         n_chains : int, default=4
             Chains of each row, in both directions.
         n_betas : int, default=100
-            Steps of a chain. A narrower bracket takes more.
+            Steps of a chain. More steps give a narrower bracket.
 
         Returns
         -------
@@ -379,14 +383,14 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
     def score_samples(self, X: Any, y: Any = None) -> np.ndarray:
         """log p(y | x) of each pair, in nats and in the units of y.
 
-        Exact with at most 12 mapping units, or at most 12 bits in y; otherwise the middle of the
-        bracket of :meth:`log_likelihood`.
+        The values are exact with at most 12 mapping units, or at most 12 bits in y; otherwise they
+        are the middle of the bracket of :meth:`log_likelihood`.
 
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features)
         y : array-like of shape (n_samples, n_outputs) or (n_samples,)
-            Not optional; a call without it raises `ValueError`.
+            Required; a call without it raises `ValueError`.
 
         Returns
         -------
@@ -395,7 +399,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         return self.log_likelihood(X, y).log_prob
 
     def score(self, X: Any, y: Any) -> float:
-        """Mean log p(y | x) of pairs, at the lower end of its bracket where it is not exact.
+        """Mean log p(y | x) of pairs, by the lower end of the bracket if it is not exact.
 
         Parameters
         ----------
@@ -436,14 +440,14 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
     # ---------------------------------------------------------------- mapping units
 
     def transform(self, X: Any, y: Any = None) -> np.ndarray:
-        """Means of the mapping units: of each pair, p(h_j = 1 | x, y), or given x alone.
+        """Means of the mapping units given each pair, p(h_j = 1 | x, y), or given x alone.
 
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features)
         y : array-like of shape (n_samples, n_outputs) or (n_samples,), default=None
             None: y is unknown and summed out, exactly with at most 12 mapping units or bits of y,
-            otherwise by Gibbs chains. `fit_transform` returns these too.
+            otherwise by Gibbs chains. `fit_transform` also returns the means given x alone.
 
         Returns
         -------
@@ -464,7 +468,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         return found.astype(pairs.dtype, copy=False)
 
     def predict(self, X: Any, mapping: Any = None) -> np.ndarray:
-        """Mean of y: apply a relation to rows x, E(y | x, h), or without one E(y | x).
+        """Mean of y given rows x and mapping units h, E(y | x, h), or given x alone, E(y | x).
 
         Parameters
         ----------
@@ -528,9 +532,9 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
     ) -> np.ndarray:
         """Draw a row y for each row x, from p(y | x) to the power of 1 / T and normalised.
 
-        Exact with at most 12 mapping units, or at most 12 bits in y. Otherwise final states of
-        Gibbs chains, started by annealing from the base, and approximate if they have not
-        converged.
+        The draws are exact with at most 12 mapping units, or at most 12 bits in y. Otherwise they
+        are the final states of Gibbs chains, started by annealing from the base, and approximate if
+        the chains have not converged.
 
         Parameters
         ----------
@@ -541,7 +545,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         temperature : float, default=1.0
             T > 0, by which the energy of y and h is divided.
         n_steps : int, default=1000
-            Steps of the chains, if they are needed.
+            Number of steps of the chains, if they are needed.
 
         Returns
         -------

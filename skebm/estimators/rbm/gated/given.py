@@ -36,9 +36,10 @@ class PairLikelihoods(NamedTuple):
     log_prob : ndarray of shape (n_samples,)
         The middle of the two ends.
     lower, upper : ndarray of shape (n_samples,)
-        By an upper and a lower end of log Z(x): annealing from the base, which is low on average,
-        and the largest of this and of annealing back to the base, from where these chains arrived
-        and from y, which is high on average if they are draws of the model. Equal where exact.
+        Ends of the bracket. `upper` is by the estimate of log Z(x) from annealing from the base,
+        which is low on average. `lower` is by the largest of this estimate and those from annealing
+        back to the base, from where these chains ended and from y; it is high on average if they
+        ended at draws of the model. Both ends are equal where the value is exact.
     exact : bool
         Whether log Z is a sum over all states of a layer.
     """
@@ -206,8 +207,8 @@ def draws(
 ) -> Tensor:
     """A row y given each x at inverse temperature `beta`, (n, dy).
 
-    Exact where a layer is summed over; otherwise the last of `n_steps` Gibbs steps from the base,
-    of which the first half is annealed.
+    The draws are exact where a layer is summed over. Otherwise they are the states after `n_steps`
+    Gibbs steps from the base, the first half of them annealed.
     """
     if is_exact(energy):
         parts = x.split(_rows_at_once(energy))
