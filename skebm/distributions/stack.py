@@ -36,6 +36,9 @@ LOW_PRIORS: tuple[dict[str, Any], ...] = (
 # Most multiplications for the density of a row, about those of a network, and of an EM step; and
 # the number of factors whose cost is that of a component without any.
 MOST_PER_ROW, MOST_LOW_WORK, OVERHEAD = 8e4, 4e8, 8
+# Multiplications for each column that wide rows may take instead, by one shape, and by all parts of
+# a stack: those of 64 factors, and of independent columns beside them. A network takes hundreds.
+WIDE_SHAPE, WIDE_STACK = 64 + OVERHEAD, 64 + 2 * OVERHEAD
 # Nats per column and row below which a step of EM ends it.
 LOW_TOLERANCE = 1e-3
 # Scales of the kernel density, most of its centres, and most rows for the mixtures.
@@ -145,7 +148,8 @@ class Stack(Distribution):
         With `low_rank` the parts are mixtures of up to 16 components of rank up to 256, and
         independent columns. They are added one at a time, each time the part that increases the
         held-out log-likelihood most, as long as the gain is at least 0.001 nats per column and all
-        parts together take at most 80,000 multiplications per row, about as many as a network.
+        parts together take at most 80,000 multiplications per row, or 80 per column if these are
+        more.
 
         Parameters
         ----------
@@ -431,8 +435,8 @@ class Judged(NamedTuple):
             return self.parts, self.weight.new_ones(1)
         if self.low_rank:
             n_columns = self.parts[0].domain.n_columns
-            least = LEAST_GAIN * n_columns
-            kept, a = _affordable(self.log_density, self.weight, self.costs, least)
+            least, most = LEAST_GAIN * n_columns, max(MOST_PER_ROW, WIDE_STACK * n_columns)
+            kept, a = _affordable(self.log_density, self.weight, self.costs, least, most)
         else:
             kept, a = _needed(self.log_density, self.weight)
         return [self.parts[m] for m in kept], a
@@ -518,10 +522,11 @@ def _low_rank_candidates(n: int, d: int, seed: int) -> list[Candidate]:
         return fit
 
     found = []
+    most = max(min(MOST_PER_ROW, MOST_LOW_WORK / n), WIDE_SHAPE * d)
     for size, rank in reversed(SHAPES):
         cost = size * (rank + OVERHEAD) * d
         rows = n * (N_FOLDS - 1) / N_FOLDS / size
-        if rank < d and rows >= ROWS_PER_COMPONENT and cost <= min(MOST_PER_ROW, MOST_LOW_WORK / n):
+        if rank < d and rows >= ROWS_PER_COMPONENT and cost <= most:
             # One component has no small variances that only few rows show.
             for prior in LOW_PRIORS[size == 1 :]:
                 fit = mixture(size, rank, prior)
@@ -566,16 +571,17 @@ def _needed(log_density: Tensor, weight: Tensor) -> tuple[list[int], Tensor]:
 
 
 def _affordable(
-    log_density: Tensor, weight: Tensor, costs: Sequence[float], least_gain: float
+    log_density: Tensor, weight: Tensor, costs: Sequence[float], least_gain: float, most: float
 ) -> tuple[list[int], Tensor]:
-    """Numbers and weights of parts whose densities together cost at most `MOST_PER_ROW`.
+    """Numbers and weights of parts whose densities together cost at most `most`.
 
-    One after the other, that by which held-out rows gain most, as long as it is `least_gain` nats.
+    They are added one at a time, each time the part that increases the held-out log-likelihood
+    most, as long as the gain is at least `least_gain` nats.
     """
     kept: list[int] = []
     a, before = log_density.new_zeros(0), -math.inf
     while True:
-        left = MOST_PER_ROW - sum(costs[k] for k in kept)
+        left = most - sum(costs[k] for k in kept)
         possible = [k for k in range(len(costs)) if k not in kept and costs[k] <= left]
         found = [(*_stacked(log_density, weight, [*kept, k]), k) for k in possible]
         if not found:
