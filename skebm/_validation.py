@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import reprlib
+import sys
+import warnings
 from collections.abc import Iterator
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -58,6 +60,7 @@ __all__ = [
     "take_rows",
     "threads",
     "validate_data",
+    "warn",
 ]
 
 
@@ -306,3 +309,21 @@ def column_ranges(X: Any) -> tuple[np.ndarray, np.ndarray]:
         return X.nanmin(axis=0).toarray().ravel(), X.nanmax(axis=0).toarray().ravel()
     # fmin and fmax ignore NaN, without a warning for columns that are all NaN.
     return np.fmin.reduce(X, axis=0), np.fmax.reduce(X, axis=0)
+
+
+# What calls of skebm pass through on their way from a program.
+BETWEEN = {"skebm", "sklearn", "skorch", "torch", "joblib", "contextlib", "functools"}
+
+
+def warn(message: str | Warning, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning that points to the line of the program, whichever method it called.
+
+    So it is shown for each such line: Python shows a text once for each place that it points to.
+    """
+    frame, level = sys._getframe(1), 2
+    while frame.f_globals.get("__name__", "").partition(".")[0] in BETWEEN:
+        if frame.f_back is None:  # a worker, whose program is in another process
+            level = 2
+            break
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

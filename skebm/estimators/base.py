@@ -37,6 +37,7 @@ from skebm._validation import (
     fit_context,
     resolve_device,
     validate_data,
+    warn,
 )
 from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler
 from skebm.estimators.storage import installed_version, pack, unpack
@@ -289,7 +290,7 @@ def warn_without_effect(reasons: dict[str, str]) -> None:
     """One warning that names the parameters without effect, each with the reason."""
     if reasons:
         found = "; ".join(f"{name}, because {reason}" for name, reason in reasons.items())
-        warnings.warn(f"Without effect on this fit: {found}.", UserWarning, stacklevel=2)
+        warn(f"Without effect on this fit: {found}.", UserWarning)
 
 
 def stopping_of(early_stopping: Any) -> EarlyStopping:
@@ -483,11 +484,10 @@ class BaseEBM(BaseEstimator, abc.ABC):
         validate_data(self, np.array(X[:2]), **kwargs)
         table = as_mapped(X)
         if kwargs.get("ensure_all_finite") == "allow-nan" and table.has_missing():
-            warnings.warn(
+            warn(
                 "X has missing entries, so that the memory map is read whole, and needs memory in "
                 "proportion to its rows: fill them in, or pass fewer rows at a time.",
                 UserWarning,
-                stacklevel=2,
             )
             return validate_data(self, np.array(X), **kwargs)
         table.check_finite()
@@ -680,11 +680,10 @@ class BaseEBM(BaseEstimator, abc.ABC):
         if packed is None:
             return
         if stored != installed_version():
-            warnings.warn(
+            warn(
                 f"This model was stored by skebm {stored}; skebm {installed_version()} is "
                 "installed.",
                 UserWarning,
-                stacklevel=2,
             )
         generator = torch.Generator(self._available_device())
         net = self._blueprint.plan.net(
@@ -701,10 +700,9 @@ class BaseEBM(BaseEstimator, abc.ABC):
         try:
             return resolve_device(self.device)
         except ValueError:
-            warnings.warn(
+            warn(
                 f"device={self.device!r} is not available here; the model is loaded on the CPU.",
                 UserWarning,
-                stacklevel=3,
             )
             return torch.device("cpu")
 
@@ -890,10 +888,9 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
             return float(self._blueprint.proper_score(rows, energy).double().mean())
         found = self._log_partition()
         if math.isnan(found.pessimistic):
-            warnings.warn(
+            warn(
                 f"score is nan, because log Z has no credible upper end: {found.reason}. Use "
-                'partition="auto", or score_samples, which uses the estimate itself.',
-                stacklevel=2,
+                'partition="auto", or score_samples, which uses the estimate itself.'
             )
         return -float(self._energies(rows, likely=True).mean()) - found.pessimistic
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from numbers import Integral
 from typing import Any
@@ -37,6 +36,7 @@ from skebm._validation import (
     set_seeds,
     take_rows,
     validate_data,
+    warn,
 )
 from skebm.base import LogPartition
 from skebm.base.energy import check_temperature
@@ -434,11 +434,10 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
                 f"the importance weights have an effective sample size of {ess:.1f} of {n}, as the "
                 "experts disagree where they have most of their mass"
             )
-            warnings.warn(
+            warn(
                 f"log Z may be wrong by nats: {reason}. Energies and ranks need no log Z; raise "
                 "n_draws, or use experts that are more alike.",
                 ConvergenceWarning,
-                stacklevel=4,
             )
         if self._is_pool:  # then Z is at most 1 by Hoelder's inequality
             upper = float(np.fmin(upper, 0.0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import math
-import warnings
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
@@ -26,6 +25,7 @@ from skebm._validation import (
     draw_seed,
     fit_context,
     validate_data,
+    warn,
 )
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
@@ -359,11 +359,10 @@ def _weighted(
 ) -> np.ndarray:
     share = np.exp(log_ratio - logsumexp(log_ratio))
     ess = 1 / float(np.square(share).sum())
-    warnings.warn(
+    warn(
         f"Proposals {why}: the samples are resampled from {len(x)} of them, with an effective "
         f"sample size of {ess:.0f}, and are approximate.",
         UserWarning,
-        stacklevel=4,
     )
     found: np.ndarray = x[random.choice(len(x), n_samples, p=share)]
     return found

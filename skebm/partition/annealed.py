@@ -15,6 +15,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from skebm._validation import warn
 from skebm.base import Energy, LogPartition, Sampler, sampling
 from skebm.base.processes import progress_bar
 from skebm.base.sampler import whole_number
@@ -378,7 +379,7 @@ class AnnealingPlan(NamedTuple):
         summary, n = summarise(log_w), len(log_w)
         if n > 1 and summary.ess < min(MIN_ESS, n / 10):
             # the caller of `estimate`
-            warnings.warn(uneven(summary.ess, n), ConvergenceWarning, stacklevel=4)
+            warn(uneven(summary.ess, n), ConvergenceWarning)
         return summary
 
 
@@ -405,7 +406,7 @@ def within_seconds(estimator: Any, run: Callable[[Any, Deadline], LogPartition])
         limits = {"max_seconds": estimator.max_seconds}
         messages.append(limited_by(limits, found.std_error))
     if messages:  # at the caller of `estimate`
-        warnings.warn(" ".join(messages), ConvergenceWarning, stacklevel=3)
+        warn(" ".join(messages), ConvergenceWarning)
     return found
 
 

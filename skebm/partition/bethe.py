@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from skebm._validation import warn
 from skebm.base import Energy, LogPartition, Sampler
 from skebm.base.graph import PairwiseGraph
 from skebm.base.sampler import whole_number
@@ -120,11 +120,10 @@ class Bethe(PairwiseEstimator):
             maxima.append(free_energy(graph, u, ones))
         best = max(maxima, key=lambda beliefs: beliefs.value)
         if best.gradient_norm > self.tol:
-            warnings.warn(
+            warn(
                 f"The Bethe free energy has not converged: its gradient has a norm of "
                 f"{best.gradient_norm:.2g}, more than tol={self.tol:g}. Increase max_iter.",
                 ConvergenceWarning,
-                stacklevel=2,
             )
         value = best.value
         if graph.flips is None:

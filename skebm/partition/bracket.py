@@ -13,6 +13,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from skebm._validation import warn
 from skebm.base import Energy, LogPartition, Sampler, sampling
 from skebm.base.sampler import whole_number
 from skebm.partition.annealed import (
@@ -180,7 +181,7 @@ class AISBracket(MonteCarloEstimator):
         if limited and (timed or not result.std_error <= TOLD * (tol or 0)):
             messages.append(limited_by(limits, result.std_error))
         if messages:
-            warnings.warn(" ".join(messages), ConvergenceWarning, stacklevel=2)
+            warn(" ".join(messages), ConvergenceWarning)
         return result
 
     def _runs(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from skebm._validation import warn
 from skebm.base import Energy, LogPartition, Sampler
 from skebm.base.bridge import Bridge, bridge
 from skebm.base.sampler import whole_number
@@ -177,9 +177,8 @@ class BridgeSampling(MonteCarloEstimator):
 
 def _warn_unless_overlapping(result: Bridge, n: int) -> None:
     if result.ess < min(10, n / 10):
-        warnings.warn(
+        warn(
             f"Base and model hardly overlap (effective sample size {result.ess:.1f} of {n} draws), "
             "and std_error is too small. Pass a base nearer to the model, or use AIS.",
             ConvergenceWarning,
-            stacklevel=3,  # the caller of `estimate`
         )

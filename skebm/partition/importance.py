@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from skebm._validation import warn
 from skebm.base import Energy, LogPartition, Sampler, sampling
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
@@ -324,11 +324,10 @@ def _warn_of_weights(ess: float, n: int, k: float, no_estimate: bool) -> None:
         if no_estimate
         else ("log Z may be far above this estimate, and std_error too small")
     )
-    warnings.warn(
+    warn(
         f"The importance weights are uneven (effective sample size {ess:.1f} of {n} draws; Pareto "
         f"index {k:.2f}, reliable up to {MAX_PARETO_K}): {effect}. The base is narrower than the "
         "model, or far from it: pass a wider one, or rows x to fit it to, or use AIS or "
         "BridgeSampling.",
         ConvergenceWarning,
-        stacklevel=4,  # the caller of `estimate`
     )

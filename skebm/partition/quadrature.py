@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Mapping
 from functools import cache
 from numbers import Real as RealNumber
@@ -15,6 +14,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from skebm._validation import warn
 from skebm.base import Energy, LogPartition, Real, Sampler, sampling
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
@@ -598,12 +598,11 @@ class Quadrature(MonteCarloEstimator):
     def summary(self, found: Integral, stacklevel: int = 2) -> LogPartition:
         """The estimate of log Z given an integral; warns if its error is larger than `tol`."""
         if not found.converged:
-            warnings.warn(
+            warn(
                 f"The integral has a relative error of {found.error:.2g} after "
                 f"{found.n_evaluations:,} evaluations, above tol={self.tol:.2g}. Raise "
                 "max_evaluations, or use AISBracket.",
                 ConvergenceWarning,
-                stacklevel=stacklevel,
             )
         value, nan = found.log_z, math.nan
         if found.reason:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from scipy.sparse.csgraph import minimum_spanning_tree
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from skebm._validation import warn
 from skebm.base import Energy, LogPartition, Sampler
 from skebm.base.graph import PairwiseGraph
 from skebm.base.sampler import whole_number
@@ -208,11 +208,10 @@ class TreeReweighted(PairwiseEstimator):
             )
         upper = best.upper + ROUNDING * graph.scale
         if upper - value > self.tol:
-            warnings.warn(
+            warn(
                 f"The bound is {upper - value:.2g} nats above the objective, more than "
                 f"tol={self.tol:g}. The bound holds, but is not the tightest: increase max_iter.",
                 ConvergenceWarning,
-                stacklevel=2,
             )
         reason = "the tree-reweighted free energy bounds log Z from above only"
         return LogPartition(value, math.nan, math.nan, upper, "exact", math.nan, reason=reason)

@@ -6,7 +6,6 @@ import copy
 import math
 import opcode
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim.swa_utils import AveragedModel
 
-from skebm._validation import TorchModes, threads
+from skebm._validation import TorchModes, threads, warn
 from skebm.base import Batch, Loss, Objective, SamplingError, sampling
 from skebm.base.objective import FusedSteps
 from skebm.base.processes import progress_bar
@@ -457,11 +456,10 @@ class EnergyNet(NeuralNet):
             trained = [p for group in self.optimizer_.param_groups for p in group["params"]]
             self.run_.parallel = DataParallel(self.group_, self.module_, trained)
         elif not self.group_.rank:
-            warnings.warn(
+            warn(
                 f"Each of {self.group_.size} processes trains on all rows, which takes as long as "
                 f"in one: {reason}.",
                 UserWarning,
-                stacklevel=2,
             )
 
     def _undivided(self, X: Rows) -> str | None:
@@ -941,7 +939,7 @@ class EnergyNet(NeuralNet):
         if self.interrupted_ and self.on_interrupt == "return":
             notes.append(self._interruption())
         if notes:
-            warnings.warn(" ".join(notes), ConvergenceWarning, stacklevel=4)
+            warn(" ".join(notes), ConvergenceWarning)
 
     def _interruption(self) -> str:
         return (

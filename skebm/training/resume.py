@@ -6,7 +6,6 @@ import io
 import os
 import pickle
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from skorch.callbacks import Callback
 from torch import Tensor
 
+from skebm._validation import warn
 from skebm.training.rows import Rows
 
 # Relative difference of the moments of two tables that rounding on another machine may explain.
@@ -64,11 +64,10 @@ class Resume(Callback):
 
     def on_train_begin(self, net: Any, X: Any = None, **kwargs: Any) -> None:
         if net.streaming:
-            warnings.warn(
+            warn(
                 "Resume has no effect on partial_fit, which makes one pass: store the model after "
                 "each call instead.",
                 UserWarning,
-                stacklevel=2,
             )
             return
         if not self.seconds >= 0:

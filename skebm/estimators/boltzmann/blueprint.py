@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from skebm._validation import warn
 from skebm.base import Batch, Binary, Categorical, Objective, Sampler
 from skebm.base.domains import columns_of, parts_of
 from skebm.distributions import (
@@ -205,12 +205,11 @@ class BoltzmannBlueprint(Blueprint):
         if float(coupling.max()) > INFINITE:
             i, j = divmod(int(coupling.argmax()), len(coupling))
             names = " and ".join(str(self.table.column_at(k)) for k in (i, j))
-            warnings.warn(
+            warn(
                 f"The coupling of columns {names} grows without limit, because one (almost) "
                 f"determines the other: it is {float(coupling.max()):.3g} after {len(net.history)} "
                 "iterations. Raise l2, or drop one of them.",
                 ConvergenceWarning,
-                stacklevel=4,
             )
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
@@ -307,12 +306,11 @@ def warn_of_unseen(unseen: np.ndarray, name_of: Callable[[int], Any]) -> None:
     names = list(dict.fromkeys(str(name_of(int(i))) for i in np.flatnonzero(unseen)))
     if names:
         shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-        warnings.warn(
+        warn(
             f"Some states of the columns {shown} never occur. Their fields would be infinite: they "
             "are those of one more row in which all states are equally likely, and are not "
             "coupled.",
             UserWarning,
-            stacklevel=5,
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import warnings
 from collections.abc import Callable, Iterator
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from skebm._validation import (
     draw_seed,
     fit_context,
     validate_data,
+    warn,
 )
 from skebm.energies import BoltzmannMachine
 from skebm.estimators.base import asked_for, restores_on_failure, warn_without_effect
@@ -643,11 +643,10 @@ class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             load = memory.trace / d  # dependent patterns take no room
         limit, source = _limit(self.rule, self.coding_, d)
         if load > limit:
-            warnings.warn(
+            warn(
                 f"{n} patterns of {d} columns are a load of {load:.3g}, and the limit of "
                 f'rule="{self.rule}" for random patterns is {limit:.3g} ({source}).',
                 UserWarning,
-                stacklevel=2,
             )
             return
         chosen = self._states(self.patterns_[_some(n)])
@@ -655,11 +654,10 @@ class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             [memory.kept(chosen[part]) for part in gen_batches(len(chosen), memory.batch)]
         )
         if not kept.all():
-            warnings.warn(
+            warn(
                 f"{np.mean(~kept):.1%} of the patterns are lost in the first step of a recall, at "
                 f"a load of {self.load_:.3g}: they are too similar for these settings.",
                 UserWarning,
-                stacklevel=2,
             )
 
     # ---------------------------------------------------------------- fitted memories
@@ -764,18 +762,16 @@ class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         lengths, counts = np.unique(found.cycle_length, return_counts=True)
         for length, count in zip(lengths, counts, strict=True):
             if length > 1:
-                warnings.warn(
+                warn(
                     f"{count} of {len(states)} rows end in a cycle of length {length}: "
                     'update="asynchronous" has none.',
                     UserWarning,
-                    stacklevel=2,
                 )
             elif length == 0:
-                warnings.warn(
+                warn(
                     f"{count} of {len(states)} rows still changed after {self.max_steps} steps: "
                     "increase max_steps.",
                     ConvergenceWarning,
-                    stacklevel=2,
                 )
         return found.rows
 

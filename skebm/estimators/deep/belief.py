@@ -33,6 +33,7 @@ from skebm._validation import (
     draw_seed,
     fit_context,
     set_seeds,
+    warn,
 )
 from skebm.base import PartitionEstimator
 from skebm.base.energy import check_temperature
@@ -593,10 +594,9 @@ class DeepBeliefNetwork(
             found = self.rbms_[-1]._log_partition()
             largest, reason = found.pessimistic, found.reason
         if math.isnan(largest):
-            warnings.warn(
+            warn(
                 f"score is nan, because log Z of the top RBM has no credible upper end: {reason}. "
-                'Use partition="auto", or score_samples, which uses the estimate itself.',
-                stacklevel=2,
+                'Use partition="auto", or score_samples, which uses the estimate itself.'
             )
         return -float(energies.mean()) - largest
 
@@ -688,7 +688,7 @@ def _naming_layers(n_layers: int) -> Iterator[Callable[[int], Any]]:
     yield noting
     for (category, _), (text, places) in said.items():
         which = f"RBM{'s' * (len(places) > 1)} {', '.join(map(str, places))} of {n_layers}: "
-        warnings.warn((which if n_layers > 1 else "") + text, category, stacklevel=5)
+        warn((which if n_layers > 1 else "") + text, category)
 
 
 def _drawn(conditional: Any, generator: torch.Generator) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from skebm._validation import warn
 from skebm.base import Objective, sampling
 from skebm.base.units import Bernoulli
 from skebm.distributions import Distribution, IndependentBernoulli
@@ -234,12 +234,11 @@ def warn_unless_converged(residual: Tensor, settings: MeanField) -> None:
     """`ConvergenceWarning` with the residual where mean field of some rows did not converge."""
     late = int((residual > settings.tol).sum())
     if late:
-        warnings.warn(
+        warn(
             f"Mean field of {late} of {len(residual)} rows has not converged in "
             f"{settings.max_steps} steps: means still change by up to {float(residual.max()):.2g}. "
             "Bounds hold, but are less tight. Raise max_steps or tol of mean_field.",
             ConvergenceWarning,
-            stacklevel=4,
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -14,7 +13,7 @@ from scipy.special import expit
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
-from skebm._validation import Interval, StrOptions, check_is_fitted, draw_seed
+from skebm._validation import Interval, StrOptions, check_is_fitted, draw_seed, warn
 from skebm.base import Real as RealDomain
 from skebm.base import Sampler
 from skebm.distributions import Distribution, Gaussian, GaussianMixture, TruncatedGaussian
@@ -138,12 +137,11 @@ class NoiseRule(ChainRule):
         n, real = self.n_bridges, not self.discrete and self.form == "logistic"
         pairs = "rows and draws of the noise" if n == 1 else "neighbouring waymarks"
         more = f" or n_bridges of at least {2 * n + 2}," if real else ""
-        warnings.warn(
+        warn(
             f"The network classifies {accuracy:.1%} of {pairs} correctly: they are too far apart "
             "for the classifier to learn their density ratio, so its densities are unreliable. "
             f"Choose noise nearer to the data,{more} or a larger sigma.",
             ConvergenceWarning,
-            stacklevel=4,
         )
 
 

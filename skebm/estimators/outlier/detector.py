@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from copy import deepcopy
 from numbers import Integral, Real
 from typing import Any, cast
@@ -35,6 +34,7 @@ from skebm._validation import (
     fit_context,
     n_rows,
     set_seeds,
+    warn,
 )
 from skebm.estimators.base import (
     asked_for,
@@ -487,19 +487,17 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         """Set the threshold; warn if it is not at the requested level or not finite."""
         self._threshold, self.contamination_ = threshold, threshold.level
         if self._param("contamination") == "auto" and threshold.level > DEFAULT_LEVEL:
-            warnings.warn(
+            warn(
                 f"contamination='auto' means {DEFAULT_LEVEL}, but {threshold.n_rows} calibration "
                 f"rows allow no level below {threshold.level:.3g}, which is used instead.",
                 UserWarning,
-                stacklevel=2,
             )
         value = threshold.offset([0.0] * len(self.estimators_))
         if not math.isfinite(value):
-            warnings.warn(
+            warn(
                 f"The threshold is {value}: more than {threshold.level:.3g} of the rows compared "
                 "with have that value, so they cannot be discriminated from outliers.",
                 UserWarning,
-                stacklevel=2,
             )
 
     @available_if(_takes_more_rows)

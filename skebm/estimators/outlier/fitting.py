@@ -14,7 +14,7 @@ import numpy as np
 from sklearn.model_selection import KFold, check_cv
 from sklearn.pipeline import make_pipeline
 
-from skebm._validation import draw_seed, n_rows, take_fit_params, take_rows
+from skebm._validation import draw_seed, n_rows, take_fit_params, take_rows, warn
 from skebm.base.processes import Workers, progress_bar
 from skebm.estimators.outlier.trimming import far_rows
 from skebm.estimators.product import ProductOfDensities
@@ -113,7 +113,7 @@ def each_warning_once() -> Iterator[None]:
         yield
     said = {(one.category, NUMBERS.sub("", str(one.message))): one for one in reversed(caught)}
     for one in reversed(said.values()):
-        warnings.warn(one.message, one.category, stacklevel=4)
+        warn(one.message, one.category)
 
 
 def fit_model(

@@ -7,12 +7,12 @@ model: one, or as many as there are folds in cross-conformal calibration.
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import false_discovery_control
 
+from skebm._validation import warn
 from skebm.estimators.base import upper_quantile
 
 # What contamination="auto" stands for.
@@ -244,11 +244,10 @@ def benjamini_hochberg(p_values: np.ndarray, n_calibration: float, fdr: float) -
     found = false_discovery_control(p_values) <= fdr * (1 + 1e-9)
     at_once = math.ceil(len(p_values) / ((n_calibration + 1) * fdr) - 1e-9)
     if at_once > 1 and not found.any():
-        warnings.warn(
+        warn(
             f"Nothing was selected: with {n_calibration:g} calibration rows and fdr={fdr:g}, at "
             f"least {at_once} of the {len(p_values)} rows must be more abnormal than all of these "
             "at once. With smaller batches or more calibration rows, fewer outliers suffice.",
             UserWarning,
-            stacklevel=3,
         )
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import functools
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -16,6 +15,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from skebm._validation import warn
 from skebm.base import (
     Binary,
     Categorical,
@@ -467,12 +467,11 @@ class RBMBlueprint(Blueprint):
         net.replace(found.objective(torch.Generator(rows.device).manual_seed(net.seed_)))
         found.initialise(net.module_.energy, rows)
         if not net.note_ and not self._why_not_converged(net, rows):  # which say so
-            warnings.warn(
+            warn(
                 f"The model is its base, fitted to all rows: hidden units made held-out rows more "
                 f"likely by {gain:.2g} nats, and a base of all rows is expected to do so by "
                 f"{more:.2g}. More rows or another base may help.",
                 ConvergenceWarning,
-                stacklevel=4,
             )
         return found
 
@@ -508,16 +507,15 @@ class RBMBlueprint(Blueprint):
         if isinstance(self.table, ColumnTable):
             self.check_widths(net.module_.energy, self.table)
         if self.by_halves and self.plan.n_iter == 0:
-            warnings.warn(
+            warn(
                 f"Models of one half of the {len(rows)} rows never made the other half more likely "
                 "than their base does, so that the base is left as it is (n_iter_ is 0). More rows "
                 "or fewer n_components may find more; n_iter= trains in any case.",
                 ConvergenceWarning,
-                stacklevel=4,
             )
         what = self._why_not_converged(net, rows)
         if what:
-            warnings.warn(f"Training has not converged: {what}", ConvergenceWarning, stacklevel=4)
+            warn(f"Training has not converged: {what}", ConvergenceWarning)
 
     def _why_not_converged(self, net: EnergyNet, rows: Rows) -> str:
         """What held-out rows say of a training that was too short; empty if it was not."""
@@ -546,7 +544,7 @@ class RBMBlueprint(Blueprint):
         """Warn of variances that collapsed."""
         narrow = self.units.narrow(energy, table)
         if narrow:
-            warnings.warn(narrow, ConvergenceWarning, stacklevel=5)
+            warn(narrow, ConvergenceWarning)
 
     def scoring_energy(self, energy: Any) -> Any:
         return energy.padded()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from skebm._validation import warn
 from skebm.base import Binary, Sampler, sampling
 from skebm.base.objective import weighted_mean
 from skebm.distributions import Distribution
@@ -171,12 +171,11 @@ class ClassBlueprint(Blueprint):
         if found.gain >= 0:
             return self
         if found.gain < -LEAST_RISE:  # of less the density itself is the same
-            warnings.warn(
+            warn(
                 f"p(x) is the base: under the model the rows are {-found.gain:.2g} nats less "
                 "likely. The class probabilities are those of the model. A larger "
                 "generative_weight or n_iter may help.",
                 ConvergenceWarning,
-                stacklevel=5,
             )
         return replace(self, base_alone=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from numbers import Integral, Real
 from typing import Any
 
@@ -23,6 +22,7 @@ from skebm._validation import (
     n_rows,
     set_seeds,
     take_rows,
+    warn,
 )
 from skebm.estimators.base import (
     asked_for,
@@ -227,12 +227,11 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         self._threshold = ConformalThreshold.fit([found], self.contamination)
         self.contamination_ = self._threshold.level
         if self.contamination == "auto" and self.contamination_ > DEFAULT_LEVEL:
-            warnings.warn(
+            warn(
                 f"contamination='auto' means {DEFAULT_LEVEL}, but {len(found)} calibration "
                 f"sequences or blocks allow no level below {self.contamination_:.3g}, which is "
                 "used instead.",
                 UserWarning,
-                stacklevel=2,
             )
         return self
 

@@ -6,7 +6,6 @@ Also the noise level of training, with which bases of real rows are convolved.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor
 
-from skebm._validation import Interval, StrOptions, as_numbers
+from skebm._validation import Interval, StrOptions, as_numbers, warn
 from skebm.base import Batch, Binary, Categorical, Clamp, Domain, Mixed, Real
 from skebm.base.domains import parts_of
 from skebm.base.processes import progress_bar
@@ -557,12 +556,11 @@ def gap_noise(rows: Rows) -> Tensor | None:
     if not discrete.any():
         return None
     columns = discrete.nonzero().flatten().tolist()
-    warnings.warn(
+    warn(
         f"Columns {columns} have few distinct values, on which score matching by second "
         "derivatives is unbounded: Gaussian noise of half the gap between values is added to them "
         'in training. objective="denoising" does not need this.',
         UserWarning,
-        stacklevel=2,
     )
     return torch.where(discrete, gaps / 2, 0.0)
 

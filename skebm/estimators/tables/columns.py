@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import torch
 from sklearn.utils import check_array
 from torch import Tensor
 
-from skebm._validation import check_container, column_ranges
+from skebm._validation import check_container, column_ranges, warn
 from skebm.base import Binary, Categorical, Domain, Mixed, Real
 from skebm.base.domains import columns_of
 from skebm.distributions import Distribution
@@ -165,10 +164,9 @@ class Coding(NamedTuple):
                 unseen.append(self.names[j])
                 found[new, j] = np.nan
         if unseen:
-            warnings.warn(
+            warn(
                 f"Columns {unseen} have levels that did not occur in fit: they count as missing.",
                 UserWarning,
-                stacklevel=3,
             )
         check_array(
             found,

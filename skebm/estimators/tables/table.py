@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
@@ -12,7 +11,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from skebm._validation import MinMax, column_ranges
+from skebm._validation import MinMax, column_ranges, warn
 from skebm.base import Binary, Categorical, Domain, Real, Sampler
 from skebm.training.mapped import MappedArray, array_blocks, moments
 from skebm.training.rows import Rows
@@ -180,11 +179,10 @@ class UnitIntervalTable(Table):
             found.said = not sp.issparse(X) and not all(
                 is_binary(found.scaling.apply(block)) for _, block in array_blocks(X)
             )
-            warnings.warn(
+            warn(
                 f"Bits take values in [0, 1], but {what}: they are min-max scaled{advice}."
                 + (f" {BETWEEN}" if found.said else ""),
                 UserWarning,
-                stacklevel=2,
             )
         return found
 
@@ -196,7 +194,7 @@ class UnitIntervalTable(Table):
         what = f"columns {self._shown(outside)} have values outside the range of the training data"
         if not self.rescale:
             raise ValueError(f"X: {what} ([0, 1]), and rescale=False.")
-        warnings.warn(f"X: {what}; they are clipped to it.", UserWarning, stacklevel=2)
+        warn(f"X: {what}; they are clipped to it.", UserWarning)
 
     def rows(
         self,
@@ -239,10 +237,9 @@ class UnitIntervalTable(Table):
 
         value, inside = mapped(both).double().numpy().T
         if not inside.all() and not self.said:
-            warnings.warn(
+            warn(
                 f"{int((inside == 0).sum())} of {len(value)} rows are not binary. {BETWEEN}",
                 UserWarning,
-                stacklevel=3,
             )
         return value
 
@@ -513,12 +510,11 @@ def _warn_of_large_means(mean: np.ndarray, scale: np.ndarray) -> None:
     """Warn of columns that a network cannot tell from constants, as they are not standardised."""
     columns = np.flatnonzero(np.abs(mean) > LARGE_MEAN * scale).tolist()
     if columns:
-        warnings.warn(
+        warn(
             f"Columns {columns} have means of more than {LARGE_MEAN:,} times their standard "
             "deviations, and standardize=False leaves them so: training is likely to diverge. "
             "Use standardize=True, or subtract the means first.",
             UserWarning,
-            stacklevel=2,
         )
 
 
@@ -574,11 +570,10 @@ def _warn_of_constants(X: Any) -> None:
     else:
         columns = np.flatnonzero((X[0] == X).all(0)).tolist() if len(X) > 1 else []
     if columns:
-        warnings.warn(
+        warn(
             f"Columns {columns} are constant. They are modelled as varying around their value by "
             "the training noise: drop them if they cannot vary in new rows.",
             UserWarning,
-            stacklevel=2,
         )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from skebm._validation import as_numbers, check_is_fitted
+from skebm._validation import as_numbers, check_is_fitted, warn
 from skebm.base.sampler import whole_number
 from skebm.inspection._drawing import NAVY, ORANGE, axes_of
 from skebm.inspection.boltzmann.layout import circle, spring
@@ -196,9 +195,7 @@ class CouplingDisplay:
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, got {kind!r}.")
         if kind == "matrix" and layout is not None:
-            warnings.warn(
-                'layout has no effect: it is for kind="graph".', UserWarning, stacklevel=2
-            )
+            warn('layout has no effect: it is for kind="graph".', UserWarning)
         places = None if kind == "matrix" else self._places(layout)
         self.ax_ = axes_of("CouplingDisplay", ax, (5.5, 4.6))
         self.figure_ = self.ax_.figure

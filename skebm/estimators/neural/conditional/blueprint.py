@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from skebm._validation import warn
 from skebm.base import sampling
 from skebm.base.objective import Objective, effective_count, weighted_mean, weighted_variance
 from skebm.distributions import GaussianMixture, RegressionMixture
@@ -152,12 +152,11 @@ class ConditionalBlueprint(Blueprint):
             return
         copy_weights(start.weights, weights_of(net.module_))
         if not net.note_:  # which has said so
-            warnings.warn(
+            warn(
                 f"p(x given c) is the base, {self.base!r}: under the trained model held-out rows "
                 f"gain {found.gain:.2g} nats, with a standard error of {found.error:.2g}. More "
                 "rows or a larger n_iter may help.",
                 ConvergenceWarning,
-                stacklevel=5,
             )
 
     def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:

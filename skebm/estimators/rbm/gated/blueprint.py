@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from skebm._validation import warn
 from skebm.base import Real, sampling
 from skebm.base.objective import effective_count, weighted_mean, weighted_variance
 from skebm.distributions import Distribution, Gaussian, IndependentBernoulli
@@ -129,12 +129,11 @@ class GatedBlueprint(Blueprint):
             return self
         if not found.gain > -NOTED_LOSS and not net.note_:  # which has said so
             whose = "training" if net.held_out_ is None else "held-out"
-            warnings.warn(
+            warn(
                 f"p(y given x) is the base, independent columns of y: under the trained model the "
                 f"{whose} pairs are {-found.gain:.2g} nats less likely. Mapping units are those "
                 "of the trained model. More pairs or a larger n_iter may help.",
                 ConvergenceWarning,
-                stacklevel=5,
             )
         return replace(self, base_alone=True)
 
@@ -143,12 +142,11 @@ class GatedBlueprint(Blueprint):
         narrow = net.module_.energy.log_precision >= MAX_LOG_PRECISION
         places = narrow.nonzero().ravel().tolist()
         if places:
-            warnings.warn(
+            warn(
                 f"The variances of columns {places} of y given x and the mapping units became the "
                 f"least that is allowed, {math.exp(-MAX_LOG_PRECISION):.0e} of those of the "
                 "columns, which are constant or determined by x. Drop them if they are constant.",
                 ConvergenceWarning,
-                stacklevel=4,
             )
 
     def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skebm._validation import warn
 from skebm.base import Mixed, Real
 from skebm.estimators.tables.columns import in_unit_interval
 from skebm.estimators.tables.table import (
@@ -58,11 +58,10 @@ class PairTable(Table):
         found = cls(_half(x, names, weight, visible), _half(y, of_y, weight, visible))
         constant = np.flatnonzero((y == y[0]).all(0)).tolist()
         if constant and isinstance(found.target, FlatTable):
-            warnings.warn(
+            warn(
                 f"Columns {constant} of y are constant. They are modelled as normal around their "
                 "value, with a standard deviation of 0.01 to 1: drop them if they cannot vary.",
                 UserWarning,
-                stacklevel=2,
             )
         return found
 
@@ -136,11 +135,7 @@ class PairTable(Table):
             inside = mapped(lambda energy, x: energy.target_domain.contains(energy.split(x)[1]))
             if not inside.all():
                 n = int((~inside).sum())
-                warnings.warn(
-                    f"{n} of {len(found)} rows of y are not binary. {BETWEEN}",
-                    UserWarning,
-                    stacklevel=3,
-                )
+                warn(f"{n} of {len(found)} rows of y are not binary. {BETWEEN}", UserWarning)
         return found
 
     @property
