@@ -3,9 +3,13 @@
 import functools
 
 import pytest
+import sklearn
 from sklearn.utils import estimator_checks
 
 from tests.tiers import full
+
+# Versions whose check with sparse rows is passed by estimators that refuse these.
+OLD = tuple(map(int, sklearn.__version__.split(".")[:2])) < (1, 7)
 
 
 def parametrize_with_checks(cases, expected_failed_checks=None, first=()):
@@ -24,6 +28,8 @@ def parametrize_with_checks(cases, expected_failed_checks=None, first=()):
         for case in mark.args[1]:
             values, marks = getattr(case, "values", case), getattr(case, "marks", ())
             title = check_name(values[1])
+            if OLD and title.endswith("_on_sparse_data"):
+                marks = [pytest.mark.xfail(strict=False, reason=m.kwargs["reason"]) for m in marks]
             marks = [*marks, *(() if name in first and "(" not in title else (full,))]
             params.append(pytest.param(*values, marks=marks, id=f"{name}-{title}"))
     return pytest.mark.parametrize(("estimator", "check"), params)

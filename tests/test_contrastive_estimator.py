@@ -10,6 +10,7 @@ import pytest
 import scipy.stats
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy import integrate
 from sklearn.base import clone
 from sklearn.datasets import make_moons
 from sklearn.exceptions import ConvergenceWarning
@@ -238,7 +239,7 @@ def test_rows_without_a_base_inside_bounds():
     assert model.score(rows) > (truth - np.log(4)) / 2  # half way at least
     grid = np.linspace(0, 4, 2001)[:, None]
     density_there = np.exp(model.score_samples(grid))
-    assert np.trapezoid(density_there, grid[:, 0]) == pytest.approx(1, abs=0.02)
+    assert integrate.trapezoid(density_there, grid[:, 0]) == pytest.approx(1, abs=0.02)
 
 
 # ------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy import integrate
 from scipy.special import logsumexp
 from sklearn.base import clone
 from sklearn.datasets import load_digits
@@ -220,7 +221,7 @@ def test_numbers_and_categories_have_a_density_in_their_units(monkeypatch, kind,
     total = 0.0
     for city, member in itertools.product(("Oslo", "Paris", "Rome"), (False, True)):
         rows = pd.DataFrame({"age": ages, "city": city, "member": member})
-        total += np.trapezoid(np.exp(model.score_samples(rows)), ages)
+        total += integrate.trapezoid(np.exp(model.score_samples(rows)), ages)
     assert total == pytest.approx(1, abs=1e-3 if kind == "exact" else 0.02)
     other = frame().assign(age=lambda table: table["age"] * 10)
     scaled = dbn(rbm={"base": base}, n_draws=200).fit(other)

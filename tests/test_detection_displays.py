@@ -638,7 +638,7 @@ def test_no_text_overlaps(detector):
     ]
     assert len(boxes) > 30
     for one, other in combinations(boxes, 2):
-        assert not one.padded(-1).overlaps(other.padded(-1))
+        assert not one.padded(-1.5).overlaps(other.padded(-1.5))
 
 
 @pytest.mark.parametrize(

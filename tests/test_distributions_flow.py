@@ -112,7 +112,7 @@ def test_they_keep_the_contract(kind):
 def test_it_integrates_to_one(name):
     noise = INSTANCES[name]
     d = noise.domain.n_columns
-    z, cell = grid(-7.0, 7.0, {1: 20_001, 2: 401}[d], d)
+    z, cell = grid(-7.0, 7.0, {1: 20_001, 2: 801}[d], d)
     log_p = noise.log_prob(noise.centre + noise.scale * z)
     total = log_p.exp().sum() * cell * noise.scale.prod()
     assert float(total) == pytest.approx(1, abs=5e-3)

@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import sklearn
 from numpydoc.docscrape import NumpyDocString
 
 import skebm
@@ -20,6 +21,7 @@ NAMES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 # Methods whose docstrings are inherited from skorch.
 OTHERS = "skebm.training.engine.EnergyNet."
 README, DOCS = ROOT / "README.md", ROOT / "docs"
+PINS = (ROOT / "constraints.txt").read_text()
 PAGES = [*(ROOT / name for name in NAMES), *sorted(DOCS.glob("*.md"))]
 GUIDE = (DOCS / "guide.md").read_text()
 # The pages of the guide's first list, and those whose programs are as short.
@@ -66,7 +68,9 @@ def run(page, programs):
 def test_the_first_program_of_the_readme_finds_the_wrong_decimal_point():
     found = run(README, blocks(README)[:1])
     reason = found["detector"].explain(found["most_anomalous"]).to_frame(1).round(2)
-    assert repr(reason) in README.read_text()
+    assert reason[["row", "feature", "value"]].to_numpy().tolist() == [[0, "bmi", 3.24]]
+    if f"scikit-learn=={sklearn.__version__}\n" in PINS:  # clusters of others start elsewhere
+        assert repr(reason) in README.read_text()
     assert found["most_anomalous"].index == [7]
     assert blocks(DOCS / "index.md")[0] == blocks(README)[0]
 

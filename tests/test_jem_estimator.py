@@ -112,7 +112,7 @@ def test_rows_without_labels_help():
     assert model.classes_.tolist() == [0, 1]
     plain = JEMClassifier(**small | {"n_iter": 40}, generative_weight=0.0)
     plain.fit(rows[shown >= 0], shown[shown >= 0])
-    assert model.score(rows, labels) > 0.95
+    assert model.score(rows, labels) > 0.9
     assert model.score(rows, labels) > plain.score(rows, labels) + 0.2
     assert_array_equal(model.predict(rows[shown >= 0]), shown[shown >= 0])
 

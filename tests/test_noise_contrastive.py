@@ -7,6 +7,7 @@ import pytest
 import scipy.stats
 import torch
 from numpy import log1p
+from scipy import integrate
 from torch import nn
 
 from skebm.base import Batch, Energy, Real
@@ -81,7 +82,7 @@ def test_the_logistic_loss_is_the_cross_entropy_of_the_classifier(ratio):
     q = scipy.stats.norm(0, 1.5)
     odds = np.exp(-((grid - 0.3) ** 2) / 1.6 - c) / (ratio * q.pdf(grid))
     loss = p * log1p(1 / odds) + ratio * q.pdf(grid) * log1p(odds)
-    truth = np.trapezoid(loss, grid)
+    truth = integrate.trapezoid(loss, grid)
 
     def draw(n, seed):
         return 0.1 + 1.2 * torch.randn(n, 1, generator=seeded(seed), dtype=DOUBLE)
@@ -99,7 +100,7 @@ def test_the_ranking_loss_of_one_draw_is_that_of_a_pair():
     log_ratio = -((grid - 0.3) ** 2) / 1.6 - q.logpdf(grid)
     pair = np.logaddexp(0, log_ratio[None] - log_ratio[:, None])  # row, draw
     p = scipy.stats.norm(0.1, 1.2).pdf(grid)
-    truth = np.trapezoid(np.trapezoid(pair * q.pdf(grid), grid) * p, grid)
+    truth = integrate.trapezoid(integrate.trapezoid(pair * q.pdf(grid), grid) * p, grid)
 
     def draw(n, seed):
         return 0.1 + 1.2 * torch.randn(n, 1, generator=seeded(seed), dtype=DOUBLE)

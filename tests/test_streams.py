@@ -213,7 +213,7 @@ def arrow_change():
 
     def batches():
         yield arrow(table(50)).to_batches()[0]
-        yield pa.record_batch({"a": [1.0], "b": [1.0], "d": [1.0]})
+        yield pa.RecordBatch.from_pydict({"a": [1.0], "b": [1.0], "d": [1.0]})
 
     class Changing:
         """As a reader, which itself refuses another schema."""

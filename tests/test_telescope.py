@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from scipy import integrate
 from torch.nn.functional import softplus
 
 from skebm.base import Batch, Real
@@ -162,7 +163,7 @@ def test_each_bridge_is_a_classifier_of_neighbours():
         grid = np.linspace(-8, 8, 200_001)
         odds = p.logpdf(grid) - q.logpdf(grid)
         loss = p.pdf(grid) * np.logaddexp(0, -odds) + q.pdf(grid) * np.logaddexp(0, odds)
-        truth += np.trapezoid(loss, grid) / 3
+        truth += integrate.trapezoid(loss, grid) / 3
     values = []
     for seed in range(200):
         x = 0.2 + 0.05 * torch.randn(200, 1, generator=seeded(seed), dtype=DOUBLE)

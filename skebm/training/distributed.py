@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import os
 import re
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -157,6 +158,9 @@ class Ranks(Group):
     def _close(self) -> None:
         """Close the connections, at which the others wake up."""
         processes, self.processes = self.processes, None
+        # Threads of the last operation may still need the interpreter to free its tensors. The end
+        # of the group in torch 2.6 waits for them without releasing it, and so never comes.
+        time.sleep(0.01)
         with contextlib.suppress(RuntimeError, ValueError):  # not of a world that is destroyed
             dist.destroy_process_group(processes)
 

@@ -62,7 +62,7 @@ fuzzed = settings(
     derandomize=TIMES is None,
     database=None,
     deadline=None,
-    max_examples=int(TIMES or 15),
+    max_examples=int(TIMES or 10),
     suppress_health_check=list(HealthCheck),
 )
 
