@@ -427,7 +427,8 @@ def test_foreign_frames_are_anomalies():
     assert set(model.predict(new)) == {-1, 1}
 
 
-def test_real_and_mixed_columns():
+@full
+def test_a_wave_is_continued():
     rng = np.random.default_rng(0)
     t = np.arange(400)
     wave = np.sin(t / 5)[:, None] + 0.05 * rng.normal(size=(400, 1))
@@ -435,7 +436,11 @@ def test_real_and_mixed_columns():
     assert abs(model.predict_next(wave[:300])[0, 0] - np.sin(300 / 5)) < 0.3
     alone = RBMEstimator(5, base="gaussian", n_iter=20, random_state=0).fit(wave)
     assert model.score(wave) > alone.score(wave)
-    frame = pd.DataFrame({"note": np.tile(["c", "e", "g", "a"], 50), "loud": rng.normal(size=200)})
+
+
+def test_mixed_columns():
+    loud = np.random.default_rng(0).normal(size=200)
+    frame = pd.DataFrame({"note": np.tile(["c", "e", "g", "a"], 50), "loud": loud})
     mixed = TemporalRBM(6, order=1, n_iter=60, random_state=0).fit(frame)
     after = mixed.predict_next(frame[:5])
     assert after["note"].tolist() == ["e"]
