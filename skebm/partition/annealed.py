@@ -504,10 +504,10 @@ class AIS(MonteCarloEstimator):
         1 shows a progress bar for what takes over two seconds.
     max_seconds : float or None, default=None
         Limit on wall-clock time. A sixteenth, a quarter and all of the temperatures (125 at least)
-        are tried in turn, as long as time remains; a run that is unfinished when the time is up
-        skips the rest of its temperatures. The estimate keeps its direction and bound, has a larger
-        error, and is not reproducible, even with the same seed. A warning is issued if the limit
-        takes effect.
+        are tried in turn, as long as time remains. If the first run is unfinished when the time is
+        up, it skips the rest of its temperatures; a later one is discarded. The estimate keeps its
+        direction and bound, has a larger error, and is not reproducible, even with the same seed. A
+        warning is issued if the limit takes effect.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Persistent contrastive divergence of a binary RBM in a few operations on memory that is reused.
+"""Persistent contrastive divergence of a binary RBM with few operations, which reuse memory.
 
 For a small layer or batch the time of a step is that of starting its operations, however little
 each of them computes. These steps are those of `ContrastiveDivergence.gradients` followed by plain

@@ -1,4 +1,4 @@
-r"""Objectives of rows given conditions: those of rows alone at clamped c, ranking, chains."""
+r"""Objectives of conditional densities: those of whole rows with c clamped, ranking, and chains."""
 
 from __future__ import annotations
 
