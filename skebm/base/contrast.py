@@ -86,9 +86,10 @@ class Centering(BaseEstimator):
     rate : float in [0, 1], default=0.01
         Rate of the moving averages, per batch.
     precondition : float in [0, 1], default=0
-        Exponent p: the centred gradient is divided by :math:`(4 v)^p`, where
-        :math:`4 v = 4 \mu (1 - \mu)` is the variance of a unit relative to that of a fair coin.
-        1 is a diagonal natural gradient, 1/2 the same with less noise at units that are rarely on.
+        Exponent p: the centred gradient is divided by :math:`(4 v)^p` of its unit, that of a weight
+        by the factors of both of its units, where :math:`4 v = 4 \mu (1 - \mu)` is the variance of
+        a unit relative to that of a fair coin. 1 is a diagonal natural gradient, 1/2 the same with
+        less noise at units that are rarely on.
 
     References
     ----------

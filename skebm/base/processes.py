@@ -36,7 +36,7 @@ def in_worker() -> bool:
 
 
 def progress_bar(*args: Any, disable: bool = False, **kwargs: Any) -> Any:
-    """A bar of tqdm; disabled in a worker, because those of several would overwrite each other."""
+    """A bar of tqdm; disabled in a worker, because several bars would overwrite each other."""
     return tqdm(*args, disable=disable or in_worker(), **kwargs)
 
 

@@ -46,7 +46,8 @@ def softplus_sum(x: Tensor) -> Tensor:
     """Sum of log(1 + exp(x)) over the last axis, with one logarithm for a hundred numbers.
 
     It uses softplus(x) = max(x, 0) - log sigmoid(|x|), and multiplies the sigmoids before it takes
-    the logarithm. It is not suitable where gradients are needed, which require every number.
+    the logarithm. If gradients of x are needed, which require every number, it sums
+    :func:`softplus` instead.
 
     >>> import torch
     >>> x = torch.linspace(-900, 900, 250, dtype=torch.float64)

@@ -449,7 +449,7 @@ class Columns(Distribution):
 
 
 def blocks_of(distribution: Distribution) -> list[Any]:
-    """The distributions of independent blocks of columns; any other distribution is one block."""
+    """The independent blocks of :class:`Columns`; any other distribution is a single block."""
     return distribution.parts if isinstance(distribution, Columns) else [distribution]
 
 

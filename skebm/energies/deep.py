@@ -109,7 +109,7 @@ class Layers:
         return tuple(w if i % 2 == 0 else w.t() for i, w in enumerate(blocks))
 
     def biases(self, energy: Any) -> tuple[Tensor, ...]:
-        """Views of the biases of all layers, that of x first; a base has its own in addition."""
+        """Views of the biases of all layers, that of x first; a base in the energy adds its own."""
         sides = energy.visible_bias, energy.hidden_bias
         return tuple(sides[layer % 2][self.place(layer)] for layer in range(len(self.sizes)))
 

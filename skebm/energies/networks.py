@@ -107,8 +107,8 @@ class MLP(BaseEstimator):
     by the mean, which the base already contains. f starts at zero, so that the initial model is the
     base; without base and bounds it starts as a multiple of the mean feature, which grows with the
     distance. Derivatives are explicit: the gradient with respect to the row is a backward pass of
-    its own, which makes training cheaper than autograd's double backward. Second derivatives are
-    propagated forward through the layers [1]_; k directions cost k + 2 passes.
+    its own, which makes training cheaper than with autograd's double backward. Second derivatives
+    are propagated forward through the layers [1]_; k directions cost k + 2 passes.
 
     With `n_frequencies`, random Fourier features are appended to the input [4]_,
 

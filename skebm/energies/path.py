@@ -39,8 +39,9 @@ OnColumns = MixedRBM | ClassRBM | SubspaceEnergy | SpikeSlabEnergy
 def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
     r"""The path from `base` to `energy` that keeps the conditionals of the energy.
 
-    If the base has independent columns, is a bipartite energy's own base, or is a Chow-Liu tree for
-    a pairwise energy, the bridge distributions are of the same kind as the energy, so that
+    For a bipartite energy from its own base (or from its ``wider_base()``, if it has one), a binary
+    RBM from independent bits, and a pairwise energy from independent bits and categories or from a
+    Chow-Liu tree, the bridge distributions are of the same kind as the energy, so that
     :class:`skebm.samplers.Gibbs` can sample them. Any other pair of base and energy has the
     geometric path :math:`\beta E(x) - (1 - \beta) \log q(x)`.
 
@@ -140,9 +141,10 @@ class BipartitePath(AnnealingPath):
 
     .. math:: p_\beta(x, h) \propto q(x)^{1 - \beta} \exp\bigl(-\beta E(x, h)\bigr)
 
-    A base of independent bits enters as fields, without its normaliser. Any other base is the
-    energy's own, and the energy provides the path itself (``annealed``): if the base is a part of
-    the energy, it is kept, and only the energy's correction of it is tempered.
+    A base of independent bits that is not a part of the energy enters as fields, without its
+    normaliser. Any other base is the energy's own, and the energy provides the path itself
+    (``annealed``): if the base is a part of the energy, it is kept, and only the energy's
+    correction of it is tempered.
     """
 
     energy: Any

@@ -54,14 +54,14 @@ class Parameters:
         and kernels, weighted by held-out rows: :class:`skebm.distributions.Stack`; with more than
         100 columns, mixtures whose covariances are of low rank plus diagonal). Binary columns:
         ``"independent"``, ``"chow-liu"`` or ``"block-tree"``. One-hot columns: ``"independent"``.
-        With ``"auto"``, the base of real columns is the stack if the model is that of clean rows
-        or if there are more than 100 columns (in training without its kernels, which would slow
-        chains down), the Gaussian if there are bounds, and the mixture otherwise. For binary rows
-        ``"auto"`` is the Chow-Liu tree, or independent columns if the network is a pairwise energy,
-        which could be a tree itself; for one-hot rows it is independent columns. The attribute
-        `base_` shows what was chosen. A distribution of :mod:`skebm.distributions` is used as it
-        is, in the units of X. None means no base, and is meant for discrete rows and for columns
-        bounded on both sides.
+        With ``"auto"``, the base of real columns is the Gaussian if there are bounds. Without
+        bounds it is the stack if the model is that of clean rows or if there are more than 100
+        columns (in training without its kernels, which would slow chains down), and the mixture
+        otherwise. For binary rows ``"auto"`` is the Chow-Liu tree, or independent columns if the
+        network is a pairwise energy, which could be a tree itself; for one-hot rows it is
+        independent columns. The attribute `base_` shows what was chosen. A distribution of
+        :mod:`skebm.distributions` is used as it is, in the units of X. None means no base, and is
+        meant for discrete rows and for columns bounded on both sides.
 
     sigma : float, array-like, "auto", "bandwidth" or None, default="auto"
         Standard deviation of the Gaussian noise added to real rows in training, or one for each

@@ -173,8 +173,8 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         w.
     log_partition_, log_partition_std_ : float
         log Z of the energy, estimated when it is first needed, by importance sampling from the
-        mixture (unbiased for Z), and its standard error. This is nan, with a warning, if the
-        effective sample size is below 30.
+        mixture (unbiased for Z), and its standard error. The standard error is nan, with a warning,
+        if the effective sample size is below 30.
     log_partition_bounds_ : tuple of float
         log Z minus and plus two standard errors; nan if there is no standard error. If the weights
         sum to one, the upper end is at most the exact bound, log Z = 0 for normalised experts.

@@ -261,9 +261,9 @@ class TractableDensity(DensityMixin, BaseEstimator):
     ) -> np.ndarray:
         r"""Draw independent rows from the model, :math:`p(x)^{1/T}` normalised.
 
-        Draws are exact at temperature 1. For a normal distribution, whose covariance is then
-        multiplied by T, they are exact at all other temperatures as well. For the other
-        distributions, proposals come from their components at T, which give a bound on
+        Draws are exact at temperature 1. For a normal distribution they are exact at all other
+        temperatures as well: its covariance is multiplied by T. For the other distributions,
+        proposals come from their components at T, which give a bound on
         :math:`p(x)^{1/T}`, and draws are exact if at least one in 200 is accepted. Otherwise, and
         above 1 with ``metric="log"``, which has no such bound, proposals are resampled by their
         importance weights, with a warning: rows may then be repeated, and are approximate.

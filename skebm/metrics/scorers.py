@@ -32,9 +32,8 @@ def log_likelihood_score(estimator: Any, X: Any, y: Any = None) -> float:
     Parameters
     ----------
     estimator : estimator
-        Fitted estimator whose ``score_samples`` is log p(x), which that of scikit-learn's
-        BernoulliRBM is not. Outlier detectors of scikit-learn and models with ``partition=None``
-        are refused.
+        Fitted estimator whose ``score_samples`` is log p(x); that of scikit-learn's BernoulliRBM is
+        not. Outlier detectors of scikit-learn and models with ``partition=None`` are refused.
     X : array-like of shape (n_samples, n_features)
         Held-out rows.
     y : None

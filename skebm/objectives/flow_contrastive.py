@@ -219,7 +219,7 @@ class FlowContrastive(Rowwise):
         return gains(f[: len(x)], *log_mean(-f[len(x) :].double()), weight)
 
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
-        """Minus the log-likelihood ratio to the base, as the loss falls when the flow worsens."""
+        """Minus the log-likelihood ratio to the base: the loss also falls when the flow worsens."""
         with sampling(self):
             found = self._gains(self._noisy(batch.x, generator), batch.weight)
         return -found["gain_over_base"].detach()

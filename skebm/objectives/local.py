@@ -183,7 +183,7 @@ class LocalObjective(Objective):
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
-        """Check for non-finite values, and for a loss worse than that of a uniform distribution."""
+        """Check for non-finite values, and a loss that rose above the uniform distribution's."""
         reason = super().diverged(logs, before, n_rows)
         if reason is not None or before is None or n_rows < LEAST_ROWS:
             return reason

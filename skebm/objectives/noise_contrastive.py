@@ -32,7 +32,7 @@ class Bridges(NamedTuple):
     loss : Tensor of shape (n,)
         Mean loss over the bridges.
     right : Tensor of shape (K, n)
-        Accuracy of each bridge on the two waymarks at its ends that were made from the row.
+        Accuracy of each bridge on the waymarks at its two ends that were made from the row.
     """
 
     loss: Tensor

@@ -205,7 +205,7 @@ class TemporalDivergence(Objective):
 
     @property
     def undivided(self) -> str | None:
-        """A reason if chains persist: they belong to windows, and a process has some of these."""
+        """Why rows cannot be divided if chains persist: each belongs to a window; else None."""
         return 'rule="pcd" keeps a chain for each window' if self.rule == "pcd" else None
 
     def snapshot(self, state: TemporalState) -> TemporalState:
@@ -339,7 +339,7 @@ class LabelDivergence(TemporalDivergence):
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Exact cross-entropy given the past.
 
-        With lambda = 1 it is minus the mean log p of frames and labels.
+        With lambda = 1 it is, instead, minus the mean log p of frames and labels.
         """
         if self.generative_weight == 1:
             return super().held_out(batch, state, generator)

@@ -131,9 +131,9 @@ class Schedule(NamedTuple):
     settings: list[Any]
 
     def settings_at(self, beta: float) -> Any:
-        """Settings of the pilot's `beta` at or above this one: steps are then rather too small.
+        """Settings of the pilot's `beta` at or above this one; None if the kernel has none.
 
-        None if the kernel has no settings.
+        Their steps are too small rather than too large.
         """
         if not self.settings:
             return None
@@ -485,7 +485,7 @@ class AIS(MonteCarloEstimator):
     weights do not show a mode that all chains have missed. ``std_error`` is that of the delta
     method, increased by an estimate of the unobserved tail of the weights; it does not account for
     modes that no chain has come near. Sums are accumulated in float64. A warning is issued if the
-    effective sample size is below five.
+    effective sample size is below five (or a tenth of the chains, if that is less).
 
     Pilot runs of a tenth of the cost place the temperatures closer together where annealing is
     hard, and let a sampler with ``adapt=True`` adapt at each of them. Their chains do not enter the

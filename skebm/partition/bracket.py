@@ -74,7 +74,7 @@ class AISBracket(MonteCarloEstimator):
     tol : float or None, default=0.05
         Standard error, in nats, at which a sixteenth or a quarter of `n_betas` and `n_steps` is
         enough, provided that forward and reverse values differ by at most four times as much. None
-        uses all of them. Fewer than 125 temperatures are never tried.
+        uses all of them. A part of fewer than 125 temperatures is not tried.
     verbose : int, default=0
         1 shows a progress bar for each run that takes over two seconds.
     max_evaluations : float or None, default=None

@@ -328,7 +328,7 @@ def check_proper(
     Then the test searches for directions in which E is flat: directions of least curvature (by
     differences of gradients) and of least E at r = 100 (by descent over the sphere), principal
     directions and differences of the rows `x` and, in the plane, one ray in every degree. In more
-    than two columns, a narrower cone may pass undetected. Discrete domains, boxes and energies that
+    than two columns, a narrow cone may pass undetected. Discrete domains, boxes and energies that
     are ``always_proper`` pass without a test.
 
     Parameters

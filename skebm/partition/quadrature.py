@@ -503,10 +503,11 @@ class Quadrature(MonteCarloEstimator):
     halved, each along the column in which its density is least like a polynomial, until the sum of
     all errors is at most `tol` of the integral.
 
-    Narrow modes are not missed if rows are in them: a cell counts as erroneous if the density at a
-    row, at a draw of the base or at one of a thousand random points in it is more than twice the
-    density at every node. Such a cell is halved until its nodes resolve the mode. The same holds
-    for a cell with less than half of the density that a neighbour has next to their common face.
+    Narrow modes are not missed if rows are in them. Densities are also computed at rows, draws of
+    the base and a thousand random points of the cube, and a cell counts as erroneous if the density
+    at such a point in it is more than twice the density at every node. The cell is then halved
+    until its nodes resolve the mode. The same holds for a cell with less than half of the density
+    that a neighbour has next to their common face.
 
     Direction: the value can lie on either side of log Z. ``lower`` and ``upper`` are the value with
     the estimated error subtracted and added, and ``std_error`` is this error (of log Z, in nats; it
@@ -521,7 +522,8 @@ class Quadrature(MonteCarloEstimator):
     tol : float, default=1e-4
         Largest relative error of Z, hence the largest error of log Z in nats, in (0, 0.1].
     max_evaluations : int, default=2000000
-        Largest number of rows at which energies are computed, not counting those at the start.
+        Largest number of rows at which energies are computed. Those at the start count, and are
+        computed in any case.
 
     References
     ----------

@@ -37,7 +37,7 @@ class Blocks(Sampler):
     real : Sampler or None, default=None
         Sampler of real columns; None is ``MALA(adapt=True, scale="auto")``.
     discrete : Sampler or None, default=None
-        Sampler of bits and of one-hot columns that does not adapt; None is
+        Sampler of bits and of one-hot columns, which must not adapt; None is
         :class:`GibbsWithGradients`.
 
     References

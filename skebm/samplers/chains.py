@@ -43,8 +43,8 @@ class ChainPolicy(BaseEstimator, abc.ABC):
     generator's device.
 
     Every policy has `n_steps`, the number of sampler steps for a batch, and `n_independence_steps`,
-    the number of independence Metropolis-Hastings proposals before these, which are draws of the
-    energy's base. :meth:`steps` defines what None stands for.
+    the number of draws of the energy's base that are proposed to a chain before these steps
+    (independence Metropolis-Hastings). :meth:`steps` defines what None stands for.
     """
 
     n_steps: int | None

@@ -162,8 +162,8 @@ class Guard:
         """The weights that training ends with, with the best gain; None if they are the last ones.
 
         They are the best weights if training ended early, if these are clearly better, or if the
-        last ones are below the base. They are the first weights if training ended early and has
-        gained less than a standard error.
+        last ones are below the base. If training ended early and has gained at most a standard
+        error, they are the first weights instead.
         """
         best, start = self.best, self.start
         if best is None or not (ended_early or self.clearly_better() or self.below_base):

@@ -150,7 +150,7 @@ def block_size(n_columns: int) -> int:
 
 
 def check_finite_block(block: np.ndarray, first: int) -> None:
-    """Raise `ValueError` that names the row with NaN or infinity; `first` numbers the first row."""
+    """Raise `ValueError` that names the row with NaN or infinity, numbered from `first`."""
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(block.sum(dtype=np.float64)):  # as scikit-learn does: one pass, no copy
             return

@@ -92,7 +92,7 @@ class Segments(Rows):
         return found
 
     def split(self, n: int, generator: torch.Generator) -> tuple[Segments, Segments]:
-        """All windows except for about `n`, and these `n`.
+        """The windows that remain, and about `n` that are held out.
 
         The latter are whole sequences or, with few sequences, the end of each. Windows of the same
         sequence are alike, so windows drawn at random would say little about new ones.

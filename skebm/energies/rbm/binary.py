@@ -46,8 +46,9 @@ class BernoulliRBM(BipartiteEnergy):
     base : Distribution or None, default=None
         A distribution q with exact conditionals under unary fields, such as a Chow-Liu tree, that
         the RBM corrects: :math:`E(x, h) - \log q(x)`. It is not trained. p(x given h) is then q
-        with the fields :math:`b + W^\top h`. Independent columns are equivalent to fields, which
-        the visible biases already contain: annealing and tempering only start from such a base.
+        with the fields :math:`b + W^\top h`. A base of independent columns, which would only add
+        fields to the visible biases, is not a part of the energy: it is no more than the start of
+        annealing and tempering.
 
     Attributes
     ----------

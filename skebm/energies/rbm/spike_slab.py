@@ -199,7 +199,7 @@ class SpikeSlabEnergy(BipartiteEnergy):
 
     Here :math:`-\log q_\tau` is :math:`-\log q` with the precisions of u multiplied by
     :math:`e^\tau`, but with the same constant; if all parameters are 0 the model is q, with free
-    spikes. At small W, :math:`\mu_i W_i` has the role of a unit of a Gaussian RBM.
+    spikes. At small W, :math:`\mu_i W_i` has the role of the weights of a unit of a Gaussian RBM.
 
     Parameters
     ----------

@@ -500,9 +500,9 @@ class BoltzmannMachineDensity(BaseDensity):
         r"""Draw rows from the model, :math:`p(x)^{1/T}` normalised.
 
         Draws are exact and independent if a sum over all states has at most 2e7 terms. Otherwise
-        they are the last states of chains of `n_steps` steps that start at training rows (at
-        uniform rows for temperatures other than 1), and approximate if the chains have not
-        converged.
+        they are the last states of chains of `n_steps` steps, and approximate if the chains have
+        not converged. The chains start at training rows, or with ``"pcd"`` at the persistent
+        chains; for temperatures other than 1, at uniform rows.
 
         Parameters
         ----------

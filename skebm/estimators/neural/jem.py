@@ -102,9 +102,9 @@ class Hybrid(BaseEstimator):
     power : float or "auto", default="auto"
         c in :math:`p(x) \propto q(x) \bigl(\sum_y e^{\mathrm{logits}_y(x)}\bigr)^c`, from 0, where
         p(x) is the base, to 1, the model of [1]_; it does not affect p(y | x). ``"auto"`` is the
-        power that maximises the likelihood of the rows that early stopping holds out, or else of
-        the training rows. With fewer than 150 training rows, which the network may have memorised,
-        it is 0.
+        power that maximises the likelihood of the rows that early stopping holds out. Without
+        `early_stopping` it is judged by the training rows, and is 0 if there are fewer than 150 of
+        them, which the network may have memorised.
 
     References
     ----------
@@ -238,16 +238,16 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
     energy-based model uses this freedom to learn the density of the rows as well, by contrastive
     divergence, with c = 1 and thus :math:`p(x, y) = q(x)\, e^{\mathrm{logits}_y(x)} / Z` [1]_. The
     same network then classifies, detects rows unlike the training data, samples rows of a class,
-    and learns from unlabelled rows. The base q is fitted first, to all rows and without their
-    labels. If training diverges, it is rolled back to an earlier state and continues with smaller
-    steps.
+    and learns from unlabelled rows. The base q is fitted first, to the training rows without regard
+    to their labels. If training diverges, it is rolled back to an earlier state and continues with
+    smaller steps.
 
     The cross-entropy raises the sum over classes for rows that are easy to classify, whether they
     are likely or not. The power c is therefore fitted after training: `power_` is the value in
     [0, 1] at which rows are most likely, so that they are no less likely than under the base. With
-    c = 0, p(x) is q. The class probabilities do not depend on c, but the results of all other
-    methods do: :meth:`logits` returns the logits of the network minus 1 - c times their
-    log-sum-exp.
+    c = 0, p(x) is q. The class probabilities, and with them the predictions, do not depend on c,
+    but densities, samples and logits do: :meth:`logits` returns the logits of the network minus
+    (1 - c) times their log-sum-exp.
 
     Parameters
     ----------
@@ -491,7 +491,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
     def logits(self, X: Any) -> np.ndarray:
         """Logits of all classes: log p(x, y) - log q(x), up to a constant.
 
-        They are the logits of the network, minus 1 - `power_` times their log-sum-exp.
+        They are the logits of the network minus (1 - `power_`) times their log-sum-exp.
 
         If a row is so far from the training rows that they overflow, a `ValueError` is raised, as
         in :meth:`predict`, :meth:`predict_proba` and :meth:`decision_function`.

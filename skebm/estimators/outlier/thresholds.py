@@ -182,7 +182,7 @@ class ConformalThreshold(NamedTuple):
         return min(bound, 2 * self.largest_p_value + (1 - n_parts / n) / (n_parts + 1))
 
     def p_values(self, values: list[np.ndarray]) -> np.ndarray:
-        """Fraction of the calibration rows and the row itself that are as abnormal as each row.
+        """For each row, the fraction of calibration rows and itself that are at least as abnormal.
 
         The row itself counts with the largest weight of a calibration row.
         """

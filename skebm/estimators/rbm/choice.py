@@ -100,8 +100,8 @@ def choose_base(
     with each number of hidden units; independent columns with the first two numbers, and with the
     rest if independent columns are then in the lead. The first name and the first number are kept
     unless others are better by 0.1 nats each. The likelihood of a base by itself is no guide: a
-    tree is always ahead of independent columns, yet hidden units may model on their own what the
-    tree models, and what it cannot model as well.
+    tree is always ahead of independent columns, yet hidden units on their own may model both what
+    the tree models and what it cannot.
 
     Parameters
     ----------

@@ -103,8 +103,8 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
         Maximum number of rows per step; ``"auto"`` is 100.
     n_iter : int or "auto", default="auto"
         Number of epochs; ``"auto"`` amounts to 3,000 steps, but at least 20 epochs. With up to
-        3,000 rows, it is chosen first, among numbers of up to 1,000 steps, by the cross-entropy in
-        a three-fold cross-validation on the labelled rows.
+        3,000 rows, it is instead the number with the lowest cross-entropy in a three-fold
+        cross-validation on the labelled rows, which trains for 1,000 steps, but at least 20 epochs.
     verbose : int, default=0
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None

@@ -164,9 +164,9 @@ def _of_layer(energy: Any, x: Tensor) -> Tensor:
 def features(self: Any, X: Any, of_rows: Callable[[Any, Tensor], Tensor] = _of_layer) -> np.ndarray:
     """Means of the hidden units that are features, given each row of X, in the precision of X.
 
-    For a row with missing entries they are given the known entries, by a mean over Gibbs chains.
-    `of_rows` computes them from an energy and rows; by default they are the means of the hidden
-    layer.
+    For a row with missing entries they are the means conditional on its known entries, estimated by
+    Gibbs chains. `of_rows` computes them from an energy and rows; by default they are the means of
+    the hidden layer.
     """
     check_is_fitted(self)
     X = self._validate(X)

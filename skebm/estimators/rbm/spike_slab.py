@@ -401,8 +401,8 @@ class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     def transform(self, X: Any) -> np.ndarray:
         """Probabilities of the spikes, or means of the slabs: see `features`.
 
-        For a row with missing entries they are given the known entries, and estimated by a mean
-        over Gibbs chains with a fixed seed.
+        For a row with missing entries they are conditional on its known entries, and estimated by a
+        mean over Gibbs chains with a fixed seed.
 
         Parameters
         ----------

@@ -127,7 +127,7 @@ def _same(base: Distribution, fitted: Distribution) -> bool:
 
 
 def check_power(base: Distribution | None, temperature: float) -> None:
-    """Raise `ValueError` if a temperature requires a power of the base, which has none."""
+    """Raise `ValueError` if a temperature requires a power of a base that has none."""
     if temperature != 1 and base is not None and not base.has_powers:
         raise ValueError(
             f"temperature={temperature} needs a power of the base {base!r}, which has no closed "
@@ -162,8 +162,8 @@ def fit_column_base(base: Any, rows: Rows, domain: Domain) -> Distribution:
     """Fit the named base to rows of bits, one-hot columns and real numbers, block by block.
 
     Trees are fitted to bits and categories, and ``"gaussian"`` has all covariances of the real
-    columns; all other columns are independent. As categories are blocks already, a block tree of
-    them is a Chow-Liu tree. ``"latent-classes"`` is one mixture of all columns.
+    columns; all other columns are independent. As categories are blocks already, a block tree is a
+    Chow-Liu tree if there are any. ``"latent-classes"`` is one mixture of all columns.
     """
     if isinstance(base, Distribution):
         return _covering(base, rows)

@@ -143,7 +143,10 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
     sigma : float, array-like, "auto" or "bandwidth", default="auto"
         Standard deviation of the noise added with ``"score_matching"``, relative to the residuals
         of the linear regression. ``"auto"``: as in :class:`ScoreMatchingDensity`.
-    <<categorical_features>>
+    categorical_features : "from_dtype", array-like or None, default="from_dtype"
+        Columns of categories, which must be among the conditions: names, numbers or a boolean mask.
+        ``"from_dtype"``: columns of frames that hold text or are of a categorical type, and columns
+        of object arrays that hold other values than numbers. None: no column is categorical.
     <<learning_rate, batch_size, n_iter>>
     optimizer : AdamW or None, default=None
         Settings of the optimizer; None is :class:`skebm.training.AdamW` with its defaults.

@@ -74,7 +74,7 @@ class Normaliser(NamedTuple):
 
 
 class Annealing(NamedTuple):
-    """Settings of the annealing of log Z, which is used where quadrature is not possible.
+    """Settings of the annealing of log Z, for many columns and where quadrature does not converge.
 
     Attributes
     ----------

@@ -91,7 +91,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         Learning rate of Adam.
     batch_size : int or "auto", default="auto"
         Maximum number of pairs per step; ``"auto"`` is a twentieth of the pairs, between 100 and
-        500. The gradients of smaller batches are noisy, and fewer filters are learned.
+        500. The gradients of smaller batches are noisy, and relations may not be learned.
     n_iter : int or "auto", default="auto"
         Number of epochs; ``"auto"`` amounts to 2,000 steps, and at most 200 epochs. 0 leaves the
         base: independent columns of y.
@@ -447,7 +447,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         X : array-like of shape (n_samples, n_features)
         y : array-like of shape (n_samples, n_outputs) or (n_samples,), default=None
             None: y is unknown and summed out, exactly with at most 12 mapping units or bits of y,
-            otherwise by Gibbs chains. `fit_transform` also returns the means given x alone.
+            otherwise by Gibbs chains. `fit_transform` returns these means, although it takes `y`.
 
         Returns
         -------

@@ -38,8 +38,9 @@ class PairLikelihoods(NamedTuple):
     lower, upper : ndarray of shape (n_samples,)
         Ends of the bracket. `upper` is by the estimate of log Z(x) from annealing from the base,
         which is low on average. `lower` is by the largest of this estimate and those from annealing
-        back to the base, from where these chains ended and from y; it is high on average if they
-        ended at draws of the model. Both ends are equal where the value is exact.
+        back to the base, from where these chains ended and from y. This largest estimate of log Z
+        is high on average if the chains ended at draws of the model. Both ends are equal where the
+        value is exact.
     exact : bool
         Whether log Z is a sum over all states of a layer.
     """
