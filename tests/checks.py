@@ -17,7 +17,7 @@ def parametrize_with_checks(cases, expected_failed_checks=None, first=()):
 
     Test ids hold the names, where scikit-learn asks every estimator for its repr at every check:
     seconds at each collection. Of the full tier are cases that are not in `first`, and checks that
-    repeat another one with arguments, as with memory maps.
+    repeat another one, as with memory maps.
     """
     assert set(first) <= set(cases)
     params = []
@@ -30,9 +30,14 @@ def parametrize_with_checks(cases, expected_failed_checks=None, first=()):
             title = check_name(values[1])
             if OLD and title.endswith("_on_sparse_data"):
                 marks = [pytest.mark.xfail(strict=False, reason=m.kwargs["reason"]) for m in marks]
-            marks = [*marks, *(() if name in first and "(" not in title else (full,))]
+            marks = [*marks, *(() if name in first and not repeats(title) else (full,))]
             params.append(pytest.param(*values, marks=marks, id=f"{name}-{title}"))
     return pytest.mark.parametrize(("estimator", "check"), params)
+
+
+def repeats(title):
+    """Whether a check is another one with arguments, or that of sparse arrays with matrices."""
+    return "(" in title or title == "check_estimator_sparse_matrix"
 
 
 def check_name(check):

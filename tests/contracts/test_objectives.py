@@ -814,7 +814,7 @@ def test_the_held_out_loss_is_a_mean(case, kind):
         torch.testing.assert_close(again, value)
 
 
-@pytest.mark.parametrize("name", named(set(LEADS) - {"sliced by normals", "multiscale alone"}, ALL))
+@pytest.mark.parametrize("name", named(sorted({*LEADS} - {"sliced by normals"})[::3], ALL))
 def test_the_held_out_loss_does_not_flicker(name):
     """Other noise moves it by less than half of what it moves the loss of a batch."""
     case = ALL[name]
