@@ -112,18 +112,10 @@ class HyvarinenScore(Rowwise, abc.ABC):
 
     which is, up to a constant, half the expected
     :math:`\sum_i h_i (\partial_i \log p - \partial_i \log p_{data})^2`, for weights h that vanish
-    at the bounds: h = 1 in unbounded columns [1]_ and
-    :math:`h_i(x) = \min(x_i - lower, upper - x_i, 1)` in bounded ones ([2]_ uses
-    :math:`h_i = x_i^2` on non-negative rows, [3]_ the truncated weight).
-
-    References
-    ----------
-    .. [1] Hyvärinen (2005), "Estimation of non-normalized statistical models by score matching",
-       JMLR 6, equation 4.
-    .. [2] Hyvärinen (2007), "Some extensions of score matching", Computational Statistics & Data
-       Analysis 51(5), section 3 (non-negative data).
-    .. [3] Yu, Drton and Shojaie (2019), "Generalized score matching for non-negative data",
-       JMLR 20(76), section 2.2.
+    at the bounds: h = 1 in unbounded columns (Hyvärinen, 2005) and
+    :math:`h_i(x) = \min(x_i - lower, upper - x_i, 1)` in bounded ones (Hyvärinen, 2007, uses
+    :math:`h_i = x_i^2` on non-negative rows, and Yu, Drton and Shojaie, 2019, the truncated
+    weight). :class:`ExactScoreMatching` has the references.
     """
 
     def __init__(self, energy: Energy, jitter: Tensor | None = None):

@@ -378,7 +378,6 @@ class AnnealingPlan(NamedTuple):
         """Summary of log weights (n,); warns where the effective sample is small."""
         summary, n = summarise(log_w), len(log_w)
         if n > 1 and summary.ess < min(MIN_ESS, n / 10):
-            # the caller of `estimate`
             warn(uneven(summary.ess, n), ConvergenceWarning)
         return summary
 
@@ -405,7 +404,7 @@ def within_seconds(estimator: Any, run: Callable[[Any, Deadline], LogPartition])
     if limited:
         limits = {"max_seconds": estimator.max_seconds}
         messages.append(limited_by(limits, found.std_error))
-    if messages:  # at the caller of `estimate`
+    if messages:
         warn(" ".join(messages), ConvergenceWarning)
     return found
 
