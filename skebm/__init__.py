@@ -31,6 +31,7 @@ from skebm.estimators import (
     TractableDensity,
 )
 from skebm.estimators.storage import installed_version
+from skebm.loading import load, trusted_types
 
 __version__ = installed_version()
 
@@ -62,7 +63,9 @@ __all__ = [
     "diagnostics",
     "energies",
     "distributions",
+    "load",
     "objectives",
     "partition",
     "samplers",
+    "trusted_types",
 ]

@@ -17,7 +17,6 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.mixture import BayesianGaussianMixture
 from sklearn.mixture import GaussianMixture as SklearnMixture
 from sklearn.model_selection import KFold
-from sklearn.utils import Bunch
 from sklearn.utils.validation import has_fit_parameter
 
 from skebm._densities import log_normaliser, relative_log_density, score_function
@@ -167,7 +166,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
 
     Attributes
     ----------
-    experts_ : Bunch
+    experts_ : dict
         The fitted experts by name.
     weights_ : ndarray of shape (n_estimators,)
         w.
@@ -296,7 +295,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
             else:
                 self.weights_ = self._given_weights(len(experts))
             fits.show_weights(self.weights_)
-        self.experts_ = Bunch(**dict(zip(names, found, strict=False)))
+        self.experts_ = dict(zip(names, found, strict=False))
         # Estimated on first need; scoring leaves the attributes of the estimator alone.
         self._log_z: dict[str, Any] = {"seed": draw_seed(random), "found": None}
         return self
