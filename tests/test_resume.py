@@ -148,9 +148,9 @@ def test_a_file_is_written_at_most_so_often_and_at_the_end(tmp_path):
     written = []
 
     class Counted(Resume):
-        def _write(self, net):
+        def _write(self, net, rows):
             written.append(len(net.history))
-            super()._write(net)
+            super()._write(net, rows)
 
     rbm = RBMEstimator(3, learning="pcd", n_iter=5, random_state=0)
     often, seldom = Counted(tmp_path / "often"), Counted(tmp_path / "seldom", seconds=1000)

@@ -421,9 +421,10 @@ class EnergyNet(NeuralNet):
         self.least_: dict[str, float] = {}  # losses
         self.note_ = ""
         modes = TorchModes.current()
+        self.first_: list[Tensor] = []
         self._find_group(X)
-        self.notify("on_train_begin", X=X, y=y)
         try:
+            self.notify("on_train_begin", X=X, y=y)
             self.fit_loop(X, y, **kwargs)
         except KeyboardInterrupt as error:
             modes.restore()
@@ -436,19 +437,23 @@ class EnergyNet(NeuralNet):
                 raise
         finally:
             self.run_.parallel = None
+            for one in self._resuming():
+                one.release()
         self.group_.meet("the end of training")
         self.notify("on_train_end", X=X, y=y)
         return self
+
+    def _resuming(self) -> list[Resume]:
+        return [one for _, one in self.callbacks_ if isinstance(one, Resume)]
 
     def _find_group(self, X: Rows) -> None:
         """The processes that train together, and whether batches are divided among them."""
         self.group_ = current_group()
         if not isinstance(self.group_, Ranks):
             return
-        resuming = [one for _, one in self.callbacks_ if isinstance(one, Resume)]
         settings = settings_of(self) | {
             "the entries of the weights": weight_sum(self.module_),
-            "the number of Resume callbacks": len(resuming),
+            "the number of Resume callbacks": len(self._resuming()),
         }
         check_same(self.group_, settings | of_rows(X, self.validation, self.held_out_))
         reason = self._undivided(X)
@@ -474,7 +479,7 @@ class EnergyNet(NeuralNet):
 
     def fit_loop(self, X: Rows, y: Any = None, epochs: int | None = None, **kwargs: Any) -> Any:
         done = len(self.history) - self.n_before_  # a callback may have resumed training
-        self.first_ = [w.clone() for w in weights_of(self.module_)]
+        self.first_ = self.first_ or [w.clone() for w in weights_of(self.module_)]
         left = (self.max_epochs if epochs is None else epochs) - done
         try:
             with threads(self.module_.work(min(self.batch_size, len(X)))):
@@ -1019,14 +1024,17 @@ class EnergyNet(NeuralNet):
         self.history = type(self.history)(state["history"])
         self.n_restarts_ = state["n_restarts"]
 
-    def fit_state(self) -> dict[str, Any]:
-        """The state between two epochs of a fit, from which the fit can continue."""
+    def fit_state(self, rows: Rows) -> dict[str, Any]:
+        """The state between two epochs of a fit to rows, from which the fit can continue."""
         stoppers = [c for _, c in self.callbacks_ if isinstance(c, EarlyStopping)]
         return {
             "training": self.training_state(),
             "n_before": self.n_before_,
             "reported": self.reported_,
             "logs": self.logs_,
+            "averaged": self.averaged_,
+            "first": self.first_,
+            "imputations": rows.imputations(),
             "guard": vars(self.guard_),
             "average": self.average_.state(),
             "early_stopping": [
@@ -1035,15 +1043,15 @@ class EnergyNet(NeuralNet):
             ],
         }
 
-    def load_fit_state(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`fit_state` returned."""
+    def load_fit_state(self, state: dict[str, Any], rows: Rows) -> None:
+        """Restore what :meth:`fit_state` returned, and the imputations of the rows."""
         self.load_training_state(state["training"])
         self.n_before_, self.reported_, self.logs_ = (
             state[name] for name in ("n_before", "reported", "logs")
         )
-        vars(self.guard_).update(state["guard"])
-        if self.guard_.best is not None:
-            self.guard_.best = Best(*self.guard_.best)
+        self.averaged_, self.first_ = state["averaged"], state["first"]
+        rows.load_imputations(state["imputations"])
+        self.guard_.load(state["guard"])
         self.average_.load(state["average"])
         stoppers = [c for _, c in self.callbacks_ if isinstance(c, EarlyStopping)]
         for stopper, kept in zip(stoppers, state["early_stopping"], strict=True):

@@ -107,6 +107,13 @@ class Guard:
         self.gains: Tensor | None = None
         self._changes: list[float] = []
 
+    def load(self, stored: dict[str, Any]) -> None:
+        """Restore the attributes, of which files hold plain lists."""
+        vars(self).update(stored)
+        for name in ("start", "best"):
+            kept = stored[name]
+            setattr(self, name, None if kept is None else Best(*kept))
+
     def diverged(self, epoch: int, batch: int, reason: str) -> None:
         """Record a divergence; the first one is kept for the report."""
         self.first = self.first or f"epoch {epoch}, batch {batch}: {reason}"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
 import os
 import pickle
+import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,17 +23,29 @@ from skebm.training.rows import Rows
 
 # Relative difference of the moments of two tables that rounding on another machine may explain.
 SAME = 1e-4
+# First bytes of a file, before the checksum of the rest.
+MAGIC = b"skebm.Resume 2\n"
+
+
+def resume(path: Any, seconds: float) -> Resume:
+    """A `Resume` that was pickled or copied, with its file; see `Resume.__reduce__`."""
+    return Resume(path, seconds)
 
 
 class Resume(Callback):
     """Store the state of a fit after its epochs; if the file exists, continue from it.
 
     The result is that of a fit that was never interrupted, bit for bit on the same machine:
-    weights and their average, chains, the optimizer's state, the learning rate's schedule, the
-    random generator, the best weights so far, early stopping and the history are stored. The state
-    is written to a second file, which then replaces the first, so that the file is complete
-    whenever the process dies. It holds tensors and plain values only: reading it executes no code.
-    The file remains after the fit has ended; the same fit then returns at once.
+    weights and their average, chains, imputations of missing entries, the optimizer's state, the
+    learning rate's schedule, the random generator, the best weights so far, early stopping and the
+    history are stored. The file remains after the fit has ended; the same fit then returns at once.
+
+    The state is written to a new file, which then replaces the old one, so that the file is
+    complete whenever the process dies; the state of the write before is kept beside it, with
+    ``.previous`` behind its name. A checksum finds damaged files, which raise `ValueError`. Files
+    hold tensors and plain values only, so that reading them executes no code, and only their owner
+    may read them. If another process or thread writes the same file, the fit says so in a warning,
+    goes on without writing, and writes as soon as the other has ended.
 
     If several processes train together, rank 0 writes the file, and any rank may hold it: the first
     rank that does reads it for all. A fit continues with as many processes as it began with.
@@ -62,7 +78,27 @@ class Resume(Callback):
         self.path = path
         self.seconds = seconds
 
+    def __reduce__(self) -> Any:
+        # Copies and pickles keep the path. skops takes an object apart by the two methods below: a
+        # model of somebody else must not name a file that the next fit writes to.
+        return resume, (self.path, self.seconds)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": None, "seconds": self.seconds}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.path, self.seconds = None, state["seconds"]
+
     def on_train_begin(self, net: Any, X: Any = None, **kwargs: Any) -> None:
+        self.lock_: Lock | None = None
+        self.file_: Path | None = None
+        if self.path is None:
+            warn(
+                "Resume of a stored model has no path, and stores nothing: pass a new one by "
+                "set_params(net__callbacks=...).",
+                UserWarning,
+            )
+            return
         if net.streaming:
             warn(
                 "Resume has no effect on partial_fit, which makes one pass: store the model after "
@@ -72,27 +108,64 @@ class Resume(Callback):
             return
         if not self.seconds >= 0:
             raise ValueError(f"seconds of Resume must be 0 or larger, got {self.seconds!r}.")
-        self.file_ = Path(self.path)
-        if not self.file_.parent.is_dir():
-            raise ValueError(f"There is no folder {self.file_.parent} for the file of Resume.")
-        ranks = net.group_
+        file = Path(self.path)
+        if not file.parent.is_dir():
+            raise ValueError(f"There is no folder {file.parent} for the file of Resume.")
+        self.file_, ranks = file, net.group_
         settings = settings_of(net) | {"the number of processes": ranks.size}
         self.fit_ = settings, moments_of(X, net.validation, net.held_out_)
         self.written_ = time.monotonic()
-        there = ranks.gather(self.file_.exists())
+        if ranks.rank == 0:
+            self.lock_ = Lock(file.with_name(file.name + ".lock"))
+            if not self.lock_.acquire():
+                warn(
+                    f"{self.lock_.owner()} writes {file} at the same time: this fit writes to it "
+                    "only after the other has ended. Give each fit a file of its own.",
+                    UserWarning,
+                )
+        content = self._read()
+        there = ranks.gather(content is not None)
         if not any(there):
             return
         source = there.index(True)
-        content = ranks.broadcast(self.file_.read_bytes() if ranks.rank == source else None, source)
-        try:
-            stored = torch.load(
-                io.BytesIO(content), map_location=net.generator.device, weights_only=True
-            )
-            before, moments, state = stored["settings"], stored["moments"], stored["state"]
-        except (RuntimeError, TypeError, KeyError, EOFError, pickle.UnpicklingError) as error:
-            raise ValueError(f"{self.file_} is not a file that Resume wrote.") from error
+        content = ranks.broadcast(content if ranks.rank == source else None, source)
+        before, moments, state = self._unpacked(content, net.generator.device)
         self._check(before, moments.cpu())
-        net.load_fit_state(state)
+        net.load_fit_state(state, X)
+
+    @property
+    def _previous(self) -> Path:
+        assert self.file_ is not None
+        return self.file_.with_name(self.file_.name + ".previous")
+
+    def _read(self) -> bytes | None:
+        """The content of the file, or of the one before where there is no other; None if neither.
+
+        Without links, there is no file for a moment while another process writes.
+        """
+        assert self.file_ is not None
+        for path in (self.file_, self._previous):
+            with contextlib.suppress(FileNotFoundError):
+                return path.read_bytes()
+        return None
+
+    def _unpacked(self, content: Any, device: torch.device) -> tuple[dict, Tensor, dict]:
+        """Settings, moments and state of a file."""
+        found, start = bytes(content), len(MAGIC) + hashlib.sha256().digest_size
+        data, kept = found[start:], ""
+        if self._previous.exists():
+            kept = f", or rename {self._previous}, which is that of the write before"
+        damaged = (
+            f"{self.file_} is not a file that Resume wrote, or it is damaged: delete it to start "
+            f"again{kept}."
+        )
+        if found[:start] != MAGIC + hashlib.sha256(data).digest():
+            raise ValueError(damaged)
+        try:
+            stored = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+            return stored["settings"], stored["moments"], stored["state"]
+        except (RuntimeError, TypeError, KeyError, EOFError, pickle.UnpicklingError) as error:
+            raise ValueError(damaged) from error
 
     def _check(self, settings: dict[str, Any], moments: Tensor) -> None:
         mine, table = self.fit_
@@ -109,29 +182,144 @@ class Resume(Callback):
                 "random_state must be an integer."
             )
 
-    def on_epoch_end(self, net: Any, **kwargs: Any) -> None:
-        if net.streaming:
+    def on_epoch_end(self, net: Any, dataset_train: Any = None, **kwargs: Any) -> None:
+        if self.file_ is None:
             return
         last = len(net.history) - net.n_before_ == net.max_epochs
         if last or time.monotonic() - self.written_ >= self.seconds:
-            if net.group_.rank == 0:  # all have the same state
-                self._write(net)
+            # All ranks have the same state.
+            if self.lock_ is not None and self.lock_.acquire():
+                self._write(net, dataset_train)
             self.written_ = time.monotonic()
 
-    def _write(self, net: Any) -> None:
+    def release(self) -> None:
+        """Let other fits write the file; the engine calls this however a fit ends."""
+        if getattr(self, "lock_", None) is not None:
+            self.lock_.release()
+
+    def _write(self, net: Any, rows: Rows) -> None:
         settings, moments = self.fit_
-        stored = {"settings": settings, "moments": moments, "state": plain(net.fit_state())}
-        beside = self.file_.with_name(self.file_.name + ".part")
+        file, content = self.file_, io.BytesIO()
+        assert file is not None
+        state = plain(net.fit_state(rows))
+        torch.save({"settings": settings, "moments": moments, "state": state}, content)
+        data = content.getbuffer()
+        beside = ""
         try:
-            with open(beside, "wb") as file:
-                torch.save(stored, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, self.file_)
-        except (OSError, RuntimeError) as error:  # torch may raise the latter on a full disk
-            beside.unlink(missing_ok=True)
-            whole = "is that of an earlier epoch" if self.file_.exists() else "does not exist yet"
-            raise OSError(f"Resume could not write {self.file_}, which {whole}: {error}") from error
+            # A new file of this user alone, through whatever link has its name.
+            number, beside = tempfile.mkstemp(".part", f"{file.name}.", file.parent)
+            with open(number, "wb") as part:
+                part.write(MAGIC + hashlib.sha256(data).digest())
+                part.write(data)
+                part.flush()
+                os.fsync(part.fileno())
+            self._keep_previous(beside + ".link")
+            os.replace(beside, file)
+        except OSError as error:
+            if beside:
+                Path(beside).unlink(missing_ok=True)
+            whole = "is that of an earlier epoch" if file.exists() else "does not exist yet"
+            raise OSError(f"Resume could not write {file}, which {whole}: {error}") from error
+
+    def _keep_previous(self, link: str) -> None:
+        """Give the file a second name, so that it remains when another takes its first one."""
+        file = self.file_
+        assert file is not None
+        if not file.exists():
+            return
+        try:
+            os.link(file, link)
+            os.replace(link, self._previous)
+        except OSError:  # a file system without links
+            os.replace(file, self._previous)
+
+
+class Lock:
+    """A lock on a file that one process holds, in one of its threads; it ends with the process.
+
+    Attributes
+    ----------
+    path : Path
+        A file that exists while the lock is held, and holds the number of the process.
+    """
+
+    # Paths that this process holds: the locks of systems do not know of threads.
+    held: dict[str, Lock] = {}  # noqa: RUF012
+    guard = threading.Lock()
+
+    def __init__(self, path: Path):
+        self.path, self._number = path, -1
+
+    def acquire(self) -> bool:
+        """Take the lock if it is free, or held by this object already."""
+        key = os.path.abspath(self.path)
+        with self.guard:
+            if self.held.get(key) is self:
+                return True
+            if key in self.held:
+                return False
+            if not self._lock_file():
+                return False
+            self.held[key] = self
+            return True
+
+    def release(self) -> None:
+        """Give the lock back, if this object holds it."""
+        key = os.path.abspath(self.path)
+        with self.guard:
+            if self.held.get(key) is not self:
+                return
+            self.path.unlink(missing_ok=True)
+            os.close(self._number)
+            del self.held[key]
+
+    def owner(self) -> str:
+        """Who holds the lock, in words."""
+        with self.guard:
+            if os.path.abspath(self.path) in self.held:
+                return "Another fit in this process"
+        try:
+            return f"Process {int(self.path.read_text())}"
+        except (OSError, ValueError):
+            return "Another process"
+
+    def _lock_file(self) -> bool:
+        """Lock the file of this name, and write into it which process has done so."""
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        while True:
+            number = os.open(self.path, flags, 0o600)
+            if not locked(number):
+                os.close(number)
+                return False
+            with contextlib.suppress(FileNotFoundError):
+                # Otherwise its owner has removed it since it was opened.
+                if os.path.samestat(os.fstat(number), os.stat(self.path)):
+                    os.truncate(number, 0)
+                    os.write(number, str(os.getpid()).encode())
+                    self._number = number
+                    return True
+            os.close(number)
+
+
+def locked(number: int) -> bool:
+    """Lock an open file for this process; False if another process has."""
+    try:
+        import fcntl
+    except ImportError:  # Windows, where an open file cannot be removed either
+        import msvcrt
+
+        try:
+            msvcrt.locking(number, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        except OSError:
+            return False
+        return True
+    try:
+        fcntl.lockf(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
 
 
 def settings_of(net: Any) -> dict[str, Any]:

@@ -243,6 +243,16 @@ class Rows(torch.utils.data.Dataset):
         assert batch.row_index is not None
         self.x.index_copy_(0, batch.row_index.to(self.x.device), batch.x.to(self.x))
 
+    def imputations(self) -> Tensor | None:
+        """The entries that are no data, in the order of rows and columns; None if all are."""
+        return None if self.known is None else self.x[~self.known]
+
+    def load_imputations(self, entries: Tensor | None) -> None:
+        """Replace the entries that are no data by those that :meth:`imputations` returned."""
+        if self.known is not None and entries is not None:
+            assert isinstance(self.x, Tensor)
+            self.x[~self.known] = entries.to(self.x)
+
     def copies(self, n: int) -> Rows:
         """Each row `n` times in succession; the copies together have the weight of one row."""
         index = torch.arange(len(self), device=self.device).repeat_interleave(n)
