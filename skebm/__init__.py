@@ -30,7 +30,7 @@ from skebm.estimators import (
     TemporalRBMClassifier,
     TractableDensity,
 )
-from skebm.estimators.storage import installed_version
+from skebm.estimators.storage import installed_version, load, trusted_types
 
 __version__ = installed_version()
 
@@ -62,7 +62,9 @@ __all__ = [
     "diagnostics",
     "energies",
     "distributions",
+    "load",
     "objectives",
     "partition",
     "samplers",
+    "trusted_types",
 ]

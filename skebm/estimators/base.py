@@ -671,6 +671,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
             # NumPy arrays instead of live torch objects: portable between devices and to skops.
             state["net_"] = pack(state["net_"])
             state["_skebm_version"] = installed_version()
+            state["net_params"] = without_files(state["net_params"])
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -705,6 +706,24 @@ class BaseEBM(BaseEstimator, abc.ABC):
                 UserWarning,
             )
             return torch.device("cpu")
+
+
+def without_files(net_params: dict[str, Any] | None) -> dict[str, Any] | None:
+    """`net_params` without `Resume`: a model on its way to others names no file of ours.
+
+    An unfitted estimator keeps it, as it may be on its way to a worker that fits it.
+    """
+    from skebm.training import Resume
+
+    callbacks = (net_params or {}).get("callbacks")
+    if not isinstance(callbacks, list | tuple):
+        return net_params
+    kept = [
+        one
+        for one in callbacks
+        if not isinstance(one[1] if isinstance(one, tuple) else one, Resume)
+    ]
+    return {**(net_params or {}), "callbacks": kept}
 
 
 def validate_coded(

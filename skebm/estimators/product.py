@@ -301,6 +301,17 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         self._log_z: dict[str, Any] = {"seed": draw_seed(random), "found": None}
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__().copy()
+        if "experts_" in state:  # whose class is not ours to store
+            state["experts_"] = dict(state["experts_"])
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "experts_" in state:
+            self.experts_ = Bunch(**state["experts_"])
+
     def _named_experts(self) -> list[tuple[str, Any]]:
         """The experts; raises for lists that are none, and for estimators without a density."""
         if self.estimators is None:

@@ -422,8 +422,8 @@ class EnergyNet(NeuralNet):
         self.note_ = ""
         modes = TorchModes.current()
         self._find_group(X)
-        self.notify("on_train_begin", X=X, y=y)
         try:
+            self.notify("on_train_begin", X=X, y=y)
             self.fit_loop(X, y, **kwargs)
         except KeyboardInterrupt as error:
             modes.restore()
@@ -436,6 +436,9 @@ class EnergyNet(NeuralNet):
                 raise
         finally:
             self.run_.parallel = None
+            for _, callback in self.callbacks_:
+                if isinstance(callback, Resume):
+                    callback.release()
         self.group_.meet("the end of training")
         self.notify("on_train_end", X=X, y=y)
         return self
@@ -474,7 +477,8 @@ class EnergyNet(NeuralNet):
 
     def fit_loop(self, X: Rows, y: Any = None, epochs: int | None = None, **kwargs: Any) -> Any:
         done = len(self.history) - self.n_before_  # a callback may have resumed training
-        self.first_ = [w.clone() for w in weights_of(self.module_)]
+        if not done:
+            self.first_ = [w.clone() for w in weights_of(self.module_)]
         left = (self.max_epochs if epochs is None else epochs) - done
         try:
             with threads(self.module_.work(min(self.batch_size, len(X)))):
@@ -1019,14 +1023,17 @@ class EnergyNet(NeuralNet):
         self.history = type(self.history)(state["history"])
         self.n_restarts_ = state["n_restarts"]
 
-    def fit_state(self) -> dict[str, Any]:
-        """The state between two epochs of a fit, from which the fit can continue."""
+    def fit_state(self, rows: Rows) -> dict[str, Any]:
+        """The state between two epochs of a fit to `rows`, from which the fit can continue."""
         stoppers = [c for _, c in self.callbacks_ if isinstance(c, EarlyStopping)]
         return {
             "training": self.training_state(),
             "n_before": self.n_before_,
             "reported": self.reported_,
             "logs": self.logs_,
+            "averaged": self.averaged_,
+            "first": self.first_,
+            "imputed": None if rows.known is None else rows.x[~rows.known.to(rows.x.device)],
             "guard": vars(self.guard_),
             "average": self.average_.state(),
             "early_stopping": [
@@ -1035,15 +1042,19 @@ class EnergyNet(NeuralNet):
             ],
         }
 
-    def load_fit_state(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`fit_state` returned."""
+    def load_fit_state(self, state: dict[str, Any], rows: Rows) -> None:
+        """Restore what :meth:`fit_state` returned, the entries drawn for missing ones too."""
         self.load_training_state(state["training"])
-        self.n_before_, self.reported_, self.logs_ = (
-            state[name] for name in ("n_before", "reported", "logs")
+        self.n_before_, self.reported_, self.logs_, self.averaged_, self.first_ = (
+            state[name] for name in ("n_before", "reported", "logs", "averaged", "first")
         )
+        if rows.known is not None:
+            missing = ~rows.known.to(rows.x.device)
+            rows.x[missing] = state["imputed"].to(rows.x)
         vars(self.guard_).update(state["guard"])
-        if self.guard_.best is not None:
-            self.guard_.best = Best(*self.guard_.best)
+        for name in ("start", "best"):
+            kept = getattr(self.guard_, name)
+            setattr(self.guard_, name, None if kept is None else Best(*kept))
         self.average_.load(state["average"])
         stoppers = [c for _, c in self.callbacks_ if isinstance(c, EarlyStopping)]
         for stopper, kept in zip(stoppers, state["early_stopping"], strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import time
 from pathlib import Path
@@ -16,9 +15,12 @@ from torch import Tensor
 
 from skebm._validation import warn
 from skebm.training.rows import Rows
+from skebm.training.statefile import StateFile
 
 # Relative difference of the moments of two tables that rounding on another machine may explain.
 SAME = 1e-4
+# What reading a file of others may raise.
+UNREADABLE = (RuntimeError, TypeError, LookupError, EOFError, ValueError, AttributeError)
 
 
 class Resume(Callback):
@@ -28,8 +30,15 @@ class Resume(Callback):
     weights and their average, chains, the optimizer's state, the learning rate's schedule, the
     random generator, the best weights so far, early stopping and the history are stored. The state
     is written to a second file, which then replaces the first, so that the file is complete
-    whenever the process dies. It holds tensors and plain values only: reading it executes no code.
-    The file remains after the fit has ended; the same fit then returns at once.
+    whenever the process dies; the state of the epoch before is kept as ``<path>.previous``. Files
+    are readable by you only, and hold tensors and plain values, rows of missing entries among them:
+    reading one executes no code. A damaged file raises `ValueError`. The file remains after the fit
+    has ended; the same fit then returns at once.
+
+    While a fit runs, its file is locked (``<path>.lock``): a second one gets `BlockingIOError`,
+    which names the process. The lock of a process that was killed is free. A fitted model that is
+    stored or copied does not take `Resume` along, so that no file names a path that the next fit
+    writes to.
 
     If several processes train together, rank 0 writes the file, and any rank may hold it: the first
     rank that does reads it for all. A fit continues with as many processes as it began with.
@@ -75,24 +84,49 @@ class Resume(Callback):
         self.file_ = Path(self.path)
         if not self.file_.parent.is_dir():
             raise ValueError(f"There is no folder {self.file_.parent} for the file of Resume.")
-        ranks = net.group_
+        ranks, self.stored_ = net.group_, StateFile(self.file_)
+        if ranks.rank == 0:  # who writes
+            self.stored_.lock()
         settings = settings_of(net) | {"the number of processes": ranks.size}
         self.fit_ = settings, moments_of(X, net.validation, net.held_out_)
-        self.written_ = time.monotonic()
+        self.written_, self.rows_ = time.monotonic(), X
         there = ranks.gather(self.file_.exists())
         if not any(there):
             return
         source = there.index(True)
-        content = ranks.broadcast(self.file_.read_bytes() if ranks.rank == source else None, source)
+        content = ranks.broadcast(self._content() if ranks.rank == source else None, source)
         try:
+            if content is None:
+                raise ValueError("its checksum is wrong")
             stored = torch.load(
                 io.BytesIO(content), map_location=net.generator.device, weights_only=True
             )
             before, moments, state = stored["settings"], stored["moments"], stored["state"]
-        except (RuntimeError, TypeError, KeyError, EOFError, pickle.UnpicklingError) as error:
-            raise ValueError(f"{self.file_} is not a file that Resume wrote.") from error
+        except (*UNREADABLE, pickle.UnpicklingError) as error:
+            remedy = "Delete it to start again."
+            if self.stored_.has_previous():
+                remedy = (
+                    f"The state of the epoch before is whole: rename {self.stored_.previous} to it "
+                    "to go on from there, or delete both to start again."
+                )
+            raise ValueError(
+                f"{self.file_} is not a file that Resume wrote, or is damaged. {remedy}"
+            ) from error
         self._check(before, moments.cpu())
-        net.load_fit_state(state)
+        net.load_fit_state(state, X)
+
+    def _content(self) -> bytes | None:
+        """What is in the file; None if it is damaged."""
+        try:
+            return self.stored_.read()
+        except ValueError:
+            return None
+
+    def release(self) -> None:
+        """Unlock the file, at the end of a fit, however it ends."""
+        if hasattr(self, "stored_"):
+            self.stored_.release()
+        self.rows_ = None
 
     def _check(self, settings: dict[str, Any], moments: Tensor) -> None:
         mine, table = self.fit_
@@ -120,16 +154,12 @@ class Resume(Callback):
 
     def _write(self, net: Any) -> None:
         settings, moments = self.fit_
-        stored = {"settings": settings, "moments": moments, "state": plain(net.fit_state())}
-        beside = self.file_.with_name(self.file_.name + ".part")
+        stored = {"settings": settings, "moments": moments, "state": plain(net.fit_state(self.rows_))}
+        content = io.BytesIO()
         try:
-            with open(beside, "wb") as file:
-                torch.save(stored, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, self.file_)
-        except (OSError, RuntimeError) as error:  # torch may raise the latter on a full disk
-            beside.unlink(missing_ok=True)
+            torch.save(stored, content)
+            self.stored_.write(content.getvalue())
+        except (OSError, RuntimeError) as error:  # torch may raise the latter
             whole = "is that of an earlier epoch" if self.file_.exists() else "does not exist yet"
             raise OSError(f"Resume could not write {self.file_}, which {whole}: {error}") from error
 
