@@ -30,8 +30,7 @@ from skebm.estimators import (
     TemporalRBMClassifier,
     TractableDensity,
 )
-from skebm.estimators.storage import installed_version
-from skebm.loading import load, trusted_types
+from skebm.estimators.storage import installed_version, load, trusted_types
 
 __version__ = installed_version()
 

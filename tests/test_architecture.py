@@ -26,7 +26,6 @@ ROWS = (
     ("objectives", "partition"),  # L3
     ("training", "_densities"),  # L4
     ("estimators",),  # L5
-    ("loading",),  # models of files
     ("metrics",),  # L6
     ("inspection",),
 )

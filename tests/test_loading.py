@@ -11,7 +11,8 @@ import skops.io
 from skops.io._protocol import PROTOCOL
 
 import skebm
-from skebm import EnergyOutlierDetector, RBMEstimator, loading
+from skebm import EnergyOutlierDetector, RBMEstimator
+from skebm.estimators.storage import files
 from skebm.training import Resume
 
 BITS = (np.random.default_rng(0).random((60, 5)) < 0.3).astype(float)
@@ -155,16 +156,16 @@ def test_damaged_files_are_named(stored, tmp_path):
     path = tmp_path / "model.skops"
     for name, data in damaged(stored[1]).items():
         path.write_bytes(data)
-        with pytest.raises(ValueError, match=r"model\.skops.* is not a model that skops"):
+        with pytest.raises(ValueError, match=r"model\.skops.* is damaged"):
             pytest.fail(f"{name}: {skebm.load(path)}")
 
 
 def test_archives_that_unpack_to_too_much_are_refused(stored, monkeypatch):
-    monkeypatch.setattr(loading, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(files, "MOST_UNPACKED", 10_000)
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", bytes(10_000_000))
-    with pytest.raises(ValueError, match="unpack to 10000000"):
+    with pytest.raises(ValueError, match="would unpack to"):
         skebm.load(file.getvalue())
     assert skebm.load(stored[1]).n_components == 2
 
@@ -191,7 +192,7 @@ class Foreign:
 
 
 def test_a_type_from_elsewhere_is_refused(stored):
-    with pytest.raises(ValueError, match=r"no part of a model of skebm: tests\.test_loading\.Fo"):
+    with pytest.raises(ValueError, match=r"tests\.test_loading\.Fo"):
         skebm.load(skops.io.dumps([stored[0], Foreign()]))
 
 

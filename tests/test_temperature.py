@@ -410,7 +410,7 @@ def normal_product(**kwargs):
 def test_a_product_of_normal_distributions(normal_rows, weights, temperature):
     """Of one normal distribution twice: it, with a covariance of T over the sum of the weights."""
     model = normal_product(weights=weights).fit(normal_rows)
-    covariance = model.experts_["a"].distribution_.covariance.numpy()
+    covariance = model.experts_.a.distribution_.covariance.numpy()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         x = model.sample(2000, random_state=0, temperature=temperature)

@@ -17,6 +17,7 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.mixture import BayesianGaussianMixture
 from sklearn.mixture import GaussianMixture as SklearnMixture
 from sklearn.model_selection import KFold
+from sklearn.utils import Bunch
 from sklearn.utils.validation import has_fit_parameter
 
 from skebm._densities import log_normaliser, relative_log_density, score_function
@@ -166,7 +167,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
 
     Attributes
     ----------
-    experts_ : dict
+    experts_ : Bunch
         The fitted experts by name.
     weights_ : ndarray of shape (n_estimators,)
         w.
@@ -295,10 +296,21 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
             else:
                 self.weights_ = self._given_weights(len(experts))
             fits.show_weights(self.weights_)
-        self.experts_ = dict(zip(names, found, strict=False))
+        self.experts_ = Bunch(**dict(zip(names, found, strict=False)))
         # Estimated on first need; scoring leaves the attributes of the estimator alone.
         self._log_z: dict[str, Any] = {"seed": draw_seed(random), "found": None}
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__().copy()
+        if "experts_" in state:  # whose class is not ours to store
+            state["experts_"] = dict(state["experts_"])
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "experts_" in state:
+            self.experts_ = Bunch(**state["experts_"])
 
     def _named_experts(self) -> list[tuple[str, Any]]:
         """The experts; raises for lists that are none, and for estimators without a density."""

@@ -40,7 +40,6 @@ from skebm.training.guard import (
     MOST_LOST,
     N_ASSESSMENTS,
     Assess,
-    Best,
     Completion,
     DivergenceError,
     Guard,

@@ -244,7 +244,7 @@ class Lock:
     """
 
     # Paths that this process holds: the locks of systems do not know of threads.
-    held: dict[str, Lock] = {}  # noqa: RUF012
+    held: dict[str, Lock] = {}
     guard = threading.Lock()
 
     def __init__(self, path: Path):

@@ -16,6 +16,7 @@ from skebm.base import Binary, Categorical, Domain, Mixed, Real
 from skebm.base.domains import columns_of
 from skebm.distributions import Distribution
 from skebm.estimators.tables.bases import fit_base, fit_column_base
+from skebm.estimators.tables.dtypes import dtype_of, plain_dtype
 from skebm.estimators.tables.table import (
     Table,
     UnitIntervalTable,
@@ -90,7 +91,7 @@ class Coding(NamedTuple):
     names : list of str
         Names of all columns, for messages.
     dtypes : list
-        Of the columns.
+        Of the columns, as plain values.
     kind : {"pandas", "polars", "array"}
         Of the table that was fitted; samples are such tables.
     booleans : list of int
@@ -125,11 +126,13 @@ class Coding(NamedTuple):
             return None
         levels = {j: _levels(column_of(X, j), names[j]) for j in picked}
         kind = "pandas" if hasattr(X, "iloc") else "polars" if is_frame(X) else "array"
-        dtypes = list(X.dtypes) if is_frame(X) else [X.dtype] * len(names)
+        dtypes = [
+            plain_dtype(t, kind) for t in (X.dtypes if is_frame(X) else [X.dtype] * len(names))
+        ]
         booleans = [
             j
             for j in range(len(names))
-            if j not in levels and str(dtypes[j]) == "object" and _is_boolean(column_of(X, j))
+            if j not in levels and dtypes[j][0].lower() == "object" and _is_boolean(column_of(X, j))
         ]
         return cls(levels, names, dtypes, kind, booleans)
 
@@ -191,7 +194,7 @@ class Coding(NamedTuple):
             import pandas as pd
 
             frame = pd.DataFrame(dict(enumerate(columns)))
-            for j, dtype in enumerate(self.dtypes):
+            for j, dtype in enumerate(dtype_of(t, self.kind) for t in self.dtypes):
                 if j in self.levels:
                     frame[j] = frame[j].astype(dtype)
                 elif getattr(dtype, "kind", "O") in "biu":
@@ -205,7 +208,8 @@ class Coding(NamedTuple):
                 pl.Series(name, column.tolist())
                 for name, column in zip(self.names, columns, strict=True)
             ]
-            return pl.DataFrame(made).cast(dict(zip(self.names, self.dtypes, strict=True)))
+            dtypes = [dtype_of(t, self.kind) for t in self.dtypes]
+            return pl.DataFrame(made).cast(dict(zip(self.names, dtypes, strict=True)))
         return np.stack([column.astype(object) for column in columns], 1)
 
 

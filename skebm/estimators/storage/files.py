@@ -1,0 +1,369 @@
+"""Models that others have stored by skops, read without executing anything that is in the file.
+
+skops resolves names of a file by ``getattr`` on modules, so that a name such as "skebm.x.os.system"
+begins with skebm and is none of its classes. A file is therefore held against a list of classes
+and of kinds of nodes before skops sees it, and nothing is constructed unless all of it is known.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import io
+import json
+import os
+import pkgutil
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.lib import format as npy
+from sklearn.base import BaseEstimator
+
+PARTS = ("base", "distributions", "energies", "estimators", "partition", "samplers", "training")
+# Classes by which the parts of a model are recognised; what derives from them is trusted.
+FAMILIES = (
+    "skebm.base.domains.Domain",
+    "skebm.distributions.base.Distribution",
+    "skebm.estimators.base.Blueprint",
+    "skebm.estimators.boltzmann.hopfield.Memory",
+    "skebm.estimators.neural.blueprint.Rule",
+    "skebm.estimators.rbm.blueprint.HiddenUnits",
+    "skebm.estimators.tables.table.Table",
+)
+# Values that models hold and that belong to no family.
+VALUES = (
+    "skebm._validation.MinMax",
+    "skebm.base.partition.LogPartition",
+    "skebm.distributions.independent.Levels",
+    "skebm.distributions.transformed.regression.RegressionMixture",
+    "skebm.energies.deep.Layers",
+    "skebm.energies.telescope.Waymarks",
+    "skebm.energies.whitening.LowRankWhitening",
+    "skebm.energies.whitening.Whitening",
+    "skebm.estimators.base.LogZ",
+    "skebm.estimators.boltzmann.errors.CouplingErrors",
+    "skebm.estimators.boltzmann.structure.PathResult",
+    "skebm.estimators.neural.conditional.estimator.ReferenceRows",
+    "skebm.estimators.neural.conditional.normalisers.Annealing",
+    "skebm.estimators.neural.conditional.normalisers.Normaliser",
+    "skebm.estimators.neural.noise_contrastive.Path",
+    "skebm.estimators.outlier.columns.Column",
+    "skebm.estimators.outlier.thresholds.ConformalThreshold",
+    "skebm.estimators.outlier.thresholds.QuantileThreshold",
+    "skebm.estimators.tables.bases.Bases",
+    "skebm.estimators.tables.columns.Coding",
+    "skebm.estimators.tables.encoding.OneHot",
+    "skebm.estimators.tables.regression.Ridge",
+    "skebm.estimators.tables.table.Units",
+    "skebm.partition.choice.Choice",
+    "skebm.training.plan.TrainingPlan",
+    "skebm.training.resume.Resume",  # which has lost its path
+)
+# What each kind of node may construct beside classes of skebm. Functions, methods, partial
+# functions, operators and trees of scikit-learn are no part of our models.
+PLAIN = {
+    "DictNode": {"builtins.dict", "collections.OrderedDict"},
+    "ListNode": {"builtins.list"},
+    "SetNode": {"builtins.set"},
+    "TupleNode": {"builtins.tuple"},
+    "BytesNode": {"builtins.bytes"},
+    "JsonNode": {"builtins.str"},
+    "SliceNode": {"builtins.slice"},
+    "TypeNode": {f"builtins.{name}" for name in ("str", "int", "float", "bool")},
+    "RandomStateNode": {"numpy.random.mtrand.RandomState"},
+    "ConstructorFromReduceNode": {
+        "datetime.date",
+        "datetime.datetime",
+        "datetime.timedelta",
+        "pandas.Interval",
+        "pandas._libs.interval.Interval",
+    },
+    "ObjectNode": set(),
+}
+# Kinds of nodes by which classes of skebm are made.
+OF_OURS = ("ObjectNode", "TupleNode")
+ARRAYS = "NdArrayNode"
+SCALARS = {
+    f"numpy.{kind.__name__}" for kind in {*np.sctypeDict.values()} if not issubclass(kind, np.void)
+} - {"numpy.object_"}
+MEMBER = re.compile(r"[0-9a-f-]+\.(npy|bin)")
+DEEPEST = 250  # nested nodes; the deepest of our models have about 30
+# Bytes that a file may grow to when it is unpacked, whatever its size, and beyond that times it.
+MOST_UNPACKED, MOST_TIMES = 2**27, 200
+DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    AttributeError,
+    AssertionError,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    OSError,
+    OverflowError,
+    RuntimeError,  # RecursionError too
+    TypeError,
+    ValueError,
+)
+
+
+@functools.cache
+def _trusted() -> frozenset[str]:
+    package = importlib.import_module("skebm")
+    families = tuple(_class_of(name) for name in FAMILIES)
+    callbacks = importlib.import_module("skorch.callbacks").Callback
+    found = {name for name in VALUES if _class_of(name)}
+    for part in PARTS:
+        inside = importlib.import_module(f"{package.__name__}.{part}")
+        names = [inside.__name__]
+        names += [m.name for m in pkgutil.walk_packages(inside.__path__, f"{inside.__name__}.")]
+        for name in names:
+            for cls in vars(importlib.import_module(name)).values():
+                ours = isinstance(cls, type) and cls.__module__ == name
+                if not ours or inspect.isabstract(cls) or issubclass(cls, callbacks):
+                    continue
+                net = hasattr(cls, "fit_loop")  # of skorch, whose hooks may be anything
+                if issubclass(cls, families) or (issubclass(cls, BaseEstimator) and not net):
+                    found.add(f"{name}.{cls.__qualname__}")
+    return frozenset(name for name in found if _class_of(name) is not None)
+
+
+def _class_of(name: str) -> Any:
+    """The class that is defined in a module under this very name; None for anything else."""
+    module, _, own = name.rpartition(".")
+    found = getattr(importlib.import_module(module), own, None)
+    exact = isinstance(found, type) and (found.__module__, found.__qualname__) == (module, own)
+    return found if exact else None
+
+
+def trusted_types() -> list[str]:
+    """Names of the classes of skebm that a file may hold for :func:`load` to read it.
+
+    They are the estimators, and the settings, tables, distributions and results that fitted ones
+    hold. None of them executes code, opens a file or names one.
+
+    Returns
+    -------
+    list of str
+        Sorted, ``"module.class"``.
+
+    Examples
+    --------
+    >>> import skebm
+    >>> "skebm.estimators.rbm.estimator.RBMEstimator" in skebm.trusted_types()
+    True
+    >>> any(name.startswith("skebm.training.resume.os") for name in skebm.trusted_types())
+    False
+    """
+    return sorted(_trusted())
+
+
+def load(file: str | os.PathLike[str] | bytes | BinaryIO) -> Any:
+    """Load a model that ``skops.io.dump`` has stored, also one from people you do not trust.
+
+    Before anything is made of the file, all that is in it is checked: classes of
+    :func:`trusted_types`, estimators of scikit-learn that skops trusts, arrays of numbers and text,
+    and plain values are accepted; functions, methods, classes of other packages and
+    caches of pipelines (``memory=``) are not. So no code of the file is executed, and a loaded
+    model holds no path. A hostile model may still be a bad one, or of a size that makes it slow.
+
+    Parameters
+    ----------
+    file : path-like, bytes or file object opened for reading bytes
+
+    Returns
+    -------
+    object
+        The stored model.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged, is none of skops, or holds anything else; the error names the file
+        and the types. Nothing has been constructed then. To load a model of a network, a callback
+        or a function of your own, read its source, and call ``skops.io.load`` yourself.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import skops.io
+    >>> import skebm
+    >>> X = (np.random.default_rng(0).random((100, 6)) < 0.3).astype(float)
+    >>> rbm = skebm.RBMEstimator(2, n_iter=5, random_state=0).fit(X)
+    >>> again = skebm.load(skops.io.dumps(rbm))
+    >>> bool((again.score_samples(X) == rbm.score_samples(X)).all())
+    True
+    """
+    try:
+        import skops.io as skops_io
+    except ImportError as error:
+        raise ImportError("skebm.load needs skops: pip install 'skops>=0.13'.") from error
+    name, data = _content(file)
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            _check_members(archive, len(data))
+            schema = json.loads(archive.read("schema.json"))
+            refused = sorted(_refused(schema, archive))
+        if not refused:
+            unknown = set(skops_io.get_untrusted_types(data=data))
+            refused = sorted(unknown - _trusted() - PLAIN["ConstructorFromReduceNode"])
+    except DAMAGED as error:
+        raise ValueError(
+            f"{name} is damaged, or is not a file that skops.io.dump wrote: {error}"
+        ) from error
+    if refused:
+        raise ValueError(
+            f"{name} holds {refused}, which models of skebm do not contain: nothing was loaded. "
+            "If it is a part of your own, store the model without it (callbacks and networks in "
+            "net_params, functions, memory of pipelines), or use skops.io.load."
+        )
+    try:
+        return skops_io.loads(data, trusted=sorted(unknown))
+    except DAMAGED as error:
+        raise ValueError(f"{name} is damaged: its parts do not fit together ({error}).") from error
+
+
+def _content(file: Any) -> tuple[str, bytes]:
+    """A name for messages and all bytes, read once, so that what is checked is what is loaded."""
+    if isinstance(file, bytes | bytearray | memoryview):
+        return "The file", bytes(file)
+    if isinstance(file, str | os.PathLike):
+        with open(file, "rb") as opened:
+            return os.fspath(file), opened.read()
+    if hasattr(file, "read"):
+        content = file.read()
+        if isinstance(content, bytes):
+            return str(getattr(file, "name", "The file")), content
+    raise TypeError(f"file must be a path, bytes or a file opened in mode 'rb', got {file!r:.100}.")
+
+
+def _check_members(archive: zipfile.ZipFile, size: int) -> None:
+    """`ValueError` for members that skops does not write, or that are larger than they may be."""
+    members = archive.infolist()
+    names = [member.filename for member in members]
+    other = [name for name in names if name != "schema.json" and not MEMBER.fullmatch(name)]
+    if other or len(set(names)) < len(names):
+        raise ValueError(f"it has members {(other or names)[:3]}")
+    unpacked, packed = (
+        sum(getattr(member, which) for member in members)
+        for which in ("file_size", "compress_size")
+    )
+    if packed > size or unpacked > max(MOST_UNPACKED, MOST_TIMES * size):
+        raise ValueError(f"its {size:,} bytes would unpack to {unpacked:,}")
+
+
+def _refused(schema: Any, archive: zipfile.ZipFile) -> set[str]:
+    """What the nodes of a schema would construct that is not accepted."""
+    found, n_nodes = set(), 0
+    for node in _nodes(schema):
+        n_nodes += 1
+        name = _what_is_refused(node, archive)
+        if name:
+            found.add(name)
+    if not found and _unfolded(schema, {}, 0) > n_nodes:
+        raise ValueError("its nodes refer to each other")
+    return found
+
+
+def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
+    """All dicts that may be nodes: those of skops are among them, whatever it makes of the rest."""
+    left = [(schema, 0)]
+    while left:
+        tree, depth = left.pop()
+        if depth > 3 * DEEPEST:
+            raise ValueError("its nodes are nested too deeply")
+        if isinstance(tree, dict):
+            if "__loader__" in tree:
+                yield tree
+            left += [(value, depth + 1) for value in tree.values()]
+        elif isinstance(tree, list):
+            left += [(value, depth + 1) for value in tree]
+
+
+def _what_is_refused(node: dict[str, Any], archive: zipfile.ZipFile) -> str | None:
+    """The name of what a node makes, if it is not accepted."""
+    loader, name = node["__loader__"], f"{node['__module__']}.{node['__class__']}"
+    if loader == ARRAYS:
+        if node["type"] == "numpy":
+            _check_array(archive, node["file"])
+        return None if name in SCALARS | {"numpy.ndarray"} else name
+    if loader not in PLAIN:
+        return f"{name} ({loader})"
+    if loader == "DictNode":
+        _check_keys(node)
+    if loader == "BytesNode" and not str(node["file"]).endswith(".bin"):
+        raise ValueError(f"bytes are in {node['file']}")
+    if name in PLAIN[loader] or (loader in OF_OURS and name in _trusted()):
+        return None
+    if loader == "ObjectNode" and name.startswith("sklearn."):  # skops knows which are harmless
+        return f"{name} with memory=" if _has_cache(node) else None
+    return name
+
+
+def _check_keys(node: dict[str, Any]) -> None:
+    """`ValueError` where keys would be made by anything but plain types: skops calls it."""
+    types = node["key_types"]
+    nodes = types["content"]
+    plain = types["__loader__"] == "ListNode" and all(
+        one["__loader__"] == "TypeNode" for one in nodes
+    )
+    if not plain or len(nodes) != len(node["content"]):
+        raise ValueError("keys of a dict are made by what is no type")
+
+
+def _has_cache(node: dict[str, Any]) -> bool:
+    """Whether an estimator of scikit-learn has a cache, which writes and unpickles files."""
+    attributes = (node.get("content") or {}).get("content") or {}
+    memory = attributes.get("memory")
+    return memory is not None and memory != {**memory, "__loader__": "JsonNode", "content": "null"}
+
+
+def _unfolded(tree: Any, known: dict[int, int | None], depth: int) -> int:
+    """Number of nodes that skops would visit, which takes a node for all of the same number.
+
+    It is that of the file, unless a node stands for one that is larger, or for one around it.
+    """
+    if depth > DEEPEST:
+        raise ValueError("its nodes are nested too deeply")
+    if isinstance(tree, list):
+        return sum(_unfolded(value, known, depth + 1) for value in tree)
+    if not isinstance(tree, dict):
+        return 0
+    number = tree.get("__id__") if "__loader__" in tree else None
+    if number is not None:
+        if not isinstance(number, int):
+            raise ValueError("its nodes have no numbers")
+        if number in known:
+            size = known[number]
+            if size is None:
+                raise ValueError("a node contains itself")
+            return size
+        known[number] = None
+    size = int("__loader__" in tree)
+    size += sum(_unfolded(value, known, depth + 1) for value in tree.values())
+    if number is not None:
+        known[number] = size
+    return size
+
+
+def _check_array(archive: zipfile.ZipFile, name: str) -> None:
+    """`ValueError` for an array of objects, or one that is not as long as its header says."""
+    info = archive.getinfo(name)
+    with archive.open(info) as member:
+        version = npy.read_magic(member)
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+        if read is None:
+            raise ValueError(f"{name} is an array of another version")
+        shape, _, dtype = read(member)
+        left = info.file_size - member.tell()
+    n = 1
+    for length in shape:
+        n *= length
+    if dtype.hasobject or n * max(dtype.itemsize, 1) != left:
+        raise ValueError(f"{name} holds objects, or not as many numbers as it says")
