@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import opcode
@@ -18,10 +19,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim.swa_utils import AveragedModel
 
-from skebm._validation import TorchModes, threads, warn
+from skebm._validation import warn
 from skebm.base import Batch, Loss, Objective, SamplingError, sampling
 from skebm.base.objective import FusedSteps
-from skebm.base.processes import progress_bar
+from skebm.base.processes import draws_from, may_draw, progress_bar, threads
+from skebm.base.processes.modes import TorchModes
 from skebm.base.torchtools import SGD, searches_steps
 from skebm.training.distributed import (
     ALONE,
@@ -474,6 +476,7 @@ class EnergyNet(NeuralNet):
 
     def fit_loop(self, X: Rows, y: Any = None, epochs: int | None = None, **kwargs: Any) -> Any:
         done = len(self.history) - self.n_before_  # a callback may have resumed training
+        self.draws_ = may_draw(self.module_)
         self.first_ = [w.clone() for w in weights_of(self.module_)]
         left = (self.max_epochs if epochs is None else epochs) - done
         try:
@@ -674,12 +677,13 @@ class EnergyNet(NeuralNet):
         """The batches of one epoch; the last diagnostics, or None if training diverged."""
         known, last = iterator.rows.known, len(iterator)
         self._divide()
-        update, finish = self._update(last, fusable=known is None)
+        update, finish = self._update(last, fusable=known is None and not self.draws_)
         hooked, monitors = self._has_batch_callbacks(), self._monitors(last)
         logs = self.logs_
         self.module_.train()
+        drawing = draws_from(self.generator) if self.draws_ else contextlib.nullcontext()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), drawing:
                 for number, batch in enumerate(iterator, 1):
                     if hooked:
                         self.notify("on_batch_begin", batch=batch, training=True)

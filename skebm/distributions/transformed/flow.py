@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from skebm.base import Real
 from skebm.base.sampler import whole_number, whole_numbers
-from skebm.base.torchtools import adamw, seeded
+from skebm.base.processes import seeded
+from skebm.base.torchtools import adamw
 from skebm.distributions._fitting import (
     CHUNK,
     checked_sigma,
