@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 OPERATIONS = torch.ops.aten
 
@@ -24,6 +24,19 @@ class Drawing(TorchDispatchMode):
     def __init__(self, generator: torch.Generator):
         super().__init__()
         self.generator = generator
+
+    # torch's own versions write, beside the stack of this thread, flags that all threads share.
+
+    def __enter__(self) -> Drawing:
+        _push_mode(self)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _pop_mode()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # it would import torch's compiler, which takes 1.5 seconds
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -55,7 +68,7 @@ _LIKE = {
 
 @functools.cache
 def _random_form(func: Any) -> tuple[Any, bool]:
-    """The overload of an operation that takes a generator, if there is one; whether it is random."""
+    """The form of an operation that takes a generator, if there is one; whether it is random."""
     if any(argument.name == "generator" for argument in func._schema.arguments):
         return func, True
     if torch.Tag.nondeterministic_seeded not in func.tags:

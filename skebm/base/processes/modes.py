@@ -126,8 +126,8 @@ class OwnDefaults(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if kwargs.get("device") is None and func in _device_constructors():
-            if func not in WITH_DATA or not isinstance(args[0] if args else None, Tensor):
-                kwargs = kwargs | {"device": torch.device("cpu")}
+            of_tensor = func in WITH_DATA and bool(args) and isinstance(args[0], Tensor)
+            kwargs = kwargs | {"device": args[0].device if of_tensor else torch.device("cpu")}
         if func in FILLED and kwargs.get("dtype") is None:
             return func(*args, **kwargs | {"dtype": torch.float32})
         return self._of_type(func, args, kwargs, func(*args, **kwargs))

@@ -93,8 +93,8 @@ def threads(work: float, at_least: float = ENOUGH_WORK) -> Iterator[None]:
     """Use one thread for steps of fewer multiplications than `at_least`, where more cost time.
 
     Threads of OpenMP wait for each other at the end of each operation: where another process has
-    a core, that takes far longer than small operations do. Blocks may be nested; larger steps within a
-    block of one thread use as many as there were outside of all blocks.
+    a core, that takes far longer than small operations do. Blocks may be nested; larger steps
+    within a block of one thread use as many as there were outside of all blocks.
     """
     before, outermost = torch.get_num_threads(), _LOCAL.all is None
     most = before if _LOCAL.all is None else _LOCAL.all
