@@ -43,11 +43,11 @@ class TorchModes(NamedTuple):
         set_threads(self.n_threads)
 
 
-class _Local(threading.local):
+class _Entered(threading.local):
     defaults = False  # whether OwnDefaults is active in this thread
 
 
-_LOCAL = _Local()
+_LOCAL = _Entered()
 
 
 @contextlib.contextmanager

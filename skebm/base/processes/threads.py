@@ -22,11 +22,11 @@ ENOUGH_WORK = 4e6
 _LOCK = threading.Lock()
 
 
-class _Local(threading.local):
+class _Outermost(threading.local):
     all: int | None = None  # threads of the outermost block in this thread
 
 
-_LOCAL = _Local()
+_LOCAL = _Outermost()
 
 
 @functools.cache

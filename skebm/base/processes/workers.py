@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+from joblib import Parallel, delayed
 from joblib.parallel import get_active_backend
-from sklearn.utils.parallel import Parallel, delayed
+from sklearn import config_context, get_config
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -106,7 +107,7 @@ class Workers(Parallel):
 
     def results(self, calls: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Results of calls ``(function, *arguments)``."""
-        here, found = (_process(), collecting()), []
+        here, found = (_process(), collecting(), get_config()), []
         for result, caught in self(delayed(_called)(here, *call) for call in calls):
             repeat(caught)
             found.append(result)
@@ -117,13 +118,16 @@ def _process() -> tuple[str, int]:
     return platform.node(), os.getpid()
 
 
-def _called(parent: tuple[Any, bool], function: Any, *args: Any) -> tuple[Any, list[Notice]]:
+def _called(
+    parent: tuple[Any, bool, dict[str, Any]], function: Any, *args: Any
+) -> tuple[Any, list[Notice]]:
     """Result of a call, and the warnings that it issued where the parent would not see them.
 
     That is in another process, and in another thread if those of the parent are collected.
     """
-    process, is_collecting = parent
-    with own_modes():
+    process, is_collecting, config = parent
+    # Not scikit-learn's delayed, which passes the configuration, too, but swaps filters of warnings.
+    with config_context(**config), own_modes():
         if process == _process() and not is_collecting:
             return function(*args), []
         with collected() as caught:
