@@ -77,6 +77,6 @@ def repeat(notices: Iterable[Notice]) -> None:
     found = _COLLECTED.get()
     for one in notices:
         if found is None:
-            warnings.warn_explicit(*one)
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
         else:
             found.append(one)

@@ -126,7 +126,7 @@ def _called(
     That is in another process, and in another thread if those of the parent are collected.
     """
     process, is_collecting, config = parent
-    # Not scikit-learn's delayed, which passes the configuration, too, but swaps filters of warnings.
+    # Not by scikit-learn's delayed, which swaps the filters of warnings, too.
     with config_context(**config), own_modes():
         if process == _process() and not is_collecting:
             return function(*args), []
