@@ -6,11 +6,9 @@ The only module that imports private names of scikit-learn, for its exact error 
 from __future__ import annotations
 
 import contextlib
-import os
 import reprlib
-import sys
-import warnings
 from collections.abc import Iterator
+from contextvars import ContextVar
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -20,7 +18,7 @@ import torch
 from sklearn.base import _fit_context as fit_context
 from sklearn.utils import _param_validation as constraints
 from sklearn.utils import _safe_indexing as take_rows
-from sklearn.utils import check_random_state
+from sklearn.utils import check_array, check_random_state
 from sklearn.utils._param_validation import HasMethods, Options, StrOptions
 from sklearn.utils.metaestimators import _BaseComposition as Composition
 from sklearn.utils.validation import (
@@ -34,6 +32,8 @@ from sklearn.utils.validation import (
 from sklearn.utils.validation import _check_method_params as take_fit_params
 from sklearn.utils.validation import _num_samples as n_rows
 from sklearn.utils.validation import validate_data as sklearn_validate_data
+
+from skebm.base.processes import warn
 
 __all__ = [
     "N_JOBS",
@@ -54,11 +54,11 @@ __all__ = [
     "draw_seed",
     "fit_context",
     "n_rows",
+    "names_compared",
     "resolve_device",
     "set_seeds",
     "take_fit_params",
     "take_rows",
-    "threads",
     "validate_data",
     "warn",
 ]
@@ -112,6 +112,19 @@ def resolve_device(device: str) -> torch.device:
     return torch.empty(0, device=device).device  # with its index: "cuda" differs from "cuda:0"
 
 
+_NAMES_COMPARED: ContextVar[bool] = ContextVar("names_compared", default=False)
+
+
+@contextlib.contextmanager
+def names_compared() -> Iterator[None]:
+    """Arrays in the block are rows of a table whose names of columns were compared before."""
+    token = _NAMES_COMPARED.set(True)
+    try:
+        yield
+    finally:
+        _NAMES_COMPARED.reset(token)
+
+
 def check_container(X: Any) -> None:
     """Raise `TypeError` for rows that are not computed yet, and for those of a graph of gradients.
 
@@ -138,6 +151,11 @@ def validate_data(estimator: Any, X: Any, **kwargs: Any) -> Any:
     """
     check_container(X)
     try:
+        if _NAMES_COMPARED.get() and isinstance(X, np.ndarray) and not kwargs.get("reset", True):
+            kwargs.pop("reset")
+            X = check_array(X, estimator=estimator, input_name="X", **kwargs)
+            _check_n_features(estimator, X, reset=False)
+            return X
         return sklearn_validate_data(estimator, X, **kwargs)
     except ValueError as error:
         name, reason = type(estimator).__name__, str(error).splitlines()[0]
@@ -165,7 +183,8 @@ def check_columns(estimator: Any, X: Any, *, reset: bool) -> None:
     check_container(X)
     if not reset and _same_columns(estimator, X):
         return
-    _check_feature_names(estimator, X, reset=reset)
+    if reset or not _NAMES_COMPARED.get():
+        _check_feature_names(estimator, X, reset=reset)
     _check_n_features(estimator, X, reset=reset)
 
 
@@ -204,51 +223,6 @@ def check_labels(estimator: Any, X: Any, y: Any) -> np.ndarray:
     labels: np.ndarray = _check_y(y, multi_output=False, y_numeric=False, estimator=estimator)
     check_consistent_length(X, labels)
     return labels
-
-
-@contextlib.contextmanager
-def threads(work: float, at_least: float = 4e6) -> Iterator[None]:
-    """Use one thread for steps of fewer multiplications than `at_least`, where more cost time."""
-    before = torch.get_num_threads()
-    if work >= at_least or before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-class TorchModes(NamedTuple):
-    """Settings of torch that stay changed if Ctrl-C arrives as a context manager begins or ends.
-
-    If gradients stayed off, for example, every later fit would fail.
-    """
-
-    gradients: bool
-    n_threads: int
-
-    @classmethod
-    def current(cls) -> TorchModes:
-        """The settings of this thread."""
-        return cls(torch.is_grad_enabled(), torch.get_num_threads())
-
-    def restore(self) -> None:
-        """Set them again."""
-        torch.set_grad_enabled(self.gradients)
-        if torch.get_num_threads() != self.n_threads:
-            torch.set_num_threads(self.n_threads)
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-# A forked process inherits the state of torch's thread pool but not its threads: once the parent
-# has used them, the child would wait for them forever. One thread needs no pool.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_one_thread)
 
 
 class MinMax(NamedTuple):
@@ -309,21 +283,3 @@ def column_ranges(X: Any) -> tuple[np.ndarray, np.ndarray]:
         return X.nanmin(axis=0).toarray().ravel(), X.nanmax(axis=0).toarray().ravel()
     # fmin and fmax ignore NaN, without a warning for columns that are all NaN.
     return np.fmin.reduce(X, axis=0), np.fmax.reduce(X, axis=0)
-
-
-# What calls of skebm pass through on their way from a program.
-BETWEEN = {"skebm", "sklearn", "skorch", "torch", "joblib", "contextlib", "functools"}
-
-
-def warn(message: str | Warning, category: type[Warning] = UserWarning) -> None:
-    """Issue a warning that points to the line of the program, whichever method it called.
-
-    So it is shown for each such line: Python shows a text once for each place that it points to.
-    """
-    frame, level = sys._getframe(1), 2
-    while frame.f_globals.get("__name__", "").partition(".")[0] in BETWEEN:
-        if frame.f_back is None:  # a worker, whose program is in another process
-            level = 2
-            break
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from skebm.base.domains import Domain
 from skebm.base.energy import Energy
+from skebm.base.processes import draws_from
 
 
 class Batch(NamedTuple):
@@ -95,6 +96,8 @@ class Objective(nn.Module, abc.ABC):
     # Measures what monitored rows gain over the base that the trained model will have, where that
     # is another one than the base in training; set by estimators.
     clean_monitor: Any = None
+    # Whether layers draw random numbers in training, as dropout does; set by the engine.
+    draws = False
 
     def start(self, batch: Batch, generator: torch.Generator) -> Any:
         """State before the first batch, made from representative rows; None if there is none."""
@@ -119,6 +122,13 @@ class Objective(nn.Module, abc.ABC):
             loss.value.backward()
         fill_missing(trained)
         return loss
+
+    def drawn_gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
+        """:meth:`gradients`, with layers that draw from the generator too."""
+        if not self.draws:
+            return self.gradients(batch, state, generator)
+        with draws_from(generator):
+            return self.gradients(batch, state, generator)
 
     def coordinates(self, batch: Batch) -> Reparametrisation | None:
         """Coordinates of the parameters for optimizers that search along lines.

@@ -1,13 +1,12 @@
-"""Additions to torch: exact softplus, optimizers, a seeding context, a look at the memory."""
+"""Additions to torch: exact softplus, optimizers, a look at the memory."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -82,24 +81,6 @@ def check_memory(setting: str, n_numbers: float, dtype: torch.dtype, device: Any
             f"{setting} would take at least {needed / 2**30:,.0f} GiB of memory, and there are "
             f"{present / 2**30:,.0f} GiB: lower it."
         )
-
-
-@contextlib.contextmanager
-def seeded(generator: torch.Generator) -> Iterator[None]:
-    """Seed torch's global generator from another one, and restore its state afterwards.
-
-    Layers of torch initialise their weights from the global generator, and its distributions draw
-    from it.
-    """
-    draw = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    gpu = [generator.device] if generator.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=gpu):
-        # Not torch.manual_seed, which would seed the GPUs that are not forked, too.
-        torch.default_generator.manual_seed(draw)
-        if gpu:
-            with torch.cuda.device(generator.device):
-                torch.cuda.manual_seed(draw)
-        yield
 
 
 def shifts(x: Tensor, width: int, seed: int) -> Tensor:

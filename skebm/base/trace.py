@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base.energy import Energy
+from skebm.base.processes import warn
 from skebm.diagnostics import effective_sample_size, r_hat
 
 
@@ -92,11 +92,10 @@ class Recorder:
         largest = np.nan if np.isnan(values).all() else np.nanmax(values)
         self.converged = bool(largest <= target)
         if final and not self.converged:
-            warnings.warn(
+            warn(
                 f"R-hat is {largest:.3g} after {self.n_steps} steps, above {target:g}: the chains "
                 "have not converged. Allow more steps, or tune the sampler.",
                 ConvergenceWarning,
-                stacklevel=3,
             )
         return self.converged
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from numbers import Real as RealNumber
 from typing import Any
 
+import numpy as np
 import torch
+from sklearn.cluster import KMeans
 from torch import Tensor
 
 # Most numbers computed at once for a chunk of rows: 32 MB in float64.
@@ -187,3 +189,13 @@ def tempered_bounds(log_normalisers: Tensor, n_columns: int, temperature: float)
         T, positive.
     """
     return (1 - 1 / temperature) * log_normalisers + n_columns / 2 * math.log(temperature)
+
+
+def k_means(x: Tensor, w: Tensor, n_clusters: int, seed: int, **settings: Any) -> np.ndarray:
+    """Labels (n,) of rows by k-means from k-means++, in at most one cluster per distinct row."""
+    rows, n = x.cpu().numpy(), min(n_clusters, len(x))
+    if len(np.unique(rows[: 4 * n], axis=0)) < n:
+        n = min(n, len(np.unique(rows, axis=0)))
+    means = KMeans(n, n_init=1, random_state=seed, **settings)
+    labels: np.ndarray = means.fit_predict(rows, sample_weight=w.cpu().numpy())
+    return labels

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import Binary, Clamp, Conditional, Domain
+from skebm.base.processes import own_modes
 from skebm.distributions.conditionals import Given
 
 
@@ -190,9 +191,10 @@ class Distribution(abc.ABC):
         return {k: v.cpu().numpy() if isinstance(v, Tensor) else v for k, v in vars(self).items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            # A copy: arrays of a pickle may be read-only, as tensors cannot be.
-            setattr(self, name, torch.tensor(value) if hasattr(value, "dtype") else value)
+        with own_modes():  # it is called before the entrance of the model that holds it
+            for name, value in state.items():
+                # A copy: arrays of a pickle may be read-only, as tensors cannot be.
+                setattr(self, name, torch.tensor(value) if hasattr(value, "dtype") else value)
 
 
 class TiltedGiven(Given):

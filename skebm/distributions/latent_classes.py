@@ -5,14 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import math
-import warnings
 from collections.abc import Sequence
 from numbers import Real as RealNumber
 from typing import Any
 
 import torch
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import Binary, Categorical, Clamp, Domain, Real
@@ -23,6 +20,7 @@ from skebm.distributions._fitting import (
     checked_weight,
     chunked,
     draw_index,
+    k_means,
     moments,
     usable_scale,
 )
@@ -408,12 +406,8 @@ class _ScaledRows:
     def clusters(self, n_classes: int, generator: torch.Generator) -> Tensor:
         """Labels by k-means, one-hot (n, K)."""
         seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
-        size = min(n_classes, len(self.w))
-        means = KMeans(size, n_init=1, max_iter=KMEANS_STEPS, random_state=seed)
-        x = torch.cat([self.discrete, self.real], 1).cpu().numpy()
-        with warnings.catch_warnings():  # of fewer distinct rows than clusters
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            labels = means.fit_predict(x, sample_weight=self.w.cpu().numpy())
+        x = torch.cat([self.discrete, self.real], 1)
+        labels = k_means(x, self.w, n_classes, seed, max_iter=KMEANS_STEPS)
         labels = torch.as_tensor(labels, device=self.w.device).unique(return_inverse=True)[1]
         return torch.nn.functional.one_hot(labels).double()
 

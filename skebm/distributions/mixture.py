@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import warnings
 from numbers import Real as RealNumber
 from typing import Any, NamedTuple
 
 import torch
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base import Clamp, Real
@@ -20,6 +17,7 @@ from skebm.distributions._fitting import (
     checked_weight,
     chunked,
     draw_index,
+    k_means,
     moments,
     positive,
     positive_weight_rows,
@@ -179,12 +177,7 @@ def expectation(
 
 def clusters(z: Tensor, w: Tensor, n_clusters: int, seed: int) -> Tensor:
     """Labels (n,) by k-means from k-means++; at most one cluster per distinct row."""
-    means = KMeans(
-        min(n_clusters, len(z)), n_init=1, max_iter=KMEANS_STEPS, tol=0.0, random_state=seed
-    )
-    with warnings.catch_warnings():  # of fewer distinct rows than clusters
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        labels = means.fit_predict(z.cpu().numpy(), sample_weight=w.cpu().numpy())
+    labels = k_means(z, w, n_clusters, seed, max_iter=KMEANS_STEPS, tol=0.0)
     return torch.as_tensor(labels, device=z.device).unique(return_inverse=True)[1]
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
+from skebm.base.processes import seeded
 from skebm.base.sampler import whole_number
-from skebm.base.torchtools import seeded
 from skebm.energies.networks import (
     ACTIVATIONS,
     LevelShifts,

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from skebm.base.energy import DirectionalDerivatives, ValueAndInputGrad
+from skebm.base.processes import seeded
 from skebm.base.sampler import whole_number, whole_numbers
-from skebm.base.torchtools import check_memory, seeded, softplus
+from skebm.base.torchtools import check_memory, softplus
 from skebm.energies.neural import Spec
 
 

@@ -19,7 +19,7 @@ from skebm.base.energy import (
     second_derivatives_of,
     value_and_input_grad_of,
 )
-from skebm.base.torchtools import seeded
+from skebm.base.processes import seeded
 from skebm.distributions import Distribution, Gaussian, KernelDensity
 from skebm.energies.whitening import LowRankWhitening, Whitening
 

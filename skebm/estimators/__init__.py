@@ -1,5 +1,8 @@
 """Estimators with the scikit-learn API."""
 
+import sys
+
+from skebm.base.processes import enter_all
 from skebm.estimators.boltzmann import BoltzmannMachineDensity, SparsityPath
 from skebm.estimators.boltzmann.hopfield import HopfieldMemory, Recall
 from skebm.estimators.deep import DeepBeliefNetwork, DeepBoltzmannMachine
@@ -76,3 +79,7 @@ __all__ = [
     "TractableDensity",
     "lagged",
 ]
+
+# The one entrance: the settings of torch and the number of threads in a public call, of helper
+# objects too, are decided here.
+enter_all(sys.modules[__name__])

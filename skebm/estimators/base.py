@@ -15,7 +15,6 @@ import abc
 import functools
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,18 +27,20 @@ from torch import Tensor
 from skebm._validation import (
     Interval,
     StrOptions,
-    TorchModes,
     check_columns,
     check_is_fitted,
     check_random_state,
     check_weight,
     draw_seed,
     fit_context,
+    names_compared,
     resolve_device,
     validate_data,
     warn,
 )
 from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler
+from skebm.base.processes import collected, lock_of
+from skebm.base.processes.modes import TorchModes
 from skebm.estimators.storage import installed_version, pack, unpack
 from skebm.estimators.tables.table import Table
 from skebm.objectives import ContrastiveState
@@ -51,7 +52,7 @@ from skebm.training.guard import Assess
 from skebm.training.mapped import MappedArray, is_large
 from skebm.training.plan import TrainingPlan, check_net_params
 from skebm.training.rows import Rows
-from skebm.training.streams import Spool, as_mapped, by_blocks, is_stream, names_compared, spooled
+from skebm.training.streams import Spool, as_mapped, by_blocks, is_stream, spooled
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -160,7 +161,10 @@ class Blueprint(abc.ABC):
 
 
 class LogZ:
-    """log Z of a fitted model, computed when first needed and cached until the weights change."""
+    """log Z of a fitted model, computed when first needed and cached until the weights change.
+
+    Threads that need it at the same time wait for the one that came first (`lock_of`).
+    """
 
     def __init__(self) -> None:
         self.choice: Choice | None = None
@@ -571,31 +575,34 @@ class BaseEBM(BaseEstimator, abc.ABC):
 
     def _choose_partition(self, *, importance: bool = True) -> Choice:
         """Method that ``partition="auto"`` selects for the fitted energy."""
-        if self._log_z.choice is None or not importance:
-            self._log_z.choice = choose(
-                self.energy_,
-                base=self._partition_inputs(("base",))["base"],
-                x=lambda: self._partition_inputs(("x",))["x"],
-                importance=importance,
-            )
-        return self._log_z.choice
+        log_z = self._log_z
+        with lock_of(log_z):
+            if log_z.choice is None or not importance:
+                log_z.choice = choose(
+                    self.energy_,
+                    base=self._partition_inputs(("base",))["base"],
+                    x=lambda: self._partition_inputs(("x",))["x"],
+                    importance=importance,
+                )
+            return log_z.choice
 
     def _log_partition(self) -> LogPartition:
         check_is_fitted(self)
         if self.partition is None:
             nan = float("nan")
             return LogPartition(0.0, nan, nan, nan, "heuristic", nan)
-        if self._log_z.found is None:
-            auto = self.partition == "auto"
-            self._log_z.found = self._chosen_estimate() if auto else self._estimate(self.partition_)
-        return self._log_z.found
+        log_z = self._log_z
+        with lock_of(log_z):
+            if log_z.found is None:
+                auto = self.partition == "auto"
+                log_z.found = self._chosen_estimate() if auto else self._estimate(self.partition_)
+            return log_z.found
 
     def _chosen_estimate(self) -> LogPartition:
         """The estimate of the chosen method, or of another one where its weights are uneven."""
         choice = self._choose_partition()
         if isinstance(choice.method, ImportanceSampling):
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+            with collected() as caught:
                 found = self._estimate(self.partition_)
             if not caught:
                 return found

@@ -40,7 +40,7 @@ from skebm._validation import (
 )
 from skebm.base import LogPartition
 from skebm.base.energy import check_temperature
-from skebm.base.processes import Workers, progress_bar
+from skebm.base.processes import Workers, lock_of, progress_bar
 from skebm.base.sampler import whole_number
 from skebm.estimators.base import restores_on_failure
 from skebm.estimators.tractable import (
@@ -422,11 +422,13 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
 
     def _log_partition(self) -> LogPartition:
         check_is_fitted(self)
-        if self._log_z["found"] is None:
-            random = np.random.RandomState(self._log_z["seed"])
-            _, log_ratio = self._proposals(int(self.n_draws), random)
-            self._log_z["found"] = self._summarised(log_ratio)
-        found: LogPartition = self._log_z["found"]
+        log_z = self._log_z
+        with lock_of(self):
+            if log_z["found"] is None:
+                random = np.random.RandomState(log_z["seed"])
+                _, log_ratio = self._proposals(int(self.n_draws), random)
+                log_z["found"] = self._summarised(log_ratio)
+        found: LogPartition = log_z["found"]
         return found
 
     def _summarised(self, log_ratio: np.ndarray) -> LogPartition:

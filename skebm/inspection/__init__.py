@@ -3,6 +3,9 @@
 matplotlib is imported when something is drawn.
 """
 
+import sys
+
+from skebm.base.processes import enter_all
 from skebm.inspection.boltzmann.couplings import CouplingDisplay
 from skebm.inspection.boltzmann.rbm import RBMDisplay
 from skebm.inspection.chains import ChainDisplay
@@ -29,3 +32,5 @@ __all__ = [
     "TrainingDisplay",
     "TrajectoryDisplay",
 ]
+
+enter_all(sys.modules[__name__])

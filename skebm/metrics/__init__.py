@@ -1,5 +1,8 @@
 """Metrics of anomaly detection, calibration and sample quality, and scorers of densities."""
 
+import sys
+
+from skebm.base.processes import enter_all
 from skebm.metrics.calibration import expected_calibration_error
 from skebm.metrics.detection import (
     Estimate,
@@ -31,3 +34,5 @@ __all__ = [
     "roc_auc_bootstrap",
     "roc_auc_difference",
 ]
+
+enter_all(sys.modules[__name__])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Real as RealNumber
 from typing import Any, NamedTuple, TypeVar
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from skebm._validation import warn
 from skebm.base import Energy, LogPartition, Sampler, sampling
-from skebm.base.processes import progress_bar
+from skebm.base.processes import collected, progress_bar
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.energies import AnnealingPath, annealing_path
@@ -395,8 +394,7 @@ def within_seconds(estimator: Any, run: Callable[[Any, Deadline], LogPartition])
 
     def part(fraction: float) -> tuple[LogPartition, list[str]]:
         few = clone(estimator).set_params(n_betas=round(fraction * estimator.n_betas))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", ConvergenceWarning)
+        with collected() as caught:
             found = run(few, deadline)
         return found, [str(one.message) for one in caught]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping
 from numbers import Real as RealNumber
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from skebm._validation import warn
 from skebm.base import Energy, LogPartition, Sampler, sampling
+from skebm.base.processes import collected
 from skebm.base.sampler import whole_number
 from skebm.partition.annealed import (
     MIN_ESS,
@@ -162,8 +162,7 @@ class AISBracket(MonteCarloEstimator):
                     n_betas=round(fraction * self.n_betas),
                     n_steps=math.ceil(fraction * self.n_steps),
                 )
-            with warnings.catch_warnings():  # the result says what is wrong, once
-                warnings.simplefilter("ignore", ConvergenceWarning)
+            with collected():  # the result says what is wrong, once
                 return some._runs(energy, base, sampler, given, generator, deadline)
 
         tol = self.tol

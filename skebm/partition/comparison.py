@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from skebm._validation import check_is_fitted, draw_seed
 from skebm.base import Energy, LogPartition, PartitionEstimator, Sampler
+from skebm.base.processes import collected, repeat
 from skebm.partition.annealed import AIS, ReverseAIS
 from skebm.partition.bethe import Bethe
 from skebm.partition.bracket import AISBracket
@@ -256,8 +256,7 @@ def _row(
     """The estimate of a method, its seconds and its warnings, by column."""
     nan = math.nan
     seconds = nan
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConvergenceWarning)
+    with collected() as caught:
         start = time.perf_counter()
         try:
             method.check(energy)
@@ -270,6 +269,6 @@ def _row(
         if issubclass(one.category, ConvergenceWarning):
             messages.append(str(one.message).splitlines()[0])
         else:
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+            repeat([one])
     row = result._asdict() | {"seconds": seconds, "warning": " ".join(dict.fromkeys(messages))}
     return {name: row[name] for name in COLUMNS}

@@ -600,7 +600,7 @@ class DataParallel:
         if self.failure is None:
             try:
                 with reducing(step):
-                    loss = self.objective.gradients(batch, state, self.generator)
+                    loss = self.objective.drawn_gradients(batch, state, self.generator)
                 step.gradients(loss.value)
             except SamplingError as error:
                 self.failure = str(error)

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim.swa_utils import AveragedModel
 
-from skebm._validation import TorchModes, threads, warn
+from skebm._validation import warn
 from skebm.base import Batch, Loss, Objective, SamplingError, sampling
 from skebm.base.objective import FusedSteps
-from skebm.base.processes import progress_bar
+from skebm.base.processes import may_draw, progress_bar, threads
+from skebm.base.processes.modes import TorchModes
 from skebm.base.torchtools import SGD, searches_steps
 from skebm.training.distributed import (
     ALONE,
@@ -164,7 +165,7 @@ def line_search(
 
         def closure() -> Tensor:
             with torch.no_grad():
-                loss = module.gradients(batch, run.state, generator)
+                loss = module.drawn_gradients(batch, run.state, generator)
             if loss.value is None:
                 raise TypeError(
                     f"{type(module).__name__} has no value for a line search; "
@@ -478,6 +479,7 @@ class EnergyNet(NeuralNet):
 
     def fit_loop(self, X: Rows, y: Any = None, epochs: int | None = None, **kwargs: Any) -> Any:
         done = len(self.history) - self.n_before_  # a callback may have resumed training
+        self.module_.draws = may_draw(self.module_)
         self.first_ = self.first_ or [w.clone() for w in weights_of(self.module_)]
         left = (self.max_epochs if epochs is None else epochs) - done
         try:
@@ -760,10 +762,11 @@ class EnergyNet(NeuralNet):
     def _monitor(self, monitored: Batch, energy: Tensor | None = None) -> dict[str, float]:
         """Diagnostics of the objective, and the change of `energy` by the last step."""
         parallel = self.run_.parallel
-        logs = self.group_.jointly(
-            lambda: self.module_.monitor(monitored, self.state_, self._evaluation_generator()),
-            None if parallel is None else parallel.failure,
-        )
+        with sampling(self.module_):
+            logs = self.group_.jointly(
+                lambda: self.module_.monitor(monitored, self.state_, self._evaluation_generator()),
+                None if parallel is None else parallel.failure,
+            )
         after = self._monitored_energy(monitored)
         if energy is not None and after is not None:
             logs["energy_change"] = (after - energy).std()
@@ -811,7 +814,9 @@ class EnergyNet(NeuralNet):
         without fused steps (`fusable`) they always are.
         """
         generator, optimizer, parallel = self.generator, self.optimizer_, self.run_.parallel
-        gradients = self.module_.gradients if parallel is None else parallel.gradients
+        gradients = self.module_.drawn_gradients if self.module_.draws else self.module_.gradients
+        if parallel is not None:
+            gradients = parallel.gradients
         if searches_steps(optimizer):
             search = line_search(
                 self.module_, optimizer, self.run_, generator, self._notify_gradients

@@ -5,12 +5,10 @@ They are recognised by the module of their class, so that none of these packages
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import math
 import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -19,7 +17,7 @@ import torch
 from sklearn.utils import get_tags
 from torch.utils.data import IterableDataset
 
-from skebm._validation import check_columns, draw_seed, take_rows
+from skebm._validation import check_columns, draw_seed, names_compared, take_rows
 from skebm.training.mapped import (
     MappedArray,
     block_size,
@@ -421,14 +419,6 @@ def by_blocks(method: Method) -> Method:
         return found
 
     return cast(Method, applied)
-
-
-@contextlib.contextmanager
-def names_compared() -> Iterator[None]:
-    """Suppress scikit-learn's warning about arrays without names, which were compared before."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="X does not have valid feature names")
-        yield
 
 
 def _of_stream(method: Callable[..., Any], self: Any, X: Any, *args: Any, **kwargs: Any) -> Any:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from skebm.base import Real
+from skebm.base.processes import own_modes, seeded
 from skebm.base.sampler import whole_number, whole_numbers
-from skebm.base.torchtools import adamw, seeded
+from skebm.base.torchtools import adamw
 from skebm.distributions._fitting import (
     CHUNK,
     checked_sigma,
@@ -542,10 +543,9 @@ class NormalizingFlow(Distribution):
         super().__setstate__({k: v for k, v in state.items() if k != "flow"})
         flow = state["flow"]
         if self._config is not None:
-            with seeded(torch.Generator().manual_seed(0)):
-                flow = build(self._config, self.domain.n_columns)
-            flow.to(self.centre.dtype)
-            flow.load_state_dict({k: torch.tensor(v) for k, v in state["flow"].items()})
+            with own_modes(), seeded(torch.Generator().manual_seed(0)):
+                flow = build(self._config, self.domain.n_columns).to(self.centre.dtype)
+                flow.load_state_dict({k: torch.tensor(v) for k, v in state["flow"].items()})
         self.flow = _frozen(flow)
 
     def __repr__(self) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from numbers import Integral
@@ -37,6 +36,7 @@ from skebm._validation import (
 )
 from skebm.base import PartitionEstimator
 from skebm.base.energy import check_temperature
+from skebm.base.processes import collected
 from skebm.base.sampler import whole_number, whole_numbers
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
@@ -677,8 +677,7 @@ def _naming_layers(n_layers: int) -> Iterator[Callable[[int], Any]]:
 
     @contextlib.contextmanager
     def noting(k: int) -> Iterator[None]:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with collected() as caught:
             yield
         for one in caught:
             text = str(one.message)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import warnings
 from collections.abc import Iterator
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from sklearn.model_selection import KFold, check_cv
 from sklearn.pipeline import make_pipeline
 
 from skebm._validation import draw_seed, n_rows, take_fit_params, take_rows, warn
-from skebm.base.processes import Workers, progress_bar
+from skebm.base.processes import Workers, collected, progress_bar
 from skebm.estimators.outlier.trimming import far_rows
 from skebm.estimators.product import ProductOfDensities
 from skebm.estimators.tables.encoding import TableEncoder
@@ -108,8 +107,7 @@ def each_warning_once() -> Iterator[None]:
 
     Folds have much in common: what is true of one, such as a constant column, is true of most.
     """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with collected() as caught:
         yield
     said = {(one.category, NUMBERS.sub("", str(one.message))): one for one in reversed(caught)}
     for one in reversed(said.values()):

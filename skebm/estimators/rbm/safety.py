@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 
 import torch
 from torch import Tensor
 
 from skebm.base import Binary, sampling
 from skebm.base.objective import effective_count, weighted_mean, weighted_variance
+from skebm.base.processes import collected
 from skebm.distributions._fitting import draw_index
 from skebm.energies import BernoulliRBM, MixedRBM, annealing_path
 from skebm.partition.annealed import AnnealingPlan, Schedule
@@ -112,8 +112,7 @@ def pessimistic_log_z(
     if log_z_cost(energy) <= CHEAP_COST:
         return _or_infinite(Exact().estimate(energy).value)
     near = x[:N_NEAR].round() if isinstance(energy.domain, Binary) else x[:N_NEAR]
-    with warnings.catch_warnings():  # of wide brackets, which are what is asked for
-        warnings.simplefilter("ignore")
+    with collected():  # warnings of wide brackets, which are what is asked for
         return _or_infinite(BRACKET.estimate(energy, x=near, generator=generator).upper)
 
 

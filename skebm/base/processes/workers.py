@@ -10,15 +10,18 @@ import contextlib
 import os
 import platform
 import sys
-import warnings
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+from joblib import Parallel, delayed
 from joblib.parallel import get_active_backend
-from sklearn.utils.parallel import Parallel, delayed
+from sklearn import config_context, get_config
 from torch import Tensor
 from tqdm.auto import tqdm
+
+from skebm.base.processes.modes import own_modes
+from skebm.base.processes.notices import Notice, collected, collecting, repeat
 
 
 def in_worker() -> bool:
@@ -36,15 +39,48 @@ def in_worker() -> bool:
 
 
 def progress_bar(*args: Any, disable: bool = False, **kwargs: Any) -> Any:
-    """A bar of tqdm; disabled in a worker, because several bars would overwrite each other."""
-    return tqdm(*args, disable=disable or in_worker(), **kwargs)
+    """A bar of tqdm; disabled in a worker, because several bars would overwrite each other.
+
+    Where the program has no stderr, or loses it, there is no bar.
+    """
+    if disable or sys.stderr is None or in_worker():
+        return tqdm(*args, disable=True, **kwargs)
+    return tqdm(*args, file=Fragile(sys.stderr), **kwargs)
+
+
+class Fragile:
+    """A stream that is written to as long as that is possible.
+
+    tqdm would let an error of a write end the fit, and keep its lock, for which the bars of all
+    later fits in other threads would wait.
+    """
+
+    def __init__(self, stream: Any):
+        self.stream, self.broken = stream, False
+
+    def write(self, text: str) -> None:
+        self._do("write", text)
+
+    def flush(self) -> None:
+        self._do("flush")
+
+    def _do(self, name: str, *args: str) -> None:
+        if self.broken:
+            return
+        try:
+            getattr(self.stream, name)(*args)
+        except (OSError, ValueError):  # a pipe that is closed at the other end, or here
+            self.broken = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 class Workers(Parallel):
     """Workers of joblib's active backend that share a list of calls, with a progress bar.
 
-    Results are in the order of the calls. Warnings of another process are issued again in this
-    one, which would not see them otherwise.
+    Results are in the order of the calls. Warnings of skebm in another process are issued again in
+    this one, which would not see them otherwise.
 
     Parameters
     ----------
@@ -71,10 +107,9 @@ class Workers(Parallel):
 
     def results(self, calls: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Results of calls ``(function, *arguments)``."""
-        here, found = _process(), []
+        here, found = (_process(), collecting(), get_config()), []
         for result, caught in self(delayed(_called)(here, *call) for call in calls):
-            for warning in caught:
-                warnings.warn_explicit(*warning)
+            repeat(caught)
             found.append(result)
         return found
 
@@ -83,14 +118,21 @@ def _process() -> tuple[str, int]:
     return platform.node(), os.getpid()
 
 
-def _called(parent: tuple[str, int], function: Any, *args: Any) -> tuple[Any, list[Any]]:
-    """Result of a call and, in another process than that of the parent, the warnings it issued."""
-    if parent == _process():
-        return function(*args), []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        result = function(*args)
-    return result, [(one.message, one.category, one.filename, one.lineno) for one in caught]
+def _called(
+    parent: tuple[Any, bool, dict[str, Any]], function: Any, *args: Any
+) -> tuple[Any, list[Notice]]:
+    """Result of a call, and the warnings that it issued where the parent would not see them.
+
+    That is in another process, and in another thread if those of the parent are collected.
+    """
+    process, is_collecting, config = parent
+    # Not by scikit-learn's delayed, which swaps the filters of warnings, too.
+    with config_context(**config), own_modes():
+        if process == _process() and not is_collecting:
+            return function(*args), []
+        with collected() as caught:
+            result = function(*args)
+    return result, caught
 
 
 # ------------------------------------------------------------------------------

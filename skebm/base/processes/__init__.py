@@ -1,0 +1,44 @@
+"""What a call shares with others: processes, threads, and the settings that belong to them.
+
+Nothing here, nor anywhere else in skebm, changes what belongs to the process: generators, default
+types, filters of warnings and numbers of threads are those of its user.
+"""
+
+from skebm.base.processes.draws import draws_from, may_draw, seeded
+from skebm.base.processes.entrance import enter_all, inside
+from skebm.base.processes.locks import lock_of
+from skebm.base.processes.modes import own_modes
+from skebm.base.processes.notices import collected, repeat, warn
+from skebm.base.processes.threads import n_threads, set_threads, threads
+from skebm.base.processes.workers import (
+    Reduction,
+    Workers,
+    in_worker,
+    mean_over_ranks,
+    progress_bar,
+    reduce_gradients,
+    reducing,
+)
+
+__all__ = [
+    "Reduction",
+    "Workers",
+    "collected",
+    "draws_from",
+    "enter_all",
+    "in_worker",
+    "inside",
+    "lock_of",
+    "may_draw",
+    "mean_over_ranks",
+    "n_threads",
+    "own_modes",
+    "progress_bar",
+    "reduce_gradients",
+    "reducing",
+    "repeat",
+    "seeded",
+    "set_threads",
+    "threads",
+    "warn",
+]
