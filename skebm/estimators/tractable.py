@@ -38,6 +38,7 @@ from skebm.distributions import (
     Stack,
 )
 from skebm.estimators.base import asked_for, restores_on_failure, warn_without_effect
+from skebm.estimators.tables.gross import gross_rows
 from skebm.training.distributed import shared_seed
 from skebm.training.streams import by_blocks, in_memory
 
@@ -59,6 +60,17 @@ USED_BY = {
     "metric": ("kernel",),
     "n_neighbors": ("kernel",),
 }
+
+
+def without_gross_rows(
+    estimator: Any, X: np.ndarray, weight: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Validated X and its weights without rows that hold gross values, with a warning."""
+    names = getattr(estimator, "feature_names_in_", [f"x{j}" for j in range(X.shape[1])])
+    gross = gross_rows(zip(map(str, names), X.T, strict=True), len(X), weight)
+    if gross is None:
+        return X, weight
+    return X[~gross], None if weight is None else weight[~gross]
 
 
 class TractableDensity(DensityMixin, BaseEstimator):
@@ -164,7 +176,7 @@ class TractableDensity(DensityMixin, BaseEstimator):
         X = validate_data(self, X, dtype=np.float64)
         if header is not None:
             check_columns(self, header, reset=True)
-        weight = check_weight(sample_weight, X)
+        X, weight = without_gross_rows(self, X, check_weight(sample_weight, X))
         warn_without_effect(
             {
                 name: f'distribution="{self.distribution}" does not use it'

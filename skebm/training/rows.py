@@ -45,6 +45,8 @@ class Rows(torch.utils.data.Dataset):
         None if all entries are data.
     n_copies : int
         Number of copies of each row, which are completed in different ways.
+    left_out : float
+        Weight of rows of the table that are too far from these to be trained on.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Rows(torch.utils.data.Dataset):
         self.n_columns = x.shape[1]
         self.known: Tensor | None = None
         self.n_copies = 1
+        self.left_out = 0.0
         self._sampled_from: Rows | None = None
         self._sample: np.ndarray | None = None
 
@@ -125,6 +128,10 @@ class Rows(torch.utils.data.Dataset):
         if self.weight is None:
             return torch.ones(len(self), dtype=torch.float64, device=self.device)
         return self.weight.double() * (self.total_weight / len(self))
+
+    def share_of_kept(self, share: float) -> float:
+        """The farthest share of a table, of which `left_out` is a part, as a share of these rows."""
+        return share_of_kept(share, self.left_out / self.total_weight)
 
     def subset(self, index: Tensor) -> Rows:
         """Rows of the given numbers, with their weights and targets."""
@@ -308,6 +315,14 @@ class Rows(torch.utils.data.Dataset):
                 result[start : start + block.shape[0]] = part
         assert result is not None
         return result
+
+
+def share_of_kept(share: float, left_out: float) -> float:
+    """The farthest share of all rows as a share of those that were kept.
+
+    The farthest ones are `left_out`, relative to those that were kept.
+    """
+    return share if not left_out else max(0.0, share - (1 - share) * left_out)
 
 
 # Entries (rows times columns) taken from a table at once.

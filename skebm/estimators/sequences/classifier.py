@@ -354,6 +354,9 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
 
         self._fit(X, None, streaming=streaming, encode=targets)
 
+    def _targets_without(self, y: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return np.stack([first_without(y[:, 0], rows), y[~rows, 1]], 1)
+
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return {}
 
