@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -249,6 +250,21 @@ class Rows(torch.utils.data.Dataset):
         assert isinstance(self.x, Tensor)
         assert batch.row_index is not None
         self.x.index_copy_(0, batch.row_index.to(self.x.device), batch.x.to(self.x))
+
+    def with_own_imputations(self) -> Rows:
+        """The same rows, whose imputations are not drawn anew where these are trained on."""
+        found = copy.copy(self)
+        found.x = self.x if self.known is None else self.x.clone()
+        return found
+
+    def imputations(self) -> Tensor | None:
+        """A copy of the completed rows; None if no entry is missing."""
+        return None if self.known is None else self.x.clone()
+
+    def restore(self, imputations: Tensor | None) -> None:
+        """Return to the completed rows that `imputations` returned."""
+        if imputations is not None:
+            self.x.copy_(imputations)
 
     def copies(self, n: int) -> Rows:
         """Each row `n` times in succession; the copies together have the weight of one row."""

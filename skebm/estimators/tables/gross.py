@@ -17,11 +17,12 @@ from skebm._validation import warn
 MOST = 0.05
 # Order statistics by which the tail of the other values is judged, and fewest distinct ones.
 TAIL, FEWEST_DISTINCT = 20, 40
-# Minus log10 of the probability of the gap before gross values, if the tail went on as it is.
-EVIDENCE = 5.0
-# How many times farther from the median than all others gross values must be: repeated or scattered
-# ones, those that lie together and may be a cluster, and those of columns of few distinct values.
-APART, TOGETHER, OF_FEW = 3.0, 10.0, 1000.0
+# Minus log10 of the probability of the gap before gross values, if the tail went on as it is; less is
+# enough for values that are all repeated, which tails are not.
+EVIDENCE, EVIDENCE_OF_REPEATED = 5.0, 2.0
+# How many times farther from the median than all others gross values must be: repeated ones, others,
+# those that lie together and may be a cluster, and those of columns of few distinct values.
+AGAIN, APART, TOGETHER, OF_FEW = 2.0, 3.0, 10.0, 1000.0
 # A value is repeated if it has so many times the weight of others.
 REPEATED = 3.0
 # Largest fraction of the rows that are left out of a fit.
@@ -83,18 +84,21 @@ def _has_gap(values: np.ndarray) -> bool:
     far = np.abs(values - np.partition(values, n // 2)[n // 2])
     first = n - int(MOST * n) - 2
     far = np.sort(np.partition(far, first)[first:])
-    return bool((far[1:] >= APART * far[:-1]).any())
+    return bool((far[1:] >= AGAIN * far[:-1]).any())
 
 
 def _is_gap(values: np.ndarray, far: np.ndarray, share: np.ndarray, k: int) -> bool:
     """Whether the k values farthest from the median, the first ones, are gross."""
-    if not far[k - 1] >= APART * far[k] > 0:
+    if not far[k - 1] >= AGAIN * far[k] > 0:
         return False
     ratio = far[k - 1] / far[k]
     if len(far) - k < FEWEST_DISTINCT:
         return bool(ratio >= OF_FEW)
     usual = np.median(share[k:])
-    if ratio < TOGETHER and not (share[:k] >= REPEATED * usual).all():
+    repeated = (share[:k] >= REPEATED * usual).all()
+    if ratio < APART and not repeated:
+        return False
+    if ratio < TOGETHER and not repeated:
         above = values[:k] > values[k]
         sides = [side for side in (values[:k][above], values[:k][~above]) if len(side) > 1]
         if sides and all(np.ptp(side) < far[k - 1] / 2 for side in sides):
@@ -103,7 +107,8 @@ def _is_gap(values: np.ndarray, far: np.ndarray, share: np.ndarray, k: int) -> b
     if not tail[-1] > 0:
         return False
     exponent = TAIL / np.log(tail[:-1] / tail[-1]).sum()
-    return bool(np.log10(ratio) * exponent * share[:k].sum() / usual >= EVIDENCE)
+    evidence = np.log10(ratio) * exponent * share[:k].sum() / usual
+    return bool(evidence >= (EVIDENCE_OF_REPEATED if repeated else EVIDENCE))
 
 
 def gross_rows(
