@@ -74,7 +74,7 @@ def test_a_trial_that_fails_loses(n_failing, monkeypatch):
     monkeypatch.setattr(EnergyNet, "partial_fit", failing)
     monkeypatch.setattr("skebm.estimators.rbm.blueprint.ENOUGH_STEPS", 20)
     model = RBMEstimator(categorical_features=[2], n_iter=20, random_state=0)
-    model.fit(rows_with_holes())
+    model.fit(rows_with_holes(210))
     assert len(starts) > 2
     assert all(torch.isfinite(x).all() for _, x in starts)
     for base, x in starts:  # trials of one base start from the same completion
