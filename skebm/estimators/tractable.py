@@ -22,6 +22,7 @@ from skebm._validation import (
     check_is_fitted,
     check_random_state,
     check_weight,
+    column_ranges,
     draw_seed,
     fit_context,
     validate_data,
@@ -30,6 +31,7 @@ from skebm._validation import (
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.distributions import (
+    Affine,
     Distribution,
     Gaussian,
     GaussianMixture,
@@ -39,6 +41,7 @@ from skebm.distributions import (
 )
 from skebm.estimators.base import asked_for, restores_on_failure, warn_without_effect
 from skebm.estimators.tables.gross import gross_rows
+from skebm.estimators.tables.table import extreme_factors
 from skebm.training.distributed import shared_seed
 from skebm.training.streams import by_blocks, in_memory
 
@@ -187,7 +190,15 @@ class TractableDensity(DensityMixin, BaseEstimator):
         seed = draw_seed(check_random_state(shared_seed(self.random_state)))
         x = torch.tensor(X)  # a copy, as X may be read-only
         w = torch.ones(len(x), dtype=x.dtype) if weight is None else torch.tensor(weight)
-        self.distribution_ = self._fitted(x, w.double(), torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        factor = extreme_factors(*column_ranges(X))
+        if factor is None:
+            self.distribution_ = self._fitted(x, w.double(), generator)
+            return self
+        # Variances of such columns are no numbers: only the scale knows of their size.
+        scale = torch.tensor(factor)
+        found = self._fitted(x * scale, w.double(), generator)
+        self.distribution_ = Affine(found, torch.zeros_like(scale), scale)
         return self
 
     def _fitted(self, x: Tensor, w: Tensor, generator: torch.Generator) -> Distribution:

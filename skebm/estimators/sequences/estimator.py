@@ -55,6 +55,7 @@ from skebm.estimators.sequences.table import (
     check_complete,
     check_numbers,
     first_frames,
+    first_without,
     joined,
     new_frames,
     walk,
