@@ -131,7 +131,7 @@ class Rows(torch.utils.data.Dataset):
         return self.weight.double() * (self.total_weight / len(self))
 
     def share_of_kept(self, share: float) -> float:
-        """The farthest share of a table, of which `left_out` is a part, as a share of these rows."""
+        """The farthest share of a table, which `left_out` is a part of, as one of these rows."""
         return share_of_kept(share, self.left_out / self.total_weight)
 
     def subset(self, index: Tensor) -> Rows:

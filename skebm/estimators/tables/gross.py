@@ -1,7 +1,7 @@
-"""Gross values of a table: those so far from all others of their column that they are no part of it.
+"""Gross values of a table: so far from all others of their column that they are no part of it.
 
-A sentinel such as -999999 that stands for a missing entry, or a unit that was mistaken. One such row
-in a hundred sets the mean, the standard deviation and the components for all others.
+A sentinel such as -999999 that stands for a missing entry, or a unit that was mistaken. One such
+row in a hundred sets the mean, the standard deviation and the components for all others.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from skebm._validation import warn
 MOST = 0.05
 # Order statistics by which the tail of the other values is judged, and fewest distinct ones.
 TAIL, FEWEST_DISTINCT = 20, 40
-# Minus log10 of the probability of the gap before gross values, if the tail went on as it is; less is
-# enough for values that are all repeated, which tails are not.
-EVIDENCE, EVIDENCE_OF_REPEATED = 5.0, 2.0
-# How many times farther from the median than all others gross values must be: repeated ones, others,
-# those that lie together and may be a cluster, and those of columns of few distinct values.
-AGAIN, APART, TOGETHER, OF_FEW = 2.0, 3.0, 10.0, 1000.0
+# Minus log10 of the probability of the gap before gross values, if the tail went on as it is; less
+# is enough for values that are all repeated, which tails are not.
+EVIDENCE, EVIDENCE_OF_REPEATED = 8.0, 2.0
+# How many times farther from the median than all others gross values must be; those that lie
+# together, and may be a cluster; and those of columns of few distinct values.
+APART, TOGETHER, OF_FEW = 2.0, 10.0, 1000.0
 # A value is repeated if it has so many times the weight of others.
 REPEATED = 3.0
 # Largest fraction of the rows that are left out of a fit.
@@ -84,24 +84,22 @@ def _has_gap(values: np.ndarray) -> bool:
     far = np.abs(values - np.partition(values, n // 2)[n // 2])
     first = n - int(MOST * n) - 2
     far = np.sort(np.partition(far, first)[first:])
-    return bool((far[1:] >= AGAIN * far[:-1]).any())
+    return bool((far[1:] >= APART * far[:-1]).any())
 
 
 def _is_gap(values: np.ndarray, far: np.ndarray, share: np.ndarray, k: int) -> bool:
     """Whether the k values farthest from the median, the first ones, are gross."""
-    if not far[k - 1] >= AGAIN * far[k] > 0:
+    if not far[k - 1] >= APART * far[k] > 0:
         return False
     ratio = far[k - 1] / far[k]
     if len(far) - k < FEWEST_DISTINCT:
         return bool(ratio >= OF_FEW)
     usual = np.median(share[k:])
     repeated = (share[:k] >= REPEATED * usual).all()
-    if ratio < APART and not repeated:
-        return False
     if ratio < TOGETHER and not repeated:
         above = values[:k] > values[k]
-        sides = [side for side in (values[:k][above], values[:k][~above]) if len(side) > 1]
-        if sides and all(np.ptp(side) < far[k - 1] / 2 for side in sides):
+        sides = [side for side in (values[:k][above], values[:k][~above]) if len(side)]
+        if all(np.ptp(side) < far[k - 1] for side in sides):
             return False
     tail = far[k : k + TAIL + 1]
     if not tail[-1] > 0:
@@ -140,7 +138,9 @@ def gross_rows(
     if not said:
         return None
     if n_columns > 1:
-        said += f", and {n_columns - 1} more {'columns have' if n_columns > 2 else 'column has'} such"
+        said += (
+            f", and {n_columns - 1} more {'columns have' if n_columns > 2 else 'column has'} such"
+        )
     said += ", far outside of the others: replace it by nan if it stands for a missing entry."
     if rows.mean() > MOST_ROWS:
         warn(f"{said}\nThey are in more than half of the rows, and are fitted with.", UserWarning)
