@@ -254,16 +254,17 @@ class Rows(torch.utils.data.Dataset):
     def with_own_imputations(self) -> Rows:
         """The same rows, whose imputations are not drawn anew where these are trained on."""
         found = copy.copy(self)
-        found.x = self.x if self.known is None else self.x.clone()
+        completed = self.imputations()
+        found.x = self.x if completed is None else completed
         return found
 
     def imputations(self) -> Tensor | None:
         """A copy of the completed rows; None if no entry is missing."""
-        return None if self.known is None else self.x.clone()
+        return self.x.clone() if self.known is not None and isinstance(self.x, Tensor) else None
 
     def restore(self, imputations: Tensor | None) -> None:
         """Return to the completed rows that `imputations` returned."""
-        if imputations is not None:
+        if imputations is not None and isinstance(self.x, Tensor):
             self.x.copy_(imputations)
 
     def copies(self, n: int) -> Rows:
