@@ -386,6 +386,15 @@ class Affine(Distribution):
     def has_given(self) -> bool:
         return self.distribution.has_given
 
+    @property
+    def has_tempered(self) -> bool:
+        return self.distribution.has_tempered
+
+    def tempered(self, temperature: float) -> Envelope:
+        found, log_bound = self.distribution.tempered(temperature)
+        change = (1 / temperature - 1) * float(self.scale.log().sum())
+        return Envelope(Affine(found, self.centre, self.scale), log_bound + change)
+
     def convolved(self, sigma: Tensor | float) -> Affine:
         return Affine(self.distribution.convolved(sigma * self.scale), self.centre, self.scale)
 

@@ -42,6 +42,7 @@ from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler
 from skebm.base.processes import collected, lock_of
 from skebm.base.processes.modes import TorchModes
 from skebm.estimators.storage import installed_version, pack, unpack
+from skebm.estimators.tables.gross import gross_rows
 from skebm.estimators.tables.table import Table
 from skebm.objectives import ContrastiveState
 from skebm.partition import Choice, ImportanceSampling, choose
@@ -400,10 +401,12 @@ class BaseEBM(BaseEstimator, abc.ABC):
             mapped = isinstance(X, MappedArray)
             X = X.subset(np.flatnonzero(live)) if mapped else X[live]
             y, weight = None if y is None else y[live], weight[live]
+        X, y, weight, left_out = self._without_gross_rows(X, y, weight)
         device = self._available_device() if go_on else resolve_device(self.device)
         table = self._blueprint.table if go_on else self._learn_table(X, weight)
         rows = table.rows(X, device=device, dtype=getattr(torch, self.dtype), weight=weight)
         rows.y = None if y is None else torch.as_tensor(y, device=device)
+        rows.left_out = left_out
         table.prepare(rows)
         if not go_on:
             self.random_state_ = check_random_state(shared_seed(self.random_state))
@@ -423,6 +426,30 @@ class BaseEBM(BaseEstimator, abc.ABC):
         self._finalise(rows)
         self._blueprint = self._blueprint.finalised(net, rows)
         return rows
+
+    def _without_gross_rows(
+        self, X: Any, y: np.ndarray | None, weight: np.ndarray | None
+    ) -> tuple[Any, np.ndarray | None, np.ndarray | None, float]:
+        """X, targets and weights without rows that hold gross values, and the weight of those.
+
+        Bounds say which values are possible, and images and files are taken as they are.
+        """
+        if not isinstance(X, np.ndarray) or X.ndim != 2 or vars(self).get("bounds") is not None:
+            return X, y, weight, 0.0
+        coding, names = vars(self).get("_coding"), vars(self).get("feature_names_in_")
+        names = [f"x{j}" for j in range(X.shape[1])] if names is None else list(map(str, names))
+        names += [f"y[{j}]" for j in range(X.shape[1] - len(names))]  # of pairs
+        numbers = [j for j in range(X.shape[1]) if coding is None or j not in coding.levels]
+        gross = gross_rows(((names[j], X[:, j]) for j in numbers), len(X), weight)
+        if gross is None:
+            return X, y, weight, 0.0
+        left_out = float(gross.sum() if weight is None else weight[gross].sum())
+        y = None if y is None else self._targets_without(y, gross)
+        return X[~gross], y, None if weight is None else weight[~gross], left_out
+
+    def _targets_without(self, y: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Targets of a fit that leaves some rows out, a mask."""
+        return y[~rows]
 
     def _start(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
@@ -870,7 +897,7 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         fraction = 0.1 if self.contamination == "auto" else self.contamination
         energies = divided(rows, self._energies)
         weight = None if rows.is_mapped and rows.weight is None else rows.counts.cpu().numpy()
-        self.threshold_ = upper_quantile(energies, fraction, weight)
+        self.threshold_ = upper_quantile(energies, rows.share_of_kept(fraction), weight)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-likelihood of the rows in nats, with the largest credible log Z.

@@ -48,6 +48,7 @@ from skebm.estimators.tractable import (
     accepted_or_resampled,
     resampled,
     tempered,
+    without_gross_rows,
 )
 from skebm.training.distributed import shared_seed, shows_progress
 from skebm.training.streams import by_blocks, in_memory
@@ -274,6 +275,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         if sample_weight is not None:
             self._check_take_weights(experts)
             X, sample_weight = X[sample_weight > 0], sample_weight[sample_weight > 0]
+        X, sample_weight = without_gross_rows(self, X, sample_weight)
         random = check_random_state(shared_seed(self.random_state))
         balances = self._balances(len(X), len(experts))
         names = [name for name, _ in experts]

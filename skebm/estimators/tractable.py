@@ -22,6 +22,7 @@ from skebm._validation import (
     check_is_fitted,
     check_random_state,
     check_weight,
+    column_ranges,
     draw_seed,
     fit_context,
     validate_data,
@@ -30,6 +31,7 @@ from skebm._validation import (
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.distributions import (
+    Affine,
     Distribution,
     Gaussian,
     GaussianMixture,
@@ -38,6 +40,8 @@ from skebm.distributions import (
     Stack,
 )
 from skebm.estimators.base import asked_for, restores_on_failure, warn_without_effect
+from skebm.estimators.tables.gross import gross_rows
+from skebm.estimators.tables.table import extreme_factors
 from skebm.training.distributed import shared_seed
 from skebm.training.streams import by_blocks, in_memory
 
@@ -59,6 +63,17 @@ USED_BY = {
     "metric": ("kernel",),
     "n_neighbors": ("kernel",),
 }
+
+
+def without_gross_rows(
+    estimator: Any, X: np.ndarray, weight: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Validated X and its weights without rows that hold gross values, with a warning."""
+    names = getattr(estimator, "feature_names_in_", [f"x{j}" for j in range(X.shape[1])])
+    gross = gross_rows(zip(map(str, names), X.T, strict=True), len(X), weight)
+    if gross is None:
+        return X, weight
+    return X[~gross], None if weight is None else weight[~gross]
 
 
 class TractableDensity(DensityMixin, BaseEstimator):
@@ -164,7 +179,7 @@ class TractableDensity(DensityMixin, BaseEstimator):
         X = validate_data(self, X, dtype=np.float64)
         if header is not None:
             check_columns(self, header, reset=True)
-        weight = check_weight(sample_weight, X)
+        X, weight = without_gross_rows(self, X, check_weight(sample_weight, X))
         warn_without_effect(
             {
                 name: f'distribution="{self.distribution}" does not use it'
@@ -175,7 +190,15 @@ class TractableDensity(DensityMixin, BaseEstimator):
         seed = draw_seed(check_random_state(shared_seed(self.random_state)))
         x = torch.tensor(X)  # a copy, as X may be read-only
         w = torch.ones(len(x), dtype=x.dtype) if weight is None else torch.tensor(weight)
-        self.distribution_ = self._fitted(x, w.double(), torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        factor = extreme_factors(*column_ranges(X))
+        if factor is None:
+            self.distribution_ = self._fitted(x, w.double(), generator)
+            return self
+        # Variances of such columns are no numbers: only the scale knows of their size.
+        scale = torch.tensor(factor)
+        found = self._fitted(x * scale, w.double(), generator)
+        self.distribution_ = Affine(found, torch.zeros_like(scale), scale)
         return self
 
     def _fitted(self, x: Tensor, w: Tensor, generator: torch.Generator) -> Distribution:

@@ -581,12 +581,15 @@ class EnergyNet(NeuralNet):
         while True:
             self._schedule()
             good = [w.clone() for w in weights_of(self.module_)], self.module_.snapshot(self.state_)
+            completed = iterator.rows.imputations()
             try:
                 logs = self._run_batches(iterator, monitored, before)
                 if logs is not None:
                     self.logs_ = logs
                     return logs
                 tries += 1
+                # A model that diverges draws entries that no other one can go on from.
+                iterator.rows.restore(completed)
                 self._roll_back(*good, monitored, tries)
             except KeyboardInterrupt:
                 if self.group_.size == 1:
@@ -1054,7 +1057,7 @@ class EnergyNet(NeuralNet):
             state[name] for name in ("n_before", "reported", "logs")
         )
         self.averaged_, self.first_ = state["averaged"], state["first"]
-        rows.load_imputations(state["imputations"])
+        rows.restore(state["imputations"])
         self.guard_.load(state["guard"])
         self.average_.load(state["average"])
         stoppers = [c for _, c in self.callbacks_ if isinstance(c, EarlyStopping)]

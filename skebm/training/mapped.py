@@ -179,8 +179,10 @@ def some_columns(X: Any, columns: Any) -> Any:
     return X.of_columns(columns) if isinstance(X, MappedArray) else X[:, columns]
 
 
-def moments(X: MappedArray, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Weighted mean and variance of each column by one pass, in float64.
+def moments(
+    X: MappedArray, weight: np.ndarray | None, factor: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weighted mean and variance of each column, times its `factor`, by one pass in float64.
 
     The moments of blocks are merged as by Chan, Golub and LeVeque (1979), which loses no digits to
     large means.
@@ -188,14 +190,15 @@ def moments(X: MappedArray, weight: np.ndarray | None) -> tuple[np.ndarray, np.n
     total, mean, scatter = 0.0, np.zeros(X.shape[1:]), np.zeros(X.shape[1:])
     for place, block in X.blocks():
         x, w = block.astype(np.float64), None if weight is None else weight[place]
-        size = float(len(x)) if w is None else float(w.sum())
-        if not size:
+        x = x if factor is None else x * factor
+        n = float(len(x)) if w is None else float(w.sum())
+        if not n:
             continue
         centre = np.average(x, axis=0, weights=w)
-        within = np.average(np.square(x - centre), axis=0, weights=w) * size
-        shift, total = centre - mean, total + size
-        mean = mean + shift * (size / total)
-        scatter = scatter + within + np.square(shift) * (size * (total - size) / total)
+        within = np.average(np.square(x - centre), axis=0, weights=w) * n
+        shift, total = centre - mean, total + n
+        mean = mean + shift * (n / total)
+        scatter = scatter + within + np.square(shift) * (n * (total - n) / total)
     return mean, scatter / total
 
 

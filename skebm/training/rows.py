@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +46,8 @@ class Rows(torch.utils.data.Dataset):
         None if all entries are data.
     n_copies : int
         Number of copies of each row, which are completed in different ways.
+    left_out : float
+        Weight of rows of the table that are too far from these to be trained on.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Rows(torch.utils.data.Dataset):
         self.n_columns = x.shape[1]
         self.known: Tensor | None = None
         self.n_copies = 1
+        self.left_out = 0.0
         self._sampled_from: Rows | None = None
         self._sample: np.ndarray | None = None
 
@@ -125,6 +129,10 @@ class Rows(torch.utils.data.Dataset):
         if self.weight is None:
             return torch.ones(len(self), dtype=torch.float64, device=self.device)
         return self.weight.double() * (self.total_weight / len(self))
+
+    def share_of_kept(self, share: float) -> float:
+        """The farthest share of a table, which `left_out` is a part of, as one of these rows."""
+        return share_of_kept(share, self.left_out / self.total_weight)
 
     def subset(self, index: Tensor) -> Rows:
         """Rows of the given numbers, with their weights and targets."""
@@ -243,15 +251,23 @@ class Rows(torch.utils.data.Dataset):
         assert batch.row_index is not None
         self.x.index_copy_(0, batch.row_index.to(self.x.device), batch.x.to(self.x))
 
+    def with_own_imputations(self) -> Rows:
+        """The same rows, whose imputations are not drawn anew where these are trained on."""
+        found = copy.copy(self)
+        if self.known is not None and isinstance(self.x, Tensor):
+            found.x = self.x.clone()
+        return found
+
     def imputations(self) -> Tensor | None:
         """The entries that are no data, in the order of rows and columns; None if all are."""
-        return None if self.known is None else self.x[~self.known]
+        if self.known is None or not isinstance(self.x, Tensor):
+            return None
+        return self.x[~self.known]
 
-    def load_imputations(self, entries: Tensor | None) -> None:
-        """Replace the entries that are no data by those that :meth:`imputations` returned."""
-        if self.known is not None and entries is not None:
-            assert isinstance(self.x, Tensor)
-            self.x[~self.known] = entries.to(self.x)
+    def restore(self, imputations: Tensor | None) -> None:
+        """Return to the entries that :meth:`imputations` returned."""
+        if self.known is not None and imputations is not None and isinstance(self.x, Tensor):
+            self.x[~self.known] = imputations.to(self.x)
 
     def copies(self, n: int) -> Rows:
         """Each row `n` times in succession; the copies together have the weight of one row."""
@@ -318,6 +334,14 @@ class Rows(torch.utils.data.Dataset):
                 result[start : start + block.shape[0]] = part
         assert result is not None
         return result
+
+
+def share_of_kept(share: float, left_out: float) -> float:
+    """The farthest share of all rows as a share of those that were kept.
+
+    The farthest ones are `left_out`, relative to those that were kept.
+    """
+    return share if not left_out else max(0.0, share - (1 - share) * left_out)
 
 
 # Entries (rows times columns) taken from a table at once.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from skebm.estimators.tables.columns import (
     is_frame,
     present_values,
 )
+from skebm.estimators.tables.encoding import days_for_dates
 
 # A numeric column with more distinct values than this is integrated over, not enumerated.
 MAX_LEVELS = 20
@@ -42,6 +44,18 @@ def columns_of(X: Any) -> list[Column] | None:
     table = as_table(take_rows(X, some.astype(int)))
     names = column_names(table)
     return [summarise(name, present_values(column_of(table, j))) for j, name in enumerate(names)]
+
+
+def numbers_of(X: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """Names and values of the columns of numbers and dates of a table, nan where missing."""
+    table = days_for_dates(as_table(X))
+    for j, name in enumerate(column_names(table)):
+        column = column_of(table, j)
+        try:
+            values = np.asarray(column, dtype=np.float64)
+        except (TypeError, ValueError):  # of text and categories
+            continue
+        yield name, values
 
 
 def summarise(name: str, values: np.ndarray) -> Column:

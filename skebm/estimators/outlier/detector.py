@@ -42,7 +42,7 @@ from skebm.estimators.base import (
     set_nested_params,
     warn_without_effect,
 )
-from skebm.estimators.outlier.columns import Column, columns_of
+from skebm.estimators.outlier.columns import Column, columns_of, numbers_of
 from skebm.estimators.outlier.explanations import (
     Explanation,
     explain_by_imputation,
@@ -71,6 +71,7 @@ from skebm.estimators.outlier.thresholds import (
     check_fdr,
     effective_rows,
 )
+from skebm.estimators.tables.gross import gross_rows
 from skebm.training.distributed import shared_seed
 from skebm.training.mapped import is_large
 from skebm.training.streams import Spool, by_blocks, is_stream, labelled, spooled
@@ -425,6 +426,9 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         if self.estimator is None:
             params = params_of_default(params)
             counting = None if weight is None else np.flatnonzero(weight)
+            gross = None if is_large(X) else gross_rows(numbers_of(X), n_rows(X), weight)
+            if gross is not None:
+                counting = np.flatnonzero(~gross if weight is None else ~gross & (weight > 0))
         calls: list[tuple[Any, ...]] = []
         for rows, _ in splits:  # all that is random is drawn here, before workers share the fits
             if counting is not None:

@@ -14,6 +14,7 @@ from scipy.stats import false_discovery_control
 
 from skebm._validation import warn
 from skebm.estimators.base import upper_quantile
+from skebm.estimators.tables.gross import gross_of
 
 # What contamination="auto" stands for.
 DEFAULT_LEVEL = 0.1
@@ -79,7 +80,11 @@ class QuantileThreshold(NamedTuple):
     ) -> QuantileThreshold:
         """Threshold below which a fraction `contamination` of the weight lies."""
         level = DEFAULT_LEVEL if contamination == "auto" else float(contamination)
-        return cls(level, -upper_quantile(-reference, level, weight), reference, weight)
+        judged, far = reference, gross_of(reference, weight)
+        if far is not None:
+            # Half-way to a row that is far from all others would be beyond most that are far.
+            judged = np.maximum(reference, reference[~far.entries].min())
+        return cls(level, -upper_quantile(-judged, level, weight), reference, weight)
 
     def extended(self, values: np.ndarray, contamination: float | str) -> QuantileThreshold:
         """The threshold with further reference rows of weight 1."""

@@ -25,6 +25,7 @@ from skebm.base import (
     Objective,
     Real,
     Sampler,
+    SamplingError,
     sampling,
 )
 from skebm.base.domains import enumeration_cost, parts_of
@@ -391,14 +392,17 @@ class RBMBlueprint(Blueprint):
         x, counts = held_out.block(0, len(held_out)), held_out.counts
         share_of_row = counts / counts.sum()
         # Of far rows the gain may be infinite, which the guard does not keep.
-        most = final_gain(net, -math.inf) + self._mean_of_base(held_out)
+        most = _or_lost(final_gain(net, -math.inf) + self._mean_of_base(held_out))
 
         def pessimistic(energy: Any = net.module_.energy) -> float:
             if held_out.known is not None:
                 return most
-            with torch.no_grad(), sampling(energy):
-                mean = float(share_of_row @ -energy(x).double())
-            return mean - pessimistic_log_z(energy, x, tools.generator)
+            try:
+                with torch.no_grad(), sampling(energy):
+                    mean = float(share_of_row @ -energy(x).double())
+                return _or_lost(mean - pessimistic_log_z(energy, x, tools.generator))
+            except SamplingError:
+                return -math.inf
 
         return Tried(most, pessimistic)
 
@@ -430,11 +434,12 @@ class RBMBlueprint(Blueprint):
         net = plan.net(self.objective(generator), generator, streaming=False, net_params=own)
         net.initialize()
         net.completion_ = self.complete
-        net.hold_out(self.completed(held_out, generator), self.assessment(), n_times)
-        self.initialise(net.module_.energy, train)
+        train = train.with_own_imputations()
         try:
+            net.hold_out(self.completed(held_out, generator), self.assessment(), n_times)
+            self.initialise(net.module_.energy, train)
             net.partial_fit(train)
-        except DivergenceError:
+        except (DivergenceError, SamplingError):
             return None
         if net.interrupted_:
             raise KeyboardInterrupt("fit was interrupted when it compared settings.")
@@ -628,29 +633,38 @@ class Trials:
     generator : torch.Generator
     net_params : dict or None
         Arguments of the net.
-    bases : dict of str to Distribution
-        Bases of the training rows of :meth:`value`, which are the same for all.
+    bases : dict of str to (Distribution, Rows)
+        Bases of the training rows of :meth:`value`, which are the same for all, and the rows as
+        completed by them, from which each trial starts.
     """
 
     fit: Callable[[str | None, Rows], Distribution]
     plan: Callable[[Distribution, BaseChoice, Rows], RBMBlueprint]
     generator: torch.Generator
     net_params: dict[str, Any] | None
-    bases: dict[str | None, Distribution] = field(default_factory=dict)
+    bases: dict[str | None, tuple[Distribution, Rows]] = field(default_factory=dict)
 
     def value(
         self, name: str | None, n_hidden: int, train: Rows, held_out: Rows, share: float
     ) -> Tried:
         """How likely held-out rows are after a share of the epochs."""
         if name not in self.bases:
-            self.bases[name] = self.fit(name, train)
-        plan = self.plan(self.bases[name], BaseChoice(name, n_hidden, ""), train)
+            train = train.with_own_imputations()
+            self.bases[name] = self.fit(name, train), train
+        base, train = self.bases[name]
+        plan = self.plan(base, BaseChoice(name, n_hidden, ""), train)
         return plan.trial(train, held_out, share, self)
 
     def gains(self, chosen: BaseChoice, n_iter: int, train: Rows, held_out: Rows) -> list[Gain]:
         """Gains of held-out rows over the base while others train a model for `n_iter` epochs."""
+        train = train.with_own_imputations()
         half = self.plan(self.fit(chosen.name, train), chosen, train).trained_for(n_iter)
         return half.gains(train, held_out, self)
+
+
+def _or_lost(value: float) -> float:
+    """A log-likelihood, or minus infinity where it is not finite: such a trial loses."""
+    return value if math.isfinite(value) else -math.inf
 
 
 def still_rising(gains: list[float], n_quarters: int = 1) -> float | None:

@@ -42,7 +42,13 @@ from skebm.estimators.sequences.label_blueprint import (
     labelled_base,
 )
 from skebm.estimators.sequences.label_chain import MOST_TERMS, LabelChain
-from skebm.estimators.sequences.table import first_frames, joined, joined_labels, new_frames
+from skebm.estimators.sequences.table import (
+    first_frames,
+    first_without,
+    joined,
+    joined_labels,
+    new_frames,
+)
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays
 from skebm.estimators.tables.columns import Coding, learn_columns
 from skebm.estimators.tables.table import Table
@@ -353,6 +359,9 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
             return np.stack([first_frames(len(codes), lengths), codes], 1)
 
         self._fit(X, None, streaming=streaming, encode=targets)
+
+    def _targets_without(self, y: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return np.stack([first_without(y[:, 0], rows), y[~rows, 1]], 1)
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return {}

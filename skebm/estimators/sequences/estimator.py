@@ -55,6 +55,7 @@ from skebm.estimators.sequences.table import (
     check_complete,
     check_numbers,
     first_frames,
+    first_without,
     joined,
     new_frames,
     walk,
@@ -388,9 +389,13 @@ class TemporalRBM(
         fraction = 0.1 if self.contamination == "auto" else self.contamination
         some = rows if len(rows.x) <= N_REFERENCE_FRAMES else rows.beginning(N_REFERENCE_FRAMES)
         n_temperatures = min(self.n_temperatures, REFERENCE_TEMPERATURES)
+        fraction = rows.share_of_kept(fraction)
         value = self._scores(some, lower=False, n_temperatures=n_temperatures).log_prob
         self.threshold_ = -upper_quantile(-value, fraction, np.ones(len(value)))
         return self
+
+    def _targets_without(self, y: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return first_without(y, rows)
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return {"ensure_all_finite": "allow-nan"}

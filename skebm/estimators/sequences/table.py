@@ -124,6 +124,17 @@ def first_frames(n_frames: int, lengths: np.ndarray | None) -> np.ndarray:
     return np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
+def first_without(first: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """`first_frames` of the frames that are left without some, a mask, which end sequences."""
+    kept = ~rows
+    # Frames that no other was taken from between follow each other.
+    parts = np.stack([first, np.cumsum(rows)], 1)[kept]
+    begins = np.ones(len(parts), dtype=bool)
+    begins[1:] = (parts[1:] != parts[:-1]).any(1)
+    found: np.ndarray = np.flatnonzero(begins)[np.cumsum(begins) - 1]
+    return found
+
+
 def check_complete(X: np.ndarray, names: Any, *, fitted: bool, coded: bool) -> None:
     """Raise `ValueError` that names a frame and a column with a missing entry.
 

@@ -17,19 +17,19 @@ from skebm._validation import (
     check_columns,
     check_container,
     check_is_fitted,
+    column_ranges,
     fit_context,
     validate_data,
 )
 from skebm.estimators.base import restores_on_failure
 from skebm.estimators.tables.columns import Coding, column_names, column_of, is_frame
+from skebm.estimators.tables.table import extreme_factors
 from skebm.training.mapped import is_large
 from skebm.training.streams import by_blocks, in_memory, is_stream
 
 # Value of a column for levels that did not occur in fit; the column is 0 in all rows of fit, and
 # densities take one that does not vary to have a standard deviation of 1.
 UNSEEN = 10.0
-# Numbers larger than this, or than its inverse smaller, have squares that are no numbers.
-EXTREME = 1e100
 # Rows among which the neighbours of a row with missing entries are found.
 MOST_DONORS = 2000
 
@@ -186,9 +186,8 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         }
         self._scaler = None
         if self._numbers:
-            largest = np.nanmax(np.abs(codes[:, self._numbers]), axis=0)
-            extreme = (largest > EXTREME) | ((largest < 1 / EXTREME) & (largest > 0))
-            self._factor = np.where(extreme, 1 / np.where(extreme, largest, 1.0), 1.0)
+            factor = extreme_factors(*column_ranges(codes[:, self._numbers]))
+            self._factor = np.ones(len(self._numbers)) if factor is None else factor
             self._scaler = StandardScaler().fit(self._numbers_of(codes))
         z = self._numeric(codes)
         donors = z

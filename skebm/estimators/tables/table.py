@@ -18,6 +18,8 @@ from skebm.training.rows import Rows
 
 # Mean of a column, in standard deviations, above which it should not be left as it is.
 LARGE_MEAN = 10_000
+# Squares of numbers between its inverse and itself neither overflow nor underflow.
+EXTREME = 1e100
 # Standard deviations between its inverse and itself are not what makes training diverge.
 USUAL_SCALE = 100.0
 
@@ -453,13 +455,16 @@ def learn_units(
     values.
     """
     with np.errstate(over="ignore", invalid="ignore"):
+        factor = extreme_factors(*column_ranges(X))
         if isinstance(X, MappedArray):
-            mean, scale = moments(X, weight)
+            mean, scale = moments(X, weight, factor)
         else:
-            x = X.astype(np.float64)
+            x = X.astype(np.float64) if factor is None else X.astype(np.float64) * factor
             mean = _known_mean(x, weight)
             scale = _known_mean(np.square(x - mean), weight)
         scale = np.sqrt(scale)
+        if factor is not None:
+            mean, scale = mean / factor, scale / factor
     if not np.isfinite(scale).all():
         columns = np.flatnonzero(~np.isfinite(scale)).tolist()
         shown = columns if names is None else ", ".join(names[j] for j in columns)
@@ -483,6 +488,24 @@ def learn_units(
     if upper is not None:
         return Units(upper, scale, Real(shape, upper=0.0))
     return Units(mean, scale, Real(shape))
+
+
+def extreme_factors(low: np.ndarray, high: np.ndarray) -> np.ndarray | None:
+    """What columns are to be multiplied by before they are squared, (d,); None if by nothing.
+
+    It makes the largest absolute value 1 where squares of deviations would overflow or underflow,
+    or nearly so where the inverse of that value would overflow, and is 1 otherwise.
+    """
+    low, high = low.astype(np.float64), high.astype(np.float64)
+    largest = np.fmax(np.abs(low), np.abs(high))
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = (high > low) & (high - low < 1 / EXTREME)
+        extreme = (largest > EXTREME) | ((largest > 0) & (largest < 1 / EXTREME)) | narrow
+        if not extreme.any():
+            return None
+        inverse = np.minimum(1 / np.where(extreme, largest, 1.0), 2.0**1023)
+    found: np.ndarray = np.where(extreme, inverse, 1.0)
+    return found
 
 
 def _is_constant(X: Any, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -58,7 +58,7 @@ from skebm.estimators.neural.conditional.normalisers import (
 from skebm.estimators.neural.conditional.table import ConditionalTable, column_numbers
 from skebm.estimators.tables.columns import Coding, is_frame
 from skebm.estimators.tables.table import Table
-from skebm.training.rows import Rows
+from skebm.training.rows import Rows, share_of_kept
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -93,10 +93,13 @@ class ConditionalScores(NamedTuple):
 
 
 class ReferenceRows:
-    """Training rows (c, u) with their weights, and the threshold that they set once it is known."""
+    """Training rows (c, u) with their weights, and the threshold that they set once it is known.
 
-    def __init__(self, rows: np.ndarray, counts: np.ndarray):
-        self.rows, self.counts = rows, counts
+    `left_out` is the weight of the rows that were left out of the fit, relative to that of others.
+    """
+
+    def __init__(self, rows: np.ndarray, counts: np.ndarray, left_out: float):
+        self.rows, self.counts, self.left_out = rows, counts, left_out
         self.threshold: float | None = None
 
 
@@ -343,7 +346,9 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         index = torch.linspace(0, len(rows) - 1, min(len(rows), N_REFERENCE_ROWS)).long()
         index = index.to(rows.device)
         self._judged = ReferenceRows(
-            rows.take(index).cpu().numpy(), rows.counts[index].cpu().numpy()
+            rows.take(index).cpu().numpy(),
+            rows.counts[index].cpu().numpy(),
+            rows.left_out / rows.total_weight,
         )
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
@@ -651,6 +656,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
             rows = Rows(torch.tensor(judged.rows).to(like), weight, **_kind(like))
             value, _ = self._scores(rows, upper=False)
             fraction = 0.1 if self.contamination == "auto" else self.contamination
+            fraction = share_of_kept(fraction, judged.left_out)
             judged.threshold = -upper_quantile(-value.log_prob, fraction, judged.counts)
         return judged.threshold
 
