@@ -186,13 +186,21 @@ def as_numbers(name: str, value: Any) -> np.ndarray:
 
 
 def check_weight(sample_weight: Any, X: Any) -> np.ndarray | None:
-    """Validate weights (n,): finite, non-negative, not all zero; None stays None."""
+    """Weights (n,) on a scale of their own, of mean 1 where positive; None if all rows weigh alike.
+
+    They are the importance of rows: their sum says nothing, and equal ones are none. `ValueError`
+    unless they are finite, non-negative and not all zero.
+    """
     if sample_weight is None:
         return None
     weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
     if not weight.any():  # older versions of scikit-learn do not check this
         raise ValueError("Sample weights must contain at least one non-zero number.")
-    return weight
+    positive = weight > 0
+    weight = weight / weight.max()
+    if np.ptp(weight[positive]) == 0:
+        return None if positive.all() else positive.astype(np.float64)
+    return np.asarray(weight / weight[positive].mean())
 
 
 def check_labels(estimator: Any, X: Any, y: Any) -> np.ndarray:
