@@ -185,21 +185,32 @@ def as_numbers(name: str, value: Any) -> np.ndarray:
         raise ValueError(f"{name} must hold numbers only, got {reprlib.repr(value)}.") from error
 
 
-def check_weight(sample_weight: Any, X: Any) -> np.ndarray | None:
-    """Weights (n,) on a scale of their own, of mean 1 where positive; None if all rows weigh alike.
+# Distance of a weight, in units of the smallest one, up to which it is a whole multiple of that, and
+# the least weight that is none.
+WHOLE, MOST_COUNTS = 1e-9, 1e6
 
-    They are the importance of rows: their sum says nothing, and equal ones are none. `ValueError`
-    unless they are finite, non-negative and not all zero.
+
+def check_weight(sample_weight: Any, X: Any) -> np.ndarray | None:
+    """Weights (n,) on a scale of their own, whatever that of the given ones; None if all are equal.
+
+    Weights that are whole multiples of the smallest positive one count rows: the smallest is 1, and
+    a row of weight 2 is two rows. Others are the importance of rows, and their mean is 1 where they
+    are positive. `ValueError` unless they are finite, non-negative and not all zero.
     """
     if sample_weight is None:
         return None
     weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
     if not weight.any():  # older versions of scikit-learn do not check this
         raise ValueError("Sample weights must contain at least one non-zero number.")
-    positive = weight > 0
     weight = weight / weight.max()
-    if np.ptp(weight[positive]) == 0:
-        return None if positive.all() else positive.astype(np.float64)
+    positive = weight > 0
+    if positive.all() and np.ptp(weight) == 0:
+        return None
+    with np.errstate(over="ignore"):
+        count = weight / weight[positive].min()
+    whole = np.rint(count)
+    if count.max() < MOST_COUNTS and np.abs(count - whole).max() < WHOLE:
+        return np.asarray(whole)
     return np.asarray(weight / weight[positive].mean())
 
 

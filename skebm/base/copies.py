@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+# Copies of a row, relative to the rarest ones, beyond which rows recur for another reason.
+MOST_COPIES = 5
 # Odd constants of the finaliser of SplitMix64.
 STEP, MIX_ONE, MIX_TWO = (
     np.uint64(0x9E3779B97F4A7C15),
@@ -56,11 +58,25 @@ def distinct_rows(
     return X[first], None if weight is None and np.ptp(total) == 0 else total.astype(float)
 
 
-def same_copies(member: np.ndarray, of_distinct: np.ndarray) -> np.ndarray:
-    """Numbers of all rows that are copies of the given distinct rows, ascending."""
-    chosen = np.zeros(int(member.max(initial=-1)) + 1, dtype=bool)
-    chosen[of_distinct] = True
-    return np.flatnonzero(chosen[member])
+def merged_copies(
+    X: np.ndarray, y: np.ndarray | None, weight: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Distinct pairs of rows and targets, and the sums of their weights, as in a table of numbers.
+
+    Rows that occur very often are not copies but the values that a few columns can have, which
+    training and held-out rows take in the numbers in which they come.
+    """
+    flat = X.reshape(len(X), -1)
+    pairs = flat if y is None else np.column_stack([flat, y])
+    first, member = distinct_numbers_of(pairs)
+    if len(first) == len(X):
+        return X, y, weight
+    count = np.bincount(member)
+    if len(X) > MOST_COPIES * len(first) * count.min():
+        return X, y, weight
+    total = np.bincount(member, weights=weight)
+    alike = weight is None and np.ptp(count) == 0
+    return X[first], None if y is None else y[first], None if alike else total.astype(float)
 
 
 def sample_that_varies(

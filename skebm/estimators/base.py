@@ -40,6 +40,7 @@ from skebm._validation import (
     warn,
 )
 from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler
+from skebm.base.copies import merged_copies
 from skebm.estimators.storage import installed_version, pack, unpack
 from skebm.estimators.tables.table import Table
 from skebm.objectives import ContrastiveState
@@ -396,8 +397,11 @@ class BaseEBM(BaseEstimator, abc.ABC):
             mapped = isinstance(X, MappedArray)
             X = X.subset(np.flatnonzero(live)) if mapped else X[live]
             y, weight = None if y is None else y[live], weight[live]
+            weight = None if np.ptp(weight) == 0 else weight
         device = self._available_device() if go_on else resolve_device(self.device)
         table = self._blueprint.table if go_on else self._learn_table(X, weight)
+        if not streaming and isinstance(X, np.ndarray) and table.copies_are_one:
+            X, y, weight = merged_copies(X, y, weight)
         rows = table.rows(X, device=device, dtype=getattr(torch, self.dtype), weight=weight)
         rows.y = None if y is None else torch.as_tensor(y, device=device)
         table.prepare(rows)
