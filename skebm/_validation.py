@@ -185,8 +185,8 @@ def as_numbers(name: str, value: Any) -> np.ndarray:
         raise ValueError(f"{name} must hold numbers only, got {reprlib.repr(value)}.") from error
 
 
-# Distance of a weight, in units of the smallest one, up to which it is a whole multiple of that, and
-# the least weight that is none.
+# Distance from a whole multiple of the smallest weight up to which a weight is one, and the least
+# multiple that is none.
 WHOLE, MOST_COUNTS = 1e-9, 1e6
 
 

@@ -591,8 +591,8 @@ class KernelDensity(Distribution):
         centre is the covariance R of all rows, shrunk as in :meth:`Gaussian.fit` (by at least 1/n),
         times :math:`t_m = \mathrm{tr}(R^{-1} C_m) / (d n_m)`, which gives it the size of
         :math:`C_m / n_m`. The initial covariances are R times squares of numbers from 1/4 to 5/2 of
-        the factor. :math:`\epsilon = 10^{-5}` keeps the narrowest kernel at 0.003 standard deviations of
-        the columns.
+        the factor. :math:`\epsilon = 10^{-5}` keeps the narrowest kernel at 0.003 standard
+        deviations of the columns.
 
         Parameters
         ----------
@@ -616,9 +616,9 @@ class KernelDensity(Distribution):
             column varies; for one scale only. None: the standard deviations.
         n_neighbours : int >= 1 or None, default=None
             If given, bandwidths differ from row to row, in proportion to the distance to the
-            `n_neighbours`-th nearest other distinct row (in units of `unit`), or to a tenth of the median
-            distance if that is larger; for one scale only. The factor maximises the leave-one-out
-            likelihood of 500 rows. None: all equal.
+            `n_neighbours`-th nearest other distinct row (in units of `unit`), or to a tenth of the
+            median distance if that is larger; for one scale only. The factor maximises the
+            leave-one-out likelihood of 500 rows. None: all equal.
         """
         whole_number("n_scales", n_scales, 1)
         if n_neighbours is not None:
