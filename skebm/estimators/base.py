@@ -399,9 +399,12 @@ class BaseEBM(BaseEstimator, abc.ABC):
             y, weight = None if y is None else y[live], weight[live]
             weight = None if np.ptp(weight) == 0 else weight
         device = self._available_device() if go_on else resolve_device(self.device)
-        table = self._blueprint.table if go_on else self._learn_table(X, weight)
-        if not streaming and isinstance(X, np.ndarray) and table.copies_are_one:
-            X, y, weight = merged_copies(X, y, weight)
+        merged = (X, y, weight)
+        if not streaming and isinstance(X, np.ndarray):
+            merged = merged_copies(X, y, weight)
+        table = self._blueprint.table if go_on else self._learn_table(merged[0], merged[2])
+        if table.copies_are_one:
+            X, y, weight = merged
         rows = table.rows(X, device=device, dtype=getattr(torch, self.dtype), weight=weight)
         rows.y = None if y is None else torch.as_tensor(y, device=device)
         table.prepare(rows)
