@@ -494,7 +494,7 @@ def test_more_rows_need_less_bandwidth():
 
 
 HARD = {
-    "duplicates": (torch.tensor([[0.0, 1.0], [2.0, 0.0]]).repeat_interleave(50, 0), 0.01),
+    "duplicates": (torch.tensor([[0.0, 1.0], [2.0, 0.0]]).repeat_interleave(50, 0), 2.0),
     "all constant": (torch.full((9, 2), 3.3), 1.0),
     "constant": (torch.cat([rows(50, 2), torch.full((50, 1), 1e4 / 3)], 1), None),
     "one row": (torch.tensor([[1.0, 2.0]]), 1.0),
