@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skebm._copies import sample_that_varies, that_vary
 from skebm.base import Clamp, Conditional, Real
-from skebm.base.copies import sample_that_varies, that_vary
 from skebm.distributions._fitting import draw_index, positive_weight_rows, tempered_weights
 from skebm.distributions.base import Distribution, Envelope
 from skebm.distributions.bounded import TruncatedGaussian, Uniform
@@ -459,10 +459,7 @@ def _judged(
     if generator is None:
         generator = torch.Generator(x.device).manual_seed(0)
     order = torch.randperm(len(rows), generator=generator, device=generator.device)
-    index, sampled = sample_that_varies(
-        rows.cpu().numpy(), w.cpu().numpy(), order[:MOST_ROWS].cpu().numpy()
-    )
-    rows, w = rows[torch.from_numpy(index).to(rows.device)], torch.from_numpy(sampled).to(w)
+    rows, w = _sampled(rows, w, order)
     seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
     if low_rank:
         candidates = _low_rank_candidates(len(rows), rows.shape[1], seed)
@@ -475,19 +472,10 @@ def _judged(
     fold = torch.arange(len(rows), device=rows.device) % N_FOLDS
     enough = ENOUGH_LOW if low_rank else ENOUGH
     n_folds = min(N_FOLDS, math.ceil(enough * N_FOLDS / len(rows)))
-    # No column is constant among the centres, nor where a part is fitted without some rows.
-    table = rows.cpu().numpy()
-    first = that_vary(table, np.arange(min(MOST_CENTRES, len(table))))
-    if len(first):
-        index = np.concatenate([first, np.delete(np.arange(len(table)), first)])
-        table = table[index]
-        rows, w = (
-            rows[torch.from_numpy(index).to(rows.device)],
-            w[torch.from_numpy(index).to(w.device)],
-        )
-    outs = [np.flatnonzero(fold.cpu().numpy() == k) for k in range(n_folds)]
-    for numbers in [np.setdiff1d(np.arange(len(rows)), out) for out in outs]:
-        fold[torch.from_numpy(that_vary(table, numbers)).to(fold.device)] = n_folds
+    for k in range(n_folds):
+        others = (fold != k).nonzero()[:, 0].cpu().numpy()
+        # A row without which a column would be constant is in no fold.
+        fold[torch.from_numpy(that_vary(rows.cpu().numpy(), others)).to(fold.device)] = N_FOLDS
     by = fold < n_folds
     parts: list[Distribution] = []
     densities = []
@@ -501,6 +489,18 @@ def _judged(
         densities.append(density[by])
     costs = [candidate.cost for candidate in candidates]
     return Judged(parts, torch.stack(densities, 1), w[by], costs, low_rank)
+
+
+def _sampled(x: Tensor, w: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """The first rows of a random order, among which, and the centres, all columns vary."""
+    table = x.cpu().numpy()
+    some = order[:MOST_ROWS].cpu().numpy()
+    index, weight = sample_that_varies(table, w.cpu().numpy(), some)
+    first = that_vary(table[index], np.arange(min(MOST_CENTRES, len(index))))
+    if len(first):
+        front = np.concatenate([first, np.delete(np.arange(len(index)), first)])
+        index, weight = index[front], weight[front]
+    return x[torch.from_numpy(index).to(x.device)], torch.from_numpy(weight).to(w)
 
 
 def _in_order(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ import torch
 from sklearn.base import BaseEstimator, DensityMixin, OutlierMixin, clone
 from torch import Tensor
 
+from skebm._copies import merged_copies
 from skebm._validation import (
     Interval,
     StrOptions,
@@ -40,7 +41,6 @@ from skebm._validation import (
     warn,
 )
 from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler
-from skebm.base.copies import merged_copies
 from skebm.estimators.storage import installed_version, pack, unpack
 from skebm.estimators.tables.table import Table
 from skebm.objectives import ContrastiveState

@@ -20,6 +20,7 @@ from sklearn.model_selection import KFold
 from sklearn.utils import Bunch
 from sklearn.utils.validation import has_fit_parameter
 
+from skebm._copies import distinct_numbers_of, that_vary
 from skebm._densities import log_normaliser, relative_log_density, score_function
 from skebm._validation import (
     N_JOBS,
@@ -39,7 +40,6 @@ from skebm._validation import (
     warn,
 )
 from skebm.base import LogPartition
-from skebm.base.copies import distinct_numbers_of, that_vary
 from skebm.base.energy import check_temperature
 from skebm.base.processes import Workers, progress_bar
 from skebm.base.sampler import whole_number

@@ -15,6 +15,7 @@ from scipy.special import logsumexp
 from sklearn.base import BaseEstimator, DensityMixin
 from torch import Tensor
 
+from skebm._copies import distinct_rows, sample_that_varies
 from skebm._validation import (
     Interval,
     StrOptions,
@@ -27,7 +28,6 @@ from skebm._validation import (
     validate_data,
     warn,
 )
-from skebm.base.copies import distinct_rows, sample_that_varies
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.distributions import (
@@ -188,11 +188,11 @@ class TractableDensity(DensityMixin, BaseEstimator):
             return Gaussian.fit(x, w)
         if self.distribution == "stack":
             return Stack.fit(x, w, generator=generator)
-        size = min(len(x) // ROWS_PER_COMPONENT, MOST_COMPONENTS)
+        size: float = min(len(x) // ROWS_PER_COMPONENT, MOST_COMPONENTS)
         if len(x) > MOST_ROWS:
             some = torch.randperm(len(x), generator=generator)[:MOST_ROWS]
-            index, w = sample_that_varies(x.numpy(), w.numpy(), some.numpy())
-            x, w = x[index], torch.from_numpy(w)
+            index, weight = sample_that_varies(x.numpy(), w.numpy(), some.numpy())
+            x, w = x[index], torch.from_numpy(weight)
         if self.distribution == "mixture":
             size = min(size, MOST_WORK // (len(x) * x.shape[1] ** 2))
             n_components = max(1, int(size)) if self.n_components == "auto" else self.n_components

@@ -1,7 +1,7 @@
 """The same rows given in another way: weights, copies, order, index, dtype, layout and units.
 
 Every public estimator is fitted to tables that say the same, and what it says of new rows must be
-the same. `EXCEPTIONS` has what is different by definition, each with the reason.
+the same. `COPIES` and `ORDER` list what differs by definition, with the reason.
 """
 
 import functools
@@ -192,9 +192,9 @@ def again(name, kind, change=lambda x: x, order=None, **params):
     return said(case, change(rows), change(given.new), y, of_new, **params)
 
 
-# Differences in nats, or in the units of what is said, where the model is another one by definition.
-# Bits: a row that occurs twice is seen twice, and mini-batches, chains, held-out rows, priors and the
-# criteria of a choice are those of as many rows. A memory stores what is given twice twice.
+# Differences in nats, or in units of what is said, where the model is another one by definition.
+# Bits: a row that occurs twice is seen twice, and mini-batches, chains, held-out rows, priors and
+# the criteria of a choice are those of as many rows. A memory stores twice what is given twice.
 COPIES = {
     "BoltzmannMachineDensity": 1e-3,
     "DeepBeliefNetwork": 1e-3,
@@ -223,12 +223,9 @@ ORDER = {
     "JEMClassifier": 1e-3,
     "ConditionalDensity": 1.0,
 }
-# Classes and bases that start at random in the order of the columns, or that training draws numbers
-# for column by column; where one column is a condition or the target the question is another one.
-COLUMNS = {
-    name: 1e-6
-    for name in ("TractableDensity", "TractableDensity-kernel", "TractableDensity-mixture")
-}
+# Others draw numbers column by column, or have a column that is a condition or the target.
+COLUMNS = {f"TractableDensity{kind}": 1e-6 for kind in ("", "-kernel", "-mixture")}
+# The column of a condition, which has no density.
 CONDITION = {"ConditionalDensity": 0}
 # Estimators that are tried in the first tier, on their first table.
 QUICK = ("TractableDensity-kernel", "TableEncoder", "RBMEstimator")

@@ -75,7 +75,7 @@ class Copies(NamedTuple):
     first: np.ndarray
     member: np.ndarray
 
-    def split(self, train: np.ndarray, held_out: np.ndarray) -> Split:
+    def split(self, train: Any, held_out: Any) -> Split:
         """A split by numbers of distinct rows: all copies are fitted, one of each is held out."""
         chosen = np.zeros(len(self.first), dtype=bool)
         chosen[train] = True

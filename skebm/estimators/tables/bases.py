@@ -15,9 +15,9 @@ import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor
 
+from skebm._copies import distinct_numbers_of
 from skebm._validation import Interval, StrOptions, as_numbers, warn
 from skebm.base import Batch, Binary, Categorical, Clamp, Domain, Mixed, Real
-from skebm.base.copies import distinct_numbers_of
 from skebm.base.domains import parts_of
 from skebm.base.processes import progress_bar
 from skebm.distributions import (
