@@ -10,7 +10,7 @@ from skebm import (
     ScoreMatchingDensity,
     TractableDensity,
 )
-from skebm._copies import distinct_numbers_of, merged_copies, sample_that_varies, that_vary
+from skebm._validation import distinct_numbers_of, merged_copies, sample_that_varies, that_vary
 from skebm.distributions import Gaussian, GaussianMixture, KernelDensity, LowRankMixture
 from skebm.estimators import product, tractable
 from tests.tiers import full, leading, only_full
@@ -39,7 +39,7 @@ def test_equal_rows_are_found_exactly(n_columns):
 def test_rows_of_one_hash_are_compared(monkeypatch):
     rows = np.random.default_rng(1).integers(0, 2, (40, 3))
     expected = by_dictionary(rows)
-    monkeypatch.setattr("skebm._copies._mixed", lambda code, bits: code)
+    monkeypatch.setattr("skebm._validation._mixed", lambda code, bits: code)
     first, member = distinct_numbers_of(rows)
     assert (first.tolist(), member.tolist()) == (expected[0], expected[1])
 

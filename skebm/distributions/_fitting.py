@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skebm._copies import distinct_numbers_of
+from skebm._validation import distinct_numbers_of
 
 # Most numbers computed at once for a chunk of rows: 32 MB in float64.
 CHUNK = 4_000_000

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._copies import sample_that_varies, that_vary
+from skebm._validation import sample_that_varies, that_vary
 from skebm.base import Clamp, Conditional, Real
 from skebm.distributions._fitting import draw_index, positive_weight_rows, tempered_weights
 from skebm.distributions.base import Distribution, Envelope

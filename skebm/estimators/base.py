@@ -25,7 +25,6 @@ import torch
 from sklearn.base import BaseEstimator, DensityMixin, OutlierMixin, clone
 from torch import Tensor
 
-from skebm._copies import merged_copies
 from skebm._validation import (
     Interval,
     StrOptions,
@@ -36,6 +35,7 @@ from skebm._validation import (
     check_weight,
     draw_seed,
     fit_context,
+    merged_copies,
     resolve_device,
     validate_data,
     warn,

@@ -20,7 +20,6 @@ from sklearn.model_selection import KFold
 from sklearn.utils import Bunch
 from sklearn.utils.validation import has_fit_parameter
 
-from skebm._copies import distinct_numbers_of, that_vary
 from skebm._densities import log_normaliser, relative_log_density, score_function
 from skebm._validation import (
     N_JOBS,
@@ -32,10 +31,12 @@ from skebm._validation import (
     check_is_fitted,
     check_random_state,
     check_weight,
+    distinct_numbers_of,
     draw_seed,
     fit_context,
     set_seeds,
     take_rows,
+    that_vary,
     validate_data,
     warn,
 )

@@ -15,7 +15,6 @@ from scipy.special import logsumexp
 from sklearn.base import BaseEstimator, DensityMixin
 from torch import Tensor
 
-from skebm._copies import distinct_rows, sample_that_varies
 from skebm._validation import (
     Interval,
     StrOptions,
@@ -23,8 +22,10 @@ from skebm._validation import (
     check_is_fitted,
     check_random_state,
     check_weight,
+    distinct_rows,
     draw_seed,
     fit_context,
+    sample_that_varies,
     validate_data,
     warn,
 )

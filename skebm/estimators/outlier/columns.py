@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from skebm._copies import distinct_numbers_of
-from skebm._validation import n_rows, take_rows
+from skebm._validation import distinct_numbers_of, n_rows, take_rows
 from skebm.estimators.tables.columns import (
     as_table,
     column_names,

@@ -15,8 +15,7 @@ import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor
 
-from skebm._copies import distinct_numbers_of
-from skebm._validation import Interval, StrOptions, as_numbers, warn
+from skebm._validation import Interval, StrOptions, as_numbers, distinct_numbers_of, warn
 from skebm.base import Batch, Binary, Categorical, Clamp, Domain, Mixed, Real
 from skebm.base.domains import parts_of
 from skebm.base.processes import progress_bar
