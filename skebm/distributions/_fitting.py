@@ -12,6 +12,8 @@ import torch
 from sklearn.cluster import KMeans
 from torch import Tensor
 
+from skebm._validation import distinct_numbers_of
+
 # Most numbers computed at once for a chunk of rows: 32 MB in float64.
 CHUNK = 4_000_000
 # Numbers computed at once where few rows are as fast: 4 MB in float64, which caches hold. Larger
@@ -36,26 +38,46 @@ def checked_weight(x: Any, weight: Tensor | None) -> Tensor:
 
 
 def positive_weight_rows(x: Any, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The flat rows of positive weight and their weights, in float64."""
+    """The distinct flat rows of positive weight and their weights, of mean 1, in float64."""
     w = checked_weight(x, weight)
     if x.dim() != 2:
         raise ValueError(f"x must be flat rows, (n, d), not of shape {tuple(x.shape)}.")
-    return x.detach().double()[w > 0], w[w > 0]
+    rows, w = x.detach().double()[w > 0], w[w > 0]
+    index, w = distinct_weights(rows, w)
+    return rows[index], w * (len(w) / w.sum())
 
 
-def usable_scale(variance: Tensor, mean: Tensor, dtype: torch.dtype) -> Tensor:
-    """Standard deviations, 1 where a column varies by no more than its rounding errors."""
-    return torch.where(varies(variance, mean, dtype), variance, 1.0).sqrt()
+def distinct_weights(rows: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers of the distinct rows, in their order, and the weights of all copies of each.
+
+    Copies of a row say no more than one of them about what lies between rows of numbers, so the
+    total is at most the number of distinct rows: priors are worth as much beside a table that is
+    given twice. It is less for rows that are completed in several ways, which count as one.
+    """
+    first, member = distinct_numbers_of(rows.cpu().numpy())
+    if len(first) == len(rows):
+        index, total = torch.arange(len(rows), device=rows.device), w
+    else:
+        index = torch.from_numpy(first).to(rows.device)
+        total = w.new_zeros(len(first)).index_add_(0, torch.from_numpy(member).to(w.device), w)
+    return index, total * min(1.0, len(first) / float(total.sum()))
 
 
-def varies(variance: Tensor, mean: Tensor, dtype: torch.dtype) -> Tensor:
-    """Which columns vary by more than the rounding errors of rows in `dtype`.
+def usable_scale(variance: Tensor, varying: Tensor) -> Tensor:
+    """Standard deviations, 1 where a column does not vary."""
+    return torch.where(varying, variance, 1.0).sqrt()
 
-    Moments are float64. A deviation of a few units in the last place of the mean counts as
+
+def varies(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Which columns of float64 rows vary by more than the rounding errors of rows in `dtype`.
+
+    This is said by the largest and the smallest number: a standard deviation of equal numbers need
+    not be zero, as their mean is rounded. A range of a few units in the last place counts as
     rounding; a larger one is the variation of a column with a large mean.
     """
+    low, high = rows.aminmax(dim=0)
     rounding = max(100 * torch.finfo(torch.float64).eps, 4 * torch.finfo(dtype).eps)
-    return variance > (rounding * mean).square()
+    return high - low > rounding * torch.maximum(low.abs(), high.abs())
 
 
 def moments(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

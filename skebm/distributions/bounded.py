@@ -255,7 +255,8 @@ class TruncatedGaussian(Distribution):
         x : Tensor of shape (n, d)
             Finite rows within the bounds.
         weight : Tensor of shape (n,) or None, default=None
-            Non-negative, not all zero. A row of weight 2 counts as two rows.
+            Non-negative, not all zero: the importance of rows, on any scale. Equal rows are one row
+            of their total weight.
         lower, upper : float, Tensor of shape (d,) or None, default=None
             The bounds, as for the class.
         """
@@ -268,8 +269,8 @@ class TruncatedGaussian(Distribution):
                 "the rows or widen the bounds."
             )
         mean, variance = moments(rows, w)
-        scale = usable_scale(variance, mean, x.dtype)
-        varying = varies(variance, mean, x.dtype)
+        varying = varies(rows, x.dtype)
+        scale = usable_scale(variance, varying)
         a, b = (low - mean) / scale, (high - mean) / scale
         tilt, precision = maximise(a[varying], b[varying], LARGEST_SCALE)
         mean[varying] += scale[varying] * tilt / precision

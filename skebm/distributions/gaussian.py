@@ -14,7 +14,14 @@ from torch import Tensor
 
 from skebm.base import Clamp, Real
 from skebm.base.energy import check_temperature
-from skebm.distributions._fitting import checked_weight, positive, tempered_bounds, usable_scale
+from skebm.distributions._fitting import (
+    checked_weight,
+    distinct_weights,
+    positive,
+    tempered_bounds,
+    usable_scale,
+    varies,
+)
 from skebm.distributions.base import Distribution, Envelope, Tilt
 from skebm.distributions.conditionals import Given, IndependentGiven, MixtureGiven
 
@@ -105,7 +112,8 @@ class Gaussian(Distribution):
         x : Tensor of shape (n, ...)
             Finite rows; flat ones unless `diagonal`.
         weight : Tensor of shape (n,) or None, default=None
-            Non-negative, not all zero. A row of weight 2 counts as two rows.
+            Non-negative, not all zero. Equal rows are one row of their total weight, and all rows
+            together count for at most the number of distinct ones.
         shrinkage : float in [0, 1] or "auto", default="auto"
             s. ``"auto"`` is the estimate of Ledoit and Wolf for the standardised columns, and at
             least 0.001, so that columns may be duplicates of each other.
@@ -118,10 +126,12 @@ class Gaussian(Distribution):
                 f"A covariance needs flat rows, not rows of shape {tuple(x.shape[1:])}: pass "
                 "diagonal=True."
             )
-        flat = x.detach().flatten(1).double()
+        flat = x.detach().flatten(1).double()[w > 0]
+        index, w = distinct_weights(flat, w[w > 0])
+        flat = flat[index]
         mean = w @ flat / w.sum()
         centred = flat - mean
-        scale = usable_scale(w @ centred.square() / w.sum(), mean, x.dtype)
+        scale = usable_scale(w @ centred.square() / w.sum(), varies(flat, x.dtype))
         if diagonal:
             shape = x.shape[1:]
             return cls(mean.view(shape).to(x.dtype), scale.view(shape).to(x.dtype))

@@ -128,23 +128,22 @@ def evaluate(
     x: Tensor,
     score: bool,
     without: Tensor | None = None,
-    kept: Tensor | None = None,
     log_others: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Log-densities (n,) and, with `score`, scores (n, d), in the precision of x.
 
-    `without` (n,) is a centre that each row leaves out. Leaving out a centre keeps the fraction
-    exp(`kept`) (m,) of its own weight, and the fraction exp(`log_others`) (m,) of the total.
+    `without` (n,) is a centre that each row leaves out, which keeps the fraction exp(`log_others`)
+    (m,) of the total weight.
     """
     size = max(1, min(_fitting.CHUNK, PAIRS) // kernels.right[:, 0].numel())
 
     def values_of(number: int, rows: Tensor) -> tuple[Tensor, ...]:
         centred = rows.double() - kernels.origin
         logits = kernels.logits(centred)
-        if without is not None and kept is not None and log_others is not None:
+        if without is not None and log_others is not None:
             out = without[number * size : number * size + len(rows)]
             at = torch.arange(len(rows), device=rows.device)
-            logits[:, at, out] = logits[:, at, out] + kept[out]
+            logits[:, at, out] = -math.inf
             logits -= log_others[out][:, None]
         return tuple(value.to(x.dtype) for value in _sums(kernels, centred, logits, score))
 
@@ -191,9 +190,7 @@ def fit_scales(
     on rows whitened by that matrix. The iterate of the largest likelihood is returned, followed by
     the leave-one-out log-likelihoods of all iterates, in nats per row.
     """
-    # Weights on a smaller scale than counts are worth as many rows as there are in the prior.
-    unit = max(1.0, len(w) / float(w.sum()))
-    scale_tril = _correlation_tril(z, w * unit)
+    scale_tril = _correlation_tril(z, w)
     z = torch.linalg.solve_triangular(scale_tril, z.t(), upper=False).t().contiguous()
     if factor is None:
         factor = best_factor(z, w, STAGES[0][0])
@@ -203,9 +200,8 @@ def fit_scales(
     mixing_weights = torch.full_like(sizes, 1 / n_scales)
     path: list[float] = []
     for n_rows, n_steps in STAGES:
-        index, count = usable_left_out(w, max(min(n_rows, MAX_PAIRS // len(z)), 1))
-        count = count * unit
-        if not len(index) or not z.shape[1]:
+        index, count = left_out(w, max(min(n_rows, MAX_PAIRS // len(z)), 1))
+        if len(z) < 2 or not z.shape[1]:
             break
         best, current = -math.inf, (covariances, mixing_weights)
         for _ in range(n_steps):
@@ -242,8 +238,7 @@ def statistics(
 ) -> Statistics:
     """Expected statistics of the rows `index`, weighted by `count`; all rows are centres."""
     kernels = prepare(z, w, inverses(torch.linalg.cholesky(covariances)), mixing_weights.log())
-    kept = log_kept(w[index])
-    log_others = (1 - w[index].clamp(max=1) / w.sum()).log()
+    log_others = (1 - w[index] / w.sum()).log()
     ones = torch.nn.functional.pad(kernels.centres, (0, 1), value=1.0)
     n_scales, d = len(mixing_weights), z.shape[1]
     value, amount = 0.0, z.new_zeros(n_scales)
@@ -251,7 +246,7 @@ def statistics(
     for part in torch.arange(len(index), device=z.device).split(max(1, PAIRS // len(z))):
         rows = kernels.centres[index[part]]
         logits = kernels.logits(rows)
-        logits[:, torch.arange(len(part), device=z.device), index[part]] += kept[part]
+        logits[:, torch.arange(len(part), device=z.device), index[part]] = -math.inf
         top = logits.amax(2).amax(0)
         weight = logits.sub_(top[:, None]).exp_()
         sums = torch.mm(weight.flatten(0, 1), ones).view(n_scales, len(part), d + 1)
@@ -296,8 +291,8 @@ def update(
 # The grid of factors before the line search: each twice the one before.
 FACTORS = tuple(0.01 * 2**k for k in range(9))
 
-# Most rows that are left out in turn.
-MAX_ROWS = 2000
+# Most rows that are left out in turn, and the largest weight of one, in medians.
+MAX_ROWS, MOST_WEIGHT = 2000, 3.0
 
 # Tolerance of the logarithm of the factor.
 BANDWIDTH_TOLERANCE = 0.02
@@ -306,10 +301,10 @@ BANDWIDTH_TOLERANCE = 0.02
 def best_factor(z: Tensor, w: Tensor, max_rows: int | None = None) -> float:
     """Bandwidth of largest leave-one-out likelihood within `FACTORS`, for standardised rows (n, d).
 
-    Rows count by their weights w (n,): leaving out a row of weight 2 keeps one copy.
+    Rows are distinct, and have the weights w (n,), of mean 1.
     """
-    index, count = usable_left_out(w, max_rows)
-    if not len(index) or not z.shape[1]:  # a single row, or no column
+    index, count = left_out(w, max_rows)
+    if len(z) < 2 or not z.shape[1]:
         return 1.0
     scores = _grid(z, w, index, count)
     return _refined(scores, lambda factor: log_likelihood(z, w, index, count, factor))
@@ -328,27 +323,20 @@ def _refined(scores: Sequence[float], likelihood: Callable[[float], float]) -> f
     return math.exp(found.x)
 
 
-def usable_left_out(w: Tensor, max_rows: int | None) -> tuple[Tensor, Tensor]:
-    """:func:`left_out`, without rows besides which there are no others."""
-    index, count = left_out(w, max_rows)
-    usable = w.sum() - w[index].clamp(max=1) > 0
-    return index[usable], count[usable]
-
-
-def log_kept(w: Tensor) -> Tensor:
-    """log of the fraction of a weight that is left when one is taken away, (n,)."""
-    return ((w - 1).clamp(min=0) / w).log()
-
-
 def squared_distances(z: Tensor, squared: Tensor, part: Tensor) -> Tensor:
     """From the rows `part` to all rows of z, whose squared norms are `squared`, (k, n)."""
     return torch.addmm(squared, z[part], z.t(), alpha=-2).add_(squared[part][:, None])
 
 
 def left_out(w: Tensor, max_rows: int | None = None) -> tuple[Tensor, Tensor]:
-    """Rows to leave out and their weights: all, or some evenly spaced in cumulative weight."""
+    """Rows to leave out and their weights: all, or some evenly spaced in cumulative weight.
+
+    Weights are limited: a row of which there are a hundred copies would decide on the bandwidth
+    alone, by how far it is from all others.
+    """
+    w = w.clamp(max=MOST_WEIGHT * float(w.median()))
     total, n = float(w.sum()), MAX_ROWS if max_rows is None else max_rows
-    if max(total, len(w)) <= n:
+    if len(w) <= n:
         return torch.arange(len(w), device=w.device), w
     place = (torch.arange(n, dtype=w.dtype, device=w.device) + 0.5) * (total / n)
     chosen = torch.searchsorted(w.cumsum(0), place, right=True).clamp_(max=len(w) - 1)
@@ -359,32 +347,28 @@ def left_out(w: Tensor, max_rows: int | None = None) -> tuple[Tensor, Tensor]:
 def log_likelihood(z: Tensor, w: Tensor, index: Tensor, count: Tensor, factor: float) -> float:
     """Leave-one-out log-likelihood of the rows `index`, weighted by `count`, in nats."""
     total = 0.0
-    for rows, distance, nearest, own in _distances(z, w, index):
+    for rows, distance, nearest in _distances(z, index):
         kernel = distance.mul_(-0.5 / factor**2).exp_()
-        total += _score(kernel @ w + own, nearest, w, index[rows], count[rows], z, factor)
+        total += _score(kernel @ w, nearest, w, index[rows], count[rows], z, factor)
     return total
 
 
 def _grid(z: Tensor, w: Tensor, index: Tensor, count: Tensor) -> list[float]:
     """:func:`log_likelihood` at all `FACTORS`: halving the bandwidth takes the fourth power."""
     scores = [0.0] * len(FACTORS)
-    for rows, distance, nearest, own in _distances(z, w, index):
+    for rows, distance, nearest in _distances(z, index):
         kernel = distance.mul_(-0.5 / FACTORS[-1] ** 2).exp_()
         for k in reversed(range(len(FACTORS))):
-            scores[k] += _score(
-                kernel @ w + own, nearest, w, index[rows], count[rows], z, FACTORS[k]
-            )
+            scores[k] += _score(kernel @ w, nearest, w, index[rows], count[rows], z, FACTORS[k])
             kernel.square_().square_()
     return scores
 
 
-def _distances(
-    z: Tensor, w: Tensor, index: Tensor
-) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+def _distances(z: Tensor, index: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Squared distances of chunks of rows to all rows, relative to the nearest one.
 
-    Yields the rows, the distances less `nearest`, `nearest` itself and the weight `own` that
-    remains at the row when it is left out once. The distance of a row to itself is infinite.
+    Yields the rows, the distances less `nearest`, and `nearest` itself. The distance of a row to
+    itself is infinite.
     """
     squared = z.square().sum(1)
     size = max(1, PAIRS // len(z))
@@ -394,15 +378,14 @@ def _distances(
         distance = squared_distances(z, squared, part)
         place = torch.arange(len(part), device=z.device)
         distance[place, part] = math.inf
-        own = (w[part] - 1).clamp_(min=0)
-        nearest = torch.where(own > 0, 0.0, distance.amin(1).clamp_(min=0))
-        yield rows, distance.sub_(nearest[:, None]), nearest, own
+        nearest = distance.amin(1).clamp_(min=0)
+        yield rows, distance.sub_(nearest[:, None]), nearest
 
 
 def _score(
     density: Tensor, nearest: Tensor, w: Tensor, index: Tensor, count: Tensor, z: Tensor, h: float
 ) -> float:
-    others = w.sum() - w[index].clamp(max=1)
+    others = w.sum() - w[index]
     value = density.log() - nearest / (2 * h**2) - others.log() - z.shape[1] * math.log(h)
     return float(count @ value)
 
@@ -411,45 +394,43 @@ def _score(
 # Bandwidths that differ from row to row
 # ------------------------------------------------------------------------------
 
-# Least distance to a neighbour, relative to the median of the rows: copies of a row have none.
+# Least distance to a neighbour, relative to the median of the rows.
 LEAST_DISTANCE = 0.1
 # Rows that are left out in turn for the common factor of the bandwidths.
 MAX_LOCAL_ROWS = 500
 
 
-def neighbour_distances(z: Tensor, w: Tensor, k: int) -> Tensor:
-    """Distances of rows z (n, d) to their k-th nearest others, divided by their median, (n,).
+def neighbour_distances(z: Tensor, k: int) -> Tensor:
+    """Distances of distinct rows z (n, d) to their k-th nearest others over their median, (n,).
 
-    A row of weight 2 counts as two rows. If all distances are 0, the result is 1 for every row.
+    If all distances are 0, the result is 1 for every row.
     """
     squared, found = z.square().sum(1), []
-    most = min(k + 1, len(z))
+    place = min(k + 1, len(z)) - 1
     for part in torch.arange(len(z), device=z.device).split(max(1, PAIRS // len(z))):
         distance = squared_distances(z, squared, part)
         distance[torch.arange(len(part), device=z.device), part] = 0.0
-        near, index = distance.clamp_(min=0).topk(most, dim=1, largest=False)
-        amount = w[index] - (index == part[:, None]) * w[part].clamp(max=1)[:, None]
-        place = (amount.cumsum(1) < k - 1e-9).sum(1).clamp(max=most - 1)
-        found.append(near.gather(1, place[:, None])[:, 0].sqrt())
+        near = distance.clamp_(min=0).topk(place + 1, dim=1, largest=False).values
+        found.append(near[:, place].sqrt())
     distances = torch.cat(found)
     away = distances > 0
     if not away.any():
         return torch.ones_like(distances)
-    (middle,) = weighted_quantiles(distances[away], w[away], (0.5,))
+    (middle,) = weighted_quantiles(distances[away], torch.ones_like(distances[away]), (0.5,))
     return (distances / middle).clamp_(min=LEAST_DISTANCE)
 
 
 def best_common_factor(z: Tensor, w: Tensor, factors: Tensor) -> float:
     """What to multiply `factors` (n,) by for the largest leave-one-out likelihood of rows z."""
-    index, count = usable_left_out(w, MAX_LOCAL_ROWS)
-    if not len(index) or not z.shape[1]:
+    index, count = left_out(w, MAX_LOCAL_ROWS)
+    if len(z) < 2 or not z.shape[1]:
         return 1.0
     distance = squared_distances(z, z.square().sum(1), index)
     place = torch.arange(len(index), device=z.device)
     distance.clamp_(min=0)[place, index] = 0.0
     distance *= factors.square().reciprocal() / -2
     log_weight = (w.log() - z.shape[1] * factors.log()).expand(len(index), -1).clone()
-    log_weight[place, index] += log_kept(w[index])
+    log_weight[place, index] = -math.inf
 
     def likelihood(factor: float) -> float:
         inside = torch.logsumexp(distance / factor**2 + log_weight, 1)
@@ -473,7 +454,7 @@ class KernelDensity(Distribution):
         h, the standard deviation of the kernel in each column, positive.
     weights : Tensor of shape (m,) or None, default=None
         Weights of the centres, non-negative, not all zero; w is these divided by their sum. None:
-        all equal. If a centre is left out they count as numbers of rows, see :meth:`log_prob`.
+        all equal.
     covariances : Tensor of shape (M, d, d) or None, default=None
         S, symmetric and positive definite, of a kernel of several scales. Pass either these or
         `bandwidth`.
@@ -492,8 +473,6 @@ class KernelDensity(Distribution):
         As given.
     weights : Tensor of shape (m,)
         Normalised weights of the centres.
-    counts : Tensor of shape (m,)
-        The weights as they were given.
     scale_tril : Tensor of shape (M, d, d), or None
         Lower Cholesky factors of the covariances with a positive mixing weight.
     mixing_weights : Tensor of shape (M,), or None
@@ -568,7 +547,6 @@ class KernelDensity(Distribution):
         weight = _checked(weights, len(centres), "weights", "centres").to(centres.device)
         self.domain = Real((centres.shape[1],))
         self.centres = centres.detach()[weight > 0].clone()
-        self.counts = weight[weight > 0].to(centres)
         self.weights = (weight / weight.sum())[weight > 0].to(centres)
         self.bandwidth: Any = None  # a tensor; for several scales instead:
         self.scale_tril: Tensor | None = None
@@ -613,20 +591,22 @@ class KernelDensity(Distribution):
         centre is the covariance R of all rows, shrunk as in :meth:`Gaussian.fit` (by at least 1/n),
         times :math:`t_m = \mathrm{tr}(R^{-1} C_m) / (d n_m)`, which gives it the size of
         :math:`C_m / n_m`. The initial covariances are R times squares of numbers from 1/4 to 5/2 of
-        the factor. Where there are duplicate rows, :math:`\epsilon = 10^{-5}` keeps the narrowest
-        kernel at 0.003 standard deviations of the columns.
+        the factor. :math:`\epsilon = 10^{-5}` keeps the narrowest kernel at 0.003 standard
+        deviations of the columns.
 
         Parameters
         ----------
         x : Tensor of shape (n, d)
             Finite rows.
         weight : Tensor of shape (n,) or None, default=None
-            Non-negative, not all zero. A row of weight 2 counts as two rows.
+            Non-negative, not all zero: the importance of rows, on any scale. Equal rows are one row
+            of their total weight.
         bandwidth : float > 0 or "auto", default="auto"
             The factor, in standard deviations. ``"auto"`` maximises the leave-one-out likelihood
-            between 0.01 and 2.56; leaving out a row of weight 2 keeps one copy. Duplicate rows
-            lower the factor, at most to 0.01; rows far from all others raise it. If there are more
-            than 2,000 rows, only 2,000 of them, evenly spaced in their order, are left out in turn.
+            between 0.01 and 2.56. A row is left out with all its copies, and counts for at most
+            three rows of median weight: what lies between rows does not depend on how often one of
+            them was copied. Rows far from all others raise the factor. If there are more than 2,000
+            distinct rows, only 2,000 of them, evenly spaced in their order, are left out in turn.
         n_scales : int >= 1, default=1
             M. One scale is a bandwidth for each column, without covariances. For more scales, up
             to 20 steps of EM leave out 500 rows in turn and up to 8 more leave out 2,000, or fewer
@@ -636,9 +616,9 @@ class KernelDensity(Distribution):
             column varies; for one scale only. None: the standard deviations.
         n_neighbours : int >= 1 or None, default=None
             If given, bandwidths differ from row to row, in proportion to the distance to the
-            `n_neighbours`-th nearest other row (in units of `unit`), or to a tenth of the median
-            distance if that is larger; for one scale only. The factor maximises the leave-one-out
-            likelihood of 500 rows. None: all equal.
+            `n_neighbours`-th nearest other distinct row (in units of `unit`), or to a tenth of the
+            median distance if that is larger; for one scale only. The factor maximises the
+            leave-one-out likelihood of 500 rows. None: all equal.
         """
         whole_number("n_scales", n_scales, 1)
         if n_neighbours is not None:
@@ -647,7 +627,7 @@ class KernelDensity(Distribution):
                 raise ValueError("n_neighbours is for one scale.")
         rows, w = positive_weight_rows(x, weight)
         mean, variance = moments(rows, w)
-        varying = varies(variance, mean, x.dtype)
+        varying = varies(rows, x.dtype)
         units = variance.sqrt()
         if unit is not None:
             if n_scales > 1:
@@ -661,7 +641,7 @@ class KernelDensity(Distribution):
         if bandwidth != "auto":
             factor = float(positive(bandwidth, mean.new_ones(()), "bandwidth"))
         if n_scales == 1:
-            factors = None if n_neighbours is None else neighbour_distances(z, w, n_neighbours)
+            factors = None if n_neighbours is None else neighbour_distances(z, n_neighbours)
             if factor is None:
                 factor = best_factor(z, w) if factors is None else best_common_factor(z, w, factors)
             h = torch.where(varying, factor * units, 1.0)
@@ -722,9 +702,8 @@ class KernelDensity(Distribution):
         ----------
         x : Tensor of shape (n, d)
         without : integer Tensor of shape (n,) or None, default=None
-            Number of the centre that is left out for each row: one is subtracted from its weight,
-            down to zero, and the weights are normalised again. For rows that are centres, or noisy
-            copies of them.
+            Number of the centre that is left out for each row, whatever its weight: the weights of
+            the others are normalised again. For rows that are centres, or noisy copies of them.
         """
         return self._evaluate(x, without, score=False)[0]
 
@@ -757,9 +736,7 @@ class KernelDensity(Distribution):
         if without is None:
             return evaluate(kernels, x, score)
         self._check_without(x, without)
-        counts = self.counts.double()
-        log_others = (1 - counts.clamp(max=1) / counts.sum()).log()
-        return evaluate(kernels, x, score, without.long(), log_kept(counts), log_others)
+        return evaluate(kernels, x, score, without.long(), torch.log1p(-weights / weights.sum()))
 
     def _check_without(self, x: Tensor, without: Any) -> None:
         if (
@@ -770,10 +747,10 @@ class KernelDensity(Distribution):
             raise ValueError("without must be integers of shape (n,), one for each row of x.")
         if not len(without):
             return
-        if int(without.min()) < 0 or int(without.max()) >= len(self.counts):
-            raise ValueError(f"without must be numbers of centres, 0 to {len(self.counts) - 1}.")
-        if len(self.counts) == 1 and float(self.counts[0]) <= 1:
-            raise ValueError("The only centre cannot be left out: its weight is at most one.")
+        if int(without.min()) < 0 or int(without.max()) >= len(self.weights):
+            raise ValueError(f"without must be numbers of centres, 0 to {len(self.weights) - 1}.")
+        if len(self.weights) == 1:
+            raise ValueError("The only centre cannot be left out: no kernel would remain.")
 
     def tempered(self, temperature: float) -> Envelope:
         """The kernels at a temperature, weighted to lie above the power of the density."""
@@ -838,11 +815,11 @@ class KernelDensity(Distribution):
         centres = self.centres[:, columns]
         if self.bandwidth is not None:
             h = self.bandwidth[columns]
-            return KernelDensity(centres, h, self.counts, factors=self.factors)
+            return KernelDensity(centres, h, self.weights, factors=self.factors)
         covariances = self.kernel_covariances[:, columns[:, None], columns]
         mixing = self.mixing_weights
         return KernelDensity(
-            centres, None, self.counts, covariances=covariances, mixing_weights=mixing
+            centres, None, self.weights, covariances=covariances, mixing_weights=mixing
         )
 
     def __repr__(self) -> str:

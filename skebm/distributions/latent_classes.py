@@ -19,10 +19,12 @@ from skebm.base.torchtools import softplus
 from skebm.distributions._fitting import (
     checked_weight,
     chunked,
+    distinct_weights,
     draw_index,
     k_means,
     moments,
     usable_scale,
+    varies,
 )
 from skebm.distributions.base import Distribution, Tilt
 from skebm.distributions.independent import CategoricalTilt, Levels, by_column
@@ -151,7 +153,9 @@ class LatentClasses(Distribution):
         domain : Domain
             Binary, categorical and real columns, in this order (or only some of them).
         weight : Tensor of shape (n,) or None, default=None
-            A row of weight 2 counts as two rows.
+            Of rows of bits and levels, a row of weight 2 counts as two rows. Of rows with numbers,
+            equal ones are one row of their total weight, and all rows together count for at most
+            the number of distinct ones.
         n_classes : int >= 1 or "auto", default="auto"
             K. ``"auto"`` chooses from 1, 2, 3, 5, 8, 12, 20, 30 and 50 the number with the largest
             likelihood of a fifth of the rows under a model of the others. Numbers for which EM
@@ -166,7 +170,7 @@ class LatentClasses(Distribution):
         w = checked_weight(x, weight)
         if generator is None:
             generator = torch.Generator(x.device).manual_seed(0)
-        rows = _ScaledRows(x[w > 0].detach().double(), w[w > 0], domain)
+        rows = _ScaledRows(*_data_rows(x[w > 0].detach().double(), w[w > 0], domain), domain)
         n_most = max(FEWEST_ROWS, MOST_ENTRIES // x.shape[1])
         if len(rows.w) > n_most:
             order = torch.randperm(len(rows.w), generator=generator, device=generator.device)
@@ -382,6 +386,17 @@ class LatentClassTilt(Tilt):
 # ------------------------------------------------------------------------------
 
 
+def _data_rows(x: Tensor, w: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
+    """Rows and their weights: distinct rows where there are numbers, which recur as copies alone.
+
+    Rows of bits and levels recur as states of a few columns do, and are taken as they are.
+    """
+    if not any(isinstance(part, Real) for part in parts_of(domain)):
+        return x, w
+    index, w = distinct_weights(x, w)
+    return x[index], w
+
+
 class _ScaledRows:
     """Rows of float64, real columns standardised, and their weights: the input of EM."""
 
@@ -390,8 +405,10 @@ class _ScaledRows:
         discrete, _ = _sizes(domain)
         self.discrete, real = x[:, :discrete], x[:, discrete:]
         self.centre, variance = moments(real, w)
-        self.scale = usable_scale(variance, self.centre, x.dtype)
-        self.real = (real - self.centre) / self.scale
+        varying = varies(real, x.dtype)
+        self.scale = usable_scale(variance, varying)
+        self.real = torch.where(varying, (real - self.centre) / self.scale, 0.0)
+        self.least = torch.where(varying, LEAST_VARIANCE, 1.0)
 
     def subset(self, index: Tensor) -> _ScaledRows:
         """Some of the rows, in the same units."""
@@ -401,6 +418,8 @@ class _ScaledRows:
             self.real[index],
             self.w[index],
         )
+        # A column that is constant among these rows gets the variance that it has in the table.
+        found.least = torch.where(varies(found.real, found.real.dtype), LEAST_VARIANCE, 1.0)
         return found
 
     def clusters(self, n_classes: int, generator: torch.Generator) -> Tensor:
@@ -442,14 +461,12 @@ class _ScaledRows:
         scatter = (weight.t() @ self.real.square() - count * mean.square()).clamp_min(0)
         within = scatter.sum(0) / total
         variance = (scatter + prior * within) / (count + prior)
-        # A constant column, whose unit is 1, gets the variance 1.
-        least = torch.where(within > 0, LEAST_VARIANCE, 1.0)
         return LatentClasses(
             (count[:, 0] + 1).log(),
             self.domain,
             logits=logits,
             mean=mean,
-            scale=torch.maximum(variance, least).sqrt(),
+            scale=torch.maximum(variance, self.least).sqrt(),
         )
 
     def log_joint(self, q: LatentClasses) -> Tensor:

@@ -151,7 +151,8 @@ class LowRankMixture(Distribution):
         x : Tensor of shape (n, d)
             Finite rows.
         weight : Tensor of shape (n,) or None, default=None
-            Non-negative, not all zero. A row of weight 2 counts as two rows.
+            Non-negative, not all zero: the importance of rows, on any scale. Equal rows are one row
+            of their total weight.
         n_components : int >= 1, default=1
             K; the result has fewer components where there are fewer distinct rows, or where
             components become empty.

@@ -16,6 +16,7 @@ from skebm.distributions._fitting import (
     checked_sigma,
     checked_weight,
     chunked,
+    distinct_weights,
     draw_index,
     k_means,
     moments,
@@ -198,11 +199,21 @@ class _StandardisedRows(NamedTuple):
     def of(
         cls, x: Tensor, weight: Tensor | None, regularisation: float, sigma: Tensor | float
     ) -> _StandardisedRows:
-        rows, w = positive_weight_rows(x, weight)
+        return cls._of(*positive_weight_rows(x, weight), x.dtype, regularisation, sigma)
+
+    @classmethod
+    def _of(
+        cls,
+        rows: Tensor,
+        w: Tensor,
+        dtype: torch.dtype,
+        regularisation: float,
+        sigma: Tensor | float,
+    ) -> _StandardisedRows:
         sigma = checked_sigma(sigma, rows)
         mean, variance = moments(rows, w)
-        varying = varies(variance, mean, x.dtype)
-        scale = usable_scale(variance, mean, x.dtype)
+        varying = varies(rows, dtype)
+        scale = usable_scale(variance, varying)
         z = torch.where(varying, (rows - mean) / scale, 0.0)
         noise = (sigma.to(scale) / scale).square()
         ridge = torch.where(varying, float(regularisation), 1.0) + noise
@@ -324,7 +335,8 @@ class GaussianMixture(Distribution):
         x : Tensor of shape (n, d)
             Finite rows.
         weight : Tensor of shape (n,) or None, default=None
-            Non-negative, not all zero. A row of weight 2 counts as two rows.
+            Non-negative, not all zero: the importance of rows, on any scale. Equal rows are one row
+            of their total weight.
         n_components : int >= 1, default=1
             K; the result has fewer components where there are fewer distinct rows, or where
             components become empty.
@@ -392,10 +404,12 @@ class GaussianMixture(Distribution):
         _check_range(0.0 if prior_rows is None else prior_rows, "prior_rows", math.inf)
         if labels.shape != x.shape[:1]:
             raise ValueError(f"labels must be of shape ({len(x)},), got {tuple(labels.shape)}.")
-        if weight is not None:
-            kept = checked_weight(x, weight) > 0
-            x, labels, weight = x[kept], labels[kept], weight[kept]
-        table = _StandardisedRows.of(x, weight, regularisation, sigma)
+        w = checked_weight(x, weight)
+        rows, labels, w = x.detach().double()[w > 0], labels[w > 0], w[w > 0]
+        both = torch.cat([rows, labels[:, None].to(rows)], 1)
+        number, w = distinct_weights(both, w)
+        rows, labels, w = rows[number], labels[number], w * (len(number) / w.sum())
+        table = _StandardisedRows._of(rows, w, x.dtype, regularisation, sigma)
         index = labels.unique(return_inverse=True)[1]
         return cls._in_units(*estimates(table, index, prior_rows), table, x)
 
@@ -427,8 +441,8 @@ class GaussianMixture(Distribution):
 
     def bic(self, x: Tensor, weight: Tensor | None = None) -> float:
         """Bayesian information criterion on the training rows; lower is better."""
-        w = checked_weight(x, weight)
-        log_likelihood = float(w @ self.log_prob(x).double())
+        rows, w = positive_weight_rows(x, weight)
+        log_likelihood = float(w @ self.log_prob(rows.to(x.dtype)).double())
         return self.n_parameters * math.log(float(w.sum())) - 2 * log_likelihood
 
     # ---------------------------------------------------------------- the distribution

@@ -7,9 +7,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from skebm._validation import sample_that_varies, that_vary
 from skebm.base import Clamp, Conditional, Real
 from skebm.distributions._fitting import draw_index, positive_weight_rows, tempered_weights
 from skebm.distributions.base import Distribution, Envelope
@@ -156,7 +158,8 @@ class Stack(Distribution):
         x : Tensor of shape (n, d)
             Finite rows.
         weight : Tensor of shape (n,) or None, default=None
-            Non-negative, not all zero. A row of weight 2 counts as two rows.
+            Non-negative, not all zero: the importance of rows, on any scale. Equal rows are one row
+            of their total weight.
         kernels : bool, default=True
             Whether there is a kernel density, which takes several times as long as the mixtures.
         low_rank : bool, default=False
@@ -461,12 +464,11 @@ def _judged(
     progress: Callable[[Sequence[Any]], Iterator[Any]],
 ) -> Judged:
     """Fit the candidates to all rows, and to all but each fold, whose rows judge them."""
-    rows, w = _distinct(*positive_weight_rows(x, weight))
+    rows, w = _in_order(*positive_weight_rows(x, weight))
     if generator is None:
         generator = torch.Generator(x.device).manual_seed(0)
     order = torch.randperm(len(rows), generator=generator, device=generator.device)
-    order = order[:MOST_ROWS].to(rows.device)
-    rows, w = rows[order], w[order]
+    rows, w = _sampled(rows, w, order)
     seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
     if low_rank:
         candidates = _low_rank_candidates(len(rows), rows.shape[1], seed)
@@ -479,6 +481,10 @@ def _judged(
     fold = torch.arange(len(rows), device=rows.device) % N_FOLDS
     enough = ENOUGH_LOW if low_rank else ENOUGH
     n_folds = min(N_FOLDS, math.ceil(enough * N_FOLDS / len(rows)))
+    for k in range(n_folds):
+        others = (fold != k).nonzero()[:, 0].cpu().numpy()
+        # A row without which a column would be constant is in no fold.
+        fold[torch.from_numpy(that_vary(rows.cpu().numpy(), others)).to(fold.device)] = N_FOLDS
     by = fold < n_folds
     parts: list[Distribution] = []
     densities = []
@@ -494,10 +500,22 @@ def _judged(
     return Judged(parts, torch.stack(densities, 1), w[by], costs, low_rank)
 
 
-def _distinct(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct rows and the sums of their weights."""
+def _sampled(x: Tensor, w: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """The first rows of a random order, among which, and the centres, all columns vary."""
+    table = x.cpu().numpy()
+    some = order[:MOST_ROWS].cpu().numpy()
+    index, weight = sample_that_varies(table, w.cpu().numpy(), some)
+    first = that_vary(table[index], np.arange(min(MOST_CENTRES, len(index))))
+    if len(first):
+        front = np.concatenate([first, np.delete(np.arange(len(index)), first)])
+        index, weight = index[front], weight[front]
+    return x[torch.from_numpy(index).to(x.device)], torch.from_numpy(weight).to(w)
+
+
+def _in_order(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct rows in ascending order and their weights, whatever the order of the table."""
     rows, member = x.unique(dim=0, return_inverse=True)
-    return rows, w.new_zeros(len(rows)).index_add_(0, member, w)
+    return rows, torch.empty_like(w).index_copy_(0, member, w)
 
 
 def _candidates(n: int, d: int, seed: int, *, kernels: bool) -> list[Candidate]:
@@ -560,7 +578,7 @@ def _without(
         return candidate.fit(x[~out], w[~out])
     kept = ~out[: len(part.centres)]
     scales = {"covariances": part.covariances, "mixing_weights": part.mixing_weights}
-    return KernelDensity(part.centres[kept], None, part.counts[kept], **scales)
+    return KernelDensity(part.centres[kept], None, part.weights[kept], **scales)
 
 
 def _needed(log_density: Tensor, weight: Tensor) -> tuple[list[int], Tensor]:

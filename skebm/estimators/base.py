@@ -33,6 +33,7 @@ from skebm._validation import (
     check_weight,
     draw_seed,
     fit_context,
+    merged_copies,
     names_compared,
     resolve_device,
     validate_data,
@@ -401,9 +402,15 @@ class BaseEBM(BaseEstimator, abc.ABC):
             mapped = isinstance(X, MappedArray)
             X = X.subset(np.flatnonzero(live)) if mapped else X[live]
             y, weight = None if y is None else y[live], weight[live]
+            weight = None if np.ptp(weight) == 0 else weight
         X, y, weight, left_out = self._without_gross_rows(X, y, weight)
         device = self._available_device() if go_on else resolve_device(self.device)
-        table = self._blueprint.table if go_on else self._learn_table(X, weight)
+        merged = (X, y, weight)
+        if not streaming and isinstance(X, np.ndarray):
+            merged = merged_copies(X, y, weight)
+        table = self._blueprint.table if go_on else self._learn_table(merged[0], merged[2])
+        if table.copies_are_one:
+            X, y, weight = merged
         rows = table.rows(X, device=device, dtype=getattr(torch, self.dtype), weight=weight)
         rows.y = None if y is None else torch.as_tensor(y, device=device)
         rows.left_out = left_out

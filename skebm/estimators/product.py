@@ -31,10 +31,12 @@ from skebm._validation import (
     check_is_fitted,
     check_random_state,
     check_weight,
+    distinct_numbers_of,
     draw_seed,
     fit_context,
     set_seeds,
     take_rows,
+    that_vary,
     validate_data,
     warn,
 )
@@ -259,8 +261,8 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         y : None
             Not used; present by convention.
         sample_weight : array-like of shape (n_samples,), default=None
-            Non-negative weights, which are passed to the experts; those of skebm count a row of
-            weight 2 as two rows, and ignore rows of weight 0. Frozen experts are not fitted.
+            Non-negative importance of the rows, on any scale, which is passed to the experts. Rows
+            of weight 0 are ignored. Frozen experts are not fitted.
 
         Returns
         -------
@@ -277,7 +279,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
             X, sample_weight = X[sample_weight > 0], sample_weight[sample_weight > 0]
         X, sample_weight = without_gross_rows(self, X, sample_weight)
         random = check_random_state(shared_seed(self.random_state))
-        balances = self._balances(len(X), len(experts))
+        balances = self._balances(len(distinct_numbers_of(X)[0]), len(experts))
         names = [name for name, _ in experts]
         # All that is random is drawn here: results do not depend on who computes them.
         asked: list[tuple[Any, ...]] = [
@@ -370,13 +372,27 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
     def _folds(
         self, X: np.ndarray, sample_weight: np.ndarray | None, random: np.random.RandomState
     ) -> tuple[np.ndarray, np.ndarray | None, list[tuple[np.ndarray, np.ndarray]]]:
-        """Rows for `weights_`, their weights, and the indices of those to fit and to score."""
-        if len(X) > MOST_ROWS:
-            some = random.permutation(len(X))[:MOST_ROWS]
-            X = take_rows(X, some)
-            sample_weight = None if sample_weight is None else sample_weight[some]
-        folds = KFold(N_FOLDS, shuffle=True, random_state=random)
-        return X, sample_weight, list(folds.split(X))
+        """Rows for `weights_`, their weights, and the indices of those to fit and to score.
+
+        Copies of a row are in one fold, and rows without which a column would not vary are in none.
+        """
+        first, member = distinct_numbers_of(X)
+        some = np.arange(len(first))
+        if len(first) > MOST_ROWS:
+            some = random.permutation(len(first))[:MOST_ROWS]
+        place = np.full(len(first), -1)
+        place[some] = np.arange(len(some))
+        rows = np.argsort(place[member], kind="stable")[(place[member] < 0).sum() :]
+        rows = np.concatenate([rows, that_vary(X, rows)])
+        X, member, of_row = take_rows(X, rows), member[rows], place[member[rows]]
+        folds = []
+        for _, out in KFold(N_FOLDS, shuffle=True, random_state=random).split(some):
+            test = np.isin(of_row, out)
+            train = np.flatnonzero(~test & (of_row >= 0))
+            added = that_vary(X, train)
+            test &= ~np.isin(member, member[added])
+            folds.append((np.sort(np.concatenate([train, added])), np.flatnonzero(test)))
+        return X, None if sample_weight is None else sample_weight[rows], folds
 
     # ---------------------------------------------------------------- log Z
 
@@ -602,10 +618,10 @@ def _balanced_weights(
     The log densities `found` are those of all experts in turn, for each fold.
     """
     n = len(found) // len(folds)
-    order = np.argsort(np.concatenate([test for _, test in folds]))
-    spread = np.array(
-        [_spread(np.concatenate(found[k::n])[order], sample_weight) for k in range(n)]
-    )
+    tested = np.concatenate([test for _, test in folds])
+    order = np.argsort(tested)
+    weight = None if sample_weight is None else sample_weight[tested[order]]
+    spread = np.array([_spread(np.concatenate(found[k::n])[order], weight) for k in range(n)])
     # An expert that cannot discriminate rows has no scale: it counts like the others.
     usual = spread[spread > 0].mean() if (spread > 0).any() else 1.0
     weights = 1 / np.where(spread > 0, spread, usual)

@@ -23,8 +23,10 @@ from skebm._validation import (
     check_random_state,
     check_weight,
     column_ranges,
+    distinct_rows,
     draw_seed,
     fit_context,
+    sample_that_varies,
     validate_data,
     warn,
 )
@@ -105,7 +107,7 @@ class TractableDensity(DensityMixin, BaseEstimator):
         columns, linear within their interquartile range (:class:`~skebm.distributions.SignedLog`).
     n_neighbors : int or None, default=None
         With ``"kernel"``, the bandwidth at a row is proportional to the distance to its
-        `n_neighbors`-th nearest other row. None: all bandwidths are equal.
+        `n_neighbors`-th nearest other distinct row. None: all bandwidths are equal.
     random_state : int, RandomState instance or None, default=None
 
     Attributes
@@ -169,7 +171,8 @@ class TractableDensity(DensityMixin, BaseEstimator):
         y : None
             Not used; present by convention.
         sample_weight : array-like of shape (n_samples,), default=None
-            Non-negative weights; a row of weight 2 counts as two rows.
+            Non-negative importance of the rows, on any scale. Equal rows are one row of their total
+            weight.
 
         Returns
         -------
@@ -188,6 +191,9 @@ class TractableDensity(DensityMixin, BaseEstimator):
             }
         )
         seed = draw_seed(check_random_state(shared_seed(self.random_state)))
+        if weight is not None:
+            X, weight = X[weight > 0], weight[weight > 0]
+        X, weight = distinct_rows(X, weight)
         x = torch.tensor(X)  # a copy, as X may be read-only
         w = torch.ones(len(x), dtype=x.dtype) if weight is None else torch.tensor(weight)
         generator = torch.Generator().manual_seed(seed)
@@ -206,11 +212,11 @@ class TractableDensity(DensityMixin, BaseEstimator):
             return Gaussian.fit(x, w)
         if self.distribution == "stack":
             return Stack.fit(x, w, generator=generator)
-        size = min(float(w.sum()) // ROWS_PER_COMPONENT, MOST_COMPONENTS)
+        size: float = min(len(x) // ROWS_PER_COMPONENT, MOST_COMPONENTS)
         if len(x) > MOST_ROWS:
-            order = torch.randperm(len(x), generator=generator)
-            order = order[w[order] > 0][:MOST_ROWS]
-            x, w = x[order], w[order]
+            some = torch.randperm(len(x), generator=generator)[:MOST_ROWS]
+            index, weight = sample_that_varies(x.numpy(), w.numpy(), some.numpy())
+            x, w = x[index], torch.from_numpy(weight)
         if self.distribution == "mixture":
             size = min(size, MOST_WORK // (len(x) * x.shape[1] ** 2))
             n_components = max(1, int(size)) if self.n_components == "auto" else self.n_components

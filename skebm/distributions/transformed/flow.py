@@ -101,11 +101,11 @@ def standardised(x: Any, weight: Tensor | None, sigma: Any) -> StandardisedRows:
     rows, w = positive_weight_rows(x, weight)
     sigma = checked_sigma(sigma, rows)
     mean, variance = moments(rows, w)
-    varying = varies(variance, mean, x.dtype)
+    varying = varies(rows, x.dtype)
     variance = torch.where(varying, variance, 0.0) + sigma.square()
-    scale = usable_scale(variance, mean, x.dtype)
+    scale = usable_scale(variance, variance > 0)
     # Unit noise where neither rows nor noise vary: the density would degenerate otherwise.
-    noise = torch.where(varies(variance, mean, x.dtype), sigma / scale, 1.0)
+    noise = torch.where(variance > 0, sigma / scale, 1.0)
     z = torch.where(varying, (rows - mean) / scale, 0.0)
     return StandardisedRows(*(t.to(x.dtype) for t in (z, w / w.mean(), noise, mean, scale)))
 

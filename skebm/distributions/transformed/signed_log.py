@@ -91,7 +91,7 @@ class SignedLog(Distribution):
         low, middle, high = weighted_quantiles(x, weight, (0.25, 0.5, 0.75))
         deviation, width = variance.sqrt(), (high - low) / QUARTILES_APART
         scale = torch.where(width > LEAST_WIDTH * deviation, width, deviation)
-        return middle, torch.where(varies(variance, mean, x.dtype), scale, 1.0)
+        return middle, torch.where(varies(x, x.dtype), scale, 1.0)
 
     def logs(self, x: Tensor) -> Tensor:
         """u, (n, d)."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 
-from skebm._validation import take_rows
+from skebm._validation import distinct_numbers_of, n_rows, take_rows
 from skebm.estimators.tables.columns import (
     as_table,
     column_names,
     column_of,
     is_frame,
+    is_present,
     present_values,
 )
 from skebm.estimators.tables.encoding import days_for_dates
+from skebm.training.mapped import is_large
 
 # A numeric column with more distinct values than this is integrated over, not enumerated.
 MAX_LEVELS = 20
@@ -71,6 +74,45 @@ def summarise(name: str, values: np.ndarray) -> Column:
     return Column(
         name, np.quantile(values, np.linspace(0, 1, N_QUANTILES)), np.ones(N_QUANTILES), False
     )
+
+
+def distinct_rows_of(X: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the first of each set of equal rows, and for each row which set it is.
+
+    Rows that are no dense two-dimensional table in memory are taken to differ.
+    """
+    n, shape = n_rows(X), X.shape if hasattr(X, "shape") else np.shape(X)
+    if sp.issparse(X) or len(shape) != 2 or is_large(X):
+        return np.arange(n), np.arange(n)
+    table = as_table(X)
+    if not is_frame(table) and table.dtype.kind in "biuf":
+        return distinct_numbers_of(table)
+    return distinct_numbers_of(
+        np.column_stack([_codes(column_of(table, j)) for j in range(shape[1])])
+    )
+
+
+def of_copies(X: Any, weight: np.ndarray) -> np.ndarray:
+    """The weight of all copies of each row, (n,)."""
+    _, member = distinct_rows_of(X)
+    found: np.ndarray = np.bincount(member, weights=weight)[member]
+    return found
+
+
+def _codes(column: Any) -> np.ndarray:
+    """Numbers that are equal where the values of a column are; NaN where one is missing."""
+    values = np.asarray(column)
+    if values.dtype.kind in "biuf":
+        return values.astype(float)
+    seen: dict[Any, float] = {}
+    found = np.empty(len(values))
+    for i, value in enumerate(values.tolist()):
+        if not is_present(value):
+            found[i] = np.nan
+            continue
+        key = value if isinstance(value, Hashable) else (i, "no copy of another value")
+        found[i] = seen.setdefault(key, float(len(seen)))
+    return found
 
 
 def with_column(X: Any, j: int, values: np.ndarray, *, keep_dtype: bool) -> Any:

@@ -42,13 +42,20 @@ from skebm.estimators.base import (
     set_nested_params,
     warn_without_effect,
 )
-from skebm.estimators.outlier.columns import Column, columns_of, numbers_of
+from skebm.estimators.outlier.columns import (
+    Column,
+    columns_of,
+    distinct_rows_of,
+    numbers_of,
+    of_copies,
+)
 from skebm.estimators.outlier.explanations import (
     Explanation,
     explain_by_imputation,
     explain_by_score,
 )
 from skebm.estimators.outlier.fitting import (
+    Copies,
     Split,
     default_estimator,
     each_warning_once,
@@ -361,7 +368,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             threshold: Threshold = QuantileThreshold.fit(values[0], self.contamination, weight)
         else:
             if weight is not None and held_out[0] is not None:
-                weight = weight[held_out[0]]
+                weight = of_copies(X, weight)[held_out[0]]
             threshold = ConformalThreshold.fit(values, self.contamination, weight)
         self._set_threshold(threshold)
         return self
@@ -421,7 +428,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
                 f"{type(estimator).__name__} needs classes, but the target y is None: it requires "
                 "y to be passed."
             )
-        splits = self._splits(n_rows(X), weight, random)
+        splits = self._splits(X, weight, random)
         counting = None  # rows that the default encoder of columns sees, where not all
         if self.estimator is None:
             params = params_of_default(params)
@@ -454,11 +461,18 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         return default_estimator(self.verbose, n_jobs)
 
     def _splits(
-        self, n: int, weight: np.ndarray | None, random: np.random.RandomState
+        self, X: Any, weight: np.ndarray | None, random: np.random.RandomState
     ) -> list[Split]:
-        """Rows to fit to and to hold out; raises if the latter are too few for the level."""
+        """Rows to fit to and to hold out; raises if the latter are too few for the level.
+
+        Copies of a row are held out together, and are one row for the calibration: a splitter that
+        is passed decides for itself.
+        """
         if self.method == "quantile":
             return [Split(None, None)]
+        copies = Copies(*distinct_rows_of(X))
+        own = self.method == "cross-conformal" and not isinstance(self.cv, Integral)
+        n = n_rows(X) if own else len(copies.first)
         if self.method == "conformal":
             level = DEFAULT_LEVEL if self.contamination == "auto" else self.contamination
             n_calibration = n_held_out(self.calibration_fraction, n, level)
@@ -466,9 +480,11 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         else:
             n_calibration = n
             splits = fold_splits(self.cv, n, random)
+        if not own:
+            splits = [copies.split(*split) for split in splits]
         n_effective: float = n_calibration
         if weight is not None and self.method == "conformal":
-            n_effective = effective_rows(weight[splits[0].held_out])
+            n_effective = effective_rows(of_copies(X, weight)[splits[0].held_out])
         attainable_level(self.contamination, n_effective)  # before the fit, which may take long
         return splits
 

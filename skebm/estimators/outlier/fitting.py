@@ -68,6 +68,19 @@ def n_held_out(fraction: float | str, n: int, level: float) -> int:
     return round(float(fraction) * n)
 
 
+class Copies(NamedTuple):
+    """Which rows of a table are equal; a model that is fitted to one of them knows the others."""
+
+    first: np.ndarray
+    member: np.ndarray
+
+    def split(self, train: Any, held_out: Any) -> Split:
+        """A split by numbers of distinct rows: all copies are fitted, one of each is held out."""
+        chosen = np.zeros(len(self.first), dtype=bool)
+        chosen[train] = True
+        return Split(np.flatnonzero(chosen[self.member]), np.sort(self.first[held_out]))
+
+
 def random_split(n: int, n_held: int, random: np.random.RandomState) -> Split:
     """Split `n` rows at random, each part in the order of the table."""
     if not 0 < n_held <= n - LEAST_ROWS:

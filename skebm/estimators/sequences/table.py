@@ -178,6 +178,11 @@ class SequenceTable(Table):
         Number of frames of a window before those that are trained on, and number of the latter.
     """
 
+    @property
+    def copies_are_one(self) -> bool:
+        """Not here, as frames have an order."""
+        return False
+
     def __init__(self, visible: UnitIntervalTable | ColumnTable, n_context: int, n_targets: int):
         self.visible, self.n_context, self.n_targets = visible, n_context, n_targets
         self.domain, self.log_volume = visible.domain, visible.log_volume

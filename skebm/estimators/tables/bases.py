@@ -15,7 +15,7 @@ import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor
 
-from skebm._validation import Interval, StrOptions, as_numbers, warn
+from skebm._validation import Interval, StrOptions, as_numbers, distinct_numbers_of, warn
 from skebm.base import Batch, Binary, Categorical, Clamp, Domain, Mixed, Real
 from skebm.base.domains import parts_of
 from skebm.base.processes import progress_bar
@@ -454,7 +454,8 @@ def fit_real_bases(
 
 def _mixture(rows: Rows, sigma: Tensor | None, seed: int, n_components: Any) -> GaussianMixture:
     """A Gaussian mixture with one component per hundred rows, or fewer if EM would be slow."""
-    x, counts, total = rows.block(0, len(rows)), rows.counts, rows.total_weight
+    x, counts = rows.block(0, len(rows)), rows.counts
+    total = len(distinct_numbers_of(x.cpu().numpy())[0])
     if n_components == "auto":
         most = min(128, max(40, 2000 // x.shape[1]), total // ROWS_PER_COMPONENT)
         n_components = int(max(1, min(most, MOST_WORK // (len(x) * x.shape[1] ** 2))))

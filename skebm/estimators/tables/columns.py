@@ -68,10 +68,10 @@ def present_values(column: Any) -> np.ndarray:
         values = values.astype(float)
         return values[~np.isnan(values)]
     # A missing entry is None, pandas.NA (whose comparisons are NA) or not equal to itself.
-    return np.array([v for v in values.tolist() if _is_present(v)], dtype=object)
+    return np.array([v for v in values.tolist() if is_present(v)], dtype=object)
 
 
-def _is_present(value: Any) -> bool:
+def is_present(value: Any) -> bool:
     same = value == value
     return value is not None and isinstance(same, (bool, np.bool_)) and bool(same)
 
@@ -150,7 +150,7 @@ class Coding(NamedTuple):
                 continue
             place = {level: code for code, level in enumerate(self.levels[j])}
             found[:, j] = [
-                place.get(_plain(v), -1) if _is_present(v) else np.nan for v in _objects(column)
+                place.get(_plain(v), -1) if is_present(v) else np.nan for v in _objects(column)
             ]
         return found
 
@@ -253,12 +253,12 @@ def _is_categorical(column: Any) -> bool:
 
 def _is_boolean(column: Any) -> bool:
     """Whether a column of objects holds booleans besides missing entries."""
-    return all(isinstance(v, bool | np.bool_) for v in _objects(column) if _is_present(v))
+    return all(isinstance(v, bool | np.bool_) for v in _objects(column) if is_present(v))
 
 
 def _holds_other_than_numbers(column: Any) -> bool:
     numbers = (int, float, np.number, np.bool_)
-    return not all(isinstance(v, numbers) for v in _objects(column) if _is_present(v))
+    return not all(isinstance(v, numbers) for v in _objects(column) if is_present(v))
 
 
 def _objects(column: Any) -> list[Any]:
@@ -279,7 +279,7 @@ def _plain(value: Any) -> Hashable:
 def _levels(column: Any, name: str) -> tuple[Hashable, ...]:
     """Levels of a column: those a category declares, or those that occur, in order."""
     categories = getattr(getattr(column, "cat", None), "categories", None)
-    found = dict.fromkeys(_plain(v) for v in _objects(column) if _is_present(v))
+    found = dict.fromkeys(_plain(v) for v in _objects(column) if is_present(v))
     declared = [] if categories is None or callable(categories) else [_plain(v) for v in categories]
     levels = list(dict.fromkeys([*declared, *found]))
     if not found:
@@ -293,7 +293,7 @@ def _levels(column: Any, name: str) -> tuple[Hashable, ...]:
 def _numbers(column: Any, name: str) -> np.ndarray:
     """A column as float64, nan where missing; `ValueError` that names one with text."""
     try:
-        return np.array([float(v) if _is_present(v) else np.nan for v in _objects(column)])
+        return np.array([float(v) if is_present(v) else np.nan for v in _objects(column)])
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"Column {name!r} holds values that are no numbers ({error}): list it in "

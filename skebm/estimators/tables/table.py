@@ -13,6 +13,7 @@ from torch import Tensor
 
 from skebm._validation import MinMax, column_ranges, warn
 from skebm.base import Binary, Categorical, Domain, Real, Sampler
+from skebm.base.domains import parts_of
 from skebm.training.mapped import MappedArray, array_blocks, moments
 from skebm.training.rows import Rows
 
@@ -37,6 +38,14 @@ class Table(abc.ABC):
 
     domain: Domain
     log_volume: float = 0.0
+
+    @property
+    def copies_are_one(self) -> bool:
+        """Whether equal rows are copies of one: where there are numbers.
+
+        Rows of bits and levels recur, as there are few of them, and each says as much.
+        """
+        return any(isinstance(part, Real) for part in parts_of(self.domain))
 
     @abc.abstractmethod
     def rows(

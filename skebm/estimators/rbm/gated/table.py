@@ -43,6 +43,11 @@ class PairTable(Table):
 
     domain: Mixed
 
+    @property
+    def copies_are_one(self) -> bool:
+        """Not here, as pairs are seen as they come."""
+        return False
+
     def __init__(self, given: Half, target: Half):
         self.given, self.target = given, target
         self.domain = Mixed((given.domain, target.domain))
