@@ -36,10 +36,13 @@ from skebm._validation import (
     draw_seed,
     fit_context,
     resolve_device,
+    unmasked,
     validate_data,
     warn,
+    warn_of_booleans,
 )
 from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler
+from skebm.base import Real as Numbers
 from skebm.estimators.storage import installed_version, pack, unpack
 from skebm.estimators.tables.table import Table
 from skebm.objectives import ContrastiveState
@@ -388,7 +391,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         check_settings(self)
         check_same_estimator(self, X)
         go_on = self.__sklearn_is_fitted__() and (streaming or self.warm_start)
-        X = self._validate(X, reset=not go_on, min_samples=1 if streaming else 2)
+        given, X = X, self._validate(X, reset=not go_on, min_samples=1 if streaming else 2)
         weight = check_weight(sample_weight, X)
         y = None if encode is None else encode(X, go_on)
         if weight is not None:
@@ -398,6 +401,8 @@ class BaseEBM(BaseEstimator, abc.ABC):
             y, weight = None if y is None else y[live], weight[live]
         device = self._available_device() if go_on else resolve_device(self.device)
         table = self._blueprint.table if go_on else self._learn_table(X, weight)
+        if not go_on and isinstance(table.domain, Numbers):
+            warn_of_booleans(self, given)
         rows = table.rows(X, device=device, dtype=getattr(torch, self.dtype), weight=weight)
         rows.y = None if y is None else torch.as_tensor(y, device=device)
         table.prepare(rows)
@@ -723,6 +728,7 @@ def validate_coded(
     columns, which become `_coding` of the estimator. Arrays of numbers have no categories unless
     columns are listed.
     """
+    X = unmasked(X)
     if isinstance(X, Spool) or is_stream(X) or is_large(X):  # which hold numbers only
         if reset:
             estimator._coding = None

@@ -17,7 +17,9 @@ from skebm._validation import (
     check_columns,
     check_container,
     check_is_fitted,
+    check_two_dimensions,
     fit_context,
+    unmasked,
     validate_data,
 )
 from skebm.estimators.base import restores_on_failure
@@ -204,7 +206,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
             found = validate_data(self, X, dtype=np.float64, ensure_all_finite=False, reset=reset)
         else:
             check_columns(self, X, reset=reset)
-            found = self._coding.codes(X)
+            found = self._coding.codes(X, "TableEncoder")
             if not len(found):
                 raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
         infinite = np.flatnonzero(np.isinf(found).any(0))
@@ -276,8 +278,9 @@ def days_for_dates(X: Any) -> Any:
     check_container(X)
     if sp.issparse(X):
         raise ValueError("Sparse X: pass X.toarray().")
+    check_two_dimensions(X)
     if not is_frame(X):
-        X = np.asarray(X)
+        X = np.asarray(unmasked(X))
         return days(X) if X.dtype.kind in "Mm" else X
     found = {}
     for j in range(X.shape[1]):
