@@ -264,8 +264,9 @@ def gibbs(self: Any, v: Any) -> np.ndarray:
     state, _ = self._blueprint.layer_sampler.kernel.run(
         self.energy_, rows.block(0, len(rows)), 1, generator
     )
-    if self._blueprint.is_mixed or len(self.scaling_.columns):
-        return self._blueprint.table.invert(state.x)
+    table = self._blueprint.table
+    if not isinstance(table, UnitIntervalTable) or len(table.scaling.columns):
+        return table.invert(state.x)
     return state.x.cpu().numpy().astype(bool)
 
 

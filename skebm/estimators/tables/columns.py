@@ -284,8 +284,8 @@ def _plain(value: Any, name: str) -> Hashable:
         hash(value)
     except TypeError as error:
         raise TypeError(
-            f"Column {name!r} holds values that are no levels of a category: the argument must be a "
-            f"string or a number, not {type(value).__name__!r}. Make columns of their entries "
+            f"Column {name!r} holds values that are no levels of a category: the argument must be "
+            f"a string or a number, not {type(value).__name__!r}. Make columns of their entries "
             "first, or drop it."
         ) from error
     return value
