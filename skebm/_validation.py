@@ -153,7 +153,7 @@ def validate_data(estimator: Any, X: Any, **kwargs: Any) -> Any:
         reason = str(error).splitlines()[0]
         if reason.startswith("Input X contains NaN"):
             raise ValueError(
-                f"Input X contains NaN, and {name} takes complete rows. Fill missing entries in "
+                f"Input X contains NaN{_in_column(X)}, and {name} takes complete rows. Fill missing entries in "
                 f"before, as by make_pipeline(TableEncoder(), {name}()) or the imputers of "
                 "scikit-learn, or by impute of RBMEstimator, which can be fitted to such rows."
             ) from error
@@ -250,6 +250,17 @@ def check_kinds(X: Any, name: str) -> None:
                 f"Column {str(label)!r} holds {what}, and {name} takes numbers: could not convert "
                 f"them. {advice_for(what, name)}"
             )
+
+
+def _in_column(X: Any) -> str:
+    """Name of the first column of a frame of numbers with missing entries, for a message."""
+    if not hasattr(X, "columns"):
+        return ""
+    for j, name in enumerate(X.columns):
+        column = X.iloc[:, j] if hasattr(X, "iloc") else X.to_series(j).fill_nan(None)
+        if (column.isna() if hasattr(X, "iloc") else column.is_null()).any():
+            return f" in column {str(name)!r}"
+    return ""
 
 
 def boolean_columns(X: Any) -> list[str]:
