@@ -229,6 +229,8 @@ def advice_for(what: str, name: str) -> str:
     """What to do about a column that holds `what`, for an estimator of that name."""
     if what in REMEDIES:
         return f"{REMEDIES[what]}."
+    if name == "TableEncoder":
+        return "List it in categorical_features, or drop it."
     encoded = ENCODED.format(name=name)
     return f"{encoded}, or use an estimator that takes categories, such as RBMEstimator."
 
@@ -248,7 +250,7 @@ def check_kinds(X: Any, name: str) -> None:
         if what is not None:
             raise ValueError(
                 f"Column {str(label)!r} holds {what}, and {name} takes numbers: could not convert "
-                f"them. {advice_for(what, name)}"
+                f"{'string' if what == 'text' else 'them'} to float. {advice_for(what, name)}"
             )
 
 
@@ -303,7 +305,7 @@ def check_two_dimensions(X: Any) -> None:
     """Raise scikit-learn's `ValueError` for a Series, a row or a list where a table is expected."""
     if hasattr(X, "columns") and len(getattr(X, "shape", (0, 0))) == 2 or sp.issparse(X):
         return
-    ndim = X.ndim if hasattr(X, "ndim") else np.ndim(X)
+    ndim = X.ndim if hasattr(X, "ndim") else np.asarray(X).ndim
     if ndim < 2:
         check_array(X, dtype=None, ensure_min_samples=0, ensure_all_finite=False)
 

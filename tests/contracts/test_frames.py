@@ -11,17 +11,6 @@ import pandas as pd
 import pytest
 
 import skebm
-from skebm import (
-    BoltzmannMachineDensity,
-    ContrastiveDivergenceDensity,
-    DeepBeliefNetwork,
-    RBMClassifier,
-    RBMEstimator,
-    ScoreMatchingDensity,
-    TableEncoder,
-    TemporalRBM,
-    TractableDensity,
-)
 from tests.tiers import full
 
 N = 40
@@ -103,9 +92,9 @@ def attempt(name, X):
                 assert found.dtypes.to_dict() == X.dtypes.to_dict()
                 assert not found.isna().any().any()
                 known = X.notna()
-                assert (found.astype(object).where(known, 0) == X.astype(object).where(known, 0)).all(
-                    axis=None
-                )
+                assert (
+                    found.astype(object).where(known, 0) == X.astype(object).where(known, 0)
+                ).all(axis=None)
             elif method in ("energy", "score_samples") and isinstance(found, np.ndarray):
                 assert len(found) == N
     again = pickle.loads(pickle.dumps(model))
