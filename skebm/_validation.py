@@ -153,9 +153,10 @@ def validate_data(estimator: Any, X: Any, **kwargs: Any) -> Any:
         reason = str(error).splitlines()[0]
         if reason.startswith("Input X contains NaN"):
             raise ValueError(
-                f"Input X contains NaN{_in_column(X)}, and {name} takes complete rows. Fill missing entries in "
-                f"before, as by make_pipeline(TableEncoder(), {name}()) or the imputers of "
-                "scikit-learn, or by impute of RBMEstimator, which can be fitted to such rows."
+                f"Input X contains NaN{_in_column(X)}, and {name} takes complete rows. Fill "
+                f"missing entries in before, as by make_pipeline(TableEncoder(), {name}()) or the "
+                "imputers of scikit-learn, or by impute of RBMEstimator, which can be fitted to "
+                "such rows."
             ) from error
         if reason.startswith("could not convert string to float"):
             raise ValueError(
