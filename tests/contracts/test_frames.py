@@ -10,6 +10,17 @@ import pandas as pd
 import pytest
 
 import skebm
+from skebm import (
+    BoltzmannMachineDensity,
+    ContrastiveDivergenceDensity,
+    DeepBeliefNetwork,
+    RBMClassifier,
+    RBMEstimator,
+    ScoreMatchingDensity,
+    TableEncoder,
+    TemporalRBM,
+    TractableDensity,
+)
 from tests.tiers import full
 
 N = 40
