@@ -129,6 +129,7 @@ def test_any_kinds_of_columns(name, columns):
     attempt(name, frame(columns, holes=True))
 
 
+@full
 def test_two_levels_are_a_bit():
     """The same answers as bits and as text: one model, the levels restored."""
     rng = np.random.default_rng(0)
@@ -178,6 +179,7 @@ def test_a_series_is_no_table(cls):
         cls().fit(X["a"])
 
 
+@full
 def test_booleans_are_bits_or_said_to_be_numbers():
     X = frame(("bit", "x"))
     with pytest.warns(UserWarning, match="'bit' hold booleans"):

@@ -359,7 +359,7 @@ def impute(
     Returns
     -------
     ndarray or data frame of shape (n_samples, n_features), or a list of `n_draws` of these
-        A data frame if `fit` was given one with text or categories, otherwise an array. Known
+        A data frame with the index, columns and types of X if X is one, otherwise an array. Known
         entries are unchanged. In frames, columns of integers and booleans are rounded.
     """
     check_is_fitted(self)
