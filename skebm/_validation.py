@@ -9,7 +9,9 @@ import contextlib
 import reprlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from numbers import Integral
+from datetime import date, timedelta
+from decimal import Decimal
+from numbers import Integral, Number
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,24 +45,30 @@ __all__ = [
     "MinMax",
     "Options",
     "StrOptions",
+    "advice_for",
     "as_numbers",
+    "boolean_columns",
     "check_columns",
     "check_container",
     "check_is_fitted",
     "check_labels",
     "check_random_state",
+    "check_two_dimensions",
     "check_weight",
     "column_ranges",
     "draw_seed",
     "fit_context",
+    "kind_of",
     "n_rows",
     "names_compared",
     "resolve_device",
     "set_seeds",
     "take_fit_params",
     "take_rows",
+    "unmasked",
     "validate_data",
     "warn",
+    "warn_of_booleans",
 ]
 
 
@@ -150,6 +158,8 @@ def validate_data(estimator: Any, X: Any, **kwargs: Any) -> Any:
         Further arguments of scikit-learn's function.
     """
     check_container(X)
+    X, name = unmasked(X), type(estimator).__name__
+    check_kinds(X, name)
     try:
         if _NAMES_COMPARED.get() and isinstance(X, np.ndarray) and not kwargs.get("reset", True):
             kwargs.pop("reset")
@@ -158,12 +168,13 @@ def validate_data(estimator: Any, X: Any, **kwargs: Any) -> Any:
             return X
         return sklearn_validate_data(estimator, X, **kwargs)
     except ValueError as error:
-        name, reason = type(estimator).__name__, str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         if reason.startswith("Input X contains NaN"):
             raise ValueError(
-                f"Input X contains NaN, and {name} takes complete rows. Fill missing entries in "
-                f"before, as by make_pipeline(TableEncoder(), {name}()) or the imputers of "
-                "scikit-learn, or by impute of RBMEstimator, which can be fitted to such rows."
+                f"Input X contains NaN{_in_column(X)}, and {name} takes complete rows. Fill "
+                f"missing entries in before, as by make_pipeline(TableEncoder(), {name}()) or the "
+                "imputers of scikit-learn, or by impute of RBMEstimator, which can be fitted to "
+                "such rows."
             ) from error
         if reason.startswith("could not convert string to float"):
             raise ValueError(
@@ -174,6 +185,127 @@ def validate_data(estimator: Any, X: Any, **kwargs: Any) -> Any:
         raise
 
 
+def unmasked(X: Any) -> Any:
+    """X itself, or of a masked array of NumPy an array whose masked entries are missing.
+
+    They are nan, and None among texts and objects.
+    """
+    if not isinstance(X, np.ma.MaskedArray):
+        return X
+    if X.dtype.kind in "biuf":
+        kind = X.dtype if X.dtype.kind == "f" else np.float64
+        return X.astype(kind).filled(np.nan)
+    if X.dtype.kind in "Mm":
+        return X.filled(np.array("NaT", dtype=X.dtype))
+    return X.astype(object).filled(None) if X.dtype.kind in "OUS" else X.data
+
+
+# Types of columns that are no numbers, by the beginnings of their names in pandas and polars.
+ENCODED = "Encode text, categories and dates before, as by make_pipeline(TableEncoder(), {name}())"
+KINDS = {
+    ("datetime", "date", "timestamp"): "dates",
+    ("timedelta", "duration"): "durations",
+    ("period",): "periods",
+    ("time",): "times of day",
+    ("interval",): "intervals",
+    ("categor", "enum"): "categories",
+    ("str", "utf8", "large_string"): "text",
+    ("complex",): "complex numbers",
+    ("list", "array", "struct", "binary"): "lists or other objects",
+}
+REMEDIES = {
+    "complex numbers": "Pass their real and imaginary parts as two columns",
+    "lists or other objects": "Make columns of their entries first, or drop it",
+    "times of day": "Pass them as numbers, such as hours",
+}
+
+
+def kind_of(column: Any) -> str | None:
+    """What a column of a frame holds that is no number; None for numbers and booleans."""
+    dtype = str(column.dtype).lower()
+    for beginnings, what in KINDS.items():
+        if dtype.startswith(beginnings):
+            return what
+    if dtype != "object":
+        return None
+    numbers = (int, float, np.number, np.bool_, Number, Decimal)
+    for value in column.to_list() if hasattr(column, "to_list") else column.tolist():
+        if isinstance(value, complex | np.complexfloating):
+            return "complex numbers"
+        if isinstance(value, str):
+            return "text"
+        if isinstance(value, date | np.datetime64):
+            return "dates"
+        if isinstance(value, timedelta | np.timedelta64):
+            return "durations"
+        missing = value is None or type(value).__name__ in ("NAType", "NaTType")
+        if not missing and not isinstance(value, numbers):
+            return "lists or other objects"
+    return None
+
+
+def advice_for(what: str, name: str) -> str:
+    """What to do about a column that holds `what`, for an estimator of that name."""
+    if what in REMEDIES:
+        return f"{REMEDIES[what]}."
+    if name == "TableEncoder":
+        return "List it in categorical_features, or drop it."
+    encoded = ENCODED.format(name=name)
+    return f"{encoded}, or use an estimator that takes categories, such as RBMEstimator."
+
+
+def check_kinds(X: Any, name: str) -> None:
+    """Raise `ValueError` that names a column of a table that holds no numbers, and the remedy."""
+    if isinstance(X, np.ndarray) and X.dtype.kind in "Mm":
+        what = "dates" if X.dtype.kind == "M" else "durations"
+        raise ValueError(
+            f"X holds {what} in all columns, and {name} takes numbers. {advice_for(what, name)}"
+        )
+    if not (hasattr(X, "iloc") or hasattr(X, "with_columns")) or len(X.shape) != 2:
+        return
+    for j, label in enumerate(X.columns):
+        column = X.iloc[:, j] if hasattr(X, "iloc") else X.to_series(j)
+        what = kind_of(column)
+        if what is not None:
+            raise ValueError(
+                f"Column {str(label)!r} holds {what}, and {name} takes numbers: could not convert "
+                f"{'string' if what == 'text' else 'them'} to float. {advice_for(what, name)}"
+            )
+
+
+def _in_column(X: Any) -> str:
+    """Name of the first column of a frame of numbers with missing entries, for a message."""
+    if not hasattr(X, "columns"):
+        return ""
+    for j, name in enumerate(X.columns):
+        column = X.iloc[:, j] if hasattr(X, "iloc") else X.to_series(j).fill_nan(None)
+        if (column.isna() if hasattr(X, "iloc") else column.is_null()).any():
+            return f" in column {str(name)!r}"
+    return ""
+
+
+def boolean_columns(X: Any) -> list[str]:
+    """Names of the columns of a frame that hold booleans; none of other tables."""
+    if not (hasattr(X, "iloc") or hasattr(X, "with_columns")) or len(X.shape) != 2:
+        return []
+    dtypes = [str(dtype).lower() for dtype in X.dtypes]
+    pairs = zip(X.columns, dtypes, strict=True)
+    return [str(name) for name, dtype in pairs if dtype.startswith("bool")]
+
+
+def warn_of_booleans(estimator: Any, X: Any) -> None:
+    """Warn of columns of booleans of a frame, where an estimator takes all columns as numbers."""
+    names = boolean_columns(X)
+    if names:
+        shown = ", ".join(map(repr, names[:5])) + (" and others" if len(names) > 5 else "")
+        warn(
+            f"Columns {shown} hold booleans, which {type(estimator).__name__} takes as real "
+            "numbers 0 and 1. Drop them, or use RBMEstimator or ContrastiveDivergenceDensity, for "
+            "which they are bits.",
+            UserWarning,
+        )
+
+
 def check_columns(estimator: Any, X: Any, *, reset: bool) -> None:
     """Compare number and names of columns with those of `fit`, or with `reset` store them.
 
@@ -181,11 +313,21 @@ def check_columns(estimator: Any, X: Any, *, reset: bool) -> None:
     a small density needs for a thousand rows. Values are not checked.
     """
     check_container(X)
+    check_two_dimensions(X)
     if not reset and _same_columns(estimator, X):
         return
     if reset or not _NAMES_COMPARED.get():
         _check_feature_names(estimator, X, reset=reset)
     _check_n_features(estimator, X, reset=reset)
+
+
+def check_two_dimensions(X: Any) -> None:
+    """Raise scikit-learn's `ValueError` for a Series, a row or a list where a table is expected."""
+    if hasattr(X, "columns") and len(getattr(X, "shape", (0, 0))) == 2 or sp.issparse(X):
+        return
+    ndim = X.ndim if hasattr(X, "ndim") else np.asarray(X).ndim
+    if ndim < 2:
+        check_array(X, dtype=None, ensure_min_samples=0, ensure_all_finite=False)
 
 
 def _same_columns(estimator: Any, X: Any) -> bool:
@@ -218,6 +360,7 @@ def check_weight(sample_weight: Any, X: Any) -> np.ndarray | None:
     """
     if sample_weight is None:
         return None
+    _refuse_mask("sample_weight", sample_weight)
     weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
     if not weight.any():  # older versions of scikit-learn do not check this
         raise ValueError("Sample weights must contain at least one non-zero number.")
@@ -239,9 +382,16 @@ def check_labels(estimator: Any, X: Any, y: Any) -> np.ndarray:
         raise ValueError(
             f"{type(estimator).__name__} requires y to be passed, but the target y is None."
         )
+    _refuse_mask("y", y)
     labels: np.ndarray = _check_y(y, multi_output=False, y_numeric=False, estimator=estimator)
     check_consistent_length(X, labels)
     return labels
+
+
+def _refuse_mask(name: str, values: Any) -> None:
+    """Raise `ValueError` for masked entries, which NumPy would take as known."""
+    if np.ma.is_masked(values):
+        raise ValueError(f"{name} has masked entries: drop these rows.")
 
 
 class MinMax(NamedTuple):

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from skebm import EnergyOutlierDetector, ProductOfDensities, TableEncoder
+from skebm import EnergyOutlierDetector, ProductOfDensities, TableEncoder, TractableDensity
 from tests.checks import parametrize_with_checks
 
 UNSEEN = 10.0
@@ -74,13 +74,15 @@ def test_new_and_declared_levels_that_fit_did_not_meet_are_far():
     assert z.filter(like="city_").iloc[0, :3].tolist() == [0, 0, 0]
 
 
-def test_the_rarest_levels_share_a_column():
+def test_the_rarest_levels_are_directions():
     X = pd.DataFrame({"k": list("aaaabbbcd"), "x": np.arange(9.0)})
     encoder = TableEncoder(max_levels=3).fit(X)
     assert encoder.get_feature_names_out().tolist() == ["x", "k_a", "k_b", "k_rare", "k_unseen"]
     z = encoder.transform(X)
-    assert z[:, 3].tolist() == [0] * 7 + [1, 1]
-    assert z[:, 1:4].sum(1).tolist() == [1] * 9
+    assert z[:7, 3].tolist() == [0] * 7
+    rare = z[7:, 1:4]  # directions of their own
+    np.testing.assert_allclose(np.linalg.norm(rare, axis=1), 1)
+    assert abs(rare[0] - rare[1]).max() > 0.1
 
 
 def test_missing_entries_are_those_of_the_nearest_row():
@@ -250,3 +252,20 @@ def test_parameters_reach_the_encoder():
     assert encoder.fit(frame()).get_feature_names_out().tolist()[3:6] == [
         *("city_Rome", "city_rare", "city_unseen")
     ]
+
+
+def test_no_level_is_more_abnormal_than_rarer_ones():
+    """Of 300 levels, in every density: the commoner, the more likely, and unseen ones the least."""
+    share = 1 / np.arange(1, 301)
+    codes = np.random.default_rng(0).choice(300, 1500, p=share / share.sum())
+    X = pd.DataFrame({"k": [f"l{code}" for code in codes]})
+    counts = X["k"].value_counts()
+    levels = pd.DataFrame({"k": [*counts.index, "new"]})
+    for distribution in ("kernel", "mixture"):
+        density = TractableDensity(distribution, random_state=0)
+        model = make_pipeline(TableEncoder(), density).fit(X)
+        *found, unseen = model.score_samples(levels)
+        groups = pd.Series(found).groupby(pd.cut(counts.to_numpy(), [0, 1, 3, 9, 49, 1500]))
+        means = groups.mean().to_numpy()
+        assert (np.diff(means) > 0).all(), means
+        assert unseen < min(found)

@@ -36,10 +36,13 @@ from skebm._validation import (
     merged_copies,
     names_compared,
     resolve_device,
+    unmasked,
     validate_data,
     warn,
+    warn_of_booleans,
 )
 from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler
+from skebm.base import Real as Numbers
 from skebm.base.processes import collected, lock_of
 from skebm.base.processes.modes import TorchModes
 from skebm.estimators.storage import installed_version, pack, unpack
@@ -394,7 +397,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         check_settings(self)
         check_same_estimator(self, X)
         go_on = self.__sklearn_is_fitted__() and (streaming or self.warm_start)
-        X = self._validate(X, reset=not go_on, min_samples=1 if streaming else 2)
+        given, X = X, self._validate(X, reset=not go_on, min_samples=1 if streaming else 2)
         weight = check_weight(sample_weight, X)
         y = None if encode is None else encode(X, go_on)
         if weight is not None:
@@ -411,6 +414,8 @@ class BaseEBM(BaseEstimator, abc.ABC):
         table = self._blueprint.table if go_on else self._learn_table(merged[0], merged[2])
         if table.copies_are_one:
             X, y, weight = merged
+        if not go_on and isinstance(table.domain, Numbers):
+            warn_of_booleans(self, given)
         rows = table.rows(X, device=device, dtype=getattr(torch, self.dtype), weight=weight)
         rows.y = None if y is None else torch.as_tensor(y, device=device)
         rows.left_out = left_out
@@ -764,6 +769,7 @@ def validate_coded(
     columns, which become `_coding` of the estimator. Arrays of numbers have no categories unless
     columns are listed.
     """
+    X = unmasked(X)
     if isinstance(X, Spool) or is_stream(X) or is_large(X):  # which hold numbers only
         if reset:
             estimator._coding = None

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import log_softmax
 from sklearn.utils.multiclass import check_classification_targets
 
-from skebm._validation import as_numbers, check_labels, fit_context
+from skebm._validation import as_numbers, check_labels, fit_context, warn
 from skebm.estimators.base import raises_interrupt, restores_on_failure
 from skebm.objectives.joint import UNKNOWN
 from skebm.training.rows import Rows
@@ -58,6 +58,8 @@ def encoded(estimator: Any, X: Any, y: Any, on: bool, classes: Any = None) -> np
             )
     labels = found[known]
     check_classification_targets(labels)
+    if mark is None and not on:
+        _warn_of_unlabelled(estimator, labels)
     if not on:
         estimator.classes_ = all_classes(labels, classes, estimator._density_alone)
     elif classes is not None and not np.array_equal(np.unique(classes), estimator.classes_):
@@ -76,6 +78,20 @@ def encoded(estimator: Any, X: Any, y: Any, on: bool, classes: Any = None) -> np
     codes = np.full(len(found), UNKNOWN, dtype=np.int64)
     codes[known] = [place[label] for label in labels.tolist()]
     return codes
+
+
+def _warn_of_unlabelled(estimator: Any, labels: np.ndarray) -> None:
+    """Warn of the label -1 beside classes of 0 and more, which usually marks unlabelled rows."""
+    if labels.dtype.kind not in "if":
+        return
+    classes = np.unique(labels)
+    if len(classes) > 2 and classes[0] == -1 and classes[1] >= 0:
+        remedy = "pass unlabeled=-1" if hasattr(estimator, "unlabeled") else "drop these rows"
+        warn(
+            f"y has {int((labels == -1).sum())} labels of -1, which count as a class of their own: "
+            f"if they mark rows without a label, {remedy}.",
+            UserWarning,
+        )
 
 
 def all_classes(labels: np.ndarray, named: Any, density: str) -> np.ndarray:

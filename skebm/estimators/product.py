@@ -39,6 +39,7 @@ from skebm._validation import (
     that_vary,
     validate_data,
     warn,
+    warn_of_booleans,
 )
 from skebm.base import LogPartition
 from skebm.base.energy import check_temperature
@@ -269,6 +270,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         self : ProductOfDensities
         """
         X, header, sample_weight = in_memory(X, shared_seed(self.random_state), sample_weight)
+        warn_of_booleans(self, X)
         X = validate_data(self, X, dtype=np.float64)
         if header is not None:
             check_columns(self, header, reset=True)

@@ -29,6 +29,7 @@ from skebm._validation import (
     sample_that_varies,
     validate_data,
     warn,
+    warn_of_booleans,
 )
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
@@ -179,6 +180,7 @@ class TractableDensity(DensityMixin, BaseEstimator):
         self : TractableDensity
         """
         X, header, sample_weight = in_memory(X, shared_seed(self.random_state), sample_weight)
+        warn_of_booleans(self, X)
         X = validate_data(self, X, dtype=np.float64)
         if header is not None:
             check_columns(self, header, reset=True)

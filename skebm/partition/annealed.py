@@ -287,7 +287,9 @@ def _pilot_run(
         if adapted is None and not isinstance(kernel, Gibbs):
             state = kernel.freeze(state)
             settings.append(state.aux)
-            if kernel.adapts:  # the adaptation at the next temperature starts from this step
+            if (
+                kernel.adapts and state.aux is not None
+            ):  # the adaptation at the next temperature starts from this step
                 kernel = kernel.with_step_size(float(state.aux.step_size))
     schedule = adapted or Schedule([], midpoints.tolist(), settings)
     return torch.stack(lengths).cpu().numpy(), schedule

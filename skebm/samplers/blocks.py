@@ -85,6 +85,10 @@ class Blocks(Sampler):
         """Whether the sampler of real columns adapts."""
         return self._of_real.adapts
 
+    def freeze(self, state: ChainState) -> ChainState:
+        """The state without adaptation; without real columns there is none."""
+        return state if state.aux is None else super().freeze(state)
+
     def with_step_size(self, step_size: float) -> Blocks:
         return clone(self).set_params(real=self._of_real.with_step_size(step_size))
 

@@ -53,6 +53,7 @@ from skebm.estimators.boltzmann.errors import CouplingErrors, as_errors, covaria
 from skebm.estimators.boltzmann.gauge import conditional_means, zero_sum
 from skebm.estimators.boltzmann.structure import PathResult, SparsityPath, choose_graph
 from skebm.estimators.tables.columns import Coding, ColumnTable
+from skebm.estimators.tables.frames import as_given
 from skebm.estimators.tables.table import SpinTable, Table, UnitIntervalTable, holds_spins
 from skebm.objectives.local import LOCAL_RULES
 from skebm.partition.exact import exact_draws
@@ -549,6 +550,7 @@ class BoltzmannMachineDensity(BaseDensity):
                 blocks.append(state.x)
             return torch.cat(blocks)
 
+    @as_given
     def impute(self, X: Any, random_state: Any = None, *, n_steps: int = 200) -> Any:
         """Replace missing entries by a draw from the model given the known ones.
 
@@ -666,8 +668,13 @@ class BoltzmannMachineDensity(BaseDensity):
 
     def _columns_of_entries(self) -> list[int]:
         """Column of X of each entry of `couplings_`."""
-        levels = {} if self._coding is None else self._coding.levels
+        levels = self._levels_of_entries()
         return [j for j in range(self.n_features_in_) for _ in levels.get(j, (None,))]
+
+    def _levels_of_entries(self) -> dict[int, tuple[Any, ...]]:
+        """Levels of the columns of categories that have entries; of two, which are a bit, one."""
+        levels = {} if self._coding is None else self._coding.levels
+        return {j: found[1:] if len(found) == 2 else found for j, found in levels.items()}
 
     @property
     def entries_(self) -> list[tuple[str, Any]]:
@@ -675,7 +682,7 @@ class BoltzmannMachineDensity(BaseDensity):
         check_is_fitted(self)
         names = getattr(self, "feature_names_in_", None)
         names = [f"x{j}" for j in range(self.n_features_in_)] if names is None else list(names)
-        levels = {} if self._coding is None else self._coding.levels
+        levels = self._levels_of_entries()
         return [
             (str(name), level) for j, name in enumerate(names) for level in levels.get(j, (None,))
         ]

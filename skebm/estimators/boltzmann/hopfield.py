@@ -27,6 +27,7 @@ from skebm._validation import (
 )
 from skebm.energies import BoltzmannMachine
 from skebm.estimators.base import asked_for, restores_on_failure, warn_without_effect
+from skebm.estimators.tables.frames import frame_like
 from skebm.training.distributed import shared_seed
 
 # Columns whose fields are computed by one product; within them, they follow the flips.
@@ -720,7 +721,8 @@ class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             The rows; for each its number of steps, whether it has converged, and the length of its
             cycle.
         """
-        return self._recall(self._checked(X))
+        found = self._recall(self._checked(X))
+        return found._replace(rows=frame_like(X, found.rows))
 
     def _recall(self, states: np.ndarray) -> Recall:
         parts = [

@@ -55,6 +55,7 @@ from skebm.estimators.deep.bounds import (
 )
 from skebm.estimators.deep.module import hidden_map, sigmoid_network
 from skebm.estimators.rbm import RBMEstimator
+from skebm.estimators.tables.frames import as_given
 from skebm.training.distributed import shared_seed
 from skebm.training.rows import Rows
 
@@ -413,6 +414,7 @@ class DeepBeliefNetwork(
         if getattr(X, "ndim", 2) == 2:  # of others the first RBM says what is wrong
             check_columns(self, X, reset=False)
 
+    @as_given(means=True)
     def reconstruct(self, X: Any) -> Any:
         """Mean-field reconstruction: up to the top by means, and down again.
 

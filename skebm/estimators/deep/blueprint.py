@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm._validation import warn
-from skebm.base import Objective, sampling
+from skebm.base import Binary, Objective, sampling
 from skebm.base.units import Bernoulli
 from skebm.distributions import Distribution, IndependentBernoulli
 from skebm.energies.deep import BernoulliDBM, HiddenGiven, Layers, MixedDBM
@@ -80,7 +80,7 @@ class DeepBlueprint(RBMBlueprint):
 
     @property
     def is_mixed(self) -> bool:
-        return isinstance(self.table.visible, ColumnTable)
+        return not isinstance(self.table.visible.domain, Binary)
 
     @property
     def bits(self) -> Tensor:
@@ -213,7 +213,7 @@ class DeepBlueprint(RBMBlueprint):
 
     def check_trained(self, net: EnergyNet, rows: Rows) -> None:
         super().check_trained(net, rows)
-        if isinstance(self.table.visible, ColumnTable):
+        if self.is_mixed and isinstance(self.table.visible, ColumnTable):
             self.check_widths(net.module_.energy, self.table.visible)
         if not self.layers.n_beside:
             return

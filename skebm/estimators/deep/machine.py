@@ -44,6 +44,7 @@ from skebm.estimators.tables.columns import (
     fit_table_base,
     learn_columns,
 )
+from skebm.estimators.tables.frames import as_given
 from skebm.estimators.tables.table import Table
 from skebm.objectives import Centering, Penalty
 from skebm.samplers import FromData, Gibbs, Persistent
@@ -544,6 +545,7 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         drawn = draw(energy, sampler, starts, n_samples, generator, **how)
         return self._blueprint.table.invert(drawn)
 
+    @as_given
     def impute(
         self,
         X: Any,

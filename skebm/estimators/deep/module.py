@@ -39,8 +39,8 @@ class Map(NamedTuple):
         return self._scaled(self.weight.copy(), columns, low, width)
 
     def _on_mixed_columns(self, table: ColumnTable) -> Map:
-        if table.levels:
-            names = [table.names[j] for j in table.levels]
+        if table.coding is not None and table.coding.levels:
+            names = [table.names[j] for j in table.coding.levels]
             raise ValueError(
                 f"Columns {names} are categories, of which a linear layer takes no codes: encode "
                 "them first, as by OneHotEncoder, and fit the network to the result."

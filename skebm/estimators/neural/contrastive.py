@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, clone
 from torch import Tensor
 
-from skebm._validation import Interval, StrOptions
+from skebm._validation import Interval, StrOptions, boolean_columns
 from skebm.base import Domain, Mixed, Objective, Real, Sampler
 from skebm.base.domains import parts_of
 from skebm.distributions import Distribution
@@ -42,6 +42,7 @@ from skebm.estimators.neural.blueprint import (
 )
 from skebm.estimators.tables.columns import Coding, ColumnTable
 from skebm.estimators.tables.table import FlatTable, Table
+from skebm.estimators.tables.table import is_binary as is_bits
 from skebm.objectives import ContrastiveDivergence, EnergyDiscrepancy, Refinement
 from skebm.objectives.local import LOCAL_RULES
 from skebm.objectives.log_partition import LogPartitionMonitor
@@ -372,10 +373,14 @@ class ContrastiveDivergenceDensity(BaseDensity):
     def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
         """Validated X, its categories as codes, nan where missing."""
         kwargs |= {"reset": reset, "min_samples": min_samples}
+        if reset:
+            self._has_booleans = bool(boolean_columns(X))
         return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> FlatTable | ColumnTable:
-        if self._coding is not None or self.domain == "mixed":
+        free = self.domain == "auto" and self.sampler is None and self.bounds is None
+        bits = free and self._has_booleans and not is_bits(X)  # beside numbers
+        if self._coding is not None or self.domain == "mixed" or bits:
             return learn_column_table(self, X, weight, self._coding)
         return learn_any_table(self, X, weight)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from skebm._validation import as_numbers, check_is_fitted
+from skebm.base import Mixed
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
@@ -30,6 +31,7 @@ from skebm.estimators.neural.sampling import (
 )
 from skebm.estimators.neural.sampling import impute as impute_rows
 from skebm.estimators.tables.columns import ColumnTable
+from skebm.estimators.tables.frames import as_given
 from skebm.estimators.tables.table import Units, is_far
 from skebm.partition.checks import check_proper
 
@@ -161,6 +163,7 @@ def sample(
     return np.where(np.isnan(row), found, row)
 
 
+@as_given
 def impute(self: Any, X: Any, random_state: Any = None, *, n_steps: int = 100) -> np.ndarray:
     """Replace NaN entries by a draw from the model given the known entries.
 
@@ -210,6 +213,7 @@ def _far_rows_named(table: Any, x: Tensor, number: Callable[[int], int]) -> Iter
         raise
 
 
+@as_given(means=True)
 def denoise_real(self: Any, X: Any, noise_level: float | None = None) -> np.ndarray:
     r"""Posterior mean of the clean row, if Gaussian noise was added to it.
 
@@ -247,6 +251,7 @@ def denoise_real(self: Any, X: Any, noise_level: float | None = None) -> np.ndar
     return table.invert(z)
 
 
+@as_given(means=True)
 def denoise(
     self: Any,
     X: Any,
@@ -277,12 +282,16 @@ def denoise(
     Returns
     -------
     ndarray of the shape of X
-        Probabilities, for discrete rows.
+        Probabilities, for discrete rows; the likeliest levels of categories of a frame.
     """
     check_is_fitted(self)
-    if isinstance(self._blueprint.table, ColumnTable):
-        raise ValueError("denoise is for rows of one kind of columns: numbers, bits or levels.")
-    if not self._blueprint.table.discrete:
+    table = self._blueprint.table
+    if isinstance(table.domain, Mixed):
+        raise ValueError(
+            "denoise is for rows of one kind of columns, numbers, bits or categories, and these "
+            "have several: fit the columns of one kind alone, or use impute for single entries."
+        )
+    if not table.discrete:
         return denoise_real(self, X, noise_level)
     whole_number("n_steps", n_steps, 2)
     level = 0.1 if noise_level is None else noise_level
@@ -291,6 +300,8 @@ def denoise(
     rows, generator = self._rows(X), self._generator(random_state)
     sampler, x = self.sampler_, rows.block(0, len(rows))
     mean = discrete_posterior_mean(self.energy_, sampler, x, float(level), generator, n_steps)
+    if isinstance(table, ColumnTable):
+        return table.invert(mean)
     return mean.cpu().double().numpy().reshape(-1, *self.row_shape_)
 
 

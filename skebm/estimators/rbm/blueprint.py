@@ -300,7 +300,7 @@ class RBMBlueprint(Blueprint):
     @property
     def is_mixed(self) -> bool:
         """Whether there are other visible units than bits."""
-        return isinstance(self.table, ColumnTable)
+        return not isinstance(self.table.domain, Binary)
 
     @property
     def bits(self) -> Tensor:
@@ -509,7 +509,7 @@ class RBMBlueprint(Blueprint):
         It has not if held-out rows were still becoming more likely when it ended, or had not yet
         begun to.
         """
-        if isinstance(self.table, ColumnTable):
+        if self.is_mixed and isinstance(self.table, ColumnTable):
             self.check_widths(net.module_.energy, self.table)
         if self.by_halves and self.plan.n_iter == 0:
             warn(
@@ -1025,7 +1025,7 @@ def _rule(
     if not isinstance(chains, Persistent | FromData | None):
         raise ValueError(f"chains={chains!r}: an RBM takes Persistent (PCD) or FromData (CD).")
     cost = math.inf
-    if not isinstance(table, ColumnTable):
+    if isinstance(table.domain, Binary):
         # The same rule for all numbers of hidden units among which rows may choose.
         cost = estimator._units(usual_units(estimator)).cost(table.domain)
     elif learning == "exact":

@@ -33,6 +33,7 @@ from skebm.estimators.base import (
 from skebm.estimators.rbm.drawing import BLOCK, draw, imputed, starts_of
 from skebm.estimators.rbm.missing import Marginals, hidden_means, log_sums
 from skebm.estimators.tables.bases import COLUMN_BASES
+from skebm.estimators.tables.frames import as_given
 from skebm.estimators.tables.table import UnitIntervalTable
 from skebm.objectives import Centering, Penalty
 from skebm.objectives.local import LOCAL_RULES
@@ -227,6 +228,7 @@ def pseudo_likelihood(self: Any, X: Any) -> np.ndarray:
     return self._blueprint.proper_score(rows, energy).double().numpy()
 
 
+@as_given(means=True)
 def reconstruct(self: Any, X: Any) -> np.ndarray:
     """Mean-field reconstruction: mean of x given the conditional mean of h given x.
 
@@ -244,6 +246,7 @@ def reconstruct(self: Any, X: Any) -> np.ndarray:
     return self._blueprint.table.invert(mean[:, : rows.n_columns])
 
 
+@as_given
 def gibbs(self: Any, v: Any) -> np.ndarray:
     """Take one Gibbs step from v: draw h given v, then v given h.
 
@@ -261,8 +264,9 @@ def gibbs(self: Any, v: Any) -> np.ndarray:
     state, _ = self._blueprint.layer_sampler.kernel.run(
         self.energy_, rows.block(0, len(rows)), 1, generator
     )
-    if self._blueprint.is_mixed or len(self.scaling_.columns):
-        return self._blueprint.table.invert(state.x)
+    table = self._blueprint.table
+    if not isinstance(table, UnitIntervalTable) or len(table.scaling.columns):
+        return table.invert(state.x)
     return state.x.cpu().numpy().astype(bool)
 
 
@@ -319,6 +323,7 @@ def draw_rows(
     return draw(self.energy_, self._blueprint.layer_sampler, starts, n, generator, **how)
 
 
+@as_given
 def impute(
     self: Any,
     X: Any,
@@ -354,7 +359,7 @@ def impute(
     Returns
     -------
     ndarray or data frame of shape (n_samples, n_features), or a list of `n_draws` of these
-        A data frame if `fit` was given one with text or categories, otherwise an array. Known
+        A data frame with the index, columns and types of X if X is one, otherwise an array. Known
         entries are unchanged. In frames, columns of integers and booleans are rounded.
     """
     check_is_fitted(self)
@@ -385,6 +390,7 @@ def imputed_rows(
 
 
 @available_if(_has_bits_only)
+@as_given(means=True)
 def denoise(
     self, X: Any, noise_level: float = 0.1, random_state: Any = None, *, n_steps: int = 200
 ) -> np.ndarray:

@@ -45,6 +45,7 @@ from skebm.estimators.sequences.label_chain import MOST_TERMS, LabelChain
 from skebm.estimators.sequences.table import (
     first_frames,
     first_without,
+    in_sequences,
     joined,
     joined_labels,
     new_frames,
@@ -302,6 +303,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
     @fit_context(prefer_skip_nested_validation=True)
     @raises_interrupt
     @restores_on_failure
+    @in_sequences
     def fit(self, X: Any, y: Any, lengths: Any = None) -> Any:
         """Fit the model to sequences of frames and their labels.
 
@@ -327,6 +329,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
 
     @fit_context(prefer_skip_nested_validation=True)
     @restores_on_failure
+    @in_sequences
     def partial_fit(self, X: Any, y: Any, classes: Any = None, lengths: Any = None) -> Any:
         """Train for one pass on further sequences, from the current weights.
 
@@ -430,6 +433,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
 
     # ---------------------------------------------------------------- labels
 
+    @in_sequences
     def predict_log_proba(self, X: Any, lengths: Any = None) -> np.ndarray:
         r"""log p(y_t given all frames of the sequence), in nats, in the order of `classes_`.
 
@@ -450,6 +454,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         """
         return self._smoothed(X, lengths)[0]
 
+    @in_sequences
     def predict_proba(self, X: Any, lengths: Any = None) -> np.ndarray:
         """Probability of each label given all frames, in the order of `classes_`.
 
@@ -467,6 +472,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         total: np.ndarray = share.sum(1, keepdims=True)  # which the logarithms leave to rounding
         return share / total
 
+    @in_sequences
     def predict(self, X: Any, lengths: Any = None) -> np.ndarray:
         """Most likely label of each frame given all frames.
 
@@ -486,6 +492,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         found: np.ndarray = self.classes_[place]
         return found
 
+    @in_sequences
     def score(self, X: Any, y: Any, sample_weight: Any = None, lengths: Any = None) -> float:
         """Accuracy of `predict`: the fraction of frames with the right label.
 
@@ -505,6 +512,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         return float(accuracy_score(joined_labels(X, y), found, sample_weight=sample_weight))
 
     @available_if(_has_density)
+    @in_sequences
     def score_samples(self, X: Any, lengths: Any = None) -> np.ndarray:
         """log p(x_t given the frames before it) in nats, with all labels summed out.
 

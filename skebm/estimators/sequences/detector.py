@@ -34,7 +34,12 @@ from skebm.estimators.outlier.fitting import n_held_out
 from skebm.estimators.outlier.statistics import measure
 from skebm.estimators.outlier.thresholds import DEFAULT_LEVEL, ConformalThreshold
 from skebm.estimators.sequences.estimator import TemporalRBM
-from skebm.estimators.sequences.table import first_frames, joined
+from skebm.estimators.sequences.table import (
+    first_frames,
+    in_sequences,
+    joined,
+    sequence_column_of,
+)
 from skebm.training.distributed import shared_seed
 
 # Blocks of a single sequence with "auto", in units of 1 / level.
@@ -189,6 +194,7 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
 
     @fit_context(prefer_skip_nested_validation=False)
     @restores_on_failure
+    @in_sequences
     def fit(self, X: Any, y: Any = None, lengths: Any = None) -> Any:
         """Fit the estimator to some of the sequences, and set the threshold by the others.
 
@@ -305,7 +311,7 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
 
     def _joined(self, X: Any, lengths: Any, *, reset: bool) -> tuple[Any, np.ndarray | None]:
         """All frames below each other, and the lengths of the sequences."""
-        X, lengths = joined(X, lengths, getattr(self._model(), "sequence_column", None))
+        X, lengths = joined(X, lengths, sequence_column_of(self))
         (X,) = indexable(X)
         if n_rows(X) == 0:
             raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
@@ -335,6 +341,7 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
 
     # ---------------------------------------------------------------- frames and sequences
 
+    @in_sequences
     def score_samples(self, X: Any, lengths: Any = None) -> np.ndarray:
         """Score of each frame by the estimator, higher for normal ones.
 
@@ -367,6 +374,7 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         lengths = np.array([n_rows(X)]) if lengths is None else lengths
         return self._scores(self.estimator_, X, lengths), lengths
 
+    @in_sequences
     def decision_function(self, X: Any, lengths: Any = None) -> np.ndarray:
         """Score of each frame minus the threshold: negative for anomalous frames.
 
@@ -383,6 +391,7 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         value = self.score_samples(X, lengths)  # checks that the detector is fitted
         return self._threshold.margin([value])
 
+    @in_sequences
     def predict(self, X: Any, lengths: Any = None) -> np.ndarray:
         """Classify frames as normal (+1) or anomalous (-1).
 
@@ -402,6 +411,7 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         """
         return np.where(self.decision_function(X, lengths) >= 0, 1, -1)
 
+    @in_sequences
     def p_values(self, X: Any, lengths: Any = None) -> np.ndarray:
         """p-value of each frame against the most anomalous frames of the calibration sequences.
 
@@ -421,6 +431,7 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         value = self.score_samples(X, lengths)  # checks that the detector is fitted
         return self._threshold.p_values([value])
 
+    @in_sequences
     def sequence_p_values(self, X: Any, lengths: Any = None) -> np.ndarray:
         """p-value of each sequence, that of its most anomalous frame.
 

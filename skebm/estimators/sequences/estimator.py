@@ -56,6 +56,7 @@ from skebm.estimators.sequences.table import (
     check_numbers,
     first_frames,
     first_without,
+    in_sequences,
     joined,
     new_frames,
     walk,
@@ -67,6 +68,7 @@ from skebm.estimators.tables.columns import (
     fit_table_base,
     learn_columns,
 )
+from skebm.estimators.tables.frames import frame_like
 from skebm.estimators.tables.table import Table
 from skebm.samplers import ChainPolicy, FromData
 from skebm.training import AdamW, EarlyStopping
@@ -335,6 +337,7 @@ class TemporalRBM(
     @fit_context(prefer_skip_nested_validation=True)
     @raises_interrupt
     @restores_on_failure
+    @in_sequences
     def fit(self, X: Any, y: Any = None, lengths: Any = None) -> Any:
         """Fit the model to sequences.
 
@@ -359,6 +362,7 @@ class TemporalRBM(
 
     @fit_context(prefer_skip_nested_validation=True)
     @restores_on_failure
+    @in_sequences
     def partial_fit(self, X: Any, y: Any = None, lengths: Any = None) -> Any:
         """Train for one pass on further sequences, from the current weights.
 
@@ -527,6 +531,7 @@ class TemporalRBM(
 
     # ---------------------------------------------------------------- likelihoods
 
+    @in_sequences
     def log_conditional(self, X: Any, lengths: Any = None) -> FrameScores:
         r"""log p(x_t given the past) of each frame, with its standard error and a low estimate.
 
@@ -542,6 +547,7 @@ class TemporalRBM(
         """
         return self._scores(self._frames(X, lengths), lower=True)
 
+    @in_sequences
     def score_samples(self, X: Any, lengths: Any = None) -> np.ndarray:
         """log p(x_t given the past) of each frame, in nats.
 
@@ -561,6 +567,7 @@ class TemporalRBM(
         """
         return self._scores(self._frames(X, lengths), lower=False).log_prob
 
+    @in_sequences
     def score_in_context(self, X: Any, lengths: Any = None) -> np.ndarray:
         r"""How likely each frame is given the frames before it and the next one, in nats.
 
@@ -589,6 +596,7 @@ class TemporalRBM(
         found = self._scores(rows, lower=False).log_prob
         return check_numbers(found + said_by_next(self, rows, found))
 
+    @in_sequences
     def score(self, X: Any, y: Any = None, lengths: Any = None) -> float:
         """Pessimistic estimate of the mean log-likelihood of a frame given its past, in nats.
 
@@ -612,6 +620,7 @@ class TemporalRBM(
         error = float(np.sqrt(np.square(found.std_error).sum())) / len(found.log_prob)
         return min(float(found.lower.mean()), float(found.log_prob.mean())) - 2 * error
 
+    @in_sequences
     def energy(self, X: Any, lengths: Any = None) -> np.ndarray:
         """Free energy of each frame given its past, in nats.
 
@@ -635,6 +644,7 @@ class TemporalRBM(
             found[number.cpu().numpy()] = value.double().cpu().numpy() + table.log_volume
         return check_numbers(found)
 
+    @in_sequences
     def decision_function(self, X: Any, lengths: Any = None) -> np.ndarray:
         """Log-likelihood given the past minus the threshold: negative for anomalous frames.
 
@@ -650,6 +660,7 @@ class TemporalRBM(
         """
         return self.score_samples(X, lengths) - self.threshold_
 
+    @in_sequences
     def predict(self, X: Any, lengths: Any = None) -> np.ndarray:
         """Classify frames as normal (+1) or anomalous given their past (-1).
 
@@ -665,6 +676,7 @@ class TemporalRBM(
         """
         return np.where(self.decision_function(X, lengths) >= 0, 1, -1)
 
+    @in_sequences
     def transform(self, X: Any, lengths: Any = None) -> np.ndarray:
         """Probability that each hidden unit is on given a frame and its past.
 
@@ -700,6 +712,7 @@ class TemporalRBM(
             state[number] = energy.advance(x, biases)
         return lags, state[ends]
 
+    @in_sequences
     def predict_next(
         self, X: Any, lengths: Any = None, *, n_draws: int = 100, n_steps: int = 50
     ) -> np.ndarray:
@@ -730,9 +743,8 @@ class TemporalRBM(
         found: np.ndarray = self._blueprint.table.invert(mean)
         return found
 
-    def expected(
-        self, X: Any, lengths: Any = None, *, n_draws: int = 20, n_steps: int = 50
-    ) -> np.ndarray:
+    @in_sequences
+    def expected(self, X: Any, lengths: Any = None, *, n_draws: int = 20, n_steps: int = 50) -> Any:
         """Mean of each frame given the frames before it, estimated by draws with a fixed seed.
 
         Parameters
@@ -755,8 +767,8 @@ class TemporalRBM(
         generator = torch.Generator(found.device).manual_seed(self.net_.seed_)
         for _, biases, number in self._walk(rows, n_draws):
             found[number] = self._means(biases, n_draws, n_steps, generator)
-        values: np.ndarray = self._blueprint.table.invert(found)
-        return values
+        given = joined(X, lengths, self.sequence_column)[0]
+        return frame_like(given, self._blueprint.table.invert(found), means=True)
 
     def _means(
         self, biases: Biases, n_draws: int, n_steps: int, generator: torch.Generator
@@ -834,6 +846,7 @@ class TemporalRBM(
 
     # ---------------------------------------------------------------- missing entries, streams
 
+    @in_sequences
     def impute(
         self,
         X: Any,
@@ -886,12 +899,13 @@ class TemporalRBM(
             whole_number("n_draws", n_draws, 1)
             if how != "sample":
                 raise ValueError(f'n_draws={n_draws} is for how="sample": there is one {how}.')
+        given = joined(X, lengths, self.sequence_column)[0]
         rows, X = new_frames(self, X, lengths, complete=False)
         generator, energy = self._generator(random_state), self.energy_
         with sampling(energy):
             made = filled_frames(energy, rows, how, n_draws or 1, n_steps, generator)
         table = self._blueprint.table
-        found = [table.filled(X, x) for x in made]
+        found = [frame_like(given, table.filled(X, x)) for x in made]
         return found[0] if n_draws is None else found
 
     def stream(self, start: Any = None) -> FrameStream:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._validation import check_container, check_is_fitted
-from skebm.estimators.tables.columns import ColumnTable, is_frame
+from skebm._validation import check_container, check_is_fitted, take_rows, unmasked
+from skebm.estimators.tables.columns import ColumnTable, is_frame, is_present
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.training.rows import Rows
 from skebm.training.segments import Segments
@@ -26,7 +29,7 @@ def joined(X: Any, lengths: Any, sequence_column: Any) -> tuple[Any, np.ndarray 
         Number of frames of each sequence; they add up to the number of all frames.
     sequence_column : str, int or None
         Column that identifies the sequence of each frame, and is left out; sequences are runs of
-        equal values.
+        equal values (:func:`in_sequences` makes runs of panels in the order of time).
 
     Raises
     ------
@@ -49,6 +52,7 @@ def joined(X: Any, lengths: Any, sequence_column: Any) -> tuple[Any, np.ndarray 
         return X, None
     lengths = np.asarray(lengths)
     whole = lengths.ndim == 1 and lengths.size and lengths.dtype.kind in "iu"
+    lengths = lengths.astype(np.int64) if whole else lengths
     if not whole or (lengths < 1).any():
         raise ValueError(
             "lengths must be the numbers of frames of the sequences, whole numbers of at least 1, "
@@ -92,30 +96,101 @@ def _stacked(X: Sequence[Any]) -> tuple[Any, np.ndarray]:
     if all(hasattr(one, "iloc") for one in X):
         import pandas as pd
 
-        return pd.concat(X, ignore_index=True), lengths
-    return np.concatenate([np.asarray(one) for one in X]), lengths
+        return pd.concat(X), lengths
+    if all(is_frame(one) for one in X):
+        import polars as pl
+
+        return pl.concat(X), lengths
+    return np.concatenate([np.asarray(unmasked(one)) for one in X]), lengths
 
 
 def _split_by(X: Any, column: Any) -> tuple[Any, np.ndarray]:
     """X without a column, and the lengths of the runs of its values."""
+    values = _values_of(X, column)
     if is_frame(X):
-        if column not in X.columns:
-            raise ValueError(f"sequence_column={column!r} is no column of X.")
-        values = X[column].to_numpy()
         rest = X.drop(columns=[column]) if hasattr(X, "iloc") else X.drop(column)
     else:
-        X = np.asarray(X)
-        d = X.shape[1] if X.ndim == 2 else 0
-        if not isinstance(column, int) or not -d <= column < d:
-            raise ValueError(
-                f"sequence_column={column!r} must be the number of one of the {d} columns of an "
-                "array, or a name of a column of a frame."
-            )
-        values, rest = X[:, column], np.delete(X, column, axis=1)
+        rest = np.delete(np.asarray(unmasked(X)), column, axis=1)
     if not len(values):
         return rest, np.zeros(0, dtype=int)
     ends = np.flatnonzero(np.append(values[1:] != values[:-1], True))
     return rest, np.diff(ends, prepend=-1)
+
+
+def _values_of(X: Any, column: Any) -> np.ndarray:
+    """Number of the sequence of each frame, in the order in which they begin, (n_frames,)."""
+    if is_frame(X):
+        if column not in X.columns:
+            raise ValueError(f"sequence_column={column!r} is no column of X.")
+        values = X[column].to_list()
+    else:
+        X = np.asarray(unmasked(X))
+        d = X.shape[1] if X.ndim == 2 else 0
+        whole = isinstance(column, Integral) and not isinstance(column, bool)
+        if not whole or not -d <= column < d:
+            raise ValueError(
+                f"sequence_column={column!r} must be the number of one of the {d} columns of an "
+                "array, or a name of a column of a frame."
+            )
+        values = X[:, column].tolist()
+    if not all(is_present(value) for value in values):
+        raise ValueError(
+            f"sequence_column={column!r} has missing entries: drop these frames, or fill in to "
+            "which sequence they belong."
+        )
+    place: dict[Any, int] = {}
+    return np.array([place.setdefault(value, len(place)) for value in values], dtype=int)
+
+
+def in_sequences(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method take panels whose sequences are not runs of rows, as those sorted by time.
+
+    The frames of each sequence are put below each other, in their order, with the labels and
+    weights that belong to them; results of frames come back in the order of X.
+    """
+    parameters = inspect.signature(method)
+
+    @functools.wraps(method)
+    def ordered(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = parameters.bind(self, *args, **kwargs).arguments
+        X, column = bound["X"], sequence_column_of(self)
+        if column is None or bound.get("lengths") is not None or not _is_one_table(X):
+            return method(self, *args, **kwargs)
+        values = _values_of(X, column)
+        if (np.diff(values) >= 0).all():
+            return method(self, *args, **kwargs)
+        order = np.argsort(values, kind="stable")
+        bound["X"] = take_rows(unmasked(X), order)
+        for name in ("y", "sample_weight"):
+            if bound.get(name) is not None:
+                bound[name] = take_rows(np.asarray(bound[name]), order)
+        bound = {name: value for name, value in bound.items() if name != "self"}
+        kept = bound.pop("kwargs", {})
+        return _put_back(method(self, **bound, **kept), np.argsort(order))
+
+    return ordered
+
+
+def sequence_column_of(estimator: Any) -> Any:
+    """The parameter `sequence_column`, of the estimator of a detector where it is one."""
+    if hasattr(estimator, "sequence_column"):
+        return estimator.sequence_column
+    return getattr(estimator._model(), "sequence_column", None)
+
+
+def _is_one_table(X: Any) -> bool:
+    """Whether X is a table of frames, and no list of sequences."""
+    return len(getattr(X, "shape", ())) == 2
+
+
+def _put_back(found: Any, place: np.ndarray) -> Any:
+    """Results of frames in another order; anything else unchanged."""
+    if isinstance(found, tuple) and hasattr(found, "_fields"):
+        return type(found)(*(_put_back(part, place) for part in found))
+    if isinstance(found, list):
+        return [_put_back(part, place) for part in found]
+    shape = getattr(found, "shape", ())
+    return take_rows(found, place) if len(shape) and shape[0] == len(place) else found
 
 
 def first_frames(n_frames: int, lengths: np.ndarray | None) -> np.ndarray:

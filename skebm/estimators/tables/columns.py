@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,15 @@ import torch
 from sklearn.utils import check_array
 from torch import Tensor
 
-from skebm._validation import check_container, column_ranges, warn
+from skebm._validation import (
+    advice_for,
+    check_container,
+    check_two_dimensions,
+    column_ranges,
+    kind_of,
+    unmasked,
+    warn,
+)
 from skebm.base import Binary, Categorical, Domain, Mixed, Real
 from skebm.base.domains import columns_of
 from skebm.distributions import Distribution
@@ -36,15 +45,13 @@ def as_table(X: Any) -> Any:
     """Data frames and dense arrays unchanged, anything else as a two-dimensional dense array."""
     if is_frame(X):
         return X
-    X = X.toarray() if sp.issparse(X) else np.asarray(X)
-    if X.ndim != 2:
-        raise ValueError(f"Expected a two-dimensional table, got {X.ndim} dimensions.")
-    return X
+    check_two_dimensions(X)
+    return X.toarray() if sp.issparse(X) else np.asarray(unmasked(X))
 
 
 def is_frame(X: Any) -> bool:
     """Whether X is a data frame, of pandas or polars."""
-    return hasattr(X, "iloc") or hasattr(X, "with_columns")
+    return (hasattr(X, "iloc") or hasattr(X, "with_columns")) and len(X.shape) == 2
 
 
 def column_of(X: Any, j: int) -> Any:
@@ -72,6 +79,7 @@ def present_values(column: Any) -> np.ndarray:
 
 
 def is_present(value: Any) -> bool:
+    """Whether a value is not missing: neither None, nor nan, nor that of pandas."""
     same = value == value
     return value is not None and isinstance(same, (bool, np.bool_)) and bool(same)
 
@@ -136,7 +144,7 @@ class Coding(NamedTuple):
         ]
         return cls(levels, names, dtypes, kind, booleans)
 
-    def codes(self, X: Any) -> np.ndarray:
+    def codes(self, X: Any, estimator: str = "RBMEstimator") -> np.ndarray:
         """Numbers and codes of levels, (n, d) float64.
 
         nan is missing, -1 a level that did not occur in `fit`.
@@ -146,11 +154,12 @@ class Coding(NamedTuple):
         for j in range(X.shape[1]):
             column = column_of(X, j)
             if j not in self.levels:
-                found[:, j] = _numbers(column, self.names[j])
+                found[:, j] = _numbers(column, self.names[j], estimator)
                 continue
             place = {level: code for code, level in enumerate(self.levels[j])}
             found[:, j] = [
-                place.get(_plain(v), -1) if is_present(v) else np.nan for v in _objects(column)
+                place.get(_plain(v, self.names[j]), -1) if is_present(v) else np.nan
+                for v in _objects(column)
             ]
         return found
 
@@ -160,7 +169,7 @@ class Coding(NamedTuple):
         Levels that did not occur in `fit` are missing, too, with a warning. `ValueError` for
         infinite numbers.
         """
-        found, unseen = self.codes(X), []
+        found, unseen = self.codes(X, estimator), []
         for j in self.levels:
             new = found[:, j] < 0
             if new.any():
@@ -183,7 +192,7 @@ class Coding(NamedTuple):
     def decode(self, x: np.ndarray) -> Any:
         """Numbers and codes as a table of the kind that was fitted."""
         columns = [
-            np.array([self.levels[j][int(code)] for code in x[:, j]], dtype=object)
+            _object_array([self.levels[j][round(code)] for code in x[:, j]])
             if j in self.levels
             else x[:, j].round().astype(bool).astype(object)
             if j in self.booleans
@@ -211,6 +220,13 @@ class Coding(NamedTuple):
             dtypes = [dtype_of(t, self.kind) for t in self.dtypes]
             return pl.DataFrame(made).cast(dict(zip(self.names, dtypes, strict=True)))
         return np.stack([column.astype(object) for column in columns], 1)
+
+
+def _object_array(values: list[Any]) -> np.ndarray:
+    """Values as an array of objects, of one dimension also where they are sequences themselves."""
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
+    return found
 
 
 def _categorical(X: Any, names: list[str], asked: Any) -> list[int]:
@@ -246,8 +262,8 @@ def _categorical(X: Any, names: list[str], asked: Any) -> list[int]:
 def _is_categorical(column: Any) -> bool:
     """Whether a column of a frame holds text or categories, or other objects than numbers."""
     name = str(column.dtype).lower()
-    if any(word in name for word in ("categor", "string", "str", "utf8", "enum")):
-        return True
+    if name.startswith(("categor", "string", "str", "utf8", "large_string", "enum", "interval")):
+        return name != "struct" and not name.startswith("struct")
     return name == "object" and _holds_other_than_numbers(column)
 
 
@@ -257,7 +273,7 @@ def _is_boolean(column: Any) -> bool:
 
 
 def _holds_other_than_numbers(column: Any) -> bool:
-    numbers = (int, float, np.number, np.bool_)
+    numbers = (int, float, np.number, np.bool_, complex, Decimal)
     return not all(isinstance(v, numbers) for v in _objects(column) if is_present(v))
 
 
@@ -265,22 +281,27 @@ def _objects(column: Any) -> list[Any]:
     return list(column.to_list() if hasattr(column, "to_list") else column.tolist())
 
 
-def _plain(value: Any) -> Hashable:
-    """A level that compares and hashes alike in arrays and in frames."""
+def _plain(value: Any, name: str) -> Hashable:
+    """A level of a column of that name that compares and hashes alike in arrays and in frames."""
     value = value.item() if isinstance(value, np.generic) else value
-    if not isinstance(value, Hashable):
+    try:
+        hash(value)
+    except TypeError as error:
         raise TypeError(
-            f"A level of a categorical column must be hashable: the argument must be a string or a "
-            f"number, not {type(value).__name__!r}."
-        )
+            f"Column {name!r} holds values that are no levels of a category: the argument must be "
+            f"a string or a number, not {type(value).__name__!r}. Make columns of their entries "
+            "first, or drop it."
+        ) from error
     return value
 
 
 def _levels(column: Any, name: str) -> tuple[Hashable, ...]:
     """Levels of a column: those a category declares, or those that occur, in order."""
     categories = getattr(getattr(column, "cat", None), "categories", None)
-    found = dict.fromkeys(_plain(v) for v in _objects(column) if is_present(v))
-    declared = [] if categories is None or callable(categories) else [_plain(v) for v in categories]
+    found = dict.fromkeys(_plain(v, name) for v in _objects(column) if is_present(v))
+    declared = (
+        [] if categories is None or callable(categories) else [_plain(v, name) for v in categories]
+    )
     levels = list(dict.fromkeys([*declared, *found]))
     if not found:
         raise ValueError(f"Column {name!r} is missing in all rows: drop it.")
@@ -290,8 +311,11 @@ def _levels(column: Any, name: str) -> tuple[Hashable, ...]:
     return tuple(levels)
 
 
-def _numbers(column: Any, name: str) -> np.ndarray:
+def _numbers(column: Any, name: str, estimator: str) -> np.ndarray:
     """A column as float64, nan where missing; `ValueError` that names one with text."""
+    what = kind_of(column) if hasattr(column, "dtype") and hasattr(column, "name") else None
+    if what not in (None, "text", "categories"):
+        raise ValueError(f"Column {name!r} holds {what}. {advice_for(what, estimator)}")
     try:
         return np.array([float(v) if is_present(v) else np.nan for v in _objects(column)])
     except (TypeError, ValueError) as error:
@@ -316,7 +340,8 @@ class ColumnTable(Table):
     coding : Coding or None
         The categorical columns.
     bits, levels, real : list of int
-        Numbers of the columns of each kind, in the order of their blocks.
+        Numbers of the columns of each kind, in the order of their blocks. A category of two levels
+        is a bit, which is 1 for the second one.
     sizes : tuple of int
         Numbers of levels of the categorical columns.
     """
@@ -351,9 +376,11 @@ class ColumnTable(Table):
         """Which columns are of which kind, and the units of the real ones."""
         names = [f"x{j}" for j in range(X.shape[1])] if names is None else [str(n) for n in names]
         check_known(X, names)
-        levels = [] if coding is None else sorted(coding.levels)
-        sizes = [len(coding.levels[j]) for j in levels] if coding is not None else []
-        others = [j for j in range(X.shape[1]) if j not in set(levels)]
+        sizes_of = {} if coding is None else {j: len(v) for j, v in sorted(coding.levels.items())}
+        flags_of = [j for j, size in sizes_of.items() if size == 2]  # whose codes are bits
+        levels = [j for j in sizes_of if j not in set(flags_of)]
+        sizes = [sizes_of[j] for j in levels]
+        others = [j for j in range(X.shape[1]) if j not in sizes_of]
         flags = [are_bits(block).all(0) for _, block in array_blocks(X)]
         binary = np.all(flags, axis=0)
         bits = [j for j in others if binary[j]]
@@ -362,6 +389,8 @@ class ColumnTable(Table):
             # values of new rows would be refused.
             low, high = column_ranges(X)
             bits = [j for j in bits if low[j] != high[j]]
+        bits = sorted([*bits, *flags_of])
+        others = sorted([*others, *flags_of])
         real = [j for j in others if j not in set(bits)]
         units = None
         if real:

@@ -17,8 +17,10 @@ from skebm._validation import (
     check_columns,
     check_container,
     check_is_fitted,
+    check_two_dimensions,
     column_ranges,
     fit_context,
+    unmasked,
     validate_data,
 )
 from skebm.estimators.base import restores_on_failure
@@ -41,37 +43,43 @@ class OneHot(NamedTuple):
     ----------
     names : list of str
         Of the one-hot columns, that of unseen levels last.
-    place : ndarray of int
-        One-hot column of each code; the last entry is that of unseen levels, code -1.
+    codes : ndarray of shape (n_levels + 1, n_columns)
+        Row of each level; the last one is that of unseen levels, code -1.
     """
 
     names: list[str]
-    place: np.ndarray
+    codes: np.ndarray
 
     @classmethod
     def learn(cls, name: str, levels: tuple[Any, ...], codes: np.ndarray, most: int) -> OneHot:
-        """A column for each level that occurs, the rarest together if there are more than `most`.
+        """A column for each level that occurs, up to `most`; rarer levels are directions in these.
 
-        Levels that are declared but do not occur are unseen ones.
+        If all rare levels were one point, it would hold most rows of a column of many levels, and
+        the commonest levels would be the abnormal ones. Random directions are points of their own,
+        about as far from each other and from the common levels as these are from each other, so
+        that no level has the probability of others. Levels that are declared but do not occur are
+        unseen ones.
         """
         counts = np.bincount(codes[codes >= 0].astype(int), minlength=len(levels))
         order = np.argsort(-counts, kind="stable")
         order = order[counts[order] > 0]
-        own = order if len(order) <= most else order[: most - 1]
-        n = len(own) + (len(own) < len(order))
-        place = np.full(len(levels) + 1, n)
-        place[order] = n - 1
-        place[own] = np.arange(len(own))
+        n_own = len(order) if len(order) <= most else most - 1
+        own, rare = order[:n_own], order[n_own:]
+        n = n_own + (len(rare) > 0)
+        found = np.zeros((len(levels) + 1, n + 1))
+        found[:, n] = UNSEEN
+        found[order, n] = 0.0
+        found[own, np.arange(n_own)] = 1.0
+        directions = np.random.RandomState(0).normal(size=(len(rare), n))
+        found[rare, :n] = directions / np.linalg.norm(directions, axis=1, keepdims=True)
         names = [f"{name}_{levels[code]}" for code in own]
-        names += [f"{name}_rare"] * (len(own) < len(order)) + [f"{name}_unseen"]
-        return cls(names, place)
+        names += [f"{name}_rare"] * (len(rare) > 0) + [f"{name}_unseen"]
+        return cls(names, found)
 
     def rows(self, codes: np.ndarray) -> np.ndarray:
-        """Rows of zeros and a one, nan where missing."""
+        """Rows of the levels, nan where missing."""
         missing = np.isnan(codes)
-        place = self.place[np.where(missing, 0, codes).astype(int)]
-        found = np.zeros((len(codes), len(self.names)))
-        found[np.arange(len(codes)), place] = np.where(place == len(self.names) - 1, UNSEEN, 1.0)
+        found = self.codes[np.where(missing, 0, codes).astype(int)]
         found[missing, :-1], found[missing, -1] = np.nan, 0.0
         return found
 
@@ -92,8 +100,9 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         Columns of categories: names, numbers or a boolean mask. ``"from_dtype"``: columns that hold
         text, are of a categorical type, or hold other objects than numbers. None: no column.
     max_levels : int, default=20
-        Maximum number of one-hot columns for a column of categories, not counting that of unseen
-        levels; the rarest levels share the last one.
+        Maximum number of columns for a column of categories, not counting that of unseen levels.
+        If there are more levels, the commonest have a column each, and rarer ones are random
+        directions of length one in all of these.
 
     Attributes
     ----------
@@ -203,7 +212,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
             found = validate_data(self, X, dtype=np.float64, ensure_all_finite=False, reset=reset)
         else:
             check_columns(self, X, reset=reset)
-            found = self._coding.codes(X)
+            found = self._coding.codes(X, "TableEncoder")
             if not len(found):
                 raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
         infinite = np.flatnonzero(np.isinf(found).any(0))
@@ -275,8 +284,9 @@ def days_for_dates(X: Any) -> Any:
     check_container(X)
     if sp.issparse(X):
         raise ValueError("Sparse X: pass X.toarray().")
+    check_two_dimensions(X)
     if not is_frame(X):
-        X = np.asarray(X)
+        X = np.asarray(unmasked(X))
         return days(X) if X.dtype.kind in "Mm" else X
     found = {}
     for j in range(X.shape[1]):

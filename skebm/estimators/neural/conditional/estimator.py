@@ -55,7 +55,11 @@ from skebm.estimators.neural.conditional.normalisers import (
     moved,
     resampled,
 )
-from skebm.estimators.neural.conditional.table import ConditionalTable, column_numbers
+from skebm.estimators.neural.conditional.table import (
+    ConditionalTable,
+    as_frame_of_targets,
+    column_numbers,
+)
 from skebm.estimators.tables.columns import Coding, is_frame
 from skebm.estimators.tables.table import Table
 from skebm.training.rows import Rows, share_of_kept
@@ -555,6 +559,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         codes = check_array(C, dtype=np.float64, input_name="C", estimator=self)
         return torch.from_numpy(table.encoded(codes)).to(like.device, like.dtype)
 
+    @as_frame_of_targets
     def expected(self, C: Any) -> np.ndarray:
         """Mean of x given each condition, E(x | c).
 
@@ -576,6 +581,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         found = self._normalisers(c, upper=False).mean
         return table.invert(torch.cat([c.to(found), found], 1))
 
+    @as_frame_of_targets
     def sample(
         self,
         C: Any,

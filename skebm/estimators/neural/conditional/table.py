@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from skebm.base.sampler import whole_number
 from skebm.distributions import Gaussian
 from skebm.estimators.sequences.table import first_frames, joined
 from skebm.estimators.tables.columns import Coding, ColumnTable, is_frame
+from skebm.estimators.tables.frames import frame_beside
 from skebm.estimators.tables.regression import ridge
 from skebm.estimators.tables.table import Table, is_far, learn_units
 from skebm.training.rows import Rows
@@ -178,6 +180,21 @@ def regress(
     covariance = tril @ tril.t() + LEAST_VARIANCE * torch.eye(z.shape[1], dtype=torch.float64)
     factor = torch.linalg.cholesky(covariance)
     return found.weight.numpy(), found.intercept.numpy(), factor.numpy()
+
+
+def as_frame_of_targets(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method that returns rows x for conditions return a frame for a frame of these."""
+
+    @functools.wraps(method)
+    def returning(self: Any, C: Any, *args: Any, **kwargs: Any) -> Any:
+        found = method(self, C, *args, **kwargs)
+        given = set(self._blueprint.table.given)
+        names = [name for j, name in enumerate(self._blueprint.table.names) if j not in given]
+        if isinstance(found, tuple):
+            return type(found)(frame_beside(C, part, names) for part in found)
+        return frame_beside(C, found, names)
+
+    return returning
 
 
 def conditions_coding(coding: Coding, given: list[int]) -> Coding | None:

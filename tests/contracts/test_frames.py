@@ -1,0 +1,195 @@
+"""Frames with columns of any kinds, in every estimator: a result, or an error with a remedy."""
+
+import inspect
+import pickle
+import re
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import skebm
+from skebm import (
+    BoltzmannMachineDensity,
+    ContrastiveDivergenceDensity,
+    DeepBeliefNetwork,
+    RBMClassifier,
+    RBMEstimator,
+    ScoreMatchingDensity,
+    TableEncoder,
+    TemporalRBM,
+    TractableDensity,
+)
+from tests.tiers import full
+
+N = 40
+ESTIMATORS = [
+    name
+    for name in skebm.__all__
+    if inspect.isclass(getattr(skebm, name)) and hasattr(getattr(skebm, name), "fit")
+]
+KINDS = ("bit", "kind", "x", "when")
+# Of all subsets those whose columns meet in one estimator.
+SUBSETS = [("bit", "kind"), ("bit", "x"), ("kind", "x")]
+REMEDY = re.compile(
+    r"use |Use |pass |Pass |[Ff]ill |[Dd]rop |[Ee]ncode |impute|list it|bin the|turn them|needs? "
+)
+
+
+def frame(columns, holes=False, seed=0):
+    """Columns of bits, categories, numbers and dates, of rows that are shuffled."""
+    rng = np.random.default_rng(seed)
+    whole = {
+        "bit": rng.random(N) < 0.5,
+        "kind": pd.Categorical(rng.choice(list("xyz"), N), categories=list("zyx"), ordered=True),
+        "x": rng.normal(size=N),
+        "when": pd.Timestamp("2020-01-01") + pd.to_timedelta(rng.integers(0, 99, N), unit="D"),
+    }
+    X = pd.DataFrame({name: whole[name] for name in columns})
+    if holes:
+        for j, name in enumerate(X):
+            if X[name].dtype == bool:
+                X[name] = X[name].astype("boolean")
+            X.loc[[2 * j, 2 * j + 1], name] = None
+    return X.sample(frac=1, random_state=seed)
+
+
+def made(name):
+    """An estimator with little training."""
+    cls = getattr(skebm, name)
+    known = inspect.signature(cls).parameters
+    little = {"n_iter": 1, "random_state": 0, "given": "x", "n_components": 2}
+    if name in ("ProductOfDensities", "TractableDensity"):
+        del little["n_components"]
+    return cls(**{key: value for key, value in little.items() if key in known})
+
+
+def call(model, method, *args):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return getattr(model, method)(*args)
+
+
+def attempt(name, X):
+    """What methods say of X; fails for errors that name no column or no remedy."""
+    model, y = made(name), ()
+    if name.endswith("Classifier"):
+        y = (np.arange(N) % 2,)
+    elif name == "GatedRBM":
+        y = (np.random.default_rng(1).normal(size=(N, 2)),)
+    steps = [("fit", (X, *y))]
+    pair = y if name == "GatedRBM" else ()
+    for method in ("energy", "score_samples", "transform"):
+        steps.append((method, (X, *pair)))
+    steps += [("sample", (X,) if name in ("ConditionalDensity", "GatedRBM") else (3,))]
+    steps += [("impute", (X,))]
+    for method, args in steps:
+        if not hasattr(model, method):
+            continue
+        try:
+            found = call(model, method, *args)
+        except (ValueError, TypeError) as error:
+            said = str(error)
+            assert any(repr(column) in said or f" {column}" in said for column in X) or (
+                "all columns" in said or "complete rows" in said or "no column" in said
+            ), f"{method}: {said}"
+            assert REMEDY.search(said), f"{method}: {said}"
+            if method == "fit":
+                return
+        else:
+            if method == "impute":
+                pd.testing.assert_index_equal(found.index, X.index)
+                assert found.dtypes.to_dict() == X.dtypes.to_dict()
+                assert not found.isna().any().any()
+                known = X.notna()
+                assert (
+                    found.astype(object).where(known, 0) == X.astype(object).where(known, 0)
+                ).all(axis=None)
+            elif method in ("energy", "score_samples") and isinstance(found, np.ndarray):
+                assert len(found) == N
+    again = pickle.loads(pickle.dumps(model))
+    if hasattr(model, "energy") and not pair:
+        try:
+            expected = call(model, "energy", X)
+        except ValueError:
+            return
+        np.testing.assert_array_equal(call(again, "energy", X), expected)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_all_kinds_of_columns_with_holes(name):
+    attempt(name, frame(KINDS, holes=True))
+
+
+@full
+@pytest.mark.parametrize("columns", SUBSETS, ids="+".join)
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_any_kinds_of_columns(name, columns):
+    attempt(name, frame(columns, holes=True))
+
+
+@full
+def test_two_levels_are_a_bit():
+    """The same answers as bits and as text: one model, the levels restored."""
+    rng = np.random.default_rng(0)
+    bits = (rng.random((200, 4)) + 0.3 * rng.integers(0, 2, (200, 1)) > 0.6).astype(float)
+    X = pd.DataFrame(bits, columns=list("abcd"))
+    text = X.replace({0.0: "n", 1.0: "y"}).astype("category")
+    of_bits, of_text = (BoltzmannMachineDensity(l1="ebic").fit(rows) for rows in (X, text))
+    np.testing.assert_array_equal(of_bits.graph_, of_text.graph_)
+    np.testing.assert_allclose(of_bits.couplings_, of_text.couplings_)
+    assert of_text.entries_[0] == ("a", "y")
+    assert set(np.unique(of_text.sample(20, random_state=0))) == {"n", "y"}
+
+
+def test_a_panel_in_the_order_of_time():
+    rng = np.random.default_rng(0)
+    bits = np.repeat(rng.random((2, 30)) < 0.5, 2, axis=1)
+    names = [("a", bits[0]), ("b", bits[1])]
+    panel = pd.concat(
+        [pd.DataFrame({"t": range(60), "id": name, "bit": b.astype(float)}) for name, b in names]
+    )
+    panel.index = np.arange(120)
+    by_id, by_time = (
+        panel.sort_values(order)[["id", "bit"]] for order in (["id", "t"], ["t", "id"])
+    )
+    model = TemporalRBM(2, order=1, sequence_column="id", n_iter=2, random_state=0)
+    expected = pd.Series(call(model, "fit", by_id).score_samples(by_id), by_id.index)
+    found = pd.Series(call(model, "fit", by_time).score_samples(by_time), by_time.index)
+    pd.testing.assert_series_equal(found.sort_index(), expected.sort_index())
+
+
+def test_masked_entries_are_missing_ones():
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    masked = np.ma.masked_array(np.where(np.eye(60, 3) > 0, -9999.0, X), mask=np.eye(60, 3) > 0)
+    model = RBMEstimator(2, n_iter=1, random_state=0)
+    expected = call(model, "fit", masked.filled(np.nan)).score(X)
+    assert call(model, "fit", masked).score(X) == expected
+    with pytest.raises(ValueError, match="NaN.*TableEncoder"):
+        TractableDensity().fit(masked)
+
+
+@pytest.mark.parametrize(
+    "cls", [RBMEstimator, TableEncoder, TractableDensity, DeepBeliefNetwork, TemporalRBM]
+)
+def test_a_series_is_no_table(cls):
+    X = pd.DataFrame({"a": [0.0, 1.0] * 20})
+    with pytest.raises(ValueError, match="Expected a 2-dimensional container"):
+        cls().fit(X["a"])
+
+
+@full
+def test_booleans_are_bits_or_said_to_be_numbers():
+    X = frame(("bit", "x"))
+    with pytest.warns(UserWarning, match="'bit' hold booleans"):
+        ScoreMatchingDensity(n_iter=1).fit(X)
+    model = call(ContrastiveDivergenceDensity(n_iter=1, random_state=0), "fit", X)
+    assert np.isin(np.asarray(model.sample(20, random_state=0))[:, 0], (0, 1)).all()
+
+
+def test_labels_of_minus_one():
+    X, y = np.eye(3)[np.arange(N) % 3], np.arange(N) % 3
+    y[:5] = -1
+    with pytest.warns(UserWarning, match="unlabeled=-1"):
+        RBMClassifier(2, n_iter=1).fit(X, y)
