@@ -46,7 +46,13 @@ from skebm.objectives import ContrastiveState
 from skebm.partition import Choice, ImportanceSampling, choose
 from skebm.partition.choice import in_a_line
 from skebm.training import DivergenceError, EarlyStopping
-from skebm.training.distributed import attended, check_same_estimator, divided, shared_seed
+from skebm.training.distributed import (
+    attended,
+    check_same_estimator,
+    check_same_input,
+    divided,
+    shared_seed,
+)
 from skebm.training.guard import Assess
 from skebm.training.mapped import MappedArray, is_large
 from skebm.training.plan import TrainingPlan, check_net_params
@@ -391,6 +397,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         X = self._validate(X, reset=not go_on, min_samples=1 if streaming else 2)
         weight = check_weight(sample_weight, X)
         y = None if encode is None else encode(X, go_on)
+        check_same_input(X, weight, y, named_of(self))
         if weight is not None:
             live = weight > 0
             mapped = isinstance(X, MappedArray)
@@ -655,7 +662,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
 
     @property
     def log_partition_kind_(self) -> str:
-        """Kind of the bounds: ``"exact"``, ``"probabilistic"`` or ``"heuristic"``."""
+        """Kind of the bounds: ``"exact"``, ``"certain"``, ``"probabilistic"``, ``"heuristic"``."""
         return self._log_partition().bound_kind
 
     @property
@@ -745,6 +752,17 @@ def validate_coded(
             "Fill them in by impute, or use RBMEstimator, which takes them."
         )
     return found
+
+
+def named_of(estimator: Any) -> dict[str, Any]:
+    """Columns, classes and levels that an estimator knows by name, by what they are."""
+    known, coding = vars(estimator), vars(estimator).get("_coding")
+    levels = None if coding is None else {j: list(levels) for j, levels in coding.levels.items()}
+    return {
+        "the names of columns": list(known.get("feature_names_in_", ())),
+        "the classes": list(known.get("classes_", ())),
+        "the levels of columns": levels,
+    }
 
 
 def read_only(estimator: Any, name: str, energy: str = "energy_") -> np.ndarray:

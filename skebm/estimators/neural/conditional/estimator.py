@@ -27,6 +27,7 @@ from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
     BaseEBM,
+    held_out_fraction,
     raises_interrupt,
     restores_on_failure,
     upper_quantile,
@@ -366,7 +367,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         assert isinstance(table, ConditionalTable)
         if before is None:
             seed = draw_seed(self.random_state_)
-            kept, guards = rows, not (streaming or self.early_stopping)
+            kept, guards = rows, not (streaming or held_out_fraction(self.early_stopping))
             if guards:
                 kept = rows.subset((~guarding_rows(rows, seed)).nonzero().ravel())
             base, name = fit_conditional_base(self.base, kept, table, seed)
