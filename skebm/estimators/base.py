@@ -39,8 +39,9 @@ from skebm._validation import (
     validate_data,
     warn,
 )
-from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler
+from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler, torchtools
 from skebm.estimators.storage import installed_version, pack, unpack
+from skebm.estimators.tables.settled import check_settled, settled_by
 from skebm.estimators.tables.table import Table
 from skebm.objectives import ContrastiveState
 from skebm.partition import Choice, ImportanceSampling, choose
@@ -223,7 +224,8 @@ def restores_on_failure(method: Callable[..., Any]) -> Callable[..., Any]:
     def attempt(self: Any, *args: Any, **kwargs: Any) -> Any:
         before, done = Before(self), False
         try:
-            result = method(self, *args, **kwargs)
+            with torchtools.told_of_memory():
+                result = method(self, *args, **kwargs)
             done = True
         finally:
             if not done:
@@ -326,6 +328,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
     net_params: dict[str, Any] | None
     _blueprint: Any
     _log_z: LogZ
+    _settled: dict[str, Any]  # parameters of the first fit that later ones keep
     _reference: np.ndarray  # training rows in the units of the energy
 
     # ---------------------------------------------------------------- hooks
@@ -404,6 +407,10 @@ class BaseEBM(BaseEstimator, abc.ABC):
             X = X.subset(np.flatnonzero(live)) if mapped else X[live]
             y, weight = None if y is None else y[live], weight[live]
         device = self._available_device() if go_on else resolve_device(self.device)
+        if go_on:
+            check_settled(self, vars(self).get("_settled", {}))
+        else:
+            self._settled = settled_by(self)
         table = self._blueprint.table if go_on else self._learn_table(X, weight)
         rows = table.rows(X, device=device, dtype=getattr(torch, self.dtype), weight=weight)
         rows.y = None if y is None else torch.as_tensor(y, device=device)
@@ -614,6 +621,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
             method.set_params(verbose=self.verbose)
         return self._estimate(method)
 
+    @torchtools.told_of_memory()
     def _estimate(self, method: PartitionEstimator) -> LogPartition:
         inputs = self._partition_inputs([name for name in method.uses if name != "x"])
         if "x" in method.uses and not (method.x_fits_base and inputs.get("base") is not None):

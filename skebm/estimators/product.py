@@ -38,7 +38,7 @@ from skebm._validation import (
     validate_data,
     warn,
 )
-from skebm.base import LogPartition
+from skebm.base import LogPartition, torchtools
 from skebm.base.energy import check_temperature
 from skebm.base.processes import Workers, progress_bar
 from skebm.base.sampler import whole_number
@@ -559,6 +559,8 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         check_is_fitted(self)
         whole_number("n_samples", n_samples, 1)
         check_temperature(temperature)
+        n_numbers = float(n_samples) * self.n_features_in_
+        torchtools.check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
         random, n_samples = check_random_state(random_state), int(n_samples)
         log_bound = 0.0 if self._is_pool else math.inf
         why = "have weights that do not sum to one"

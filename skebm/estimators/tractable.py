@@ -27,6 +27,7 @@ from skebm._validation import (
     validate_data,
     warn,
 )
+from skebm.base import torchtools
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.distributions import (
@@ -283,6 +284,8 @@ class TractableDensity(DensityMixin, BaseEstimator):
         check_is_fitted(self)
         whole_number("n_samples", n_samples, 1)
         check_temperature(temperature)
+        n_numbers = float(n_samples) * self.n_features_in_
+        torchtools.check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
         random = check_random_state(random_state)
         if temperature == 1:
             generator = torch.Generator().manual_seed(draw_seed(random))

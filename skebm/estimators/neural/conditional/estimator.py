@@ -22,6 +22,7 @@ from skebm._validation import (
 from skebm.base import sampling
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
 from skebm.distributions import RegressionMixture
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
@@ -49,6 +50,7 @@ from skebm.estimators.neural.conditional.blueprint import (
     noise_of,
 )
 from skebm.estimators.neural.conditional.normalisers import (
+    DRAWS_PER_CHAIN,
     Annealing,
     Normaliser,
     annealed,
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
 
 # Training rows whose likelihoods set the threshold of `predict`, at most.
 N_REFERENCE_ROWS = 500
+# Numbers at least that a draw takes for each column: itself, its noise, gradient and proposal.
+NUMBERS_OF_DRAW = 4
 # Temperatures and chains of a draw, and conditions that are drawn for at once.
 N_DRAW_BETAS, DRAW_CHAINS, BLOCK = 50, 8, 256
 
@@ -382,9 +386,15 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
                     "warm_start and partial_fit they must not change. Clone the estimator to "
                     "start anew."
                 )
+        plan = neural_plan(self, len(rows), streaming=streaming)
+        if self.objective != "score_matching":
+            n_rows = min(plan.batch_size, len(rows))
+            n_numbers = NUMBERS_OF_DRAW * n_rows * self.n_draws * table.domain.n_columns
+            what = f"n_draws={self.n_draws} with {n_rows} rows in a batch"
+            check_memory(what, float(n_numbers), rows.dtype, rows.device)
         return ConditionalBlueprint(
             table=table,
-            plan=neural_plan(self, len(rows), streaming=streaming),
+            plan=plan,
             rule=self.objective,
             network_config=network_of(self),
             base=base,
@@ -423,12 +433,19 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
     def _normalisers(self, c: Tensor, *, upper: bool) -> Normaliser:
         """log Z of conditions c (n, dc), in double precision."""
         blueprint = self._blueprint
+        self._check_chains()
         energy = blueprint.scoring_energy(self.energy_)
         settings = Annealing(
             int(self.n_chains), int(self.n_temperatures), blueprint.step_size, self.net_.seed_
         )
         verbose = int(self.verbose)
         return log_normalisers(energy, c.double(), settings, upper=upper, verbose=verbose)
+
+    def _check_chains(self) -> None:
+        """`ValueError` for more chains of one condition than memory holds."""
+        table = self._blueprint.table
+        n_numbers = NUMBERS_OF_DRAW * self.n_chains * DRAWS_PER_CHAIN * table.domain.n_columns
+        check_memory(f"n_chains={self.n_chains}", float(n_numbers), torch.float64)
 
     def log_conditional(self, X: Any) -> ConditionalScores:
         r"""log p(x | c) of each row, with its standard error and a pessimistic estimate.
