@@ -9,13 +9,17 @@ import scipy.sparse as sp
 import torch
 
 from skebm import (
+    ConditionalDensity,
     ContrastiveDivergenceDensity,
     EnergyOutlierDetector,
     FlowContrastiveDensity,
     JEMClassifier,
     NCEDensity,
+    ProductOfDensities,
     RBMEstimator,
     ScoreMatchingDensity,
+    TemporalRBM,
+    TractableDensity,
 )
 from skebm.base import torchtools
 from skebm.distributions import Gaussian, GaussianMixture

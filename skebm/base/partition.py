@@ -27,8 +27,8 @@ class LogPartition(NamedTuple):
     lower, upper : float
         Interval for log Z; ``nan`` where the method gives no bound on that side.
     bound_kind : {"exact", "certain", "probabilistic", "heuristic"}
-        ``"exact"``: `lower`, `upper` and `value` are log Z itself. Otherwise whether the bounds that
-        are not ``nan`` hold with certainty, with a stated probability, or without a guarantee.
+        ``"exact"``: `lower`, `upper` and `value` are log Z itself. Otherwise whether the bounds
+        that are not ``nan`` hold with certainty, with a stated probability, or without a guarantee.
     ess : float
         Effective sample size of the weights; ``inf`` when exact, ``nan`` where there are none.
     parts : dict of str to (float, float)

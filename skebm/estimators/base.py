@@ -40,6 +40,7 @@ from skebm._validation import (
     warn,
 )
 from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler, torchtools
+from skebm.energies.neural import given_network, stored_network
 from skebm.estimators.storage import installed_version, pack, unpack
 from skebm.estimators.tables.settled import check_settled, settled_by
 from skebm.estimators.tables.table import Table
@@ -682,6 +683,8 @@ class BaseEBM(BaseEstimator, abc.ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__().copy()
+        if "network" in state:
+            state["network"] = stored_network(state["network"])
         if "net_" in state:
             # NumPy arrays instead of live torch objects: portable between devices and to skops.
             state["net_"] = pack(state["net_"])
@@ -691,6 +694,8 @@ class BaseEBM(BaseEstimator, abc.ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         packed = state.pop("net_", None)
         stored = state.pop("_skebm_version", None)
+        if "network" in state:
+            state["network"] = given_network(state["network"])
         super().__setstate__(state)
         if packed is None:
             return

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from skebm.base import Domain, Real
 from skebm.base.domains import parts_of
+from skebm.base.torchtools import check_memory
 from skebm.distributions import Columns, Distribution, Gaussian
 from skebm.distributions.independent import blocks_of
 from skebm.energies import MixedRBM, TemporalEnergy

@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator, clone
 from torch import nn
 
 from skebm.distributions import Distribution
+from skebm.energies.neural import given_network, stored_network
 from skebm.estimators.tables.bases import same_distribution
 
 # What tables, bases, noise and networks are made of. Sizes of hidden layers are seen by the shapes
@@ -53,7 +54,7 @@ def check_settled(estimator: Any, first: dict[str, Any]) -> None:
     """
     named = hasattr(estimator._blueprint, "base_name")
     for name, value in first.items():
-        now = getattr(estimator, name)
+        now, value = getattr(estimator, name), given_network(value)
         if not (name == "base" and named) and not _same(now, value):
             raise ValueError(
                 f"{name} was {value!r} at the first fit, and is now {now!r}: with warm_start and "
@@ -65,6 +66,8 @@ def _kept(value: Any) -> Any:
     """A value that stays what it is if users change their own object in place."""
     if isinstance(value, np.ndarray):
         return value.copy()
+    if isinstance(value, nn.Module):
+        return stored_network(value)
     return clone(value, safe=False) if isinstance(value, BaseEstimator) else value
 
 
