@@ -193,25 +193,41 @@ class Before:
             if isinstance(value, np.random.RandomState) and value is not everyone
         ]
         self.remembered = None if self.net is None else self.net.moment_  # by a call around this
+        self.moment: Any = None  # what the net remembered in this call, once it was freed
+        self.restored = False
 
     def forget(self) -> None:
-        """Free what the net has remembered since."""
+        """Free what the net has remembered since; until this object goes, it can be restored."""
         if self.net is not None and self.net.moment_ is not self.remembered:
-            self.net.moment_ = None
+            self.moment = self.net.moment_
+            self.net.moment_ = self.remembered
 
     def restore(self) -> None:
-        """Restore the estimator completely, however often Ctrl-C is pressed."""
-        try:
-            self.modes.restore()
-            vars(self.owner).clear()
-            vars(self.owner).update(self.attributes)
-            for value, state in self.random:
-                value.set_state(state)
-            if self.net is not None and self.net.moment_ is not self.remembered:
+        """Restore the estimator completely; a Ctrl-C on the way is raised when that is done."""
+        interrupt = None
+        while not self.restored:
+            try:
+                self._restore()
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
+    def _restore(self) -> None:
+        """Restore everything; the same if it was interrupted anywhere before."""
+        self.modes.restore()
+        vars(self.owner).clear()
+        vars(self.owner).update(self.attributes)
+        for value, state in self.random:
+            value.set_state(state)
+        if self.net is not None:
+            if self.moment is not None:
+                self.net.moment_ = self.moment
+            if self.net.moment_ is not self.remembered:
                 self.net.go_back()
-        except KeyboardInterrupt:
-            self.restore()
-            raise
+                self.moment = None
+                self.net.moment_ = self.remembered
+        self.restored = True
 
 
 def restores_on_failure(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,20 +235,27 @@ def restores_on_failure(method: Callable[..., Any]) -> Callable[..., Any]:
 
     Fitted attributes belong together: old weights with a new base or scaling would be another
     model, and so would new weights with an old log Z.
+
+    A Ctrl-C that is raised anywhere in the call, to the return of its result, restores the
+    estimator; a later one is raised in the code of the caller, who has the result. It is the
+    outermost decorator of what is not to keep an interrupted model.
     """
 
     @functools.wraps(method)
     def attempt(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before, done = Before(self), False
+        before = Before(self)
         try:
-            with torchtools.told_of_memory():
-                result = method(self, *args, **kwargs)
-            done = True
-        finally:
-            if not done:
+            try:
+                with torchtools.told_of_memory():
+                    result = method(self, *args, **kwargs)
+                before.forget()
+                return result
+            except BaseException:
                 before.restore()
-            before.forget()
-        return result
+                raise
+        except BaseException:  # a Ctrl-C before `restore` could catch anything
+            before.restore()
+            raise
 
     return attempt
 
@@ -863,8 +886,8 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         self._set_threshold(self._fit(X, sample_weight, streaming=False))
         return self
 
-    @fit_context(prefer_skip_nested_validation=True)
     @restores_on_failure
+    @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Train for one epoch on the rows of X, in mini-batches, from the current state.
 

@@ -247,8 +247,8 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
 
     # ---------------------------------------------------------------- fitting
 
-    @fit_context(prefer_skip_nested_validation=False)
     @restores_on_failure
+    @fit_context(prefer_skip_nested_validation=False)
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> ProductOfDensities:
         """Fit all experts to the rows of X.
 

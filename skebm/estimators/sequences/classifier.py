@@ -320,8 +320,8 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         self._fit_sequences(X, y, None, lengths, streaming=False)
         return self
 
-    @fit_context(prefer_skip_nested_validation=True)
     @restores_on_failure
+    @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any, classes: Any = None, lengths: Any = None) -> Any:
         """Train for one pass on further sequences, from the current weights.
 

@@ -358,8 +358,8 @@ class TemporalRBM(
         """
         return self._fit_sequences(X, lengths, streaming=False)
 
-    @fit_context(prefer_skip_nested_validation=True)
     @restores_on_failure
+    @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any = None, lengths: Any = None) -> Any:
         """Train for one pass on further sequences, from the current weights.
 
