@@ -105,7 +105,7 @@ def build_network(network: Any, spec: Spec) -> nn.Module:
             raise ValueError(
                 "network has no weights that are trained: call requires_grad_(True) on it."
             )
-        built = Known(built).to(spec.generator.device, spec.dtype)
+        built = UntrainedNetwork(built).to(spec.generator.device, spec.dtype)
     for n in (2, 1):
         _check_output(built, spec, n)
     return built
@@ -127,7 +127,7 @@ def _made(make: Callable[[Spec], Any], spec: Spec) -> Any:
         ) from error
 
 
-class Known(nn.Module):
+class UntrainedNetwork(nn.Module):
     """A network without weights that are trained, such as a known energy, which stays as it is.
 
     Optimizers and gradients need one weight; the one here has no effect.
@@ -210,7 +210,9 @@ def _parametrized(kind: type[nn.Module], state: dict[str, Any]) -> nn.Module:
     found: nn.Module = kind.__new__(kind)
     found.__dict__.update(state)
     parametrize._inject_new_class(found)
-    for name in found.parametrizations:
+    parts = found.parametrizations
+    assert isinstance(parts, nn.ModuleDict)
+    for name in parts:
         parametrize._inject_property(found, name)
     return found
 
