@@ -8,6 +8,7 @@ from pathlib import Path
 
 import joblib
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
@@ -144,6 +145,8 @@ def results(rank, names):
         "seed": lambda: clone(PCD).set_params(random_state=rank).fit(BITS),
         "rows": lambda: clone(PCD).fit(BITS[rank:]),
         "entries": lambda: clone(PCD).fit(BITS[:: 1 - 2 * rank]),
+        "units": lambda: ScoreMatchingDensity(n_iter=1, random_state=0).fit(REALS * 10.0**rank),
+        "levels": lambda: clone(PCD).fit(pd.DataFrame(BITS).astype(str) + "ab"[rank]),
         "empty": lambda: clone(PCD).fit(BITS[: 100 * (1 - rank)]),
         "weights": lambda: clone(PCD).fit(BITS, sample_weight=np.arange(103) % (rank + 2)),
         "callback": lambda: clone(PCD).set_params(net__callbacks=[Fail(rank)]).fit(BITS),
@@ -234,6 +237,8 @@ def test_what_ranks_do_not_share_is_refused_by_all():
         "seed": (ValueError, "its parameters .*rank 1"),
         "rows": (ValueError, r"the shape of X \(\(103, 6\) on rank 0, \(102, 6\) on rank 1\)"),
         "entries": (ValueError, "the entries of X of rank 1 are not those of rank 0"),
+        "units": (ValueError, "the entries of X of rank 1 are not those of rank 0"),
+        "levels": (ValueError, "the levels of columns"),
         "empty": (ValueError, r"\(100, 6\) on rank 0, \(0, 6\) on rank 1"),
         "resume": (ValueError, r"Resume callbacks \(0 on rank 0, 1 on rank 1\)"),
         "weights": (ValueError, "the number of rows|the entries of"),

@@ -9,13 +9,17 @@ import scipy.sparse as sp
 import torch
 
 from skebm import (
+    ConditionalDensity,
     ContrastiveDivergenceDensity,
     EnergyOutlierDetector,
     FlowContrastiveDensity,
     JEMClassifier,
     NCEDensity,
+    ProductOfDensities,
     RBMEstimator,
     ScoreMatchingDensity,
+    TemporalRBM,
+    TractableDensity,
 )
 from skebm.base import torchtools
 from skebm.distributions import Gaussian, GaussianMixture
@@ -234,6 +238,14 @@ def eight_gib(monkeypatch):
             "n_samples",
         ),
         (lambda: fitted("jem").sample(MANY), "n_samples"),
+        (lambda: TractableDensity().fit(X).sample(MANY), "n_samples"),
+        (lambda: ProductOfDensities().fit(X).sample(MANY), "n_samples"),
+        (lambda: ConditionalDensity(n_draws=MANY, n_iter=1).fit(X), "n_draws"),
+        (lambda: ConditionalDensity(n_chains=MANY, n_iter=1).fit(X).expected(X), "n_chains"),
+        (
+            lambda: TemporalRBM(20, n_chains=MANY, n_iter=1).fit(BITS).score_samples(BITS),
+            "n_chains",
+        ),
         (lambda: fitted("jem").sample(MANY, y=0), "n_samples"),
         (lambda: fitted("score matching").sample(MANY), "n_samples"),
         (lambda: RBMEstimator(3, **SMALL).fit(BITS).sample(MANY), "n_samples"),

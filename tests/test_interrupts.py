@@ -1,8 +1,11 @@
 """A call that fails or is interrupted leaves the model before it, or a usable one."""
 
 import copy
+import functools
+import opcode
 import pickle
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -12,9 +15,10 @@ from sklearn.model_selection import GridSearchCV
 from skorch.callbacks import Callback
 
 from skebm.estimators import base
+from skebm.training.engine import EnergyNet
 from tests.callbacks import Interrupt
 from tests.interrupts import BITS, CASES, REALS, assert_usable, fingerprint, make, mass, rows_of
-from tests.tiers import about, leading, named
+from tests.tiers import about, full, leading, named
 
 pytestmark = pytest.mark.usefixtures("ctrl_c")
 
@@ -283,3 +287,77 @@ def test_history_goes_on(seed):
     again = pickle.loads(pickle.dumps(model)).fit(BITS)
     assert [row["epoch"] for row in again.history_] == list(range(1, 15))
     assert len(model.set_params(warm_start=False).fit(BITS).history_) == 4
+
+
+RETURNS = opcode.opmap["RETURN_VALUE"]
+CLEAN_UP = {
+    base.Before.__init__,
+    base.Before.forget,
+    base.Before.restore,
+    base.Before._restore,
+    EnergyNet.go_back,
+    EnergyNet.remember,
+}
+
+
+def interrupted_at(number, call):
+    """Call it with a Ctrl-C at an instruction of the code around it; whether there was one."""
+    left = [number]
+    codes = {function.__code__ for function in CLEAN_UP}
+
+    def at_instruction(frame, event, arg):
+        # A signal is never handled between a return and the caller.
+        returns = frame.f_code.co_code[frame.f_lasti] == RETURNS
+        if event == "opcode" and not returns:
+            left[0] -= 1
+            if left[0] == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return at_instruction
+
+    def at_call(frame, event, arg):
+        if frame.f_code in codes or frame.f_code.co_name == "attempt":
+            frame.f_trace_opcodes = True
+            return at_instruction
+        return None
+
+    sys.settrace(at_call)
+    try:
+        call()
+    finally:
+        sys.settrace(None)
+    return left[0] <= 0
+
+
+@full
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("method", ["partial_fit", "set_params"])
+def test_ctrl_c_at_any_instruction_of_the_clean_up(method, fails):
+    """An error and the old model, or the new model and no error: never a part of each."""
+    start = make("pcd", n_components=1).partial_fit(BITS)
+    mistaken = {"n_iter": 2, "chains__none": 1} if fails else {"n_iter": 2}
+
+    def call(model):
+        if method == "partial_fit":
+            model.partial_fit(BITS[:20])
+        else:
+            model.set_params(**mistaken)
+
+    if fails and method == "partial_fit":
+        armed(start, "on_batch_end")
+    number, outcomes = 0, set()
+    while True:
+        number += 1
+        model = copy.deepcopy(start)
+        old, error = fingerprint(model), None
+        try:
+            found = interrupted_at(number, functools.partial(call, model))
+        except (KeyboardInterrupt, MemoryError, ValueError) as raised:
+            error = raised
+            found = isinstance(raised, KeyboardInterrupt)
+        assert (fingerprint(model) == old) == (error is not None), number
+        outcomes.add(type(error))
+        if not found:
+            break
+    assert number > 50
+    assert KeyboardInterrupt in outcomes

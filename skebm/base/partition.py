@@ -26,9 +26,9 @@ class LogPartition(NamedTuple):
         Standard error of `value`; 0 when exact, ``nan`` where there is no sampling error to state.
     lower, upper : float
         Interval for log Z; ``nan`` where the method gives no bound on that side.
-    bound_kind : {"exact", "probabilistic", "heuristic"}
-        Whether the bounds that are not ``nan`` hold with certainty, with a stated probability, or
-        without a guarantee.
+    bound_kind : {"exact", "certain", "probabilistic", "heuristic"}
+        ``"exact"``: `lower`, `upper` and `value` are log Z itself. Otherwise whether the bounds
+        that are not ``nan`` hold with certainty, with a stated probability, or without a guarantee.
     ess : float
         Effective sample size of the weights; ``inf`` when exact, ``nan`` where there are none.
     parts : dict of str to (float, float)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import math
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+# What torch says, in a plain RuntimeError, where there is no memory for a tensor, or never can be.
+NO_MEMORY = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed")
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -61,12 +67,72 @@ def softplus_sum(x: Tensor) -> Tensor:
 
 @functools.cache
 def memory_of(device: torch.device) -> float:
-    """Bytes of memory that a device has, whether in use or not; infinite where that is unknown."""
+    """Bytes of memory that a process may have on a device; infinite where that is unknown.
+
+    That of the machine, or less by the limits of the process (``ulimit``) and of the container
+    (cgroups). They may change, and are read each time.
+    """
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
-    if device.type != "cpu" or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
-        return float("inf")
-    return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
+    if device.type != "cpu":
+        return math.inf
+    found = [*_process_limits(), *_container_limits()]
+    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        found.append(float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE"))
+    return min(found, default=math.inf)
+
+
+def _process_limits() -> list[float]:
+    """Limits of the address space and of the data of this process."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return []
+    soft = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    return [float(value) for value in soft if value != resource.RLIM_INFINITY]
+
+
+def _container_limits(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> list[float]:
+    """Limits of the cgroups that this process is in, of both versions, and of those above them."""
+    found = []
+    for line in (_content(proc) or "0::/").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, name = Path(root), "memory.max"
+        elif "memory" in controllers.split(","):
+            top, name = Path(root, "memory"), "memory.limit_in_bytes"
+        else:
+            continue
+        # Inside a container its own group is mounted at the top, whatever its path outside.
+        own = Path(path.lstrip("/"))
+        for folder in {top, *(top / one for one in (own, *own.parents))}:
+            value = _content(folder / name).strip()
+            if value.isdecimal():  # "max" is none
+                found.append(float(value))
+    return found
+
+
+def _content(path: str | Path) -> str:
+    """The text of a file, empty where there is none to read."""
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+@contextlib.contextmanager
+def told_of_memory() -> Iterator[None]:
+    """Raise `MemoryError` with a remedy where torch raises `RuntimeError` for want of memory."""
+    try:
+        yield
+    except RuntimeError as error:
+        short = isinstance(error, torch.OutOfMemoryError)
+        if short or any(one in str(error) for one in NO_MEMORY):
+            raise MemoryError(
+                "There is not enough memory for these settings: lower the number of units, chains "
+                f"or draws, or batch_size, or pass fewer rows at a time ({str(error)[:200]})."
+            ) from error
+        raise
 
 
 def check_memory(setting: str, n_numbers: float, dtype: torch.dtype, device: Any = "cpu") -> None:
@@ -78,8 +144,8 @@ def check_memory(setting: str, n_numbers: float, dtype: torch.dtype, device: Any
     needed, present = n_numbers * dtype.itemsize, memory_of(torch.device(device))
     if needed > present:
         raise ValueError(
-            f"{setting} would take at least {needed / 2**30:,.0f} GiB of memory, and there are "
-            f"{present / 2**30:,.0f} GiB: lower it."
+            f"{setting} would take at least {needed / 2**30:,.3g} GiB of memory, and there are "
+            f"{present / 2**30:,.3g} GiB: lower it."
         )
 
 

@@ -3,12 +3,15 @@ r"""Neural energies: a network that corrects a tractable base, E(x) = -log q(x) 
 from __future__ import annotations
 
 import copy
+import io
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from skebm.base import Domain, Energy, sampling
 from skebm.base.energy import (
@@ -83,19 +86,135 @@ def build_network(network: Any, spec: Spec) -> nn.Module:
         name = network.__name__
         raise TypeError(f"network={name} is a class: pass an instance, network={name}().")
     if isinstance(network, nn.Module):
+        if any(isinstance(part, torch.jit.ScriptModule) for part in network.modules()):
+            raise TypeError(
+                "network is a scripted module, which cannot be stored with a model: pass the "
+                "module that it was made of."
+            )
         built: Any = copy.deepcopy(network)
     else:
         make: Callable[[Spec], Any] = network.build if hasattr(network, "build") else network
-        with seeded(spec.generator):
-            built = make(spec)
+        built = _made(make, spec)
     if not isinstance(built, nn.Module):
         raise TypeError(
             f"network={network!r} built {type(built).__name__}, but must build a torch.nn.Module."
         )
     built = built.to(spec.generator.device, spec.dtype)
+    if not any(p.requires_grad for p in built.parameters()):
+        if isinstance(built, Energy):
+            raise ValueError(
+                "network has no weights that are trained: call requires_grad_(True) on it."
+            )
+        built = UntrainedNetwork(built).to(spec.generator.device, spec.dtype)
     for n in (2, 1):
         _check_output(built, spec, n)
     return built
+
+
+def _made(make: Callable[[Spec], Any], spec: Spec) -> Any:
+    """What a factory makes; `TypeError` where it is a class that does not take a `Spec`."""
+    try:
+        with seeded(spec.generator):
+            return make(spec)
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        if not isinstance(make, type):
+            raise
+        name = make.__name__
+        raise TypeError(
+            f"network={name} is a class that cannot be made of a Spec ({error}): pass an "
+            f"instance, as network={name}(...), or a function, as in network=lambda spec: "
+            f"{name}(spec.shape[0])."
+        ) from error
+
+
+class UntrainedNetwork(nn.Module):
+    """A network without weights that are trained, such as a known energy, which stays as it is.
+
+    Optimizers and gradients need one weight; the one here has no effect.
+    """
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+        self.nothing = nn.Parameter(torch.zeros(()))
+
+    def forward(self, *args: Tensor) -> Tensor:
+        value: Tensor = self.network(*args)
+        return value * (1.0 + 0.0 * self.nothing)  # so that gradients by rows have it, too
+
+
+class Parametrized:
+    """A module with parametrizations of torch, such as ``spectral_norm``, that can be pickled.
+
+    torch makes a class for each such part, which pickle cannot find again.
+    """
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+
+    def build(self, spec: Spec) -> nn.Module:
+        """A copy of the module."""
+        return build_network(self.module, spec)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"pickled": _pickled(self.module)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.module = pickle.loads(state["pickled"])
+
+
+def stored_network(network: Any) -> Any:
+    """The network in a form that can be pickled: itself, or :class:`Parametrized`."""
+    if not isinstance(network, nn.Module):
+        return network
+    if any(parametrize.is_parametrized(part) for part in network.modules()):
+        return Parametrized(network)
+    return network
+
+
+def given_network(stored: Any) -> Any:
+    """Undo :func:`stored_network`."""
+    return stored.module if isinstance(stored, Parametrized) else stored
+
+
+class _Pickler(pickle.Pickler):
+    """A pickler that takes modules with parametrizations."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, nn.Module) and parametrize.is_parametrized(value):
+            state, name = value.__dict__.copy(), "_load_state_dict_pre_hooks"
+            # weight_norm adds a local function for weights of torch before 2.0.
+            state[name] = type(state[name])(
+                (key, hook)
+                for key, hook in state[name].items()
+                if "_weight_norm_compat_hook" not in repr(getattr(hook, "hook", hook))
+            )
+            return _parametrized, (type(value).__bases__[0], state)
+        return NotImplemented
+
+
+def _pickled(module: nn.Module) -> bytes:
+    file = io.BytesIO()
+    try:
+        _Pickler(file).dump(module)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TypeError(
+            f"network cannot be pickled ({error}): define its classes and functions at the top "
+            "level of a module, or pass an object with a method build(spec) that makes it."
+        ) from error
+    return file.getvalue()
+
+
+def _parametrized(kind: type[nn.Module], state: dict[str, Any]) -> nn.Module:
+    """A module of a class with parametrizations, which `state` holds."""
+    found: nn.Module = kind.__new__(kind)
+    found.__dict__.update(state)
+    parametrize._inject_new_class(found)
+    parts = found.parametrizations
+    assert isinstance(parts, nn.ModuleDict)
+    for name in parts:
+        parametrize._inject_property(found, name)
+    return found
 
 
 def _check_output(network: nn.Module, spec: Spec, n: int) -> None:

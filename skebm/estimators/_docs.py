@@ -161,7 +161,7 @@ class Attributes:
     log_partition_bounds_ : tuple of float
         Ends of the interval for log Z.
 
-    log_partition_kind_ : {"exact", "probabilistic", "heuristic"}
+    log_partition_kind_ : {"exact", "certain", "probabilistic", "heuristic"}
         Whether the interval is certain, holds with a stated probability, or has no guarantee.
 
     log_partition_parts_ : dict of str to (float, float)

@@ -41,18 +41,26 @@ from skebm._validation import (
     warn,
     warn_of_booleans,
 )
-from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler
+from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler, torchtools
 from skebm.base import Real as Numbers
 from skebm.base.processes import collected, lock_of
 from skebm.base.processes.modes import TorchModes
+from skebm.energies.neural import given_network, stored_network
 from skebm.estimators.storage import installed_version, pack, unpack
 from skebm.estimators.tables.gross import gross_rows
+from skebm.estimators.tables.settled import check_settled, settled_by
 from skebm.estimators.tables.table import Table
 from skebm.objectives import ContrastiveState
 from skebm.partition import Choice, ImportanceSampling, choose
 from skebm.partition.choice import in_a_line
 from skebm.training import DivergenceError, EarlyStopping
-from skebm.training.distributed import attended, check_same_estimator, divided, shared_seed
+from skebm.training.distributed import (
+    attended,
+    check_same_estimator,
+    check_same_input,
+    divided,
+    shared_seed,
+)
 from skebm.training.guard import Assess
 from skebm.training.mapped import MappedArray, is_large
 from skebm.training.plan import TrainingPlan, check_net_params
@@ -194,25 +202,41 @@ class Before:
             if isinstance(value, np.random.RandomState) and value is not everyone
         ]
         self.remembered = None if self.net is None else self.net.moment_  # by a call around this
+        self.moment: Any = None  # what the net remembered in this call, once it was freed
+        self.restored = False
 
     def forget(self) -> None:
-        """Free what the net has remembered since."""
+        """Free what the net has remembered since; until this object goes, it can be restored."""
         if self.net is not None and self.net.moment_ is not self.remembered:
-            self.net.moment_ = None
+            self.moment = self.net.moment_
+            self.net.moment_ = self.remembered
 
     def restore(self) -> None:
-        """Restore the estimator completely, however often Ctrl-C is pressed."""
-        try:
-            self.modes.restore()
-            vars(self.owner).clear()
-            vars(self.owner).update(self.attributes)
-            for value, state in self.random:
-                value.set_state(state)
-            if self.net is not None and self.net.moment_ is not self.remembered:
+        """Restore the estimator completely; a Ctrl-C on the way is raised when that is done."""
+        interrupt = None
+        while not self.restored:
+            try:
+                self._restore()
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
+    def _restore(self) -> None:
+        """Restore everything; the same if it was interrupted anywhere before."""
+        self.modes.restore()
+        vars(self.owner).clear()
+        vars(self.owner).update(self.attributes)
+        for value, state in self.random:
+            value.set_state(state)
+        if self.net is not None:
+            if self.moment is not None:
+                self.net.moment_ = self.moment
+            if self.net.moment_ is not self.remembered:
                 self.net.go_back()
-        except KeyboardInterrupt:
-            self.restore()
-            raise
+                self.moment = None
+                self.net.moment_ = self.remembered
+        self.restored = True
 
 
 def restores_on_failure(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -220,19 +244,27 @@ def restores_on_failure(method: Callable[..., Any]) -> Callable[..., Any]:
 
     Fitted attributes belong together: old weights with a new base or scaling would be another
     model, and so would new weights with an old log Z.
+
+    A Ctrl-C that is raised anywhere in the call, to the return of its result, restores the
+    estimator; a later one is raised in the code of the caller, who has the result. It is the
+    outermost decorator of what is not to keep an interrupted model.
     """
 
     @functools.wraps(method)
     def attempt(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before, done = Before(self), False
+        before = Before(self)
         try:
-            result = method(self, *args, **kwargs)
-            done = True
-        finally:
-            if not done:
+            try:
+                with torchtools.told_of_memory():
+                    result = method(self, *args, **kwargs)
+                before.forget()
+                return result
+            except BaseException:
                 before.restore()
-            before.forget()
-        return result
+                raise
+        except BaseException:  # a Ctrl-C before `restore` could catch anything
+            before.restore()
+            raise
 
     return attempt
 
@@ -329,6 +361,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
     net_params: dict[str, Any] | None
     _blueprint: Any
     _log_z: LogZ
+    _settled: dict[str, Any]  # parameters of the first fit that later ones keep
     _reference: np.ndarray  # training rows in the units of the energy
 
     # ---------------------------------------------------------------- hooks
@@ -400,6 +433,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         given, X = X, self._validate(X, reset=not go_on, min_samples=1 if streaming else 2)
         weight = check_weight(sample_weight, X)
         y = None if encode is None else encode(X, go_on)
+        check_same_input(X, weight, y, named_of(self))
         if weight is not None:
             live = weight > 0
             mapped = isinstance(X, MappedArray)
@@ -408,6 +442,10 @@ class BaseEBM(BaseEstimator, abc.ABC):
             weight = None if np.ptp(weight) == 0 else weight
         X, y, weight, left_out = self._without_gross_rows(X, y, weight)
         device = self._available_device() if go_on else resolve_device(self.device)
+        if go_on:
+            check_settled(self, vars(self).get("_settled", {}))
+        else:
+            self._settled = settled_by(self)
         merged = (X, y, weight)
         if not streaming and isinstance(X, np.ndarray):
             merged = merged_copies(X, y, weight)
@@ -653,6 +691,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
             method.set_params(verbose=self.verbose)
         return self._estimate(method)
 
+    @torchtools.told_of_memory()
     def _estimate(self, method: PartitionEstimator) -> LogPartition:
         inputs = self._partition_inputs([name for name in method.uses if name != "x"])
         if "x" in method.uses and not (method.x_fits_base and inputs.get("base") is not None):
@@ -701,7 +740,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
 
     @property
     def log_partition_kind_(self) -> str:
-        """Kind of the bounds: ``"exact"``, ``"probabilistic"`` or ``"heuristic"``."""
+        """Kind of the bounds: ``"exact"``, ``"certain"``, ``"probabilistic"``, ``"heuristic"``."""
         return self._log_partition().bound_kind
 
     @property
@@ -713,6 +752,8 @@ class BaseEBM(BaseEstimator, abc.ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__().copy()
+        if "network" in state:
+            state["network"] = stored_network(state["network"])
         if "net_" in state:
             # NumPy arrays instead of live torch objects: portable between devices and to skops.
             state["net_"] = pack(state["net_"])
@@ -722,6 +763,8 @@ class BaseEBM(BaseEstimator, abc.ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         packed = state.pop("net_", None)
         stored = state.pop("_skebm_version", None)
+        if "network" in state:
+            state["network"] = given_network(state["network"])
         super().__setstate__(state)
         if packed is None:
             return
@@ -792,6 +835,17 @@ def validate_coded(
             "Fill them in by impute, or use RBMEstimator, which takes them."
         )
     return found
+
+
+def named_of(estimator: Any) -> dict[str, Any]:
+    """Columns, classes and levels that an estimator knows by name, by what they are."""
+    known, coding = vars(estimator), vars(estimator).get("_coding")
+    levels = None if coding is None else {j: list(levels) for j, levels in coding.levels.items()}
+    return {
+        "the names of columns": list(known.get("feature_names_in_", ())),
+        "the classes": list(known.get("classes_", ())),
+        "the levels of columns": levels,
+    }
 
 
 def read_only(estimator: Any, name: str, energy: str = "energy_") -> np.ndarray:
@@ -879,8 +933,8 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         self._set_threshold(self._fit(X, sample_weight, streaming=False))
         return self
 
-    @fit_context(prefer_skip_nested_validation=True)
     @restores_on_failure
+    @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Train for one epoch on the rows of X, in mini-batches, from the current state.
 

@@ -179,8 +179,8 @@ def fit(self: Any, X: Any, y: Any, sample_weight: Any = None) -> Any:
     return self
 
 
-@fit_context(prefer_skip_nested_validation=True)
 @restores_on_failure
+@fit_context(prefer_skip_nested_validation=True)
 def partial_fit(self: Any, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Any:
     """Train for one epoch on rows and labels, in mini-batches, from the current state.
 

@@ -10,6 +10,7 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.special import logsumexp
 from sklearn.base import BaseEstimator, DensityMixin, clone
 from sklearn.exceptions import ConvergenceWarning
@@ -41,7 +42,7 @@ from skebm._validation import (
     warn,
     warn_of_booleans,
 )
-from skebm.base import LogPartition
+from skebm.base import LogPartition, torchtools
 from skebm.base.energy import check_temperature
 from skebm.base.processes import Workers, lock_of, progress_bar
 from skebm.base.sampler import whole_number
@@ -250,8 +251,8 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
 
     # ---------------------------------------------------------------- fitting
 
-    @fit_context(prefer_skip_nested_validation=False)
     @restores_on_failure
+    @fit_context(prefer_skip_nested_validation=False)
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> ProductOfDensities:
         """Fit all experts to the rows of X.
 
@@ -592,6 +593,8 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         check_is_fitted(self)
         whole_number("n_samples", n_samples, 1)
         check_temperature(temperature)
+        n_numbers = float(n_samples) * self.n_features_in_
+        torchtools.check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
         random, n_samples = check_random_state(random_state), int(n_samples)
         log_bound = 0.0 if self._is_pool else math.inf
         why = "have weights that do not sum to one"

@@ -31,6 +31,7 @@ from skebm._validation import (
     warn,
     warn_of_booleans,
 )
+from skebm.base import torchtools
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.distributions import (
@@ -160,8 +161,8 @@ class TractableDensity(DensityMixin, BaseEstimator):
         self.n_neighbors = n_neighbors
         self.random_state = random_state
 
-    @fit_context(prefer_skip_nested_validation=True)
     @restores_on_failure
+    @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> TractableDensity:
         """Fit the distribution to the rows of X.
 
@@ -314,6 +315,8 @@ class TractableDensity(DensityMixin, BaseEstimator):
         check_is_fitted(self)
         whole_number("n_samples", n_samples, 1)
         check_temperature(temperature)
+        n_numbers = float(n_samples) * self.n_features_in_
+        torchtools.check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
         random = check_random_state(random_state)
         if temperature == 1:
             generator = torch.Generator().manual_seed(draw_seed(random))

@@ -21,11 +21,13 @@ SKY, GREY = "#56a0d3", "0.55"
 # Colour, line style and width of the bounds, by their kind.
 STYLES: dict[str, tuple[str, str, float]] = {
     "exact": (NAVY, "-", 2.6),
+    "certain": (NAVY, "-", 2.6),
     "probabilistic": (SKY, "-", 1.4),
     "heuristic": (GREY, ":", 1.4),
 }
 BOUND_LABELS = {
     "exact": "certain bound",
+    "certain": "certain bound",
     "probabilistic": "bound with high probability",
     "heuristic": "heuristic bound",
 }
@@ -37,7 +39,7 @@ BRACKETS = {
 BEYOND, WARNED = "outside the axis", "the method warned"
 EXACT, ESTIMATE = "exact log Z", "value ± two standard errors"
 PLAIN = "value without standard error"
-LEGEND = (EXACT, ESTIMATE, PLAIN, *BOUND_LABELS.values(), BEYOND, WARNED)
+LEGEND = (EXACT, ESTIMATE, PLAIN, *dict.fromkeys(BOUND_LABELS.values()), BEYOND, WARNED)
 MAX_REASON = 70  # letters
 SMALL = 8  # points
 
@@ -169,7 +171,7 @@ class PartitionDisplay:
     def _known(self) -> float | None:
         """log Z of an exact method, if there is one."""
         frame = self.frame
-        exact = frame[(frame["bound_kind"] == "exact") & (frame["lower"] == frame["upper"])]
+        exact = frame[frame["bound_kind"] == "exact"]
         return float(exact["value"].iloc[0]) if len(exact) else None
 
     def _draw_legend(self) -> None:

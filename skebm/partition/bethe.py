@@ -45,7 +45,7 @@ class Bethe(PairwiseEstimator):
     oscillate. An RBM is treated as the pairwise model of both its layers.
 
     Direction: where the couplings are **attractive**, that is, all positive once some units are
-    flipped to :math:`1 - x_i`, ``lower`` is a **certain lower bound** (``bound_kind`` "exact"),
+    flipped to :math:`1 - x_i`, ``lower`` is a **certain lower bound** (``bound_kind`` "certain"),
     whether or not the search has converged. Elsewhere the value can lie on either side of log Z,
     and there is no bound (``nan``, "heuristic"; ``reason`` says why). There is no upper bound. If
     the graph has no loops, the value is exact. Otherwise its error is not a sampling error, so
@@ -132,7 +132,7 @@ class Bethe(PairwiseEstimator):
             )
         lower = value - ROUNDING * graph.scale
         reason = "Bethe's approximation bounds log Z from below only"
-        return LogPartition(value, math.nan, lower, math.nan, "exact", math.nan, reason=reason)
+        return LogPartition(value, math.nan, lower, math.nan, "certain", math.nan, reason=reason)
 
     def _starts(
         self, graph: PairwiseGraph, generator: torch.Generator | None

@@ -113,7 +113,7 @@ class TreeReweighted(PairwiseEstimator):
 
     a concave problem. An RBM is treated as the pairwise model of both its layers.
 
-    Direction: ``upper`` is a **certain upper bound** (``bound_kind`` "exact"), whether or not the
+    Direction: ``upper`` is a **certain upper bound** (``bound_kind`` "certain"), whether or not the
     search has converged: it is the maximum of a tangent plane of a concave function, which is at or
     above the objective everywhere. ``value`` is the objective at the marginals found. It is at or
     below the best bound of this kind, and is itself not a bound. There is no lower bound (``nan``).
@@ -214,7 +214,7 @@ class TreeReweighted(PairwiseEstimator):
                 ConvergenceWarning,
             )
         reason = "the tree-reweighted free energy bounds log Z from above only"
-        return LogPartition(value, math.nan, math.nan, upper, "exact", math.nan, reason=reason)
+        return LogPartition(value, math.nan, math.nan, upper, "certain", math.nan, reason=reason)
 
     def _bound(
         self, graph: PairwiseGraph, rho: np.ndarray, u: np.ndarray, stages: tuple[float, ...]

@@ -21,6 +21,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -458,6 +459,40 @@ def _crc(values: Tensor | None, start: int = 0) -> int:
         return start
     # Adding 0 makes one number of the two zeros.
     return zlib.crc32((values + 0).detach().cpu().contiguous().numpy().tobytes(), start)
+
+
+def check_same_input(
+    X: Any, weight: np.ndarray | None, y: np.ndarray | None, names: dict[str, Any]
+) -> None:
+    """Compare validated X, weights and targets, in the units of users, on all processes.
+
+    Rows of the energy are standardised: metres and kilometres are the same there. `names` are the
+    columns, levels and classes that numbers in X and y stand for.
+    """
+    ranks = current_group()
+    if ranks.size == 1:
+        return
+    found: dict[str, Any] = {name: repr(value) for name, value in names.items()}
+    for name, values in (("X", X), ("sample_weight", weight), ("y", y)):
+        if values is not None:
+            found[f"the entries of {name}"] = _crc_of_input(values)
+    check_same(ranks, found)
+
+
+def _crc_of_input(values: Any) -> int:
+    """Checksum of an array, a sparse matrix or a table on disk, by blocks of its rows."""
+    if sp.issparse(values):
+        rows = values.tocsr().sorted_indices()
+        total = 0
+        for part in (rows.indptr, rows.indices, rows.data):
+            total = zlib.crc32(np.ascontiguousarray(part + 0).tobytes(), total)
+        return total
+    total = 0
+    for start in range(0, len(values), 4096):
+        block = np.asarray(values[start : start + 4096])
+        block = block + 0 if block.dtype.kind in "biuf" else block.astype(str)
+        total = zlib.crc32(np.ascontiguousarray(block).tobytes(), total)
+    return total
 
 
 def of_rows(*tables: Rows | None) -> dict[str, Any]:

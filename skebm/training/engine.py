@@ -989,9 +989,9 @@ class EnergyNet(NeuralNet):
         self.optimizer_.state.clear()
         self.optimizer_.state.update(moment.slots)
         for group, kept in zip(self.optimizer_.param_groups, moment.groups, strict=True):
-            params = group["params"]
-            group.clear()
-            group.update(kept, params=params)
+            for name in group.keys() - kept.keys() - {"params"}:
+                del group[name]
+            group.update(kept)
         self.generator.set_state(moment.generator)
         del self.history[moment.n_epochs :]
         self.n_restarts_, self.lr_scale_ = moment.n_restarts, moment.lr_scale

@@ -121,7 +121,9 @@ def test_estimates_are_close_to_log_z_and_well_formed(case, energy, target):
     assert all(type(number) is float for number in (*found[:4], found.ess))
     assert abs(found.value - truth) <= case.tolerance(found, 1e-9)
     assert not found.std_error >= 0.6
-    assert found.bound_kind in ("exact", "probabilistic", "heuristic")
+    assert found.bound_kind in ("exact", "certain", "probabilistic", "heuristic")
+    if found.bound_kind == "exact":
+        assert found.lower == found.value == found.upper
     assert not found.lower > min(truth, found.value)
     assert not found.upper < max(truth, found.value)
     assert math.isnan(found.lower) + math.isnan(found.upper) <= bool(found.reason) * 2

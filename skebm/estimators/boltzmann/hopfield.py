@@ -530,8 +530,8 @@ class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         self.similarity = similarity
         self.random_state = random_state
 
-    @fit_context(prefer_skip_nested_validation=True)
     @restores_on_failure
+    @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None) -> HopfieldMemory:
         """Store the rows of X.
 

@@ -134,7 +134,7 @@ class DeepBeliefNetwork(
         log Z of the top RBM in nats and its standard error, 0 when exact.
     log_partition_bounds_ : tuple of float
         Ends of the interval for log Z.
-    log_partition_kind_ : {"exact", "probabilistic", "heuristic"}
+    log_partition_kind_ : {"exact", "certain", "probabilistic", "heuristic"}
         Whether the interval is certain, holds with a stated probability, or has no guarantee.
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
 
@@ -622,7 +622,7 @@ class DeepBeliefNetwork(
 
     @property
     def log_partition_kind_(self) -> str:
-        """Kind of the bounds: ``"exact"``, ``"probabilistic"`` or ``"heuristic"``."""
+        """Kind of the bounds: ``"exact"``, ``"certain"``, ``"probabilistic"``, ``"heuristic"``."""
         check_is_fitted(self)
         return self.rbms_[-1].log_partition_kind_
 

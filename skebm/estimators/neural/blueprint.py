@@ -27,6 +27,7 @@ from skebm.energies import (
     build_network,
     whitening_of,
 )
+from skebm.energies.neural import stored_network
 from skebm.energies.path import unary_fields
 from skebm.estimators.base import Blueprint, stopping_of
 from skebm.estimators.tables.bases import (
@@ -513,7 +514,8 @@ def weight_decay_of(estimator: Any) -> float:
 
 def network_of(estimator: Any) -> Any:
     """A copy of the given network, or an MLP; later changes take effect at the next fit."""
-    return clone(MLP() if estimator.network is None else estimator.network, safe=False)
+    network = MLP() if estimator.network is None else estimator.network
+    return stored_network(clone(network, safe=False))
 
 
 def sampler_of(estimator: Any, domain: Domain) -> Sampler:

@@ -318,8 +318,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
 
     # ---------------------------------------------------------------- fitting
 
-    @fit_context(prefer_skip_nested_validation=False)
     @restores_on_failure
+    @fit_context(prefer_skip_nested_validation=False)
     def fit(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
         """Fit the estimator, unless it is fitted already, and set the threshold.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from skebm.base import Domain, Real
 from skebm.base.domains import parts_of
+from skebm.base.torchtools import check_memory
 from skebm.distributions import Columns, Distribution, Gaussian
 from skebm.distributions.independent import blocks_of
 from skebm.energies import MixedRBM, TemporalEnergy
@@ -280,6 +281,8 @@ def frame_log_z(
     if given.hidden_domain.n_states * given.domain.n_columns <= EXACT_COST:
         value = exact_log_z(given).double()
         return RowLogZ(value, torch.zeros_like(value), given.biases.visible), True
+    n_numbers = float(n_chains) * (given.domain.n_columns + len(given.rbm.weight))
+    check_memory(f"n_chains={n_chains}", n_numbers, given.biases.visible.dtype)
     n_now = min(FEWEST_TEMPERATURES, n_temperatures)
     found = annealed_log_z(given, n_chains, n_now, generator)
     while n_now < n_temperatures:

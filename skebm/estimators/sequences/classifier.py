@@ -23,6 +23,7 @@ from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     COMMON_CONSTRAINTS,
     BaseEBM,
+    held_out_fraction,
     raises_interrupt,
     restores_on_failure,
     validate_coded,
@@ -327,8 +328,8 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         self._fit_sequences(X, y, None, lengths, streaming=False)
         return self
 
-    @fit_context(prefer_skip_nested_validation=True)
     @restores_on_failure
+    @fit_context(prefer_skip_nested_validation=True)
     @in_sequences
     def partial_fit(self, X: Any, y: Any, classes: Any = None, lengths: Any = None) -> Any:
         """Train for one pass on further sequences, from the current weights.
@@ -412,8 +413,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
                     f"{same}: with warm_start and partial_fit they must not change."
                 )
         rule, n_steps = rule_of(self, self.n_components, table.domain.n_columns)
-        free = self.learning_rate == "auto" and self.batch_size == "auto"
-        guarded = free and not (self.early_stopping or streaming or self.net_params)
+        guarded = not (held_out_fraction(self.early_stopping) or streaming)
         return LabelBlueprint(
             table=table,
             plan=temporal_plan(self, rows, table.domain, streaming),

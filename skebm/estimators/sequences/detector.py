@@ -192,8 +192,8 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
 
     # ---------------------------------------------------------------- fitting
 
-    @fit_context(prefer_skip_nested_validation=False)
     @restores_on_failure
+    @fit_context(prefer_skip_nested_validation=False)
     @in_sequences
     def fit(self, X: Any, y: Any = None, lengths: Any = None) -> Any:
         """Fit the estimator to some of the sequences, and set the threshold by the others.

@@ -31,6 +31,7 @@ from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
     BaseEBM,
+    held_out_fraction,
     raises_interrupt,
     read_only,
     restores_on_failure,
@@ -222,11 +223,12 @@ class TemporalRBM(
 
     Notes
     -----
-    **Held-out frames guard the training** if there are at least 200 frames, `learning_rate` and
-    `batch_size` are ``"auto"`` and there is no `early_stopping`. A tenth of the sequences is held
-    out, or the last tenth of each sequence if there are fewer than ten. Twenty times during a fit,
-    the likelihood of these frames is compared with that under the base. The weights that `fit`
-    keeps are not clearly worse than earlier ones, or than the base.
+    **Held-out frames guard the training** of `fit` if there are at least 200 frames, whatever the
+    parameters are; `early_stopping` with a `validation_fraction` holds out frames of its own
+    instead. A tenth of the sequences is held out, or the last tenth of each sequence if there are
+    fewer than ten. Twenty times during a fit, the likelihood of these frames is compared with that
+    under the base. The weights that `fit` keeps are not clearly worse than earlier ones, or than
+    the base.
 
     Results for a frame depend on the frames before it in the same sequence. Unlike for the rows of
     a table, they change if frames are reordered or left out.
@@ -360,8 +362,8 @@ class TemporalRBM(
         """
         return self._fit_sequences(X, lengths, streaming=False)
 
-    @fit_context(prefer_skip_nested_validation=True)
     @restores_on_failure
+    @fit_context(prefer_skip_nested_validation=True)
     @in_sequences
     def partial_fit(self, X: Any, y: Any = None, lengths: Any = None) -> Any:
         """Train for one pass on further sequences, from the current weights.
@@ -461,8 +463,7 @@ class TemporalRBM(
                     f"{same}: with warm_start and partial_fit they must not change."
                 )
         rule, n_steps = rule_of(self, self.n_components, table.domain.n_columns)
-        free = self.learning_rate == "auto" and self.batch_size == "auto"
-        guarded = free and not (self.early_stopping or streaming or self.net_params)
+        guarded = not (held_out_fraction(self.early_stopping) or streaming)
         return TemporalBlueprint(
             table=table,
             plan=temporal_plan(self, rows, table.domain, streaming),

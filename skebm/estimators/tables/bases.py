@@ -109,14 +109,14 @@ def check_base_stays(base: Any, fitted: Distribution, name: str | None) -> None:
             f"The weights correct the base of the first fit, {fitted}, and not base={base!r}: with "
             "warm_start and partial_fit it must not change. Clone the estimator to start anew."
         )
-    if isinstance(base, Distribution) and not _same(base, fitted):
+    if isinstance(base, Distribution) and not same_distribution(base, fitted):
         raise ValueError(
             f"The weights correct the base of the first fit, and base={base!r} is another one: "
             "with warm_start and partial_fit it must not change. Clone the estimator to start anew."
         )
 
 
-def _same(base: Distribution, fitted: Distribution) -> bool:
+def same_distribution(base: Distribution, fitted: Distribution) -> bool:
     """Whether two bases of one class have the same arrays, up to the rounding of float32."""
     ours, theirs = base.__getstate__(), fitted.__getstate__()
     arrays = [k for k, value in ours.items() if isinstance(value, np.ndarray)]

@@ -136,8 +136,8 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         tags.input_tags.string = True
         return tags
 
-    @fit_context(prefer_skip_nested_validation=True)
     @restores_on_failure
+    @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None) -> TableEncoder:
         """Learn scales and levels from the rows of a table, and store rows for missing entries.
 
@@ -156,8 +156,8 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         self._fit(X)
         return self
 
-    @fit_context(prefer_skip_nested_validation=True)
     @restores_on_failure
+    @fit_context(prefer_skip_nested_validation=True)
     def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:
         """Fit to the rows of a table, and return them as numbers.
 

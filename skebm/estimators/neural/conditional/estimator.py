@@ -22,11 +22,13 @@ from skebm._validation import (
 from skebm.base import sampling
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
 from skebm.distributions import RegressionMixture
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
     BaseEBM,
+    held_out_fraction,
     raises_interrupt,
     restores_on_failure,
     upper_quantile,
@@ -48,6 +50,7 @@ from skebm.estimators.neural.conditional.blueprint import (
     noise_of,
 )
 from skebm.estimators.neural.conditional.normalisers import (
+    DRAWS_PER_CHAIN,
     Annealing,
     Normaliser,
     annealed,
@@ -69,6 +72,10 @@ if TYPE_CHECKING:
 
 # Training rows whose likelihoods set the threshold of `predict`, at most.
 N_REFERENCE_ROWS = 500
+# Numbers at least that a draw takes for each column: itself, its noise, gradient and proposal.
+NUMBERS_OF_DRAW = 4
+# Chains of the mean of a condition, at least.
+CHAINS_OF_MEAN = 200
 # Temperatures and chains of a draw, and conditions that are drawn for at once.
 N_DRAW_BETAS, DRAW_CHAINS, BLOCK = 50, 8, 256
 
@@ -323,8 +330,8 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         self._keep(self._fit(X, sample_weight, streaming=False))
         return self
 
-    @fit_context(prefer_skip_nested_validation=True)
     @restores_on_failure
+    @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Train for one epoch on the rows of X, in mini-batches, from the current state.
 
@@ -375,7 +382,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         assert isinstance(table, ConditionalTable)
         if before is None:
             seed = draw_seed(self.random_state_)
-            kept, guards = rows, not (streaming or self.early_stopping)
+            kept, guards = rows, not (streaming or held_out_fraction(self.early_stopping))
             if guards:
                 kept = rows.subset((~guarding_rows(rows, seed)).nonzero().ravel())
             base, name = fit_conditional_base(self.base, kept, table, seed)
@@ -390,9 +397,15 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
                     "warm_start and partial_fit they must not change. Clone the estimator to "
                     "start anew."
                 )
+        plan = neural_plan(self, len(rows), streaming=streaming)
+        if self.objective != "score_matching":
+            n_rows = min(plan.batch_size, len(rows))
+            n_numbers = NUMBERS_OF_DRAW * n_rows * self.n_draws * table.domain.n_columns
+            what = f"n_draws={self.n_draws} with {n_rows} rows in a batch"
+            check_memory(what, float(n_numbers), rows.dtype, rows.device)
         return ConditionalBlueprint(
             table=table,
-            plan=neural_plan(self, len(rows), streaming=streaming),
+            plan=plan,
             rule=self.objective,
             network_config=network_of(self),
             base=base,
@@ -422,21 +435,34 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
             distinct, place = c[:1], torch.zeros(len(c), dtype=torch.long, device=c.device)
             counts = torch.tensor([len(c)], device=c.device)
         found = self._normalisers(distinct, upper=upper)
-        log_z, error, high, _, exact = (part[place].cpu().numpy() for part in found)
+        log_z, error, high, exact = (
+            part[place].cpu().numpy()
+            for part in (found.value, found.std_error, found.upper, found.exact)
+        )
         table.check_finite(log_z, rows, "log Z")
         lower = np.where(exact, log_z, np.maximum(log_z, high))
         scores = ConditionalScores(-energy - log_z, error, -energy - lower, exact)
         return scores, float((found.std_error * counts).norm()) / len(c)
 
-    def _normalisers(self, c: Tensor, *, upper: bool) -> Normaliser:
+    def _normalisers(self, c: Tensor, *, upper: bool, least_chains: int = 1) -> Normaliser:
         """log Z of conditions c (n, dc), in double precision."""
         blueprint = self._blueprint
+        self._check_chains()
         energy = blueprint.scoring_energy(self.energy_)
         settings = Annealing(
-            int(self.n_chains), int(self.n_temperatures), blueprint.step_size, self.net_.seed_
+            max(least_chains, int(self.n_chains)),
+            int(self.n_temperatures),
+            blueprint.step_size,
+            self.net_.seed_,
         )
         verbose = int(self.verbose)
         return log_normalisers(energy, c.double(), settings, upper=upper, verbose=verbose)
+
+    def _check_chains(self) -> None:
+        """`ValueError` for more chains of one condition than memory holds."""
+        table = self._blueprint.table
+        n_numbers = NUMBERS_OF_DRAW * self.n_chains * DRAWS_PER_CHAIN * table.domain.n_columns
+        check_memory(f"n_chains={self.n_chains}", float(n_numbers), torch.float64)
 
     def log_conditional(self, X: Any) -> ConditionalScores:
         r"""log p(x | c) of each row, with its standard error and a pessimistic estimate.
@@ -560,26 +586,37 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         return torch.from_numpy(table.encoded(codes)).to(like.device, like.dtype)
 
     @as_frame_of_targets
-    def expected(self, C: Any) -> np.ndarray:
+    def expected(
+        self, C: Any, *, return_std_error: bool = False
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """Mean of x given each condition, E(x | c).
 
-        It is computed by quadrature if x has one or two columns, and otherwise as a weighted mean
-        of draws of the base or of annealing chains, with a fixed seed.
+        With one or two columns it is computed by quadrature where this converges. Otherwise it is
+        the mean of the base, which is known, plus what 4,000 weighted draws of the base differ from
+        it: exact where the network is switched off. Where the weights are too uneven it is a
+        weighted mean of 200 annealing chains. The seed is fixed.
 
         Parameters
         ----------
         C : array-like of shape (n_samples, n_conditions) or (n_samples, n_features)
             The columns of the conditions in the order of `given`, or rows of all columns, of which
             only these are used.
+        return_std_error : bool, default=False
+            Whether to return the standard errors of the means as well; they are 0 by quadrature.
 
         Returns
         -------
         ndarray of shape (n_samples, n_features - n_conditions)
-            In the units of x.
+            In the units of x. With `return_std_error` a tuple of two such arrays.
         """
         c, table = self._conditions(C), self._blueprint.table
-        found = self._normalisers(c, upper=False).mean
-        return table.invert(torch.cat([c.to(found), found], 1))
+        found = self._normalisers(c, upper=False, least_chains=CHAINS_OF_MEAN)
+        c = c.to(found.mean)
+        mean = table.invert(torch.cat([c, found.mean], 1))
+        if not return_std_error:
+            return mean
+        moved = table.invert(torch.cat([c, found.mean + found.mean_error], 1))
+        return mean, np.abs(moved - mean)
 
     @as_frame_of_targets
     def sample(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from skebm.base.processes import progress_bar
 from skebm.distributions._fitting import draw_index
+from skebm.distributions.transformed.regression import RowMixtures
 from skebm.energies import ConditionalEnergy, RowwiseEnergy
 from skebm.estimators.rbm.gated.given import Numbers
 
@@ -59,6 +60,8 @@ class Normaliser(NamedTuple):
         Mean of x given each condition.
     exact : Tensor of shape (n,), bool
         Whether log Z is by quadrature that has converged.
+    mean_error : Tensor of shape (n, dx)
+        Standard error of `mean`, 0 where `exact`.
     """
 
     value: Tensor
@@ -66,6 +69,7 @@ class Normaliser(NamedTuple):
     upper: Tensor
     mean: Tensor
     exact: Tensor
+    mean_error: Tensor
 
     def put(self, index: Tensor, new: Normaliser) -> None:
         """Write those of some conditions."""
@@ -116,7 +120,7 @@ def log_normalisers(
 def _of_block(energy: ConditionalEnergy, c: Tensor, settings: Annealing, upper: bool) -> Normaliser:
     n, dx = len(c), energy.target_domain.n_columns
     none = torch.full((n,), torch.nan, dtype=torch.float64, device=c.device)
-    found = Normaliser(none, none.clone(), none.clone(), none[:, None].repeat(1, dx), none > 0)
+    found = Normaliser(none, none.clone(), none.clone(), *_no_means(none, dx))
     if dx <= max(MOST_NODES):
         found.put(torch.arange(n, device=c.device), by_quadrature(energy, c))
     finite = energy.base.given(c).log_weight.isfinite().all(1)  # overflows far away
@@ -130,6 +134,12 @@ def _of_block(energy: ConditionalEnergy, c: Tensor, settings: Annealing, upper: 
         back_to = worst if upper else -math.inf
         found.put(left, _by_annealing(energy, c[left], settings, n_chains, n_betas, back_to))
     return found
+
+
+def _no_means(none: Tensor, dx: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Means that are not known, whether they are exact, and their errors."""
+    mean = none[:, None].repeat(1, dx)
+    return mean, none > 0, mean.clone()
 
 
 def _ladder(most: int) -> list[int]:
@@ -157,8 +167,8 @@ def by_quadrature(energy: ConditionalEnergy, c: Tensor) -> Normaliser:
     low, high, size = _grid(energy.given(c))
     n, dx = low.shape
     value = torch.full((n,), torch.nan, dtype=torch.float64, device=c.device)
-    error, mean, exact = value.nan_to_num(torch.inf), value[:, None].repeat(1, dx), value > 0
-    found = Normaliser(value, error, value, mean, exact)
+    error, (mean, exact, mean_error) = value.nan_to_num(torch.inf), _no_means(value, dx)
+    found = Normaliser(value, error, value, mean, exact, mean_error)
     while True:
         left = (~exact & (size <= MOST_NODES[dx])).nonzero().ravel()
         if not len(left):
@@ -210,7 +220,8 @@ def _trapezoid(
     open_ends = log_p[ends].amax(0) > log_p.amax(0) - VANISHED
     exact = ((value - half).abs() <= TOLERANCE) & ~open_ends
     error = torch.full_like(value, torch.inf).masked_fill(exact, 0.0)
-    return Normaliser(value, error, value, mean, exact), open_ends
+    mean_error = error[:, None].repeat(1, dx)
+    return Normaliser(value, error, value, mean, exact, mean_error), open_ends
 
 
 # ------------------------------------------------------------------------------
@@ -233,7 +244,8 @@ def _by_annealing(
     for some in c.split(size):
         uniforms = Numbers(some, width, n_chains, settings.seed)
         log_weight, x = annealed(energy.given(some), n_betas, uniforms, settings.step_size)
-        found = _summary(log_weight, x, n_chains)
+        known = energy.given(some).base if n_betas == 1 else None
+        found = _summary(log_weight, x, n_chains, known)
         back = (found.std_error > EQUAL_WEIGHTS) & (found.std_error <= worst)
         if back.any():
             x, log_weight = (
@@ -245,15 +257,25 @@ def _by_annealing(
     return Normaliser(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
-def _summary(log_weight: Tensor, x: Tensor, n_chains: int) -> Normaliser:
-    """log Z, its error and the means, from the weights of all chains (m n,) and their ends."""
+def _summary(log_weight: Tensor, x: Tensor, n_chains: int, base: RowMixtures | None) -> Normaliser:
+    """log Z, its error and the means, from the weights of all chains (m n,) and their ends.
+
+    Where the ends are draws of `base`, the error of their plain mean is known, and is taken away:
+    the mean has no error where weights are equal.
+    """
     log_weight = log_weight.view(n_chains, -1)
     value = log_weight.logsumexp(0) - math.log(n_chains)
     error = (log_weight - value).exp().std(0) / math.sqrt(n_chains)
     share, rows = log_weight.softmax(0), x.view(n_chains, len(value), -1).double()
     mean = (share[..., None] * rows).sum(0)
+    apart = n_chains * share[..., None] * (rows - mean)
+    if base is not None:
+        centre = (base.log_weight.double().softmax(1)[..., None] * base.means.double()).sum(1)
+        mean = mean - (rows.mean(0) - centre)
+        apart = apart - (rows - centre)
+    mean_error = apart.std(0) / math.sqrt(n_chains)
     exact = torch.zeros_like(value, dtype=torch.bool)
-    return Normaliser(value, error, value.clone(), mean, exact)
+    return Normaliser(value, error, value.clone(), mean, exact, mean_error)
 
 
 def _backward(

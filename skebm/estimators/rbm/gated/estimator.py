@@ -247,8 +247,8 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         self._fit(Pairs(X, y), sample_weight, streaming=False)
         return self
 
-    @fit_context(prefer_skip_nested_validation=True)
     @restores_on_failure
+    @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> GatedRBM:
         """Train for one epoch on pairs, in mini-batches, from the current state.
 

@@ -1,0 +1,91 @@
+"""Parameters that a first fit settles: a fit that goes on keeps them, or is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.base import BaseEstimator, clone
+from torch import nn
+
+from skebm.distributions import Distribution
+from skebm.energies.neural import given_network, stored_network
+from skebm.estimators.tables.bases import same_distribution
+
+# What tables, bases, noise and networks are made of. Sizes of hidden layers are seen by the shapes
+# of the weights; all other parameters are settings of the training, and new ones are used.
+SETTLED = (
+    "base",
+    "bounds",
+    "categorical_features",
+    "coding",
+    "deconvolve",
+    "domain",
+    "edges",
+    "flow",
+    "given",
+    "label_order",
+    "n_bridges",
+    "network",
+    "noise",
+    "order",
+    "pretraining",
+    "recurrent",
+    "rescale",
+    "sequence_column",
+    "sigma",
+    "standardize",
+    "unlabeled",
+    "visible",
+)
+
+
+def settled_by(estimator: Any) -> dict[str, Any]:
+    """The settled parameters of an estimator as they are now, by name."""
+    params = estimator.get_params(deep=False)
+    return {name: _kept(params[name]) for name in SETTLED if name in params}
+
+
+def check_settled(estimator: Any, first: dict[str, Any]) -> None:
+    """Raise `ValueError` for a parameter that is not what it was at the first fit, `first`.
+
+    Estimators whose base has a name accept that name in the place of ``"auto"``, and check it.
+    """
+    named = hasattr(estimator._blueprint, "base_name")
+    for name, value in first.items():
+        now, value = getattr(estimator, name), given_network(value)
+        if not (name == "base" and named) and not _same(now, value):
+            raise ValueError(
+                f"{name} was {value!r} at the first fit, and is now {now!r}: with warm_start and "
+                "partial_fit it must not change. Clone the estimator to start anew."
+            )
+
+
+def _kept(value: Any) -> Any:
+    """A value that stays what it is if users change their own object in place."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, nn.Module):
+        return stored_network(value)
+    return clone(value, safe=False) if isinstance(value, BaseEstimator) else value
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, list | tuple | np.ndarray) and isinstance(other, list | tuple | np.ndarray):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if type(one) is not type(other):
+        return isinstance(one, int | float) and isinstance(other, int | float) and one == other
+    if isinstance(one, BaseEstimator):
+        ours, theirs = one.get_params(deep=False), other.get_params(deep=False)
+        return all(_same(value, theirs[name]) for name, value in ours.items())
+    if isinstance(one, Distribution):
+        return same_distribution(one, other)
+    if isinstance(one, nn.Module):
+        ours, theirs = one.state_dict(), other.state_dict()
+        return ours.keys() == theirs.keys() and all(ours[k].equal(theirs[k]) for k in ours)
+    if sp.issparse(one):
+        return one.shape == other.shape and (one != other).nnz == 0
+    return bool(one == other)
