@@ -80,15 +80,15 @@ SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
 $(VENV)/core/installed: pyproject.toml constraints.txt
 	@echo "--- installing skebm into $(VENV)/core"
-	$(PYTHON) -m venv --clear $(VENV)/core
-	$(call IN,core) $(PIP) $(INSTALL) .
+	@$(PYTHON) -m venv --clear $(VENV)/core
+	@$(call IN,core) $(PIP) $(INSTALL) .
 	@touch $@
 
 $(VENV)/%/installed: $(VENV)/core/installed
 	@echo "--- installing skebm[$*] into $(VENV)/$*"
-	$(PYTHON) -m venv --clear --without-pip $(VENV)/$*
-	$(call IN,core) $(SITE) > $$($(call IN,$*) $(SITE))/core.pth
-	$(call IN,core) $(PIP) --python $(call IN,$*) $(INSTALL) ".[$*]"
+	@$(PYTHON) -m venv --clear --without-pip $(VENV)/$*
+	@$(call IN,core) $(SITE) > $$($(call IN,$*) $(SITE))/core.pth
+	@$(call IN,core) $(PIP) --python $(call IN,$*) $(INSTALL) ".[$*]"
 	@touch $@
 
 # Environments without core. On Linux an old or the newest torch is a CUDA build of gigabytes, unless
