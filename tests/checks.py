@@ -12,14 +12,33 @@ from tests.tiers import full
 OLD = tuple(map(int, sklearn.__version__.split(".")[:2])) < (1, 7)
 
 
-def parametrize_with_checks(cases, expected_failed_checks=None, first=()):
+# What a mode of an estimator can break: how it trains, and what it holds after a fit. The kinds of
+# arrays that a fit takes, and what it says of wrong ones, are decided before any mode is.
+OF_TRAINING = {
+    "check_classifiers_one_label_sample_weights",
+    "check_decision_proba_consistency",
+    "check_dict_unchanged",
+    "check_estimators_overwrite_params",
+    "check_estimators_pickle",
+    "check_fit2d_1feature",
+    "check_fit2d_1sample",
+    "check_fit_idempotent",
+    "check_methods_sample_order_invariance",
+    "check_methods_subset_invariance",
+    "check_sample_weight_equivalence_on_dense_data",
+    "check_transformer_general",
+}
+
+
+def parametrize_with_checks(cases, expected_failed_checks=None, first=(), modes=()):
     """scikit-learn's own decorator of that name, for ``{name: estimator}``.
 
     Test ids hold the names, where scikit-learn asks every estimator for its repr at every check:
     seconds at each collection. Of the full tier are cases that are not in `first`, and checks that
-    repeat another one, as with memory maps.
+    repeat another one, as with memory maps. A case in `modes` is another mode of an estimator that
+    has all checks under another name: it has the checks of training.
     """
-    assert set(first) <= set(cases)
+    assert set(first) | set(modes) <= set(cases)
     params = []
     for name, estimator in cases.items():
         mark = estimator_checks.parametrize_with_checks(
@@ -28,6 +47,8 @@ def parametrize_with_checks(cases, expected_failed_checks=None, first=()):
         for case in mark.args[1]:
             values, marks = getattr(case, "values", case), getattr(case, "marks", ())
             title = check_name(values[1])
+            if name in modes and title not in OF_TRAINING:
+                continue
             if OLD and title.endswith("_on_sparse_data"):
                 marks = [pytest.mark.xfail(strict=False, reason=m.kwargs["reason"]) for m in marks]
             marks = [*marks, *(() if name in first and not repeats(title) else (full,))]

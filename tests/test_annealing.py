@@ -306,6 +306,7 @@ def test_units_do_not_matter_where_there_are_rows(scale):
     assert bracket.lower < truth + 3 * math.log(scale) < bracket.upper
 
 
+@full
 def test_energies_are_in_eval_mode_during_estimation_only():
     class Dropped(Quadratic):
         def __init__(self):
@@ -564,6 +565,7 @@ def far_rows():
     return energy, (torch.rand(50, 12, generator=seeded(50), dtype=DOUBLE) < 0.05).to(DOUBLE)
 
 
+@full
 def test_a_bracket_ends_before_the_step_that_takes_too_many_evaluations():
     energy, rows = far_rows()
     base = IndependentBernoulli.fit(rows)

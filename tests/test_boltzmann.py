@@ -21,7 +21,7 @@ from skebm.objectives import EnumeratedLikelihood, PseudoLikelihood
 from skebm.partition.exact import exact_draws
 from skebm.samplers import Persistent
 from tests.oracle import seeded
-from tests.tiers import full, only_full
+from tests.tiers import full, leading, only_full
 
 LOCAL = ("pseudo_likelihood", "ratio_matching", "probability_flow")
 UPPER = np.triu_indices(5, 1)
@@ -380,6 +380,7 @@ def test_errors_are_those_over_repeated_samples(learning):
     assert_allclose(np.median(stated, 0), spread, rtol=0.2)  # 5 % of error of a spread, ten of them
 
 
+@full
 @pytest.mark.parametrize("learning", ["pseudo_likelihood", only_full("exact")])
 def test_errors_of_categories_are_of_couplings_that_sum_to_zero(learning):
     """The first coupling of two categories, over models of resampled rows."""
@@ -440,6 +441,7 @@ def test_imputed_bits_have_their_conditional_probability():
     assert_array_equal(filled[:, [0, 1, 3, 4]], np.tile(row, (4000, 1))[:, [0, 1, 3, 4]])
 
 
+@full
 def test_conditionals_make_the_pseudo_likelihood():
     X = rows(machine(), 50)
     model = double("exact").fit(X)
@@ -487,7 +489,7 @@ def test_columns_that_determine_each_other():
         double("pseudo_likelihood", l2=0.0, n_iter=3000).fit(X)
 
 
-@pytest.mark.parametrize("n", [2, 3, 6])
+@pytest.mark.parametrize("n", leading(1, [2, 3, 6]))
 def test_few_rows(n):
     X = rows(machine(), n, seed=3)
     X[0], X[1] = 0, 1  # both states of every column

@@ -26,7 +26,7 @@ from skebm.objectives.log_partition import LogPartitionMonitor
 from skebm.samplers import MALA, Persistent
 from skebm.training.rows import Rows
 from tests.oracle import DOUBLE, seeded
-from tests.tiers import leading
+from tests.tiers import full, leading
 
 ESTIMATORS = (ScoreMatchingDensity, NCEDensity, ContrastiveDivergenceDensity)
 each_estimator = pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda cls: cls.__name__)
@@ -90,6 +90,7 @@ def test_chains_do_not_evaluate_kernels():
     assert has == {"model": True, "chains": False}
 
 
+@full
 @one_estimator
 def test_the_switch_is_the_noise_of_the_base(estimator):
     """The base of noisy rows is that of clean rows with the noise of training."""

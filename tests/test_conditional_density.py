@@ -188,6 +188,7 @@ def test_ranking_among_many_draws_has_the_gradient_of_the_likelihood():
         many.rowwise(rows, seeded(), torch.zeros(4))
 
 
+@full
 def test_chains_at_clamped_conditions_have_the_gradient_of_the_likelihood():
     energy = energy_of(1, 1)
     rows = rows_of(energy, 4)
@@ -327,6 +328,7 @@ def test_a_network_repairs_a_wrong_base(objective):
     assert model.score(new) > base.score(new) + 0.3
 
 
+@full
 def test_densities_of_classes_are_those_of_the_classes():
     rng = np.random.default_rng(0)
     label = rng.choice(["a", "b", "c"], 1500)
@@ -365,6 +367,7 @@ def tables():
     return {"noise": noise, "heavy": heavy, "curve": curve, "grid": grid, "few": few}
 
 
+@full
 @pytest.mark.parametrize("objective", leading(1, OBJECTIVES))
 @pytest.mark.parametrize("name", named(["few"], list(tables())))
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -394,6 +397,7 @@ def frame():
     )
 
 
+@full
 def test_columns_by_name_are_columns_by_number(frame):
     by_name = ConditionalDensity(["c", "kind"], **SMALL).fit(frame)
     assert by_name.given_ == [2, 1]
@@ -448,6 +452,7 @@ def test_conditions_for_draws_that_do_not_fit(frame):
         model.expected(unseen)
 
 
+@full
 def test_pipelines_and_searches(frame):
     X = frame[["c", "x"]].to_numpy()
     kind = {"n_iter": 2, "random_state": 0}
@@ -469,6 +474,7 @@ def test_settings_without_effect_are_said(frame):
         ConditionalDensity(0, "score_matching", n_draws=3, **SMALL).fit(X)
 
 
+@full
 def test_anomalies_are_judged_given_their_conditions():
     X, _ = branches(600)
     model = ConditionalDensity(0, random_state=0, n_iter=10, contamination=0.05).fit(X)
@@ -540,12 +546,13 @@ TINY = ConditionalDensity(0, network=MLP((4,)), base="linear", n_iter=2, random_
         ),
     },
     lambda estimator: UNEQUAL,
-    first=["default"],
+    modes=["score_matching", "chains"],
 )
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
 
+@full
 @pytest.mark.parametrize("store", leading(1, [by_skops, by_pickle, by_joblib]))
 @pytest.mark.parametrize("objective", leading(1, OBJECTIVES[::-1]))
 def test_stored_models_go_on(store, objective, frame):
@@ -571,6 +578,7 @@ def test_entries_that_are_no_numbers(bad):
         ConditionalDensity(**SMALL).fit(X)
 
 
+@full
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_tables_at_the_edge():
     X, _ = branches(60)

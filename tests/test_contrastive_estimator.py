@@ -922,6 +922,7 @@ def test_unusable_tables(bad, match):
         density().fit(bad)
 
 
+@full
 @pytest.mark.filterwarnings("error:Training diverged")
 def test_a_constant_column():
     rows = X.copy()
@@ -933,6 +934,7 @@ def test_a_constant_column():
         assert model.predict([[*rows[0, :1], 1000.0, rows[0, 2]]]) == -1
 
 
+@full
 def test_huge_values():
     rows = X.copy()
     rows[0, 2], rows[1, 2] = 1e300, -1e300
@@ -1102,6 +1104,7 @@ def test_a_stream_of_single_rows():
 SHAPES = [(2, 3), (3, 2), (9, 2), (8, 20), (30, 1), (2, 1)]
 
 
+@full
 @pytest.mark.filterwarnings("ignore:Columns")
 @pytest.mark.parametrize(
     ("base", "shapes"),

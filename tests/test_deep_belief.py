@@ -191,6 +191,7 @@ def test_bounds_are_below_and_close_in(monkeypatch, sizes):
     assert abs(gaps[1000]) < 0.03
 
 
+@full
 def test_weights_of_draws_have_the_likelihood_as_their_mean(monkeypatch):
     """Not its logarithm: the average over many seeds of the estimates themselves is unbiased."""
     model = enlarge(dbn((4, 3, 5), n_draws=3).fit(bits()), 1.5)
@@ -299,6 +300,7 @@ def test_samples_have_the_probabilities_of_rows():
     assert len(np.unique(cold, axis=0)) < len(np.unique(rows, axis=0))
 
 
+@full
 def test_frames_go_in_and_come_out():
     table = frame()
     table.loc[3, "age"] = np.nan
@@ -648,6 +650,7 @@ def test_the_defaults_are_fitted():
     assert model.score(X) > -35
 
 
+@full
 def test_gains_of_widths_that_are_filled_up(monkeypatch):
     """Layers of 20 units are padded to 32 in scoring: units that are never on change nothing."""
     monkeypatch.setattr(bounds, "SUMMED_UNITS", 0)

@@ -88,6 +88,7 @@ def test_likelihoods_are_exact_for_small_layers(sizes, pretraining):
     assert model.score(switches(seed=1)) > base + (0.05 if len(sizes) < 3 else 0.02)
 
 
+@full
 @pytest.mark.parametrize("pretraining", leading(1, ["layerwise", None]))
 def test_bounds_are_lower_and_tighter_with_more_draws(pretraining, monkeypatch):
     model = fitted((4, 4), pretraining=pretraining)

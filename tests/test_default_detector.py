@@ -197,6 +197,7 @@ def test_weights_are_trimmed_like_the_rows():
     assert np.array_equal(X[model.weight_.astype(int) - 1], model.rows_)
 
 
+@full
 def test_trimming_is_reproducible():
     X, _ = contaminated()
     one, two = (EnergyOutlierDetector(trim=0.1, random_state=3).fit(X) for _ in range(2))

@@ -396,6 +396,7 @@ def failing_sampler(rank):
     return fingerprint(model), model.n_restarts_, [str(w.message) for w in caught]
 
 
+@full
 def test_all_roll_back_where_sampling_fails_on_one():
     (first, restarts, said), (second, *_) = on_ranks(failing_sampler)
     assert first == second

@@ -476,6 +476,7 @@ def flow_of_rows():
     return NormalizingFlow.fit(torch.as_tensor(ROWS), flow="maf", n_steps=10)
 
 
+@full
 def test_an_estimator_on_a_flow(fitted):
     before = torch.get_rng_state()
     assert isinstance(fitted.base_, NormalizingFlow)

@@ -10,6 +10,7 @@ from skebm.energies import MLP, LowRankWhitening, NeuralEnergy, Spec, whitening,
 from skebm.energies.path import GeometricPath
 from tests.oracle import DOUBLE, finite_difference, mean_is, seeded
 from tests.test_distributions_mixture import assert_conditional_draws_are_exact, assert_contract
+from tests.tiers import full
 
 
 def make(n_components, d, rank, seed=0, scale=1.0):
@@ -193,6 +194,7 @@ def test_few_rows_and_constant_columns_are_fitted(n):
 # ------------------------------------------------------------------------------
 
 
+@full
 def test_a_stack_of_many_columns_has_low_rank(monkeypatch):
     monkeypatch.setattr(stack, "SHAPES", ((1, 16), (2, 8)))
     truth = make(2, 130, 5)

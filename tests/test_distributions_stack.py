@@ -28,6 +28,7 @@ from tests.test_distributions_mixture import (
     grid,
     make_mixture,
 )
+from tests.tiers import full
 
 NAMES = ("means", "covariances")
 WEIGHTS = torch.tensor([0.5, 0.2, 0.3], dtype=DOUBLE)
@@ -245,6 +246,7 @@ def test_rows_of_one_gaussian_need_no_more():
     assert float(loss.mean()) < 0.02
 
 
+@full
 def test_units_do_not_matter():
     x = table(300)
     scale = torch.tensor([10.0, 1e-3, 1e3], dtype=DOUBLE)
@@ -261,6 +263,7 @@ def test_weights_count_as_repeated_rows():
     torch.testing.assert_close(weighted.log_prob(x), repeated.log_prob(x))
 
 
+@full
 def test_repeated_rows_do_not_sharpen_the_density():
     x, unseen = table(200), table(500, seed=1)
     once = Stack.fit(x).log_prob(unseen).mean()

@@ -122,6 +122,7 @@ def test_the_grid_has_the_energy_of_its_points(density, moons):
     assert display.fixed is None
 
 
+@full
 def test_no_log_z_is_needed_for_the_energy(moons):
     density = fast(partition=None).fit(moons)
     EnergyDisplay.from_estimator(density, moons, grid_resolution=5)
@@ -129,6 +130,7 @@ def test_no_log_z_is_needed_for_the_energy(moons):
         EnergyDisplay.from_estimator(density, moons, response="log_density")
 
 
+@full
 def test_the_log_density_is_score_samples(density, moons):
     display = EnergyDisplay.from_estimator(
         density, moons, response="log_density", grid_resolution=8, limits=((-1, 2), (-1, 1))
@@ -203,6 +205,7 @@ def test_samples_are_those_of_the_estimator(density, moons):
     np.testing.assert_array_equal(display.samples, density.sample(20, random_state=1))
 
 
+@full
 def test_without_rows_samples_or_limits_set_the_range(density):
     display = EnergyDisplay.from_estimator(density, n_samples=64, random_state=0)
     assert (display.samples.min(0) > [display.x[0], display.y[0]]).all()
@@ -406,6 +409,7 @@ def test_levels_resolve_the_mass_whatever_the_range_of_the_energy():
     assert ((levels > 50) & (levels < 58)).sum() >= 4
 
 
+@full
 def test_levels_are_increasing_and_as_many_as_asked(density, moons):
     display = EnergyDisplay.from_estimator(density, moons)
     for n in (2, 5, 30):
@@ -525,6 +529,7 @@ def test_lines_have_the_numbers_of_the_history(density):
     assert set(legend(display.axes_["loss"])) == set(lines)
 
 
+@full
 def test_axes_share_the_epochs(rbm):
     display = draw(TrainingDisplay.from_estimator(rbm))
     assert list(display.axes_) == ["loss", "energy_gap", "acceptance", "reconstruction_error", "lr"]

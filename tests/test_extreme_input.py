@@ -157,6 +157,7 @@ def test_columns_with_large_means_are_standardised(dtype, mean):
         assert np.abs(base.fit(rows).energy(rows) - near).max() < 0.2
 
 
+@full
 def test_a_jem_of_timestamps_learns():
     rows = timestamps(np.float32)
     y = (rows[:, 0] > 1.7e9).astype(int)

@@ -134,6 +134,7 @@ def test_the_flow_ascends_the_objective_that_the_energy_descends():
         assert mean_is(one[:, None], expected) < SIEVE
 
 
+@full
 def test_the_expected_gradient_vanishes_where_all_three_agree():
     assert mean_is(gradients(contrast()), 0.0) < SIEVE
     assert mean_is(gradients(contrast(), mean=0.5), 0.0) > 2 * SIEVE

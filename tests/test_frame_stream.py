@@ -9,6 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.exceptions import NotFittedError
 
 from skebm import TemporalRBM
+from tests.tiers import full
 
 
 def notes(n=60, seed=0):
@@ -40,6 +41,7 @@ def test_scores_are_those_of_the_whole_sequence(model):
     assert_allclose(later.expected(), model.predict_next(X), atol=0.1)
 
 
+@full
 def test_estimated_scores_are_near_the_exact_ones():
     X = notes(30, 1)
     model = TemporalRBM(20, order=1, n_iter=10, random_state=0).fit(notes())

@@ -435,6 +435,7 @@ def test_densities_are_in_the_units_of_y():
     assert model.predict(X[:1])[0, 0] == pytest.approx(mean, abs=1e-3)
 
 
+@full
 def test_brackets_hold_the_truth_and_narrow(of_bits, monkeypatch):
     X, Y, _ = pairs(40, seed=5)
     exact = of_bits.score_samples(X, Y)
@@ -628,6 +629,7 @@ def test_numbers_in_a_model_of_bits(of_bits):
         of_bits.score_samples(X, 0.5 * Y)
 
 
+@full
 def test_constant_columns():
     A, B, _ = real_pairs(100, d=4)
     A[:, 0], B[:, 1] = 2.0, 3.0
@@ -678,7 +680,7 @@ def without_pairs(estimator):
 @parametrize_with_checks(
     {"default": GatedRBM(**QUICK), "float64": GatedRBM(**QUICK, dtype="float64")},
     without_pairs,
-    first=["default"],
+    modes=["float64"],
 )
 def test_sklearn_checks(estimator, check):
     with warnings.catch_warnings():

@@ -522,7 +522,9 @@ def test_a_dense_memory_has_no_couplings():
 
 
 @parametrize_with_checks(
-    {"default": HopfieldMemory(), "beta": HopfieldMemory(beta=100.0)}, first=("default",)
+    {"default": HopfieldMemory(), "beta": HopfieldMemory(beta=100.0)},
+    first=("default",),
+    modes=("beta",),
 )
 def test_sklearn_checks(estimator, check):
     check(estimator)

@@ -221,6 +221,7 @@ def test_exact_learning_shows_its_loss_on_training_and_held_out_rows(table):
     assert axes["loss"].get_ylabel() == "nats per row"
 
 
+@full
 def test_a_contrastive_loss_is_not_drawn_twice(digits):
     rbm = RBMEstimator(n_components=30, n_iter=2, early_stopping=True, random_state=0).fit(digits)
     axes = draw(RBMDisplay.from_estimator(rbm, n_samples=0), "training")
@@ -294,6 +295,7 @@ def test_column_names_are_written():
     assert ticks == ["data", "recon-\nstructed"]
 
 
+@full
 def test_columns_in_their_own_units_stretch_the_scale():
     X = np.array([[-3.0, 0.0], [5.0, 1.0], [1.0, 0.0]])
     with pytest.warns(UserWarning, match="min-max scaled"):

@@ -181,6 +181,7 @@ def test_chains_of_classes_start_at_normal_distributions():
     assert np.isfinite(trained.score_samples(X)).all()
 
 
+@full
 def test_noise_is_for_both_terms_unless_asked_otherwise():
     def proba(noisy, **params):
         model = JEMClassifier(**small, objective=Hybrid(noisy=noisy), **params)
@@ -234,6 +235,7 @@ def test_what_a_classifier_learns_of_labels_does_not_make_rows_less_likely():
     assert stopped.power_ != 0  # by held-out rows, however few
 
 
+@full
 def test_the_density_is_that_of_clean_rows_unless_asked_otherwise():
     model, noisy = (
         JEMClassifier(**small, objective=Hybrid(deconvolve=clean)).fit(X, Y)
@@ -260,6 +262,7 @@ def test_noise_is_taken_off_by_the_model_of_noisy_rows():
     assert not np.allclose(model.denoise(X), X + sigma**2 * model.score_function(X), atol=1e-3)
 
 
+@full
 def test_logarithms_of_probabilities_that_round_to_zero():
     model = JEMClassifier(**small | {"n_iter": 100, "learning_rate": 0.1}).fit(X, Y)
     far = X * 1e4
@@ -269,6 +272,7 @@ def test_logarithms_of_probabilities_that_round_to_zero():
     assert found.max() <= 0
 
 
+@full
 def test_bits():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 200)

@@ -147,6 +147,7 @@ def test_the_expected_gradient_is_that_of_the_joint_likelihood(form):
     assert mean_is(torch.stack(found), flat(expected)) < SIEVE
 
 
+@full
 def test_the_expected_gradient_vanishes_at_the_truth():
     energy = of_bits()
     with torch.no_grad():

@@ -122,6 +122,7 @@ def test_the_value_is_that_of_scikit_learn(rng, name):
         assert_allclose(negated.value, SCORES[name](y < 0, -s))
 
 
+@full
 @pytest.mark.parametrize("name", leading(1, BOOTSTRAPS))
 def test_errors_are_those_of_all_resamples_by_enumeration(name):
     # Three rows of each class, two of them tied: 27 * 27 resamples, all as likely.

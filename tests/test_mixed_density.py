@@ -72,6 +72,7 @@ def test_the_density_sums_and_integrates_to_one(model):
     assert logsumexp(total) == pytest.approx(0, abs=4 * model.log_partition_std_ + 0.01)
 
 
+@full
 def test_training_leaves_no_model_below_its_base():
     X = frame(600)
     weak = density(base="independent", n_iter=15, learning_rate=0.02).fit(X[:300])

@@ -40,6 +40,7 @@ def test_a_fit_makes_new_rows_more_likely_than_the_base(objective):
     assert {type(model.sampler_), type(model.net_.state_)} == {GibbsWithGradients, type(None)}
 
 
+@full
 @pytest.mark.parametrize("objective", leading(1, RULES))
 def test_a_fit_to_one_hot_rows(objective):
     """Two columns of three levels that mostly agree."""
@@ -90,6 +91,7 @@ def test_rules_without_settings_have_none_to_set():
         density("pseudo").fit(bars(60, 0))
 
 
+@full
 def test_held_out_rows_end_a_fit_that_gains_nothing():
     X = (np.random.default_rng(0).random((300, 14)) < 0.5).astype(float)
     with pytest.warns(UserWarning, match="base"):

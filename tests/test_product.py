@@ -358,6 +358,7 @@ def test_names_of_columns_and_arguments_without_effect():
         "gaussian": TractableDensity("gaussian"),
     },
     first=("product", "kernel"),
+    modes=("kernel-range", "stack", "mixture", "gaussian"),
 )
 def test_sklearn_checks(estimator, check):
     check(estimator)

@@ -221,6 +221,7 @@ def test_numbers_may_have_their_full_covariance():
     assert rbm(n_iter=2).fit(frame).base_reason_ == "by default"  # nothing to choose from
 
 
+@full
 def test_rows_with_missing_entries_choose_by_what_is_known():
     x = chain_of_bits()
     x[np.random.default_rng(0).random(x.shape) < 0.2] = np.nan

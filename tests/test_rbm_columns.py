@@ -208,6 +208,7 @@ def test_columns_can_be_named_numbered_and_masked(short, given):
     assert_allclose(other.score_samples(coded), short.score_samples(frame()), atol=1e-5)
 
 
+@full
 def test_kinds_of_tables_give_the_same_model(short):
     table = frame()
     expected = short.score_samples(table)
@@ -313,6 +314,7 @@ def test_by_default_held_out_rows_choose_latent_classes():
     assert model.base_name_ == "latent-classes", model.base_reason_
 
 
+@full
 def test_gains_are_those_of_assessments():
     """Chains near the data would say that a model is far better than it is."""
     X = np.random.default_rng(0).standard_normal((200, 3))
@@ -339,6 +341,7 @@ def test_a_stored_model_is_the_same_model(model):
     assert other.sample(5, random_state=0).equals(model.sample(5, random_state=0))
 
 
+@full
 def test_streams_searches_and_detectors():
     table = frame()
     stream = rbm()

@@ -39,7 +39,7 @@ from tests.discovery import walk
 from tests.rbm import METHODS, MODES, assert_usable, call, fit_once, independent_score, quick
 from tests.storage import by_joblib, by_pickle, by_skops
 from tests.tables import binary_rows
-from tests.tiers import leading, named, only_full
+from tests.tiers import full, leading, named, only_full
 
 FIRST = ("pcd", "exact_tree")
 each_mode = pytest.mark.parametrize("mode", named(FIRST, MODES))
@@ -761,6 +761,7 @@ def test_nan_in_the_weights_is_rolled_back(learning, after, averaging):
     assert model.score(X) > independent_score(X) - 0.1
 
 
+@full
 def test_the_guard_leaves_good_training_on_digits_alone():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -149,6 +149,7 @@ def test_a_loss_above_that_of_the_uniform_distribution_is_a_divergence():
 quick = {"base": "independent", "learning_rate": 0.1, "n_iter": 40, "random_state": 0}
 
 
+@full
 @pytest.mark.parametrize("base", ["independent", only_full("chow-liu")])
 @pytest.mark.parametrize("learning", leading(1, LEARNING))
 def test_a_fit_makes_new_rows_more_likely_than_the_base(learning, base):
@@ -224,6 +225,7 @@ def test_penalties_reach_the_weights():
     assert abs(sparse.transform(X).mean() - 0.05) < 0.05 < plain.transform(X).mean() - 0.05
 
 
+@full
 def test_the_exact_minimum_under_a_penalty():
     """By full batches, the penalised gradient vanishes."""
     X = bars(200, 0, k=2)

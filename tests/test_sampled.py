@@ -114,6 +114,7 @@ def train(objective, batch, state, n_batches, first=0, rate=0.05):
 # ------------------------------------------------------------------------------
 
 
+@full
 @pytest.mark.parametrize(
     ("base", "n_independence_steps"),
     [
@@ -343,6 +344,7 @@ def two_means_agree(a, b):
     return float(((a.mean(0) - b.mean(0)).abs() / error).max())
 
 
+@full
 def test_a_row_of_weight_two_is_two_rows():
     energy = binary("tree", D)
     x, w = some_bits(4), torch.tensor([1, 3, 0, 2])

@@ -179,6 +179,7 @@ def test_discrete_langevin_reaches_the_target_acceptance(first):
     assert abs(float(info.acceptance) - 0.574) < 0.06
 
 
+@full
 @pytest.mark.parametrize("n_chains", leading(1, [200, 1]))
 @pytest.mark.parametrize("sampler", leading(1, ADAPTIVE), ids=lambda s: type(s).__name__)
 def test_the_warm_up_estimates_the_scale_of_each_column(sampler, n_chains):
@@ -269,6 +270,7 @@ def test_adaptation_is_bounded_where_nothing_is_rejected():
     assert torch.equal(state.x, x)
 
 
+@full
 def test_replicas_adapt_separately():
     energy, x = Valley(two_modes), torch.zeros(100, 1, dtype=DOUBLE)
     sampler = ParallelTempering(4, MALA(adapt=True), max_temperature=20.0)
@@ -303,6 +305,7 @@ def test_a_schedule_of_temperatures_is_followed():
         assert torch.equal(moved(MALA(0.3), energy, x, 3, beta=schedule), state.x)
 
 
+@full
 def test_annealing_finds_the_deeper_well():
     """From the shallow one, where chains at the last temperature stay."""
     energy = Valley(lambda x: 2 * (x.square() - 1).square() - 0.6 * x)
@@ -365,6 +368,7 @@ def test_chains_that_do_not_move_have_not_converged():
         assert not MALA(10.0).run_until(energy, x, seeded(), max_steps=100).converged
 
 
+@full
 def test_long_runs_are_thinned():
     energy = Valley(lambda x: 50 * (x.square() - 4).square())
     x = torch.tensor([[-2.0], [2.0]], dtype=DOUBLE)

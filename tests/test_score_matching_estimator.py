@@ -1250,6 +1250,7 @@ def test_warm_start_goes_on_from_one_objective_of_clean_rows_to_another():
         model.set_params(objective="denoising").fit(X)
 
 
+@full
 def test_a_search_over_noise_and_networks():
     """By names of the estimator, of what None stands for, and of skorch."""
     grid = {"sigma": [0.1, 0.5], "network__hidden_sizes": [(4,), (8, 8)]}

@@ -148,6 +148,7 @@ def test_blocks_do_not_touch():
 # ------------------------------------------------------------------------------
 
 
+@full
 def test_foreign_frames_are_found():
     rng = np.random.default_rng(0)
     model = TemporalRBM(8, order=1, n_iter=60, random_state=0)
@@ -213,7 +214,6 @@ OF_SEQUENCES = {
 @parametrize_with_checks(
     {"default": SequenceOutlierDetector(TemporalRBM(**QUICK | {"n_iter": 1}))},
     lambda estimator: OF_SEQUENCES,
-    first=["default"],
 )
 def test_scikit_learn_checks(estimator, check):
     check(estimator)

@@ -41,6 +41,7 @@ def test_features_for_a_linear_classifier(RBM):
     assert classifier.fit(X_train, y_train).score(X_test, y_test) > 0.9
 
 
+@full
 @each_class
 def test_grid_search(RBM):
     pipeline = make_pipeline(RBM(n_iter=10, random_state=0), LogisticRegression(max_iter=500))

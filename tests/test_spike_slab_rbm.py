@@ -455,6 +455,7 @@ def test_score_without_log_z_is_the_hyvarinen_score_in_the_units_of_x(model):
     assert other.score(X) == pytest.approx(-total.mean(), rel=1e-3)
 
 
+@full
 def test_a_normal_distribution_is_left_as_it_is():
     """Never below the base on held-out rows: here there is nothing beside it."""
     rng = np.random.default_rng(0)
@@ -547,6 +548,7 @@ def test_categories_of_frames_are_refused_by_name():
         SpikeSlabRBM(2, n_iter=1).fit(X)
 
 
+@full
 def test_constant_duplicated_and_coarse_columns_have_finite_densities():
     X = scale_mixture(300)
     X = np.column_stack([X, X[:, 0], np.ones(300), X[:, 1].round(-1), np.full(300, 1e9)])

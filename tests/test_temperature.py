@@ -367,6 +367,7 @@ def test_draws_of_tractable_densities_are_exact(distribution, temperature):
     assert_array_equal(x, model.sample(3000, random_state=0, temperature=temperature))
 
 
+@full
 def test_logarithms_are_resampled_above_one():
     model = TractableDensity("kernel", metric="log", random_state=0).fit(skewed())
     x = model.sample(3000, random_state=0, temperature=0.5)

@@ -176,6 +176,7 @@ def test_labels_given_all_frames_are_sums_over_sequences_of_labels(case):
         at += len(frames)
 
 
+@full
 @torch.no_grad()
 @chains(["1 of 2"])
 def test_discriminative_labels_are_a_product_of_conditionals(case):
@@ -304,6 +305,7 @@ def test_labels_that_a_frame_alone_does_not_show(name):
     assert alone.score(np.concatenate(new), np.concatenate(labels)) < 0.75
 
 
+@full
 def test_later_frames_tell_of_earlier_labels():
     """A symbol is shown a frame after its label has changed: only smoothing sees it in time."""
 
@@ -342,6 +344,7 @@ def test_a_fitted_model_against_enumeration(name):
     np.testing.assert_allclose(model.predict_proba(new).sum(1), 1, rtol=1e-12)
 
 
+@full
 def test_estimated_log_z_gives_nearly_the_exact_labels():
     """With more hidden units than are summed over, beside a sum over the frames."""
     X, y = remembering(60)
@@ -363,6 +366,7 @@ def test_estimated_log_z_gives_nearly_the_exact_labels():
     np.testing.assert_allclose(model.score_samples(X), evidence + alone, atol=0.2)
 
 
+@full
 def test_real_and_categorical_columns():
     rng = np.random.default_rng(0)
     X, y = remembering(150)
@@ -393,6 +397,7 @@ def test_labels_of_any_type(labels):
     assert model.score(X, made) > 0.9
 
 
+@full
 def test_ways_to_pass_sequences_agree():
     X, y = remembering(40)
     both, labels, lengths = np.concatenate(X), np.concatenate(y), [40] * 4
@@ -412,6 +417,7 @@ def test_ways_to_pass_sequences_agree():
     np.testing.assert_allclose(model.predict_log_proba(X[1]), found[40:80], atol=1e-6)
 
 
+@full
 def test_searches_over_sequences():
     X, y = remembering(30, n_sequences=6)
     song = np.repeat(np.arange(6), 30)
@@ -477,7 +483,7 @@ SMALLEST = TemporalRBMClassifier(4, order=1, n_iter=8, learning_rate=0.1, random
         "hybrid": clone(SMALLEST).set_params(objective="hybrid", label_order=0, n_iter=40),
     },
     lambda estimator: OF_SEQUENCES,
-    first=["default"],
+    modes=["generative", "hybrid"],
 )
 def test_scikit_learn_checks(estimator, check):
     check(estimator)

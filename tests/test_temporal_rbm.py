@@ -184,6 +184,7 @@ def test_gradient_by_hand_is_that_of_autograd(base):
             torch.testing.assert_close(found[name], p.grad, msg=name)
 
 
+@full
 def test_contrastive_divergence_is_the_gradient_on_average():
     energy, frames = energy_of("both", scale=0.3), frames_of(200, 3)
     windows = windows_of(energy, frames)
@@ -308,6 +309,7 @@ def test_sequences_longer_than_a_block_are_carried_on():
         np.testing.assert_allclose(found, value.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@full
 def test_estimated_likelihoods_are_near_the_exact_ones():
     X = pattern(60)
     model = TemporalRBM(20, order=1, n_iter=30, random_state=0, learning_rate=0.05).fit(X)
@@ -405,6 +407,7 @@ def test_of_few_frames_the_autoregression_says_nothing_wrong(lengths):
     assert 0 < float(left) <= 1
 
 
+@full
 def test_samples_repeat_the_pattern():
     X = pattern(300, noise=0.0)
     model = TemporalRBM(8, order=2, n_iter=200, random_state=0).fit(X)
@@ -438,6 +441,7 @@ def test_a_wave_is_continued():
     assert model.score(wave) > alone.score(wave)
 
 
+@full
 def test_mixed_columns():
     loud = np.random.default_rng(0).normal(size=200)
     frame = pd.DataFrame({"note": np.tile(["c", "e", "g", "a"], 50), "loud": loud})
@@ -505,6 +509,7 @@ SMALLEST = TemporalRBM(3, order=1, n_iter=2, random_state=0)
     },
     lambda estimator: OF_SEQUENCES,
     first=["default"],
+    modes=["recurrent", "pcd"],
 )
 def test_scikit_learn_checks(estimator, check):
     check(estimator)

@@ -32,9 +32,7 @@ from skebm.partition import Quadrature
 from skebm.samplers import HMC, MALA
 from tests.tiers import full
 
-pytestmark = full
-
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = [full, pytest.mark.filterwarnings("error")]
 MOST_LINES = 20
 
 
@@ -57,7 +55,6 @@ def test_frame_to_anomalies_with_reasons():
     assert reason["expected"] == pytest.approx(68, abs=25)
 
 
-@full
 def test_search_over_a_sampler():
     X, _ = make_moons(600, noise=0.1, random_state=0)
     model = ContrastiveDivergenceDensity(base="gaussian", n_iter=10, random_state=0)

@@ -31,7 +31,7 @@ from tests.oracle import (
     make_tree_rbm,
     seeded,
 )
-from tests.tiers import leading
+from tests.tiers import full, leading
 
 ALL = [Bethe, TreeReweighted, PerturbAndMAP]
 N = 12
@@ -294,6 +294,7 @@ def test_bethe_is_a_lower_bound_where_couplings_are_attractive(kind, seeds):
     assert np.median(gaps) < 0.2
 
 
+@full
 @quiet
 @each_batch
 def test_the_tree_reweighted_bound_is_an_upper_bound(seeds):

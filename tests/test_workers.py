@@ -28,7 +28,7 @@ from skebm import (
 from skebm.base.processes import Workers, in_worker, progress_bar
 from skebm.energies import MLP
 from skebm.training import DivergenceError
-from tests.tiers import full, leading
+from tests.tiers import full, named
 
 
 def bits(n=200, d=12):
@@ -154,7 +154,8 @@ BACKENDS = {
 }
 
 
-@pytest.fixture(scope="module", params=leading(1, BACKENDS))
+# Threads in the first tier: a process imports torch before it works.
+@pytest.fixture(scope="module", params=named(["threading"], BACKENDS))
 def workers(request):
     """A backend of joblib with two workers."""
     with BACKENDS[request.param]():

@@ -41,7 +41,7 @@ from tests.contracts.test_estimators import (
 )
 from tests.discovery import walk
 from tests.storage import by_joblib, by_pickle, by_skops
-from tests.tiers import full
+from tests.tiers import full, named
 
 few_draws = {"partition": ImportanceSampling(500)}
 small = {"network": MLP((16,)), "n_iter": 3, "learning_rate": 0.03, "sigma": 0.3}
@@ -177,7 +177,7 @@ def unequal_by_design(estimator):
 
 
 # The defaults, made small, at a learning rate at which a few passes classify as well as
-# scikit-learn asks; every other mode is in the full tier.
+# scikit-learn asks.
 quick = {"learning_rate": 0.1, "n_iter": 6}
 DEFAULTS = {
     "JEMClassifier": JEMClassifier(
@@ -190,6 +190,7 @@ DEFAULTS = {
     ),
     "RBMClassifier": RBMClassifier(4, n_iter=30, random_state=0),
 }
+CHECKED_FIRST = ("JEMClassifier",)  # whose fits are the quicker ones
 MODES = {
     name: clone(case).set_params(**(quick if isinstance(case, JEMClassifier) else {"n_iter": 30}))
     for name, case in INSTANCES.items()
@@ -198,7 +199,7 @@ MODES = {
 
 
 @pytest.mark.filterwarnings("ignore:Columns .* are constant")
-@parametrize_with_checks(DEFAULTS | MODES, unequal_by_design, first=DEFAULTS)
+@parametrize_with_checks(DEFAULTS | MODES, unequal_by_design, first=CHECKED_FIRST, modes=MODES)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
@@ -211,9 +212,9 @@ def test_scikit_learn_checks(estimator, check):
         "check_param_validation",
     ],
 )
-def test_checks_that_check_estimator_leaves_out(check):
-    for case in DEFAULTS.values():
-        getattr(estimator_checks, check)(type(case).__name__, clone(case))
+@pytest.mark.parametrize("name", named(CHECKED_FIRST, DEFAULTS))
+def test_checks_that_check_estimator_leaves_out(name, check):
+    getattr(estimator_checks, check)(name, clone(DEFAULTS[name]))
 
 
 # ------------------------------------------------------------------------------

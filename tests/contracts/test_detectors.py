@@ -124,7 +124,8 @@ def other_by_design(detector):
         "cross-conformal": EnergyOutlierDetector(INNER["mixture"], method="cross-conformal", cv=3),
     },
     other_by_design,
-    first=("default", "conformal"),
+    first=("conformal",),
+    modes=("kernel", "rbm", "mixture", "cross-conformal"),
 )
 def test_scikit_learn_checks(estimator, check):
     check(estimator)

@@ -513,10 +513,12 @@ lead = pytest.mark.parametrize("case", named(LEADS, ALL), indirect=True)
 
 
 def those(**kind):
-    return [n for n, case in ALL.items() if all(getattr(case, k) == v for k, v in kind.items())]
+    """Cases of a kind, of which two of each class are in the first tier."""
+    cases = {n: c for n, c in ALL.items() if all(getattr(c, k) == v for k, v in kind.items())}
+    return named([name for name in LEADS if name in cases], cases)
 
 
-@pytest.fixture(params=ALL)
+@pytest.fixture(params=named(LEADS, ALL))
 def case(request):
     return ALL[request.param]
 
@@ -530,7 +532,7 @@ def test_every_objective_has_a_case():
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", those(scalar=True))
+@pytest.mark.parametrize("name", [name for name, case in ALL.items() if case.scalar])
 @pytest.mark.parametrize(
     ("started", "kind"),
     [

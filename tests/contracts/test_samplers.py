@@ -349,6 +349,7 @@ def test_averaged_noise_has_no_bias_on_gaussians(h):
     assert abs(excess_variance(Langevin(h, averaged=True), 30)) < 5 * (2 / 40_000) ** 0.5
 
 
+@full
 def test_averaged_noise_has_a_smaller_bias_elsewhere():
     """Mean square under a density with exponential tails, against quadrature."""
     energy = Valley(lambda x: 3 * (1 + x.square()).sqrt())
@@ -550,6 +551,7 @@ def test_blocks_that_cannot_be_are_refused():
         Blocks().run(several, x, 1, seeded())
 
 
+@full
 def test_blocks_adapt_the_steps_of_their_numbers():
     energy, generator = MixedRows(), seeded()
     x = MixedTarget(energy).draw(500, generator)
@@ -913,6 +915,7 @@ def two_wells():
     return energy
 
 
+@full
 def test_tempering_changes_modes_where_gibbs_does_not():
     energy, n = two_wells(), 2000
     x = torch.zeros(n, 6, dtype=DOUBLE)
