@@ -154,7 +154,11 @@ class Resume(Callback):
 
     def _write(self, net: Any) -> None:
         settings, moments = self.fit_
-        stored = {"settings": settings, "moments": moments, "state": plain(net.fit_state(self.rows_))}
+        stored = {
+            "settings": settings,
+            "moments": moments,
+            "state": plain(net.fit_state(self.rows_)),
+        }
         content = io.BytesIO()
         try:
             torch.save(stored, content)

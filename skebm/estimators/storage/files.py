@@ -309,7 +309,9 @@ def _check_keys(node: dict[str, Any]) -> None:
     """`ValueError` where keys would be made by anything but plain types: skops calls it."""
     types = node["key_types"]
     nodes = types["content"]
-    plain = types["__loader__"] == "ListNode" and all(one["__loader__"] == "TypeNode" for one in nodes)
+    plain = types["__loader__"] == "ListNode" and all(
+        one["__loader__"] == "TypeNode" for one in nodes
+    )
     if not plain or len(nodes) != len(node["content"]):
         raise ValueError("keys of a dict are made by what is no type")
 

@@ -16,6 +16,7 @@ from skebm.base import Binary, Categorical, Domain, Mixed, Real
 from skebm.base.domains import columns_of
 from skebm.distributions import Distribution
 from skebm.estimators.tables.bases import fit_base, fit_column_base
+from skebm.estimators.tables.dtypes import dtype_of, plain_dtype
 from skebm.estimators.tables.table import (
     Table,
     UnitIntervalTable,
@@ -23,7 +24,6 @@ from skebm.estimators.tables.table import (
     check_known,
     learn_units,
 )
-from skebm.estimators.tables.dtypes import dtype_of, plain_dtype
 from skebm.training.mapped import array_blocks, some_columns
 from skebm.training.rows import Rows
 
@@ -126,7 +126,9 @@ class Coding(NamedTuple):
             return None
         levels = {j: _levels(column_of(X, j), names[j]) for j in picked}
         kind = "pandas" if hasattr(X, "iloc") else "polars" if is_frame(X) else "array"
-        dtypes = [plain_dtype(t, kind) for t in (X.dtypes if is_frame(X) else [X.dtype] * len(names))]
+        dtypes = [
+            plain_dtype(t, kind) for t in (X.dtypes if is_frame(X) else [X.dtype] * len(names))
+        ]
         booleans = [
             j
             for j in range(len(names))
