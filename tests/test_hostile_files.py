@@ -71,7 +71,7 @@ def hostile(command, proof):
     os_of_ours = node("FunctionNode", OURS, "os")
     system = node("MethodNode", OURS, "os", content={"func": "system", "obj": os_of_ours})
     nested = plain(1)
-    for _ in range(2000):
+    for _ in range(300):
         nested = listed(nested)
     doubled = plain(1)
     for number in range(1, 60):

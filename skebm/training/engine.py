@@ -1033,7 +1033,7 @@ class EnergyNet(NeuralNet):
             "logs": self.logs_,
             "averaged": self.averaged_,
             "first": self.first_,
-            "imputed": None if rows.known is None else rows.x[~rows.known.to(rows.x.device)],
+            "imputed": rows.imputed(),
             "guard": vars(self.guard_),
             "average": self.average_.state(),
             "early_stopping": [
@@ -1048,9 +1048,8 @@ class EnergyNet(NeuralNet):
         self.n_before_, self.reported_, self.logs_, self.averaged_, self.first_ = (
             state[name] for name in ("n_before", "reported", "logs", "averaged", "first")
         )
-        if rows.known is not None:
-            missing = ~rows.known.to(rows.x.device)
-            rows.x[missing] = state["imputed"].to(rows.x)
+        if state["imputed"] is not None:
+            rows.restore(state["imputed"])
         vars(self.guard_).update(state["guard"])
         for name in ("start", "best"):
             kept = getattr(self.guard_, name)

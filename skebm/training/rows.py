@@ -243,6 +243,19 @@ class Rows(torch.utils.data.Dataset):
         assert batch.row_index is not None
         self.x.index_copy_(0, batch.row_index.to(self.x.device), batch.x.to(self.x))
 
+    def imputed(self) -> Tensor | None:
+        """Values that stand for missing entries, in the order of rows; None without such entries."""
+        if self.known is None:
+            return None
+        assert isinstance(self.x, Tensor)
+        return self.x[~self.known.to(self.x.device)]
+
+    def restore(self, imputed: Tensor) -> None:
+        """Set what :meth:`imputed` returned."""
+        assert isinstance(self.x, Tensor)
+        assert self.known is not None
+        self.x[~self.known.to(self.x.device)] = imputed.to(self.x)
+
     def copies(self, n: int) -> Rows:
         """Each row `n` times in succession; the copies together have the weight of one row."""
         index = torch.arange(len(self), device=self.device).repeat_interleave(n)
