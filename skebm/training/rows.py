@@ -244,7 +244,7 @@ class Rows(torch.utils.data.Dataset):
         self.x.index_copy_(0, batch.row_index.to(self.x.device), batch.x.to(self.x))
 
     def imputed(self) -> Tensor | None:
-        """Values that stand for missing entries, in the order of rows; None without such entries."""
+        """Values that stand for missing entries, in the order of rows; None if there are none."""
         if self.known is None:
             return None
         assert isinstance(self.x, Tensor)
