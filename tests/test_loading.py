@@ -12,7 +12,6 @@ from skops.io._protocol import PROTOCOL
 
 import skebm
 from skebm import EnergyOutlierDetector, RBMEstimator
-from skebm.estimators.storage import files
 from skebm.training import Resume
 
 BITS = (np.random.default_rng(0).random((60, 5)) < 0.3).astype(float)
@@ -34,14 +33,12 @@ def mapping(keys, content, **rest):
     return node("DictNode", "builtins", "dict", key_types=keys, content=content, **rest)
 
 
-def packed(schema, **members):
+def packed(schema):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr(
             "schema.json", json.dumps({"protocol": PROTOCOL, "_skops_version": "0", **schema})
         )
-        for name, data in members.items():
-            archive.writestr(name, data)
     return file.getvalue()
 
 
@@ -53,26 +50,10 @@ SYSTEM = node("MethodNode", "skebm.training.resume", "os", content={"func": "sys
 def hostile(command):
     """Files each of which runs a command, were its nodes constructed."""
     run = {command: text("")}
-    arguments = node("TupleNode", "builtins", "tuple", content=[text(command)])
     state = mapping(listed(STR), {"a": SYSTEM})
-    pickled = io.BytesIO()
-    np.save(pickled, np.array([Bomb(command)], dtype=object), allow_pickle=True)
     return {
-        "a method of a module that skebm imports": mapping(listed(SYSTEM), run),
-        "a function": mapping(listed(node("FunctionNode", "os", "system")), run),
         "a function behind a name of ours": mapping(
             listed(node("FunctionNode", "skebm.training.resume", "os.system")), run
-        ),
-        "a type that is called": mapping(listed(node("TypeNode", "os", "system")), run),
-        "a partial": node(
-            *("PartialNode", "functools", "partial"),
-            content={"func": OS, "args": arguments, "kwds": state, "namespace": state},
-        ),
-        "a constructor with arguments": node(
-            "ConstructorFromReduceNode", "subprocess", "Popen", content=arguments
-        ),
-        "a methodcaller": node(
-            "OperatorFuncNode", "operator", "methodcaller", attrs=arguments, content=arguments
         ),
         "a net, which unpickles": node(
             "ObjectNode", "skebm.training.engine", "EnergyNet", content=state
@@ -88,86 +69,23 @@ def hostile(command):
         "a reference to a refused node": listed(
             node("CachedNode", "builtins", "list", __id__=5), SYSTEM | {"__id__": 5}
         ),
-        "an array that is a pickle": (
-            node("NdArrayNode", "numpy", "ndarray", type="numpy", file="a.npy"),
-            {"a.npy": pickled.getvalue()},
-        ),
     }
-
-
-class Bomb:
-    def __init__(self, command):
-        self.command = command
-
-    def __reduce__(self):
-        import os
-
-        return os.system, (self.command,)
 
 
 @pytest.mark.parametrize("name", list(hostile("")))
 def test_hostile_files_execute_nothing(name, tmp_path):
     proof = tmp_path / "proof"
     schema = hostile(f"echo pwned > {proof}")[name]
-    schema, members = schema if isinstance(schema, tuple) else (schema, {})
-    (tmp_path / "model.skops").write_bytes(packed(schema, **members))
+    (tmp_path / "model.skops").write_bytes(packed(schema))
     with pytest.raises(ValueError, match=r"model\.skops"):
         skebm.load(tmp_path / "model.skops")
     assert not proof.exists()
-
-
-def damaged(data):
-    twice = io.BytesIO(data)
-    with zipfile.ZipFile(twice, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
-        archive.writestr("schema.json", "{}")
-    deep = text("")
-    for _ in range(5000):
-        deep = listed(deep)
-    return {
-        "nothing": b"",
-        "no archive": b"nothing of the kind",
-        "half": data[: len(data) // 2],
-        "a pickle": pickle.dumps(BITS),
-        "two schemas": twice.getvalue(),
-        "a list": packed({}),
-        "a node without content": packed(node("ListNode", "builtins", "list")),
-        "a number that is none": packed(listed(text("a") | {"__id__": [1]})),
-        "an absent member": packed(
-            node("NdArrayNode", "numpy", "ndarray", type="numpy", file="../a.npy")
-        ),
-        "very deep": b"deep",
-    } | {"very deep": deep_archive()}
-
-
-def deep_archive():
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("schema.json", '{"content": ' + "[" * 100_000 + "]" * 100_000 + "}")
-    return file.getvalue()
 
 
 @pytest.fixture(scope="module")
 def stored():
     rbm = RBMEstimator(2, n_iter=2, random_state=0).fit(BITS)
     return rbm, skops.io.dumps(rbm)
-
-
-def test_damaged_files_are_named(stored, tmp_path):
-    path = tmp_path / "model.skops"
-    for name, data in damaged(stored[1]).items():
-        path.write_bytes(data)
-        with pytest.raises(ValueError, match=r"model\.skops.* is damaged"):
-            pytest.fail(f"{name}: {skebm.load(path)}")
-
-
-def test_archives_that_unpack_to_too_much_are_refused(stored, monkeypatch):
-    monkeypatch.setattr(files, "MOST_UNPACKED", 10_000)
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a.npy", bytes(10_000_000))
-    with pytest.raises(ValueError, match="would unpack to"):
-        skebm.load(file.getvalue())
-    assert skebm.load(stored[1]).n_components == 2
 
 
 def test_models_are_loaded_from_paths_bytes_and_files(stored, tmp_path):

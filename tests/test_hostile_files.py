@@ -1,0 +1,118 @@
+"""Files of others: `skebm.load` refuses whatever is no model of skebm, and executes none of it."""
+
+import io
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import skops
+import skops.io
+
+import skebm
+from skebm import RBMEstimator
+
+OURS = "skebm.training.resume"
+
+
+def node(loader, module, name, **more):
+    return {"__loader__": loader, "__module__": module, "__class__": name} | more
+
+
+def plain(content):
+    return node("JsonNode", "builtins", "str", content=json.dumps(content), is_json=True)
+
+
+def listed(*nodes):
+    return node("ListNode", "builtins", "list", content=list(nodes))
+
+
+def made(module, name, *args):
+    content = node("TupleNode", "builtins", "tuple", content=list(args))
+    return node("ConstructorFromReduceNode", module, name, content=content)
+
+
+def keyed(key, maker):
+    content = {key: plain(None)}
+    return node("DictNode", "builtins", "dict", key_types=listed(maker), content=content)
+
+
+def stored(schema, **members):
+    found = io.BytesIO()
+    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as archive:
+        about = {"protocol": skops.io._protocol.PROTOCOL, "_skops_version": skops.__version__}
+        if schema is not None:
+            archive.writestr("schema.json", json.dumps(schema | about))
+        for name, content in members.items():
+            archive.writestr(name.replace("__", "."), content)
+    return found.getvalue()
+
+
+def array(file="1.npy"):
+    return node("NdArrayNode", "numpy", "ndarray", type="numpy", file=file)
+
+
+def pickled():
+    found = io.BytesIO()
+    np.save(found, np.array([{}], dtype=object), allow_pickle=True)
+    return found.getvalue()
+
+
+def of_length(n):
+    found = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        found, {"descr": "<f8", "fortran_order": False, "shape": (n,)}
+    )
+    return found.getvalue()
+
+
+def hostile(command):
+    os_of_ours = node("FunctionNode", OURS, "os")
+    system = node("MethodNode", OURS, "os", content={"func": "system", "obj": os_of_ours})
+    nested = plain(1)
+    for _ in range(300):
+        nested = listed(nested)
+    doubled = plain(1)
+    for number in range(1, 60):
+        doubled = listed(doubled | {"__id__": number}, {**plain(1), "__id__": number})
+    partial = {"func": system, "args": plain([]), "kwds": plain({}), "namespace": plain(None)}
+    return {
+        "a method as the type of keys": stored(keyed(command, system)),
+        "an object as the type of keys": stored(
+            keyed(command, node("ObjectNode", "skebm.samplers.gibbs", "Gibbs"))
+        ),
+        "a function": stored(node("FunctionNode", "os", "system")),
+        "a module in a module of skebm": stored(listed(os_of_ours)),
+        "a partial function": stored(node("PartialNode", "functools", "partial", content=partial)),
+        "a class called": stored(made("subprocess", "Popen", plain(command))),
+        "a class of another module": stored(node("ObjectNode", OURS, "Path", content=plain(None))),
+        "an operator": stored(
+            node("OperatorFuncNode", "operator", "methodcaller", attrs=listed(plain("x")))
+        ),
+        "a pickle in an array": stored(array(), **{"1__npy": pickled()}),
+        "an array that is longer than its file": stored(array(), **{"1__npy": of_length(10**13)}),
+        "a bomb": stored(array(), **{"1__npy": bytes(2**28)}),
+        "a path": stored(plain(1), **{"../x__npy": b""}),
+        "no schema": stored(None, **{"1__npy": b""}),
+        "too deep": stored(nested),
+        "nodes that double": stored(doubled),
+        "a cut file": skops.io.dumps(RBMEstimator())[:-40],
+        "a pickle": b"cos\nsystem\n(S'" + command.encode() + b"'\ntR.",
+    }
+
+
+@pytest.mark.parametrize("name", hostile(""))
+def test_a_hostile_file_is_refused_and_not_executed(name, tmp_path):
+    proof = tmp_path / "proof"
+    data = hostile(f"touch {proof}")[name]
+    (tmp_path / "model.skops").write_bytes(data)
+    with pytest.raises(ValueError, match=r"model\.skops (is damaged|holds)"):
+        skebm.load(tmp_path / "model.skops")
+    assert not proof.exists()
+
+
+def test_what_is_trusted_names_no_file_and_calls_nothing():
+    trusted = skebm.trusted_types()
+    assert not [name for name in trusted if not name.startswith("skebm.")]
+    for word in ("EnergyNet", "Spool", "Mapped", "Progress", "Display", ".os"):
+        assert not [name for name in trusted if word in name]
