@@ -192,12 +192,13 @@ def unmasked(X: Any) -> Any:
     """
     if not isinstance(X, np.ma.MaskedArray):
         return X
+    masked: Any = X
     if X.dtype.kind in "biuf":
         kind = X.dtype if X.dtype.kind == "f" else np.float64
-        return X.astype(kind).filled(np.nan)
+        return masked.astype(kind).filled(np.nan)
     if X.dtype.kind in "Mm":
-        return X.filled(np.array("NaT", dtype=X.dtype))
-    return X.astype(object).filled(None) if X.dtype.kind in "OUS" else X.data
+        return masked.filled(np.array("NaT", dtype=X.dtype))
+    return masked.astype(object).filled(None) if X.dtype.kind in "OUS" else X.data
 
 
 # Types of columns that are no numbers, by the beginnings of their names in pandas and polars.
@@ -264,12 +265,11 @@ def check_kinds(X: Any, name: str) -> None:
     if not (hasattr(X, "iloc") or hasattr(X, "with_columns")) or len(X.shape) != 2:
         return
     for j, label in enumerate(X.columns):
-        column = X.iloc[:, j] if hasattr(X, "iloc") else X.to_series(j)
-        what = kind_of(column)
-        if what is not None:
+        found = kind_of(X.iloc[:, j] if hasattr(X, "iloc") else X.to_series(j))
+        if found is not None:
             raise ValueError(
-                f"Column {str(label)!r} holds {what}, and {name} takes numbers: could not convert "
-                f"{'string' if what == 'text' else 'them'} to float. {advice_for(what, name)}"
+                f"Column {str(label)!r} holds {found}, and {name} takes numbers: could not convert "
+                f"{'string' if found == 'text' else 'them'} to float. {advice_for(found, name)}"
             )
 
 

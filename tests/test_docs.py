@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -114,7 +115,7 @@ def documented_defaults():
 
 def defaults_of(label, part):
     """Yield (name, stated default, default) of the parameters of one docstring."""
-    if inspect.isclass(part) and issubclass(part, BaseException):
+    if inspect.isclass(part) and issubclass(part, BaseException | threading.local):
         return
     signature = inspect.signature(part).parameters
     docstring = inspect.cleandoc(part.__doc__ or "")

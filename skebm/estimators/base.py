@@ -434,13 +434,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         weight = check_weight(sample_weight, X)
         y = None if encode is None else encode(X, go_on)
         check_same_input(X, weight, y, named_of(self))
-        if weight is not None:
-            live = weight > 0
-            mapped = isinstance(X, MappedArray)
-            X = X.subset(np.flatnonzero(live)) if mapped else X[live]
-            y, weight = None if y is None else y[live], weight[live]
-            weight = None if np.ptp(weight) == 0 else weight
-        X, y, weight, left_out = self._without_gross_rows(X, y, weight)
+        X, y, weight, left_out = self._without_gross_rows(*_of_positive_weight(X, y, weight))
         device = self._available_device() if go_on else resolve_device(self.device)
         if go_on:
             check_settled(self, vars(self).get("_settled", {}))
@@ -794,6 +788,18 @@ class BaseEBM(BaseEstimator, abc.ABC):
                 UserWarning,
             )
             return torch.device("cpu")
+
+
+def _of_positive_weight(
+    X: Any, y: np.ndarray | None, weight: np.ndarray | None
+) -> tuple[Any, np.ndarray | None, np.ndarray | None]:
+    """Rows, targets and weights without rows of weight 0; no weights where the others are equal."""
+    if weight is None:
+        return X, y, None
+    live = weight > 0
+    X = X.subset(np.flatnonzero(live)) if isinstance(X, MappedArray) else X[live]
+    weight = weight[live]
+    return X, None if y is None else y[live], None if np.ptp(weight) == 0 else weight
 
 
 def validate_coded(

@@ -194,8 +194,9 @@ class Resume(Callback):
 
     def release(self) -> None:
         """Let other fits write the file; the engine calls this however a fit ends."""
-        if getattr(self, "lock_", None) is not None:
-            self.lock_.release()
+        lock = getattr(self, "lock_", None)
+        if lock is not None:
+            lock.release()
 
     def _write(self, net: Any, rows: Rows) -> None:
         settings, moments = self.fit_

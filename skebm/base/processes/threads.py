@@ -45,7 +45,7 @@ def _setter() -> Callable[[int], object] | None:
         follows = torch.get_num_threads() == before + 1
         setter(before)
         if follows:
-            return setter  # type: ignore[no-any-return]
+            return setter
     return None
 
 

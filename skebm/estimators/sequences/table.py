@@ -189,8 +189,8 @@ def _put_back(found: Any, place: np.ndarray) -> Any:
         return type(found)(*(_put_back(part, place) for part in found))
     if isinstance(found, list):
         return [_put_back(part, place) for part in found]
-    shape = getattr(found, "shape", ())
-    return take_rows(found, place) if len(shape) and shape[0] == len(place) else found
+    shape: tuple[int, ...] = getattr(found, "shape", ())
+    return take_rows(found, place) if shape[:1] == (len(place),) else found
 
 
 def first_frames(n_frames: int, lengths: np.ndarray | None) -> np.ndarray:
