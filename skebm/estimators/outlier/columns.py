@@ -79,17 +79,20 @@ def summarise(name: str, values: np.ndarray) -> Column:
 def distinct_rows_of(X: Any) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of the first of each set of equal rows, and for each row which set it is.
 
-    Rows that are no dense two-dimensional table in memory are taken to differ.
+    Rows that are no dense two-dimensional table in memory are taken to differ, and so are those
+    whose columns have few values each.
     """
     n, shape = n_rows(X), X.shape if hasattr(X, "shape") else np.shape(X)
     if sp.issparse(X) or len(shape) != 2 or is_large(X):
         return np.arange(n), np.arange(n)
     table = as_table(X)
-    if not is_frame(table) and table.dtype.kind in "biuf":
-        return distinct_numbers_of(table)
-    return distinct_numbers_of(
-        np.column_stack([_codes(column_of(table, j)) for j in range(shape[1])])
-    )
+    codes = table
+    if is_frame(table) or table.dtype.kind not in "biuf":
+        codes = np.column_stack([_codes(column_of(table, j)) for j in range(shape[1])])
+    # Rows of bits and levels recur without being copies.
+    if all(len(np.unique(column)) <= MAX_LEVELS for column in codes.T):
+        return np.arange(n), np.arange(n)
+    return distinct_numbers_of(codes)
 
 
 def of_copies(X: Any, weight: np.ndarray) -> np.ndarray:
