@@ -27,6 +27,6 @@ def test_processes_without_a_program_of_their_own_warn(monkeypatch):
         def __contains__(self, name):
             return True
 
-    monkeypatch.setattr(_validation, "BETWEEN", Everything())
+    monkeypatch.setattr(notices, "BETWEEN", Everything())
     with pytest.warns(UserWarning, match="a worker"):
         _validation.warn("a worker says so")
