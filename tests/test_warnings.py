@@ -10,6 +10,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skebm import ContrastiveDivergenceDensity, _validation
+from skebm.base.processes import notices
 
 
 def test_warnings_point_to_the_line_of_the_program():
