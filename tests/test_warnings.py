@@ -10,6 +10,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skebm import ContrastiveDivergenceDensity, _validation
+from skebm.base.processes import notices
 
 
 def test_warnings_point_to_the_line_of_the_program():
@@ -27,6 +28,6 @@ def test_processes_without_a_program_of_their_own_warn(monkeypatch):
         def __contains__(self, name):
             return True
 
-    monkeypatch.setattr(_validation, "BETWEEN", Everything())
+    monkeypatch.setattr(notices, "BETWEEN", Everything())
     with pytest.warns(UserWarning, match="a worker"):
         _validation.warn("a worker says so")
