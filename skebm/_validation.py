@@ -286,6 +286,7 @@ def _in_column(X: Any) -> str:
 
 def boolean_columns(X: Any) -> list[str]:
     """Names of the columns of a frame that hold booleans; none of other tables."""
+    check_container(X)
     if not (hasattr(X, "iloc") or hasattr(X, "with_columns")) or len(X.shape) != 2:
         return []
     dtypes = [str(dtype).lower() for dtype in X.dtypes]

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1] / PACKAGE
 ROWS = (
     ("diagnostics",),  # L0, in the order in which its files build on each other
     ("base",),
-    ("_validation", "_copies"),
+    ("_validation",),
     ("distributions",),  # L1
     ("energies", "samplers"),  # L2
     ("objectives", "partition"),  # L3

@@ -13,6 +13,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 
 from skebm import RBMEstimator
+from skebm._validation import warn
 from skebm.base import Binary, Categorical, Energy, Mixed, PartitionEstimator, Real
 from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import BernoulliRBM, ising_grid
@@ -78,8 +79,8 @@ class Refusing(PartitionEstimator):
 class Loud(Exact):
     def estimate(self, energy, **kwargs):
         for message in ("slow\nsecond line", "loose", "loose"):
-            warnings.warn(message, ConvergenceWarning, stacklevel=2)
-        warnings.warn("by the way", UserWarning, stacklevel=2)
+            warn(message, ConvergenceWarning)
+        warn("by the way", UserWarning)
         return super().estimate(energy, **kwargs)
 
 

@@ -560,7 +560,8 @@ def test_chains_take_as_many_steps(n_steps):
     chains = still("noise", n_steps=n_steps, initial=Gaussian(torch.zeros(3), 1e-6))
     params = rooted | {"sampler": Langevin(0.01), "base": Uniform(Real((3,), -100.0, 100.0))}
     params |= {"learning_rate": 1e-8, "n_iter": 1, "chains": chains, "batch_size": 2000}
-    model = density(**params, bounds=(-100, 100)).fit(np.repeat(X, 10, 0))
+    rows = np.repeat(X, 10, 0) + 1e-9 * np.arange(10 * len(X))[:, None]  # no copies
+    model = density(**params, bounds=(-100, 100)).fit(rows)
     assert_allclose(state_of(model).chain.x.var(0), 0.02 * n_steps, rtol=0.25)
 
 

@@ -336,7 +336,7 @@ def test_imputation_keeps_what_is_known(model):
     missing = np.random.default_rng(0).random(X.shape) < 0.5
     holes = np.where(missing, np.nan, X)
     for given in (holes, holes.astype(np.float32), sp.csr_array(holes), pd.DataFrame(holes)):
-        filled = model.impute(given, random_state=0)
+        filled = np.asarray(model.impute(given, random_state=0))
         assert_array_equal(filled[~missing], X[~missing])
         assert set(filled[missing]) == {0, 1}
     assert np.isnan(holes[missing]).all()

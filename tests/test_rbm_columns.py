@@ -374,7 +374,7 @@ def changed(**columns):
         (changed()[["city", "age", "member", "visits"]], "order"),
         (changed().rename(columns={"age": "years"}), "years"),
         (changed().iloc[:0], "0 sample"),
-        (np.zeros(4), "does not contain any features"),
+        (np.zeros(4), "Expected 2D array, got 1D array"),
     ],
     ids=range(8),
 )

@@ -217,7 +217,7 @@ def test_imputations_keep_the_kind_of_a_frame(mixed):
     assert len(draws) == 3
     assert not draws[0].equals(draws[1])
     for filled in (*draws, *(mixed.impute(holes, how=how) for how in ("mean", "mode"))):
-        assert (filled.dtypes == frame().dtypes).all()
+        assert (filled.dtypes == holes.dtypes).all()
         assert not filled.isna().any().any()
         assert set(filled["city"]) <= set(CITIES)
         known = holes.notna().to_numpy()

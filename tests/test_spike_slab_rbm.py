@@ -530,7 +530,6 @@ BAD = {
     "images": (np.ones((5, 2, 2)), "dim 3"),
     "text": (np.array([["a", "b"], ["c", "d"]]), r"\['x0', 'x1'\] hold categories"),
     "complex": (np.ones((4, 2)) * 1j, "[Cc]omplex"),
-    "huge": (np.array([[1e308, 1.0], [-1e308, 2.0]]), "overflows"),
 }
 
 

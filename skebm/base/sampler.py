@@ -18,7 +18,7 @@ from skebm.base.domains import Binary, Domain
 from skebm.base.domains import Real as RealRows
 from skebm.base.energy import Clamp, Energy, check_energy
 from skebm.base.state import ChainState, SamplingError, StepInfo
-from skebm.base.torchtools import told_of_memory
+from skebm.base.torchtools import memory_errors
 from skebm.base.trace import Recorder, Trace
 
 
@@ -214,7 +214,7 @@ class Sampler(BaseEstimator, abc.ABC):
                 f"{energy.domain}. Use a sampler made for that domain."
             )
 
-    @told_of_memory()
+    @memory_errors()
     def run(
         self,
         energy: Energy,

@@ -121,7 +121,7 @@ def _content(path: str | Path) -> str:
 
 
 @contextlib.contextmanager
-def told_of_memory() -> Iterator[None]:
+def memory_errors() -> Iterator[None]:
     """Raise `MemoryError` with a remedy where torch raises `RuntimeError` for want of memory."""
     try:
         yield

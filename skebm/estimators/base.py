@@ -48,8 +48,8 @@ from skebm.base.processes.modes import TorchModes
 from skebm.energies.neural import given_network, stored_network
 from skebm.estimators.storage import installed_version, pack, unpack
 from skebm.estimators.tables.gross import gross_rows
-from skebm.estimators.tables.settled import check_settled, settled_by
 from skebm.estimators.tables.table import Table
+from skebm.estimators.tables.unchanged import check_unchanged, first_parameters
 from skebm.objectives import ContrastiveState
 from skebm.partition import Choice, ImportanceSampling, choose
 from skebm.partition.choice import in_a_line
@@ -255,7 +255,7 @@ def restores_on_failure(method: Callable[..., Any]) -> Callable[..., Any]:
         before = Before(self)
         try:
             try:
-                with torchtools.told_of_memory():
+                with torchtools.memory_errors():
                     result = method(self, *args, **kwargs)
                 before.forget()
                 return result
@@ -361,7 +361,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
     net_params: dict[str, Any] | None
     _blueprint: Any
     _log_z: LogZ
-    _settled: dict[str, Any]  # parameters of the first fit that later ones keep
+    _first_parameters: dict[str, Any]  # parameters of the first fit that later ones keep
     _reference: np.ndarray  # training rows in the units of the energy
 
     # ---------------------------------------------------------------- hooks
@@ -437,9 +437,9 @@ class BaseEBM(BaseEstimator, abc.ABC):
         X, y, weight, left_out = self._without_gross_rows(*_of_positive_weight(X, y, weight))
         device = self._available_device() if go_on else resolve_device(self.device)
         if go_on:
-            check_settled(self, vars(self).get("_settled", {}))
+            check_unchanged(self, vars(self).get("_first_parameters", {}))
         else:
-            self._settled = settled_by(self)
+            self._first_parameters = first_parameters(self)
         merged = (X, y, weight)
         if not streaming and isinstance(X, np.ndarray):
             merged = merged_copies(X, y, weight)
@@ -685,7 +685,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
             method.set_params(verbose=self.verbose)
         return self._estimate(method)
 
-    @torchtools.told_of_memory()
+    @torchtools.memory_errors()
     def _estimate(self, method: PartitionEstimator) -> LogPartition:
         inputs = self._partition_inputs([name for name in method.uses if name != "x"])
         if "x" in method.uses and not (method.x_fits_base and inputs.get("base") is not None):

@@ -7,6 +7,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable
+from numbers import Integral
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -112,7 +113,7 @@ def work_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     shape = getattr(given[0], "shape", None) if given else None
     columns = getattr(model, "n_features_in_", 1)
     net = getattr(model, "__dict__", {}).get("net_")
-    if isinstance(shape, tuple) and shape:
+    if isinstance(shape, tuple) and shape and all(isinstance(k, Integral) for k in shape):
         n, d = shape[0], math.prod(shape[1:])
     else:
         n, d = _length(given[0]) if given else 1, columns
@@ -128,4 +129,7 @@ def _length(value: Any) -> float:
         return value
     if value is None or isinstance(value, str):
         return 1
-    return len(value) if hasattr(value, "__len__") else math.inf
+    try:
+        return len(value)
+    except (TypeError, ValueError):  # a stream, whose length is not known
+        return math.inf

@@ -299,7 +299,8 @@ def _what_is_refused(node: dict[str, Any], archive: zipfile.ZipFile) -> str | No
         _check_keys(node)
     if loader == "BytesNode" and not str(node["file"]).endswith(".bin"):
         raise ValueError(f"bytes are in {node['file']}")
-    if name in PLAIN[loader] or (loader in OF_OURS and name in _trusted()):
+    types = SCALARS if loader == "TypeNode" else _trusted() if loader in OF_OURS else ()
+    if name in PLAIN[loader] or name in types:
         return None
     if loader == "ObjectNode" and name.startswith("sklearn."):  # skops knows which are harmless
         return f"{name} with memory=" if _has_cache(node) else None
@@ -320,7 +321,7 @@ def _check_keys(node: dict[str, Any]) -> None:
 def _has_cache(node: dict[str, Any]) -> bool:
     """Whether an estimator of scikit-learn has a cache, which writes and unpickles files."""
     attributes = (node.get("content") or {}).get("content") or {}
-    memory = attributes.get("memory")
+    memory = attributes.get("memory") if isinstance(attributes, dict) else None
     return memory is not None and memory != {**memory, "__loader__": "JsonNode", "content": "null"}
 
 

@@ -168,11 +168,12 @@ class RBMDisplay:
         shape = _check_shape(image_shape, weights.shape[1])
         if X is not None:
             first = X.head(N_ROWS) if hasattr(X, "head") else X[:N_ROWS]
-            reconstructions = estimator.reconstruct(first)
+            reconstructions = np.asarray(estimator.reconstruct(first), dtype=float)
             rows = np.asarray(first.toarray() if hasattr(first, "toarray") else first, dtype=float)
         samples = np.empty((0, weights.shape[1]))
         if n_samples:
-            samples = estimator.sample(n_samples, random_state=random_state)
+            drawn = estimator.sample(n_samples, random_state=random_state)
+            samples = np.asarray(drawn, dtype=float)
         return cls(
             filters=weights[order],
             filter_index=order,

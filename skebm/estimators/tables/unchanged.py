@@ -1,4 +1,4 @@
-"""Parameters that a first fit settles: a fit that goes on keeps them, or is refused."""
+"""Parameters that must not change from a first fit to one that goes on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from skebm.estimators.tables.bases import same_distribution
 
 # What tables, bases, noise and networks are made of. Sizes of hidden layers are seen by the shapes
 # of the weights; all other parameters are settings of the training, and new ones are used.
-SETTLED = (
+KEPT = (
     "base",
     "bounds",
     "categorical_features",
@@ -41,13 +41,13 @@ SETTLED = (
 )
 
 
-def settled_by(estimator: Any) -> dict[str, Any]:
-    """The settled parameters of an estimator as they are now, by name."""
+def first_parameters(estimator: Any) -> dict[str, Any]:
+    """The parameters of an estimator that must not change, as they are now, by name."""
     params = estimator.get_params(deep=False)
-    return {name: _kept(params[name]) for name in SETTLED if name in params}
+    return {name: _kept(params[name]) for name in KEPT if name in params}
 
 
-def check_settled(estimator: Any, first: dict[str, Any]) -> None:
+def check_unchanged(estimator: Any, first: dict[str, Any]) -> None:
     """Raise `ValueError` for a parameter that is not what it was at the first fit, `first`.
 
     Estimators whose base has a name accept that name in the place of ``"auto"``, and check it.
