@@ -54,7 +54,11 @@ def test_an_epoch_that_fails_leaves_no_imputations_behind(name, monkeypatch):
 
 @pytest.mark.parametrize(
     "n_failing",
-    [1, pytest.param(3, marks=pytest.mark.full), pytest.param(99, marks=pytest.mark.full)],
+    [
+        pytest.param(1, marks=pytest.mark.full),
+        pytest.param(3, marks=pytest.mark.full),
+        pytest.param(99, marks=pytest.mark.full),
+    ],
 )
 def test_a_trial_that_fails_loses(n_failing, monkeypatch):
     """It changes no rows that others start from, and where all fail the fit goes on without."""

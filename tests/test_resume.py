@@ -3,19 +3,30 @@
 import copy
 import os
 import signal
+import subprocess
+import sys
 import warnings
 
 import joblib
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 from skorch.callbacks import Callback
 
-from skebm import RBMEstimator, ScoreMatchingDensity
+from skebm import (
+    ConditionalDensity,
+    ContrastiveDivergenceDensity,
+    DeepBoltzmannMachine,
+    NCEDensity,
+    RBMEstimator,
+    ScoreMatchingDensity,
+    TemporalRBM,
+)
 from skebm.energies import MLP
 from skebm.training import SGD, AdamW, EarlyStopping, Resume
 from tests.interrupts import BITS, CASES, REALS, make, rows_of
-from tests.tiers import full
+from tests.tiers import full, only_full
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 STOPPED = {
@@ -194,3 +205,135 @@ def test_warm_starts_hold_out_the_same_rows():
     model, (X,) = case("early stopping")
     first = model.set_params(warm_start=True).fit(X).net_.validation.x
     assert torch.equal(model.fit(X).net_.validation.x, first)
+
+
+HOLES = np.where(np.random.default_rng(1).random(BITS.shape) < 0.2, np.nan, BITS)
+
+
+@pytest.mark.parametrize(
+    ("model", "rows"),
+    [
+        (RBMEstimator(3, learning="pcd", n_iter=8, random_state=0), HOLES),
+        pytest.param(DeepBoltzmannMachine((3, 2), n_iter=8, random_state=0), BITS, marks=full),
+        pytest.param(TemporalRBM(3, n_iter=8, random_state=0), BITS, marks=full),
+    ],
+    ids=["missing entries", "deep machine", "sequences"],
+)
+def test_drawn_entries_go_on_bit_for_bit(model, rows, tmp_path):
+    """Imputations of missing entries, and hidden entries beside the columns, are chains."""
+    expected = clone(model).fit(rows)
+    stopped = callbacks(tmp_path / "state", ("stop", Stop(3)))
+    with pytest.raises(MemoryError, match="the end"):
+        clone(model).set_params(net_params=stopped).fit(rows)
+    for _ in range(2):  # and once more on the finished file
+        again = clone(model).set_params(net_params=callbacks(tmp_path / "state")).fit(rows)
+        assert np.array_equal(again.energy(BITS), expected.energy(BITS))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        only_full(ScoreMatchingDensity(random_state=4)),
+        only_full(NCEDensity(random_state=4)),
+        only_full(ContrastiveDivergenceDensity(random_state=4)),
+        ConditionalDensity(n_iter=8, random_state=4),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_fits_that_end_early_and_return_to_first_weights_go_on(model, tmp_path):
+    rows = np.random.default_rng(91).normal(size=(200, 2))
+    expected = clone(model).fit(rows)
+    stopped = callbacks(tmp_path / "state", ("stop", Stop(3)))
+    with pytest.raises(MemoryError, match="the end"):
+        clone(model).set_params(net_params=stopped).fit(rows)
+    for _ in range(2):
+        again = clone(model).set_params(net_params=callbacks(tmp_path / "state")).fit(rows)
+        assert again.n_iter_ == expected.n_iter_
+        assert np.array_equal(again.energy(rows), expected.energy(rows))
+
+
+def resumed(path, **params):
+    rbm = RBMEstimator(3, learning="pcd", n_iter=4, random_state=0, **params)
+    return rbm.set_params(net_params=callbacks(path))
+
+
+def test_damage_anywhere_is_found_and_the_state_before_is_kept(tmp_path):
+    path, random = tmp_path / "state", np.random.default_rng(0)
+    expected = resumed(path).fit(BITS)
+    good = path.read_bytes()
+    for _ in range(10):
+        bad, place = bytearray(good), int(random.integers(len(good) - 64))
+        bit = bytearray(good)
+        bit[place] ^= 1 << int(random.integers(8))
+        bad[place : place + 64] = bytes(64)
+        for data in (good[:place], bytes(bit), bytes(bad)):
+            if data == good:  # zeros in the place of zeros
+                continue
+            path.write_bytes(data)
+            with pytest.raises(ValueError, match=r"state is not a file that Resume wrote.*rename"):
+                resumed(path).fit(BITS)
+            assert path.read_bytes() == data
+    # What the message advises.
+    os.replace(tmp_path / "state.previous", path)
+    assert np.array_equal(resumed(path).fit(BITS).energy(BITS), expected.energy(BITS))
+
+
+def test_no_link_is_followed_and_only_the_owner_reads(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for name in ("state", "state.part", "state.previous"):
+        (tmp_path / name).symlink_to(victim)
+    with pytest.raises(ValueError, match="is not a file that Resume wrote"):
+        resumed(tmp_path / "state").fit(BITS)
+    (tmp_path / "state").unlink()
+    (tmp_path / "state.previous").unlink()
+    resumed(tmp_path / "state").fit(BITS)
+    assert victim.read_text() == "precious"
+    for name in ("state", "state.previous"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_second_fit_on_a_file_is_told_and_writes_after_the_first(tmp_path):
+    path, expected = tmp_path / "state", resumed(tmp_path / "other").fit(BITS)
+
+    class Second(Callback):
+        """Another fit on the same file, while the first has trained one epoch of four."""
+
+        def on_epoch_end(self, net, **kwargs):
+            if len(net.history) == 1:
+                before = path.read_bytes()
+                with pytest.warns(UserWarning, match="Another fit in this process writes"):
+                    found.append(resumed(path).fit(BITS))
+                assert path.read_bytes() == before
+
+    found = []
+    first = resumed(path)
+    first.net_params["callbacks"].append(("second", Second()))
+    found.append(first.fit(BITS))
+    for model in found:
+        assert np.array_equal(model.energy(BITS), expected.energy(BITS))
+    assert not (tmp_path / "state.lock").exists()
+
+
+@full
+def test_a_process_that_writes_a_file_is_named_and_its_death_frees_it(tmp_path):
+    path = tmp_path / "state.lock"
+    code = (
+        "import sys, pathlib, time\n"
+        "from skebm.training.resume import Lock\n"
+        "print(Lock(pathlib.Path(sys.argv[1])).acquire(), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert other.stdout.readline() == "True\n"
+        with pytest.warns(UserWarning, match=f"Process {other.pid} writes"):
+            resumed(tmp_path / "state").fit(BITS)
+        assert not (tmp_path / "state").exists()
+    finally:
+        other.kill()
+        other.wait()
+    resumed(tmp_path / "state").fit(BITS)
+    assert (tmp_path / "state").exists()

@@ -66,6 +66,7 @@ def test_first_parameters_parameters_do_not_change(kind):
     np.testing.assert_array_equal(model.energy(X), before)
 
 
+@pytest.mark.full
 def test_the_mean_of_the_base_is_exact_where_the_network_is_off():
     c = _random.normal(size=(60, 1))
     x = c @ np.array([[1.0, -1.0, 2.0]]) + 0.1 * _random.normal(size=(60, 3))
