@@ -25,6 +25,8 @@ from skebm.training.rows import Rows
 SAME = 1e-4
 # First bytes of a file, before the checksum of the rest.
 MAGIC = b"skebm.Resume 2\n"
+# What reading a file that is damaged, or of somebody else, may raise.
+DAMAGED = (RuntimeError, TypeError, LookupError, EOFError, ValueError)
 
 
 def resume(path: Any, seconds: float) -> Resume:
@@ -151,21 +153,17 @@ class Resume(Callback):
 
     def _unpacked(self, content: Any, device: torch.device) -> tuple[dict, Tensor, dict]:
         """Settings, moments and state of a file."""
-        found, start = bytes(content), len(MAGIC) + hashlib.sha256().digest_size
-        data, kept = found[start:], ""
-        if self._previous.exists():
-            kept = f", or rename {self._previous}, which is that of the write before"
-        damaged = (
-            f"{self.file_} is not a file that Resume wrote, or it is damaged: delete it to start "
-            f"again{kept}."
-        )
-        if found[:start] != MAGIC + hashlib.sha256(data).digest():
-            raise ValueError(damaged)
         try:
-            stored = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+            stored = unpacked(bytes(content), device)
             return stored["settings"], stored["moments"], stored["state"]
-        except (RuntimeError, TypeError, KeyError, EOFError, pickle.UnpicklingError) as error:
-            raise ValueError(damaged) from error
+        except (*DAMAGED, pickle.UnpicklingError) as error:
+            kept = ""
+            if self._previous.exists():
+                kept = f", or rename {self._previous}, which is that of the write before"
+            raise ValueError(
+                f"{self.file_} is not a file that Resume wrote, or it is damaged: delete it to "
+                f"start again{kept}."
+            ) from error
 
     def _check(self, settings: dict[str, Any], moments: Tensor) -> None:
         mine, table = self.fit_
@@ -200,18 +198,15 @@ class Resume(Callback):
 
     def _write(self, net: Any, rows: Rows) -> None:
         settings, moments = self.fit_
-        file, content = self.file_, io.BytesIO()
+        file, state = self.file_, plain(net.fit_state(rows))
         assert file is not None
-        state = plain(net.fit_state(rows))
-        torch.save({"settings": settings, "moments": moments, "state": state}, content)
-        data = content.getbuffer()
+        content = packed({"settings": settings, "moments": moments, "state": state})
         beside = ""
         try:
             # A new file of this user alone, through whatever link has its name.
             number, beside = tempfile.mkstemp(".part", f"{file.name}.", file.parent)
             with open(number, "wb") as part:
-                part.write(MAGIC + hashlib.sha256(data).digest())
-                part.write(data)
+                part.write(content)
                 part.flush()
                 os.fsync(part.fileno())
             self._keep_previous(beside + ".link")
@@ -321,6 +316,24 @@ def locked(number: int) -> bool:
     except OSError:  # a file system without locks
         return True
     return True
+
+
+def packed(stored: dict[str, Any]) -> bytes:
+    """Tensors and plain values as the content of a file, with a checksum."""
+    content = io.BytesIO()
+    torch.save(stored, content)
+    data = content.getvalue()
+    return MAGIC + hashlib.sha256(data).digest() + data
+
+
+def unpacked(content: bytes, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """What :func:`packed` made the content of; `ValueError` if it is damaged."""
+    start = len(MAGIC) + hashlib.sha256().digest_size
+    data = content[start:]
+    if content[:start] != MAGIC + hashlib.sha256(data).digest():
+        raise ValueError("The checksum is wrong.")
+    found: dict[str, Any] = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+    return found
 
 
 def settings_of(net: Any) -> dict[str, Any]:
