@@ -190,6 +190,7 @@ class Distribution(abc.ABC):
     def __getstate__(self) -> dict[str, Any]:
         return {k: v.cpu().numpy() if isinstance(v, Tensor) else v for k, v in vars(self).items()}
 
+    @own_modes()  # in which pickle may call it
     def __setstate__(self, state: dict[str, Any]) -> None:
         with own_modes():  # it is called before the entrance of the model that holds it
             for name, value in state.items():

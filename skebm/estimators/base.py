@@ -481,7 +481,8 @@ class BaseEBM(BaseEstimator, abc.ABC):
         if not isinstance(X, np.ndarray) or X.ndim != 2 or vars(self).get("bounds") is not None:
             return X, y, weight, 0.0
         coding, names = vars(self).get("_coding"), vars(self).get("feature_names_in_")
-        names = [f"x{j}" for j in range(X.shape[1])] if names is None else list(map(str, names))
+        d = min(vars(self).get("n_features_in_", X.shape[1]), X.shape[1])
+        names = [f"x{j}" for j in range(d)] if names is None else list(map(str, names))
         names += [f"y[{j}]" for j in range(X.shape[1] - len(names))]  # of pairs
         numbers = [j for j in range(X.shape[1]) if coding is None or j not in coding.levels]
         gross = gross_rows(((names[j], X[:, j]) for j in numbers), len(X), weight)

@@ -224,7 +224,7 @@ ORDER = {
     "ConditionalDensity": 1.0,
 }
 # Others draw numbers column by column, or have a column that is a condition or the target.
-COLUMNS = {f"TractableDensity{kind}": 1e-6 for kind in ("", "-kernel", "-mixture")}
+COLUMNS = {f"TractableDensity{kind}": 1e-6 for kind in ("-kernel", "-mixture")}
 # The column of a condition, which has no density.
 CONDITION = {"ConditionalDensity": 0}
 # Estimators that are tried in the first tier, on their first table.

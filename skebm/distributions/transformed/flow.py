@@ -539,6 +539,7 @@ class NormalizingFlow(Distribution):
         arrays = {k: v.detach().cpu().numpy() for k, v in self.flow.state_dict().items()}
         return state | {"flow": arrays}
 
+    @own_modes()  # in which pickle may call it
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({k: v for k, v in state.items() if k != "flow"})
         flow = state["flow"]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import Conditional
+from skebm.base.processes import own_modes
 from skebm.distributions._fitting import draw_index
 from skebm.distributions.mixture import GaussianMixture
 
@@ -120,6 +121,7 @@ class RegressionMixture:
     def __getstate__(self) -> dict[str, Any]:
         return {"joint": self.joint, "n_columns": self.n_columns}
 
+    @own_modes()  # in which pickle may call it
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["joint"], state["n_columns"])  # type: ignore[misc]
 

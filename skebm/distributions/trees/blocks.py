@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import Binary, Clamp
+from skebm.base.processes import own_modes
 from skebm.distributions.trees.chow_liu import maximum_spanning_tree
 from skebm.distributions.trees.tables import TreeOfTables
 
@@ -382,6 +383,7 @@ class BlockTree(TreeOfTables):
         names = ("blocks", "parent", "log_tables")
         return {name: getattr(self, name).cpu().numpy() for name in names}
 
+    @own_modes()  # in which pickle may call it
     def __setstate__(self, state: dict[str, np.ndarray]) -> None:
         tables = torch.from_numpy(np.array(state["log_tables"]))
         self.__init__(state["blocks"], state["parent"], tables)  # type: ignore[misc]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from skebm.base import Binary, Categorical, Clamp, Domain
 from skebm.base.domains import columns_of, parts_of
+from skebm.base.processes import own_modes
 from skebm.base.torchtools import check_memory
 from skebm.distributions.trees.blocks import Counts, mutual_information
 from skebm.distributions.trees.chow_liu import maximum_spanning_tree
@@ -152,6 +153,7 @@ class CategoricalTree(TreeOfTables):
             "log_tables": tables.cpu().numpy(),
         }
 
+    @own_modes()  # in which pickle may call it
     def __setstate__(self, state: dict[str, Any]) -> None:
         tables = torch.tensor(state["log_tables"])
         self.__init__(state["domain"], state["parent"], tables)  # type: ignore[misc]

@@ -13,6 +13,7 @@ from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
 from torch import Tensor
 
 from skebm.base import Binary, Clamp
+from skebm.base.processes import own_modes
 from skebm.base.torchtools import softplus
 from skebm.distributions.base import Distribution, Tilt
 
@@ -268,6 +269,7 @@ class ChowLiuTree(Distribution):
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name).cpu().numpy() for name in ("parent", "logits")}
 
+    @own_modes()  # in which pickle may call it
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*(torch.tensor(state[k]) for k in ("parent", "logits")))  # type: ignore[misc]
 
