@@ -307,14 +307,16 @@ def warn_of_booleans(estimator: Any, X: Any) -> None:
         )
 
 
-def check_columns(estimator: Any, X: Any, *, reset: bool) -> None:
+def check_columns(estimator: Any, X: Any, *, reset: bool, table: bool = True) -> None:
     """Compare number and names of columns with those of `fit`, or with `reset` store them.
 
     ``validate_data(skip_check_array=True)`` without its tags, whose construction takes longer than
-    a small density needs for a thousand rows. Values are not checked.
+    a small density needs for a thousand rows. Values are not checked. X may be other than a table,
+    such as a list of texts, without `table`.
     """
     check_container(X)
-    check_two_dimensions(X)
+    if table:
+        check_two_dimensions(X)
     if not reset and _same_columns(estimator, X):
         return
     if reset or not _NAMES_COMPARED.get():

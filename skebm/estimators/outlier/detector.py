@@ -606,7 +606,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
                 "estimator=RBMEstimator() for binary ones."
             )
         if getattr(X, "ndim", 2) > 1:  # the estimator has the better message for a vector
-            check_columns(self, X, reset=reset)
+            check_columns(self, X, reset=reset, table=self.estimator is None)
 
     def _measure(self, X: Any) -> list[np.ndarray]:
         """Statistic of the rows by each estimator, (n,) each."""
