@@ -146,7 +146,7 @@ def results(rank, names):
         "rows": lambda: clone(PCD).fit(BITS[rank:]),
         "entries": lambda: clone(PCD).fit(BITS[:: 1 - 2 * rank]),
         "units": lambda: ScoreMatchingDensity(n_iter=1, random_state=0).fit(REALS * 10.0**rank),
-        "levels": lambda: clone(PCD).fit(pd.DataFrame(BITS).astype(str) + "ab"[rank]),
+        "levels": lambda: clone(PCD).fit(pd.DataFrame(BITS).astype(str) + "abc"[rank]),
         "empty": lambda: clone(PCD).fit(BITS[: 100 * (1 - rank)]),
         "weights": lambda: clone(PCD).fit(BITS, sample_weight=np.arange(103) % (rank + 2)),
         "callback": lambda: clone(PCD).set_params(net__callbacks=[Fail(rank)]).fit(BITS),
