@@ -55,9 +55,11 @@ __all__ = [
     "check_random_state",
     "check_two_dimensions",
     "check_weight",
+    "column_of",
     "column_ranges",
     "draw_seed",
     "fit_context",
+    "is_frame",
     "kind_of",
     "n_rows",
     "names_compared",
@@ -201,6 +203,18 @@ def unmasked(X: Any) -> Any:
     return masked.astype(object).filled(None) if X.dtype.kind in "OUS" else X.data
 
 
+def is_frame(X: Any) -> bool:
+    """Whether X is a data frame, of pandas or polars."""
+    return (hasattr(X, "iloc") or hasattr(X, "with_columns")) and len(X.shape) == 2
+
+
+def column_of(X: Any, j: int) -> Any:
+    """Column `j`: a Series of a frame, a view of an array."""
+    if not is_frame(X):
+        return X[:, j]
+    return X.iloc[:, j] if hasattr(X, "iloc") else X.to_series(j)
+
+
 # Types of columns that are no numbers, by the beginnings of their names in pandas and polars.
 ENCODED = "Encode text, categories and dates before, as by make_pipeline(TableEncoder(), {name}())"
 KINDS = {
@@ -262,10 +276,10 @@ def check_kinds(X: Any, name: str) -> None:
         raise ValueError(
             f"X holds {what} in all columns, and {name} takes numbers. {advice_for(what, name)}"
         )
-    if not (hasattr(X, "iloc") or hasattr(X, "with_columns")) or len(X.shape) != 2:
+    if not is_frame(X):
         return
     for j, label in enumerate(X.columns):
-        found = kind_of(X.iloc[:, j] if hasattr(X, "iloc") else X.to_series(j))
+        found = kind_of(column_of(X, j))
         if found is not None:
             raise ValueError(
                 f"Column {str(label)!r} holds {found}, and {name} takes numbers: could not convert "
@@ -287,7 +301,7 @@ def _in_column(X: Any) -> str:
 def boolean_columns(X: Any) -> list[str]:
     """Names of the columns of a frame that hold booleans; none of other tables."""
     check_container(X)
-    if not (hasattr(X, "iloc") or hasattr(X, "with_columns")) or len(X.shape) != 2:
+    if not is_frame(X):
         return []
     dtypes = [str(dtype).lower() for dtype in X.dtypes]
     pairs = zip(X.columns, dtypes, strict=True)

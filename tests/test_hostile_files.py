@@ -37,6 +37,13 @@ def keyed(key, maker):
     return node("DictNode", "builtins", "dict", key_types=listed(maker), content=content)
 
 
+STR = node("TypeNode", "builtins", "str")
+
+
+def keyed_plainly(key, value):
+    return node("DictNode", "builtins", "dict", key_types=listed(STR), content={key: value})
+
+
 def stored(schema, **members):
     found = io.BytesIO()
     with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -96,6 +103,27 @@ def hostile(command):
         "no schema": stored(None, **{"1__npy": b""}),
         "too deep": stored(nested),
         "nodes that double": stored(doubled),
+        "a function behind a name of ours": stored(
+            keyed(command, node("FunctionNode", OURS, "os.system"))
+        ),
+        "a net, which unpickles": stored(
+            node("ObjectNode", "skebm.training.engine", "EnergyNet", content=keyed("a", system))
+        ),
+        "deep in the attributes of a model of ours": stored(
+            node(
+                *("ObjectNode", "skebm.estimators.rbm.estimator", "RBMEstimator"),
+                content=keyed_plainly("n_components", keyed(command, system)),
+            )
+        ),
+        "keys in the place of other nodes": stored(
+            listed(
+                listed(node("ObjectNode", "skebm.samplers.gibbs", "Gibbs")) | {"__id__": 7},
+                keyed_plainly(command, plain("")) | {"key_types": listed(STR) | {"__id__": 7}},
+            )
+        ),
+        "a reference to a refused node": stored(
+            listed(node("CachedNode", "builtins", "list", __id__=5), system | {"__id__": 5})
+        ),
         "a cut file": skops.io.dumps(RBMEstimator())[:-40],
         "a pickle": b"cos\nsystem\n(S'" + command.encode() + b"'\ntR.",
     }
@@ -114,5 +142,5 @@ def test_a_hostile_file_is_refused_and_not_executed(name, tmp_path):
 def test_what_is_trusted_names_no_file_and_calls_nothing():
     trusted = skebm.trusted_types()
     assert not [name for name in trusted if not name.startswith("skebm.")]
-    for word in ("EnergyNet", "Spool", "Mapped", "Progress", "Display", ".os"):
+    for word in ("EnergyNet", "Parametrized", "Spool", "Mapped", "Progress", "Display", ".os"):
         assert not [name for name in trusted if word in name]

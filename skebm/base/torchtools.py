@@ -69,8 +69,8 @@ def softplus_sum(x: Tensor) -> Tensor:
 def memory_of(device: torch.device) -> float:
     """Bytes of memory that a process may have on a device; infinite where that is unknown.
 
-    That of the machine, or less by the limits of the process (``ulimit``) and of the container
-    (cgroups). They may change, and are read each time.
+    It is the physical memory, or less by the limits of the process (``ulimit``) and of the
+    container (cgroups). They may change, and are read each time.
     """
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)

@@ -47,7 +47,7 @@ from skebm.base.processes import collected, lock_of
 from skebm.base.processes.modes import TorchModes
 from skebm.energies.neural import given_network, stored_network
 from skebm.estimators.storage import installed_version, pack, unpack
-from skebm.estimators.tables.gross import gross_rows
+from skebm.estimators.tables.gross import gross_rows_of
 from skebm.estimators.tables.table import Table
 from skebm.estimators.tables.unchanged import check_unchanged, first_parameters
 from skebm.objectives import ContrastiveState
@@ -480,12 +480,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         """
         if not isinstance(X, np.ndarray) or X.ndim != 2 or vars(self).get("bounds") is not None:
             return X, y, weight, 0.0
-        coding, names = vars(self).get("_coding"), vars(self).get("feature_names_in_")
-        d = min(vars(self).get("n_features_in_", X.shape[1]), X.shape[1])
-        names = [f"x{j}" for j in range(d)] if names is None else list(map(str, names))
-        names += [f"y[{j}]" for j in range(X.shape[1] - len(names))]  # of pairs
-        numbers = [j for j in range(X.shape[1]) if coding is None or j not in coding.levels]
-        gross = gross_rows(((names[j], X[:, j]) for j in numbers), len(X), weight)
+        gross = gross_rows_of(self, X, weight)
         if gross is None:
             return X, y, weight, 0.0
         left_out = float(gross.sum() if weight is None else weight[gross].sum())

@@ -47,12 +47,12 @@ from skebm.base.energy import check_temperature
 from skebm.base.processes import Workers, lock_of, progress_bar
 from skebm.base.sampler import whole_number
 from skebm.estimators.base import restores_on_failure
+from skebm.estimators.tables.gross import without_gross_rows
 from skebm.estimators.tractable import (
     TractableDensity,
     accepted_or_resampled,
     resampled,
     tempered,
-    without_gross_rows,
 )
 from skebm.training.distributed import shared_seed, shows_progress
 from skebm.training.streams import by_blocks, in_memory

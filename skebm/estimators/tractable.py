@@ -44,7 +44,7 @@ from skebm.distributions import (
     Stack,
 )
 from skebm.estimators.base import asked_for, restores_on_failure, warn_without_effect
-from skebm.estimators.tables.gross import gross_rows
+from skebm.estimators.tables.gross import without_gross_rows
 from skebm.estimators.tables.table import extreme_factors
 from skebm.training.distributed import shared_seed
 from skebm.training.streams import by_blocks, in_memory
@@ -67,17 +67,6 @@ USED_BY = {
     "metric": ("kernel",),
     "n_neighbors": ("kernel",),
 }
-
-
-def without_gross_rows(
-    estimator: Any, X: np.ndarray, weight: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Validated X and its weights without rows that hold gross values, with a warning."""
-    names = getattr(estimator, "feature_names_in_", [f"x{j}" for j in range(X.shape[1])])
-    gross = gross_rows(zip(map(str, names), X.T, strict=True), len(X), weight)
-    if gross is None:
-        return X, weight
-    return X[~gross], None if weight is None else weight[~gross]
 
 
 class TractableDensity(DensityMixin, BaseEstimator):

@@ -154,7 +154,7 @@ class Resume(Callback):
     def _unpacked(self, content: Any, device: torch.device) -> tuple[dict, Tensor, dict]:
         """Settings, moments and state of a file."""
         try:
-            stored = unpacked(bytes(content), device)
+            stored = from_bytes(bytes(content), device)
             return stored["settings"], stored["moments"], stored["state"]
         except (*DAMAGED, pickle.UnpicklingError) as error:
             kept = ""
@@ -200,7 +200,7 @@ class Resume(Callback):
         settings, moments = self.fit_
         file, state = self.file_, plain(net.fit_state(rows))
         assert file is not None
-        content = packed({"settings": settings, "moments": moments, "state": state})
+        content = to_bytes({"settings": settings, "moments": moments, "state": state})
         beside = ""
         try:
             # A new file of this user alone, through whatever link has its name.
@@ -318,7 +318,7 @@ def locked(number: int) -> bool:
     return True
 
 
-def packed(stored: dict[str, Any]) -> bytes:
+def to_bytes(stored: dict[str, Any]) -> bytes:
     """Tensors and plain values as the content of a file, with a checksum."""
     content = io.BytesIO()
     torch.save(stored, content)
@@ -326,8 +326,8 @@ def packed(stored: dict[str, Any]) -> bytes:
     return MAGIC + hashlib.sha256(data).digest() + data
 
 
-def unpacked(content: bytes, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """What :func:`packed` made the content of; `ValueError` if it is damaged."""
+def from_bytes(content: bytes, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """What :func:`to_bytes` made the content of; `ValueError` if it is damaged."""
     start = len(MAGIC) + hashlib.sha256().digest_size
     data = content[start:]
     if content[:start] != MAGIC + hashlib.sha256(data).digest():

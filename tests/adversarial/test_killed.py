@@ -11,7 +11,7 @@ import joblib
 import pytest
 
 from skebm.training import Resume
-from skebm.training.resume import unpacked
+from skebm.training.resume import from_bytes
 from tests.interrupts import CASES, make, rows_of
 from tests.tiers import about, full
 
@@ -52,7 +52,7 @@ def passes_by_passes(path):
 
 def passes_by_fit(path):
     """Epochs that a file holds."""
-    return len(unpacked(path.read_bytes())["state"]["training"]["history"])
+    return len(from_bytes(path.read_bytes())["state"]["training"]["history"])
 
 
 WAYS = {

@@ -8,15 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from skebm._validation import distinct_numbers_of, n_rows, take_rows
-from skebm.estimators.tables.columns import (
-    as_table,
-    column_names,
-    column_of,
-    is_frame,
-    is_present,
-    present_values,
-)
+from skebm._validation import column_of, distinct_numbers_of, is_frame, n_rows, take_rows
+from skebm.estimators.tables.columns import as_table, column_names, is_present, present_values
 from skebm.estimators.tables.encoding import days_for_dates
 from skebm.training.mapped import is_large
 
@@ -93,13 +86,6 @@ def distinct_rows_of(X: Any) -> tuple[np.ndarray, np.ndarray]:
     if all(len(np.unique(column)) <= MAX_LEVELS for column in codes.T):
         return np.arange(n), np.arange(n)
     return distinct_numbers_of(codes)
-
-
-def of_copies(X: Any, weight: np.ndarray) -> np.ndarray:
-    """The weight of all copies of each row, (n,)."""
-    _, member = distinct_rows_of(X)
-    found: np.ndarray = np.bincount(member, weights=weight)[member]
-    return found
 
 
 def _codes(column: Any) -> np.ndarray:

@@ -47,7 +47,6 @@ from skebm.estimators.outlier.columns import (
     columns_of,
     distinct_rows_of,
     numbers_of,
-    of_copies,
 )
 from skebm.estimators.outlier.explanations import (
     Explanation,
@@ -368,7 +367,8 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             threshold: Threshold = QuantileThreshold.fit(values[0], self.contamination, weight)
         else:
             if weight is not None and held_out[0] is not None:
-                weight = of_copies(X, weight)[held_out[0]]
+                copies = Copies(*distinct_rows_of(X))
+                weight = copies.weights(weight)[held_out[0]]
             threshold = ConformalThreshold.fit(values, self.contamination, weight)
         self._set_threshold(threshold)
         return self
@@ -484,7 +484,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             splits = [copies.split(*split) for split in splits]
         n_effective: float = n_calibration
         if weight is not None and self.method == "conformal":
-            n_effective = effective_rows(of_copies(X, weight)[splits[0].held_out])
+            n_effective = effective_rows(copies.weights(weight)[splits[0].held_out])
         attainable_level(self.contamination, n_effective)  # before the fit, which may take long
         return splits
 

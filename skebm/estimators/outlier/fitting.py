@@ -80,6 +80,11 @@ class Copies(NamedTuple):
         chosen[train] = True
         return Split(np.flatnonzero(chosen[self.member]), np.sort(self.first[held_out]))
 
+    def weights(self, weight: np.ndarray) -> np.ndarray:
+        """The weight of all copies of each row, (n,)."""
+        found: np.ndarray = np.bincount(self.member, weights=weight)[self.member]
+        return found
+
 
 def random_split(n: int, n_held: int, random: np.random.RandomState) -> Split:
     """Split `n` rows at random, each part in the order of the table."""

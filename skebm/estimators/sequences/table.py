@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._validation import check_container, check_is_fitted, take_rows, unmasked
-from skebm.estimators.tables.columns import ColumnTable, is_frame, is_present
+from skebm._validation import check_container, check_is_fitted, is_frame, take_rows, unmasked
+from skebm.estimators.tables.columns import ColumnTable, is_present
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.training.rows import Rows
 from skebm.training.segments import Segments

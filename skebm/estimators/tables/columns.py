@@ -16,7 +16,9 @@ from skebm._validation import (
     advice_for,
     check_container,
     check_two_dimensions,
+    column_of,
     column_ranges,
+    is_frame,
     kind_of,
     unmasked,
     warn,
@@ -47,18 +49,6 @@ def as_table(X: Any) -> Any:
         return X
     check_two_dimensions(X)
     return X.toarray() if sp.issparse(X) else np.asarray(unmasked(X))
-
-
-def is_frame(X: Any) -> bool:
-    """Whether X is a data frame, of pandas or polars."""
-    return (hasattr(X, "iloc") or hasattr(X, "with_columns")) and len(X.shape) == 2
-
-
-def column_of(X: Any, j: int) -> Any:
-    """Column `j`: a Series of a frame, a view of an array."""
-    if not is_frame(X):
-        return X[:, j]
-    return X.iloc[:, j] if hasattr(X, "iloc") else X.to_series(j)
 
 
 def column_names(X: Any) -> list[str]:

@@ -18,13 +18,15 @@ from skebm._validation import (
     check_container,
     check_is_fitted,
     check_two_dimensions,
+    column_of,
     column_ranges,
     fit_context,
+    is_frame,
     unmasked,
     validate_data,
 )
 from skebm.estimators.base import restores_on_failure
-from skebm.estimators.tables.columns import Coding, column_names, column_of, is_frame
+from skebm.estimators.tables.columns import Coding, column_names
 from skebm.estimators.tables.table import extreme_factors
 from skebm.training.mapped import is_large
 from skebm.training.streams import by_blocks, in_memory, is_stream

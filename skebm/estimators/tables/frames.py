@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from skebm.estimators.tables.columns import is_frame
+from skebm._validation import column_of, is_frame
 
 
 def frame_like(X: Any, rows: Any, *, means: bool = False) -> Any:
@@ -76,9 +76,8 @@ def as_given(method: Callable[..., Any] | None = None, *, means: bool = False) -
 
 def _column(rows: Any, j: int) -> np.ndarray:
     """Column `j` as an array."""
-    if not is_frame(rows):
-        return np.asarray(rows[:, j])
-    return (rows.iloc[:, j] if hasattr(rows, "iloc") else rows.to_series(j)).to_numpy()
+    column = column_of(rows, j)
+    return column.to_numpy() if is_frame(rows) else np.asarray(column)
 
 
 def _as_pandas(values: np.ndarray, dtype: Any, index: Any, means: bool) -> Any:

@@ -147,3 +147,27 @@ def gross_rows(
         return None
     warn(f"{said}\nThe {int(rows.sum())} rows are left out of the fit.", UserWarning)
     return rows
+
+
+def gross_rows_of(estimator: Any, X: np.ndarray, weight: np.ndarray | None) -> np.ndarray | None:
+    """Rows of validated X with gross values, named as the estimator names its columns.
+
+    Columns of categories have none. Those beyond its own are the targets of pairs.
+    """
+    known = vars(estimator)
+    coding, names = known.get("_coding"), known.get("feature_names_in_")
+    d = min(known.get("n_features_in_", X.shape[1]), X.shape[1])
+    names = [f"x{j}" for j in range(d)] if names is None else list(map(str, names))
+    names += [f"y[{j}]" for j in range(X.shape[1] - len(names))]
+    numbers = [j for j in range(X.shape[1]) if coding is None or j not in coding.levels]
+    return gross_rows(((names[j], X[:, j]) for j in numbers), len(X), weight)
+
+
+def without_gross_rows(
+    estimator: Any, X: np.ndarray, weight: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Validated X and its weights without rows that hold gross values, with a warning."""
+    gross = gross_rows_of(estimator, X, weight)
+    if gross is None:
+        return X, weight
+    return X[~gross], None if weight is None else weight[~gross]

@@ -18,6 +18,7 @@ from skebm._validation import (
     check_is_fitted,
     draw_seed,
     fit_context,
+    is_frame,
 )
 from skebm.base import sampling
 from skebm.base.energy import check_temperature
@@ -63,7 +64,7 @@ from skebm.estimators.neural.conditional.table import (
     as_frame_of_targets,
     column_numbers,
 )
-from skebm.estimators.tables.columns import Coding, is_frame
+from skebm.estimators.tables.columns import Coding
 from skebm.estimators.tables.table import Table
 from skebm.training.rows import Rows, share_of_kept
 

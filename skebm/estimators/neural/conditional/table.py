@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skebm._validation import is_frame
 from skebm.base import Real
 from skebm.base.sampler import whole_number
 from skebm.distributions import Gaussian
 from skebm.estimators.sequences.table import first_frames, joined
-from skebm.estimators.tables.columns import Coding, ColumnTable, is_frame
+from skebm.estimators.tables.columns import Coding, ColumnTable
 from skebm.estimators.tables.frames import frame_beside
 from skebm.estimators.tables.regression import ridge
 from skebm.estimators.tables.table import Table, is_far, learn_units
