@@ -50,7 +50,16 @@ from skebm import (
     TemporalRBMClassifier,
     TractableDensity,
 )
-from skebm.base.processes import collected, lock_of, n_threads, repeat, seeded, threads, warn
+from skebm.base.processes import (
+    collected,
+    lock_of,
+    n_threads,
+    own_modes,
+    repeat,
+    seeded,
+    threads,
+    warn,
+)
 from skebm.energies import MLP
 from skebm.partition import ImportanceSampling
 from skebm.samplers import Persistent
@@ -229,15 +238,7 @@ def test_every_estimator_has_a_case():
             cls,
             mode,
             id=f"{cls.__name__}-{mode}",
-            marks=[
-                *([] if (cls, mode) in IN_FIRST_TIER else [full]),
-                *(
-                    # One number of the fit is still rounded by the default type, by 1e-6 nats.
-                    [pytest.mark.xfail(strict=True)]
-                    if (cls, mode) == (TractableDensity, "bfloat16")
-                    else []
-                ),
-            ],
+            marks=[] if (cls, mode) in IN_FIRST_TIER else full,
         )
         for cls, mode in dict.fromkeys(CASES_OF_MODES)
     ],
@@ -258,6 +259,29 @@ def test_a_mode_of_torch_changes_no_number(cls, mode, monkeypatch):
     for numbers in found:
         for one, other in zip(expected, numbers, strict=True):
             assert_array_equal(one, other)
+
+
+UNTYPED = {
+    "bits times a number": lambda: torch.tensor([True, False]) * 1.001,
+    "a choice between numbers": lambda: torch.where(torch.tensor([True, False]), 1.001, 0.1),
+    "a choice of integers": lambda: torch.where(torch.ones(2) > 0, torch.arange(2), 0.1),
+    "a ratio of integers": lambda: torch.arange(1, 7) / 7,
+    "a ratio of bits": lambda: torch.tensor([True, True]) / 3,
+    "a root of integers": lambda: torch.arange(7).sqrt(),
+    "numbers": lambda: torch.tensor([1.001, 0.1]),
+    "a number": lambda: torch.full((3,), 1.001),
+    "a grid": lambda: torch.linspace(0, 1, 7),
+}
+
+
+@pytest.mark.parametrize("value", UNTYPED.values(), ids=UNTYPED)
+def test_another_default_type_rounds_nothing(value):
+    expected = value()
+    for mode in ("bfloat16", "float64"):
+        with MODES[mode](), own_modes():
+            found = value()
+        assert found.dtype is torch.float32
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -146,7 +146,8 @@ class OwnDefaults(TorchFunctionMode):
             return func(*args, **kwargs | {"dtype": torch.float32})
         if not any(isinstance(value, Tensor) for value in args):
             return found.to(torch.float32)
-        again = func(*map(_as_float, args), **{k: _as_float(v) for k, v in kwargs.items()})
+        as_float = _as_choice if getattr(func, "__name__", "") == "where" else _as_float
+        again = func(*map(as_float, args), **{k: as_float(v) for k, v in kwargs.items()})
         return again if again.dtype is torch.float32 else found.to(torch.float32)
 
 
@@ -162,7 +163,12 @@ def _has_own_type(value: Any) -> bool:
 
 
 def _as_float(value: Any) -> Any:
-    """Integers as float32; bits stay bits, which may be conditions."""
-    if isinstance(value, Tensor) and value.dtype is not torch.bool:
-        return value.to(torch.float32)
-    return value
+    """Integers and bits as float32."""
+    return value.to(torch.float32) if isinstance(value, Tensor) else value
+
+
+def _as_choice(value: Any) -> Any:
+    """What a condition chooses from as float32; the condition stays as it is."""
+    if isinstance(value, Tensor) and value.dtype is torch.bool:
+        return value
+    return torch.as_tensor(value, dtype=torch.float32)
