@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from datetime import date, timedelta
 from decimal import Decimal
@@ -206,6 +206,15 @@ def unmasked(X: Any) -> Any:
 def is_frame(X: Any) -> bool:
     """Whether X is a data frame, of pandas or polars."""
     return (hasattr(X, "iloc") or hasattr(X, "with_columns")) and len(X.shape) == 2
+
+
+def no_column(argument: str, name: Any, names: Iterable[Any] | None) -> ValueError:
+    """The error of an argument that names a column which X lacks; it lists up to ten it has."""
+    if names is None:
+        return ValueError(f"{argument} names {name!r}, but X has no names: use numbers of columns.")
+    known = [repr(one) for one in names]
+    said = ", ".join(known[:10]) + (", ..." if len(known) > 10 else "")
+    return ValueError(f"{argument} names {name!r}, which is no column of X: use one of {said}.")
 
 
 def column_of(X: Any, j: int) -> Any:

@@ -10,6 +10,7 @@ import skops.io
 import skebm
 from skebm import EnergyOutlierDetector, RBMEstimator
 from skebm.training import Resume
+from tests.contracts.test_shared_state import all_estimators, fitted, numbers_of
 
 BITS = (np.random.default_rng(0).random((60, 5)) < 0.3).astype(float)
 
@@ -35,6 +36,15 @@ def test_a_pipeline_of_the_default_detector_is_loaded():
     detector = EnergyOutlierDetector(random_state=0).fit(rows)
     again = skebm.load(skops.io.dumps(detector))
     assert (again.predict(rows) == detector.predict(rows)).all()
+
+
+@pytest.mark.filterwarnings("ignore")
+@all_estimators
+def test_every_estimator_is_loaded_bit_for_bit(cls):
+    model = fitted(cls)
+    data = skops.io.dumps(model)
+    for before, after in zip(numbers_of(model), numbers_of(skebm.load(data)), strict=True):
+        np.testing.assert_array_equal(before, after)
 
 
 class Foreign:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from skebm._validation import as_numbers, check_is_fitted
+from skebm._validation import as_numbers, check_is_fitted, no_column
 from skebm.base.sampler import whole_number
 from skebm.inspection._drawing import NAVY, ORANGE, pyplot
 
@@ -339,7 +339,7 @@ def _places(columns: Sequence[int | str], names: list[str]) -> np.ndarray:
         elif isinstance(one, int | np.integer) and -len(names) <= one < len(names):
             found.append(int(one) % len(names))
         else:
-            raise ValueError(f"columns has {one!r}, which is no column of X.")
+            raise no_column("columns", one, names)
     return np.array(found)
 
 

@@ -20,6 +20,7 @@ from skebm._validation import (
     column_ranges,
     is_frame,
     kind_of,
+    no_column,
     unmasked,
     warn,
 )
@@ -237,7 +238,7 @@ def _categorical(X: Any, names: list[str], asked: Any) -> list[int]:
     for one in asked:
         if isinstance(one, str):
             if one not in names:
-                raise ValueError(f"categorical_features names {one!r}, which is no column of X.")
+                raise no_column("categorical_features", one, names)
             found.append(names.index(one))
             continue
         if isinstance(one, bool | np.bool_) or not -d <= int(one) < d:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._validation import is_frame
+from skebm._validation import is_frame, no_column
 from skebm.base import Real
 from skebm.base.sampler import whole_number
 from skebm.distributions import Gaussian
@@ -42,7 +42,7 @@ def column_numbers(asked: Any, names: Sequence[str] | None, d: int) -> list[int]
     for part in several:
         if isinstance(part, str):
             if names is None or part not in list(names):
-                raise ValueError(f"given={asked!r} names {part!r}, which is no column of X.")
+                raise no_column("given", part, names)
             found.append(list(names).index(part))
             continue
         number = isinstance(part, int | np.integer) and not isinstance(part, bool)
@@ -56,7 +56,7 @@ def column_numbers(asked: Any, names: Sequence[str] | None, d: int) -> list[int]
         raise ValueError(f"given={asked!r} lists a column twice.")
     if len(found) == d:
         raise ValueError(
-            f"given={asked!r} takes all columns of X (n_features={d}): at least one must be left, "
+            f"given={asked!r} takes all columns of X (n_features={d}): leave out at least one, "
             "whose density is modelled."
         )
     return found
