@@ -15,6 +15,7 @@ from sklearn.base import clone
 from skorch.callbacks import Callback
 
 from skebm import (
+    BoltzmannMachineDensity,
     ConditionalDensity,
     ContrastiveDivergenceDensity,
     DeepBoltzmannMachine,
@@ -30,6 +31,7 @@ from tests.tiers import full, only_full
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 STOPPED = {
+    "quasi-Newton": BoltzmannMachineDensity(n_iter=6, random_state=0),
     "early stopping": ScoreMatchingDensity(
         network=MLP((8,)),
         n_iter=12,
@@ -54,6 +56,8 @@ class Stop(Callback):
 
 
 def case(name):
+    if name == "quasi-Newton":
+        return copy.deepcopy(STOPPED[name]), (BITS,)
     if name in STOPPED:
         return copy.deepcopy(STOPPED[name]), (np.concatenate([REALS, REALS[::-1] ** 2]),)
     model = make(name)
@@ -75,7 +79,7 @@ def callbacks(path, *others):
     return {"callbacks": [*others, ("resume", Resume(path))]}
 
 
-FEW = ["pcd", "contrastive", "early stopping"]
+FEW = ["pcd", "contrastive", "early stopping", "quasi-Newton"]
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,19 @@ class _OWLQN(torch.optim.Optimizer):
         self._pairs: list[tuple[Tensor, Tensor]] = []  # steps and changes of the gradient
         self._last: Point | None = None
 
+    def state_dict(self) -> dict[str, Any]:
+        """The state of torch's optimizers, and that of the search under "search"."""
+        last = None if self._last is None else list(self._last)
+        return super().state_dict() | {"search": {"pairs": [*self._pairs], "last": last}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        state = dict(state_dict)
+        search = state.pop("search")
+        super().load_state_dict(state)
+        self._pairs = [(step, change) for step, change in search["pairs"]]
+        self._last = None if search["last"] is None else Point(*search["last"])
+
     def _flat(self, of: Callable[[Any], Tensor]) -> Tensor:
         return torch.cat([of(p).flatten() for group in self.param_groups for p in group["params"]])
 
