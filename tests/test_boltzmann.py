@@ -323,6 +323,20 @@ def test_no_rows_tell_of_edges():
     assert not double(l1="ebic").fit(X).graph_.any()
 
 
+def test_the_criterion_counts_couplings_that_rows_determine():
+    """Four of the nine weights of a pair of three levels."""
+    rng, n = np.random.default_rng(0), 1000
+    first = rng.integers(0, 3, n)
+    second = np.where(rng.random(n) < 0.5, first, rng.integers(0, 3, n))
+    X = pd.DataFrame(np.array(list("abc"))[np.stack([first, second, rng.integers(0, 3, n)], 1)])
+    model = BoltzmannMachineDensity(l1="ebic", learning="exact", random_state=0).fit(X)
+    assert len(model.graph_) == 3
+    assert model.graph_.sum() == 2  # one edge
+    price = 4 * (np.log(n) + 2 * np.log(3))
+    expected = -2 * model.score_samples(X).sum() + price
+    assert_allclose(min(model.path_.criterion), expected, atol=1)
+
+
 @pytest.mark.parametrize(
     ("edges", "message"),
     [

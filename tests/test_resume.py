@@ -40,7 +40,7 @@ STOPPED = {
         learning_rate=0.1,
         partition=None,
         random_state=0,
-    )
+    ),
 }
 
 

@@ -33,7 +33,8 @@ ESTIMATORS = [
 KINDS = ("bit", "kind", "x", "when")
 SUBSETS = [some for n in (1, 2, 3, 4) for some in itertools.combinations(KINDS, n)]
 REMEDY = re.compile(
-    r"use |Use |pass |Pass |[Ff]ill |[Dd]rop |[Ee]ncode |impute|list it|bin the|turn them|needs? |leave out "
+    r"use |Use |pass |Pass |[Ff]ill |[Dd]rop |[Ee]ncode |impute|list it|bin the|turn them|needs? "
+    r"|leave out "
 )
 
 

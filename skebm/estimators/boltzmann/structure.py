@@ -35,10 +35,11 @@ class SparsityPath(BaseEstimator):
     ----------
     criterion : {"ebic", "cv"}, default="ebic"
         ``"ebic"``: the extended Bayesian information criterion,
-        :math:`-2 n \ell + c\, k (\log n + 4 \gamma \log d)`, of the graph's own fit, with k
-        couplings and :math:`\ell` the mean log-likelihood of a row (c = 1) or pseudo-likelihood
-        (c = 2: it counts every coupling in the conditionals of both of its columns). ``"cv"``: the
-        loss of held-out rows, which finds graphs that predict well but have false edges.
+        :math:`-2 n \ell + c\, k (\log n + 4 \gamma \log d)`, of the graph's own fit, with k free
+        couplings, (a - 1)(b - 1) for an edge between columns of a and b levels, and :math:`\ell`
+        the mean log-likelihood of a row (c = 1) or pseudo-likelihood (c = 2: it counts every
+        coupling in the conditionals of both of its columns). ``"cv"``: the loss of held-out rows,
+        which finds graphs that predict well but have false edges.
     n_values : int, default=20
         Number of penalties, evenly spaced on a logarithmic scale.
     ratio : float in (0, 1), default=0.01
@@ -143,7 +144,7 @@ def _by_ebic(
             continue
         relaxed = convex.with_edges(graphs[-1]).with_penalties(0.0, 1.0 / n)
         again = relaxed.trained(rows, generator, on_edges(last, graphs[-1]), ROUGH)
-        found.append(2 * loss_of(again, rows) + price * len(again.energy.weight))
+        found.append(2 * loss_of(again, rows) + price * n_free(graphs[-1], convex))
         if len(found) - 1 - int(np.argmin(found)) >= PATIENCE:
             break
     return graphs, found
@@ -203,6 +204,14 @@ def column_pairs(pairs: np.ndarray, widths: Sequence[int]) -> np.ndarray:
     first = np.cumsum([0, *widths[:-1]])
     found: np.ndarray = np.logical_or.reduceat(np.logical_or.reduceat(pairs, first, 0), first, 1)
     return found
+
+
+def n_free(edges: np.ndarray, blueprint: BoltzmannBlueprint) -> int:
+    """Number of couplings that rows determine: the others could be moved into biases."""
+    widths = columns_of(blueprint.table.domain)
+    free = np.maximum(np.array(widths) - 1, 1)  # a bit is one entry, as is one of two levels
+    pairs = np.triu(column_pairs(edges, widths), 1)
+    return int((pairs * np.outer(free, free)).sum())
 
 
 def n_pairs(edges: np.ndarray, blueprint: BoltzmannBlueprint) -> int:
