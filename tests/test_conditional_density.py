@@ -342,7 +342,7 @@ def test_densities_of_classes_are_those_of_the_classes():
         width[1200:] * math.sqrt(2 * math.pi)
     )
     assert abs(model.score_samples(new).mean() - truth.mean()) < 0.05
-    drawn = model.sample(pd.DataFrame({"label": ["a"] * 500 + ["b"] * 500}), random_state=0)
+    drawn = model.sample(pd.DataFrame({"label": ["a"] * 500 + ["b"] * 500}), random_state=0)["x"]
     assert abs(drawn[:500].mean() - 3.0) < 0.2
     assert abs(drawn[500:].std() - 0.5) < 0.1
 

@@ -939,8 +939,8 @@ def test_a_constant_column():
 def test_huge_values():
     rows = X.copy()
     rows[0, 2], rows[1, 2] = 1e300, -1e300
-    with pytest.raises(ValueError, match=r"columns \[2\] overflows.*divide"):
-        density().fit(rows)
+    with pytest.warns(UserWarning, match="2 rows are left out"):
+        assert np.isfinite(density().fit(rows).score_samples(X)).all()
     model = once("persistent")
     with np.errstate(all="ignore"):
         for scale in (1e6, 1e18, 1e30, 1e300):

@@ -126,7 +126,7 @@ def test_missing_values():
     missing = np.random.default_rng(0).random(iris.shape) < 0.1
     holes = iris.mask(missing)
     rbm = RBMEstimator(4, base="gaussian", n_iter=60, batch_size=50, random_state=0).fit(holes)
-    filled = rbm.impute(holes, how="mean", random_state=0)
+    filled = rbm.impute(holes, how="mean", random_state=0).to_numpy()
     assert (filled[~missing] == iris.to_numpy()[~missing]).all()  # what is known stays
     error = (filled - iris.to_numpy())[missing]
     mean_error = (iris - holes.mean()).to_numpy()[missing]

@@ -23,6 +23,7 @@ from skebm.estimators.base import BaseEBM
 
 # Seconds that `fit` and the first `score_samples` may take together.
 MAX_SECONDS = 60.0
+# Of a fit; scores of the same rows may say one thing more.
 MAX_WARNINGS = 2
 # Sums over all states are for so many bits at most, integrals for so many real columns.
 MAX_BITS, MAX_COLUMNS = 10, 2
@@ -88,13 +89,17 @@ def deadline(seconds):
 def check(estimator, table, max_seconds=MAX_SECONDS):
     """Fit to a :class:`~tests.adversarial.hostile.Split`, score, and say what does not hold."""
     started, busy, scores = time.perf_counter(), time.process_time(), None
+    of_fit = []
     with Caught() as caught, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         with deadline(2 * max_seconds):
-            estimator.fit(table.X, target_of(estimator, table))
+            try:
+                estimator.fit(table.X, target_of(estimator, table))
+            finally:
+                of_fit += said
             scores = scores_of(estimator, table.X)
     seconds = time.perf_counter() - started
-    violations = violated(caught.error, said, table.X)
+    violations = violated(caught.error, of_fit, said[len(of_fit) :], table.X)
     if seconds > max_seconds:
         used = time.process_time() - busy
         violations["slow"] = f"{seconds:.0f} s, {used:.0f} of the processor{place(caught.error)}"
@@ -116,12 +121,13 @@ def place(error):
     return f", stopped in {inside[-1].name} of {Path(inside[-1].filename).name}" if inside else ""
 
 
-def violated(error, said, X):
+def violated(error, of_fit, of_scores, X):
     """What is wrong with the error and the warnings of `fit` and the first `score_samples`."""
     found = {}
     if isinstance(error, Exception) and not is_refusal(error, X):
         found["exception"] = f"{type(error).__name__}: {error}"
-    if len(said) > MAX_WARNINGS:
+    if len(of_fit) > MAX_WARNINGS or len(of_scores) > 1:
+        said = [*of_fit, *of_scores]
         seen = [str(warning.message).split(". ")[0] for warning in said]
         found["warnings"] = f"{len(said)}: " + " | ".join(seen)
     return found

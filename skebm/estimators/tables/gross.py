@@ -145,7 +145,11 @@ def gross_rows(
     if rows.mean() > MOST_ROWS:
         warn(f"{said}\nThey are in more than half of the rows, and are fitted with.", UserWarning)
         return None
-    warn(f"{said}\nThe {int(rows.sum())} rows are left out of the fit.", UserWarning)
+    n = int(rows.sum())
+    warn(
+        f"{said}\n{f'The {n} rows are' if n > 1 else 'The row is'} left out of the fit.",
+        UserWarning,
+    )
     return rows
 
 
