@@ -954,10 +954,10 @@ def test_huge_values():
     model = density().fit(lone)
     assert np.isfinite(model.score_samples(lone)).all()
     assert model.predict(lone)[-1] == -1
-    before = by_pickle(model)
-    with np.errstate(all="ignore"), pytest.raises((ValueError, FloatingPointError)):
+    other = by_pickle(model).partial_fit(X)
+    with pytest.warns(UserWarning, match="row is left out"):
         model.partial_fit(np.vstack([X, np.full((1, 3), 1e30)]))
-    assert_same_training(model, before)
+    assert_same_training(model, other)
 
 
 WEIGHTED = Persistent(reweight=True)
