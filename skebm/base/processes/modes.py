@@ -169,6 +169,7 @@ def _as_float(value: Any) -> Any:
 
 def _as_choice(value: Any) -> Any:
     """What a condition chooses from as float32; the condition stays as it is."""
-    if isinstance(value, Tensor) and value.dtype is torch.bool:
-        return value
-    return torch.as_tensor(value, dtype=torch.float32)
+    if isinstance(value, Tensor):
+        return value if value.dtype is torch.bool else value.to(torch.float32)
+    # A number goes where the other tensors are, whatever the default device is.
+    return torch.tensor(value, dtype=torch.float32, device="cpu")
