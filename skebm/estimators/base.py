@@ -926,7 +926,7 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         y : None
             Not used; present by convention.
         sample_weight : array-like of shape (n_samples,), default=None
-            Non-negative weights; rows of weight 0 are ignored.
+            Non-negative importance of the rows, on any scale; rows of weight 0 are ignored.
 
         Returns
         -------
@@ -952,7 +952,7 @@ class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
         y : None
             Not used; present by convention.
         sample_weight : array-like of shape (n_samples,), default=None
-            Non-negative weights.
+            Non-negative importance of the rows, on any scale.
 
         Returns
         -------

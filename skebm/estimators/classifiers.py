@@ -168,7 +168,7 @@ def fit(self: Any, X: Any, y: Any, sample_weight: Any = None) -> Any:
     y : array-like of shape (n_samples,)
         Labels of any type; those equal to `unlabeled` are unknown.
     sample_weight : array-like of shape (n_samples,), default=None
-        Non-negative weights; rows of weight 0 are ignored.
+        Non-negative importance of the rows, on any scale; rows of weight 0 are ignored.
 
     Returns
     -------
@@ -195,7 +195,7 @@ def partial_fit(self: Any, X: Any, y: Any, classes: Any = None, sample_weight: A
     classes : array-like of shape (n_classes,), default=None
         All classes, for the first call; None takes those of its y.
     sample_weight : array-like of shape (n_samples,), default=None
-        Non-negative weights.
+        Non-negative importance of the rows, on any scale.
 
     Returns
     -------

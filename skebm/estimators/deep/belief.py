@@ -319,7 +319,8 @@ class DeepBeliefNetwork(
         y : None
             Not used; present by convention.
         sample_weight : array-like of shape (n_samples,), default=None
-            Non-negative weights of the rows, in the fit of each RBM; rows of weight 0 are ignored.
+            Non-negative importance of the rows in the fit of each RBM, on any scale; rows of weight
+        0 are ignored.
 
         Returns
         -------

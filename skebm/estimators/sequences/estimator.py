@@ -177,8 +177,9 @@ class TemporalRBM(
         Treatment of columns of Bernoulli units with values outside [0, 1], as in
         :class:`RBMEstimator`.
     sequence_column : str, int or None, default=None
-        Column of X that identifies the sequence of each frame; each run of equal values is one
-        sequence. The column is not part of the frames.
+        Column of X that identifies the sequence of each frame. The frames of a sequence are in
+        their order in time, and may stand between those of others, as in a panel that is sorted by
+        time. The column is not part of the frames.
     n_chains, n_temperatures : int, default=10, 1600
         Settings for the annealing of log Z, which is done for each frame: number of chains for each
         frame, and maximum number of temperatures, which is used only where standard errors are

@@ -12,7 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._validation import check_container, check_is_fitted, is_frame, take_rows, unmasked
+from skebm._validation import (
+    check_container,
+    check_is_fitted,
+    is_frame,
+    no_column,
+    take_rows,
+    unmasked,
+)
 from skebm.estimators.tables.columns import ColumnTable, is_present
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.training.rows import Rows
@@ -121,7 +128,7 @@ def _values_of(X: Any, column: Any) -> np.ndarray:
     """Number of the sequence of each frame, in the order in which they begin, (n_frames,)."""
     if is_frame(X):
         if column not in X.columns:
-            raise ValueError(f"sequence_column={column!r} is no column of X.")
+            raise no_column("sequence_column", column, X.columns)
         values = X[column].to_list()
     else:
         X = np.asarray(unmasked(X))

@@ -322,7 +322,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         y : None
             Not used; present by convention.
         sample_weight : array-like of shape (n_samples,), default=None
-            Non-negative weights; rows of weight 0 are ignored.
+            Non-negative importance of the rows, on any scale; rows of weight 0 are ignored.
 
         Returns
         -------

@@ -238,7 +238,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         y : array-like of shape (n_samples, n_outputs) or (n_samples,)
             The row y of each pair.
         sample_weight : array-like of shape (n_samples,), default=None
-            Non-negative weights; pairs of weight 0 are ignored.
+            Non-negative importance of the pairs, on any scale; pairs of weight 0 are ignored.
 
         Returns
         -------
