@@ -192,10 +192,9 @@ class Distribution(abc.ABC):
 
     @own_modes()  # in which pickle may call it
     def __setstate__(self, state: dict[str, Any]) -> None:
-        with own_modes():  # it is called before the entrance of the model that holds it
-            for name, value in state.items():
-                # A copy: arrays of a pickle may be read-only, as tensors cannot be.
-                setattr(self, name, torch.tensor(value) if hasattr(value, "dtype") else value)
+        for name, value in state.items():
+            # A copy: arrays of a pickle may be read-only, as tensors cannot be.
+            setattr(self, name, torch.tensor(value) if hasattr(value, "dtype") else value)
 
 
 class TiltedGiven(Given):

@@ -856,6 +856,8 @@ def unequal_by_design(estimator):
     """Weights in mini-batches are not repeated rows; with one full batch they are (below)."""
     if isinstance(estimator, BoltzmannMachineDensity) and estimator.learning == "pseudo_likelihood":
         return {}  # all rows are used at every step
+    if isinstance(estimator, SpikeSlabRBM) and estimator.learning != "cd":
+        return {}  # copies of rows of numbers are merged, and with them the batches are the same
     reason = "mini-batches and sampled negatives"
     name = "check_sample_weight_equivalence_on_{}_data"
     # scikit-learn 1.6 asks for both of estimators that take no sparse rows, too.

@@ -49,7 +49,7 @@ def test_what_changes_nothing_removes_no_guard(kind, given):
 
 @full
 @pytest.mark.parametrize("kind", [kind for kind in walk(BaseEBM) if kind in CASES])
-def test_first_parameters_parameters_do_not_change(kind):
+def test_parameters_of_the_first_fit_do_not_change(kind):
     case = next(iter(CASES[kind].values()))
     X = data(case)
     model = clone(case).set_params(warm_start=True, n_iter=1).fit(X)
@@ -66,7 +66,7 @@ def test_first_parameters_parameters_do_not_change(kind):
     np.testing.assert_array_equal(model.energy(X), before)
 
 
-@pytest.mark.full
+@full
 def test_the_mean_of_the_base_is_exact_where_the_network_is_off():
     c = _random.normal(size=(60, 1))
     x = c @ np.array([[1.0, -1.0, 2.0]]) + 0.1 * _random.normal(size=(60, 3))
