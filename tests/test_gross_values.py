@@ -200,6 +200,15 @@ def test_labelled_rows_leave_gross_values_out():
         assert (model.predict(X) == y).mean() > 0.5
 
 
+def test_probabilities_of_bits_are_never_gross():
+    """Those that a layer hands to the next one crowd near 0 or 1, and a few are in between."""
+    X = np.full((300, 3), 1e-6) * (1 + clean_rows("normal", 300, 3, 0) / 10)
+    X[:4] = 0.5
+    said = [fit_quietly(RBMEstimator(3, visible=v, **TRAINED), X)[1] for v in ("bernoulli", "auto")]
+    assert not said[0]
+    assert said[1]
+
+
 @pytest.mark.full
 def test_gated_pairs_leave_gross_values_out():
     X = clean_rows("normal", 300, 3, 0)

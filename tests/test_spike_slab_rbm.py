@@ -14,6 +14,8 @@ from skebm import RBMEstimator, SpikeSlabRBM
 from skebm.base import Batch, Clamp
 from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import SpikeSlabEnergy, annealing_path
+from skebm.energies.rbm.mixed import MAX_LOG_PRECISION
+from skebm.energies.rbm.spike_slab import MAX_PRECISION, MIN_LOG_PRECISION
 from skebm.objectives import Centering, ContrastiveDivergence, Penalty
 from skebm.partition import AIS, AISBracket, Exact, Quadrature
 from skebm.partition.checks import wide_base
@@ -498,13 +500,34 @@ def test_collapsing_columns_are_held_with_a_warning_that_names_them():
     assert "'x2'" in message
     assert "hidden units [0]" in message
     assert "Drop them" in message
-    gradient = energy.contrast_gradient(None, None)
-    grads = [torch.zeros_like(p) for p in energy.tensors]
-    grads[0][0, 2], grads[0][0, 1] = -1.0, -2.0  # would lengthen, and turn
-    gradient._hold(grads)
-    assert grads[0][0].tolist() == pytest.approx([0.0, -2.0, 0.0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_large_steps_leave_no_parameter_beyond_its_limits(seed):
+    """Two constant columns of bits, and steps that would leap over every limit."""
+    X = np.random.default_rng(seed).binomial(1, [0, 1, 0.01, 0.99, 0.5, 0.03], (200, 6)) * 1.0
+    model = SpikeSlabRBM(8, learning_rate=1.0, n_iter=20, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(X)
+    energy = model.energy_
+    assert float(energy.log_precision.min()) >= MIN_LOG_PRECISION - 1e-6
+    assert float(energy.log_precision.max()) <= MAX_LOG_PRECISION + 1e-6
+    assert float(energy.weight.square().sum(1).max()) <= MAX_PRECISION * (1 + 1e-5)
     assert np.isfinite(model.score_samples(X)).all()
-    assert all(issubclass(w.category, UserWarning) for w in caught)
+
+
+def test_limits_shorten_weights_and_keep_their_direction():
+    energy = SpikeSlabEnergy(Gaussian(torch.zeros(3), 1.0), 2, generator=seeded())
+    with torch.no_grad():
+        energy.weight[0] = torch.tensor([0.0, 300.0, 400.0])
+        energy.log_precision[:2] = torch.tensor([-20.0, 30.0])
+    before = energy.weight[1].clone()
+    energy.hold_within_limits()
+    assert energy.weight[0].tolist() == pytest.approx([0.0, 60.0, 80.0])
+    assert torch.equal(energy.weight[1], before)
+    expected = [MIN_LOG_PRECISION, MAX_LOG_PRECISION, 0.0]
+    assert energy.log_precision.tolist() == pytest.approx(expected)
 
 
 def test_going_on_keeps_base_and_weights():

@@ -110,6 +110,12 @@ class Energy(nn.Module, abc.ABC):
         """
         return None
 
+    def hold_within_limits(self) -> None:
+        """Move parameters that have left the limits of training back to them, in place.
+
+        It is called after every step of the optimizer. There are no limits by default.
+        """
+
     def flip_difference(self, x: Tensor) -> Tensor:
         """E(x with entry i set to 1 - x_i) - E(x), (n, d), for flat binary rows."""
         if not isinstance(self.domain, Binary):

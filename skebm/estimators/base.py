@@ -476,9 +476,12 @@ class BaseEBM(BaseEstimator, abc.ABC):
     ) -> tuple[Any, np.ndarray | None, np.ndarray | None, float]:
         """X, targets and weights without rows that hold gross values, and the weight of those.
 
-        Bounds say which values are possible, and images and files are taken as they are.
+        Bounds say which values are possible, as units of bits do where X has no others; images and
+        files are taken as they are.
         """
         if not isinstance(X, np.ndarray) or X.ndim != 2 or vars(self).get("bounds") is not None:
+            return X, y, weight, 0.0
+        if vars(self).get("visible") == "bernoulli" and not ((X < 0) | (X > 1)).any():
             return X, y, weight, 0.0
         gross = gross_rows_of(self, X, weight)
         if gross is None:
@@ -663,6 +666,12 @@ class BaseEBM(BaseEstimator, abc.ABC):
             if log_z.found is None:
                 auto = self.partition == "auto"
                 log_z.found = self._chosen_estimate() if auto else self._estimate(self.partition_)
+                if math.isnan(log_z.found.value):
+                    why = log_z.found.reason
+                    warn(
+                        f"log Z is nan{why and f', because {why}'}: fit again with a smaller "
+                        "learning_rate, or rank rows by energy."
+                    )
             return log_z.found
 
     def _chosen_estimate(self) -> LogPartition:

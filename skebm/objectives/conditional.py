@@ -15,7 +15,6 @@ from skebm.base.sampler import whole_number
 from skebm.base.torchtools import softplus_sum
 from skebm.base.units import Bernoulli, Normal
 from skebm.energies import GatedEnergy, GivenEnergy
-from skebm.energies.rbm.gated import MAX_LOG_PRECISION
 from skebm.objectives.likelihood import share_of
 
 # Chains of a row, and temperatures, of annealing that judges held-out rows.
@@ -116,10 +115,7 @@ class ConditionalDivergence(Objective):
         energy.log_precision.grad = torch.zeros_like(energy.log_precision)
         if given.is_real:
             squares = share[:, 0] @ (y.square() - chain.square())
-            grad = given.precision * squares / 2
-            # Constant columns, and those that x determines, would have ever larger precisions.
-            stays = (energy.log_precision >= MAX_LOG_PRECISION) & (grad < 0)
-            energy.log_precision.grad = grad.masked_fill_(stays, 0.0)
+            energy.log_precision.grad = given.precision * squares / 2
         return Loss(None, state)
 
     # ---------------------------------------------------------------- monitoring

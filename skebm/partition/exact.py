@@ -107,7 +107,8 @@ class Exact(PartitionEstimator):
                 part = torch.logsumexp(-function(states).double(), 0)
                 total = torch.logaddexp(total, part)
         value = float(total)
-        return LogPartition(value, 0.0, value, value, "exact", math.inf)
+        reason = "" if math.isfinite(value) else "energies of some states are not finite"
+        return LogPartition(value, 0.0, value, value, "exact", math.inf, reason=reason)
 
 
 def exact_draws(energy: BipartiteEnergy, n: int, generator: torch.Generator) -> Tensor:

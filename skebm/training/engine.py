@@ -19,7 +19,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.swa_utils import AveragedModel
 
 from skebm._validation import warn
-from skebm.base import Batch, Loss, Objective, SamplingError, sampling
+from skebm.base import Batch, Energy, Loss, Objective, SamplingError, sampling
 from skebm.base.objective import FusedSteps
 from skebm.base.processes import may_draw, progress_bar, threads
 from skebm.base.processes.modes import TorchModes
@@ -151,6 +151,17 @@ def versioned_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
     return step
 
 
+def limited(module: nn.Module) -> list[Energy]:
+    """Trained energies of a module whose parameters have limits."""
+    return [
+        part
+        for part in module.modules()
+        if isinstance(part, Energy)
+        and type(part).hold_within_limits is not Energy.hold_within_limits
+        and any(p.requires_grad for p in part.parameters())
+    ]
+
+
 def line_search(
     module: Objective,
     optimizer: torch.optim.Optimizer,
@@ -159,6 +170,7 @@ def line_search(
     notify: Callable[[Batch], None],
 ) -> Callable[[Batch], Loss]:
     """An update whose optimizer evaluates the objective several times, as L-BFGS does."""
+    energies = limited(module)
 
     def update(batch: Batch) -> Loss:
         last: dict[str, Any] = {}
@@ -178,6 +190,8 @@ def line_search(
         if getattr(optimizer, "coordinates", False) is None:  # it takes some, and has none
             optimizer.coordinates = module.coordinates(batch)  # type: ignore[attr-defined]
         optimizer.step(closure)  # type: ignore[arg-type]
+        for energy in energies:
+            energy.hold_within_limits()
         run.state = last["loss"].state
         return last["loss"]
 
@@ -837,6 +851,7 @@ class EnergyNet(NeuralNet):
                 run.steps.begin(run.state, rate, n_batches)
                 return fused(run.steps, run)
         step = plain or versioned_step(optimizer)
+        energies = limited(self.module_)
 
         def update(batch: Batch) -> Loss:
             loss = gradients(batch, run.state, generator)
@@ -844,6 +859,8 @@ class EnergyNet(NeuralNet):
             if hooked:
                 self._notify_gradients(batch)
             step()
+            for energy in energies:
+                energy.hold_within_limits()
             return loss
 
         return update, nothing

@@ -142,6 +142,11 @@ class GatedEnergy(Energy):
         """The RBM of rows y, each given its own row of x (n, dx), or all given a single row x."""
         return GivenEnergy(self, x)
 
+    @torch.no_grad()
+    def hold_within_limits(self) -> None:
+        """Hold the precisions of real columns: those of constant ones would grow for ever."""
+        self.log_precision.clamp_(max=MAX_LOG_PRECISION)
+
     def without_filters(self) -> GatedEnergy:
         """A copy that is the base alone, for any x: it has no filters, and free mapping units."""
         copy = self._converted(self.mapping.dtype)

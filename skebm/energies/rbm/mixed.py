@@ -273,6 +273,11 @@ class MixedRBM(BipartiteEnergy):
                 found.append(-differences_of(part.log_prob, block, part.domain))
         return torch.cat(found, 1)
 
+    @torch.no_grad()
+    def hold_within_limits(self) -> None:
+        """Hold the precisions of real columns: those of constant ones would grow for ever."""
+        self.log_precision.clamp_(max=MAX_LOG_PRECISION)
+
     def contrast_gradient(
         self, centering: Centering | None, penalty: Penalty | None
     ) -> MixedGradient:
@@ -530,10 +535,7 @@ class MixedGradient(RBMGradient):
         grad = self._product.sum(0) + bias * t
         if at is not None:
             grad += (at.hidden @ weight) * t + (h @ weight) * at.visible
-        grad = score + (grad if len(real) == len(t) else grad[real])
-        # Constant columns, and those with few values, would have ever larger precisions.
-        stays = (energy.log_precision >= MAX_LOG_PRECISION) & (grad < 0)
-        energy.log_precision.grad = grad.masked_fill_(stays, 0.0)
+        energy.log_precision.grad = score + (grad if len(real) == len(t) else grad[real])
 
 
 TENSORS = ("weight", "visible_bias", "hidden_bias")

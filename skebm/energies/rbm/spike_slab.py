@@ -487,6 +487,13 @@ class SpikeSlabEnergy(BipartiteEnergy):
         frame = Frame(pad(centre, (0, right)), pad(scale, sides), pad(inverse, sides))
         return self._with(values, frame)
 
+    @torch.no_grad()
+    def hold_within_limits(self) -> None:
+        """Hold the precisions of coordinates, and those that units add, within their limits."""
+        self.log_precision.clamp_(MIN_LOG_PRECISION, MAX_LOG_PRECISION)
+        size = self.weight.square().sum(1, keepdim=True)
+        self.weight.mul_((MAX_PRECISION / size).clamp_max(1.0).sqrt())
+
     def contrast_gradient(
         self, centering: Centering | None, penalty: Penalty | None
     ) -> SpikeSlabGradient:
@@ -548,7 +555,6 @@ class SpikeSlabGradient(ContrastGradient):
         grads.append(energy.log_precision.exp() * (sign @ u.square()) / -2)
         if self.penalty is not None:
             self._add_penalty(grads, u[:n], z[:n], p[:n], share)
-        self._hold(grads)
         for parameter, grad in zip(energy.tensors, grads, strict=True):
             parameter.grad = grad
         return None, layer
@@ -565,17 +571,6 @@ class SpikeSlabGradient(ContrastGradient):
         grads[0] += (of_logits * (energy.slab_mean + z)).t() @ u
         grads[2] += of_logits.sum(0)
         grads[3] += (of_logits * z).sum(0)
-
-    def _hold(self, grads: list[Tensor]) -> None:
-        """Take out what would move precisions beyond their limits."""
-        energy = self.energy
-        weight, tau = energy.weight, energy.log_precision
-        size = weight.square().sum(1)
-        outward = (weight * grads[0]).sum(1)  # descent lengthens where it is negative
-        held = torch.where((size >= MAX_PRECISION) & (outward < 0), outward / size, 0.0)
-        grads[0] -= held[:, None] * weight
-        grads[4].masked_fill_((tau >= MAX_LOG_PRECISION) & (grads[4] < 0), 0.0)
-        grads[4].masked_fill_((tau <= MIN_LOG_PRECISION) & (grads[4] > 0), 0.0)
 
 
 def cholesky(matrix: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ class SlabUnits(HiddenUnits):
 
     def narrow(self, energy: SpikeSlabEnergy, table: ColumnTable) -> str:
         """Columns along which a precision is the largest allowed, of the units or of the base."""
-        held = energy.weight.square().sum(1) >= MAX_PRECISION
+        held = energy.weight.square().sum(1) >= MAX_PRECISION * (1 - 1e-5)
         along = energy.frame.transposed(energy.weight[held]).abs().argmax(1).tolist()
         along += (energy.log_precision >= MAX_LOG_PRECISION).nonzero().ravel().tolist()
         if not along:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -177,23 +177,25 @@ class UnitIntervalTable(Table):
     @classmethod
     def learn(cls, X: Any, rescale: Any, names: Any = None, advice: str = "") -> UnitIntervalTable:
         """Learn the ranges of the columns; warn of those that are scaled, with advice."""
+        found = cls.of_ranges(X, rescale, names)
+        warn_of_scaling([found], advice)
+        return found
+
+    @classmethod
+    def of_ranges(cls, X: Any, rescale: Any, names: Any = None) -> UnitIntervalTable:
+        """Learn the ranges of the columns; `ValueError` if some must be scaled and may not."""
         names = None if names is None else [str(name) for name in names]
         check_known(X, names)
         found = cls(MinMax.fit(*column_ranges(X)), Binary((X.shape[1],)), rescale, names)
         if len(found.scaling.columns):
-            what = f"columns {found._shown(found.scaling.columns)} have values outside [0, 1]"
             if not rescale:
                 raise ValueError(
-                    f"X: {what}, and rescale=False. Binarise or scale them to [0, 1], or pass "
+                    f"X: columns {found._shown(found.scaling.columns)} have values outside [0, 1], "
+                    "and rescale=False. Binarise or scale them to [0, 1], or pass "
                     'rescale="auto".'
                 )
             found.said = not sp.issparse(X) and not all(
                 is_binary(found.scaling.apply(block)) for _, block in array_blocks(X)
-            )
-            warn(
-                f"Bits take values in [0, 1], but {what}: they are min-max scaled{advice}."
-                + (f" {BETWEEN}" if found.said else ""),
-                UserWarning,
             )
         return found
 
@@ -258,6 +260,18 @@ class UnitIntervalTable(Table):
         """Names or numbers of the first ten columns, for a message."""
         shown = [str(i) if self.names is None else repr(self.names[i]) for i in columns[:10]]
         return ", ".join(shown) + (f" and {len(columns) - 10} more" if len(columns) > 10 else "")
+
+
+def warn_of_scaling(tables: Sequence[UnitIntervalTable], advice: str = "") -> None:
+    """Warn once of the columns that tables scale to [0, 1], with advice."""
+    shown = [t._shown(t.scaling.columns) for t in tables if len(t.scaling.columns)]
+    if shown:
+        warn(
+            f"Bits take values in [0, 1], but columns {', '.join(shown)} have values outside "
+            f"[0, 1]: they are min-max scaled{advice}."
+            + (f" {BETWEEN}" if any(t.said for t in tables) else ""),
+            UserWarning,
+        )
 
 
 class SpinTable(UnitIntervalTable):

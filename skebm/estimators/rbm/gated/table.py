@@ -17,6 +17,7 @@ from skebm.estimators.tables.table import (
     FlatTable,
     Table,
     UnitIntervalTable,
+    warn_of_scaling,
     is_far,
     learn_units,
 )
@@ -59,8 +60,11 @@ class PairTable(Table):
     ) -> PairTable:
         """Learn scales and kinds of the halves of validated pairs X (n, dx + dy)."""
         x, y = X[:, :n_given], X[:, n_given:]
+        names = [f"x{j}" for j in range(n_given)] if names is None else names
         of_y = [f"y[{j}]" for j in range(y.shape[1])]
         found = cls(_half(x, names, weight, visible), _half(y, of_y, weight, visible))
+        halves = (found.given, found.target)
+        warn_of_scaling([half for half in halves if isinstance(half, UnitIntervalTable)])
         constant = np.flatnonzero((y == y[0]).all(0)).tolist()
         if constant and isinstance(found.target, FlatTable):
             warn(
@@ -151,5 +155,5 @@ class PairTable(Table):
 
 def _half(X: np.ndarray, names: Any, weight: np.ndarray | None, visible: str) -> Half:
     if visible == "bernoulli" or (visible == "auto" and in_unit_interval(X)):
-        return UnitIntervalTable.learn(X, "auto", names)
+        return UnitIntervalTable.of_ranges(X, "auto", names)
     return FlatTable(learn_units(X, weight, True, None), X.shape[1:], False)
