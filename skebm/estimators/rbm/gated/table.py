@@ -17,9 +17,9 @@ from skebm.estimators.tables.table import (
     FlatTable,
     Table,
     UnitIntervalTable,
-    warn_of_scaling,
     is_far,
     learn_units,
+    warn_of_scaling,
 )
 from skebm.training.rows import Rows
 
