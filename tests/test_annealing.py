@@ -21,6 +21,7 @@ from skebm.energies.path import GeometricPath
 from skebm.partition import AIS, AISBracket, Exact, ReverseAIS, annealed
 from skebm.partition.annealed import (
     Deadline,
+    KernelSteps,
     Schedule,
     adaptive_schedule,
     anneal,
@@ -202,7 +203,8 @@ def test_rows_that_a_kernel_has_accepted_are_not_evaluated_again(kernel):
         with torch.no_grad():
             path = make(energy, base)
             x = base.sample(40, seeded())
-            increments = [one for one, _ in anneal(path, kernel, x, schedule, seeded())]
+            steps = KernelSteps(path, kernel, schedule, seeded())
+            increments = [one for one, _ in anneal(steps, x, schedule.betas)]
             found.append(torch.stack(increments))
         steps = getattr(kernel, "n_leapfrog", 1)
         assert len(calls) == 1 + 3 * steps if make is annealing_path else 1 + 3 * (1 + steps)
@@ -404,7 +406,8 @@ def test_kernels_adapt_at_each_temperature():
         assert step_sizes[0] > 20 * step_sizes[-1]
         assert all(one.adaptation is None for one in schedule.settings)
         x = path.base.sample(50, seeded(1))
-        list(anneal(path, Recorder(adapt=True), x, schedule, seeded(2)))
+        steps = KernelSteps(path, Recorder(adapt=True), schedule, seeded(2))
+        list(anneal(steps, x, schedule.betas))
     assert set(used) <= set(step_sizes)
     assert used[-1] == step_sizes[-1]
 

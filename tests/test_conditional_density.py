@@ -22,9 +22,8 @@ from skebm.energies.conditional import target_whitening
 from skebm.estimators import lagged
 from skebm.estimators.neural.conditional.normalisers import (
     Annealing,
-    annealed,
     by_quadrature,
-    log_normalisers,
+    log_z_of_conditions,
     pilot_step,
 )
 from skebm.estimators.neural.conditional.table import column_numbers
@@ -36,6 +35,7 @@ from skebm.objectives import (
     RankedConditional,
 )
 from skebm.objectives.contrastive.given import chosen_by_importance
+from skebm.partition.given import LangevinSteps, annealed_log_z, uniforms_of
 from tests.checks import parametrize_with_checks
 from tests.oracle import finite_difference
 from tests.storage import by_joblib, by_pickle, by_skops
@@ -262,9 +262,8 @@ def test_quadrature_and_annealing_agree_with_a_fine_grid(dx):
         given = energy.given(c)
         step = pilot_step(given, given.mean if dx > 9 else given.base.mean, seeded())
         size = (500 * 3, dx + 1)
-        log_weight, ends = annealed(
-            given, 30, lambda: torch.rand(size, generator=seeded_stream, dtype=F64), step
-        )
+        steps = LangevinSteps(given, uniforms_of(seeded_stream, size, c), step)
+        log_weight, ends = annealed_log_z(steps, 30)
     value = log_weight.view(500, 3).logsumexp(0) - math.log(500)
     assert (value - exact).abs().max() < 0.05
     share = log_weight.view(500, 3).softmax(0)
@@ -280,11 +279,11 @@ def test_log_z_of_three_columns_is_bracketed_by_both_directions_of_annealing():
     settings = Annealing(20, 120, 0.2, 0)
     with torch.no_grad():
         exact = brute_log_z(energy, c, 61, 9.0)
-        found = log_normalisers(energy, c, settings)
+        found = log_z_of_conditions(energy, c, settings)
     assert not found.exact.any()
     assert ((found.value - exact).abs() < 4 * found.std_error + 0.02).all()
     assert ((found.upper - exact).abs() < 0.15).all()
-    alone = log_normalisers(energy, c[1:], settings)
+    alone = log_z_of_conditions(energy, c[1:], settings)
     torch.testing.assert_close(alone.value, found.value[1:])
 
 

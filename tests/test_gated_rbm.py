@@ -21,7 +21,13 @@ from skebm.distributions import ChowLiuTree, Gaussian, IndependentBernoulli
 from skebm.energies import BernoulliRBM, GatedEnergy
 from skebm.estimators.rbm.gated import given as said
 from skebm.objectives import ConditionalDivergence
-from skebm.objectives.conditional import annealed_log_z, conditional_gains, log_mean
+from skebm.partition.given import (
+    GatedSteps,
+    annealed_log_z,
+    gated_gains,
+    log_mean_of_chains,
+    uniforms_of,
+)
 from skebm.samplers import Gibbs
 from tests.checks import parametrize_with_checks
 from tests.oracle import DOUBLE, seeded
@@ -283,16 +289,13 @@ def test_annealing_finds_the_normaliser_of_each_row(kind):
     n = 3000
     rbm = energy.given(x).of_chains(n)
     generator = seeded(1)
-
-    def uniforms():
-        return torch.rand(3 * n, H + 3, generator=generator, dtype=DOUBLE)
-
+    steps = GatedSteps(rbm, uniforms_of(generator, (3 * n, H + 3), x))
     expected = exact_log_z(energy, x).detach()
-    forward, y = annealed_log_z(rbm, 30, uniforms)
-    assert_allclose(log_mean(forward, n), expected, atol=0.05)
+    forward, y = annealed_log_z(steps, 30)
+    assert_allclose(log_mean_of_chains(forward, n), expected, atol=0.05)
     state, _ = Gibbs().run(rbm, y, 20, generator)
-    backward, _ = annealed_log_z(rbm, 30, uniforms, state.x)
-    assert_allclose(-log_mean(-backward, n), expected, atol=0.05)
+    backward, _ = annealed_log_z(steps, 30, state.x)
+    assert_allclose(-log_mean_of_chains(-backward, n), expected, atol=0.05)
 
 
 def test_the_normaliser_of_numbers_by_quadrature():
@@ -315,12 +318,14 @@ def test_what_is_said_of_y_given_x(n_hidden, dy, monkeypatch):
     log_p = -torch.stack([energy.given(row)(y) for row in x]).detach()  # (n, 2^dy)
     hidden = torch.stack([energy.given(row).hidden(y).mean for row in x]).detach()
     rows = torch.cat([x, y[:4]], 1)
-    low, high = said.log_normalisers(energy, rows, 0, 400, 50)
+    found = said.log_z_of_pairs(energy, rows, 0, 400, 50)
     p = log_p.softmax(1)
     exact = said.is_exact(energy)
     assert exact == (n_hidden < 13 or dy < 13)
-    assert_allclose(low, log_p.logsumexp(1), atol=1e-8 if exact else 0.1)
-    assert_allclose(high, log_p.logsumexp(1), atol=1e-8 if exact else 0.1)
+    assert (found.exact == exact).all()
+    assert (found.std_error == 0).all() == exact
+    assert_allclose(found.value, log_p.logsumexp(1), atol=1e-8 if exact else 0.1)
+    assert_allclose(found.upper, log_p.logsumexp(1), atol=1e-8 if exact else 0.1)
     of_hidden, of_y = said.means(energy, x, 0)
     assert_allclose(of_y, p @ y, atol=1e-8 if exact else 0.03)
     assert_allclose(of_hidden, (p[:, None] @ hidden)[:, 0], atol=1e-8 if exact else 0.03)
@@ -336,10 +341,10 @@ def test_what_is_said_of_y_given_x(n_hidden, dy, monkeypatch):
 def test_a_row_has_the_same_chains_beside_any_others():
     energy, x = make(dy=13, n_hidden=14), given_rows(5)
     rows = torch.cat([x, states(13)[:5]], 1)
-    together = said.log_normalisers(energy, rows, 0, 3, 10)
-    alone = [said.log_normalisers(energy, row[None], 0, 3, 10) for row in rows]
-    assert_allclose(together[0], torch.cat([one[0] for one in alone]), atol=1e-9)
-    assert_allclose(together[1], torch.cat([one[1] for one in alone]), atol=1e-9)
+    together = said.log_z_of_pairs(energy, rows, 0, 3, 10)
+    alone = [said.log_z_of_pairs(energy, row[None], 0, 3, 10) for row in rows]
+    assert_allclose(together.value, torch.cat([one.value for one in alone]), atol=1e-9)
+    assert_allclose(together.upper, torch.cat([one.upper for one in alone]), atol=1e-9)
 
 
 def test_gains_are_those_of_the_exact_likelihood():
@@ -347,7 +352,7 @@ def test_gains_are_those_of_the_exact_likelihood():
     y = states(3)[:4]
     log_p = -energy(torch.cat([x, y], 1)) - exact_log_z(energy, x)
     expected = log_p - energy.base.log_prob(y)
-    found = conditional_gains(energy, torch.cat([x, y], 1), seeded(), 500, 40)
+    found = gated_gains(energy, torch.cat([x, y], 1), seeded(), 500, 40)
     assert_allclose(found, expected.detach(), atol=0.1)
 
 

@@ -18,7 +18,7 @@ from skebm.base.energy import (
     PairwiseSum,
 )
 from skebm.base.objective import Batch, Loss, Objective
-from skebm.base.partition import LogPartition, PartitionEstimator
+from skebm.base.partition import LogLikelihoods, LogPartition, PartitionEstimator
 from skebm.base.sampler import Sampler, sampling
 from skebm.base.state import ChainState, SamplingError, StepInfo
 from skebm.base.trace import Trace
@@ -37,6 +37,7 @@ __all__ = [
     "Energy",
     "EnergyMixture",
     "EnergySum",
+    "LogLikelihoods",
     "LogPartition",
     "Loss",
     "Mixed",

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor
@@ -53,6 +54,33 @@ class LogPartition(NamedTuple):
         ``nan`` where neither is known.
         """
         return self.value + 2 * self.std_error if math.isnan(self.upper) else self.upper
+
+
+class LogLikelihoods(NamedTuple):
+    """Log-likelihoods of rows, in nats, whose log Z or sum over missing entries may be estimated.
+
+    Attributes
+    ----------
+    log_prob : ndarray of shape (n_samples,)
+        With the estimate itself, in the units of the data.
+    std_error : ndarray of shape (n_samples,)
+        Standard error of each by that of its own sums; 0 where they are exact.
+    lower : ndarray of shape (n_samples,)
+        Pessimistic end. For models of rows given conditions, log Z is by annealing from draws of
+        the model back to the base: low on average if these are from the model. Equal to `log_prob`
+        where it is exact.
+    upper : ndarray of shape (n_samples,)
+        Optimistic end. With log Z by annealing from the base, which is low on average, it is high
+        on average.
+    exact : ndarray of shape (n_samples,), bool
+        Whether the value is exact: a sum over all states, or quadrature to 1e-4 nats or better.
+    """
+
+    log_prob: np.ndarray
+    std_error: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    exact: np.ndarray
 
 
 class PartitionEstimator(BaseEstimator, abc.ABC):

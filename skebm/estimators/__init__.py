@@ -2,6 +2,7 @@
 
 import sys
 
+from skebm.base import LogLikelihoods
 from skebm.base.processes import enter_all
 from skebm.estimators.boltzmann import BoltzmannMachineDensity, SparsityPath
 from skebm.estimators.boltzmann.hopfield import HopfieldMemory, Recall
@@ -9,7 +10,6 @@ from skebm.estimators.deep import DeepBeliefNetwork, DeepBoltzmannMachine
 from skebm.estimators.deep.meanfield import MeanField, PosteriorMeans
 from skebm.estimators.neural import (
     ConditionalDensity,
-    ConditionalScores,
     ContrastiveDivergenceDensity,
     Discrepancy,
     FlowContrastiveDensity,
@@ -31,7 +31,6 @@ from skebm.estimators.rbm import (
     SubspaceRBM,
 )
 from skebm.estimators.sequences import (
-    FrameScores,
     FrameStream,
     SequenceOutlierDetector,
     TemporalRBM,
@@ -44,7 +43,6 @@ from skebm.estimators.tractable import TractableDensity
 __all__ = [
     "BoltzmannMachineDensity",
     "ConditionalDensity",
-    "ConditionalScores",
     "ContrastiveDivergenceDensity",
     "DeepBeliefNetwork",
     "DeepBoltzmannMachine",
@@ -53,12 +51,12 @@ __all__ = [
     "Explanation",
     "FlowContrastiveDensity",
     "GatedRBM",
-    "FrameScores",
     "FrameStream",
     "HopfieldMemory",
     "Hybrid",
     "JEMClassifier",
     "Likelihood",
+    "LogLikelihoods",
     "MeanField",
     "MixtureBase",
     "PosteriorMeans",

@@ -1,28 +1,21 @@
-r"""Learning of p(y given x) by contrastive divergence, and the normaliser of each row x."""
+r"""Learning of p(y given x) by contrastive divergence."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from skebm.base import Batch, Conditional, Loss, Objective, Real
+from skebm.base import Batch, Loss, Objective, Real
 from skebm.base.objective import LARGEST_CHANGE, weighted_mean, weighted_variance, why_diverged
 from skebm.base.sampler import whole_number
-from skebm.base.torchtools import softplus_sum
-from skebm.base.units import Bernoulli, Normal
 from skebm.energies import GatedEnergy, GivenEnergy
 from skebm.objectives.likelihood import share_of
 
-# Chains of a row, and temperatures, of annealing that judges held-out rows.
-N_CHAINS, N_BETAS = 4, 50
 # Change of the energies of rows by a step, in nats for each real column of y, that is allowed.
 CHANGE_OF_COLUMN = 0.1
-# Uniform numbers of all chains, of a hidden layer and y side by side, (N, H + dy).
-Uniforms = Callable[[], Tensor]
 
 
 class ConditionalDivergence(Objective):
@@ -42,6 +35,9 @@ class ConditionalDivergence(Objective):
     energy : GatedEnergy
     n_steps : int, default=1
         Gibbs steps of a chain, at least 1.
+    assess : callable or None, default=None
+        ``assess(energy, rows, weight, generator)`` returns an object whose ``gain`` is the mean
+        log-likelihood ratio of held-out pairs to the base, in nats. None compares them by the loss.
 
     References
     ----------
@@ -67,12 +63,17 @@ class ConditionalDivergence(Objective):
 
     energy: GatedEnergy
 
-    def __init__(self, energy: GatedEnergy, n_steps: int = 1):
+    def __init__(
+        self,
+        energy: GatedEnergy,
+        n_steps: int = 1,
+        assess: Callable[..., Any] | None = None,
+    ):
         super().__init__()
         if not isinstance(energy, GatedEnergy):
             raise TypeError(f"The energy must be a GatedEnergy, got {type(energy).__name__}.")
         whole_number("n_steps", n_steps, 1)
-        self.energy, self.n_steps = energy, n_steps
+        self.energy, self.n_steps, self.assess = energy, n_steps, assess
 
     def forward(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
         """Mean F of the rows minus that of the chains, differentiable."""
@@ -145,9 +146,14 @@ class ConditionalDivergence(Objective):
 
     @torch.no_grad()
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
-        """Minus the mean log-likelihood ratio of y given x to the base, with log Z by annealing."""
-        found = conditional_gains(self.energy, batch.x, generator, N_CHAINS, N_BETAS)
-        return -weighted_mean(found.to(batch.x.dtype), batch.weight)
+        """Minus the mean log-likelihood ratio of y given x to the base, as `assess` estimates it.
+
+        The loss, if there is no such function.
+        """
+        if self.assess is None:
+            return super().held_out(batch, state, generator)
+        found = self.assess(self.energy, batch.x, batch.weight, generator)
+        return batch.x.new_tensor(-found.gain)
 
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
@@ -163,100 +169,3 @@ class ConditionalDivergence(Objective):
             allowed = max(1.0, CHANGE_OF_COLUMN * domain.n_columns / LARGEST_CHANGE)
             logs = logs | {"energy_change": logs["energy_change"] / allowed}
         return reason or why_diverged(logs, before, n_rows, domain)
-
-
-# ------------------------------------------------------------------------------
-# log Z of rows
-# ------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def conditional_gains(
-    energy: GatedEnergy, rows: Tensor, generator: torch.Generator, n_chains: int, n_betas: int
-) -> Tensor:
-    """log p(y given x) - log q(y) of rows, (n,) in float64, for comparisons of models.
-
-    Direction: annealing forward from the base gives a log Z that is low on average; annealing
-    backward from y gives one that is high on average if y is a draw of the model. The larger of
-    the two is used.
-    """
-    x, y = energy.split(rows)
-    given = energy.given(x).of_chains(n_chains)
-    size = (n_chains * len(x), given.hidden_domain.n_columns + given.domain.n_columns)
-
-    def uniforms() -> Tensor:
-        return torch.rand(size, generator=generator, dtype=rows.dtype, device=rows.device)
-
-    starts = y.repeat(n_chains, 1)
-    forward, _ = annealed_log_z(given, n_betas, uniforms)
-    backward, _ = annealed_log_z(given, n_betas, uniforms, starts)
-    means = [log_mean(forward, n_chains), -log_mean(-backward, n_chains)]
-    log_z = torch.maximum(*means)
-    return -(energy(rows) + energy.base.log_prob(y)).double() - log_z
-
-
-def log_mean(log_weight: Tensor, n_chains: int) -> Tensor:
-    """Log of the mean weight over the chains of each row, (n,), from log weights (n_chains n,)."""
-    return log_weight.view(n_chains, -1).logsumexp(0) - math.log(n_chains)
-
-
-@torch.no_grad()
-def annealed_log_z(
-    given: GivenEnergy, n_betas: int, uniforms: Uniforms, starts: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    r"""Annealed importance sampling of the normaliser of each row x, with one chain per row.
-
-    The path is :math:`q(y)^{1 - \beta} e^{-\beta E(y, h)}` with evenly spaced :math:`\beta`; block
-    Gibbs sampling moves the chains along it.
-
-    Direction: in forward annealing, exp(value) has the mean Z(x), so that values are low on
-    average. In backward annealing from `starts` that are draws of p(y given x), exp(-value) has the
-    mean 1 / Z(x), so that values are high on average. Rows of data are seldom such draws, and
-    values from them are then less informative.
-
-    Parameters
-    ----------
-    given : GivenEnergy
-        Energy of y given a row x for each of N chains.
-    n_betas : int
-        Number of steps between base and model.
-    uniforms : callable
-        ``uniforms()`` returns the uniform numbers of a step, (N, H + dy): for h, then for y.
-    starts : Tensor of shape (N, dy) or None, default=None
-        Rows at which backward annealing starts. With None, annealing is forward, from the base.
-
-    Returns
-    -------
-    tuple of Tensor of shape (N,), float64, and (N, dy)
-        A value of log Z for each chain, and the rows at its end.
-    """
-    n_hidden = given.hidden_domain.n_columns
-    betas = torch.linspace(0, 1, n_betas + 1).tolist()
-    if starts is not None:
-        betas.reverse()
-        y = starts
-    else:
-        u = uniforms()
-        y = drawn(given.annealed(0.0).visible(torch.zeros_like(u[:, :n_hidden])), u[:, n_hidden:])
-    total = torch.zeros(len(y), dtype=torch.float64, device=y.device)
-    for place, new in enumerate(betas[1:], 1):
-        old = betas[place - 1]
-        field = given.hidden_field(y)
-        unary = -given.visible_energy(y) - given.base.log_prob(y)
-        change = softplus_sum(new * field) - softplus_sum(old * field)
-        total += ((new - old) * unary + change).double()
-        if place == n_betas:
-            break
-        u = uniforms()
-        h = drawn(Bernoulli((new * field).sigmoid_()), u[:, :n_hidden])
-        y = drawn(given.annealed(new).visible(h), u[:, n_hidden:])
-    sign = 1 if starts is None else -1
-    return n_hidden * math.log(2) + sign * total, y
-
-
-def drawn(conditional: Conditional, u: Tensor) -> Tensor:
-    """A draw of a layer, made from uniform numbers u of its shape."""
-    if isinstance(conditional, Normal):
-        tiny = torch.finfo(u.dtype).eps / 2
-        return conditional.mean + conditional.scale * torch.special.ndtri(u.clamp(tiny, 1 - tiny))
-    return (u < conditional.mean).to(u.dtype)

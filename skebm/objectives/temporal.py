@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,16 +16,11 @@ from skebm.energies.rbm.temporal import (
     RowwiseRBM,
     Targets,
     TemporalEnergy,
-    annealed_log_z,
     exact_log_z,
 )
 
-# Chains of a frame and temperatures of the annealing by which held-out frames are judged.
-N_CHAINS, N_TEMPERATURES = 2, 50
 # Frames that are monitored, at most.
 N_MONITORED = 300
-# States of the hidden layer up to which log Z is a sum.
-EXACT_STATES = 256
 
 
 class TemporalState(NamedTuple):
@@ -62,6 +58,9 @@ class TemporalDivergence(Objective):
         Number of frames at the end of each window that are trained on.
     n_windows : int
         Number of windows whose chains persist.
+    log_prob : callable or None, default=None
+        ``log_prob(energy, targets, generator)`` returns log p of held-out frames given their past,
+        (m,). None compares them by the loss.
 
     References
     ----------
@@ -88,9 +87,16 @@ class TemporalDivergence(Objective):
     energy: TemporalEnergy
 
     def __init__(
-        self, energy: TemporalEnergy, rule: str, n_steps: int, n_targets: int, n_windows: int
+        self,
+        energy: TemporalEnergy,
+        rule: str,
+        n_steps: int,
+        n_targets: int,
+        n_windows: int,
+        log_prob: Callable[[TemporalEnergy, Targets, torch.Generator], Tensor] | None = None,
     ):
         super().__init__()
+        self.log_prob = log_prob
         self.energy, self.rule, self.n_steps = energy, rule, n_steps
         self.n_targets, self.n_windows = n_targets, n_windows
 
@@ -198,9 +204,14 @@ class TemporalDivergence(Objective):
 
     @torch.no_grad()
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
-        """Minus the mean log p of frames given their past; if log Z is annealed, low on average."""
+        """Minus the mean log p of frames given their past, as `log_prob` estimates it; or the loss.
+
+        If log Z is annealed, it is low on average.
+        """
+        if self.log_prob is None:
+            return super().held_out(batch, state, generator)
         targets = self.energy.of_windows(batch.x, self.n_targets)
-        found = log_prob(self.energy, targets, generator)
+        found = self.log_prob(self.energy, targets, generator)
         return -weighted_mean(found, weight_of(batch, targets.there)).to(batch.x.dtype)
 
     @property
@@ -354,18 +365,3 @@ def _first(weight: Tensor | None) -> Tensor | None:
 def weight_of(batch: Batch, there: Tensor) -> Tensor | None:
     """Weights of the targets of windows, (m,): each target has the weight of its window."""
     return None if batch.weight is None else batch.weight[:, None].expand_as(there)[there]
-
-
-@torch.no_grad()
-def log_prob(energy: TemporalEnergy, targets: Targets, generator: torch.Generator) -> Tensor:
-    """log p of targets given their past, (m,) float64, by enumeration or short annealing.
-
-    Direction: exact with few hidden units; otherwise high on average, as estimates of log Z are
-    low.
-    """
-    with sampling(energy):
-        given = RowwiseRBM(energy.rbm, targets.biases)
-        free = given.free_energy(targets.x).double()
-        if given.hidden_domain.n_states <= EXACT_STATES:
-            return -free - exact_log_z(given).double()
-        return -free - annealed_log_z(given, N_CHAINS, N_TEMPERATURES, generator).value

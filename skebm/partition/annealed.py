@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import abc
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real as RealNumber
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,7 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm._validation import warn
-from skebm.base import Energy, LogPartition, Sampler, sampling
+from skebm.base import ChainState, Energy, LogPartition, Sampler, sampling
 from skebm.base.processes import collected, progress_bar
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
@@ -140,42 +142,78 @@ class Schedule(NamedTuple):
         return self.settings[min(index, len(self.settings) - 1)]
 
 
-def anneal(
-    path: AnnealingPath,
-    kernel: Sampler,
-    x: Tensor,
-    schedule: Schedule,
-    generator: torch.Generator,
-    reverse: bool = False,
-    deadline: Deadline | None = None,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Anneal rows x (n, ...) along a schedule from the base to the model.
+class AnnealingSteps(abc.ABC):
+    """How chains anneal: what they gain between two temperatures, and how they move at one.
 
-    Yields the increments (n,) of the log weights, each with the rows that it belongs to. At each
-    intermediate temperature, after its increment, the kernel moves the rows once. With `reverse`,
-    annealing goes from the model to the base. Once the deadline has passed, a single increment
-    replaces those that remain, as in a schedule without their temperatures. The clock does not
-    depend on the rows, so the weights remain unbiased.
+    What a state is, each kind of steps decides: rows, or rows with what is known of them.
     """
-    betas = schedule.betas[::-1] if reverse else schedule.betas
-    for old, new in zip(betas, betas[1:], strict=False):
+
+    @abc.abstractmethod
+    def log_ratio(self, state: Any, old: float, new: float) -> Tensor:
+        """log of the unnormalised density of each chain at `new` over that at `old`, float64."""
+
+    @abc.abstractmethod
+    def step(self, state: Any, beta: float) -> Any:
+        """The states after a step that keeps the distribution at `beta`."""
+
+
+def anneal(
+    steps: AnnealingSteps, state: Any, betas: Sequence[float], deadline: Deadline | None = None
+) -> Iterator[tuple[Tensor, Any]]:
+    """Anneal the states of chains along inverse temperatures, up to the model or down to the base.
+
+    Yields the increments (n,) of the log weights, each with the states that it belongs to. At each
+    intermediate temperature, after its increment, the chains move once. Once the deadline has
+    passed, a single increment replaces those that remain, as in a schedule without their
+    temperatures. The clock does not depend on the states, so the weights remain unbiased.
+    """
+    for old, new in itertools.pairwise(betas):
         if deadline is not None and new != betas[-1] and deadline.left() < 0:
             deadline.cut = True
-            yield path.log_ratio(x, old, betas[-1]), x
+            yield steps.log_ratio(state, old, betas[-1]), state
             return
-        intermediate = 0 < new < 1
-        if intermediate:
-            energy = path.at(new)
-            state = kernel.init(energy, x)
-        yield path.log_ratio(x, old, new), x
-        if intermediate:
-            settings = schedule.settings_at(new)
-            if settings is not None:
-                state = state._replace(aux=settings)
-            elif isinstance(kernel, Gibbs):
-                state = state._replace(aux=path.hidden_layer(x, new, generator))
-            x = kernel.step(energy, state, generator)[0].x
-            path.remember(x)
+        yield steps.log_ratio(state, old, new), state
+        if 0 < new < 1:
+            state = steps.step(state, new)
+
+
+class KernelSteps(AnnealingSteps):
+    """Steps of a sampler along a path; states are rows x (n, ...).
+
+    Parameters
+    ----------
+    path : AnnealingPath
+    kernel : Sampler
+        Exact at every temperature.
+    schedule : Schedule
+        With the settings of the kernel.
+    generator : torch.Generator
+    """
+
+    def __init__(
+        self, path: AnnealingPath, kernel: Sampler, schedule: Schedule, generator: torch.Generator
+    ):
+        self.path, self.kernel, self.schedule = path, kernel, schedule
+        self.generator = generator
+        self.next: tuple[Energy, ChainState] | None = None  # at the temperature that follows
+
+    def log_ratio(self, state: Tensor, old: float, new: float) -> Tensor:
+        # The path keeps what the kernel computes of rows here.
+        energy = self.path.at(new) if 0 < new < 1 else None
+        self.next = None if energy is None else (energy, self.kernel.init(energy, state))
+        return self.path.log_ratio(state, old, new)
+
+    def step(self, state: Tensor, beta: float) -> Tensor:
+        assert self.next is not None
+        energy, chain = self.next
+        settings = self.schedule.settings_at(beta)
+        if settings is not None:
+            chain = chain._replace(aux=settings)
+        elif isinstance(self.kernel, Gibbs):
+            chain = chain._replace(aux=self.path.hidden_layer(state, beta, self.generator))
+        x = self.kernel.step(energy, chain, self.generator)[0].x
+        self.path.remember(x)
+        return x
 
 
 def adaptive_schedule(
@@ -358,15 +396,9 @@ class AnnealingPlan(NamedTuple):
     def _annealed(self, x: Tensor, reverse: bool = False) -> tuple[Tensor, Tensor]:
         """Rows x (n, ...) at the end, and their log weights (n,); progress after two seconds."""
         log_w = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        increments = anneal(
-            self.path,
-            self.kernel,
-            x,
-            self.schedule,
-            self.generator,
-            reverse=reverse,
-            deadline=self.deadline,
-        )
+        steps = KernelSteps(self.path, self.kernel, self.schedule, self.generator)
+        betas = self.schedule.betas[:: -1 if reverse else 1]
+        increments = anneal(steps, x, betas, self.deadline)
         shown: dict[str, Any] = {"delay": PROGRESS_DELAY, "disable": not self.verbose}
         n, name = len(self.schedule.betas) - 1, "reverse AIS" if reverse else "AIS"
         progress = progress_bar(increments, total=n, desc=f"log Z: {name}", leave=False, **shown)

@@ -29,7 +29,7 @@ from skebm.partition import (
     annealed,
     log_z_cost,
 )
-from skebm.partition.annealed import Schedule, adaptive_schedule, anneal
+from skebm.partition.annealed import KernelSteps, Schedule, adaptive_schedule, anneal
 from skebm.partition.bracket import Runs
 from skebm.partition.importance import summarise
 from skebm.samplers import MALA, Gibbs
@@ -571,7 +571,8 @@ def test_temperatures_are_dense_where_the_variance_is_large():
     for spacing in (betas, even):
         x = path.base.sample(400, seeded(1))
         with torch.no_grad():
-            run = anneal(path, Gibbs(), x, Schedule(spacing, [], []), seeded(2))
+            steps_of_path = KernelSteps(path, Gibbs(), Schedule(spacing, [], []), seeded(2))
+            run = anneal(steps_of_path, x, spacing)
             steps = torch.stack([increment for increment, _ in run])
         largest.append(steps.std(1).max())
         variance.append(steps.sum(0).var())

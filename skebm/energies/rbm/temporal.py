@@ -2,7 +2,6 @@ r"""RBMs of frames whose biases depend on the frames before: conditional and rec
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -379,22 +378,6 @@ class TemporalEnergy(Energy):
 # ------------------------------------------------------------------------------
 
 
-class RowLogZ(NamedTuple):
-    """log Z of each row of a :class:`RowwiseRBM`, (n,) float64.
-
-    Attributes
-    ----------
-    value : Tensor
-    std_error : Tensor
-    draws : Tensor of shape (n, d)
-        A row of each distribution, resampled by the weights.
-    """
-
-    value: Tensor
-    std_error: Tensor
-    draws: Tensor
-
-
 def exact_log_z(energy: RowwiseRBM, chunk: int = 4_000_000, clamp: Clamp | None = None) -> Tensor:
     """log Z of each row by a sum over the states of the hidden layer, (n,); differentiable.
 
@@ -411,61 +394,3 @@ def exact_log_z(energy: RowwiseRBM, chunk: int = 4_000_000, clamp: Clamp | None 
         value = -some.hidden_energy(h.repeat_interleave(n, 0), clamp=known)
         parts.append(value.view(len(h), n).logsumexp(0))
     return torch.stack(parts).logsumexp(0)
-
-
-@torch.no_grad()
-def annealed_log_z(
-    energy: RowwiseRBM, n_chains: int, n_temperatures: int, generator: torch.Generator
-) -> RowLogZ:
-    """log Z of each row by annealed importance sampling of `n_chains` chains a row, at least two.
-
-    Only the weights are annealed; the base and all biases, including those of the past, do not
-    change, so that log Z of the start is exact.
-
-    Direction: the estimate of Z is unbiased, so that log Z is low on average, by about half of the
-    squared standard error.
-    """
-    n = len(energy.biases.visible)
-    index = torch.arange(n, device=energy.weight.device).repeat_interleave(n_chains)
-    many = RowwiseRBM(energy.rbm, energy.biases.take(index))
-    bias = many.biases.hidden + many.rbm.hidden_bias
-    off = many.weak(torch.zeros_like(bias), 0.0)
-    x = off.sample(generator)
-    log_weight = off.log_normaliser.double() + softplus(bias).sum(1).double()
-    betas = torch.linspace(0, 1, n_temperatures + 1).tolist()
-    for old, new in zip(betas[:-1], betas[1:], strict=True):
-        of_x = many.hidden_field(x) - bias
-        log_weight = log_weight + _step(bias, of_x, old, new)
-        h = Bernoulli((bias + new * of_x).sigmoid_()).sample(generator)
-        x = many.weak(h, new).sample(generator)
-    log_weight = log_weight.view(n, n_chains)
-    value = log_weight.logsumexp(1) - math.log(n_chains)
-    error = (log_weight - value[:, None]).exp().std(1) / math.sqrt(n_chains)
-    pick = torch.multinomial(log_weight.softmax(1), 1, generator=generator)[:, 0]
-    draws = x.view(n, n_chains, -1)[torch.arange(n, device=x.device), pick]
-    return RowLogZ(value, error, draws)
-
-
-@torch.no_grad()
-def reverse_log_z(
-    energy: RowwiseRBM, x: Tensor, n_temperatures: int, generator: torch.Generator
-) -> Tensor:
-    """log Z of each row by annealing from rows x (n, d) to the start, (n,) float64.
-
-    Direction: the estimate is high on average if x are draws of the model.
-    """
-    bias = energy.biases.hidden + energy.rbm.hidden_bias
-    log_weight = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-    betas = torch.linspace(1, 0, n_temperatures + 1).tolist()
-    for old, new in zip(betas[:-1], betas[1:], strict=True):
-        of_x = energy.hidden_field(x) - bias
-        h = Bernoulli((bias + old * of_x).sigmoid_()).sample(generator)
-        x = energy.weak(h, old).sample(generator)
-        log_weight += _step(bias, energy.hidden_field(x) - bias, old, new)
-    off = energy.weak(torch.zeros_like(bias), 0.0)
-    return off.log_normaliser.double() + softplus(bias).sum(1).double() - log_weight
-
-
-def _step(bias: Tensor, of_x: Tensor, old: float, new: float) -> Tensor:
-    """What the log of the unnormalised density of rows changes by, (n,)."""
-    return (softplus(bias + new * of_x) - softplus(bias + old * of_x)).sum(1).double()

@@ -1,6 +1,6 @@
 """Neural densities and classifiers: a network that corrects a base."""
 
-from skebm.estimators.neural.conditional import ConditionalDensity, ConditionalScores, lagged
+from skebm.estimators.neural.conditional import ConditionalDensity, lagged
 from skebm.estimators.neural.contrastive import (
     ContrastiveDivergenceDensity,
     Discrepancy,
@@ -13,7 +13,6 @@ from skebm.estimators.neural.score_matching import ScoreMatchingDensity, Sliced
 
 __all__ = [
     "ConditionalDensity",
-    "ConditionalScores",
     "ContrastiveDivergenceDensity",
     "Discrepancy",
     "FlowContrastiveDensity",

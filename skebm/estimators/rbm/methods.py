@@ -16,7 +16,7 @@ from sklearn.utils.metaestimators import available_if
 from torch import Tensor
 
 from skebm._validation import Interval, MinMax, StrOptions, check_is_fitted
-from skebm.base import BipartiteEnergy, Sampler
+from skebm.base import BipartiteEnergy, LogLikelihoods, Sampler
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
@@ -31,7 +31,7 @@ from skebm.estimators.base import (
     read_only,
 )
 from skebm.estimators.rbm.drawing import BLOCK, draw, imputed, starts_of
-from skebm.estimators.rbm.missing import Marginals, hidden_means, log_sums
+from skebm.estimators.rbm.missing import hidden_means, log_sums
 from skebm.estimators.tables.bases import COLUMN_BASES
 from skebm.estimators.tables.frames import as_given
 from skebm.estimators.tables.table import UnitIntervalTable
@@ -92,7 +92,7 @@ def energies_of_known(self: Any, rows: Rows, known: Tensor, *, likely: bool = Fa
     return found
 
 
-def log_marginal(self: Any, X: Any) -> Marginals:
+def log_marginal(self: Any, X: Any) -> LogLikelihoods:
     r"""Log-likelihood of the known entries of each row, with its error.
 
     The values are those of `score_samples`: log p(x) for complete rows, and
@@ -108,9 +108,9 @@ def log_marginal(self: Any, X: Any) -> Marginals:
 
     Returns
     -------
-    Marginals
-        ``log_prob`` in nats, ``std_error``, and whether each is ``exact``; arrays of shape
-        (n_samples,).
+    LogLikelihoods
+        ``std_error`` and ``exact`` are of the sums over missing entries. The ends are two standard
+        errors away, with the pessimistic log Z at the lower one.
     """
     rows = self._rows(X)
     value = np.empty(len(rows))
@@ -123,7 +123,9 @@ def log_marginal(self: Any, X: Any) -> Marginals:
     if known is not None:
         found = sums_over_missing(self, rows, known, ~known.all(1))
         value[~complete], error[~complete], exact[~complete] = found
-    return Marginals(value - self.log_partition_, error, exact)
+    log_prob = value - self.log_partition_
+    lower = value - self._log_partition().pessimistic - 2 * error
+    return LogLikelihoods(log_prob, error, lower, log_prob + 2 * error, exact)
 
 
 def sums_over_missing(self: Any, rows: Rows, known: Tensor, some: Tensor) -> tuple[np.ndarray, ...]:
@@ -132,7 +134,8 @@ def sums_over_missing(self: Any, rows: Rows, known: Tensor, some: Tensor) -> tup
     generator = torch.Generator(known.device).manual_seed(self.net_.seed_)
     base = self._blueprint.partition_input("base", energy, self.net_, known)
     found = log_sums(energy, base, rows.take(index), known[index], table.groups, generator)
-    value, error, exact = (part.cpu().numpy() for part in found)
+    parts = found.value, found.std_error, found.exact
+    value, error, exact = (part.cpu().numpy() for part in parts)
     return value - table.log_volumes(known[index].cpu().numpy()), error, exact
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +18,12 @@ from skebm.base import ChainState, Clamp, sampling
 from skebm.distributions import Distribution
 from skebm.energies import BernoulliRBM, MixedRBM, annealing_path
 from skebm.estimators.tables.bases import conditional
+from skebm.partition.given import (
+    LogZGiven,
+    StepsGiven,
+    annealed_log_z,
+    log_mean_and_error,
+)
 from skebm.samplers import Gibbs
 
 # Terms (rows times hidden states times entries of a row) up to which hidden states are summed.
@@ -28,33 +34,7 @@ MOST_COMPLETIONS = 256
 N_CHAINS, N_BETAS, MAX_ERROR = 20, (30, 120, 480), 0.1
 # Numbers that are computed at once.
 CHUNK = 2_000_000
-
-
-class Marginals(NamedTuple):
-    """Log-likelihoods of the known entries of rows.
-
-    Attributes
-    ----------
-    log_prob : ndarray of shape (n_samples,)
-        In nats and in the units of the data, with the estimate of log Z.
-    std_error : ndarray of shape (n_samples,)
-        Standard error of the sum over the missing entries; 0 where it is exact. That of log Z,
-        the same for all rows, is not included.
-    exact : ndarray of shape (n_samples,)
-        Whether the missing entries, or else the hidden units, were summed out exactly.
-    """
-
-    log_prob: np.ndarray
-    std_error: np.ndarray
-    exact: np.ndarray
-
-
-class LogSums(NamedTuple):
-    """log of the sum of exp(-E(x)) over the missing entries of rows, (n,), and its error."""
-
-    value: Tensor
-    std_error: Tensor
-    exact: Tensor
+GIBBS = Gibbs()
 
 
 @torch.no_grad()
@@ -65,7 +45,7 @@ def log_sums(
     known: Tensor,
     groups: Sequence[int],
     generator: torch.Generator,
-) -> LogSums:
+) -> LogZGiven:
     """Sum out the missing entries of rows.
 
     The sum is exact, over the completions of a row or over the hidden states, if these are few;
@@ -88,26 +68,24 @@ def log_sums(
     """
     x = torch.where(known, x, 0.0)
     n, d = x.shape
-    value = torch.full((n,), math.nan, dtype=torch.float64, device=x.device)
-    error, exact = torch.zeros_like(value), torch.ones(n, dtype=torch.bool, device=x.device)
+    found = LogZGiven.known(torch.full((n,), math.nan, dtype=torch.float64, device=x.device))
     cost = float(n) * energy.hidden_domain.n_states * energy.terms_of_hidden_state
     if cost <= EXACT_COST:
         with sampling(energy):
-            return LogSums(_over_hidden(energy, x, known), error, exact)
+            return LogZGiven.known(_over_hidden(energy, x, known))
     rest = []
     for i, row_known in enumerate(known.cpu().numpy()):
         completed = _completions(energy, x[i], row_known, groups)
         if completed is None:
             rest.append(i)
         else:
-            value[i] = (-energy(completed).double()).logsumexp(0)
+            found.value[i] = (-energy(completed).double()).logsumexp(0)
     size = max(1, CHUNK // (N_CHAINS * (d + energy.hidden_domain.n_columns)))
     for some in torch.tensor(rest, dtype=torch.long, device=x.device).split(size):
         if len(some):
             clamp = Clamp(known[some], x[some])
-            value[some], error[some] = _annealed(energy, base, clamp, generator)
-            exact[some] = False
-    return LogSums(value, error, exact)
+            found.put(some, _by_annealing(energy, base, clamp, generator))
+    return found
 
 
 def _over_hidden(energy: Any, x: Tensor, known: Tensor) -> Tensor:
@@ -140,42 +118,58 @@ def _completions(energy: Any, x: Tensor, known: np.ndarray, groups: Sequence[int
     return full
 
 
-def _annealed(
+def _by_annealing(
     energy: Any, base: Distribution, clamp: Clamp, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Estimates by annealing with the known entries clamped, and their standard errors, (n,)."""
-    n = len(clamp.value)
-    value = torch.empty(n, dtype=torch.float64, device=clamp.value.device)
-    error, left = torch.empty_like(value), torch.arange(n, device=value.device)
-    for n_betas in N_BETAS:
-        here = Clamp(clamp.mask[left], clamp.value[left])
-        value[left], error[left] = _annealed_once(energy, base, here, n_betas, generator)
-        left = left[error[left] > MAX_ERROR]
-        if not len(left):
-            break
-    return value, error
+) -> LogZGiven:
+    """Estimates by annealing from the base with the known entries clamped."""
+
+    def estimate(index: Tensor, n_betas: int) -> LogZGiven:
+        here = Clamp(clamp.mask[index], clamp.value[index])
+        many = Clamp(*(part.repeat(N_CHAINS, 1) for part in here))
+        with sampling(energy):
+            steps = ClampedSteps(energy, base, many, generator)
+            values, _ = annealed_log_z(steps, n_betas)
+        value, error = log_mean_and_error(values, N_CHAINS)
+        return LogZGiven(value, error, value, torch.zeros_like(value, dtype=torch.bool))
+
+    found = LogZGiven.unknown(len(clamp.value), clamp.value.device)
+    found.refine(estimate, N_BETAS, MAX_ERROR)
+    return found
 
 
-def _annealed_once(
-    energy: Any, base: Distribution, clamp: Clamp, n_betas: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    n = len(clamp.value)
-    path = annealing_path(energy, base)
-    known = conditional(base, clamp)
-    many = Clamp(*(part.repeat_interleave(N_CHAINS, 0) for part in clamp))
-    state = ChainState(many.apply(conditional(base, many).sample(generator)))
-    log_weight = torch.zeros(n * N_CHAINS, dtype=torch.float64, device=clamp.value.device)
-    kernel, betas = Gibbs(), torch.linspace(0, 1, n_betas + 1).tolist()
-    with sampling(energy):
-        for old, new in itertools.pairwise(betas):
-            log_weight += path.log_ratio(state.x, old, new)
-            hidden = path.hidden_layer(state.x, new, generator)
-            at = path.at(new)
-            state, _ = kernel.step(at, ChainState(state.x, aux=hidden), generator, clamp=many)
-    log_weight = log_weight.view(n, N_CHAINS)
-    log_mean = log_weight.logsumexp(1) - math.log(N_CHAINS)
-    relative = (log_weight - log_mean[:, None]).exp().std(1) / math.sqrt(N_CHAINS)
-    return known.log_normaliser.double() + path.log_z0 + log_mean, relative
+class ClampedSteps(StepsGiven):
+    """Gibbs sampling of the missing entries of rows, from the base given the known ones.
+
+    Parameters
+    ----------
+    energy : BernoulliRBM or MixedRBM
+    base : Distribution
+    clamp : Clamp
+        Known entries of each chain.
+    generator : torch.Generator
+    """
+
+    def __init__(self, energy: Any, base: Distribution, clamp: Clamp, generator: torch.Generator):
+        self.path, self.clamp, self.generator = annealing_path(energy, base), clamp, generator
+        self.known = conditional(base, clamp)
+        self.log_z0 = self.known.log_normaliser.double() + self.path.log_z0
+
+    def start(self) -> Tensor:
+        return self.at(self.known.sample(self.generator))
+
+    def at(self, x: Tensor) -> Tensor:
+        return self.clamp.apply(x)
+
+    def rows(self, state: Tensor) -> Tensor:
+        return state
+
+    def log_ratio(self, state: Tensor, old: float, new: float) -> Tensor:
+        return self.path.log_ratio(state, old, new)
+
+    def step(self, state: Tensor, beta: float) -> Tensor:
+        hidden = self.path.hidden_layer(state, beta, self.generator)
+        chain = ChainState(state, aux=hidden)
+        return GIBBS.step(self.path.at(beta), chain, self.generator, clamp=self.clamp)[0].x
 
 
 # ------------------------------------------------------------------------------

@@ -2,11 +2,10 @@
 
 from skebm.estimators.sequences.classifier import TemporalRBMClassifier
 from skebm.estimators.sequences.detector import SequenceOutlierDetector
-from skebm.estimators.sequences.estimator import FrameScores, TemporalRBM
+from skebm.estimators.sequences.estimator import TemporalRBM
 from skebm.estimators.sequences.stream import FrameStream
 
 __all__ = [
-    "FrameScores",
     "FrameStream",
     "SequenceOutlierDetector",
     "TemporalRBM",

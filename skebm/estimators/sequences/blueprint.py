@@ -16,10 +16,16 @@ from skebm.base.torchtools import check_memory
 from skebm.distributions import Columns, Distribution, Gaussian
 from skebm.distributions.independent import blocks_of
 from skebm.energies import MixedRBM, TemporalEnergy
-from skebm.energies.rbm.temporal import RowLogZ, RowwiseRBM, annealed_log_z, exact_log_z
+from skebm.energies.rbm.temporal import RowwiseRBM, exact_log_z
 from skebm.estimators.base import Blueprint, stopping_of
 from skebm.estimators.sequences.table import SequenceTable
-from skebm.objectives.temporal import TemporalDivergence, log_prob
+from skebm.objectives.temporal import TemporalDivergence
+from skebm.partition.given import (
+    LogZGiven,
+    frames_log_prob,
+    numbers_of_temperatures,
+    rowwise_log_z,
+)
 from skebm.samplers import FromData, Persistent
 from skebm.training.guard import Assess, Assessment
 from skebm.training.plan import TrainingPlan
@@ -96,7 +102,7 @@ class TemporalBlueprint(Blueprint):
                 if parameter is not None:
                     parameter.normal_(0.0, SCALE, generator=generator)
         return TemporalDivergence(
-            energy, self.rule, self.n_steps, self.table.n_targets, self.n_windows
+            energy, self.rule, self.n_steps, self.table.n_targets, self.n_windows, frames_log_prob
         )
 
     @torch.no_grad()
@@ -263,7 +269,7 @@ def assess_frames(
     with torch.no_grad():
         targets = energy.of_windows(x, n_targets)
         frames = targets.x
-        value = log_prob(energy, targets, generator)
+        value = frames_log_prob(energy, targets, generator)
         gain = value - base.to(frames.device, frames.dtype).log_prob(frames).double()
     error = float(gain.std()) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
     return Assessment(float(gain.mean()), error, x[:0], gain if len(gain) > 1 else None)
@@ -272,28 +278,25 @@ def assess_frames(
 @torch.no_grad()
 def frame_log_z(
     given: RowwiseRBM, n_chains: int, n_temperatures: int, generator: torch.Generator
-) -> tuple[RowLogZ, bool]:
-    """log Z of frames, and whether it is exact: a sum over hidden states where these are few.
+) -> LogZGiven:
+    """log Z of frames, exact where hidden states are few: a sum over these.
 
     Otherwise log Z is estimated by annealing. The number of temperatures is multiplied by four, up
     to `n_temperatures`, for frames whose standard error is above 0.1.
     """
     if given.hidden_domain.n_states * given.domain.n_columns <= EXACT_COST:
-        value = exact_log_z(given).double()
-        return RowLogZ(value, torch.zeros_like(value), given.biases.visible), True
+        return LogZGiven.known(exact_log_z(given), given.biases.visible)
     n_numbers = float(n_chains) * (given.domain.n_columns + len(given.rbm.weight))
     check_memory(f"n_chains={n_chains}", n_numbers, given.biases.visible.dtype)
-    n_now = min(FEWEST_TEMPERATURES, n_temperatures)
-    found = annealed_log_z(given, n_chains, n_now, generator)
-    while n_now < n_temperatures:
-        left = (found.std_error > MAX_ERROR).nonzero().ravel()
-        if not len(left):
-            break
-        n_now = min(4 * n_now, n_temperatures)
-        some = RowwiseRBM(given.rbm, given.biases.take(left))
-        for part, new in zip(found, annealed_log_z(some, n_chains, n_now, generator), strict=True):
-            part[left] = new
-    return found, False
+
+    def estimate(index: Tensor, n: int) -> LogZGiven:
+        some = RowwiseRBM(given.rbm, given.biases.take(index))
+        return rowwise_log_z(some, n_chains, n, generator)
+
+    first, *more = numbers_of_temperatures(FEWEST_TEMPERATURES, n_temperatures)
+    found = rowwise_log_z(given, n_chains, first, generator)
+    found.refine(estimate, more, MAX_ERROR)
+    return found
 
 
 # ------------------------------------------------------------------------------

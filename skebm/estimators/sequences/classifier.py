@@ -555,7 +555,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         generator = torch.Generator(energy.weight.device).manual_seed(self.net_.seed_)
 
         def log_z(given: RowwiseRBM) -> Tensor:
-            return frame_log_z(given, self.n_chains, self.n_temperatures, generator)[0].value
+            return frame_log_z(given, self.n_chains, self.n_temperatures, generator).value
 
         width = chain.n_histories * (energy.domain.n_columns + len(energy.weight))
         size = max(1, CHUNK // (width * (self.n_chains if with_z else 1)))

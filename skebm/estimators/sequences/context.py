@@ -49,7 +49,7 @@ def said_by_next(model: Any, rows: Segments, log_prob: np.ndarray) -> np.ndarray
         x = rows.x[number + 1].to(energy.weight.device)
         with torch.no_grad(), sampling(energy):
             free = table.row_energy(instead, x).double()
-            log_z, _ = frame_log_z(instead, model.n_chains, model.n_temperatures, generator)
+            log_z = frame_log_z(instead, model.n_chains, model.n_temperatures, generator)
         place = number.cpu().numpy()
         log_prob_without = (-free - log_z.value - table.log_volume).cpu().numpy()
         found[place] = log_prob[place + 1] - log_prob_without

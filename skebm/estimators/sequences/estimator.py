@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -17,8 +17,8 @@ from sklearn.base import (
 from torch import Tensor
 
 from skebm._validation import Interval, Options, StrOptions, check_is_fitted, fit_context
+from skebm.base import LogLikelihoods, sampling
 from skebm.base import Real as Numbers
-from skebm.base import sampling
 from skebm.base.domains import parts_of
 from skebm.base.energy import check_temperature
 from skebm.base.processes import progress_bar
@@ -26,7 +26,6 @@ from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.energies import Biases, RowwiseRBM
-from skebm.energies.rbm.temporal import reverse_log_z
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
@@ -71,6 +70,7 @@ from skebm.estimators.tables.columns import (
 )
 from skebm.estimators.tables.frames import frame_like
 from skebm.estimators.tables.table import Table
+from skebm.partition.given import rowwise_log_z_from
 from skebm.samplers import ChainPolicy, FromData
 from skebm.training import AdamW, EarlyStopping
 from skebm.training.rows import Rows
@@ -86,29 +86,6 @@ N_AT_ONCE, CHUNK = 256, 4_000_000
 N_REFERENCE_FRAMES, REFERENCE_TEMPERATURES = 300, 400
 # Gibbs steps from which reverse annealing starts, after a draw of annealing.
 N_BURN_IN = 20
-
-
-class FrameScores(NamedTuple):
-    """Log-likelihoods of frames given their past, arrays of shape (n_frames,), in nats.
-
-    Attributes
-    ----------
-    log_prob : ndarray
-        Log-likelihoods with the estimated log Z of each frame. Unless log Z is exact, they are high
-        on average, by about half of the squared standard error.
-    std_error : ndarray
-        Standard error of each; 0 where log Z is exact.
-    lower : ndarray
-        Pessimistic log-likelihoods, with log Z from annealing from draws of the model to the base:
-        low on average if these are from the model. Equal to `log_prob` where log Z is exact.
-    exact : bool
-        Whether log Z was summed over the hidden states.
-    """
-
-    log_prob: np.ndarray
-    std_error: np.ndarray
-    lower: np.ndarray
-    exact: bool
 
 
 @shared_docs
@@ -505,36 +482,37 @@ class TemporalRBM(
 
     def _scores(
         self, rows: Segments, *, lower: bool, n_temperatures: int | None = None
-    ) -> FrameScores:
+    ) -> LogLikelihoods:
         energy, n = self.energy_, len(rows.x)
         most = self.n_temperatures if n_temperatures is None else n_temperatures
         value, error, low = np.empty(n), np.zeros(n), np.empty(n)
-        exact, volume = True, self._blueprint.table.log_volume
+        exact, volume = np.zeros(n, dtype=bool), self._blueprint.table.log_volume
         generator = torch.Generator(energy.weight.device).manual_seed(self.net_.seed_)
         bar = progress_bar(total=n, unit="frame", desc="log Z", disable=not self.verbose, delay=2)
         for x, biases, number in self._walk(rows, self.n_chains):
             given, place = RowwiseRBM(energy.rbm, biases), number.cpu().numpy()
             free = self._blueprint.table.row_energy(given, x).double()
-            log_z, exact = frame_log_z(given, self.n_chains, most, generator)
+            log_z = frame_log_z(given, self.n_chains, most, generator)
+            exact[place] = log_z.exact.cpu().numpy()
             value[place] = (-free - log_z.value - volume).cpu().numpy()
             error[place] = log_z.std_error.cpu().numpy()
             low[place] = value[place]
-            if lower and not exact:
+            if lower and log_z.draws is not None and not log_z.exact.all():
                 low[place] = (-free - self._upper(given, log_z.draws, generator) - volume).cpu()
             bar.update(len(place))
         bar.close()
-        return FrameScores(check_numbers(value), error, low, exact)
+        return LogLikelihoods(check_numbers(value), error, low, value, exact)
 
     def _upper(self, given: RowwiseRBM, x: Tensor, generator: torch.Generator) -> Tensor:
         """log Z of frames by annealing from draws back to the base; high on average."""
         for _ in range(N_BURN_IN):
             x = given.step(x, generator)
-        return reverse_log_z(given, x, self.n_temperatures, generator)
+        return rowwise_log_z_from(given, x, self.n_temperatures, generator)
 
     # ---------------------------------------------------------------- likelihoods
 
     @in_sequences
-    def log_conditional(self, X: Any, lengths: Any = None) -> FrameScores:
+    def log_conditional(self, X: Any, lengths: Any = None) -> LogLikelihoods:
         r"""log p(x_t given the past) of each frame, with its standard error and a low estimate.
 
         Parameters
@@ -545,7 +523,7 @@ class TemporalRBM(
 
         Returns
         -------
-        FrameScores
+        LogLikelihoods
         """
         return self._scores(self._frames(X, lengths), lower=True)
 

@@ -51,7 +51,6 @@ VALUES = (
     "skebm.estimators.boltzmann.structure.PathResult",
     "skebm.estimators.neural.conditional.estimator.ReferenceRows",
     "skebm.estimators.neural.conditional.normalisers.Annealing",
-    "skebm.estimators.neural.conditional.normalisers.Normaliser",
     "skebm.estimators.neural.noise_contrastive.Path",
     "skebm.estimators.outlier.columns.Column",
     "skebm.estimators.outlier.thresholds.ConformalThreshold",
@@ -62,6 +61,7 @@ VALUES = (
     "skebm.estimators.tables.regression.Ridge",
     "skebm.estimators.tables.table.Units",
     "skebm.partition.choice.Choice",
+    "skebm.partition.given.LogZGiven",
     "skebm.training.plan.TrainingPlan",
     "skebm.training.resume.Resume",  # which has lost its path
 )

@@ -22,7 +22,6 @@ from skebm.estimators.base import Blueprint
 from skebm.estimators.neural.conditional.normalisers import (
     MOST_NODES,
     N_PILOTS,
-    annealed,
     by_quadrature,
     pilot_step,
 )
@@ -33,6 +32,12 @@ from skebm.objectives import (
     DenoisingScoreMatching,
     GivenConditions,
     RankedConditional,
+)
+from skebm.partition.given import (
+    LangevinSteps,
+    annealed_log_z,
+    log_mean_of_chains,
+    uniforms_of,
 )
 from skebm.training.guard import Assess, Assessment, copy_weights, weights_of
 from skebm.training.plan import TrainingPlan
@@ -212,15 +217,11 @@ def conditional_gain(energy: ConditionalEnergy, rows: Tensor, generator: torch.G
             return -f - found.value
     step = pilot_step(given, x, generator)
     size = (N_CHAINS * len(x), x.shape[1] + 1)
-
-    def uniforms() -> Tensor:
-        return torch.rand(size, generator=generator, dtype=x.dtype, device=x.device)
-
-    forward, _ = annealed(given, N_BETAS, uniforms, step)
-    backward, _ = annealed(given, N_BETAS, uniforms, step, x.repeat(N_CHAINS, 1))
-    many = math.log(N_CHAINS)
-    low = forward.view(N_CHAINS, -1).logsumexp(0) - many
-    high = many - (-backward).view(N_CHAINS, -1).logsumexp(0)
+    steps = LangevinSteps(given, uniforms_of(generator, size, x), step)
+    forward, _ = annealed_log_z(steps, N_BETAS)
+    backward, _ = annealed_log_z(steps, N_BETAS, x.repeat(N_CHAINS, 1))
+    low = log_mean_of_chains(forward, N_CHAINS)
+    high = -log_mean_of_chains(-backward, N_CHAINS)
     return -f - torch.maximum(low, high)
 
 

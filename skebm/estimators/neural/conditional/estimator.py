@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from skebm._validation import (
     fit_context,
     is_frame,
 )
-from skebm.base import sampling
+from skebm.base import LogLikelihoods, sampling
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
@@ -53,11 +52,7 @@ from skebm.estimators.neural.conditional.blueprint import (
 from skebm.estimators.neural.conditional.normalisers import (
     DRAWS_PER_CHAIN,
     Annealing,
-    Normaliser,
-    annealed,
-    log_normalisers,
-    moved,
-    resampled,
+    log_z_of_conditions,
 )
 from skebm.estimators.neural.conditional.table import (
     ConditionalTable,
@@ -66,6 +61,13 @@ from skebm.estimators.neural.conditional.table import (
 )
 from skebm.estimators.tables.columns import Coding
 from skebm.estimators.tables.table import Table
+from skebm.partition.given import (
+    LangevinSteps,
+    LogZGiven,
+    annealed_log_z,
+    resampled,
+    uniforms_of,
+)
 from skebm.training.rows import Rows, share_of_kept
 
 if TYPE_CHECKING:
@@ -79,29 +81,6 @@ NUMBERS_OF_DRAW = 4
 CHAINS_OF_MEAN = 200
 # Temperatures and chains of a draw, and conditions that are drawn for at once.
 N_DRAW_BETAS, DRAW_CHAINS, BLOCK = 50, 8, 256
-
-
-class ConditionalScores(NamedTuple):
-    """Log-likelihoods of rows x given their conditions, arrays of shape (n_samples,), in nats.
-
-    Attributes
-    ----------
-    log_prob : ndarray
-        Log-likelihoods with the estimated log Z of each condition. Unless log Z is exact, they are
-        high on average, by about half of the squared standard error.
-    std_error : ndarray
-        Standard error of each; 0 where log Z is exact.
-    lower : ndarray
-        Pessimistic log-likelihoods, with log Z from annealing from draws of the model to the base:
-        low on average if these are from the model. Equal to `log_prob` where log Z is exact.
-    exact : ndarray of bool
-        Whether log Z is computed by quadrature over one or two columns, to 1e-4 nats or better.
-    """
-
-    log_prob: np.ndarray
-    std_error: np.ndarray
-    lower: np.ndarray
-    exact: np.ndarray
 
 
 class ReferenceRows:
@@ -423,7 +402,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         energy = self._blueprint.scoring_energy(self.energy_)
         return rows.map(lambda x: function(energy, x.double()))
 
-    def _scores(self, rows: Rows, *, upper: bool) -> tuple[ConditionalScores, float]:
+    def _scores(self, rows: Rows, *, upper: bool) -> tuple[LogLikelihoods, float]:
         """Log-likelihoods of rows (c, u), and the standard error of their mean by that of log Z.
 
         Rows of one condition share its log Z, and the error of it.
@@ -442,10 +421,11 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         )
         table.check_finite(log_z, rows, "log Z")
         lower = np.where(exact, log_z, np.maximum(log_z, high))
-        scores = ConditionalScores(-energy - log_z, error, -energy - lower, exact)
+        value = -energy - log_z
+        scores = LogLikelihoods(value, error, -energy - lower, value, exact)
         return scores, float((found.std_error * counts).norm()) / len(c)
 
-    def _normalisers(self, c: Tensor, *, upper: bool, least_chains: int = 1) -> Normaliser:
+    def _normalisers(self, c: Tensor, *, upper: bool, least_chains: int = 1) -> LogZGiven:
         """log Z of conditions c (n, dc), in double precision."""
         blueprint = self._blueprint
         self._check_chains()
@@ -457,7 +437,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
             self.net_.seed_,
         )
         verbose = int(self.verbose)
-        return log_normalisers(energy, c.double(), settings, upper=upper, verbose=verbose)
+        return log_z_of_conditions(energy, c.double(), settings, upper=upper, verbose=verbose)
 
     def _check_chains(self) -> None:
         """`ValueError` for more chains of one condition than memory holds."""
@@ -465,7 +445,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         n_numbers = NUMBERS_OF_DRAW * self.n_chains * DRAWS_PER_CHAIN * table.domain.n_columns
         check_memory(f"n_chains={self.n_chains}", float(n_numbers), torch.float64)
 
-    def log_conditional(self, X: Any) -> ConditionalScores:
+    def log_conditional(self, X: Any) -> LogLikelihoods:
         r"""log p(x | c) of each row, with its standard error and a pessimistic estimate.
 
         Parameters
@@ -474,7 +454,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
 
         Returns
         -------
-        ConditionalScores
+        LogLikelihoods
         """
         return self._scores(self._rows(X), upper=True)[0]
 
@@ -612,6 +592,8 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         """
         c, table = self._conditions(C), self._blueprint.table
         found = self._normalisers(c, upper=False, least_chains=CHAINS_OF_MEAN)
+        assert found.mean is not None
+        assert found.mean_error is not None
         c = c.to(found.mean)
         mean = table.invert(torch.cat([c, found.mean], 1))
         if not return_std_error:
@@ -655,18 +637,16 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         step = self._blueprint.step_size * temperature
         generator, width = self._generator(random_state), energy.target_domain.n_columns + 1
 
-        def uniforms(n: int) -> Callable[[], Tensor]:
-            kind: dict[str, Any] = {"dtype": c.dtype, "device": c.device}
-            return lambda: torch.rand(n, width, generator=generator, **kind)
-
-        drawn = []
+        rows = []
         for some in c.split(BLOCK):
-            given, one, many = energy.given(some), uniforms(len(some)), len(some) * DRAW_CHAINS
+            many = uniforms_of(generator, (len(some) * DRAW_CHAINS, width), c)
+            one = uniforms_of(generator, (len(some), width), c)
             with torch.no_grad(), sampling(energy):
-                log_weight, x = annealed(given, N_DRAW_BETAS, uniforms(many), step, power=power)
-                x = resampled(x, log_weight, one()[:, 0], 1)
-                drawn.append(moved(given, x, n_steps, one, step, power))
-        return self._blueprint.table.invert(torch.cat([c, torch.cat(drawn)], 1))
+                given = energy.given(some)
+                values, x = annealed_log_z(LangevinSteps(given, many, step, power), N_DRAW_BETAS)
+                x = resampled(x, values, one()[:, 0], 1)
+                rows.append(LangevinSteps(given, one, step, power).moved(x, n_steps))
+        return self._blueprint.table.invert(torch.cat([c, torch.cat(rows)], 1))
 
     # ---------------------------------------------------------------- fitted attributes
 

@@ -7,21 +7,30 @@ the same log Z beside any others.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from skebm.base.processes import progress_bar
-from skebm.distributions._fitting import draw_index
 from skebm.distributions.transformed.regression import RowMixtures
 from skebm.energies import ConditionalEnergy, RowwiseEnergy
-from skebm.estimators.rbm.gated.given import Numbers
+from skebm.partition.given import (
+    LangevinSteps,
+    LogZGiven,
+    RowUniforms,
+    annealed_log_z,
+    cat,
+    log_mean_and_error,
+    log_mean_of_chains,
+    numbers_of_temperatures,
+    resampled,
+    uniforms_of,
+)
 
-# Standard error of log Z, in nats, with which annealing is content; chains and temperatures at
-# first, the growth of the latter, and the Langevin steps before annealing backward.
-MAX_ERROR, FEWEST_TEMPERATURES, GROWTH, N_BURN_IN = 0.1, 30, 4, 10
+# Standard error of log Z, in nats, with which annealing is content; temperatures at
+# first, and the Langevin steps before annealing backward.
+MAX_ERROR, FEWEST_TEMPERATURES, N_BURN_IN = 0.1, 30, 10
 # Standard error of weights that are all equal but for rounding: the model is the base.
 EQUAL_WEIGHTS = 1e-9
 # Draws of importance sampling for each chain of annealing.
@@ -40,41 +49,6 @@ MOST, NODE_WIDTH = 1e6, 50
 NEGLIGIBLE = -30.0
 # A pilot run: conditions, steps, acceptance that is aimed at, first step size.
 N_PILOTS, N_PILOT_STEPS, TARGET_ACCEPTANCE, FIRST_STEP = 100, 40, 0.7, 0.2
-
-# Uniform numbers of a step of all chains, (m n, dx + 1).
-Uniforms = Callable[[], Tensor]
-
-
-class Normaliser(NamedTuple):
-    """log Z of n conditions relative to the base, float64, and what was found on the way.
-
-    Attributes
-    ----------
-    value, std_error : Tensor of shape (n,)
-        log Z and its standard error, which is 0 where `exact`. Annealing is unbiased for Z, so that
-        log Z is low on average.
-    upper : Tensor of shape (n,)
-        log Z by annealing from draws of the model back to the base, which is high on average if
-        these are from the model. Equal to `value` where `exact`.
-    mean : Tensor of shape (n, dx)
-        Mean of x given each condition.
-    exact : Tensor of shape (n,), bool
-        Whether log Z is by quadrature that has converged.
-    mean_error : Tensor of shape (n, dx)
-        Standard error of `mean`, 0 where `exact`.
-    """
-
-    value: Tensor
-    std_error: Tensor
-    upper: Tensor
-    mean: Tensor
-    exact: Tensor
-    mean_error: Tensor
-
-    def put(self, index: Tensor, new: Normaliser) -> None:
-        """Write those of some conditions."""
-        for part, part_new in zip(self, new, strict=True):
-            part[index] = part_new
 
 
 class Annealing(NamedTuple):
@@ -96,14 +70,14 @@ class Annealing(NamedTuple):
 
 
 @torch.no_grad()
-def log_normalisers(
+def log_z_of_conditions(
     energy: ConditionalEnergy,
     c: Tensor,
     settings: Annealing,
     *,
     upper: bool = True,
     verbose: int = 0,
-) -> Normaliser:
+) -> LogZGiven:
     """log Z of conditions c (n, dc), in the precision of the energy.
 
     With one or two columns, log Z is computed by quadrature where this converges. Otherwise it is
@@ -114,39 +88,26 @@ def log_normalisers(
     """
     blocks = progress_bar(c.split(BLOCK), unit="block", desc="log Z", disable=not verbose, delay=2)
     parts = [_of_block(energy, some, settings, upper) for some in blocks]
-    return Normaliser(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    return cat(parts)
 
 
-def _of_block(energy: ConditionalEnergy, c: Tensor, settings: Annealing, upper: bool) -> Normaliser:
+def _of_block(energy: ConditionalEnergy, c: Tensor, settings: Annealing, upper: bool) -> LogZGiven:
     n, dx = len(c), energy.target_domain.n_columns
-    none = torch.full((n,), torch.nan, dtype=torch.float64, device=c.device)
-    found = Normaliser(none, none.clone(), none.clone(), *_no_means(none, dx))
+    found = LogZGiven.unknown(n, c.device, dx)
     if dx <= max(MOST_NODES):
         found.put(torch.arange(n, device=c.device), by_quadrature(energy, c))
     finite = energy.base.given(c).log_weight.isfinite().all(1)  # overflows far away
-    ladder = _ladder(settings.n_temperatures)
-    for n_betas in ladder:
-        left = (finite & ~found.exact & ~(found.std_error <= MAX_ERROR)).nonzero().ravel()
-        if not len(left):
-            break
+    numbers = [1]  # importance sampling
+    if settings.n_temperatures > 1:
+        numbers += numbers_of_temperatures(FEWEST_TEMPERATURES, settings.n_temperatures)
+
+    def estimate(index: Tensor, n_betas: int) -> LogZGiven:
         n_chains = settings.n_chains * (DRAWS_PER_CHAIN if n_betas == 1 else 1)
-        worst = math.inf if n_betas == ladder[-1] else MAX_ERROR
+        worst = math.inf if n_betas == numbers[-1] else MAX_ERROR
         back_to = worst if upper else -math.inf
-        found.put(left, _by_annealing(energy, c[left], settings, n_chains, n_betas, back_to))
-    return found
+        return _by_annealing(energy, c[index], settings, n_chains, n_betas, back_to)
 
-
-def _no_means(none: Tensor, dx: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Means that are not known, whether they are exact, and their errors."""
-    mean = none[:, None].repeat(1, dx)
-    return mean, none > 0, mean.clone()
-
-
-def _ladder(most: int) -> list[int]:
-    """Numbers of temperatures that are tried, 1 for importance sampling."""
-    found = [1]
-    while found[-1] < most:
-        found.append(min(most, GROWTH * found[-1] if found[-1] > 1 else FEWEST_TEMPERATURES))
+    found.refine(estimate, numbers, MAX_ERROR, finite)
     return found
 
 
@@ -155,7 +116,7 @@ def _ladder(most: int) -> list[int]:
 # ------------------------------------------------------------------------------
 
 
-def by_quadrature(energy: ConditionalEnergy, c: Tensor) -> Normaliser:
+def by_quadrature(energy: ConditionalEnergy, c: Tensor) -> LogZGiven:
     """log Z by the trapezoidal rule on a grid of each condition.
 
     The rule converges faster than any power for smooth densities that vanish at the ends. The grid
@@ -166,11 +127,9 @@ def by_quadrature(energy: ConditionalEnergy, c: Tensor) -> Normaliser:
     """
     low, high, size = _grid(energy.given(c))
     n, dx = low.shape
-    value = torch.full((n,), torch.nan, dtype=torch.float64, device=c.device)
-    error, (mean, exact, mean_error) = value.nan_to_num(torch.inf), _no_means(value, dx)
-    found = Normaliser(value, error, value, mean, exact, mean_error)
+    found = LogZGiven.unknown(n, c.device, dx)
     while True:
-        left = (~exact & (size <= MOST_NODES[dx])).nonzero().ravel()
+        left = (~found.exact & (size <= MOST_NODES[dx])).nonzero().ravel()
         if not len(left):
             return found
         for nodes in size[left].unique().tolist():
@@ -199,7 +158,7 @@ def _grid(given: RowwiseEnergy) -> tuple[Tensor, Tensor, Tensor]:
 
 def _trapezoid(
     given: RowwiseEnergy, low: Tensor, high: Tensor, n_nodes: int
-) -> tuple[Normaliser, Tensor]:
+) -> tuple[LogZGiven, Tensor]:
     """log Z by so many nodes of a column, and where the density does not vanish at the ends, (n,).
 
     Errors are infinite there, and where half of the nodes differ.
@@ -221,7 +180,8 @@ def _trapezoid(
     exact = ((value - half).abs() <= TOLERANCE) & ~open_ends
     error = torch.full_like(value, torch.inf).masked_fill(exact, 0.0)
     mean_error = error[:, None].repeat(1, dx)
-    return Normaliser(value, error, value, mean, exact, mean_error), open_ends
+    found = LogZGiven(value, error, value, exact, None, mean, mean_error)
+    return found, open_ends
 
 
 # ------------------------------------------------------------------------------
@@ -236,14 +196,15 @@ def _by_annealing(
     n_chains: int,
     n_betas: int,
     worst: float,
-) -> Normaliser:
+) -> LogZGiven:
     """log Z of conditions; chains go back where its standard error is at most `worst`."""
     width = energy.target_domain.n_columns + 1
     size = max(1, CHUNK // (n_chains * (width + c.shape[1])))
     parts = []
     for some in c.split(size):
-        uniforms = Numbers(some, width, n_chains, settings.seed)
-        log_weight, x = annealed(energy.given(some), n_betas, uniforms, settings.step_size)
+        uniforms = RowUniforms(some, width, n_chains, settings.seed)
+        steps = LangevinSteps(energy.given(some), uniforms, settings.step_size)
+        log_weight, x = annealed_log_z(steps, n_betas)
         known = energy.given(some).base if n_betas == 1 else None
         found = _summary(log_weight, x, n_chains, known)
         back = (found.std_error > EQUAL_WEIGHTS) & (found.std_error <= worst)
@@ -254,18 +215,17 @@ def _by_annealing(
             given, flat = energy.given(some[back]), (x.flatten(0, 1), log_weight.flatten())
             found.upper[back] = _backward(given, *flat, settings, n_betas)
         parts.append(found)
-    return Normaliser(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    return cat(parts)
 
 
-def _summary(log_weight: Tensor, x: Tensor, n_chains: int, base: RowMixtures | None) -> Normaliser:
+def _summary(log_weight: Tensor, x: Tensor, n_chains: int, base: RowMixtures | None) -> LogZGiven:
     """log Z, its error and the means, from the weights of all chains (m n,) and their ends.
 
     Where the ends are draws of `base`, the error of their plain mean is known, and is taken away:
     the mean has no error where weights are equal.
     """
+    value, error = log_mean_and_error(log_weight, n_chains)
     log_weight = log_weight.view(n_chains, -1)
-    value = log_weight.logsumexp(0) - math.log(n_chains)
-    error = (log_weight - value).exp().std(0) / math.sqrt(n_chains)
     share, rows = log_weight.softmax(0), x.view(n_chains, len(value), -1).double()
     mean = (share[..., None] * rows).sum(0)
     apart = n_chains * share[..., None] * (rows - mean)
@@ -275,7 +235,7 @@ def _summary(log_weight: Tensor, x: Tensor, n_chains: int, base: RowMixtures | N
         apart = apart - (rows - centre)
     mean_error = apart.std(0) / math.sqrt(n_chains)
     exact = torch.zeros_like(value, dtype=torch.bool)
-    return Normaliser(value, error, value.clone(), mean, exact, mean_error)
+    return LogZGiven(value, error, value.clone(), exact, None, mean, mean_error)
 
 
 def _backward(
@@ -285,149 +245,23 @@ def _backward(
 
     High on average if these, after some steps, are draws of the model.
     """
-    n_chains, step = settings.n_chains, settings.step_size
-    uniforms = Numbers(given.c, x.shape[1] + 1, n_chains, settings.seed + 1)
+    n_chains = settings.n_chains
+    uniforms = RowUniforms(given.c, x.shape[1] + 1, n_chains, settings.seed + 1)
+    steps = LangevinSteps(given, uniforms, settings.step_size)
     x = resampled(x, log_weight, uniforms()[:, 0], n_chains)
-    x = moved(given, x, N_BURN_IN, uniforms, step)
-    found, _ = annealed(given, max(n_betas, FEWEST_TEMPERATURES), uniforms, step, x)
-    return -((-found.view(n_chains, -1)).logsumexp(0) - math.log(n_chains))
-
-
-@torch.no_grad()
-def annealed(
-    given: RowwiseEnergy,
-    n_betas: int,
-    uniforms: Uniforms,
-    step_size: float,
-    starts: Tensor | None = None,
-    power: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    r"""Annealed importance sampling of Z(c), with as many chains as `uniforms` has rows.
-
-    The path is :math:`q(x \mid c)\, e^{-\beta f(c, x)}` with evenly spaced :math:`\beta` and a step
-    of MALA at each; one temperature is importance sampling from the base. With another `power` the
-    path ends at this power of the model, and the values are those of its normaliser.
-
-    Direction: forward, exp(value) has the mean Z, so that values are low on average. From `starts`
-    that are draws of p(x | c), exp(-value) has the mean 1 / Z, so that values are high on average.
-
-    Parameters
-    ----------
-    given : RowwiseEnergy
-        Of n conditions.
-    n_betas : int
-        Number of steps between base and model.
-    uniforms : callable
-        ``uniforms()`` returns uniform numbers of a step, (m n, dx + 1).
-    step_size : float
-        Of Langevin steps, in units of the rows squared.
-    starts : Tensor of shape (m n, dx) or None, default=None
-        Where backward annealing starts. None: forward, from the base.
-
-    Returns
-    -------
-    tuple of Tensor of shape (m n,), float64, and (m n, dx)
-        A value of log Z for each chain, and the rows at its end.
-    """
-    betas = torch.linspace(0, 1, n_betas + 1).tolist()
-    if starts is None:
-        u = uniforms()
-        x = given.base.of_noise(u[:, 0], _normal(u[:, 1:]))
-    else:
-        betas.reverse()
-        x = starts
-    state, total = _Parts.at(given, x), torch.zeros(len(x), dtype=torch.float64, device=x.device)
-    for place, new in enumerate(betas[1:], 1):
-        derivative = power * state.f.double() - (power - 1) * state.log_q.double()
-        total -= (new - betas[place - 1]) * derivative
-        if place < n_betas:
-            state = _langevin(given, state, uniforms(), step_size, new, power)
-    return total if starts is None else -total, state.x
-
-
-def moved(
-    given: RowwiseEnergy,
-    x: Tensor,
-    n_steps: int,
-    uniforms: Uniforms,
-    step_size: float,
-    power: float = 1.0,
-) -> Tensor:
-    """Rows x (m n, dx) after some steps of MALA at p(x | c) to a power."""
-    state = _Parts.at(given, x)
-    for _ in range(n_steps):
-        state = _langevin(given, state, uniforms(), step_size, 1.0, power)
-    return state.x
-
-
-class _Parts(NamedTuple):
-    """Rows x with log q, f and their gradients, of which every temperature is made."""
-
-    x: Tensor
-    log_q: Tensor
-    score: Tensor
-    f: Tensor
-    f_grad: Tensor
-
-    @classmethod
-    def at(cls, given: RowwiseEnergy, x: Tensor) -> _Parts:
-        f, f_grad = given.trained_and_grad(x)
-        return cls(x, *given.base.log_prob_and_score(x), f, f_grad)
-
-    def energy_and_grad(self, beta: float, power: float) -> tuple[Tensor, Tensor]:
-        """-log q + beta f at power 1 and its gradient; from q to the model to a power."""
-        of_f, of_q = beta * power, 1 + beta * (power - 1)
-        return of_f * self.f - of_q * self.log_q, of_f * self.f_grad - of_q * self.score
-
-
-def _langevin(
-    given: RowwiseEnergy,
-    state: _Parts,
-    u: Tensor,
-    step_size: float,
-    beta: float,
-    power: float = 1.0,
-) -> _Parts:
-    """A step of MALA by uniform numbers u (m n, dx + 1)."""
-    energy, grad = state.energy_and_grad(beta, power)
-    z, width = _normal(u[:, 1:]), math.sqrt(2 * step_size)
-    new = _Parts.at(given, state.x - step_size * grad + width * z)
-    energy_new, grad_new = new.energy_and_grad(beta, power)
-    back = (state.x - new.x + step_size * grad_new) / width
-    log_ratio = energy - energy_new + (z.square() - back.square()).sum(1) / 2
-    accepted = u[:, 0].log() < log_ratio  # False where the ratio is no number
-
-    def pick(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(accepted if a.dim() == 1 else accepted[:, None], a, b)
-
-    return _Parts(*map(pick, new, state))
-
-
-def _normal(u: Tensor) -> Tensor:
-    """Standard normal numbers by uniform ones."""
-    tiny = torch.finfo(u.dtype).eps / 2
-    return torch.special.ndtri(u.clamp(tiny, 1 - tiny))
-
-
-def resampled(x: Tensor, log_weight: Tensor, u: Tensor, n_draws: int) -> Tensor:
-    """Ends x (m n, dx) of chains, `n_draws` for each condition by their weights, (n_draws n, dx).
-
-    `u` are uniform numbers, (n_draws n,).
-    """
-    n = len(u) // n_draws
-    share = log_weight.view(-1, n).softmax(0).t().repeat(n_draws, 1)
-    pick = draw_index(share, u.to(share))
-    place = torch.arange(n, device=x.device).repeat(n_draws)
-    return x.view(-1, n, x.shape[1])[pick, place]
+    x = steps.moved(x, N_BURN_IN)
+    found, _ = annealed_log_z(steps, max(n_betas, FEWEST_TEMPERATURES), x)
+    return -log_mean_of_chains(-found, n_chains)
 
 
 def pilot_step(given: RowwiseEnergy, x: Tensor, generator: torch.Generator) -> float:
     """A step size of MALA by which chains from rows x (n, dx) accept 0.7 of their steps."""
-    step, state = FIRST_STEP, _Parts.at(given, x)
+    uniforms = uniforms_of(generator, (len(x), x.shape[1] + 1), x)
+    steps = LangevinSteps(given, uniforms, FIRST_STEP)
+    state = steps.at(x)
     for k in range(N_PILOT_STEPS):
-        u = torch.rand(len(x), x.shape[1] + 1, generator=generator, dtype=x.dtype, device=x.device)
-        new = _langevin(given, state, u, step, 1.0)
+        new = steps.step(state, 1.0)
         acceptance = float((new.x != state.x).any(1).double().mean())
-        step *= math.exp((acceptance - TARGET_ACCEPTANCE) / math.sqrt(1 + k / 4))
+        steps.step_size *= math.exp((acceptance - TARGET_ACCEPTANCE) / math.sqrt(1 + k / 4))
         state = new
-    return step
+    return steps.step_size

@@ -20,7 +20,7 @@ from skebm.estimators.base import Blueprint, stopping_of
 from skebm.estimators.rbm.gated.table import PairTable
 from skebm.estimators.tables.bases import column_means
 from skebm.objectives import ConditionalDivergence
-from skebm.objectives.conditional import N_BETAS, conditional_gains
+from skebm.partition.given import gated_gains
 from skebm.training import AdamW
 from skebm.training.guard import Assess, Assessment
 from skebm.training.plan import TrainingPlan
@@ -38,7 +38,7 @@ N_STEPS, MOST_EPOCHS, LARGEST_BATCH, LEAST_BATCH = 2000, 200, 500, 100
 RESPONSE = 0.5
 # Pairs from which on a tenth is held out, at most so many; and their chains. Twenty assessments of
 # a default fit of large images then take a quarter of its time.
-FEWEST_ROWS, N_JUDGES, N_CHAINS = 50, 200, 2
+FEWEST_ROWS, N_JUDGES, N_CHAINS, N_BETAS = 50, 200, 2, 50
 # Loss to the base, in nats, of which a fit warns.
 NOTED_LOSS = 0.1
 
@@ -80,7 +80,7 @@ class GatedBlueprint(Blueprint):
         )
         with torch.no_grad():
             energy.mapping.div_(math.sqrt(self.n_factors))
-        return ConditionalDivergence(energy, self.n_steps)
+        return ConditionalDivergence(energy, self.n_steps, assess_pairs)
 
     @torch.no_grad()
     def initialise(self, energy: GatedEnergy, rows: Rows) -> None:
@@ -167,10 +167,10 @@ def assess_pairs(
 ) -> Assessment:
     """Mean log p(y given x) - log q(y) of held-out pairs x, (n, dx + dy), by short annealing.
 
-    Direction: see :func:`~skebm.objectives.conditional.conditional_gains`.
+    Direction: see :func:`~skebm.partition.given.gated_gains`.
     """
     with sampling(energy):
-        gains = conditional_gains(energy, x, generator, N_CHAINS, N_BETAS)
+        gains = gated_gains(energy, x, generator, N_CHAINS, N_BETAS)
     share = None if weight is None else weight.double()
     error = weighted_variance(gains, share) / effective_count(gains, share)
     gain = float(weighted_mean(gains, share))

@@ -19,6 +19,7 @@ from skebm._validation import (
     check_is_fitted,
     fit_context,
 )
+from skebm.base import LogLikelihoods
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
@@ -36,10 +37,9 @@ from skebm.estimators.rbm.gated.blueprint import GatedBlueprint, fit_target_base
 from skebm.estimators.rbm.gated.given import (
     N_BETAS,
     N_CHAINS,
-    PairLikelihoods,
     draws,
     is_exact,
-    log_normalisers,
+    log_z_of_pairs,
     means,
 )
 from skebm.estimators.rbm.gated.table import Pairs, PairTable
@@ -343,7 +343,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
 
     def log_likelihood(
         self, X: Any, y: Any, *, n_chains: int = N_CHAINS, n_betas: int = N_BETAS
-    ) -> PairLikelihoods:
+    ) -> LogLikelihoods:
         """log p(y | x) of each pair with its bracket, in nats and in the units of y.
 
         The values are exact with at most 12 mapping units, or at most 12 bits in y. Otherwise
@@ -363,9 +363,9 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
 
         Returns
         -------
-        PairLikelihoods
-            ``log_prob``, the middle of the ends ``lower`` and ``upper``, each (n_samples,), and
-            ``exact``.
+        LogLikelihoods
+            ``log_prob`` is the middle of the ends ``lower`` and ``upper``, and ``std_error`` that
+            of the upper end.
         """
         whole_number("n_chains", n_chains, 1)
         whole_number("n_betas", n_betas, 1)
@@ -373,12 +373,13 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         value = self._energies(rows, likely=True)
         seed = self.net_.seed_
 
-        def both(energy: GatedEnergy, x: Tensor) -> Tensor:
-            return torch.stack(log_normalisers(energy, x, seed, n_chains, n_betas), 1)
+        def ends(energy: GatedEnergy, x: Tensor) -> Tensor:
+            found = log_z_of_pairs(energy, x, seed, n_chains, n_betas)
+            return torch.stack([found.value, found.upper, found.std_error], 1)
 
-        low, high = self._computed(rows, both, "log Z").T
-        middle = (low + high) / 2
-        return PairLikelihoods(-value - middle, -value - high, -value - low, is_exact(self.energy_))
+        low, high, error = self._computed(rows, ends, "log Z").T
+        middle, exact = (low + high) / 2, np.full(len(value), is_exact(self.energy_))
+        return LogLikelihoods(-value - middle, error, -value - high, -value - low, exact)
 
     def score_samples(self, X: Any, y: Any = None) -> np.ndarray:
         """log p(y | x) of each pair, in nats and in the units of y.

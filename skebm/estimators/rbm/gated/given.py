@@ -9,14 +9,22 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from skebm.base import Binary
-from skebm.base.torchtools import shifts
 from skebm.energies import GatedEnergy, GivenEnergy
-from skebm.objectives.conditional import annealed_log_z, drawn, log_mean
+from skebm.partition.given import (
+    GatedSteps,
+    LogZGiven,
+    RowUniforms,
+    annealed_log_z,
+    draw_of,
+    log_mean_and_error,
+    log_mean_of_chains,
+    resampled,
+    uniforms_of,
+)
 
 # Units of a layer up to which its states are summed over.
 SUMMED_UNITS = 12
@@ -26,29 +34,6 @@ N_CHAINS, N_BETAS, N_BURN_IN = 4, 100, 10
 N_STEPS = 100
 # Numbers that are held at once.
 CHUNK = 4_000_000
-
-
-class PairLikelihoods(NamedTuple):
-    """Log-likelihoods of rows y given rows x, in nats and in the units of y.
-
-    Attributes
-    ----------
-    log_prob : ndarray of shape (n_samples,)
-        The middle of the two ends.
-    lower, upper : ndarray of shape (n_samples,)
-        Ends of the bracket. `upper` is by the estimate of log Z(x) from annealing from the base,
-        which is low on average. `lower` is by the largest of this estimate and those from annealing
-        back to the base, from where these chains ended and from y. This largest estimate of log Z
-        is high on average if the chains ended at draws of the model. Both ends are equal where the
-        value is exact.
-    exact : bool
-        Whether log Z is a sum over all states of a layer.
-    """
-
-    log_prob: np.ndarray
-    lower: np.ndarray
-    upper: np.ndarray
-    exact: bool
 
 
 def is_exact(energy: GatedEnergy) -> bool:
@@ -87,78 +72,33 @@ def _rows_at_once(energy: GatedEnergy) -> int:
     return max(1, CHUNK // (n_states * max(layers)))
 
 
-class Numbers:
-    """Uniform numbers of chains of rows, the same for a row whatever the others are.
-
-    Parameters
-    ----------
-    rows : Tensor of shape (n, d)
-    width : int
-        Numbers of a step of a chain.
-    n_chains : int
-    seed : int
-    """
-
-    def __init__(self, rows: Tensor, width: int, n_chains: int, seed: int):
-        self.shift = shifts(rows, width, seed).to(rows.dtype)
-        self.generator, self.n_chains = torch.Generator().manual_seed(seed), n_chains
-
-    def __call__(self) -> Tensor:
-        """Those of the next step, (n_chains n, width)."""
-        size = (self.n_chains, 1, self.shift.shape[1])
-        u = torch.rand(size, generator=self.generator, dtype=self.shift.dtype)
-        return (u.to(self.shift.device) + self.shift).remainder_(1.0).flatten(0, 1)
-
-
-def _width(given: GivenEnergy) -> int:
-    return given.hidden_domain.n_columns + given.domain.n_columns
-
-
-def _step(given: GivenEnergy, y: Tensor, u: Tensor, beta: float = 1.0) -> Tensor:
-    """A Gibbs step by uniform numbers."""
-    n_hidden = given.hidden_domain.n_columns
-    h = drawn(given.hidden(y, beta), u[:, :n_hidden])
-    return drawn(given.visible(h, beta), u[:, n_hidden:])
-
-
 @torch.no_grad()
-def log_normalisers(
+def log_z_of_pairs(
     energy: GatedEnergy, rows: Tensor, seed: int, n_chains: int, n_betas: int
-) -> tuple[Tensor, Tensor]:
-    """Lower and upper ends of log Z(x), (n,) each, of pairs (n, dx + dy).
+) -> LogZGiven:
+    """log Z(x) of pairs (n, dx + dy).
 
-    Direction: both ends are exact and equal where a layer is summed over. Otherwise the lower end
-    is the estimate by annealing from the base, which is low on average. The upper end is the
-    largest of three estimates: the lower end, annealing back to the base from the rows at which
+    Direction: exact where a layer is summed over. Otherwise the value is the estimate by annealing
+    from the base, which is low on average. The upper end is the
+    largest of three estimates: the value, annealing back to the base from the rows at which
     the forward chains ended (resampled by their weights; high on average if these are draws of the
     model), and annealing back from y, whose mode the forward chains may have missed.
     """
     if is_exact(energy):
         parts = rows[:, : energy.n_given].split(_rows_at_once(energy))
-        found = torch.cat([States.of(energy, x).log_weight.logsumexp(1) for x in parts])
-        return found, found
+        sums = [States.of(energy, x).log_weight.logsumexp(1) for x in parts]
+        return LogZGiven.known(torch.cat(sums))
     x, y = energy.split(rows)
     given = energy.given(x).of_chains(n_chains)
-    uniforms = Numbers(rows, _width(given), n_chains, seed)
-    log_weight, ends = annealed_log_z(given, n_betas, uniforms)
-    forward = log_mean(log_weight, n_chains)
-    upper = forward
-    for starts in (_resampled(ends, log_weight, uniforms), y.repeat(n_chains, 1)):
-        for _ in range(N_BURN_IN):
-            starts = _step(given, starts, uniforms())
-        log_weight, _ = annealed_log_z(given, n_betas, uniforms, starts)
-        upper = torch.maximum(upper, -log_mean(-log_weight, n_chains))
-    return forward, upper
-
-
-def _resampled(ends: Tensor, log_weight: Tensor, uniforms: Numbers) -> Tensor:
-    """Ends of the chains of each row, drawn by their weights as often as there are chains."""
-    n_chains = uniforms.n_chains
-    reached = log_weight.view(n_chains, -1).softmax(0).cumsum(0).t().contiguous()  # (n, k)
-    u = uniforms()[:, 0].view(n_chains, -1).t().contiguous().to(reached)
-    place = torch.searchsorted(reached, u).clamp_(max=n_chains - 1).t()  # (k, n)
-    rows = ends.view(n_chains, place.shape[1], -1)
-    return rows.gather(0, place[..., None].expand_as(rows)).flatten(0, 1)
+    uniforms = RowUniforms(rows, GatedSteps.width(given), n_chains, seed)
+    steps = GatedSteps(given, uniforms)
+    values, ends = annealed_log_z(steps, n_betas)
+    value, error = log_mean_and_error(values, n_chains)
+    upper = value
+    for starts in (resampled(ends, values, uniforms()[:, 0], n_chains), y.repeat(n_chains, 1)):
+        back, _ = annealed_log_z(steps, n_betas, steps.moved(starts, N_BURN_IN))
+        upper = torch.maximum(upper, -log_mean_of_chains(-back, n_chains))
+    return LogZGiven(value, error, upper, torch.zeros_like(value, dtype=torch.bool))
 
 
 @torch.no_grad()
@@ -188,15 +128,15 @@ def _exact_means(energy: GatedEnergy, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _mean_of_chains(given: GivenEnergy, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     n_hidden = given.hidden_domain.n_columns
-    uniforms = Numbers(x, _width(given), N_CHAINS, seed)
-    y = annealed_log_z(given, N_STEPS, uniforms)[1]
+    uniforms = RowUniforms(x, GatedSteps.width(given), N_CHAINS, seed)
+    y = annealed_log_z(GatedSteps(given, uniforms), N_STEPS)[1]
     hidden = torch.zeros(len(x), n_hidden, dtype=x.dtype, device=x.device)
     target = torch.zeros(len(x), y.shape[1], dtype=x.dtype, device=x.device)
     for _ in range(N_STEPS):
         u = uniforms()
         of_hidden = given.hidden(y)
-        of_target = given.visible(drawn(of_hidden, u[:, :n_hidden]))
-        y = drawn(of_target, u[:, n_hidden:])
+        of_target = given.visible(draw_of(of_hidden, u[:, :n_hidden]))
+        y = draw_of(of_target, u[:, n_hidden:])
         hidden += of_hidden.mean.view(N_CHAINS, len(x), -1).mean(0) / N_STEPS
         target += of_target.mean.view(N_CHAINS, len(x), -1).mean(0) / N_STEPS
     return hidden, target
@@ -215,15 +155,10 @@ def draws(
         parts = x.split(_rows_at_once(energy))
         return torch.cat([_exact_draws(energy, part, generator, beta) for part in parts])
     given = energy.given(x)
-    size = (len(x), _width(given))
-
-    def uniforms() -> Tensor:
-        return torch.rand(size, generator=generator, dtype=x.dtype, device=x.device)
-
-    y = annealed_log_z(given, max(1, n_steps // 2), uniforms)[1]
-    for _ in range(n_steps - n_steps // 2):
-        y = _step(given, y, uniforms(), beta)
-    return y
+    uniforms = uniforms_of(generator, (len(x), GatedSteps.width(given)), x)
+    steps = GatedSteps(given, uniforms)
+    y = annealed_log_z(steps, max(1, n_steps // 2))[1]
+    return steps.moved(y, n_steps - n_steps // 2, beta)
 
 
 def _exact_draws(energy: GatedEnergy, x: Tensor, generator: torch.Generator, beta: float) -> Tensor:
