@@ -580,8 +580,7 @@ def test_bad_settings():
     with pytest.warns(UserWarning, match="Without effect"):
         TemporalRBM(**QUICK, learning="exact", chains=FromData(n_steps=3)).fit(X)
     model = TemporalRBM(**QUICK).fit(X)
-    with pytest.raises(AttributeError, match="log Z of its own"):
-        _ = model.log_partition_
+    assert not hasattr(model, "log_partition_")  # each frame has a log Z of its own
     with pytest.raises(ValueError, match="features"):
         model.score_samples(X[:, :2])
     with pytest.raises(ValueError, match="n_frames"):

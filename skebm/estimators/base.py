@@ -78,17 +78,19 @@ COMMON_CONSTRAINTS: dict[str, list[Any]] = {
     "n_iter": [Interval(Integral, 0, None, closed="left"), StrOptions({"auto"})],
     "early_stopping": ["boolean", EarlyStopping],
     "warm_start": ["boolean"],
-    "partition": [StrOptions({"auto"}), PartitionEstimator, None],
-    "sampler": [Sampler, None],
     "random_state": ["random_state"],
     "verbose": ["verbose"],
     "device": [str],
     "dtype": [StrOptions({"float32", "float64"})],
     "net_params": [dict, None],
 }
-DENSITY_CONSTRAINTS: dict[str, list[Any]] = COMMON_CONSTRAINTS | {
-    "contamination": [Interval(Real, 0, 0.5, closed="right"), StrOptions({"auto"})],
+# Of models with one log Z, and of densities among them.
+JOINT_CONSTRAINTS: dict[str, list[Any]] = COMMON_CONSTRAINTS | {
+    "partition": [StrOptions({"auto"}), PartitionEstimator, None],
+    "sampler": [Sampler, None],
 }
+CONTAMINATION = [Interval(Real, 0, 0.5, closed="right"), StrOptions({"auto"})]
+DENSITY_CONSTRAINTS: dict[str, list[Any]] = JOINT_CONSTRAINTS | {"contamination": CONTAMINATION}
 
 
 # ------------------------------------------------------------------------------
@@ -128,8 +130,8 @@ class Blueprint(abc.ABC):
         return None
 
     def complete(self, energy: Any, x: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:
-        """Rows with their missing entries drawn anew; by default models take complete rows."""
-        raise NotImplementedError
+        """Rows with their missing entries drawn anew; by default rows are complete."""
+        return x
 
     def deduplicate(self, rows: Rows) -> Rows:
         """Equivalent rows that are cheaper to train on; by default the same rows."""
@@ -142,14 +144,6 @@ class Blueprint(abc.ABC):
     def scoring_energy(self, energy: Any) -> Any:
         """The energy in a form whose rounding does not depend on the other rows of a batch."""
         return energy
-
-    @abc.abstractmethod
-    def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
-        """Input of an estimate of log Z: ``"base"``, ``"sampler"`` or ``"x"``, rows by origin."""
-
-    @abc.abstractmethod
-    def proper_score(self, rows: Rows, energy: Any) -> Tensor:
-        """Proper scoring rule that needs no log Z, (n,), higher is better."""
 
     def check_trained(self, net: EnergyNet, rows: Rows) -> None:
         """Warn if the training history indicates a bad fit; by default nothing."""
@@ -171,6 +165,18 @@ class Blueprint(abc.ABC):
             for name, theirs in ours.items()
             if name in asked and theirs in net
         }
+
+
+class JointBlueprint(Blueprint):
+    """Of a model with one log Z for all rows."""
+
+    @abc.abstractmethod
+    def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
+        """Input of an estimate of log Z: ``"base"``, ``"sampler"`` or ``"x"``, rows by origin."""
+
+    @abc.abstractmethod
+    def proper_score(self, rows: Rows, energy: Any) -> Tensor:
+        """Proper scoring rule that needs no log Z, (n,), higher is better."""
 
 
 class LogZ:
@@ -533,7 +539,6 @@ class BaseEBM(BaseEstimator, abc.ABC):
         precision = torch.float64 if rows.is_mapped else torch.float32
         keep = torch.linspace(0, len(rows) - 1, n_reference, dtype=precision).long()
         self._reference = rows.take(keep.to(rows.device)).cpu().numpy()
-        self._log_z = LogZ()
         self._blueprint.check_trained(self.net_, rows)
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -598,154 +603,6 @@ class BaseEBM(BaseEstimator, abc.ABC):
     def _generator(self, random_state: Any) -> torch.Generator:
         device = next(self.energy_.parameters()).device
         return torch.Generator(device).manual_seed(draw_seed(random_state))
-
-    @by_blocks
-    def energy(self, X: Any) -> np.ndarray:
-        """Energy of each row, in nats: lower is more likely.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples,)
-        """
-        return self._energies(self._rows(X))
-
-    @by_blocks
-    def score_samples(self, X: Any) -> np.ndarray:
-        """Log-likelihood of each row, log p(x) = -E(x) - log Z, in nats.
-
-        The values are exact if log Z is. If log Z is estimated, its error is the same for all rows
-        (see `log_partition_bounds_`). With ``partition=None`` the values are -E(x). To rank rows,
-        use :meth:`energy`, which needs no log Z.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples,)
-        """
-        return -self._energies(self._rows(X), likely=True) - self.log_partition_
-
-    # ---------------------------------------------------------------- log Z
-
-    def _partition_inputs(self, names: Iterable[str] = ("base", "sampler", "x")) -> dict[str, Any]:
-        """Arguments of an estimate of log Z: those in `names`, and the generator."""
-        energy = self.energy_
-        like = next(energy.parameters())
-        rows = torch.as_tensor(self._reference, dtype=like.dtype, device=like.device)
-        found = {
-            name: self._blueprint.partition_input(name, energy, self.net_, rows) for name in names
-        }
-        return found | {"generator": torch.Generator(like.device).manual_seed(self.net_.seed_)}
-
-    def _choose_partition(self, *, importance: bool = True) -> Choice:
-        """Method that ``partition="auto"`` selects for the fitted energy."""
-        log_z = self._log_z
-        with lock_of(log_z):
-            if log_z.choice is None or not importance:
-                log_z.choice = choose(
-                    self.energy_,
-                    base=self._partition_inputs(("base",))["base"],
-                    x=lambda: self._partition_inputs(("x",))["x"],
-                    importance=importance,
-                )
-            return log_z.choice
-
-    def _log_partition(self) -> LogPartition:
-        check_is_fitted(self)
-        if self.partition is None:
-            nan = float("nan")
-            return LogPartition(0.0, nan, nan, nan, "heuristic", nan)
-        log_z = self._log_z
-        with lock_of(log_z):
-            if log_z.found is None:
-                auto = self.partition == "auto"
-                log_z.found = self._chosen_estimate() if auto else self._estimate(self.partition_)
-                if math.isnan(log_z.found.value):
-                    why = log_z.found.reason
-                    warn(
-                        f"log Z is nan{why and f', because {why}'}: fit again with a smaller "
-                        "learning_rate, or rank rows by energy."
-                    )
-            return log_z.found
-
-    def _chosen_estimate(self) -> LogPartition:
-        """The estimate of the chosen method, or of another one where its weights are uneven."""
-        choice = self._choose_partition()
-        if isinstance(choice.method, ImportanceSampling):
-            with collected() as caught:
-                found = self._estimate(self.partition_)
-            if not caught:
-                return found
-            choice = self._choose_partition(importance=False)
-        if choice.estimate is not None:
-            return choice.estimate
-        method = self.partition_
-        if "verbose" in method.get_params():
-            method.set_params(verbose=self.verbose)
-        return self._estimate(method)
-
-    @torchtools.memory_errors()
-    def _estimate(self, method: PartitionEstimator) -> LogPartition:
-        inputs = self._partition_inputs([name for name in method.uses if name != "x"])
-        if "x" in method.uses and not (method.x_fits_base and inputs.get("base") is not None):
-            inputs |= self._partition_inputs(("x",))
-        return method.estimate(self.energy_, **inputs)
-
-    @property
-    def partition_(self) -> Any:
-        """Method that estimates log Z: the choice of ``"auto"``, or a copy of the given method."""
-        check_is_fitted(self)
-        if self.partition is None:
-            return None
-        return clone(
-            self._choose_partition().method if self.partition == "auto" else self.partition
-        )
-
-    @property
-    def log_partition_method_(self) -> str:
-        """Method for log Z, with the reason: ``"Exact(): 2^16 hidden states x 64 columns ..."``.
-
-        It is ``"as given: AIS(n_betas=100)"`` if a method was passed, and ``"none"`` with
-        ``partition=None``.
-        """
-        check_is_fitted(self)
-        if self.partition is None:
-            return "none"
-        if self.partition == "auto":
-            return str(self._choose_partition())
-        return f"as given: {in_a_line(self.partition)}"
-
-    @property
-    def log_partition_(self) -> float:
-        """log Z in nats, computed when first needed; 0 with ``partition=None``."""
-        return self._log_partition().value
-
-    @property
-    def log_partition_std_(self) -> float:
-        """Standard error of `log_partition_`; 0 if exact."""
-        return self._log_partition().std_error
-
-    @property
-    def log_partition_bounds_(self) -> tuple[float, float]:
-        """Lower and upper bounds on log Z, of the kind given by `log_partition_kind_`."""
-        found = self._log_partition()
-        return found.lower, found.upper
-
-    @property
-    def log_partition_kind_(self) -> str:
-        """Kind of the bounds: ``"exact"``, ``"certain"``, ``"probabilistic"``, ``"heuristic"``."""
-        return self._log_partition().bound_kind
-
-    @property
-    def log_partition_parts_(self) -> dict[str, tuple[float, float]]:
-        """Estimates from which the bounds were made, by name, each with its standard error."""
-        return self._log_partition().parts
 
     # ---------------------------------------------------------------- storage
 
@@ -915,7 +772,173 @@ def upper_quantile(values: np.ndarray, share: float, weight: np.ndarray | None) 
     return float(values[around].mean())
 
 
-class BaseDensity(OutlierMixin, DensityMixin, BaseEBM, abc.ABC):
+# For type checkers the mixin is what it is mixed into.
+if TYPE_CHECKING:
+    OfModel = BaseEBM
+else:
+    OfModel = object
+
+
+class PartitionMixin(OfModel):
+    """Energies, log Z and likelihoods of a model whose rows share one log Z."""
+
+    _log_z: LogZ
+    partition: Any
+
+    def _finalise(self, rows: Rows) -> None:
+        super()._finalise(rows)
+        self._log_z = LogZ()
+
+    @by_blocks
+    def energy(self, X: Any) -> np.ndarray:
+        """Energy of each row, in nats: lower is more likely.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return self._energies(self._rows(X))
+
+    @by_blocks
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Log-likelihood of each row, log p(x) = -E(x) - log Z, in nats.
+
+        The values are exact if log Z is. If log Z is estimated, its error is the same for all rows
+        (see `log_partition_bounds_`). With ``partition=None`` the values are -E(x). To rank rows,
+        use :meth:`energy`, which needs no log Z.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return -self._energies(self._rows(X), likely=True) - self.log_partition_
+
+    # ---------------------------------------------------------------- log Z
+
+    def _partition_inputs(self, names: Iterable[str] = ("base", "sampler", "x")) -> dict[str, Any]:
+        """Arguments of an estimate of log Z: those in `names`, and the generator."""
+        energy = self.energy_
+        like = next(energy.parameters())
+        rows = torch.as_tensor(self._reference, dtype=like.dtype, device=like.device)
+        found = {
+            name: self._blueprint.partition_input(name, energy, self.net_, rows) for name in names
+        }
+        return found | {"generator": torch.Generator(like.device).manual_seed(self.net_.seed_)}
+
+    def _choose_partition(self, *, importance: bool = True) -> Choice:
+        """Method that ``partition="auto"`` selects for the fitted energy."""
+        log_z = self._log_z
+        with lock_of(log_z):
+            if log_z.choice is None or not importance:
+                log_z.choice = choose(
+                    self.energy_,
+                    base=self._partition_inputs(("base",))["base"],
+                    x=lambda: self._partition_inputs(("x",))["x"],
+                    importance=importance,
+                )
+            return log_z.choice
+
+    def _log_partition(self) -> LogPartition:
+        check_is_fitted(self)
+        if self.partition is None:
+            nan = float("nan")
+            return LogPartition(0.0, nan, nan, nan, "heuristic", nan)
+        log_z = self._log_z
+        with lock_of(log_z):
+            if log_z.found is None:
+                auto = self.partition == "auto"
+                log_z.found = self._chosen_estimate() if auto else self._estimate(self.partition_)
+                if math.isnan(log_z.found.value):
+                    why = log_z.found.reason
+                    warn(
+                        f"log Z is nan{why and f', because {why}'}: fit again with a smaller "
+                        "learning_rate, or rank rows by energy."
+                    )
+            return log_z.found
+
+    def _chosen_estimate(self) -> LogPartition:
+        """The estimate of the chosen method, or of another one where its weights are uneven."""
+        choice = self._choose_partition()
+        if isinstance(choice.method, ImportanceSampling):
+            with collected() as caught:
+                found = self._estimate(self.partition_)
+            if not caught:
+                return found
+            choice = self._choose_partition(importance=False)
+        if choice.estimate is not None:
+            return choice.estimate
+        method = self.partition_
+        if "verbose" in method.get_params():
+            method.set_params(verbose=self.verbose)
+        return self._estimate(method)
+
+    @torchtools.memory_errors()
+    def _estimate(self, method: PartitionEstimator) -> LogPartition:
+        inputs = self._partition_inputs([name for name in method.uses if name != "x"])
+        if "x" in method.uses and not (method.x_fits_base and inputs.get("base") is not None):
+            inputs |= self._partition_inputs(("x",))
+        return method.estimate(self.energy_, **inputs)
+
+    @property
+    def partition_(self) -> Any:
+        """Method that estimates log Z: the choice of ``"auto"``, or a copy of the given method."""
+        check_is_fitted(self)
+        if self.partition is None:
+            return None
+        return clone(
+            self._choose_partition().method if self.partition == "auto" else self.partition
+        )
+
+    @property
+    def log_partition_method_(self) -> str:
+        """Method for log Z, with the reason: ``"Exact(): 2^16 hidden states x 64 columns ..."``.
+
+        It is ``"as given: AIS(n_betas=100)"`` if a method was passed, and ``"none"`` with
+        ``partition=None``.
+        """
+        check_is_fitted(self)
+        if self.partition is None:
+            return "none"
+        if self.partition == "auto":
+            return str(self._choose_partition())
+        return f"as given: {in_a_line(self.partition)}"
+
+    @property
+    def log_partition_(self) -> float:
+        """log Z in nats, computed when first needed; 0 with ``partition=None``."""
+        return self._log_partition().value
+
+    @property
+    def log_partition_std_(self) -> float:
+        """Standard error of `log_partition_`; 0 if exact."""
+        return self._log_partition().std_error
+
+    @property
+    def log_partition_bounds_(self) -> tuple[float, float]:
+        """Lower and upper bounds on log Z, of the kind given by `log_partition_kind_`."""
+        found = self._log_partition()
+        return found.lower, found.upper
+
+    @property
+    def log_partition_kind_(self) -> str:
+        """Kind of the bounds: ``"exact"``, ``"certain"``, ``"probabilistic"``, ``"heuristic"``."""
+        return self._log_partition().bound_kind
+
+    @property
+    def log_partition_parts_(self) -> dict[str, tuple[float, float]]:
+        """Estimates from which the bounds were made, by name, each with its standard error."""
+        return self._log_partition().parts
+
+
+class BaseDensity(OutlierMixin, DensityMixin, PartitionMixin, BaseEBM, abc.ABC):
     """Base class of density estimators, which also detect outliers."""
 
     @fit_context(prefer_skip_nested_validation=True)

@@ -26,7 +26,7 @@ from skebm.distributions import (
 from skebm.energies import BoltzmannMachine
 from skebm.energies.pairwise import same_column
 from skebm.energies.path import unary_fields
-from skebm.estimators.base import Blueprint, at_least_two, chain_rows
+from skebm.estimators.base import JointBlueprint, at_least_two, chain_rows
 from skebm.estimators.tables.columns import ColumnTable
 from skebm.estimators.tables.table import UnitIntervalTable
 from skebm.objectives import (
@@ -57,7 +57,7 @@ PSEUDO_COUNT = 1.0
 
 
 @dataclass(frozen=True)
-class BoltzmannBlueprint(Blueprint):
+class BoltzmannBlueprint(JointBlueprint):
     """Resolved settings of a Boltzmann machine.
 
     Attributes

@@ -29,7 +29,7 @@ from skebm.energies import (
 )
 from skebm.energies.neural import stored_network
 from skebm.energies.path import unary_fields
-from skebm.estimators.base import Blueprint, stopping_of
+from skebm.estimators.base import JointBlueprint, stopping_of
 from skebm.estimators.tables.bases import (
     COLUMN_BASES,
     REAL_BASES,
@@ -239,7 +239,7 @@ def chain_rows(net: EnergyNet) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class NeuralBlueprint(Blueprint):
+class NeuralBlueprint(JointBlueprint):
     """Resolved settings of a neural density.
 
     Attributes

@@ -22,7 +22,7 @@ from skebm.base.sampler import whole_number
 from skebm.energies import ClassMarginal, NeuralEnergy, Spec, build_network
 from skebm.estimators import classifiers
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import COMMON_CONSTRAINTS, BaseEBM
+from skebm.estimators.base import JOINT_CONSTRAINTS, BaseEBM, PartitionMixin
 from skebm.estimators.classifiers import class_weights, codes_of
 from skebm.estimators.neural import methods
 from skebm.estimators.neural.blueprint import (
@@ -227,7 +227,7 @@ class JointRule(ChainRule):
 
 
 @shared_docs
-class JEMClassifier(ClassifierMixin, BaseEBM):
+class JEMClassifier(ClassifierMixin, PartitionMixin, BaseEBM):
     r"""Joint energy-based model: a classifier whose logits also define a density of the rows.
 
     .. math:: p(x, y) = p(y \mid x)\, p(x) , \qquad
@@ -354,7 +354,7 @@ class JEMClassifier(ClassifierMixin, BaseEBM):
 
     _reads_files = True
     _parameter_constraints: dict = (
-        COMMON_CONSTRAINTS
+        JOINT_CONSTRAINTS
         | NEURAL_CONSTRAINTS
         | {
             "objective": [StrOptions(set(FORMS)), Hybrid],

@@ -41,7 +41,7 @@ from skebm.distributions.independent import blocks_of
 from skebm.energies import BernoulliRBM, MixedRBM
 from skebm.energies.rbm.mixed import MAX_LOG_PRECISION
 from skebm.estimators.base import (
-    Blueprint,
+    JointBlueprint,
     at_least_two,
     chain_rows,
     draw_seed,
@@ -165,11 +165,11 @@ class HiddenUnits(abc.ABC):
     def energy(self, domain: Domain, base: Distribution, **new: Any) -> Any:
         """An untrained energy; `new` are the generator, scale and dtype of its weights."""
 
-    @abc.abstractmethod
     def likelihood(
         self, energy: Any, centering: Centering | None, penalty: Penalty | None
-    ) -> Objective:
-        """The exact likelihood of an energy of bits."""
+    ) -> Objective | None:
+        """The exact likelihood of an energy of bits; by default there is none."""
+        return None
 
     @abc.abstractmethod
     def start(self, energy: Any, mean: Tensor) -> None:
@@ -238,7 +238,7 @@ class BinaryUnits(HiddenUnits):
 
 
 @dataclass(frozen=True)
-class RBMBlueprint(Blueprint):
+class RBMBlueprint(JointBlueprint):
     """Resolved settings of an RBM.
 
     Attributes
@@ -320,7 +320,9 @@ class RBMBlueprint(Blueprint):
         new: dict[str, Any] = {"generator": generator, "scale": self.weight_scale, "dtype": dtype}
         energy = self.units.energy(self.table.domain, base, **new)
         if self.learning == "exact":
-            return self.units.likelihood(energy, self.centering, self.penalty)
+            exact = self.units.likelihood(energy, self.centering, self.penalty)
+            assert exact is not None
+            return exact
         more: dict[str, Any] = {"centering": self.centering, "penalty": self.penalty}
         if self.learning in LOCAL_RULES:
             return CenteredObjective(LOCAL_RULES[self.learning](energy), **more)

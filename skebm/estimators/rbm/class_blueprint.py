@@ -17,7 +17,7 @@ from skebm.base import Binary, Sampler, sampling
 from skebm.base.objective import weighted_mean
 from skebm.distributions import Distribution
 from skebm.energies import ClassRBM, MixedRBM
-from skebm.estimators.base import Blueprint, at_least_two, chain_rows, stopping_of
+from skebm.estimators.base import JointBlueprint, at_least_two, chain_rows, stopping_of
 from skebm.estimators.rbm.blueprint import GAIN, HIDDEN_BIAS, LEAST_RISE, of_layers
 from skebm.estimators.rbm.safety import assess
 from skebm.estimators.tables.bases import column_means
@@ -55,7 +55,7 @@ N_JUDGES = 500
 
 
 @dataclass(frozen=True)
-class ClassBlueprint(Blueprint):
+class ClassBlueprint(JointBlueprint):
     """Resolved settings of a classification RBM.
 
     Attributes

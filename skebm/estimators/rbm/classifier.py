@@ -27,8 +27,9 @@ from skebm.energies import ClassRBM
 from skebm.estimators import classifiers
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
-    COMMON_CONSTRAINTS,
+    JOINT_CONSTRAINTS,
     BaseEBM,
+    PartitionMixin,
     draw_seed,
     read_only,
     validate_coded,
@@ -63,7 +64,9 @@ MOST_REJECTED = 10_000
 
 
 @shared_docs
-class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, BaseEBM):
+class RBMClassifier(
+    ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, PartitionMixin, BaseEBM
+):
     r"""Classification restricted Boltzmann machine: exact class probabilities and a density.
 
     .. math::
@@ -195,7 +198,7 @@ class RBMClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifie
     (2, 64)
     """
 
-    _parameter_constraints: dict = COMMON_CONSTRAINTS | {
+    _parameter_constraints: dict = JOINT_CONSTRAINTS | {
         "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "objective": [StrOptions({"hybrid", "discriminative", "generative"})],
         "generative_weight": [Interval(Real, 0, 1, closed="neither"), StrOptions({"auto"})],

@@ -14,7 +14,7 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from torch import Tensor
 
 from skebm._validation import Interval, StrOptions, check_is_fitted
-from skebm.base import Centering, Domain, Objective, Penalty
+from skebm.base import Domain, Penalty
 from skebm.distributions import Distribution, Gaussian
 from skebm.energies import SpikeSlabEnergy
 from skebm.energies.rbm.mixed import MAX_LOG_PRECISION
@@ -66,11 +66,6 @@ class SlabUnits(HiddenUnits):
     def energy(self, domain: Domain, base: Distribution, **new: Any) -> SpikeSlabEnergy:
         assert isinstance(base, Gaussian)
         return SpikeSlabEnergy(base, self.n, **new)
-
-    def likelihood(
-        self, energy: Any, centering: Centering | None, penalty: Penalty | None
-    ) -> Objective:
-        raise NotImplementedError  # learning="exact" is refused for real columns
 
     def weight_scale(self, n_visible: int) -> float:
         """Such that units have the norm `NORM`, and less where many share few columns."""

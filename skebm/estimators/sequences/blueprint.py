@@ -136,12 +136,6 @@ class TemporalBlueprint(Blueprint):
     def assessment(self) -> Assess:
         return functools.partial(assess_frames, self.base, self.table.n_targets)
 
-    def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
-        raise NotImplementedError("Each frame has a log Z of its own.")
-
-    def proper_score(self, rows: Rows, energy: Any) -> Tensor:
-        raise NotImplementedError("log p of frames is estimated frame by frame.")
-
     def finalised(self, net: EnergyNet, rows: Rows) -> TemporalBlueprint:
         """Return to the base if held-out frames were never more likely than under it."""
         best = net.guard_.best

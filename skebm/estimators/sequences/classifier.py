@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -217,11 +217,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
     True
     """
 
-    _parameter_constraints: dict = {
-        name: COMMON_CONSTRAINTS[name]
-        for name in COMMON_CONSTRAINTS
-        if name not in ("partition", "sampler")
-    } | {
+    _parameter_constraints: dict = COMMON_CONSTRAINTS | {
         "n_components": [Interval(Integral, 1, None, closed="left")],
         "order": [Interval(Integral, 1, None, closed="left")],
         "label_order": [Interval(Integral, 0, None, closed="left")],
@@ -567,27 +563,6 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         bar.close()
 
     # ---------------------------------------------------------------- fitted attributes
-
-    @property
-    def energy(self) -> NoReturn:
-        """Not available: a frame has an energy for each label and history of labels."""
-        raise AttributeError("A frame has an energy for each label and history: see energy_.")
-
-    def _choose_partition(self, *, importance: bool = True) -> NoReturn:
-        raise AttributeError("Each frame and history has a log Z of its own.")
-
-    def _log_partition(self) -> NoReturn:
-        raise AttributeError("Each frame and history has a log Z of its own.")
-
-    @property
-    def partition_(self) -> Any:
-        """Not available: each frame and history has a log Z of its own."""
-        self._log_partition()
-
-    @property
-    def log_partition_method_(self) -> str:
-        """Not available: each frame and history has a log Z of its own."""
-        self._log_partition()
 
     @property
     def generative_weight_(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,7 +28,8 @@ from skebm.distributions import Distribution
 from skebm.energies import Biases, RowwiseRBM
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
-    DENSITY_CONSTRAINTS,
+    COMMON_CONSTRAINTS,
+    CONTAMINATION,
     BaseEBM,
     held_out_fraction,
     raises_interrupt,
@@ -232,11 +233,8 @@ class TemporalRBM(
     True
     """
 
-    _parameter_constraints: dict = {
-        name: DENSITY_CONSTRAINTS[name]
-        for name in DENSITY_CONSTRAINTS
-        if name not in ("partition", "sampler")
-    } | {
+    _parameter_constraints: dict = COMMON_CONSTRAINTS | {
+        "contamination": CONTAMINATION,
         "n_components": [Interval(Integral, 1, None, closed="left")],
         "order": [Interval(Integral, 0, None, closed="left")],
         "recurrent": ["boolean"],
@@ -912,22 +910,6 @@ class TemporalRBM(
         return FrameStream(self, lags.cpu().numpy(), now, n_frames)
 
     # ---------------------------------------------------------------- fitted attributes
-
-    def _choose_partition(self, *, importance: bool = True) -> NoReturn:
-        raise AttributeError("Each frame has a log Z of its own: see log_conditional.")
-
-    def _log_partition(self) -> NoReturn:
-        raise AttributeError("Each frame has a log Z of its own: see log_conditional.")
-
-    @property
-    def partition_(self) -> Any:
-        """Not available: each frame has a log Z of its own."""
-        self._log_partition()
-
-    @property
-    def log_partition_method_(self) -> str:
-        """Not available: each frame has a log Z of its own."""
-        self._log_partition()
 
     @property
     def offset_(self) -> float:

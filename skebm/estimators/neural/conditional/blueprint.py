@@ -164,12 +164,6 @@ class ConditionalBlueprint(Blueprint):
                 ConvergenceWarning,
             )
 
-    def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
-        raise NotImplementedError("Each condition has a log Z of its own.")
-
-    def proper_score(self, rows: Rows, energy: Any) -> Tensor:
-        raise NotImplementedError("log p of rows is estimated condition by condition.")
-
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
         found = super().without_effect(asked)
         used = {

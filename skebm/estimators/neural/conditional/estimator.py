@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,7 +26,8 @@ from skebm.base.torchtools import check_memory
 from skebm.distributions import RegressionMixture
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
-    DENSITY_CONSTRAINTS,
+    COMMON_CONSTRAINTS,
+    CONTAMINATION,
     BaseEBM,
     held_out_fraction,
     raises_interrupt,
@@ -212,11 +213,8 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
     (2, 1)
     """
 
-    _parameter_constraints: dict = {
-        name: DENSITY_CONSTRAINTS[name]
-        for name in DENSITY_CONSTRAINTS
-        if name not in ("partition", "sampler")
-    } | {
+    _parameter_constraints: dict = COMMON_CONSTRAINTS | {
+        "contamination": CONTAMINATION,
         "network": NEURAL_CONSTRAINTS["network"],
         "learning_rate": NEURAL_CONSTRAINTS["learning_rate"],
         "optimizer": NEURAL_CONSTRAINTS["optimizer"],
@@ -649,22 +647,6 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         return self._blueprint.table.invert(torch.cat([c, torch.cat(rows)], 1))
 
     # ---------------------------------------------------------------- fitted attributes
-
-    def _choose_partition(self, *, importance: bool = True) -> NoReturn:
-        raise AttributeError("Each condition has a log Z of its own: see log_conditional.")
-
-    def _log_partition(self) -> NoReturn:
-        raise AttributeError("Each condition has a log Z of its own: see log_conditional.")
-
-    @property
-    def partition_(self) -> Any:
-        """Not available: each condition has a log Z of its own."""
-        self._log_partition()
-
-    @property
-    def log_partition_method_(self) -> str:
-        """Not available: each condition has a log Z of its own."""
-        self._log_partition()
 
     @property
     def threshold_(self) -> float:

@@ -149,14 +149,6 @@ class GatedBlueprint(Blueprint):
                 ConvergenceWarning,
             )
 
-    def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
-        raise AttributeError(
-            "A model of y given x has no log Z of its own, but one for each row x."
-        )
-
-    def proper_score(self, rows: Rows, energy: GatedEnergy) -> Tensor:
-        raise AttributeError("A model of y given x has no score without log Z.")
-
 
 def assess_pairs(
     energy: GatedEnergy,

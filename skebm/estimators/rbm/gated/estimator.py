@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 # Rows for which chains run together.
 BLOCK = 256
-UNUSED = ("partition", "sampler")
 
 
 @shared_docs
@@ -170,8 +169,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
     array([[0., 1., 1., 0., 0., 0.]])
     """
 
-    _parameter_constraints: dict = {
-        **{name: kinds for name, kinds in COMMON_CONSTRAINTS.items() if name not in UNUSED},
+    _parameter_constraints: dict = COMMON_CONSTRAINTS | {
         "n_components": [Interval(Integral, 1, None, closed="left")],
         "n_factors": [Interval(Integral, 1, None, closed="left")],
         "n_gibbs": [Interval(Integral, 1, None, closed="left")],
@@ -325,7 +323,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
 
     # ---------------------------------------------------------------- likelihood of y given x
 
-    def energy(self, X: Any, y: Any) -> np.ndarray:  # type: ignore[override]
+    def energy(self, X: Any, y: Any) -> np.ndarray:
         """Free energy F(y | x) of each pair, in nats and in the units of y.
 
         Energies of different x are not comparable: log p(y | x) is minus the energy minus log Z(x).
