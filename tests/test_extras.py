@@ -65,7 +65,8 @@ def examples_of_docstrings(source):
 
 def programs_of_pages():
     """The programs of the README and of the guide that tests run."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    docs = ROOT / "docs"
+    pages = [ROOT / "README.md", *docs.glob("*.md"), *docs.glob("[!_]*/**/*.md")]
     return [b.code for page in pages for b in blocks(page.read_text()) if b.language == "python"]
 
 

@@ -361,7 +361,7 @@ def test_rows_are_recalled_in_batches(monkeypatch):
     [("hebb", 20, 300), ("pseudoinverse", 60, 300), ("storkey", 45, 300), ("dense", 1000, 100)],
 )
 def test_patterns_are_recalled_below_the_limit(rule, n, d):
-    """Loads of 0.07, 0.2, 0.15 and 10; docs/benchmarks.md has the curves."""
+    """Loads of 0.07, 0.2, 0.15 and 10; benchmarks/results/hopfield.md has the curves."""
     X = spins(n, d)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -25,7 +25,11 @@ YAML = [
     ROOT / ".pre-commit-config.yaml",
     ROOT / "CITATION.cff",
 ]
-PAGES = [*sorted((ROOT / ".github").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
+PAGES = [
+    *sorted((ROOT / ".github").rglob("*.md")),
+    ROOT / "CONTRIBUTING.md",
+    *(ROOT / "docs" / "dev" / name for name in ("conventions.md", "tests.md")),
+]
 PINS = dict(
     line.split("==")
     for line in (ROOT / "constraints.txt").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Cross-validation that respects sequences, as `docs/sequences.md` recommends it."""
+"""Cross-validation that respects sequences, as `docs/models/sequences.md` recommends it."""
 
 import numpy as np
 import pandas as pd

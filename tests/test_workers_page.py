@@ -7,7 +7,7 @@ import pytest
 
 from tests.tiers import named
 
-PAGE = (Path(__file__).parents[1] / "docs" / "processes.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "guide" / "processes.md").read_text()
 PARTS = re.split(r"^#+ ([A-Z].*)\n\n", PAGE, flags=re.MULTILINE)[1:]
 CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 BLOCKS = {title: CODE.findall(text) for title, text in zip(PARTS[::2], PARTS[1::2], strict=True)}
@@ -36,4 +36,4 @@ def test_a_section(title):
     for block in [block for part in (*USES[title], title) for block in BLOCKS[part]]:
         for package in re.findall(r"^(?:import|from) ([\w.]+)", block, re.MULTILINE):
             pytest.importorskip(package)
-        exec(compile(block, "docs/processes.md", "exec"), names)
+        exec(compile(block, "docs/guide/processes.md", "exec"), names)

@@ -1,4 +1,4 @@
-"""kill -9 at random times of fits and loops that store their state (docs/saving.md)."""
+"""kill -9 at random times of fits and loops that store their state (docs/guide/saving.md)."""
 
 import os
 import pickle

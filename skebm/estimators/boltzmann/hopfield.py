@@ -473,7 +473,7 @@ class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     dense rule with :math:`\beta = 1` keeps a number of spin patterns that grows like
     :math:`2^{d/2}` (Demircigil et al., 2017). `fit` warns if the load is too large, and if patterns
     are not kept; the rules of Hebb and Storkey often do not keep correlated patterns.
-    ``docs/benchmarks.md`` has measurements.
+    ``benchmarks/results/hopfield.md`` has measurements.
 
     A sweep takes time in proportion to :math:`d^2` for each row with quadratic rules, and to
     :math:`d` times the number of patterns with the dense one.

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 N_STEPS = 1000
 FEWEST_PASSES, MOST_PASSES = 4, 1000
 # Epochs for each row: a table of a few dozen rows, of which none can be held out to stop training,
-# is soon learnt by heart (docs/benchmarks.md, "Few rows").
+# is soon learnt by heart (benchmarks/results/few_rows.md).
 PASSES_PER_ROW = 5
 # Rows of a batch, fewer where they are wide: at most that many numbers, but a few rows in any case.
 BATCH, MOST_NUMBERS, FEWEST_IN_BATCH = 128, 100_000, 32

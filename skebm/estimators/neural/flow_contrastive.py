@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
 
 # Optimizer steps by default, each as long as several of other objectives: what held-out rows gain
-# by the network they have gained by then (docs/benchmarks.md, "Steps of flow contrastive
-# estimation").
+# by the network they have gained by then (benchmarks/results/flow_steps.md).
 N_STEPS = 250
 
 
