@@ -21,7 +21,12 @@ from skebm.distributions import ChowLiuTree, Gaussian, IndependentBernoulli
 from skebm.energies import BernoulliRBM, GatedEnergy
 from skebm.estimators.rbm.gated import given as said
 from skebm.objectives import ConditionalDivergence
-from skebm.objectives.conditional import annealed_log_z, conditional_gains, log_mean
+from skebm.objectives.conditional import (
+    anneal_chains,
+    conditional_gains,
+    draw_ends,
+    log_mean_of_chains,
+)
 from skebm.samplers import Gibbs
 from tests.checks import parametrize_with_checks
 from tests.oracle import DOUBLE, seeded
@@ -288,11 +293,20 @@ def test_annealing_finds_the_normaliser_of_each_row(kind):
         return torch.rand(3 * n, H + 3, generator=generator, dtype=DOUBLE)
 
     expected = exact_log_z(energy, x).detach()
-    forward, y = annealed_log_z(rbm, 30, uniforms)
-    assert_allclose(log_mean(forward, n), expected, atol=0.05)
+    forward, y = anneal_chains(rbm, 30, uniforms)
+    assert_allclose(log_mean_of_chains(forward, n), expected, atol=0.05)
     state, _ = Gibbs().run(rbm, y, 20, generator)
-    backward, _ = annealed_log_z(rbm, 30, uniforms, state.x)
-    assert_allclose(-log_mean(-backward, n), expected, atol=0.05)
+    backward, _ = anneal_chains(rbm, 30, uniforms, state.x)
+    assert_allclose(-log_mean_of_chains(-backward, n), expected, atol=0.05)
+
+
+def test_ends_are_drawn_by_the_weights_of_their_row():
+    """Two rows of three chains each; the largest number below 1 takes the last chain of weight."""
+    weight = torch.tensor([[0.25, 0.0], [0.25, 1.0], [0.5, 0.0]], dtype=DOUBLE)
+    ends = torch.arange(12, dtype=DOUBLE).view(6, 2)  # chain k of row i: 2 k + i
+    u = torch.tensor([[0.0, 0.0], [0.24, 0.5], [0.26, 0.7], [0.9, 1 - 1e-15]], dtype=DOUBLE)
+    found = draw_ends(ends, weight.log().flatten() + 800, u.flatten(), 4)
+    assert_array_equal(found, ends[[0, 3, 0, 3, 2, 3, 4, 3]])
 
 
 def test_the_normaliser_of_numbers_by_quadrature():
@@ -315,9 +329,9 @@ def test_what_is_said_of_y_given_x(n_hidden, dy, monkeypatch):
     log_p = -torch.stack([energy.given(row)(y) for row in x]).detach()  # (n, 2^dy)
     hidden = torch.stack([energy.given(row).hidden(y).mean for row in x]).detach()
     rows = torch.cat([x, y[:4]], 1)
-    low, high = said.log_normalisers(energy, rows, 0, 400, 50)
+    low, high = said.log_normaliser_bounds(energy, rows, 0, 400, 50)
     p = log_p.softmax(1)
-    exact = said.is_exact(energy)
+    exact = said.enumerates_layer(energy)
     assert exact == (n_hidden < 13 or dy < 13)
     assert_allclose(low, log_p.logsumexp(1), atol=1e-8 if exact else 0.1)
     assert_allclose(high, log_p.logsumexp(1), atol=1e-8 if exact else 0.1)
@@ -336,8 +350,8 @@ def test_what_is_said_of_y_given_x(n_hidden, dy, monkeypatch):
 def test_a_row_has_the_same_chains_beside_any_others():
     energy, x = make(dy=13, n_hidden=14), given_rows(5)
     rows = torch.cat([x, states(13)[:5]], 1)
-    together = said.log_normalisers(energy, rows, 0, 3, 10)
-    alone = [said.log_normalisers(energy, row[None], 0, 3, 10) for row in rows]
+    together = said.log_normaliser_bounds(energy, rows, 0, 3, 10)
+    alone = [said.log_normaliser_bounds(energy, row[None], 0, 3, 10) for row in rows]
     assert_allclose(together[0], torch.cat([one[0] for one in alone]), atol=1e-9)
     assert_allclose(together[1], torch.cat([one[1] for one in alone]), atol=1e-9)
 

@@ -123,7 +123,7 @@ def inverses(scale_tril: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(scale_tril, identity.expand_as(scale_tril), upper=False)
 
 
-def evaluate(
+def evaluate_kernels(
     kernels: Kernels,
     x: Tensor,
     score: bool,
@@ -148,7 +148,7 @@ def evaluate(
         return tuple(value.to(x.dtype) for value in _sums(kernels, centred, logits, score))
 
     parts = itertools.starmap(values_of, enumerate(x.split(size)))
-    found: tuple[Tensor, ...] = _fitting.joined(parts, len(x))
+    found: tuple[Tensor, ...] = _fitting.join_parts(parts, len(x))
     return found
 
 
@@ -205,7 +205,7 @@ def fit_scales(
             break
         best, current = -math.inf, (covariances, mixing_weights)
         for _ in range(n_steps):
-            expected = statistics(z, w, index, count, *current)
+            expected = expected_statistics(z, w, index, count, *current)
             path.append(expected.log_likelihood)
             gain = expected.log_likelihood - best
             if gain > 0:  # because of the prior a step may lower the likelihood
@@ -228,7 +228,7 @@ def _correlation_tril(z: Tensor, w: Tensor) -> Tensor:
     return torch.linalg.cholesky(correlation)
 
 
-def statistics(
+def expected_statistics(
     z: Tensor,
     w: Tensor,
     index: Tensor,
@@ -734,9 +734,11 @@ class KernelDensity(Distribution):
         factors = None if self.factors is None else self.factors.double()
         kernels = prepare(self.centres.double(), weights, inverse, log_mixing, factors)
         if without is None:
-            return evaluate(kernels, x, score)
+            return evaluate_kernels(kernels, x, score)
         self._check_without(x, without)
-        return evaluate(kernels, x, score, without.long(), torch.log1p(-weights / weights.sum()))
+        return evaluate_kernels(
+            kernels, x, score, without.long(), torch.log1p(-weights / weights.sum())
+        )
 
     def _check_without(self, x: Tensor, without: Any) -> None:
         if (

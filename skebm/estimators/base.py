@@ -872,7 +872,7 @@ def read_only(estimator: Any, name: str, energy: str = "energy_") -> np.ndarray:
 
 
 def chain_rows(net: EnergyNet) -> Tensor | None:
-    """Visible rows of the persistent chains, if there are any."""
+    """Visible rows of the chains after the last batch, if the rule has chains."""
     state = net.state_
     if isinstance(state, ContrastiveState) and state.chain is not None:
         return state.chain.x

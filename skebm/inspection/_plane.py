@@ -119,7 +119,7 @@ def grid_axes(estimator: Any, limits: Any, rows: Any, n: int) -> np.ndarray:
     return np.linspace(ends[:, 0], ends[:, 1], n).T
 
 
-def draw(estimator: Any, unknown: Any, given: bool, random_state: Any) -> np.ndarray:
+def draw_from_model(estimator: Any, unknown: Any, given: bool, random_state: Any) -> np.ndarray:
     """Rows drawn from the model; with `given`, conditionally on the entries that are not NaN."""
     before, final = densities.last_step(estimator)
     if given:

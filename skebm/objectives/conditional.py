@@ -14,6 +14,7 @@ from skebm.base.objective import LARGEST_CHANGE, weighted_mean, weighted_varianc
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import softplus_sum
 from skebm.base.units import Bernoulli, Normal
+from skebm.distributions._fitting import draw_index
 from skebm.energies import GatedEnergy, GivenEnergy
 from skebm.objectives.likelihood import share_of
 
@@ -188,20 +189,38 @@ def conditional_gains(
         return torch.rand(size, generator=generator, dtype=rows.dtype, device=rows.device)
 
     starts = y.repeat(n_chains, 1)
-    forward, _ = annealed_log_z(given, n_betas, uniforms)
-    backward, _ = annealed_log_z(given, n_betas, uniforms, starts)
-    means = [log_mean(forward, n_chains), -log_mean(-backward, n_chains)]
+    forward, _ = anneal_chains(given, n_betas, uniforms)
+    backward, _ = anneal_chains(given, n_betas, uniforms, starts)
+    means = [log_mean_of_chains(forward, n_chains), -log_mean_of_chains(-backward, n_chains)]
     log_z = torch.maximum(*means)
     return -(energy(rows) + energy.base.log_prob(y)).double() - log_z
 
 
-def log_mean(log_weight: Tensor, n_chains: int) -> Tensor:
+def log_mean_of_chains(log_weight: Tensor, n_chains: int) -> Tensor:
     """Log of the mean weight over the chains of each row, (n,), from log weights (n_chains n,)."""
     return log_weight.view(n_chains, -1).logsumexp(0) - math.log(n_chains)
 
 
+def draw_ends(ends: Tensor, log_weight: Tensor, u: Tensor, n_draws: int) -> Tensor:
+    """Ends of the chains of each row, drawn by their weights, (n_draws n, d).
+
+    Parameters
+    ----------
+    ends : Tensor of shape (n_chains n, d)
+    log_weight : Tensor of shape (n_chains n,)
+    u : Tensor of shape (n_draws n,)
+        Uniform numbers.
+    n_draws : int
+        Number of draws for each row.
+    """
+    n = len(u) // n_draws
+    weight = log_weight.view(-1, n).softmax(0).t().contiguous()
+    chosen = draw_index(weight, u.view(n_draws, n).t().contiguous().to(weight)).t()
+    return ends.view(-1, n, ends.shape[1])[chosen, torch.arange(n, device=u.device)].flatten(0, 1)
+
+
 @torch.no_grad()
-def annealed_log_z(
+def anneal_chains(
     given: GivenEnergy, n_betas: int, uniforms: Uniforms, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     r"""Annealed importance sampling of the normaliser of each row x, with one chain per row.

@@ -26,11 +26,11 @@ from skebm.partition.annealed import AIS
 from skebm.partition.bethe import Bethe
 from skebm.partition.bracket import AISBracket
 from skebm.partition.checks import (
-    bounded,
     check_base,
     check_proper,
     default_base,
     generator_for,
+    has_uniform,
     rows_of,
     template_for,
 )
@@ -216,7 +216,7 @@ def _efficiency(energy: Energy, base: Distribution | None) -> tuple[float, str]:
         return 0.0, ""
     base = getattr(energy, "base", None) if base is None else base
     if base is None:
-        if not bounded(energy.domain):
+        if not has_uniform(energy.domain):
             return 0.0, ""
         base = default_base(energy)  # uniform
     template = template_for(energy)

@@ -39,7 +39,7 @@ class CouplingErrors(NamedTuple):
     bias: np.ndarray
 
 
-def statistics(energy: BoltzmannMachine, x: Tensor) -> Tensor:
+def sufficient_statistics(energy: BoltzmannMachine, x: Tensor) -> Tensor:
     """Sufficient statistics of rows, (n, P): products of coupled entries, then the entries."""
     i, j = energy.ends
     return torch.cat([x[:, i] * x[:, j], x], 1)
@@ -68,7 +68,7 @@ def _fisher(energy: BoltzmannMachine, draws: Any) -> Tensor:
     n = len(energy.weight) + len(energy.bias)
     mean, second = torch.zeros(n, dtype=torch.float64), torch.zeros(n, n, dtype=torch.float64)
     for x, p in draws:
-        t = statistics(energy, x).double()
+        t = sufficient_statistics(energy, x).double()
         mean += p @ t
         second += t.t() @ (t * p[:, None])
     return second - torch.outer(mean, mean)

@@ -37,9 +37,9 @@ from skebm.estimators.neural.blueprint import (
     ChainRule,
     NeuralBlueprint,
     accepted_input,
+    asks_for_bits,
     confined,
     fit_any_bases,
-    is_binary,
     learn_any_table,
     network_of,
     neural_plan,
@@ -380,7 +380,7 @@ class NCEDensity(BaseDensity):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = is_binary(self.domain)
+        tags.input_tags.sparse = asks_for_bits(self.domain)
         return tags
 
     # ---------------------------------------------------------------- methods

@@ -301,7 +301,7 @@ def frame_log_z(
 # ------------------------------------------------------------------------------
 
 
-def rule_of(estimator: Any, n_hidden: int, n_columns: int) -> tuple[str, int]:
+def learning_rule(estimator: Any, n_hidden: int, n_columns: int) -> tuple[str, int]:
     """The learning rule and the Gibbs steps of a chain."""
     chains, asked = estimator.chains, estimator.learning
     if chains is not None and not isinstance(chains, FromData | Persistent):

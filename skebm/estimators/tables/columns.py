@@ -32,8 +32,8 @@ from skebm.estimators.tables.dtypes import dtype_of, plain_dtype
 from skebm.estimators.tables.table import (
     Table,
     UnitIntervalTable,
-    are_bits,
     check_known,
+    entries_are_bits,
     learn_units,
 )
 from skebm.training.mapped import array_blocks, some_columns
@@ -372,7 +372,7 @@ class ColumnTable(Table):
         levels = [j for j in sizes_of if j not in set(flags_of)]
         sizes = [sizes_of[j] for j in levels]
         others = [j for j in range(X.shape[1]) if j not in sizes_of]
-        flags = [are_bits(block).all(0) for _, block in array_blocks(X)]
+        flags = [entries_are_bits(block).all(0) for _, block in array_blocks(X)]
         binary = np.all(flags, axis=0)
         bits = [j for j in others if binary[j]]
         if len(bits) < len(others):
@@ -440,7 +440,7 @@ class ColumnTable(Table):
         return Rows.of(X, self.convert, dtype=dtype, device=device, weight=weight)
 
     def _check_bits(self, X: Any) -> None:
-        flags = [are_bits(block[:, self.bits]).all(0) for _, block in array_blocks(X)]
+        flags = [entries_are_bits(block[:, self.bits]).all(0) for _, block in array_blocks(X)]
         wrong = ~np.all(flags, axis=0)
         if wrong.any():
             name = self.names[self.bits[int(wrong.argmax())]]

@@ -57,7 +57,6 @@ from skebm.estimators.neural.conditional.normalisers import (
     annealed,
     log_normalisers,
     moved,
-    resampled,
 )
 from skebm.estimators.neural.conditional.table import (
     ConditionalTable,
@@ -66,6 +65,7 @@ from skebm.estimators.neural.conditional.table import (
 )
 from skebm.estimators.tables.columns import Coding
 from skebm.estimators.tables.table import Table
+from skebm.objectives.conditional import draw_ends
 from skebm.training.rows import Rows, share_of_kept
 
 if TYPE_CHECKING:
@@ -113,10 +113,6 @@ class ReferenceRows:
     def __init__(self, rows: np.ndarray, counts: np.ndarray, left_out: float):
         self.rows, self.counts, self.left_out = rows, counts, left_out
         self.threshold: float | None = None
-
-
-def _kind(like: Tensor) -> dict[str, Any]:
-    return {"dtype": like.dtype, "device": like.device}
 
 
 @shared_docs
@@ -664,7 +660,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
             given, one, many = energy.given(some), uniforms(len(some)), len(some) * DRAW_CHAINS
             with torch.no_grad(), sampling(energy):
                 log_weight, x = annealed(given, N_DRAW_BETAS, uniforms(many), step, power=power)
-                x = resampled(x, log_weight, one()[:, 0], 1)
+                x = draw_ends(x, log_weight, one()[:, 0], 1)
                 drawn.append(moved(given, x, n_steps, one, step, power))
         return self._blueprint.table.invert(torch.cat([c, torch.cat(drawn)], 1))
 
@@ -697,7 +693,9 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         if judged.threshold is None:
             like = next(self.energy_.parameters())
             weight = torch.tensor(judged.counts)
-            rows = Rows(torch.tensor(judged.rows).to(like), weight, **_kind(like))
+            rows = Rows(
+                torch.tensor(judged.rows).to(like), weight, dtype=like.dtype, device=like.device
+            )
             value, _ = self._scores(rows, upper=False)
             fraction = 0.1 if self.contamination == "auto" else self.contamination
             fraction = share_of_kept(fraction, judged.left_out)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from skebm.base.processes import progress_bar
-from skebm.distributions._fitting import draw_index
 from skebm.distributions.transformed.regression import RowMixtures
 from skebm.energies import ConditionalEnergy, RowwiseEnergy
 from skebm.estimators.rbm.gated.given import Numbers
+from skebm.objectives.conditional import draw_ends, log_mean_of_chains
 
 # Standard error of log Z, in nats, with which annealing is content; chains and temperatures at
 # first, the growth of the latter, and the Langevin steps before annealing backward.
@@ -287,10 +287,10 @@ def _backward(
     """
     n_chains, step = settings.n_chains, settings.step_size
     uniforms = Numbers(given.c, x.shape[1] + 1, n_chains, settings.seed + 1)
-    x = resampled(x, log_weight, uniforms()[:, 0], n_chains)
+    x = draw_ends(x, log_weight, uniforms()[:, 0], n_chains)
     x = moved(given, x, N_BURN_IN, uniforms, step)
     found, _ = annealed(given, max(n_betas, FEWEST_TEMPERATURES), uniforms, step, x)
-    return -((-found.view(n_chains, -1)).logsumexp(0) - math.log(n_chains))
+    return -log_mean_of_chains(-found, n_chains)
 
 
 @torch.no_grad()
@@ -407,18 +407,6 @@ def _normal(u: Tensor) -> Tensor:
     """Standard normal numbers by uniform ones."""
     tiny = torch.finfo(u.dtype).eps / 2
     return torch.special.ndtri(u.clamp(tiny, 1 - tiny))
-
-
-def resampled(x: Tensor, log_weight: Tensor, u: Tensor, n_draws: int) -> Tensor:
-    """Ends x (m n, dx) of chains, `n_draws` for each condition by their weights, (n_draws n, dx).
-
-    `u` are uniform numbers, (n_draws n,).
-    """
-    n = len(u) // n_draws
-    share = log_weight.view(-1, n).softmax(0).t().repeat(n_draws, 1)
-    pick = draw_index(share, u.to(share))
-    place = torch.arange(n, device=x.device).repeat(n_draws)
-    return x.view(-1, n, x.shape[1])[pick, place]
 
 
 def pilot_step(given: RowwiseEnergy, x: Tensor, generator: torch.Generator) -> float:

@@ -38,8 +38,8 @@ from skebm.estimators.rbm.gated.given import (
     N_CHAINS,
     PairLikelihoods,
     draws,
-    is_exact,
-    log_normalisers,
+    enumerates_layer,
+    log_normaliser_bounds,
     means,
 )
 from skebm.estimators.rbm.gated.table import Pairs, PairTable
@@ -374,11 +374,13 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         seed = self.net_.seed_
 
         def both(energy: GatedEnergy, x: Tensor) -> Tensor:
-            return torch.stack(log_normalisers(energy, x, seed, n_chains, n_betas), 1)
+            return torch.stack(log_normaliser_bounds(energy, x, seed, n_chains, n_betas), 1)
 
         low, high = self._computed(rows, both, "log Z").T
         middle = (low + high) / 2
-        return PairLikelihoods(-value - middle, -value - high, -value - low, is_exact(self.energy_))
+        return PairLikelihoods(
+            -value - middle, -value - high, -value - low, enumerates_layer(self.energy_)
+        )
 
     def score_samples(self, X: Any, y: Any = None) -> np.ndarray:
         """log p(y | x) of each pair, in nats and in the units of y.

@@ -16,7 +16,7 @@ from torch import Tensor
 from skebm.base import Binary
 from skebm.base.torchtools import shifts
 from skebm.energies import GatedEnergy, GivenEnergy
-from skebm.objectives.conditional import annealed_log_z, drawn, log_mean
+from skebm.objectives.conditional import anneal_chains, draw_ends, drawn, log_mean_of_chains
 
 # Units of a layer up to which its states are summed over.
 SUMMED_UNITS = 12
@@ -51,7 +51,7 @@ class PairLikelihoods(NamedTuple):
     exact: bool
 
 
-def is_exact(energy: GatedEnergy) -> bool:
+def enumerates_layer(energy: GatedEnergy) -> bool:
     """Whether the states of a layer are summed over."""
     return len(energy.hidden_bias) <= SUMMED_UNITS or _few_bits(energy)
 
@@ -122,7 +122,7 @@ def _step(given: GivenEnergy, y: Tensor, u: Tensor, beta: float = 1.0) -> Tensor
 
 
 @torch.no_grad()
-def log_normalisers(
+def log_normaliser_bounds(
     energy: GatedEnergy, rows: Tensor, seed: int, n_chains: int, n_betas: int
 ) -> tuple[Tensor, Tensor]:
     """Lower and upper ends of log Z(x), (n,) each, of pairs (n, dx + dy).
@@ -133,32 +133,23 @@ def log_normalisers(
     the forward chains ended (resampled by their weights; high on average if these are draws of the
     model), and annealing back from y, whose mode the forward chains may have missed.
     """
-    if is_exact(energy):
+    if enumerates_layer(energy):
         parts = rows[:, : energy.n_given].split(_rows_at_once(energy))
         found = torch.cat([States.of(energy, x).log_weight.logsumexp(1) for x in parts])
         return found, found
     x, y = energy.split(rows)
     given = energy.given(x).of_chains(n_chains)
     uniforms = Numbers(rows, _width(given), n_chains, seed)
-    log_weight, ends = annealed_log_z(given, n_betas, uniforms)
-    forward = log_mean(log_weight, n_chains)
+    log_weight, ends = anneal_chains(given, n_betas, uniforms)
+    forward = log_mean_of_chains(log_weight, n_chains)
     upper = forward
-    for starts in (_resampled(ends, log_weight, uniforms), y.repeat(n_chains, 1)):
+    at_ends = draw_ends(ends, log_weight, uniforms()[:, 0], n_chains)
+    for starts in (at_ends, y.repeat(n_chains, 1)):
         for _ in range(N_BURN_IN):
             starts = _step(given, starts, uniforms())
-        log_weight, _ = annealed_log_z(given, n_betas, uniforms, starts)
-        upper = torch.maximum(upper, -log_mean(-log_weight, n_chains))
+        log_weight, _ = anneal_chains(given, n_betas, uniforms, starts)
+        upper = torch.maximum(upper, -log_mean_of_chains(-log_weight, n_chains))
     return forward, upper
-
-
-def _resampled(ends: Tensor, log_weight: Tensor, uniforms: Numbers) -> Tensor:
-    """Ends of the chains of each row, drawn by their weights as often as there are chains."""
-    n_chains = uniforms.n_chains
-    reached = log_weight.view(n_chains, -1).softmax(0).cumsum(0).t().contiguous()  # (n, k)
-    u = uniforms()[:, 0].view(n_chains, -1).t().contiguous().to(reached)
-    place = torch.searchsorted(reached, u).clamp_(max=n_chains - 1).t()  # (k, n)
-    rows = ends.view(n_chains, place.shape[1], -1)
-    return rows.gather(0, place[..., None].expand_as(rows)).flatten(0, 1)
 
 
 @torch.no_grad()
@@ -167,7 +158,7 @@ def means(energy: GatedEnergy, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
     Exact where a layer is summed over; otherwise averages over annealed Gibbs chains.
     """
-    if is_exact(energy):
+    if enumerates_layer(energy):
         parts = [_exact_means(energy, part) for part in x.split(_rows_at_once(energy))]
     else:
         parts = [_mean_of_chains(energy.given(x).of_chains(N_CHAINS), x, seed)]
@@ -189,7 +180,7 @@ def _exact_means(energy: GatedEnergy, x: Tensor) -> tuple[Tensor, Tensor]:
 def _mean_of_chains(given: GivenEnergy, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     n_hidden = given.hidden_domain.n_columns
     uniforms = Numbers(x, _width(given), N_CHAINS, seed)
-    y = annealed_log_z(given, N_STEPS, uniforms)[1]
+    y = anneal_chains(given, N_STEPS, uniforms)[1]
     hidden = torch.zeros(len(x), n_hidden, dtype=x.dtype, device=x.device)
     target = torch.zeros(len(x), y.shape[1], dtype=x.dtype, device=x.device)
     for _ in range(N_STEPS):
@@ -211,7 +202,7 @@ def draws(
     The draws are exact where a layer is summed over. Otherwise they are the states after `n_steps`
     Gibbs steps from the base, the first half of them annealed.
     """
-    if is_exact(energy):
+    if enumerates_layer(energy):
         parts = x.split(_rows_at_once(energy))
         return torch.cat([_exact_draws(energy, part, generator, beta) for part in parts])
     given = energy.given(x)
@@ -220,7 +211,7 @@ def draws(
     def uniforms() -> Tensor:
         return torch.rand(size, generator=generator, dtype=x.dtype, device=x.device)
 
-    y = annealed_log_z(given, max(1, n_steps // 2), uniforms)[1]
+    y = anneal_chains(given, max(1, n_steps // 2), uniforms)[1]
     for _ in range(n_steps - n_steps // 2):
         y = _step(given, y, uniforms(), beta)
     return y
