@@ -335,7 +335,7 @@ def test_the_likelihood_leaves_each_row_out():
     z = (x - x.mean(0)) / x.std(0, correction=0)
     w = torch.ones(25, dtype=DOUBLE)
     index, count = kernel.left_out(w)
-    grid = kernel._grid(z, w, index, count)
+    grid = kernel._grid_scores(z, w, index, count)
     for factor, coarse in zip(kernel.FACTORS, grid, strict=True):
         found = kernel.log_likelihood(z, w, index, count, factor)
         assert coarse == pytest.approx(found, rel=1e-9)

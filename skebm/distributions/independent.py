@@ -256,7 +256,7 @@ class Levels:
     @classmethod
     def of(cls, groups: tuple[int, ...], device: torch.device) -> Levels:
         """The same object for the same columns."""
-        return _levels(groups, str(device))
+        return _cached_levels(groups, str(device))
 
     def apart(self, x: Tensor, fill: float) -> Tensor:
         """Rows (n, d) as levels of columns, (n, G, K), with `fill` where a column has fewer."""
@@ -277,7 +277,7 @@ class Levels:
 
 
 @functools.lru_cache(maxsize=64)
-def _levels(groups: tuple[int, ...], device: str) -> Levels:
+def _cached_levels(groups: tuple[int, ...], device: str) -> Levels:
     return Levels(groups, torch.device(device))
 
 

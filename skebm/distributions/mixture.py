@@ -284,7 +284,7 @@ class GaussianMixture(Distribution):
     """
 
     def __init__(self, weights: Tensor, means: Tensor, covariances: Tensor):
-        weight = _checked(weights, means, covariances)
+        weight = _check_parameters(weights, means, covariances)
         self.domain = Real((means.shape[1],))
         self.means = means.detach().clone()
         self.weights = weight.to(means)
@@ -544,7 +544,7 @@ class GaussianMixture(Distribution):
         return f"GaussianMixture({self.n_components} components, {self.means.shape[1]} columns)"
 
 
-def _checked(weights: Any, means: Any, covariances: Any) -> Tensor:
+def _check_parameters(weights: Any, means: Any, covariances: Any) -> Tensor:
     """The normalised weights in float64; `ValueError` for invalid parameters."""
     if not (isinstance(means, Tensor) and means.is_floating_point() and means.dim() == 2):
         raise ValueError("means must be a floating-point tensor of shape (K, d).")

@@ -504,7 +504,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         train, validation = rows, None
         fraction = None if streaming else held_out_fraction(self.early_stopping)
         if fraction is not None:
-            train, validation = _split(rows, fraction, generator)
+            train, validation = _hold_out(rows, fraction, generator)
         # What is fitted before training, or chosen, is by a sample of the rows of a file.
         blueprint = self._design(train.sampled(seed), table, before, streaming=streaming)
         warn_without_effect(blueprint.without_effect(asked_for(self)))
@@ -884,7 +884,7 @@ def at_least_two(x: Tensor) -> Tensor:
     return x if len(x) > 1 else x.expand(2, -1)
 
 
-def _split(rows: Rows, fraction: float, generator: torch.Generator) -> tuple[Rows, Rows]:
+def _hold_out(rows: Rows, fraction: float, generator: torch.Generator) -> tuple[Rows, Rows]:
     """Training rows and held-out rows, at random."""
     if len(rows) < 2:
         raise ValueError("early_stopping needs at least two rows, one of them for validation.")

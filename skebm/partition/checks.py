@@ -164,7 +164,7 @@ def default_base(energy: Energy, x: Tensor | Mapping[str, Tensor] | None = None)
     rows = rows_of(energy, x)
     domain, template = energy.domain, template_for(energy, rows)
     if has_uniform(domain):
-        return _uniform(domain, template)
+        return _uniform_base(domain, template)
     if not isinstance(domain, Real):
         raise ValueError(f"There is no base to choose by default for {domain}: pass one.")
     if rows is None:
@@ -191,10 +191,10 @@ def wide_base(energy: Energy, base: Distribution) -> Distribution | None:
         and not base.logits.any()
     ):
         return None
-    return _uniform(energy.domain, template_for(energy))
+    return _uniform_base(energy.domain, template_for(energy))
 
 
-def _uniform(domain: Domain, template: Tensor) -> Distribution:
+def _uniform_base(domain: Domain, template: Tensor) -> Distribution:
     """The uniform distribution; of independent columns on flat binary rows, for block Gibbs."""
     if isinstance(domain, Binary) and len(domain.shape) == 1:
         return IndependentBernoulli(template.new_zeros(domain.n_columns))

@@ -161,7 +161,7 @@ def compare(
     def new_generator() -> torch.Generator:
         return torch.Generator(device).manual_seed(seed)
 
-    rows = [_row(method, energy, inputs, new_generator) for method in named.values()]
+    rows = [_measure(method, energy, inputs, new_generator) for method in named.values()]
     index = pandas.Index(list(named), name="method")
     return pandas.DataFrame(rows, index=index, columns=list(COLUMNS))
 
@@ -247,7 +247,7 @@ def _checked_rows(energy: Energy, base: Any, sampler: Any, x: Any, generator: An
 # ------------------------------------------------------------------------------
 
 
-def _row(
+def _measure(
     method: PartitionEstimator,
     energy: Energy,
     inputs: Mapping[str, Any],

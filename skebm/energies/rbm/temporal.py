@@ -435,7 +435,7 @@ def annealed_log_z(
     betas = torch.linspace(0, 1, n_temperatures + 1).tolist()
     for old, new in zip(betas[:-1], betas[1:], strict=True):
         of_x = many.hidden_field(x) - bias
-        log_weight = log_weight + _step(bias, of_x, old, new)
+        log_weight = log_weight + _log_weight_change(bias, of_x, old, new)
         h = Bernoulli((bias + new * of_x).sigmoid_()).sample(generator)
         x = many.weak(h, new).sample(generator)
     log_weight = log_weight.view(n, n_chains)
@@ -461,11 +461,11 @@ def reverse_log_z(
         of_x = energy.hidden_field(x) - bias
         h = Bernoulli((bias + old * of_x).sigmoid_()).sample(generator)
         x = energy.weak(h, old).sample(generator)
-        log_weight += _step(bias, energy.hidden_field(x) - bias, old, new)
+        log_weight += _log_weight_change(bias, energy.hidden_field(x) - bias, old, new)
     off = energy.weak(torch.zeros_like(bias), 0.0)
     return off.log_normaliser.double() + softplus(bias).sum(1).double() - log_weight
 
 
-def _step(bias: Tensor, of_x: Tensor, old: float, new: float) -> Tensor:
+def _log_weight_change(bias: Tensor, of_x: Tensor, old: float, new: float) -> Tensor:
     """What the log of the unnormalised density of rows changes by, (n,)."""
     return (softplus(bias + new * of_x) - softplus(bias + old * of_x)).sum(1).double()

@@ -341,14 +341,14 @@ def columns_in_order(table: Any) -> list[int]:
     return list(range(table.domain.n_columns))
 
 
-def n_terms(domain: Any) -> float:
+def cost_of_sum(domain: Any) -> float:
     """Terms of a sum over all states."""
     return float(domain.n_states * domain.n_columns)
 
 
 def choose_rule(asked: str, domain: Any) -> tuple[str, str]:
     """The learning rule, and why it is."""
-    cost = n_terms(domain)
+    cost = cost_of_sum(domain)
     if asked == "exact" and cost > MOST_COST:
         raise ValueError(
             f'learning="exact" would sum {cost:.2g} terms at every step, more than '
@@ -416,7 +416,7 @@ def _quick(blueprint: BoltzmannBlueprint) -> tuple[BoltzmannBlueprint, float]:
     """
     if blueprint.learning in LOCAL_RULES:
         return blueprint.with_rule(blueprint.learning), 1.0
-    if n_terms(blueprint.table.domain) <= QUICK_COST and blueprint.learning == "exact":
+    if cost_of_sum(blueprint.table.domain) <= QUICK_COST and blueprint.learning == "exact":
         return blueprint.with_rule("exact"), 1.0
     return blueprint.with_rule("pseudo_likelihood"), 2.0
 

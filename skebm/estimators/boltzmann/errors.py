@@ -81,7 +81,7 @@ def _sandwich(energy: BoltzmannMachine, rule: Any, rows: Any) -> Tensor:
     spread = torch.zeros(n, n, dtype=torch.float64)
     mean = torch.zeros(n, dtype=torch.float64)
     i, j = energy.ends
-    place, total = _places(energy), float(rows.counts.sum())
+    place, total = _parameter_places(energy), float(rows.counts.sum())
     size = max(1, min(BLOCK, int(2e7 / n)))
     for start in range(0, len(rows), size):
         x = rows.block(start, start + size).double()
@@ -121,7 +121,7 @@ def _derivatives(energy: BoltzmannMachine, rule: Any, x: Tensor) -> tuple[Tensor
     return gradient.detach(), curvature
 
 
-def _places(energy: BoltzmannMachine) -> Tensor:
+def _parameter_places(energy: BoltzmannMachine) -> Tensor:
     """Parameter of each feature of each logit, (D, D + 1); -1 for pairs that are no edges."""
     i, j = energy.ends
     m, d = len(i), len(energy.bias)

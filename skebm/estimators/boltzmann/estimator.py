@@ -40,10 +40,10 @@ from skebm.estimators.boltzmann.blueprint import (
     choose_ridge,
     choose_rule,
     columns_in_order,
+    cost_of_sum,
     entry_edges,
     independent,
     line_search_plan,
-    n_terms,
     nearest_start,
     unseen_states,
     warn_of_unseen,
@@ -534,7 +534,7 @@ class BoltzmannMachineDensity(BaseDensity):
     ) -> Tensor:
         energy, blueprint = self.energy_ / temperature, self._blueprint
         with torch.no_grad():
-            if n_terms(energy.domain) <= CHEAP_COST:
+            if cost_of_sum(energy.domain) <= CHEAP_COST:
                 return exact_draws(energy, n, generator)
             start = chain_rows(self.net_) if blueprint.learning == "pcd" else None
             if temperature != 1:

@@ -473,11 +473,11 @@ def find_path(
         return Path(waymarks, TruncatedGaussian.fit(x, rows.counts, domain.lower, domain.upper))
     if diagonal:
         return Path(waymarks, data)
-    mixture = _mixture(rows, waymarks, seed)
+    mixture = _mixture_by_bic(rows, waymarks, seed)
     return Path(waymarks, mixture if sigma is None else mixture.convolved(sigma))
 
 
-def _mixture(rows: Rows, waymarks: Waymarks, seed: int) -> GaussianMixture:
+def _mixture_by_bic(rows: Rows, waymarks: Waymarks, seed: int) -> GaussianMixture:
     """A Gaussian mixture with the number of components chosen by BIC.
 
     It is fitted to whitened rows, so that its regularisation does not widen narrow axes.

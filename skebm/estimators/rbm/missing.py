@@ -105,7 +105,7 @@ def log_sums(
     for some in torch.tensor(rest, dtype=torch.long, device=x.device).split(size):
         if len(some):
             clamp = Clamp(known[some], x[some])
-            value[some], error[some] = _annealed(energy, base, clamp, generator)
+            value[some], error[some] = _anneal_until_precise(energy, base, clamp, generator)
             exact[some] = False
     return LogSums(value, error, exact)
 
@@ -140,7 +140,7 @@ def _completions(energy: Any, x: Tensor, known: np.ndarray, groups: Sequence[int
     return full
 
 
-def _annealed(
+def _anneal_until_precise(
     energy: Any, base: Distribution, clamp: Clamp, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Estimates by annealing with the known entries clamped, and their standard errors, (n,)."""

@@ -50,7 +50,7 @@ def join_sequences(X: Any, lengths: Any, sequence_column: Any) -> tuple[Any, np.
             raise ValueError(
                 "A list of sequences has its lengths: leave out lengths and sequence_column."
             )
-        return _stacked(X)
+        return _stack_sequences(X)
     if sequence_column is not None:
         if lengths is not None:
             raise ValueError("lengths and sequence_column both say where sequences end: pass one.")
@@ -89,7 +89,7 @@ def joined_labels(X: Any, y: Any) -> Any:
     return np.concatenate([np.asarray(one) for one in y])
 
 
-def _stacked(X: Sequence[Any]) -> tuple[Any, np.ndarray]:
+def _stack_sequences(X: Sequence[Any]) -> tuple[Any, np.ndarray]:
     """The frames of several sequences."""
     widths = [np.shape(one)[1] for one in X]
     if len(set(widths)) > 1:

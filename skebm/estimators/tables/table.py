@@ -362,7 +362,7 @@ class FlatTable(Table):
             check_states(X, domain)
             n = X.shape[1]
             return cls(Units(np.zeros(n), np.ones(n), domain), shape, bounded)
-        flat = _flat(X)
+        flat = _flatten(X)
         units = learn_units(flat, weight, standardize, bounds)
         if len(shape) == 1:  # pixels cannot be dropped
             _warn_of_constants(flat)
@@ -411,7 +411,7 @@ class FlatTable(Table):
         kind: dict[str, Any] = {"dtype": dtype, "device": device, "weight": weight}
         if sp.issparse(X):
             return Rows.of(X, _as_is, **kind)
-        return Rows.of(_flat(X), self.units.apply, **kind)
+        return Rows.of(_flatten(X), self.units.apply, **kind)
 
     def prepare(self, rows: Rows) -> None:
         """Raise `ValueError` for rows outside the bounds, or with values that are too large."""
@@ -458,7 +458,7 @@ def _as_is(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _flat(X: Any) -> Any:
+def _flatten(X: Any) -> Any:
     """Flat rows in C order, as another memory layout would change the rounding."""
     if isinstance(X, MappedArray):
         return X.flat()

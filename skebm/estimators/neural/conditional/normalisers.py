@@ -124,7 +124,7 @@ def _of_block(energy: ConditionalEnergy, c: Tensor, settings: Annealing, upper: 
     if dx <= max(MOST_NODES):
         found.put(torch.arange(n, device=c.device), by_quadrature(energy, c))
     finite = energy.base.given(c).log_weight.isfinite().all(1)  # overflows far away
-    ladder = _ladder(settings.n_temperatures)
+    ladder = _numbers_of_temperatures(settings.n_temperatures)
     for n_betas in ladder:
         left = (finite & ~found.exact & ~(found.std_error <= MAX_ERROR)).nonzero().ravel()
         if not len(left):
@@ -142,7 +142,7 @@ def _no_means(none: Tensor, dx: int) -> tuple[Tensor, Tensor, Tensor]:
     return mean, none > 0, mean.clone()
 
 
-def _ladder(most: int) -> list[int]:
+def _numbers_of_temperatures(most: int) -> list[int]:
     """Numbers of temperatures that are tried, 1 for importance sampling."""
     found = [1]
     while found[-1] < most:

@@ -114,7 +114,7 @@ def _width(given: GivenEnergy) -> int:
     return given.hidden_domain.n_columns + given.domain.n_columns
 
 
-def _step(given: GivenEnergy, y: Tensor, u: Tensor, beta: float = 1.0) -> Tensor:
+def _gibbs_step(given: GivenEnergy, y: Tensor, u: Tensor, beta: float = 1.0) -> Tensor:
     """A Gibbs step by uniform numbers."""
     n_hidden = given.hidden_domain.n_columns
     h = drawn(given.hidden(y, beta), u[:, :n_hidden])
@@ -146,7 +146,7 @@ def log_normaliser_bounds(
     at_ends = draw_ends(ends, log_weight, uniforms()[:, 0], n_chains)
     for starts in (at_ends, y.repeat(n_chains, 1)):
         for _ in range(N_BURN_IN):
-            starts = _step(given, starts, uniforms())
+            starts = _gibbs_step(given, starts, uniforms())
         log_weight, _ = anneal_chains(given, n_betas, uniforms, starts)
         upper = torch.maximum(upper, -log_mean_of_chains(-log_weight, n_chains))
     return forward, upper
@@ -213,7 +213,7 @@ def draws(
 
     y = anneal_chains(given, max(1, n_steps // 2), uniforms)[1]
     for _ in range(n_steps - n_steps // 2):
-        y = _step(given, y, uniforms(), beta)
+        y = _gibbs_step(given, y, uniforms(), beta)
     return y
 
 
